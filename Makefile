@@ -1,0 +1,46 @@
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
+NEEDS := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench gpu clean
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' Makefile
+
+demo: .venv/demo.stamp ## install what it needs and run examples/demo.py
+	$(BIN)/python examples/demo.py
+
+test: lint ## lint, then all tests
+	$(BIN)/python -m pytest -n 2 -q
+
+lint: .venv/test.stamp ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/test.stamp ## the benchmarks against other libraries
+	$(BIN)/python -m benchmarks
+
+gpu: .venv/test.stamp ## the tests that have a device, on CUDA
+	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("make gpu: torch finds no CUDA device")'
+	$(BIN)/python -m pytest --device cuda -q
+
+clean: ## remove caches and build leftovers; .venv stays
+	rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -m venv .venv
+
+# The interpreter is order-only: it is a link, and its age says nothing.
+.venv/demo.stamp: $(NEEDS) | $(BIN)/python
+	@echo "installing hypersphere and its command line into .venv (about 2 minutes the first time)"
+	@$(PIP) --editable '.[cli]'
+	@touch $@
+
+.venv/test.stamp: $(NEEDS) | $(BIN)/python
+	@echo "installing hypersphere and its development tools into .venv (about 2 minutes the first time)"
+	@$(PIP) --editable '.[cli,dev]'
+	@touch $@ .venv/demo.stamp

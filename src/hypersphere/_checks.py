@@ -1,0 +1,74 @@
+"""What is said when something is wrong: errors that name the argument, what is allowed and what came; warnings once."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_warned: set[str] = set()
+
+
+def warn_once(message: str) -> None:
+    """Warn of a known trap, once a process."""
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(message, stacklevel=3)
+
+
+def number(
+    name: str, value: Any, *, low: float = -math.inf, high: float = math.inf, open_low: bool = False, hint: str = ""
+) -> float:
+    """`value` as a finite float within [low, high], or (low, high] with `open_low`."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {value!r}{hint}")
+    if not math.isfinite(value) or value > high or value < low or (open_low and value == low):
+        allowed = "finite"
+        if math.isfinite(low):
+            allowed += f" and {'>' if open_low else '>='} {low:g}"
+        if math.isfinite(high):
+            allowed += f" and <= {high:g}"
+        raise ValueError(f"{name} must be {allowed}, got {value!r}{hint}")
+    return float(value)
+
+
+def integer(name: str, value: Any, *, low: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    if value < low:
+        raise ValueError(f"{name} must be >= {low}, got {value}")
+    return value
+
+
+def choice(name: str, value: Any, allowed: Any) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}; got {value!r}")
+
+
+def floating(name: str, x: Any) -> None:
+    """`x` is a real floating point tensor."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a Tensor, got {type(x).__name__}")
+    if not x.is_floating_point():
+        raise TypeError(f"{name} must have a floating point dtype, got {x.dtype}")
+
+
+def floating_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
+    if dtype is not None and not dtype.is_floating_point:
+        raise TypeError(f"dtype must be a floating point dtype, got {dtype}")
+    return dtype
+
+
+def finite_weight(name: str, weight: Tensor) -> None:
+    """`weight` of layer `name` has no NaN or infinity (read once, when a model is converted)."""
+    if not weight.is_meta and not bool(torch.isfinite(weight).all()):
+        bad = int((~torch.isfinite(weight)).sum())
+        raise ValueError(f"the weight of {name!r} must be finite, got {bad} NaN or infinite of {weight.numel()} numbers")
+
+
+def module(name: str, value: Any) -> None:
+    if not isinstance(value, nn.Module):
+        raise TypeError(f"{name} must be a torch.nn.Module, got {type(value).__name__}")

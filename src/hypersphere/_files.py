@@ -1,0 +1,21 @@
+"""Writing files so that a reader finds the old content or the new, never half of it."""
+
+import os
+import secrets
+from pathlib import Path
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write `text` to `path` as UTF-8: under a temporary name in the same folder first, renamed once it is on disk."""
+    target = Path(path)
+    # Not tempfile: its files are readable by their owner alone, and the rename would keep that.
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(temporary, "x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

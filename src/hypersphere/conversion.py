@@ -1,0 +1,108 @@
+"""spherize: an existing network becomes a SphereNet, in place."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TypeVar
+
+from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from . import _checks
+from .layers import SimilarityLike, SphereConv1d, SphereConv2d, SphereConv3d, SphereLinear, SphereOptions, check_scale
+from .selection import Specs, as_list, nothing_found, select_to_change
+from .similarity import resolve
+
+M = TypeVar("M", bound=nn.Module)
+
+_SPHERE_CLASS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Linear: SphereLinear,
+    nn.Conv1d: SphereConv1d,
+    nn.Conv2d: SphereConv2d,
+    nn.Conv3d: SphereConv3d,
+}
+
+
+def spherize(
+    model: M,
+    similarity: SimilarityLike = "cosine",
+    *,
+    scale: bool | float | None = None,
+    layers: Specs | None = None,
+    exclude: Specs = (),
+    output: str | None = "auto",
+) -> M:
+    """Turn the Linear and Conv layers of a model into sphere layers, in place (SphereNet, 1), and return the model.
+
+    A layer changes its class only: parameters, names, hooks, references and device stay. The output layer stays plain
+    unless `layers` matches it: a softmax over logits in [-1, 1] cannot get below a loss of 0.8 for ten classes.
+    Linears that torch reads without calling them (``out_proj`` of nn.MultiheadAttention, ``linear1`` and ``linear2``
+    of nn.TransformerEncoderLayer) are skipped with a warning that names them. Everything is checked before anything
+    changes.
+
+    Args:
+        similarity, scale: as in :class:`SphereConv2d`; one module given here is shared by all layers.
+        layers, exclude, output: which layers, as in :func:`select`.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 30 * 30, 10))
+        >>> spherize(net, "sigmoid(0.3)")
+        Sequential(
+          (0): SphereConv2d(3, 8, kernel_size=(3, 3), stride=(1, 1), similarity=sigmoid(0.3))
+          (1): ReLU()
+          (2): Flatten(start_dim=1, end_dim=-1)
+          (3): Linear(in_features=7200, out_features=10, bias=True)
+        )
+    """
+    check_scale(scale)
+    found = select_to_change(model, layers, exclude, output)
+    parametrized = [name or "(root)" for name, module in model.named_modules() if is_parametrized(module)]
+    if parametrized:
+        raise ValueError(
+            f"spherize works on plain layers, but {', '.join(parametrized)} is parametrized: spherize first, rotate "
+            "(or another parametrization) second"
+        )
+    uncalled = _never_called(model)
+    skipped = [name for name, neurons in found.items() if neurons.module in uncalled]
+    asked = [] if layers is None else as_list("layers", layers)
+    if refused := [name for name in skipped if name in asked]:
+        raise ValueError(
+            f"layers: torch reads the weight of {', '.join(refused)} without calling it, so it cannot answer "
+            "to angles"
+        )
+    chosen = {
+        name: n for name, n in found.items() if type(n.module) in _SPHERE_CLASS and n.module not in uncalled
+    }
+    if not chosen and not skipped:
+        raise nothing_found(model, "spherize", " (only nn.Linear, nn.Conv1d, nn.Conv2d and nn.Conv3d can be converted)")
+    resolved = {}
+    for name, neurons in chosen.items():
+        weight = neurons.tensor
+        _checks.floating(f"the weight of {name!r}", weight)
+        _checks.finite_weight(name, weight)
+        resolved[name] = resolve(similarity, len(weight), device=weight.device, dtype=weight.dtype)
+
+    for name, neurons in chosen.items():
+        layer = neurons.module
+        layer.__class__ = _SPHERE_CLASS[type(layer)]
+        assert isinstance(layer, SphereOptions)
+        layer._set_sphere(resolved[name], scale, len(neurons.tensor))
+    if skipped:
+        warnings.warn(f"spherize left {', '.join(skipped)} plain: torch never calls them", stacklevel=2)
+    if scale is None and (bounded := [name for name, n in chosen.items() if n.is_output]):
+        _checks.warn_once(
+            f"the output layer {bounded[0]!r} now gives logits in [-1, 1], on which a softmax loss cannot become "
+            "small: give it a scale (about 30) or train with SSoftmaxLoss"
+        )
+    return model
+
+
+def _never_called(model: nn.Module) -> set[nn.Module]:
+    """Linears whose weights torch reads without calling them, at least in eval mode."""
+    found: set[nn.Module] = set()
+    for module in model.modules():
+        if isinstance(module, nn.MultiheadAttention):
+            found.add(module.out_proj)
+        elif isinstance(module, nn.TransformerEncoderLayer):
+            found |= {module.linear1, module.linear2}
+    return found

@@ -1,0 +1,282 @@
+"""The cosine between neurons and what they look at: rows of a matrix, or every patch of a feature map.
+
+Everything angular in this package starts from one of these, with hand-written, twice differentiable gradients:
+
+- :func:`unit` scales rows to length one, :func:`project` multiplies them with unit neurons,
+- :func:`cosine_linear` is the cosine of every input row with every neuron,
+- :func:`cosine_conv` is the cosine of every patch with every filter, at the price of a convolution and a box filter.
+
+A vector counts as zero when its squared norm leaves the range that float32 (float64 for float64) can square safely:
+norms below 3e-16 or above 1.8e19 in float32. A zero vector has cosine 0 with everything and receives gradient 0.
+NaN in, NaN out: nothing is hidden.
+
+Shapes: B batch, C input channels, O filters, G groups, N neurons, d their dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+# Filters carry this exact power of two into the product, which takes it out again: then no finite float32 patch makes
+# the product overflow, and an infinity times the 0 of "counts as zero" never becomes NaN.
+_HEADROOM = 2.0**-20
+
+
+def unit(x: Tensor) -> Tensor:
+    """Rows of length one: x / ‖x‖ along the last dimension; zero rows stay zero, with gradient zero.
+
+    Args:
+        x: (..., d), any floating dtype; norms are computed in float32 at least.
+
+    Example:
+        >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+        tensor([[0.6000, 0.8000],
+                [0.0000, 0.0000]])
+    """
+    y: Tensor = _Unit.apply(x)[0]
+    return y
+
+
+def project(x: Tensor, weight: Tensor) -> Tensor:
+    """⟨x, w/‖w‖⟩ (..., N) of rows x (..., d) with neurons w (N, d); the unit neurons are never formed."""
+    x, weight, autocast_off = _under_autocast(x, weight)
+    with autocast_off:
+        y: Tensor = _Project.apply(x, weight)[0]
+    return y
+
+
+def cosine_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """Cosines (..., N) of rows x (..., d) with neurons w (N, d), within [-1, 1]."""
+    return clamp_cosine(project(unit(x), weight))
+
+
+def clamp_cosine(c: Tensor) -> Tensor:
+    """Rounding can leave [-1, 1] by an ulp: take it back, and leave the derivative of the exact cosine as it is."""
+    clamped: Tensor = _ClampCosine.apply(c)
+    return clamped
+
+
+def cosine_conv(
+    x: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """Cosines (B, O, ...) of the patches of x (B, C, ...) with filters (O, C/G, ...), within [-1, 1].
+
+    Under autocast the product runs in autocast's dtype, norms in float32.
+    """
+    x, weight, autocast_off = _under_autocast(x, weight)
+    if x.dtype is torch.float16:
+        x = _to_float16_range(x)
+    options = (tuple(stride), tuple(padding), tuple(dilation), groups)
+    with autocast_off:
+        c: Tensor = _CosineConv.apply(x, weight, *options)[0]
+    return c
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype for norms and angles: float32 at least."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _under_autocast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, AbstractContextManager[Any]]:
+    """Both tensors as autocast would have a product take them, and the context that switches autocast off."""
+    device = x.device.type
+    if not torch.is_autocast_enabled(device):
+        return x, weight, nullcontext()
+    dtype = x.dtype if x.dtype is torch.float64 else torch.get_autocast_dtype(device)
+    return x.to(dtype), weight.to(dtype), torch.autocast(device, enabled=False)
+
+
+def _inverse_norm(squares: Tensor, dtype: torch.dtype) -> Tensor:
+    """1/√squares, or 0 where the vector counts as zero; `dtype` is the one its elements had."""
+    info = torch.finfo(squares.dtype)
+    # A float16 vector shorter than its smallest normal number would get gradients that float16 cannot hold.
+    smallest = torch.finfo(dtype).tiny ** 2 if dtype is torch.float16 else info.tiny / info.eps
+    inside = (squares >= smallest) & (squares <= info.max)
+    return torch.where(inside, squares, 1.0).rsqrt() * inside
+
+
+def _to_float16_range(x: Tensor) -> Tensor:
+    """Each sample times the power of two that brings its largest element to [1, 2): exact, and cosines do not see it."""
+    largest = x.detach().abs().amax(dim=tuple(range(1, x.dim())), keepdim=True).float()
+    return (x * torch.exp2(-largest.clamp_min(2.0**-24).log2().floor())).to(x.dtype)
+
+
+class _Unit(Function):
+    """y = x·n with n = 1/‖x‖; n is an output so that second derivatives see it."""
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        squares = x.to(accumulation_dtype(x.dtype)).square().sum(-1, keepdim=True)
+        inverse = _inverse_norm(squares, x.dtype)
+        return (x * inverse).to(x.dtype), inverse
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*output)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, grad_y: Tensor | None, grad_inverse: Tensor | None) -> Tensor:
+        y, inverse = ctx.saved_tensors
+        # dy = n·(dx − y·⟨y, dx⟩),  dn = −n²·⟨y, dx⟩
+        grad_y = torch.zeros_like(y) if grad_y is None else grad_y
+        along = (grad_y * y).sum(-1, keepdim=True, dtype=inverse.dtype)
+        if grad_inverse is not None:
+            along = along + grad_inverse * inverse
+        return (torch.addcmul(grad_y, y, along.to(y.dtype), value=-1) * inverse).to(y.dtype)
+
+
+class _Project(Function):
+    """y = (x·wᵀ)·n with n = 1/‖w‖, an output so that second derivatives see it."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        inverse, headroom = _inverse_row_norm(weight), _headroom(x.dtype)
+        return F.linear(x * headroom, weight).mul_(inverse / headroom), inverse
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs, output[1])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_y: Tensor | None, grad_inverse: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        x, weight, inverse = ctx.saved_tensors
+        grad_y = x.new_zeros(*x.shape[:-1], len(weight)) if grad_y is None else grad_y
+        grad_product = (grad_y * inverse).to(x.dtype)
+        grad_x = grad_product @ weight if ctx.needs_input_grad[0] else None
+        if not ctx.needs_input_grad[1]:
+            return grad_x, None
+        grad_weight = grad_product.reshape(-1, len(weight)).mT @ x.reshape(-1, x.shape[-1])
+        return grad_x, _through_row_norm(grad_weight, grad_inverse, weight, inverse)
+
+
+class _ClampCosine(Function):
+    @staticmethod
+    def forward(c: Tensor) -> Tensor:
+        return c.clamp(-1, 1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+class _CosineConv(Function):
+    """c = (w * x)·n·m, where n = 1/‖patch‖ comes from a box filter over the sum of squares and m = 1/‖w‖.
+
+    All three are outputs so that second derivatives see them. The backward pass costs one convolution's backward and,
+    for the share of n, one box filter of Σ_o(gradient·c) and one fused multiply-add with x.
+    """
+
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        geometry = (stride, padding, dilation, False, [0] * len(stride), groups)
+        headroom = _headroom(x.dtype)
+        squares = _per_group(x.to(accumulation_dtype(x.dtype)), groups).square().sum(2)
+        inverse = _inverse_norm(torch.convolution(squares, _ones(squares, weight), None, *geometry), x.dtype)
+        inverse_weight = _inverse_row_norm(weight)
+        c = torch.convolution(x, weight * headroom, None, *geometry)
+        _per_group(c, groups).mul_((inverse / headroom).unsqueeze(2))
+        c.mul_(_on_filters(inverse_weight, c)).clamp_(-1, 1)
+        return c, inverse, inverse_weight
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, weight, *ctx.options = inputs
+        ctx.save_for_backward(x, weight, *output)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_c: Tensor | None, grad_inverse: Tensor | None, grad_inverse_weight: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        x, weight, c, inverse, inverse_weight = ctx.saved_tensors
+        stride, padding, dilation, groups = ctx.options
+        geometry = (stride, padding, dilation, False, [0] * len(stride), groups)
+        grad_c = torch.zeros_like(c) if grad_c is None else grad_c
+        grad_product = (_per_group(grad_c, groups) * inverse.unsqueeze(2)).flatten(1, 2)
+        grad_product = times_(grad_product, _on_filters(inverse_weight, c)).to(x.dtype)
+        grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
+            grad_product, x, weight, None, *geometry, [*ctx.needs_input_grad[:2], False]
+        )
+        if ctx.needs_input_grad[0]:
+            along = _per_group(grad_c * c, groups).sum(2, dtype=inverse.dtype)
+            if grad_inverse is not None:
+                along = along + grad_inverse * inverse
+            like_squares = inverse.new_empty(1).expand(x.shape[0], groups, *x.shape[2:])
+            share = torch.ops.aten.convolution_backward(
+                along * inverse.square(), like_squares, _ones(inverse, weight), None, *geometry, [True, False, False]
+            )[0].to(x.dtype)
+            _per_group(grad_x, groups).addcmul_(_per_group(x, groups), share.unsqueeze(2), value=-1)
+        if ctx.needs_input_grad[1]:
+            grad_weight = _through_row_norm(grad_weight, grad_inverse_weight, weight, inverse_weight)
+        return grad_x, grad_weight, None, None, None, None
+
+
+def times_(product: Tensor, *factors: Tensor | float) -> Tensor:
+    """The product with all factors, in place unless a second derivative is being recorded."""
+    for factor in factors:
+        product = product * factor if torch.is_grad_enabled() else product.mul_(factor)
+    return product
+
+
+def _inverse_row_norm(weight: Tensor) -> Tensor:
+    """1/‖w‖ (N,) of neurons (N, ...)."""
+    norms = torch.linalg.vector_norm(weight.flatten(1), dim=1, dtype=accumulation_dtype(weight.dtype))
+    return _inverse_norm(norms.square(), weight.dtype)
+
+
+def _through_row_norm(
+    grad_weight: Tensor, grad_inverse: Tensor | None, weight: Tensor, inverse: Tensor
+) -> Tensor:
+    """The gradient of w, given the share that came through the product y = ⟨x, w⟩·n, and n = 1/‖w‖.
+
+    n's own share needs Σ(gradient·y), which is ⟨w, grad_weight⟩ row by row: y need not be kept.
+    """
+    rows, grad_rows = weight.flatten(1), grad_weight.flatten(1)
+    along = torch.einsum("nd,nd->n", rows, grad_rows).to(inverse.dtype)
+    if grad_inverse is not None:
+        along = along + grad_inverse * inverse
+    share = (along * inverse.square()).to(weight.dtype).unsqueeze(1)
+    if torch.is_grad_enabled():
+        return torch.addcmul(grad_rows, rows, share, value=-1).view_as(weight)
+    return grad_rows.addcmul_(rows, share, value=-1).view_as(weight)
+
+
+def _headroom(dtype: torch.dtype) -> float:
+    return 1.0 if dtype is torch.float16 else _HEADROOM
+
+
+def _on_filters(values: Tensor, c: Tensor) -> Tensor:
+    """(O,) as a view that broadcasts over (B, O, ...)."""
+    return values.view(-1, *[1] * (c.dim() - 2))
+
+
+def _per_group(x: Tensor, groups: int) -> Tensor:
+    """(B, G·n, ...) as a view (B, G, n, ...)."""
+    return x.unflatten(1, (groups, -1))
+
+
+def _ones(like: Tensor, weight: Tensor) -> Tensor:
+    """The box filter: one channel in, one out, for each group."""
+    return like.new_ones(like.shape[1], 1, *weight.shape[2:])

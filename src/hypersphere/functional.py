@@ -1,0 +1,23 @@
+"""The pure functions under one name, as torch.nn.functional has them."""
+
+from .cosine import unit
+from .layers import sphere_conv1d, sphere_conv2d, sphere_conv3d, sphere_linear
+from .losses import additive_angle, additive_cosine, multiplicative
+from .regularizers import orthonormal
+from .similarity import angle, cosine, linear, sigmoid
+
+__all__ = [
+    "additive_angle",
+    "additive_cosine",
+    "angle",
+    "cosine",
+    "linear",
+    "multiplicative",
+    "orthonormal",
+    "sigmoid",
+    "sphere_conv1d",
+    "sphere_conv2d",
+    "sphere_conv3d",
+    "sphere_linear",
+    "unit",
+]

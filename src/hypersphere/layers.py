@@ -1,0 +1,327 @@
+"""Layers that answer to the angle between neuron and input: output = scale·g(cos) + bias (SphereNet, Eq. 1).
+
+:class:`SphereConv1d`, :class:`SphereConv2d`, :class:`SphereConv3d` and :class:`SphereLinear` take every option of
+their torch counterparts and keep their parameters' names and shapes, so a plain layer's state_dict loads strictly.
+`scale` and `bias` are the β and γ of SphereNorm (2.5). Under each class lies a pure function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.utils import _ntuple
+
+from . import _checks
+from .cosine import cosine_conv, cosine_linear
+from .guards import mark_scale_free
+from .similarity import Similarity, cosine, resolve
+
+SimilarityLike = str | Callable[[Tensor], Tensor]
+
+
+def sphere_linear(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    similarity: SimilarityLike = "cosine",
+    *,
+    scale: Tensor | float | None = None,
+) -> Tensor:
+    """scale·g(θ) + bias for the angle θ between every input row and every neuron (Eq. 1, 2.4).
+
+    Args:
+        input: (..., d).
+        weight: (N, d), neurons of any length.
+        bias: (N,) or None.
+        similarity: a name ("cosine", "linear", "sigmoid(0.7)", ...) or a callable of cosines (B, N).
+        scale: None, a number, or (N,).
+
+    Returns:
+        (..., N)
+
+    Example:
+        >>> sphere_linear(torch.tensor([[3.0, 4.0]]), torch.tensor([[2.0, 0.0], [0.0, 5.0]]))
+        tensor([[0.6000, 0.8000]])
+    """
+    _check_pair(input, weight)
+    if input.dim() == 0 or weight.dim() != 2 or input.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"input must be (..., d) and weight (N, d), got {tuple(input.shape)} and {tuple(weight.shape)}"
+        )
+    c = cosine_linear(input, weight)
+    rows = c if c.dim() == 2 else c.reshape(-1, c.shape[-1])  # filters on dimension 1, whatever the input's shape
+    return answer(rows, bias, similarity, scale).view(c.shape)
+
+
+def sphere_conv1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    similarity: SimilarityLike = "cosine",
+    *,
+    scale: Tensor | float | None = None,
+) -> Tensor:
+    """:func:`sphere_conv2d` over one dimension."""
+    return _sphere_conv(1, input, weight, bias, stride, padding, dilation, groups, similarity, scale)
+
+
+def sphere_conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    similarity: SimilarityLike = "cosine",
+    *,
+    scale: Tensor | float | None = None,
+) -> Tensor:
+    """scale·g(θ) + bias for the angle θ between every patch and every filter (Eq. 1); arguments as F.conv2d.
+
+    Args:
+        input: (B, C, H, W) or (C, H, W).
+        weight: (O, C/groups, kH, kW), filters of any length.
+        bias: (O,) or None.
+        similarity: a name ("cosine", "linear", "sigmoid(0.7)", ...) or a callable of cosines (B, O, H', W').
+        scale: None, a number, or (O,).
+
+    Example:
+        >>> y = sphere_conv2d(torch.randn(8, 3, 32, 32), torch.randn(16, 3, 3, 3), padding="same", similarity="linear")
+        >>> y.shape, bool((y.abs() <= 1).all())
+        (torch.Size([8, 16, 32, 32]), True)
+    """
+    return _sphere_conv(2, input, weight, bias, stride, padding, dilation, groups, similarity, scale)
+
+
+def sphere_conv3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    similarity: SimilarityLike = "cosine",
+    *,
+    scale: Tensor | float | None = None,
+) -> Tensor:
+    """:func:`sphere_conv2d` over three dimensions."""
+    return _sphere_conv(3, input, weight, bias, stride, padding, dilation, groups, similarity, scale)
+
+
+def _sphere_conv(
+    n: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: int | Sequence[int],
+    padding: str | int | Sequence[int],
+    dilation: int | Sequence[int],
+    groups: int,
+    similarity: SimilarityLike,
+    scale: Tensor | float | None,
+) -> Tensor:
+    _check_pair(input, weight)
+    if input.dim() not in (n + 1, n + 2) or weight.dim() != n + 2 or input.shape[-n - 1] != weight.shape[1] * groups:
+        raise ValueError(
+            f"with groups={groups} and weight {tuple(weight.shape)} the input must have "
+            f"{weight.shape[1] * groups} channels and {n} more dimensions, batched or not; got {tuple(input.shape)}"
+        )
+    x = input if input.dim() == n + 2 else input.unsqueeze(0)
+    stride, dilation = _ntuple(n)(stride), _ntuple(n)(dilation)
+    x, padding = _explicit_padding(x, weight.shape[2:], stride, padding, dilation)
+    c = cosine_conv(x, weight, stride, padding, dilation, groups)
+    y = answer(c, bias, similarity, scale)
+    return y if input.dim() == n + 2 else y.squeeze(0)
+
+
+def answer(c: Tensor, bias: Tensor | None, similarity: SimilarityLike, scale: Tensor | float | None) -> Tensor:
+    """scale·g(c) + bias, filters on dimension 1; c is within [-1, 1] already, so the cosine is itself."""
+    g = resolve(similarity, c.shape[1])
+    if isinstance(similarity, str) and isinstance(g, nn.Module):
+        raise ValueError(f"similarity {similarity!r} has parameters: give the module, or use a layer, which keeps it")
+    y = c if g is cosine or g == Similarity("cosine") else g(c)
+    along_filters = (-1, *[1] * (c.dim() - 2))
+    factor = scale.to(y.dtype).view(along_filters) if isinstance(scale, Tensor) else scale
+    if bias is None:
+        return y if factor is None else y * factor
+    shift = bias.to(y.dtype).view(along_filters)
+    if isinstance(factor, Tensor):
+        return torch.addcmul(shift, y, factor)
+    return torch.add(shift, y, alpha=1 if factor is None else factor)
+
+
+def _explicit_padding(
+    x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: str | int | Sequence[int], dilation: Sequence[int]
+) -> tuple[Tensor, Sequence[int]]:
+    """The input and symmetric zero padding that amount to `padding`, which may be "valid" or "same"."""
+    n = len(kernel)
+    if not isinstance(padding, str):
+        return x, _ntuple(n)(padding)
+    _checks.choice("padding", padding, ("valid", "same"))
+    if padding == "valid":
+        return x, (0,) * n
+    if any(s != 1 for s in stride):
+        raise ValueError(f"padding='same' needs stride 1, got {tuple(stride)}")
+    total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+    if all(t % 2 == 0 for t in total):
+        return x, [t // 2 for t in total]
+    # torch puts the odd one at the end of each dimension; F.pad counts dimensions from the last
+    return F.pad(x, [side for t in reversed(total) for side in (t // 2, t - t // 2)]), (0,) * n
+
+
+def _check_pair(input: Tensor, weight: Tensor) -> None:
+    _checks.floating("input", input)
+    _checks.floating("weight", weight)
+    if input.dtype is not weight.dtype and not torch.is_autocast_enabled(input.device.type):
+        raise TypeError(f"input and weight must have one dtype, got {input.dtype} and {weight.dtype}")
+
+
+class SphereOptions:
+    """What every sphere layer has besides torch's: `similarity` and `scale`; mixed into a torch layer class."""
+
+    similarity: Callable[[Tensor], Tensor]
+    scale: Tensor | float | None
+
+    def _set_sphere(self: Any, similarity: SimilarityLike, scale: bool | float | None, num_filters: int) -> None:
+        weight = next(p for name, p in self.named_parameters(recurse=False) if name.startswith("weight"))
+        like = {"device": weight.device, "dtype": weight.dtype}
+        self.similarity = resolve(similarity, num_filters, **like)
+        check_scale(scale)
+        if scale is True:
+            self.scale = nn.Parameter(torch.ones(num_filters, **like))
+        elif scale is None:
+            self.register_parameter("scale", None)
+        else:
+            self.scale = float(scale)
+        for name, parameter in self.named_parameters(recurse=False):
+            if name.startswith("weight"):
+                mark_scale_free(parameter)
+
+    def _load_from_state_dict(self: Any, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """A plain layer's state_dict has no `scale` and no `similarity.log_k`: they keep their values."""
+        own = {"scale": self.scale} if isinstance(self.scale, Tensor) else {}
+        if isinstance(self.similarity, nn.Module):
+            own |= {f"similarity.{name}": value for name, value in self.similarity.state_dict().items()}
+        for name, value in own.items():
+            state_dict.setdefault(prefix + name, value.detach())
+        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
+
+    def extra_repr(self: Any) -> str:
+        text: str = super().extra_repr()  # type: ignore[misc]
+        if not isinstance(self.similarity, nn.Module):  # a module prints itself
+            text += f", similarity={self.similarity}"
+        if self.scale is not None:
+            text += f", scale={'learned' if isinstance(self.scale, Tensor) else self.scale}"
+        return text
+
+
+def check_scale(scale: Any) -> None:
+    """None, True, or a finite number that is not 0."""
+    if scale is None or scale is True:
+        return
+    if scale is False or not isinstance(scale, int | float):
+        raise TypeError(f"scale must be None (1), True (learned) or a number (fixed), got {scale!r}")
+    if _checks.number("scale", scale) == 0:
+        raise ValueError("scale must not be 0: the layer would forget its input")
+
+
+class SphereLinear(SphereOptions, nn.Linear):
+    """:class:`torch.nn.Linear` on angles: scale·g(θ) + bias (Eq. 1, 2.4); see :func:`sphere_linear`.
+
+    Args:
+        similarity: "cosine", "linear", "linear(a, b)", "sigmoid", "sigmoid(k)", "learnable" (a k for every neuron),
+            a module, or any callable of cosines (B, N).
+        scale: None (1), True (learned, one for every neuron, starts at 1), or a number (fixed).
+
+    Example:
+        >>> layer = SphereLinear(128, 10, similarity="sigmoid(0.3)", scale=16.0)
+        >>> layer(torch.randn(4, 128)).shape
+        torch.Size([4, 10])
+        >>> layer.load_state_dict(nn.Linear(128, 10).state_dict())
+        <All keys matched successfully>
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        similarity: SimilarityLike = "cosine",
+        scale: bool | float | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device=device, dtype=_checks.floating_dtype(dtype))
+        self._set_sphere(similarity, scale, out_features)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return sphere_linear(input, self.weight, self.bias, self.similarity, scale=self.scale)
+
+
+class _SphereConv(SphereOptions):
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Any,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        similarity: SimilarityLike = "cosine",
+        scale: bool | float | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        options = (stride, padding, dilation, groups, bias, padding_mode, device, _checks.floating_dtype(dtype))
+        super().__init__(in_channels, out_channels, kernel_size, *options)  # type: ignore[call-arg]
+        self._set_sphere(similarity, scale, out_channels)
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        n, padding = len(self.kernel_size), self.padding
+        if self.padding_mode != "zeros":
+            _check_pair(input, self.weight)
+            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            padding = 0
+        options = (self.stride, padding, self.dilation, self.groups, self.similarity, self.scale)
+        return _sphere_conv(n, input, self.weight, self.bias, *options)
+
+
+class SphereConv1d(_SphereConv, nn.Conv1d):
+    """:class:`torch.nn.Conv1d` on angles; see :class:`SphereConv2d`."""
+
+
+class SphereConv2d(_SphereConv, nn.Conv2d):
+    """:class:`torch.nn.Conv2d` on angles: scale·g(θ) + bias for every patch and filter (Eq. 1).
+
+    Patch norms cost a box filter over one channel for each group, right for every stride, dilation and padding mode.
+
+    Args:
+        similarity: "cosine", "linear", "linear(a, b)", "sigmoid", "sigmoid(k)", "learnable" (a k for every filter),
+            a module, or any callable of cosines (B, O, H', W').
+        scale: None (1), True (learned, one for every filter, starts at 1), or a number (fixed). With `bias` this is
+            SphereNorm: β·F + γ (2.5).
+
+    Example:
+        >>> layer = SphereConv2d(3, 16, 3, padding=1, padding_mode="reflect", similarity="learnable", scale=True)
+        >>> layer(torch.randn(8, 3, 32, 32)).shape
+        torch.Size([8, 16, 32, 32])
+        >>> sorted(layer.state_dict())
+        ['bias', 'scale', 'similarity.log_k', 'weight']
+    """
+
+
+class SphereConv3d(_SphereConv, nn.Conv3d):
+    """:class:`torch.nn.Conv3d` on angles; see :class:`SphereConv2d`."""

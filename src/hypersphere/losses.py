@@ -1,0 +1,486 @@
+"""Softmax losses on angles: one softmax, a table of margins, thin heads (SphereNet, 3 and App. C).
+
+Every head holds class weights `weight` (C, d), looks at the angles θ_j between an embedding x and the class weights,
+and takes the softmax of
+
+    f_j = s·g(θ_j) + b_j            for the other classes,
+    f_y = s·margin(θ_y) + b_y       for the label y,
+
+where s is the embedding's own norm ‖x‖ (``scale=None``) or a number.
+
+================  ================================  =============================================  =============
+head              g                                 margin(θ)                                      s
+================  ================================  =============================================  =============
+WSoftmaxLoss      any                               g(θ)                         (Eq. 10)          ‖x‖
+GASoftmaxLoss     any                               (λ·g(θ) + ψ(θ)) / (1 + λ)    (Eq. 11)          ‖x‖ or s
+ASoftmaxLoss      cosine                            the same                     (Eq. 11)          ‖x‖ or s
+SSoftmaxLoss      any                               g(θ)                         (App. C)          s
+AMSoftmaxLoss     cosine                            cos θ − m                                      s
+ArcFaceLoss       cosine                            cos(θ + m)                                     s
+================  ================================  =============================================  =============
+
+ψ(θ) = g(mθ − kπ) − k·(g(0) − g(π)) with k = ⌊mθ/π⌋ continues g(mθ) so that it falls all the way to θ = π. For the
+cosine this is A-Softmax, for the linear g it is 1 − 2mθ/π.
+
+At θ = 0 and θ = π the gradient is finite: dθ/dc is bounded (see :mod:`hypersphere.similarity`) and the cosine itself
+is flat there. A zero embedding or class weight has cosine 0 with everything and gradient 0 through it.
+
+Shapes: B batch, C classes, d embedding size. Angles and margins of angles are in radians.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypedDict, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from . import _checks
+from .cosine import accumulation_dtype, cosine_linear, project, unit
+from .guards import mark_scale_free
+from .layers import SimilarityLike
+from .similarity import Similarity, angle, resolve
+
+Annealing = bool | Callable[[Tensor], Tensor | float]
+#: g at angles (B,): what a margin may ask of the similarity
+AtAngle = Callable[[Tensor], Tensor]
+
+
+def multiplicative(theta: Tensor, margin: float, g: AtAngle) -> Tensor:
+    """ψ(θ) = g(mθ − kπ) − k·(g(0) − g(π)), k = ⌊mθ/π⌋: g(mθ), continued so that it keeps falling (Eq. 11)."""
+    scaled = margin * theta
+    k = torch.floor(scaled / math.pi)
+    fall = g(torch.zeros_like(theta)) - g(torch.full_like(theta, math.pi))
+    return g(scaled - k * math.pi) - k * fall
+
+
+def additive_cosine(theta: Tensor, margin: float, g: AtAngle) -> Tensor:
+    """g(θ) − m: AM-Softmax, CosFace."""
+    return g(theta) - margin
+
+
+def additive_angle(theta: Tensor, margin: float, g: AtAngle) -> Tensor:
+    """g(θ + m): ArcFace; beyond θ = π − m, where it would rise again, g(θ) − m·sin m."""
+    inside = theta <= math.pi - margin
+    return torch.where(inside, g((theta + margin).clamp(max=math.pi)), g(theta) - margin * math.sin(margin))
+
+
+#: name → margin(θ, m, g)
+MARGINS: dict[str, Callable[[Tensor, float, AtAngle], Tensor]] = {
+    "multiplicative": multiplicative,
+    "additive_cosine": additive_cosine,
+    "additive_angle": additive_angle,
+}
+
+
+def sphereface_annealing(step: Tensor) -> Tensor:
+    """λ = max(5, 1000/(1 + 0.12·n)) of the n-th iteration, as SphereFace is trained."""
+    return (1000 / (1 + 0.12 * step)).clamp_min(5.0)
+
+
+class HeadOptions(TypedDict, total=False):
+    """The keywords with which every head ends."""
+
+    bias: bool
+    """Learn b_j (C,), starting at 0; for imbalanced data."""
+    class_weight: Tensor | Sequence[float] | None
+    """(C,) factors of the classes' losses."""
+    label_smoothing: float
+    """in [0, 1], as in F.cross_entropy."""
+    ignore_index: int
+    """Samples with this label do not count (-100)."""
+    reduction: str
+    """"mean" (over the sum of class_weight·sample_weight of samples that count), "sum" or "none"."""
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
+class AngularSoftmaxLoss(nn.Module):
+    """The softmax under all heads: f = s·g(θ) + b with a margin at the label; the named heads choose its parts.
+
+    Args:
+        num_classes, embedding_size: the shape (C, d) of `weight`.
+        similarity: g, as in the layers; a learnable one has a k for every class.
+        margin: None, or (name of :data:`MARGINS`, m).
+        scale: None for the embedding's own norm, or the length that embeddings are given.
+        annealing: True for :func:`sphereface_annealing`, False, or a callable of the step n (a 0-d int64 tensor): the
+            target is (λ·g + margin)/(1 + λ). n counts forward passes in training mode with grad enabled; the first
+            has n = 1.
+    """
+
+    is_loss_head = True
+    step: Tensor
+    class_weight: Tensor | None
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        similarity: SimilarityLike = "cosine",
+        margin: tuple[str, float] | None = None,
+        scale: float | None = None,
+        annealing: Annealing = False,
+        *,
+        bias: bool = False,
+        class_weight: Tensor | Sequence[float] | None = None,
+        label_smoothing: float = 0.0,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        factory: dict[str, Any] = {"device": device, "dtype": _checks.floating_dtype(dtype)}
+        self.num_classes = _checks.integer("num_classes", num_classes, low=2)
+        self.embedding_size = _checks.integer("embedding_size", embedding_size, low=1)
+        if margin is not None:
+            _checks.choice("margin", margin[0], MARGINS)
+        self.margin = margin
+        self.scale = None if scale is None else _checks.number("scale", scale, low=0.0, open_low=True)
+        self.label_smoothing = _checks.number("label_smoothing", label_smoothing, low=0.0, high=1.0)
+        self.ignore_index = ignore_index
+        _checks.choice("reduction", reduction, ("mean", "sum", "none"))
+        self.reduction = reduction
+        self.weight = nn.Parameter(nn.init.xavier_normal_(torch.empty(num_classes, embedding_size, **factory)))
+        mark_scale_free(self.weight)
+        self.bias = nn.Parameter(torch.zeros(num_classes, **factory)) if bias else None
+        self.similarity = resolve(similarity, num_classes, **factory)
+        if not isinstance(annealing, bool) and not callable(annealing):
+            raise TypeError(f"annealing must be True, False or a callable of the step, got {annealing!r}")
+        self.annealing = sphereface_annealing if annealing is True else annealing or None
+        if self.annealing is not None:
+            self.register_buffer("step", torch.zeros((), dtype=torch.int64, device=device))
+        self.register_buffer("class_weight", self._checked_class_weight(class_weight, factory), persistent=False)
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: Sequence[Tensor] | None = None,
+        *,
+        sample_weight: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of embeddings (B, d) with labels (B,).
+
+        Args:
+            indices_tuple: what a miner of pytorch-metric-learning gives; samples weigh as often as they occur in it.
+            sample_weight: (B,) factors of the samples' losses.
+        """
+        self._check(embeddings, labels)
+        with self._full_precision(embeddings):
+            return self._loss(embeddings.to(self.weight.dtype), labels, indices_tuple, sample_weight)
+
+    def logits(self, embeddings: Tensor) -> Tensor:
+        """s·g(θ) + b for all classes (B, C), without a margin: for inference."""
+        self._check(embeddings)
+        with self._full_precision(embeddings):
+            return self._logits(embeddings.to(self.weight.dtype))[0]
+
+    def _full_precision(self, embeddings: Tensor) -> AbstractContextManager[Any]:
+        """No autocast here: a logit of 30 has a resolution of 0.1 in bfloat16."""
+        device = embeddings.device.type
+        return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+    def _loss(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: Sequence[Tensor] | None,
+        sample_weight: Tensor | None,
+    ) -> Tensor:
+        kept = labels != self.ignore_index
+        target = torch.where(kept, labels, 0).unsqueeze(1)
+        logits, target_cosine, s = self._logits(embeddings, target)
+        if self.margin is not None:
+            # Only the B target logits change; adding the difference leaves the gradient of all others as it is.
+            difference = self._with_margin(target_cosine.squeeze(1), target.squeeze(1))
+            logits.scatter_add_(1, target, (s * difference.unsqueeze(1)).to(logits.dtype))
+        logits = logits.to(accumulation_dtype(logits.dtype))
+        losses = F.cross_entropy(
+            logits,
+            labels,
+            None if self.class_weight is None else self.class_weight.to(logits.dtype),
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+            reduction="none",
+        )
+        return self._reduce(losses, target.squeeze(1), kept, _joint_weight(sample_weight, indices_tuple, labels))
+
+    def _logits(self, embeddings: Tensor, target: Tensor | None = None) -> tuple[Tensor, Any, Any]:
+        """Logits without margin (B, C), the target's cosine (B, 1), and s as a number or (B, 1)."""
+        x = embeddings
+        exact = accumulation_dtype(x.dtype)
+        s = self.scale if self.scale is not None else (x.to(exact) * unit(x.to(exact))).sum(1, keepdim=True)
+        target_cosine = None
+        if self.similarity == Similarity("cosine"):
+            # s·cos is one product: no (B, C) tensor of cosines is formed
+            logits = project(x if self.scale is None else unit(x) * self.scale, self.weight)
+            if target is not None:
+                own = _pick(logits, target).to(exact)
+                target_cosine = own * torch.where(s > 0, s, 1.0).reciprocal() if self.scale is None else own / s
+        else:
+            cosines = cosine_linear(x, self.weight)
+            target_cosine = None if target is None else _pick(cosines, target).to(exact)
+            logits = (self.similarity(cosines) * s).to(cosines.dtype)
+        if self.bias is not None:
+            logits = logits + self.bias.to(logits.dtype)
+        return logits, target_cosine, s
+
+    def _with_margin(self, target_cosine: Tensor, target: Tensor) -> Tensor:
+        """What the margin adds to g(θ) at the label, (B,)."""
+        assert self.margin is not None
+        kind, m = self.margin
+
+        def g(theta: Tensor) -> Tensor:
+            at_angle = getattr(self.similarity, "at_angle", None)
+            if at_angle is not None:
+                values: Tensor = at_angle(theta, target)
+                return values
+            cosines = theta.cos().unsqueeze(1).expand(-1, self.num_classes)  # filters on dimension 1, always
+            return self.similarity(cosines).gather(1, target.unsqueeze(1)).squeeze(1)
+
+        theta = angle(target_cosine)
+        difference = MARGINS[kind](theta, m, g) - g(theta)
+        if self.annealing is None:
+            return difference
+        if self.training and torch.is_grad_enabled():
+            self.step.add_(1)
+        return difference / (1 + self.annealing(self.step))
+
+    def _reduce(self, losses: Tensor, target: Tensor, kept: Tensor, sample_weight: Tensor | None) -> Tensor:
+        if sample_weight is not None:
+            losses = losses * sample_weight.to(losses.dtype)
+        if self.reduction == "none":
+            return losses
+        total = losses.sum()
+        if self.reduction == "sum":
+            return total
+        weights = kept.to(losses.dtype)
+        if self.class_weight is not None:
+            weights = weights * self.class_weight.to(losses.dtype)[target]
+        if sample_weight is not None:
+            weights = weights * sample_weight.to(losses.dtype)
+        share = weights.sum()
+        return total / torch.where(share > 0, share, 1.0)  # 0 when no sample counts
+
+    def _checked_class_weight(self, class_weight: Any, factory: dict[str, Any]) -> Tensor | None:
+        if class_weight is None:
+            return None
+        weights = torch.as_tensor(class_weight, **factory)
+        if not weights.is_floating_point():
+            weights = weights.to(torch.get_default_dtype())
+        if weights.shape != (self.num_classes,) or not bool((weights >= 0).all() and weights.isfinite().all()):
+            raise ValueError(
+                f"class_weight must be {self.num_classes} finite numbers >= 0, got {_brief(class_weight)}"
+            )
+        return weights
+
+    def _check(self, embeddings: Tensor, labels: Tensor | None = None) -> None:
+        _checks.floating("embeddings", embeddings)
+        if embeddings.dim() != 2 or embeddings.shape[1] != self.embedding_size:
+            raise ValueError(f"embeddings must be (B, {self.embedding_size}), got {tuple(embeddings.shape)}")
+        if embeddings.dtype is not self.weight.dtype and not torch.is_autocast_enabled(embeddings.device.type):
+            raise TypeError(f"embeddings must be {self.weight.dtype} as the weight is, got {embeddings.dtype}")
+        if labels is None:
+            return
+        if not isinstance(labels, Tensor) or labels.dtype is not torch.int64:
+            raise TypeError(f"labels must be an int64 tensor, got {getattr(labels, 'dtype', type(labels).__name__)}")
+        if labels.shape != embeddings.shape[:1]:
+            raise ValueError(f"labels must be ({len(embeddings)},), got {tuple(labels.shape)}")
+        if torch.compiler.is_compiling() or labels.is_meta:
+            return
+        outside = labels[((labels < 0) | (labels >= self.num_classes)) & (labels != self.ignore_index)]
+        if outside.numel():
+            raise ValueError(
+                f"labels must be in [0, {self.num_classes - 1}] or {self.ignore_index} (ignored), "
+                f"got {outside[0].item()} among others"
+            )
+
+    def extra_repr(self) -> str:
+        parts = [f"num_classes={self.num_classes}", f"embedding_size={self.embedding_size}"]
+        if self.margin is not None:
+            parts.append(f"margin={self.margin[1]:g}")
+        parts.append(f"scale={self.scale if self.scale is not None else 'own norm'}")
+        return ", ".join(parts)
+
+
+class WSoftmaxLoss(AngularSoftmaxLoss):
+    """Weight-normalized softmax (Eq. 10): f_j = ‖x‖·g(θ_j).
+
+    Example:
+        >>> loss = WSoftmaxLoss(10, 64, similarity="linear")
+        >>> loss(torch.randn(32, 64), torch.randint(10, (32,))).shape
+        torch.Size([])
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        similarity: SimilarityLike = "cosine",
+        **options: Unpack[HeadOptions],
+    ) -> None:
+        super().__init__(num_classes, embedding_size, similarity, **options)
+
+
+class SSoftmaxLoss(AngularSoftmaxLoss):
+    """Sphere-normalized softmax (App. C): f_j = s·g(θ_j); s from 10 to 70 works.
+
+    Example:
+        >>> loss = SSoftmaxLoss(10, 64, scale=30.0)
+        >>> bool((loss.logits(torch.randn(32, 64)).abs() <= 30.001).all())
+        True
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        similarity: SimilarityLike = "cosine",
+        scale: float = 30.0,
+        **options: Unpack[HeadOptions],
+    ) -> None:
+        super().__init__(num_classes, embedding_size, similarity, None, _checks.number("scale", scale), **options)
+
+
+class GASoftmaxLoss(AngularSoftmaxLoss):
+    """Generalized angular softmax (Eq. 11): the target's angle is multiplied by m, for any g.
+
+    Args:
+        margin: m, a real factor >= 1.
+        scale: None for the embedding's own norm, or the length that embeddings are given.
+        annealing: see :class:`AngularSoftmaxLoss`.
+
+    Example:
+        >>> loss = GASoftmaxLoss(10, 64, similarity="linear", margin=4)
+        >>> loss(torch.randn(32, 64), torch.randint(10, (32,))).isfinite(), loss.step
+        (tensor(True), tensor(1))
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        similarity: SimilarityLike = "linear",
+        margin: float = 4,
+        scale: float | None = None,
+        annealing: Annealing = True,
+        **options: Unpack[HeadOptions],
+    ) -> None:
+        m = _checks.number("margin", margin, low=1.0, hint=" (a factor of the angle)")
+        if m >= 4 and annealing is False:
+            _checks.warn_once(
+                f"{type(self).__name__} with margin >= 4 and annealing=False rarely starts to learn: "
+                "keep annealing=True, or begin with a smaller margin"
+            )
+        super().__init__(num_classes, embedding_size, similarity, ("multiplicative", m), scale, annealing, **options)
+
+
+class ASoftmaxLoss(GASoftmaxLoss):
+    """Angular softmax, SphereFace: the cosine GA-Softmax (Eq. 11), annealing included.
+
+    Example:
+        >>> loss = ASoftmaxLoss(10, 64, margin=4)
+        >>> loss(torch.randn(32, 64), torch.randint(10, (32,))).backward()
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        margin: float = 4,
+        scale: float | None = None,
+        annealing: Annealing = True,
+        **options: Unpack[HeadOptions],
+    ) -> None:
+        super().__init__(num_classes, embedding_size, "cosine", margin, scale, annealing, **options)
+
+
+class AMSoftmaxLoss(AngularSoftmaxLoss):
+    """Additive margin softmax, CosFace: f_y = s·(cos θ_y − m), m a cosine in [0, 1].
+
+    Example:
+        >>> loss = AMSoftmaxLoss(10, 64)
+        >>> loss(torch.randn(32, 64), torch.randint(10, (32,))).backward()
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        margin: float = 0.35,
+        scale: float = 30.0,
+        **options: Unpack[HeadOptions],
+    ) -> None:
+        m = _checks.number("margin", margin, low=0.0, high=1.0, hint=" (a difference of cosines)")
+        scale = _checks.number("scale", scale)
+        super().__init__(num_classes, embedding_size, "cosine", ("additive_cosine", m), scale, **options)
+
+
+class ArcFaceLoss(AngularSoftmaxLoss):
+    """Additive angular margin: f_y = s·cos(θ_y + m), m in radians in [0, π).
+
+    Example:
+        >>> loss = ArcFaceLoss(10, 64)
+        >>> loss(torch.randn(32, 64), torch.randint(10, (32,))).backward()
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        margin: float = 0.5,
+        scale: float = 64.0,
+        **options: Unpack[HeadOptions],
+    ) -> None:
+        number = _checks.number("margin", margin)
+        if not 0 <= number < math.pi:
+            degrees = f" (radians, not degrees: {margin!r} degrees are {math.radians(number):.3g})" if number >= 0 else ""
+            raise ValueError(f"margin must be an angle in radians in [0, π), got {margin!r}{degrees}")
+        scale = _checks.number("scale", scale)
+        super().__init__(num_classes, embedding_size, "cosine", ("additive_angle", number), scale, **options)
+
+
+def _pick(x: Tensor, index: Tensor) -> Tensor:
+    """x.gather(1, index) that does not keep x for the backward pass."""
+    picked: Tensor = _Pick.apply(x, index)
+    return picked
+
+
+class _Pick(Function):
+    @staticmethod
+    def forward(x: Tensor, index: Tensor) -> Tensor:
+        return x.gather(1, index)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.shape = inputs[0].shape
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors
+        return grad.new_zeros(ctx.shape).scatter_add(1, index, grad), None
+
+
+def _joint_weight(
+    sample_weight: Tensor | None, indices_tuple: Sequence[Tensor] | None, labels: Tensor
+) -> Tensor | None:
+    """(B,) weights of the samples, or None when all weigh the same."""
+    if sample_weight is not None and (not isinstance(sample_weight, Tensor) or sample_weight.shape != labels.shape):
+        shape = tuple(sample_weight.shape) if isinstance(sample_weight, Tensor) else sample_weight
+        raise ValueError(f"sample_weight must be a tensor of shape {tuple(labels.shape)}, got {shape!r}")
+    if indices_tuple is None or not sum(len(indices) for indices in indices_tuple):
+        return sample_weight
+    counts = torch.bincount(torch.cat(list(indices_tuple)), minlength=len(labels)).to(torch.get_default_dtype())
+    mined = counts / counts.max()
+    return mined if sample_weight is None else mined * sample_weight
+
+
+def _brief(value: Any) -> str:
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)

@@ -1,0 +1,63 @@
+"""Terms that keep neurons apart (SphereNet, 2.4)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from . import _checks
+from .cosine import accumulation_dtype, unit
+from .selection import Specs, nothing_found, select_to_change
+
+
+def orthonormal(weight: Tensor, *, normalized: bool = False) -> Tensor:
+    """‖WᵀW − I‖²_F for kernels as the columns of W (SphereNet, 2.4), here the rows of `weight`.
+
+    Only the smaller of the two Gram matrices is formed: ‖WᵀW − I_N‖² = ‖WWᵀ − I_d‖² + N − d.
+
+    Args:
+        weight: (..., N, d), rows are neurons; leading dimensions are summed.
+        normalized: scale the neurons to length one first, so that only angles count.
+
+    Example:
+        >>> orthonormal(torch.eye(3)), orthonormal(2 * torch.eye(3)), orthonormal(2 * torch.eye(3), normalized=True)
+        (tensor(0.), tensor(27.), tensor(0.))
+    """
+    _checks.floating("weight", weight)
+    if weight.dim() < 2:
+        raise ValueError(f"weight must be (..., N, d), got {tuple(weight.shape)}")
+    rows = weight.to(accumulation_dtype(weight.dtype))
+    rows = unit(rows) if normalized else rows
+    n, d = rows.shape[-2:]
+    with torch.autocast(rows.device.type, enabled=False):
+        gram = rows @ rows.mT if n <= d else rows.mT @ rows
+        deviation = gram - torch.eye(min(n, d), dtype=rows.dtype, device=rows.device)
+        groups = rows[..., 0, 0].numel()
+        return deviation.square().sum() + max(n - d, 0) * groups
+
+
+def orthonormal_penalty(
+    model: nn.Module,
+    weight: float = 1e-4,
+    *,
+    normalized: bool = False,
+    layers: Specs | None = None,
+    exclude: Specs = (),
+    output: str | None = "auto",
+) -> Tensor:
+    """weight·Σ‖WᵀW − I‖²_F over the kernels of a model's hidden layers; add it to the loss.
+
+    Args:
+        weight: the factor (1e-4 as SphereNet is trained).
+        normalized: look at the kernels' directions only.
+        layers, exclude, output: which layers, as in :func:`select`.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Flatten(), nn.Linear(16, 10))
+        >>> orthonormal_penalty(net).backward()
+    """
+    factor = _checks.number("weight", weight, low=0.0)
+    found = select_to_change(model, layers, exclude, output)
+    if not found:
+        raise nothing_found(model, "orthonormal_penalty")
+    return factor * torch.stack([orthonormal(n.matrix(), normalized=normalized) for n in found.values()]).sum()

@@ -1,0 +1,5 @@
+"""Pictures and pages made from results."""
+
+from .linechart import line_chart
+
+__all__ = ["line_chart"]

@@ -1,0 +1,330 @@
+"""A line chart as one SVG text, with nothing but the standard library."""
+
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from xml.sax.saxutils import escape
+
+from .._files import write_text
+
+# Okabe and Ito's colours, told apart with any colour vision, without their yellow, which is too faint on white.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES = ("", "7 4", "2 3", "9 3 2 3")  # one for each round through the palette
+
+TITLE, LABEL, TICK = 16, 13, 12  # font sizes in pixels
+EDGE = 14  # free space along the picture's border
+ROW = 20  # height of a row of the legend
+SWATCH = 32  # width of the legend's line sample with the gap to its name
+LETTER = 0.56  # width of a letter as a share of the font size, on the safe side for the usual sans-serif fonts
+BLEED = 3  # pixels a line may reach beyond the plot, so that one along the border keeps its full width
+SMALLEST_PLOT = 80  # pixels, in both directions
+
+Numbers = Iterable[float]
+Series = Mapping[str, tuple[Numbers, Numbers] | tuple[Numbers, Numbers, Numbers]]
+
+
+def line_chart(
+    series: Series,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    title: str = "",
+    xlabel: str = "",
+    ylabel: str = "",
+    xlim: tuple[float, float] | None = None,
+    ylim: tuple[float, float] | None = None,
+    width: float = 720,
+    height: float = 420,
+) -> str:
+    """Draw named lines, each with a band around it if wanted, and return the SVG.
+
+    Args:
+        series: name -> (x, y) or (x, y, spread), all of one length; the band covers y ± spread.
+        path: a file to write the picture to as well.
+        title: stands above the plot. All texts are plain and escaped here.
+        xlabel: stands below the plot.
+        ylabel: stands left of the plot, turned.
+        xlim: (low, high); None: the range of the data.
+        ylim: (low, high); None: the range of the data within xlim, and a little more.
+        width: of the whole picture, in pixels.
+        height: of the whole picture with the legend, which is below the plot.
+
+    Example:
+        >>> svg = line_chart({"cosine": ([0, 1, 2], [1.0, 0.54, -0.42], [0.1, 0.1, 0.2])}, xlabel="θ")
+        >>> svg.startswith("<svg") and ">cosine</text>" in svg
+        True
+    """
+    lines = [_line(name, values) for name, values in series.items()]
+    if not lines:
+        raise ValueError("series is empty; give at least one name -> (x, y)")
+    for argument, size in (("width", width), ("height", height)):
+        if not (math.isfinite(size) and size > 0):
+            raise ValueError(f"{argument} must be a positive number of pixels, got {size}")
+
+    xs = [x for line in lines for x in line.x]
+    x_range = _given_range("xlim", xlim) if xlim is not None else _data_range(xs, margin=0.0)
+    seen = [y for line in lines for y in line.reach(*x_range)] or [y for line in lines for y in line.reach()]
+    y_range = _given_range("ylim", ylim) if ylim is not None else _data_range(seen, margin=0.05)
+
+    # What the texts around the plot leave for it decides its size.
+    top = EDGE + (TITLE + 14 if title else 0)
+    y_ticks = _ticks(*y_range, wanted=height / 70)
+    left = EDGE + (LABEL + 10 if ylabel else 0) + max(_text_width(label, TICK) for _, label in y_ticks) + 8
+    plot_width = width - left - 2 * EDGE
+    if plot_width < SMALLEST_PLOT:
+        raise ValueError(f"width must be at least {math.ceil(width - plot_width + SMALLEST_PLOT)} here, got {width}")
+    column = SWATCH + max(_text_width(line.name, LABEL) for line in lines) + 20
+    columns = max(1, int(plot_width // column))
+    below = 8 + TICK + (LABEL + 10 if xlabel else 0) + 12
+    plot_height = height - top - below - math.ceil(len(lines) / columns) * ROW - EDGE / 2
+    if plot_height < SMALLEST_PLOT:
+        need = math.ceil(height - plot_height + SMALLEST_PLOT)
+        raise ValueError(f"height must be at least {need} for {len(lines)} lines and their legend, got {height}")
+    plot = _Plot(left, top, plot_width, plot_height, x_range, y_range)
+
+    whole = all(x.is_integer() for x in xs) and x_range[1] - x_range[0] >= 1  # epochs have no halves
+    for spacing in (80, 110, 150):  # fewer ticks where the labels would touch
+        x_ticks = _ticks(*x_range, wanted=plot_width / spacing, smallest_step=1.0 if whole else 0.0)
+        if sum(_text_width(label, TICK) + 14 for _, label in x_ticks) < plot_width:
+            break
+    name = _escaped(title or ", ".join(line.name for line in lines))
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width:g}" height="{height:g}" '
+        f'viewBox="0 0 {width:g} {height:g}" font-family="system-ui, Helvetica, Arial, sans-serif" fill="#333">',
+        f'<title>{name}</title><rect width="{width:g}" height="{height:g}" fill="#fff"/>',
+        _text(title, left, EDGE + TITLE * 0.8, TITLE, room=plot_width / 1.12, more='font-weight="600"'),
+        *_axes(plot, x_ticks, y_ticks, xlabel, ylabel),
+        *_curves(plot, lines),
+        *_legend(lines, left, plot.bottom + below, columns, column, room=plot_width - SWATCH),
+        "</svg>",
+    ]
+    svg = "\n".join(part for part in parts if part) + "\n"
+    if path is not None:
+        write_text(path, svg)
+    return svg
+
+
+# What is drawn
+
+
+@dataclass(frozen=True)
+class _Line:
+    name: str
+    x: list[float]
+    y: list[float]
+    spread: list[float]  # empty: no band
+
+    def band(self) -> list[tuple[float, float]]:
+        """The corners of the band, along its upper edge and back along the lower."""
+        triples = list(zip(self.x, self.y, self.spread, strict=True)) if self.spread else []
+        return [(x, y + s) for x, y, s in triples] + [(x, y - s) for x, y, s in reversed(triples)]
+
+    def reach(self, low: float = -math.inf, high: float = math.inf) -> list[float]:
+        """Every y of the line and its band at points with low <= x <= high."""
+        return [y for x, y in [*zip(self.x, self.y, strict=True), *self.band()] if low <= x <= high]
+
+
+@dataclass(frozen=True)
+class _Plot:
+    """The rectangle of the plot in the picture, and the numbers at its borders."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+    x_range: tuple[float, float]
+    y_range: tuple[float, float]
+
+    @property
+    def right(self) -> float:
+        return self.left + self.width
+
+    @property
+    def bottom(self) -> float:
+        return self.top + self.height
+
+    def across(self, x: float) -> float:
+        low, high = self.x_range
+        return self.left + (x - low) / (high - low) * self.width
+
+    def down(self, y: float) -> float:
+        low, high = self.y_range
+        return self.top + (high - y) / (high - low) * self.height
+
+    def points(self, pairs: Iterable[tuple[float, float]]) -> str:
+        # Renderers count in float32: a diverged loss of 1e30 far outside ylim is drawn as merely very far.
+        places = ((self.across(x), self.down(y)) for x, y in pairs)
+        return " ".join(f"{_clamp(across):.2f},{_clamp(down):.2f}" for across, down in places)
+
+
+def _axes(
+    plot: _Plot, x_ticks: list[tuple[float, str]], y_ticks: list[tuple[float, str]], xlabel: str, ylabel: str
+) -> list[str]:
+    parts = []
+    for y, label in y_ticks:
+        at = plot.down(y)
+        parts.append(f'<path d="M{plot.left:.2f} {at:.2f}H{plot.right:.2f}" stroke="#e4e4e4"/>')
+        parts.append(_text(label, plot.left - 8, at + TICK * 0.35, TICK, anchor="end"))
+    for x, label in x_ticks:
+        at = plot.across(x)
+        parts.append(f'<path d="M{at:.2f} {plot.bottom:.2f}v5" stroke="#888"/>')
+        parts.append(_text(label, at, plot.bottom + 8 + TICK, TICK, anchor="middle"))
+    parts.append(f'<path d="M{plot.left:.2f} {plot.bottom:.2f}H{plot.right:.2f}" stroke="#888"/>')
+    middle = plot.left + plot.width / 2
+    parts.append(_text(xlabel, middle, plot.bottom + TICK + 14 + LABEL, LABEL, anchor="middle", room=plot.width))
+    x, y = EDGE + LABEL * 0.8, plot.top + plot.height / 2
+    turned = f'transform="rotate(-90 {x:.2f} {y:.2f})"'
+    parts.append(_text(ylabel, x, y, LABEL, anchor="middle", room=plot.height, more=turned))
+    return parts
+
+
+def _curves(plot: _Plot, lines: list[_Line]) -> list[str]:
+    # An inner svg clips what leaves the plot. A clipPath would need an id, unique in every page that takes the picture.
+    left, top = f"{plot.left - BLEED:.2f}", f"{plot.top - BLEED:.2f}"
+    width, height = f"{plot.width + 2 * BLEED:.2f}", f"{plot.height + 2 * BLEED:.2f}"
+    parts = [
+        f'<svg x="{left}" y="{top}" width="{width}" height="{height}" '
+        f'viewBox="{left} {top} {width} {height}" overflow="hidden">'
+    ]
+    for index, line in enumerate(lines):  # all bands come first, so that none veils a line
+        if line.spread:
+            colour, _ = _look(index)
+            parts.append(f'<polygon points="{plot.points(line.band())}" fill="{colour}" fill-opacity="0.18"/>')
+    for index, line in enumerate(lines):
+        colour, dash = _look(index)
+        if len(line.x) == 1:
+            at = f'cx="{plot.across(line.x[0]):.2f}" cy="{plot.down(line.y[0]):.2f}"'
+            parts.append(f'<circle {at} r="4" fill="{colour}"><title>{_escaped(line.name)}</title></circle>')
+        else:
+            parts.append(
+                f'<polyline points="{plot.points(zip(line.x, line.y, strict=True))}" fill="none" stroke="{colour}" '
+                f'stroke-width="2" stroke-linejoin="round"{dash}><title>{_escaped(line.name)}</title></polyline>'
+            )
+    return [*parts, "</svg>"]
+
+
+def _legend(lines: list[_Line], left: float, top: float, columns: int, column: float, room: float) -> list[str]:
+    parts = []
+    for index, line in enumerate(lines):
+        x = left + index % columns * column
+        y = top + (index // columns + 0.5) * ROW
+        colour, dash = _look(index)
+        if len(line.x) == 1:
+            parts.append(f'<circle cx="{x + 12:.2f}" cy="{y:.2f}" r="4" fill="{colour}"/>')
+        else:
+            parts.append(f'<path d="M{x:.2f} {y:.2f}h24" stroke="{colour}" stroke-width="2.5"{dash}/>')
+        parts.append(_text(line.name, x + SWATCH, y + LABEL * 0.35, LABEL, room=room))
+    return parts
+
+
+def _clamp(pixels: float) -> float:
+    return min(max(pixels, -1e5), 1e5)
+
+
+def _look(index: int) -> tuple[str, str]:
+    """The colour of a line and its dash attribute."""
+    dash = DASHES[index // len(PALETTE) % len(DASHES)]
+    return PALETTE[index % len(PALETTE)], f' stroke-dasharray="{dash}"' if dash else ""
+
+
+# Numbers
+
+
+def _line(name: str, values: tuple[Numbers, ...]) -> _Line:
+    if not isinstance(name, str):
+        raise TypeError(f"series must have strings as keys, got {name!r}")
+    if len(values) not in (2, 3):
+        raise ValueError(f"series[{name!r}] must be (x, y) or (x, y, spread), got {len(values)} parts")
+    named = zip(("x", "y", "spread"), values, strict=False)
+    parts = {part: _floats(f"{part} of series[{name!r}]", numbers) for part, numbers in named}
+    lengths = [len(part) for part in parts.values()]
+    if min(lengths) == 0 or min(lengths) != max(lengths):
+        raise ValueError(f"series[{name!r}] must have parts of one length, at least 1, got lengths {lengths}")
+    line = _Line(name, parts["x"], parts["y"], parts.get("spread", []))
+    if line.spread and min(line.spread) < 0:
+        raise ValueError(f"spread of series[{name!r}] must not be negative, got {min(line.spread)}")
+    return line
+
+
+def _floats(argument: str, values: Numbers) -> list[float]:
+    try:
+        numbers = [float(value) for value in values]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{argument} must be a sequence of numbers: {error}") from error
+    for index, number in enumerate(numbers):
+        # Beyond 1e300 the difference of two numbers may overflow.
+        if not abs(number) <= 1e300:
+            raise ValueError(f"{argument} must hold finite numbers up to 1e300, got {number} at index {index}")
+    return numbers
+
+
+def _given_range(argument: str, limits: tuple[float, float]) -> tuple[float, float]:
+    numbers = _floats(argument, limits)
+    if len(numbers) != 2 or _is_point(*numbers):
+        raise ValueError(f"{argument} must be (low, high) with low < high, got {limits!r}")
+    return numbers[0], numbers[1]
+
+
+def _data_range(numbers: list[float], margin: float) -> tuple[float, float]:
+    low, high = min(numbers), max(numbers)
+    if _is_point(low, high):
+        pad = 0.1 * abs(high) or 1.0
+    else:
+        pad = margin * (high - low)
+    return low - pad, high + pad
+
+
+def _is_point(low: float, high: float) -> bool:
+    """Whether there is no room for ticks: high is not above low, or by rounding errors only."""
+    return high - low <= max(1e-9 * max(abs(low), abs(high)), 1e-300)
+
+
+def _ticks(low: float, high: float, wanted: float, smallest_step: float = 0.0) -> list[tuple[float, str]]:
+    """Round numbers from low to high, about `wanted` of them, and what to write at each."""
+    rough = (high - low) / max(2.0, wanted)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = max(next(f * power for f in (1.0, 2.0, 5.0, 10.0) if f * power >= 0.75 * rough), smallest_step)
+    slack = 1e-6  # a border that is a round number but for its last digits gets its tick
+    numbers = [k * step for k in range(math.ceil(low / step - slack), math.floor(high / step + slack) + 1)]
+    return [(number, _tick_label(number, step, max(abs(low), abs(high)))) for number in numbers]
+
+
+def _tick_label(number: float, step: float, largest: float) -> str:
+    """As many digits as the step needs; powers of ten where zeros would be many."""
+    if abs(number) < step / 2:
+        return "0"
+    if 1e-3 <= largest < 1e6:
+        return f"{number:.{_decimals(step)}f}".replace("-", "−")
+    exponent = math.floor(math.log10(largest))
+    digits = f"{number / 10.0**exponent:.{_decimals(step / 10.0**exponent)}f}".replace("-", "−")
+    power = "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return {"1": power, "−1": f"−{power}"}.get(digits, f"{digits}×{power}")
+
+
+def _decimals(step: float) -> int:
+    """How many decimals a multiple of the step has: of 0.05 two."""
+    return next((n for n in range(12) if abs(step * 10**n - round(step * 10**n)) < 1e-6 * step * 10**n), 12)
+
+
+# Text
+
+
+def _text(
+    text: str, x: float, y: float, size: float, *, anchor: str = "start", room: float = math.inf, more: str = ""
+) -> str:
+    """One line of text, in smaller letters if it would not fit into `room` pixels; nothing for no text."""
+    if not text:
+        return ""
+    size = max(min(size, size * room / _text_width(text, size)), 7.0)
+    place = f'x="{x:.2f}" y="{y:.2f}" font-size="{size:.3g}" text-anchor="{anchor}"'
+    return f"<text {place}{more and ' ' + more}>{_escaped(text)}</text>"
+
+
+def _text_width(text: str, size: float) -> float:
+    return LETTER * size * len(text)
+
+
+def _escaped(text: str) -> str:
+    # XML has no way to write control characters and lone surrogates.
+    return escape(re.sub("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text))

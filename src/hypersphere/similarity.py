@@ -1,0 +1,289 @@
+"""How a neuron answers to an angle: g(θ) as a function of the cosine, with exact derivatives (SphereNet, 2.1 and 2.5).
+
+==========  ==========================================  =======================================
+name        g(θ)                                        computed from c = cos θ as
+==========  ==========================================  =======================================
+cosine      cos θ                         (Eq. 3)       c
+linear      aθ + b                        (Eq. 2)       −a·asin(c) + (b + aπ/2)
+sigmoid     Eq. 4, curvature k > 0                      coth(π/4k)·tanh(asin(c)/2k)
+learnable   sigmoid whose k is learned    (2.5)         the same, k = exp(log_k)
+==========  ==========================================  =======================================
+
+θ enters only through asin(c), whose derivative 1/√(1−c²) is infinite at c = ±1. It is bounded here, once, by
+1/√eps of the dtype (2896 in float32). At θ = 0 and θ = π the cosine itself has derivative 0 with respect to input and
+weight, so the gradient that reaches them there is 0.
+
+A similarity is a name of :data:`SIMILARITIES`, optionally with numbers ("sigmoid(0.7)", "linear(-0.5, 0.8)"),
+a module, or any callable of the cosine. It is always called with the filters on dimension 1.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from . import _checks
+from .cosine import accumulation_dtype, times_
+
+_LOG_K_LIMIT = math.log(1e4)  # beyond k = 1e±4 g is a step or a line to float precision
+
+
+def cosine(c: Tensor) -> Tensor:
+    """g(θ) = cos θ (Eq. 3): the cosine, kept within [-1, 1].
+
+    Example:
+        >>> cosine(torch.tensor([-1.0, 0.0, 1.0]))
+        tensor([-1.,  0.,  1.])
+    """
+    return c.clamp(-1, 1)
+
+
+def linear(c: Tensor, a: float = -2 / math.pi, b: float = 1.0) -> Tensor:
+    """g(θ) = aθ + b (Eq. 2); the default falls from 1 at θ = 0 to −1 at θ = π.
+
+    Example:
+        >>> linear(torch.tensor([-1.0, 0.0, 1.0]))
+        tensor([-1.,  0.,  1.])
+    """
+    y: Tensor = _LinearOfCosine.apply(c, _checks.number("a", a), _checks.number("b", b))
+    return y
+
+
+def sigmoid(c: Tensor, k: float | Tensor = 0.3) -> Tensor:
+    """g(θ) of Eq. 4: a step for k → 0, the linear similarity for k → ∞.
+
+    Args:
+        c: cosines (B, N, ...).
+        k: a positive number, or a tensor that broadcasts with c (then it is not checked, and receives a gradient).
+
+    Example:
+        >>> sigmoid(torch.tensor([-1.0, 0.0, 1.0]), k=0.5)
+        tensor([-1.,  0.,  1.])
+    """
+    if not isinstance(k, Tensor):
+        k = _checks.number("k", k, low=0.0, open_low=True)
+        k = min(max(k, math.exp(-_LOG_K_LIMIT)), math.exp(_LOG_K_LIMIT))
+    y: Tensor = _SigmoidOfCosine.apply(c, k)
+    return y
+
+
+def angle(c: Tensor) -> Tensor:
+    """θ = arccos(c) in [0, π], with the derivative bounded as above."""
+    return linear(c, 1.0, 0.0)
+
+
+class LearnableSigmoid(nn.Module):
+    """The sigmoid similarity with its k learned (2.5), positive whatever the optimizer does: k = exp(log_k).
+
+    One k for every filter with `num_filters`, one for the layer without; the same module given to many layers is one
+    k for the network.
+
+    Args:
+        num_filters: how many filters, or None.
+        k: where k starts, > 0 (the paper's 0.5).
+
+    Example:
+        >>> g = LearnableSigmoid(num_filters=3)
+        >>> g(torch.zeros(8, 3, 5, 5)).shape, g.k
+        (torch.Size([8, 3, 5, 5]), tensor([0.5000, 0.5000, 0.5000], grad_fn=<ExpBackward0>))
+    """
+
+    def __init__(
+        self,
+        num_filters: int | None = None,
+        k: float = 0.5,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        k = _checks.number("k", k, low=0.0, open_low=True)
+        shape = () if num_filters is None else (_checks.integer("num_filters", num_filters, low=1),)
+        self.num_filters = num_filters
+        self.log_k = nn.Parameter(
+            torch.full(shape, math.log(k), device=device, dtype=_checks.floating_dtype(dtype))
+        )
+
+    @property
+    def k(self) -> Tensor:
+        return self.log_k.to(accumulation_dtype(self.log_k.dtype)).clamp(-_LOG_K_LIMIT, _LOG_K_LIMIT).exp()
+
+    def forward(self, c: Tensor) -> Tensor:
+        if self.num_filters is None:
+            return sigmoid(c, self.k)
+        if c.dim() < 2 or c.shape[1] != self.num_filters:
+            raise ValueError(f"expected {self.num_filters} filters on dimension 1, got a tensor of shape {tuple(c.shape)}")
+        return sigmoid(c, self.k.view(-1, *[1] * (c.dim() - 2)))
+
+    def at_angle(self, theta: Tensor, filters: Tensor) -> Tensor:
+        """g at angles (B,), each seen by the filter of its index (B,)."""
+        return _sigmoid_at_angle(theta, self.k if self.num_filters is None else self.k[filters])
+
+    def extra_repr(self) -> str:
+        return "" if self.num_filters is None else f"num_filters={self.num_filters}"
+
+
+@dataclass(frozen=True, repr=False)
+class Similarity:
+    """An entry of the table with its numbers: callable, comparable, and printed as the string that makes it."""
+
+    name: str
+    numbers: tuple[float, ...] = ()
+
+    def __call__(self, c: Tensor) -> Tensor:
+        y: Tensor = SIMILARITIES[self.name](c, *self.numbers)
+        return y
+
+    def at_angle(self, theta: Tensor, filters: Tensor) -> Tensor:
+        """g at angles (B,); the filters do not matter."""
+        y: Tensor = _AT_ANGLE[self.name](theta, *self.numbers) if self.name in _AT_ANGLE else self(theta.cos())
+        return y
+
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(f'{x:g}' for x in self.numbers)})" if self.numbers else self.name
+
+
+#: name → function of the cosine (then of its numbers), or a module class made for each layer
+SIMILARITIES: dict[str, Callable[..., Any]] = {
+    "cosine": cosine,
+    "linear": linear,
+    "sigmoid": sigmoid,
+    "learnable": LearnableSigmoid,
+}
+
+
+def _linear_at_angle(theta: Tensor, a: float = -2 / math.pi, b: float = 1.0) -> Tensor:
+    return a * theta + b
+
+
+def _sigmoid_at_angle(theta: Tensor, k: float | Tensor = 0.3) -> Tensor:
+    k = torch.as_tensor(k, dtype=theta.dtype, device=theta.device)
+    return torch.tanh((math.pi / 2 - theta) / (2 * k)) / torch.tanh(math.pi / (4 * k))
+
+
+# The same functions of the angle, for margins: cos(mθ) → acos would lose half the digits. An entry of SIMILARITIES
+# without one here is used through its cosine.
+_AT_ANGLE: dict[str, Callable[..., Tensor]] = {
+    "cosine": torch.cos,
+    "linear": _linear_at_angle,
+    "sigmoid": _sigmoid_at_angle,
+}
+
+
+def resolve(
+    similarity: str | Callable[[Tensor], Tensor],
+    num_filters: int,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Callable[[Tensor], Tensor]:
+    """What a layer with `num_filters` filters calls for the user's `similarity`; a new module for "learnable"."""
+    if not isinstance(similarity, str):
+        if not callable(similarity) or isinstance(similarity, type):
+            raise TypeError(f"similarity must be a name, a module or a callable of the cosine, got {similarity!r}")
+        if isinstance(similarity, LearnableSigmoid) and similarity.num_filters not in (None, num_filters):
+            raise ValueError(
+                f"similarity has a k for each of {similarity.num_filters} filters, the layer has {num_filters}; "
+                "share one with num_filters=None"
+            )
+        return similarity
+    name, numbers = parse(similarity)
+    try:
+        if isinstance(SIMILARITIES[name], type):
+            module: Callable[[Tensor], Tensor] = SIMILARITIES[name](num_filters, *numbers, device=device, dtype=dtype)
+            return module
+        resolved = Similarity(name, numbers)
+        resolved(torch.zeros((), device="cpu"))  # the function checks its own numbers
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"similarity {similarity!r}: {error}") from None
+    return resolved
+
+
+def parse(similarity: str) -> tuple[str, tuple[float, ...]]:
+    """ "linear(-0.5, 0.8)" → ("linear", (-0.5, 0.8))."""
+    match = re.fullmatch(r"\s*(\w+)\s*(?:\(([^()]*)\))?\s*", similarity)
+    name = match[1] if match else similarity
+    if not match or name not in SIMILARITIES:
+        near = get_close_matches(name, SIMILARITIES, n=1)
+        meant = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(
+            f"similarity must be one of {', '.join(SIMILARITIES)}, with numbers as in 'sigmoid(0.7)', "
+            f"or a callable; got {similarity!r}{meant}"
+        )
+    try:
+        return name, tuple(float(part) for part in match[2].split(",")) if (match[2] or "").strip() else ()
+    except ValueError:
+        raise ValueError(f"similarity {similarity!r}: the numbers in brackets must be floats") from None
+
+
+def _slope(c: Tensor) -> Tensor:
+    """d asin(c)/dc = 1/√(1−c²), bounded by 1/√eps: the one place where it is."""
+    squared = torch.addcmul(c.new_ones(()), c, c, value=-1)
+    if torch.is_grad_enabled():
+        return squared.clamp_min(torch.finfo(c.dtype).eps).rsqrt()
+    return squared.clamp_min_(torch.finfo(c.dtype).eps).rsqrt_()
+
+
+class _LinearOfCosine(Function):
+    """a·arccos(c) + b."""
+
+    @staticmethod
+    def forward(c: Tensor, a: float, b: float) -> Tensor:
+        exact = c.to(accumulation_dtype(c.dtype))
+        offset = b + a * (math.pi / 2)
+        y = exact.clamp(-1, 1).asin_().mul_(-a)
+        return (y.add_(offset) if offset else y).to(c.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        c, ctx.a, _ = inputs
+        ctx.save_for_backward(c)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (c,) = ctx.saved_tensors
+        return times_(_slope(c.to(accumulation_dtype(c.dtype))), grad, -ctx.a).to(c.dtype), None, None
+
+
+class _SigmoidOfCosine(Function):
+    """A·tanh(asin(c)/2k) with A = coth(π/4k), from c and its own result alone."""
+
+    @staticmethod
+    def forward(c: Tensor, k: float | Tensor) -> Tensor:
+        exact = c.to(accumulation_dtype(c.dtype))
+        y = exact.clamp(-1, 1).asin_().mul_(0.5 / k).tanh_().mul_(_coth(k))
+        return y.clamp_(-1, 1).to(c.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        c, k = inputs
+        ctx.k = None if isinstance(k, Tensor) else k
+        ctx.save_for_backward(c, output, *([k] if isinstance(k, Tensor) else []))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        c, y, *learned = ctx.saved_tensors
+        k = learned[0] if learned else ctx.k
+        exact = c.to(accumulation_dtype(c.dtype))
+        scale = _coth(k)
+        rise = times_(1 - (y / scale).square(), grad)  # 1 − tanh², times what comes in
+        if not (learned and ctx.needs_input_grad[1]):
+            return times_(_slope(exact), rise, scale * 0.5 / k).to(c.dtype), None
+        # dA/dk = (A² − 1)·π/4k² and d(asin(c)/2k)/dk = −asin(c)/2k²
+        steep = (scale - 1 / scale) * (math.pi / 4)
+        grad_k = times_(grad * y, steep) - times_(linear(exact, -1.0, math.pi / 2), rise, scale * 0.5)
+        grad_k = grad_k.sum_to_size(k.shape) / k.square()
+        return times_(_slope(exact), rise, scale * 0.5 / k).to(c.dtype), grad_k.to(k.dtype)
+
+
+def _coth(k: float | Tensor) -> Any:
+    """coth(π/4k)."""
+    return 1 / torch.tanh(math.pi / 4 / k) if isinstance(k, Tensor) else 1 / math.tanh(math.pi / 4 / k)

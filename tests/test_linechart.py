@@ -1,0 +1,219 @@
+"""The chart is parsed as XML and its lines are read back as numbers."""
+
+import os
+import stat
+import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hypersphere._files import write_text
+from hypersphere.report import line_chart
+from hypersphere.report.linechart import DASHES, PALETTE, _ticks
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def drawn(svg, tag):
+    """The elements inside the plot, whose svg clips them."""
+    (plot,) = ElementTree.fromstring(svg).findall(f"{SVG}svg")
+    return plot.findall(f"{SVG}{tag}")
+
+
+def points(element):
+    return [tuple(map(float, point.split(","))) for point in element.get("points").split()]
+
+
+def texts(svg):
+    return [element.text for element in ElementTree.fromstring(svg).findall(f"{SVG}text")]
+
+
+def test_line_is_an_affine_map_of_its_points():
+    svg = line_chart({"a": ([0, 1, 4], [-1.0, 0.0, 1.0])}, xlim=(0, 4), ylim=(-1, 1))
+    (line,) = drawn(svg, "polyline")
+    (x0, y0), (x1, y1), (x2, y2) = points(line)
+    assert (x1 - x0) / (x2 - x0) == pytest.approx(0.25, abs=1e-3)
+    assert (y1 - y0) / (y2 - y0) == pytest.approx(0.5, abs=1e-3)
+    assert y2 < y0  # up is up
+
+
+def test_line_meets_the_tick_of_its_value():
+    svg = line_chart({"a": ([0, 10], [30.0, 30.0])}, ylim=(0, 40))
+    (tick,) = [element for element in ElementTree.fromstring(svg).findall(f"{SVG}text") if element.text == "30"]
+    y = points(drawn(svg, "polyline")[0])[0][1]
+    assert float(tick.get("y")) == pytest.approx(y, abs=5)
+
+
+def test_band_reaches_spread_above_and_below():
+    svg = line_chart({"a": ([0, 1], [0.0, 2.0], [1.0, 0.5])})
+    (band,), (line,) = drawn(svg, "polygon"), drawn(svg, "polyline")
+    (_, y0), (_, y1) = points(line)
+    pixels = (y0 - y1) / 2.0
+    upper0, upper1, lower1, lower0 = (y for _, y in points(band))
+    assert [y0 - upper0, y1 - upper1, lower1 - y1, lower0 - y0] == pytest.approx(
+        [pixels, pixels / 2, pixels / 2, pixels], abs=0.05
+    )
+
+
+def test_without_spread_there_is_no_band():
+    assert drawn(line_chart({"a": ([0, 1], [0.0, 2.0])}), "polygon") == []
+
+
+def test_y_limits_come_from_what_xlim_shows():
+    svg = line_chart({"a": ([0, 1, 2, 3], [0.0, 1.0, 2.0, 1000.0])}, xlim=(0, 2))
+    assert max(points(drawn(svg, "polyline")[0])[:3])[1] < 100  # 2.0 is near the top, not squeezed to the bottom
+    assert "1000" not in texts(svg)
+
+
+def test_all_texts_are_escaped():
+    nasty = "<b>&\"'</b>\x00\ud800"
+    svg = line_chart({nasty: ([0, 1], [0, 1])}, title=nasty, xlabel=nasty, ylabel=nasty)
+    assert texts(svg).count("<b>&\"'</b>\ufffd\ufffd") == 4
+    assert "<b>" not in svg
+
+
+def test_every_line_has_a_legend_entry_and_a_look_of_its_own():
+    names = [f"line {index}" for index in range(len(PALETTE) * len(DASHES))]
+    svg = line_chart({name: ([0, 1], [index, index]) for index, name in enumerate(names)}, height=900)
+    assert [text for text in texts(svg) if text in names] == names
+    looks = {(line.get("stroke"), line.get("stroke-dasharray")) for line in drawn(svg, "polyline")}
+    assert len(looks) == len(names)
+
+
+def test_legend_is_below_the_plot_and_inside_the_picture():
+    names = [f"a rather long name, number {index}" for index in range(9)]
+    svg = line_chart({name: ([0, 1], [0, 1]) for name in names}, width=500, height=500)
+    root = ElementTree.fromstring(svg)
+    plot = root.find(f"{SVG}svg")
+    rows = [float(e.get("y")) for e in root.findall(f"{SVG}text") if e.text in names]
+    assert len(rows) == 9
+    assert min(rows) > float(plot.get("y")) + float(plot.get("height"))
+    assert max(rows) < 500
+
+
+def test_single_point_is_a_dot():
+    svg = line_chart({"a": ([2], [3])})
+    assert len(drawn(svg, "circle")) == 1
+    assert drawn(svg, "polyline") == []
+
+
+@pytest.mark.parametrize("rounding", [0.0, 1e-14])
+def test_flat_line_has_ticks(rounding):
+    labels = texts(line_chart({"a": ([0, 1], [3.0, 3.0 + rounding])}))
+    assert "3.0" in labels
+    assert len(set(labels)) == len(labels)
+
+
+@pytest.mark.parametrize("width", range(300, 800, 50))
+def test_long_tick_labels_do_not_touch(width):
+    svg = line_chart({"a": ([1, 1 + 6e-8], [0, 1])}, width=width)
+    ticks = [e for e in ElementTree.fromstring(svg).iter(f"{SVG}text") if e.get("text-anchor") == "middle"]
+    assert len(ticks) >= 2
+    for left, right in pairwise(ticks):
+        assert float(right.get("x")) - float(left.get("x")) > 7 * len(left.text)  # 12 pixels high, 7 wide
+
+
+def test_whole_x_has_whole_ticks():
+    svg = line_chart({"a": ([1, 2, 3], [0.25, 0.25, 0.25])})
+    centred = [e for e in ElementTree.fromstring(svg).iter(f"{SVG}text") if e.get("text-anchor") == "middle"]
+    assert [element.text for element in centred] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [
+        (0, 1, ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
+        (-1, 1, ["−1.0", "−0.5", "0", "0.5", "1.0"]),
+        (0.99, 1.01, ["0.990", "0.995", "1.000", "1.005", "1.010"]),
+        (0, 2e6, ["0", "0.5×10⁶", "1.0×10⁶", "1.5×10⁶", "2.0×10⁶"]),
+        (-2e-7, 2e-7, ["−2×10⁻⁷", "−10⁻⁷", "0", "10⁻⁷", "2×10⁻⁷"]),
+    ],
+)
+def test_tick_labels(low, high, labels):
+    assert [label for _, label in _ticks(low, high, wanted=5)] == labels
+
+
+def test_an_outlier_far_outside_the_limits_stays_drawable():
+    svg = line_chart({"a": ([0, 1], [0.0, 1e300])}, ylim=(0, 1e-5))
+    assert all(abs(number) <= 1e5 for point in points(drawn(svg, "polyline")[0]) for number in point)
+
+
+numbers = st.floats(-1e300, 1e300)
+
+
+@given(st.lists(st.tuples(numbers, numbers, st.floats(0, 1e300)), min_size=1, max_size=6))
+@settings(max_examples=200, deadline=None)
+def test_any_finite_data_gives_a_picture(triples):
+    x, y, spread = zip(*triples, strict=True)
+    svg = line_chart({"a": (x, y, spread)})
+    assert "nan" not in svg
+    assert "inf" not in svg
+    for element in drawn(svg, "polygon"):
+        assert len(points(element)) == 2 * len(x)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"series": {}}, "series is empty"),
+        ({"series": {"a": ([0],)}}, r"series\['a'\] must be \(x, y\) or \(x, y, spread\), got 1 parts"),
+        ({"series": {"a": ([], [])}}, r"series\['a'\] must have parts of one length, at least 1, got lengths \[0, 0\]"),
+        ({"series": {"a": ([0, 1], [0])}}, r"got lengths \[2, 1\]"),
+        ({"series": {"a": ([0, 1], [0, 1], [])}}, r"got lengths \[2, 2, 0\]"),
+        ({"series": {"a": ([0, 1], [0, float("nan")])}}, r"y of series\['a'\] must hold finite .* got nan at index 1"),
+        ({"series": {"a": ([0, float("inf")], [0, 1])}}, r"x of series\['a'\] must hold finite .* got inf at index 1"),
+        ({"series": {"a": ([0, 1], [0, 1], [0, -1])}}, r"spread of series\['a'\] must not be negative, got -1"),
+        ({"series": {"a": ([0, "b"], [0, 1])}}, r"x of series\['a'\] must be a sequence of numbers"),
+        ({"xlim": (1, 1)}, r"xlim must be \(low, high\) with low < high, got \(1, 1\)"),
+        ({"ylim": (0, float("nan"))}, "ylim must hold finite numbers"),
+        ({"ylim": (0, 1, 2)}, r"ylim must be \(low, high\)"),
+        ({"width": 0}, "width must be a positive number of pixels, got 0"),
+        ({"width": 100}, r"width must be at least \d+ here, got 100"),
+        ({"height": 120}, r"height must be at least \d+ for 1 lines and their legend, got 120"),
+    ],
+)
+def test_errors_name_the_argument(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        line_chart(**{"series": {"a": ([0, 1], [0, 1])}} | arguments)
+
+
+@pytest.mark.parametrize("argument", ["width", "height"])
+def test_the_size_an_error_asks_for_is_enough(argument):
+    series = {"a": ([0, 1], [0, 1])}
+    with pytest.raises(ValueError) as caught:
+        line_chart(series, **{argument: 60})
+    line_chart(series, **{argument: int(str(caught.value).split("at least ")[1].split()[0])})
+
+
+def test_names_must_be_strings():
+    with pytest.raises(TypeError, match="series must have strings as keys, got 3"):
+        line_chart({3: ([0, 1], [0, 1])})
+
+
+def test_the_file_holds_what_is_returned(tmp_path):
+    svg = line_chart({"θ": ([0, 1], [0, 1])}, tmp_path / "chart.svg")
+    assert (tmp_path / "chart.svg").read_text(encoding="utf-8") == svg
+    assert os.listdir(tmp_path) == ["chart.svg"]
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "chart.svg"
+    path.write_text("old")
+
+    def fail(descriptor):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_text(path, "new")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["chart.svg"]
+
+
+def test_a_written_file_has_ordinary_permissions(tmp_path):
+    write_text(tmp_path / "ours", "a")
+    (tmp_path / "plain").write_text("a")
+    ours, plain = (stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("ours", "plain"))
+    assert ours == plain
