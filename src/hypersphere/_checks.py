@@ -66,7 +66,9 @@ def finite_weight(name: str, weight: Tensor) -> None:
     """`weight` of layer `name` has no NaN or infinity (read once, when a model is converted)."""
     if not weight.is_meta and not bool(torch.isfinite(weight).all()):
         bad = int((~torch.isfinite(weight)).sum())
-        raise ValueError(f"the weight of {name!r} must be finite, got {bad} NaN or infinite of {weight.numel()} numbers")
+        raise ValueError(
+            f"the weight of {name!r} must be finite, got {bad} NaN or infinite of {weight.numel()} numbers"
+        )
 
 
 def module(name: str, value: Any) -> None:

@@ -67,12 +67,9 @@ def spherize(
     asked = [] if layers is None else as_list("layers", layers)
     if refused := [name for name in skipped if name in asked]:
         raise ValueError(
-            f"layers: torch reads the weight of {', '.join(refused)} without calling it, so it cannot answer "
-            "to angles"
+            f"layers: torch reads the weight of {', '.join(refused)} without calling it, so it cannot answer to angles"
         )
-    chosen = {
-        name: n for name, n in found.items() if type(n.module) in _SPHERE_CLASS and n.module not in uncalled
-    }
+    chosen = {name: n for name, n in found.items() if type(n.module) in _SPHERE_CLASS and n.module not in uncalled}
     if not chosen and not skipped:
         raise nothing_found(model, "spherize", " (only nn.Linear, nn.Conv1d, nn.Conv2d and nn.Conv3d can be converted)")
     resolved = {}

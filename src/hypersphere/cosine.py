@@ -152,9 +152,7 @@ class _Project(Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(
-        ctx: Any, grad_y: Tensor | None, grad_inverse: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad_y: Tensor | None, grad_inverse: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         x, weight, inverse = ctx.saved_tensors
         grad_y = x.new_zeros(*x.shape[:-1], len(weight)) if grad_y is None else grad_y
         grad_product = (grad_y * inverse).to(x.dtype)
@@ -192,12 +190,11 @@ class _CosineConv(Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         geometry = (stride, padding, dilation, False, [0] * len(stride), groups)
         headroom = _headroom(x.dtype)
-        squares = _per_group(x.to(accumulation_dtype(x.dtype)), groups).square().sum(2)
+        squares = _sum_groups(x.to(accumulation_dtype(x.dtype)).square(), groups)
         inverse = _inverse_norm(torch.convolution(squares, _ones(squares, weight), None, *geometry), x.dtype)
         inverse_weight = _inverse_row_norm(weight)
         c = torch.convolution(x, weight * headroom, None, *geometry)
-        _per_group(c, groups).mul_((inverse / headroom).unsqueeze(2))
-        c.mul_(_on_filters(inverse_weight, c)).clamp_(-1, 1)
+        c.mul_(_on_channels(inverse / headroom, c)).mul_(_on_filters(inverse_weight, c)).clamp_(-1, 1)
         return c, inverse, inverse_weight
 
     @staticmethod
@@ -214,30 +211,35 @@ class _CosineConv(Function):
         stride, padding, dilation, groups = ctx.options
         geometry = (stride, padding, dilation, False, [0] * len(stride), groups)
         grad_c = torch.zeros_like(c) if grad_c is None else grad_c
-        grad_product = (_per_group(grad_c, groups) * inverse.unsqueeze(2)).flatten(1, 2)
-        grad_product = times_(grad_product, _on_filters(inverse_weight, c)).to(x.dtype)
+        grad_product = grad_c * _on_channels(inverse, c)
+        grad_product = chain(grad_product, ("mul", _on_filters(inverse_weight, c))).to(x.dtype)
         grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
             grad_product, x, weight, None, *geometry, [*ctx.needs_input_grad[:2], False]
         )
         if ctx.needs_input_grad[0]:
-            along = _per_group(grad_c * c, groups).sum(2, dtype=inverse.dtype)
+            products = grad_c * c if torch.is_grad_enabled() else torch.mul(grad_c, c, out=grad_product)
+            along = _sum_groups(products, groups, dtype=inverse.dtype)
             if grad_inverse is not None:
                 along = along + grad_inverse * inverse
             like_squares = inverse.new_empty(1).expand(x.shape[0], groups, *x.shape[2:])
             share = torch.ops.aten.convolution_backward(
                 along * inverse.square(), like_squares, _ones(inverse, weight), None, *geometry, [True, False, False]
             )[0].to(x.dtype)
-            _per_group(grad_x, groups).addcmul_(_per_group(x, groups), share.unsqueeze(2), value=-1)
+            grad_x.addcmul_(x, _on_channels(share, x), value=-1)
         if ctx.needs_input_grad[1]:
             grad_weight = _through_row_norm(grad_weight, grad_inverse_weight, weight, inverse_weight)
         return grad_x, grad_weight, None, None, None, None
 
 
-def times_(product: Tensor, *factors: Tensor | float) -> Tensor:
-    """The product with all factors, in place unless a second derivative is being recorded."""
-    for factor in factors:
-        product = product * factor if torch.is_grad_enabled() else product.mul_(factor)
-    return product
+def chain(x: Tensor, *steps: tuple[Any, ...]) -> Tensor:
+    """Tensor methods one after the other: chain(x, ("mul", y), ("rsqrt",)) is x.mul(y).rsqrt().
+
+    In place when no derivative is being recorded, which spares a backward pass its page faults; `x` must be the caller's own.
+    """
+    suffix = "" if torch.is_grad_enabled() else "_"
+    for name, *arguments in steps:
+        x = getattr(x, name + suffix)(*arguments)
+    return x
 
 
 def _inverse_row_norm(weight: Tensor) -> Tensor:
@@ -246,9 +248,7 @@ def _inverse_row_norm(weight: Tensor) -> Tensor:
     return _inverse_norm(norms.square(), weight.dtype)
 
 
-def _through_row_norm(
-    grad_weight: Tensor, grad_inverse: Tensor | None, weight: Tensor, inverse: Tensor
-) -> Tensor:
+def _through_row_norm(grad_weight: Tensor, grad_inverse: Tensor | None, weight: Tensor, inverse: Tensor) -> Tensor:
     """The gradient of w, given the share that came through the product y = ⟨x, w⟩·n, and n = 1/‖w‖.
 
     n's own share needs Σ(gradient·y), which is ⟨w, grad_weight⟩ row by row: y need not be kept.
@@ -272,9 +272,17 @@ def _on_filters(values: Tensor, c: Tensor) -> Tensor:
     return values.view(-1, *[1] * (c.dim() - 2))
 
 
-def _per_group(x: Tensor, groups: int) -> Tensor:
-    """(B, G·n, ...) as a view (B, G, n, ...)."""
-    return x.unflatten(1, (groups, -1))
+def _on_channels(per_group: Tensor, x: Tensor) -> Tensor:
+    """(B, G, ...) so that it broadcasts over the channels of x, (B, G·n, ...)."""
+    groups, channels = per_group.shape[1], x.shape[1]
+    return per_group if groups in (1, channels) else per_group.repeat_interleave(channels // groups, 1)
+
+
+def _sum_groups(x: Tensor, groups: int, dtype: torch.dtype | None = None) -> Tensor:
+    """(B, G·n, ...) summed over the n channels of each group: (B, G, ...)."""
+    if groups == 1:
+        return x.sum(1, keepdim=True, dtype=dtype)
+    return x.unflatten(1, (groups, -1)).sum(2, dtype=dtype)
 
 
 def _ones(like: Tensor, weight: Tensor) -> Tensor:

@@ -275,9 +275,7 @@ class AngularSoftmaxLoss(nn.Module):
         if not weights.is_floating_point():
             weights = weights.to(torch.get_default_dtype())
         if weights.shape != (self.num_classes,) or not bool((weights >= 0).all() and weights.isfinite().all()):
-            raise ValueError(
-                f"class_weight must be {self.num_classes} finite numbers >= 0, got {_brief(class_weight)}"
-            )
+            raise ValueError(f"class_weight must be {self.num_classes} finite numbers >= 0, got {_brief(class_weight)}")
         return weights
 
     def _check(self, embeddings: Tensor, labels: Tensor | None = None) -> None:
@@ -440,7 +438,9 @@ class ArcFaceLoss(AngularSoftmaxLoss):
     ) -> None:
         number = _checks.number("margin", margin)
         if not 0 <= number < math.pi:
-            degrees = f" (radians, not degrees: {margin!r} degrees are {math.radians(number):.3g})" if number >= 0 else ""
+            degrees = (
+                f" (radians, not degrees: {margin!r} degrees are {math.radians(number):.3g})" if number >= 0 else ""
+            )
             raise ValueError(f"margin must be an angle in radians in [0, π), got {margin!r}{degrees}")
         scale = _checks.number("scale", scale)
         super().__init__(num_classes, embedding_size, "cosine", ("additive_angle", number), scale, **options)

@@ -196,7 +196,9 @@ class SphereGRU(_SphereRecurrent, nn.GRU):
     """:class:`torch.nn.GRU` on angles; see :class:`SphereRNN`.
 
     Example:
-        >>> output, state = SphereGRU(8, 16, batch_first=True, similarity="sigmoid(0.3)", scale=4.0)(torch.randn(3, 5, 8))
+        >>> output, state = SphereGRU(8, 16, batch_first=True, similarity="sigmoid(0.3)", scale=4.0)(
+        ...     torch.randn(3, 5, 8)
+        ... )
         >>> output.shape, state.shape
         (torch.Size([3, 5, 16]), torch.Size([1, 3, 16]))
     """

@@ -76,9 +76,7 @@ def select(
     }
 
 
-def select_to_change(
-    model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None
-) -> dict[str, Neurons]:
+def select_to_change(model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None) -> dict[str, Neurons]:
     """:func:`select` for verbs that change neurons: the output layer is left alone unless `layers` matches it."""
     found = select(model, layers, exclude, output)
     return {name: n for name, n in found.items() if layers is not None or not n.is_output}
@@ -135,9 +133,7 @@ def as_list(argument: str, specs: Specs) -> list[Spec]:
     listed: list[Spec] = [specs] if one else list(specs)  # type: ignore[list-item, arg-type]
     for spec in listed:
         if not (isinstance(spec, str | type) or callable(spec)):
-            raise TypeError(
-                f"{argument} must hold names, patterns, types or predicates(name, module), got {spec!r}"
-            )
+            raise TypeError(f"{argument} must hold names, patterns, types or predicates(name, module), got {spec!r}")
     return listed
 
 
