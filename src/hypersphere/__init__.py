@@ -5,46 +5,56 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from . import cosine, functional, layers, losses, optim, recurrent, regularizers, report, selection, similarity
-    from .conversion import spherize
-    from .layers import SphereConv1d, SphereConv2d, SphereConv3d, SphereLinear
-    from .losses import (
-        AMSoftmaxLoss,
-        AngularSoftmaxLoss,
-        ArcFaceLoss,
-        ASoftmaxLoss,
-        GASoftmaxLoss,
-        SSoftmaxLoss,
-        WSoftmaxLoss,
-    )
-    from .optim import param_groups
-    from .recurrent import SphereGRU, SphereLSTM, SphereRNN
-    from .regularizers import orthonormal_penalty
-    from .selection import Neurons, select
-    from .similarity import LearnableSigmoid
+    from . import cosine as cosine
+    from . import functional as functional
+    from . import layers as layers
+    from . import losses as losses
+    from . import optim as optim
+    from . import recurrent as recurrent
+    from . import regularizers as regularizers
+    from . import report as report
+    from . import selection as selection
+    from . import similarity as similarity
+    from .conversion import spherize as spherize
+    from .layers import SphereConv1d as SphereConv1d
+    from .layers import SphereConv2d as SphereConv2d
+    from .layers import SphereConv3d as SphereConv3d
+    from .layers import SphereLinear as SphereLinear
+    from .losses import AMSoftmaxLoss as AMSoftmaxLoss
+    from .losses import AngularSoftmaxLoss as AngularSoftmaxLoss
+    from .losses import ArcFaceLoss as ArcFaceLoss
+    from .losses import ASoftmaxLoss as ASoftmaxLoss
+    from .losses import GASoftmaxLoss as GASoftmaxLoss
+    from .losses import SSoftmaxLoss as SSoftmaxLoss
+    from .losses import WSoftmaxLoss as WSoftmaxLoss
+    from .optim import param_groups as param_groups
+    from .recurrent import SphereGRU as SphereGRU
+    from .recurrent import SphereLSTM as SphereLSTM
+    from .recurrent import SphereRNN as SphereRNN
+    from .regularizers import orthonormal_penalty as orthonormal_penalty
+    from .selection import Neurons as Neurons
+    from .selection import select as select
+    from .similarity import LearnableSigmoid as LearnableSigmoid
 else:
-    # Names are found when they are first used, so that importing the package does not import torch.
-    _HOME = {
-        "spherize": "conversion",
-        **dict.fromkeys(("SphereConv1d", "SphereConv2d", "SphereConv3d", "SphereLinear"), "layers"),
-        **dict.fromkeys(("SphereRNN", "SphereGRU", "SphereLSTM"), "recurrent"),
-        **dict.fromkeys(
-            (
-                "AngularSoftmaxLoss",
-                "WSoftmaxLoss",
-                "GASoftmaxLoss",
-                "ASoftmaxLoss",
-                "SSoftmaxLoss",
-                "AMSoftmaxLoss",
-                "ArcFaceLoss",
-            ),
-            "losses",
-        ),
-        "param_groups": "optim",
-        "orthonormal_penalty": "regularizers",
-        "Neurons": "selection",
-        "select": "selection",
-        "LearnableSigmoid": "similarity",
+    # Names are found when they are first used, so that importing the package does not import torch. A type checker
+    # must not see this branch: with a module __getattr__ every misspelt name would pass.
+    _NAMES = {
+        "conversion": ["spherize"],
+        "layers": ["SphereConv1d", "SphereConv2d", "SphereConv3d", "SphereLinear"],
+        "losses": [
+            "AMSoftmaxLoss",
+            "AngularSoftmaxLoss",
+            "ArcFaceLoss",
+            "ASoftmaxLoss",
+            "GASoftmaxLoss",
+            "SSoftmaxLoss",
+            "WSoftmaxLoss",
+        ],
+        "optim": ["param_groups"],
+        "recurrent": ["SphereGRU", "SphereLSTM", "SphereRNN"],
+        "regularizers": ["orthonormal_penalty"],
+        "selection": ["Neurons", "select"],
+        "similarity": ["LearnableSigmoid"],
     }
     _MODULES = (
         "cosine",
@@ -58,6 +68,7 @@ else:
         "selection",
         "similarity",
     )
+    _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
     def __getattr__(name: str) -> Any:
         from importlib import import_module

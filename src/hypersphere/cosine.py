@@ -108,7 +108,7 @@ def _inverse_norm(squares: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _to_float16_range(x: Tensor) -> Tensor:
-    """Each sample times the power of two that brings its largest element to [1, 2): exact, and cosines do not see it."""
+    """Each sample times the power of two that brings its largest element to [1, 2): exact, and unseen by cosines."""
     largest = x.detach().abs().amax(dim=tuple(range(1, x.dim())), keepdim=True).float()
     return (x * torch.exp2(-largest.clamp_min(2.0**-24).log2().floor())).to(x.dtype)
 
@@ -234,7 +234,8 @@ class _CosineConv(Function):
 def chain(x: Tensor, *steps: tuple[Any, ...]) -> Tensor:
     """Tensor methods one after the other: chain(x, ("mul", y), ("rsqrt",)) is x.mul(y).rsqrt().
 
-    In place when no derivative is being recorded, which spares a backward pass its page faults; `x` must be the caller's own.
+    In place when no derivative is being recorded, which spares a backward pass its page faults; `x` must be the
+    caller's own.
     """
     suffix = "" if torch.is_grad_enabled() else "_"
     for name, *arguments in steps:

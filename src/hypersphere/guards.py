@@ -21,7 +21,7 @@ _seen: WeakSet[Optimizer] = WeakSet()
 
 
 def mark_scale_free(parameter: Parameter) -> None:
-    """Remember that the length of this weight's rows does not matter; from now on optimizers are looked at once each."""
+    """Remember that the length of this weight's rows does not matter; from now on each optimizer is looked at once."""
     global _watch
     parameter._hypersphere_scale_free = True  # type: ignore[attr-defined]
     if _watch is None:

@@ -137,9 +137,9 @@ def _sphere_conv(
             f"{weight.shape[1] * groups} channels and {n} more dimensions, batched or not; got {tuple(input.shape)}"
         )
     x = input if input.dim() == n + 2 else input.unsqueeze(0)
-    stride, dilation = _ntuple(n)(stride), _ntuple(n)(dilation)
-    x, padding = _explicit_padding(x, weight.shape[2:], stride, padding, dilation)
-    c = cosine_conv(x, weight, stride, padding, dilation, groups)
+    strides, dilations = _ntuple(n)(stride), _ntuple(n)(dilation)
+    x, paddings = _explicit_padding(x, weight.shape[2:], strides, padding, dilations)
+    c = cosine_conv(x, weight, strides, paddings, dilations, groups)
     y = answer(c, bias, similarity, scale)
     return y if input.dim() == n + 2 else y.squeeze(0)
 

@@ -213,19 +213,19 @@ class AngularSoftmaxLoss(nn.Module):
 
     def _logits(self, embeddings: Tensor, target: Tensor | None = None) -> tuple[Tensor, Any, Any]:
         """Logits without margin (B, C), the target's cosine (B, 1), and s as a number or (B, 1)."""
-        x = embeddings
-        exact = accumulation_dtype(x.dtype)
-        s = self.scale if self.scale is not None else (x.to(exact) * unit(x.to(exact))).sum(1, keepdim=True)
+        x, exact = embeddings, embeddings.to(accumulation_dtype(embeddings.dtype))
+        s: Any = self.scale
+        if self.scale is None:
+            s = (exact * unit(exact)).sum(1, keepdim=True)  # ‖x‖, with gradient 0 at x = 0
         target_cosine = None
         if self.similarity == Similarity("cosine"):
             # s·cos is one product: no (B, C) tensor of cosines is formed
             logits = project(x if self.scale is None else unit(x) * self.scale, self.weight)
             if target is not None:
-                own = _pick(logits, target).to(exact)
-                target_cosine = own * torch.where(s > 0, s, 1.0).reciprocal() if self.scale is None else own / s
+                target_cosine = _pick(logits, target) / (torch.where(s > 0, s, 1.0) if self.scale is None else s)
         else:
             cosines = cosine_linear(x, self.weight)
-            target_cosine = None if target is None else _pick(cosines, target).to(exact)
+            target_cosine = None if target is None else _pick(cosines, target).to(exact.dtype)
             logits = (self.similarity(cosines) * s).to(cosines.dtype)
         if self.bias is not None:
             logits = logits + self.bias.to(logits.dtype)

@@ -20,7 +20,8 @@ def param_groups(model: nn.Module, weight_decay: float = 0.0) -> list[dict[str, 
     not matter (SphereNet, 2.4); "weights" holds the rest. Frozen parameters are left out.
 
     Example:
-        >>> net = nn.Sequential(SphereLinear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+        >>> import torch, hypersphere as hs
+        >>> net = nn.Sequential(hs.SphereLinear(64, 32), nn.ReLU(), nn.Linear(32, 10))
         >>> optimizer = torch.optim.SGD(param_groups(net, weight_decay=5e-4), lr=0.1)
         >>> [(g["name"], g["weight_decay"], len(g["params"])) for g in optimizer.param_groups]
         [('weights', 0.0005, 1), ('no_decay', 0.0, 3)]

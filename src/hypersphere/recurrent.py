@@ -96,7 +96,7 @@ class _SphereRecurrent(SphereOptions):
         return result, final if len(final) > 1 else final[0]
 
     def _run(self: Any, data: Tensor, sizes: list[int], state: State) -> tuple[Tensor, State]:
-        """All layers over packed data (ΣB_t, I); returns packed outputs and the final states (layers·directions, B, ·)."""
+        """All layers over packed data (ΣB_t, I): packed outputs, and final states (layers·directions, B, ·)."""
         directions = 2 if self.bidirectional else 1
         finals: list[State] = []
         for layer in range(self.num_layers):

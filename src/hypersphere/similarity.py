@@ -66,8 +66,8 @@ def sigmoid(c: Tensor, k: float | Tensor = 0.3) -> Tensor:
         k: a positive number, or a tensor that broadcasts with c (then it is not checked, and receives a gradient).
 
     Example:
-        >>> sigmoid(torch.tensor([-1.0, 0.0, 1.0]), k=0.5)
-        tensor([-1.,  0.,  1.])
+        >>> sigmoid(torch.tensor([-1.0, 0.0, 0.5, 1.0]), k=0.5)
+        tensor([-1.0000,  0.0000,  0.5254,  1.0000])
     """
     if not isinstance(k, Tensor):
         k = max(_checks.number("k", k, low=0.0, open_low=True), 1e-30)

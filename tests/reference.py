@@ -1,0 +1,163 @@
+"""The papers' formulas, literally and slowly, in the words of the papers: what the fast code is tested against.
+
+Nothing here is shared with the package. Angles θ are formed with arccos, patches are cut out one by one.
+"""
+
+import itertools
+import math
+
+import torch
+from torch import Tensor
+
+
+# SphereNet, 2.1: the operators g(θ)
+def cosine(theta: Tensor) -> Tensor:
+    return torch.cos(theta)  # Eq. 3
+
+
+def linear(theta: Tensor, a: float = -2 / math.pi, b: float = 1.0) -> Tensor:
+    return a * theta + b  # Eq. 2
+
+
+def sigmoid(theta: Tensor, k: float | Tensor = 0.3) -> Tensor:
+    k = torch.as_tensor(k, dtype=theta.dtype)
+    e = torch.exp(-math.pi / (2 * k))
+    z = torch.exp(theta / k - math.pi / (2 * k))
+    return (1 + e) / (1 - e) * (1 - z) / (1 + z)  # Eq. 4
+
+
+SIMILARITIES = {"cosine": cosine, "linear": linear, "sigmoid": sigmoid, "learnable": lambda theta: sigmoid(theta, 0.5)}
+
+
+def angle(x: Tensor, w: Tensor) -> Tensor:
+    """The angle between two vectors; a right one if either is zero."""
+    if not x.any() or not w.any():
+        return x.new_tensor(math.pi / 2)
+    return torch.arccos((x @ w / (x.norm() * w.norm())).clamp(-1, 1))
+
+
+# Eq. 1: F(w, x) = scale·g(θ) + b
+def sphere_linear(x: Tensor, weight: Tensor, bias=None, g=cosine, scale=1.0) -> Tensor:
+    rows = x.reshape(-1, x.shape[-1])
+    theta = torch.stack([torch.stack([angle(row, w) for w in weight]) for row in rows])
+    y = scale * g(theta) + (0 if bias is None else bias)
+    return y.reshape(*x.shape[:-1], len(weight))
+
+
+def sphere_conv(x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1, mode="zeros", g=cosine, scale=1.0):
+    """x (B, C, ...), weight (O, C/groups, ...); stride and so on are numbers or one for each dimension."""
+    n = weight.dim() - 2
+    stride, dilation = ((v,) * n if isinstance(v, int) else v for v in (stride, dilation))
+    x = pad(x, padding, weight.shape[2:], dilation, mode)
+    reach = [d * (k - 1) + 1 for d, k in zip(dilation, weight.shape[2:], strict=True)]
+    sizes = [(size - r) // s + 1 for size, r, s in zip(x.shape[2:], reach, stride, strict=True)]
+    y = x.new_zeros(len(x), len(weight), *sizes)
+    per_group = len(weight) // groups
+    for b, o in itertools.product(range(len(x)), range(len(weight))):
+        channels = x[b, (o // per_group) * weight.shape[1] :][: weight.shape[1]]
+        for place in itertools.product(*map(range, sizes)):
+            cut = tuple(slice(p * s, p * s + r, d) for p, s, r, d in zip(place, stride, reach, dilation, strict=True))
+            theta = angle(channels[(slice(None), *cut)].reshape(-1), weight[o].reshape(-1))
+            y[(b, o, *place)] = g(theta)
+    shape = (1, -1, *[1] * n)
+    scale = scale.reshape(shape) if isinstance(scale, Tensor) else scale
+    return scale * y + (0 if bias is None else bias.reshape(shape))
+
+
+def pad(x, padding, kernel, dilation, mode):
+    """Zero, reflect, replicate or circular padding, index by index."""
+    n = len(kernel)
+    if padding == "valid":
+        sides = [(0, 0)] * n
+    elif padding == "same":
+        total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        sides = [(t // 2, t - t // 2) for t in total]
+    else:
+        sides = [(p, p) for p in ((padding,) * n if isinstance(padding, int) else padding)]
+    for dim, (before, after) in enumerate(sides, start=2):
+        size = x.shape[dim]
+        slices = []
+        for i in range(-before, size + after):
+            if mode == "zeros" and not 0 <= i < size:
+                slices.append(torch.zeros_like(x.select(dim, 0)))
+                continue
+            if mode == "reflect":
+                i = -i if i < 0 else 2 * (size - 1) - i if i >= size else i
+            elif mode == "replicate":
+                i = min(max(i, 0), size - 1)
+            elif mode == "circular":
+                i %= size
+            slices.append(x.select(dim, i))
+        x = torch.stack(slices, dim)
+    return x
+
+
+# SphereNet, 3: losses, sample by sample
+def psi(theta: Tensor, m: float, g=cosine) -> Tensor:
+    """g(mθ) continued so that it keeps falling: on the k-th piece it is g(mθ − kπ), lowered by k falls of g."""
+    k = math.floor(float(m * theta) / math.pi)
+    zero = torch.zeros_like(theta)
+    return g(m * theta - k * math.pi) - k * (g(zero) - g(zero + math.pi))
+
+
+def a_softmax_psi(theta: Tensor, m: int) -> Tensor:
+    k = math.floor(float(m * theta) / math.pi)
+    return (-1) ** k * torch.cos(m * theta) - 2 * k
+
+
+def am_softmax(theta: Tensor, m: float, g=cosine) -> Tensor:
+    return g(theta) - m
+
+
+def arcface(theta: Tensor, m: float, g=cosine) -> Tensor:
+    return g(theta + m) if theta <= math.pi - m else g(theta) - m * math.sin(m)
+
+
+MARGINS = {"multiplicative": psi, "additive_cosine": am_softmax, "additive_angle": arcface}
+
+
+def annealed_lambda(n: int) -> float:
+    return max(5.0, 1000 / (1 + 0.12 * n))
+
+
+def softmax_losses(x, y, weight, *, g=cosine, margin=None, scale=None, lam=None, bias=None, smoothing=0.0, cw=None):
+    """−log softmax of each sample; margin(θ) is the target's value, mixed with g by λ."""
+    losses = []
+    for xi, yi in zip(x, y.tolist(), strict=True):
+        s = xi.norm() if scale is None else scale
+        logits = []
+        for j, w in enumerate(weight):
+            theta = angle(xi, w)
+            value = g(theta)
+            if j == yi and margin is not None:
+                value = margin(theta) if lam is None else (lam * value + margin(theta)) / (1 + lam)
+            logits.append(s * value + (0 if bias is None else bias[j]))
+        log_p = torch.log_softmax(torch.stack(logits), 0)
+        cw_ = torch.ones_like(log_p) if cw is None else cw
+        losses.append(-(1 - smoothing) * cw_[yi] * log_p[yi] - smoothing / len(weight) * (cw_ * log_p).sum())
+    return torch.stack(losses)
+
+
+# SphereNet, 2.4
+def orthonormal(rows: Tensor) -> Tensor:
+    w = rows.T  # kernels are the columns of W
+    return (w.T @ w - torch.eye(w.shape[1], dtype=w.dtype)).pow(2).sum()
+
+
+# SphereNet, 2.4: recurrent layers; torch's cells with every product replaced
+def recurrent_step(mode, x, state, p, g=cosine, scale=1.0):
+    """One step of one layer; p has w_ih, w_hh, b_ih, b_hh (and w_hr)."""
+    h = state[0]
+    gx = sphere_linear(x, p["w_ih"], p["b_ih"], g, scale)
+    gh = sphere_linear(h, p["w_hh"], p["b_hh"], g, scale)
+    if mode == "RNN":
+        return (torch.tanh(gx + gh),)
+    if mode == "GRU":
+        rx, zx, nx = gx.chunk(3, -1)
+        rh, zh, nh = gh.chunk(3, -1)
+        r, z = torch.sigmoid(rx + rh), torch.sigmoid(zx + zh)
+        return ((1 - z) * torch.tanh(nx + r * nh) + z * h,)
+    i, f, c, o = (gx + gh).chunk(4, -1)
+    cell = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(c)
+    out = torch.sigmoid(o) * torch.tanh(cell)
+    return (out @ p["w_hr"].T if "w_hr" in p else out, cell)
