@@ -80,7 +80,8 @@ MARGINS: dict[str, Callable[[Tensor, float, AtAngle], Tensor]] = {
 
 def sphereface_annealing(step: Tensor) -> Tensor:
     """λ = max(5, 1000/(1 + 0.12·n)) of the n-th iteration, as SphereFace is trained."""
-    return (1000 / (1 + 0.12 * step)).clamp_min(5.0)
+    n = step if step.device.type == "mps" else step.double()  # Apple's GPUs have no float64
+    return (1000 / (1 + 0.12 * n)).clamp_min(5.0)
 
 
 class HeadOptions(TypedDict, total=False):
@@ -250,7 +251,7 @@ class AngularSoftmaxLoss(nn.Module):
             return difference
         if self.training and torch.is_grad_enabled():
             self.step.add_(1)
-        return difference / (1 + self.annealing(self.step))
+        return difference / (1 + self.annealing(self.step))  # (λ·g + ψ)/(1 + λ) − g
 
     def _reduce(self, losses: Tensor, target: Tensor, kept: Tensor, sample_weight: Tensor | None) -> Tensor:
         if sample_weight is not None:

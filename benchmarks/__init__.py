@@ -1,0 +1,9 @@
+"""How fast the package is and how much memory it takes, against torch and pytorch-metric-learning.
+
+python -m benchmarks [layers] [losses] [--json FOLDER] [--quick]
+"""
+
+import os
+
+# Kineto, under torch.profiler, reports every start and stop on stderr; it reads this when torch is imported.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")

@@ -1,0 +1,100 @@
+"""Run benchmarks, print their figures beside the goals, and keep them as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from . import layers, losses
+from .measure import Figure, Plan, quiet_process
+
+BENCHMARKS: dict[str, Callable[[Plan], Iterator[Figure]]] = {"layers": layers.figures, "losses": losses.figures}
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("torch", "hypersphere", "pytorch-metric-learning")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(BENCHMARKS)}; all by default")
+    parser.add_argument("--json", type=Path, metavar="FOLDER", help="where <name>.json goes (benchmarks/results)")
+    parser.add_argument("--quick", action="store_true", help="a smoke test: one round, no torch.compile, nothing kept")
+    options = parser.parse_args(arguments)
+    unknown = set(options.names) - set(BENCHMARKS)
+    if unknown:
+        parser.error(f"name must be one of {', '.join(BENCHMARKS)}; got {', '.join(sorted(unknown))}")
+    folder = options.json or (None if options.quick else RESULTS)
+    plan = Plan(rounds=1, warmup=0, compile=False) if options.quick else Plan()
+    for name in options.names or BENCHMARKS:
+        torch.manual_seed(0)
+        with quiet_process():
+            figures = list(BENCHMARKS[name](plan))
+        show(figures)
+        if folder is not None:
+            keep(figures, plan, folder / f"{name}.json")
+
+
+def show(figures: Iterable[Figure], console: Console | None = None) -> None:
+    """A table for each case: a row for each contestant, a column for each name of a figure."""
+    console = console or Console(width=None if sys.stdout.isatty() else 120)
+    for case in dict.fromkeys(figure.case for figure in figures):
+        here = {(figure.contestant, figure.name): figure for figure in figures if figure.case == case}
+        columns = list(dict.fromkeys(name for _, name in here))
+        table = Table("", *columns, title=case)
+        for contestant in dict.fromkeys(contestant for contestant, _ in here):
+            table.add_row(contestant, *(_cell(here.get((contestant, name))) for name in columns))
+        console.print(table)
+    missed = [figure for figure in figures if met(figure) is False]
+    goals = sum(figure.goal is not None for figure in figures)
+    console.print(f"{goals - len(missed)} of {goals} goals met")
+
+
+def keep(figures: Iterable[Figure], plan: Plan, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": {"python": platform.python_version()} | {package: version(package) for package in PACKAGES},
+        "plan": asdict(plan),
+        "figures": [asdict(figure) | {"met": met(figure)} for figure in figures],
+    }
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+
+
+def machine() -> dict[str, Any]:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": models[0] if models else platform.processor(),
+        "cores": os.cpu_count(),
+        "threads": 1,
+        "platform": platform.platform(),
+    }
+
+
+def met(figure: Figure) -> bool | None:
+    return None if figure.goal is None else figure.value <= figure.goal
+
+
+def _cell(figure: Figure | None) -> str:
+    if figure is None:
+        return ""
+    text = f"{figure.value:.4g}"
+    return text if figure.goal is None else f"[{'green' if met(figure) else 'red'}]{text}[/] ≤ {figure.goal:.4g}"
+
+
+if __name__ == "__main__":
+    main()
