@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hypersphere import AMSoftmaxLoss, ArcFaceLoss, ASoftmaxLoss
 
-from .measure import Contestant, Figure, Plan, check_same, peak_bytes, seconds
+from .measure import Contestant, Figure, Plan, check_same, no_page_faults, peak_bytes, seconds
 
 BATCH, SIZE, CLASSES = 256, 512, 10_000
 CASE = f"{SIZE}-d, {CLASSES:,} classes, batch {BATCH}"
@@ -25,12 +25,15 @@ GOALS = {TIME: 0.55, PEAK: 0.5}
 def figures(plan: Plan) -> Iterator[Figure]:
     contestants = _contestants()
     taken = seconds(CASE, contestants, plan)
+    with no_page_faults():
+        smooth = seconds("the same without page faults", contestants, plan)
     peak = {contestant.name: peak_bytes(contestant) for contestant in contestants}
     for contestant in contestants:
         name, peer = contestant.name, contestant.against
         yield contestant.figure(CASE, "ms", 1e3 * taken[name])
         if peer is not None:
             yield contestant.figure(CASE, TIME, taken[name] / taken[peer])
+            yield contestant.figure(CASE, "without page faults", smooth[name] / smooth[peer])
         yield contestant.figure(CASE, "time / plain softmax", taken[name] / taken[SOFTMAX])
         yield contestant.figure(CASE, "three products / time", taken[PRODUCTS] / taken[name])
         yield contestant.figure(CASE, "peak MB", peak[name] / 1e6)

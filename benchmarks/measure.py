@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 import statistics
 import time
@@ -14,6 +15,8 @@ import torch
 from rich.progress import track
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
+
+LARGEST_BLOCK = 31 * 2**20
 
 
 @dataclass(frozen=True)
@@ -75,11 +78,27 @@ def quiet_process() -> Iterator[None]:
     torch.set_num_threads(1)
     # glibc returns large blocks to the system at every free and pays page faults for the next one, until a block of up
     # to 32 MB was freed once: from then on it keeps blocks up to that size. In training this happens in the first step.
-    torch.ones(31 * 2**20 // 4)
+    torch.ones(LARGEST_BLOCK // 4)
     try:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def no_page_faults() -> Iterator[None]:
+    """Freed memory stays in the process, however much it is.
+
+    By itself glibc gives back what exceeds twice the largest block it keeps, so a step that holds more than 62 MB pays
+    page faults every time, and one that holds less does not: true to life, but not a matter of arithmetic.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda parameter, value: 0)  # glibc's alone
+    trim_threshold = -1  # M_TRIM_THRESHOLD
+    mallopt(trim_threshold, 2**30)
+    try:
+        yield
+    finally:
+        mallopt(trim_threshold, 2 * LARGEST_BLOCK)
 
 
 def seconds(case: str, contestants: Sequence[Contestant], plan: Plan) -> dict[str, float]:

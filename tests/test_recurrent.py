@@ -15,7 +15,7 @@ from tests import reference
 PAIRS = {hs.SphereRNN: nn.RNN, hs.SphereGRU: nn.GRU, hs.SphereLSTM: nn.LSTM}
 SPHERE = list(PAIRS)
 GATES = {hs.SphereRNN: 1, hs.SphereGRU: 3, hs.SphereLSTM: 4}
-I, H = 3, 4  # input and hidden size
+D, H = 3, 4  # input and hidden size
 every_layer = pytest.mark.parametrize("cls", SPHERE, ids=lambda c: c.__name__)
 
 
@@ -27,7 +27,7 @@ def step(mode, x, state, p, g, scale):
 
 
 def literal(layer, x, hx=None, g=reference.cosine, scale=1.0):
-    """Layer by layer, direction by direction, step by step: x (T, B, I) → output (T, B, ·), [states (L·D, B, ·)]."""
+    """Layer by layer, direction by direction, step by step: x (T, B, D) → output (T, B, ·), [states (L·2, B, ·)]."""
     value = {name: tensor.detach().cpu() for name, tensor in layer.state_dict().items()}
     x = x.detach().cpu()
     sizes = [layer.proj_size or layer.hidden_size, layer.hidden_size][: 2 if layer.mode == "LSTM" else 1]
@@ -89,7 +89,7 @@ VARIANTS = {
 
 def make(variant, **more):
     cls, options = VARIANTS[variant]
-    layer = cls(I, H, **{"dtype": torch.float64, **options, **more})
+    layer = cls(D, H, **{"dtype": torch.float64, **options, **more})
     with torch.no_grad():  # torch starts in ±1/√H: bring the gates to where they bend
         for parameter in layer.parameters(recurse=False):
             parameter.mul_(3)
@@ -103,20 +103,16 @@ def make(variant, **more):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_equals_the_literal_steps(variant, given, device):
     layer = make(variant).to(device)
-    x = torch.randn(4, 2, I, dtype=torch.float64, device=device)
+    x = torch.randn(3, 2, D, dtype=torch.float64, device=device)
     hx = random_hx(layer, 2, device=device) if given else None
     assert_same(layer(x, hx), literal(layer, x, parts(hx) if given else None))
-
-
-def sigmoid_07(theta):
-    return reference.sigmoid(theta, 0.7)
 
 
 SIMILARITIES = {
     "linear": reference.linear,
     "linear(-0.5, 0.8)": lambda theta: reference.linear(theta, -0.5, 0.8),
     "sigmoid": reference.sigmoid,
-    "sigmoid(0.7)": sigmoid_07,
+    "sigmoid(0.7)": lambda theta: reference.sigmoid(theta, 0.7),
     "callable": lambda theta: torch.cos(theta) ** 3 + 0.2,
 }
 
@@ -124,34 +120,30 @@ SIMILARITIES = {
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 @every_layer
 def test_similarity(cls, similarity):
-    layer = (
-        cls(I, H, 2, bidirectional=True, similarity=similarity, dtype=torch.float64)
-        if similarity != "callable"
-        else None
-    )
-    layer = layer or cls(I, H, 2, bidirectional=True, similarity=lambda c: c**3 + 0.2, dtype=torch.float64)
-    x = torch.randn(3, 2, I, dtype=torch.float64)
+    given = (lambda c: c**3 + 0.2) if similarity == "callable" else similarity
+    layer = cls(D, H, 2, bidirectional=True, similarity=given, dtype=torch.float64)
+    x = torch.randn(2, 2, D, dtype=torch.float64)
     assert_same(layer(x), literal(layer, x, g=SIMILARITIES[similarity]))
 
 
 @every_layer
 def test_learnable_has_a_k_for_every_gate_neuron(cls):
-    layer = cls(I, H, 2, similarity="learnable", dtype=torch.float64)
+    layer = cls(D, H, 2, similarity="learnable", dtype=torch.float64)
     assert layer.similarity.log_k.shape == (GATES[cls] * H,)
     assert torch.allclose(layer.similarity.k, torch.tensor(0.5, dtype=torch.float64))
     k = torch.linspace(0.2, 1.5, GATES[cls] * H, dtype=torch.float64)
     with torch.no_grad():
         layer.similarity.log_k.copy_(k.log())
-    x, hx = torch.randn(3, 2, I, dtype=torch.float64), random_hx(layer, 2)
+    x, hx = torch.randn(3, 2, D, dtype=torch.float64), random_hx(layer, 2)
     assert_same(layer(x, hx), literal(layer, x, parts(hx), g=lambda theta: reference.sigmoid(theta, k)))
 
 
 @every_layer
 def test_one_k_shared_between_modules(cls):
     g = hs.LearnableSigmoid(k=0.4, dtype=torch.float64)
-    first, second = (cls(I, H, similarity=g, dtype=torch.float64) for _ in range(2))
+    first, second = (cls(D, H, similarity=g, dtype=torch.float64) for _ in range(2))
     assert first.similarity is second.similarity is g
-    x = torch.randn(3, 2, I, dtype=torch.float64)
+    x = torch.randn(3, 2, D, dtype=torch.float64)
     assert_same(first(x), literal(first, x, g=lambda theta: reference.sigmoid(theta, 0.4)))
     (first(x)[0].sum() + second(x)[0].sum()).backward()
     assert g.log_k.grad.abs() > 0
@@ -165,17 +157,17 @@ def test_the_similarity_sees_gate_neurons_on_dimension_1(cls):
         seen.append(tuple(c.shape))
         return c
 
-    layer = cls(I, H, 2, bidirectional=True, similarity=g)
-    layer(torch.randn(5, 3, I))
-    layer(torch.randn(5, I))
-    layer(pack_sequence([torch.randn(n, I) for n in (3, 2)]))
+    layer = cls(D, H, 2, bidirectional=True, similarity=g)
+    layer(torch.randn(5, 3, D))
+    layer(torch.randn(5, D))
+    layer(pack_sequence([torch.randn(n, D) for n in (3, 2)]))
     assert {shape[1] for shape in seen} == {GATES[cls] * H}
 
 
 @pytest.mark.parametrize("scale", [True, 4.0, -2])
 @every_layer
 def test_scale(cls, scale):
-    layer = cls(I, H, 2, scale=scale, dtype=torch.float64)
+    layer = cls(D, H, 2, scale=scale, dtype=torch.float64)
     factor = float(scale)
     if scale is True:
         assert layer.scale.shape == (GATES[cls] * H,)
@@ -183,14 +175,14 @@ def test_scale(cls, scale):
         factor = torch.randn(GATES[cls] * H, dtype=torch.float64) * 3
         with torch.no_grad():
             layer.scale.copy_(factor)
-    x, hx = torch.randn(3, 2, I, dtype=torch.float64), random_hx(layer, 2)
+    x, hx = torch.randn(3, 2, D, dtype=torch.float64), random_hx(layer, 2)
     assert_same(layer(x, hx), literal(layer, x, parts(hx), scale=factor))
 
 
 def test_projection_is_plain():
     """weight_hr multiplies: twice the weight is twice the state, but the gates do not see its length."""
-    layer = hs.SphereLSTM(I, H, proj_size=2, dtype=torch.float64)
-    x = torch.randn(4, 2, I, dtype=torch.float64)
+    layer = hs.SphereLSTM(D, H, proj_size=2, dtype=torch.float64)
+    x = torch.randn(4, 2, D, dtype=torch.float64)
     before = layer(x)[0]
     with torch.no_grad():
         layer.weight_hr_l0.mul_(2)
@@ -199,8 +191,8 @@ def test_projection_is_plain():
 
 @every_layer
 def test_length_of_input_and_weights_does_not_matter(cls):
-    layer = cls(I, H, 2, bidirectional=True, dtype=torch.float64)
-    x = torch.randn(4, 2, I, dtype=torch.float64)
+    layer = cls(D, H, 2, bidirectional=True, dtype=torch.float64)
+    x = torch.randn(4, 2, D, dtype=torch.float64)
     expected = layer(x)[0]
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
@@ -217,7 +209,7 @@ def test_batch_first_and_unbatched_are_the_same_numbers(variant, device):
     layer = make(variant).to(device)
     other = make(variant, batch_first=True).to(device)
     other.load_state_dict(layer.state_dict())
-    x, hx = torch.randn(5, 3, I, dtype=torch.float64, device=device), random_hx(layer, 3, device=device)
+    x, hx = torch.randn(5, 3, D, dtype=torch.float64, device=device), random_hx(layer, 3, device=device)
     output, state = layer(x, hx)
     first, first_state = other(x.transpose(0, 1), hx)
     torch.testing.assert_close(first.transpose(0, 1), output)
@@ -233,8 +225,8 @@ def test_batch_first_and_unbatched_are_the_same_numbers(variant, device):
 
 @every_layer
 def test_going_on_from_the_returned_state_is_one_run(cls):
-    layer = cls(I, H, 2, dtype=torch.float64)
-    x = torch.randn(6, 2, I, dtype=torch.float64)
+    layer = cls(D, H, 2, dtype=torch.float64)
+    x = torch.randn(6, 2, D, dtype=torch.float64)
     output, state = layer(x)
     first, between = layer(x[:2])
     second, last = layer(x[2:], between)
@@ -249,7 +241,7 @@ def test_going_on_from_the_returned_state_is_one_run(cls):
 @pytest.mark.parametrize("variant", ["rnn deep both relu", "gru deep both", "lstm deep both", "lstm projected"])
 def test_packed_equals_every_sequence_alone(variant, lengths, enforce_sorted, given, device):
     layer = make(variant).to(device)
-    sequences = [torch.randn(n, I, dtype=torch.float64, device=device) for n in lengths]
+    sequences = [torch.randn(n, D, dtype=torch.float64, device=device) for n in lengths]
     hx = random_hx(layer, len(lengths), device=device) if given else None
     packed = pack_sequence(sequences, enforce_sorted=enforce_sorted)
     output, state = layer(packed, hx)
@@ -267,8 +259,8 @@ def test_packed_equals_every_sequence_alone(variant, lengths, enforce_sorted, gi
 
 @every_layer
 def test_packed_gradients_are_those_of_every_sequence_alone(cls):
-    layer = cls(I, H, 2, bidirectional=True, scale=True, similarity="learnable", dtype=torch.float64)
-    sequences = [torch.randn(n, I, dtype=torch.float64, requires_grad=True) for n in (2, 4, 1)]
+    layer = cls(D, H, 2, bidirectional=True, scale=True, similarity="learnable", dtype=torch.float64)
+    sequences = [torch.randn(n, D, dtype=torch.float64, requires_grad=True) for n in (2, 4, 1)]
     leaves = [*sequences, *layer.parameters()]
     output, state = layer(pack_sequence(sequences, enforce_sorted=False))
     together = torch.autograd.grad(output.data.square().sum() + sum(s.sum() for s in parts(state)), leaves)
@@ -279,8 +271,8 @@ def test_packed_gradients_are_those_of_every_sequence_alone(cls):
 
 
 def test_packed_from_padded_ignores_the_padding():
-    layer = hs.SphereGRU(I, H, batch_first=True, bidirectional=True)
-    x, lengths = torch.randn(3, 5, I), [5, 2, 4]
+    layer = hs.SphereGRU(D, H, batch_first=True, bidirectional=True)
+    x, lengths = torch.randn(3, 5, D), [5, 2, 4]
     runs = []
     for filler in (0.0, 1e3):
         padded = x.clone()
@@ -296,19 +288,17 @@ def test_shapes_are_those_of_torch_for_all_options(cls):
     extra = {"nonlinearity": ("tanh", "relu")} if cls is hs.SphereRNN else {}
     extra |= {"proj_size": (0, 2)} if cls is hs.SphereLSTM else {}
     choices = {"num_layers": (1, 2), "bias": (True, False), "batch_first": (False, True)}
-    choices |= {"dropout": (0.0, 0.5), "bidirectional": (False, True), **extra}
+    choices |= {"bidirectional": (False, True), **extra}
     for values in itertools.product(*choices.values()):
         options = dict(zip(choices, values, strict=True))
-        if options["dropout"] and options["num_layers"] == 1:
-            continue  # torch warns
-        ours, theirs = cls(I, H, **options), PAIRS[cls](I, H, **options)
+        ours, theirs = cls(D, H, **options), PAIRS[cls](D, H, **options)
         assert {n: p.shape for n, p in ours.state_dict().items()} == {
             n: p.shape for n, p in theirs.state_dict().items()
         }
-        packed = pack_sequence([torch.randn(n, I) for n in (1, 3)], enforce_sorted=False)
+        packed = pack_sequence([torch.randn(n, D) for n in (1, 2)], enforce_sorted=False)
         for x, batch in (
-            (torch.randn(5, 2, I), 5 if options["batch_first"] else 2),
-            (torch.randn(5, I), None),
+            (torch.randn(3, 2, D), 3 if options["batch_first"] else 2),
+            (torch.randn(3, D), None),
             (packed, 2),
         ):
             for hx in (None, random_hx(ours, batch, torch.float32)):
@@ -324,17 +314,17 @@ def test_shapes_are_those_of_torch_for_all_options(cls):
 @pytest.mark.parametrize("batch_first", [False, True])
 @every_layer
 def test_a_batch_of_nothing_has_torchs_shapes(cls, batch_first):
-    x = torch.randn(0, 5, I) if batch_first else torch.randn(5, 0, I)
-    output, state = cls(I, H, 2, batch_first=batch_first)(x)
-    wanted, wanted_state = PAIRS[cls](I, H, 2, batch_first=batch_first)(x)
+    x = torch.randn(0, 5, D) if batch_first else torch.randn(5, 0, D)
+    output, state = cls(D, H, 2, batch_first=batch_first)(x)
+    wanted, wanted_state = PAIRS[cls](D, H, 2, batch_first=batch_first)(x)
     assert output.shape == wanted.shape
     assert [s.shape for s in parts(state)] == [s.shape for s in parts(wanted_state)]
 
 
 @every_layer
 def test_one_step_and_strided_input(cls):
-    layer = cls(I, H, 2, bidirectional=True, dtype=torch.float64)
-    x = torch.randn(2, I, 8, dtype=torch.float64).permute(2, 0, 1)[::2]
+    layer = cls(D, H, 2, bidirectional=True, dtype=torch.float64)
+    x = torch.randn(2, D, 8, dtype=torch.float64).permute(2, 0, 1)[::2]
     assert not x.is_contiguous()
     assert_same(layer(x), literal(layer, x))
     assert_same(layer(x[:1]), literal(layer, x[:1]))
@@ -346,25 +336,25 @@ def test_one_step_and_strided_input(cls):
 @every_layer
 def test_takes_torchs_arguments_in_torchs_order(cls):
     arguments = {
-        hs.SphereRNN: (I, H, 2, "relu", False, True, 0.25, True),
-        hs.SphereGRU: (I, H, 2, False, True, 0.25, True),
-        hs.SphereLSTM: (I, H, 2, False, True, 0.25, True, 2),
+        hs.SphereRNN: (D, H, 2, "relu", False, True, 0.25, True),
+        hs.SphereGRU: (D, H, 2, False, True, 0.25, True),
+        hs.SphereLSTM: (D, H, 2, False, True, 0.25, True, 2),
     }[cls]
     ours, theirs = cls(*arguments), PAIRS[cls](*arguments)
     names = ["mode", "input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional"]
     assert [getattr(ours, n) for n in [*names, "proj_size"]] == [getattr(theirs, n) for n in [*names, "proj_size"]]
     assert isinstance(ours, PAIRS[cls])
-    by_name = cls(input_size=I, hidden_size=H, device="cpu", dtype=torch.float64, similarity="linear", scale=2.0)
+    by_name = cls(input_size=D, hidden_size=H, device="cpu", dtype=torch.float64, similarity="linear", scale=2.0)
     assert by_name.weight_ih_l0.dtype == torch.float64
 
 
 @every_layer
 def test_same_seed_same_start_as_torch(cls):
     torch.manual_seed(3)
-    ours = cls(I, H, 2, bidirectional=True)
+    ours = cls(D, H, 2, bidirectional=True)
     torch.manual_seed(3)
     for (name, value), (other, wanted) in zip(
-        ours.named_parameters(), PAIRS[cls](I, H, 2, bidirectional=True).named_parameters(), strict=True
+        ours.named_parameters(), PAIRS[cls](D, H, 2, bidirectional=True).named_parameters(), strict=True
     ):
         assert name == other
         assert torch.equal(value, wanted)
@@ -373,12 +363,12 @@ def test_same_seed_same_start_as_torch(cls):
 @every_layer
 def test_dropout_one_between_layers_only(cls):
     """With p = 1 the second layer sees zeros, the first layer's state and the last layer's output are whole."""
-    layer = cls(I, H, 2, dropout=1.0, dtype=torch.float64)
-    first, second = cls(I, H, dtype=torch.float64), cls(H, H, dtype=torch.float64)
+    layer = cls(D, H, 2, dropout=1.0, dtype=torch.float64)
+    first, second = cls(D, H, dtype=torch.float64), cls(H, H, dtype=torch.float64)
     state = layer.state_dict()
     first.load_state_dict({k: v for k, v in state.items() if k.endswith("l0")})
     second.load_state_dict({k.replace("l1", "l0"): v for k, v in state.items() if k.endswith("l1")})
-    x = torch.randn(4, 2, I, dtype=torch.float64)
+    x = torch.randn(4, 2, D, dtype=torch.float64)
     out, end = layer.train()(x)
     blind, blind_end = second(torch.zeros(4, 2, H, dtype=torch.float64))
     torch.testing.assert_close(out, blind)
@@ -389,9 +379,9 @@ def test_dropout_one_between_layers_only(cls):
 
 @every_layer
 def test_dropout_is_random_in_training_and_absent_in_eval(cls):
-    layer, plain = cls(I, H, 2, dropout=0.5), cls(I, H, 2)
+    layer, plain = cls(D, H, 2, dropout=0.5), cls(D, H, 2)
     plain.load_state_dict(layer.state_dict())
-    x = torch.randn(6, 3, I)
+    x = torch.randn(6, 3, D)
     assert not torch.equal(layer(x)[0], layer(x)[0])
     layer.eval()
     assert torch.equal(layer(x)[0], plain(x)[0])
@@ -404,7 +394,7 @@ def test_dropout_is_random_in_training_and_absent_in_eval(cls):
 @every_layer
 def test_torchs_state_dict_loads_strictly_and_back(cls):
     options = {"num_layers": 2, "bidirectional": True} | ({"proj_size": 2} if cls is hs.SphereLSTM else {})
-    plain, layer = PAIRS[cls](I, H, **options), cls(I, H, **options, similarity="learnable", scale=True)
+    plain, layer = PAIRS[cls](D, H, **options), cls(D, H, **options, similarity="learnable", scale=True)
     with torch.no_grad():
         layer.scale.fill_(3.0)
         layer.similarity.log_k.fill_(-1.0)
@@ -419,23 +409,23 @@ def test_torchs_state_dict_loads_strictly_and_back(cls):
     for key in keys:
         assert torch.equal(own[key], given[key])
     del own["scale"], own["similarity.log_k"]
-    PAIRS[cls](I, H, **options).load_state_dict(own, strict=True)
+    PAIRS[cls](D, H, **options).load_state_dict(own, strict=True)
 
 
 @every_layer
 def test_without_options_the_keys_are_torchs(cls):
     for options in ({}, {"scale": 2.0}, {"similarity": "sigmoid(0.7)"}):
-        assert list(cls(I, H, 2, **options).state_dict()) == list(PAIRS[cls](I, H, 2).state_dict())
+        assert list(cls(D, H, 2, **options).state_dict()) == list(PAIRS[cls](D, H, 2).state_dict())
 
 
 @every_layer
 def test_own_state_dict_round_trip_and_missing_weights(cls):
-    layer, other = (cls(I, H, 2, similarity="learnable", scale=True) for _ in range(2))
+    layer, other = (cls(D, H, 2, similarity="learnable", scale=True) for _ in range(2))
     with torch.no_grad():
         layer.scale.uniform_(1, 2)
         layer.similarity.log_k.uniform_(-1, 0)
     other.load_state_dict(layer.state_dict())
-    x = torch.randn(3, 2, I)
+    x = torch.randn(3, 2, D)
     assert torch.equal(layer(x)[0], other(x)[0])
     broken = layer.state_dict()
     del broken["weight_hh_l1"]
@@ -445,9 +435,9 @@ def test_own_state_dict_round_trip_and_missing_weights(cls):
 
 @every_layer
 def test_deepcopy_is_independent_and_the_same(cls):
-    layer = cls(I, H, 2, bidirectional=True, similarity="learnable", scale=True)
+    layer = cls(D, H, 2, bidirectional=True, similarity="learnable", scale=True)
     twin = copy.deepcopy(layer)
-    x = torch.randn(3, 2, I)
+    x = torch.randn(3, 2, D)
     expected = layer(x)[0]
     assert torch.equal(twin(x)[0], expected)
     with torch.no_grad():
@@ -466,7 +456,7 @@ def test_gradcheck(cls, similarity):
     options = {"proj_size": 2} if cls is hs.SphereLSTM else {}
     layer = cls(3, 3, similarity=similarity, scale=True, dtype=torch.float64, **options)
     names = [name for name, _ in layer.named_parameters()]
-    x, hx = torch.randn(3, 2, 3, dtype=torch.float64), random_hx(layer, 2)
+    x, hx = torch.randn(2, 1, 3, dtype=torch.float64), random_hx(layer, 1)
 
     def run(x, *rest):
         state, values = rest[: len(parts(hx))], rest[len(parts(hx)) :]
@@ -480,7 +470,7 @@ def test_gradcheck(cls, similarity):
 
 def test_gradcheck_deep_both_packed():
     layer = hs.SphereGRU(3, 3, 2, bidirectional=True, dtype=torch.float64)
-    packed = pack_sequence([torch.randn(n, 3, dtype=torch.float64) for n in (1, 3)], enforce_sorted=False)
+    packed = pack_sequence([torch.randn(n, 3, dtype=torch.float64) for n in (1, 2)], enforce_sorted=False)
     hx = random_hx(layer, 2)
 
     def run(data, hx):
@@ -493,8 +483,8 @@ def test_gradcheck_deep_both_packed():
 @pytest.mark.parametrize("similarity", ["cosine", "linear", "sigmoid(0.01)", "learnable"])
 @every_layer
 def test_zero_input_and_state_are_finite(cls, similarity, device):
-    layer = cls(I, H, 2, bidirectional=True, similarity=similarity, scale=True, device=device)
-    x = torch.zeros(3, 2, I, device=device, requires_grad=True)
+    layer = cls(D, H, 2, bidirectional=True, similarity=similarity, scale=True, device=device)
+    x = torch.zeros(3, 2, D, device=device, requires_grad=True)
     hx = tuple(torch.zeros_like(part).requires_grad_() for part in parts(random_hx(layer, 2, torch.float32, device)))
     output, end = layer(x, hx if layer.mode == "LSTM" else hx[0])
     (output.sum() + sum(part.sum() for part in parts(end))).backward()
@@ -508,7 +498,7 @@ def test_zero_input_and_state_are_finite(cls, similarity, device):
 @every_layer
 def test_parallel_vectors_are_finite(cls, similarity):
     """θ = 0 and θ = π exactly."""
-    layer = cls(I, I, similarity=similarity)
+    layer = cls(D, D, similarity=similarity)
     x = torch.stack([layer.weight_ih_l0[0], -layer.weight_ih_l0[0]]).detach().unsqueeze(1).requires_grad_()
     h = layer.weight_hh_l0[:1].detach().unsqueeze(0)
     output, _ = layer(x, (h, torch.zeros_like(h)) if layer.mode == "LSTM" else h)
@@ -524,8 +514,8 @@ def test_parallel_vectors_are_finite(cls, similarity):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @every_layer
 def test_half_precision_is_close_to_double(cls, dtype, device):
-    layer = cls(I, H, 2, bidirectional=True, similarity="learnable", scale=True, device=device)
-    x = torch.randn(4, 2, I, device=device)
+    layer = cls(D, H, 2, bidirectional=True, similarity="learnable", scale=True, device=device)
+    x = torch.randn(4, 2, D, device=device)
     x[1] = 0  # a zero row must not become NaN
     half = copy.deepcopy(layer).to(dtype)
     output, end = half(x.to(dtype))
@@ -542,8 +532,8 @@ def test_half_precision_is_close_to_double(cls, dtype, device):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @every_layer
 def test_autocast_is_close_to_float32(cls, dtype, packed, device):
-    layer = cls(I, H, 2, bidirectional=True, similarity="learnable", scale=True, device=device)
-    x = torch.randn(4, 2, I, device=device)
+    layer = cls(D, H, 2, bidirectional=True, similarity="learnable", scale=True, device=device)
+    x = torch.randn(4, 2, D, device=device)
     x[1] = 0
     given = pack_padded_sequence(x, [2, 4], enforce_sorted=False) if packed else x
     expected, _ = layer(given)
@@ -563,23 +553,23 @@ def test_autocast_is_close_to_float32(cls, dtype, packed, device):
 @pytest.mark.parametrize(
     ("x", "error"),
     [
-        (torch.zeros(5, 2, I + 1), ValueError),
-        (torch.zeros(I), ValueError),
-        (torch.zeros(5, 2, 1, I), ValueError),
-        (torch.zeros(0, 2, I), ValueError),
-        (torch.zeros(5, 2, I, dtype=torch.int64), TypeError),
-        (torch.zeros(5, 2, I, dtype=torch.complex64), TypeError),
-        (torch.zeros(5, 2, I, dtype=torch.float64), TypeError),
+        (torch.zeros(5, 2, D + 1), ValueError),
+        (torch.zeros(D), ValueError),
+        (torch.zeros(5, 2, 1, D), ValueError),
+        (torch.zeros(0, 2, D), ValueError),
+        (torch.zeros(5, 2, D, dtype=torch.int64), TypeError),
+        (torch.zeros(5, 2, D, dtype=torch.complex64), TypeError),
+        (torch.zeros(5, 2, D, dtype=torch.float64), TypeError),
         (None, TypeError),
-        ([[0.0] * I], TypeError),
-        (pack_sequence([torch.zeros(5, I + 1)]), ValueError),
+        ([[0.0] * D], TypeError),
+        (pack_sequence([torch.zeros(5, D + 1)]), ValueError),
     ],
     ids=["size", "1-d", "4-d", "no steps", "int64", "complex", "float64", "None", "list", "packed size"],
 )
 @every_layer
 def test_bad_input_is_named(cls, x, error):
     with pytest.raises(error, match="input"):
-        cls(I, H)(x)
+        cls(D, H)(x)
 
 
 def bad_states(cls):
@@ -598,35 +588,33 @@ def bad_states(cls):
         "int64": (state(2, 3, H, dtype=torch.int64), TypeError),
         "float64": (state(2, 3, H, dtype=torch.float64), TypeError),
         "text": ("zeros", TypeError),
-        "None inside": ((h, None), TypeError),
+        "None inside": ((h, None) if cls is hs.SphereLSTM else (None,), (ValueError, TypeError)),
     }
 
 
 @pytest.mark.parametrize("case", list(bad_states(hs.SphereGRU)))
 @every_layer
 def test_bad_hx_is_named(cls, case):
-    if case == "None inside" and cls is not hs.SphereLSTM:
-        pytest.skip("one part")
     hx, error = bad_states(cls)[case]
     with pytest.raises(error, match="hx"):
-        cls(I, H, 2)(torch.zeros(5, 3, I), hx)
+        cls(D, H, 2)(torch.zeros(5, 3, D), hx)
 
 
 @every_layer
 def test_hx_of_the_wrong_batch_for_packed_is_named(cls):
-    packed = pack_sequence([torch.zeros(3, I), torch.zeros(2, I)])
+    packed = pack_sequence([torch.zeros(3, D), torch.zeros(2, D)])
     with pytest.raises(ValueError, match="hx"):
-        cls(I, H)(packed, bad_states(cls)["layers"][0])
+        cls(D, H)(packed, bad_states(cls)["layers"][0])
 
 
 @every_layer
 def test_projected_state_has_its_own_size(cls):
     if cls is not hs.SphereLSTM:
         with pytest.raises((TypeError, ValueError), match="proj_size"):
-            cls(I, H, proj_size=2)
+            cls(D, H, proj_size=2)
         return
     with pytest.raises(ValueError, match="hx"):
-        cls(I, H, proj_size=2)(torch.zeros(5, 3, I), (torch.zeros(1, 3, H), torch.zeros(1, 3, H)))
+        cls(D, H, proj_size=2)(torch.zeros(5, 3, D), (torch.zeros(1, 3, H), torch.zeros(1, 3, H)))
 
 
 @pytest.mark.parametrize(
@@ -649,19 +637,19 @@ def test_projected_state_has_its_own_size(cls):
 @every_layer
 def test_bad_options_are_named(cls, options, error, match):
     with pytest.raises(error, match=match):
-        cls(**{"input_size": I, "hidden_size": H, **options})
+        cls(**{"input_size": D, "hidden_size": H, **options})
 
 
 def test_unknown_nonlinearity():
     with pytest.raises(ValueError, match="nonlinearity"):
-        hs.SphereRNN(I, H, nonlinearity="sigmoid")
+        hs.SphereRNN(D, H, nonlinearity="sigmoid")
 
 
 @every_layer
 def test_it_learns(cls):
     """To tell whether a sequence's sum is positive."""
-    layer, readout = cls(1 + I, 8, scale=True, batch_first=True), nn.Linear(8, 1)
-    x = torch.randn(64, 6, 1 + I)
+    layer, readout = cls(1 + D, 8, scale=True, batch_first=True), nn.Linear(8, 1)
+    x = torch.randn(64, 4, 1 + D)
     y = (x[..., 0].sum(1, keepdim=True) > 0).float()
     optimizer = torch.optim.Adam([*layer.parameters(), *readout.parameters()], lr=0.03)
     losses = []

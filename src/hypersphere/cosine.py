@@ -116,6 +116,8 @@ def _to_float16_range(x: Tensor) -> Tensor:
 class _Unit(Function):
     """y = x·n with n = 1/‖x‖; n is an output so that second derivatives see it."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(x: Tensor) -> tuple[Tensor, Tensor]:
         squares = x.to(accumulation_dtype(x.dtype)).square().sum(-1, keepdim=True)
@@ -141,6 +143,8 @@ class _Unit(Function):
 class _Project(Function):
     """y = (x·wᵀ)·n with n = 1/‖w‖, an output so that second derivatives see it."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         inverse, headroom = _inverse_row_norm(weight), _headroom(x.dtype)
@@ -164,6 +168,8 @@ class _Project(Function):
 
 
 class _ClampCosine(Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(c: Tensor) -> Tensor:
         return c.clamp(-1, 1)
@@ -183,6 +189,8 @@ class _CosineConv(Function):
     All three are outputs so that second derivatives see them. The backward pass costs one convolution's backward and,
     for the share of n, one box filter of Σ_o(gradient·c) and one fused multiply-add with x.
     """
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(

@@ -250,7 +250,8 @@ class AngularSoftmaxLoss(nn.Module):
         if self.annealing is None:
             return difference
         if self.training and torch.is_grad_enabled():
-            self.step.add_(1)
+            # A new tensor: a compiled backward pass may compute λ again from the step it was given.
+            self.step = self.step + 1
         return difference / (1 + self.annealing(self.step))  # (λ·g + ψ)/(1 + λ) − g
 
     def _reduce(self, losses: Tensor, target: Tensor, kept: Tensor, sample_weight: Tensor | None) -> Tensor:
@@ -454,6 +455,8 @@ def _pick(x: Tensor, index: Tensor) -> Tensor:
 
 
 class _Pick(Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(x: Tensor, index: Tensor) -> Tensor:
         return x.gather(1, index)

@@ -57,7 +57,10 @@ CELLS: dict[str, Cell] = {
 
 
 class _SphereRecurrent(SphereOptions):
-    """Steps through layers and directions; the torch class it is mixed with holds parameters and options."""
+    """Steps through layers and directions; nn.RNNBase, which it is mixed with, holds parameters and options.
+
+    Not nn.RNN, nn.GRU and nn.LSTM themselves: torch.compile refuses those by class.
+    """
 
     def forward(self: Any, input: Any, hx: Any = None) -> Any:
         """As torch's: (T, B, I), (B, T, I) with batch_first, (T, I), or a PackedSequence."""
@@ -157,7 +160,7 @@ class _SphereRecurrent(SphereOptions):
         return tuple(part.unsqueeze(1) if unbatched else part for part in given)
 
 
-class SphereRNN(_SphereRecurrent, nn.RNN):
+class SphereRNN(_SphereRecurrent, nn.RNNBase):
     """:class:`torch.nn.RNN` on angles; see :mod:`hypersphere.recurrent`.
 
     Args:
@@ -186,13 +189,16 @@ class SphereRNN(_SphereRecurrent, nn.RNN):
         similarity: SimilarityLike = "cosine",
         scale: bool | float | None = None,
     ) -> None:
-        options = (nonlinearity, bias, batch_first, dropout, bidirectional)
+        _checks.choice("nonlinearity", nonlinearity, ("tanh", "relu"))
+        options = (num_layers, bias, batch_first, dropout, bidirectional)
         dtype = _checks.floating_dtype(dtype)
-        super().__init__(input_size, hidden_size, num_layers, *options, device=device, dtype=dtype)
+        mode = f"RNN_{nonlinearity.upper()}"
+        super().__init__(mode, input_size, hidden_size, *options, device=device, dtype=dtype)
+        self.nonlinearity = nonlinearity
         self._set_sphere(similarity, scale, hidden_size)
 
 
-class SphereGRU(_SphereRecurrent, nn.GRU):
+class SphereGRU(_SphereRecurrent, nn.RNNBase):
     """:class:`torch.nn.GRU` on angles; see :class:`SphereRNN`.
 
     Example:
@@ -218,13 +224,13 @@ class SphereGRU(_SphereRecurrent, nn.GRU):
         similarity: SimilarityLike = "cosine",
         scale: bool | float | None = None,
     ) -> None:
-        options = (bias, batch_first, dropout, bidirectional)
+        options = (num_layers, bias, batch_first, dropout, bidirectional)
         dtype = _checks.floating_dtype(dtype)
-        super().__init__(input_size, hidden_size, num_layers, *options, device=device, dtype=dtype)
+        super().__init__("GRU", input_size, hidden_size, *options, device=device, dtype=dtype)
         self._set_sphere(similarity, scale, 3 * hidden_size)
 
 
-class SphereLSTM(_SphereRecurrent, nn.LSTM):
+class SphereLSTM(_SphereRecurrent, nn.RNNBase):
     """:class:`torch.nn.LSTM` on angles; see :class:`SphereRNN`.
 
     Example:
@@ -249,7 +255,7 @@ class SphereLSTM(_SphereRecurrent, nn.LSTM):
         similarity: SimilarityLike = "cosine",
         scale: bool | float | None = None,
     ) -> None:
-        options = (bias, batch_first, dropout, bidirectional, proj_size)
+        options = (num_layers, bias, batch_first, dropout, bidirectional, proj_size)
         dtype = _checks.floating_dtype(dtype)
-        super().__init__(input_size, hidden_size, num_layers, *options, device=device, dtype=dtype)
+        super().__init__("LSTM", input_size, hidden_size, *options, device=device, dtype=dtype)
         self._set_sphere(similarity, scale, 4 * hidden_size)

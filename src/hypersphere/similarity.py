@@ -230,6 +230,8 @@ def _slope(c: Tensor) -> Tensor:
 class _LinearOfCosine(Function):
     """a·arccos(c) + b."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(c: Tensor, a: float, b: float) -> Tensor:
         exact = c.to(accumulation_dtype(c.dtype))
@@ -255,6 +257,8 @@ class _SigmoidOfCosine(Function):
     tanh(u) is taken as 2·σ(2u) − 1, three times as fast, at an error of about 2e-7·k in float32; a number k large
     enough for that to matter goes through tanh.
     """
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(c: Tensor, k: float | Tensor) -> Tensor:
