@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from . import layers, losses
 from .measure import Figure, Plan, quiet_process
@@ -52,7 +52,7 @@ def show(figures: Iterable[Figure], console: Console | None = None) -> None:
     for case in dict.fromkeys(figure.case for figure in figures):
         here = {(figure.contestant, figure.name): figure for figure in figures if figure.case == case}
         columns = list(dict.fromkeys(name for _, name in here))
-        table = Table("", *columns, title=case)
+        table = Table(Column(no_wrap=True), *columns, title=case)
         for contestant in dict.fromkeys(contestant for contestant, _ in here):
             table.add_row(contestant, *(_cell(here.get((contestant, name))) for name in columns))
         console.print(table)

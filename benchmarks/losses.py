@@ -33,7 +33,7 @@ def figures(plan: Plan) -> Iterator[Figure]:
         yield contestant.figure(CASE, "ms", 1e3 * taken[name])
         if peer is not None:
             yield contestant.figure(CASE, TIME, taken[name] / taken[peer])
-            yield contestant.figure(CASE, "without page faults", smooth[name] / smooth[peer])
+            yield contestant.figure(CASE, "the same, no page faults", smooth[name] / smooth[peer])
         yield contestant.figure(CASE, "time / plain softmax", taken[name] / taken[SOFTMAX])
         yield contestant.figure(CASE, "three products / time", taken[PRODUCTS] / taken[name])
         yield contestant.figure(CASE, "peak MB", peak[name] / 1e6)

@@ -28,18 +28,12 @@ from torch import Tensor, nn
 import hypersphere as hs
 from hypersphere.report import line_chart
 
-SETTINGS = {  # name -> (filters of the first layers, BatchNorm)
-    "narrow": (8, False),
-    "narrow + BatchNorm": (8, True),
-    "wide": (32, False),
-    "wide + BatchNorm": (32, True),
-}
+# filters of the first layers, BatchNorm
+SETTINGS = {"narrow": (8, False), "narrow + BN": (8, True), "wide": (24, False), "wide + BN": (24, True)}
 LAYERS, SEEDS = ("ordinary", "sphere"), (0, 1, 2)
-STEPS, EVERY = 200, 10  # steps of a run; the test accuracy is taken after every tenth
+STEPS, EVERY = 250, 10  # steps of a run; the test accuracy is taken after every tenth
 BATCH, LEARNING_RATE = 128, 1e-3
 GOAL = 95.0  # % test accuracy
-
-
 MEASURES = {"accuracy": "test accuracy %", "steps": f"steps to {GOAL:g} %", "seconds": "seconds"}
 
 
@@ -58,7 +52,7 @@ def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     data = load_digits()
     images = torch.tensor(data.images / 16, dtype=torch.float32).unsqueeze(1)
     labels = torch.tensor(data.target, dtype=torch.int64)
-    learn, test = train_test_split(range(len(labels)), train_size=10 * BATCH, stratify=labels, random_state=0)
+    learn, test = train_test_split(range(len(labels)), train_size=1280, stratify=labels, random_state=0)
     return images[learn], labels[learn], images[test], labels[test]
 
 
@@ -72,14 +66,8 @@ def make_network(width: int, batch_norm: bool) -> nn.Module:
     return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(8 * width, 10))
 
 
-def batches(count: int, seed: int) -> Iterator[Tensor]:
-    order = torch.Generator().manual_seed(seed)
-    while True:
-        yield from torch.randperm(count, generator=order).split(BATCH)
-
-
 def train(setting: str, layers: str, seed: int, steps: int = STEPS) -> Run:
-    torch.set_num_threads(1)  # runs share the cores, a core each
+    torch.set_num_threads(1)  # a core for every run
     torch.manual_seed(seed)
     network = make_network(*SETTINGS[setting])
     if layers == "sphere":
@@ -87,8 +75,9 @@ def train(setting: str, layers: str, seed: int, steps: int = STEPS) -> Run:
     optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
     images, labels, test_images, test_labels = digits()
     curve, started = [], time.perf_counter()
-    for step, batch in zip(range(1, steps + 1), batches(len(images), seed), strict=False):
+    for step in range(1, steps + 1):
         network.train()
+        batch = torch.randperm(len(images))[:BATCH]
         loss = F.cross_entropy(network(images[batch]), labels[batch])
         optimizer.zero_grad()
         loss.backward()
@@ -103,84 +92,81 @@ def train(setting: str, layers: str, seed: int, steps: int = STEPS) -> Run:
 
 
 def train_all(console: Console, seeds: tuple[int, ...] = SEEDS, steps: int = STEPS) -> Results:
-    jobs = list(product(SETTINGS, LAYERS, seeds))
-    workers = min(os.cpu_count() or 1, len(jobs))
+    jobs, workers = list(product(SETTINGS, LAYERS, seeds)), os.cpu_count() or 1
     with (
         Progress(console=console, disable=not console.is_terminal) as progress,
         ProcessPoolExecutor(workers, get_context("spawn")) as pool,
     ):
         bar = progress.add_task(f"{len(jobs)} runs, {workers} at a time", total=len(jobs))
-        futures = {job: pool.submit(train, *job, steps) for job in reversed(jobs)}  # the long ones first
-        names = {future: "{}, {}, seed {}".format(*job) for job, future in futures.items()}
-        for future in as_completed(names):
-            run = future.result()
-            console.print(f"{names[future]:36} {run.accuracy:5.1f} % in {run.seconds:4.1f} s", highlight=False)
+        futures = {pool.submit(train, *job, steps): job for job in reversed(jobs)}  # the long ones first
+        for future in as_completed(futures):
+            (setting, layers, seed), run = futures[future], future.result()
+            name = f"{setting}, {layers}, seed {seed}"
+            console.print(f"{name:30} {run.accuracy:5.1f} % in {run.seconds:4.1f} s", highlight=False)
             progress.advance(bar)
-    return {pair: [futures[*pair, seed].result() for seed in seeds] for pair in product(SETTINGS, LAYERS)}
+    runs = {job: future.result() for future, job in futures.items()}
+    return {pair: [runs[*pair, seed] for seed in seeds] for pair in product(SETTINGS, LAYERS)}
 
 
-def values(runs: list[Run], measure: str) -> tuple[list[float], float, float]:
-    """What the runs have of a measure, its mean and its standard deviation."""
-    found = [value for run in runs if (value := getattr(run, measure)) is not None]
-    return found, mean(found) if found else 0.0, stdev(found) if len(found) > 1 else 0.0
+def summary(values: list[float]) -> tuple[float, float]:
+    """Mean and standard deviation."""
+    return mean(values), stdev(values) if len(values) > 1 else 0.0
+
+
+def measured(runs: list[Run], measure: str) -> list[float]:
+    return [value for run in runs if (value := getattr(run, measure)) is not None]
 
 
 def make_table(results: Results) -> Table:
-    table = Table(title=f"{STEPS} steps of Adam at {LEARNING_RATE:g}; mean ± standard deviation of {len(SEEDS)} seeds")
-    for heading in ("setting", "layers", *MEASURES.values()):
-        table.add_column(heading, justify="right" if heading in MEASURES.values() else "left")
+    table = Table("setting", "layers", *MEASURES.values(), title=f"{STEPS} steps of Adam, mean ± deviation over seeds")
     for (setting, layers), runs in results.items():
-        row = []
-        for measure in MEASURES:
-            found, average, spread = values(runs, measure)
-            some = f" ({len(found)} of {len(runs)})" if len(found) < len(runs) else ""
-            row.append(f"{average:.1f} ± {spread:.1f}{some}" if found else "never")
-        table.add_row(setting, layers, *row, end_section=layers == LAYERS[-1])
+        cells = []
+        for values in (measured(runs, measure) for measure in MEASURES):
+            some = f" ({len(values)} of {len(runs)})" if len(values) < len(runs) else ""
+            cells.append("{:.1f} ± {:.1f}".format(*summary(values)) + some if values else "never")
+        table.add_row(setting, layers, *cells, end_section=layers == LAYERS[-1])
     return table
 
 
 def reading(results: Results) -> Iterator[str]:
-    """What the table says; a difference counts when it is larger than both standard deviations together."""
+    """What the table says; a difference counts when it is larger than both deviations together."""
     for measure, heading in MEASURES.items():
-        groups: dict[str, list[str]] = {}
+        settings: dict[str, list[str]] = {}
         for setting in SETTINGS:
-            (found, ordinary, spread), (others, sphere, more) = (values(results[setting, x], measure) for x in LAYERS)
-            if len(found) + len(others) < sum(len(results[setting, x]) for x in LAYERS):
-                word = "not always reached"
-            elif abs(sphere - ordinary) <= spread + more:
-                word = "no clear difference"
+            ordinary, sphere = (measured(results[setting, layers], measure) for layers in LAYERS)
+            if len(ordinary) + len(sphere) < 2 * len(results[setting, "sphere"]):
+                verdict = "not reached by all"
             else:
-                word = "higher with sphere layers" if sphere > ordinary else "lower with sphere layers"
-            groups.setdefault(word, []).append(setting)
-        yield f"{heading}: " + "; ".join(f"{word}: {', '.join(names)}" for word, names in groups.items())
+                (a, spread_a), (b, spread_b) = summary(ordinary), summary(sphere)
+                clear = "higher" if b > a else "lower"
+                verdict = clear if abs(b - a) > spread_a + spread_b else "no clear difference"
+            settings.setdefault(verdict, []).append(setting)
+        verdicts = (f"{verdict} in {', '.join(names)}" for verdict, names in settings.items())
+        yield f"{heading} with sphere layers: {'; '.join(verdicts)}."
 
 
 def picture(results: Results, width: int = 460, height: int = 320) -> str:
-    """A panel for each setting: mean test accuracy, the band is one standard deviation."""
+    """A panel for each setting: the mean of the test accuracies, in a band of one deviation to each side."""
     panels = []
     for i, setting in enumerate(SETTINGS):
-        curves = {layers: list(zip(*(run.curve for run in results[setting, layers]), strict=True)) for layers in LAYERS}
         series = {}
-        for layers, points in curves.items():
-            spreads = [stdev(point) if len(point) > 1 else 0.0 for point in points]
-            series[layers] = ([EVERY * (k + 1) for k in range(len(points))], [mean(p) for p in points], spreads)
-        chart = line_chart(
-            series, title=setting, xlabel="step", ylabel="test accuracy %", ylim=(0, 100), width=width, height=height
-        )
+        for layers in LAYERS:
+            curves = [run.curve for run in results[setting, layers]]
+            averages, spreads = zip(*(summary(values) for values in zip(*curves, strict=True)), strict=True)
+            series[layers] = (range(EVERY, EVERY * len(averages) + 1, EVERY), averages, spreads)
+        names = {"title": setting, "xlabel": "step", "ylabel": "test accuracy %"}
+        chart = line_chart(series, **names, ylim=(0, 100), width=width, height=height)
         panels.append(chart.replace("<svg ", f'<svg x="{i % 2 * width}" y="{i // 2 * height}" ', 1))
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * width}" height="{2 * height}">\n{"".join(panels)}</svg>\n'
-    )
+    size = f'width="{2 * width}" height="{2 * height}" viewBox="0 0 {2 * width} {2 * height}"'
+    return "".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n', *panels, "</svg>\n"])
 
 
 def main() -> None:
-    console = Console()
-    started = time.perf_counter()
+    console, started, path = Console(), time.perf_counter(), Path("demo.svg").resolve()
     results = train_all(console)
-    console.print(make_table(results), *reading(results), sep="\n", highlight=False)
-    path = Path("demo.svg").resolve()
     path.write_text(picture(results), encoding="utf-8")
-    console.print(f"{time.perf_counter() - started:.0f} seconds in all; the curves are in {path}", highlight=False)
+    console.print(make_table(results), *reading(results), sep="\n", highlight=False)
+    console.print(f"{time.perf_counter() - started:.0f} seconds in all. The curves: {path}", highlight=False)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import hypersphere as hs
 from hypersphere import functional as HF
 from tests import reference
 
-NAMES = ["cosine", "linear", "sigmoid", "learnable"]
+NAMES = list(hs.similarity.SIMILARITIES)
 CONVS = {1: hs.SphereConv1d, 2: hs.SphereConv2d, 3: hs.SphereConv3d}
 PLAIN = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 F64 = torch.float64

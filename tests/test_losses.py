@@ -104,6 +104,22 @@ def test_margins_for_real_m_and_every_g(m, g, theta):
         assert torch.allclose(fast, 1 - 2 * m * t / math.pi, atol=1e-10)
 
 
+@pytest.mark.parametrize("g", [name for name in hs.similarity.SIMILARITIES if name != "learnable"])
+@pytest.mark.parametrize("kind", MARGINS)
+def test_every_margin_equals_its_formula_for_every_g(kind, g):
+    similarity, m = hs.similarity.resolve(g, 1), 1.0 if kind != "multiplicative" else 2.7
+    theta = (torch.rand(50, dtype=F64) * (math.pi - 0.02) + 0.01).requires_grad_()
+
+    def f(theta):
+        return MARGINS[kind](theta, m, lambda angle: similarity.at_angle(angle, torch.zeros(50, dtype=torch.int64)))
+
+    expected = torch.stack([reference.MARGINS[kind](t, m, reference.SIMILARITIES[g]) for t in theta])
+    assert torch.allclose(f(theta), expected, atol=1e-10)
+    assert gradcheck(f, (theta,))
+    assert (f(theta.sort().values).diff() <= 1e-9).all()  # a larger angle never earns a larger logit
+    assert (f(theta) <= reference.SIMILARITIES[g](theta) + 1e-9).all()  # and a margin only makes it harder
+
+
 def test_a_similarity_without_a_form_in_the_angle_uses_its_cosine():
     head = hs.GASoftmaxLoss(6, 4, similarity=lambda c: c**3, margin=2, annealing=False, reduction="none", dtype=F64)
     x, y = torch.randn(9, 4, dtype=F64), torch.randint(6, (9,))

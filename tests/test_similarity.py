@@ -10,16 +10,7 @@ import hypersphere as hs
 from hypersphere.similarity import SIMILARITIES, angle, parse, resolve
 from tests import reference
 
-STRINGS = [
-    "cosine",
-    "linear",
-    "linear(-0.5, 0.8)",
-    "sigmoid",
-    "sigmoid(0.1)",
-    "sigmoid(0.7)",
-    "sigmoid(25)",
-    "learnable",
-]
+STRINGS = [*SIMILARITIES, "linear(-0.5, 0.8)", "sigmoid(0.1)", "sigmoid(0.7)", "sigmoid(25)"]
 
 
 def literal(text):

@@ -204,7 +204,7 @@ class SphereOptions:
         else:
             self.scale = float(scale)
         for name, parameter in self.named_parameters(recurse=False):
-            if name.startswith("weight"):
+            if name.startswith("weight") and not name.startswith("weight_hr"):  # an LSTM's projection is plain
                 mark_scale_free(parameter)
 
     def _load_from_state_dict(self: Any, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

@@ -28,13 +28,16 @@ def param_groups(model: nn.Module, weight_decay: float = 0.0) -> list[dict[str, 
     """
     _checks.module("model", model)
     decay = _checks.number("weight_decay", weight_decay, low=0.0)
+    no_decay = {
+        parameter
+        for module in model.modules()
+        if isinstance(module, (SphereOptions, *_NORMS)) or is_loss_head(module)
+        for name, parameter in module.named_parameters()
+        if not name.startswith("weight_hr")  # the projection of an LSTM is plain
+    }
     groups: dict[str, list[nn.Parameter]] = {"weights": [], "no_decay": []}
-    seen: set[nn.Parameter] = set()
-    for module in model.modules():
-        length_free = isinstance(module, (SphereOptions, *_NORMS)) or is_loss_head(module)
-        for parameter in module.parameters(recurse=False):
-            if parameter.requires_grad and parameter not in seen:
-                seen.add(parameter)
-                groups["no_decay" if length_free or parameter.dim() < 2 else "weights"].append(parameter)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            groups["no_decay" if parameter in no_decay or parameter.dim() < 2 else "weights"].append(parameter)
     decays = {"weights": decay, "no_decay": 0.0}
     return [{"params": params, "name": name, "weight_decay": decays[name]} for name, params in groups.items() if params]
