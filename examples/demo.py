@@ -1,20 +1,17 @@
 """The same small CNN with ordinary and with sphere layers, on scikit-learn's handwritten digits.
 
-Four settings (narrow or wide, without or with BatchNorm), three seeds each. Both networks of a setting start from the
-same weights, see the same batches, and have the same optimizer, learning rate and softmax loss. What comes out is shown
-as it is: the paper (SphereNet, Liu et al. 2017, sections 4.2 and 5) itself finds that the gain comes with width and
-that narrow networks may end slightly lower.
+Four settings, three seeds each. Both networks of a setting start from the same weights, see the same batches, and have
+the same optimizer, learning rate and softmax loss. What comes out is shown as it is: the paper (SphereNet, Liu et al.
+2017, 4.2 and 5) itself finds that the gain comes with width, and that narrow networks may end slightly lower.
 """
 
-import os
+import math
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import mean, stdev
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,23 +25,14 @@ from torch import Tensor, nn
 import hypersphere as hs
 from hypersphere.report import line_chart
 
-# filters of the first layers, BatchNorm
+# (filters of the first layers, BatchNorm)
 SETTINGS = {"narrow": (8, False), "narrow + BN": (8, True), "wide": (24, False), "wide + BN": (24, True)}
 LAYERS, SEEDS = ("ordinary", "sphere"), (0, 1, 2)
-STEPS, EVERY = 250, 10  # steps of a run; the test accuracy is taken after every tenth
+STEPS, EVERY = 200, 10  # steps of a run; the test accuracy is taken after every tenth
 BATCH, LEARNING_RATE = 128, 1e-3
 GOAL = 95.0  # % test accuracy
-MEASURES = {"accuracy": "test accuracy %", "steps": f"steps to {GOAL:g} %", "seconds": "seconds"}
-
-
-class Run(NamedTuple):
-    curve: list[float]  # % of the test images that are right after EVERY, 2·EVERY, ... steps
-    accuracy: float  # its last
-    steps: int | None  # to GOAL; None: never
-    seconds: float
-
-
-Results = dict[tuple[str, str], list[Run]]  # (setting, layers) -> a run for each seed
+MEASURES = ACCURACY, SPEED, SECONDS = "test accuracy %", f"steps to {GOAL:g} %", "seconds"
+Results = dict[tuple[str, str], list[dict]]  # (setting, layers) -> for each seed a run: its measures and its curve
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -66,10 +54,10 @@ def make_network(width: int, batch_norm: bool) -> nn.Module:
     return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(8 * width, 10))
 
 
-def train(setting: str, layers: str, seed: int, steps: int = STEPS) -> Run:
+def train(setting: str, layers: str, seed: int, steps: int = STEPS) -> dict:
     torch.set_num_threads(1)  # a core for every run
     torch.manual_seed(seed)
-    network = make_network(*SETTINGS[setting])
+    network = make_network(*SETTINGS[setting]).to(memory_format=torch.channels_last)  # the faster one
     if layers == "sphere":
         hs.spherize(network)  # all but the last layer, which gives the logits
     optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
@@ -87,86 +75,73 @@ def train(setting: str, layers: str, seed: int, steps: int = STEPS) -> Run:
             with torch.no_grad():
                 correct = network(test_images).argmax(1) == test_labels
             curve.append(100 * correct.double().mean().item())
-    reached = [EVERY * i for i, accuracy in enumerate(curve, 1) if accuracy >= GOAL]
-    return Run(curve, curve[-1], reached[0] if reached else None, time.perf_counter() - started)
+    steps_to_goal = next((EVERY * i for i, accuracy in enumerate(curve, 1) if accuracy >= GOAL), math.inf)
+    return {"curve": curve, ACCURACY: curve[-1], SPEED: steps_to_goal, SECONDS: time.perf_counter() - started}
 
 
 def train_all(console: Console, seeds: tuple[int, ...] = SEEDS, steps: int = STEPS) -> Results:
-    jobs, workers = list(product(SETTINGS, LAYERS, seeds)), os.cpu_count() or 1
-    with (
-        Progress(console=console, disable=not console.is_terminal) as progress,
-        ProcessPoolExecutor(workers, get_context("spawn")) as pool,
-    ):
-        bar = progress.add_task(f"{len(jobs)} runs, {workers} at a time", total=len(jobs))
+    """Every run, as many at a time as there are cores; a bar on a terminal, and a line for each run."""
+    jobs = list(product(SETTINGS, LAYERS, seeds))
+    bar = Progress(console=console, disable=not console.is_terminal)
+    with bar, ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         futures = {pool.submit(train, *job, steps): job for job in reversed(jobs)}  # the long ones first
-        for future in as_completed(futures):
-            (setting, layers, seed), run = futures[future], future.result()
-            name = f"{setting}, {layers}, seed {seed}"
-            console.print(f"{name:30} {run.accuracy:5.1f} % in {run.seconds:4.1f} s", highlight=False)
-            progress.advance(bar)
+        for future in bar.track(as_completed(futures), total=len(jobs), description=f"{len(jobs)} runs"):
+            name, run = "{}, {}, seed {}".format(*futures[future]), future.result()
+            console.print(f"{name:30} {run[ACCURACY]:5.1f} % in {run[SECONDS]:4.1f} s")
     runs = {job: future.result() for future, job in futures.items()}
     return {pair: [runs[*pair, seed] for seed in seeds] for pair in product(SETTINGS, LAYERS)}
 
 
-def summary(values: list[float]) -> tuple[float, float]:
-    """Mean and standard deviation."""
-    return mean(values), stdev(values) if len(values) > 1 else 0.0
-
-
-def measured(runs: list[Run], measure: str) -> list[float]:
-    return [value for run in runs if (value := getattr(run, measure)) is not None]
+def summary(runs: list[dict], measure: str) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation over seeds; infinite when a run never got there."""
+    values = torch.tensor([run[measure] for run in runs], dtype=torch.float64)
+    return values.mean(0), values.std(0)
 
 
 def make_table(results: Results) -> Table:
-    table = Table("setting", "layers", *MEASURES.values(), title=f"{STEPS} steps of Adam, mean ± deviation over seeds")
+    table = Table("setting", "layers", title="mean ± standard deviation over seeds (BN: BatchNorm)")
+    for measure in MEASURES:
+        table.add_column(measure, justify="right")
     for (setting, layers), runs in results.items():
         cells = []
-        for values in (measured(runs, measure) for measure in MEASURES):
-            some = f" ({len(values)} of {len(runs)})" if len(values) < len(runs) else ""
-            cells.append("{:.1f} ± {:.1f}".format(*summary(values)) + some if values else "never")
+        for measure in MEASURES:
+            reached = sum(math.isfinite(run[measure]) for run in runs)
+            text = "{:.1f} ± {:.1f}".format(*summary(runs, measure))
+            cells.append(text if reached == len(runs) else f"in {reached} of {len(runs)} runs" if reached else "never")
         table.add_row(setting, layers, *cells, end_section=layers == LAYERS[-1])
     return table
 
 
 def reading(results: Results) -> Iterator[str]:
-    """What the table says; a difference counts when it is larger than both deviations together."""
-    for measure, heading in MEASURES.items():
+    """What the table says; higher or lower: every run of one network is above every run of the other."""
+    for measure in MEASURES:
         settings: dict[str, list[str]] = {}
         for setting in SETTINGS:
-            ordinary, sphere = (measured(results[setting, layers], measure) for layers in LAYERS)
-            if len(ordinary) + len(sphere) < 2 * len(results[setting, "sphere"]):
-                verdict = "not reached by all"
-            else:
-                (a, spread_a), (b, spread_b) = summary(ordinary), summary(sphere)
-                clear = "higher" if b > a else "lower"
-                verdict = clear if abs(b - a) > spread_a + spread_b else "no clear difference"
+            a, b = ([run[measure] for run in results[setting, layers]] for layers in LAYERS)
+            verdict = "higher" if min(b) > max(a) else "lower" if max(b) < min(a) else "no clear difference"
             settings.setdefault(verdict, []).append(setting)
         verdicts = (f"{verdict} in {', '.join(names)}" for verdict, names in settings.items())
-        yield f"{heading} with sphere layers: {'; '.join(verdicts)}."
+        yield f"With sphere layers, {measure}: {'; '.join(verdicts)}."
 
 
-def picture(results: Results, width: int = 460, height: int = 320) -> str:
-    """A panel for each setting: the mean of the test accuracies, in a band of one deviation to each side."""
-    panels = []
+def picture(results: Results) -> str:
+    """A panel for each setting: the mean test accuracy, in a band of one standard deviation to each side."""
+    options, panels = {"xlabel": "step", "ylabel": ACCURACY, "ylim": (0, 100), "width": 460, "height": 320}, []
     for i, setting in enumerate(SETTINGS):
-        series = {}
-        for layers in LAYERS:
-            curves = [run.curve for run in results[setting, layers]]
-            averages, spreads = zip(*(summary(values) for values in zip(*curves, strict=True)), strict=True)
-            series[layers] = (range(EVERY, EVERY * len(averages) + 1, EVERY), averages, spreads)
-        names = {"title": setting, "xlabel": "step", "ylabel": "test accuracy %"}
-        chart = line_chart(series, **names, ylim=(0, 100), width=width, height=height)
-        panels.append(chart.replace("<svg ", f'<svg x="{i % 2 * width}" y="{i // 2 * height}" ', 1))
-    size = f'width="{2 * width}" height="{2 * height}" viewBox="0 0 {2 * width} {2 * height}"'
-    return "".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n', *panels, "</svg>\n"])
+        curves = {layers: summary(results[setting, layers], "curve") for layers in LAYERS}
+        series = {layers: (EVERY * torch.arange(1, len(y) + 1), y, spread) for layers, (y, spread) in curves.items()}
+        chart = line_chart(series, title=setting, **options)
+        panels.append(chart.replace("<svg ", f'<svg x="{i % 2 * 460}" y="{i // 2 * 320}" ', 1))
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 920 640">\n{"".join(panels)}</svg>\n'
 
 
 def main() -> None:
-    console, started, path = Console(), time.perf_counter(), Path("demo.svg").resolve()
+    console, started = Console(highlight=False), time.perf_counter()
     results = train_all(console)
+    path = Path("demo.svg").resolve()
     path.write_text(picture(results), encoding="utf-8")
-    console.print(make_table(results), *reading(results), sep="\n", highlight=False)
-    console.print(f"{time.perf_counter() - started:.0f} seconds in all. The curves: {path}", highlight=False)
+    console.print(make_table(results), *reading(results), sep="\n")
+    console.print(f"{time.perf_counter() - started:.0f} seconds in all. The curves are in", path, soft_wrap=True)
 
 
 if __name__ == "__main__":

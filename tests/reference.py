@@ -95,13 +95,13 @@ def pad(x, padding, kernel, dilation, mode):
 # SphereNet, 3: losses, sample by sample
 def psi(theta: Tensor, m: float, g=cosine) -> Tensor:
     """g(mθ) continued so that it keeps falling: on the k-th piece it is g(mθ − kπ), lowered by k falls of g."""
-    k = math.floor(float(m * theta) / math.pi)
+    k = math.floor(float(m * theta.detach()) / math.pi)
     zero = torch.zeros_like(theta)
     return g(m * theta - k * math.pi) - k * (g(zero) - g(zero + math.pi))
 
 
 def a_softmax_psi(theta: Tensor, m: int) -> Tensor:
-    k = math.floor(float(m * theta) / math.pi)
+    k = math.floor(float(m * theta.detach()) / math.pi)
     return (-1) ** k * torch.cos(m * theta) - 2 * k
 
 

@@ -15,6 +15,7 @@ Shapes: B batch, C input channels, O filters, G groups, N neurons, d their dimen
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -103,8 +104,7 @@ def _inverse_norm(squares: Tensor, dtype: torch.dtype) -> Tensor:
     info = torch.finfo(squares.dtype)
     # A float16 vector shorter than its smallest normal number would get gradients that float16 cannot hold.
     smallest = torch.finfo(dtype).tiny ** 2 if dtype is torch.float16 else info.tiny / info.eps
-    inside = (squares >= smallest) & (squares <= info.max)
-    return torch.where(inside, squares, 1.0).rsqrt() * inside
+    return F.threshold(squares, smallest, math.inf).rsqrt()  # what is too small becomes infinite, and 1/√∞ = 0
 
 
 def _to_float16_range(x: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ class _CosineConv(Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         geometry = (stride, padding, dilation, False, [0] * len(stride), groups)
         headroom = _headroom(x.dtype)
-        squares = _sum_groups(x.to(accumulation_dtype(x.dtype)).square(), groups)
+        squares = _squares(x, groups)
         inverse = _inverse_norm(torch.convolution(squares, _ones(squares, weight), None, *geometry), x.dtype)
         inverse_weight = _inverse_row_norm(weight)
         c = torch.convolution(x, weight * headroom, None, *geometry)
@@ -263,13 +263,36 @@ def _through_row_norm(grad_weight: Tensor, grad_inverse: Tensor | None, weight: 
     n's own share needs Σ(gradient·y), which is ⟨w, grad_weight⟩ row by row: y need not be kept.
     """
     rows, grad_rows = weight.flatten(1), grad_weight.flatten(1)
-    along = torch.einsum("nd,nd->n", rows, grad_rows).to(inverse.dtype)
+    along = _row_dot(rows, grad_rows, inverse.dtype)
     if grad_inverse is not None:
         along = along + grad_inverse * inverse
     share = (along * inverse.square()).to(weight.dtype).unsqueeze(1)
     if torch.is_grad_enabled():
         return torch.addcmul(grad_rows, rows, share, value=-1).view_as(weight)
     return grad_rows.addcmul_(rows, share, value=-1).view_as(weight)
+
+
+def _row_dot(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """⟨a_n, b_n⟩ (N,); their product is never formed whole."""
+    pairs = zip(_pieces(a), _pieces(b), strict=True)
+    return _join([(rows * others).sum(1, dtype=dtype) for rows, others in pairs])
+
+
+def _squares(x: Tensor, groups: int) -> Tensor:
+    """Sums of squares over the channels of each group, (B, G, ...); the squares are never formed whole."""
+    dtype = accumulation_dtype(x.dtype)
+    return _join([_sum_groups(piece.to(dtype).square(), groups) for piece in _pieces(x)])
+
+
+def _pieces(x: Tensor) -> tuple[Tensor, ...]:
+    """x cut along its first dimension into pieces that stay in the cache; whole for a compiler, which fuses anyway."""
+    if torch.compiler.is_compiling():
+        return (x,)
+    return x.chunk(1 + x.numel() // 2**18)
+
+
+def _join(pieces: list[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def _headroom(dtype: torch.dtype) -> float:

@@ -1,0 +1,362 @@
+"""param_groups by name, and the guard rails: what is warned of, once, and what is not."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import hypersphere as hs
+from hypersphere import _checks
+
+
+@pytest.fixture(autouse=True)
+def _nothing_warned_yet(monkeypatch):
+    monkeypatch.setattr(_checks, "_warned", set())
+
+
+def grouped(model, *args, **options):
+    """{group's name: the names of its parameters}; every parameter is in one group, once."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = hs.param_groups(model, *args, **options)
+    ids = [id(parameter) for group in groups for parameter in group["params"]]
+    assert len(ids) == len(set(ids))
+    assert len({group["name"] for group in groups}) == len(groups)
+    return {group["name"]: {names[id(parameter)] for parameter in group["params"]} for group in groups}
+
+
+def everything():
+    return nn.ModuleDict(
+        {
+            "sphere": hs.SphereConv2d(3, 4, 3, similarity="learnable", scale=True),
+            "conv": nn.Conv2d(4, 4, 3),
+            "bn": nn.BatchNorm2d(4),
+            "ln": nn.LayerNorm((4, 3, 3)),
+            "gn": nn.GroupNorm(2, 4),
+            "inorm": nn.InstanceNorm2d(4, affine=True),
+            "rms": nn.RMSNorm((2, 2)),
+            "angular": hs.SphereLinear(4, 4, scale=2.0),
+            "rnn": hs.SphereGRU(4, 4, 2, bidirectional=True, similarity="learnable", scale=True),
+            "plain_rnn": nn.GRU(4, 4),
+            "embedding": nn.Embedding(5, 4),
+            "prelu": nn.PReLU(4),
+            "fc": nn.Linear(4, 4),
+            "head": hs.WSoftmaxLoss(3, 4, similarity="learnable", bias=True),
+        }
+    )
+
+
+DECAYED = {"conv.weight", "plain_rnn.weight_ih_l0", "plain_rnn.weight_hh_l0", "embedding.weight", "fc.weight"}
+
+
+# groups
+
+
+def test_every_parameter_is_where_it_belongs():
+    model = everything()
+    groups = grouped(model, weight_decay=0.1)
+    assert groups.keys() == {"weights", "no_decay"}
+    assert groups["weights"] == DECAYED
+    assert groups["no_decay"] == {name for name, _ in model.named_parameters()} - DECAYED
+
+
+def test_decay_goes_to_the_weights_only():
+    groups = {group["name"]: group for group in hs.param_groups(everything(), 5e-4)}
+    assert groups["weights"]["weight_decay"] == 5e-4
+    assert groups["no_decay"]["weight_decay"] == 0
+    assert all(group["weight_decay"] == 0 for group in hs.param_groups(everything()))
+
+
+def test_parameters_in_the_models_order():
+    model = everything()
+    order = {id(parameter): i for i, parameter in enumerate(model.parameters())}
+    for group in hs.param_groups(model):
+        places = [order[id(parameter)] for parameter in group["params"]]
+        assert places == sorted(places)
+
+
+def test_the_plain_projection_of_an_lstm_is_a_weight():
+    """weight_hr stays plain, so its length matters: it decays."""
+    groups = grouped(hs.SphereLSTM(4, 4, 2, proj_size=2), 0.1)
+    assert groups["weights"] == {"weight_hr_l0", "weight_hr_l1"}
+
+
+def test_biases_of_several_dimensions():
+    """nn.MultiheadAttention's bias_k and bias_v are (1, 1, E)."""
+    groups = grouped(nn.MultiheadAttention(4, 2, add_bias_kv=True), 0.1)
+    assert groups["weights"] == {"in_proj_weight", "out_proj.weight"}
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        hs.WSoftmaxLoss(3, 4),
+        hs.SSoftmaxLoss(3, 4, similarity="learnable"),
+        hs.GASoftmaxLoss(3, 4),
+        hs.ASoftmaxLoss(3, 4, bias=True),
+        hs.AMSoftmaxLoss(3, 4),
+        hs.ArcFaceLoss(3, 4),
+    ],
+    ids=lambda head: type(head).__name__,
+)
+def test_loss_heads_do_not_decay(head):
+    assert grouped(head, 0.1) == {"no_decay": {name for name, _ in head.named_parameters()}}
+
+
+def test_a_spherized_model():
+    model = hs.spherize(
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 3)), "learnable", scale=True
+    )
+    assert grouped(model)["weights"] == {"3.weight"}
+
+
+def test_a_parametrized_plain_layer_decays():
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))
+    assert "parametrizations.weight.original1" in grouped(layer, 0.1)["weights"]
+
+
+def test_shared_parameters_and_modules_once():
+    g = hs.LearnableSigmoid()
+    model = nn.Sequential(hs.SphereLinear(3, 3, similarity=g), hs.SphereLinear(3, 3, similarity=g), nn.Linear(3, 3))
+    model.append(model[2])
+    tied = nn.Linear(3, 3)
+    tied.weight = model[2].weight
+    model.append(tied)
+    groups = grouped(model, 0.1)
+    assert groups["weights"] == {"2.weight"}
+    assert sum(len(names) for names in groups.values()) == len(list(model.parameters()))
+
+
+def test_frozen_parameters_are_left_out():
+    model = everything()
+    model["fc"].requires_grad_(False)
+    model["sphere"].weight.requires_grad_(False)
+    model["rnn"].similarity.requires_grad_(False)
+    groups = grouped(model)
+    left = set().union(*groups.values())
+    assert left == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert not {"fc.weight", "fc.bias", "sphere.weight", "rnn.similarity.log_k"} & left
+
+
+def test_no_empty_groups():
+    assert [group["name"] for group in hs.param_groups(hs.SphereLinear(3, 3))] == ["no_decay"]
+    assert [group["name"] for group in hs.param_groups(nn.Linear(3, 3, bias=False))] == ["weights"]
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "match"),
+    [
+        ((nn.Linear(2, 2), -0.1), ValueError, "weight_decay"),
+        ((nn.Linear(2, 2), float("nan")), ValueError, "weight_decay"),
+        ((nn.Linear(2, 2), float("inf")), ValueError, "weight_decay"),
+        ((nn.Linear(2, 2), "0.1"), TypeError, "weight_decay"),
+        ((nn.Linear(2, 2), None), TypeError, "weight_decay"),
+        ((nn.Linear(2, 2), True), TypeError, "weight_decay"),
+        ((list(nn.Linear(2, 2).parameters()),), TypeError, "model"),
+        ((None,), TypeError, "model"),
+    ],
+)
+def test_bad_arguments_are_named(args, error, match):
+    with pytest.raises(error, match=match):
+        hs.param_groups(*args)
+
+
+# optimizers
+
+
+OPTIMIZERS = {
+    "SGD": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
+    "Adam": lambda groups: torch.optim.Adam(groups, lr=0.01),
+    "AdamW": lambda groups: torch.optim.AdamW(groups, lr=0.01, weight_decay=0.3),  # its own default must not win
+}
+
+
+def small():
+    return nn.Sequential(hs.SphereLinear(4, 4, scale=True), nn.ReLU(), nn.Linear(4, 3))
+
+
+def step(model, optimizer, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(8, 4, generator=generator).to(next(model.parameters()).device)
+    optimizer.zero_grad()
+    model(x).square().sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_works_with_any_optimizer_and_its_state(name, device):
+    models = [small().to(device) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [OPTIMIZERS[name](hs.param_groups(model, 0.01)) for model in models]
+    assert [group["name"] for group in optimizers[0].param_groups] == ["weights", "no_decay"]
+    assert [group["weight_decay"] for group in optimizers[0].param_groups] == [0.01, 0.0]
+    for i in range(3):
+        step(models[0], optimizers[0], i)
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers[1].load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
+    assert [group["name"] for group in optimizers[1].param_groups] == ["weights", "no_decay"]
+    for model, optimizer in zip(models, optimizers, strict=True):
+        step(model, optimizer, 7)
+    for ours, theirs in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_only_weights_shrink():
+    model = everything()
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    torch.optim.SGD(hs.param_groups(model, 0.5), lr=0.1).step()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.detach(), before[name] * (0.95 if name in DECAYED else 1.0))
+
+
+# the guard rail: decay on weights whose length does not matter
+
+
+def stepped(optimizer):
+    """The guard rail's warnings of one step with zero gradients."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer.step()
+    return [str(w.message) for w in caught if "param_groups" in str(w.message)]
+
+
+TRAPPED = {
+    "linear": lambda: hs.SphereLinear(3, 3),
+    "conv": lambda: nn.Sequential(nn.Conv2d(3, 3, 1), hs.SphereConv2d(3, 3, 3)),
+    "rnn": lambda: hs.SphereRNN(3, 3),
+    "lstm": lambda: hs.SphereLSTM(3, 3, proj_size=2),
+    "head": lambda: nn.Sequential(nn.Linear(3, 3), hs.ArcFaceLoss(3, 3)),
+    "spherized": lambda: hs.spherize(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))),
+    "moved": lambda: hs.SphereLinear(3, 3).double(),
+    "copied": lambda: copy.deepcopy(hs.SphereLinear(3, 3)),
+    "assigned": lambda: assigned(),
+}
+
+
+def assigned():
+    layer = hs.SphereLinear(3, 3)
+    layer.load_state_dict(nn.Linear(3, 3).state_dict(), assign=True)
+    return layer
+
+
+@pytest.mark.parametrize("make", TRAPPED.values(), ids=TRAPPED)
+def test_decay_on_scale_free_weights_is_warned_of(make):
+    (message,) = stepped(torch.optim.SGD(make().parameters(), lr=0.1, weight_decay=1e-4))
+    assert "SGD" in message
+
+
+def test_adamw_decays_by_default():
+    (message,) = stepped(torch.optim.AdamW(hs.SphereLinear(3, 3).parameters()))
+    assert "AdamW" in message
+
+
+def test_once_for_an_optimizer_and_a_process():
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-4)
+    assert [len(stepped(optimizer)) for _ in range(4)] == [1, 0, 0, 0]
+    assert stepped(torch.optim.SGD(small().parameters(), lr=0.1, weight_decay=1e-4)) == []
+
+
+def test_one_decaying_group_is_enough():
+    model = small()
+    groups = [{"params": model[2].parameters()}, {"params": model[0].parameters(), "weight_decay": 0.1}]
+    assert len(stepped(torch.optim.SGD(groups, lr=0.1))) == 1
+
+
+def test_an_optimizer_that_stepped_before_spherize_is_looked_at_again():
+    """spherize keeps optimizers alive: from then on they decay weights whose length does not matter."""
+    hs.SphereLinear(2, 2)  # some sphere layer exists in the process already
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-4)
+    assert stepped(optimizer) == []
+    hs.spherize(model)
+    assert len(stepped(optimizer)) == 1
+
+
+def tied_to_an_embedding():
+    model = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    return hs.spherize(model)
+
+
+HARMLESS = {
+    "param_groups": lambda: hs.param_groups(everything(), 0.1),
+    "param_groups of a projected lstm": lambda: hs.param_groups(hs.SphereLSTM(3, 3, proj_size=2), 0.1),
+    "param_groups of tied weights": lambda: hs.param_groups(tied_to_an_embedding(), 0.1),
+    "plain model": lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Conv2d(3, 3, 1)).parameters(),
+    "only the projection": lambda: [hs.SphereLSTM(3, 3, proj_size=2).weight_hr_l0],
+    "only biases and scales": lambda: [p for p in everything().parameters() if p.dim() < 2],
+    "a copy made before spherize": lambda: copied_before().parameters(),
+}
+
+
+def copied_before():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    twin = copy.deepcopy(model)
+    hs.spherize(model)
+    return twin
+
+
+@pytest.mark.parametrize("make", HARMLESS.values(), ids=HARMLESS)
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW], ids=lambda o: o.__name__)
+def test_what_is_harmless_is_not_warned_of(make, optimizer):
+    hs.SphereLinear(2, 2)  # the look-out is on
+    parameters = make()
+    assert stepped(optimizer(parameters, lr=0.1, weight_decay=0.1)) == []
+
+
+def test_no_decay_no_warning():
+    assert stepped(torch.optim.SGD(everything().parameters(), lr=0.1)) == []
+    assert stepped(torch.optim.Adam(everything().parameters(), weight_decay=0.0)) == []
+    assert stepped(torch.optim.Adagrad(everything().parameters())) == []
+
+
+def test_optimizers_without_weight_decay_are_fine():
+    class Bare(torch.optim.Optimizer):
+        def step(self, closure=None):
+            return None
+
+    optimizer = Bare(hs.SphereLinear(3, 3).parameters(), {})
+    assert stepped(optimizer) == []
+
+
+def test_the_look_out_keeps_no_optimizer_alive():
+    import gc
+    import weakref
+
+    optimizer = torch.optim.SGD(small().parameters(), lr=0.1)
+    stepped(optimizer)
+    watched = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert watched() is None
+
+
+# the guard rail: a margin of 4 from the start
+
+
+@pytest.mark.parametrize("margin", [4, 4.0, 5])
+def test_a_softmax_without_annealing_warns_once(margin):
+    with pytest.warns(UserWarning, match="annealing") as caught:
+        hs.ASoftmaxLoss(10, 4, margin=margin, annealing=False)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hs.ASoftmaxLoss(10, 4, margin=margin, annealing=False)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"margin": 4}, {"margin": 2, "annealing": False}, {"margin": 4, "annealing": lambda n: 5.0}],
+    ids=["default", "annealed", "small margin", "own annealing"],
+)
+def test_a_softmax_with_annealing_or_a_small_margin_does_not_warn(options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hs.ASoftmaxLoss(10, 4, **options)
