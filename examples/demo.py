@@ -6,9 +6,10 @@ the same optimizer, learning rate and softmax loss. What comes out is shown as i
 """
 
 import math
+import os
+import signal
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -81,14 +82,14 @@ def train(setting: str, layers: str, seed: int, steps: int = STEPS) -> dict:
 
 def train_all(console: Console, seeds: tuple[int, ...] = SEEDS, steps: int = STEPS) -> Results:
     """Every run, as many at a time as there are cores; a bar on a terminal, and a line for each run."""
-    jobs = list(product(SETTINGS, LAYERS, seeds))
-    bar = Progress(console=console, disable=not console.is_terminal)
-    with bar, ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(train, *job, steps): job for job in reversed(jobs)}  # the long ones first
-        for future in bar.track(as_completed(futures), total=len(jobs), description=f"{len(jobs)} runs"):
-            name, run = "{}, {}, seed {}".format(*futures[future]), future.result()
+    jobs, runs = list(product(SETTINGS, LAYERS, seeds)), {}
+    bar, deaf = Progress(console=console, disable=not console.is_terminal), (signal.SIGINT, signal.SIG_IGN)
+    with bar, get_context("spawn").Pool(min(os.cpu_count() or 1, 8), signal.signal, deaf) as pool:
+        pending = {job: pool.apply_async(train, (*job, steps)) for job in reversed(jobs)}  # the long ones first
+        for job, result in bar.track(pending.items(), description=f"{len(jobs)} runs"):
+            runs[job] = run = result.get()
+            name = "{}, {}, seed {}".format(*job)
             console.print(f"{name:30} {run[ACCURACY]:5.1f} % in {run[SECONDS]:4.1f} s")
-    runs = {job: future.result() for future, job in futures.items()}
     return {pair: [runs[*pair, seed] for seed in seeds] for pair in product(SETTINGS, LAYERS)}
 
 

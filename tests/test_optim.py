@@ -247,12 +247,14 @@ def assigned():
 
 @pytest.mark.parametrize("make", TRAPPED.values(), ids=TRAPPED)
 def test_decay_on_scale_free_weights_is_warned_of(make):
-    (message,) = stepped(torch.optim.SGD(make().parameters(), lr=0.1, weight_decay=1e-4))
+    model = make()
+    (message,) = stepped(torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-4))
     assert "SGD" in message
 
 
 def test_adamw_decays_by_default():
-    (message,) = stepped(torch.optim.AdamW(hs.SphereLinear(3, 3).parameters()))
+    layer = hs.SphereLinear(3, 3)
+    (message,) = stepped(torch.optim.AdamW(layer.parameters()))
     assert "AdamW" in message
 
 

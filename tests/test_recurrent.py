@@ -511,7 +511,7 @@ def test_parallel_vectors_are_finite(cls, similarity):
 # precision
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @every_layer
 def test_half_precision_is_close_to_double(cls, dtype, device):
     layer = cls(D, H, 2, bidirectional=True, similarity="learnable", scale=True, device=device)
@@ -529,7 +529,7 @@ def test_half_precision_is_close_to_double(cls, dtype, device):
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @every_layer
 def test_autocast_is_close_to_float32(cls, dtype, packed, device):
     layer = cls(D, H, 2, bidirectional=True, similarity="learnable", scale=True, device=device)

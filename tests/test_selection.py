@@ -81,7 +81,6 @@ def test_neurons_are_frozen_and_have_the_promised_fields():
         ([], []),
         ("nowhere", []),
     ],
-    ids=str,
 )
 def test_layers_and_exclude(specs, names):
     net = Net()
@@ -177,7 +176,7 @@ def test_unknown_output_lists_what_there_is(name):
     assert repr(name) in str(caught.value)
 
 
-@pytest.mark.parametrize("output", [3, nn.Linear, True, ["fc"], nn.Linear(2, 2)], ids=str)
+@pytest.mark.parametrize("output", [3, nn.Linear, True, ["fc"], nn.Linear(2, 2)])
 def test_output_of_a_wrong_type(output):
     with pytest.raises(TypeError, match="output"):
         hs.select(Net(), output=output)
@@ -405,7 +404,7 @@ def test_parametrized_attention():
 # what is refused
 
 
-@pytest.mark.parametrize("model", [None, 3, nn.Linear, {"weight": torch.zeros(2, 2)}, "model"], ids=str)
+@pytest.mark.parametrize("model", [None, 3, nn.Linear, {"weight": torch.zeros(2, 2)}, "model"])
 def test_a_model_of_a_wrong_type(model):
     with pytest.raises(TypeError, match="model"):
         hs.select(model)

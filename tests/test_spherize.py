@@ -201,7 +201,7 @@ def test_new_modules_take_on_the_training_flag():
     assert not [name for name, module in model.named_modules() if module.training]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_dtype_and_device_of_new_parameters(dtype, device):
     model = hs.spherize(VGG().to(device, dtype), "learnable", scale=True)
     assert {p.dtype for p in model.parameters()} == {dtype}
@@ -254,7 +254,7 @@ def test_every_option_of_a_convolution_stays():
 # the output
 
 
-@pytest.mark.parametrize("layers", ["fc", "*", "f?", nn.Linear, lambda name, module: name == "fc"], ids=str)
+@pytest.mark.parametrize("layers", ["fc", "*", "f?", nn.Linear, lambda name, module: name == "fc"])
 def test_the_output_converts_when_asked_and_warns(layers):
     model = GoogLeNet()
     with pytest.warns(UserWarning, match=r"fc.*logits.*\[-1, 1\]") as caught:
@@ -521,7 +521,7 @@ def test_asking_for_them_by_name_in_an_iterator_is_an_error():
     )
 
 
-@pytest.mark.parametrize("layers", ["encoder.*", nn.Linear, ["embed", lambda name, module: "linear" in name]], ids=str)
+@pytest.mark.parametrize("layers", ["encoder.*", nn.Linear, ["embed", lambda name, module: "linear" in name]])
 def test_asking_for_them_by_pattern_type_or_predicate_is_a_warning(layers):
     messages = spherized(Sentence(), scale=True, layers=layers)
     assert len(messages) == 1
@@ -645,7 +645,7 @@ def test_nothing_to_convert_lists_what_is_there():
 
 
 @pytest.mark.parametrize("where", ["features.0", "classifier.3", "classifier.5"])
-@pytest.mark.parametrize("options", [{}, {"layers": "features.2"}, {"exclude": "classifier.3"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"layers": "features.2"}, {"exclude": "classifier.3"}])
 def test_a_parametrized_model_is_refused_by_name(where, options):
     model = VGG()
     parametrizations.weight_norm(model.get_submodule(where))
@@ -695,7 +695,7 @@ def test_a_weight_that_is_not_finite_in_the_last_layer(bad):
     hs.spherize(model, exclude="classifier.3")  # what is not converted is not looked at
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.complex64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.complex64])
 def test_weights_that_are_not_real_in_the_last_layer(dtype):
     model = VGG()
     model.classifier[3].weight = nn.Parameter(model.classifier[3].weight.detach().to(dtype), requires_grad=False)
@@ -716,7 +716,7 @@ def test_a_weight_that_is_a_buffer_converts_or_leaves_the_model_as_it_was():
         assert model(torch.randn(2, 3, 8, 8)).isfinite().all()
 
 
-@pytest.mark.parametrize("model", [None, nn.Linear, "model", [nn.Linear(2, 2)]], ids=str)
+@pytest.mark.parametrize("model", [None, nn.Linear, "model", [nn.Linear(2, 2)]])
 def test_a_model_of_a_wrong_type(model):
     with pytest.raises(TypeError, match="model"):
         hs.spherize(model)

@@ -10,7 +10,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from . import _checks
 from .layers import SimilarityLike, SphereConv1d, SphereConv2d, SphereConv3d, SphereLinear, SphereOptions, check_scale
-from .selection import Specs, as_list, nothing_found, select_to_change
+from .selection import Specs, as_list, never_called, nothing_found, select_to_change
 from .similarity import resolve
 
 M = TypeVar("M", bound=nn.Module)
@@ -55,17 +55,17 @@ def spherize(
         )
     """
     check_scale(scale)
-    found = select_to_change(model, layers, exclude, output)
+    asked = None if layers is None else as_list("layers", layers)
+    found = select_to_change(model, asked, exclude, output)
     parametrized = [name or "(root)" for name, module in model.named_modules() if is_parametrized(module)]
     if parametrized:
         raise ValueError(
             f"spherize works on plain layers, but {', '.join(parametrized)} is parametrized: spherize first, rotate "
             "(or another parametrization) second"
         )
-    uncalled = _never_called(model)
+    uncalled = never_called(model)
     skipped = [name for name, neurons in found.items() if neurons.module in uncalled]
-    asked = [] if layers is None else as_list("layers", layers)
-    if refused := [name for name in skipped if name in asked]:
+    if refused := [name for name in skipped if name in (asked or ())]:
         raise ValueError(
             f"layers: torch reads the weight of {', '.join(refused)} without calling it, so it cannot answer to angles"
         )
@@ -78,6 +78,8 @@ def spherize(
         _checks.floating(f"the weight of {name!r}", weight)
         _checks.finite_weight(name, weight)
         resolved[name] = resolve(similarity, len(weight), device=weight.device, dtype=weight.dtype)
+        if isinstance(similarity, str) and isinstance(made := resolved[name], nn.Module):
+            made.train(neurons.module.training)
 
     for name, neurons in chosen.items():
         layer = neurons.module
@@ -92,14 +94,3 @@ def spherize(
             "small: give it a scale (about 30) or train with SSoftmaxLoss"
         )
     return model
-
-
-def _never_called(model: nn.Module) -> set[nn.Module]:
-    """Linears whose weights torch reads without calling them, at least in eval mode."""
-    found: set[nn.Module] = set()
-    for module in model.modules():
-        if isinstance(module, nn.MultiheadAttention):
-            found.add(module.out_proj)
-        elif isinstance(module, nn.TransformerEncoderLayer):
-            found |= {module.linear1, module.linear2}
-    return found

@@ -9,34 +9,39 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakSet
 
-from torch.nn import Parameter
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from ._checks import warn_once
 
-_watch: RemovableHandle | None = None
+_watched: WeakSet[nn.Module] = WeakSet()
 _seen: WeakSet[Optimizer] = WeakSet()
+_hook: RemovableHandle | None = None
 
 
-def mark_scale_free(parameter: Parameter) -> None:
-    """Remember that the length of this weight's rows does not matter; from now on each optimizer is looked at once."""
-    global _watch
-    parameter._hypersphere_scale_free = True  # type: ignore[attr-defined]
-    if _watch is None:
-        _watch = register_optimizer_step_pre_hook(_look)
+def watch(module: nn.Module) -> None:
+    """From now on each optimizer is looked at once, when it steps, for decay on this module's weights."""
+    global _hook
+    _watched.add(module)
+    _seen.clear()
+    if _hook is None:
+        _hook = register_optimizer_step_pre_hook(_look)
 
 
-def is_scale_free(parameter: Parameter) -> bool:
-    return getattr(parameter, "_hypersphere_scale_free", False)
+def is_scale_free(name: str) -> bool:
+    """Whether the length of this parameter of a sphere layer does not matter (an LSTM's projection is plain)."""
+    return name.startswith("weight") and not name.startswith("weight_hr")
 
 
 def _look(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if optimizer in _seen:
         return
     _seen.add(optimizer)
-    if any(is_scale_free(p) for group in optimizer.param_groups if group.get("weight_decay") for p in group["params"]):
+    decayed = {p for group in optimizer.param_groups if group.get("weight_decay") for p in group["params"]}
+    named = (item for module in list(_watched) for item in module.named_parameters(recurse=False))
+    if any(is_scale_free(name) and p.requires_grad and p in decayed for name, p in named):
         warn_once(
             f"{type(optimizer).__name__} decays weights of sphere layers or angular losses, whose length does not "
             "matter: make its parameter groups with hypersphere.param_groups(model, weight_decay)"

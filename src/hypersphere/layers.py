@@ -17,7 +17,7 @@ from torch.nn.modules.utils import _ntuple
 
 from . import _checks
 from .cosine import cosine_conv, cosine_linear
-from .guards import mark_scale_free
+from .guards import watch
 from .similarity import Similarity, cosine, resolve
 
 SimilarityLike = str | Callable[[Tensor], Tensor]
@@ -47,7 +47,7 @@ def sphere_linear(
         >>> sphere_linear(torch.tensor([[3.0, 4.0]]), torch.tensor([[2.0, 0.0], [0.0, 5.0]]))
         tensor([[0.6000, 0.8000]])
     """
-    _check_pair(input, weight)
+    check_pair(input, weight)
     if input.dim() == 0 or weight.dim() != 2 or input.shape[-1] != weight.shape[1]:
         raise ValueError(
             f"input must be (..., d) and weight (N, d), got {tuple(input.shape)} and {tuple(weight.shape)}"
@@ -130,7 +130,7 @@ def _sphere_conv(
     similarity: SimilarityLike,
     scale: Tensor | float | None,
 ) -> Tensor:
-    _check_pair(input, weight)
+    check_pair(input, weight)
     if input.dim() not in (n + 1, n + 2) or weight.dim() != n + 2 or input.shape[-n - 1] != weight.shape[1] * groups:
         raise ValueError(
             f"with groups={groups} and weight {tuple(weight.shape)} the input must have "
@@ -179,7 +179,8 @@ def _explicit_padding(
     return F.pad(x, [side for t in reversed(total) for side in (t // 2, t - t // 2)]), (0,) * n
 
 
-def _check_pair(input: Tensor, weight: Tensor) -> None:
+def check_pair(input: Tensor, weight: Tensor) -> None:
+    """Both are floating point tensors of one dtype, or autocast is on."""
     _checks.floating("input", input)
     _checks.floating("weight", weight)
     if input.dtype is not weight.dtype and not torch.is_autocast_enabled(input.device.type):
@@ -193,7 +194,7 @@ class SphereOptions:
     scale: Tensor | float | None
 
     def _set_sphere(self: Any, similarity: SimilarityLike, scale: bool | float | None, num_filters: int) -> None:
-        weight = next(p for name, p in self.named_parameters(recurse=False) if name.startswith("weight"))
+        weight = self.weight if hasattr(self, "weight") else self.weight_ih_l0
         like = {"device": weight.device, "dtype": weight.dtype}
         self.similarity = resolve(similarity, num_filters, **like)
         check_scale(scale)
@@ -203,9 +204,11 @@ class SphereOptions:
             self.register_parameter("scale", None)
         else:
             self.scale = float(scale)
-        for name, parameter in self.named_parameters(recurse=False):
-            if name.startswith("weight") and not name.startswith("weight_hr"):  # an LSTM's projection is plain
-                mark_scale_free(parameter)
+        watch(self)
+
+    def __setstate__(self: Any, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[misc]
+        watch(self)  # a copy is a layer of its own
 
     def _load_from_state_dict(self: Any, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """A plain layer's state_dict has no `scale` and no `similarity.log_k`: they keep their values."""
@@ -292,7 +295,7 @@ class _SphereConv(SphereOptions):
     def forward(self: Any, input: Tensor) -> Tensor:
         n, padding = len(self.kernel_size), self.padding
         if self.padding_mode != "zeros":
-            _check_pair(input, self.weight)
+            check_pair(input, self.weight)
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
         options = (self.stride, padding, self.dilation, self.groups, self.similarity, self.scale)

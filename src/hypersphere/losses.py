@@ -42,7 +42,7 @@ from torch.autograd import Function
 
 from . import _checks
 from .cosine import accumulation_dtype, cosine_linear, project, unit
-from .guards import mark_scale_free
+from .guards import watch
 from .layers import SimilarityLike
 from .similarity import Similarity, angle, resolve
 
@@ -148,7 +148,7 @@ class AngularSoftmaxLoss(nn.Module):
         _checks.choice("reduction", reduction, ("mean", "sum", "none"))
         self.reduction = reduction
         self.weight = nn.Parameter(nn.init.xavier_normal_(torch.empty(num_classes, embedding_size, **factory)))
-        mark_scale_free(self.weight)
+        watch(self)
         self.bias = nn.Parameter(torch.zeros(num_classes, **factory)) if bias else None
         self.similarity = resolve(similarity, num_classes, **factory)
         if not isinstance(annealing, bool) and not callable(annealing):
@@ -157,6 +157,10 @@ class AngularSoftmaxLoss(nn.Module):
         if self.annealing is not None:
             self.register_buffer("step", torch.zeros((), dtype=torch.int64, device=device))
         self.register_buffer("class_weight", self._checked_class_weight(class_weight, factory), persistent=False)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        watch(self)
 
     def forward(
         self,

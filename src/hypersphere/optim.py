@@ -36,8 +36,10 @@ def param_groups(model: nn.Module, weight_decay: float = 0.0) -> list[dict[str, 
         if not name.startswith("weight_hr")  # the projection of an LSTM is plain
     }
     groups: dict[str, list[nn.Parameter]] = {"weights": [], "no_decay": []}
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
+        is_bias = name.rpartition(".")[2].startswith("bias")
         if parameter.requires_grad:
-            groups["no_decay" if parameter in no_decay or parameter.dim() < 2 else "weights"].append(parameter)
+            keeps = parameter in no_decay or is_bias or parameter.dim() < 2
+            groups["no_decay" if keeps else "weights"].append(parameter)
     decays = {"weights": decay, "no_decay": 0.0}
     return [{"params": params, "name": name, "weight_decay": decays[name]} for name, params in groups.items() if params]

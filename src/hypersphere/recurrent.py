@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from . import _checks
 from .cosine import clamp_cosine, unit
-from .layers import SimilarityLike, SphereOptions, answer
+from .layers import SimilarityLike, SphereOptions, answer, check_pair
 
 State = tuple[Tensor, ...]
 #: (gates of the input, gates of the state, state) → state
@@ -66,7 +66,7 @@ class _SphereRecurrent(SphereOptions):
         """As torch's: (T, B, I), (B, T, I) with batch_first, (T, I), or a PackedSequence."""
         packed = isinstance(input, PackedSequence)
         data = input.data if packed else input
-        _checks.floating("input", data)
+        check_pair(data, self.weight_ih_l0)
         if data.dim() not in ((2,) if packed else (2, 3)) or data.shape[-1] != self.input_size:
             raise ValueError(
                 f"input must be (T, B, {self.input_size}), batch_first, unbatched or packed; got {tuple(data.shape)}"
@@ -91,7 +91,7 @@ class _SphereRecurrent(SphereOptions):
                 final = tuple(part.index_select(1, input.unsorted_indices) for part in final)
             result: Any = PackedSequence(output, input.batch_sizes, input.sorted_indices, input.unsorted_indices)
         else:
-            result = output.view(len(sizes), sizes[0], -1)
+            result = output.view(len(sizes), sizes[0], output.shape[1])
             if unbatched:
                 result, final = result.squeeze(1), tuple(part.squeeze(1) for part in final)
             elif self.batch_first:
@@ -127,6 +127,7 @@ class _SphereRecurrent(SphereOptions):
         gates_x = self._gates(data, unit(getattr(self, f"weight_ih{suffix}")), bias_x)  # all steps at once
         steps = gates_x.split(sizes)
         cell = CELLS[self.mode]
+        initial = tuple(part.to(gates_x.dtype) for part in initial)  # autocast's
         state = tuple(part[: sizes[-1] if reverse else sizes[0]] for part in initial)
         outputs, ended = [], []
         for t in reversed(range(len(sizes))) if reverse else range(len(sizes)):
@@ -155,6 +156,10 @@ class _SphereRecurrent(SphereOptions):
             return tuple(data.new_zeros(layers, batch, size) for size in sizes)
         given = tuple(hx) if isinstance(hx, tuple | list) else (hx,)
         wanted = [(layers, size) if unbatched else (layers, batch, size) for size in sizes]
+        for part in given:
+            _checks.floating("hx", part)
+            if part.dtype is not data.dtype and not torch.is_autocast_enabled(data.device.type):
+                raise TypeError(f"hx must be {data.dtype} as the input is, got {part.dtype}")
         if [tuple(part.shape) for part in given] != wanted:
             raise ValueError(f"hx must have the shapes {wanted}, got {[tuple(part.shape) for part in given]}")
         return tuple(part.unsqueeze(1) if unbatched else part for part in given)

@@ -16,7 +16,7 @@ def orthonormal(weight: Tensor, *, normalized: bool = False) -> Tensor:
     Only the smaller of the two Gram matrices is formed: ‖WᵀW − I_N‖² = ‖WWᵀ − I_d‖² + N − d.
 
     Args:
-        weight: (..., N, d), rows are neurons; leading dimensions are summed.
+        weight: (N, ...), flattened to (N, d): rows are neurons.
         normalized: scale the neurons to length one first, so that only angles count.
 
     Example:
@@ -24,15 +24,19 @@ def orthonormal(weight: Tensor, *, normalized: bool = False) -> Tensor:
         (tensor(0.), tensor(27.), tensor(0.))
     """
     _checks.floating("weight", weight)
-    if weight.dim() < 2:
-        raise ValueError(f"weight must be (..., N, d), got {tuple(weight.shape)}")
+    if weight.dim() < 2 or not weight.numel():
+        raise ValueError(f"weight must be (N, ...) and not empty, got {tuple(weight.shape)}")
+    return _orthonormal(weight.flatten(1)[None], normalized)
+
+
+def _orthonormal(weight: Tensor, normalized: bool) -> Tensor:
+    """The sum over groups of neurons (G, N, d)."""
     rows = weight.to(accumulation_dtype(weight.dtype))
     rows = unit(rows) if normalized else rows
-    n, d = rows.shape[-2:]
+    groups, n, d = rows.shape
     with torch.autocast(rows.device.type, enabled=False):
         gram = rows @ rows.mT if n <= d else rows.mT @ rows
         deviation = gram - torch.eye(min(n, d), dtype=rows.dtype, device=rows.device)
-        groups = rows[..., 0, 0].numel()
         return deviation.square().sum() + max(n - d, 0) * groups
 
 
@@ -60,4 +64,4 @@ def orthonormal_penalty(
     found = select_to_change(model, layers, exclude, output)
     if not found:
         raise nothing_found(model, "orthonormal_penalty")
-    return factor * torch.stack([orthonormal(n.matrix(), normalized=normalized) for n in found.values()]).sum()
+    return factor * torch.stack([_orthonormal(n.matrix(), normalized) for n in found.values()]).sum()

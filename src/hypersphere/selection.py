@@ -68,9 +68,9 @@ def select(
     wanted = None if layers is None else as_list("layers", layers)
     unwanted = as_list("exclude", exclude)
     eligible = {name: (module, tensor) for name, module, tensor in _eligible(model)}
-    last = _output_name(model, output, {name: module for name, (module, _) in eligible.items()})
+    outputs = _output_names(model, output, {name: module for name, (module, _) in eligible.items()})
     return {
-        name: Neurons(module, tensor, name == last)
+        name: Neurons(module, tensor, name in outputs)
         for name, (module, tensor) in eligible.items()
         if (wanted is None or _matches(wanted, name, module)) and not _matches(unwanted, name, module)
     }
@@ -105,34 +105,49 @@ def is_loss_head(module: nn.Module) -> bool:
     return getattr(module, "is_loss_head", False) is True
 
 
-def _output_name(model: nn.Module, output: str | None, eligible: dict[str, nn.Module]) -> str | None:
+def never_called(model: nn.Module) -> set[nn.Module]:
+    """Linears whose weights torch reads without calling them, at least in eval mode."""
+    found: set[nn.Module] = set()
+    for module in model.modules():
+        if isinstance(module, nn.MultiheadAttention):
+            found.add(module.out_proj)
+        elif isinstance(module, nn.TransformerEncoderLayer):
+            found |= {module.linear1, module.linear2}
+    return found
+
+
+def _output_names(model: nn.Module, output: str | None, eligible: dict[str, nn.Module]) -> set[str]:
+    """The output layer, or none; several only if get_classifier() gives several heads."""
     if output is None:
-        return None
+        return set()
     if not isinstance(output, str):
         raise TypeError(f"output must be 'auto', a layer's name or None, got {output!r}")
     if output != "auto":
         if output not in eligible:
             raise ValueError(f"output must be 'auto', None or one of {', '.join(map(repr, eligible))}; got {output!r}")
-        return output
-    candidates = {name: module for name, module in eligible.items() if module is not model}
+        return {output}
+    candidates = [(name, module) for name, module in eligible.items() if module is not model]
     get_classifier = getattr(model, "get_classifier", None)
     if callable(get_classifier):
-        inside = set(get_classifier().modules())
-        return next((name for name, module in reversed(candidates.items()) if module in inside), None)
-    never_called = {m.out_proj for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
-    for is_candidate in (is_loss_head, lambda m: isinstance(m, nn.Linear) and m not in never_called):
-        for name, module in reversed(candidates.items()):
-            if is_candidate(module):
-                return name
-    return None
+        given = get_classifier()
+        heads = [head for head in (given if isinstance(given, tuple | list) else [given]) if head is not None]
+        wanted: list[Callable[[nn.Module], bool]] = [set(head.modules()).__contains__ for head in heads]
+        return {name for inside in wanted for name in _last(candidates, inside)}
+    uncalled = never_called(model)
+    last_linear = _last(candidates, lambda module: isinstance(module, nn.Linear) and module not in uncalled)
+    return set(_last(candidates, is_loss_head) or last_linear)
+
+
+def _last(candidates: list[tuple[str, nn.Module]], wanted: Callable[[nn.Module], bool]) -> list[str]:
+    return [name for name, module in candidates if wanted(module)][-1:]
 
 
 def as_list(argument: str, specs: Specs) -> list[Spec]:
     """`layers` or `exclude` as a list, whether one or many were given."""
-    one = isinstance(specs, str | type) or callable(specs)
-    listed: list[Spec] = [specs] if one else list(specs)  # type: ignore[list-item, arg-type]
+    many = isinstance(specs, Iterable) and not isinstance(specs, str | type | nn.Module)
+    listed: list[Spec] = list(specs) if many else [specs]  # type: ignore[arg-type, list-item]
     for spec in listed:
-        if not (isinstance(spec, str | type) or callable(spec)):
+        if isinstance(spec, nn.Module) or not (isinstance(spec, str | type) or callable(spec)):
             raise TypeError(f"{argument} must hold names, patterns, types or predicates(name, module), got {spec!r}")
     return listed
 
