@@ -41,7 +41,7 @@ def literal_losses(head, x, y, **options):
     def g(theta):
         return reference.SIMILARITIES[name](theta, *numbers)
 
-    margin = None if head.margin is None else (lambda t: reference.MARGINS[head.margin[0]](t, head.margin[1], g))
+    margin = None if head.margin_kind == "none" else (lambda t: reference.MARGINS[head.margin_kind](t, head.margin, g))
     lam = None if head.annealing is None else reference.annealed_lambda(1)
     weight = head.weight.detach()
     return reference.softmax_losses(

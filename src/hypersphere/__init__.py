@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from . import functional as functional
     from . import layers as layers
     from . import losses as losses
+    from . import margins as margins
     from . import optim as optim
     from . import recurrent as recurrent
     from . import regularizers as regularizers
@@ -61,6 +62,7 @@ else:
         "functional",
         "layers",
         "losses",
+        "margins",
         "optim",
         "recurrent",
         "regularizers",

@@ -2,7 +2,7 @@
 
 from .cosine import unit
 from .layers import sphere_conv1d, sphere_conv2d, sphere_conv3d, sphere_linear
-from .losses import additive_angle, additive_cosine, multiplicative
+from .margins import additive_angle, additive_cosine, multiplicative
 from .regularizers import orthonormal
 from .similarity import angle, cosine, linear, sigmoid
 

@@ -44,44 +44,11 @@ from . import _checks
 from .cosine import accumulation_dtype, cosine_linear, project, unit
 from .guards import watch
 from .layers import SimilarityLike
+from .margins import MARGINS as MARGINS
+from .margins import sphereface_annealing as sphereface_annealing
 from .similarity import Similarity, angle, resolve
 
 Annealing = bool | Callable[[Tensor], Tensor | float]
-#: g at angles (B,): what a margin may ask of the similarity
-AtAngle = Callable[[Tensor], Tensor]
-
-
-def multiplicative(theta: Tensor, margin: float, g: AtAngle) -> Tensor:
-    """ψ(θ) = g(mθ − kπ) − k·(g(0) − g(π)), k = ⌊mθ/π⌋: g(mθ), continued so that it keeps falling (Eq. 11)."""
-    scaled = margin * theta
-    k = torch.floor(scaled / math.pi)
-    fall = g(torch.zeros_like(theta)) - g(torch.full_like(theta, math.pi))
-    return g(scaled - k * math.pi) - k * fall
-
-
-def additive_cosine(theta: Tensor, margin: float, g: AtAngle) -> Tensor:
-    """g(θ) − m: AM-Softmax, CosFace."""
-    return g(theta) - margin
-
-
-def additive_angle(theta: Tensor, margin: float, g: AtAngle) -> Tensor:
-    """g(θ + m): ArcFace; beyond θ = π − m, where it would rise again, g(θ) − m·sin m."""
-    inside = theta <= math.pi - margin
-    return torch.where(inside, g((theta + margin).clamp(max=math.pi)), g(theta) - margin * math.sin(margin))
-
-
-#: name → margin(θ, m, g)
-MARGINS: dict[str, Callable[[Tensor, float, AtAngle], Tensor]] = {
-    "multiplicative": multiplicative,
-    "additive_cosine": additive_cosine,
-    "additive_angle": additive_angle,
-}
-
-
-def sphereface_annealing(step: Tensor) -> Tensor:
-    """λ = max(5, 1000/(1 + 0.12·n)) of the n-th iteration, as SphereFace is trained."""
-    n = step if step.device.type == "mps" else step.double()  # Apple's GPUs have no float64
-    return (1000 / (1 + 0.12 * n)).clamp_min(5.0)
 
 
 class HeadOptions(TypedDict, total=False):
@@ -139,9 +106,9 @@ class AngularSoftmaxLoss(nn.Module):
         factory: dict[str, Any] = {"device": device, "dtype": _checks.floating_dtype(dtype)}
         self.num_classes = _checks.integer("num_classes", num_classes, low=2)
         self.embedding_size = _checks.integer("embedding_size", embedding_size, low=1)
+        self.margin_kind, self.margin = margin or ("none", 0.0)
         if margin is not None:
-            _checks.choice("margin", margin[0], MARGINS)
-        self.margin = margin
+            _checks.choice("margin", self.margin_kind, MARGINS)
         self.scale = None if scale is None else _checks.number("scale", scale, low=0.0, open_low=True)
         self.label_smoothing = _checks.number("label_smoothing", label_smoothing, low=0.0, high=1.0)
         self.ignore_index = ignore_index
@@ -201,7 +168,7 @@ class AngularSoftmaxLoss(nn.Module):
         kept = labels != self.ignore_index
         target = torch.where(kept, labels, 0).unsqueeze(1)
         logits, target_cosine, s = self._logits(embeddings, target)
-        if self.margin is not None:
+        if self.margin_kind in MARGINS:
             # Only the B target logits change; adding the difference leaves the gradient of all others as it is.
             difference = self._with_margin(target_cosine.squeeze(1), target.squeeze(1))
             logits.scatter_add_(1, target, (s * difference.unsqueeze(1)).to(logits.dtype))
@@ -238,8 +205,6 @@ class AngularSoftmaxLoss(nn.Module):
 
     def _with_margin(self, target_cosine: Tensor, target: Tensor) -> Tensor:
         """What the margin adds to g(θ) at the label, (B,)."""
-        assert self.margin is not None
-        kind, m = self.margin
 
         def g(theta: Tensor) -> Tensor:
             at_angle = getattr(self.similarity, "at_angle", None)
@@ -250,7 +215,7 @@ class AngularSoftmaxLoss(nn.Module):
             return self.similarity(cosines).gather(1, target.unsqueeze(1)).squeeze(1)
 
         theta = angle(target_cosine)
-        difference = MARGINS[kind](theta, m, g) - g(theta)
+        difference = MARGINS[self.margin_kind](theta, self.margin, g) - g(theta)
         if self.annealing is None:
             return difference
         if self.training and torch.is_grad_enabled():
@@ -307,8 +272,8 @@ class AngularSoftmaxLoss(nn.Module):
 
     def extra_repr(self) -> str:
         parts = [f"num_classes={self.num_classes}", f"embedding_size={self.embedding_size}"]
-        if self.margin is not None:
-            parts.append(f"margin={self.margin[1]:g}")
+        if self.margin_kind in MARGINS:
+            parts.append(f"margin={self.margin:g}")
         parts.append(f"scale={self.scale if self.scale is not None else 'own norm'}")
         return ", ".join(parts)
 

@@ -1,0 +1,45 @@
+"""Margins: what takes the place of g(θ) at the label, as pure functions of the angle θ (B,), a number m, and g."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+#: g at angles (B,): what a margin may ask of the similarity
+AtAngle = Callable[[Tensor], Tensor]
+
+
+def multiplicative(theta: Tensor, margin: float, g: AtAngle) -> Tensor:
+    """ψ(θ) = g(mθ − kπ) − k·(g(0) − g(π)), k = ⌊mθ/π⌋: g(mθ), continued so that it keeps falling (Eq. 11)."""
+    scaled = margin * theta
+    k = torch.floor(scaled / math.pi)
+    fall = g(torch.zeros_like(theta)) - g(torch.full_like(theta, math.pi))
+    return g(scaled - k * math.pi) - k * fall
+
+
+def additive_cosine(theta: Tensor, margin: float, g: AtAngle) -> Tensor:
+    """g(θ) − m: AM-Softmax, CosFace."""
+    return g(theta) - margin
+
+
+def additive_angle(theta: Tensor, margin: float, g: AtAngle) -> Tensor:
+    """g(θ + m): ArcFace; beyond θ = π − m, where it would rise again, g(θ) − m·sin m."""
+    inside = theta <= math.pi - margin
+    return torch.where(inside, g((theta + margin).clamp(max=math.pi)), g(theta) - margin * math.sin(margin))
+
+
+#: name → margin(θ, m, g)
+MARGINS: dict[str, Callable[[Tensor, float, AtAngle], Tensor]] = {
+    "multiplicative": multiplicative,
+    "additive_cosine": additive_cosine,
+    "additive_angle": additive_angle,
+}
+
+
+def sphereface_annealing(step: Tensor) -> Tensor:
+    """λ = max(5, 1000/(1 + 0.12·n)) of the n-th iteration, as SphereFace is trained."""
+    n = step if step.device.type == "mps" else step.double()  # Apple's GPUs have no float64
+    return (1000 / (1 + 0.12 * n)).clamp_min(5.0)

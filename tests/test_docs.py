@@ -1,0 +1,133 @@
+"""The README and the docs pages run, their figures are true, their pictures reproducible; the demo works.
+
+An expression in a page's code that is followed by "# → text", on its line or the next, must have that text as its repr.
+"""
+
+import ast
+import importlib
+import io
+import re
+import runpy
+from pathlib import Path
+from types import ModuleType
+from unittest.mock import patch
+
+import pytest
+import torch
+from rich.console import Console
+
+import hypersphere as hs
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PICTURES = ["margins.svg", "similarities.svg"]
+
+
+def run_page(text: str) -> None:
+    """Run a page's python blocks in one namespace; AssertionError for a stated result that is not what comes out."""
+    namespace = {"__name__": "page"}
+    for block in re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        lines = [*block.splitlines(), ""]
+        for node in ast.parse(block).body:
+            if not isinstance(node, ast.Expr):
+                exec(compile(ast.Module([node], []), "page", "exec"), namespace)
+                continue
+            result = eval(compile(ast.Expression(node.value), "page", "eval"), namespace)
+            on_line, below = lines[node.end_lineno - 1 : node.end_lineno + 1]
+            if stated := re.search(r"  # → (.*)$", on_line) or re.match(r"# → (.*)$", below):
+                assert repr(result) == stated[1], on_line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_runs_and_says_what_comes_out(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    # A page may add to these tables; other tests must not see that.
+    with patch.dict(hs.similarity.SIMILARITIES), patch.dict(hs.losses.MARGINS):
+        run_page(page.read_text(encoding="utf-8"))
+
+
+def test_a_wrong_result_on_a_page_is_noticed() -> None:
+    run_page("```python\n1 + 1  # → 2\n2 + 2\n# → 4\n```\n")
+    for wrong in ("x + 1  # → 3", "x + 1\n# → 3"):
+        with pytest.raises(AssertionError, match=r"x \+ 1"):
+            run_page(f"```python\nx = 1\n```\ntext\n```python\n{wrong}\n```\n")
+
+
+def test_readme_shows_code_within_its_first_fifteen_lines() -> None:
+    head = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:15]
+    assert head[0].startswith("# ")
+    code = head[head.index("```python") + 1 :]
+    assert any("hs." in line for line in code)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_and_links_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    commands = re.findall(r"(?:^|`)make ([a-z]+)", text, re.MULTILINE)
+    assert set(commands) <= targets
+    if page.name == "README.md":
+        assert {"demo", "test", "bench", "gpu"} <= set(commands)
+    for target, _, anchor in (link.partition("#") for link in re.findall(r"\]\(([^)\s]+)\)", text)):
+        if not target.startswith("http"):
+            linked = page.parent / target if target else page
+            assert linked.exists(), target
+            if anchor:
+                headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.MULTILINE)
+                assert anchor in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def test_pictures_are_those_that_the_code_draws(tmp_path: Path) -> None:
+    runpy.run_path(str(ROOT / "docs" / "make_pictures.py"))["main"](tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == PICTURES
+    for name in PICTURES:
+        assert (tmp_path / name).read_bytes() == (ROOT / "docs" / "pictures" / name).read_bytes(), name
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    return importlib.import_module("demo")
+
+
+@pytest.fixture
+def console() -> Console:
+    return Console(file=io.StringIO(), width=120)
+
+
+def test_demo_trains_the_same_way_in_every_process(demo: ModuleType, console: Console) -> None:
+    results = demo.train_all(console, seeds=(0, 1), steps=20)
+    assert len(console.file.getvalue().splitlines()) == 16
+    assert set(results) == {(setting, layers) for setting in demo.SETTINGS for layers in demo.LAYERS}
+    assert all(len(runs) == 2 and len(run["curve"]) == 2 for runs in results.values() for run in runs)
+    assert results["narrow", "sphere"][0]["curve"] != results["narrow", "ordinary"][0]["curve"]
+    assert demo.picture(results).count("<polyline") == 8
+    threads = torch.get_num_threads()
+    again = demo.train("narrow", "sphere", 1, steps=20)
+    torch.set_num_threads(threads)
+    assert again["curve"] == results["narrow", "sphere"][1]["curve"]
+
+
+def test_demo_says_what_the_runs_say(demo: ModuleType, console: Console) -> None:
+    never = float("inf")
+    steps = {
+        "narrow": ([never, never], [never, never]),
+        "narrow + BN": ([never, 90], [70, 80]),
+        "wide": ([90, 110], [70, 80]),
+        "wide + BN": ([40, 50], [50, 60]),
+    }
+    results = {
+        (setting, layers): [{"curve": [50.0], demo.ACCURACY: 96.0, demo.SPEED: n, demo.SECONDS: 1.0} for n in runs]
+        for setting, pair in steps.items()
+        for layers, runs in zip(demo.LAYERS, pair, strict=True)
+    }
+    console.print(demo.make_table(results))
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in console.file.getvalue().splitlines()]
+    shown = {(row[0], row[1]): row[3] for row in cells if row}
+    assert shown["narrow", "sphere"] == "never"
+    assert shown["narrow + BN", "ordinary"] == "in 1 of 2 runs"
+    assert shown["wide", "ordinary"] == "100.0 ± 14.1"
+    accuracy, speed, _ = demo.reading(results)
+    assert accuracy.endswith("test accuracy %: no clear difference in narrow, narrow + BN, wide, wide + BN.")
+    assert "no clear difference in narrow, wide + BN" in speed
+    assert "lower in narrow + BN, wide" in speed
