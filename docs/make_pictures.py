@@ -46,7 +46,7 @@ def margins(path: Path) -> None:
     line_chart(
         {name: (THETA, target) for name, target in targets.items()},
         path,
-        title="What the label's class is given",
+        title="What the losses make of the label's angle",
         xlabel="angle θ between embedding and the label's weight (radians)",
         ylabel="target logit / s",
         height=480,

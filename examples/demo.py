@@ -24,7 +24,7 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
 import hypersphere as hs
-from hypersphere.report import line_chart
+from hypersphere.report import line_chart, write_text
 
 # (filters of the first layers, BatchNorm)
 SETTINGS = {"narrow": (8, False), "narrow + BN": (8, True), "wide": (24, False), "wide + BN": (24, True)}
@@ -140,7 +140,7 @@ def main() -> None:
     console, started = Console(highlight=False), time.perf_counter()
     results = train_all(console)
     path = Path("demo.svg").resolve()
-    path.write_text(picture(results), encoding="utf-8")
+    write_text(path, picture(results))
     console.print(make_table(results), *reading(results), sep="\n")
     console.print(f"{time.perf_counter() - started:.0f} seconds in all. The curves are in", path, soft_wrap=True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TypeVar
 
 from torch import nn
@@ -87,10 +86,10 @@ def spherize(
         assert isinstance(layer, SphereOptions)
         layer._set_sphere(resolved[name], scale, len(neurons.tensor))
     if skipped:
-        warnings.warn(f"spherize left {', '.join(skipped)} plain: torch never calls them", stacklevel=2)
+        _checks.warn(f"spherize left {', '.join(skipped)} plain: torch reads their weights without calling them")
     if scale is None and (bounded := [name for name, n in chosen.items() if n.is_output]):
         _checks.warn_once(
             f"the output layer {bounded[0]!r} now gives logits in [-1, 1], on which a softmax loss cannot become "
-            "small: give it a scale (about 30) or train with SSoftmaxLoss"
+            "small: give it a scale (about 30) or train with SSoftmaxLoss; if it gives embeddings, say output=None"
         )
     return model

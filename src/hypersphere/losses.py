@@ -23,7 +23,8 @@ ArcFaceLoss       cosine                            cos(θ + m)                 
 cosine this is A-Softmax, for the linear g it is 1 − 2mθ/π.
 
 At θ = 0 and θ = π the gradient is finite: dθ/dc is bounded (see :mod:`hypersphere.similarity`) and the cosine itself
-is flat there. A zero embedding or class weight has cosine 0 with everything and gradient 0 through it.
+is flat there. A zero embedding or class weight has cosine 0 with everything, and its angles get gradient 0; a cosine
+logit with s = ‖x‖ is the inner product of x with a unit weight, whose gradient needs no angle.
 
 Shapes: B batch, C classes, d embedding size. Angles and margins of angles are in radians.
 """

@@ -11,7 +11,7 @@ learnable   sigmoid whose k is learned    (2.5)         the same, k = exp(log_k)
 
 θ enters only through asin(c), whose derivative 1/√(1−c²) is infinite at c = ±1. It is bounded here, once, by
 1/√eps of the dtype (2896 in float32). At θ = 0 and θ = π the cosine itself has derivative 0 with respect to input and
-weight, so the gradient that reaches them there is 0.
+weight, so the gradient that reaches them there is 0, but for rounding (1e-3/‖x‖ in float32, 3e-8/‖x‖ in float64).
 
 A similarity is a name of :data:`SIMILARITIES`, optionally with numbers ("sigmoid(0.7)", "linear(-0.5, 0.8)"),
 a module, or any callable of the cosine. It is always called with the filters on dimension 1.
