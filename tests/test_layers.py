@@ -51,7 +51,7 @@ def conv_options(draw):
 
 def literal_g(text):
     name, numbers = hs.similarity.parse(text)
-    return lambda theta: reference.SIMILARITIES[name](theta, *numbers)
+    return lambda theta: reference.SIMILARITIES[name](theta, *map(float, numbers))
 
 
 @settings(max_examples=60, deadline=None)
@@ -217,6 +217,60 @@ def test_float16_cosines_do_not_depend_on_the_size_of_the_input(size):
     assert (half.float() - exact).abs().max() < 3e-3
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_what_leaves_a_layer_may_be_changed_in_place(name):
+    x = torch.randn(2, 3, 6, 6)
+    for bias in (True, False):
+        conv = hs.SphereConv2d(3, 3, 3, padding=1, bias=bias, similarity=name)
+        linear = hs.SphereLinear(6, 6, bias=bias, similarity=name)
+        for layer in (conv, linear):
+            y = layer(x)
+            expected = torch.autograd.grad((layer(x) + x).relu().sum(), layer.weight)[0]
+            y += x
+            assert torch.allclose(torch.autograd.grad(nn.functional.relu_(y).sum(), layer.weight)[0], expected)
+
+
+def test_float16_has_the_gradients_of_float32():
+    """Patches of very different strengths: 1/‖x‖² leaves float16's range where the gradient does not."""
+    x = torch.zeros(1, 4, 12, 12)
+    x[..., :4] = torch.rand(1, 4, 12, 4)
+    x[..., 6:] = torch.randn(1, 4, 12, 6).relu() * 1e-3
+    layer = hs.SphereConv2d(4, 8, 3, padding=1)
+    grad = torch.randn(1, 8, 12, 12)
+    results = []
+    for kind in (torch.float32, torch.float16):
+        a = x.clone().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.float16, enabled=kind is torch.float16):
+            y = layer(a)
+        results.append(torch.autograd.grad((y.float() * grad).sum(), (a, layer.weight)))
+    for exact, half in zip(*results, strict=True):
+        assert half.isfinite().all()
+        assert (half - exact).abs().max() < 0.02 * exact.abs().max()
+
+
+@pytest.mark.parametrize(("of_input", "of_weight"), [(1e5, 1.0), (1.0, 1e-4), (1e-6, 1e-6), (1e8, 1e8)])
+def test_float16_autocast_is_scale_invariant(of_input, of_weight):
+    for layer, x in (
+        (hs.SphereConv2d(4, 8, 3, bias=False), torch.randn(2, 4, 6, 6)),
+        (hs.SphereLinear(16, 8, bias=False), torch.randn(2, 16)),
+    ):
+        exact = layer(x)
+        with torch.no_grad():
+            layer.weight.mul_(of_weight)
+        with torch.autocast("cpu", dtype=torch.float16):
+            y = layer(x * of_input)
+        assert (y.float() - exact).abs().max() < 3e-3
+
+
+def test_float16_keeps_weak_patches_beside_a_strong_pixel():
+    layer, x = hs.SphereConv2d(4, 8, 3, bias=False), 0.01 * torch.randn(1, 4, 12, 12)
+    x[..., 0, 0] = 1000
+    exact = layer(x)
+    with torch.autocast("cpu", dtype=torch.float16):
+        y = layer(x)
+    assert (y.float() - exact).abs().max() < 5e-3
+
+
 def test_nan_is_not_hidden():
     x = torch.randn(1, 3, 5, 5)
     x[0, 1, 2, 2] = math.nan
@@ -332,6 +386,23 @@ def test_bytes_kept_for_the_backward_pass():
         (lambda: hs.SphereLinear(3, 4, scale=0), ValueError, "scale must not be 0"),
         (lambda: hs.SphereLinear(3, 4, scale=math.nan), ValueError, "scale must be finite"),
         (lambda: hs.SphereConv2d(3, 4, 3, padding="same", stride=2), ValueError, "same"),
+        (
+            lambda: hs.SphereConv2d(3, 4, 3, padding=1, padding_mode="reflect")(torch.randn(2, 5, 8, 8)),
+            ValueError,
+            "3 channels.*got \\(2, 5, 8, 8\\)",
+        ),
+        (lambda: hs.SphereLinear(3, 4, similarity=lambda c: c.sum(1))(torch.randn(2, 3)), ValueError, "keep the shape"),
+        (
+            lambda: HF.sphere_conv2d(torch.randn(2, 3, 5, 5), torch.randn(1, 3, 3, 3), torch.randn(4)),
+            ValueError,
+            "bias must be a tensor of shape \\(1,\\)",
+        ),
+        (lambda: HF.sphere_linear(torch.randn(2, 3), torch.randn(4, 3), 1.0), ValueError, "bias must be a tensor"),
+        (
+            lambda: HF.sphere_linear(torch.randn(2, 3), torch.randn(4, 3), scale=torch.ones(1)),
+            ValueError,
+            "scale must be a tensor of shape \\(4,\\)",
+        ),
         (
             lambda: HF.sphere_conv2d(torch.randn(1, 3, 5, 5), torch.randn(4, 3, 3, 3), padding="some"),
             ValueError,

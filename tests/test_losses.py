@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -39,7 +40,7 @@ def literal_losses(head, x, y, **options):
     )
 
     def g(theta):
-        return reference.SIMILARITIES[name](theta, *numbers)
+        return reference.SIMILARITIES[name](theta, *map(float, numbers))
 
     margin = None if head.margin_kind == "none" else (lambda t: reference.MARGINS[head.margin_kind](t, head.margin, g))
     lam = None if head.annealing is None else reference.annealed_lambda(1)
@@ -323,6 +324,11 @@ def test_indices_tuple_weighs_as_pytorch_metric_learning_does():
 
     expected = ours(x, y) * convert_to_weights(mined, y, dtype=torch.float32)
     assert torch.allclose(ours(x, y, mined), expected)
+    theirs = pml.CosFaceLoss(5, 4, margin=0.35, scale=30)
+    mean = hs.AMSoftmaxLoss(5, 4)
+    mean.load_state_dict(ours.state_dict())
+    theirs.W.data.copy_(ours.weight.detach().T)
+    assert torch.allclose(mean(x, y, mined), theirs(x, y, mined), rtol=1e-5)
     empty = tuple(torch.zeros(0, dtype=torch.int64) for _ in range(3))
     assert torch.equal(ours(x, y, empty), ours(x, y))
 
@@ -384,6 +390,12 @@ def test_learns():
         (lambda: hs.ArcFaceLoss(3, 3, class_weight=[1.0, -1.0, 1.0]), ValueError, "class_weight"),
         (lambda: hs.ASoftmaxLoss(3, 3, annealing=5), TypeError, "annealing must be True, False or a callable"),
         (lambda: hs.ArcFaceLoss(3, 3, colour=1), TypeError, "colour"),
+        (lambda: hs.ArcFaceLoss(3, 3, class_weight="abc"), ValueError, "class_weight must be 3 finite numbers"),
+        (lambda: hs.ArcFaceLoss(3, 3, ignore_index=None), TypeError, "ignore_index must be an int, got None"),
+        (lambda: hs.ArcFaceLoss(3, 3, dtype="float32"), TypeError, "dtype must be a floating point dtype"),
+        (lambda: hs.AngularSoftmaxLoss(3, 3, margin=0.5), TypeError, "margin must be None or \\(name, number\\)"),
+        (lambda: hs.AngularSoftmaxLoss(3, 3, margin=("arc", 0.5)), ValueError, "margin must be one of multiplicative"),
+        (lambda: hs.AngularSoftmaxLoss(3, 3, margin=("additive_angle", "x")), TypeError, "margin must be a number"),
         (lambda: hs.ArcFaceLoss(3, 3, dtype=torch.int64), TypeError, "dtype must be a floating point dtype"),
     ],
 )
@@ -412,5 +424,27 @@ def test_bad_batches(x, y, error, message):
 
 
 def test_bad_sample_weight():
-    with pytest.raises(ValueError, match="sample_weight must be a tensor of shape \\(2,\\), got \\(3,\\)"):
+    with pytest.raises(ValueError, match="sample_weight must be a tensor of shape \\(2,\\), got shape \\(3,\\)"):
         hs.ArcFaceLoss(4, 3)(torch.randn(2, 3), torch.tensor([0, 1]), sample_weight=torch.ones(3))
+
+
+def test_bad_indices_tuple():
+    head, x, y = hs.ArcFaceLoss(4, 3), torch.randn(2, 3), torch.tensor([0, 1])
+    with pytest.raises(TypeError, match="indices_tuple must be None or a tuple of index tensors, got 5"):
+        head(x, y, 5)
+    with pytest.raises(ValueError, match="indices_tuple must hold indices below 2, got 7"):
+        head(x, y, (torch.tensor([0]), torch.tensor([7])))
+
+
+def test_numpy_numbers_are_numbers():
+    head = hs.ArcFaceLoss(np.int64(4), np.int32(3), margin=np.float32(0.5), scale=np.float64(30))
+    assert (head.num_classes, head.margin, head.scale) == (4, 0.5, 30.0)
+
+
+def test_reset_parameters_after_to_empty():
+    head = hs.WSoftmaxLoss(4, 3, similarity="learnable", bias=True, class_weight=[1, 2, 3, 4], device="meta")
+    head = head.to_empty(device="cpu")
+    for module in head.modules():
+        module.reset_parameters()
+    assert not head.bias.any()
+    assert torch.allclose(head.similarity.k, torch.full((4,), 0.5))

@@ -15,7 +15,7 @@ STRINGS = [*SIMILARITIES, "linear(-0.5, 0.8)", "sigmoid(0.1)", "sigmoid(0.7)", "
 
 def literal(text):
     name, numbers = parse(text)
-    return lambda theta: reference.SIMILARITIES[name](theta, *numbers)
+    return lambda theta: reference.SIMILARITIES[name](theta, *map(float, numbers))
 
 
 def test_every_entry_of_the_table_has_a_literal_formula():
@@ -144,7 +144,7 @@ def test_any_callable_sees_filters_on_dimension_one():
         ("sigmoid(inf)", ValueError, "k must be finite"),
         ("sigmoid(1, 2)", ValueError, "sigmoid"),
         ("linear(x)", ValueError, "floats"),
-        ("learnable(0)", ValueError, "k must be finite and > 0"),
+        ("learnable(0)", ValueError, "k must be finite and >= 0.0001 and <= 100"),
         (3, TypeError, "name, a module or a callable"),
         (None, TypeError, "name, a module or a callable"),
         (hs.LearnableSigmoid, TypeError, "name, a module or a callable"),

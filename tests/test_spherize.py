@@ -725,3 +725,28 @@ def test_a_model_of_a_wrong_type(model):
 def test_options_are_keywords():
     with pytest.raises(TypeError):
         hs.spherize(VGG(), "cosine", True)
+
+
+@pytest.mark.parametrize("name", ["scale", "similarity"])
+def test_a_layer_with_such_an_attribute_is_refused_before_anything_changes(name):
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5), nn.Linear(5, 2))
+    setattr(model[1], name, 2.0)
+    with pytest.raises(ValueError, match=f"layer '1' has an attribute {name} already"):
+        hs.spherize(model)
+    assert [type(layer) for layer in model] == [nn.Linear] * 3
+
+
+@pytest.mark.parametrize("layers", [["0", "typo"], ["0", "1"], "1"])
+def test_names_that_cannot_be_honoured_are_errors(layers):
+    model = nn.Sequential(nn.Linear(3, 4), nn.ConvTranspose1d(4, 4, 1), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match=r"spherize: no layer to work on.*(typo|in 1)"):
+        hs.spherize(model, layers=layers)
+    assert type(model[0]) is nn.Linear
+
+
+def test_reset_parameters_resets_scale_and_k():
+    layer = hs.SphereLinear(3, 4, similarity="learnable(0.7)", scale=True, device="meta").to_empty(device="cpu")
+    layer.reset_parameters()
+    layer.similarity.reset_parameters()
+    assert (layer.scale == 1).all()
+    assert torch.allclose(layer.similarity.k, torch.full((4,), 0.7))

@@ -3,6 +3,7 @@
 import copy
 import subprocess
 import sys
+from itertools import product
 
 import onnxruntime
 import pytest
@@ -74,6 +75,19 @@ def test_compile_fullgraph(name, device):
     net = check_compiled(Net(HEADS[name]()).to(device), "aot_eager", *batch(device=device))
     if name in ("a", "ga"):
         assert net.head.step == 2
+
+
+def test_compile_with_sizes_and_numbers_that_vary():
+    """Two layers share one code: what differs between them must not become a variable of the graph."""
+    layers = [hs.SphereLinear(6, 6, similarity=g, scale=s) for g, s in (("sigmoid(0.3)", 2.0), ("sigmoid(0.9)", 3.0))]
+    layers += [hs.SphereLinear(6, 6, similarity="linear"), hs.SphereLinear(6, 6, similarity="learnable", scale=True)]
+    for nets in (layers[:2], layers[2:], [nn.Sequential(*layers)], [hs.ArcFaceLoss(5, 6)], [hs.ASoftmaxLoss(5, 6)]):
+        for dynamic in (None, True):
+            torch.compiler.reset()
+            for net, size in product(nets, (3, 5)):
+                compiled = torch.compile(net.eval(), fullgraph=True, backend="aot_eager", dynamic=dynamic)
+                inputs = (torch.randn(size, 6), torch.randint(5, (size,)))[: 2 if hasattr(net, "num_classes") else 1]
+                assert torch.allclose(compiled(*inputs), net(*inputs), atol=1e-4)
 
 
 def test_compile_does_not_check_labels_but_eager_does():
@@ -208,6 +222,30 @@ def test_per_sample_gradients_and_vmap():
     for i in range(4):
         alone = torch.func.grad(loss)(parameters, x[i])
         assert all(torch.allclose(each[k][i], alone[k], atol=1e-5) for k in parameters)
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_per_sample_gradients_of_heads(name):
+    head, x, y = HEADS[name]().eval(), torch.randn(4, 16), torch.randint(5, (4,))
+    weights = dict(head.named_parameters())
+
+    def loss(weights, one, label):
+        return torch.func.functional_call(head, weights, (one[None], label[None]))
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(weights, x, y)
+    for i in range(4):
+        alone = torch.func.grad(loss)(weights, x[i], y[i])
+        assert all(torch.allclose(each[k][i], alone[k], atol=1e-5) for k in weights)
+
+
+@pytest.mark.parametrize("name", hs.similarity.SIMILARITIES)
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_vectorized_jacobian(name):
+    for layer, shape in ((hs.SphereConv2d(2, 3, 2, similarity=name), (1, 2, 3, 3)), (hs.SphereLinear(4, 3), (2, 4))):
+        x = torch.randn(shape)
+        slow = torch.autograd.functional.jacobian(layer, x)
+        assert torch.allclose(torch.autograd.functional.jacobian(layer, x, vectorize=True), slow, atol=1e-5)
 
 
 def test_meta_device_and_moving():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -31,9 +32,12 @@ def warn(message: str) -> None:
 def number(
     name: str, value: Any, *, low: float = -math.inf, high: float = math.inf, open_low: bool = False, hint: str = ""
 ) -> float:
-    """`value` as a finite float within [low, high], or (low, high] with `open_low`."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    """`value` as a finite float within [low, high], or (low, high] with `open_low`; a compiler's is taken as it is."""
+    if torch.compiler.is_compiling():
+        return value
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}{hint}")
+    value = float(value)
     if not math.isfinite(value) or value > high or value < low or (open_low and value == low):
         allowed = "finite"
         if math.isfinite(low):
@@ -41,15 +45,15 @@ def number(
         if math.isfinite(high):
             allowed += f" and <= {high:g}"
         raise ValueError(f"{name} must be {allowed}, got {value!r}{hint}")
-    return float(value)
+    return value
 
 
-def integer(name: str, value: Any, *, low: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
+def integer(name: str, value: Any, *, low: float = -math.inf) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an int, got {value!r}")
     if value < low:
         raise ValueError(f"{name} must be >= {low}, got {value}")
-    return value
+    return int(value)
 
 
 def choice(name: str, value: Any, allowed: Any) -> None:
@@ -66,8 +70,8 @@ def floating(name: str, x: Any) -> None:
 
 
 def floating_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
-    if dtype is not None and not dtype.is_floating_point:
-        raise TypeError(f"dtype must be a floating point dtype, got {dtype}")
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"dtype must be a floating point dtype, got {dtype!r}")
     return dtype
 
 

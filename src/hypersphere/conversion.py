@@ -12,6 +12,7 @@ from .layers import SimilarityLike, SphereConv1d, SphereConv2d, SphereConv3d, Sp
 from .selection import Specs, as_list, never_called, nothing_found, select_to_change
 from .similarity import resolve
 
+_CONVERTIBLE = " (only nn.Linear, nn.Conv1d, nn.Conv2d and nn.Conv3d can be converted)"
 M = TypeVar("M", bound=nn.Module)
 
 _SPHERE_CLASS: dict[type[nn.Module], type[nn.Module]] = {
@@ -55,7 +56,7 @@ def spherize(
     """
     check_scale(scale)
     asked = None if layers is None else as_list("layers", layers)
-    found = select_to_change(model, asked, exclude, output)
+    found = select_to_change("spherize", model, asked, exclude, output)
     parametrized = [name or "(root)" for name, module in model.named_modules() if is_parametrized(module)]
     if parametrized:
         raise ValueError(
@@ -69,13 +70,20 @@ def spherize(
             f"layers: torch reads the weight of {', '.join(refused)} without calling it, so it cannot answer to angles"
         )
     chosen = {name: n for name, n in found.items() if type(n.module) in _SPHERE_CLASS and n.module not in uncalled}
+    others = [name for name, n in found.items() if name in (asked or ()) and name not in chosen]
+    if others and not all(isinstance(found[name].module, SphereOptions) for name in others):
+        raise nothing_found(model, "spherize", f" in {', '.join(others)}{_CONVERTIBLE}")
     if not chosen and not skipped:
-        raise nothing_found(model, "spherize", " (only nn.Linear, nn.Conv1d, nn.Conv2d and nn.Conv3d can be converted)")
+        raise nothing_found(model, "spherize", _CONVERTIBLE)
     resolved = {}
     for name, neurons in chosen.items():
         weight = neurons.tensor
         _checks.floating(f"the weight of {name!r}", weight)
         _checks.finite_weight(name, weight)
+        if taken := {"similarity", "scale"}.intersection(dir(neurons.module)):
+            raise ValueError(
+                f"layer {name!r} has an attribute {', '.join(sorted(taken))} already; rename or exclude it"
+            )
         resolved[name] = resolve(similarity, len(weight), device=weight.device, dtype=weight.dtype)
         if isinstance(similarity, str) and isinstance(made := resolved[name], nn.Module):
             made.train(neurons.module.training)

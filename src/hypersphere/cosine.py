@@ -25,10 +25,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-# Filters carry this exact power of two into the product, which takes it out again: then no finite float32 patch makes
-# the product overflow, and an infinity times the 0 of "counts as zero" never becomes NaN.
-_HEADROOM = 2.0**-20
-
 
 def unit(x: Tensor) -> Tensor:
     """Rows of length one: x / ‖x‖ along the last dimension; zero rows stay zero, with gradient zero.
@@ -47,7 +43,7 @@ def unit(x: Tensor) -> Tensor:
 
 def project(x: Tensor, weight: Tensor) -> Tensor:
     """⟨x, w/‖w‖⟩ (..., N) of rows x (..., d) with neurons w (N, d); the unit neurons are never formed."""
-    x, weight, autocast_off = _under_autocast(x, weight)
+    x, weight, autocast_off = _prepared(x, weight)
     with autocast_off:
         y: Tensor = _Project.apply(x, weight)[0]
     return y
@@ -76,9 +72,9 @@ def cosine_conv(
 
     Under autocast the product runs in autocast's dtype, norms in float32.
     """
-    x, weight, autocast_off = _under_autocast(x, weight)
-    if x.dtype is torch.float16:
+    if _product_dtype(x) is torch.float16:
         x = _to_float16_range(x)
+    x, weight, autocast_off = _prepared(x, weight)
     options = (tuple(stride), tuple(padding), tuple(dilation), groups)
     with autocast_off:
         c: Tensor = _CosineConv.apply(x, weight, *options)[0]
@@ -90,13 +86,21 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _under_autocast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, AbstractContextManager[Any]]:
-    """Both tensors as autocast would have a product take them, and the context that switches autocast off."""
+def _product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of a product with x: its own, or autocast's."""
     device = x.device.type
-    if not torch.is_autocast_enabled(device):
-        return x, weight, nullcontext()
-    dtype = x.dtype if x.dtype is torch.float64 else torch.get_autocast_dtype(device)
-    return x.to(dtype), weight.to(dtype), torch.autocast(device, enabled=False)
+    if x.dtype is torch.float64 or not torch.is_autocast_enabled(device):
+        return x.dtype
+    return torch.get_autocast_dtype(device)
+
+
+def _prepared(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, AbstractContextManager[Any]]:
+    """Both tensors as a product takes them, and the context that switches autocast off."""
+    dtype, device = _product_dtype(x), x.device.type
+    if dtype is torch.float16:  # it has too little range for weights of any length
+        weight = unit(weight.flatten(1)).view_as(weight)
+    autocast = torch.is_autocast_enabled(device)
+    return x.to(dtype), weight.to(dtype), torch.autocast(device, enabled=False) if autocast else nullcontext()
 
 
 def _inverse_norm(squares: Tensor, dtype: torch.dtype) -> Tensor:
@@ -108,9 +112,12 @@ def _inverse_norm(squares: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _to_float16_range(x: Tensor) -> Tensor:
-    """Each sample times the power of two that brings its largest element to [1, 2): exact, and unseen by cosines."""
-    largest = x.detach().abs().amax(dim=tuple(range(1, x.dim())), keepdim=True).float()
-    return (x * torch.exp2(-largest.clamp_min(2.0**-24).log2().floor())).to(x.dtype)
+    """Each sample times the power of two that brings its largest element to [128, 256): exact, and unseen by cosines.
+
+    With unit filters the product stays below float16's 65504, and patches 10⁶ times weaker than the strongest count.
+    """
+    largest = x.detach().abs().amax(dim=tuple(range(1, x.dim())), keepdim=True).to(accumulation_dtype(x.dtype))
+    return (x * torch.exp2(7 - largest.clamp_min(2.0**-100).log2().floor())).to(x.dtype)
 
 
 class _Unit(Function):
@@ -157,14 +164,15 @@ class _Project(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor | None, grad_inverse: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        x, weight, inverse = ctx.saved_tensors
+        saved = ctx.saved_tensors
+        dtype, (x, weight, inverse) = saved[0].dtype, map(_with_range, saved)
         grad_y = x.new_zeros(*x.shape[:-1], len(weight)) if grad_y is None else grad_y
         grad_product = (grad_y * inverse).to(x.dtype)
-        grad_x = grad_product @ weight if ctx.needs_input_grad[0] else None
+        grad_x = (grad_product @ weight).to(dtype) if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[1]:
             return grad_x, None
         grad_weight = grad_product.reshape(-1, len(weight)).mT @ x.reshape(-1, x.shape[-1])
-        return grad_x, _through_row_norm(grad_weight, grad_inverse, weight, inverse)
+        return grad_x, _through_row_norm(grad_weight, grad_inverse, weight, inverse).to(dtype)
 
 
 class _ClampCosine(Function):
@@ -215,7 +223,8 @@ class _CosineConv(Function):
     def backward(
         ctx: Any, grad_c: Tensor | None, grad_inverse: Tensor | None, grad_inverse_weight: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        x, weight, c, inverse, inverse_weight = ctx.saved_tensors
+        saved = ctx.saved_tensors
+        dtype, (x, weight, c, inverse, inverse_weight) = saved[0].dtype, map(_with_range, saved)
         stride, padding, dilation, groups = ctx.options
         geometry = (stride, padding, dilation, False, [0] * len(stride), groups)
         grad_c = torch.zeros_like(c) if grad_c is None else grad_c
@@ -225,7 +234,7 @@ class _CosineConv(Function):
             grad_product, x, weight, None, *geometry, [*ctx.needs_input_grad[:2], False]
         )
         if ctx.needs_input_grad[0]:
-            products = grad_c * c if torch.is_grad_enabled() else torch.mul(grad_c, c, out=grad_product)
+            products = torch.mul(grad_c, c, out=grad_product) if may_overwrite(grad_c, c) else grad_c * c
             along = _sum_groups(products, groups, dtype=inverse.dtype)
             if grad_inverse is not None:
                 along = along + grad_inverse * inverse
@@ -233,19 +242,29 @@ class _CosineConv(Function):
             share = torch.ops.aten.convolution_backward(
                 along * inverse.square(), like_squares, _ones(inverse, weight), None, *geometry, [True, False, False]
             )[0].to(x.dtype)
-            grad_x.addcmul_(x, _on_channels(share, x), value=-1)
+            grad_x = grad_x.addcmul_(x, _on_channels(share, x), value=-1).to(dtype)
         if ctx.needs_input_grad[1]:
-            grad_weight = _through_row_norm(grad_weight, grad_inverse_weight, weight, inverse_weight)
+            grad_weight = _through_row_norm(grad_weight, grad_inverse_weight, weight, inverse_weight).to(dtype)
         return grad_x, grad_weight, None, None, None, None
+
+
+def may_overwrite(*tensors: Any) -> bool:
+    """Whether a backward pass may work in place, which spares it page faults: nothing records or batches it."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    functorch = torch._C._functorch
+    return not any(
+        isinstance(t, Tensor) and (functorch.is_functorch_wrapped_tensor(t) or functorch.is_legacy_batchedtensor(t))
+        for t in tensors
+    )
 
 
 def chain(x: Tensor, *steps: tuple[Any, ...]) -> Tensor:
     """Tensor methods one after the other: chain(x, ("mul", y), ("rsqrt",)) is x.mul(y).rsqrt().
 
-    In place when no derivative is being recorded, which spares a backward pass its page faults; `x` must be the
-    caller's own.
+    In place where a backward pass may; `x` must be the caller's own.
     """
-    suffix = "" if torch.is_grad_enabled() else "_"
+    suffix = "_" if may_overwrite(x, *(argument for step in steps for argument in step[1:])) else ""
     for name, *arguments in steps:
         x = getattr(x, name + suffix)(*arguments)
     return x
@@ -262,14 +281,14 @@ def _through_row_norm(grad_weight: Tensor, grad_inverse: Tensor | None, weight: 
 
     n's own share needs Σ(gradient·y), which is ⟨w, grad_weight⟩ row by row: y need not be kept.
     """
-    rows, grad_rows = weight.flatten(1), grad_weight.flatten(1)
+    rows, grad_rows = weight.reshape(len(weight), -1), grad_weight.reshape(len(weight), -1)
     along = _row_dot(rows, grad_rows, inverse.dtype)
     if grad_inverse is not None:
         along = along + grad_inverse * inverse
     share = (along * inverse.square()).to(weight.dtype).unsqueeze(1)
-    if torch.is_grad_enabled():
-        return torch.addcmul(grad_rows, rows, share, value=-1).view_as(weight)
-    return grad_rows.addcmul_(rows, share, value=-1).view_as(weight)
+    if may_overwrite(grad_rows, rows):
+        return grad_rows.addcmul_(rows, share, value=-1).view_as(weight)
+    return torch.addcmul(grad_rows, rows, share, value=-1).view_as(weight)
 
 
 def _row_dot(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
@@ -295,8 +314,18 @@ def _join(pieces: list[Tensor]) -> Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
+def _with_range(saved: Tensor) -> Tensor:
+    """What a backward pass works with: float32 for float16, which cannot hold 1/‖x‖² nor sums over a batch."""
+    return saved.float() if saved.dtype is torch.float16 else saved
+
+
 def _headroom(dtype: torch.dtype) -> float:
-    return 1.0 if dtype is torch.float16 else _HEADROOM
+    """Filters carry this exact power of two into the product, which takes it out again.
+
+    Then no finite float32 patch makes the product overflow, and an infinity times the 0 of "counts as zero" never
+    becomes NaN. (A literal: torch.compile takes a module's float for a variable where it takes shapes for variables.)
+    """
+    return 1.0 if dtype is torch.float16 else 2.0**-20
 
 
 def _on_filters(values: Tensor, c: Tensor) -> Tensor:

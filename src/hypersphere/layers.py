@@ -130,12 +130,7 @@ def _sphere_conv(
     similarity: SimilarityLike,
     scale: Tensor | float | None,
 ) -> Tensor:
-    check_pair(input, weight)
-    if input.dim() not in (n + 1, n + 2) or weight.dim() != n + 2 or input.shape[-n - 1] != weight.shape[1] * groups:
-        raise ValueError(
-            f"with groups={groups} and weight {tuple(weight.shape)} the input must have "
-            f"{weight.shape[1] * groups} channels and {n} more dimensions, batched or not; got {tuple(input.shape)}"
-        )
+    _check_conv(n, input, weight, groups)
     x = input if input.dim() == n + 2 else input.unsqueeze(0)
     strides, dilations = _ntuple(n)(stride), _ntuple(n)(dilation)
     x, paddings = _explicit_padding(x, weight.shape[2:], strides, padding, dilations)
@@ -146,14 +141,23 @@ def _sphere_conv(
 
 def answer(c: Tensor, bias: Tensor | None, similarity: SimilarityLike, scale: Tensor | float | None) -> Tensor:
     """scale·g(c) + bias, filters on dimension 1; c is within [-1, 1] already, so the cosine is itself."""
-    g = resolve(similarity, c.shape[1])
+    filters = c.shape[1]
+    _check_per_filter("bias", bias, filters)
+    if isinstance(scale, Tensor):
+        _check_per_filter("scale", scale, filters)
+    g = resolve(similarity, filters)
     if isinstance(similarity, str) and isinstance(g, nn.Module):
         raise ValueError(f"similarity {similarity!r} has parameters: give the module, or use a layer, which keeps it")
     y = c if g is cosine or g == Similarity("cosine") else g(c)
+    if y.shape != c.shape:
+        raise ValueError(f"similarity must keep the shape {tuple(c.shape)}, its result has {tuple(y.shape)}")
     along_filters = (-1, *[1] * (c.dim() - 2))
     factor = scale.to(y.dtype).view(along_filters) if isinstance(scale, Tensor) else scale
     if bias is None:
-        return y if factor is None else y * factor
+        if factor is not None:
+            return y * factor
+        # The backward pass needs y; what leaves may be changed in place, by nn.ReLU(inplace=True) for one.
+        return y.clone() if y.requires_grad else y
     shift = bias.to(y.dtype).view(along_filters)
     if isinstance(factor, Tensor):
         return torch.addcmul(shift, y, factor)
@@ -177,6 +181,22 @@ def _explicit_padding(
         return x, [t // 2 for t in total]
     # torch puts the odd one at the end of each dimension; F.pad counts dimensions from the last
     return F.pad(x, [side for t in reversed(total) for side in (t // 2, t - t // 2)]), (0,) * n
+
+
+def _check_per_filter(name: str, value: Any, filters: int) -> None:
+    if value is not None and (not isinstance(value, Tensor) or value.shape != (filters,)):
+        raise ValueError(f"{name} must be a tensor of shape ({filters},), got {getattr(value, 'shape', value)!r}")
+
+
+def _check_conv(n: int, input: Tensor, weight: Tensor, groups: int) -> None:
+    check_pair(input, weight)
+    if weight.dim() != n + 2:
+        raise ValueError(f"weight must have {n + 2} dimensions, got {tuple(weight.shape)}")
+    if input.dim() not in (n + 1, n + 2) or input.shape[-n - 1] != weight.shape[1] * groups:
+        raise ValueError(
+            f"with groups={groups} and weight {tuple(weight.shape)} the input must have "
+            f"{weight.shape[1] * groups} channels and {n} more dimensions, batched or not; got {tuple(input.shape)}"
+        )
 
 
 def check_pair(input: Tensor, weight: Tensor) -> None:
@@ -205,6 +225,12 @@ class SphereOptions:
         else:
             self.scale = float(scale)
         watch(self)
+
+    def reset_parameters(self: Any) -> None:
+        """Torch's own start, and 1 for a learned scale."""
+        super().reset_parameters()  # type: ignore[misc]
+        if isinstance(getattr(self, "scale", None), nn.Parameter):
+            nn.init.ones_(self.scale)
 
     def __setstate__(self: Any, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[misc]
@@ -295,7 +321,7 @@ class _SphereConv(SphereOptions):
     def forward(self: Any, input: Tensor) -> Tensor:
         n, padding = len(self.kernel_size), self.padding
         if self.padding_mode != "zeros":
-            check_pair(input, self.weight)
+            _check_conv(n, input, self.weight, self.groups)
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
         options = (self.stride, padding, self.dilation, self.groups, self.similarity, self.scale)

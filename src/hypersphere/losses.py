@@ -107,24 +107,33 @@ class AngularSoftmaxLoss(nn.Module):
         factory: dict[str, Any] = {"device": device, "dtype": _checks.floating_dtype(dtype)}
         self.num_classes = _checks.integer("num_classes", num_classes, low=2)
         self.embedding_size = _checks.integer("embedding_size", embedding_size, low=1)
+        if margin is not None and not (isinstance(margin, tuple) and len(margin) == 2):
+            raise TypeError(f"margin must be None or (name, number), got {margin!r}")
         self.margin_kind, self.margin = margin or ("none", 0.0)
         if margin is not None:
             _checks.choice("margin", self.margin_kind, MARGINS)
+            _checks.number("margin", self.margin)
         self.scale = None if scale is None else _checks.number("scale", scale, low=0.0, open_low=True)
         self.label_smoothing = _checks.number("label_smoothing", label_smoothing, low=0.0, high=1.0)
-        self.ignore_index = ignore_index
+        self.ignore_index = _checks.integer("ignore_index", ignore_index)
         _checks.choice("reduction", reduction, ("mean", "sum", "none"))
         self.reduction = reduction
-        self.weight = nn.Parameter(nn.init.xavier_normal_(torch.empty(num_classes, embedding_size, **factory)))
+        self.weight = nn.Parameter(torch.empty(self.num_classes, self.embedding_size, **factory))
+        self.bias = nn.Parameter(torch.empty(self.num_classes, **factory)) if bias else None
+        self.reset_parameters()
         watch(self)
-        self.bias = nn.Parameter(torch.zeros(num_classes, **factory)) if bias else None
-        self.similarity = resolve(similarity, num_classes, **factory)
+        self.similarity = resolve(similarity, self.num_classes, **factory)
         if not isinstance(annealing, bool) and not callable(annealing):
             raise TypeError(f"annealing must be True, False or a callable of the step, got {annealing!r}")
         self.annealing = sphereface_annealing if annealing is True else annealing or None
         if self.annealing is not None:
             self.register_buffer("step", torch.zeros((), dtype=torch.int64, device=device))
         self.register_buffer("class_weight", self._checked_class_weight(class_weight, factory), persistent=False)
+
+    def reset_parameters(self) -> None:
+        nn.init.xavier_normal_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -145,6 +154,10 @@ class AngularSoftmaxLoss(nn.Module):
             sample_weight: (B,) factors of the samples' losses.
         """
         self._check(embeddings, labels)
+        if sample_weight is not None and (not isinstance(sample_weight, Tensor) or sample_weight.shape != labels.shape):
+            raise ValueError(
+                f"sample_weight must be a tensor of shape {tuple(labels.shape)}, got {_brief(sample_weight)}"
+            )
         with self._full_precision(embeddings):
             return self._loss(embeddings.to(self.weight.dtype), labels, indices_tuple, sample_weight)
 
@@ -182,7 +195,9 @@ class AngularSoftmaxLoss(nn.Module):
             label_smoothing=self.label_smoothing,
             reduction="none",
         )
-        return self._reduce(losses, target.squeeze(1), kept, _joint_weight(sample_weight, indices_tuple, labels))
+        if indices_tuple is not None:
+            losses = losses * _mined_weight(indices_tuple, labels).to(losses.dtype)
+        return self._reduce(losses, target.squeeze(1), kept, sample_weight)
 
     def _logits(self, embeddings: Tensor, target: Tensor | None = None) -> tuple[Tensor, Any, Any]:
         """Logits without margin (B, C), the target's cosine (B, 1), and s as a number or (B, 1)."""
@@ -243,12 +258,14 @@ class AngularSoftmaxLoss(nn.Module):
     def _checked_class_weight(self, class_weight: Any, factory: dict[str, Any]) -> Tensor | None:
         if class_weight is None:
             return None
-        weights = torch.as_tensor(class_weight, **factory)
-        if not weights.is_floating_point():
-            weights = weights.to(torch.get_default_dtype())
+        wrong = ValueError(f"class_weight must be {self.num_classes} finite numbers >= 0, got {_brief(class_weight)}")
+        try:
+            weights = torch.as_tensor(class_weight, device="cpu", dtype=factory["dtype"] or torch.get_default_dtype())
+        except (TypeError, ValueError, RuntimeError):
+            raise wrong from None
         if weights.shape != (self.num_classes,) or not bool((weights >= 0).all() and weights.isfinite().all()):
-            raise ValueError(f"class_weight must be {self.num_classes} finite numbers >= 0, got {_brief(class_weight)}")
-        return weights
+            raise wrong
+        return weights.to(self.weight.device)
 
     def _check(self, embeddings: Tensor, labels: Tensor | None = None) -> None:
         _checks.floating("embeddings", embeddings)
@@ -262,7 +279,7 @@ class AngularSoftmaxLoss(nn.Module):
             raise TypeError(f"labels must be an int64 tensor, got {getattr(labels, 'dtype', type(labels).__name__)}")
         if labels.shape != embeddings.shape[:1]:
             raise ValueError(f"labels must be ({len(embeddings)},), got {tuple(labels.shape)}")
-        if torch.compiler.is_compiling() or labels.is_meta:
+        if torch.compiler.is_compiling() or labels.is_meta or torch._C._are_functorch_transforms_active():
             return
         outside = labels[((labels < 0) | (labels >= self.num_classes)) & (labels != self.ignore_index)]
         if outside.numel():
@@ -442,18 +459,16 @@ class _Pick(Function):
         return grad.new_zeros(ctx.shape).scatter_add(1, index, grad), None
 
 
-def _joint_weight(
-    sample_weight: Tensor | None, indices_tuple: Sequence[Tensor] | None, labels: Tensor
-) -> Tensor | None:
-    """(B,) weights of the samples, or None when all weigh the same."""
-    if sample_weight is not None and (not isinstance(sample_weight, Tensor) or sample_weight.shape != labels.shape):
-        shape = tuple(sample_weight.shape) if isinstance(sample_weight, Tensor) else sample_weight
-        raise ValueError(f"sample_weight must be a tensor of shape {tuple(labels.shape)}, got {shape!r}")
-    if indices_tuple is None or not sum(len(indices) for indices in indices_tuple):
-        return sample_weight
-    counts = torch.bincount(torch.cat(list(indices_tuple)), minlength=len(labels)).to(torch.get_default_dtype())
-    mined = counts / counts.max()
-    return mined if sample_weight is None else mined * sample_weight
+def _mined_weight(indices_tuple: Sequence[Tensor], labels: Tensor) -> Tensor:
+    """(B,): how often a miner of pytorch-metric-learning chose each sample, 1 for the most frequent."""
+    if not isinstance(indices_tuple, tuple | list) or not all(isinstance(part, Tensor) for part in indices_tuple):
+        raise TypeError(f"indices_tuple must be None or a tuple of index tensors, got {indices_tuple!r}")
+    if not sum(len(indices) for indices in indices_tuple):
+        return torch.ones_like(labels)
+    counts = torch.bincount(torch.cat(list(indices_tuple)), minlength=len(labels))
+    if len(counts) != len(labels):
+        raise ValueError(f"indices_tuple must hold indices below {len(labels)}, got {len(counts) - 1}")
+    return counts.to(torch.get_default_dtype()) / counts.max()
 
 
 def _brief(value: Any) -> str:

@@ -61,7 +61,7 @@ def orthonormal_penalty(
         >>> orthonormal_penalty(net).backward()
     """
     factor = _checks.number("weight", weight, low=0.0)
-    found = select_to_change(model, layers, exclude, output)
+    found = select_to_change("orthonormal_penalty", model, layers, exclude, output)
     if not found:
         raise nothing_found(model, "orthonormal_penalty")
     return factor * torch.stack([_orthonormal(n.matrix(), normalized) for n in found.values()]).sum()

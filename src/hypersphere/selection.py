@@ -76,10 +76,21 @@ def select(
     }
 
 
-def select_to_change(model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None) -> dict[str, Neurons]:
-    """:func:`select` for verbs that change neurons: the output layer is left alone unless `layers` matches it."""
+def select_to_change(
+    verb: str, model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None
+) -> dict[str, Neurons]:
+    """:func:`select` for verbs that change neurons: the output layer is left alone unless `layers` matches it.
+
+    A name or pattern that matches nothing is an error here, also among others that do.
+    """
     found = select(model, layers, exclude, output)
-    return {name: n for name, n in found.items() if layers is not None or not n.is_output}
+    if layers is None:
+        return {name: n for name, n in found.items() if not n.is_output}
+    everything = select(model)
+    for spec in as_list("layers", layers):
+        if isinstance(spec, str) and not any(_matches([spec], name, n.module) for name, n in everything.items()):
+            raise nothing_found(model, verb, f" named {spec!r}")
+    return found
 
 
 def nothing_found(model: nn.Module, verb: str, why: str = "") -> ValueError:

@@ -33,8 +33,7 @@ from torch.autograd import Function
 from . import _checks
 from .cosine import accumulation_dtype, chain
 
-# k of a learnable sigmoid stays in this range: beyond it g is a step or, to 2e-5, the linear similarity
-_LOG_K_RANGE = (math.log(1e-4), math.log(1e2))
+_K_RANGE = (1e-4, 1e2)  # of a learnable sigmoid
 
 
 def cosine(c: Tensor) -> Tensor:
@@ -63,7 +62,7 @@ def sigmoid(c: Tensor, k: float | Tensor = 0.3) -> Tensor:
 
     Args:
         c: cosines (B, N, ...).
-        k: a positive number, or a tensor that broadcasts with c (then it is not checked, and receives a gradient).
+        k: a positive number, or a tensor that broadcasts to c's shape (it is not checked, and receives a gradient).
 
     Example:
         >>> sigmoid(torch.tensor([-1.0, 0.0, 0.5, 1.0]), k=0.5)
@@ -88,7 +87,8 @@ class LearnableSigmoid(nn.Module):
 
     Args:
         num_filters: how many filters, or None.
-        k: where k starts, > 0 (the paper's 0.5).
+        k: where k starts, in [1e-4, 100] (the paper's 0.5). It stays in this range, beyond which g is a step or, to
+            2e-5, the linear similarity, and nothing is left to learn.
 
     Example:
         >>> g = LearnableSigmoid(num_filters=3)
@@ -105,14 +105,18 @@ class LearnableSigmoid(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        k = _checks.number("k", k, low=0.0, open_low=True)
+        self.start = _checks.number("k", k, low=_K_RANGE[0], high=_K_RANGE[1])
         shape = () if num_filters is None else (_checks.integer("num_filters", num_filters, low=1),)
         self.num_filters = num_filters
-        self.log_k = nn.Parameter(torch.full(shape, math.log(k), device=device, dtype=_checks.floating_dtype(dtype)))
+        self.log_k = nn.Parameter(torch.empty(shape, device=device, dtype=_checks.floating_dtype(dtype)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.log_k, math.log(self.start))
 
     @property
     def k(self) -> Tensor:
-        return self.log_k.to(accumulation_dtype(self.log_k.dtype)).clamp(*_LOG_K_RANGE).exp()
+        return self.log_k.to(accumulation_dtype(self.log_k.dtype)).clamp(*map(math.log, _K_RANGE)).exp()
 
     def forward(self, c: Tensor) -> Tensor:
         if self.num_filters is None:
@@ -131,22 +135,26 @@ class LearnableSigmoid(nn.Module):
 
 @dataclass(frozen=True, repr=False)
 class Similarity:
-    """An entry of the table with its numbers: callable, comparable, and printed as the string that makes it."""
+    """An entry of the table with its numbers: callable, comparable, and printed as the string that makes it.
+
+    The numbers are kept as text: torch.compile takes a float that differs between two layers for a variable.
+    """
 
     name: str
-    numbers: tuple[float, ...] = ()
+    numbers: tuple[str, ...] = ()
 
     def __call__(self, c: Tensor) -> Tensor:
-        y: Tensor = SIMILARITIES[self.name](c, *self.numbers)
+        y: Tensor = SIMILARITIES[self.name](c, *map(float, self.numbers))
         return y
 
     def at_angle(self, theta: Tensor, filters: Tensor) -> Tensor:
         """g at angles (B,); the filters do not matter."""
-        y: Tensor = _AT_ANGLE[self.name](theta, *self.numbers) if self.name in _AT_ANGLE else self(theta.cos())
-        return y
+        if self.name not in _AT_ANGLE:
+            return self(theta.cos())
+        return _AT_ANGLE[self.name](theta, *map(float, self.numbers))
 
     def __repr__(self) -> str:
-        return f"{self.name}({', '.join(f'{x:g}' for x in self.numbers)})" if self.numbers else self.name
+        return f"{self.name}({', '.join(self.numbers)})" if self.numbers else self.name
 
 
 #: name → function of the cosine (then of its numbers), or a module class made for each layer
@@ -195,18 +203,21 @@ def resolve(
         return similarity
     name, numbers = parse(similarity)
     try:
+        values = [float(number) for number in numbers]
+    except ValueError:
+        raise ValueError(f"similarity {similarity!r}: the numbers in brackets must be floats") from None
+    try:
         if isinstance(SIMILARITIES[name], type):
-            module: Callable[[Tensor], Tensor] = SIMILARITIES[name](num_filters, *numbers, device=device, dtype=dtype)
+            module: Callable[[Tensor], Tensor] = SIMILARITIES[name](num_filters, *values, device=device, dtype=dtype)
             return module
-        resolved = Similarity(name, numbers)
-        resolved(torch.zeros((), device="cpu"))  # the function checks its own numbers
+        SIMILARITIES[name](torch.zeros((), device="cpu"), *values)  # the function checks its own numbers
     except (TypeError, ValueError) as error:
         raise ValueError(f"similarity {similarity!r}: {error}") from None
-    return resolved
+    return Similarity(name, numbers)
 
 
-def parse(similarity: str) -> tuple[str, tuple[float, ...]]:
-    """ "linear(-0.5, 0.8)" → ("linear", (-0.5, 0.8))."""
+def parse(similarity: str) -> tuple[str, tuple[str, ...]]:
+    """ "linear(-0.5, 0.8)" → ("linear", ("-0.5", "0.8"))."""
     match = re.fullmatch(r"\s*(\w+)\s*(?:\(([^()]*)\))?\s*", similarity)
     name = match[1] if match else similarity
     if not match or name not in SIMILARITIES:
@@ -216,10 +227,7 @@ def parse(similarity: str) -> tuple[str, tuple[float, ...]]:
             f"similarity must be one of {', '.join(SIMILARITIES)}, with numbers as in 'sigmoid(0.7)', "
             f"or a callable; got {similarity!r}{meant}"
         )
-    try:
-        return name, tuple(float(part) for part in match[2].split(",")) if (match[2] or "").strip() else ()
-    except ValueError:
-        raise ValueError(f"similarity {similarity!r}: the numbers in brackets must be floats") from None
+    return name, tuple(part.strip() for part in match[2].split(",")) if (match[2] or "").strip() else ()
 
 
 def _slope(c: Tensor) -> Tensor:
@@ -235,7 +243,7 @@ class _LinearOfCosine(Function):
     @staticmethod
     def forward(c: Tensor, a: float, b: float) -> Tensor:
         exact = c.to(accumulation_dtype(c.dtype))
-        offset = b + a * (math.pi / 2)
+        offset = b + a * _half_pi()
         y = exact.clamp(-1, 1).asin_().mul_(-a)
         return (y.add_(offset) if offset else y).to(c.dtype)
 
@@ -287,13 +295,18 @@ class _SigmoidOfCosine(Function):
         grad_k = None
         if learned and ctx.needs_input_grad[1]:
             # dA/dk = (A² − 1)·π/4k² and d(asin(c)/2k)/dk = −asin(c)/2k²
-            steep = (scale - 1 / scale) * (math.pi / 4)
-            asin = linear(exact, -1.0, math.pi / 2)
+            steep = (scale - 1 / scale) * (_half_pi() / 2)
+            asin = linear(exact, -1.0, _half_pi())
             grad_k = chain(grad * y, ("mul", steep), ("sub", chain(asin, ("mul", rise), ("mul", scale * 0.5))))
             grad_k = (grad_k.sum_to_size(k.shape) / k.square()).to(k.dtype)
         return chain(_slope(exact), ("mul", rise), ("mul", scale * 0.5 / k)).to(c.dtype), grad_k
 
 
+def _half_pi() -> float:
+    """π/2 as a literal: torch.compile takes math.pi for a variable where it takes shapes for variables."""
+    return 1.5707963267948966
+
+
 def _coth(k: float | Tensor) -> Any:
     """coth(π/4k)."""
-    return 1 / torch.tanh(math.pi / 4 / k) if isinstance(k, Tensor) else 1 / math.tanh(math.pi / 4 / k)
+    return 1 / torch.tanh(_half_pi() / 2 / k) if isinstance(k, Tensor) else 1 / math.tanh(_half_pi() / 2 / k)
