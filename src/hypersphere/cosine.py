@@ -41,17 +41,22 @@ def unit(x: Tensor) -> Tensor:
     return y
 
 
-def project(x: Tensor, weight: Tensor) -> Tensor:
-    """⟨x, w/‖w‖⟩ (..., N) of rows x (..., d) with neurons w (N, d); the unit neurons are never formed."""
+def project(x: Tensor, weight: Tensor, target: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """⟨x, w/‖w‖⟩ (..., N) of rows x (..., d) with neurons w (N, d); the unit neurons are never formed.
+
+    The second result holds the values at the indices `target` (..., n), whose gradient needs no tensor of its own.
+    """
+    if target is None:
+        target = torch.zeros(*x.shape[:-1], 0, dtype=torch.int64, device=x.device)
     x, weight, autocast_off = _prepared(x, weight)
     with autocast_off:
-        y: Tensor = _Project.apply(x, weight)[0]
-    return y
+        y, _, at_target = _Project.apply(x, weight, target)
+    return y, at_target
 
 
 def cosine_linear(x: Tensor, weight: Tensor) -> Tensor:
     """Cosines (..., N) of rows x (..., d) with neurons w (N, d), within [-1, 1]."""
-    return clamp_cosine(project(unit(x), weight))
+    return clamp_cosine(project(unit(x), weight)[0])
 
 
 def clamp_cosine(c: Tensor) -> Tensor:
@@ -148,31 +153,37 @@ class _Unit(Function):
 
 
 class _Project(Function):
-    """y = (x·wᵀ)·n with n = 1/‖w‖, an output so that second derivatives see it."""
+    """y = (x·wᵀ)·n with n = 1/‖w‖, an output so that second derivatives see it, and y at the targets."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(x: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         inverse, headroom = _inverse_row_norm(weight), _headroom(x.dtype)
-        return F.linear(x * headroom, weight).mul_(inverse / headroom), inverse
+        y = F.linear(x * headroom, weight).mul_(inverse / headroom)
+        return y, inverse, y.gather(-1, target)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
         ctx.save_for_backward(*inputs, output[1])
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, grad_y: Tensor | None, grad_inverse: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    def backward(
+        ctx: Any, grad_y: Tensor | None, grad_inverse: Tensor | None, grad_target: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, None]:
         saved = ctx.saved_tensors
-        dtype, (x, weight, inverse) = saved[0].dtype, map(_with_range, saved)
+        dtype, (x, weight, target, inverse) = saved[0].dtype, map(_with_range, saved)
         grad_y = x.new_zeros(*x.shape[:-1], len(weight)) if grad_y is None else grad_y
         grad_product = (grad_y * inverse).to(x.dtype)
+        if grad_target is not None:
+            at_target = (grad_target * inverse[target]).to(x.dtype)
+            grad_product = chain(grad_product, ("scatter_add", -1, target, at_target))
         grad_x = (grad_product @ weight).to(dtype) if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[1]:
-            return grad_x, None
+            return grad_x, None, None
         grad_weight = grad_product.reshape(-1, len(weight)).mT @ x.reshape(-1, x.shape[-1])
-        return grad_x, _through_row_norm(grad_weight, grad_inverse, weight, inverse).to(dtype)
+        return grad_x, _through_row_norm(grad_weight, grad_inverse, weight, inverse).to(dtype), None
 
 
 class _ClampCosine(Function):

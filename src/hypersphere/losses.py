@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from . import _checks
-from .cosine import accumulation_dtype, cosine_linear, project, unit
+from .cosine import accumulation_dtype, chain, cosine_linear, project, unit
 from .guards import watch
 from .layers import SimilarityLike
 from .margins import MARGINS as MARGINS
@@ -187,14 +187,13 @@ class AngularSoftmaxLoss(nn.Module):
             difference = self._with_margin(target_cosine.squeeze(1), target.squeeze(1))
             logits.scatter_add_(1, target, (s * difference.unsqueeze(1)).to(logits.dtype))
         logits = logits.to(accumulation_dtype(logits.dtype))
-        losses = F.cross_entropy(
-            logits,
-            labels,
-            None if self.class_weight is None else self.class_weight.to(logits.dtype),
-            ignore_index=self.ignore_index,
-            label_smoothing=self.label_smoothing,
-            reduction="none",
-        )
+        if self.class_weight is None and not self.label_smoothing:
+            losses = _CrossEntropy.apply(logits, target)[0] * kept
+        else:
+            weights = None if self.class_weight is None else self.class_weight.to(logits.dtype)
+            losses = F.cross_entropy(
+                logits, labels, weights, None, self.ignore_index, None, "none", self.label_smoothing
+            )
         if indices_tuple is not None:
             losses = losses * _mined_weight(indices_tuple, labels).to(losses.dtype)
         return self._reduce(losses, target.squeeze(1), kept, sample_weight)
@@ -208,12 +207,11 @@ class AngularSoftmaxLoss(nn.Module):
         target_cosine = None
         if self.similarity == Similarity("cosine"):
             # s·cos is one product: no (B, C) tensor of cosines is formed
-            logits = project(x if self.scale is None else unit(x) * self.scale, self.weight)
-            if target is not None:
-                target_cosine = _pick(logits, target) / (torch.where(s > 0, s, 1.0) if self.scale is None else s)
+            logits, own = project(x if self.scale is None else unit(x) * self.scale, self.weight, target)
+            target_cosine = own / (torch.where(s > 0, s, 1.0) if self.scale is None else s)
         else:
             cosines = cosine_linear(x, self.weight)
-            target_cosine = None if target is None else _pick(cosines, target).to(exact.dtype)
+            target_cosine = None if target is None else cosines.gather(1, target).to(exact.dtype)
             logits = (self.similarity(cosines) * s).to(cosines.dtype)
         if self.bias is not None:
             logits = logits + self.bias.to(logits.dtype)
@@ -435,28 +433,30 @@ class ArcFaceLoss(AngularSoftmaxLoss):
         super().__init__(num_classes, embedding_size, "cosine", ("additive_angle", number), scale, **options)
 
 
-def _pick(x: Tensor, index: Tensor) -> Tensor:
-    """x.gather(1, index) that does not keep x for the backward pass."""
-    picked: Tensor = _Pick.apply(x, index)
-    return picked
+class _CrossEntropy(Function):
+    """−log softmax (B,) at the targets (B, 1); its backward pass forms one (B, C) tensor where torch's forms two."""
 
-
-class _Pick(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, index: Tensor) -> Tensor:
-        return x.gather(1, index)
+    def forward(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        log_p = torch.log_softmax(logits, 1)
+        return -log_p.gather(1, target).squeeze(1), log_p
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.shape = inputs[0].shape
-        ctx.save_for_backward(inputs[1])
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(inputs[1], output[1])
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (index,) = ctx.saved_tensors
-        return grad.new_zeros(ctx.shape).scatter_add(1, index, grad), None
+    def backward(ctx: Any, grad: Tensor | None, grad_log_p: Tensor | None) -> tuple[Tensor, None]:
+        target, log_p = ctx.saved_tensors
+        grad = log_p.new_zeros(len(log_p)) if grad is None else grad
+        down = -torch.ones_like(target, dtype=log_p.dtype)
+        result = chain(log_p.exp(), ("scatter_add", 1, target, down), ("mul", grad.unsqueeze(1)))
+        if grad_log_p is not None:
+            result = result + grad_log_p - log_p.exp() * grad_log_p.sum(1, keepdim=True)
+        return result, None
 
 
 def _mined_weight(indices_tuple: Sequence[Tensor], labels: Tensor) -> Tensor:
