@@ -37,7 +37,7 @@ def unit(x: Tensor) -> Tensor:
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]])
     """
-    y: Tensor = _Unit.apply(x)[0]
+    y: Tensor = apply(_Unit, x)[0]
     return y
 
 
@@ -50,7 +50,7 @@ def project(x: Tensor, weight: Tensor, target: Tensor | None = None) -> tuple[Te
         target = torch.zeros(*x.shape[:-1], 0, dtype=torch.int64, device=x.device)
     x, weight, autocast_off = _prepared(x, weight)
     with autocast_off:
-        y, _, at_target = _Project.apply(x, weight, target)
+        y, _, at_target = apply(_Project, x, weight, target)
     return y, at_target
 
 
@@ -61,7 +61,7 @@ def cosine_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 def clamp_cosine(c: Tensor) -> Tensor:
     """Rounding can leave [-1, 1] by an ulp: take it back, and leave the derivative of the exact cosine as it is."""
-    clamped: Tensor = _ClampCosine.apply(c)
+    clamped: Tensor = apply(_ClampCosine, c)
     return clamped
 
 
@@ -82,8 +82,15 @@ def cosine_conv(
     x, weight, autocast_off = _prepared(x, weight)
     options = (tuple(stride), tuple(padding), tuple(dilation), groups)
     with autocast_off:
-        c: Tensor = _CosineConv.apply(x, weight, *options)[0]
+        c: Tensor = apply(_CosineConv, x, weight, *options)[0]
     return c
+
+
+def apply(function: type[Function], *arguments: Any) -> Any:
+    """function.apply, without the look at its signature that takes longer than the rest of a small layer."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return function.apply(*arguments)
+    return super(Function, function).apply(*arguments)  # type: ignore[misc]
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

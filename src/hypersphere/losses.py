@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from . import _checks
-from .cosine import accumulation_dtype, chain, cosine_linear, project, unit
+from .cosine import accumulation_dtype, apply, chain, cosine_linear, project, unit
 from .guards import watch
 from .layers import SimilarityLike
 from .margins import MARGINS as MARGINS
@@ -188,7 +188,7 @@ class AngularSoftmaxLoss(nn.Module):
             logits.scatter_add_(1, target, (s * difference.unsqueeze(1)).to(logits.dtype))
         logits = logits.to(accumulation_dtype(logits.dtype))
         if self.class_weight is None and not self.label_smoothing:
-            losses = _CrossEntropy.apply(logits, target)[0] * kept
+            losses = apply(_CrossEntropy, logits, target)[0] * kept
         else:
             weights = None if self.class_weight is None else self.class_weight.to(logits.dtype)
             losses = F.cross_entropy(

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from . import _checks
-from .cosine import accumulation_dtype, chain
+from .cosine import accumulation_dtype, apply, chain
 
 _K_RANGE = (1e-4, 1e2)  # of a learnable sigmoid
 
@@ -53,7 +53,7 @@ def linear(c: Tensor, a: float = -2 / math.pi, b: float = 1.0) -> Tensor:
         >>> linear(torch.tensor([-1.0, 0.0, 1.0]))
         tensor([-1.,  0.,  1.])
     """
-    y: Tensor = _LinearOfCosine.apply(c, _checks.number("a", a), _checks.number("b", b))
+    y: Tensor = apply(_LinearOfCosine, c, _checks.number("a", a), _checks.number("b", b))
     return y
 
 
@@ -70,7 +70,7 @@ def sigmoid(c: Tensor, k: float | Tensor = 0.3) -> Tensor:
     """
     if not isinstance(k, Tensor):
         k = min(max(_checks.number("k", k, low=0.0, open_low=True), 1e-30), 1e30)  # float32 holds k and 1/k
-    y: Tensor = _SigmoidOfCosine.apply(c, k)
+    y: Tensor = apply(_SigmoidOfCosine, c, k)
     return y
 
 
