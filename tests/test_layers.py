@@ -234,7 +234,7 @@ def test_float16_has_the_gradients_of_float32():
     """Patches of very different strengths: 1/‖x‖² leaves float16's range where the gradient does not."""
     x = torch.zeros(1, 4, 12, 12)
     x[..., :4] = torch.rand(1, 4, 12, 4)
-    x[..., 6:] = torch.randn(1, 4, 12, 6).relu() * 1e-3
+    x[..., 6:] = torch.randn(1, 4, 12, 6).relu() * 1e-6
     layer = hs.SphereConv2d(4, 8, 3, padding=1)
     grad = torch.randn(1, 8, 12, 12)
     results = []
@@ -245,7 +245,7 @@ def test_float16_has_the_gradients_of_float32():
         results.append(torch.autograd.grad((y.float() * grad).sum(), (a, layer.weight)))
     for exact, half in zip(*results, strict=True):
         assert half.isfinite().all()
-        assert (half - exact).abs().max() < 0.02 * exact.abs().max()
+        assert (half - exact).abs().max() < 0.05 * exact.abs().max()
 
 
 @pytest.mark.parametrize(("of_input", "of_weight"), [(1e5, 1.0), (1.0, 1e-4), (1e-6, 1e-6), (1e8, 1e8)])
@@ -269,6 +269,16 @@ def test_float16_keeps_weak_patches_beside_a_strong_pixel():
     with torch.autocast("cpu", dtype=torch.float16):
         y = layer(x)
     assert (y.float() - exact).abs().max() < 5e-3
+
+
+@pytest.mark.parametrize("of_weight", [1.0, 1e10])
+def test_no_nan_where_inputs_and_weights_exceed_what_can_be_squared(of_weight):
+    """Sums of equal signs overflow; times the 0 of "counts as zero" an infinity would be NaN."""
+    for layer, shape in ((hs.SphereConv2d(3, 4, 3), (2, 3, 6, 6)), (hs.SphereLinear(6, 4), (2, 6))):
+        nn.init.constant_(layer.weight, of_weight)
+        x = torch.full(shape, 3e38, requires_grad=True)
+        y = layer(x)
+        assert all(t.isfinite().all() for t in (y, *torch.autograd.grad(y.sum(), (x, layer.weight))))
 
 
 def test_nan_is_not_hidden():

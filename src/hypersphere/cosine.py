@@ -227,8 +227,9 @@ class _CosineConv(Function):
         squares = _squares(x, groups)
         inverse = _inverse_norm(torch.convolution(squares, _ones(squares, weight), None, *geometry), x.dtype)
         inverse_weight = _inverse_row_norm(weight)
-        c = torch.convolution(x, weight * headroom, None, *geometry)
-        c.mul_(_on_channels(inverse / headroom, c)).mul_(_on_filters(inverse_weight, c)).clamp_(-1, 1)
+        short = (weight * (inverse_weight * headroom).view(-1, *[1] * (x.dim() - 1))).to(x.dtype)
+        c = torch.convolution(x, short, None, *geometry)
+        c.mul_(_on_channels(inverse / headroom, c)).clamp_(-1, 1)
         return c, inverse, inverse_weight
 
     @staticmethod
