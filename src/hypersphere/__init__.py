@@ -83,4 +83,4 @@ else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        return sorted([*globals(), *_HOME, *_MODULES])
+        return sorted({*globals(), *_HOME, *_MODULES})

@@ -9,7 +9,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from . import _checks
 from .layers import SimilarityLike, SphereConv1d, SphereConv2d, SphereConv3d, SphereLinear, SphereOptions, check_scale
-from .selection import Specs, as_list, never_called, nothing_found, select_to_change
+from .selection import Specs, as_list, never_called, nothing_found, select, select_to_change
 from .similarity import resolve
 
 _CONVERTIBLE = " (only nn.Linear, nn.Conv1d, nn.Conv2d and nn.Conv3d can be converted)"
@@ -60,8 +60,8 @@ def spherize(
     parametrized = [name or "(root)" for name, module in model.named_modules() if is_parametrized(module)]
     if parametrized:
         raise ValueError(
-            f"spherize works on plain layers, but {', '.join(parametrized)} is parametrized: spherize first, rotate "
-            "(or another parametrization) second"
+            f"spherize works on plain layers, but {', '.join(parametrized)} is parametrized: spherize first, "
+            "parametrize second"
         )
     uncalled = never_called(model)
     skipped = [name for name, neurons in found.items() if neurons.module in uncalled]
@@ -74,7 +74,9 @@ def spherize(
     if others and not all(isinstance(found[name].module, SphereOptions) for name in others):
         raise nothing_found(model, "spherize", f" in {', '.join(others)}{_CONVERTIBLE}")
     if not chosen and not skipped:
-        raise nothing_found(model, "spherize", _CONVERTIBLE)
+        kept = [name for name, n in select(model, layers=asked, output=output).items() if n.is_output]
+        left = f"; {kept[0]!r} is taken for the output layer: convert it with layers= or output=None" if kept else ""
+        raise nothing_found(model, "spherize", _CONVERTIBLE + left)
     resolved = {}
     for name, neurons in chosen.items():
         weight = neurons.tensor

@@ -1,6 +1,6 @@
 """Which tensors of a model are neurons, and which layer is its output: the one place that says so.
 
-Everything that walks a model (spherize, rotate, EnergyRegularizer, diagnose, ...) takes the same three arguments:
+Everything that walks a model takes the same three arguments:
 
 - ``layers``, ``exclude``: a name, an fnmatch pattern, a type, a predicate(name, module), or a list of these;
   ``layers=None`` means all that are eligible.
