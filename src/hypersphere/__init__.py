@@ -6,6 +6,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from . import cosine as cosine
+    from . import energy as energy
     from . import functional as functional
     from . import layers as layers
     from . import losses as losses
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from . import selection as selection
     from . import similarity as similarity
     from .conversion import spherize as spherize
+    from .energy import class_energy as class_energy
+    from .energy import hyperspherical_energy as hyperspherical_energy
     from .layers import SphereConv1d as SphereConv1d
     from .layers import SphereConv2d as SphereConv2d
     from .layers import SphereConv3d as SphereConv3d
@@ -41,6 +44,7 @@ else:
     # must not see this branch: with a module __getattr__ every misspelt name would pass.
     _NAMES = {
         "conversion": ["spherize"],
+        "energy": ["class_energy", "hyperspherical_energy"],
         "layers": ["SphereConv1d", "SphereConv2d", "SphereConv3d", "SphereLinear"],
         "losses": [
             "AMSoftmaxLoss",
@@ -59,6 +63,7 @@ else:
     }
     _MODULES = (
         "cosine",
+        "energy",
         "functional",
         "layers",
         "losses",

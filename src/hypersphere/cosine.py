@@ -166,7 +166,7 @@ class _Project(Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        inverse, headroom = _inverse_row_norm(weight), _headroom(x.dtype)
+        inverse, headroom = inverse_row_norm(weight), _headroom(x.dtype)
         y = F.linear(x * headroom, weight).mul_(inverse / headroom)
         return y, inverse, y.gather(-1, target)
 
@@ -226,7 +226,7 @@ class _CosineConv(Function):
         headroom = _headroom(x.dtype)
         squares = _squares(x, groups)
         inverse = _inverse_norm(torch.convolution(squares, _ones(squares, weight), None, *geometry), x.dtype)
-        inverse_weight = _inverse_row_norm(weight)
+        inverse_weight = inverse_row_norm(weight)
         short = (weight * (inverse_weight * headroom).view(-1, *[1] * (x.dim() - 1))).to(x.dtype)
         c = torch.convolution(x, short, None, *geometry)
         c.mul_(_on_channels(inverse / headroom, c)).clamp_(-1, 1)
@@ -289,7 +289,7 @@ def chain(x: Tensor, *steps: tuple[Any, ...]) -> Tensor:
     return x
 
 
-def _inverse_row_norm(weight: Tensor) -> Tensor:
+def inverse_row_norm(weight: Tensor) -> Tensor:
     """1/‖w‖ (N,) of neurons (N, ...)."""
     norms = torch.linalg.vector_norm(weight.flatten(1), dim=1, dtype=accumulation_dtype(weight.dtype))
     return _inverse_norm(norms.square(), weight.dtype)

@@ -1,0 +1,251 @@
+"""Holes: how far a point of the sphere can be from all neurons (OPT, appendix L).
+
+The widest hole is the covering radius. With K the convex hull of the unit neurons and h(u) = max_i⟨u, ŵ_i⟩ it is
+arccos(min h) over all unit u, so that
+
+- with the origin inside K it is arccos of the distance from the origin to the nearest facet: exact by a convex hull,
+  which has too many facets in high dimension,
+- with the origin outside K it is π minus the radius of the least cap that holds all neurons, at −x/‖x‖ with x the point
+  of K nearest to the origin: exact in every dimension. So it is for N ≤ d, where it is a right angle or more.
+
+Everything is computed in float64, without gradients. Shapes: N neurons, d their dimension, F facets.
+"""
+
+from __future__ import annotations
+
+import math
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _checks
+from ..cosine import unit
+from .points import angle_between, random_points, unit_rows
+from .theory import covering_lower_bound, expected_holes
+
+_MOST_FACETS = 4e6  # about a minute
+_FLAT = 1e-10  # lengths below this count as zero
+
+
+def covering_radius(weight: Tensor, *, method: str = "auto", starts: int = 64, seed: int = 0) -> Tensor:
+    """The widest hole's radius: the largest angle from a point of the sphere to its nearest neuron (OPT, Eq. 50).
+
+        max_{‖u‖=1} min_i arccos⟨u, ŵ_i⟩
+
+    Args:
+        weight: (N, ...), flattened to (N, d): rows are neurons, none zero.
+        method: "exact" takes a convex hull (with scipy) and raises where it would have over four million facets;
+            "estimate" is the widest hole that a search finds, hence a lower bound; "auto" is exact where that is
+            possible, else the estimate, with a warning. :func:`covering_bounds` gives both sides.
+        starts, seed: of the search, in which many points flee from the neurons.
+
+    Returns:
+        The angle in radians, a float64 scalar.
+
+    Example:
+        >>> cube = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 3)
+        >>> covering_radius(cube).cos() ** 2  # at the middle of a side
+        tensor(0.3333, dtype=torch.float64)
+    """
+    _checks.choice("method", method, ("auto", "exact", "estimate"))
+    rows = unit_rows(weight)
+    if method != "estimate":
+        exact = _exact(rows, _balanced(rows))
+        if exact is not None:
+            return rows.new_tensor(exact)
+        if method == "exact":
+            raise ValueError(f'method must be "estimate" for {_too_large(rows)}')
+        _checks.warn_once(
+            "covering_radius gives the widest hole that it found, which is a lower bound: the convex hull has too many "
+            'facets to be exact. covering_bounds gives both sides; method="estimate" says that this is meant.'
+        )
+    return rows.new_tensor(_search(rows, starts, seed))
+
+
+def covering_bounds(weight: Tensor, *, starts: int = 64, seed: int = 0) -> tuple[float, float]:
+    """Angles that the covering radius lies between, in any dimension; equal where it is known exactly.
+
+    Below: the widest hole that a search finds, and the radius at which N caps are as large as the sphere. Above: with
+    weights λ_i > 0, Σλ_i = 1, that balance the neurons, Σλ_i·ŵ_i = 0, every unit u has
+    max_i⟨u, ŵ_i⟩ ≥ Σλ_i⟨u, ŵ_i⟩² ≥ σ, the smallest eigenvalue of Σλ_i·ŵ_i·ŵ_iᵀ (for x between −1 and h is
+    (h − x)(x + 1) ≥ 0; take the mean over λ): the radius is at most arccos σ. The simplex reaches this.
+
+    Args:
+        weight, starts, seed: as in :func:`covering_radius`.
+
+    Example:
+        >>> covering_bounds(torch.eye(100))  # at −(1, …, 1), arccos(−1/10)
+        (1.67..., 1.67...)
+    """
+    rows = unit_rows(weight)
+    n, d = rows.shape
+    balanced = _balanced(rows)
+    exact = _exact(rows, balanced)
+    if exact is not None:
+        return exact, exact
+    lower = max(_search(rows, starts, seed), covering_lower_bound(n, d))
+    if balanced is None:
+        return lower, math.pi / 2
+    residue = float((balanced @ rows).norm())  # what rounding leaves of Σλ·ŵ
+    sigma = float(torch.linalg.eigvalsh((rows * balanced[:, None]).mT @ rows)[0])
+    return lower, math.acos(max(0.0, (sigma - residue) / (1 - residue)))
+
+
+def hole_radii(weight: Tensor) -> Tensor:
+    """The radii ρ = 2 sin(α/2) of all holes, largest first: (F,) float64 (OPT, appendix L).
+
+    A hole is the cap of angular radius α cut off by a facet of the neurons' convex hull; ρ is the distance from its
+    centre to its rim. A facet with more than d corners is one hole: the cube has 6, not 12. On the circle the holes are
+    the gaps between neighbours.
+
+    Args:
+        weight: (N, ...), flattened to (N, d), d ≥ 2: rows are neurons, none zero and not all in one plane.
+
+    Example:
+        >>> hole_radii(torch.cat([torch.eye(3), -torch.eye(3)]))  # the octahedron
+        tensor([0.9194, 0.9194, 0.9194, 0.9194, 0.9194, 0.9194, 0.9194, 0.9194], dtype=torch.float64)
+    """
+    rows = unit_rows(weight)
+    n, d = rows.shape
+    if d == 2:
+        angles = _gaps(rows)
+    elif d == 1 or n <= d or torch.linalg.matrix_rank(rows - rows.mean(0), atol=_FLAT, rtol=0.0) < d:
+        raise ValueError(f"weight must have rows that do not all lie in one plane, got {n} in {d} dimensions")
+    elif _hull_size(n, d) > _MOST_FACETS:
+        raise ValueError(f"weight must have fewer rows or columns: there is no convex hull of {_too_large(rows)}")
+    else:
+        angles = _hull_angles(rows, merge=max(1e-9, 100 * torch.finfo(weight.dtype).eps))
+    return (2 * torch.sin(angles / 2)).sort(descending=True).values
+
+
+def hole_moment(weight: Tensor, p: float) -> Tensor:
+    """Σ ρ^p over all holes (OPT, Eq. 52); p = 0 counts them, and (Σ ρ^p)^(1/p) goes to the widest as p grows.
+
+    For random neurons :func:`expected_hole_moment` says what to expect.
+
+    Example:
+        >>> hole_moment(torch.cat([torch.eye(3), -torch.eye(3)]), p=2)
+        tensor(6.7624, dtype=torch.float64)
+    """
+    p = _checks.number("p", p, low=0.0)
+    return hole_radii(weight).pow(p).sum()
+
+
+def _exact(rows: Tensor, balanced: Tensor | None) -> float | None:
+    """The covering radius, or None if its convex hull would be too large."""
+    n, d = rows.shape
+    if d == 1:
+        return 0.0 if rows.min() < 0 < rows.max() else math.pi
+    if d == 2:
+        return float(_gaps(rows).max())
+    if balanced is None:  # the origin is not inside, or only just
+        nearest = _nearest_to_origin(rows)
+        if nearest.norm() > _FLAT:
+            return float(angle_between(rows, -unit(nearest)).min())
+        if n <= d or torch.linalg.matrix_rank(rows, atol=_FLAT, rtol=0.0) < d:
+            return math.pi / 2  # at right angles to the space that the neurons span
+    if _hull_size(n, d) > _MOST_FACETS:
+        return None
+    return float(_hull_angles(rows, merge=None).max())
+
+
+def _gaps(rows: Tensor) -> Tensor:
+    """Half the angles between neighbours on the circle; neurons at the same place count once."""
+    turns = torch.atan2(rows[:, 1], rows[:, 0]).sort().values
+    gaps = torch.diff(turns, append=turns[:1] + 2 * math.pi)
+    return gaps[gaps > 1e-15] / 2
+
+
+def _hull_size(n: int, d: int) -> float:
+    """About how many facets the convex hull of n points in d dimensions has, at most."""
+    half, rest = d // 2, d - d // 2
+    most = math.comb(n - rest, half) + math.comb(n - half - 1, rest - 1)  # the upper bound theorem
+    return min(float(most), expected_holes(n, d))
+
+
+def _too_large(rows: Tensor) -> str:
+    n, d = rows.shape
+    return f"{n} neurons in {d} dimensions (about {_hull_size(n, d):.0e} facets; {_MOST_FACETS:.0e} are the limit)"
+
+
+def _hull_angles(rows: Tensor, merge: float | None) -> Tensor:
+    """α for every facet; simplices of one facet, whose normals differ by less than `merge`, count once."""
+    hull = _scipy("spatial").ConvexHull(rows.cpu().numpy())
+    normals = rows.new_tensor(hull.equations[:, :-1])
+    angles = angle_between(normals, rows[torch.as_tensor(hull.simplices[:, 0], device=rows.device).long()])
+    if merge is None:
+        return angles
+    neighbours = torch.as_tensor(hull.neighbors, device=rows.device).long()
+    same = ((normals[neighbours] - normals[:, None]).norm(dim=-1) < merge).nonzero().cpu()
+    pairs = (same[:, 0].numpy(), neighbours.cpu()[same[:, 0], same[:, 1]].numpy())
+    graph = _scipy("sparse").coo_array(([True] * len(same), pairs), shape=(len(angles), len(angles)))
+    facet = _scipy("sparse.csgraph").connected_components(graph, directed=False)[1]
+    largest = angles.new_zeros(int(facet.max()) + 1)
+    return largest.scatter_reduce(0, torch.as_tensor(facet, device=rows.device).long(), angles, "amax")
+
+
+def _nearest_to_origin(rows: Tensor) -> Tensor:
+    """The point of the convex hull nearest to the origin (d,).
+
+    Minimizing ‖Wᵀλ‖² + (Σλ − 1)² over λ ≥ 0 gives its weights up to their sum.
+    """
+    system = torch.cat([rows, rows.new_ones(len(rows), 1)], 1).mT.cpu().numpy()
+    target = [0.0] * rows.shape[1] + [1.0]
+    weights = rows.new_tensor(_scipy("optimize").nnls(system, target, maxiter=10 * sum(system.shape))[0])
+    return weights @ rows / weights.sum()
+
+
+def _balanced(rows: Tensor) -> Tensor | None:
+    """Weights λ > 0, Σλ = 1, with Σλ_i·ŵ_i = 0: there are some if and only if the origin is inside the hull.
+
+    Of all such weights the most even, λ ∝ exp(W·a), where a minimizes log Σ exp(W·a): Newton's method. None if it does
+    not come to an end: the origin is outside, on the surface or next to it.
+    """
+    n, d = rows.shape
+    if n <= d:
+        return None
+    a, eye = rows.new_zeros(d), torch.eye(d, dtype=rows.dtype, device=rows.device)
+    for _ in range(50):
+        weights = (rows @ a).softmax(0)
+        mean = weights @ rows
+        if mean.norm() < 1e-13:
+            return weights
+        covariance = (rows * weights[:, None]).mT @ rows - torch.outer(mean, mean)
+        step = -torch.linalg.solve(covariance + 1e-14 * eye, mean)
+        slope, value, length = float(mean @ step), (rows @ a).logsumexp(0), 1.0
+        while (rows @ (a + length * step)).logsumexp(0) > value + 0.1 * length * slope and length > 1e-6:
+            length /= 2
+        a = a + length * step
+    return None
+
+
+def _search(rows: Tensor, starts: int, seed: int) -> float:
+    """The widest hole found: points flee from the neurons near them, and from the nearest ones more and more."""
+    starts = _checks.integer("starts", starts, low=1)
+    n, d = rows.shape
+    u = random_points(starts, d, seed).to(rows.device)
+    for level in range(3, 15):
+        sharpness = 2.0**level
+        for _ in range(20):
+            u = unit(u - (sharpness * u @ rows.mT).softmax(1) @ rows / sharpness)
+    best = _depths(u, rows)
+    if n >= d:  # the middle of the d nearest neurons is the hole's, if these are its rim
+        rim = rows[(u @ rows.mT).topk(d, dim=1).indices]
+        centre = torch.linalg.solve_ex(rim, rim.new_ones(len(u), d))[0]
+        centre = torch.where(centre.isfinite().all(1, keepdim=True), unit(centre), u)
+        best = torch.maximum(best, torch.where(centre.any(1), _depths(centre, rows), 0.0))
+    return float(best.max())
+
+
+def _depths(u: Tensor, rows: Tensor) -> Tensor:
+    """The angle from each point of u to its nearest neuron."""
+    return angle_between(u, rows[(u @ rows.mT).argmax(1)])
+
+
+def _scipy(module: str) -> Any:
+    try:
+        return import_module(f"scipy.{module}")
+    except ImportError as error:
+        raise ImportError("the convex hull needs scipy: pip install 'hypersphere[cli]'") from error
