@@ -32,6 +32,7 @@ from .repulsion import (
     add_up,
     finite,
     in_range,
+    rescaled,
     smooth_energy,
     tile_energy,
     tile_pull,
@@ -223,9 +224,11 @@ def _sweep_classes(rows: Tensor, labels: Tensor, share: Tensor, law: Law, wanted
             e = add_up(e, tile_energy(tile_sides(x, y, None, own, law), own, law), -1, law)
     others = ((inverse > 0).sum().to(rows.dtype) - 1).clamp(min=1)
     if wanted:
-        largest, shift, factor = in_range(share.unsqueeze(0), -others.log(), e.amax(1), law)
-        factor = factor if law.in_logs else factor / others
-        weights, every = (share.unsqueeze(1) / largest), torch.arange(len(rows), device=rows.device)
+        largest, shift, log_factor = in_range(share.unsqueeze(0), -others.log(), e.amax(1), law)
+        weights, every = (
+            share.unsqueeze(1) / largest / (1 if law.in_logs else others),
+            torch.arange(len(rows), device=rows.device),
+        )
         gradient, to_x = torch.empty_like(rows), torch.zeros_like(x)
         for j, y, own in _class_tiles(rows, inverse, labels):
             sides = list(tile_sides(x, y, None, own, law))
@@ -235,9 +238,9 @@ def _sweep_classes(rows: Tensor, labels: Tensor, share: Tensor, law: Law, wanted
             pull = tile_pull(sides, weights, own, (labels, every[j]), to_x, to_y, law, shift)
             to_x.baddbmm_(pull, y)
             to_y.baddbmm_(pull.mT, x)
-            gradient[j] = _through_unit(to_y, y, inverse[j] * factor.view(1))
-        gradient.index_add_(0, labels, _through_unit(to_x, x, inverse[labels] * factor.view(1)))
-        gradient = finite(gradient) if law.in_logs else gradient
+            gradient[j] = _through_unit(to_y, y, inverse[j])
+        gradient.index_add_(0, labels, _through_unit(to_x, x, inverse[labels]))
+        gradient = rescaled(gradient.unsqueeze(0), log_factor, law).squeeze(0)
     e = (
         (e.squeeze(0) - others.log()).exp().clamp(max=torch.finfo(e.dtype).max)
         if law.in_logs
@@ -281,8 +284,11 @@ def _class_curvature(rows: Tensor, labels: Tensor, share: Tensor, law: Law, v: T
         (gradient,) = torch.autograd.grad((share.unsqueeze(1) * phi).sum(), leaf, create_graph=True)
         along = (gradient * v).sum()
     curvature, to_share = torch.autograd.grad(along, (leaf, share))
-    factor = (shift - (_alive(p).sum() - 1).clamp(min=1).log()).exp()
-    return finite(curvature * factor), finite(to_share * factor)
+    log_factor = (shift - (_alive(p).sum() - 1).clamp(min=1).log()).view(1, 1, 1)
+    if not law.in_logs:
+        return curvature * log_factor.exp().view(1), to_share * log_factor.exp().view(1)
+    scaled, to_share = (rescaled(x.view(1, len(x), -1), log_factor, law) for x in (curvature, to_share))
+    return scaled.squeeze(0), to_share.flatten()
 
 
 class _StraightCap(Function):

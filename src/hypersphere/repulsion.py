@@ -12,8 +12,9 @@ of Σ_i a_i Σ_j φ_ij is
 
 Nothing larger than a tile of pairs is formed. Pairs nearer than 0.1 get their distance from the difference of the
 points, because 2 − 2c has no digits left there in float32. Nearer than 0.03 (NEAR) a pair repels with the force of
-0.03: an unbounded force would throw neurons out of the training in one step. Coincident points are pushed apart in a
-direction that depends on their indices alone. In the energy a distance counts as 1e-6 (FLOOR) at least.
+0.03: an unbounded force would throw neurons out of the training in one step. In the energy a distance counts as 1e-6
+(FLOOR) at least; nearer than that points coincide: they are pushed apart in a direction that depends on their indices
+alone, and, because it says nothing, gently, with 1/32 of the force.
 
 Shapes: G groups, N points, d dimensions; a tile is (G, b, m).
 """
@@ -155,11 +156,11 @@ def add_near_forces(force: Tensor, side: Side, names: tuple[Tensor, Tensor], to_
     at_near = force[close.at] * counts
     force.index_put_(close.at, -at_near, accumulate=True)
     group, i, j = close.at
-    tiny = 1e-7  # decides only where the difference itself has no direction
     own = _own_vectors(names[1][j], close.difference) * side.sign - _own_vectors(names[0][i], close.difference)
-    direction = close.difference + tiny * own
+    direction = close.difference + 1e-7 * own  # decides only where the difference itself has no direction
     length = torch.linalg.vector_norm(direction, dim=1).clamp(min=1e-30)
-    push = direction * (at_near * NEAR / length).unsqueeze(1)
+    strength = at_near * torch.where(close.squared < FLOOR * FLOOR, 1 / 32, 1.0)
+    push = direction * (strength * NEAR / length).unsqueeze(1)
     to_x.index_put_((group, i), push, accumulate=True)
     if to_y is not None:
         to_y.index_put_((group, j), push * -side.sign, accumulate=True)
@@ -205,11 +206,11 @@ class RowEnergies(Function):
 
 
 class _Pull(Function):
-    """G_i = Σ_j (a_i + a_j)·D_ij·p_j of points (G, N, d) and weights (G, N), clamped to finite numbers."""
+    """G_i = Σ_j (a_i + a_j)·D_ij·p_j of points (G, N, d) and weights (G, N), in range for any s."""
 
     @staticmethod
     def forward(p: Tensor, a: Tensor, squares: Tensor | None, log_scale: Tensor, peak: Tensor, law: Law) -> Tensor:
-        largest, shift, factor = in_range(a, log_scale, peak, law)
+        largest, shift, log_factor = in_range(a, log_scale, peak, law)
         a = a / largest.squeeze(2)
         g, every = torch.zeros_like(p), torch.arange(p.shape[1], device=p.device)
         for i, j in _tiles(p):
@@ -220,7 +221,7 @@ class _Pull(Function):
             g[:, i].baddbmm_(pull, p[:, j])
             if i != j:
                 g[:, j].baddbmm_(pull.mT, p[:, i])
-        return finite(g.mul_(factor))
+        return rescaled(g, log_factor, law)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -232,7 +233,7 @@ class _Pull(Function):
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
         """The derivative along v, tile by tile; the force of pairs nearer than NEAR counts as constant."""
         p, a, squares, log_scale, peak = ctx.saved_tensors
-        largest, shift, factor = in_range(a, log_scale, peak, ctx.law)
+        largest, shift, log_factor = in_range(a, log_scale, peak, ctx.law)
         grad_p, grad_a = torch.zeros_like(p), torch.zeros_like(a)
         for i, j in _tiles(p):
             with torch.enable_grad():
@@ -251,7 +252,9 @@ class _Pull(Function):
             if i != j:
                 grad_p[:, j] += h_y
                 grad_a[:, j] += h_a_y
-        return finite(grad_p * factor), finite(grad_a * (factor / largest).squeeze(2)), None, None, None, None
+        grad_p = rescaled(grad_p, log_factor, ctx.law)
+        grad_a = rescaled(grad_a.unsqueeze(2), log_factor - largest.log(), ctx.law).squeeze(2)
+        return grad_p, grad_a, None, None, None, None
 
 
 def tile_energy(sides: Iterable[Side], own: Own | None, law: Law) -> Tensor:
@@ -300,16 +303,26 @@ def add_up(e: Tensor, tile: Tensor, dim: int, law: Law) -> Tensor:
 
 
 def in_range(a: Tensor, log_scale: Tensor, peak: Tensor, law: Law) -> tuple[Tensor, Tensor, Tensor]:
-    """What keeps forces in range for large s, each (G, 1, 1): the weights' largest, the logarithm that is taken out of
-    every term, and the factor that brings both back at the end."""
-    one = a.new_ones(len(a), 1, 1)
+    """What keeps forces in range for large s, each (G, 1, 1): the largest weight, the logarithm that is taken out of
+    every term, and the logarithm of the factor that brings both back at the end."""
     if not law.in_logs:
-        return one, one, one
+        return a.new_ones(len(a), 1, 1), a.new_zeros(len(a), 1, 1), a.new_zeros(len(a), 1, 1)
     largest = a.abs().amax(1).clamp(min=torch.finfo(a.dtype).tiny).view(-1, 1, 1)
     # distances are at most π, and forces are those of a distance of NEAR at least
     shift = peak.clamp(-2 * law.s, law.s * math.log(1 / NEAR)).view(-1, 1, 1)
-    log_factor = (shift + log_scale + largest.log()).clamp(max=math.log(torch.finfo(a.dtype).max))
-    return largest, shift, log_factor.exp()
+    return largest, shift, shift + log_scale.view(-1, 1, 1) + largest.log()
+
+
+def rescaled(g: Tensor, log_factor: Tensor, law: Law) -> Tensor:
+    """g (G, N, d) times exp(log_factor), with its largest element below the square root of the largest number.
+
+    What comes next (a division by the neurons' lengths) then has room too, and the direction is kept.
+    """
+    if not law.in_logs:
+        return g
+    info = torch.finfo(g.dtype)
+    room = 0.5 * math.log(info.max) - g.abs().amax((1, 2), keepdim=True).clamp(min=info.tiny).log()
+    return g * torch.minimum(log_factor, room).exp()
 
 
 def finite(x: Tensor) -> Tensor:
