@@ -5,8 +5,8 @@ A pair of points p, p' at squared distance q = ‖p − p'‖² = ‖p‖² + �
     φ = z^(−s/2)   (s > 0)      or      φ = −½·log z   (s = 0),
 
 where z is q, or the squared angle θ² for the angular law; in half space the pair of p with −p' adds to it. As a
-function of g = ⟨p, p'⟩ its derivative is D = dφ/dg = s·z^(−s/2−1)·(θ/sin θ or 1), and with weights a_i the gradient
-of Σ_i a_i Σ_j φ_ij is
+function of g = ⟨p, p'⟩ its derivative is D = dφ/dg = s·z^(−s/2−1)·(θ/sin θ or 1) (1 for s at s = 0), and with weights
+a_i the gradient of Σ_i a_i Σ_j φ_ij is
 
     G_i = Σ_j (a_i + a_j)·D_ij·p_j.
 
@@ -28,10 +28,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
-
-from .cosine import apply
 
 CLOSE, NEAR, FLOOR = 0.1, 0.03, 1e-6  # distances; see above
 LARGE_S = 4.0  # FLOOR^-4 is far below float32's largest number; beyond, terms are summed in logs
@@ -58,21 +54,25 @@ class Law:
         """log φ for s > 0."""
         return self._z(squared_distance).log().mul(-0.5 * self.s)
 
-    def force(self, squared_distance: Tensor, shift: Tensor) -> Tensor:
-        """D = dφ/dg; divided by exp(shift) where energies are summed in logs."""
+    def force(self, squared_distance: Tensor, shift: Tensor, energy: Tensor | None = None) -> Tensor:
+        """D/strength; divided by exp(shift) where energies are summed in logs. It may overwrite `energy`, if given."""
         z = self._z(squared_distance)
-        if self.s == 0:
+        if self.in_logs:
+            force = z.log().mul_(-0.5 * self.s).sub_(shift).exp_().div_(z)
+        elif self.s == 0:
             force = z.reciprocal()
-        elif self.in_logs:
-            force = z.log().mul_(-0.5 * self.s).sub_(shift).exp_().div_(z).mul_(self.s)
-        elif self.s == 2 and not self.angular:
-            return z.reciprocal().square_().mul_(2)
         else:
-            force = self._power(z).div_(z).mul_(self.s)
+            energy = self._power(z) if energy is None else energy
+            force = energy.square_() if self.s == 2 else energy.div_(z)
         if self.angular:  # θ/sin θ; at the antipode the energy has a kink, and sin θ is bounded from below
             sine_squared = squared_distance * (1 - squared_distance / 4)
             force = force.mul_((z / sine_squared.clamp_(min=1e-6)).sqrt_())
         return force
+
+    @property
+    def strength(self) -> float:
+        """The constant in D, which the sums leave out."""
+        return self.s if self.s > 0 else 1.0
 
     def _z(self, squared_distance: Tensor) -> Tensor:
         if not self.angular:
@@ -147,19 +147,19 @@ def _close_pairs(squared: Tensor, x: Tensor, y: Tensor, sign: int) -> ClosePairs
     return ClosePairs((group, i, j), counts, difference, difference.square().sum(1))
 
 
-def add_near_forces(force: Tensor, side: Side, names: tuple[Tensor, Tensor], to_x: Tensor, to_y: Tensor | None) -> None:
-    """Takes the pairs nearer than NEAR out of the tile `force` and adds what they do to G (G, N, d) directly."""
+def add_near_forces(pull: Tensor, side: Side, names: tuple[Tensor, Tensor], to_x: Tensor, to_y: Tensor | None) -> None:
+    """Takes the pairs nearer than NEAR out of the tile `pull` and adds what they do to G (G, N, d) directly."""
     close = side.close
     if close is None:
         return
-    counts = close.counts * (close.squared < NEAR * NEAR)
-    at_near = force[close.at] * counts
-    force.index_put_(close.at, -at_near, accumulate=True)
+    near = close.counts * (close.squared < NEAR * NEAR)
+    strength = pull[close.at] * near
+    pull.index_put_(close.at, -strength, accumulate=True)
     group, i, j = close.at
     own = _own_vectors(names[1][j], close.difference) * side.sign - _own_vectors(names[0][i], close.difference)
     direction = close.difference + 1e-7 * own  # decides only where the difference itself has no direction
     length = torch.linalg.vector_norm(direction, dim=1).clamp(min=1e-30)
-    strength = at_near * torch.where(close.squared < FLOOR * FLOOR, 1 / 32, 1.0)
+    strength = strength * torch.where(close.squared < FLOOR * FLOOR, 1 / 32, 1.0)
     push = direction * (strength * NEAR / length).unsqueeze(1)
     to_x.index_put_((group, i), push, accumulate=True)
     if to_y is not None:
@@ -173,99 +173,15 @@ def _own_vectors(index: Tensor, like: Tensor) -> Tensor:
     return (torch.outer(index.to(torch.float64), steps * 2**0.5).cos() / d**0.5).to(like.dtype)
 
 
-class RowEnergies(Function):
-    """e_i = Σ_j φ_ij of points (G, N, d), and for large s times exp(log_scale), capped at the largest number.
-
-    The tiles are computed again in the backward pass: nothing is kept but the points. The second output is the largest
-    log e_i of each group (G,), by which the backward pass keeps large s in range.
-    """
-
-    @staticmethod
-    def forward(p: Tensor, squares: Tensor | None, log_scale: Tensor, law: Law) -> tuple[Tensor, Tensor]:
-        e = p.new_full(p.shape[:2], -math.inf if law.in_logs else 0.0)
-        for i, j in _tiles(p):
-            tile = tile_energy(tile_sides(p[:, i], p[:, j], _of(squares, i, j), _own(i, j), law), _own(i, j), law)
-            e[:, i] = add_up(e[:, i], tile, -1, law)
-            if i != j:
-                e[:, j] = add_up(e[:, j], tile, -2, law)
-        if not law.in_logs:
-            return e, p.new_zeros(len(p))
-        return (e + log_scale).exp().clamp(max=torch.finfo(p.dtype).max), e.amax(1)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        p, squares, log_scale, ctx.law = inputs
-        ctx.save_for_backward(p, squares, log_scale, output[1])
-        ctx.mark_non_differentiable(output[1])
-
-    @staticmethod
-    def backward(ctx: Any, a: Tensor, _: Any) -> tuple[Tensor, None, None, None]:
-        p, squares, log_scale, peak = ctx.saved_tensors
-        with torch.autocast(p.device.type, enabled=False):
-            return apply(_Pull, p, a, squares, log_scale, peak, ctx.law), None, None, None
-
-
-class _Pull(Function):
-    """G_i = Σ_j (a_i + a_j)·D_ij·p_j of points (G, N, d) and weights (G, N), in range for any s."""
-
-    @staticmethod
-    def forward(p: Tensor, a: Tensor, squares: Tensor | None, log_scale: Tensor, peak: Tensor, law: Law) -> Tensor:
-        largest, shift, log_factor = in_range(a, log_scale, peak, law)
-        a = a / largest.squeeze(2)
-        g, every = torch.zeros_like(p), torch.arange(p.shape[1], device=p.device)
-        for i, j in _tiles(p):
-            weights = a[:, i].unsqueeze(2) + a[:, j].unsqueeze(1)
-            sides = tile_sides(p[:, i], p[:, j], _of(squares, i, j), _own(i, j), law)
-            to_y = None if i == j else g[:, j]
-            pull = tile_pull(sides, weights, _own(i, j), (every[i], every[j]), g[:, i], to_y, law, shift)
-            g[:, i].baddbmm_(pull, p[:, j])
-            if i != j:
-                g[:, j].baddbmm_(pull.mT, p[:, i])
-        return rescaled(g, log_factor, law)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.law = inputs
-        ctx.save_for_backward(*tensors)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-        """The derivative along v, tile by tile; the force of pairs nearer than NEAR counts as constant."""
-        p, a, squares, log_scale, peak = ctx.saved_tensors
-        largest, shift, log_factor = in_range(a, log_scale, peak, ctx.law)
-        grad_p, grad_a = torch.zeros_like(p), torch.zeros_like(a)
-        for i, j in _tiles(p):
-            with torch.enable_grad():
-                x, a_x = _leaf(p[:, i]), _leaf(a[:, i] / largest.squeeze(2))
-                y, a_y = (x, a_x) if i == j else (_leaf(p[:, j]), _leaf(a[:, j] / largest.squeeze(2)))
-                sides = tile_sides(x, y, _of(squares, i, j), _own(i, j), ctx.law)
-                phi = smooth_energy(sides, ctx.law, shift)
-                loss = ((a_x.unsqueeze(2) + a_y.unsqueeze(1)) * phi).sum() * (0.5 if i == j else 1.0)
-                g_x, g_y = torch.autograd.grad(loss, (x, y), create_graph=True)
-                along = (g_x * v[:, i]).sum() + (0 if i == j else (g_y * v[:, j]).sum())
-            h_x, h_y, h_a_x, h_a_y = torch.autograd.grad(
-                along, (x, y, a_x, a_y), allow_unused=True, materialize_grads=True
-            )
-            grad_p[:, i] += h_x
-            grad_a[:, i] += h_a_x
-            if i != j:
-                grad_p[:, j] += h_y
-                grad_a[:, j] += h_a_y
-        grad_p = rescaled(grad_p, log_factor, ctx.law)
-        grad_a = rescaled(grad_a.unsqueeze(2), log_factor - largest.log(), ctx.law).squeeze(2)
-        return grad_p, grad_a, None, None, None, None
-
-
-def tile_energy(sides: Iterable[Side], own: Own | None, law: Law) -> Tensor:
-    """φ of a tile, or log φ where energies are summed in logs; nothing for a neuron with itself."""
-    value = law.log_energy if law.in_logs else law.energy
-    first, *second = [value(side.squared.clamp(min=FLOOR * FLOOR)) for side in sides]
-    for other in second:
-        first = torch.logaddexp(first, other) if law.in_logs else first.add_(other)
-    if own is not None:
-        own(first, -math.inf if law.in_logs else 0.0)
-    return first
+def tile_energies(sides: Iterable[Side], own: Own | None, law: Law) -> list[Tensor]:
+    """φ of every side of a tile, or log φ where energies are summed in logs; nothing for a neuron with itself."""
+    tiles = []
+    for side in sides:
+        squared = side.squared if side.close is None else side.squared.clamp(min=FLOOR * FLOOR)
+        tiles.append(law.log_energy(squared) if law.in_logs else law.energy(squared))
+        if own is not None:
+            own(tiles[-1], -math.inf if law.in_logs else 0.0)
+    return tiles
 
 
 def smooth_energy(sides: Iterable[Side], law: Law, shift: Tensor) -> Tensor:
@@ -278,7 +194,8 @@ def smooth_energy(sides: Iterable[Side], law: Law, shift: Tensor) -> Tensor:
 
 def tile_pull(
     sides: Iterable[Side],
-    weights: Tensor | float,
+    energies: list[Tensor],
+    weights: Tensor | None,
     own: Own | None,
     names: tuple[Tensor, Tensor],
     to_x: Tensor,
@@ -286,16 +203,24 @@ def tile_pull(
     law: Law,
     shift: Tensor,
 ) -> Tensor:
-    """Weights·D of a tile, ready to be multiplied with points; what near pairs do is added to `to_x` and `to_y`."""
-    pull = None
-    for side in sides:
-        force = law.force(side.squared.clamp(min=NEAR * NEAR), shift).mul_(weights)
+    """Weights·D/strength of a tile, to be multiplied with points; what near pairs do is added to `to_x` and `to_y`.
+
+    `energies` may hold the tile's; they are overwritten.
+    """
+    tile: Tensor | None = None
+    for k, side in enumerate(sides):
+        if side.close is None:
+            force = law.force(side.squared, shift, energies[k] if energies else None)
+        else:  # the energies are of distances below NEAR as well
+            force = law.force(side.squared.clamp(min=NEAR * NEAR), shift)
         if own is not None:
             own(force, 0.0)
+        if weights is not None:
+            force.mul_(weights)
         add_near_forces(force, side, names, to_x, to_y)
-        pull = force if pull is None else pull.sub_(force)
-    assert pull is not None
-    return pull
+        tile = force if tile is None else tile.sub_(force)
+    assert tile is not None
+    return tile
 
 
 def add_up(e: Tensor, tile: Tensor, dim: int, law: Law) -> Tensor:
@@ -328,26 +253,3 @@ def rescaled(g: Tensor, log_factor: Tensor, law: Law) -> Tensor:
 def finite(x: Tensor) -> Tensor:
     largest = torch.finfo(x.dtype).max
     return x.clamp(-largest, largest)
-
-
-def _tiles(p: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Row and column slices of the upper triangle of pairs."""
-    groups, n, _ = p.shape
-    side = max(64, math.isqrt((2**18 if p.device.type == "cpu" else 2**24) // groups))  # 1 MB stays in a CPU's cache
-    if torch.compiler.is_compiling():  # which unrolls the loop
-        side = max(side, -(-n // 4))
-    slices = [slice(start, min(start + side, n)) for start in range(0, n, side)]
-    return ((i, j) for k, i in enumerate(slices) for j in slices[k:])
-
-
-def _own(i: slice, j: slice) -> Own | None:
-    """Writes a value where row and column are the same neuron."""
-    return (lambda tile, value: tile.diagonal(dim1=1, dim2=2).fill_(value)) if i == j else None
-
-
-def _of(squares: Tensor | None, i: slice, j: slice) -> tuple[Tensor, Tensor] | None:
-    return None if squares is None else (squares[:, i], squares[:, j])
-
-
-def _leaf(x: Tensor) -> Tensor:
-    return x.detach().requires_grad_()

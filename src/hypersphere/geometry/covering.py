@@ -162,7 +162,7 @@ def _hull_size(n: int, d: int) -> float:
     """About how many facets the convex hull of n points in d dimensions has, at most."""
     half, rest = d // 2, d - d // 2
     most = math.comb(n - rest, half) + math.comb(n - half - 1, rest - 1)  # the upper bound theorem
-    return min(float(most), expected_holes(n, d))
+    return min(float(most) if most < 1e300 else math.inf, expected_holes(n, d))
 
 
 def _too_large(rows: Tensor) -> str:
@@ -201,20 +201,23 @@ def _balanced(rows: Tensor) -> Tensor | None:
     """Weights λ > 0, Σλ = 1, with Σλ_i·ŵ_i = 0: there are some if and only if the origin is inside the hull.
 
     Of all such weights the most even, λ ∝ exp(W·a), where a minimizes log Σ exp(W·a): Newton's method. None if it does
-    not come to an end: the origin is outside, on the surface or next to it.
+    not come to an end: the origin is outside, on the surface or very close to it.
     """
     n, d = rows.shape
     if n <= d:
         return None
     a, eye = rows.new_zeros(d), torch.eye(d, dtype=rows.dtype, device=rows.device)
     for _ in range(50):
-        weights = (rows @ a).softmax(0)
+        heights = rows @ a
+        if heights.max() < 0:  # all neurons are on one side of a plane through the origin
+            return None
+        weights = heights.softmax(0)
         mean = weights @ rows
         if mean.norm() < 1e-13:
             return weights
         covariance = (rows * weights[:, None]).mT @ rows - torch.outer(mean, mean)
         step = -torch.linalg.solve(covariance + 1e-14 * eye, mean)
-        slope, value, length = float(mean @ step), (rows @ a).logsumexp(0), 1.0
+        slope, value, length = float(mean @ step), heights.logsumexp(0), 1.0
         while (rows @ (a + length * step)).logsumexp(0) > value + 0.1 * length * slope and length > 1e-6:
             length /= 2
         a = a + length * step
@@ -222,26 +225,13 @@ def _balanced(rows: Tensor) -> Tensor | None:
 
 
 def _search(rows: Tensor, starts: int, seed: int) -> float:
-    """The widest hole found: points flee from the neurons near them, and from the nearest ones more and more."""
-    starts = _checks.integer("starts", starts, low=1)
-    n, d = rows.shape
-    u = random_points(starts, d, seed).to(rows.device)
-    for level in range(3, 15):
-        sharpness = 2.0**level
-        for _ in range(20):
-            u = unit(u - (sharpness * u @ rows.mT).softmax(1) @ rows / sharpness)
-    best = _depths(u, rows)
-    if n >= d:  # the middle of the d nearest neurons is the hole's, if these are its rim
-        rim = rows[(u @ rows.mT).topk(d, dim=1).indices]
-        centre = torch.linalg.solve_ex(rim, rim.new_ones(len(u), d))[0]
-        centre = torch.where(centre.isfinite().all(1, keepdim=True), unit(centre), u)
-        best = torch.maximum(best, torch.where(centre.any(1), _depths(centre, rows), 0.0))
-    return float(best.max())
-
-
-def _depths(u: Tensor, rows: Tensor) -> Tensor:
-    """The angle from each point of u to its nearest neuron."""
-    return angle_between(u, rows[(u @ rows.mT).argmax(1)])
+    """The widest hole found: points flee from the neurons near them, in ever smaller steps from ever fewer neurons."""
+    u = random_points(_checks.integer("starts", starts, low=1), rows.shape[1], seed).to(rows.device)
+    for step in torch.logspace(math.log10(0.5), -5, 300).tolist():
+        push = (10 / step * u @ rows.mT).softmax(1) @ rows
+        push -= (push * u).sum(1, keepdim=True) * u
+        u = unit(u - step * unit(push))
+    return float(angle_between(u, rows[(u @ rows.mT).argmax(1)]).max())
 
 
 def _scipy(module: str) -> Any:

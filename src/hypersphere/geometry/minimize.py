@@ -1,0 +1,128 @@
+"""Points of least energy on the sphere: the problems of Thomson (s = 1), Whyte (s = 0) and Tammes (s = inf)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from .. import _checks
+from .._progress import track
+from .contacts import LARGEST_SYSTEM, equalize_contacts, largest_cosine
+from .descent import descend
+
+MOST_POINTS = 100_000  # every step looks at all pairs
+MOST_NUMBERS = 10_000_000  # n·dim
+LARGEST_S = 1e6  # its optimum differs from that of inf by about 1e-5 in the distances
+
+_PAIRS = 2**21  # pairs of points in a chunk of starts
+_FINALISTS = 8  # starts that are followed to the end
+_ROUGH = 1e-5  # the tolerance that decides which
+# A large s is reached by way of smaller ones. From starts below 160 some Tammes optima are never met (n = 10, 18, 26).
+_FIRST_S, _FACTOR, _STAGES = 160.0, 8.0, 6
+
+
+def minimize_energy(
+    n: int,
+    dim: int = 3,
+    s: float = 1.0,
+    *,
+    half_space: bool = False,
+    starts: int | None = None,
+    steps: int = 2000,
+    tolerance: float = 1e-9,
+    seed: int = 0,
+    progress: bool = False,
+) -> Tensor:
+    """n points on the unit sphere of R^dim with the least energy Σ_{i<j}‖x_i − x_j‖^(−s) found from many starts.
+
+    s = 0 is the logarithmic energy Σ −log‖x_i − x_j‖; s = inf makes the least distance as large as it gets (to rounding;
+    to 1e-6 beyond some 300 points in space). Nothing is searched for where the minimum is known for every s: regular
+    polygons, simplices, orthonormal points in half space. Elsewhere it is global as far as the starts reach: most of
+    them find it for a few dozen points, for hundreds it is a good local one. The same arguments give the same points.
+
+    Args:
+        n: number of points.
+        dim: dimension of the space, 2 or more; the sphere is S^(dim−1).
+        s: from 0 to 1e6, or inf.
+        half_space: minimize the energy of the 2n points ±x_i (MHE, 3.3): the points stand for lines.
+        starts: random starts; None: 64, fewer beyond 64 points, at least 4.
+        steps: of L-BFGS at most; a quarter of it for each s passed on the way to one above 160.
+        tolerance: a start ends when n times the gradient of (1/s)·log energy is no longer than this at any point.
+        seed: of the starts; more starts begin with the same ones.
+        progress: a bar on a terminal when it takes longer than two seconds.
+
+    Returns:
+        (n, dim), float64, unit rows.
+
+    Example:
+        >>> points = minimize_energy(12)  # the icosahedron
+        >>> f"{torch.pdist(points).reciprocal().sum():.9f}"
+        '49.165253058'
+        >>> points = minimize_energy(8, s=math.inf)  # the square antiprism
+        >>> f"{2 * torch.asin(torch.pdist(points).min() / 2):.9f} radians"
+        '1.306527160 radians'
+    """
+    n, dim, s = check_problem(n, dim, s)
+    starts = default_starts(n) if starts is None else _checks.integer("starts", starts, low=1)
+    steps = _checks.integer("steps", steps, low=1)
+    tolerance = _checks.number("tolerance", tolerance, low=0.0)
+    generator = torch.Generator().manual_seed(_checks.integer("seed", seed, low=0))
+    if (points := _best_for_every_s(n, dim, half_space)) is not None:
+        return points
+
+    stages = [s] if s <= _FIRST_S else [t for k in range(_STAGES) if (t := _FIRST_S * _FACTOR**k) < s]
+    stages += [s] if _FIRST_S < s < math.inf else []
+    best, values = torch.empty(0, n, dim, dtype=torch.float64), torch.empty(0, dtype=torch.float64)
+    chunk = max(1, min(starts, _PAIRS // n**2))
+    chunks: Iterable[int] = range(0, starts, chunk)
+    for done in track(chunks, f"{n} points in {dim} dimensions") if progress else chunks:
+        # One draw a start: a single draw of all of them would depend on their number.
+        draws = [torch.randn(n, dim, dtype=best.dtype, generator=generator) for _ in range(done, starts)[:chunk]]
+        x = normalize(torch.stack(draws), dim=-1)
+        for stage in stages[:3]:
+            x, value = descend(x, stage, half_space, steps if stage == s else max(1, steps // 4), _ROUGH)
+        best, values = torch.cat([best, x]), torch.cat([values, value])
+        order = values.argsort(stable=True)[:_FINALISTS]
+        best, values = best[order], values[order]
+    for stage in stages[3:] or stages[-1:]:
+        best, values = descend(best, stage, half_space, steps, tolerance if stage == s else _ROUGH)
+    if s == math.inf and n * (dim + 1) < LARGEST_SYSTEM:
+        best = torch.stack([equalize_contacts(x, stages[-1], half_space) for x in best])
+        values = torch.tensor([largest_cosine(x, half_space) for x in best])
+    return best[values.argmin()].clone()
+
+
+def default_starts(n: int) -> int:
+    return max(4, min(64, 4096 // n))
+
+
+def check_problem(n: Any, dim: Any, s: Any) -> tuple[int, int, float]:
+    n, dim = _checks.integer("n", n, low=1), _checks.integer("dim", dim, low=2)
+    if n > MOST_POINTS:
+        raise ValueError(f"n must be <= {MOST_POINTS}, got {n}")
+    if n * dim > MOST_NUMBERS:
+        raise ValueError(f"n·dim must be <= {MOST_NUMBERS}, got {n}·{dim}")
+    if s != math.inf:
+        s = _checks.number("s", s, low=0.0, high=LARGEST_S, hint=" (inf is allowed too)")
+    return n, dim, float(s)
+
+
+def _best_for_every_s(n: int, dim: int, half_space: bool) -> Tensor | None:
+    """Points that are optimal whatever s is, where that is known, ready made."""
+    if half_space and n <= dim:
+        return torch.eye(n, dim, dtype=torch.float64)
+    if dim == 2:
+        angle = torch.arange(n, dtype=torch.float64) * ((1 if half_space else 2) * math.pi / n)
+        return torch.stack([angle.cos(), angle.sin()], 1)
+    if n <= dim + 1 and not half_space:
+        points = torch.zeros(n, dim, dtype=torch.float64)
+        for k in range(min(n, dim)):  # all points after k have the same component along axis k
+            points[k, k] = (1 - points[k].square().sum()).sqrt()
+            points[k + 1 :, k] = (-1 / max(n - 1, 1) - points[k + 1 :] @ points[k]) / points[k, k]
+        return normalize(points, dim=-1)
+    return None
