@@ -1,6 +1,6 @@
 """How fast the package is and how much memory it takes, against torch and pytorch-metric-learning.
 
-python -m benchmarks [layers] [losses] [--json FOLDER] [--quick]
+python -m benchmarks [layers] [losses] [energy] [--json FOLDER] [--quick]
 """
 
 import os

@@ -18,10 +18,14 @@ import torch
 from rich.console import Console
 from rich.table import Column, Table
 
-from . import layers, losses
+from . import energy, layers, losses
 from .measure import Figure, Plan, quiet_process
 
-BENCHMARKS: dict[str, Callable[[Plan], Iterator[Figure]]] = {"layers": layers.figures, "losses": losses.figures}
+BENCHMARKS: dict[str, Callable[[Plan], Iterator[Figure]]] = {
+    "layers": layers.figures,
+    "losses": losses.figures,
+    "energy": energy.figures,
+}
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "hypersphere", "pytorch-metric-learning")
 

@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import torch
@@ -29,6 +29,15 @@ class Plan:
     """Rounds before those that count."""
     compile: bool = True
     """Measure torch.compile too."""
+
+    @property
+    def quick(self) -> bool:
+        """A smoke test, which leaves out what takes long."""
+        return self.rounds == 1 and not self.warmup
+
+    def fewer(self, times: int) -> Plan:
+        """For a case whose steps take long."""
+        return replace(self, rounds=max(1, self.rounds // times), warmup=min(1, self.warmup))
 
 
 @dataclass(frozen=True)

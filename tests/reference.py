@@ -161,3 +161,52 @@ def recurrent_step(mode, x, state, p, g=cosine, scale=1.0):
     cell = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(c)
     out = torch.sigmoid(o) * torch.tanh(cell)
     return (out @ p["w_hr"].T if "w_hr" in p else out, cell)
+
+
+# MHE
+def riesz(z: Tensor, s: float) -> Tensor:
+    return torch.log(1 / z) if s == 0 else z**-s  # f_s of 3.1
+
+
+def neuron_distances(weight: Tensor, *, half_space=False, angular=False, beta=None) -> Tensor:
+    """(M, M): the distance between any two of the M = N neurons, or of the 2N real and virtual ones; ∞ to itself."""
+    points = [row / row.norm() for row in weight.flatten(1)]
+    sizes = [1.0] * len(points) if beta is None else beta.tolist()
+    n = len(points)
+    if half_space:  # 3.4: a virtual neuron with opposite direction for every neuron
+        points, sizes = points + [-p for p in points], sizes * 2
+    rows = []
+    for i, p in enumerate(points):
+        row = []
+        for j, q in enumerate(points):
+            if i == j:
+                z = p.new_tensor(math.inf)
+            elif not angular:
+                z = (sizes[i] * p - sizes[j] * q).norm()  # Eq. 1, and Eq. 18 with β
+            elif abs(i - j) == n:  # its own antipode, where arccos has no derivative
+                z = p.new_tensor(math.pi)
+            else:
+                z = torch.arccos((p @ q).clamp(-1, 1))  # Eq. 5
+            row.append(z)
+        rows.append(torch.stack(row))
+    return torch.stack(rows)
+
+
+def neuron_energies(distances: Tensor, s: float, half_space=False) -> Tensor:
+    """(N,): Σ_{j ≠ i} f_s over row i; in half space a neuron's and its antipode's together."""
+    m = len(distances)
+    apart = ~torch.eye(m, dtype=torch.bool)
+    rows = torch.stack([riesz(distances[i][apart[i]], s).sum() for i in range(m)])
+    return rows[: m // 2] + rows[m // 2 :] if half_space else rows
+
+
+def energy(weight: Tensor, s: float, *, half_space=False, angular=False, beta=None, reduction="mean") -> Tensor:
+    each = neuron_energies(neuron_distances(weight, half_space=half_space, angular=angular, beta=beta), s, half_space)
+    m = len(each) * (2 if half_space else 1)
+    return {"none": each, "sum": each.sum(), "mean": each.sum() / max(m * (m - 1), 1)}[reduction]
+
+
+def class_energies(weight: Tensor, labels: Tensor, s: float, *, angular=False) -> Tensor:
+    """(m,): what each sample adds to the second term of Eq. 8, 1/(N − 1) Σ_{j ≠ y_i} f_s; their mean is that term."""
+    distances, n = neuron_distances(weight, angular=angular), len(weight)
+    return torch.stack([sum(riesz(distances[y, j], s) for j in range(n) if j != y) / (n - 1) for y in labels.tolist()])

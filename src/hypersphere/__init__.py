@@ -8,9 +8,11 @@ if TYPE_CHECKING:
     from . import cosine as cosine
     from . import energy as energy
     from . import functional as functional
+    from . import geometry as geometry
     from . import layers as layers
     from . import losses as losses
     from . import margins as margins
+    from . import measures as measures
     from . import optim as optim
     from . import recurrent as recurrent
     from . import regularizers as regularizers
@@ -29,13 +31,17 @@ if TYPE_CHECKING:
     from .losses import ArcFaceLoss as ArcFaceLoss
     from .losses import ASoftmaxLoss as ASoftmaxLoss
     from .losses import GASoftmaxLoss as GASoftmaxLoss
+    from .losses import SphereFacePlusLoss as SphereFacePlusLoss
     from .losses import SSoftmaxLoss as SSoftmaxLoss
     from .losses import WSoftmaxLoss as WSoftmaxLoss
     from .optim import param_groups as param_groups
     from .recurrent import SphereGRU as SphereGRU
     from .recurrent import SphereLSTM as SphereLSTM
     from .recurrent import SphereRNN as SphereRNN
+    from .regularizers import EnergyRegularizer as EnergyRegularizer
+    from .regularizers import normalize_neurons as normalize_neurons
     from .regularizers import orthonormal_penalty as orthonormal_penalty
+    from .regularizers import spread as spread
     from .selection import Neurons as Neurons
     from .selection import select as select
     from .similarity import LearnableSigmoid as LearnableSigmoid
@@ -52,12 +58,13 @@ else:
             "ArcFaceLoss",
             "ASoftmaxLoss",
             "GASoftmaxLoss",
+            "SphereFacePlusLoss",
             "SSoftmaxLoss",
             "WSoftmaxLoss",
         ],
         "optim": ["param_groups"],
         "recurrent": ["SphereGRU", "SphereLSTM", "SphereRNN"],
-        "regularizers": ["orthonormal_penalty"],
+        "regularizers": ["EnergyRegularizer", "normalize_neurons", "orthonormal_penalty", "spread"],
         "selection": ["Neurons", "select"],
         "similarity": ["LearnableSigmoid"],
     }
@@ -65,9 +72,11 @@ else:
         "cosine",
         "energy",
         "functional",
+        "geometry",
         "layers",
         "losses",
         "margins",
+        "measures",
         "optim",
         "recurrent",
         "regularizers",

@@ -126,17 +126,25 @@ def class_energy(weight: Tensor, labels: Tensor, s: float = 2.0, *, angular: boo
     rows = rows.to(accumulation_dtype(rows.dtype))
     if len(rows) < 2:
         raise ValueError(f"weight must have two rows at least, got {tuple(weight.shape)}")
-    if not isinstance(labels, Tensor) or labels.dtype is not torch.int64:
-        raise TypeError(f"labels must be an int64 tensor, got {getattr(labels, 'dtype', type(labels).__name__)}")
-    if labels.dim() != 1 or not len(labels):
-        raise ValueError(f"labels must be (B,) and not empty, got {tuple(labels.shape)}")
+    checked_labels(labels, len(rows))
     law = checked_law(s, False, angular)
     _refuse_zero("weight", inverse_row_norm(rows.detach()) > 0)
-    if _may_read(labels):
-        outside = labels[(labels < 0) | (labels >= len(rows))]
-        if outside.numel():
-            raise ValueError(f"labels must be in [0, {len(rows) - 1}], got {outside[0].item()} among others")
     return batch_energy(rows, labels, torch.full_like(labels, 1 / len(labels), dtype=rows.dtype), law)
+
+
+def estimated_energy(rows: Tensor, law: Law, index: Tensor) -> Tensor:
+    """The mean energy of groups of neurons (G, N, d), estimated without bias from those at `index` (n,): (G,).
+
+    The pairs of a neuron with its own antipode are no sample of all pairs: they are taken out and added apart.
+    """
+    chosen = rows[:, index]
+    e = group_energy(chosen, law)
+    if not law.half_space:
+        return e
+    antipode = law.energy(e.new_tensor(4.0))
+    n, of_all = (_alive(unit(r.to(e.dtype))).sum(1).clamp(min=1) for r in (chosen, rows))
+    other_pairs = ((2 * n - 1) * e - antipode) / (2 * (n - 1)).clamp(min=1)
+    return (2 * (of_all - 1) * other_pairs + antipode) / (2 * of_all - 1)
 
 
 def batch_energy(rows: Tensor, labels: Tensor, share: Tensor, law: Law) -> Tensor:
@@ -166,8 +174,8 @@ def _alive(p: Tensor) -> Tensor:
     return torch.linalg.vector_norm(p.detach(), dim=-1) > 0.5
 
 
-def checked_law(s: float, half_space: bool, angular: bool) -> Law:
-    return Law(_checks.number("s", s, low=0.0), bool(half_space), bool(angular))
+def checked_law(s: float, half_space: bool, angular: bool, name: str = "s") -> Law:
+    return Law(_checks.number(name, s, low=0.0), bool(half_space), bool(angular))
 
 
 def checked_rows(weight: Tensor) -> Tensor:
@@ -176,6 +184,18 @@ def checked_rows(weight: Tensor) -> Tensor:
     if weight.dim() < 2 or not weight.numel():
         raise ValueError(f"weight must be (N, ...) with one neuron at least, got {tuple(weight.shape)}")
     return weight.flatten(1)
+
+
+def checked_labels(labels: Tensor, classes: int) -> Tensor:
+    if not isinstance(labels, Tensor) or labels.dtype is not torch.int64:
+        raise TypeError(f"labels must be an int64 tensor, got {getattr(labels, 'dtype', type(labels).__name__)}")
+    if labels.dim() != 1 or not len(labels):
+        raise ValueError(f"labels must be (B,) and not empty, got {tuple(labels.shape)}")
+    if _may_read(labels):
+        outside = labels[(labels < 0) | (labels >= classes)]
+        if outside.numel():
+            raise ValueError(f"labels must be in [0, {classes - 1}], got {outside[0].item()} among others")
+    return labels
 
 
 def _checked_beta(beta: Tensor, rows: Tensor, law: Law) -> Tensor:

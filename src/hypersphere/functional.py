@@ -1,6 +1,7 @@
 """The pure functions under one name, as torch.nn.functional has them."""
 
 from .cosine import unit
+from .energy import class_energy, hyperspherical_energy
 from .layers import sphere_conv1d, sphere_conv2d, sphere_conv3d, sphere_linear
 from .margins import additive_angle, additive_cosine, multiplicative
 from .regularizers import orthonormal
@@ -10,7 +11,9 @@ __all__ = [
     "additive_angle",
     "additive_cosine",
     "angle",
+    "class_energy",
     "cosine",
+    "hyperspherical_energy",
     "linear",
     "multiplicative",
     "orthonormal",

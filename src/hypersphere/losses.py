@@ -19,6 +19,8 @@ AMSoftmaxLoss     cosine                            cos θ − m                
 ArcFaceLoss       cosine                            cos(θ + m)                                     s
 ================  ================================  =============================================  =============
 
+SphereFacePlusLoss is ASoftmaxLoss plus the energy of the classes (MHE, Eq. 8), which every head can add.
+
 ψ(θ) = g(mθ − kπ) − k·(g(0) − g(π)) with k = ⌊mθ/π⌋ continues g(mθ) so that it falls all the way to θ = π. For the
 cosine this is A-Softmax, for the linear g it is 1 − 2mθ/π.
 
@@ -43,6 +45,7 @@ from torch.autograd import Function
 
 from . import _checks
 from .cosine import accumulation_dtype, apply, chain, cosine_linear, project, unit
+from .energy import batch_energy, checked_law, sample_energies
 from .guards import watch
 from .layers import SimilarityLike
 from .margins import MARGINS as MARGINS
@@ -65,6 +68,11 @@ class HeadOptions(TypedDict, total=False):
     """Samples with this label do not count (-100)."""
     reduction: str
     """"mean" (over the sum of class_weight·sample_weight of samples that count), "sum" or "none"."""
+    energy_weight: float
+    """λ_M: adds λ_M·class_energy of the head's own weight at the labels that count (MHE, Eq. 8), 0 by default. With
+    "sum" it is their number times that, with "none" each sample gets its class's share."""
+    energy_s: float
+    """The power of that energy (2)."""
     device: torch.device | str | None
     dtype: torch.dtype | None
 
@@ -100,6 +108,8 @@ class AngularSoftmaxLoss(nn.Module):
         label_smoothing: float = 0.0,
         ignore_index: int = -100,
         reduction: str = "mean",
+        energy_weight: float = 0.0,
+        energy_s: float = 2.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -118,6 +128,8 @@ class AngularSoftmaxLoss(nn.Module):
         self.ignore_index = _checks.integer("ignore_index", ignore_index)
         _checks.choice("reduction", reduction, ("mean", "sum", "none"))
         self.reduction = reduction
+        self.energy_weight = _checks.number("energy_weight", energy_weight, low=0.0)
+        self.energy_law = checked_law(energy_s, False, False, name="energy_s")
         self.weight = nn.Parameter(torch.empty(self.num_classes, self.embedding_size, **factory))
         self.bias = nn.Parameter(torch.empty(self.num_classes, **factory)) if bias else None
         self.reset_parameters()
@@ -196,7 +208,8 @@ class AngularSoftmaxLoss(nn.Module):
             )
         if indices_tuple is not None:
             losses = losses * _mined_weight(indices_tuple, labels).to(losses.dtype)
-        return self._reduce(losses, target.squeeze(1), kept, sample_weight)
+        loss = self._reduce(losses, target.squeeze(1), kept, sample_weight)
+        return loss + self._energy(target.squeeze(1), kept.to(losses.dtype)) if self.energy_weight else loss
 
     def _logits(self, embeddings: Tensor, target: Tensor | None = None) -> tuple[Tensor, Any, Any]:
         """Logits without margin (B, C), the target's cosine (B, 1), and s as a number or (B, 1)."""
@@ -236,6 +249,15 @@ class AngularSoftmaxLoss(nn.Module):
             # A new tensor: a compiled backward pass may compute λ again from the step it was given.
             self.step = self.step + 1
         return difference / (1 + self.annealing(self.step))  # (λ·g + ψ)/(1 + λ) − g
+
+    def _energy(self, target: Tensor, kept: Tensor) -> Tensor:
+        """λ_M·class_energy of the weight at the labels that count, reduced as the losses are."""
+        rows, share = self.weight.to(accumulation_dtype(self.weight.dtype)), self.energy_weight * kept
+        if self.reduction == "none":
+            return share * sample_energies(rows, target, self.energy_law)
+        return batch_energy(
+            rows, target, share / kept.sum().clamp(min=1) if self.reduction == "mean" else share, self.energy_law
+        )
 
     def _reduce(self, losses: Tensor, target: Tensor, kept: Tensor, sample_weight: Tensor | None) -> Tensor:
         if sample_weight is not None:
@@ -291,6 +313,8 @@ class AngularSoftmaxLoss(nn.Module):
         if self.margin_kind in MARGINS:
             parts.append(f"margin={self.margin:g}")
         parts.append(f"scale={self.scale if self.scale is not None else 'own norm'}")
+        if self.energy_weight:
+            parts.append(f"energy_weight={self.energy_weight:g}")
         return ", ".join(parts)
 
 
@@ -384,6 +408,29 @@ class ASoftmaxLoss(GASoftmaxLoss):
         **options: Unpack[HeadOptions],
     ) -> None:
         super().__init__(num_classes, embedding_size, "cosine", margin, scale, annealing, **options)
+
+
+class SphereFacePlusLoss(ASoftmaxLoss):
+    """SphereFace+ (MHE, Eq. 8): A-Softmax brings samples near their class, the energy drives the classes apart.
+
+    It is :class:`ASoftmaxLoss` with ``energy_weight=1.0``; every other head takes ``energy_weight`` too.
+
+    Example:
+        >>> loss = SphereFacePlusLoss(10, 64)
+        >>> loss(torch.randn(32, 64), torch.randint(10, (32,))).backward()
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        margin: float = 4,
+        scale: float | None = None,
+        annealing: Annealing = True,
+        **options: Unpack[HeadOptions],
+    ) -> None:
+        options.setdefault("energy_weight", 1.0)
+        super().__init__(num_classes, embedding_size, margin, scale, annealing, **options)
 
 
 class AMSoftmaxLoss(AngularSoftmaxLoss):

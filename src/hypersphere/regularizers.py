@@ -1,13 +1,170 @@
-"""Terms that keep neurons apart (SphereNet, 2.4)."""
+"""Terms that keep neurons apart: MHE over a whole network, its companions, and a better start (MHE, 3.3–3.7; OPT, 3.7).
+
+Which measures there are is in :mod:`hypersphere.measures`.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from . import _checks
+from ._progress import track
 from .cosine import accumulation_dtype, unit
-from .selection import Specs, nothing_found, select_to_change
+from .energy import batch_energy, checked_labels, checked_law, estimated_energy
+from .measures import RANDOM, deviation_from_orthonormal, generator, measured
+from .measures import REGULARIZERS as REGULARIZERS
+from .repulsion import Law
+from .selection import Neurons, Specs, nothing_found, select, select_to_change
+
+MeasureLike = str | Callable[[Tensor], Tensor]
+
+
+class EnergyRegularizer:
+    """Hyperspherical energy over a network (MHE, Eq. 4 and 3.7); add it to the loss.
+
+        λ_h·Σ_hidden mean energy + λ_o·mean energy of the output layer + λ_w·mean ‖w‖
+
+    It holds no weights: it reads the model's at each call, parametrized ones as the layer sees them.
+
+    Args:
+        model: the network. Layers whose neurons form groups (grouped convolutions) count with the mean over groups.
+        layers, exclude, output: which layers, as in :func:`hypersphere.select`. The output layer's energy is always of
+            full space: opposite classes are as far apart as can be.
+        head: a loss head (or layer) outside of the model that holds the classes; then no layer of the model is the
+            output.
+        measure: a key of :data:`REGULARIZERS`, or a function of neurons (N, d) that gives a scalar.
+        hidden_weight: λ_h; None: 10 in full space, 1 in half space (MHE, App. A).
+        output_weight: λ_o.
+        weight_decay: λ_w, of the mean length of all neurons, output included (3.7).
+        s, half_space, angular: the energy, as in :func:`hypersphere.hyperspherical_energy`; half space is for hidden
+            layers.
+        minibatch: estimate the energy of a hidden layer from this many of its neurons, drawn anew at each call (3.6).
+            The estimate is unbiased.
+        average: divide the sum of all layers' terms by their number.
+        seed: draws depend on the seed, the layer's name and the number of the draw alone.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 10))
+        >>> energy = EnergyRegularizer(net, half_space=True)
+        >>> energy().backward()
+        >>> sorted(energy.per_layer())
+        ['0', '2']
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        layers: Specs | None = None,
+        exclude: Specs = (),
+        output: str | None = "auto",
+        head: nn.Module | None = None,
+        measure: MeasureLike = "energy",
+        hidden_weight: float | None = None,
+        output_weight: float = 1.0,
+        weight_decay: float = 0.0,
+        s: float = 2.0,
+        half_space: bool = False,
+        angular: bool = False,
+        minibatch: int | None = None,
+        average: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.measure = _checked_measure(measure)
+        self.law = checked_law(s, half_space, angular)
+        standard = 1.0 if half_space else 10.0
+        self.hidden_weight = standard if hidden_weight is None else _checks.number("hidden_weight", hidden_weight)
+        self.output_weight = _checks.number("output_weight", output_weight)
+        self.weight_decay = _checks.number("weight_decay", weight_decay, low=0.0)
+        self.minibatch = None if minibatch is None else _checks.integer("minibatch", minibatch, low=2)
+        if minibatch is not None and measure != "energy":
+            raise ValueError(f"minibatch goes with measure='energy', got measure={measure!r}")
+        self.average = bool(average)
+        self.seed = _checks.integer("seed", seed)
+        self.draws = 0
+        self.neurons = self._selected(model, layers, exclude, output, head)
+        for name, neurons in self.neurons.items():
+            _report_zero_neurons(name, neurons.matrix())
+
+    def __call__(self, labels: Tensor | None = None) -> Tensor:
+        """The whole term, a scalar.
+
+        Args:
+            labels: (B,) the classes of the batch: the output layer's energy is that of these classes against all
+                (Eq. 8), which costs B × N × d instead of N² × d.
+        """
+        if labels is not None and self.measure != "energy":
+            raise ValueError(f"labels go with measure='energy', got measure={self.measure!r}")
+        terms = [self._term(name, neurons, labels) for name, neurons in self.neurons.items()]
+        self.draws += 1
+        total = torch.stack([term.to(terms[0]) for term in terms]).sum() / (len(terms) if self.average else 1)
+        return total + self.weight_decay * self._mean_length() if self.weight_decay else total
+
+    def per_layer(self) -> dict[str, float]:
+        """Every layer's measure as it is now, unweighted and of all its neurons, for logging."""
+        with torch.no_grad():
+            values = [self._measured(name, neurons, sample=False) for name, neurons in self.neurons.items()]
+        return {name: value.item() for name, value in zip(self.neurons, values, strict=True)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed training needs for the same draws."""
+        return {"draws": self.draws, "seed": self.seed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.draws, self.seed = (_checks.integer(key, state[key], low=0) for key in ("draws", "seed"))
+
+    def _selected(
+        self, model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None, head: nn.Module | None
+    ) -> dict[str, Neurons]:
+        if head is None:
+            found = select(model, layers, exclude, output)
+        else:
+            _checks.module("head", head)
+            of_head = select(head, output=None)
+            if not of_head:
+                raise nothing_found(head, "EnergyRegularizer(head=...)")
+            *_, last = of_head.values()
+            found = {
+                n: neurons
+                for n, neurons in select(model, layers, exclude, None).items()
+                if neurons.module is not last.module
+            }
+            found["head"] = Neurons(last.module, last.tensor_name, True)
+        if not found:
+            raise nothing_found(model, "EnergyRegularizer")
+        return found
+
+    def _term(self, name: str, neurons: Neurons, labels: Tensor | None) -> Tensor:
+        if not neurons.is_output:
+            return self.hidden_weight * self._measured(name, neurons, sample=True)
+        if labels is None:
+            return self.output_weight * self._measured(name, neurons, sample=False)
+        rows = neurons.matrix().flatten(0, 1)
+        rows = rows.to(accumulation_dtype(rows.dtype))
+        share = checked_labels(labels, len(rows)).new_full(labels.shape, 1 / len(labels), dtype=rows.dtype)
+        return self.output_weight * batch_energy(rows, labels, share, Law(self.law.s, False, self.law.angular))
+
+    def _measured(self, name: str, neurons: Neurons, *, sample: bool) -> Tensor:
+        rows = neurons.matrix()
+        if _looks_free(rows):
+            _report_zero_neurons(name, rows)
+        law = Law(self.law.s, self.law.half_space and not neurons.is_output, self.law.angular)
+        if not isinstance(self.measure, str):
+            return torch.stack([self.measure(group) for group in rows]).mean()
+        if sample and self.minibatch is not None and self.minibatch < rows.shape[1]:
+            index = _drawn(rows.shape[1], self.minibatch, self.seed, name, self.draws).to(rows.device)
+            return estimated_energy(rows, law, index).mean()
+        return measured(self.measure, rows, law, generator(self.seed, name, self.draws)).mean()
+
+    def _mean_length(self) -> Tensor:
+        """mean ‖w‖ over all neurons of all layers, with gradient 0 for a zero neuron."""
+        rows = [neurons.matrix().flatten(0, 1) for neurons in self.neurons.values()]
+        exact = [r.to(accumulation_dtype(r.dtype)) for r in rows]
+        return torch.stack([(r * unit(r)).sum() for r in exact]).sum() / sum(len(r) for r in rows)
 
 
 def orthonormal(weight: Tensor, *, normalized: bool = False) -> Tensor:
@@ -32,12 +189,8 @@ def orthonormal(weight: Tensor, *, normalized: bool = False) -> Tensor:
 def _orthonormal(weight: Tensor, normalized: bool) -> Tensor:
     """The sum over groups of neurons (G, N, d)."""
     rows = weight.to(accumulation_dtype(weight.dtype))
-    rows = unit(rows) if normalized else rows
-    groups, n, d = rows.shape
     with torch.autocast(rows.device.type, enabled=False):
-        gram = rows @ rows.mT if n <= d else rows.mT @ rows
-        deviation = gram - torch.eye(min(n, d), dtype=rows.dtype, device=rows.device)
-        return deviation.square().sum() + max(n - d, 0) * groups
+        return deviation_from_orthonormal(unit(rows) if normalized else rows).sum()
 
 
 def orthonormal_penalty(
@@ -65,3 +218,133 @@ def orthonormal_penalty(
     if not found:
         raise nothing_found(model, "orthonormal_penalty")
     return factor * torch.stack([_orthonormal(n.matrix(), normalized) for n in found.values()]).sum()
+
+
+def spread(
+    model: nn.Module,
+    *,
+    half_space: bool = False,
+    measure: MeasureLike = "energy",
+    steps: int = 200,
+    s: float = 2.0,
+    angular: bool = False,
+    seed: int = 0,
+    layers: Specs | None = None,
+    exclude: Specs = (),
+    output: str | None = "auto",
+) -> nn.Module:
+    """Refines a start: makes the energy (or another measure) of every layer's neurons small, data aside (OPT, 3.7).
+
+    In place; every neuron keeps its length. The output layer is left alone unless `layers` matches it.
+
+    Args:
+        steps: of L-BFGS; fewer where it converges.
+        measure, s, half_space, angular: what is made small, as in :class:`EnergyRegularizer`.
+        seed: of measures that draw.
+        layers, exclude, output: which layers, as in :func:`hypersphere.select`.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> rows = spread(net)[0].weight.detach()
+        >>> torch.nn.functional.cosine_similarity(rows[0], rows[1:]).round(decimals=2)  # a tetrahedron
+        tensor([-0.3300, -0.3300, -0.3300])
+    """
+    checked, law = _checked_measure(measure), checked_law(s, half_space, angular)
+    steps = _checks.integer("steps", steps, low=0)
+    found = _to_change("spread", model, layers, exclude, output)
+    for name, neurons in track(found.items(), "spreading neurons"):
+        rows = neurons.matrix().detach()
+        exact = rows.to(accumulation_dtype(rows.dtype))
+
+        def value(p: Tensor, draw: int, name: str = name) -> Tensor:
+            if not isinstance(checked, str):
+                return torch.stack([checked(group) for group in p]).sum()
+            return measured(checked, p, law, generator(seed, name, draw)).sum()
+
+        lengths = torch.linalg.vector_norm(exact, dim=2, keepdim=True)
+        steps_a_draw = 20 if checked in RANDOM else max(steps, 1)
+        neurons.write(unit(_minimized(value, unit(exact), steps, steps_a_draw)) * lengths)
+    return model
+
+
+def normalize_neurons(
+    model: nn.Module, *, layers: Specs | None = None, exclude: Specs = (), output: str | None = "auto"
+) -> nn.Module:
+    """Gives every neuron of the model's hidden layers length one, in place (OPT, 3.7); zero neurons stay zero.
+
+    Example:
+        >>> net = normalize_neurons(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
+        >>> net[0].weight.norm(dim=1)
+        tensor([1.0000, 1.0000, 1.0000, 1.0000], grad_fn=<LinalgVectorNormBackward0>)
+    """
+    for neurons in _to_change("normalize_neurons", model, layers, exclude, output).values():
+        rows = neurons.matrix().detach()
+        neurons.write(unit(rows.to(accumulation_dtype(rows.dtype))))
+    return model
+
+
+def _minimized(value: Callable[[Tensor, int], Tensor], start: Tensor, steps: int, steps_a_draw: int) -> Tensor:
+    """L-BFGS, begun anew with every draw."""
+    p = start
+    for draw, done in enumerate(range(0, steps, steps_a_draw)):
+        leaf = unit(p).clone().requires_grad_()
+        optimizer = torch.optim.LBFGS(
+            [leaf],
+            max_iter=min(steps_a_draw, steps - done),
+            tolerance_grad=1e-7,
+            tolerance_change=1e-9,
+            history_size=10,
+            line_search_fn="strong_wolfe",
+        )
+
+        def closure(leaf: Tensor = leaf, draw: int = draw) -> Tensor:
+            with torch.enable_grad():
+                loss = value(leaf, draw)
+                (leaf.grad,) = torch.autograd.grad(loss, leaf)
+            return loss
+
+        optimizer.step(closure)
+        p = leaf.detach()
+    return p
+
+
+def _to_change(
+    verb: str, model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None
+) -> dict[str, Neurons]:
+    """The layers whose neurons a verb changes; all are checked before the first is touched."""
+    found = select_to_change(verb, model, layers, exclude, output)
+    if not found:
+        raise nothing_found(model, verb)
+    for name, neurons in found.items():
+        _checks.finite_weight(name, neurons.matrix())
+        _report_zero_neurons(name, neurons.matrix())
+    return found
+
+
+def _checked_measure(measure: Any) -> MeasureLike:
+    if isinstance(measure, str):
+        _checks.choice("measure", measure, REGULARIZERS)
+    elif not callable(measure):
+        raise TypeError(f"measure must be one of {', '.join(REGULARIZERS)} or a function of neurons, got {measure!r}")
+    return measure
+
+
+@torch.compiler.disable
+def _drawn(n: int, size: int, seed: int, name: str, draw: int) -> Tensor:
+    return torch.randperm(n, generator=generator(seed, name, draw))[:size]
+
+
+def _looks_free(rows: Tensor) -> bool:
+    """Whether values can be looked at without waiting for a device or breaking a graph."""
+    return rows.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _report_zero_neurons(name: str, rows: Tensor) -> None:
+    if rows.is_meta:
+        return
+    dead = (unit(rows.detach()) == 0).all(2).flatten().nonzero().flatten().tolist()
+    if dead:
+        shown = ", ".join(map(str, dead[:10])) + (", ..." if len(dead) > 10 else "")
+        _checks.warn_once(
+            f"layer {name!r} has {len(dead)} zero neurons, which have no direction and are left out: {shown}"
+        )

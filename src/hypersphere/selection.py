@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from . import _checks
 
@@ -47,6 +49,19 @@ class Neurons:
         if isinstance(self.module, _TRANSPOSED):  # (C, O/G, ...)
             return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(2)
         return weight.flatten(1).unflatten(0, (groups, -1))
+
+    def write(self, matrix: Tensor) -> None:
+        """Puts neurons (groups, N, d) in place of those there are; a parametrized weight takes what it can invert."""
+        weight = self.tensor
+        if isinstance(self.module, _TRANSPOSED):
+            value = matrix.unflatten(2, (-1, *weight.shape[2:])).transpose(1, 2).flatten(0, 1)
+        else:
+            value = matrix.reshape(weight.shape)
+        with torch.no_grad():
+            if parametrize.is_parametrized(self.module, self.tensor_name):
+                setattr(self.module, self.tensor_name, value.to(weight.dtype))
+            else:
+                weight.copy_(value)
 
 
 def select(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ MOST_POINTS = 100_000  # every step looks at all pairs
 MOST_NUMBERS = 10_000_000  # n·dim
 LARGEST_S = 1e6  # its optimum differs from that of inf by about 1e-5 in the distances
 
+_ONE_THREAD = 500  # points up to which threads cost more than they give, on a busy machine a hundred times more
 _PAIRS = 2**21  # pairs of points in a chunk of starts
 _FINALISTS = 8  # starts that are followed to the end
 _ROUGH = 1e-5  # the tolerance that decides which
@@ -71,30 +73,56 @@ def minimize_energy(
     starts = default_starts(n) if starts is None else _checks.integer("starts", starts, low=1)
     steps = _checks.integer("steps", steps, low=1)
     tolerance = _checks.number("tolerance", tolerance, low=0.0)
-    generator = torch.Generator().manual_seed(_checks.integer("seed", seed, low=0))
+    seed = _checks.integer("seed", seed, low=0)
     if (points := _best_for_every_s(n, dim, half_space)) is not None:
         return points
 
-    stages = [s] if s <= _FIRST_S else [t for k in range(_STAGES) if (t := _FIRST_S * _FACTOR**k) < s]
-    stages += [s] if _FIRST_S < s < math.inf else []
-    best, values = torch.empty(0, n, dim, dtype=torch.float64), torch.empty(0, dtype=torch.float64)
+    path = [s] if s <= _FIRST_S else [t for k in range(_STAGES) if (t := _FIRST_S * _FACTOR**k) < s]
+    path += [s] if _FIRST_S < s < math.inf else []
+    rough_steps = steps if len(path) == 1 else max(1, steps // 4)
+    random, shakes = (torch.Generator().manual_seed(seed) for _ in range(2))
+    best, values = torch.empty(0, dim, n, dtype=torch.float64), torch.empty(0, dtype=torch.float64)
     chunk = max(1, min(starts, _PAIRS // n**2))
     chunks: Iterable[int] = range(0, starts, chunk)
-    for done in track(chunks, f"{n} points in {dim} dimensions") if progress else chunks:
-        # One draw a start: a single draw of all of them would depend on their number.
-        draws = [torch.randn(n, dim, dtype=best.dtype, generator=generator) for _ in range(done, starts)[:chunk]]
-        x = normalize(torch.stack(draws), dim=-1)
-        for stage in stages[:3]:
-            x, value = descend(x, stage, half_space, steps if stage == s else max(1, steps // 4), _ROUGH)
-        best, values = torch.cat([best, x]), torch.cat([values, value])
-        order = values.argsort(stable=True)[:_FINALISTS]
-        best, values = best[order], values[order]
-    for stage in stages[3:] or stages[-1:]:
-        best, values = descend(best, stage, half_space, steps, tolerance if stage == s else _ROUGH)
-    if s == math.inf and n * (dim + 1) < LARGEST_SYSTEM:
-        best = torch.stack([equalize_contacts(x, stages[-1], half_space) for x in best])
-        values = torch.tensor([largest_cosine(x, half_space) for x in best])
+    with _threads(1 if n <= _ONE_THREAD else torch.get_num_threads()):
+        for done in track(chunks, f"{n} points in {dim} dimensions") if progress else chunks:
+            # One draw a start: a single draw of all of them would depend on their number.
+            draws = [torch.randn(dim, n, dtype=best.dtype, generator=random) for _ in range(min(chunk, starts - done))]
+            x, value = _follow(path[:3], normalize(torch.stack(draws), dim=1), half_space, rough_steps, _ROUGH, shakes)
+            best, values = torch.cat([best, x]), torch.cat([values, value])
+            order = values.argsort(stable=True)[:_FINALISTS]
+            best, values = best[order], values[order]
+        tolerance = _ROUGH if s == math.inf else tolerance
+        best, values = _follow(path[3:] or path[-1:], best, half_space, steps, tolerance, shakes)
+        best = best.mT.contiguous()
+        if s == math.inf and n * (dim + 1) < LARGEST_SYSTEM:
+            best = torch.stack([equalize_contacts(x, path[-1], half_space) for x in best])
+            values = torch.tensor([largest_cosine(x, half_space) for x in best])
     return best[values.argmin()].clone()
+
+
+def _follow(
+    path: list[float], x: Tensor, half_space: bool, steps: int, tolerance: float, shakes: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Descend from x (K, dim, n) for one s after the other."""
+    _, dim, n = x.shape
+    for s in path:
+        if s > _FIRST_S:
+            # A symmetric optimum of the last s may be a saddle of this one (n = 27), which nothing else would leave.
+            noise = torch.randn(x.shape, dtype=x.dtype, generator=shakes)
+            x = normalize(x + noise * (_FACTOR / s * n ** (-1 / (dim - 1))), dim=1)
+        x, values = descend(x, s, half_space, steps, tolerance)
+    return x, values
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def default_starts(n: int) -> int:

@@ -57,7 +57,7 @@ def random_points(n: int, dim: int, seed: int = 0) -> Tensor:
         tensor([[...]], dtype=torch.float64)
     """
     n, dim = _checks.integer("n", n, low=1), _checks.integer("dim", dim, low=1)
-    generator = torch.Generator().manual_seed(_checks.integer("seed", seed))
+    generator = torch.Generator().manual_seed(_checks.integer("seed", seed, low=0))
     return unit(torch.randn(n, dim, dtype=torch.float64, generator=generator))
 
 

@@ -116,7 +116,7 @@ def energy_lower_bound(n: int, dim: int, s: float = 2.0, *, half_space: bool = F
 
     - Euclidean: the simplex's, (2n/(n−1))^(−s/2), as Σ‖u_i − u_j‖² ≤ 2n² over all pairs. Reached for n ≤ dim + 1.
     - Angular: (2π⌊n²/4⌋/(n(n−1)))^(−s), as a plane separates at most ⌊n²/4⌋ pairs. Reached for n = 2 and n = 3.
-    - Half space: every pair at the mean squared cosine that Welch's bound allows, max(0, (n−dim)/(dim(n−1))). Reached by
+    - Half space: every pair at the least mean squared cosine, max(0, (n−dim)/(dim(n−1))) by Welch's bound. Reached by
       orthonormal neurons and by equiangular tight frames.
 
     For s = 0 the same with log(1/·) in the place of (·)^(−s).
@@ -153,8 +153,9 @@ def excess_energy(weight: Tensor, s: float = 2.0, *, half_space: bool = False, a
         (0.5, 0.0)
     """
     rows = unit_rows(weight)
+    n, dim = rows.shape
     energy = float(hyperspherical_energy(rows, s, half_space=half_space, angular=angular))
-    return excess_over(energy, energy_lower_bound(*rows.shape, s, half_space=half_space, angular=angular), s)
+    return excess_over(energy, energy_lower_bound(n, dim, s, half_space=half_space, angular=angular), s)
 
 
 def excess_over(energy: float, bound: float, s: float) -> float:
@@ -223,7 +224,7 @@ def expected_holes(n: int, dim: int) -> float:
 
 
 def expected_hole_moment(n: int, dim: int, p: float) -> float:
-    """The expected Σ ρ^p over the holes of n random neurons (OPT, Lemma 5), up to a factor 1 + O(n^(−2/d)), d = dim − 1.
+    """The expected Σ ρ^p over the holes of n random neurons (OPT, Lemma 5), d = dim − 1, to a factor 1 + O(n^(−2/d)).
 
         B_d·κ_d^(−p/d)·Γ(d + p/d)·Γ(n + 1) / (Γ(d)·Γ(n + p/d))
 
@@ -314,7 +315,7 @@ def _mean_angle_energy(s: float, dim: int) -> float:
 
 
 def _nodes() -> tuple[Tensor, Tensor]:
-    """Nodes and weights of the tanh-sinh rule on (0, 1): exact to 1e-14 also where the integrand has a root at an end."""
+    """Nodes and weights of the tanh-sinh rule on (0, 1): exact to 1e-14, also if the integrand is a root at an end."""
     t = torch.arange(-128, 129, dtype=torch.float64) / 32
     x, rest = torch.sigmoid(math.pi * t.sinh()), torch.sigmoid(-math.pi * t.sinh())
     return x, math.pi * t.cosh() * x * rest / 32

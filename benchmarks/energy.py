@@ -1,0 +1,156 @@
+"""The energy of neurons: time against the matrix product it cannot do without, memory, and the minima that are known."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from rich.progress import track
+from torch import Tensor, nn
+
+from hypersphere import EnergyRegularizer, class_energy, hyperspherical_energy
+from hypersphere.geometry.minimize import minimize_energy
+
+from .measure import Contestant, Figure, Plan, check_same, peak_bytes, seconds
+
+TIME, PEAK, PEAK_IN_WEIGHTS = "time / product", "peak MB", "peak / weight"
+STEP_TIME = "time / plain step"
+PRODUCT, PLAIN, STEP = "the product alone", "plain autograd, s=2", "plain step"
+
+#: (neurons, dimensions) → the most that the energy may take
+ENERGY_GOALS = {(256, 576): {TIME: 5.0}, (2048, 512): {TIME: 2.5}, (8192, 512): {TIME: 2.5, PEAK: 80.0}}
+#: at B = d the gradient is as large as the weight, and so is B × N; N × N would be N/d times as large
+CLASS_GOALS = {TIME: 3.0, PEAK_IN_WEIGHTS: 2.0}
+STEP_GOALS = {STEP_TIME: 0.03}
+THOMSON_GOALS = {"seconds": 60.0, "largest difference": 1e-6}
+#: other forms of the energy, for information
+FORMS = {"half space": {"half_space": True}, "s=0": {"s": 0.0}, "s=1": {"s": 1.0}, "angular": {"angular": True}}
+#: the least Σ_{i<j} 1/‖x_i − x_j‖ of N = 2, 3, … points on S² that is known
+THOMSON = (
+    *(0.500000000, 1.732050808, 3.674234614, 6.474691495, 9.985281374, 14.452977414, 19.675287861, 25.759986531),
+    *(32.716949460, 40.596450510, 49.165253058, 58.853230612, 69.306363297, 80.670244114, 92.911655302, 106.050404829),
+    *(120.084467447, 135.089467557, 150.881568334, 167.641622399, 185.287536149, 203.930190663, 223.347074052),
+    *(243.812760299, 265.133326317, 287.302615033, 310.491542358, 334.634439920, 359.603945904, 385.530838063),
+    412.261274651,
+)
+
+
+def figures(plan: Plan) -> Iterator[Figure]:
+    for n, d in ENERGY_GOALS:
+        yield from _energy(n, d, plan.fewer(max(1, n // 1024)))
+    yield from _class_energy(*((60_000, 128, 128) if plan.quick else (100_000, 512, 512)), plan.fewer(5))
+    yield from _training_step(8 if plan.quick else 128, plan.fewer(8))
+    yield from _thomson(8 if plan.quick else 32)
+
+
+def _energy(n: int, d: int, plan: Plan) -> Iterator[Figure]:
+    case, weight = f"energy of {n} neurons, {d}-d", torch.randn(n, d, requires_grad=True)
+    ours = Contestant("s=2", partial(hyperspherical_energy, weight), (weight,), PRODUCT, ENERGY_GOALS[n, d])
+    if plan.quick and n > 256:  # only what is the same at every run
+        yield ours.figure(case, PEAK, peak_bytes(ours) / 1e6)
+        return
+    plain = Contestant(PLAIN, partial(_plain_energy, weight), (weight,), PRODUCT)
+    check_same(ours, plain)
+    contestants = [_product(weight, weight), plain, ours]
+    if n <= 2048:
+        for name, options in FORMS.items():
+            contestants.append(Contestant(name, partial(hyperspherical_energy, weight, **options), (weight,), PRODUCT))
+    yield from _against_product(case, contestants, plan)
+
+
+def _class_energy(n: int, d: int, batch: int, plan: Plan) -> Iterator[Figure]:
+    weight, labels = torch.randn(n, d, requires_grad=True), torch.randint(n, (batch,))
+    ours = Contestant("class_energy, s=2", partial(class_energy, weight, labels), (weight,), PRODUCT, CLASS_GOALS)
+    plain = Contestant(PLAIN, partial(_plain_class_energy, weight, labels), (weight,), PRODUCT)
+    check_same(ours, plain)
+    case = f"energy of {n:,} classes, {d}-d, batch {batch}"
+    yield from _against_product(case, [_product(weight[labels], weight), plain, ours], plan)
+
+
+def _product(a: Tensor, b: Tensor) -> Contestant:
+    """a·bᵀ into memory that is there: page faults are no arithmetic."""
+    a, b = a.detach(), b.detach()
+    return Contestant(PRODUCT, partial(torch.mm, a, b.T, out=a.new_empty(len(a), len(b))))
+
+
+def _against_product(case: str, contestants: list[Contestant], plan: Plan) -> Iterator[Figure]:
+    taken = seconds(case, contestants, plan)
+    for contestant in contestants:
+        yield contestant.figure(case, "ms", 1e3 * taken[contestant.name])
+        if contestant.against is not None:
+            yield contestant.figure(case, TIME, taken[contestant.name] / taken[contestant.against])
+            peak = peak_bytes(contestant)
+            yield contestant.figure(case, PEAK, peak / 1e6)
+            yield contestant.figure(case, PEAK_IN_WEIGHTS, peak / contestant.leaves[0].nbytes)
+
+
+def _plain_energy(weight: Tensor) -> Tensor:
+    """As one writes it down."""
+    w = F.normalize(weight)
+    own = torch.eye(len(w), dtype=torch.bool)
+    return _mean_inverse(w @ w.T, own, len(w) - 1)
+
+
+def _plain_class_energy(weight: Tensor, labels: Tensor) -> Tensor:
+    w = F.normalize(weight)
+    own = labels.unsqueeze(1) == torch.arange(len(w))
+    return _mean_inverse(w[labels] @ w.T, own, len(w) - 1)
+
+
+def _mean_inverse(cosines: Tensor, own: Tensor, others: int) -> Tensor:
+    squared = (2 - 2 * cosines + 1e-6).masked_fill(own, math.inf)
+    return (squared ** (-2 / 2)).sum() / (len(cosines) * others)
+
+
+def _training_step(batch: int, plan: Plan) -> Iterator[Figure]:
+    case, model = f"training step of CNN-9, batch {batch}", _cnn9(100)
+    images, labels = torch.randn(batch, 3, 32, 32), torch.randint(100, (batch,))
+    optimizer, regularizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9), EnergyRegularizer(model)
+
+    def step(regularized: bool) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images), labels)
+        if regularized:
+            loss = loss + regularizer()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    plain = Contestant(STEP, partial(step, False))
+    both = Contestant("with EnergyRegularizer", partial(step, True), against=STEP)
+    # what it adds, less the scatter of two long times
+    alone = Contestant("EnergyRegularizer alone", regularizer, tuple(model.parameters()), STEP, STEP_GOALS)
+    contestants = [plain, both, alone]
+    taken = seconds(case, contestants, plan)
+    for contestant in contestants:
+        yield contestant.figure(case, "ms", 1e3 * taken[contestant.name])
+        if contestant.against is not None:
+            yield contestant.figure(case, STEP_TIME, taken[contestant.name] / taken[contestant.against])
+
+
+def _cnn9(classes: int, widths: tuple[int, ...] = (64, 128, 256), hidden: int = 256) -> nn.Sequential:
+    """CNN-9 of MHE for 3×32×32 images: three stages of three 3×3 convolutions, each followed by pooling."""
+    modules: list[nn.Module] = []
+    channels = 3
+    for width in widths:
+        for _ in range(3):
+            modules += [nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+            channels = width
+        modules.append(nn.MaxPool2d(2))
+    modules += [nn.Flatten(), nn.Linear(channels * 4 * 4, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU()]
+    return nn.Sequential(*modules, nn.Linear(hidden, classes))
+
+
+def _thomson(most: int) -> Iterator[Figure]:
+    case, taken, off = f"Thomson's problem, N = 2 to {most}", 0.0, 0.0
+    for n in track(range(2, most + 1), case, auto_refresh=False):
+        start = time.process_time()
+        points = minimize_energy(n)
+        taken += time.process_time() - start
+        off = max(off, abs(torch.pdist(points).reciprocal().sum().item() - THOMSON[n - 2]))
+    for name, value in (("seconds", taken), ("largest difference", off)):
+        yield Figure(case, "minimize_energy", name, value, THOMSON_GOALS[name])

@@ -1,0 +1,141 @@
+"""Why evenly spread neurons train well (OPT, appendix G): networks of one hidden layer, f(x) = Σ_i v_i·relu(⟨w_i, x⟩).
+
+Its gradient is D·r with r = (f(x) − y)/m, so that a small gradient means a small training error if the smallest
+singular value of D is not small (Eq. 45). Lemma 4 bounds that from below by how evenly the neurons are spread, L₂(W).
+
+Everything is computed in float64, without gradients. Shapes: n neurons, d their dimension, m samples.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .. import _checks
+from .points import row_blocks, unit_rows
+
+
+def arc_cosine_kernel(weight: Tensor) -> Tensor:
+    """k(u, v) = 1/2 − arccos⟨û, v̂⟩/(2π) of all pairs of neurons, (n, n) float64 (OPT, Lemma 4).
+
+    It is the chance that a random input makes both active: 1/2 for equal neurons, 0 for opposite ones.
+
+    Example:
+        >>> arc_cosine_kernel(torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]))[0]
+        tensor([0.5000, 0.2500, 0.0000], dtype=torch.float64)
+    """
+    rows = unit_rows(weight)
+    return _kernel(rows, rows).fill_diagonal_(0.5)
+
+
+def kernel_discrepancy(weight: Tensor) -> float:
+    """L₂(W) = 1/n²·Σ_{i,j} k(w_i, w_j)² − E[k(u, v)²] (OPT, Lemma 4): 0 for neurons that fill the sphere evenly.
+
+    The expectation over independent uniform directions is 1/16 + ψ'(d/2)/(8π²), with ψ' the trigamma function.
+
+    Example:
+        >>> round(kernel_discrepancy(torch.tensor([[1.0, 0.0], [-1.0, 0.0]])), 4)  # 1/8 − 1/12
+        0.0417
+    """
+    rows = unit_rows(weight)
+    n, d = rows.shape
+    mean = sum(float(_kernel(rows[block], rows).square().sum()) for block in row_blocks(n)) / n**2
+    trigamma = float(torch.special.polygamma(1, torch.tensor(d / 2, dtype=torch.float64)))
+    return mean - 1 / 16 - trigamma / (8 * math.pi**2)
+
+
+def diversity_bound(weight: Tensor, m: int, delta: float) -> float:
+    """The right side of OPT's Eq. 46, which bounds ρ(W): small for evenly spread neurons.
+
+        (log d/√d)·(√(2L₂)·m·(4/m·log 1/δ)^¼ + 2m·√(4/(3m)·log 1/δ) + m·L₂) + 2
+
+    Lemma 4 then has s_m(D)² ≥ n·m·γ_m/2 − c·n·ρ(W), with probability 1 − δ less two small terms; its γ_m and c are not
+    given.
+
+    Args:
+        weight: (n, ...), flattened to (n, d): rows are neurons, none zero.
+        m: the number of samples.
+        delta: δ in (0, 1].
+
+    Example:
+        >>> even, bunched = torch.cat([torch.eye(9), -torch.eye(9)]), torch.ones(18, 9) + torch.eye(18, 9)
+        >>> diversity_bound(even, 100, 0.1) < diversity_bound(bunched, 100, 0.1)
+        True
+    """
+    m, d = _checks.integer("m", m, low=1), unit_rows(weight).shape[1]
+    log = -math.log(_checks.number("delta", delta, low=0.0, high=1.0, open_low=True))
+    even = max(0.0, kernel_discrepancy(weight))  # never negative but for rounding
+    terms = math.sqrt(2 * even) * m * (4 / m * log) ** 0.25 + 2 * m * math.sqrt(4 / (3 * m) * log) + m * even
+    return math.log(d) / math.sqrt(d) * terms + 2
+
+
+def smallest_singular_value(weight: Tensor, x: Tensor, v: Tensor | None = None) -> float:
+    """s_m(D), the m-th singular value of D (d·n × m), whose block i, j is v_i·relu'(⟨w_i, x_j⟩)·x_j (OPT, Eq. 44).
+
+    It comes from DᵀD = (XXᵀ) ∘ (SᵀS), S_ij = v_i·relu'(⟨w_i, x_j⟩), m × m, and is zero below about 1e-7 of the largest.
+
+    Args:
+        weight: (n, ...), flattened to (n, d): rows are neurons.
+        x: (m, d) inputs.
+        v: (n,) weights of the output, ±1 in the paper; None for ones.
+
+    Example:
+        >>> smallest_singular_value(torch.eye(2), torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
+        1.0
+    """
+    _, x, _, slopes = _network(weight, x, v)
+    return _smallest(x, slopes)
+
+
+def training_error_bound(weight: Tensor, x: Tensor, y: Tensor, v: Tensor | None = None) -> tuple[float, float]:
+    """(‖r‖, ‖∂L/∂W‖/s_m(D)): the training error and what bounds it (OPT, Eq. 45), r = (f(x) − y)/m.
+
+    L = 1/(2m)·Σ(f(x_i) − y_i)². The bound is infinite where s_m(D) is zero: for more samples than weights, for example.
+
+    Args:
+        weight, x, v: as in :func:`smallest_singular_value`.
+        y: (m,) targets.
+
+    Example:
+        >>> training_error_bound(torch.eye(2), torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([1.0, 0.0]))
+        (1.0, 2.0)
+    """
+    rows, x, v, slopes = _network(weight, x, v)
+    _checks.floating("y", y)
+    if y.shape != x.shape[:1]:
+        raise ValueError(f"y must be ({len(x)},) for {len(x)} inputs, got {tuple(y.shape)}")
+    r = (v @ (rows @ x.mT).relu() - y.detach().to(x)) / len(x)
+    gradient = (slopes * r) @ x  # Eq. 43, a row for each neuron
+    smallest = _smallest(x, slopes)
+    return float(r.norm()), float(gradient.norm()) / smallest if smallest else math.inf
+
+
+def _kernel(u: Tensor, v: Tensor) -> Tensor:
+    return 0.5 - torch.arccos((u @ v.mT).clamp(-1, 1)) / (2 * math.pi)
+
+
+def _network(weight: Tensor, x: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """weight (n, d), x (m, d), v (n,) in float64, and S (n, m)."""
+    for name, tensor in {"weight": weight, "x": x, "v": v}.items():
+        if tensor is not None:
+            _checks.floating(name, tensor)
+    if weight.dim() < 2 or not weight.numel():
+        raise ValueError(f"weight must be (n, ...) and not empty, got {tuple(weight.shape)}")
+    rows = weight.detach().flatten(1).double()
+    n, d = rows.shape
+    if x.dim() != 2 or x.shape[1] != d or not len(x):
+        raise ValueError(f"x must be (m, {d}) and not empty, as the neurons have {d} dimensions; got {tuple(x.shape)}")
+    if v is not None and v.shape != (n,):
+        raise ValueError(f"v must be ({n},) for {n} neurons, got {tuple(v.shape)}")
+    x = x.detach().to(rows)
+    v = rows.new_ones(n) if v is None else v.detach().to(rows)
+    return rows, x, v, v[:, None] * (rows @ x.mT > 0)
+
+
+def _smallest(x: Tensor, slopes: Tensor) -> float:
+    gram = (x @ x.mT) * (slopes.mT @ slopes)
+    values = torch.linalg.eigvalsh(gram)
+    rounding = len(x) * torch.finfo(x.dtype).eps * float(values[-1])
+    return math.sqrt(values[0]) if values[0] > rounding else 0.0

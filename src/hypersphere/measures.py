@@ -1,0 +1,190 @@
+"""Measures of how evenly neurons are spread, to be made small: the energy and the terms it is compared with.
+
+Each takes groups of neurons (G, N, d), rows of any length, and gives one number a group (G,):
+
+======================  ============================================================================================
+energy                  the mean hyperspherical energy (MHE, Eq. 4)
+comhe_random            the mean energy after random projections to at most 30 dimensions, drawn anew at every call
+comhe_angle             the energy after the projection to at most 30 dimensions that best keeps the cosines
+orthonormal             ‖WᵀW − I‖²_F over the neurons as they are (SphereNet, 2.4)
+orthoreg                Σ_{i≠j} log(1 + exp(10·(cos θ_ij − 1))), which leaves pairs beyond a right angle alone
+srip                    the spectral norm of WᵀW − I
+separation              minus the least angle between two neurons
+polarization            minus the least mean energy that a point of the sphere has with all neurons
+covering                the largest angle that a point of the sphere has to the nearest neuron
+gram_determinant        −1/N·log det K with K_ij = exp(−‖ŵ_i − ŵ_j‖²)
+======================  ============================================================================================
+
+The last four look for a pair or a point first and differentiate the angle or energy there (the envelope theorem).
+
+Shapes: G groups, N neurons, d dimensions, k dimensions after a projection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import torch
+from torch import Generator, Tensor
+
+from .cosine import accumulation_dtype, unit
+from .energy import group_energy
+from .repulsion import NEAR, Law
+
+Measure = Callable[[Tensor, Law, Generator], Tensor]
+
+PROJECTED = 30  # dimensions after a projection
+PROJECTIONS = 8  # random projections a call
+
+
+def energy(rows: Tensor, law: Law, draw: Generator) -> Tensor:
+    return group_energy(rows, law)
+
+
+def comhe_random(rows: Tensor, law: Law, draw: Generator) -> Tensor:
+    groups, _, d = rows.shape
+    k = min(PROJECTED, d)
+    # drawn on the CPU: the same numbers on every device
+    projection = torch.randn(PROJECTIONS, 1, d, k, generator=draw, dtype=torch.float64).to(rows) / k**0.5
+    projected = (unit(rows) @ projection).flatten(0, 1)
+    return group_energy(projected, law).view(PROJECTIONS, groups).mean(0)
+
+
+def comhe_angle(rows: Tensor, law: Law, draw: Generator, steps: int = 5) -> Tensor:
+    p = unit(rows)
+    k = min(PROJECTED, *p.shape[1:])
+    with torch.no_grad():
+        # The principal axes keep inner products best; a few steps make that cosines. No step is needed where k = d.
+        cosines = p @ p.mT
+        axes = _principal_axes(p, cosines)[..., :k]
+    for _ in range(steps if k == PROJECTED < p.shape[2] else 0):
+        with torch.enable_grad():
+            leaf = axes.detach().requires_grad_()
+            q = unit(p.detach() @ leaf)
+            (slope,) = torch.autograd.grad((q @ q.mT - cosines).square().mean((1, 2)).sum(), leaf)
+        length = torch.linalg.vector_norm(slope, dim=(1, 2), keepdim=True).clamp(min=1e-12)
+        axes = axes - 0.05 * slope / length
+    return group_energy(p @ axes, law)
+
+
+def _principal_axes(p: Tensor, gram: Tensor) -> Tensor:
+    """The right singular vectors of p (G, N, d), (G, d, min(N, d)), largest first, through the smaller Gram matrix."""
+    if p.shape[1] >= p.shape[2]:
+        return torch.linalg.eigh(p.mT @ p).eigenvectors.flip(2)
+    return unit((p.mT @ torch.linalg.eigh(gram).eigenvectors.flip(2)).mT).mT
+
+
+def orthonormal(rows: Tensor, law: Law, draw: Generator) -> Tensor:
+    return deviation_from_orthonormal(rows)
+
+
+def deviation_from_orthonormal(rows: Tensor) -> Tensor:
+    """‖WᵀW − I_N‖² of each group; through the smaller Gram matrix, as it is ‖WWᵀ − I_d‖² + N − d."""
+    n, d = rows.shape[1:]
+    gram = rows @ rows.mT if n <= d else rows.mT @ rows
+    identity = torch.eye(min(n, d), dtype=rows.dtype, device=rows.device)
+    return (gram - identity).square().sum((1, 2)) + max(n - d, 0)
+
+
+def orthoreg(rows: Tensor, law: Law, draw: Generator, sharpness: float = 10.0) -> Tensor:
+    p = unit(rows)
+    terms = torch.nn.functional.softplus(sharpness * (p @ p.mT - 1))
+    return terms.sum((1, 2)) - terms.diagonal(dim1=1, dim2=2).sum(1)
+
+
+def srip(rows: Tensor, law: Law, draw: Generator, iterations: int = 10) -> Tensor:
+    v = torch.randn(rows.shape[1], 1, generator=draw, dtype=torch.float64).to(rows).expand(len(rows), -1, -1)
+    with torch.no_grad():
+        for _ in range(iterations):  # W Wᵀ v − v: no N × N matrix
+            v = rows @ (rows.mT @ v) - v
+            v = v / torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp(min=1e-30)
+    return ((rows.mT @ v).square().sum((1, 2)) - v.square().sum((1, 2))).abs()
+
+
+def separation(rows: Tensor, law: Law, draw: Generator) -> Tensor:
+    p = unit(rows)
+    if p.shape[1] < 2:
+        return 0 * p.sum((1, 2))
+    with torch.no_grad():
+        cosines = (p @ p.mT).diagonal_scatter(p.new_full(p.shape[:2], -2.0), dim1=1, dim2=2)
+        nearest = cosines.flatten(1).argmax(1)
+    group = torch.arange(len(p), device=p.device)
+    u, v = p[group, nearest // p.shape[1]], p[group, nearest % p.shape[1]]
+    return -_angle(u, v)
+
+
+def polarization(rows: Tensor, law: Law, draw: Generator) -> Tensor:
+    p = unit(rows)
+
+    def potential(points: Tensor, neurons: Tensor) -> Tensor:  # (G, M, d) → (G, M)
+        return law.energy((2 - 2 * points @ neurons.mT).clamp(min=NEAR * NEAR)).mean(2)
+
+    v = _search(p.detach(), potential, draw)
+    return -potential(v, p).squeeze(1)
+
+
+def covering(rows: Tensor, law: Law, draw: Generator) -> Tensor:
+    p = unit(rows)
+    v = _search(p.detach(), lambda points, neurons: (30 * points @ neurons.mT).logsumexp(2), draw)  # a smooth maximum
+    nearest = (v @ p.detach().mT).squeeze(1).argmax(1)
+    group = torch.arange(len(p), device=p.device)
+    return _angle(v.squeeze(1), p[group, nearest])
+
+
+def gram_determinant(rows: Tensor, law: Law, draw: Generator) -> Tensor:
+    p = unit(rows).to(torch.float64)
+    kernel = torch.exp(2 * p @ p.mT - 2)  # exp(−‖ŵ_i − ŵ_j‖²)
+    ridge = 1e-6 * torch.eye(p.shape[1], dtype=p.dtype, device=p.device)  # coincident neurons would make it singular
+    factor = torch.linalg.cholesky(kernel + ridge)
+    return (-2 / p.shape[1] * factor.diagonal(dim1=1, dim2=2).log().sum(1)).to(rows.dtype)
+
+
+REGULARIZERS: dict[str, Measure] = {
+    "energy": energy,
+    "comhe_random": comhe_random,
+    "comhe_angle": comhe_angle,
+    "orthonormal": orthonormal,
+    "orthoreg": orthoreg,
+    "srip": srip,
+    "separation": separation,
+    "polarization": polarization,
+    "covering": covering,
+    "gram_determinant": gram_determinant,
+}
+RANDOM = ("comhe_random",)
+"""Measures whose value depends on the draw; the others draw at most where a search begins."""
+
+
+def measured(name: str, rows: Tensor, law: Law, draw: Generator) -> Tensor:
+    """The measure of each group, in float32 at least: (G,)."""
+    with torch.autocast(rows.device.type, enabled=False):
+        return REGULARIZERS[name](rows.to(accumulation_dtype(rows.dtype)), law, draw)
+
+
+def _angle(u: Tensor, v: Tensor) -> Tensor:
+    """The angle between unit vectors (G, d), from their difference; its gradient stays bounded at 0 and π."""
+    half = (u - v).square().sum(1).clamp(min=1e-12).sqrt() / 2
+    return 2 * half.clamp(max=1 - 1e-6).asin()
+
+
+def _search(
+    p: Tensor, height: Callable[[Tensor, Tensor], Tensor], draw: Generator, starts: int = 64, steps: int = 30
+) -> Tensor:
+    """A point (G, 1, d) of the sphere where height(points, p) is small, by gradient descent from many points."""
+    v = unit(torch.randn(starts, p.shape[2], generator=draw, dtype=torch.float64).to(p)).expand(len(p), -1, -1)
+    for step in range(steps):
+        with torch.enable_grad():
+            leaf = v.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(height(leaf, p).sum(), leaf)
+        slope = slope - v * (slope * v).sum(2, keepdim=True)
+        v = unit(v - 0.3 * (1 - step / steps) * unit(slope))
+    with torch.no_grad():
+        lowest = height(v, p).argmin(1)
+    return v[torch.arange(len(p), device=p.device), lowest].unsqueeze(1)
+
+
+def generator(seed: int, name: str, draw: int) -> Generator:
+    """Random numbers that depend on nothing but these three, in every process."""
+    digest = hashlib.blake2b(f"{seed}/{draw}/{name}".encode(), digest_size=8).digest()
+    return Generator().manual_seed(int.from_bytes(digest, "little") & (2**63 - 1))
