@@ -91,14 +91,14 @@ def test_dead_neurons_count_for_nothing_and_are_reported_once(half_space):
     model = nn.ModuleDict({name: nn.Linear(4, 6), "fc": nn.Linear(6, 3)}).double()
     with torch.no_grad():
         model[name].weight[[1, 4]] = 0
-    with pytest.warns(UserWarning, match=name):
-        regularizer = hs.EnergyRegularizer(model, half_space=half_space, hidden_weight=1.0)
-        value = regularizer()
+    with pytest.warns(UserWarning, match=name):  # at once, or when it is first asked
+        value = hs.EnergyRegularizer(model, half_space=half_space, hidden_weight=1.0)()
     alive = model[name].weight[[0, 2, 3, 5]]
     expected = reference.energy(alive, 2.0, half_space=half_space) + reference.energy(model["fc"].weight, 2.0)
     check(value, expected, model)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        regularizer = hs.EnergyRegularizer(model, half_space=half_space, hidden_weight=1.0)
         check(regularizer(), expected, model)
         assert float(regularizer.per_layer()[name]) == pytest.approx(
             reference.energy(alive, 2.0, half_space=half_space).item()

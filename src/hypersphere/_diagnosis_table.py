@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .diagnosis import Diagnosis, Row
 
-WIDTH = 118
+WIDTH = 120
 SHORTEST_NAME = 16
 NOTHING = "–"
 
@@ -39,13 +39,15 @@ def table(diagnosis: Diagnosis) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     names = ["", "layer", *(_label(row) for row in diagnosis.rows)]
     room = min(max(map(len, names)), max(SHORTEST_NAME, WIDTH - sum(widths) - 2 * len(widths)))
+    while len({_shortened(name, room) for name in names}) < len(set(names)):  # rather too wide than ambiguous
+        room += 1
     text = [
         "  ".join([_shortened(name, room).ljust(room), *(cell.rjust(k) for cell, k in zip(cells, widths, strict=True))])
         for name, cells in zip(names, lines, strict=True)
     ]
     text.insert(2, "-" * len(text[-1]))
     notes = [line for note in (_legend(diagnosis), _summary(diagnosis)) for line in wrap(note, WIDTH)]
-    return "\n".join(line.rstrip() for line in [*text, *notes])
+    return "\n".join(line.rstrip() for line in [*text, "", *notes])
 
 
 def _label(row: Row) -> str:
@@ -56,14 +58,16 @@ def _shortened(name: str, room: int) -> str:
     """`name` with its middle left out if it is longer than `room`; its end tells most."""
     if len(name) <= room:
         return name
-    begin = (room - 1) // 3
+    begin = room // 4
     return f"{name[:begin]}…{name[len(name) - (room - 1 - begin) :]}"
 
 
 def _number(value: float, digits: int = 4) -> str:
     if math.isinf(value):
         return "∞"
-    return f"{value:.{digits}f}" if abs(value) < 1000 else f"{value:.1e}"
+    if abs(value) < 1000:
+        return f"{value:.{digits}f}"
+    return f"{value:.0f}" if abs(value) < 1e6 else f"{value:.1e}"
 
 
 def _excess(value: float | None, s: float) -> str:
@@ -99,21 +103,21 @@ def _legend(diagnosis: Diagnosis) -> str:
 
 
 def _summary(diagnosis: Diagnosis) -> str:
-    above = [
+    compared = [
         (row.excess - row.random_excess, row)
-        for row in diagnosis.rows
+        for row in diagnosis
         if row.excess is not None and row.random_excess is not None
     ]
     parts = []
-    if above:
-        _, row = max(above, key=lambda pair: pair[0])
-        against = f"{_excess(row.excess, diagnosis.s)} against random {_excess(row.random_excess, diagnosis.s)}"
-        parts.append(f"most redundant: {_shortened(_label(row), 40)} ({against})")
-    parts.append(_count("near-duplicate", [len(row.redundant) for row in diagnosis.rows]))
-    parts.append(_count("dead", [len(row.dead) for row in diagnosis.rows]))
+    if compared:
+        _, row = max(compared, key=lambda pair: pair[0])
+        against = f"{_excess(row.excess, diagnosis.s)}, random {_excess(row.random_excess, diagnosis.s)}"
+        parts.append(f"most redundant: {_shortened(row.name or '(root)', 48)} (excess {against})")
+    parts.append(_count("near-duplicates", [len(row.redundant) for row in diagnosis]))
+    parts.append(_count("dead neurons", [len(row.dead) for row in diagnosis]))
     return "; ".join(parts)
 
 
 def _count(what: str, numbers: Sequence[int]) -> str:
     layers = sum(k > 0 for k in numbers)
-    return f"{sum(numbers)} {what} in {layers} of {len(numbers)} layers" if layers else f"none {what}"
+    return f"{what}: {sum(numbers)} in {layers} of {len(numbers)} layers" if layers else f"{what}: none"

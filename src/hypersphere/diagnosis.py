@@ -149,9 +149,9 @@ def diagnose(
         found = select_to_change("diagnose", model_or_state_dict, layers, exclude, output)
     if not found:
         raise nothing_found(cast(nn.Module, model_or_state_dict), "diagnose")
-    layer: tuple[str, Neurons | StoredNeurons]
+    work: list[tuple[str, Neurons | StoredNeurons]] = list(found.items())
     with torch.no_grad():
-        rows = [_row(*layer, law, duplicate_angle) for layer in track(found.items(), "diagnosing layers")]
+        rows = [_row(name, neurons, law, duplicate_angle) for name, neurons in track(work, "diagnosing layers")]
     return Diagnosis(tuple(rows), law.s, law.angular, duplicate_angle)
 
 
@@ -159,11 +159,10 @@ def _rows(name: str, neurons: Neurons | StoredNeurons) -> Tensor:
     """The neurons (G, N, d), checked."""
     if isinstance(neurons, StoredNeurons):
         rows = neurons.matrix()
-    elif is_lazy(neurons.module._parameters.get(neurons.tensor_name)):
-        raise ValueError(
-            f"the weight of {name!r} has no values yet: run the model once to give its lazy layers a shape"
-        )
     else:
+        parameter = neurons.module._parameters.get(neurons.tensor_name)
+        if parameter is not None and is_lazy(parameter):
+            raise ValueError(f"the weight of {name!r} has no shape yet: run the model once, the layer is lazy")
         with _without_side_effects(neurons.module):
             rows = neurons.matrix()
     if rows.is_meta:

@@ -81,12 +81,13 @@ def energies(p: Tensor, law: Law, lengths: Tensor | None = None, *, mean: bool =
     living = alive.sum(1, keepdim=True).to(p.dtype)
     points, copies = (2 * living, 2) if law.half_space else (living, 1)  # an antipode sees what its neuron sees
     pairs = (points * (points - 1)).clamp(min=1) if mean else torch.ones_like(points)
-    longest, squares = p.new_ones(()), None
-    if lengths is not None:  # E(β) = b^(−s)·E(β/b): the longest has length one, and nothing overflows
-        longest = lengths.amax()
-        squares, p = (lengths / longest).square().expand(len(p), n), p * (lengths / longest).unsqueeze(1)
-    log_scale = math.log(copies) - pairs.log() - law.s * longest.log()
-    scale = finite(log_scale.exp() if law.in_logs else copies / pairs * longest.pow(-law.s))
+    shortest, squares = p.new_ones(()), None
+    if lengths is not None:  # E(β) = b^(−s)·E(β/b): the shortest has length one
+        shortest = lengths.amin()
+        lengths = (lengths / shortest).clamp(max=1e15)  # whose square is in float32's range, and whose energy is not
+        squares, p = lengths.square().expand(len(p), n), p * lengths.unsqueeze(1)
+    log_scale = math.log(copies) - pairs.log() - law.s * shortest.log()
+    scale = finite(log_scale.exp() if law.in_logs else copies / pairs * shortest.pow(-law.s))
     # Zero neurons are at right angles to all others: what they added to each is known. Then come a neuron's own
     # antipode, and the unit of length, log(1/bz) = log(1/z) − log b.
     right_angle = scale * law.energy(p.new_tensor(2.0))
@@ -94,7 +95,7 @@ def energies(p: Tensor, law: Law, lengths: Tensor | None = None, *, mean: bool =
     if law.half_space:
         known = known + scale * law.energy(p.new_tensor(4.0) if squares is None else 4 * squares)
     if law.s == 0:
-        known = known - longest.log() * (points - 1) * copies / pairs
+        known = known - shortest.log() * (points - 1) * copies / pairs
     known = torch.where(alive, known, 0.0)
     wanted = torch.is_grad_enabled() and p.requires_grad
     with torch.autocast(p.device.type, enabled=False):

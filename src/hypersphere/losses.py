@@ -209,7 +209,10 @@ class AngularSoftmaxLoss(nn.Module):
         if indices_tuple is not None:
             losses = losses * _mined_weight(indices_tuple, labels).to(losses.dtype)
         loss = self._reduce(losses, target.squeeze(1), kept, sample_weight)
-        return loss + self._energy(target.squeeze(1), kept.to(losses.dtype)) if self.energy_weight else loss
+        if not self.energy_weight:
+            return loss
+        counts = kept.to(losses.dtype)
+        return loss + self._energy(target.squeeze(1), counts if sample_weight is None else counts * sample_weight)
 
     def _logits(self, embeddings: Tensor, target: Tensor | None = None) -> tuple[Tensor, Any, Any]:
         """Logits without margin (B, C), the target's cosine (B, 1), and s as a number or (B, 1)."""
@@ -250,14 +253,15 @@ class AngularSoftmaxLoss(nn.Module):
             self.step = self.step + 1
         return difference / (1 + self.annealing(self.step))  # (λ·g + ψ)/(1 + λ) − g
 
-    def _energy(self, target: Tensor, kept: Tensor) -> Tensor:
-        """λ_M·class_energy of the weight at the labels that count, reduced as the losses are."""
-        rows, share = self.weight.to(accumulation_dtype(self.weight.dtype)), self.energy_weight * kept
+    def _energy(self, target: Tensor, counts: Tensor) -> Tensor:
+        """λ_M·class_energy of the weight at the labels, reduced as the losses are; counts (B,) weigh the samples."""
+        rows, share = self.weight.to(accumulation_dtype(self.weight.dtype)), self.energy_weight * counts
         if self.reduction == "none":
-            return share * sample_energies(rows, target, self.energy_law)
-        return batch_energy(
-            rows, target, share / kept.sum().clamp(min=1) if self.reduction == "mean" else share, self.energy_law
-        )
+            return share.to(rows.dtype) * sample_energies(rows, target, self.energy_law)
+        if self.reduction == "mean":
+            total = counts.sum()
+            share = share / torch.where(total > 0, total, 1.0)
+        return batch_energy(rows, target, share, self.energy_law)
 
     def _reduce(self, losses: Tensor, target: Tensor, kept: Tensor, sample_weight: Tensor | None) -> Tensor:
         if sample_weight is not None:

@@ -115,7 +115,7 @@ class EnergyRegularizer:
         return {"draws": self.draws, "seed": self.seed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.draws, self.seed = (_checks.integer(key, state[key], low=0) for key in ("draws", "seed"))
+        self.draws, self.seed = _checks.integer("draws", state["draws"], low=0), _checks.integer("seed", state["seed"])
 
     def _selected(
         self, model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None, head: nn.Module | None
@@ -133,7 +133,7 @@ class EnergyRegularizer:
                 for n, neurons in select(model, layers, exclude, None).items()
                 if neurons.module is not last.module
             }
-            found["head"] = Neurons(last.module, last.tensor_name, True)
+            found["head" if "head" not in found else "(head)"] = Neurons(last.module, last.tensor_name, True)
         if not found:
             raise nothing_found(model, "EnergyRegularizer")
         return found

@@ -125,22 +125,24 @@ def tile_sides(
         squared = q if sign == 1 else 2 * total - q
         if own is not None:
             own(squared, 1.0)
-        close = _close_pairs(squared, x, y, sign)
+        close = _close_pairs(squared, total, x, y, sign)
         if close is not None:
             squared.index_put_(close.at, (close.squared - squared[close.at]) * close.counts, accumulate=True)
         yield Side(sign, squared, close)
 
 
-def _close_pairs(squared: Tensor, x: Tensor, y: Tensor, sign: int) -> ClosePairs | None:
+def _close_pairs(squared: Tensor, total: Tensor, x: Tensor, y: Tensor, sign: int) -> ClosePairs | None:
+    """`total` is ‖x‖² + ‖y‖², (1, 1, 1) or a tile: what is close depends on the points' lengths."""
+    relative = squared if total.numel() == 1 else squared * (2 / total)
     limit = CLOSE * CLOSE
     rows = max(squared.shape[0] * (squared.shape[1] + squared.shape[2]), 2**20 // x.shape[2])  # bounds the memory
     if x.device.type == "cpu" and not torch.compiler.is_compiling():
-        if not squared.amin() < limit:
+        if not relative.amin() < limit:
             return None
-        places = (squared < limit).nonzero()[:rows]
+        places = (relative < limit).nonzero()[:rows]
     else:  # no shape may depend on a value: it would wait for the device, and break a graph
         rows = squared.shape[0] * min(squared.shape[1] + squared.shape[2], squared.shape[1] * squared.shape[2])
-        places = torch.nonzero_static(squared < limit, size=rows)
+        places = torch.nonzero_static(relative < limit, size=rows)
     counts = (places[:, 0] >= 0).to(squared.dtype)
     group, i, j = places.clamp(min=0).unbind(1)
     difference = (y[group, j] * sign).sub_(x[group, i])
@@ -233,8 +235,8 @@ def in_range(a: Tensor, log_scale: Tensor, peak: Tensor, law: Law) -> tuple[Tens
     if not law.in_logs:
         return a.new_ones(len(a), 1, 1), a.new_zeros(len(a), 1, 1), a.new_zeros(len(a), 1, 1)
     largest = a.abs().amax(1).clamp(min=torch.finfo(a.dtype).tiny).view(-1, 1, 1)
-    # distances are at most π, and forces are those of a distance of NEAR at least
-    shift = peak.clamp(-2 * law.s, law.s * math.log(1 / NEAR)).view(-1, 1, 1)
+    # forces are those of a distance of NEAR at least; a single neuron has none
+    shift = peak.clamp(max=law.s * math.log(1 / NEAR)).nan_to_num(neginf=0.0).view(-1, 1, 1)
     return largest, shift, shift + log_scale.view(-1, 1, 1) + largest.log()
 
 
@@ -246,8 +248,9 @@ def rescaled(g: Tensor, log_factor: Tensor, law: Law) -> Tensor:
     if not law.in_logs:
         return g
     info = torch.finfo(g.dtype)
-    room = 0.5 * math.log(info.max) - g.abs().amax((1, 2), keepdim=True).clamp(min=info.tiny).log()
-    return g * torch.minimum(log_factor, room).exp()
+    largest = g.abs().amax((1, 2), keepdim=True).clamp(min=1.0 / math.sqrt(info.max))  # the factor stays finite too
+    room = 0.5 * math.log(info.max) - largest.log()
+    return g * torch.minimum(log_factor, 0.999 * room).exp()
 
 
 def finite(x: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ def covering_bounds(weight: Tensor, *, starts: int = 64, seed: int = 0) -> tuple
     if balanced is None:
         return lower, math.pi / 2
     residue = float((balanced @ rows).norm())  # what rounding leaves of Σλ·ŵ
-    sigma = float(torch.linalg.eigvalsh((rows * balanced[:, None]).mT @ rows)[0])
+    sigma = _second_moment(rows, balanced)
     return lower, math.acos(max(0.0, (sigma - residue) / (1 - residue)))
 
 
@@ -198,10 +198,10 @@ def _nearest_to_origin(rows: Tensor) -> Tensor:
 
 
 def _balanced(rows: Tensor) -> Tensor | None:
-    """Weights λ > 0, Σλ = 1, with Σλ_i·ŵ_i = 0: there are some if and only if the origin is inside the hull.
+    """Weights λ > 0, Σλ = 1, with Σλ_i·ŵ_i = 0: neurons that span the space have some if the origin is inside the hull.
 
     Of all such weights the most even, λ ∝ exp(W·a), where a minimizes log Σ exp(W·a): Newton's method. None if it does
-    not come to an end: the origin is outside, on the surface or very close to it.
+    not come to an end (the origin is outside, on the surface or very close to it) or the neurons lie in a plane.
     """
     n, d = rows.shape
     if n <= d:
@@ -214,7 +214,7 @@ def _balanced(rows: Tensor) -> Tensor | None:
         weights = heights.softmax(0)
         mean = weights @ rows
         if mean.norm() < 1e-13:
-            return weights
+            return weights if _second_moment(rows, weights) > _FLAT else None
         covariance = (rows * weights[:, None]).mT @ rows - torch.outer(mean, mean)
         step = -torch.linalg.solve(covariance + 1e-14 * eye, mean)
         slope, value, length = float(mean @ step), heights.logsumexp(0), 1.0
@@ -222,6 +222,11 @@ def _balanced(rows: Tensor) -> Tensor | None:
             length /= 2
         a = a + length * step
     return None
+
+
+def _second_moment(rows: Tensor, weights: Tensor) -> float:
+    """The smallest eigenvalue of Σλ_i·ŵ_i·ŵ_iᵀ."""
+    return float(torch.linalg.eigvalsh((rows * weights[:, None]).mT @ rows)[0])
 
 
 def _search(rows: Tensor, starts: int, seed: int) -> float:
