@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from hypersphere.geometry import minimize_energy
 
 from .measure import Contestant, Figure, Plan, check_same, peak_bytes, seconds
 
-TIME, BARE_TIME = "time / product", "/ arithmetic alone"
+TIME, BARE_TIME = "time / product", "time / its arithmetic"
 PEAK, PEAK_IN_WEIGHTS = "peak MB", "peak / weight"
 STEP_TIME = "time / plain step"
 PRODUCT, BARE_PRODUCT = "the product", "its arithmetic alone"
@@ -30,7 +31,12 @@ CLASS_GOALS = {TIME: 3.0, PEAK_IN_WEIGHTS: 2.0}
 STEP_GOALS = {STEP_TIME: 0.03}
 THOMSON_GOALS = {"seconds": 60.0, "largest difference": 1e-6}
 #: other forms of the energy, for information
-FORMS = {"half space": {"half_space": True}, "s=0": {"s": 0.0}, "s=1": {"s": 1.0}, "angular": {"angular": True}}
+FORMS: dict[str, dict[str, Any]] = {
+    "half space": {"half_space": True},
+    "s=0": {"s": 0.0},
+    "s=1": {"s": 1.0},
+    "angular": {"angular": True},
+}
 #: the least Σ_{i<j} 1/‖x_i − x_j‖ of N = 2, 3, … points on S² that is known
 THOMSON = (
     *(0.500000000, 1.732050808, 3.674234614, 6.474691495, 9.985281374, 14.452977414, 19.675287861, 25.759986531),

@@ -147,7 +147,8 @@ def peak_bytes(contestant: Contestant) -> int:
 
     Counts every request to torch's allocator, so it is the same at every run; scratch space of oneDNN is not in it.
     """
-    grad = contestant.grad()
+    with torch.no_grad():  # only its shape is asked for
+        grad = contestant.grad()
     contestant.reset()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         contestant.step(grad)

@@ -1,4 +1,4 @@
-"""The geometry's formulas, literally and slowly: what hypersphere.geometry is tested against. Nothing is shared with it."""
+"""The geometry's formulas, literally and slowly: what hypersphere.geometry is tested against; nothing is shared."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ def separation(rows: Tensor) -> float:
     return min(float(angle(u, v)) for u, v in itertools.combinations(rows.double(), 2))
 
 
-# OPT, Eq. 50: the farthest point is the middle of a cap whose rim holds some of the neurons, on either side of the sphere
+# OPT, Eq. 50: the farthest point is the middle of a cap, on either side, with some of the neurons on its rim
 def covering_radius(rows: Tensor) -> float:
     rows = rows.double() / rows.double().norm(dim=1, keepdim=True)
     n, d = rows.shape

@@ -27,8 +27,8 @@ def test_quick_run_leaves_a_record(name, tmp_path, capsys):
     for figure in figures:
         assert figure["case"] in shown
         assert figure["contestant"] in shown
-        # memory is the same at every run
-        if figure["name"].startswith(("kept", "peak")) and figure["goal"] is not None:
+        # memory and minima are the same at every run
+        if figure["name"].startswith(("kept", "peak", "largest difference")) and figure["goal"] is not None:
             assert figure["met"], figure
 
 
@@ -44,7 +44,16 @@ def test_quick_run_keeps_nothing_unasked(monkeypatch, tmp_path):
 def test_unknown_name_lists_the_known(capsys):
     with pytest.raises(SystemExit):
         main(["layer"])
-    assert "layers, losses; got layer" in capsys.readouterr().err
+    assert "layers, losses, energy; got layer" in capsys.readouterr().err
+
+
+def test_long_cases_run_fewer_rounds():
+    plan = measure.Plan(rounds=40, warmup=3)
+    assert plan.fewer(8) == measure.Plan(rounds=5, warmup=1)
+    assert plan.fewer(100) == measure.Plan(rounds=1, warmup=1)
+    assert not plan.quick
+    assert not plan.fewer(100).quick
+    assert measure.Plan(rounds=1, warmup=0).fewer(8).quick
 
 
 def test_kept_bytes_counts_a_storage_once():

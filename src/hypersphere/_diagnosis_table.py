@@ -1,4 +1,4 @@
-"""A diagnosis as a table for people: plain text, within 120 columns."""
+"""A diagnosis as a table for people: plain text, within 120 columns unless layers could not be told apart there."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _shortened(name: str, room: int) -> str:
     """`name` with its middle left out if it is longer than `room`; its end tells most."""
     if len(name) <= room:
         return name
-    begin = room // 4
+    begin = min(6, room // 4)
     return f"{name[:begin]}…{name[len(name) - (room - 1 - begin) :]}"
 
 
@@ -106,7 +106,7 @@ def _summary(diagnosis: Diagnosis) -> str:
     compared = [
         (row.excess - row.random_excess, row)
         for row in diagnosis
-        if row.excess is not None and row.random_excess is not None
+        if row.excess is not None and row.random_excess is not None and math.isfinite(row.random_excess)
     ]
     parts = []
     if compared:

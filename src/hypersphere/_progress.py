@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from threading import Timer
 from typing import Any, TypeVar
 
@@ -28,7 +28,7 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
     if sys.stderr is None or not sys.stderr.isatty():
         yield from items
         return
-    if total is None and hasattr(items, "__len__"):
+    if total is None and isinstance(items, Sized):
         total = len(items)
     bar = _Bar(description, total)
     # A timer and not a look at the clock between items: the first item may be the one that takes long.

@@ -121,9 +121,9 @@ def diagnose(
 
     From a state_dict, which does not say what a tensor is for, the floating tensors of two dimensions or more that are
     named ``weight``, ``in_proj_weight`` or ``{q,k,v}_proj_weight`` are taken, with their rows (dimension 0) as neurons:
-    groups are not seen, and a transposed convolution's rows are its input channels. Recurrent weights and embeddings
-    (tables that are called so) are passed over unless `layers` names them. Where neurons are parametrized, diagnose the
-    model.
+    groups are not seen, and a transposed convolution's rows are its input channels. Recurrent weights, and matrices
+    whose layer is called an embedding, are passed over unless `layers` matches them. What a parametrization makes of
+    its tensors only the model knows.
 
     Args:
         model_or_state_dict: a model, or tensors by name, as ``state_dict()`` or ``safetensors.torch.load_file`` gives.

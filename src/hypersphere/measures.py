@@ -32,26 +32,27 @@ from .cosine import accumulation_dtype, unit
 from .energy import group_energy
 from .repulsion import NEAR, Law
 
-Measure = Callable[[Tensor, Law, Generator], Tensor]
+Draw = Callable[[], Generator]
+Measure = Callable[[Tensor, Law, Draw], Tensor]
 
 PROJECTED = 30  # dimensions after a projection
 PROJECTIONS = 8  # random projections a call
 
 
-def energy(rows: Tensor, law: Law, draw: Generator) -> Tensor:
+def energy(rows: Tensor, law: Law, draw: Draw) -> Tensor:
     return group_energy(rows, law)
 
 
-def comhe_random(rows: Tensor, law: Law, draw: Generator) -> Tensor:
+def comhe_random(rows: Tensor, law: Law, draw: Draw) -> Tensor:
     groups, _, d = rows.shape
     k = min(PROJECTED, d)
     # drawn on the CPU: the same numbers on every device
-    projection = torch.randn(PROJECTIONS, 1, d, k, generator=draw, dtype=torch.float64).to(rows) / k**0.5
+    projection = torch.randn(PROJECTIONS, 1, d, k, generator=draw(), dtype=torch.float64).to(rows) / k**0.5
     projected = (unit(rows) @ projection).flatten(0, 1)
     return group_energy(projected, law).view(PROJECTIONS, groups).mean(0)
 
 
-def comhe_angle(rows: Tensor, law: Law, draw: Generator, steps: int = 5) -> Tensor:
+def comhe_angle(rows: Tensor, law: Law, draw: Draw, steps: int = 5) -> Tensor:
     p = unit(rows)
     k = min(PROJECTED, *p.shape[1:])
     with torch.no_grad():
@@ -75,7 +76,7 @@ def _principal_axes(p: Tensor, gram: Tensor) -> Tensor:
     return unit((p.mT @ torch.linalg.eigh(gram).eigenvectors.flip(2)).mT).mT
 
 
-def orthonormal(rows: Tensor, law: Law, draw: Generator) -> Tensor:
+def orthonormal(rows: Tensor, law: Law, draw: Draw) -> Tensor:
     return deviation_from_orthonormal(rows)
 
 
@@ -87,14 +88,14 @@ def deviation_from_orthonormal(rows: Tensor) -> Tensor:
     return (gram - identity).square().sum((1, 2)) + max(n - d, 0)
 
 
-def orthoreg(rows: Tensor, law: Law, draw: Generator, sharpness: float = 10.0) -> Tensor:
+def orthoreg(rows: Tensor, law: Law, draw: Draw, sharpness: float = 10.0) -> Tensor:
     p = unit(rows)
     terms = torch.nn.functional.softplus(sharpness * (p @ p.mT - 1))
     return terms.sum((1, 2)) - terms.diagonal(dim1=1, dim2=2).sum(1)
 
 
-def srip(rows: Tensor, law: Law, draw: Generator, iterations: int = 10) -> Tensor:
-    v = torch.randn(rows.shape[1], 1, generator=draw, dtype=torch.float64).to(rows).expand(len(rows), -1, -1)
+def srip(rows: Tensor, law: Law, draw: Draw, iterations: int = 10) -> Tensor:
+    v = torch.randn(rows.shape[1], 1, generator=draw(), dtype=torch.float64).to(rows).expand(len(rows), -1, -1)
     with torch.no_grad():
         for _ in range(iterations):  # W Wᵀ v − v: no N × N matrix
             v = rows @ (rows.mT @ v) - v
@@ -102,7 +103,7 @@ def srip(rows: Tensor, law: Law, draw: Generator, iterations: int = 10) -> Tenso
     return ((rows.mT @ v).square().sum((1, 2)) - v.square().sum((1, 2))).abs()
 
 
-def separation(rows: Tensor, law: Law, draw: Generator) -> Tensor:
+def separation(rows: Tensor, law: Law, draw: Draw) -> Tensor:
     p = unit(rows)
     if p.shape[1] < 2:
         return 0 * p.sum((1, 2))
@@ -114,7 +115,7 @@ def separation(rows: Tensor, law: Law, draw: Generator) -> Tensor:
     return -_angle(u, v)
 
 
-def polarization(rows: Tensor, law: Law, draw: Generator) -> Tensor:
+def polarization(rows: Tensor, law: Law, draw: Draw) -> Tensor:
     p = unit(rows)
 
     def potential(points: Tensor, neurons: Tensor) -> Tensor:  # (G, M, d) → (G, M)
@@ -124,7 +125,7 @@ def polarization(rows: Tensor, law: Law, draw: Generator) -> Tensor:
     return -potential(v, p).squeeze(1)
 
 
-def covering(rows: Tensor, law: Law, draw: Generator) -> Tensor:
+def covering(rows: Tensor, law: Law, draw: Draw) -> Tensor:
     p = unit(rows)
     v = _search(p.detach(), lambda points, neurons: (30 * points @ neurons.mT).logsumexp(2), draw)  # a smooth maximum
     nearest = (v @ p.detach().mT).squeeze(1).argmax(1)
@@ -132,7 +133,7 @@ def covering(rows: Tensor, law: Law, draw: Generator) -> Tensor:
     return _angle(v.squeeze(1), p[group, nearest])
 
 
-def gram_determinant(rows: Tensor, law: Law, draw: Generator) -> Tensor:
+def gram_determinant(rows: Tensor, law: Law, draw: Draw) -> Tensor:
     p = unit(rows).to(torch.float64)
     kernel = torch.exp(2 * p @ p.mT - 2)  # exp(−‖ŵ_i − ŵ_j‖²)
     ridge = 1e-6 * torch.eye(p.shape[1], dtype=p.dtype, device=p.device)  # coincident neurons would make it singular
@@ -156,7 +157,7 @@ RANDOM = ("comhe_random",)
 """Measures whose value depends on the draw; the others draw at most where a search begins."""
 
 
-def measured(name: str, rows: Tensor, law: Law, draw: Generator) -> Tensor:
+def measured(name: str, rows: Tensor, law: Law, draw: Draw) -> Tensor:
     """The measure of each group, in float32 at least: (G,)."""
     with torch.autocast(rows.device.type, enabled=False):
         return REGULARIZERS[name](rows.to(accumulation_dtype(rows.dtype)), law, draw)
@@ -169,10 +170,10 @@ def _angle(u: Tensor, v: Tensor) -> Tensor:
 
 
 def _search(
-    p: Tensor, height: Callable[[Tensor, Tensor], Tensor], draw: Generator, starts: int = 64, steps: int = 30
+    p: Tensor, height: Callable[[Tensor, Tensor], Tensor], draw: Draw, starts: int = 64, steps: int = 30
 ) -> Tensor:
     """A point (G, 1, d) of the sphere where height(points, p) is small, by gradient descent from many points."""
-    v = unit(torch.randn(starts, p.shape[2], generator=draw, dtype=torch.float64).to(p)).expand(len(p), -1, -1)
+    v = unit(torch.randn(starts, p.shape[2], generator=draw(), dtype=torch.float64).to(p)).expand(len(p), -1, -1)
     for step in range(steps):
         with torch.enable_grad():
             leaf = v.detach().requires_grad_()
@@ -184,6 +185,7 @@ def _search(
     return v[torch.arange(len(p), device=p.device), lowest].unsqueeze(1)
 
 
+@torch.compiler.disable
 def generator(seed: int, name: str, draw: int) -> Generator:
     """Random numbers that depend on nothing but these three, in every process."""
     digest = hashlib.blake2b(f"{seed}/{draw}/{name}".encode(), digest_size=8).digest()

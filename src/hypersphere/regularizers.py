@@ -6,6 +6,7 @@ Which measures there are is in :mod:`hypersphere.measures`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -100,7 +101,8 @@ class EnergyRegularizer:
         if labels is not None and self.measure != "energy":
             raise ValueError(f"labels go with measure='energy', got measure={self.measure!r}")
         terms = [self._term(name, neurons, labels) for name, neurons in self.neurons.items()]
-        self.draws += 1
+        if self.minibatch is not None or self.measure in RANDOM:
+            self.draws += 1
         total = torch.stack([term.to(terms[0]) for term in terms]).sum() / (len(terms) if self.average else 1)
         return total + self.weight_decay * self._mean_length() if self.weight_decay else total
 
@@ -158,7 +160,7 @@ class EnergyRegularizer:
         if sample and self.minibatch is not None and self.minibatch < rows.shape[1]:
             index = _drawn(rows.shape[1], self.minibatch, self.seed, name, self.draws).to(rows.device)
             return estimated_energy(rows, law, index).mean()
-        return measured(self.measure, rows, law, generator(self.seed, name, self.draws)).mean()
+        return measured(self.measure, rows, law, partial(generator, self.seed, name, self.draws)).mean()
 
     def _mean_length(self) -> Tensor:
         """mean ‖w‖ over all neurons of all layers, with gradient 0 for a zero neuron."""
@@ -259,7 +261,7 @@ def spread(
         def value(p: Tensor, draw: int, name: str = name) -> Tensor:
             if not isinstance(checked, str):
                 return torch.stack([checked(group) for group in p]).sum()
-            return measured(checked, p, law, generator(seed, name, draw)).sum()
+            return measured(checked, p, law, partial(generator, seed, name, draw)).sum()
 
         lengths = torch.linalg.vector_norm(exact, dim=2, keepdim=True)
         steps_a_draw = 20 if checked in RANDOM else max(steps, 1)

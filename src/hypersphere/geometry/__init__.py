@@ -14,6 +14,7 @@ from .diversity import diversity_bound as diversity_bound
 from .diversity import kernel_discrepancy as kernel_discrepancy
 from .diversity import smallest_singular_value as smallest_singular_value
 from .diversity import training_error_bound as training_error_bound
+from .minima import known_minimum as known_minimum
 from .minimize import minimize_energy as minimize_energy
 from .points import closest_pair as closest_pair
 from .points import fibonacci_points as fibonacci_points

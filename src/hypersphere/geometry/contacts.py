@@ -10,7 +10,7 @@ LARGEST_SYSTEM = 2000  # unknowns; beyond, a solution would take longer than the
 
 
 def equalize_contacts(x: Tensor, s: float, half_space: bool) -> Tensor:
-    """Bring points x (n, dim) that are optimal for a large s to the optimum of s = inf, if that is possible from there."""
+    """Bring points x (n, dim) that are optimal for a large s to the optimum of s = inf; as they are if that fails."""
     moved = _solve(x, s, half_space)
     return moved if largest_cosine(moved, half_space) < largest_cosine(x, half_space) else x
 

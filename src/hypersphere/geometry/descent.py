@@ -1,8 +1,8 @@
 """The energy of many small sets of points at once, and L-BFGS on the sphere that lowers it.
 
-K starts at once, n points, dim dimensions. What is minimized is F = (1/s)·log mean‖x_i − x_j‖^(−s), the logarithm of the
-energy without its scale: it never overflows, its limit for s → 0 is the mean of −log‖x_i − x_j‖ (Whyte's problem), and
-for s → ∞ minus the logarithm of the least distance (Tammes' problem).
+K starts at once, n points, dim dimensions. What is minimized is F = (1/s)·log mean‖x_i − x_j‖^(−s), the logarithm of
+the energy without its scale: it never overflows, its limit for s → 0 is the mean of −log‖x_i − x_j‖ (Whyte's problem),
+and for s → ∞ minus the logarithm of the least distance (Tammes' problem).
 
 Points are columns here, x (K, dim, n): sums over a few coordinates are five times faster than along rows.
 """
@@ -120,7 +120,7 @@ def _times_inverse_hessian(g: Tensor, moves: Tensor, turns: Tensor, first: float
 def _search(
     x: Tensor, f: Tensor, g: Tensor, direction: Tensor, slope: Tensor, length: Tensor, s: float, half_space: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Shorten `length`, in place, for every start until F falls enough: the new x, F, gradient, and which starts failed.
+    """Shorten `length`, in place, for every start until F falls enough: the new x, F and gradient, and which failed.
 
     The slack is what rounding does to F: near the minimum the gradient still improves where F no longer can.
     """

@@ -18,6 +18,7 @@ from .descent import descend
 
 MOST_POINTS = 100_000  # every step looks at all pairs
 MOST_NUMBERS = 10_000_000  # n·dim
+LARGEST_SEED = 2**63 - 1
 LARGEST_S = 1e6  # its optimum differs from that of inf by about 1e-5 in the distances
 
 _ONE_THREAD = 500  # points up to which threads cost more than they give, on a busy machine a hundred times more
@@ -42,10 +43,11 @@ def minimize_energy(
 ) -> Tensor:
     """n points on the unit sphere of R^dim with the least energy Σ_{i<j}‖x_i − x_j‖^(−s) found from many starts.
 
-    s = 0 is the logarithmic energy Σ −log‖x_i − x_j‖; s = inf makes the least distance as large as it gets (to rounding;
-    to 1e-6 beyond some 300 points in space). Nothing is searched for where the minimum is known for every s: regular
-    polygons, simplices, orthonormal points in half space. Elsewhere it is global as far as the starts reach: most of
-    them find it for a few dozen points, for hundreds it is a good local one. The same arguments give the same points.
+    s = 0 is the logarithmic energy Σ −log‖x_i − x_j‖; s = inf makes the least distance as large as it gets (contacts
+    are equal to rounding; beyond some 300 points in space to 1e-6). Nothing is searched for where the minimum is known for
+    every s: regular polygons, simplices, orthonormal points in half space. Elsewhere it is global as far as the starts
+    reach: most of them find it for a few dozen points, for hundreds it is a good local one. The same arguments give the
+    same points.
 
     Args:
         n: number of points.
@@ -67,16 +69,23 @@ def minimize_energy(
         '49.165253058'
         >>> points = minimize_energy(8, s=math.inf)  # the square antiprism
         >>> f"{2 * torch.asin(torch.pdist(points).min() / 2):.9f} radians"
-        '1.306527160 radians'
+        '1.306527162 radians'
     """
     n, dim, s = check_problem(n, dim, s)
     starts = default_starts(n) if starts is None else _checks.integer("starts", starts, low=1)
     steps = _checks.integer("steps", steps, low=1)
     tolerance = _checks.number("tolerance", tolerance, low=0.0)
     seed = _checks.integer("seed", seed, low=0)
-    if (points := _best_for_every_s(n, dim, half_space)) is not None:
-        return points
+    if seed > LARGEST_SEED:
+        raise ValueError(f"seed must be <= {LARGEST_SEED}, got {seed}")
+    with torch.device("cpu"), _threads(1 if n <= _ONE_THREAD else torch.get_num_threads()):
+        points = _best_for_every_s(n, dim, half_space)
+        return _search(n, dim, s, half_space, starts, steps, tolerance, seed, progress) if points is None else points
 
+
+def _search(
+    n: int, dim: int, s: float, half_space: bool, starts: int, steps: int, tolerance: float, seed: int, progress: bool
+) -> Tensor:
     path = [s] if s <= _FIRST_S else [t for k in range(_STAGES) if (t := _FIRST_S * _FACTOR**k) < s]
     path += [s] if _FIRST_S < s < math.inf else []
     rough_steps = steps if len(path) == 1 else max(1, steps // 4)
@@ -84,21 +93,20 @@ def minimize_energy(
     best, values = torch.empty(0, dim, n, dtype=torch.float64), torch.empty(0, dtype=torch.float64)
     chunk = max(1, min(starts, _PAIRS // n**2))
     chunks: Iterable[int] = range(0, starts, chunk)
-    with _threads(1 if n <= _ONE_THREAD else torch.get_num_threads()):
-        for done in track(chunks, f"{n} points in {dim} dimensions") if progress else chunks:
-            # One draw a start: a single draw of all of them would depend on their number.
-            draws = [torch.randn(dim, n, dtype=best.dtype, generator=random) for _ in range(min(chunk, starts - done))]
-            x, value = _follow(path[:3], normalize(torch.stack(draws), dim=1), half_space, rough_steps, _ROUGH, shakes)
-            best, values = torch.cat([best, x]), torch.cat([values, value])
-            order = values.argsort(stable=True)[:_FINALISTS]
-            best, values = best[order], values[order]
-        tolerance = _ROUGH if s == math.inf else tolerance
-        best, values = _follow(path[3:] or path[-1:], best, half_space, steps, tolerance, shakes)
-        best = best.mT.contiguous()
-        if s == math.inf and n * (dim + 1) < LARGEST_SYSTEM:
-            best = torch.stack([equalize_contacts(x, path[-1], half_space) for x in best])
-            values = torch.tensor([largest_cosine(x, half_space) for x in best])
-    return best[values.argmin()].clone()
+    for done in track(chunks, f"{n} points in {dim} dimensions") if progress else chunks:
+        # One draw a start: a single draw of all of them would depend on their number.
+        draws = [torch.randn(dim, n, dtype=best.dtype, generator=random) for _ in range(min(chunk, starts - done))]
+        x, value = _follow(path[:3], normalize(torch.stack(draws), dim=1), half_space, rough_steps, _ROUGH, shakes)
+        best, values = torch.cat([best, x]), torch.cat([values, value])
+        order = values.argsort(stable=True)[:_FINALISTS]
+        best, values = best[order], values[order]
+    tolerance = _ROUGH if s == math.inf else tolerance
+    best, values = _follow(path[3:] or path[-1:], best, half_space, steps, tolerance, shakes)
+    best = best.mT
+    if s == math.inf and n * (dim + 1) < LARGEST_SYSTEM:
+        best = torch.stack([equalize_contacts(x, path[-1], half_space) for x in best])
+        values = torch.tensor([largest_cosine(x, half_space) for x in best])
+    return best[values.argmin()].contiguous()
 
 
 def _follow(
