@@ -101,10 +101,10 @@ def energies(p: Tensor, law: Law, lengths: Tensor | None = None, *, mean: bool =
     with torch.autocast(p.device.type, enabled=False):
         if each:
             e = apply(RowEnergies, p, squares, log_scale, law)[0]
-            return torch.where(alive, (e if law.in_logs else e * scale) + known, 0.0)
+            return finite(torch.where(alive, (e if law.in_logs else e * scale) + known, 0.0))
         total = apply(TotalEnergy, p, squares, log_scale, law, wanted)[0]
     total = total if law.in_logs else total * scale.squeeze(1)
-    return total + known.sum(1) - ((n - living) * (n - 1) * copies * right_angle).squeeze(1)
+    return finite(total + known.sum(1) - ((n - living) * (n - 1) * copies * right_angle).squeeze(1))
 
 
 def class_energy(weight: Tensor, labels: Tensor, s: float = 2.0, *, angular: bool = False) -> Tensor:
