@@ -2,13 +2,19 @@
 
 import math
 import sys
+from collections.abc import Callable, Iterable
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from hypersphere import similarity
+from hypersphere import functional, geometry, hyperspherical_energy, similarity
+from hypersphere._files import write_text
+from hypersphere.cosine import unit
 from hypersphere.losses import MARGINS
 from hypersphere.report import line_chart
+from hypersphere.report.linechart import PALETTE
 
 THETA = torch.linspace(0, math.pi, 241, dtype=torch.float64)  # exact enough for the same bytes on every machine
 
@@ -53,7 +59,162 @@ def margins(path: Path) -> None:
     )
 
 
-PICTURES = {"similarities.svg": similarities, "margins.svg": margins}
+def pair_energy(path: Path) -> None:
+    """What one pair of neurons adds to the energy (MHE, Eq. 1 and 3.4)."""
+    theta = torch.linspace(0.02, math.pi, 241, dtype=torch.float64)
+    distance, to_antipode = 2 * (theta / 2).sin(), 2 * (theta / 2).cos().clamp(min=0.01)
+    energies = {
+        "s = 0": -distance.log(),
+        "s = 1": 1 / distance,
+        "s = 2": distance**-2,
+        "s = 2, half space": (distance**-2 + to_antipode**-2) / 2,
+    }
+    line_chart(
+        {name: (theta, energy) for name, energy in energies.items()},
+        path,
+        title="The energy of a pair of neurons",
+        xlabel="angle θ between the neurons (radians)",
+        ylabel="energy",
+        xlim=(0.0, math.pi),
+        ylim=(-0.8, 3.2),
+    )
+
+
+def regularized(path: Path) -> None:
+    """Ten neurons in space after three regularizations (MHE, Fig. 1)."""
+
+    def half_space(w: Tensor) -> Tensor:
+        return hyperspherical_energy(w, half_space=True)
+
+    start = geometry.random_points(10, 3, seed=1)
+    ends = {
+        "orthonormal": _moved(start, functional.orthonormal, lr=0.05),
+        "energy": _moved(start, hyperspherical_energy, lr=1.5),
+        "energy in half space": _moved(start, half_space, lr=0.5),
+    }
+    write_text(path, _spheres("Ten random neurons in space, after each regularizer alone", ends))
+
+
+def _moved(w: Tensor, term: Callable[[Tensor], Tensor], lr: float) -> Tensor:
+    """Where gradient descent on the sphere takes the neurons (N, 3)."""
+    for _ in range(400):
+        w = w.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(term(w), w)
+        w = unit(w - lr * slope)
+    return w.detach()
+
+
+PANEL, RADIUS, TOP = 240, 100, 34  # pixels: a sphere with its margin, a sphere, the title
+NEURON, ANTIPODE = PALETTE[1], PALETTE[3]
+TURN, TILT = math.radians(40), math.radians(12)  # from where the spheres are seen: no dot hides another
+
+
+def _spheres(title: str, panels: dict[str, Tensor]) -> str:
+    """Spheres with neurons (N, 3) side by side, the last one with their antipodes."""
+    width, height = PANEL * len(panels), TOP + PANEL + 96
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width}" height="{height}" viewBox="0 0 {width} '
+        f'{height}" font-family="system-ui, Helvetica, Arial, sans-serif" fill="#333" text-anchor="middle">',
+        f'<title>{title}</title><rect width="{width}" height="{height}" fill="#fff"/>',
+        f'<text x="20" y="27" font-size="16" text-anchor="start" font-weight="600">{title}</text>',
+    ]
+    for k, (name, points) in enumerate(panels.items()):
+        x, y = PANEL * (k + 0.5), TOP + PANEL / 2
+        i, j, cosine = _closest_lines(points)
+        opposite = cosine < -0.999
+        below = [
+            f"closest two: {math.degrees(geometry.separation(points)):.0f}° apart",
+            f"closest lines: {math.degrees(math.acos(min(1.0, abs(cosine)))):.0f}° apart{' (dashed)' * opposite}",
+        ]
+        parts.append(f'<g transform="translate({x:g} {y:g})">')
+        parts += _sphere(points, antipodes=k == len(panels) - 1, line=(i, j) if opposite else None)
+        parts.append(f'<text y="{PANEL / 2 + 4:g}" font-size="14" font-weight="600">{name}</text>')
+        parts += [f'<text y="{PANEL / 2 + 25 + 18 * i:g}" font-size="13">{text}</text>' for i, text in enumerate(below)]
+        parts.append("</g>")
+    y, x = height - 18, 20.0
+    for text, colour, opacity in (
+        ("neuron", NEURON, 1.0),
+        ("behind the sphere", NEURON, 0.35),
+        ("its antipode, a virtual neuron", ANTIPODE, 1.0),
+    ):
+        parts.append(f'<circle cx="{x + 6:g}" cy="{y}" r="6" fill="{colour}" fill-opacity="{opacity}"/>')
+        parts.append(f'<text x="{x + 18:g}" y="{y + 4.5}" font-size="13" text-anchor="start">{text}</text>')
+        x += 60 + 7 * len(text)
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _closest_lines(points: Tensor) -> tuple[int, int, float]:
+    """The two neurons whose lines through the origin are closest, and their cosine."""
+    cosines = (points @ points.mT).triu(1)
+    i, j = divmod(int(cosines.abs().argmax()), len(points))
+    return i, j, float(cosines[i, j])
+
+
+def _sphere(points: Tensor, antipodes: bool, line: tuple[int, int] | None) -> list[str]:
+    """A sphere with a grid around the origin; dots in front are larger and darker than those behind.
+
+    Args:
+        antipodes: draw those of all neurons too.
+        line: two neurons to be joined.
+    """
+    steps = [math.radians(degree) for degree in range(0, 361, 6)]
+    parallels = [
+        [(math.cos(lat) * math.cos(t), math.cos(lat) * math.sin(t), math.sin(lat)) for t in steps]
+        for lat in map(math.radians, (-60, -30, 0, 30, 60))
+    ]
+    meridians = [
+        [(math.cos(t) * math.cos(lon), math.cos(t) * math.sin(lon), math.sin(t)) for t in steps]
+        for lon in map(math.radians, range(0, 180, 30))
+    ]
+    front = back = ""
+    for circle in parallels + meridians:
+        for in_front, run in groupby(pairwise(map(_seen, circle)), key=lambda piece: piece[0][2] + piece[1][2] > 0):
+            pieces = list(run)
+            path = "M" + " ".join(f"{x:.1f} {y:.1f}" for x, y, _ in [pieces[0][0], *(end for _, end in pieces)])
+            front, back = (front + path, back) if in_front else (front, back + path)
+    dots = [(*_seen(point), NEURON) for point in points.tolist()]
+    if antipodes:
+        dots += [(*_seen(point), ANTIPODE) for point in (-points).tolist()]
+    dots.sort(key=lambda dot: dot[2])
+    return [
+        f'<circle r="{RADIUS}" fill="#f5f6f8"/>',
+        f'<path d="{back}" stroke="#e6e7eb" fill="none"/>',
+        *_dots(dot for dot in dots if dot[2] <= 0),
+        *([_dashed(*(_seen(points[k].tolist()) for k in line))] if line else []),
+        f'<path d="{front}" stroke="#c9ccd4" fill="none"/>',
+        f'<circle r="{RADIUS}" fill="none" stroke="#a9adb8"/>',
+        *_dots(dot for dot in dots if dot[2] > 0),
+    ]
+
+
+def _dots(dots: Iterable[tuple[float, float, float, str]]) -> list[str]:
+    parts = []
+    for x, y, depth, colour in dots:
+        look = f'fill="{colour}"' if depth > 0 else f'fill="{colour}" fill-opacity="{0.45 + 0.2 * depth:.2f}"'
+        edge = ' stroke="#fff" stroke-width="1.2"' if depth > 0 else ""
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{5.5 + 2 * depth:.1f}" {look}{edge}/>')
+    return parts
+
+
+def _dashed(one: tuple[float, float, float], other: tuple[float, float, float]) -> str:
+    (x, y, _), (u, v, _) = one, other
+    return f'<path d="M{x:.1f} {y:.1f}L{u:.1f} {v:.1f}" stroke="{NEURON}" stroke-width="1.5" stroke-dasharray="5 4"/>'
+
+
+def _seen(point: Iterable[float]) -> tuple[float, float, float]:
+    """Right and down in pixels, and how far in front, −1 to 1."""
+    x, y, z = point
+    x, y = x * math.cos(TURN) - y * math.sin(TURN), x * math.sin(TURN) + y * math.cos(TURN)
+    y, z = y * math.cos(TILT) + z * math.sin(TILT), z * math.cos(TILT) - y * math.sin(TILT)
+    return RADIUS * x, -RADIUS * z, -y
+
+
+PICTURES = {
+    "similarities.svg": similarities,
+    "margins.svg": margins,
+    "pair_energy.svg": pair_energy,
+    "regularized.svg": regularized,
+}
 
 
 def main(folder: Path) -> None:

@@ -258,6 +258,8 @@ def test_dead_is_what_counts_as_zero_elsewhere(dtype, length, dead):
     assert row.dead == dead
     assert row.dead == tuple((hs.cosine.unit(weight) == 0).all(1).nonzero().flatten().tolist())
     assert row.separation == pytest.approx(math.pi / 2)
+    living = [i for i in range(3) if i not in dead]
+    assert row.energy == pytest.approx(only(weight[living].double()).energy)
 
 
 def test_indices_are_output_channels_of_the_whole_layer():
@@ -272,6 +274,20 @@ def test_indices_are_output_channels_of_the_whole_layer():
     assert row.redundant == (4,)
     assert row.dead == (7,)
     assert row.separation == pytest.approx(math.atan(0.01))
+
+
+def test_duplicates_of_all_groups_together(monkeypatch):
+    conv = nn.Conv1d(4, 6, 1, groups=2, dtype=torch.float64)
+    with torch.no_grad():
+        conv.weight.copy_(turned([0.0, 2.5, 90.0, 0.0, 2.0, 5.0]).unsqueeze(2))
+    (row,) = diagnose(conv)
+    assert row.duplicates == ((3, 4), (0, 1), (4, 5), (3, 5))
+    assert row.redundant == (1, 4, 5)
+    assert row.separation == pytest.approx(2 * DEGREE)
+    monkeypatch.setattr(diagnosis, "LISTED", 3)
+    (row,) = diagnose(conv)
+    assert row.duplicates == ((3, 4), (0, 1), (4, 5))
+    assert row.duplicate_pairs == 4
 
 
 def test_dead_neurons_in_some_groups():

@@ -306,6 +306,10 @@ class TestHoles:
         assert len(geometry.hole_radii(cube(5))) == 10
         assert len(geometry.hole_radii(geometry.spherical_design(11, 4))) == 600
 
+    def test_half_precision_does_not_merge_what_is_apart(self):
+        rows = torch.randn(60, 3).bfloat16()
+        assert len(geometry.hole_radii(rows)) == len(geometry.hole_radii(rows.double())) == 2 * 60 - 4
+
     def test_gaps_of_the_circle(self):
         radii = geometry.hole_radii(circle(0, 90, 100, 100, 350))
         expected = [2 * math.sin(math.radians(gap) / 4) for gap in (250, 90, 10, 10)]

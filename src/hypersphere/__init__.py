@@ -6,6 +6,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from . import cosine as cosine
+    from . import diagnosis as diagnosis
     from . import energy as energy
     from . import functional as functional
     from . import geometry as geometry
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from . import selection as selection
     from . import similarity as similarity
     from .conversion import spherize as spherize
+    from .diagnosis import Diagnosis as Diagnosis
+    from .diagnosis import diagnose as diagnose
     from .energy import class_energy as class_energy
     from .energy import hyperspherical_energy as hyperspherical_energy
     from .layers import SphereConv1d as SphereConv1d
@@ -50,6 +53,7 @@ else:
     # must not see this branch: with a module __getattr__ every misspelt name would pass.
     _NAMES = {
         "conversion": ["spherize"],
+        "diagnosis": ["Diagnosis", "diagnose"],
         "energy": ["class_energy", "hyperspherical_energy"],
         "layers": ["SphereConv1d", "SphereConv2d", "SphereConv3d", "SphereLinear"],
         "losses": [
@@ -70,6 +74,7 @@ else:
     }
     _MODULES = (
         "cosine",
+        "diagnosis",
         "energy",
         "functional",
         "geometry",

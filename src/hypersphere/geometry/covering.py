@@ -116,7 +116,8 @@ def hole_radii(weight: Tensor) -> Tensor:
     elif _hull_size(n, d) > _MOST_FACETS:
         raise ValueError(f"weight must have fewer rows or columns: there is no convex hull of {_too_large(rows)}")
     else:
-        angles = _hull_angles(rows, merge=max(1e-9, 100 * torch.finfo(weight.dtype).eps))
+        rounding = 100 * torch.finfo(weight.dtype).eps
+        angles = _hull_angles(rows, merge=min(max(rounding, 1e-9), 1e-4))  # half precision cannot say what is one facet
     return (2 * torch.sin(angles / 2)).sort(descending=True).values
 
 

@@ -1,0 +1,336 @@
+"""The softmax under all heads: logits s·g(θ) + b with a margin at the label, and their cross-entropy.
+
+The formulas and the table of heads are in :mod:`hypersphere.losses`.
+
+Shapes: B batch, C classes, d embedding size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypedDict
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from . import _checks
+from .cosine import accumulation_dtype, apply, chain, cosine_linear, project, unit
+from .energy import batch_energy, checked_law, sample_energies
+from .guards import watch
+from .layers import SimilarityLike
+from .margins import MARGINS, sphereface_annealing
+from .similarity import Similarity, angle, resolve
+
+Annealing = bool | Callable[[Tensor], Tensor | float]
+
+
+class HeadOptions(TypedDict, total=False):
+    """The keywords with which every head ends."""
+
+    bias: bool
+    """Learn b_j (C,), starting at 0; for imbalanced data."""
+    class_weight: Tensor | Sequence[float] | None
+    """(C,) factors of the classes' losses."""
+    label_smoothing: float
+    """in [0, 1], as in F.cross_entropy."""
+    ignore_index: int
+    """Samples with this label do not count (-100)."""
+    reduction: str
+    """"mean" (over the sum of class_weight·sample_weight of samples that count), "sum" or "none"."""
+    energy_weight: float
+    """λ_M: adds λ_M·class_energy of the head's own weight at the labels that count (MHE, Eq. 8), 0 by default. With
+    "sum" it is their number times that, with "none" each sample gets its class's share."""
+    energy_s: float
+    """The power of that energy (2)."""
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
+class AngularSoftmaxLoss(nn.Module):
+    """The softmax under all heads: f = s·g(θ) + b with a margin at the label; the named heads choose its parts.
+
+    Args:
+        num_classes, embedding_size: the shape (C, d) of `weight`.
+        similarity: g, as in the layers; a learnable one has a k for every class.
+        margin: None, or (name of :data:`MARGINS`, m).
+        scale: None for the embedding's own norm, or the length that embeddings are given.
+        annealing: True for :func:`sphereface_annealing`, False, or a callable of the step n (a 0-d int64 tensor): the
+            target is (λ·g + margin)/(1 + λ). n counts forward passes in training mode with grad enabled; the first
+            has n = 1.
+    """
+
+    is_loss_head = True
+    step: Tensor
+    class_weight: Tensor | None
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        similarity: SimilarityLike = "cosine",
+        margin: tuple[str, float] | None = None,
+        scale: float | None = None,
+        annealing: Annealing = False,
+        *,
+        bias: bool = False,
+        class_weight: Tensor | Sequence[float] | None = None,
+        label_smoothing: float = 0.0,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        energy_weight: float = 0.0,
+        energy_s: float = 2.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        factory: dict[str, Any] = {"device": device, "dtype": _checks.floating_dtype(dtype)}
+        self.num_classes = _checks.integer("num_classes", num_classes, low=2)
+        self.embedding_size = _checks.integer("embedding_size", embedding_size, low=1)
+        if margin is not None and not (isinstance(margin, tuple) and len(margin) == 2):
+            raise TypeError(f"margin must be None or (name, number), got {margin!r}")
+        self.margin_kind, self.margin = margin or ("none", 0.0)
+        if margin is not None:
+            _checks.choice("margin", self.margin_kind, MARGINS)
+            _checks.number("margin", self.margin)
+        self.scale = None if scale is None else _checks.number("scale", scale, low=0.0, open_low=True)
+        self.label_smoothing = _checks.number("label_smoothing", label_smoothing, low=0.0, high=1.0)
+        self.ignore_index = _checks.integer("ignore_index", ignore_index)
+        _checks.choice("reduction", reduction, ("mean", "sum", "none"))
+        self.reduction = reduction
+        self.energy_weight = _checks.number("energy_weight", energy_weight, low=0.0)
+        self.energy_law = checked_law(energy_s, False, False, name="energy_s")
+        self.weight = nn.Parameter(torch.empty(self.num_classes, self.embedding_size, **factory))
+        self.bias = nn.Parameter(torch.empty(self.num_classes, **factory)) if bias else None
+        self.reset_parameters()
+        watch(self)
+        self.similarity = resolve(similarity, self.num_classes, **factory)
+        if not isinstance(annealing, bool) and not callable(annealing):
+            raise TypeError(f"annealing must be True, False or a callable of the step, got {annealing!r}")
+        self.annealing = sphereface_annealing if annealing is True else annealing or None
+        if self.annealing is not None:
+            self.register_buffer("step", torch.zeros((), dtype=torch.int64, device=device))
+        self.register_buffer("class_weight", self._checked_class_weight(class_weight, factory), persistent=False)
+
+    def reset_parameters(self) -> None:
+        nn.init.xavier_normal_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        watch(self)
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: Sequence[Tensor] | None = None,
+        *,
+        sample_weight: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of embeddings (B, d) with labels (B,).
+
+        Args:
+            indices_tuple: what a miner of pytorch-metric-learning gives; samples weigh as often as they occur in it.
+            sample_weight: (B,) factors of the samples' losses.
+        """
+        self._check(embeddings, labels)
+        if sample_weight is not None and (not isinstance(sample_weight, Tensor) or sample_weight.shape != labels.shape):
+            raise ValueError(
+                f"sample_weight must be a tensor of shape {tuple(labels.shape)}, got {_brief(sample_weight)}"
+            )
+        with self._full_precision(embeddings):
+            return self._loss(embeddings.to(self.weight.dtype), labels, indices_tuple, sample_weight)
+
+    def logits(self, embeddings: Tensor) -> Tensor:
+        """s·g(θ) + b for all classes (B, C), without a margin: for inference."""
+        self._check(embeddings)
+        with self._full_precision(embeddings):
+            return self._logits(embeddings.to(self.weight.dtype))[0]
+
+    def _full_precision(self, embeddings: Tensor) -> AbstractContextManager[Any]:
+        """No autocast here: a logit of 30 has a resolution of 0.1 in bfloat16."""
+        device = embeddings.device.type
+        return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+    def _loss(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: Sequence[Tensor] | None,
+        sample_weight: Tensor | None,
+    ) -> Tensor:
+        kept = labels != self.ignore_index
+        target = torch.where(kept, labels, 0).unsqueeze(1)
+        logits, target_cosine, s = self._logits(embeddings, target)
+        if self.margin_kind in MARGINS:
+            # Only the B target logits change; adding the difference leaves the gradient of all others as it is.
+            difference = self._with_margin(target_cosine.squeeze(1), target.squeeze(1))
+            logits.scatter_add_(1, target, (s * difference.unsqueeze(1)).to(logits.dtype))
+        logits = logits.to(accumulation_dtype(logits.dtype))
+        if self.class_weight is None and not self.label_smoothing:
+            losses = apply(_CrossEntropy, logits, target)[0] * kept
+        else:
+            weights = None if self.class_weight is None else self.class_weight.to(logits.dtype)
+            losses = F.cross_entropy(
+                logits, labels, weights, None, self.ignore_index, None, "none", self.label_smoothing
+            )
+        if indices_tuple is not None:
+            losses = losses * _mined_weight(indices_tuple, labels).to(losses.dtype)
+        loss = self._reduce(losses, target.squeeze(1), kept, sample_weight)
+        if not self.energy_weight:
+            return loss
+        counts = kept.to(losses.dtype)
+        return loss + self._energy(target.squeeze(1), counts if sample_weight is None else counts * sample_weight)
+
+    def _logits(self, embeddings: Tensor, target: Tensor | None = None) -> tuple[Tensor, Any, Any]:
+        """Logits without margin (B, C), the target's cosine (B, 1), and s as a number or (B, 1)."""
+        x, exact = embeddings, embeddings.to(accumulation_dtype(embeddings.dtype))
+        s: Any = self.scale
+        if self.scale is None:
+            s = (exact * unit(exact)).sum(1, keepdim=True)  # ‖x‖, with gradient 0 at x = 0
+        target_cosine = None
+        if self.similarity == Similarity("cosine"):
+            # s·cos is one product: no (B, C) tensor of cosines is formed
+            logits, own = project(x if self.scale is None else unit(x) * self.scale, self.weight, target)
+            target_cosine = own / (torch.where(s > 0, s, 1.0) if self.scale is None else s)
+        else:
+            cosines = cosine_linear(x, self.weight)
+            target_cosine = None if target is None else cosines.gather(1, target).to(exact.dtype)
+            logits = (self.similarity(cosines) * s).to(cosines.dtype)
+        if self.bias is not None:
+            logits = logits + self.bias.to(logits.dtype)
+        return logits, target_cosine, s
+
+    def _with_margin(self, target_cosine: Tensor, target: Tensor) -> Tensor:
+        """What the margin adds to g(θ) at the label, (B,)."""
+
+        def g(theta: Tensor) -> Tensor:
+            at_angle = getattr(self.similarity, "at_angle", None)
+            if at_angle is not None:
+                values: Tensor = at_angle(theta, target)
+                return values
+            cosines = theta.cos().unsqueeze(1).expand(-1, self.num_classes)  # filters on dimension 1, always
+            return self.similarity(cosines).gather(1, target.unsqueeze(1)).squeeze(1)
+
+        theta = angle(target_cosine)
+        difference = MARGINS[self.margin_kind](theta, self.margin, g) - g(theta)
+        if self.annealing is None:
+            return difference
+        if self.training and torch.is_grad_enabled():
+            # A new tensor: a compiled backward pass may compute λ again from the step it was given.
+            self.step = self.step + 1
+        return difference / (1 + self.annealing(self.step))  # (λ·g + ψ)/(1 + λ) − g
+
+    def _energy(self, target: Tensor, counts: Tensor) -> Tensor:
+        """λ_M·class_energy of the weight at the labels, reduced as the losses are; counts (B,) weigh the samples."""
+        rows, share = self.weight.to(accumulation_dtype(self.weight.dtype)), self.energy_weight * counts
+        if self.reduction == "none":
+            return share.to(rows.dtype) * sample_energies(rows, target, self.energy_law)
+        if self.reduction == "mean":
+            total = counts.sum()
+            share = share / torch.where(total > 0, total, 1.0)
+        return batch_energy(rows, target, share, self.energy_law)
+
+    def _reduce(self, losses: Tensor, target: Tensor, kept: Tensor, sample_weight: Tensor | None) -> Tensor:
+        if sample_weight is not None:
+            losses = losses * sample_weight.to(losses.dtype)
+        if self.reduction == "none":
+            return losses
+        total = losses.sum()
+        if self.reduction == "sum":
+            return total
+        weights = kept.to(losses.dtype)
+        if self.class_weight is not None:
+            weights = weights * self.class_weight.to(losses.dtype)[target]
+        if sample_weight is not None:
+            weights = weights * sample_weight.to(losses.dtype)
+        share = weights.sum()
+        return total / torch.where(share > 0, share, 1.0)  # 0 when no sample counts
+
+    def _checked_class_weight(self, class_weight: Any, factory: dict[str, Any]) -> Tensor | None:
+        if class_weight is None:
+            return None
+        wrong = ValueError(f"class_weight must be {self.num_classes} finite numbers >= 0, got {_brief(class_weight)}")
+        try:
+            weights = torch.as_tensor(class_weight, device="cpu", dtype=factory["dtype"] or torch.get_default_dtype())
+        except (TypeError, ValueError, RuntimeError):
+            raise wrong from None
+        if weights.shape != (self.num_classes,) or not bool((weights >= 0).all() and weights.isfinite().all()):
+            raise wrong
+        return weights.to(self.weight.device)
+
+    def _check(self, embeddings: Tensor, labels: Tensor | None = None) -> None:
+        _checks.floating("embeddings", embeddings)
+        if embeddings.dim() != 2 or embeddings.shape[1] != self.embedding_size:
+            raise ValueError(f"embeddings must be (B, {self.embedding_size}), got {tuple(embeddings.shape)}")
+        if embeddings.dtype is not self.weight.dtype and not torch.is_autocast_enabled(embeddings.device.type):
+            raise TypeError(f"embeddings must be {self.weight.dtype} as the weight is, got {embeddings.dtype}")
+        if labels is None:
+            return
+        if not isinstance(labels, Tensor) or labels.dtype is not torch.int64:
+            raise TypeError(f"labels must be an int64 tensor, got {getattr(labels, 'dtype', type(labels).__name__)}")
+        if labels.shape != embeddings.shape[:1]:
+            raise ValueError(f"labels must be ({len(embeddings)},), got {tuple(labels.shape)}")
+        if torch.compiler.is_compiling() or labels.is_meta or torch._C._are_functorch_transforms_active():
+            return
+        outside = labels[((labels < 0) | (labels >= self.num_classes)) & (labels != self.ignore_index)]
+        if outside.numel():
+            raise ValueError(
+                f"labels must be in [0, {self.num_classes - 1}] or {self.ignore_index} (ignored), "
+                f"got {outside[0].item()} among others"
+            )
+
+    def extra_repr(self) -> str:
+        parts = [f"num_classes={self.num_classes}", f"embedding_size={self.embedding_size}"]
+        if self.margin_kind in MARGINS:
+            parts.append(f"margin={self.margin:g}")
+        parts.append(f"scale={self.scale if self.scale is not None else 'own norm'}")
+        if self.energy_weight:
+            parts.append(f"energy_weight={self.energy_weight:g}")
+        return ", ".join(parts)
+
+
+class _CrossEntropy(Function):
+    """−log softmax (B,) at the targets (B, 1); its backward pass forms one (B, C) tensor where torch's forms two."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        log_p = torch.log_softmax(logits, 1)
+        return -log_p.gather(1, target).squeeze(1), log_p
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(inputs[1], output[1])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, grad_log_p: Tensor | None) -> tuple[Tensor, None]:
+        target, log_p = ctx.saved_tensors
+        grad = log_p.new_zeros(len(log_p)) if grad is None else grad
+        down = -torch.ones_like(target, dtype=log_p.dtype)
+        result = chain(log_p.exp(), ("scatter_add", 1, target, down), ("mul", grad.unsqueeze(1)))
+        if grad_log_p is not None:
+            result = result + grad_log_p - log_p.exp() * grad_log_p.sum(1, keepdim=True)
+        return result, None
+
+
+def _mined_weight(indices_tuple: Sequence[Tensor], labels: Tensor) -> Tensor:
+    """(B,): how often a miner of pytorch-metric-learning chose each sample, 1 for the most frequent."""
+    if not isinstance(indices_tuple, tuple | list) or not all(isinstance(part, Tensor) for part in indices_tuple):
+        raise TypeError(f"indices_tuple must be None or a tuple of index tensors, got {indices_tuple!r}")
+    if not sum(len(indices) for indices in indices_tuple):
+        return torch.ones_like(labels)
+    counts = torch.bincount(torch.cat(list(indices_tuple)), minlength=len(labels))
+    if len(counts) != len(labels):
+        raise ValueError(f"indices_tuple must hold indices below {len(labels)}, got {len(counts) - 1}")
+    return counts.to(torch.get_default_dtype()) / counts.max()
+
+
+def _brief(value: Any) -> str:
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
