@@ -664,6 +664,13 @@ def test_the_table():
     assert "near-duplicates: 1 in 1 of 3 layers; dead neurons: 1 in 1 of 3 layers" in notes
 
 
+def test_the_table_counts_neurons_not_pairs():
+    found = diagnose({"fc.weight": turned([0.0, 1.0, 2.0, 100.0])})
+    assert found[0].duplicate_pairs == 3
+    assert cells(found, "fc").split()[-2:] == ["2", "0"]
+    assert "near-duplicates: 2 in 1 of 1 layers" in str(found)
+
+
 def test_the_table_is_aligned():
     found = diagnose(nn.Sequential(*Net().children()))
     header, rule, *rest = lines(found)[1:]

@@ -106,7 +106,7 @@ def _summary(diagnosis: Diagnosis) -> str:
     compared = [
         (row.excess - row.random_excess, row)
         for row in diagnosis
-        if row.excess is not None and row.random_excess is not None and math.isfinite(row.random_excess)
+        if row.excess is not None and row.random_excess is not None
     ]
     parts = []
     if compared:

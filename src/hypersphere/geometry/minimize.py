@@ -25,7 +25,8 @@ _ONE_THREAD = 500  # points up to which threads cost more than they give, on a b
 _PAIRS = 2**21  # pairs of points in a chunk of starts
 _FINALISTS = 8  # starts that are followed to the end
 _ROUGH = 1e-5  # the tolerance that decides which
-# A large s is reached by way of smaller ones. From starts below 160 some Tammes optima are never met (n = 10, 18, 26).
+# A large s is reached by way of smaller ones. Some Tammes optima are met from random points at 160 and hardly from minima
+# of smaller s (n = 10, 18, 26), others rather from those (the 24-cell): half of the starts begin at s = 1.
 _FIRST_S, _FACTOR, _STAGES = 160.0, 8.0, 6
 
 
@@ -44,17 +45,17 @@ def minimize_energy(
     """n points on the unit sphere of R^dim with the least energy Σ_{i<j}‖x_i − x_j‖^(−s) found from many starts.
 
     s = 0 is the logarithmic energy Σ −log‖x_i − x_j‖; s = inf makes the least distance as large as it gets (contacts
-    are equal to rounding; beyond some 300 points in space to 1e-6). Nothing is searched for where the minimum is known for
-    every s: regular polygons, simplices, orthonormal points in half space. Elsewhere it is global as far as the starts
-    reach: most of them find it for a few dozen points, for hundreds it is a good local one. The same arguments give the
-    same points.
+    are equal to rounding; beyond some 300 points in space to 1e-6). Nothing is searched for where the minimum is known
+    for every s: regular polygons, simplices, orthonormal points in half space. Elsewhere it is global as far as the
+    starts reach: most of them find it for a few dozen points, for hundreds it is a good local one. The same arguments
+    give the same points.
 
     Args:
         n: number of points.
         dim: dimension of the space, 2 or more; the sphere is S^(dim−1).
         s: from 0 to 1e6, or inf.
         half_space: minimize the energy of the 2n points ±x_i (MHE, 3.3): the points stand for lines.
-        starts: random starts; None: 64, fewer beyond 64 points, at least 4.
+        starts: random starts; None: 64, fewer beyond 64 points, at least 4; twice that for s above 160.
         steps: of L-BFGS at most; a quarter of it for each s passed on the way to one above 160.
         tolerance: a start ends when n times the gradient of (1/s)·log energy is no longer than this at any point.
         seed: of the starts; more starts begin with the same ones.
@@ -72,7 +73,7 @@ def minimize_energy(
         '1.306527162 radians'
     """
     n, dim, s = check_problem(n, dim, s)
-    starts = default_starts(n) if starts is None else _checks.integer("starts", starts, low=1)
+    starts = default_starts(n, s) if starts is None else _checks.integer("starts", starts, low=1)
     steps = _checks.integer("steps", steps, low=1)
     tolerance = _checks.number("tolerance", tolerance, low=0.0)
     seed = _checks.integer("seed", seed, low=0)
@@ -96,7 +97,10 @@ def _search(
     for done in track(chunks, f"{n} points in {dim} dimensions") if progress else chunks:
         # One draw a start: a single draw of all of them would depend on their number.
         draws = [torch.randn(dim, n, dtype=best.dtype, generator=random) for _ in range(min(chunk, starts - done))]
-        x, value = _follow(path[:3], normalize(torch.stack(draws), dim=1), half_space, rough_steps, _ROUGH, shakes)
+        x = normalize(torch.stack(draws), dim=1)
+        if s > _FIRST_S and len(x) > 1:
+            x[1::2] = descend(x[1::2], 1.0, half_space, steps, _ROUGH)[0]
+        x, value = _follow(path[:3], x, half_space, rough_steps, _ROUGH, shakes)
         best, values = torch.cat([best, x]), torch.cat([values, value])
         order = values.argsort(stable=True)[:_FINALISTS]
         best, values = best[order], values[order]
@@ -133,8 +137,8 @@ def _threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def default_starts(n: int) -> int:
-    return max(4, min(64, 4096 // n))
+def default_starts(n: int, s: float) -> int:
+    return max(4, min(64, 4096 // n)) * (2 if s > _FIRST_S else 1)
 
 
 def check_problem(n: Any, dim: Any, s: Any) -> tuple[int, int, float]:
