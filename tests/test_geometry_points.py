@@ -101,6 +101,8 @@ class TestSeparation:
     def test_lengths_do_not_matter(self, scale):
         rows = geometry.random_points(5, 3)
         torch.testing.assert_close(geometry.separation(scale * rows), geometry.separation(rows))
+        uneven = rows * torch.tensor([[scale], [1.0], [1.0], [1.0], [1.0]], dtype=torch.float64)
+        torch.testing.assert_close(geometry.separation(uneven), geometry.separation(rows))
 
 
 @pytest.mark.parametrize(

@@ -250,7 +250,7 @@ class TestExcess:
         assert geometry.excess_over(-1.0, -2.0, 0) == 1.0
         assert geometry.excess_over(1.9, 2.0, 1) == pytest.approx(-0.05)  # nothing real is hidden
         assert geometry.excess_over(2.0 - 1e-15, 2.0, 1) == 0.0
-        assert geometry.excess_over(2.0, math.inf, 1) == 0.0
+        assert geometry.excess_over(2.0, math.inf, 1) == geometry.excess_over(2.0, math.inf, 0) == 0.0
         assert geometry.excess_over(2.0, 0.0, 1) == math.inf
         assert geometry.excess_over(2.0, 0.0, 0) == 2.0
 
@@ -406,8 +406,12 @@ class TestDiversity:
         assert error <= bound < math.inf
 
     def test_more_samples_than_weights_have_no_bound(self):
-        error, bound = geometry.training_error_bound(torch.randn(1, 2), torch.randn(5, 2), torch.randn(5))
-        assert error < bound == math.inf
+        for m in (5, 20, 40):
+            error, bound = geometry.training_error_bound(torch.randn(2, 2), torch.randn(m, 2), torch.randn(m))
+            assert error < bound == math.inf
+            x = torch.randn(m, 50)
+            x[-1] = x[0]  # and the same sample twice has none either
+            assert geometry.smallest_singular_value(torch.randn(64, 50), x) == 0
 
     @pytest.mark.parametrize(
         ("call", "text"),

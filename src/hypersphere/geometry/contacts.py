@@ -34,8 +34,8 @@ def _solve(x: Tensor, s: float, half_space: bool) -> Tensor:
     pairs tell which of them are contacts, and are λ but for terms of order 1/s. Rotations, and points without contact,
     leave the equations singular; their shortest solution does not move along these.
     """
-    n, dim = x.shape
-    i, j = torch.triu_indices(n, n, 1)
+    start, (n, dim) = x, x.shape
+    i, j = torch.triu_indices(n, n, 1, device=x.device)
     cosines = (x @ x.T)[i, j]
     sign = cosines.sign() if half_space else torch.ones_like(cosines)
     weights = (-s / 2 * (2 - 2 * sign * cosines).log()).softmax(0)
@@ -44,9 +44,9 @@ def _solve(x: Tensor, s: float, half_space: bool) -> Tensor:
     m, size = len(i), n * dim
     if size + m + n + 1 > LARGEST_SYSTEM:
         return x
-    is_contact = torch.cat([torch.ones(m), torch.zeros(n)]).to(x)
-    row, point = torch.arange(m), torch.arange(n)
-    corner, identity = x.new_zeros(m + n, m + n), torch.eye(dim, dtype=x.dtype)
+    is_contact = torch.cat([x.new_ones(m), x.new_zeros(n)])
+    row, point = torch.arange(m, device=x.device), torch.arange(n, device=x.device)
+    corner, identity = x.new_zeros(m + n, m + n), x.new_ones(dim).diag()
 
     def stress(multipliers: Tensor) -> Tensor:
         matrix = multipliers[m:].diag()
@@ -63,8 +63,11 @@ def _solve(x: Tensor, s: float, half_space: bool) -> Tensor:
         constraints[m + point, point] = x
         values = torch.cat([sign * (x[i] * x[j]).sum(1) - tau, (x.square().sum(1) - 1) / 2])
         residual = torch.cat([(pull @ x).flatten(), values, 1 - multipliers[:m].sum(0, keepdim=True)])
-        if residual.abs().max() < 4e-15:
+        error = residual.abs().max()
+        if error < 4e-15:
             break
+        if not error < 1:  # NaN included
+            return start
         borders = torch.cat([constraints.flatten(1), corner, -is_contact[:, None]], 1)
         matrix = torch.cat(
             [

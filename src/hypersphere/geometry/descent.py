@@ -71,10 +71,10 @@ def descend(x: Tensor, s: float, half_space: bool, steps: int, tolerance: float)
     starts, dim, n = x.shape
     reach = 0.5 * n ** (-1 / (dim - 1))  # about a quarter of the distance between neighbours
     first = n * reach**2  # the first step, per gradient: of the size of an inverse second derivative
-    points, values, index = x.clone(), x.new_empty(starts), torch.arange(starts)
+    points, values, index = x.clone(), x.new_empty(starts), torch.arange(starts, device=x.device)
     f, g = mean_log_energy(x, s, half_space)
     moves = turns = x.new_zeros(0, *x.shape)  # the steps, latest last, and what they changed in the gradient
-    failed = torch.zeros(starts, dtype=torch.bool)
+    failed = x.new_zeros(starts, dtype=torch.bool)
     stuck = failed
     for _ in range(steps):
         ended = (n * _longest(g).view(-1) <= tolerance) | stuck

@@ -89,9 +89,8 @@ def spherical_design(t: int, dim: int = 3) -> Tensor:
 
 
 def _harmonics(degree: int, dim: int) -> int:
-    """The number of independent harmonics of a degree."""
-    lower = math.comb(degree + dim - 3, dim - 1) if degree > 1 else 0
-    return math.comb(degree + dim - 1, dim - 1) - lower
+    """The number of independent harmonics of a degree, 1 at least."""
+    return math.comb(degree + dim - 1, dim - 1) - math.comb(degree + dim - 3, dim - 1)
 
 
 def _cell24() -> Tensor:

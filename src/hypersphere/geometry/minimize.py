@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,12 +22,13 @@ MOST_NUMBERS = 10_000_000  # n·dim
 LARGEST_SEED = 2**63 - 1
 LARGEST_S = 1e6  # its optimum differs from that of inf by about 1e-5 in the distances
 
-_ONE_THREAD = 500  # points up to which threads cost more than they give, on a busy machine a hundred times more
-_PAIRS = 2**21  # pairs of points in a chunk of starts
+_KIND: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}  # `with torch.device` would slow every operation
+_PAIRS = 2**19  # pairs of points in a chunk of starts
 _FINALISTS = 8  # starts that are followed to the end
-_ROUGH = 1e-5  # the tolerance that decides which
-# A large s is reached by way of smaller ones. Some Tammes optima are met from random points at 160 and hardly from minima
-# of smaller s (n = 10, 18, 26), others rather from those (the 24-cell): half of the starts begin at s = 1.
+_ROUGH = 1e-5  # the tolerance that decides which,
+_CLOSE = 1e-6  # and how far the others may be from the best then, as a share of the energy
+# A large s is reached by way of smaller ones. Some Tammes optima are met from random points at 160 and hardly from
+# minima of smaller s (n = 10, 18, 26), others rather from those (the 24-cell): half of the starts begin at s = 1.
 _FIRST_S, _FACTOR, _STAGES = 160.0, 8.0, 6
 
 
@@ -79,38 +81,45 @@ def minimize_energy(
     seed = _checks.integer("seed", seed, low=0)
     if seed > LARGEST_SEED:
         raise ValueError(f"seed must be <= {LARGEST_SEED}, got {seed}")
-    with torch.device("cpu"), _threads(1 if n <= _ONE_THREAD else torch.get_num_threads()):
-        points = _best_for_every_s(n, dim, half_space)
-        return _search(n, dim, s, half_space, starts, steps, tolerance, seed, progress) if points is None else points
+    chunk = max(1, min(starts, _PAIRS // n**2))
+    with _one_thread():
+        if (points := _best_for_every_s(n, dim, half_space)) is not None:
+            return points
+        search: Iterable[Tensor] = _search(n, dim, s, half_space, starts, chunk, steps, tolerance, seed)
+        if progress:
+            search = track(search, f"{n} points in {dim} dimensions", math.ceil(starts / chunk) + 1)
+        return deque(search, maxlen=1).pop()
 
 
 def _search(
-    n: int, dim: int, s: float, half_space: bool, starts: int, steps: int, tolerance: float, seed: int, progress: bool
-) -> Tensor:
+    n: int, dim: int, s: float, half_space: bool, starts: int, chunk: int, steps: int, tolerance: float, seed: int
+) -> Iterator[Tensor]:
+    """The best points so far, after every chunk of starts and at the end."""
     path = [s] if s <= _FIRST_S else [t for k in range(_STAGES) if (t := _FIRST_S * _FACTOR**k) < s]
     path += [s] if _FIRST_S < s < math.inf else []
     rough_steps = steps if len(path) == 1 else max(1, steps // 4)
-    random, shakes = (torch.Generator().manual_seed(seed) for _ in range(2))
-    best, values = torch.empty(0, dim, n, dtype=torch.float64), torch.empty(0, dtype=torch.float64)
-    chunk = max(1, min(starts, _PAIRS // n**2))
-    chunks: Iterable[int] = range(0, starts, chunk)
-    for done in track(chunks, f"{n} points in {dim} dimensions") if progress else chunks:
+    random, shakes = (torch.Generator("cpu").manual_seed(seed) for _ in range(2))
+    best, values = torch.empty(0, dim, n, **_KIND), torch.empty(0, **_KIND)
+    for done in range(0, starts, chunk):
         # One draw a start: a single draw of all of them would depend on their number.
-        draws = [torch.randn(dim, n, dtype=best.dtype, generator=random) for _ in range(min(chunk, starts - done))]
+        draws = [torch.randn(dim, n, generator=random, **_KIND) for _ in range(min(chunk, starts - done))]
         x = normalize(torch.stack(draws), dim=1)
-        if s > _FIRST_S and len(x) > 1:
-            x[1::2] = descend(x[1::2], 1.0, half_space, steps, _ROUGH)[0]
+        if s > _FIRST_S and len(odd := x[(done + 1) % 2 :: 2]):
+            odd[:] = descend(odd, 1.0, half_space, steps, _ROUGH)[0]
         x, value = _follow(path[:3], x, half_space, rough_steps, _ROUGH, shakes)
         best, values = torch.cat([best, x]), torch.cat([values, value])
         order = values.argsort(stable=True)[:_FINALISTS]
         best, values = best[order], values[order]
+        yield best[0].T.contiguous()
+    if len(path) == 1:  # otherwise the values at the end of the path decide
+        best = best[values <= values.min() + _CLOSE]
     tolerance = _ROUGH if s == math.inf else tolerance
     best, values = _follow(path[3:] or path[-1:], best, half_space, steps, tolerance, shakes)
     best = best.mT
     if s == math.inf and n * (dim + 1) < LARGEST_SYSTEM:
         best = torch.stack([equalize_contacts(x, path[-1], half_space) for x in best])
-        values = torch.tensor([largest_cosine(x, half_space) for x in best])
-    return best[values.argmin()].contiguous()
+        values = torch.tensor([largest_cosine(x, half_space) for x in best], **_KIND)
+    yield best[values.argmin()].contiguous()
 
 
 def _follow(
@@ -121,16 +130,17 @@ def _follow(
     for s in path:
         if s > _FIRST_S:
             # A symmetric optimum of the last s may be a saddle of this one (n = 27), which nothing else would leave.
-            noise = torch.randn(x.shape, dtype=x.dtype, generator=shakes)
+            noise = torch.randn(x.shape, generator=shakes, **_KIND)
             x = normalize(x + noise * (_FACTOR / s * n ** (-1 / (dim - 1))), dim=1)
         x, values = descend(x, s, half_space, steps, tolerance)
     return x, values
 
 
 @contextmanager
-def _threads(number: int) -> Iterator[None]:
+def _one_thread() -> Iterator[None]:
+    """The work is in small pieces: threads gain little, and lose a factor of ten and more when they wait for cores."""
     before = torch.get_num_threads()
-    torch.set_num_threads(number)
+    torch.set_num_threads(1)
     try:
         yield
     finally:
@@ -155,12 +165,12 @@ def check_problem(n: Any, dim: Any, s: Any) -> tuple[int, int, float]:
 def _best_for_every_s(n: int, dim: int, half_space: bool) -> Tensor | None:
     """Points that are optimal whatever s is, where that is known, ready made."""
     if half_space and n <= dim:
-        return torch.eye(n, dim, dtype=torch.float64)
+        return torch.eye(n, dim, **_KIND)
     if dim == 2:
-        angle = torch.arange(n, dtype=torch.float64) * ((1 if half_space else 2) * math.pi / n)
+        angle = torch.arange(n, **_KIND) * ((1 if half_space else 2) * math.pi / n)
         return torch.stack([angle.cos(), angle.sin()], 1)
     if n <= dim + 1 and not half_space:
-        points = torch.zeros(n, dim, dtype=torch.float64)
+        points = torch.zeros(n, dim, **_KIND)
         for k in range(min(n, dim)):  # all points after k have the same component along axis k
             points[k, k] = (1 - points[k].square().sum()).sqrt()
             points[k + 1 :, k] = (-1 / max(n - 1, 1) - points[k + 1 :] @ points[k]) / points[k, k]

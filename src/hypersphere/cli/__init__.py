@@ -1,0 +1,88 @@
+"""The command `hypersphere`. Each command is a module here, imported when it is called: help comes without torch.
+
+A command's module has `add_arguments(parser)` and `run(options)`, which returns the exit code: 0, or 2 for what the
+user can mend, after one line on stderr. When interrupted it is 130.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from typing import NoReturn
+
+from .. import __version__
+
+COMMANDS = {
+    "thomson": "points of least energy on the sphere, compared with the known minimum",
+}
+
+INTERRUPTED, BROKEN_PIPE = 130, 141  # what a shell reports for SIGINT and SIGPIPE
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; how it would be right is what --help is for."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    Example:
+        >>> main(["--version"])
+        hypersphere ...
+        0
+    """
+    try:
+        try:
+            code = _main(sys.argv[1:] if argv is None else argv)
+        except SystemExit as stop:  # argparse's way out
+            code = stop.code if isinstance(stop.code, int) else 0
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where a closed pipe can still be dealt with
+        return code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read has enough (`| head`). The interpreter flushes once more at its end and must not find the pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except OSError as error:
+        print(f"hypersphere: {error}", file=sys.stderr)
+        return 2
+
+
+def _main(argv: Sequence[str]) -> int:
+    if argv and not argv[0].startswith("-"):
+        name, *rest = argv
+        if name not in COMMANDS:
+            near = get_close_matches(name, COMMANDS, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(COMMANDS)}"
+            Parser(prog="hypersphere").error(f"unknown command {name!r}; {hint}")
+        command = import_module(f".{name}", __name__)
+        parser = Parser(prog=f"hypersphere {name}", description=_sentence(COMMANDS[name]), allow_abbrev=False)
+        command.add_arguments(parser)
+        return int(command.run(parser.parse_args(rest)))
+    width = max(map(len, COMMANDS))
+    parser = Parser(
+        prog="hypersphere",
+        usage="hypersphere [--version] [--help] COMMAND ...",
+        description="Learning on hyperspheres in PyTorch.",
+        epilog="commands:\n"
+        + "".join(f"  {name:{width}}  {text}\n" for name, text in COMMANDS.items())
+        + "\n`hypersphere COMMAND --help` tells what a command takes.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"hypersphere {__version__}")
+    parser.parse_args(argv)
+    parser.error(f"a command is needed: {', '.join(COMMANDS)}")
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."

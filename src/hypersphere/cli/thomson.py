@@ -1,0 +1,189 @@
+"""`hypersphere thomson N ...`: the problems of Thomson (s = 1), Whyte (s = 0) and Tammes (s = inf)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+# As in geometry.minimize, which imports torch; a test keeps them equal.
+MOST_POINTS, MOST_NUMBERS, LARGEST_S, LARGEST_SEED = 100_000, 10_000_000, 1e6, 2**63 - 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "n", metavar="N", nargs="+", type=_points, help="number of points; a range like 2-32 or several give a row each"
+    )
+    parser.add_argument("--dim", type=_integer(2, MOST_NUMBERS), default=3, help="dimension of the space (default: 3)")
+    parser.add_argument(
+        "--s",
+        type=_exponent,
+        default=1.0,
+        help="the energy is the sum of distance^-s over pairs, of -log distance for 0; inf: the largest least distance "
+        "(default: 1)",
+    )
+    parser.add_argument(
+        "--starts",
+        type=_integer(1),
+        help="random starts (default: 64, fewer for many points; twice that for s above 160)",
+    )
+    parser.add_argument("--seed", type=_integer(0, LARGEST_SEED), default=0, help="of the starts (default: 0)")
+    parser.add_argument("--json", action="store_true", help="print JSON, with angles in radians, and nothing else")
+    parser.add_argument(
+        "--points", metavar="FILE", type=Path, help="write the points as CSV, a row each; for a single N"
+    )
+    parser.set_defaults(error=parser.error)
+
+
+def run(options: argparse.Namespace) -> int:
+    numbers = [n for part in options.n for n in part]
+    _check(options, numbers)
+    from .. import hyperspherical_energy
+    from .._files import write_text
+    from .._progress import track
+    from ..geometry import known_minimum, minimize_energy, separation
+
+    dim, s = options.dim, options.s
+    single = len(numbers) == 1
+    todo: Iterable[int] = numbers if single else track(numbers, "thomson")
+    rows: list[dict[str, Any]] = []
+    for n in todo:
+        start = time.perf_counter()
+        points = minimize_energy(n, dim, s, starts=options.starts, seed=options.seed, progress=single)
+        seconds = time.perf_counter() - start
+        energy = None if s == math.inf else float(hyperspherical_energy(points, s, reduction="sum")) / 2
+        angle = float(separation(points)) if n > 1 else None
+        reached, known = angle if s == math.inf else energy, known_minimum(n, dim, s)
+        difference = None if reached is None or known is None else reached - known
+        rows.append(
+            {
+                "n": n,
+                "dim": dim,
+                "s": "inf" if s == math.inf else s,  # JSON has no infinity
+                "energy": energy,
+                "known": known,
+                "difference": difference,
+                "separation": angle,
+                "angles": "radians",
+                "seconds": seconds,
+            }
+        )
+    if options.json:
+        print(json.dumps(rows[0] if single else rows, indent=2, allow_nan=False))
+    else:
+        _print_table(rows, dim, s)
+    if options.points:
+        try:
+            write_text(options.points, "".join(",".join(map(repr, point)) + "\n" for point in points.tolist()))
+        except OSError as error:
+            options.error(f"argument --points: cannot write {str(options.points)!r}: {error.strerror}")
+    return 0
+
+
+def _points(text: str) -> range:
+    """The numbers that 12 or 2-32 stands for."""
+    match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", text)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= first <= last <= MOST_POINTS:
+        raise argparse.ArgumentTypeError(
+            f"must be a number from 1 to {MOST_POINTS}, or a range upwards like 2-32, got {text!r}"
+        )
+    return range(first, last + 1)
+
+
+def _integer(low: int, high: float = math.inf) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not re.fullmatch(r"[+-]?[0-9]{1,19}", text) or not low <= int(text) <= high:
+            most = "" if high == math.inf else f" and <= {high}"
+            raise argparse.ArgumentTypeError(f"must be an integer >= {low}{most}, got {text!r}")
+        return int(text)
+
+    return read
+
+
+def _exponent(text: str) -> float:
+    try:
+        s = float(text)
+    except ValueError:
+        s = math.nan
+    if not (0 <= s <= LARGEST_S or s == math.inf):
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to {LARGEST_S:.0f}, or inf, got {text!r}")
+    return s
+
+
+def _check(options: argparse.Namespace, numbers: list[int]) -> None:
+    """What can be said only when all arguments are known."""
+    if (size := max(numbers) * options.dim) > MOST_NUMBERS:
+        options.error(f"argument --dim: N times dim must be at most {MOST_NUMBERS}, got {size}")
+    if options.points and len(numbers) > 1:
+        options.error(f"argument --points: goes with a single N, got {len(numbers)}")
+    if options.points and not options.points.absolute().parent.is_dir():
+        options.error(f"argument --points: must be a file in a folder that exists, got {str(options.points)!r}")
+    if options.points and options.points.is_dir():
+        options.error(f"argument --points: must be a file, got the folder {str(options.points)!r}")
+
+
+def _print_table(rows: list[dict[str, Any]], dim: int, s: float) -> None:
+    """For people: angles in degrees, with rich on a terminal."""
+    if s == math.inf:
+        title = f"largest least angle between two points, {dim} dimensions"
+        header = ["N", "separation (degrees)", "known (degrees)", "difference (degrees)", "seconds"]
+        angles = [[_degrees(row[key]) for key in ("separation", "known", "difference")] for row in rows]
+        cells = [[_figure(angle), _figure(known), _small(difference)] for angle, known, difference in angles]
+    else:
+        title = f"sum of {'-log distance' if s == 0 else f'distance^-{s:g}'} over unordered pairs, {dim} dimensions"
+        header = ["N", "energy", "known minimum", "difference", "separation (degrees)", "seconds"]
+        cells = [
+            [
+                *map(_figure, (row["energy"], row["known"])),
+                _small(row["difference"]),
+                _figure(_degrees(row["separation"])),
+            ]
+            for row in rows
+        ]
+    table = [[str(row["n"]), *cell, f"{row['seconds']:.2f}"] for row, cell in zip(rows, cells, strict=True)]
+    widths = [max(map(len, column)) for column in zip(header, *table, strict=True)]
+    if sys.stdout and sys.stdout.isatty() and _print_rich(title, header, table, sum(widths) + 3 * len(widths) + 1):
+        return
+    print(title)
+    for line in (header, *table):
+        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+
+
+def _print_rich(title: str, header: list[str], table: list[list[str]], width: int) -> bool:
+    """Whether rich is there and the terminal is wide enough: numbers must not be broken over lines."""
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:
+        return False
+    console = Console()
+    if console.width < width:
+        return False
+    pretty = Table(*header, title=title)
+    for column in pretty.columns:
+        column.justify, column.no_wrap = "right", True
+    for line in table:
+        pretty.add_row(*line)
+    console.print(pretty)
+    return True
+
+
+def _degrees(angle: float | None) -> float | None:
+    return None if angle is None else math.degrees(angle)
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.9f}" if value == 0 or 1e-3 <= abs(value) < 1e9 else f"{value:.9e}"
+
+
+def _small(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.1e}" if value else "0"
