@@ -227,3 +227,64 @@ def test_second_derivatives_where_neurons_meet_are_finite(dtype):
             (grad,) = torch.autograd.grad(value, rows, create_graph=True)
             (second,) = torch.autograd.grad(grad.sum(), rows)
             assert second.isfinite().all()
+
+
+@pytest.mark.parametrize("distance", [0.2, 0.09, 0.05, 0.035])
+def test_second_derivatives_of_close_pairs(distance):
+    """Their distance comes from the difference, their derivatives from the product: both must fit together."""
+    rows = torch.randn(5, 6, dtype=F64)
+    across = torch.randn(6, dtype=F64)
+    across -= rows[0] * (across @ rows[0]) / rows[0].square().sum()
+    rows[1] = rows[0] + distance * rows[0].norm() * across / across.norm()
+    rows.requires_grad_()
+    for law in ({"s": 2.0}, {"s": 0.0, "half_space": True}, {"s": 1.0, "angular": True}, {"s": 8.0}):
+        for reduction in ("mean", "none"):
+
+            def energy(w, law=law, reduction=reduction):
+                return hs.hyperspherical_energy(w, reduction=reduction, **law) * distance ** (law["s"] + 2)
+
+            assert torch.autograd.gradgradcheck(energy, rows, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("n", "d", "cluster"), [(512, 512, 1e-4), (1024, 16, 1e-3)])
+def test_large_clusters_in_float32(n, d, cluster):
+    """More close pairs than are held at once: each still has its own distance."""
+    rows = torch.randn(n, d)
+    rows[:100] = rows[0] + cluster * torch.randn(100, d)
+    exact = hs.hyperspherical_energy(rows.double())
+    torch.testing.assert_close(hs.hyperspherical_energy(rows).double(), exact, rtol=2e-2, atol=0)
+    labels = torch.arange(0, n, 7)
+    exact = hs.class_energy(rows.double(), labels)
+    torch.testing.assert_close(hs.class_energy(rows, labels).double(), exact, rtol=2e-2, atol=0)
+
+
+def test_coincident_neurons_part_in_the_plane_too():
+    """The push has its strength along the sphere, whatever the direction of the neurons."""
+    angles = torch.linspace(0, 2 * math.pi, 200)
+    pushes = []
+    for angle in angles:
+        rows = torch.stack([angle.cos(), angle.sin()]).repeat(2, 1).requires_grad_()
+        (grad,) = torch.autograd.grad(hs.hyperspherical_energy(rows), rows)
+        pushes.append(grad[0].norm())
+    pushes = torch.stack(pushes)
+    assert pushes.min() > 0.9 * pushes.max() > 0
+
+
+def test_float16_gradients_are_finite():
+    for s in (2.0, 4.0, 400.0):
+        for reduction in ("sum", "mean"):
+            rows = torch.randn(6, 5)
+            rows[1], rows[3] = rows[0], rows[2] + 1e-3
+            rows = rows.half().requires_grad_()
+            hs.hyperspherical_energy(rows, s, reduction=reduction).backward()
+            assert rows.grad.isfinite().all()
+            assert rows.grad.any()
+
+
+def test_a_graph_that_is_kept_gives_the_same_gradient_again():
+    rows = torch.randn(9, 5, requires_grad=True)
+    value = hs.class_energy(rows, torch.tensor([1, 4]))
+    first = torch.autograd.grad(value, rows, retain_graph=True)[0].clone()
+    value.backward(retain_graph=True)
+    torch.nn.utils.clip_grad_norm_([rows], 0.01)
+    torch.testing.assert_close(torch.autograd.grad(value, rows)[0], first)

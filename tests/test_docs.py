@@ -20,7 +20,7 @@ import hypersphere as hs
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PICTURES = ["margins.svg", "similarities.svg"]
+PICTURES = ["margins.svg", "pair_energy.svg", "regularized.svg", "similarities.svg"]
 
 
 def run_page(text: str) -> None:

@@ -204,17 +204,17 @@ def test_value_and_gradient(s, half_space, block, monkeypatch):
 
 
 def test_nothing_overflows():
-    for s in (400.0, 1e4, 1e6):
-        points = minimize_energy(10, s=s, starts=8, steps=200)
+    for s in (400.0, 1e6):
+        points = minimize_energy(10, s=s, starts=4, steps=200)
         assert points.isfinite().all()
         assert abs(math.degrees(separation(points)) - TAMMES[10]) < 100 / s
 
 
 def test_the_same_points_again():
     for s in (1.0, math.inf):
-        first, second = (minimize_energy(10, s=s, starts=4, steps=100, seed=3) for _ in range(2))
+        first, second = (minimize_energy(10, s=s, starts=2, steps=50, seed=3) for _ in range(2))
         assert torch.equal(first, second)
-        assert not torch.equal(first, minimize_energy(10, s=s, starts=4, steps=100, seed=4))
+        assert not torch.equal(first, minimize_energy(10, s=s, starts=2, steps=50, seed=4))
 
 
 def test_neither_global_seed_nor_threads_nor_progress_matter():
@@ -233,17 +233,17 @@ def test_neither_global_seed_nor_threads_nor_progress_matter():
 
 
 def test_more_starts_are_never_worse():
-    few, more = (energy(minimize_energy(16, starts=k, seed=2), 1) for k in (1, 8))
+    few, more = (energy(minimize_energy(16, starts=k, seed=4), 1) for k in (1, 8))
     assert abs(more - THOMSON[16]) < 1e-8
     assert more < few - 1e-3  # the first start ends in the other minimum of n = 16
 
 
 def test_starts_in_chunks(monkeypatch):
-    expected = minimize_energy(16, starts=8, seed=2)
+    expected = minimize_energy(16, starts=8, seed=4)
     monkeypatch.setattr("hypersphere.geometry.minimize._PAIRS", 3 * 16**2)
-    points = minimize_energy(16, starts=8, seed=2)
-    assert abs(energy(points, 1) - energy(expected, 1)) < 1e-10
-    assert abs(separation(minimize_energy(8, s=math.inf, starts=7)) - known_minimum(8, s=math.inf)) < 1e-12
+    assert abs(energy(minimize_energy(16, starts=8, seed=4), 1) - energy(expected, 1)) < 1e-10
+    monkeypatch.setattr("hypersphere.geometry.minimize._PAIRS", 1)  # a start at a time
+    assert abs(separation(minimize_energy(8, s=math.inf, starts=3)) - known_minimum(8, s=math.inf)) < 1e-12
 
 
 def test_steps_and_tolerance_end_a_search():

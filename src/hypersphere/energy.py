@@ -13,9 +13,11 @@ Shapes: N neurons, d their dimension, G groups of neurons, B batch.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from . import _checks
 from .cosine import accumulation_dtype, apply, inverse_row_norm, unit
@@ -75,36 +77,31 @@ def energies(p: Tensor, law: Law, lengths: Tensor | None = None, *, mean: bool =
 
     Args:
         lengths: β (N,) as in :func:`hyperspherical_energy`.
-        mean: divide by the number of pairs. Points of length zero count as if they were not there.
+        mean: divide by the number of pairs. Points of length zero count as if they were not there (not with `each`).
     """
-    n, alive = p.shape[1], _alive(p)
+    alive = _alive(p)
     living = alive.sum(1, keepdim=True).to(p.dtype)
     points, copies = (2 * living, 2) if law.half_space else (living, 1)  # an antipode sees what its neuron sees
     pairs = (points * (points - 1)).clamp(min=1) if mean else torch.ones_like(points)
     shortest, squares = p.new_ones(()), None
     if lengths is not None:  # E(β) = b^(−s)·E(β/b): the shortest has length one
-        shortest = lengths.amin()
-        lengths = (lengths / shortest).clamp(max=1e15)  # whose square is in float32's range, and whose energy is not
-        squares, p = lengths.square().expand(len(p), n), p * lengths.unsqueeze(1)
+        shortest, lengths = lengths.amin(), lengths / lengths.amin()
+        squares, p = lengths.square().expand(p.shape[:2]), p * lengths.unsqueeze(1)
     log_scale = math.log(copies) - pairs.log() - law.s * shortest.log()
     scale = finite(log_scale.exp() if law.in_logs else copies / pairs * shortest.pow(-law.s))
-    # Zero neurons are at right angles to all others: what they added to each is known. Then come a neuron's own
-    # antipode, and the unit of length, log(1/bz) = log(1/z) − log b.
-    right_angle = scale * law.energy(p.new_tensor(2.0))
-    known = -(n - living) * copies * right_angle
-    if law.half_space:
+    known = torch.zeros_like(scale)
+    if law.half_space:  # a neuron and its own antipode
         known = known + scale * law.energy(p.new_tensor(4.0) if squares is None else 4 * squares)
-    if law.s == 0:
+    if law.s == 0:  # log(1/bz) = log(1/z) − log b
         known = known - shortest.log() * (points - 1) * copies / pairs
     known = torch.where(alive, known, 0.0)
     wanted = torch.is_grad_enabled() and p.requires_grad
     with torch.autocast(p.device.type, enabled=False):
-        if each:
-            e = apply(RowEnergies, p, squares, log_scale, law)[0]
-            return finite(torch.where(alive, (e if law.in_logs else e * scale) + known, 0.0))
-        total = apply(TotalEnergy, p, squares, log_scale, law, wanted)[0]
-    total = total if law.in_logs else total * scale.squeeze(1)
-    return finite(total + known.sum(1) - ((n - living) * (n - 1) * copies * right_angle).squeeze(1))
+        if not each:
+            total = apply(TotalEnergy, p, alive, squares, log_scale, law, wanted)[0]
+            return finite((total if law.in_logs else total * scale.squeeze(1)) + known.sum(1))
+        e = apply(RowEnergies, p, squares, log_scale, law)[0]
+    return finite((e if law.in_logs else e * scale) + known)
 
 
 def class_energy(weight: Tensor, labels: Tensor, s: float = 2.0, *, angular: bool = False) -> Tensor:
@@ -123,8 +120,7 @@ def class_energy(weight: Tensor, labels: Tensor, s: float = 2.0, *, angular: boo
         >>> class_energy(torch.eye(3), torch.tensor([0, 0, 2]), s=2)  # all classes are √2 apart
         tensor(0.5000)
     """
-    rows = checked_rows(weight)
-    rows = rows.to(accumulation_dtype(rows.dtype))
+    rows = exact(checked_rows(weight))
     if len(rows) < 2:
         raise ValueError(f"weight must have two rows at least, got {tuple(weight.shape)}")
     checked_labels(labels, len(rows))
@@ -136,16 +132,17 @@ def class_energy(weight: Tensor, labels: Tensor, s: float = 2.0, *, angular: boo
 def estimated_energy(rows: Tensor, law: Law, index: Tensor) -> Tensor:
     """The mean energy of groups of neurons (G, N, d), estimated without bias from those at `index` (n,): (G,).
 
-    The pairs of a neuron with its own antipode are no sample of all pairs: they are taken out and added apart.
+    The sum over the pairs that were drawn stands for N(N − 1)/(n(n − 1)) times as many. The pairs of a neuron with its
+    own antipode are no sample of all pairs: they are taken out and added apart.
     """
-    chosen = rows[:, index]
-    e = group_energy(chosen, law)
-    if not law.half_space:
-        return e
-    antipode = law.energy(e.new_tensor(4.0))
-    n, of_all = (_alive(unit(r.to(e.dtype))).sum(1).clamp(min=1) for r in (chosen, rows))
-    other_pairs = ((2 * n - 1) * e - antipode) / (2 * (n - 1)).clamp(min=1)
-    return (2 * (of_all - 1) * other_pairs + antipode) / (2 * of_all - 1)
+    n, of_all = len(index), rows.shape[1]
+    drawn = rows[:, index]
+    total = energies(_points(drawn), law)
+    living, all_living = (_living(r) for r in (drawn, rows))
+    antipodes = 2 * law.energy(total.new_tensor(4.0)) if law.half_space else total.new_zeros(())
+    total = (total - living * antipodes) * (of_all * (of_all - 1) / (n * (n - 1))) + all_living * antipodes
+    points = 2 * all_living if law.half_space else all_living
+    return total / (points * (points - 1)).clamp(min=1)
 
 
 def batch_energy(rows: Tensor, labels: Tensor, share: Tensor, law: Law) -> Tensor:
@@ -167,7 +164,33 @@ def sample_energies(rows: Tensor, labels: Tensor, law: Law) -> Tensor:
 
 
 def _points(rows: Tensor) -> Tensor:
-    return unit(rows.to(accumulation_dtype(rows.dtype)))
+    return unit(exact(rows))
+
+
+def exact(weight: Tensor) -> Tensor:
+    """In float32 at least; the gradient that comes back to float16 is clamped to what it can hold."""
+    if weight.dtype is torch.float16:
+        return apply(_FromFloat16, weight)
+    return weight.to(accumulation_dtype(weight.dtype))
+
+
+class _FromFloat16(Function):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.float()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.clamp(-65504, 65504).half()
+
+
+def _living(rows: Tensor) -> Tensor:
+    """How many neurons of each group (G, N, d) have a direction: (G,)."""
+    return (inverse_row_norm(exact(rows.detach()).flatten(0, 1)) > 0).view(rows.shape[:2]).sum(1)
 
 
 def _alive(p: Tensor) -> Tensor:
@@ -176,7 +199,9 @@ def _alive(p: Tensor) -> Tensor:
 
 
 def checked_law(s: float, half_space: bool, angular: bool, name: str = "s") -> Law:
-    return Law(_checks.number(name, s, low=0.0), bool(half_space), bool(angular))
+    """s up to 1e6; beyond, only the nearest pair counts."""
+    hint = " (geometry.minimize_energy solves s=inf)"
+    return Law(_checks.number(name, s, low=0.0, high=1e6, hint=hint), bool(half_space), bool(angular))
 
 
 def checked_rows(weight: Tensor) -> Tensor:
@@ -205,18 +230,25 @@ def _checked_beta(beta: Tensor, rows: Tensor, law: Law) -> Tensor:
     if not isinstance(beta, Tensor) or beta.shape != rows.shape[:1]:
         got = tuple(beta.shape) if isinstance(beta, Tensor) else type(beta).__name__
         raise ValueError(f"beta must be a tensor of shape ({len(rows)},), one number for each neuron, got {got}")
-    if _may_read(beta) and not bool(((beta > 0) & beta.isfinite()).all()):
-        bad = int((~((beta > 0) & beta.isfinite())).nonzero()[0, 0])
-        raise ValueError(f"beta must be positive and finite, got {beta[bad].item()} at {bad}")
+    _checks.floating("beta", beta)
+    if _may_read(beta) and not bool(((beta >= 1e-6) & (beta <= 1e6)).all()):
+        bad = int((~((beta >= 1e-6) & (beta <= 1e6))).nonzero()[0, 0])
+        raise ValueError(f"beta must be positive, from 1e-6 to 1e6, got {beta[bad].item()} at {bad}")
     return beta.detach().to(rows.device, accumulation_dtype(rows.dtype))
 
 
 def _refuse_zero(name: str, alive: Tensor) -> None:
     """`alive` (N,): a zero neuron has no direction."""
     if _may_read(alive) and not bool(alive.all()):
-        dead = (~alive).nonzero().flatten().tolist()
-        shown = ", ".join(map(str, dead[:10])) + (", ..." if len(dead) > 10 else "")
-        raise ValueError(f"{name} must have no zero rows, got {len(dead)}: {shown}")
+        raise ValueError(
+            f"{name} must have no zero rows, nor any with NaN or of a length that float32 cannot square: "
+            f"got {listed((~alive).nonzero().flatten().tolist())}"
+        )
+
+
+def listed(rows: list[int]) -> str:
+    """The numbers of some rows, for a message."""
+    return f"{len(rows)} ({', '.join(map(str, rows[:10]))}{', ...' if len(rows) > 10 else ''})"
 
 
 def _may_read(x: Tensor) -> bool:

@@ -8,7 +8,7 @@ comhe_random            the mean energy after random projections to at most 30 d
 comhe_angle             the energy after the projection to at most 30 dimensions that best keeps the cosines
 orthonormal             ‖WᵀW − I‖²_F over the neurons as they are (SphereNet, 2.4)
 orthoreg                Σ_{i≠j} log(1 + exp(10·(cos θ_ij − 1))), which leaves pairs beyond a right angle alone
-srip                    the spectral norm of WᵀW − I
+srip                    the spectral norm of WᵀW − I, from below by ten power iterations
 separation              minus the least angle between two neurons
 polarization            minus the least mean energy that a point of the sphere has with all neurons
 covering                the largest angle that a point of the sphere has to the nearest neuron
@@ -28,8 +28,8 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor
 
-from .cosine import accumulation_dtype, unit
-from .energy import group_energy
+from .cosine import unit
+from .energy import exact, group_energy
 from .repulsion import NEAR, Law
 
 Draw = Callable[[], Generator]
@@ -58,7 +58,7 @@ def comhe_angle(rows: Tensor, law: Law, draw: Draw, steps: int = 5) -> Tensor:
     with torch.no_grad():
         # The principal axes keep inner products best; a few steps make that cosines. No step is needed where k = d.
         cosines = p @ p.mT
-        axes = _principal_axes(p, cosines)[..., :k]
+        axes = _principal_axes(p.to(torch.float64))[..., :k].to(p.dtype)
     for _ in range(steps if k == PROJECTED < p.shape[2] else 0):
         with torch.enable_grad():
             leaf = axes.detach().requires_grad_()
@@ -69,11 +69,13 @@ def comhe_angle(rows: Tensor, law: Law, draw: Draw, steps: int = 5) -> Tensor:
     return group_energy(p @ axes, law)
 
 
-def _principal_axes(p: Tensor, gram: Tensor) -> Tensor:
+def _principal_axes(p: Tensor) -> Tensor:
     """The right singular vectors of p (G, N, d), (G, d, min(N, d)), largest first, through the smaller Gram matrix."""
     if p.shape[1] >= p.shape[2]:
         return torch.linalg.eigh(p.mT @ p).eigenvectors.flip(2)
-    return unit((p.mT @ torch.linalg.eigh(gram).eigenvectors.flip(2)).mT).mT
+    squares, left = torch.linalg.eigh(p @ p.mT)
+    left = left * (squares > 1e-12 * squares.amax(1, keepdim=True)).unsqueeze(1)  # noise has no axis
+    return unit((p.mT @ left.flip(2)).mT).mT
 
 
 def orthonormal(rows: Tensor, law: Law, draw: Draw) -> Tensor:
@@ -91,11 +93,12 @@ def deviation_from_orthonormal(rows: Tensor) -> Tensor:
 def orthoreg(rows: Tensor, law: Law, draw: Draw, sharpness: float = 10.0) -> Tensor:
     p = unit(rows)
     terms = torch.nn.functional.softplus(sharpness * (p @ p.mT - 1))
-    return terms.sum((1, 2)) - terms.diagonal(dim1=1, dim2=2).sum(1)
+    return (terms * _other_pairs(p)).sum((1, 2))
 
 
 def srip(rows: Tensor, law: Law, draw: Draw, iterations: int = 10) -> Tensor:
-    v = torch.randn(rows.shape[1], 1, generator=draw(), dtype=torch.float64).to(rows).expand(len(rows), -1, -1)
+    n = rows.shape[1]
+    v = torch.arange(1, n + 1, device=rows.device, dtype=rows.dtype).cos().view(1, n, 1).expand(len(rows), n, 1)
     with torch.no_grad():
         for _ in range(iterations):  # W Wᵀ v − v: no N × N matrix
             v = rows @ (rows.mT @ v) - v
@@ -105,21 +108,21 @@ def srip(rows: Tensor, law: Law, draw: Draw, iterations: int = 10) -> Tensor:
 
 def separation(rows: Tensor, law: Law, draw: Draw) -> Tensor:
     p = unit(rows)
-    if p.shape[1] < 2:
-        return 0 * p.sum((1, 2))
     with torch.no_grad():
-        cosines = (p @ p.mT).diagonal_scatter(p.new_full(p.shape[:2], -2.0), dim1=1, dim2=2)
-        nearest = cosines.flatten(1).argmax(1)
+        others = _other_pairs(p)
+        nearest = torch.where(others, p @ p.mT, -2.0).flatten(1).argmax(1)
     group = torch.arange(len(p), device=p.device)
     u, v = p[group, nearest // p.shape[1]], p[group, nearest % p.shape[1]]
-    return -_angle(u, v)
+    return torch.where(others.flatten(1).any(1), -_angle(u, v), 0.0)
 
 
 def polarization(rows: Tensor, law: Law, draw: Draw) -> Tensor:
     p = unit(rows)
+    alive = _alive(p).unsqueeze(1)
 
     def potential(points: Tensor, neurons: Tensor) -> Tensor:  # (G, M, d) → (G, M)
-        return law.energy((2 - 2 * points @ neurons.mT).clamp(min=NEAR * NEAR)).mean(2)
+        terms = law.energy((2 - 2 * points @ neurons.mT).clamp(min=NEAR * NEAR))
+        return (terms * alive).sum(2) / alive.sum(2).clamp(min=1)
 
     v = _search(p.detach(), potential, draw)
     return -potential(v, p).squeeze(1)
@@ -127,18 +130,24 @@ def polarization(rows: Tensor, law: Law, draw: Draw) -> Tensor:
 
 def covering(rows: Tensor, law: Law, draw: Draw) -> Tensor:
     p = unit(rows)
-    v = _search(p.detach(), lambda points, neurons: (30 * points @ neurons.mT).logsumexp(2), draw)  # a smooth maximum
-    nearest = (v @ p.detach().mT).squeeze(1).argmax(1)
+    alive = _alive(p).unsqueeze(1)
+
+    def nearness(points: Tensor, neurons: Tensor) -> Tensor:  # a smooth largest cosine
+        return torch.where(alive, 30 * points @ neurons.mT, -60.0).logsumexp(2)
+
+    v = _search(p.detach(), nearness, draw)
+    nearest = torch.where(alive, v @ p.detach().mT, -2.0).squeeze(1).argmax(1)
     group = torch.arange(len(p), device=p.device)
     return _angle(v.squeeze(1), p[group, nearest])
 
 
 def gram_determinant(rows: Tensor, law: Law, draw: Draw) -> Tensor:
     p = unit(rows).to(torch.float64)
-    kernel = torch.exp(2 * p @ p.mT - 2)  # exp(−‖ŵ_i − ŵ_j‖²)
-    ridge = 1e-6 * torch.eye(p.shape[1], dtype=p.dtype, device=p.device)  # coincident neurons would make it singular
-    factor = torch.linalg.cholesky(kernel + ridge)
-    return (-2 / p.shape[1] * factor.diagonal(dim1=1, dim2=2).log().sum(1)).to(rows.dtype)
+    kernel = torch.exp(2 * p @ p.mT - 2) * _other_pairs(p)  # exp(−‖ŵ_i − ŵ_j‖²)
+    diagonal = (1 + 1e-6) * torch.eye(p.shape[1], dtype=p.dtype, device=p.device)  # coincident neurons: not singular
+    factor = torch.linalg.cholesky(kernel + diagonal)
+    living = _alive(p).sum(1).clamp(min=1)
+    return (-2 / living * factor.diagonal(dim1=1, dim2=2).log().sum(1)).to(rows.dtype)
 
 
 REGULARIZERS: dict[str, Measure] = {
@@ -160,13 +169,24 @@ RANDOM = ("comhe_random",)
 def measured(name: str, rows: Tensor, law: Law, draw: Draw) -> Tensor:
     """The measure of each group, in float32 at least: (G,)."""
     with torch.autocast(rows.device.type, enabled=False):
-        return REGULARIZERS[name](rows.to(accumulation_dtype(rows.dtype)), law, draw)
+        return REGULARIZERS[name](exact(rows), law, draw)
 
 
 def _angle(u: Tensor, v: Tensor) -> Tensor:
     """The angle between unit vectors (G, d), from their difference; its gradient stays bounded at 0 and π."""
     half = (u - v).square().sum(1).clamp(min=1e-12).sqrt() / 2
     return 2 * half.clamp(max=1 - 1e-6).asin()
+
+
+def _alive(p: Tensor) -> Tensor:
+    return p.detach().abs().amax(2) > 0
+
+
+def _other_pairs(p: Tensor) -> Tensor:
+    """Which pairs (G, N, N) are of two different neurons, none of them zero."""
+    alive = _alive(p)
+    itself = torch.eye(p.shape[1], dtype=torch.bool, device=p.device)
+    return alive.unsqueeze(1) & alive.unsqueeze(2) & ~itself
 
 
 def _search(

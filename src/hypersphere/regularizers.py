@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from . import _checks
 from ._progress import track
-from .cosine import accumulation_dtype, unit
-from .energy import batch_energy, checked_labels, checked_law, estimated_energy
+from .cosine import accumulation_dtype, inverse_row_norm, unit
+from .energy import batch_energy, checked_labels, checked_law, checked_rows, estimated_energy, exact, listed
 from .measures import RANDOM, deviation_from_orthonormal, generator, measured
 from .measures import REGULARIZERS as REGULARIZERS
 from .repulsion import Law
-from .selection import Neurons, Specs, nothing_found, select, select_to_change
+from .selection import Neurons, Specs, nothing_found, select, select_strictly, select_to_change
 
 MeasureLike = str | Callable[[Tensor], Tensor]
 
@@ -88,8 +88,9 @@ class EnergyRegularizer:
         self.seed = _checks.integer("seed", seed)
         self.draws = 0
         self.neurons = self._selected(model, layers, exclude, output, head)
+        self._reported: set[str] = set()
         for name, neurons in self.neurons.items():
-            _report_zero_neurons(name, neurons.matrix())
+            self._report_zero_neurons(name, neurons.matrix())
 
     def __call__(self, labels: Tensor | None = None) -> Tensor:
         """The whole term, a scalar.
@@ -99,7 +100,9 @@ class EnergyRegularizer:
                 (Eq. 8), which costs B × N × d instead of N² × d.
         """
         if labels is not None and self.measure != "energy":
-            raise ValueError(f"labels go with measure='energy', got measure={self.measure!r}")
+            raise ValueError("labels go with measure='energy' alone")
+        if labels is not None and not any(neurons.is_output for neurons in self.neurons.values()):
+            raise ValueError("labels must be None: no layer is the output (see the argument output, or head)")
         terms = [self._term(name, neurons, labels) for name, neurons in self.neurons.items()]
         if self.minibatch is not None or self.measure in RANDOM:
             self.draws += 1
@@ -117,13 +120,15 @@ class EnergyRegularizer:
         return {"draws": self.draws, "seed": self.seed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if set(state) != {"draws", "seed"}:
+            raise ValueError(f"state must hold 'draws' and 'seed', got {', '.join(map(repr, state)) or 'nothing'}")
         self.draws, self.seed = _checks.integer("draws", state["draws"], low=0), _checks.integer("seed", state["seed"])
 
     def _selected(
         self, model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None, head: nn.Module | None
     ) -> dict[str, Neurons]:
         if head is None:
-            found = select(model, layers, exclude, output)
+            found = select_strictly("EnergyRegularizer", model, layers, exclude, output)
         else:
             _checks.module("head", head)
             of_head = select(head, output=None)
@@ -132,7 +137,7 @@ class EnergyRegularizer:
             *_, last = of_head.values()
             found = {
                 n: neurons
-                for n, neurons in select(model, layers, exclude, None).items()
+                for n, neurons in select_strictly("EnergyRegularizer", model, layers, exclude, None).items()
                 if neurons.module is not last.module
             }
             found["head" if "head" not in found else "(head)"] = Neurons(last.module, last.tensor_name, True)
@@ -141,32 +146,36 @@ class EnergyRegularizer:
         return found
 
     def _term(self, name: str, neurons: Neurons, labels: Tensor | None) -> Tensor:
-        if not neurons.is_output:
-            return self.hidden_weight * self._measured(name, neurons, sample=True)
-        if labels is None:
-            return self.output_weight * self._measured(name, neurons, sample=False)
-        rows = neurons.matrix().flatten(0, 1)
-        rows = rows.to(accumulation_dtype(rows.dtype))
-        share = checked_labels(labels, len(rows)).new_full(labels.shape, 1 / len(labels), dtype=rows.dtype)
-        return self.output_weight * batch_energy(rows, labels, share, Law(self.law.s, False, self.law.angular))
+        weight = self.output_weight if neurons.is_output else self.hidden_weight
+        if not weight:
+            return neurons.tensor.new_zeros(())
+        if not neurons.is_output or labels is None:
+            return weight * self._measured(name, neurons, sample=not neurons.is_output)
+        rows = exact(neurons.matrix().flatten(0, 1))
+        share = checked_labels(labels, len(rows)).new_full(labels.shape, weight / len(labels), dtype=rows.dtype)
+        return batch_energy(rows, labels, share, Law(self.law.s, False, self.law.angular))
 
     def _measured(self, name: str, neurons: Neurons, *, sample: bool) -> Tensor:
         rows = neurons.matrix()
-        if _looks_free(rows):
-            _report_zero_neurons(name, rows)
+        if rows.device.type == "cpu" and not torch.compiler.is_compiling():  # where a look costs nothing
+            self._report_zero_neurons(name, rows)
         law = Law(self.law.s, self.law.half_space and not neurons.is_output, self.law.angular)
         if not isinstance(self.measure, str):
-            return torch.stack([self.measure(group) for group in rows]).mean()
+            return _by_function(self.measure, rows).mean()
+        name = name.replace("_orig_mod.", "").removeprefix("module.")  # a compiler's and a wrapper's: the same draws
         if sample and self.minibatch is not None and self.minibatch < rows.shape[1]:
             index = _drawn(rows.shape[1], self.minibatch, self.seed, name, self.draws).to(rows.device)
             return estimated_energy(rows, law, index).mean()
         return measured(self.measure, rows, law, partial(generator, self.seed, name, self.draws)).mean()
 
+    def _report_zero_neurons(self, name: str, rows: Tensor) -> None:
+        if name not in self._reported and _report_zero_neurons(name, rows):
+            self._reported.add(name)
+
     def _mean_length(self) -> Tensor:
         """mean ‖w‖ over all neurons of all layers, with gradient 0 for a zero neuron."""
-        rows = [neurons.matrix().flatten(0, 1) for neurons in self.neurons.values()]
-        exact = [r.to(accumulation_dtype(r.dtype)) for r in rows]
-        return torch.stack([(r * unit(r)).sum() for r in exact]).sum() / sum(len(r) for r in rows)
+        rows = [exact(neurons.matrix().flatten(0, 1)) for neurons in self.neurons.values()]
+        return torch.stack([(r * unit(r)).sum() for r in rows]).sum() / sum(len(r) for r in rows)
 
 
 def orthonormal(weight: Tensor, *, normalized: bool = False) -> Tensor:
@@ -182,10 +191,7 @@ def orthonormal(weight: Tensor, *, normalized: bool = False) -> Tensor:
         >>> orthonormal(torch.eye(3)), orthonormal(2 * torch.eye(3)), orthonormal(2 * torch.eye(3), normalized=True)
         (tensor(0.), tensor(27.), tensor(0.))
     """
-    _checks.floating("weight", weight)
-    if weight.dim() < 2 or not weight.numel():
-        raise ValueError(f"weight must be (N, ...) and not empty, got {tuple(weight.shape)}")
-    return _orthonormal(weight.flatten(1)[None], normalized)
+    return _orthonormal(checked_rows(weight)[None], normalized)
 
 
 def _orthonormal(weight: Tensor, normalized: bool) -> Tensor:
@@ -252,20 +258,19 @@ def spread(
         tensor([-0.3300, -0.3300, -0.3300])
     """
     checked, law = _checked_measure(measure), checked_law(s, half_space, angular)
-    steps = _checks.integer("steps", steps, low=0)
+    steps, seed = _checks.integer("steps", steps, low=0), _checks.integer("seed", seed)
     found = _to_change("spread", model, layers, exclude, output)
     for name, neurons in track(found.items(), "spreading neurons"):
-        rows = neurons.matrix().detach()
-        exact = rows.to(accumulation_dtype(rows.dtype))
+        rows = exact(neurons.matrix().detach())
 
         def value(p: Tensor, draw: int, name: str = name) -> Tensor:
             if not isinstance(checked, str):
-                return torch.stack([checked(group) for group in p]).sum()
+                return _by_function(checked, p).sum()
             return measured(checked, p, law, partial(generator, seed, name, draw)).sum()
 
-        lengths = torch.linalg.vector_norm(exact, dim=2, keepdim=True)
+        lengths = torch.linalg.vector_norm(rows, dim=2, keepdim=True)
         steps_a_draw = 20 if checked in RANDOM else max(steps, 1)
-        neurons.write(unit(_minimized(value, unit(exact), steps, steps_a_draw)) * lengths)
+        neurons.write(unit(_minimized(value, unit(rows), steps, steps_a_draw)) * lengths)
     return model
 
 
@@ -280,8 +285,7 @@ def normalize_neurons(
         tensor([1.0000, 1.0000, 1.0000, 1.0000], grad_fn=<LinalgVectorNormBackward0>)
     """
     for neurons in _to_change("normalize_neurons", model, layers, exclude, output).values():
-        rows = neurons.matrix().detach()
-        neurons.write(unit(rows.to(accumulation_dtype(rows.dtype))))
+        neurons.write(unit(exact(neurons.matrix().detach())))
     return model
 
 
@@ -320,6 +324,11 @@ def _to_change(
     for name, neurons in found.items():
         _checks.finite_weight(name, neurons.matrix())
         _report_zero_neurons(name, neurons.matrix())
+        parametrizations = dict(getattr(neurons.module, "parametrizations", nn.ModuleDict()).items())
+        for part in parametrizations.get(neurons.tensor_name, ()):
+            if not hasattr(part, "right_inverse"):
+                kind = type(part).__name__
+                raise ValueError(f"{verb}: layer {name!r} is parametrized by {kind}, which has no right_inverse")
     return found
 
 
@@ -336,17 +345,23 @@ def _drawn(n: int, size: int, seed: int, name: str, draw: int) -> Tensor:
     return torch.randperm(n, generator=generator(seed, name, draw))[:size]
 
 
-def _looks_free(rows: Tensor) -> bool:
-    """Whether values can be looked at without waiting for a device or breaking a graph."""
-    return rows.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
-def _report_zero_neurons(name: str, rows: Tensor) -> None:
-    if rows.is_meta:
-        return
-    dead = (unit(rows.detach()) == 0).all(2).flatten().nonzero().flatten().tolist()
-    if dead:
-        shown = ", ".join(map(str, dead[:10])) + (", ..." if len(dead) > 10 else "")
-        _checks.warn_once(
-            f"layer {name!r} has {len(dead)} zero neurons, which have no direction and are left out: {shown}"
+def _by_function(measure: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """A user's measure of each group: (G,)."""
+    values = [measure(group) for group in rows]
+    if not all(isinstance(value, Tensor) and value.numel() == 1 for value in values):
+        got = values[0]
+        raise TypeError(
+            f"measure must give a tensor with one number for neurons (N, d), got "
+            f"{f'shape {tuple(got.shape)}' if isinstance(got, Tensor) else type(got).__name__}"
         )
+    return torch.stack([value.reshape(()) for value in values])
+
+
+def _report_zero_neurons(name: str, rows: Tensor) -> bool:
+    """Whether there was something to report."""
+    if rows.is_meta:
+        return False
+    dead = (inverse_row_norm(exact(rows.detach()).flatten(0, 1)) == 0).nonzero().flatten().tolist()
+    if dead:
+        _checks.warn(f"layer {name!r} has zero neurons, which have no direction and are left out: {listed(dead)}")
+    return bool(dead)

@@ -29,6 +29,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .cosine import unit
+
 CLOSE, NEAR, FLOOR = 0.1, 0.03, 1e-6  # distances; see above
 LARGE_S = 4.0  # FLOOR^-4 is far below float32's largest number; beyond, terms are summed in logs
 
@@ -92,12 +94,12 @@ Own = Callable[[Tensor, float], Any]
 
 
 class ClosePairs(NamedTuple):
-    """Pairs of a tile that are nearer than CLOSE: where, and p'·sign − p."""
+    """Pairs of a tile that are nearer than CLOSE: where, and their squared distances from the difference."""
 
-    at: tuple[Tensor, Tensor, Tensor]
+    at: tuple[Tensor, ...]
+    """group, row, column"""
     counts: Tensor
     """1, or 0 for the places of a list that could not be filled."""
-    difference: Tensor
     squared: Tensor
 
 
@@ -125,9 +127,10 @@ def tile_sides(
         squared = q if sign == 1 else 2 * total - q
         if own is not None:
             own(squared, 1.0)
-        close = _close_pairs(squared, total, x, y, sign)
-        if close is not None:
-            squared.index_put_(close.at, (close.squared - squared[close.at]) * close.counts, accumulate=True)
+        close = _close_pairs(squared.detach(), total, x.detach(), y.detach(), sign)
+        if close is not None:  # the value comes from the difference, the derivative from the product
+            better = (close.squared - squared.detach()[close.at]) * close.counts
+            squared.index_put_(close.at, better, accumulate=True)
         yield Side(sign, squared, close)
 
 
@@ -135,44 +138,66 @@ def _close_pairs(squared: Tensor, total: Tensor, x: Tensor, y: Tensor, sign: int
     """`total` is ‖x‖² + ‖y‖², (1, 1, 1) or a tile: what is close depends on the points' lengths."""
     relative = squared if total.numel() == 1 else squared * (2 / total)
     limit = CLOSE * CLOSE
-    rows = max(squared.shape[0] * (squared.shape[1] + squared.shape[2]), 2**20 // x.shape[2])  # bounds the memory
     if x.device.type == "cpu" and not torch.compiler.is_compiling():
         if not relative.amin() < limit:
             return None
-        places = (relative < limit).nonzero()[:rows]
+        places = (relative < limit).nonzero()
     else:  # no shape may depend on a value: it would wait for the device, and break a graph
-        rows = squared.shape[0] * min(squared.shape[1] + squared.shape[2], squared.shape[1] * squared.shape[2])
-        places = torch.nonzero_static(relative < limit, size=rows)
+        groups, b, m = squared.shape
+        places = torch.nonzero_static(relative < limit, size=groups * min(b + m, b * m))
+        # pairs beyond the list are not resolved better than rounding
+        squared.copy_(torch.maximum(squared, 16 * torch.finfo(x.dtype).eps * total))
     counts = (places[:, 0] >= 0).to(squared.dtype)
-    group, i, j = places.clamp(min=0).unbind(1)
-    difference = (y[group, j] * sign).sub_(x[group, i])
-    return ClosePairs((group, i, j), counts, difference, difference.square().sum(1))
+    at = places.clamp(min=0).unbind(1)
+    pieces = zip(*(index.split(_listed(x)) for index in at), strict=True)
+    distances = [(y[g, j] * sign).sub_(x[g, i]).square().sum(1) for g, i, j in pieces]
+    return ClosePairs(at, counts, torch.cat(distances) if distances else counts)
 
 
-def add_near_forces(pull: Tensor, side: Side, names: tuple[Tensor, Tensor], to_x: Tensor, to_y: Tensor | None) -> None:
-    """Takes the pairs nearer than NEAR out of the tile `pull` and adds what they do to G (G, N, d) directly."""
-    close = side.close
-    if close is None:
+def add_near_forces(
+    pull: Tensor,
+    side: Side,
+    points: tuple[Tensor, Tensor],
+    names: tuple[Tensor, Tensor],
+    to: tuple[Tensor, Tensor | None],
+) -> None:
+    """Takes the pairs nearer than NEAR out of the tile `pull` and adds what they do to G (G, N, d) directly.
+
+    The list of such pairs is bounded; those beyond it stay in the tile, where coincident ones have no direction.
+    """
+    if side.close is None:
         return
-    near = close.counts * (close.squared < NEAR * NEAR)
-    strength = pull[close.at] * near
-    pull.index_put_(close.at, -strength, accumulate=True)
-    group, i, j = close.at
-    own = _own_vectors(names[1][j], close.difference) * side.sign - _own_vectors(names[0][i], close.difference)
-    direction = close.difference + 1e-7 * own  # decides only where the difference itself has no direction
-    length = torch.linalg.vector_norm(direction, dim=1).clamp(min=1e-30)
-    strength = strength * torch.where(close.squared < FLOOR * FLOOR, 1 / 32, 1.0)
-    push = direction * (strength * NEAR / length).unsqueeze(1)
-    to_x.index_put_((group, i), push, accumulate=True)
-    if to_y is not None:
-        to_y.index_put_((group, j), push * -side.sign, accumulate=True)
+    at, counts, squared = side.close
+    near = counts * (squared < NEAR * NEAR)
+    if pull.device.type == "cpu" and not torch.compiler.is_compiling():
+        chosen = near.nonzero().squeeze(1)[: _listed(points[0])]
+        at, near, squared = tuple(index[chosen] for index in at), near[chosen], squared[chosen]
+    group, i, j = at
+    strength = pull[at] * near
+    pull.index_put_(at, -strength, accumulate=True)
+    x = points[0][group, i]
+    difference = points[1][group, j] * side.sign - x
+    # What decides where the difference has no direction: a vector of the pair's own, at right angles to x.
+    own = _own_vectors(names[1], x)[j] * side.sign - _own_vectors(names[0], x)[i]
+    own = unit(own - x * ((own * x).sum(1) / x.square().sum(1).clamp(min=1e-30)).unsqueeze(1))
+    direction = unit(difference + 1e-7 * own)
+    strength = strength * torch.where(squared < FLOOR * FLOOR, 1 / 32, 1.0)
+    push = direction * (strength * NEAR).unsqueeze(1)
+    to[0].index_put_((group, i), push, accumulate=True)
+    if to[1] is not None:
+        to[1].index_put_((group, j), push * -side.sign, accumulate=True)
 
 
-def _own_vectors(index: Tensor, like: Tensor) -> Tensor:
+def _listed(x: Tensor) -> int:
+    """How many pairs of points (G, b, d) may be held at once."""
+    return max(2**21 // x.shape[2], 4096)
+
+
+def _own_vectors(names: Tensor, like: Tensor) -> Tensor:
     """For each neuron a vector of its own (n, d), of length 1 or less, that depends on nothing but its index."""
     d = like.shape[1]
     steps = torch.arange(1, d + 1, device=like.device, dtype=torch.float64)
-    return (torch.outer(index.to(torch.float64), steps * 2**0.5).cos() / d**0.5).to(like.dtype)
+    return (torch.outer(names.to(torch.float64), steps * 2**0.5).cos() / d**0.5).to(like.dtype)
 
 
 def tile_energies(sides: Iterable[Side], own: Own | None, law: Law) -> list[Tensor]:
@@ -199,13 +224,13 @@ def tile_pull(
     energies: list[Tensor],
     weights: Tensor | None,
     own: Own | None,
+    points: tuple[Tensor, Tensor],
     names: tuple[Tensor, Tensor],
-    to_x: Tensor,
-    to_y: Tensor | None,
+    to: tuple[Tensor, Tensor | None],
     law: Law,
     shift: Tensor,
 ) -> Tensor:
-    """Weights·D/strength of a tile, to be multiplied with points; what near pairs do is added to `to_x` and `to_y`.
+    """Weights·D/strength of a tile, to be multiplied with its points; what near pairs do is added to both in `to`.
 
     `energies` may hold the tile's; they are overwritten.
     """
@@ -219,7 +244,7 @@ def tile_pull(
             own(force, 0.0)
         if weights is not None:
             force.mul_(weights)
-        add_near_forces(force, side, names, to_x, to_y)
+        add_near_forces(force, side, points, names, to)
         tile = force if tile is None else tile.sub_(force)
     assert tile is not None
     return tile

@@ -98,11 +98,17 @@ def select_to_change(
 
     A name or pattern that matches nothing is an error here, also among others that do.
     """
+    found = select_strictly(verb, model, layers, exclude, output)
+    return {name: n for name, n in found.items() if layers is not None or not n.is_output}
+
+
+def select_strictly(
+    verb: str, model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None
+) -> dict[str, Neurons]:
+    """:func:`select`, but a name or pattern in `layers` that matches nothing is an error."""
     found = select(model, layers, exclude, output)
-    if layers is None:
-        return {name: n for name, n in found.items() if not n.is_output}
-    everything = select(model)
-    for spec in as_list("layers", layers):
+    everything = select(model) if layers is not None else {}
+    for spec in [] if layers is None else as_list("layers", layers):
         if isinstance(spec, str) and not any(_matches([spec], name, n.module) for name, n in everything.items()):
             raise nothing_found(model, verb, f" named {spec!r}")
     return found
@@ -153,7 +159,7 @@ def _output_names(model: nn.Module, output: str | None, eligible: dict[str, nn.M
             raise ValueError(f"output must be 'auto', None or one of {', '.join(map(repr, eligible))}; got {output!r}")
         return {output}
     candidates = [(name, module) for name, module in eligible.items() if module is not model]
-    get_classifier = getattr(model, "get_classifier", None)
+    get_classifier = getattr(_unwrapped(model), "get_classifier", None)
     if callable(get_classifier):
         given = get_classifier()
         heads = [head for head in (given if isinstance(given, tuple | list) else [given]) if head is not None]
@@ -162,6 +168,13 @@ def _output_names(model: nn.Module, output: str | None, eligible: dict[str, nn.M
     uncalled = never_called(model)
     last_linear = _last(candidates, lambda module: isinstance(module, nn.Linear) and module not in uncalled)
     return set(_last(candidates, is_loss_head) or last_linear)
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The model that a wrapper of torch's hides."""
+    while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        model = model.module
+    return model
 
 
 def _last(candidates: list[tuple[str, nn.Module]], wanted: Callable[[nn.Module], bool]) -> list[str]:

@@ -35,26 +35,33 @@ from .repulsion import (
 
 
 class TotalEnergy(Function):
-    """Σ_i e_i (G,) of points (G, N, d), and for large s times exp(log_scale), capped at the largest number.
+    """Σ_i e_i (G,) of points (G, N, d) that are `alive` (G, N), among themselves; for large s times exp(log_scale),
+    capped at the largest number.
 
-    The gradient is formed on the way, where the tiles are there, and is an output so that second derivatives see it.
+    The other points are zero, at right angles to all. The gradient is formed on the way, where the tiles are there, and
+    is an output so that second derivatives see it.
     """
 
     @staticmethod
     def forward(
-        p: Tensor, squares: Tensor | None, log_scale: Tensor, law: Law, wanted: bool
+        p: Tensor, alive: Tensor, squares: Tensor | None, log_scale: Tensor, law: Law, wanted: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         at_once = wanted and not law.in_logs
         e, gradient = _sweep(p, squares, law, energy=True, pull=at_once)
         peak = e.amax(1)
         if wanted and law.in_logs:
             gradient = _pull(p, None, squares, log_scale, peak, law)
-        total = _capped(e.logsumexp(1) + log_scale.view(-1)) if law.in_logs else e.sum(1)
+        if law.in_logs:  # what is at a right angle adds next to nothing
+            total = _capped(torch.where(alive, e, -math.inf).logsumexp(1) + log_scale.view(-1))
+        else:
+            dead = (~alive).sum(1, keepdim=True)
+            sides = 2 if law.half_space else 1
+            total = torch.where(alive, e - dead * (sides * law.energy(p.new_tensor(2.0))), 0.0).sum(1)
         return total, gradient.mul_(2 * law.strength) if at_once else gradient, peak
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        p, squares, log_scale, ctx.law, _ = inputs
+        p, _, squares, log_scale, ctx.law, _ = inputs
         _, gradient, peak = output
         ctx.save_for_backward(p, squares, log_scale, peak, gradient)
         ctx.mark_non_differentiable(peak, *([gradient] if torch.compiler.is_compiling() else []))
@@ -67,7 +74,7 @@ class TotalEnergy(Function):
         if v is not None and not torch.compiler.is_compiling():
             curvature, _ = _curvature(p, p.new_ones(p.shape[:2]), v, squares, log_scale, peak, ctx.law)
             result = curvature if result is None else result + curvature
-        return result, None, None, None, None
+        return result, None, None, None, None, None
 
 
 class RowEnergies(Function):
@@ -147,8 +154,9 @@ def _sweep(
                 e[:, j] = add_up(e[:, j], tile, -2, law)
         if pull:
             both = None if weights is None else weights[:, i].unsqueeze(2) + weights[:, j].unsqueeze(1)
-            to_y = None if i == j else g[:, j]
-            tile = tile_pull(sides, energies, both, own, (every[i], every[j]), g[:, i], to_y, law, shift)
+            points, names = (p[:, i], p[:, j]), (every[i], every[j])
+            to = (g[:, i], None if i == j else g[:, j])
+            tile = tile_pull(sides, energies, both, own, points, names, to, law, shift)
             g[:, i].baddbmm_(tile, p[:, j])
             if i != j:
                 g[:, j].baddbmm_(tile.mT, p[:, i])
@@ -162,7 +170,7 @@ def _curvature(
     largest, shift, log_factor = in_range(a, log_scale, peak, law)
     grad_p, grad_a = torch.zeros_like(p), torch.zeros_like(a)
     for i, j in _tiles(p):
-        with torch.enable_grad():
+        with torch.enable_grad(), torch.autocast(p.device.type, enabled=False):
             x, a_x = _leaf(p[:, i]), _leaf(a[:, i] / largest.squeeze(2))
             y, a_y = (x, a_x) if i == j else (_leaf(p[:, j]), _leaf(a[:, j] / largest.squeeze(2)))
             of_both = None if squares is None else (squares[:, i], squares[:, j])
@@ -207,26 +215,30 @@ class BatchEnergy(Function):
     """The sum of the samples' energies, and its gradient, which costs less while the tiles are there."""
 
     @staticmethod
-    def forward(rows: Tensor, labels: Tensor, share: Tensor, law: Law, wanted: bool) -> tuple[Tensor, Tensor]:
+    def forward(rows: Tensor, labels: Tensor, share: Tensor, law: Law, wanted: bool) -> tuple[Tensor, Tensor, Tensor]:
         energies, gradient = _sweep_classes(rows, labels, share, law, wanted)
-        return finite((energies * share).sum()), gradient
+        return finite((energies * share).sum()), gradient, energies
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         *tensors, ctx.law, _ = inputs
-        ctx.save_for_backward(*tensors, output[1])
+        _, gradient, energies = output
+        ctx.save_for_backward(*tensors, gradient, energies)
         ctx.set_materialize_grads(False)
-        if torch.compiler.is_compiling():  # which has no second derivatives
-            ctx.mark_non_differentiable(output[1])
+        # a compiler has no second derivatives
+        ctx.mark_non_differentiable(energies, *([gradient] if torch.compiler.is_compiling() else []))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, grad_gradient: Tensor | None) -> tuple[Tensor | None, ...]:
-        rows, labels, share, gradient = ctx.saved_tensors
-        result = None if grad is None else _times(gradient, grad)
-        if grad_gradient is None or torch.compiler.is_compiling():
-            return result, None, None, None, None
-        curvature, to_share = _class_curvature(rows, labels, share, ctx.law, grad_gradient)
-        return curvature if result is None else result + curvature, None, to_share, None, None
+    def backward(ctx: Any, grad: Tensor | None, grad_gradient: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+        rows, labels, share, gradient, energies = ctx.saved_tensors
+        result = to_share = None
+        if grad is not None:
+            result, to_share = _times(gradient, grad), energies * grad
+        if grad_gradient is not None and not torch.compiler.is_compiling():
+            curvature, more = _class_curvature(rows, labels, share, ctx.law, grad_gradient)
+            result = curvature if result is None else result + curvature
+            to_share = more if to_share is None else to_share + more
+        return result, None, to_share, None, None
 
 
 class SampleEnergies(Function):
@@ -270,7 +282,7 @@ def _sweep_classes(rows: Tensor, labels: Tensor, share: Tensor, law: Law, wanted
             for tile in tiles:
                 e = add_up(e, tile, -1, law)
             to_y = torch.zeros_like(y)
-            pull = tile_pull(sides, tiles, weights, own, (labels, every[j]), to_x, to_y, law, shift)
+            pull = tile_pull(sides, tiles, weights, own, (x, y), (labels, every[j]), (to_x, to_y), law, shift)
             to_x.baddbmm_(pull, y)
             to_y.baddbmm_(pull.mT, x)
             _through_unit(to_y[0], y[0], inverse[j], gradient[j])
@@ -287,9 +299,11 @@ def _sweep_classes(rows: Tensor, labels: Tensor, share: Tensor, law: Law, wanted
 
 
 def _times(gradient: Tensor, grad: Tensor) -> Tensor:
-    """gradient·grad; it is as large as the weights, so the copy is spared where one can see without waiting."""
-    free_to_look = grad.device.type == "cpu" and not torch.compiler.is_compiling() and not torch.is_grad_enabled()
-    return gradient if free_to_look and grad.item() == 1 else gradient * grad
+    """gradient·grad; it is as large as the weights, so the copy is spared where it can be seen that nobody needs it."""
+    keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
+    if grad.device.type != "cpu" or torch.compiler.is_compiling() or torch.is_grad_enabled() or keeps_graph():
+        return gradient * grad
+    return gradient.mul_(grad)
 
 
 def _class_tiles(rows: Tensor, inverse: Tensor, labels: Tensor) -> Iterator[tuple[slice, Tensor, Own]]:
@@ -316,7 +330,7 @@ def _through_unit(grad: Tensor, y: Tensor, inverse: Tensor, into: Tensor) -> Ten
 
 def _class_curvature(rows: Tensor, labels: Tensor, share: Tensor, law: Law, v: Tensor) -> tuple[Tensor, Tensor]:
     """The derivatives of ⟨gradient, v⟩ by the weights and by the shares, by automatic differentiation."""
-    with torch.enable_grad():
+    with torch.enable_grad(), torch.autocast(rows.device.type, enabled=False):
         leaf, share = rows.detach().requires_grad_(), share.detach().requires_grad_()
         p = unit(leaf)
         squared = torch.where(F.one_hot(labels, len(rows)).bool(), 1.0, 2 - 2 * p[labels] @ p.mT)

@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 from typing import NoReturn
@@ -48,13 +49,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read has enough (`| head`). The interpreter flushes once more at its end and must not find the pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read has enough (`| head`)
+        _give_up_stdout()
         return BROKEN_PIPE
     except OSError as error:
+        _give_up_stdout()
         print(f"hypersphere: {error}", file=sys.stderr)
         return 2
+
+
+def _give_up_stdout() -> None:
+    """The interpreter flushes once more at its end, and would fail again."""
+    with suppress(OSError, ValueError, AttributeError):  # a stdout that is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _main(argv: Sequence[str]) -> int:
