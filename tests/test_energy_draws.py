@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import hypersphere as hs
+from hypersphere.repulsion import Law
 from tests import reference
 from tests.test_energy_regularizer import by_hand, check, net
 
@@ -91,14 +92,16 @@ def test_dead_neurons_count_for_nothing_and_are_reported_once(half_space):
     model = nn.ModuleDict({name: nn.Linear(4, 6), "fc": nn.Linear(6, 3)}).double()
     with torch.no_grad():
         model[name].weight[[1, 4]] = 0
-    with pytest.warns(UserWarning, match=name):  # at once, or when it is first asked
-        value = hs.EnergyRegularizer(model, half_space=half_space, hidden_weight=1.0)()
+    with pytest.warns(UserWarning, match=name):
+        regularizer = hs.EnergyRegularizer(model, half_space=half_space, hidden_weight=1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        value = regularizer()
     alive = model[name].weight[[0, 2, 3, 5]]
     expected = reference.energy(alive, 2.0, half_space=half_space) + reference.energy(model["fc"].weight, 2.0)
     check(value, expected, model)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        regularizer = hs.EnergyRegularizer(model, half_space=half_space, hidden_weight=1.0)
         check(regularizer(), expected, model)
         assert float(regularizer.per_layer()[name]) == pytest.approx(
             reference.energy(alive, 2.0, half_space=half_space).item()
@@ -112,6 +115,32 @@ def test_neurons_that_die_in_training_are_reported():
         model["dying_later"].weight[2] = 0
     with pytest.warns(UserWarning, match="dying_later"):
         regularizer()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for row in range(3):  # one report a layer, not one a neuron
+            with torch.no_grad():
+                model["dying_later"].weight[row] = 0
+            regularizer()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("half_space", [False, True])
+def test_mini_batches_with_dead_neurons_are_unbiased(half_space):
+    layer = nn.Linear(6, 12).double()
+    with torch.no_grad():
+        layer.weight[8:] = 0
+    exact = hs.EnergyRegularizer(layer, half_space=half_space, hidden_weight=1.0)()
+    regularizer = hs.EnergyRegularizer(layer, half_space=half_space, hidden_weight=1.0, minibatch=3)
+    draws = torch.stack([regularizer().detach() for _ in range(900)])
+    assert (draws.mean() - exact).abs() < 4 * draws.std() / 30
+
+
+def test_few_living_neurons_among_many_dead():
+    rows = torch.zeros(1, 4096, 5)
+    rows[0, :2] = torch.randn(2, 5)
+    torch.testing.assert_close(
+        hs.energy.group_energy(rows, Law())[0], hs.hyperspherical_energy(rows[0, :2]), rtol=1e-3, atol=0
+    )
 
 
 @pytest.mark.filterwarnings("ignore")

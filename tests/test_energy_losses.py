@@ -232,3 +232,14 @@ def test_a_head_with_energy_is_still_an_output_layer():
     assert hs.select(torch.nn.ModuleList([torch.nn.Linear(5, 5), head]))["1"].is_output
     regularizer = hs.EnergyRegularizer(torch.nn.Linear(4, 5), head=head, hidden_weight=0.0)
     torch.testing.assert_close(regularizer(), hs.hyperspherical_energy(head.weight))
+
+
+def test_weights_of_samples_get_the_gradient_of_their_energy():
+    x, y = data()
+    grads = []
+    for reduction in ("none", "sum"):
+        torch.manual_seed(1)
+        head = hs.AMSoftmaxLoss(int(y.max()) + 1, x.shape[1], energy_weight=1.0, reduction=reduction, dtype=F64)
+        weights = torch.ones(len(y), dtype=F64, requires_grad=True)
+        grads.append(torch.autograd.grad(head(x, y, sample_weight=weights).sum(), weights)[0])
+    torch.testing.assert_close(*grads)

@@ -424,3 +424,16 @@ def test_specs_of_a_wrong_type_name_the_argument(argument, specs):
 def test_exclude_none_names_the_argument():
     with pytest.raises(TypeError, match="exclude"):
         hs.select(Net(), exclude=None)
+
+
+def test_a_wrapper_does_not_hide_which_layer_is_the_output():
+    class Backwards(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head, self.body = nn.Linear(4, 3), nn.Linear(5, 4)
+
+        def get_classifier(self):
+            return self.head
+
+    found = hs.select(nn.DataParallel(Backwards()))
+    assert {name: n.is_output for name, n in found.items()} == {"module.head": True, "module.body": False}
