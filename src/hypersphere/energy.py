@@ -46,7 +46,7 @@ def hyperspherical_energy(
         half_space: add to every neuron its antipode −w (3.4): collinear neurons are redundant then, too. The sum runs
             over all 2N, each with its own antipode as well.
         angular: use the angle between neurons instead of their distance (Eq. 5).
-        beta: (N,) positive constants, the lengths that the neurons are given (Eq. 18): distances are
+        beta: (N,) positive constants from 1e-6 to 1e6, the lengths that the neurons are given (Eq. 18): distances are
             ‖β_i·ŵ_i − β_j·ŵ_j‖. Not with `angular`.
         reduction: "sum" is E_s; "mean" divides by N(N − 1), or in half space by 2N(2N − 1); "none" gives the share of
             every neuron, (N,), in half space together with its antipode's.

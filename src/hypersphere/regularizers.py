@@ -42,9 +42,9 @@ class EnergyRegularizer:
         output_weight: λ_o.
         weight_decay: λ_w, of the mean length of all neurons, output included (3.7).
         s, half_space, angular: the energy, as in :func:`hypersphere.hyperspherical_energy`; half space is for hidden
-            layers.
+            layers. Measures other than the energies do not see them (polarization sees s and angular).
         minibatch: estimate the energy of a hidden layer from this many of its neurons, drawn anew at each call (3.6).
-            The estimate is unbiased.
+            The estimate is unbiased. Drawing breaks the graph of torch.compile.
         average: divide the sum of all layers' terms by their number.
         seed: draws depend on the seed, the layer's name and the number of the draw alone.
 
