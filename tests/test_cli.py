@@ -86,7 +86,8 @@ def test_interrupted(monkeypatch, capsys):
 def run_to(stdout):
     """`hypersphere --help` in a process of its own: exit code and stderr."""
     command = [sys.executable, "-m", "hypersphere", "--help"]
-    environment = {"PATH": os.environ["PATH"]}  # without PYTHONUNBUFFERED: argparse ignores an error that it sees
+    # Unbuffered, argparse sees the error first, and ignores it.
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, env=environment)
     return done.returncode, done.stderr
 
@@ -294,6 +295,7 @@ def test_bar_on_a_terminal(monkeypatch):
     text = watch(monkeypatch, 0.01)
     assert "turning [red]" in text
     assert "0/2" in text
+    assert text.endswith("\x1b[1A\x1b[2K")  # one line up, and cleared
 
 
 def test_no_bar_before_two_seconds(monkeypatch):

@@ -376,9 +376,9 @@ def test_kinds_of_layers():
 def test_nothing_to_diagnose():
     with pytest.raises(ValueError, match=r"diagnose: no layer .* none"):
         diagnose(nn.Sequential(nn.ReLU(), nn.Embedding(3, 3)))
-    with pytest.raises(ValueError, match=r"diagnose.*conv \[Conv2d\].*fc \[Linear\]"):
+    with pytest.raises(ValueError, match=r"diagnose.*conv \[Conv2d\].*fc \[Linear, the output\]"):
         diagnose(Net(), layers=nn.RNN)
-    with pytest.raises(ValueError, match=r"diagnose.*'nowhere'.*fc \[Linear\]"):
+    with pytest.raises(ValueError, match=r"diagnose.*'nowhere'.*fc \[Linear, the output\]"):
         diagnose(Net(), layers=["fc", "nowhere"])
 
 

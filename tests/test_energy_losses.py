@@ -243,3 +243,16 @@ def test_weights_of_samples_get_the_gradient_of_their_energy():
         weights = torch.ones(len(y), dtype=F64, requires_grad=True)
         grads.append(torch.autograd.grad(head(x, y, sample_weight=weights).sum(), weights)[0])
     torch.testing.assert_close(*grads)
+
+
+def test_an_empty_batch_has_no_energy():
+    head = hs.SphereFacePlusLoss(5, 4)
+    assert head(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)) == 0
+
+
+def test_the_regularizer_ignores_what_its_head_ignores():
+    head = hs.ArcFaceLoss(5, 4, ignore_index=-1, dtype=F64)
+    energy = hs.EnergyRegularizer(torch.nn.Linear(3, 4).double(), head=head, hidden_weight=0.0)
+    expected = hs.class_energy(head.weight, torch.tensor([2, 0]))
+    torch.testing.assert_close(energy(torch.tensor([2, -1, 0])), expected)
+    assert "head (output)" in repr(energy)

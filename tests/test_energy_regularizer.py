@@ -332,7 +332,7 @@ def test_a_model_without_layers_lists_what_is_there():
     for model in (nn.ReLU(), nn.Sequential(nn.ReLU(), nn.BatchNorm1d(3))):
         with pytest.raises(ValueError, match="EnergyRegularizer"):
             hs.EnergyRegularizer(model)
-    with pytest.raises(ValueError, match=r"EnergyRegularizer.*conv \[Conv2d\].*fc \[Linear\]"):
+    with pytest.raises(ValueError, match=r"EnergyRegularizer.*conv \[Conv2d\].*fc \[Linear, the output\]"):
         hs.EnergyRegularizer(net(), layers="nothing*")
 
 

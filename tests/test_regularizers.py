@@ -232,7 +232,7 @@ def test_layers_of_different_dtypes():
 
 
 def test_nothing_matches_lists_what_is_there():
-    with pytest.raises(ValueError, match=r"orthonormal_penalty.*0 \[Conv2d\].*6 \[Linear\]"):
+    with pytest.raises(ValueError, match=r"orthonormal_penalty.*0 \[Conv2d\].*6 \[Linear, the output\]"):
         hs.orthonormal_penalty(net(), layers="conv*")
     for model in (nn.ReLU(), nn.Sequential(nn.ReLU(), nn.Linear(3, 2))):
         with pytest.raises(ValueError, match="orthonormal_penalty"):

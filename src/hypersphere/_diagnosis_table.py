@@ -110,9 +110,10 @@ def _summary(diagnosis: Diagnosis) -> str:
     ]
     parts = []
     if compared:
-        _, row = max(compared, key=lambda pair: pair[0])
+        beyond, row = max(compared, key=lambda pair: pair[0])
         against = f"{_excess(row.excess, diagnosis.s)}, random {_excess(row.random_excess, diagnosis.s)}"
-        parts.append(f"most redundant: {_shortened(row.name or '(root)', 48)} (excess {against})")
+        crowded = f"most redundant: {_shortened(row.name or '(root)', 48)} (excess {against})"
+        parts.append(crowded if beyond > 0 else "no layer is more crowded than random neurons")
     parts.append(_count("near-duplicates", [len(row.redundant) for row in diagnosis]))
     parts.append(_count("dead neurons", [len(row.dead) for row in diagnosis]))
     return "; ".join(parts)

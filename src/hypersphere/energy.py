@@ -212,16 +212,16 @@ def checked_rows(weight: Tensor) -> Tensor:
     return weight.flatten(1)
 
 
-def checked_labels(labels: Tensor, classes: int) -> Tensor:
+def checked_labels(labels: Tensor, classes: int, ignored: int | None = None) -> None:
     if not isinstance(labels, Tensor) or labels.dtype is not torch.int64:
-        raise TypeError(f"labels must be an int64 tensor, got {getattr(labels, 'dtype', type(labels).__name__)}")
+        got = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
+        raise TypeError(f"labels must be an int64 tensor, got {got}")
     if labels.dim() != 1 or not len(labels):
         raise ValueError(f"labels must be (B,) and not empty, got {tuple(labels.shape)}")
     if _may_read(labels):
-        outside = labels[(labels < 0) | (labels >= classes)]
+        outside = labels[((labels < 0) | (labels >= classes)) & (True if ignored is None else labels != ignored)]
         if outside.numel():
             raise ValueError(f"labels must be in [0, {classes - 1}], got {outside[0].item()} among others")
-    return labels
 
 
 def _checked_beta(beta: Tensor, rows: Tensor, law: Law) -> Tensor:

@@ -97,7 +97,7 @@ class EnergyRegularizer:
 
         Args:
             labels: (B,) the classes of the batch: the output layer's energy is that of these classes against all
-                (Eq. 8), which costs B × N × d instead of N² × d.
+                (Eq. 8), which costs B × N × d instead of N² × d. A head's `ignore_index` (else -100) does not count.
         """
         if labels is not None and self.measure != "energy":
             raise ValueError("labels go with measure='energy' alone")
@@ -143,6 +143,9 @@ class EnergyRegularizer:
             found["head" if "head" not in found else "(head)"] = Neurons(last.module, last.tensor_name, True)
         if not found:
             raise nothing_found(model, "EnergyRegularizer")
+        for name, neurons in found.items():
+            if torch.nn.parameter.is_lazy(neurons.tensor):
+                raise ValueError(f"layer {name!r} has no weight yet (lazy): run the model once first")
         return found
 
     def _term(self, name: str, neurons: Neurons, labels: Tensor | None) -> Tensor:
@@ -152,8 +155,19 @@ class EnergyRegularizer:
         if not neurons.is_output or labels is None:
             return weight * self._measured(name, neurons, sample=not neurons.is_output)
         rows = exact(neurons.matrix().flatten(0, 1))
-        share = checked_labels(labels, len(rows)).new_full(labels.shape, weight / len(labels), dtype=rows.dtype)
-        return batch_energy(rows, labels, share, Law(self.law.s, False, self.law.angular))
+        ignored = getattr(neurons.module, "ignore_index", -100)
+        checked_labels(labels, len(rows), ignored)
+        kept = labels != ignored
+        share = weight * kept.to(rows.dtype) / kept.sum().clamp(min=1)
+        return batch_energy(rows, torch.where(kept, labels, 0), share, Law(self.law.s, False, self.law.angular))
+
+    def __repr__(self) -> str:
+        measure = self.measure if isinstance(self.measure, str) else getattr(self.measure, "__name__", "a function")
+        layers = ", ".join(name + (" (output)" if n.is_output else "") for name, n in self.neurons.items())
+        weights = f"hidden_weight={self.hidden_weight:g}, output_weight={self.output_weight:g}"
+        return (
+            f"EnergyRegularizer({measure} of {layers}; {weights}, s={self.law.s:g}, half_space={self.law.half_space})"
+        )
 
     def _measured(self, name: str, neurons: Neurons, *, sample: bool) -> Tensor:
         rows = neurons.matrix()

@@ -116,7 +116,10 @@ def select_strictly(
 
 def nothing_found(model: nn.Module, verb: str, why: str = "") -> ValueError:
     """The error of a verb that has nothing to work on: it lists what there is."""
-    there = ", ".join(f"{name or '(root)'} [{type(n.module).__name__}]" for name, n in select(model).items())
+    there = ", ".join(
+        f"{name or '(root)'} [{type(n.module).__name__}{', the output' if n.is_output else ''}]"
+        for name, n in select(model).items()
+    )
     return ValueError(f"{verb}: no layer to work on{why}; the model's layers with neurons are: {there or 'none'}")
 
 

@@ -181,7 +181,7 @@ class AngularSoftmaxLoss(nn.Module):
         if indices_tuple is not None:
             losses = losses * _mined_weight(indices_tuple, labels).to(losses.dtype)
         loss = self._reduce(losses, target.squeeze(1), kept, sample_weight)
-        if not self.energy_weight:
+        if not self.energy_weight or not len(labels):
             return loss
         counts = kept.to(losses.dtype)
         return loss + self._energy(target.squeeze(1), counts if sample_weight is None else counts * sample_weight)
@@ -272,7 +272,8 @@ class AngularSoftmaxLoss(nn.Module):
         if labels is None:
             return
         if not isinstance(labels, Tensor) or labels.dtype is not torch.int64:
-            raise TypeError(f"labels must be an int64 tensor, got {getattr(labels, 'dtype', type(labels).__name__)}")
+            got = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
+            raise TypeError(f"labels must be an int64 tensor, got {got}")
         if labels.shape != embeddings.shape[:1]:
             raise ValueError(f"labels must be ({len(embeddings)},), got {tuple(labels.shape)}")
         if torch.compiler.is_compiling() or labels.is_meta or torch._C._are_functorch_transforms_active():
