@@ -14,7 +14,7 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from hypersphere import EnergyRegularizer, class_energy, hyperspherical_energy
-from hypersphere.geometry import minimize_energy
+from hypersphere.geometry import known_minimum, minimize_energy
 
 from .measure import Contestant, Figure, Plan, check_same, peak_bytes, seconds
 
@@ -37,14 +37,6 @@ FORMS: dict[str, dict[str, Any]] = {
     "s=1": {"s": 1.0},
     "angular": {"angular": True},
 }
-#: the least Σ_{i<j} 1/‖x_i − x_j‖ of N = 2, 3, … points on S² that is known
-THOMSON = (
-    *(0.500000000, 1.732050808, 3.674234614, 6.474691495, 9.985281374, 14.452977414, 19.675287861, 25.759986531),
-    *(32.716949460, 40.596450510, 49.165253058, 58.853230612, 69.306363297, 80.670244114, 92.911655302, 106.050404829),
-    *(120.084467447, 135.089467557, 150.881568334, 167.641622399, 185.287536149, 203.930190663, 223.347074052),
-    *(243.812760299, 265.133326317, 287.302615033, 310.491542358, 334.634439920, 359.603945904, 385.530838063),
-    412.261274651,
-)
 
 
 def figures(plan: Plan) -> Iterator[Figure]:
@@ -175,6 +167,6 @@ def _thomson(most: int) -> Iterator[Figure]:
         start = time.process_time()
         points = minimize_energy(n)
         taken += time.process_time() - start
-        off = max(off, abs(torch.pdist(points).reciprocal().sum().item() - THOMSON[n - 2]))
+        off = max(off, abs(torch.pdist(points).reciprocal().sum().item() - known_minimum(n)))
     for name, value in (("seconds", taken), ("largest difference", off)):
         yield Figure(case, "minimize_energy", name, value, THOMSON_GOALS[name])

@@ -420,7 +420,7 @@ class TestDiversity:
                 lambda: geometry.smallest_singular_value(torch.eye(3), torch.ones(2, 4)),
                 r"x must be \(m, 3\).*got \(2, 4\)",
             ),
-            (lambda: geometry.smallest_singular_value(torch.ones(3), torch.ones(2, 3)), r"weight must be \(n, ...\)"),
+            (lambda: geometry.smallest_singular_value(torch.ones(3), torch.ones(2, 3)), r"weight must be \(N, ...\)"),
             (lambda: geometry.smallest_singular_value(torch.eye(3), torch.eye(3), torch.ones(2)), r"v must be \(3,\)"),
             (lambda: geometry.training_error_bound(torch.eye(3), torch.eye(3), torch.ones(2)), r"y must be \(3,\)"),
             (lambda: geometry.diversity_bound(torch.eye(3), 0, 0.1), "m must be >= 1"),

@@ -69,6 +69,15 @@ def floating(name: str, x: Any) -> None:
         raise TypeError(f"{name} must have a floating point dtype, got {x.dtype}")
 
 
+def rows(name: str, weight: Any) -> Tensor:
+    """Neurons (N, ...) as rows (N, d)."""
+    floating(name, weight)
+    if weight.dim() < 2 or not weight.numel():
+        raise ValueError(f"{name} must be (N, ...) and not empty, got {tuple(weight.shape)}")
+    flat: Tensor = weight.flatten(1)
+    return flat
+
+
 def floating_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise TypeError(f"dtype must be a floating point dtype, got {dtype!r}")

@@ -58,12 +58,12 @@ def hyperspherical_energy(
         >>> hyperspherical_energy(square[:2], half_space=True)  # the same four points
         tensor(0.4167)
     """
-    rows = checked_rows(weight)
+    rows = _checks.rows("weight", weight)
     law = checked_law(s, half_space, angular)
     _checks.choice("reduction", reduction, REDUCTIONS)
     lengths = None if beta is None else _checked_beta(beta, rows, law)
     p = _points(rows).unsqueeze(0)
-    _refuse_zero("weight", _alive(p).squeeze(0))
+    _refuse_zero("weight", alive_points(p).squeeze(0))
     return energies(p, law, lengths, mean=reduction == "mean", each=reduction == "none").squeeze(0)
 
 
@@ -79,7 +79,7 @@ def energies(p: Tensor, law: Law, lengths: Tensor | None = None, *, mean: bool =
         lengths: β (N,) as in :func:`hyperspherical_energy`.
         mean: divide by the number of pairs. Points of length zero count as if they were not there (not with `each`).
     """
-    alive = _alive(p)
+    alive = alive_points(p)
     living = alive.sum(1, keepdim=True).to(p.dtype)
     points, copies = (2 * living, 2) if law.half_space else (living, 1)  # an antipode sees what its neuron sees
     pairs = (points * (points - 1)).clamp(min=1) if mean else torch.ones_like(points)
@@ -120,7 +120,7 @@ def class_energy(weight: Tensor, labels: Tensor, s: float = 2.0, *, angular: boo
         >>> class_energy(torch.eye(3), torch.tensor([0, 0, 2]), s=2)  # all classes are √2 apart
         tensor(0.5000)
     """
-    rows = exact(checked_rows(weight))
+    rows = exact(_checks.rows("weight", weight))
     if len(rows) < 2:
         raise ValueError(f"weight must have two rows at least, got {tuple(weight.shape)}")
     checked_labels(labels, len(rows))
@@ -193,7 +193,7 @@ def _living(rows: Tensor) -> Tensor:
     return (inverse_row_norm(exact(rows.detach()).flatten(0, 1)) > 0).view(rows.shape[:2]).sum(1)
 
 
-def _alive(p: Tensor) -> Tensor:
+def alive_points(p: Tensor) -> Tensor:
     """Which of the points (..., d), of length one or zero, are not zero."""
     return torch.linalg.vector_norm(p.detach(), dim=-1) > 0.5
 
@@ -202,14 +202,6 @@ def checked_law(s: float, half_space: bool, angular: bool, name: str = "s") -> L
     """s up to 1e6; beyond, only the nearest pair counts."""
     hint = " (geometry.minimize_energy solves s=inf)"
     return Law(_checks.number(name, s, low=0.0, high=1e6, hint=hint), bool(half_space), bool(angular))
-
-
-def checked_rows(weight: Tensor) -> Tensor:
-    """`weight` (N, ...) as rows (N, d)."""
-    _checks.floating("weight", weight)
-    if weight.dim() < 2 or not weight.numel():
-        raise ValueError(f"weight must be (N, ...) with one neuron at least, got {tuple(weight.shape)}")
-    return weight.flatten(1)
 
 
 def checked_labels(labels: Tensor, classes: int, ignored: int | None = None) -> None:

@@ -29,7 +29,7 @@ import torch
 from torch import Generator, Tensor
 
 from .cosine import unit
-from .energy import exact, group_energy
+from .energy import alive_points, exact, group_energy
 from .repulsion import NEAR, Law
 
 Draw = Callable[[], Generator]
@@ -118,7 +118,7 @@ def separation(rows: Tensor, law: Law, draw: Draw) -> Tensor:
 
 def polarization(rows: Tensor, law: Law, draw: Draw) -> Tensor:
     p = unit(rows)
-    alive = _alive(p).unsqueeze(1)
+    alive = alive_points(p).unsqueeze(1)
 
     def potential(points: Tensor, neurons: Tensor) -> Tensor:  # (G, M, d) → (G, M)
         terms = law.energy((2 - 2 * points @ neurons.mT).clamp(min=NEAR * NEAR))
@@ -130,7 +130,7 @@ def polarization(rows: Tensor, law: Law, draw: Draw) -> Tensor:
 
 def covering(rows: Tensor, law: Law, draw: Draw) -> Tensor:
     p = unit(rows)
-    alive = _alive(p).unsqueeze(1)
+    alive = alive_points(p).unsqueeze(1)
 
     def nearness(points: Tensor, neurons: Tensor) -> Tensor:  # a smooth largest cosine
         return torch.where(alive, 30 * points @ neurons.mT, -60.0).logsumexp(2)
@@ -146,7 +146,7 @@ def gram_determinant(rows: Tensor, law: Law, draw: Draw) -> Tensor:
     kernel = torch.exp(2 * p @ p.mT - 2) * _other_pairs(p)  # exp(−‖ŵ_i − ŵ_j‖²)
     diagonal = (1 + 1e-6) * torch.eye(p.shape[1], dtype=p.dtype, device=p.device)  # coincident neurons: not singular
     factor = torch.linalg.cholesky(kernel + diagonal)
-    living = _alive(p).sum(1).clamp(min=1)
+    living = alive_points(p).sum(1).clamp(min=1)
     return (-2 / living * factor.diagonal(dim1=1, dim2=2).log().sum(1)).to(rows.dtype)
 
 
@@ -178,13 +178,9 @@ def _angle(u: Tensor, v: Tensor) -> Tensor:
     return 2 * half.clamp(max=1 - 1e-6).asin()
 
 
-def _alive(p: Tensor) -> Tensor:
-    return p.detach().abs().amax(2) > 0
-
-
 def _other_pairs(p: Tensor) -> Tensor:
     """Which pairs (G, N, N) are of two different neurons, none of them zero."""
-    alive = _alive(p)
+    alive = alive_points(p)
     itself = torch.eye(p.shape[1], dtype=torch.bool, device=p.device)
     return alive.unsqueeze(1) & alive.unsqueeze(2) & ~itself
 

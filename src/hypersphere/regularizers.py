@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from . import _checks
 from ._progress import track
 from .cosine import accumulation_dtype, inverse_row_norm, unit
-from .energy import batch_energy, checked_labels, checked_law, checked_rows, estimated_energy, exact, listed
+from .energy import batch_energy, checked_labels, checked_law, estimated_energy, exact, listed
 from .measures import RANDOM, deviation_from_orthonormal, generator, measured
 from .measures import REGULARIZERS as REGULARIZERS
 from .repulsion import Law
@@ -205,7 +205,7 @@ def orthonormal(weight: Tensor, *, normalized: bool = False) -> Tensor:
         >>> orthonormal(torch.eye(3)), orthonormal(2 * torch.eye(3)), orthonormal(2 * torch.eye(3), normalized=True)
         (tensor(0.), tensor(27.), tensor(0.))
     """
-    return _orthonormal(checked_rows(weight)[None], normalized)
+    return _orthonormal(_checks.rows("weight", weight)[None], normalized)
 
 
 def _orthonormal(weight: Tensor, normalized: bool) -> Tensor:

@@ -118,12 +118,10 @@ def _kernel(u: Tensor, v: Tensor) -> Tensor:
 
 def _network(weight: Tensor, x: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """weight (n, d), x (m, d), v (n,) in float64, and S (n, m)."""
-    for name, tensor in {"weight": weight, "x": x, "v": v}.items():
+    rows = _checks.rows("weight", weight).detach().double()
+    for name, tensor in {"x": x, "v": v}.items():
         if tensor is not None:
             _checks.floating(name, tensor)
-    if weight.dim() < 2 or not weight.numel():
-        raise ValueError(f"weight must be (n, ...) and not empty, got {tuple(weight.shape)}")
-    rows = weight.detach().flatten(1).double()
     n, d = rows.shape
     if x.dim() != 2 or x.shape[1] != d or not len(x):
         raise ValueError(f"x must be (m, {d}) and not empty, as the neurons have {d} dimensions; got {tuple(x.shape)}")

@@ -84,10 +84,7 @@ def fibonacci_points(n: int, dim: int = 3) -> Tensor:
 @torch.no_grad()
 def unit_rows(weight: Tensor) -> Tensor:
     """The directions (N, d) of neurons (N, ...) in float64; ValueError for a neuron that has none."""
-    _checks.floating("weight", weight)
-    if weight.dim() < 2 or not weight.numel():
-        raise ValueError(f"weight must be (N, ...) and not empty, got {tuple(weight.shape)}")
-    rows = weight.detach().flatten(1).double()
+    rows = _checks.rows("weight", weight).detach().double()
     if not bool(rows.isfinite().all()):
         raise ValueError(f"weight must be finite, got NaN or infinity in row {_first(~rows.isfinite().all(1))}")
     rows = unit(rows / rows.abs().amax(1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny))
