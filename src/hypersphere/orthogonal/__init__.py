@@ -1,0 +1,188 @@
+"""Orthogonal matrices from free numbers, and their products with neurons without forming them (OPT, 3.3–3.6, App. A).
+
+========================  ==========================================================  =========  ================
+method                    R                                                           det R      its numbers P
+========================  ==========================================================  =========  ================
+gram_schmidt              Q of P = QT, diagonal of T positive (Algorithm 2)           sign det P  (m, m)
+modified_gram_schmidt     the same map, computed in another order (Eq. 8)             sign det P  (m, m)
+iterative_gram_schmidt    the same map, computed twice (Algorithm 3)                  sign det P  (m, m)
+householder               Gram-Schmidt's with the last column turned to det = +1      +1         (m, m)
+givens                    the same map, computed by plane rotations                   +1         (m, m)
+lowdin                    P(PᵀP)^(−½), the orthogonal matrix nearest to P (Eq. 15)    sign det P  (m, m)
+canonical                 the left singular vectors of P (Eq. 16)                     ±1         (m, m)
+cayley                    (I + A)(I − A)⁻¹                                            +1         triangle of A
+exponential               exp(A)                                                      +1         triangle of A
+ogd                       P itself, kept orthogonal by :class:`hypersphere.OGD`       its own    (m, m)
+========================  ==========================================================  =========  ================
+
+A = T − Tᵀ with T strictly upper triangular. Beside them stand matrices that are not orthogonal: ``regularized`` and
+``unconstrained`` (P itself), and the constraints of generalized OPT (App. J) in ``_constraints``.
+
+Shapes: m dimensions, n neurons (rows), any leading dimensions: one a block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from .. import _checks
+from ..cosine import apply
+from ._cayley import CayleyRows
+from ._constraints import CONSTRAINTS
+from ._exponential import ExponentialRows
+from ._method import INITS as INITS
+from ._method import Orthogonalizer as Orthogonalizer
+from ._method import from_matrix, from_product, only_normal
+from ._polar import PolarRows
+from ._triangle import pack, size_of
+from ._triangular import TriangularRows
+
+
+def gram_schmidt(matrix: Tensor) -> Tensor:
+    """The columns of `matrix` (..., m, m) orthonormalized one after the other (OPT, Algorithm 2).
+
+    It is the Q of a QR factorization with positive diagonal, which is orthogonal to rounding where the loop in
+    float32 is not (2e-2 at m = 576). Columns that depend on those before them get some direction orthogonal to all.
+
+    Example:
+        >>> gram_schmidt(torch.tensor([[3.0, 1.0], [4.0, 0.0]]))
+        tensor([[ 0.6000,  0.8000],
+                [ 0.8000, -0.6000]])
+    """
+    return ORTHOGONALIZERS["gram_schmidt"].matrix(_square(matrix))
+
+
+def householder(matrix: Tensor) -> Tensor:
+    """Orthogonalization by reflections (OPT, Algorithm 4), the last column turned so that the determinant is +1.
+
+    The literal matrix has its last column times (−1)^(m−1) and so could not start at the identity.
+
+    Example:
+        >>> householder(torch.tensor([[3.0, 1.0], [4.0, 0.0]]))
+        tensor([[ 0.6000, -0.8000],
+                [ 0.8000,  0.6000]])
+    """
+    return ORTHOGONALIZERS["householder"].matrix(_square(matrix))
+
+
+def givens(matrix: Tensor) -> Tensor:
+    """Orthogonalization by plane rotations (OPT, 3.3): the same matrix as :func:`householder`."""
+    return householder(matrix)
+
+
+def lowdin(matrix: Tensor) -> Tensor:
+    """U(UᵀU)^(−½), the orthogonal matrix nearest to U (OPT, Eq. 15); its gradient divides by σᵢ + σⱼ alone.
+
+    Example:
+        >>> lowdin(torch.tensor([[2.0, 0.0], [0.0, -5.0]]))
+        tensor([[ 1.,  0.],
+                [ 0., -1.]])
+    """
+    return ORTHOGONALIZERS["lowdin"].matrix(_square(matrix))
+
+
+def canonical(matrix: Tensor) -> Tensor:
+    """The left singular vectors of `matrix`, UZ·d^(−½) with UᵀU = Z d Zᵀ (OPT, Eq. 16).
+
+    By falling singular value, the largest number of each column positive. Where singular values repeat there is no
+    gradient, and next to such a matrix (the identity is one) no continuity.
+
+    Example:
+        >>> canonical(torch.tensor([[0.0, -2.0], [1.0, 0.0]])).abs()
+        tensor([[1., 0.],
+                [0., 1.]])
+    """
+    return ORTHOGONALIZERS["canonical"].matrix(_square(matrix))
+
+
+def cayley(matrix: Tensor) -> Tensor:
+    """(I + A)(I − A)⁻¹ with A = T − Tᵀ, T the strict upper triangle of `matrix` (OPT, 3.4).
+
+    Example:
+        >>> cayley(torch.tensor([[0.0, -1.0], [7.0, 7.0]]))
+        tensor([[ 0., -1.],
+                [ 1.,  0.]])
+    """
+    return ORTHOGONALIZERS["cayley"].matrix(pack(_square(matrix)))
+
+
+def exponential(matrix: Tensor) -> Tensor:
+    """exp(A) with A = T − Tᵀ, T the strict upper triangle of `matrix` (OPT, 3.4); evaluated in float64.
+
+    Example:
+        >>> exponential(torch.tensor([[0.0, -torch.pi / 2], [0.0, 0.0]])).round(decimals=4) + 0.0
+        tensor([[ 0., -1.],
+                [ 1.,  0.]])
+    """
+    return ORTHOGONALIZERS["exponential"].matrix(pack(_square(matrix)))
+
+
+def _square(matrix: Tensor) -> Tensor:
+    _checks.floating("matrix", matrix)
+    if matrix.dim() < 2 or matrix.shape[-1] != matrix.shape[-2] or not matrix.numel():
+        raise ValueError(f"matrix must be square matrices (..., m, m), got {tuple(matrix.shape)}")
+    return matrix
+
+
+def _gram_schmidt(p: Tensor, v: Tensor) -> Tensor:
+    product: Tensor = apply(TriangularRows, p, v, False)[0]
+    return product
+
+
+def _householder(p: Tensor, v: Tensor) -> Tensor:
+    product: Tensor = apply(TriangularRows, p, v, True)[0]
+    return product
+
+
+def _lowdin(p: Tensor, v: Tensor) -> Tensor:
+    product: Tensor = apply(PolarRows, p, v)[0]
+    return product
+
+
+def _cayley(p: Tensor, v: Tensor) -> Tensor:
+    product: Tensor = apply(CayleyRows, p, v)[0]
+    return product
+
+
+def _exponential(p: Tensor, v: Tensor) -> Tensor:
+    product: Tensor = apply(ExponentialRows, p, v)[0]
+    return product
+
+
+def _canonical(p: Tensor) -> Tensor:
+    u = torch.linalg.svd(p)[0]
+    largest = u.detach().abs().argmax(-2, keepdim=True)
+    return u * torch.where(u.detach().gather(-2, largest) < 0, -1.0, 1.0).to(u.dtype)
+
+
+def _itself(p: Tensor) -> Tensor:
+    return p
+
+
+def _orthogonal_start(m: int, init: str) -> Tensor:
+    return torch.eye(m) if init == "identity" else gram_schmidt(torch.randn(m, m))
+
+
+_METHODS = [
+    from_product("gram_schmidt", _gram_schmidt),
+    from_product("modified_gram_schmidt", _gram_schmidt),
+    from_product("iterative_gram_schmidt", _gram_schmidt),
+    from_product("householder", _householder),
+    from_product("givens", _householder),
+    from_product("lowdin", _lowdin),
+    from_matrix(
+        "canonical",
+        _canonical,
+        start=only_normal("canonical", "which has no gradient and no continuity at the identity"),
+        orthogonal=True,
+    ),
+    from_product("cayley", _cayley, size=size_of),
+    from_product("exponential", _exponential, size=size_of),
+    replace(from_matrix("ogd", _itself, start=_orthogonal_start), orthogonal=True),
+    from_matrix("regularized", _itself),
+    from_matrix("unconstrained", _itself),
+]
+ORTHOGONALIZERS: dict[str, Orthogonalizer] = {method.name: method for method in _METHODS} | CONSTRAINTS

@@ -1,0 +1,54 @@
+"""Rows times the Cayley transform of a skew-symmetric matrix, by one factorization."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from ._triangle import pack, skew
+
+
+def factors(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """LU of I + A. Its inverse has norm at most one, whatever A."""
+    matrix = skew(-packed)
+    matrix.diagonal(dim1=-2, dim2=-1).add_(1)
+    return torch.linalg.lu_factor(matrix.mT)  # (I − A)ᵀ: by columns, as LAPACK wants it
+
+
+class CayleyRows(Function):
+    """V Rᵀ for R = (I + A)(I − A)⁻¹: as (I − A)ᵀ = I + A, Rᵀ = 2(I + A)⁻¹ − I, one factorization and n solves.
+
+    With Z = V(I + A)⁻¹ and S = G(I − A)⁻¹ the gradients are −2 ZᵀS to A and 2S − G to V.
+    """
+
+    @staticmethod
+    def forward(packed: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        lu, pivots = factors(packed)
+        solved = torch.linalg.lu_solve(lu, pivots, rows, left=False)
+        return 2 * solved - rows, solved, lu, pivots
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs, *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, Tensor | None]:
+        if grad is None:
+            return None, None
+        packed, rows, solved, lu, pivots = ctx.saved_tensors
+        if torch.is_grad_enabled():  # this pass is differentiated in its turn: from the inputs, not what was kept
+            lu, pivots = factors(packed)
+            solved = torch.linalg.lu_solve(lu, pivots, rows, left=False)
+        back = torch.linalg.lu_solve(lu, pivots, grad, left=False, adjoint=True)
+        to_packed = to_rows = None
+        if ctx.needs_input_grad[0]:
+            outer = (-2 * solved).mT @ back
+            to_packed = pack(outer - outer.mT)
+        if ctx.needs_input_grad[1]:
+            to_rows = 2 * back - grad
+        return to_packed, to_rows

@@ -1,0 +1,130 @@
+"""What a method of OPT is: its numbers, its start, its matrix and its product with neurons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from .. import _checks
+from ..cosine import accumulation_dtype
+
+Product = Callable[[Tensor, Tensor], Tensor]
+INITS = ("identity", "normal")
+
+
+@dataclass(frozen=True)
+class Orthogonalizer:
+    """A way to get R from numbers P that are free to learn.
+
+    Args:
+        name: what :func:`hypersphere.rotate` calls it, and the last part of its key in a state_dict.
+        shape: of P for a block of m dimensions.
+        start: (m, init) → P, with init "identity" (R = I) or "normal" (N(0, 1)); a ValueError where there is none.
+        matrix: P (..., *shape) → R (..., m, m).
+        apply: (P, V) → V Rᵀ for rows V (..., n, m), without forming R where that is cheaper.
+        orthogonal: whether R is orthogonal for every P that training can reach.
+        free: how many free numbers a block of m dimensions has; None: m(m−1)/2 if orthogonal, else those of P.
+
+    Example:
+        >>> flip = Orthogonalizer(
+        ...     "signs",
+        ...     shape=lambda m: (m,),
+        ...     start=lambda m, init: torch.ones(m),
+        ...     matrix=lambda p: torch.diag_embed(p.sign()),
+        ...     apply=lambda p, v: v * p.sign().unsqueeze(-2),
+        ... )
+        >>> flip.apply(torch.tensor([1.0, -2.0]), torch.tensor([[3.0, 4.0]]))
+        tensor([[ 3., -4.]])
+    """
+
+    name: str
+    shape: Callable[[int], tuple[int, ...]]
+    start: Callable[[int, str], Tensor]
+    matrix: Callable[[Tensor], Tensor]
+    apply: Product
+    orthogonal: bool = True
+    free: Callable[[int], int] | None = None
+
+    def count(self, m: int) -> int:
+        """The free numbers of a block of m dimensions."""
+        if self.free is not None:
+            return self.free(m)
+        return m * (m - 1) // 2 if self.orthogonal else torch.Size(self.shape(m)).numel()
+
+
+def square(m: int) -> tuple[int, ...]:
+    return (m, m)
+
+
+def triangle(m: int) -> tuple[int, ...]:
+    return (m * (m - 1) // 2,)
+
+
+def identity_or_normal(m: int, init: str) -> Tensor:
+    return torch.eye(m) if init == "identity" else torch.randn(m, m)
+
+
+def zero_or_normal(m: int, init: str) -> Tensor:
+    return torch.zeros(triangle(m)) if init == "identity" else torch.randn(triangle(m))
+
+
+def only_normal(name: str, why: str) -> Callable[[int, str], Tensor]:
+    """The start of a method that cannot be the identity."""
+
+    def start(m: int, init: str) -> Tensor:
+        if init == "identity":
+            raise ValueError(f"init must be 'normal' for method {name!r}, {why}; got 'identity'")
+        return torch.randn(m, m)
+
+    return start
+
+
+def exactly(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """function(*tensors) in float32 at least, whatever autocast says; the result has the last tensor's dtype."""
+    for tensor in tensors:
+        _checks.floating("P and V", tensor)
+    dtype = accumulation_dtype(reduce(torch.promote_types, (t.dtype for t in tensors)))
+    with torch.autocast(tensors[-1].device.type, enabled=False):
+        return function(*(t.to(dtype) for t in tensors)).to(tensors[-1].dtype)
+
+
+def from_matrix(
+    name: str,
+    matrix: Callable[[Tensor], Tensor],
+    *,
+    start: Callable[[int, str], Tensor] = identity_or_normal,
+    orthogonal: bool = False,
+    free: Callable[[int], int] | None = None,
+) -> Orthogonalizer:
+    """A method whose R is formed from P (..., m, m)."""
+    return Orthogonalizer(
+        name,
+        square,
+        start,
+        matrix=lambda p: exactly(matrix, p),
+        apply=lambda p, v: exactly(lambda p, v: v @ matrix(p).mT, p, v),
+        orthogonal=orthogonal,
+        free=free,
+    )
+
+
+def from_product(name: str, product: Product, *, size: Callable[[Tensor], int] | None = None) -> Orthogonalizer:
+    """A method that gives V Rᵀ itself. `size`: m from a packed triangle P; None: P is (..., m, m)."""
+
+    def matrix(p: Tensor) -> Tensor:
+        m = p.shape[-1] if size is None else size(p)
+        leading = p.shape[:-2] if size is None else p.shape[:-1]
+        identity = torch.eye(m, dtype=accumulation_dtype(p.dtype), device=p.device).expand(*leading, m, m)
+        return exactly(lambda p: product(p, identity).mT, p)
+
+    return Orthogonalizer(
+        name,
+        square if size is None else triangle,
+        identity_or_normal if size is None else zero_or_normal,
+        matrix,
+        apply=lambda p, v: exactly(product, p, v),
+    )

@@ -1,0 +1,76 @@
+"""Rows times the orthogonal factor of a QR factorization: Gram-Schmidt, Householder, Givens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+
+def factors(matrix: Tensor, proper: bool) -> tuple[Tensor, Tensor]:
+    """Q and T of matrix = QT with a positive diagonal of T; `proper` turns Q's last column so that det Q = +1.
+
+    Numbers on T's diagonal that are too small to divide by are raised: a singular matrix has a finite gradient.
+    """
+    reflections, scales = torch.geqrf(matrix)
+    q = torch.linalg.householder_product(reflections, scales)
+    signs = _signs(reflections.diagonal(dim1=-2, dim2=-1))
+    if proper:  # det Q is −1 for every reflection there is, times the signs
+        determinant = _signs(0.5 - (scales != 0).to(q.dtype)).prod(-1) * signs.prod(-1)
+        last = torch.arange(q.shape[-1], device=q.device) == q.shape[-1] - 1
+        signs = torch.where(last, signs * determinant.unsqueeze(-1), signs)
+    t = reflections.triu().mul_(signs.unsqueeze(-1))
+    diagonal = t.diagonal(dim1=-2, dim2=-1)
+    largest = diagonal.abs().amax(-1, keepdim=True)
+    floor = torch.where(largest > 0, largest, 1.0) * torch.finfo(t.dtype).eps
+    diagonal.copy_(torch.where(diagonal.abs() < floor, floor * _signs(diagonal), diagonal))
+    return q.mul_(signs.unsqueeze(-2)), t
+
+
+def differentiable_factors(matrix: Tensor, proper: bool) -> tuple[Tensor, Tensor]:
+    """The same by torch's own QR, whose derivative can be taken again."""
+    q, t = torch.linalg.qr(matrix)
+    with torch.no_grad():
+        signs = _signs(t.diagonal(dim1=-2, dim2=-1) * factors(matrix, proper)[1].diagonal(dim1=-2, dim2=-1))
+    return q * signs.unsqueeze(-2), t * signs.unsqueeze(-1)
+
+
+class TriangularRows(Function):
+    """V Qᵀ for U = QT.
+
+    dQ = QΩ with Ω skew and the strict lower triangle of QᵀdU T⁻¹, so with K = QᵀGᵀV (G the gradient to V Qᵀ) the
+    gradient to U is Q·tril(K − Kᵀ, −1)·T⁻ᵀ, and that to V is GQ.
+    """
+
+    @staticmethod
+    def forward(matrix: Tensor, rows: Tensor, proper: bool) -> tuple[Tensor, Tensor, Tensor]:
+        q, t = factors(matrix, proper)
+        return rows @ q.mT, q, t
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        matrix, rows, ctx.proper = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(matrix, rows, *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, Tensor | None, None]:
+        if grad is None:
+            return None, None, None
+        matrix, rows, q, t = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            q, t = differentiable_factors(matrix, ctx.proper)
+        turned = grad @ q
+        to_matrix = None
+        if ctx.needs_input_grad[0]:
+            k = turned.mT @ rows
+            lower = (k - k.mT).tril(-1)
+            to_matrix = torch.linalg.solve_triangular(t.mT, q @ lower, upper=False, left=False)
+        return to_matrix, turned if ctx.needs_input_grad[1] else None, None
+
+
+def _signs(x: Tensor) -> Tensor:
+    return torch.where(x < 0, -1.0, 1.0).to(x.dtype)
