@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from . import margins as margins
     from . import measures as measures
     from . import optim as optim
+    from . import orthogonal as orthogonal
     from . import recurrent as recurrent
     from . import regularizers as regularizers
     from . import report as report
+    from . import rotation as rotation
     from . import selection as selection
     from . import similarity as similarity
     from .conversion import spherize as spherize
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from .losses import SphereFacePlusLoss as SphereFacePlusLoss
     from .losses import SSoftmaxLoss as SSoftmaxLoss
     from .losses import WSoftmaxLoss as WSoftmaxLoss
+    from .optim import OGD as OGD
     from .optim import param_groups as param_groups
     from .recurrent import SphereGRU as SphereGRU
     from .recurrent import SphereLSTM as SphereLSTM
@@ -45,6 +48,16 @@ if TYPE_CHECKING:
     from .regularizers import normalize_neurons as normalize_neurons
     from .regularizers import orthonormal_penalty as orthonormal_penalty
     from .regularizers import spread as spread
+    from .rotation import Resampler as Resampler
+    from .rotation import add_task as add_task
+    from .rotation import count_parameters as count_parameters
+    from .rotation import load_rotations as load_rotations
+    from .rotation import merge as merge
+    from .rotation import merge_state_dict as merge_state_dict
+    from .rotation import rotate as rotate
+    from .rotation import rotation_penalty as rotation_penalty
+    from .rotation import save_rotations as save_rotations
+    from .rotation import use_task as use_task
     from .selection import Neurons as Neurons
     from .selection import select as select
     from .similarity import LearnableSigmoid as LearnableSigmoid
@@ -66,9 +79,21 @@ else:
             "SSoftmaxLoss",
             "WSoftmaxLoss",
         ],
-        "optim": ["param_groups"],
+        "optim": ["OGD", "param_groups"],
         "recurrent": ["SphereGRU", "SphereLSTM", "SphereRNN"],
         "regularizers": ["EnergyRegularizer", "normalize_neurons", "orthonormal_penalty", "spread"],
+        "rotation": [
+            "Resampler",
+            "add_task",
+            "count_parameters",
+            "load_rotations",
+            "merge",
+            "merge_state_dict",
+            "rotate",
+            "rotation_penalty",
+            "save_rotations",
+            "use_task",
+        ],
         "selection": ["Neurons", "select"],
         "similarity": ["LearnableSigmoid"],
     }
@@ -83,9 +108,11 @@ else:
         "margins",
         "measures",
         "optim",
+        "orthogonal",
         "recurrent",
         "regularizers",
         "report",
+        "rotation",
         "selection",
         "similarity",
     )

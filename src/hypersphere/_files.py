@@ -6,13 +6,18 @@ from pathlib import Path
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write `text` to `path` as UTF-8: under a temporary name in the same folder first, renamed once it is on disk."""
+    """Write `text` to `path` as UTF-8, as :func:`write_bytes` does."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write `data` to `path`: under a temporary name in the same folder first, renamed once it is on disk."""
     target = Path(path)
     # Not tempfile: its files are readable by their owner alone, and the rename would keep that.
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with open(temporary, "x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with open(temporary, "xb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)

@@ -319,13 +319,13 @@ class _SphereConv(SphereOptions):
         self._set_sphere(similarity, scale, out_channels)
 
     def forward(self: Any, input: Tensor) -> Tensor:
-        n, padding = len(self.kernel_size), self.padding
+        n, padding, weight = len(self.kernel_size), self.padding, self.weight  # a parametrized weight is read once
         if self.padding_mode != "zeros":
-            _check_conv(n, input, self.weight, self.groups)
+            _check_conv(n, input, weight, self.groups)
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
         options = (self.stride, padding, self.dilation, self.groups, self.similarity, self.scale)
-        return _sphere_conv(n, input, self.weight, self.bias, *options)
+        return _sphere_conv(n, input, weight, self.bias, *options)
 
 
 class SphereConv1d(_SphereConv, nn.Conv1d):

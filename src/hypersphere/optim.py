@@ -1,4 +1,4 @@
-"""Parameter groups for any optimizer."""
+"""Parameter groups for any optimizer, and OGD, which keeps matrices orthogonal."""
 
 from __future__ import annotations
 
@@ -7,17 +7,37 @@ from typing import Any
 from torch import nn
 
 from . import _checks
+from .guards import watch_orthogonal
 from .layers import SphereOptions
+from .ogd import OGD as OGD
+from .ogd import ogd_step as ogd_step
+from .rotation.parametrization import TaskRotation, rotated
 from .selection import is_loss_head
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
-def param_groups(model: nn.Module, weight_decay: float = 0.0) -> list[dict[str, Any]]:
+def param_groups(model: nn.Module, weight_decay: float = 0.0, *, ogd: bool = False) -> list[dict[str, Any]]:
     """Groups for any torch optimizer, with weight decay only where it means something.
 
-    "no_decay" holds biases, norms, k, scale, and the weights of sphere layers and angular losses, whose length does
-    not matter (SphereNet, 2.4); "weights" holds the rest. Frozen parameters are left out.
+    ==========  ======  ==========================================================================================
+    name        decays  parameters
+    ==========  ======  ==========================================================================================
+    weights     yes     all that is not below; the learned neurons of rotated layers too
+    no_decay    no      biases, norms, k, scale, and the weights of sphere layers and angular losses, whose length
+                        does not matter (SphereNet, 2.4)
+    rotations   yes     what rotated layers learn in place of neurons (OPT, App. D)
+    orthogonal  no      the matrices of method "ogd", for :class:`hypersphere.OGD` alone; with ``orthogonal=True``
+    ==========  ======  ==========================================================================================
+
+    Groups without parameters are left out; so are frozen parameters and the fixed neurons of rotated layers, which
+    nothing may train even after ``model.requires_grad_(True)``.
+
+    Args:
+        model: the network.
+        weight_decay: of the groups that decay.
+        ogd: make the group "orthogonal". Without it a model that learns such matrices is an error, as any other
+            optimizer would not keep them orthogonal; with it they are refused by optimizers other than OGD.
 
     Example:
         >>> import torch, hypersphere as hs
@@ -25,9 +45,14 @@ def param_groups(model: nn.Module, weight_decay: float = 0.0) -> list[dict[str, 
         >>> optimizer = torch.optim.SGD(param_groups(net, weight_decay=5e-4), lr=0.1)
         >>> [(g["name"], g["weight_decay"], len(g["params"])) for g in optimizer.param_groups]
         [('weights', 0.0005, 1), ('no_decay', 0.0, 3)]
+        >>> optimizer = OGD(param_groups(hs.rotate(net, "ogd"), weight_decay=5e-4, ogd=True), lr=0.1)
+        >>> [(g["name"], g["weight_decay"], len(g["params"])) for g in optimizer.param_groups]
+        [('weights', 0.0005, 1), ('no_decay', 0.0, 2), ('orthogonal', 0.0, 1)]
     """
     _checks.module("model", model)
     decay = _checks.number("weight_decay", weight_decay, low=0.0)
+    if not isinstance(ogd, bool):
+        raise TypeError(f"ogd must be True or False, got {ogd!r}")
     no_decay = {
         parameter
         for module in model.modules()
@@ -35,11 +60,34 @@ def param_groups(model: nn.Module, weight_decay: float = 0.0) -> list[dict[str, 
         for name, parameter in module.named_parameters()
         if not name.startswith("weight_hr")  # the projection of an LSTM is plain
     }
-    groups: dict[str, list[nn.Parameter]] = {"weights": [], "no_decay": []}
+    methods = {
+        module.parameter: module.method.name
+        for module in model.modules()
+        if isinstance(module, TaskRotation) and module.method is not None
+    }
+    fixed = {each.neurons for each in rotated(model) if not each.rotation.learned}
+    groups: dict[str, list[nn.Parameter]] = {"weights": [], "no_decay": [], "rotations": [], "orthogonal": []}
     for name, parameter in model.named_parameters():
-        is_bias = name.rpartition(".")[2].startswith("bias")
-        if parameter.requires_grad:
-            keeps = parameter in no_decay or is_bias or parameter.dim() < 2
-            groups["no_decay" if keeps else "weights"].append(parameter)
-    decays = {"weights": decay, "no_decay": 0.0}
-    return [{"params": params, "name": name, "weight_decay": decays[name]} for name, params in groups.items() if params]
+        if not parameter.requires_grad or parameter in fixed:
+            continue
+        if parameter in methods:
+            group = "orthogonal" if methods[parameter] == "ogd" else "rotations"
+        elif parameter in no_decay or name.rpartition(".")[2].startswith("bias") or parameter.dim() < 2:
+            group = "no_decay"
+        else:
+            group = "weights"
+        groups[group].append(parameter)
+    if groups["orthogonal"]:
+        if not ogd:
+            raise ValueError(
+                'the model learns matrices of method "ogd", which only OGD keeps orthogonal: use '
+                "param_groups(model, ogd=True) with hypersphere.OGD"
+            )
+        watch_orthogonal()
+    options: dict[str, dict[str, Any]] = {
+        "weights": {"weight_decay": decay},
+        "no_decay": {"weight_decay": 0.0},
+        "rotations": {"weight_decay": decay},
+        "orthogonal": {"weight_decay": 0.0, "orthogonal": True},
+    }
+    return [{"params": params, "name": name, **options[name]} for name, params in groups.items() if params]

@@ -29,7 +29,8 @@ class EnergyRegularizer:
 
         λ_h·Σ_hidden mean energy + λ_o·mean energy of the output layer + λ_w·mean ‖w‖
 
-    It holds no weights: it reads the model's at each call, parametrized ones as the layer sees them.
+    It holds no weights: it reads the model's at each call, parametrized ones as the layer sees them. The energy of
+    fixed neurons that are rotated (:func:`hypersphere.rotate`) is constant: it is in per_layer(), not in the sum.
 
     Args:
         model: the network. Layers whose neurons form groups (grouped convolutions) count with the mean over groups.
@@ -103,11 +104,17 @@ class EnergyRegularizer:
             raise ValueError("labels go with measure='energy' alone")
         if labels is not None and not any(neurons.is_output for neurons in self.neurons.values()):
             raise ValueError("labels must be None: no layer is the output (see the argument output, or head)")
-        terms = [self._term(name, neurons, labels) for name, neurons in self.neurons.items()]
+        terms = [self._term(name, neurons, labels) for name, neurons in self._learning().items()]
         if self.minibatch is not None or self.measure in RANDOM:
             self.draws += 1
+        if not terms:
+            return next(iter(self.neurons.values())).stored.new_zeros(())
         total = torch.stack([term.to(terms[0]) for term in terms]).sum() / (len(terms) if self.average else 1)
         return total + self.weight_decay * self._mean_length() if self.weight_decay else total
+
+    def _learning(self) -> dict[str, Neurons]:
+        """The layers whose energy training can change."""
+        return {name: neurons for name, neurons in self.neurons.items() if not neurons.is_constant}
 
     def per_layer(self) -> dict[str, float]:
         """Every layer's measure as it is now, unweighted and of all its neurons, for logging."""
@@ -144,14 +151,14 @@ class EnergyRegularizer:
         if not found:
             raise nothing_found(model, "EnergyRegularizer")
         for name, neurons in found.items():
-            if torch.nn.parameter.is_lazy(neurons.tensor):
+            if torch.nn.parameter.is_lazy(neurons.stored):
                 raise ValueError(f"layer {name!r} has no weight yet (lazy): run the model once first")
         return found
 
     def _term(self, name: str, neurons: Neurons, labels: Tensor | None) -> Tensor:
         weight = self.output_weight if neurons.is_output else self.hidden_weight
         if not weight:
-            return neurons.tensor.new_zeros(())
+            return neurons.stored.new_zeros(())
         if not neurons.is_output or labels is None:
             return weight * self._measured(name, neurons, sample=not neurons.is_output)
         rows = exact(neurons.matrix().flatten(0, 1))
@@ -188,7 +195,7 @@ class EnergyRegularizer:
 
     def _mean_length(self) -> Tensor:
         """mean ‖w‖ over all neurons of all layers, with gradient 0 for a zero neuron."""
-        rows = [exact(neurons.matrix().flatten(0, 1)) for neurons in self.neurons.values()]
+        rows = [exact(neurons.matrix().flatten(0, 1)) for neurons in self._learning().values()]
         return torch.stack([(r * unit(r)).sum() for r in rows]).sum() / sum(len(r) for r in rows)
 
 

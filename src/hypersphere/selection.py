@@ -42,26 +42,58 @@ class Neurons:
         tensor: Tensor = getattr(self.module, self.tensor_name)
         return tensor
 
+    @property
+    def stored(self) -> Tensor:
+        """The tensor that holds the neurons: `tensor`, or what a parametrization makes it of."""
+        parametrizations = getattr(self.module, "parametrizations", None)
+        if parametrizations is None or self.tensor_name not in parametrizations:
+            return self.tensor
+        first: Tensor = next(parametrizations[self.tensor_name].parameters())
+        return first
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether training leaves their angles as they are: rotated orthogonally and fixed otherwise."""
+        parametrizations = getattr(self.module, "parametrizations", None)
+        if parametrizations is None or self.tensor_name not in parametrizations:
+            return False
+        chain = parametrizations[self.tensor_name]
+        return len(chain) == 1 and getattr(chain[0], "keeps_angles", False) is True
+
+    @property
+    def transposed_groups(self) -> int | None:
+        """The groups of a transposed convolution, whose neurons do not lie along the first dimension; else None."""
+        return int(self.module.groups) if isinstance(self.module, _TRANSPOSED) else None
+
     def matrix(self) -> Tensor:
         """The neurons as rows, (groups, N, d): output channels, for transposed convolutions too."""
-        weight = self.tensor
-        groups = getattr(self.module, "groups", 1)
-        if isinstance(self.module, _TRANSPOSED):  # (C, O/G, ...)
-            return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(2)
-        return weight.flatten(1).unflatten(0, (groups, -1))
+        if self.transposed_groups is not None:
+            return neuron_rows(self.tensor, self.transposed_groups)
+        return neuron_rows(self.tensor).squeeze(0).unflatten(0, (getattr(self.module, "groups", 1), -1))
 
     def write(self, matrix: Tensor) -> None:
         """Puts neurons (groups, N, d) in place of those there are; a parametrized weight takes what it can invert."""
         weight = self.tensor
-        if isinstance(self.module, _TRANSPOSED):
-            value = matrix.unflatten(2, (-1, *weight.shape[2:])).transpose(1, 2).flatten(0, 1)
-        else:
-            value = matrix.reshape(weight.shape)
+        value = from_neuron_rows(matrix, weight.shape, self.transposed_groups)
         with torch.no_grad():
             if parametrize.is_parametrized(self.module, self.tensor_name):
                 setattr(self.module, self.tensor_name, value.to(weight.dtype))
             else:
                 weight.copy_(value)
+
+
+def neuron_rows(weight: Tensor, transposed_groups: int | None = None) -> Tensor:
+    """A weight (N, ...), or (C, O/G, ...) of a transposed convolution of G groups, as rows (1 or G, N, d)."""
+    if transposed_groups is None:
+        return weight.flatten(1).unsqueeze(0)
+    return weight.unflatten(0, (transposed_groups, -1)).transpose(1, 2).flatten(2)
+
+
+def from_neuron_rows(rows: Tensor, shape: torch.Size, transposed_groups: int | None = None) -> Tensor:
+    """The weight of this shape that :func:`neuron_rows` made `rows` of."""
+    if transposed_groups is None:
+        return rows.reshape(shape)
+    return rows.unflatten(2, (-1, *shape[2:])).transpose(1, 2).flatten(0, 1)
 
 
 def select(
@@ -126,7 +158,7 @@ def nothing_found(model: nn.Module, verb: str, why: str = "") -> ValueError:
 def _eligible(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     for name, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention):
-            if module.in_proj_weight is not None:
+            if module._qkv_same_embed_dim:
                 yield name, module, "in_proj_weight"
             else:
                 for tensor in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):

@@ -137,19 +137,21 @@ class AngularSoftmaxLoss(nn.Module):
             indices_tuple: what a miner of pytorch-metric-learning gives; samples weigh as often as they occur in it.
             sample_weight: (B,) factors of the samples' losses.
         """
-        self._check(embeddings, labels)
+        weight = self.weight  # once: it may be parametrized
+        self._check(embeddings, weight, labels)
         if sample_weight is not None and (not isinstance(sample_weight, Tensor) or sample_weight.shape != labels.shape):
             raise ValueError(
                 f"sample_weight must be a tensor of shape {tuple(labels.shape)}, got {_brief(sample_weight)}"
             )
         with self._full_precision(embeddings):
-            return self._loss(embeddings.to(self.weight.dtype), labels, indices_tuple, sample_weight)
+            return self._loss(embeddings.to(weight.dtype), weight, labels, indices_tuple, sample_weight)
 
     def logits(self, embeddings: Tensor) -> Tensor:
         """s·g(θ) + b for all classes (B, C), without a margin: for inference."""
-        self._check(embeddings)
+        weight = self.weight
+        self._check(embeddings, weight)
         with self._full_precision(embeddings):
-            return self._logits(embeddings.to(self.weight.dtype))[0]
+            return self._logits(embeddings.to(weight.dtype), weight)[0]
 
     def _full_precision(self, embeddings: Tensor) -> AbstractContextManager[Any]:
         """No autocast here: a logit of 30 has a resolution of 0.1 in bfloat16."""
@@ -159,13 +161,14 @@ class AngularSoftmaxLoss(nn.Module):
     def _loss(
         self,
         embeddings: Tensor,
+        weight: Tensor,
         labels: Tensor,
         indices_tuple: Sequence[Tensor] | None,
         sample_weight: Tensor | None,
     ) -> Tensor:
         kept = labels != self.ignore_index
         target = torch.where(kept, labels, 0).unsqueeze(1)
-        logits, target_cosine, s = self._logits(embeddings, target)
+        logits, target_cosine, s = self._logits(embeddings, weight, target)
         if self.margin_kind in MARGINS:
             # Only the B target logits change; adding the difference leaves the gradient of all others as it is.
             difference = self._with_margin(target_cosine.squeeze(1), target.squeeze(1))
@@ -184,9 +187,10 @@ class AngularSoftmaxLoss(nn.Module):
         if not self.energy_weight or not len(labels):
             return loss
         counts = kept.to(losses.dtype)
-        return loss + self._energy(target.squeeze(1), counts if sample_weight is None else counts * sample_weight)
+        counts = counts if sample_weight is None else counts * sample_weight
+        return loss + self._energy(weight, target.squeeze(1), counts)
 
-    def _logits(self, embeddings: Tensor, target: Tensor | None = None) -> tuple[Tensor, Any, Any]:
+    def _logits(self, embeddings: Tensor, weight: Tensor, target: Tensor | None = None) -> tuple[Tensor, Any, Any]:
         """Logits without margin (B, C), the target's cosine (B, 1), and s as a number or (B, 1)."""
         x, exact = embeddings, embeddings.to(accumulation_dtype(embeddings.dtype))
         s: Any = self.scale
@@ -195,10 +199,10 @@ class AngularSoftmaxLoss(nn.Module):
         target_cosine = None
         if self.similarity == Similarity("cosine"):
             # s·cos is one product: no (B, C) tensor of cosines is formed
-            logits, own = project(x if self.scale is None else unit(x) * self.scale, self.weight, target)
+            logits, own = project(x if self.scale is None else unit(x) * self.scale, weight, target)
             target_cosine = own / (torch.where(s > 0, s, 1.0) if self.scale is None else s)
         else:
-            cosines = cosine_linear(x, self.weight)
+            cosines = cosine_linear(x, weight)
             target_cosine = None if target is None else cosines.gather(1, target).to(exact.dtype)
             logits = (self.similarity(cosines) * s).to(cosines.dtype)
         if self.bias is not None:
@@ -225,9 +229,9 @@ class AngularSoftmaxLoss(nn.Module):
             self.step = self.step + 1
         return difference / (1 + self.annealing(self.step))  # (λ·g + ψ)/(1 + λ) − g
 
-    def _energy(self, target: Tensor, counts: Tensor) -> Tensor:
+    def _energy(self, weight: Tensor, target: Tensor, counts: Tensor) -> Tensor:
         """λ_M·class_energy of the weight at the labels, reduced as the losses are; counts (B,) weigh the samples."""
-        rows, share = self.weight.to(accumulation_dtype(self.weight.dtype)), self.energy_weight * counts
+        rows, share = weight.to(accumulation_dtype(weight.dtype)), self.energy_weight * counts
         if self.reduction == "none":
             return share.to(rows.dtype) * sample_energies(rows, target, self.energy_law)
         if self.reduction == "mean":
@@ -263,12 +267,12 @@ class AngularSoftmaxLoss(nn.Module):
             raise wrong
         return weights.to(self.weight.device)
 
-    def _check(self, embeddings: Tensor, labels: Tensor | None = None) -> None:
+    def _check(self, embeddings: Tensor, weight: Tensor, labels: Tensor | None = None) -> None:
         _checks.floating("embeddings", embeddings)
         if embeddings.dim() != 2 or embeddings.shape[1] != self.embedding_size:
             raise ValueError(f"embeddings must be (B, {self.embedding_size}), got {tuple(embeddings.shape)}")
-        if embeddings.dtype is not self.weight.dtype and not torch.is_autocast_enabled(embeddings.device.type):
-            raise TypeError(f"embeddings must be {self.weight.dtype} as the weight is, got {embeddings.dtype}")
+        if embeddings.dtype is not weight.dtype and not torch.is_autocast_enabled(embeddings.device.type):
+            raise TypeError(f"embeddings must be {weight.dtype} as the weight is, got {embeddings.dtype}")
         if labels is None:
             return
         if not isinstance(labels, Tensor) or labels.dtype is not torch.int64:

@@ -110,7 +110,7 @@ def _safe_sinc(angle: Tensor, sine: Tensor) -> Tensor:
 
 
 def _series(a: Tensor, b: Tensor) -> Tensor:
-    """The divided difference of sin √/√ for small a and b: −1/3! + h₁/5! − h₂/7! + h₃/9! with hₖ the sum of all aⁱbᵏ⁻ⁱ."""
+    """The divided difference of sin √/√ for small a, b: −1/3! + h₁/5! − h₂/7! + h₃/9!, hₖ the sum of all aⁱbᵏ⁻ⁱ."""
     total, product = a + b, a * b
     square = total * total
     return total * (square - 2 * product + 3024) / 362880 - (square - product) / 5040 - 1 / 6

@@ -1,0 +1,81 @@
+"""What a rotated model has to learn, and how far its matrices are from orthogonal."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .. import _checks
+from ..cosine import accumulation_dtype
+from ..measures import deviation_from_orthonormal
+from .parametrization import rotated
+
+
+def count_parameters(model: nn.Module) -> dict[str, int]:
+    """What there is to learn, counted as the paper does (OPT, Tables 10–13, 19, 20).
+
+    Returns:
+        - rotations: free numbers of the active task's rotations, m(m−1)/2 a block of m dimensions if orthogonal
+        - matrices: m² a block, as Tables 19 and 20 count
+        - weights: numbers of learned weight matrices, the output layer's too
+        - other: learned biases, norms, scales and the like
+        - total: rotations + weights + other
+        - stored: all numbers of all parameters, fixed neurons and inactive tasks included
+
+    Example:
+        >>> import hypersphere as hs
+        >>> net = nn.Sequential(nn.Linear(576, 64, bias=False), nn.ReLU(), nn.Linear(64, 100, bias=False))
+        >>> hs.count_parameters(net)["total"], hs.count_parameters(hs.rotate(net))["total"]  # 576·575/2 + 6400
+        (43264, 172000)
+    """
+    _checks.module("model", model)
+    counts = dict.fromkeys(("rotations", "matrices", "weights", "other"), 0)
+    of_rotations: set[Tensor] = set()
+    for each in rotated(model):
+        plan, rotation = each.rotation.plan, each.rotation
+        of_rotations |= set(rotation.parameters())
+        if not plan.learned:
+            of_rotations.add(each.neurons)
+        parameter, method = rotation.task.parameter, rotation.task.method
+        if parameter is not None and method is not None and parameter.requires_grad:
+            counts["rotations"] += len(parameter) * method.count(plan.size)
+            counts["matrices"] += len(parameter) * plan.size**2
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter not in of_rotations:
+            counts["weights" if parameter.dim() > 1 else "other"] += parameter.numel()
+    total = counts["rotations"] + counts["weights"] + counts["other"]
+    return counts | {"total": total, "stored": sum(p.numel() for p in model.parameters())}
+
+
+def rotation_penalty(model: nn.Module, weight: float = 0.1, *, squared: bool = True) -> Tensor:
+    """weight·Σ‖RᵀR − I‖²_F over the layers rotated with method="regularized" (OPT, Eq. 5); add it to the loss.
+
+    Args:
+        weight: β.
+        squared: False gives the norm itself, as the authors' released code has it.
+
+    Example:
+        >>> import hypersphere as hs
+        >>> net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+        >>> rotation_penalty(hs.rotate(net, "regularized")).item()  # R starts at the identity
+        0.0
+    """
+    factor = _checks.number("weight", weight, low=0.0)
+    _checks.module("model", model)
+    tasks = [each.rotation.task for each in rotated(model) if each.rotation.plan.method == "regularized"]
+    matrices = [task.parameter for task in tasks if task.parameter is not None]
+    if not matrices:
+        raise ValueError('rotation_penalty: no layer is rotated with method="regularized"')
+    terms = []
+    for matrix in matrices:
+        with torch.autocast(matrix.device.type, enabled=False):
+            # of the blocks together: a block-diagonal R has the sum of their squares
+            square = deviation_from_orthonormal(matrix.to(accumulation_dtype(matrix.dtype))).sum()
+            terms.append(square if squared else _root(square))
+    return factor * torch.stack([term.to(terms[0]) for term in terms]).sum()
+
+
+def _root(square: Tensor) -> Tensor:
+    """√x with gradient 0 at 0."""
+    positive = square > 0
+    return torch.where(positive, torch.where(positive, square, 1.0).sqrt(), 0.0)

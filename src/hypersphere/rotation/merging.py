@@ -1,0 +1,95 @@
+"""Merging a state_dict without its model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..orthogonal import ORTHOGONALIZERS, Orthogonalizer
+from ..selection import neuron_rows
+from .parametrization import turned
+
+_NEURONS = re.compile(r"(?P<layer>(?:.*\.)?)parametrizations\.(?P<tensor>[^.]+)\.original$")
+_BUFFERS = ("dims", "draw", "inner", "seed", "groups")
+
+
+def merge_state_dict(state_dict: Mapping[str, Any], *, task: str | None = None) -> dict[str, Any]:
+    """The state_dict of the merged network from that of a rotated one, without a model; the given one is left alone.
+
+    Keys that are no rotation's stay as they are. A weight takes its place before the other tensors of its layer, as
+    plain layers have it.
+
+    Args:
+        task: which task's rotations; may be None where there is one.
+
+    Example:
+        >>> import hypersphere as hs
+        >>> from torch import nn
+        >>> net = hs.rotate(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)))
+        >>> list(merge_state_dict(net.state_dict()))
+        ['0.weight', '0.bias', '2.weight', '2.bias']
+    """
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(f"state_dict must be a mapping of names to tensors, got {type(state_dict).__name__}")
+    found = {key: match for key in state_dict if isinstance(key, str) and (match := _NEURONS.fullmatch(key))}
+    parts = {key: _parts(state_dict, key) for key in found}
+    if not found:
+        raise ValueError("state_dict holds no rotated layer (no key ends with parametrizations.<tensor>.original)")
+    tasks = list(dict.fromkeys(name for of_key in parts.values() for name in of_key))
+    if task is None and len(tasks) > 1:
+        raise ValueError(f"task must be one of {', '.join(tasks)}: the state_dict holds several")
+    if task is not None and task not in tasks:
+        raise ValueError(f"task must be one of {', '.join(tasks) or 'none'}, got {task!r}")
+    wanted = task if task is not None else next(iter(tasks), None)
+
+    merged: dict[str, dict[str, Tensor]] = {}  # by layer
+    for key, match in found.items():
+        weight = _merged(key, state_dict[key], parts[key].get(wanted or "", {}))
+        merged.setdefault(match["layer"], {})[match["layer"] + match["tensor"]] = weight
+    dropped = [key.removesuffix("original") for key in found]
+    out: dict[str, Any] = {}
+    for key, value in state_dict.items():
+        for layer in [layer for layer in merged if str(key).startswith(layer)]:
+            out |= merged.pop(layer)
+        if not any(str(key).startswith(prefix) for prefix in dropped):
+            out[key] = value
+    return out
+
+
+def _parts(state_dict: Mapping[str, Any], key: str) -> dict[str, dict[str, Tensor]]:
+    """The tensors of the rotation over the neurons at `key`, by task and name."""
+    prefix = key.removesuffix("original")
+    found: dict[str, dict[str, Tensor]] = {}
+    for other, value in state_dict.items():
+        if other.startswith(prefix) and other != key:
+            index, _, rest = other.removeprefix(prefix).partition(".")
+            task, _, name = rest.partition(".")
+            if index != "0" or not name or "." in name or (name not in ORTHOGONALIZERS and name not in _BUFFERS):
+                methods = ", ".join(ORTHOGONALIZERS)
+                raise ValueError(f"state_dict: {other!r} is no rotation this package knows; the methods are {methods}")
+            found.setdefault(task, {})[name] = value
+    return found
+
+
+def _merged(key: str, neurons: Tensor, parts: dict[str, Tensor]) -> Tensor:
+    method = next((ORTHOGONALIZERS[name] for name in parts if name in ORTHOGONALIZERS), None)
+    if method is None:
+        return neurons  # fixed, not rotated
+    groups = int(parts["groups"]) if "groups" in parts else None
+    numbers, dims = parts[method.name], parts.get("dims")
+    dimension = neuron_rows(neurons, groups).shape[2]
+    size = len(dims) if dims is not None else _size(key, method, numbers, dimension)
+    with torch.no_grad():
+        return turned(method, numbers, neurons, size, dims, groups)
+
+
+def _size(key: str, method: Orthogonalizer, numbers: Tensor, dimension: int) -> int:
+    """m of a block: d divided by their number, or by what fits if all share one."""
+    for blocks in [len(numbers)] if len(numbers) > 1 else range(1, dimension + 1):
+        if dimension % blocks == 0 and tuple(numbers.shape[1:]) == tuple(method.shape(dimension // blocks)):
+            return dimension // blocks
+    raise ValueError(f"state_dict: the rotation of shape {tuple(numbers.shape)} does not fit {key!r} ({dimension})")

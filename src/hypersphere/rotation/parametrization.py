@@ -1,0 +1,223 @@
+"""The parametrization that rotates a layer's neurons, and the names under which a state_dict keeps it.
+
+``<layer>.parametrizations.weight.original`` holds the neurons, ``<layer>.parametrizations.weight.0.<task>.<method>``
+the numbers of the rotation, (blocks, *shape of the method): one block if all share it. With ``sample`` int64 buffers
+lie beside them: ``dims`` (the dimensions that are rotated), ``draw`` (how often they were drawn), ``inner`` (steps
+since then), ``seed`` (of the draws, mixed with the layer's name). A transposed convolution keeps its ``groups`` there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from ..cosine import accumulation_dtype
+from ..measures import generator
+from ..orthogonal import ORTHOGONALIZERS, Orthogonalizer
+from ..selection import from_neuron_rows, neuron_rows
+
+NONE = "none"  # fixed random neurons, no rotation
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the neurons of one weight are rotated."""
+
+    method: str
+    dimension: int
+    blocks: int = 1
+    shared: bool = False
+    sample: int | None = None
+    init: str = "identity"
+    learned: bool = False
+    transposed_groups: int | None = None
+
+    @property
+    def size(self) -> int:
+        """The dimensions of one block."""
+        return self.sample or self.dimension // self.blocks
+
+    @property
+    def orthogonalizer(self) -> Orthogonalizer | None:
+        return None if self.method == NONE else ORTHOGONALIZERS[self.method]
+
+    @property
+    def keeps_angles(self) -> bool:
+        return not self.learned and (self.orthogonalizer is None or self.orthogonalizer.orthogonal)
+
+    def start(self) -> Tensor | None:
+        """(blocks, *shape): the numbers to begin with, None if there are none."""
+        method = self.orthogonalizer
+        stored = 1 if self.shared else self.blocks
+        return None if method is None else torch.stack([method.start(self.size, self.init) for _ in range(stored)])
+
+
+class TaskRotation(nn.Module):
+    """The numbers of one rotation, as a parameter that is named after their method."""
+
+    dims: Tensor
+    draw: Tensor
+    inner: Tensor
+    seed: Tensor
+
+    def __init__(self, plan: Plan, seed: int, like: Tensor) -> None:
+        super().__init__()
+        self.method = plan.orthogonalizer
+        self.trainable = True  # what requires_grad is while the task is active
+        numbers = plan.start()
+        if self.method is not None and numbers is not None:
+            dtype = accumulation_dtype(like.dtype)
+            self.register_parameter(self.method.name, nn.Parameter(numbers.to(like.device, dtype)))
+        if plan.sample is not None:
+            buffers = {"dims": drawn(seed, 0, plan.dimension, plan.sample), "draw": 0, "inner": 0, "seed": seed}
+            for name, value in buffers.items():
+                self.register_buffer(name, torch.as_tensor(value, dtype=torch.int64).to(like.device))
+        if plan.transposed_groups is not None:
+            self.register_buffer("groups", torch.tensor(plan.transposed_groups).to(like.device))
+
+    @property
+    def parameter(self) -> nn.Parameter | None:
+        return None if self.method is None else self._parameters[self.method.name]
+
+    def extra_repr(self) -> str:
+        return "" if self.parameter is None else f"{tuple(self.parameter.shape)}"
+
+
+class Rotation(nn.Module):
+    """w = R v for the neurons of a weight (OPT, Eq. 1), one child a task; fixed neurons get no gradient."""
+
+    def __init__(self, plan: Plan, like: nn.Parameter, order: list[str], seed: int, task: str = "default") -> None:
+        super().__init__()
+        self.plan = plan
+        self.learned = plan.learned
+        self.order = order  # of the layer's parameters, and what their requires_grad was: for merge
+        self.required_grad = like.requires_grad
+        self.active = task
+        self.seed = seed
+        self.add_module(task, TaskRotation(plan, seed, like))
+
+    @property
+    def keeps_angles(self) -> bool:
+        """Whether the neurons' energy is constant."""
+        return self.plan.keeps_angles
+
+    @property
+    def tasks(self) -> dict[str, TaskRotation]:
+        return {name: child for name, child in self._modules.items() if isinstance(child, TaskRotation)}
+
+    @property
+    def task(self) -> TaskRotation:
+        """The one that is in use."""
+        child = self._modules[self.active]
+        assert isinstance(child, TaskRotation)
+        return child
+
+    def forward(self, weight: Tensor) -> Tensor:
+        neurons = weight if self.learned else weight.detach()
+        task = self.task
+        if task.method is None:
+            return neurons
+        dims = task.dims if self.plan.sample is not None else None
+        assert task.parameter is not None
+        return turned(task.method, task.parameter, neurons, self.plan.size, dims, self.plan.transposed_groups)
+
+    def extra_repr(self) -> str:
+        plan = self.plan
+        parts = [plan.method, f"{plan.dimension} dimensions"]
+        if plan.sample is not None:
+            parts.append(f"{plan.sample} at a time")
+        if plan.blocks > 1:
+            parts.append(f"{plan.blocks} {'shared ' if plan.shared else ''}blocks")
+        parts.append(f"neurons {'learned' if plan.learned else 'fixed'}")
+        return ", ".join(parts) + (f", task {self.active!r}" if len(self.tasks) > 1 else "")
+
+
+def turned(
+    method: Orthogonalizer,
+    numbers: Tensor,
+    weight: Tensor,
+    size: int,
+    dims: Tensor | None = None,
+    transposed_groups: int | None = None,
+) -> Tensor:
+    """The weight with every neuron v replaced by R v, block by block of `size` or in the dimensions `dims` alone."""
+    rows = neuron_rows(weight, transposed_groups)
+    exact = rows.flatten(0, 1).to(accumulation_dtype(weight.dtype))
+    with torch.autocast(weight.device.type, enabled=False):
+        out = _turned_rows(method, numbers.to(accumulation_dtype(numbers.dtype)), exact, size, dims)
+    return from_neuron_rows(out.view_as(rows).to(weight.dtype), weight.shape, transposed_groups)
+
+
+def _turned_rows(method: Orthogonalizer, numbers: Tensor, rows: Tensor, size: int, dims: Tensor | None) -> Tensor:
+    """Rows (n, d) → (n, d); numbers (blocks, ...)."""
+    if dims is not None:
+        return rows.index_copy(1, dims, method.apply(numbers[0], rows.index_select(1, dims)))
+    if len(numbers) == 1:  # one block, or one for all
+        return method.apply(numbers[0], rows.reshape(-1, size)).view_as(rows)
+    blocks = rows.unflatten(1, (-1, size)).transpose(0, 1)
+    return method.apply(numbers, blocks).transpose(0, 1).flatten(1)
+
+
+def mixed(seed: int, name: str) -> int:
+    """A seed for the layer of this name, the same in every process, whatever wraps the model."""
+    name = name.replace("_orig_mod.", "").removeprefix("module.")
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1  # an int64 holds it
+
+
+def drawn(seed: int, draw: int, dimension: int, sample: int) -> Tensor:
+    """The dimensions of draw number `draw`, in rising order."""
+    return torch.randperm(dimension, generator=generator(seed, "", draw), device="cpu")[:sample].sort().values
+
+
+@dataclass(frozen=True)
+class Rotated:
+    """A weight that is rotated, and where."""
+
+    name: str
+    module: nn.Module
+    tensor_name: str
+    rotation: Rotation
+
+    @property
+    def parametrizations(self) -> parametrize.ParametrizationList:
+        found = self.module.parametrizations[self.tensor_name]  # type: ignore[index]
+        assert isinstance(found, parametrize.ParametrizationList)
+        return found
+
+    @property
+    def neurons(self) -> nn.Parameter:
+        neurons = self.parametrizations.original
+        assert isinstance(neurons, nn.Parameter)
+        return neurons
+
+    @property
+    def key(self) -> str:
+        """The start of its keys in the model's state_dict."""
+        return (
+            f"{self.name}.parametrizations.{self.tensor_name}."
+            if self.name
+            else f"parametrizations.{self.tensor_name}."
+        )
+
+
+def rotated(model: nn.Module) -> Iterator[Rotated]:
+    """Every rotated weight of the model, in the model's order."""
+    for name, module in model.named_modules():
+        if parametrize.is_parametrized(module):
+            for tensor_name, parametrizations in module.parametrizations.items():
+                if isinstance(parametrizations[0], Rotation):
+                    yield Rotated(name, module, tensor_name, parametrizations[0])
+
+
+def rotated_strictly(verb: str, model: nn.Module) -> list[Rotated]:
+    """:func:`rotated`, an error if there is none."""
+    found = list(rotated(model))
+    if not found:
+        raise ValueError(f"{verb}: no layer of the model is rotated; call hypersphere.rotate first")
+    return found

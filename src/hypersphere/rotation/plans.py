@@ -1,0 +1,100 @@
+"""Which rotation each layer gets: whole, in blocks, or of a few dimensions at a time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from .. import _checks
+from ..selection import Neurons
+from .parametrization import NONE, Plan
+
+
+def plans(
+    found: dict[str, Neurons],
+    method: str,
+    *,
+    init: str,
+    learned: bool,
+    blocks: Any,
+    block_size: Any,
+    share_blocks: bool,
+    sample: Any,
+    first: str,
+) -> dict[str, Plan]:
+    """A plan for every layer; `first` is the model's first layer, which is not sampled unless it is alone."""
+    made = {
+        name: Plan(method, _dimension(neurons), init=init, learned=learned, transposed_groups=neurons.transposed_groups)
+        for name, neurons in found.items()
+    }
+    split = _checks.integer("blocks", blocks, low=1) != 1 or block_size is not None
+    if method == NONE and (split or sample is not None):
+        raise ValueError("blocks, block_size and sample go with a rotation, got method='none'")
+    if split:
+        made = _split(made, found, blocks, block_size, share_blocks)
+    elif share_blocks:
+        raise ValueError("share_blocks=True goes with blocks or block_size")
+    if sample is not None:
+        if split or init != "identity":
+            raise ValueError("sample goes with one block a layer and init='identity' alone")
+        whole = {first} if len(made) > 1 else set()
+        made = {name: plan if name in whole else _sampled(name, plan, sample) for name, plan in made.items()}
+    return made
+
+
+def _dimension(neurons: Neurons) -> int:
+    """d: the numbers of one neuron."""
+    weight, groups = neurons.tensor, neurons.transposed_groups
+    return math.prod(weight.shape[1:]) if groups is None else len(weight) // groups * _kernel(neurons)
+
+
+def _kernel(neurons: Neurons) -> int:
+    """The numbers of one channel."""
+    return math.prod(neurons.tensor.shape[2:])
+
+
+def _split(
+    made: dict[str, Plan], found: dict[str, Neurons], blocks: int, block_size: Any, share_blocks: bool
+) -> dict[str, Plan]:
+    if block_size is not None:
+        _checks.integer("block_size", block_size, low=1)
+        if blocks != 1:
+            raise ValueError(f"give blocks or block_size, not both; got blocks={blocks} and block_size={block_size}")
+    numbers = {name: _blocks(plan.dimension, _kernel(found[name]), blocks, block_size) for name, plan in made.items()}
+    if not any(numbers.values()):
+        wanted = f"{blocks} blocks" if block_size is None else f"blocks of {block_size} numbers"
+        there = ", ".join(f"{name or '(root)'} ({_sizes(plan, found[name])})" for name, plan in made.items())
+        raise ValueError(f"no layer can be split into {wanted} of whole channels: {there}")
+    return {
+        name: replace(plan, blocks=numbers[name], shared=share_blocks and numbers[name] > 1) if numbers[name] else plan
+        for name, plan in made.items()
+    }
+
+
+def _blocks(dimension: int, kernel: int, blocks: int, block_size: int | None) -> int:
+    """The number of blocks, 0 if the layer cannot be split so."""
+    if block_size is None:
+        return blocks if dimension // kernel % blocks == 0 else 0
+    return dimension // block_size if dimension % block_size == 0 and block_size % kernel == 0 else 0
+
+
+def _sizes(plan: Plan, neurons: Neurons) -> str:
+    kernel = _kernel(neurons)
+    return f"{plan.dimension // kernel} channels of {kernel}" if kernel > 1 else f"{plan.dimension} numbers"
+
+
+def _sampled(name: str, plan: Plan, sample: Any) -> Plan:
+    if isinstance(sample, float):
+        if not 0.0 < sample < 1.0:
+            raise ValueError(f"sample must be an int >= 2 or a share between 0 and 1, got {sample!r}")
+        p = round(sample * plan.dimension)
+    else:
+        p = _checks.integer("sample", sample)
+    if not 2 <= p <= plan.dimension:
+        share = f" ({sample!r} of them)" if isinstance(sample, float) else ""
+        raise ValueError(
+            f"sample must give from 2 to all dimensions of a layer, got {p}{share} of the {plan.dimension} "
+            f"of layer {name or '(root)'!r}"
+        )
+    return replace(plan, sample=p)

@@ -1,0 +1,72 @@
+"""Several tasks, each with its own rotations over the same neurons (OPT, App. H)."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from .parametrization import Rotated, TaskRotation, rotated_strictly
+
+
+def add_task(model: nn.Module, name: str) -> None:
+    """Adds a set of rotations called `name`, at the start the first set had; :func:`use_task` switches to it.
+
+    Only the active task learns: the others have requires_grad False. What is not rotated (biases, norms, the output
+    layer) is shared by all tasks; :func:`save_rotations` saves it with each.
+
+    Example:
+        >>> import hypersphere as hs
+        >>> net = hs.rotate(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)))
+        >>> hs.add_task(net, "birds")
+        >>> hs.use_task(net, "birds")
+        >>> [name for name, p in net[0].named_parameters() if p.requires_grad]
+        ['bias', 'parametrizations.weight.0.birds.cayley']
+    """
+    found = rotated_strictly("add_task", model)
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a str, got {name!r}")
+    for each in found:
+        rotation, layer = each.rotation, f"layer {each.name or '(root)'!r}"
+        if rotation.plan.sample is not None:
+            raise ValueError(f"add_task: {layer} is rotated with sample, whose neurons change: it has one task")
+        if rotation.learned:
+            raise ValueError(f"add_task: {layer} learns its neurons: tasks need fixed ones to share")
+        if name in rotation.tasks:
+            raise ValueError(f"name must be new, got {name!r}; there are {', '.join(rotation.tasks)}")
+        if not name or "." in name or hasattr(rotation, name):
+            raise ValueError(f"name must be without dots and no attribute of nn.Module, got {name!r}")
+    for each in found:
+        task = TaskRotation(each.rotation.plan, each.rotation.seed, each.neurons)
+        task.train(each.rotation.training)
+        if task.parameter is not None:
+            task.parameter.requires_grad_(False)
+        each.rotation.add_module(name, task)
+
+
+def use_task(model: nn.Module, name: str) -> None:
+    """Switches every rotated layer to the task `name` ("default" is the first); the others stop learning.
+
+    Example:
+        >>> import hypersphere as hs
+        >>> net = hs.rotate(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)))
+        >>> hs.use_task(net, "birds")
+        Traceback (most recent call last):
+        ValueError: name must be a task of the model, got 'birds'; there are default
+    """
+    found = rotated_strictly("use_task", model)
+    for each in found:
+        if name not in each.rotation.tasks:
+            there = ", ".join(each.rotation.tasks)
+            raise ValueError(f"name must be a task of the model, got {name!r}; there are {there}")
+    for each in found:
+        activate(each, name)
+
+
+def activate(each: Rotated, name: str) -> None:
+    rotation = each.rotation
+    old, new = rotation.task.parameter, rotation.tasks[name].parameter
+    if old is None or new is None or rotation.active == name:
+        return
+    rotation.task.trainable = old.requires_grad  # a task that was frozen is frozen when it comes back
+    old.requires_grad_(False)
+    rotation.active = name
+    new.requires_grad_(rotation.task.trainable)

@@ -1,0 +1,236 @@
+"""rotate and merge: an existing network learns rotations of its neurons, and is the plain network again."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from .. import _checks
+from ..orthogonal import INITS, ORTHOGONALIZERS, Orthogonalizer
+from ..selection import Neurons, Specs, as_list, nothing_found, select, select_to_change
+from .parametrization import NONE, Rotated, Rotation, mixed, rotated_strictly
+from .plans import plans
+
+M = TypeVar("M", bound=nn.Module)
+_NOT_NEURONS = (nn.RNNBase, nn.RNNCellBase, nn.Embedding, nn.EmbeddingBag)
+
+
+def rotate(
+    model: M,
+    method: str | Orthogonalizer = "cayley",
+    *,
+    init: str = "identity",
+    neurons: str = "fixed",
+    blocks: int = 1,
+    block_size: int | None = None,
+    share_blocks: bool = False,
+    sample: float | None = None,
+    seed: int = 0,
+    layers: Specs | None = None,
+    exclude: Specs = (),
+    output: str | None = "auto",
+) -> M:
+    """Train rotations instead of neurons: w = R v, one R a layer (OPT, 3.1), in place; returns the model.
+
+    The neurons stay as they are, with their energy, and training learns R. Any optimizer and any loop will do; make
+    the optimizer after this call, best from :func:`param_groups`. :func:`merge` gives the plain network back. The
+    output layer is left alone unless `layers` matches it; recurrent layers and embeddings are passed over. All is
+    checked before anything changes.
+
+    Args:
+        method: how R is made of free numbers: a key of :data:`hypersphere.orthogonal.ORTHOGONALIZERS` (cayley is the
+            fastest; ogd is for :class:`OGD`; regularized goes with :func:`rotation_penalty`), "none" for fixed random
+            neurons, or an :class:`hypersphere.orthogonal.Orthogonalizer` of your own, which is registered by its name.
+        init: "identity" leaves the network's function as it is; "normal" is the paper's N(0, 1).
+        neurons: "fixed", or "learned" together with R.
+        blocks: R is block-diagonal with so many blocks of the same size, each over whole channels (App. I). A layer
+            that cannot be split stays whole.
+        block_size: in place of `blocks`, the size of one block in numbers of the flattened filter.
+        share_blocks: one block for all.
+        sample: rotate only so many dimensions at a time (an int from 2 on) or such a share of them (a float below
+            one): stochastic OPT (Sec. 4), which needs a :class:`Resampler`. The model's first layer stays whole, as
+            in the paper, unless it is the only one that is rotated.
+        seed: of the dimensions that are drawn.
+        layers, exclude, output: which layers, as in :func:`select`.
+
+    Example:
+        >>> import hypersphere as hs
+        >>> net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+        >>> x = torch.randn(5, 8)
+        >>> before = net(x)
+        >>> torch.allclose(rotate(net)(x), before, atol=1e-6)
+        True
+        >>> [name for name, p in net.named_parameters() if p.requires_grad]
+        ['0.bias', '0.parametrizations.weight.0.default.cayley', '2.weight', '2.bias']
+        >>> optimizer = torch.optim.Adam(hs.param_groups(net))
+        >>> _ = hs.merge(net)
+        >>> [name for name, _ in net.named_parameters()]
+        ['0.weight', '0.bias', '2.weight', '2.bias']
+    """
+    chosen_method = _checked_method(method)
+    _checks.choice("init", init, INITS)
+    _checks.choice("neurons", neurons, ("fixed", "learned"))
+    _checks.integer("seed", seed)
+    found = _selected(model, layers, exclude, output)
+    for name, each in found.items():
+        check_layer(model, name, each)
+    made = plans(
+        found,
+        chosen_method,
+        init=init,
+        learned=neurons == "learned",
+        blocks=blocks,
+        block_size=block_size,
+        share_blocks=bool(share_blocks),
+        sample=sample,
+        first=next(iter(select(model, output=output))),
+    )
+    if isinstance(method, Orthogonalizer):
+        ORTHOGONALIZERS[method.name] = method
+    if chosen_method == "cayley" and init == "normal":
+        _checks.warn_once(
+            "the Cayley transform of N(0, 1) is close to -I in high dimensions: such a start turns every neuron around "
+            "and learns slowly; init='identity' begins at the neurons themselves"
+        )
+    rotations = {
+        name: Rotation(plan, _parameter(found[name]), list(found[name].module._parameters), mixed(seed, name))
+        for name, plan in made.items()
+    }
+    for name, rotation in rotations.items():
+        attach(found[name], rotation)
+    return model
+
+
+def merge(model: M) -> M:
+    """Gives every rotated layer the weight it has learned and takes the rotation away, in place; returns the model.
+
+    What is left is the plain network: the same module types, keys, order of parameters and requires_grad as before
+    :func:`rotate`, and the same output. Of several tasks the active one is taken. To go on, rotate again (progressive
+    training, App. H), with a new optimizer.
+
+    Example:
+        >>> net = rotate(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)))
+        >>> merge(net)[0]
+        Linear(in_features=8, out_features=16, bias=True)
+    """
+    _checks.module("model", model)
+    found = rotated_strictly("merge", model)
+    for each in found:
+        _check_mergeable(each)
+    for each in found:
+        _detach(each)
+    return model
+
+
+def attach(neurons: Neurons, rotation: Rotation) -> None:
+    """Puts the parametrization in place; nothing is computed."""
+    weight = _parameter(neurons)
+    rotation.train(neurons.module.training)
+    parametrize.register_parametrization(neurons.module, neurons.tensor_name, rotation, unsafe=True)
+    if not rotation.learned:
+        weight.requires_grad_(False)
+
+
+def _detach(each: Rotated) -> None:
+    module, name, rotation, neurons = each.module, each.tensor_name, each.rotation, each.neurons
+    with torch.no_grad():
+        neurons.copy_(rotation(neurons))
+    del module.parametrizations[name]  # type: ignore[operator, union-attr]
+    # Deepcopies share the class that parametrize made: what the layer gets is the class before it, or one of its own
+    # without this property, so that they stay as they are.
+    made, (plain, *_) = type(module), type(module).__bases__
+    if len(module.parametrizations) == 0:  # type: ignore[arg-type]
+        del module.parametrizations
+        module.__class__ = plain
+    else:
+        left = {key: value for key, value in vars(made).items() if key not in (name, "__dict__", "__weakref__")}
+        module.__class__ = type(made.__name__, (plain,), left)
+    module.register_parameter(name, neurons)
+    neurons.requires_grad_(rotation.required_grad)
+    parameters = module._parameters
+    for key in [key for key in rotation.order if key in parameters]:
+        parameters[key] = parameters.pop(key)  # to the end, one after the other: the order they had
+
+
+def _selected(model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None) -> dict[str, Neurons]:
+    _checks.module("model", model)
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise ValueError(f"model must be rotated before it is wrapped, got {type(model).__name__}")
+    for spec in [] if layers is None else as_list("layers", layers):
+        for name, module in model.named_modules():
+            asked = name == spec if isinstance(spec, str) else isinstance(spec, type) and issubclass(spec, _NOT_NEURONS)
+            if asked and isinstance(module, _NOT_NEURONS):
+                raise ValueError(
+                    f"layers: {name or '(root)'} [{type(module).__name__}] cannot be rotated: recurrent layers and "
+                    "embeddings have no neurons that see one input"
+                )
+    found = select_to_change("rotate", model, layers, exclude, output)
+    if not found:
+        kept = [name for name, n in select(model, layers, exclude, output=output).items() if n.is_output]
+        left = f"; {kept[0]!r} is taken for the output layer: rotate it with layers= or output=None" if kept else ""
+        raise nothing_found(model, "rotate", left)
+    return found
+
+
+def check_layer(model: nn.Module, name: str, neurons: Neurons) -> None:
+    layer = f"layer {name or '(root)'!r}"
+    parametrizations: Any = getattr(neurons.module, "parametrizations", {})
+    if neurons.tensor_name in parametrizations:
+        if isinstance(parametrizations[neurons.tensor_name][0], Rotation):
+            raise ValueError(f"{layer} is rotated already: merge first, or leave it out with exclude")
+        raise ValueError(f"{layer} is parametrized already: rotate plain layers only, or leave it out with exclude")
+    weight = neurons.tensor
+    if nn.parameter.is_lazy(weight):
+        raise ValueError(f"{layer} has no weight yet (lazy): run the model once first")
+    if not isinstance(weight, nn.Parameter) or not weight.is_floating_point():
+        kind = str(weight.dtype) if isinstance(weight, torch.Tensor) else type(weight).__name__
+        raise ValueError(f"{layer} must have a floating point nn.Parameter as its weight to be rotated, got {kind}")
+    if is_sharded(weight):
+        raise ValueError(f"{layer} is sharded: rotate before the model is sharded")
+    holders = [
+        f"{prefix}.{key}" if prefix else key
+        for prefix, module in model.named_modules()
+        for key, parameter in module._parameters.items()
+        if parameter is weight
+    ]
+    if len(holders) > 1:
+        raise ValueError(f"{layer} has a tied weight ({' and '.join(holders)}): rotating it would untie it")
+    _checks.finite_weight(name or "(root)", weight)
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    return hasattr(tensor, "device_mesh")
+
+
+def _check_mergeable(each: Rotated) -> None:
+    layer = f"layer {each.name or '(root)'!r}"
+    if len(each.parametrizations) > 1:
+        last = type(each.parametrizations[-1]).__name__
+        raise ValueError(f"merge: {layer} has a further parametrization over its rotation ({last}): remove that first")
+    if is_sharded(each.neurons):
+        raise ValueError(
+            f"merge: {layer} is sharded; gather the model's full state_dict and call hypersphere.merge_state_dict"
+        )
+
+
+def _checked_method(method: Any) -> str:
+    if isinstance(method, Orthogonalizer):
+        known = ORTHOGONALIZERS.get(method.name)
+        if method.name == NONE or (known is not None and known is not method):
+            raise ValueError(f"method: the name {method.name!r} is taken; give the Orthogonalizer another one")
+        if not method.name.isidentifier() or hasattr(nn.Module(), method.name):
+            raise ValueError(f"method: the name of an Orthogonalizer must be an identifier, got {method.name!r}")
+        return method.name
+    if not isinstance(method, str):
+        raise TypeError(f"method must be a name or an Orthogonalizer, got {method!r}")
+    _checks.choice("method", method, (*ORTHOGONALIZERS, NONE))
+    return method
+
+
+def _parameter(neurons: Neurons) -> nn.Parameter:
+    weight = neurons.tensor
+    assert isinstance(weight, nn.Parameter)
+    return weight
