@@ -144,6 +144,108 @@ def test_no_empty_groups():
     assert [group["name"] for group in hs.param_groups(nn.Linear(3, 3, bias=False))] == ["weights"]
 
 
+# groups of rotated models
+
+
+def key(layer, method):
+    return f"{layer}.parametrizations.weight.0.default.{method}"
+
+
+def neurons(layer):
+    return f"{layer}.parametrizations.weight.original"
+
+
+def mixed(method="cayley", **options):
+    """A plain layer, a sphere layer and a loss head that are rotated, and a layer that is not."""
+    model = nn.ModuleDict(
+        {
+            "conv": nn.Conv2d(3, 4, 3),
+            "sphere": hs.SphereLinear(4, 4, similarity="learnable"),
+            "fc": nn.Linear(4, 4),
+            "head": hs.ArcFaceLoss(3, 4),
+        }
+    )
+    return hs.rotate(model, method, layers=["conv", "sphere", "head"], **options)
+
+
+ROTATED = ("conv", "sphere", "head")
+NOT_DECAYED = {"conv.bias", "sphere.bias", "sphere.similarity.log_k", "fc.bias"}
+
+
+@pytest.mark.parametrize("method", ["cayley", "gram_schmidt", "regularized", "unconstrained", "network"])
+@pytest.mark.parametrize("ogd", [False, True])
+def test_rotations_are_a_group_of_their_own(method, ogd):
+    groups = grouped(mixed(method), 0.1, ogd=ogd)
+    assert list(groups) == ["weights", "no_decay", "rotations"]
+    assert groups["weights"] == {"fc.weight"}
+    assert groups["no_decay"] == NOT_DECAYED
+    assert groups["rotations"] == {key(layer, method) for layer in ROTATED}
+    decays = {group["name"]: group["weight_decay"] for group in hs.param_groups(mixed(method), 0.1, ogd=ogd)}
+    assert decays == {"weights": 0.1, "no_decay": 0.0, "rotations": 0.1}
+
+
+def test_matrices_of_ogd():
+    groups = grouped(mixed("ogd"), 0.1, ogd=True)
+    assert list(groups) == ["weights", "no_decay", "orthogonal"]
+    assert groups["orthogonal"] == {key(layer, "ogd") for layer in ROTATED}
+    *others, orthogonal = hs.param_groups(mixed("ogd"), 0.1, ogd=True)
+    assert orthogonal["orthogonal"] is True
+    assert orthogonal["weight_decay"] == 0.0
+    assert not any(group.get("orthogonal") for group in others)
+
+
+def test_both_kinds_of_rotations():
+    model = hs.rotate(mixed("ogd"), "householder", layers="fc")
+    groups = grouped(model, ogd=True)
+    assert list(groups) == ["no_decay", "rotations", "orthogonal"]
+    assert groups["rotations"] == {key("fc", "householder")}
+
+
+def test_matrices_of_ogd_are_for_ogd():
+    with pytest.raises(ValueError, match=r"param_groups\(model, ogd=True\) with hypersphere\.OGD"):
+        hs.param_groups(mixed("ogd"))
+    frozen = mixed("ogd").requires_grad_(False)
+    frozen["fc"].requires_grad_(True)  # nobody steps the matrices
+    assert grouped(frozen) == {"weights": {"fc.weight"}, "no_decay": {"fc.bias"}}
+
+
+@pytest.mark.parametrize("method", ["cayley", "ogd", "none"])
+def test_nothing_trains_fixed_neurons(method):
+    model = mixed(method)
+    expected = grouped(model, ogd=True)
+    model.requires_grad_(True)
+    assert grouped(model, ogd=True) == expected
+    assert not {neurons(layer) for layer in ROTATED} & set().union(*expected.values())
+
+
+@pytest.mark.parametrize("method", ["cayley", "ogd", "none"])
+def test_learned_neurons(method):
+    """Those of a plain layer decay; in a sphere layer or a loss head their length does not matter."""
+    groups = grouped(mixed(method, neurons="learned"), ogd=True)
+    assert groups["weights"] == {"fc.weight", neurons("conv")}
+    assert groups["no_decay"] == NOT_DECAYED | {neurons("sphere"), neurons("head")}
+    assert len(groups) == (2 if method == "none" else 3)
+
+
+def test_a_rotated_root():
+    head = hs.rotate(hs.ArcFaceLoss(3, 4), "ogd")
+    assert grouped(head, ogd=True) == {"orthogonal": {"parametrizations.weight.0.default.ogd"}}
+
+
+def test_rotations_decay_without_a_warning():
+    model = hs.rotate(nn.Sequential(hs.SphereLinear(4, 4), nn.Linear(4, 2)))
+    assert stepped(torch.optim.SGD(hs.param_groups(model, 0.1), lr=0.1)) == []
+
+
+@pytest.mark.parametrize("ogd", [None, 1, "ogd"])
+def test_ogd_is_a_bool(ogd):
+    with pytest.raises(TypeError, match="ogd must be True or False"):
+        hs.param_groups(nn.Linear(2, 2), ogd=ogd)
+
+
+# bad arguments
+
+
 @pytest.mark.parametrize(
     ("args", "error", "match"),
     [

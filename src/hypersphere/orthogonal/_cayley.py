@@ -15,7 +15,9 @@ def factors(packed: Tensor) -> tuple[Tensor, Tensor]:
     """LU of I + A. Its inverse has norm at most one, whatever A."""
     matrix = skew(-packed)
     matrix.diagonal(dim1=-2, dim2=-1).add_(1)
-    return torch.linalg.lu_factor(matrix.mT)  # (I − A)ᵀ: by columns, as LAPACK wants it
+    # (I − A)ᵀ: by columns, as LAPACK wants it; _ex: no look at the outcome, which would synchronize
+    lu, pivots, _ = torch.linalg.lu_factor_ex(matrix.mT)
+    return lu, pivots
 
 
 class CayleyRows(Function):

@@ -156,9 +156,9 @@ def turned(
 def _turned_rows(method: Orthogonalizer, numbers: Tensor, rows: Tensor, size: int, dims: Tensor | None) -> Tensor:
     """Rows (n, d) → (n, d); numbers (blocks, ...)."""
     if dims is not None:
-        return rows.index_copy(1, dims, method.apply(numbers[0], rows.index_select(1, dims)))
+        return rows.index_copy(1, dims, method.apply(numbers.squeeze(0), rows.index_select(1, dims)))
     if len(numbers) == 1:  # one block, or one for all
-        return method.apply(numbers[0], rows.reshape(-1, size)).view_as(rows)
+        return method.apply(numbers.squeeze(0), rows.reshape(-1, size)).view_as(rows)
     blocks = rows.unflatten(1, (-1, size)).transpose(0, 1)
     return method.apply(numbers, blocks).transpose(0, 1).flatten(1)
 
