@@ -1,7 +1,8 @@
 """Which tensors of a state_dict are neurons: what names and shapes tell, for there is no model to ask.
 
 Floating tensors of two dimensions or more that are named ``weight``, ``in_proj_weight`` or ``{q,k,v}_proj_weight``
-hold neurons, and their rows (dimension 0) are the neurons. A layer has the name that it has in :func:`select`.
+hold neurons, and their rows (dimension 0) are the neurons. A layer has the name that it has in :func:`select`. Rotated
+layers are merged first.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from .rotation.merging import holds_rotations, merge_state_dict
 from .selection import Specs, as_list
 
 _PROJECTIONS = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
@@ -73,6 +75,8 @@ def _weights(state_dict: Any) -> dict[str, Tensor]:
         )
     if not isinstance(state_dict, Mapping):
         raise TypeError(f"{allowed}, got {type(state_dict).__name__}")
+    if holds_rotations(state_dict):
+        state_dict = merge_state_dict(state_dict)
     found: dict[str, Tensor] = {}
     for key, value in state_dict.items():
         if not isinstance(key, str) or not isinstance(value, Tensor) or is_lazy(value):

@@ -60,6 +60,13 @@ def merge_state_dict(state_dict: Mapping[str, Any], *, task: str | None = None) 
     return out
 
 
+def holds_rotations(state_dict: Mapping[Any, Any]) -> bool:
+    """Whether a layer of the state_dict is rotated."""
+    methods = "|".join(ORTHOGONALIZERS)
+    pattern = re.compile(rf"(?:.*\.)?parametrizations\.[^.]+\.0\.[^.]+\.(?:{methods})")
+    return any(isinstance(key, str) and pattern.fullmatch(key) for key in state_dict)
+
+
 def _parts(state_dict: Mapping[str, Any], key: str) -> dict[str, dict[str, Tensor]]:
     """The tensors of the rotation over the neurons at `key`, by task and name."""
     prefix = key.removesuffix("original")
