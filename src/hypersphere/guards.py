@@ -60,7 +60,7 @@ def _look(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _refuse_orthogonal(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if isinstance(optimizer, OGD):
+    if isinstance(getattr(optimizer, "optim", optimizer), OGD):  # a ZeroRedundancyOptimizer steps the one it holds
         return
     for i, group in enumerate(optimizer.param_groups):
         if group.get("orthogonal"):
