@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ._method import in_full_precision
 from ._triangle import pack, skew
 
 
 def factors(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """LU of I + A. Its inverse has norm at most one, whatever A."""
-    matrix = skew(-packed)
+    """LU of I + A, whose inverse has norm at most one. Numbers beside which 1 would be rounded away are cut off."""
+    limit = 0.01 / torch.finfo(packed.dtype).eps
+    matrix = skew((-packed).clamp(-limit, limit))
     matrix.diagonal(dim1=-2, dim2=-1).add_(1)
     # (I − A)ᵀ: by columns, as LAPACK wants it; _ex: no look at the outcome, which would synchronize
     lu, pivots, _ = torch.linalg.lu_factor_ex(matrix.mT)
@@ -39,9 +41,8 @@ class CayleyRows(Function):
         ctx.save_for_backward(*inputs, *output[1:])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, Tensor | None]:
-        if grad is None:
-            return None, None
+    @in_full_precision
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         packed, rows, solved, lu, pivots = ctx.saved_tensors
         if torch.is_grad_enabled():  # this pass is differentiated in its turn: from the inputs, not what was kept
             lu, pivots = factors(packed)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ._method import in_full_precision
 from ._triangle import pack, skew
 
 
@@ -27,7 +28,7 @@ class ExponentialRows(Function):
 
     @staticmethod
     def forward(packed: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        a = skew(packed.double())
+        a = _skew(packed.double())
         values, z = torch.linalg.eigh(a.mT @ a)
         roots = values.clamp(min=0).sqrt()
         out = _turned(rows.double(), a, roots, z)
@@ -40,18 +41,22 @@ class ExponentialRows(Function):
         ctx.save_for_backward(*inputs, *output[1:])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, Tensor | None]:
-        if grad is None:
-            return None, None
+    @in_full_precision
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         packed, rows, roots, z = ctx.saved_tensors
         if torch.is_grad_enabled():
             return _differentiable_backward(packed, rows, grad)
         to_packed = to_rows = None
         if ctx.needs_input_grad[0]:
-            to_packed = pack(_to_skew(skew(packed), rows, grad, roots, z))
+            to_packed = pack(_to_skew(_skew(packed), rows, grad, roots, z))
         if ctx.needs_input_grad[1]:
-            to_rows = _turned(grad.double(), -skew(packed.double()), roots, z).to(grad.dtype)
+            to_rows = _turned(grad.double(), -_skew(packed.double()), roots, z).to(grad.dtype)
         return to_packed, to_rows
+
+
+def _skew(packed: Tensor) -> Tensor:
+    """A, of angles that float64 can tell: beyond 10⁵ even it knows a sine to five digits only."""
+    return skew(packed.clamp(-1e5, 1e5))
 
 
 def _turned(rows: Tensor, a: Tensor, roots: Tensor, z: Tensor) -> Tensor:
@@ -118,7 +123,7 @@ def _series(a: Tensor, b: Tensor) -> Tensor:
 
 def _differentiable_backward(packed: Tensor, rows: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """The same from torch's exponential, which can be differentiated again: exp of [[−A, GᵀV], [0, −A]]."""
-    a = skew(packed.double())
+    a = _skew(packed.double())
     outer = grad.mT.double() @ rows.double()
     top = torch.cat([-a, outer], -1)
     both = torch.linalg.matrix_exp(torch.cat([top, torch.cat([torch.zeros_like(a), -a], -1)], -2))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
+from functools import reduce, wraps
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,6 +91,19 @@ def exactly(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     dtype = accumulation_dtype(reduce(torch.promote_types, (t.dtype for t in tensors)))
     with torch.autocast(tensors[-1].device.type, enabled=False):
         return function(*(t.to(dtype) for t in tensors)).to(tensors[-1].dtype)
+
+
+def in_full_precision(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward pass that autocast does not round, also when it is started under autocast."""
+
+    @wraps(backward)
+    def exact(ctx: Any, grad: Tensor | None, *others: Any) -> Any:
+        if grad is None:
+            return (None,) * len(ctx.needs_input_grad)
+        with torch.autocast(grad.device.type, enabled=False):
+            return backward(ctx, grad)
+
+    return exact
 
 
 def from_matrix(

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ._method import in_full_precision
+
 
 class PolarRows(Function):
     """V Rᵀ for R = U(UᵀU)^(−½) = WZᵀ with U = WΣZᵀ.
@@ -28,9 +30,8 @@ class PolarRows(Function):
         ctx.save_for_backward(*inputs, *output[1:])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, Tensor | None]:
-        if grad is None:
-            return None, None
+    @in_full_precision
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         matrix, rows, w, sigma, zt = ctx.saved_tensors
         if torch.is_grad_enabled():
             return _differentiable_backward(matrix, rows, grad)

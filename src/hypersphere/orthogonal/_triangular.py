@@ -8,23 +8,28 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ._method import in_full_precision
+
 
 def factors(matrix: Tensor, proper: bool) -> tuple[Tensor, Tensor]:
     """Q and T of matrix = QT with a positive diagonal of T; `proper` turns Q's last column so that det Q = +1.
 
     Numbers on T's diagonal that are too small to divide by are raised: a singular matrix has a finite gradient.
     """
-    reflections, scales = torch.geqrf(matrix)
-    q = torch.linalg.householder_product(reflections, scales)
-    signs = _signs(reflections.diagonal(dim1=-2, dim2=-1))
+    if proper:
+        reflections, scales = torch.geqrf(matrix)
+        q, t = torch.linalg.householder_product(reflections, scales), reflections.triu()
+    else:
+        q, t = torch.linalg.qr(matrix)
+    signs = _signs(t.diagonal(dim1=-2, dim2=-1))
     if proper:  # det Q is −1 for every reflection there is, times the signs
         determinant = _signs(0.5 - (scales != 0).to(q.dtype)).prod(-1) * signs.prod(-1)
         last = torch.arange(q.shape[-1], device=q.device) == q.shape[-1] - 1
         signs = torch.where(last, signs * determinant.unsqueeze(-1), signs)
-    t = reflections.triu().mul_(signs.unsqueeze(-1))
+    t.mul_(signs.unsqueeze(-1))
     diagonal = t.diagonal(dim1=-2, dim2=-1)
-    largest = diagonal.abs().amax(-1, keepdim=True)
-    floor = torch.where(largest > 0, largest, 1.0) * torch.finfo(t.dtype).eps
+    lengths = torch.linalg.vector_norm(t, dim=-2)
+    floor = torch.where(lengths > 0, lengths, 1.0) * torch.finfo(t.dtype).eps
     diagonal.copy_(torch.where(diagonal.abs() < floor, floor * _signs(diagonal), diagonal))
     return q.mul_(signs.unsqueeze(-2)), t
 
@@ -57,9 +62,8 @@ class TriangularRows(Function):
         ctx.save_for_backward(matrix, rows, *output[1:])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, Tensor | None, None]:
-        if grad is None:
-            return None, None, None
+    @in_full_precision
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         matrix, rows, q, t = ctx.saved_tensors
         if torch.is_grad_enabled():
             q, t = differentiable_factors(matrix, ctx.proper)
