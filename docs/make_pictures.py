@@ -7,9 +7,20 @@ from itertools import groupby, pairwise
 from pathlib import Path
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
 
-from hypersphere import functional, geometry, hyperspherical_energy, similarity
+from hypersphere import (
+    functional,
+    geometry,
+    hyperspherical_energy,
+    param_groups,
+    rotate,
+    rotation_penalty,
+    similarity,
+    spread,
+)
 from hypersphere._files import write_text
 from hypersphere.cosine import unit
 from hypersphere.losses import MARGINS
@@ -109,15 +120,19 @@ NEURON, ANTIPODE = PALETTE[1], PALETTE[3]
 TURN, TILT = math.radians(40), math.radians(12)  # from where the spheres are seen: no dot hides another
 
 
-def _spheres(title: str, panels: dict[str, Tensor]) -> str:
-    """Spheres with neurons (N, 3) side by side, the last one with their antipodes."""
-    width, height = PANEL * len(panels), TOP + PANEL + 96
-    parts = [
+def _head(title: str, width: float, height: float) -> list[str]:
+    return [
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width}" height="{height}" viewBox="0 0 {width} '
         f'{height}" font-family="system-ui, Helvetica, Arial, sans-serif" fill="#333" text-anchor="middle">',
         f'<title>{title}</title><rect width="{width}" height="{height}" fill="#fff"/>',
         f'<text x="20" y="27" font-size="16" text-anchor="start" font-weight="600">{title}</text>',
     ]
+
+
+def _spheres(title: str, panels: dict[str, Tensor]) -> str:
+    """Spheres with neurons (N, 3) side by side, the last one with their antipodes."""
+    width, height = PANEL * len(panels), TOP + PANEL + 96
+    parts = _head(title, width, height)
     for k, (name, points) in enumerate(panels.items()):
         x, y = PANEL * (k + 0.5), TOP + PANEL / 2
         i, j, cosine = _closest_lines(points)
@@ -209,11 +224,120 @@ def _seen(point: Iterable[float]) -> tuple[float, float, float]:
     return RADIUS * x, -RADIUS * z, -y
 
 
+def rotation(path: Path) -> None:
+    """Neurons of the plane before and after training, and the energy of a network while it is trained (OPT, Fig. 6)."""
+    title, chart_height = "What OPT does to neurons", 330
+    width, height = 3 * PANEL, TOP + PANEL + 56 + chart_height
+    parts = _head(title, width, height)
+    start = torch.tensor([20.0, 75.0, 105.0, 180.0, 295.0], dtype=torch.float64).deg2rad()
+    ends = {
+        "five neurons at the start": start,
+        "trained by OPT": _trained_in_the_plane(start, rotated=True),
+        "trained plainly": _trained_in_the_plane(start, rotated=False),
+    }
+    for k, (name, angles) in enumerate(ends.items()):
+        energy = hyperspherical_energy(torch.stack([angles.cos(), angles.sin()], 1)).item()
+        parts.append(f'<g transform="translate({PANEL * (k + 0.5):g} {TOP + PANEL / 2:g})">')
+        parts += _compass(angles, start if k else None)
+        parts.append(f'<text y="{PANEL / 2 + 4:g}" font-size="14" font-weight="600">{name}</text>')
+        parts.append(f'<text y="{PANEL / 2 + 25:g}" font-size="13">energy {energy:.2f}</text></g>')
+    chart = line_chart(
+        _energies_of_digits(steps=150, every=5),
+        title="The same in a network (64-32-32-32-10, digits): energy of its hidden layers",
+        xlabel="step",
+        ylabel="energy above the least, %",
+        width=width,
+        height=chart_height,
+    ).replace("<svg ", f'<svg y="{height - chart_height}" text-anchor="start" ', 1)
+    write_text(path, "\n".join([*parts, chart + "</svg>"]) + "\n")
+
+
+def _digits() -> tuple[Tensor, Tensor]:
+    """Inputs (N, 64) around zero and labels (N,)."""
+    data = load_digits()
+    inputs = torch.tensor(data.data / 16, dtype=torch.float64)
+    return inputs - inputs.mean(0), torch.tensor(data.target, dtype=torch.int64)
+
+
+def _trained_in_the_plane(start: Tensor, rotated: bool) -> Tensor:
+    """The angles of neurons (N,) that see the digits' two principal components, after training."""
+    inputs, labels = _digits()
+    axes = torch.linalg.svd(inputs, full_matrices=False)[2][:2]
+    axes = axes * axes.gather(1, axes.abs().argmax(1, keepdim=True)).sign()  # the sign is the machine's choice
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(2, len(start)), nn.ReLU(), nn.Linear(len(start), 10)).double()
+    network[0].load_state_dict({"weight": torch.stack([start.cos(), start.sin()], 1), "bias": torch.zeros(len(start))})
+    if rotated:
+        rotate(network)
+    optimizer = torch.optim.Adam(param_groups(network), lr=0.01)
+    for _ in range(300):
+        optimizer.zero_grad()
+        F.cross_entropy(network(inputs @ axes.mT), labels).backward()
+        optimizer.step()
+    weight = network[0].weight.detach()
+    return torch.atan2(weight[:, 1], weight[:, 0])
+
+
+def _energies_of_digits(steps: int, every: int) -> dict[str, tuple[list[int], list[float]]]:
+    """How far the energy of a network's hidden layers is above the least possible while the network learns, in %."""
+    inputs, labels = _digits()
+    series: dict[str, tuple[list[int], list[float]]] = {}
+    for name in ("plain training", "OPT, relaxed", "OPT", "spread, OPT"):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            layers = [nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU()]
+            network = nn.Sequential(*layers, nn.Linear(32, 10)).double()
+        if name == "spread, OPT":
+            spread(network, steps=60)
+        if name != "plain training":
+            rotate(network, "regularized" if "relaxed" in name else "cayley")
+        optimizer = torch.optim.Adam(param_groups(network), lr=3e-3)
+        generator, x, y = torch.Generator().manual_seed(0), [], []
+        for step in range(steps + 1):
+            if step % every == 0:
+                x.append(step)
+                excess = [geometry.excess_energy(layer.weight.detach()) for layer in network[:6:2]]
+                y.append(100 * sum(map(float, excess)) / len(excess))
+            batch = torch.randperm(len(labels), generator=generator)[:128]
+            loss = F.cross_entropy(network(inputs[batch]), labels[batch])
+            if "relaxed" in name:
+                loss = loss + rotation_penalty(network)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        series[name] = (x, y)
+    return series
+
+
+def _compass(angles: Tensor, start: Tensor | None) -> list[str]:
+    """Directions in the plane as arrows, each with its colour, and the angles between neighbours around them.
+
+    Args:
+        start: earlier directions, drawn faintly.
+    """
+    parts = [f'<circle r="{RADIUS - 14}" fill="#f5f6f8" stroke="#a9adb8"/>']
+    parts += [_arrow(angle, "#d3d6de") for angle in ([] if start is None else start.tolist())]
+    parts += [_arrow(angle, colour) for angle, colour in zip(angles.tolist(), PALETTE, strict=False)]
+    around = sorted(angle % (2 * math.pi) for angle in angles.tolist())
+    for here, there in pairwise([*around, around[0] + 2 * math.pi]):
+        x, y = (RADIUS + 2) * math.cos((here + there) / 2), -(RADIUS + 2) * math.sin((here + there) / 2)
+        parts.append(f'<text x="{x:.1f}" y="{y + 4:.1f}" font-size="12">{math.degrees(there - here):.0f}°</text>')
+    return parts
+
+
+def _arrow(angle: float, colour: str) -> str:
+    turn, end = -math.degrees(angle), RADIUS - 14
+    shape = f"M0 0H{end - 9}" + f"M{end} 0l-13 5.5v-11z"
+    return f'<path d="{shape}" transform="rotate({turn:.1f})" fill="{colour}" stroke="{colour}" stroke-width="2.2"/>'
+
+
 PICTURES = {
     "similarities.svg": similarities,
     "margins.svg": margins,
     "pair_energy.svg": pair_energy,
     "regularized.svg": regularized,
+    "rotation.svg": rotation,
 }
 
 
@@ -223,4 +347,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # many small steps: more threads only wait for each other
     main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "pictures")

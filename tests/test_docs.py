@@ -8,6 +8,7 @@ import importlib
 import io
 import re
 import runpy
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from unittest.mock import patch
@@ -20,7 +21,7 @@ import hypersphere as hs
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PICTURES = ["margins.svg", "pair_energy.svg", "regularized.svg", "similarities.svg"]
+PICTURES = ["margins.svg", "pair_energy.svg", "regularized.svg", "rotation.svg", "similarities.svg"]
 
 
 def run_page(text: str) -> None:
@@ -42,7 +43,10 @@ def run_page(text: str) -> None:
 def test_code_runs_and_says_what_comes_out(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     # A page may add to these tables; other tests must not see that.
-    with patch.dict(hs.similarity.SIMILARITIES), patch.dict(hs.losses.MARGINS):
+    tables = hs.similarity.SIMILARITIES, hs.losses.MARGINS, hs.orthogonal.ORTHOGONALIZERS
+    with ExitStack() as stack:
+        for table in tables:
+            stack.enter_context(patch.dict(table))
         run_page(page.read_text(encoding="utf-8"))
 
 
