@@ -18,16 +18,17 @@ import torch
 from rich.console import Console
 from rich.table import Column, Table
 
-from . import energy, layers, losses
+from . import energy, layers, losses, rotation
 from .measure import Figure, Plan, quiet_process
 
 BENCHMARKS: dict[str, Callable[[Plan], Iterator[Figure]]] = {
     "layers": layers.figures,
     "losses": losses.figures,
     "energy": energy.figures,
+    "rotation": rotation.figures,
 }
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ("torch", "hypersphere", "pytorch-metric-learning")
+PACKAGES = ("torch", "hypersphere", "pytorch-metric-learning", "geotorch")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -39,6 +39,21 @@ def lstm(layer: nn.LSTM, xs: Tensor) -> Tensor:
     return torch.stack(outputs)
 
 
+def gram_schmidt(matrix: Tensor) -> Tensor:
+    """Column by column (OPT, Algorithm 2), those that are done as the rows of a matrix that grows."""
+    done = matrix[:0]
+    for column in matrix.T:
+        rest = column - (done @ column) @ done
+        done = torch.cat([done, (rest / rest.norm()).unsqueeze(0)])
+    return done.T
+
+
+def qr(matrix: Tensor) -> Tensor:
+    """The same by a factorization, its signs chosen."""
+    q, r = torch.linalg.qr(matrix)
+    return q * r.diagonal().sign()
+
+
 def similarity(layer: nn.Module) -> Callable[[Tensor], Tensor]:
     """The layer's g as a function of the cosine, by way of θ = arccos (Eq. 2 and 4), with the k it learns."""
     g = layer.similarity

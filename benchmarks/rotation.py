@@ -1,0 +1,284 @@
+"""Rotations of neurons: their cost against one matrix product and against peers, in training steps and in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from functools import partial
+from itertools import chain
+
+import geotorch
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import orthogonal
+from torch.nn.utils.parametrize import is_parametrized
+
+import hypersphere as hs
+from hypersphere.orthogonal import ORTHOGONALIZERS
+
+from . import literal
+from .measure import Contestant, Figure, Plan, check_same, peak_bytes, seconds
+
+TIME, STEP_TIME, PLAIN_TIME = "time / product", "time / plain step", "time / plain"
+PEAK, HELD, BEYOND = "peak MB", "held MB", "both beyond plain, MB"
+PRODUCT, STEP, PLAIN = "the product", "plain step", "plain"
+CAYLEY, SAMPLED = "cayley", "cayley, a quarter of the dimensions"
+TORCH_CAYLEY, GEOTORCH = "torch cayley", "geotorch at its start"
+
+#: method → the most that V Rᵀ and the gradient to its numbers may take; Cayley against peers too
+GOALS: dict[str, dict[str, float]] = {
+    CAYLEY: {TIME: 2.5, f"time / {TORCH_CAYLEY}": 1 / 3, f"time / {GEOTORCH}": 1 / 40},
+    "gram_schmidt": {TIME: 7.0},
+    "householder": {TIME: 7.0},
+    "lowdin": {TIME: 15.0},
+    "exponential": {TIME: 25.0},
+}
+SPECTRAL = ("lowdin", "exponential")
+STEP_GOALS = {CAYLEY: 1.15, SAMPLED: 1.05}
+MERGED_GOAL = 1.05
+
+
+def figures(plan: Plan) -> Iterator[Figure]:
+    d, n, batch, width = (96, 16, 2, 16) if plan.quick else (576, 64, 128, 64)
+    yield from _products_and_peers(d, n, plan)
+    if not plan.quick:
+        yield from _products(784, 256, plan.fewer(2), plan.fewer(5))
+        yield from _products(2304, 256, plan.fewer(13), plan.fewer(40))
+    yield from _ogd(d, plan)
+    yield from _training_step(batch, width, plan.fewer(4))
+    yield from _wide_training_step(min(batch, 16), width, plan.fewer(40))
+    yield from _merged(batch, width, plan.fewer(2))
+
+
+def _products_and_peers(d: int, n: int, plan: Plan) -> Iterator[Figure]:
+    rows = _neurons(n, d)
+    ours = {name: _ours(name, rows, goals=GOALS[name]) for name in GOALS}
+    (packed,), (matrix,) = ours[CAYLEY].leaves, ours["gram_schmidt"].leaves
+    lower = _lower(packed.detach(), d)
+    fast = [
+        _peer(TORCH_CAYLEY, rows, _torch_layer(d, "cayley", 2 * lower)),  # theirs halves it
+        _peer("torch cayley without base", rows, _torch_layer(d, "cayley", 2 * lower, use_trivialization=False)),
+        Contestant("QR under autograd", lambda: rows @ literal.qr(matrix).T, (matrix,), PRODUCT),
+    ]
+    slow = [
+        _peer("torch householder", rows, _torch_layer(d, "householder", lower)),
+        _peer("torch matrix_exp", rows, _torch_layer(d, "matrix_exp", lower)),
+        _peer("torch matrix_exp at its start", rows, _torch_layer(d, "matrix_exp")),
+        _peer("geotorch", rows, _geotorch_layer(d, lower)),
+        _peer(GEOTORCH, rows, _geotorch_layer(d)),  # where A = 0 its exponential is cheapest
+        Contestant("the paper's loop", lambda: rows @ literal.gram_schmidt(matrix).T, (matrix,), PRODUCT),
+    ]
+    peers = {peer.name: peer for peer in (*fast, *slow)}
+    check_same(ours[CAYLEY], peers[TORCH_CAYLEY])
+    check_same(ours[CAYLEY], peers["torch cayley without base"])
+    check_same(ours["gram_schmidt"], peers["QR under autograd"])
+    for name in ("torch matrix_exp", "geotorch"):
+        check_same(_ours("exponential", rows, packed), peers[name])
+    _check_loop(matrix, rows)
+    yield from _against_product(f"{n} neurons times R, {d}-d", d, [*ours.values(), *fast], slow, plan, plan.fewer(13))
+
+
+def _products(d: int, n: int, plan: Plan, few: Plan) -> Iterator[Figure]:
+    rows = _neurons(n, d)
+    fast = [_ours(name, rows) for name in GOALS if name not in SPECTRAL]
+    slow = [_ours(name, rows) for name in SPECTRAL]
+    yield from _against_product(f"{n} neurons times R, {d}-d", d, fast, slow, plan, few)
+
+
+def _against_product(
+    case: str, d: int, fast: list[Contestant], slow: list[Contestant], plan: Plan, few: Plan
+) -> Iterator[Figure]:
+    """Two races, the second of few rounds, its first two for the ratios alone."""
+    product, first = Contestant(PRODUCT, partial(torch.mm, torch.randn(d, d), torch.randn(d, d))), fast[0]
+    for shown, besides, rounds in (([product, *fast], [], plan), (slow, [product, first], few)):
+        taken = seconds(case, [*besides, *shown], rounds)
+        for contestant in shown:
+            name = contestant.name
+            yield contestant.figure(case, "ms", 1e3 * taken[name])
+            if contestant.against is not None:
+                yield contestant.figure(case, TIME, taken[name] / taken[contestant.against])
+                yield contestant.figure(case, PEAK, peak_bytes(contestant) / 1e6)
+        for peer in (TORCH_CAYLEY, GEOTORCH):
+            if peer in taken:
+                yield first.figure(case, f"time / {peer}", taken[first.name] / taken[peer])
+
+
+def _neurons(n: int, d: int) -> Tensor:
+    """Fixed, and as long as the paper starts them."""
+    return torch.randn(n, d) * (2 / d) ** 0.5
+
+
+def _ours(name: str, rows: Tensor, numbers: Tensor | None = None, goals: dict[str, float] | None = None) -> Contestant:
+    method = ORTHOGONALIZERS[name]
+    if numbers is None:
+        numbers = method.start(rows.shape[1], "normal").requires_grad_()
+    return Contestant(name, partial(method.apply, numbers, rows), (numbers,), PRODUCT, goals or {})
+
+
+def _lower(packed: Tensor, d: int) -> Tensor:
+    """The strict lower triangle of A, from its packed upper one: where the peers keep their numbers."""
+    rows, columns = torch.triu_indices(d, d, 1)
+    return packed.new_zeros(d, d).index_put((columns, rows), -packed)
+
+
+def _torch_layer(d: int, map_name: str, lower: Tensor | None = None, use_trivialization: bool = True) -> nn.Module:
+    layer = nn.Linear(d, d, bias=False)
+    orthogonal(layer, orthogonal_map=map_name, use_trivialization=use_trivialization)
+    return _with_numbers(layer, lower)
+
+
+def _geotorch_layer(d: int, lower: Tensor | None = None) -> nn.Module:
+    layer = nn.Linear(d, d, bias=False)
+    geotorch.orthogonal(layer)
+    return _with_numbers(layer, lower)
+
+
+def _with_numbers(layer: nn.Module, lower: Tensor | None) -> nn.Module:
+    """With these numbers below the diagonal, and no other matrix in front."""
+    if lower is not None:
+        held = layer.parametrizations.weight
+        with torch.no_grad():
+            held.original.copy_(lower + held.original.diag().diag())  # torch keeps Householder's signs there
+            if getattr(held[0], "base", None) is not None:
+                held[0].base.copy_(torch.eye(len(lower)))
+    return layer
+
+
+def _peer(name: str, rows: Tensor, layer: nn.Module) -> Contestant:
+    return Contestant(name, lambda: rows @ layer.weight.T, tuple(layer.parameters()), PRODUCT)
+
+
+def _check_loop(matrix: Tensor, rows: Tensor) -> None:
+    """In float64: the loop in float32 is off by more than rounding."""
+    matrix, rows = matrix.detach().double(), rows.double()
+    loop = Contestant("the paper's loop", lambda: rows @ literal.gram_schmidt(matrix).T)
+    check_same(_ours("gram_schmidt", rows, matrix), loop)
+
+
+def _ogd(d: int, plan: Plan) -> Iterator[Figure]:
+    case, contestants = f"OGD step, {d}-d", []
+    product = Contestant(PRODUCT, partial(torch.mm, torch.randn(d, d), torch.randn(d, d)))
+    for name, iterations in (("exact", None), ("2 iterations", 2)):
+        x = nn.Parameter(ORTHOGONALIZERS["ogd"].start(d, "normal"))
+        x.grad = torch.randn(d, d)
+        optimizer = hs.OGD([{"params": [x], "orthogonal": True}], lr=0.02, iterations=iterations)
+        contestants.append(Contestant(name, optimizer.step, against=PRODUCT))
+    taken = seconds(case, [product, *contestants], plan)
+    yield product.figure(case, "ms", 1e3 * taken[PRODUCT])
+    for contestant in contestants:
+        yield contestant.figure(case, "ms", 1e3 * taken[contestant.name])
+        yield contestant.figure(case, TIME, taken[contestant.name] / taken[PRODUCT])
+
+
+def _training_step(batch: int, width: int, plan: Plan) -> Iterator[Figure]:
+    case, plain, data = f"training step of CNN-6 ({width}), batch {batch}", _cnn6(width), _images(batch)
+    rotated = {
+        CAYLEY: hs.rotate(deepcopy(plain)),
+        SAMPLED: hs.rotate(deepcopy(plain), sample=0.25),
+        "gram_schmidt": hs.rotate(deepcopy(plain), "gram_schmidt"),
+        "ogd": hs.rotate(deepcopy(plain), "ogd"),
+    }
+    contestants = [Contestant(STEP, _step(plain, *data))]
+    for name, model in rotated.items():
+        goals = {STEP_TIME: STEP_GOALS[name]} if name in STEP_GOALS else {}
+        contestants.append(Contestant(name, _step(model, *data), against=STEP, goals=goals))
+    for name, model in rotated.items():
+        # what they add, without the scatter of two long times; the optimizer's share, OGD's above all, is not in it
+        contestants.append(Contestant(f"{name}: rotations alone", _rotations(deepcopy(model)), against=STEP))
+    yield from _against_plain(case, contestants, plan, STEP_TIME)
+
+
+def _wide_training_step(batch: int, width: int, plan: Plan) -> Iterator[Figure]:
+    widths = (width, 2 * width, 4 * width)
+    case = f"training step of CNN-9 ({'/'.join(map(str, widths))}), batch {batch}; the paper: out of memory"
+    plain, data = _cnn(3, widths, widths[-1]), _images(batch)
+    models = {STEP: plain, "cayley, every layer": hs.rotate(deepcopy(plain))}
+    contestants = [
+        Contestant(name, _step(model, *data), against=None if model is plain else STEP)
+        for name, model in models.items()
+    ]
+    yield from _against_plain(case, contestants, plan, STEP_TIME)
+    plain_bytes = 0
+    for contestant, model in zip(contestants, models.values(), strict=True):
+        # every learned number has a momentum by now; gradients are counted with the step
+        momentum = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+        held = sum(t.nbytes for t in chain(model.parameters(), model.buffers())) + momentum
+        peak = peak_bytes(contestant)
+        yield contestant.figure(case, HELD, held / 1e6)
+        yield contestant.figure(case, PEAK, peak / 1e6)
+        if model is plain:
+            plain_bytes = held + peak
+        else:
+            yield contestant.figure(case, BEYOND, (held + peak - plain_bytes) / 1e6)
+
+
+def _merged(batch: int, width: int, plan: Plan) -> Iterator[Figure]:
+    case, plain, (images, _) = f"inference, CNN-6 ({width}), batch {batch}", _cnn6(width).eval(), _images(batch)
+    merged = hs.merge(hs.rotate(deepcopy(plain)))
+    assert [type(module) for module in merged.modules()] == [type(module) for module in plain.modules()]
+    assert list(merged.state_dict()) == list(plain.state_dict())
+    contestants = [
+        Contestant(PLAIN, torch.no_grad()(partial(plain, images))),
+        Contestant("merged", torch.no_grad()(partial(merged, images)), against=PLAIN, goals={PLAIN_TIME: MERGED_GOAL}),
+    ]
+    check_same(*contestants)  # it was merged where it started, at the identity
+    yield from _against_plain(case, contestants, plan, PLAIN_TIME)
+
+
+def _against_plain(case: str, contestants: list[Contestant], plan: Plan, ratio: str) -> Iterator[Figure]:
+    taken = seconds(case, contestants, plan)
+    for contestant in contestants:
+        yield contestant.figure(case, "ms", 1e3 * taken[contestant.name])
+        if contestant.against is not None:
+            yield contestant.figure(case, ratio, taken[contestant.name] / taken[contestant.against])
+
+
+def _step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], Tensor]:
+    """A whole training step: OGD where the model asks for it, else SGD."""
+    groups = hs.param_groups(model, ogd=True)
+    by_ogd = any(group.get("orthogonal") for group in groups)
+    optimizer = (hs.OGD if by_ogd else torch.optim.SGD)(groups, lr=1e-3, momentum=0.9)
+
+    def step() -> Tensor:
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def _rotations(model: nn.Module) -> Callable[[], Tensor]:
+    """The weights of all rotated layers, and the gradients to their numbers."""
+    layers = [module for module in model.modules() if is_parametrized(module)]
+    grads = [torch.randn_like(layer.weight) for layer in layers]
+
+    def run() -> Tensor:
+        weights = [layer.weight for layer in layers]
+        torch.autograd.backward(weights, grads)
+        model.zero_grad()
+        return weights[-1].detach()
+
+    return run
+
+
+def _images(batch: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(batch, 3, 32, 32), torch.randint(100, (batch,))
+
+
+def _cnn6(width: int) -> nn.Sequential:
+    return _cnn(2, (width, width, width), width)
+
+
+def _cnn(depth: int, widths: tuple[int, ...], hidden: int) -> nn.Sequential:
+    """CNN-6 (depth 2) and CNN-9 (depth 3) of OPT for 3×32×32 images of 100 classes: the hidden layer is linear."""
+    modules: list[nn.Module] = []
+    channels = 3
+    for width in widths:
+        for _ in range(depth):
+            modules += [nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+            channels = width
+        modules.append(nn.MaxPool2d(2))
+    return nn.Sequential(*modules, nn.Flatten(), nn.Linear(channels * 16, hidden, bias=False), nn.Linear(hidden, 100))
