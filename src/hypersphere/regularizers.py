@@ -347,6 +347,8 @@ def _to_change(
         _report_zero_neurons(name, neurons.matrix())
         parametrizations = dict(getattr(neurons.module, "parametrizations", nn.ModuleDict()).items())
         for part in parametrizations.get(neurons.tensor_name, ()):
+            if hasattr(part, "keeps_angles"):
+                raise ValueError(f"{verb}: layer {name!r} is rotated; call {verb} before rotate")
             if not hasattr(part, "right_inverse"):
                 kind = type(part).__name__
                 raise ValueError(f"{verb}: layer {name!r} is parametrized by {kind}, which has no right_inverse")

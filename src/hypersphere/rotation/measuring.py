@@ -62,15 +62,17 @@ def rotation_penalty(model: nn.Module, weight: float = 0.1, *, squared: bool = T
     """
     factor = _checks.number("weight", weight, low=0.0)
     _checks.module("model", model)
-    tasks = [each.rotation.task for each in rotated(model) if each.rotation.plan.method == "regularized"]
-    matrices = [task.parameter for task in tasks if task.parameter is not None]
-    if not matrices:
+    found = [each.rotation for each in rotated(model) if each.rotation.plan.method == "regularized"]
+    if not found:
         raise ValueError('rotation_penalty: no layer is rotated with method="regularized"')
     terms = []
-    for matrix in matrices:
+    for rotation in found:
+        matrix, plan = rotation.task.parameter, rotation.plan
+        assert matrix is not None
         with torch.autocast(matrix.device.type, enabled=False):
-            # of the blocks together: a block-diagonal R has the sum of their squares
+            # a block-diagonal R has the sum of its blocks' squares, one that all share counts as often as it stands
             square = deviation_from_orthonormal(matrix.to(accumulation_dtype(matrix.dtype))).sum()
+            square = square * (plan.blocks if plan.shared else 1)
             terms.append(square if squared else _root(square))
     return factor * torch.stack([term.to(terms[0]) for term in terms]).sum()
 

@@ -13,7 +13,8 @@ from ..orthogonal import ORTHOGONALIZERS, Orthogonalizer
 from ..selection import neuron_rows
 from .parametrization import turned
 
-_NEURONS = re.compile(r"(?P<layer>(?:.*\.)?)parametrizations\.(?P<tensor>[^.]+)\.original$")
+_NEURONS = re.compile(r"(?P<layer>(?:.*\.)?)parametrizations\.(?P<tensor>[^.]+)\.original")
+_ROTATION = re.compile(r"(?P<prefix>(?:.*\.)?parametrizations\.[^.]+\.)0\.(?P<task>[^.]+)\.(?P<name>[^.]+)")
 _BUFFERS = ("dims", "draw", "inner", "seed", "groups")
 
 
@@ -35,8 +36,9 @@ def merge_state_dict(state_dict: Mapping[str, Any], *, task: str | None = None) 
     """
     if not isinstance(state_dict, Mapping):
         raise TypeError(f"state_dict must be a mapping of names to tensors, got {type(state_dict).__name__}")
-    found = {key: match for key in state_dict if isinstance(key, str) and (match := _NEURONS.fullmatch(key))}
-    parts = {key: _parts(state_dict, key) for key in found}
+    parts = {key: parts for key in state_dict if (parts := _parts(state_dict, key)) is not None}
+    found = {key: match for key in parts if (match := _NEURONS.fullmatch(key))}
+    _check_neurons(state_dict)
     if not found:
         raise ValueError("state_dict holds no rotated layer (no key ends with parametrizations.<tensor>.original)")
     tasks = list(dict.fromkeys(name for of_key in parts.values() for name in of_key))
@@ -62,23 +64,33 @@ def merge_state_dict(state_dict: Mapping[str, Any], *, task: str | None = None) 
 
 def holds_rotations(state_dict: Mapping[Any, Any]) -> bool:
     """Whether a layer of the state_dict is rotated."""
-    methods = "|".join(ORTHOGONALIZERS)
-    pattern = re.compile(rf"(?:.*\.)?parametrizations\.[^.]+\.0\.[^.]+\.(?:{methods})")
-    return any(isinstance(key, str) and pattern.fullmatch(key) for key in state_dict)
+    found = (_ROTATION.fullmatch(key) for key in state_dict if isinstance(key, str))
+    return any(match is not None and match["name"] in ORTHOGONALIZERS for match in found)
 
 
-def _parts(state_dict: Mapping[str, Any], key: str) -> dict[str, dict[str, Tensor]]:
-    """The tensors of the rotation over the neurons at `key`, by task and name."""
+def _check_neurons(state_dict: Mapping[str, Any]) -> None:
+    """Every rotation has neurons to turn."""
+    for key in state_dict:
+        match = _ROTATION.fullmatch(key) if isinstance(key, str) else None
+        if match and match["name"] in ORTHOGONALIZERS and match["prefix"] + "original" not in state_dict:
+            raise ValueError(f"state_dict: {match['prefix'] + 'original'!r} is missing, the neurons of {key!r}")
+
+
+def _parts(state_dict: Mapping[str, Any], key: Any) -> dict[str, dict[str, Tensor]] | None:
+    """The tensors of the rotation over the neurons at `key`, by task and name; None if nothing is rotated there."""
+    if not isinstance(key, str) or not _NEURONS.fullmatch(key) or state_dict[key].dim() < 2:
+        return None
     prefix = key.removesuffix("original")
+    others = [other for other in state_dict if other.startswith(prefix) and other != key]
+    matches = [_ROTATION.fullmatch(other) for other in others]
+    if others and not any(matches):
+        return None  # another's parametrization
     found: dict[str, dict[str, Tensor]] = {}
-    for other, value in state_dict.items():
-        if other.startswith(prefix) and other != key:
-            index, _, rest = other.removeprefix(prefix).partition(".")
-            task, _, name = rest.partition(".")
-            if index != "0" or not name or "." in name or (name not in ORTHOGONALIZERS and name not in _BUFFERS):
-                methods = ", ".join(ORTHOGONALIZERS)
-                raise ValueError(f"state_dict: {other!r} is no rotation this package knows; the methods are {methods}")
-            found.setdefault(task, {})[name] = value
+    for other, match in zip(others, matches, strict=True):
+        if match is None or match["name"] not in (*ORTHOGONALIZERS, *_BUFFERS):
+            methods = ", ".join(ORTHOGONALIZERS)
+            raise ValueError(f"state_dict: {other!r} is no rotation this package knows; the methods are {methods}")
+        found.setdefault(match["task"], {})[match["name"]] = state_dict[other]
     return found
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from .. import _checks
 from ..cosine import accumulation_dtype
 from ..measures import generator
 from ..orthogonal import ORTHOGONALIZERS, Orthogonalizer
@@ -53,8 +54,14 @@ class Plan:
     def start(self) -> Tensor | None:
         """(blocks, *shape): the numbers to begin with, None if there are none."""
         method = self.orthogonalizer
-        stored = 1 if self.shared else self.blocks
-        return None if method is None else torch.stack([method.start(self.size, self.init) for _ in range(stored)])
+        if method is None:
+            return None
+        blocks = [method.start(self.size, self.init) for _ in range(1 if self.shared else self.blocks)]
+        for block in blocks:
+            if tuple(block.shape) != tuple(method.shape(self.size)):
+                wanted, got = tuple(method.shape(self.size)), tuple(block.shape)
+                raise ValueError(f"method {method.name!r} must start with numbers of its shape {wanted}, got {got}")
+        return torch.stack(blocks)
 
 
 class TaskRotation(nn.Module):
@@ -217,6 +224,7 @@ def rotated(model: nn.Module) -> Iterator[Rotated]:
 
 def rotated_strictly(verb: str, model: nn.Module) -> list[Rotated]:
     """:func:`rotated`, an error if there is none."""
+    _checks.module("model", model)
     found = list(rotated(model))
     if not found:
         raise ValueError(f"{verb}: no layer of the model is rotated; call hypersphere.rotate first")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from numbers import Integral, Real
 from typing import Any
 
 from .. import _checks
@@ -25,16 +26,16 @@ def plans(
 ) -> dict[str, Plan]:
     """A plan for every layer; `first` is the model's first layer, which is not sampled unless it is alone."""
     made = {
-        name: Plan(method, _dimension(neurons), init=init, learned=learned, transposed_groups=neurons.transposed_groups)
+        name: Plan(method, dimension(neurons), init=init, learned=learned, transposed_groups=neurons.transposed_groups)
         for name, neurons in found.items()
     }
+    if not isinstance(share_blocks, bool):
+        raise TypeError(f"share_blocks must be True or False, got {share_blocks!r}")
     split = _checks.integer("blocks", blocks, low=1) != 1 or block_size is not None
     if method == NONE and (split or sample is not None):
         raise ValueError("blocks, block_size and sample go with a rotation, got method='none'")
     if split:
         made = _split(made, found, blocks, block_size, share_blocks)
-    elif share_blocks:
-        raise ValueError("share_blocks=True goes with blocks or block_size")
     if sample is not None:
         if split or init != "identity":
             raise ValueError("sample goes with one block a layer and init='identity' alone")
@@ -43,9 +44,9 @@ def plans(
     return made
 
 
-def _dimension(neurons: Neurons) -> int:
+def dimension(neurons: Neurons) -> int:
     """d: the numbers of one neuron."""
-    weight, groups = neurons.tensor, neurons.transposed_groups
+    weight, groups = neurons.stored, neurons.transposed_groups
     return math.prod(weight.shape[1:]) if groups is None else len(weight) // groups * _kernel(neurons)
 
 
@@ -73,10 +74,10 @@ def _split(
 
 
 def _blocks(dimension: int, kernel: int, blocks: int, block_size: int | None) -> int:
-    """The number of blocks, 0 if the layer cannot be split so."""
-    if block_size is None:
-        return blocks if dimension // kernel % blocks == 0 else 0
-    return dimension // block_size if dimension % block_size == 0 and block_size % kernel == 0 else 0
+    """The number of blocks, 0 if the layer cannot be split so; a block of one number has nothing to turn."""
+    size = dimension // blocks if block_size is None else block_size
+    fits = dimension % size == 0 and size % kernel == 0 if size else False
+    return dimension // size if fits and size > 1 else 0
 
 
 def _sizes(plan: Plan, neurons: Neurons) -> str:
@@ -85,14 +86,15 @@ def _sizes(plan: Plan, neurons: Neurons) -> str:
 
 
 def _sampled(name: str, plan: Plan, sample: Any) -> Plan:
-    if isinstance(sample, float):
-        if not 0.0 < sample < 1.0:
-            raise ValueError(f"sample must be an int >= 2 or a share between 0 and 1, got {sample!r}")
-        p = round(sample * plan.dimension)
-    else:
+    is_share = isinstance(sample, Real) and not isinstance(sample, Integral)
+    if not is_share:
         p = _checks.integer("sample", sample)
+    elif 0.0 < sample < 1.0:
+        p = round(float(sample) * plan.dimension)
+    else:
+        raise ValueError(f"sample must be an int >= 2 or a share between 0 and 1, got {sample!r}")
     if not 2 <= p <= plan.dimension:
-        share = f" ({sample!r} of them)" if isinstance(sample, float) else ""
+        share = f" ({sample!r} of them)" if is_share else ""
         raise ValueError(
             f"sample must give from 2 to all dimensions of a layer, got {p}{share} of the {plan.dimension} "
             f"of layer {name or '(root)'!r}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,10 +18,12 @@ from .._files import write_bytes
 from ..orthogonal import ORTHOGONALIZERS
 from ..selection import Neurons, select
 from .parametrization import NONE, Plan, Rotated, Rotation, TaskRotation, rotated, rotated_strictly
+from .plans import dimension
 from .tasks import activate
 from .verbs import attach, check_layer, is_sharded
 
 FORMAT = 1
+M = TypeVar("M", bound=nn.Module)
 
 
 def save_rotations(model: nn.Module, path: str | os.PathLike[str], *, task: str | None = None) -> None:
@@ -43,7 +45,6 @@ def save_rotations(model: nn.Module, path: str | os.PathLike[str], *, task: str 
         >>> torch.equal(fresh[0].weight, net[0].weight)
         True
     """
-    _checks.module("model", model)
     found = rotated_strictly("save_rotations", model)
     for each in found:
         if is_sharded(each.neurons):
@@ -64,11 +65,12 @@ def save_rotations(model: nn.Module, path: str | os.PathLike[str], *, task: str 
         "format": FORMAT,
         "layers": [_entry(each, task) for each in found],
         "aliases": aliases,
+        "hashes": {key: _hash(value) for key, value in tensors.items()},
     }
     write_bytes(path, save(tensors, metadata={"hypersphere.rotations": json.dumps(header)}))
 
 
-def load_rotations(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
+def load_rotations(model: M, path: str | os.PathLike[str]) -> M:
     """Puts rotations that :func:`save_rotations` wrote onto a model, rotating it if it is plain; returns the model.
 
     The model's neurons must be those of the model that was saved: another hash is an error. A task that a rotated
@@ -76,58 +78,74 @@ def load_rotations(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     anything changes.
     """
     _checks.module("model", model)
-    header, tensors = _read(path)
+    entries, tensors = _read(path)
     there = {(each.name, each.tensor_name): each for each in rotated(model)}
     plain = {(_module_name(name, n), n.tensor_name): n for name, n in select(model).items()}
-    missing: list[tuple[Neurons, Rotation]] = []
-    for entry in header["layers"]:
-        where = (entry["name"], entry["tensor"])
-        plan, task = Plan(**entry["plan"]), entry["task"]
-        layer = f"layer {entry['name'] or '(root)'!r}"
-        if plan.method != NONE and plan.method not in ORTHOGONALIZERS:
-            raise ValueError(f"{path}: method {plan.method!r} is not known; register its Orthogonalizer with rotate")
-        if where in there:
-            _check_same_plan(path, layer, there[where].rotation.plan, plan)
-            neurons = there[where].neurons
-        elif where in plain:
-            check_layer(model, entry["name"], plain[where])
-            stored = plain[where].tensor
-            assert isinstance(stored, nn.Parameter)
-            neurons, order = stored, list(plain[where].module._parameters)
-            missing.append((plain[where], Rotation(plan, stored, order, entry["seed"], task)))
-        else:
-            raise ValueError(f"{path}: the model has no {layer} with neurons in {entry['tensor']}")
-        if list(neurons.shape) != entry["shape"]:
-            raise ValueError(f"{path}: {layer} must have neurons {entry['shape']}, got {list(neurons.shape)}")
-        if entry["hash"] is not None and entry["hash"] != _hash(neurons):
-            raise ValueError(
-                f"{path}: the neurons of {layer} are not those that were rotated (another hash): start from the same "
-                "seed or checkpoint"
-            )
-    extra = [where for where in there if where not in {(e["name"], e["tensor"]) for e in header["layers"]}]
-    if extra:
-        raise ValueError(f"{path}: layer {extra[0][0]!r} is rotated in the model, but not in the file")
-    _check_fit(path, model, header, tensors)
+    for where in there:
+        if where not in {entry.where for entry in entries}:
+            raise ValueError(f"{path}: layer {where[0] or '(root)'!r} is rotated in the model, but not in the file")
+    ready: list[tuple[Entry, Rotated | Neurons, TaskRotation]] = []
+    for entry in entries:
+        found = there.get(entry.where) or plain.get(entry.where)
+        if found is None:
+            raise ValueError(f"{path}: the model has no {entry.layer} with neurons in {entry.tensor}")
+        ready.append((entry, found, _checked(path, model, entry, found, tensors)))
+    _check_rest(path, model, entries, tensors)
 
-    for neurons_of, rotation in missing:
-        attach(neurons_of, rotation)
-    for each in rotated(model):
-        task = next(e["task"] for e in header["layers"] if (e["name"], e["tensor"]) == (each.name, each.tensor_name))
-        _use(each, task)
+    for entry, found, task in ready:
+        if isinstance(found, Neurons):
+            weight = found.stored
+            assert isinstance(weight, nn.Parameter)
+            rotation = Rotation(entry.plan, weight, list(found.module._parameters), entry.seed, entry.task)
+            attach(found, rotation)
+        elif entry.task not in found.rotation.tasks:
+            found.rotation.add_module(entry.task, task)
+            activate(found, entry.task)
+        else:
+            activate(found, entry.task)
     model.load_state_dict(tensors, strict=False)
     return model
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One rotated layer of a file."""
+
+    name: str
+    tensor: str
+    task: str
+    seed: int
+    shape: list[int]
+    hash: str | None
+    plan: Plan
+
+    @property
+    def where(self) -> tuple[str, str]:
+        return self.name, self.tensor
+
+    @property
+    def layer(self) -> str:
+        return f"layer {self.name or '(root)'!r}"
+
+    @property
+    def key(self) -> str:
+        return f"{self.name}.parametrizations.{self.tensor}." if self.name else f"parametrizations.{self.tensor}."
 
 
 def _kept(model: nn.Module, found: list[Rotated], task: str | None) -> dict[str, Tensor]:
     """What is saved, by its key in the state_dict."""
     kept: dict[str, Tensor] = {}
     frozen = {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
+    once = {name for name, _ in model.named_modules()}
+    again = [f"{name}." for name, _ in model.named_modules(remove_duplicate=False) if name not in once]
     for key, value in model.state_dict().items():
         each = next((each for each in found if key.startswith(each.key)), None)
-        if each is None:
+        if any(key.startswith(prefix) for prefix in again):  # a module that stands in two places is saved once
+            wanted = False
+        elif each is None:
             wanted = key not in frozen
         elif key == each.key + "original":
-            wanted = _changes(each)
+            wanted = _changes(each.rotation.plan)
         else:
             wanted = key.startswith(f"{each.key}0.{task or each.rotation.active}.")
         if wanted:
@@ -135,9 +153,9 @@ def _kept(model: nn.Module, found: list[Rotated], task: str | None) -> dict[str,
     return kept
 
 
-def _changes(each: Rotated) -> bool:
+def _changes(plan: Plan) -> bool:
     """Whether training changes the neurons."""
-    return each.rotation.learned or each.rotation.plan.sample is not None
+    return plan.learned or plan.sample is not None
 
 
 def _entry(each: Rotated, task: str | None) -> dict[str, Any]:
@@ -147,55 +165,108 @@ def _entry(each: Rotated, task: str | None) -> dict[str, Any]:
         "task": task or each.rotation.active,
         "seed": each.rotation.seed,
         "shape": list(each.neurons.shape),
-        "hash": None if _changes(each) else _hash(each.neurons),
+        "hash": None if _changes(each.rotation.plan) else _hash(each.neurons),
         "plan": asdict(each.rotation.plan),
     }
 
 
-def _hash(neurons: Tensor) -> str:
+def _hash(tensor: Tensor) -> str:
     """Of the numbers, their type and shape."""
-    value = neurons.detach().cpu().contiguous()
+    value = tensor.detach().cpu().contiguous()
     digest = hashlib.sha256(f"{value.dtype}{list(value.shape)}".encode())
     digest.update(value.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _read(path: str | os.PathLike[str]) -> tuple[list[Entry], dict[str, Tensor]]:
     if not os.path.isfile(path):
         raise ValueError(f"path must be a file that save_rotations wrote, got {os.fspath(path)!r}")
+    wrong = f"{path} is not a file that save_rotations wrote"
     try:
         with safe_open(os.fspath(path), framework="pt") as file:
             text = (file.metadata() or {}).get("hypersphere.rotations")
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        header = json.loads(text) if text is not None else None
-    except (SafetensorError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not a file that save_rotations wrote: {error}") from None
+        header = json.loads(text) if text is not None else {}
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise ValueError(f"{wrong}: {error}") from None
     if not isinstance(header, dict) or "format" not in header:
-        raise ValueError(f"{path} is not a file that save_rotations wrote: it has no such header")
+        raise ValueError(f"{wrong}: it has no such header")
     if header["format"] != FORMAT:
         raise ValueError(f"{path} has format {header['format']!r}; this version reads {FORMAT}")
-    for alias, key in header["aliases"].items():
-        tensors[alias] = tensors[key]
-    return header, tensors
+    try:
+        entries = [_parsed(layer) for layer in header["layers"]]
+        damaged = [key for key, value in tensors.items() if header["hashes"][key] != _hash(value)]
+        tensors |= {alias: tensors[key] for alias, key in header["aliases"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{wrong}: its header is malformed ({type(error).__name__}: {error})") from None
+    if damaged:
+        raise ValueError(f"{path} is damaged: the numbers of {damaged[0]!r} are not those that were saved")
+    return entries, tensors
+
+
+def _parsed(layer: dict[str, Any]) -> Entry:
+    plan = Plan(**layer["plan"])
+    texts = (layer["name"], layer["tensor"], layer["task"], plan.method, plan.init)
+    numbers = (layer["seed"], plan.dimension, plan.blocks, plan.sample or 2, *layer["shape"])
+    if not all(isinstance(text, str) for text in texts) or not all(type(number) is int for number in numbers):
+        raise TypeError("names must be text and sizes whole numbers")
+    return Entry(**layer | {"plan": plan})
+
+
+def _checked(
+    path: Any, model: nn.Module, entry: Entry, found: Rotated | Neurons, tensors: dict[str, Tensor]
+) -> TaskRotation:
+    """The numbers of the file's task at their start, if the layer can have them and the file holds all of them."""
+    plan, layer = entry.plan, entry.layer
+    if plan.method != NONE and plan.method not in ORTHOGONALIZERS:
+        raise ValueError(f"{path}: method {plan.method!r} is not known; register its Orthogonalizer with rotate")
+    if isinstance(found, Rotated):
+        _check_same_plan(path, layer, found.rotation.plan, plan)
+        neurons = found.neurons
+    else:
+        check_layer(model, entry.name, found)
+        stored = found.stored
+        assert isinstance(stored, nn.Parameter)
+        neurons = stored
+        if (plan.dimension, plan.transposed_groups) != (dimension(found), found.transposed_groups):
+            raise ValueError(f"{path}: {layer} was of another kind: its neurons had {plan.dimension} dimensions")
+    if list(neurons.shape) != entry.shape:
+        raise ValueError(f"{path}: {layer} must have neurons {entry.shape}, got {list(neurons.shape)}")
+    whole = plan.sample is None and plan.blocks >= 1 and plan.dimension % plan.blocks == 0
+    if not whole and not (plan.blocks == 1 and 2 <= (plan.sample or 0) <= plan.dimension):
+        raise ValueError(f"{path}: {layer} cannot be rotated so ({plan})")
+    if not _changes(plan) and entry.hash != _hash(neurons):
+        raise ValueError(
+            f"{path}: the neurons of {layer} are not those that were rotated (another hash): start from the same "
+            "seed or checkpoint"
+        )
+    task = TaskRotation(plan, entry.seed, neurons)
+    wanted = {f"{entry.key}0.{entry.task}.{key}": value.shape for key, value in task.state_dict().items()}
+    if _changes(plan):
+        wanted[entry.key + "original"] = neurons.shape
+    held = {key: value.shape for key, value in tensors.items() if key.startswith(entry.key)}
+    for key in wanted.keys() | held.keys():
+        if wanted.get(key) != held.get(key):
+            have, want = (None if shape is None else tuple(shape) for shape in (held.get(key), wanted.get(key)))
+            raise ValueError(f"{path}: {key!r} must have shape {want}, got {have}")
+    return task
 
 
 def _check_same_plan(path: Any, layer: str, have: Plan, want: Plan) -> None:
-    if have != want:
-        parts = [
-            f"{key}={value!r} (the model: {getattr(have, key)!r})"
-            for key, value in asdict(want).items()
-            if value != getattr(have, key) and key != "init"
-        ]
-        if parts:
-            raise ValueError(f"{path}: {layer} is rotated otherwise in the file: {', '.join(parts)}")
+    different = [
+        f"{key}={value!r} (the model: {getattr(have, key)!r})"
+        for key, value in asdict(want).items()
+        if value != getattr(have, key) and key != "init"
+    ]
+    if different:
+        raise ValueError(f"{path}: {layer} is rotated otherwise in the file: {', '.join(different)}")
 
 
-def _check_fit(path: Any, model: nn.Module, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Every tensor of the file has its place, of the same shape; rotations are checked where they are made."""
+def _check_rest(path: Any, model: nn.Module, entries: list[Entry], tensors: dict[str, Tensor]) -> None:
+    """All that is no rotation's has its place in the model, of the same shape."""
     state = model.state_dict()
-    of_layers = [(f"{e['name']}." if e["name"] else "") + f"parametrizations.{e['tensor']}." for e in header["layers"]]
     for key, value in tensors.items():
-        if any(key.startswith(prefix) for prefix in of_layers):
+        if any(key.startswith(entry.key) for entry in entries):
             continue
         if key not in state:
             raise ValueError(f"{path} holds {key!r}, which the model does not have")
@@ -208,9 +279,3 @@ def _module_name(name: str, neurons: Neurons) -> str:
     if isinstance(neurons.module, nn.MultiheadAttention) and neurons.tensor_name != "in_proj_weight":
         return name.removesuffix(neurons.tensor_name).removesuffix(".")
     return name
-
-
-def _use(each: Rotated, task: str) -> None:
-    if task not in each.rotation.tasks:
-        each.rotation.add_module(task, TaskRotation(each.rotation.plan, each.rotation.seed, each.neurons))
-    activate(each, task)

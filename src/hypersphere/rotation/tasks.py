@@ -22,19 +22,19 @@ def add_task(model: nn.Module, name: str) -> None:
         ['bias', 'parametrizations.weight.0.birds.cayley']
     """
     found = rotated_strictly("add_task", model)
-    if not isinstance(name, str):
-        raise TypeError(f"name must be a str, got {name!r}")
-    for each in found:
+    _check_name(name)
+    missing = [each for each in found if name not in each.rotation.tasks]
+    if not missing:
+        raise ValueError(f"name must be new, got {name!r}; there are {', '.join(found[0].rotation.tasks)}")
+    for each in missing:
         rotation, layer = each.rotation, f"layer {each.name or '(root)'!r}"
         if rotation.plan.sample is not None:
             raise ValueError(f"add_task: {layer} is rotated with sample, whose neurons change: it has one task")
         if rotation.learned:
             raise ValueError(f"add_task: {layer} learns its neurons: tasks need fixed ones to share")
-        if name in rotation.tasks:
-            raise ValueError(f"name must be new, got {name!r}; there are {', '.join(rotation.tasks)}")
         if not name or "." in name or hasattr(rotation, name):
             raise ValueError(f"name must be without dots and no attribute of nn.Module, got {name!r}")
-    for each in found:
+    for each in missing:
         task = TaskRotation(each.rotation.plan, each.rotation.seed, each.neurons)
         task.train(each.rotation.training)
         if task.parameter is not None:
@@ -53,20 +53,30 @@ def use_task(model: nn.Module, name: str) -> None:
         ValueError: name must be a task of the model, got 'birds'; there are default
     """
     found = rotated_strictly("use_task", model)
+    _check_name(name)
     for each in found:
         if name not in each.rotation.tasks:
             there = ", ".join(each.rotation.tasks)
-            raise ValueError(f"name must be a task of the model, got {name!r}; there are {there}")
+            lacking = f" of layer {each.name!r}" if len(found) > 1 else ""
+            raise ValueError(f"name must be a task of the model, got {name!r}; there are {there}{lacking}")
     for each in found:
         activate(each, name)
 
 
 def activate(each: Rotated, name: str) -> None:
+    """Makes a task of one layer the one in use."""
     rotation = each.rotation
-    old, new = rotation.task.parameter, rotation.tasks[name].parameter
-    if old is None or new is None or rotation.active == name:
+    if rotation.active == name:
         return
-    rotation.task.trainable = old.requires_grad  # a task that was frozen is frozen when it comes back
-    old.requires_grad_(False)
+    old = rotation.task
+    if old.parameter is not None:
+        old.trainable = old.parameter.requires_grad  # a task that was frozen is frozen when it comes back
+        old.parameter.requires_grad_(False)
     rotation.active = name
-    new.requires_grad_(rotation.task.trainable)
+    if rotation.task.parameter is not None:
+        rotation.task.parameter.requires_grad_(rotation.task.trainable)
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a str, got {name!r}")

@@ -84,7 +84,7 @@ def rotate(
         learned=neurons == "learned",
         blocks=blocks,
         block_size=block_size,
-        share_blocks=bool(share_blocks),
+        share_blocks=share_blocks,
         sample=sample,
         first=next(iter(select(model, output=output))),
     )
@@ -116,7 +116,6 @@ def merge(model: M) -> M:
         >>> merge(net)[0]
         Linear(in_features=8, out_features=16, bias=True)
     """
-    _checks.module("model", model)
     found = rotated_strictly("merge", model)
     for each in found:
         _check_mergeable(each)
@@ -130,8 +129,7 @@ def attach(neurons: Neurons, rotation: Rotation) -> None:
     weight = _parameter(neurons)
     rotation.train(neurons.module.training)
     parametrize.register_parametrization(neurons.module, neurons.tensor_name, rotation, unsafe=True)
-    if not rotation.learned:
-        weight.requires_grad_(False)
+    weight.requires_grad_(rotation.learned)
 
 
 def _detach(each: Rotated) -> None:

@@ -1,0 +1,210 @@
+"""What rotate refuses: the error names the layer or the argument, and the model is as it was."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+
+import hypersphere as hs
+from tests.rotations import METHODS, NO_IDENTITY, mlp, refused, shake
+
+
+def test_unknown_method_lists_the_names():
+    net = mlp()
+    with refused(ValueError, "method.*'kayley'", net) as _:
+        hs.rotate(net, "kayley")
+    with pytest.raises(ValueError) as caught:
+        hs.rotate(net, "kayley")
+    assert all(method in str(caught.value) for method in [*METHODS, "none"])
+
+
+@pytest.mark.parametrize("method", NO_IDENTITY)
+def test_methods_without_an_identity_start(method):
+    net = mlp()
+    with refused(ValueError, f"init.*{method}.*identity", net):
+        hs.rotate(net, method)
+
+
+VALUES = {
+    "init": ({"init": "zeros"}, ValueError, "init.*identity.*normal.*zeros"),
+    "neurons": ({"neurons": "free"}, ValueError, "neurons.*fixed.*learned.*free"),
+    "blocks_0": ({"blocks": 0}, ValueError, "blocks"),
+    "blocks_negative": ({"blocks": -2}, ValueError, "blocks"),
+    "blocks_5": ({"blocks": 5}, ValueError, "5 blocks.*0.*6.*2.*8"),
+    "block_size_5": ({"block_size": 5}, ValueError, "blocks? .*5.*0.*6.*2.*8"),
+    "block_size_0": ({"block_size": 0}, ValueError, "block_size"),
+    "both": ({"blocks": 2, "block_size": 3}, ValueError, "block_size"),
+    "none_blocks": ({"method": "none", "blocks": 2}, ValueError, "blocks.*none"),
+    "sample_1": ({"sample": 1}, ValueError, "sample.*1"),
+    "sample_0": ({"sample": 0}, ValueError, "sample.*0"),
+    "sample_negative": ({"sample": -3}, ValueError, "sample.*-3"),
+    "sample_share_1": ({"sample": 1.0}, ValueError, "sample.*1.0"),
+    "sample_share_0": ({"sample": 0.0}, ValueError, "sample.*0"),
+    "sample_share_over": ({"sample": 1.5}, ValueError, "sample.*1.5"),
+    "sample_nan": ({"sample": float("nan")}, ValueError, "sample.*nan"),
+    "sample_over_d": ({"sample": 9, "layers": ["0", "2"]}, ValueError, "sample.*(9.*'2'|'2'.*9)"),
+    "sample_share_too_small": ({"sample": 0.1, "layers": ["0", "2"]}, ValueError, "sample.*'2'|'2'.*sample"),
+    "sample_blocks": ({"sample": 4, "blocks": 2}, ValueError, "sample.*block|block.*sample"),
+    "sample_block_size": ({"sample": 4, "block_size": 2}, ValueError, "sample.*block|block.*sample"),
+    "sample_normal": ({"sample": 4, "init": "normal"}, ValueError, "sample.*init|init.*sample"),
+    "sample_none": ({"sample": 4, "method": "none"}, ValueError, "sample.*none|none.*sample"),
+    "nothing": ({"layers": "encoder.*"}, ValueError, "encoder"),
+    "nothing_left": ({"exclude": nn.Linear}, ValueError, "."),
+    "output": ({"output": "nowhere"}, ValueError, "output.*nowhere"),
+    # types
+    "method_type": ({"method": 3}, TypeError, "method.*3"),
+    "method_function": ({"method": hs.orthogonal.cayley}, TypeError, "method"),
+    "method_null": ({"method": None}, TypeError, "method.*None"),
+    "init_type": ({"init": True}, (TypeError, ValueError), "init.*True"),
+    "neurons_type": ({"neurons": None}, (TypeError, ValueError), "neurons.*None"),
+    "blocks_type": ({"blocks": 2.0}, TypeError, "blocks.*2.0"),
+    "blocks_bool": ({"blocks": True}, TypeError, "blocks.*True"),
+    "block_size_type": ({"block_size": "3"}, TypeError, "block_size.*'3'"),
+    "share_type": ({"share_blocks": "yes", "blocks": 2}, TypeError, "share_blocks.*yes"),
+    "sample_bool": ({"sample": True}, TypeError, "sample.*True"),
+    "sample_type": ({"sample": "half"}, TypeError, "sample.*half"),
+    "seed_type": ({"seed": 0.5}, TypeError, "seed.*0.5"),
+    "seed_bool": ({"seed": False, "sample": 4}, TypeError, "seed.*False"),
+    "layers_type": ({"layers": 3}, TypeError, "layers.*3"),
+    "exclude_type": ({"exclude": 3}, TypeError, "exclude.*3"),
+    "output_type": ({"output": 3}, (TypeError, ValueError), "output.*3"),
+}
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_bad_arguments(case):
+    options, error, match = VALUES[case]
+    net = mlp()
+    with refused(error, match, net):
+        hs.rotate(net, **options)
+    hs.rotate(net)  # nothing is in the way
+
+
+def test_sample_that_fits_no_layer_names_it():
+    net = mlp()
+    with refused(ValueError, "(?s)sample.*'0'|'0'.*sample", net):
+        hs.rotate(net, layers="0", sample=7)  # the only one, so not passed over
+    hs.rotate(net, layers="0", sample=6)  # p = d is whole
+
+
+@pytest.mark.parametrize("model", [None, "net", 3, nn.Parameter(torch.zeros(2, 2)), nn.Linear, {}], ids=type)
+def test_model_must_be_a_module(model):
+    with pytest.raises(TypeError, match="model"):
+        hs.rotate(model)
+
+
+@pytest.mark.parametrize("again", ["cayley", "householder", "none"])
+def test_rotating_twice(again):
+    net = shake(hs.rotate(mlp(), layers="2"))
+    with refused(ValueError, "'2'.*rotated", net):
+        hs.rotate(net, again, layers="2")
+    with refused(ValueError, "'2'.*rotated", net):
+        hs.rotate(net, again)
+    hs.rotate(net, again, exclude="2")
+
+
+def test_tied_weights():
+    net = mlp()
+    net[2] = nn.Linear(6, 8).double()
+    net[2].weight = net[0].weight
+    with refused(ValueError, "'(0|2)'.*tied|tied.*'(0|2)'|shar", net):
+        hs.rotate(net)
+    assert net[2].weight is net[0].weight
+
+
+class Tied(nn.Module):
+    """A language model's: the output's weight is that of the words."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(9, 6)
+        self.fc = nn.Linear(6, 6)
+        self.out = nn.Linear(6, 9, bias=False)
+        self.out.weight = self.words.weight
+
+    def forward(self, tokens):
+        return self.out(self.fc(self.words(tokens)))
+
+
+def test_an_output_tied_to_an_embedding():
+    net = Tied()
+    with refused(ValueError, "out", net):
+        hs.rotate(net, layers="out")
+    hs.rotate(net)  # leaves both alone
+    assert net.out.weight is net.words.weight
+    assert "fc.parametrizations.weight.0.default.cayley" in net.state_dict()
+
+
+def test_lazy_layers():
+    net = nn.Sequential(nn.LazyLinear(4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 2))
+    with refused(ValueError, "0.*(lazy|Lazy|initial)", net):
+        hs.rotate(net)
+    with refused(ValueError, "0.*(lazy|Lazy|initial)", net):
+        hs.rotate(net, layers="0")
+    net(torch.zeros(1, 6))
+    hs.rotate(net)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.complex64])
+def test_weights_that_are_not_floating_point(dtype):
+    net = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 2))
+    net[2].weight = nn.Parameter(torch.ones(4, 4, dtype=dtype), requires_grad=False)
+    with refused((TypeError, ValueError), "2", net):
+        hs.rotate(net)
+    with refused((TypeError, ValueError), "2.*(dtype|floating|quantized)", net):
+        hs.rotate(net, layers="2")
+
+
+def test_weights_that_are_computed():
+    pruned, normed = mlp(), mlp()
+    prune.l1_unstructured(pruned[2], "weight", 0.5)
+    parametrizations.weight_norm(normed[2])
+    for net in (pruned, normed):
+        with refused(ValueError, "'2'", net):
+            hs.rotate(net)
+        hs.rotate(net, exclude="2")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite(value):
+    net = mlp()
+    with torch.no_grad():
+        net[2].weight[1, 1] = value
+    with pytest.raises(ValueError, match=r"'2'.*finite|finite.*'2'"):
+        hs.rotate(net)
+    assert "0.weight" in net.state_dict()
+
+
+RECURRENT = {
+    "rnn": lambda: nn.RNN(6, 4),
+    "gru": lambda: nn.GRU(6, 4),
+    "lstm": lambda: nn.LSTM(6, 4),
+    "cell": lambda: nn.LSTMCell(6, 4),
+    "sphere": lambda: hs.SphereLSTM(6, 4),
+    "words": lambda: nn.Embedding(5, 6),
+    "bag": lambda: nn.EmbeddingBag(5, 6),
+}
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_recurrent_layers_and_embeddings_are_refused_when_asked_for(kind):
+    module = RECURRENT[kind]()
+    net = nn.ModuleDict({"this": module, "fc": nn.Linear(4, 4), "out": nn.Linear(4, 2)})
+    for asked in ("this", type(module), ["fc", "this"], ["fc", type(module)]):
+        with refused((ValueError, TypeError), "this", net):
+            hs.rotate(net, layers=asked)
+    alone = nn.ModuleDict({"this": module})
+    with refused(ValueError, ".", alone):
+        hs.rotate(alone)
+
+
+def test_a_failure_at_the_last_layer_leaves_the_first_alone():
+    net = nn.Sequential(*(nn.Linear(6, 6) for _ in range(4)), nn.Linear(6, 2))
+    net[3] = nn.Linear(6, 6)
+    net[3].weight = nn.Parameter(torch.ones(6, 6, dtype=torch.int8), requires_grad=False)
+    with refused((TypeError, ValueError), "3", net):
+        hs.rotate(net)
+    for options in ({"blocks": 5}, {"sample": 7}):
+        net[3] = nn.Linear(6, 6)
+        with refused(ValueError, ".", net):
+            hs.rotate(net, **options)
