@@ -437,7 +437,9 @@ def test_what_is_no_weight_is_left_out():
         "ids.weight": torch.ones(3, 3, dtype=torch.int64),
         "packed.weight": "not a tensor",
         "conv.weight_g": torch.ones(3, 1, 1),
-        "rotated.parametrizations.weight.original": torch.randn(3, 3),
+        "scaled.parametrizations.weight.original": torch.randn(3, 3),
+        "scaled.parametrizations.weight.0.factor": torch.ones(()),
+        "odd.parametrizations.weight.original": "not a tensor",
     }
     assert [row.name for row in diagnose(state)] == ["fc"]
 

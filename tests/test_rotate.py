@@ -1,6 +1,7 @@
 """rotate: w_i = R v_i in every kind of layer, the keys it leaves, what learns and what does not."""
 
 import copy
+import dataclasses
 import itertools
 
 import pytest
@@ -38,7 +39,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 LAYERS = {
     "linear": (lambda: nn.Linear(6, 5), (2, 6)),
-    "one_neuron": (lambda: nn.Linear(6, 1), (2, 6)),
+    "one_neuron": (lambda: nn.Linear(16, 1), (2, 16)),
     "conv1d": (lambda: nn.Conv1d(2, 5, 3, padding=1), (2, 2, 7)),
     "conv2d": (lambda: nn.Conv2d(2, 5, 3, stride=2, bias=False), (2, 2, 7, 7)),
     "conv3d": (lambda: nn.Conv3d(2, 3, 2, dilation=2), (2, 2, 5, 5, 5)),
@@ -794,13 +795,28 @@ def test_a_method_of_ones_own_is_not_rounded_by_autocast():
 
 
 @pytest.mark.usefixtures("_own_methods")
-@pytest.mark.parametrize("name", ["signs", "cayley"])
-def test_one_name_for_two_methods_is_refused(name):
+@pytest.mark.parametrize("name", ["cayley", "none", "method", "dims", "trainable", "forward"])
+def test_a_name_that_is_taken_is_refused(name):
     net = mlp()
-    hs.rotate(mlp(), signs())
     with refused(ValueError, name, net):
         hs.rotate(net, signs(name))
     assert ORTHOGONALIZERS["cayley"].shape(3) == (3,)
+    assert name in hs.orthogonal.BUILT_IN or name not in ORTHOGONALIZERS
+
+
+@pytest.mark.usefixtures("_own_methods")
+def test_a_method_of_ones_own_can_be_mended():
+    def fails(m, init):
+        raise ZeroDivisionError
+
+    net = mlp()
+    with pytest.raises(ZeroDivisionError):
+        hs.rotate(net, dataclasses.replace(signs(), start=fails))
+    assert "signs" not in ORTHOGONALIZERS
+    hs.rotate(mlp(), signs())
+    again = signs()
+    hs.rotate(net, again)
+    assert ORTHOGONALIZERS["signs"] is again
 
 
 @pytest.mark.usefixtures("_own_methods")

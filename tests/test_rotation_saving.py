@@ -197,7 +197,7 @@ def test_rotations_parameters_and_buffers_are_in_it_and_fixed_neurons_are_not(pa
     assert keys_of(path) == {key for key in net.state_dict() if not key.endswith("original")}
 
 
-def test_frozen_parameters_are_not(path):
+def test_frozen_parameters_are_not_and_must_be_the_same(path):
     net = net_of()
     net[5].weight.requires_grad_(False)
     net[0].bias.requires_grad_(False)
@@ -205,11 +205,13 @@ def test_frozen_parameters_are_not(path):
     hs.save_rotations(net, path)
     assert not {"5.weight", "0.bias"} & keys_of(path)
     assert {"5.bias", "1.running_mean", "1.num_batches_tracked"} <= keys_of(path)
-    fresh = net_of()
+    fresh = hs.load_rotations(net_of(), path)
+    assert torch.equal(fresh[5].weight, net[5].weight)
+    other = net_of()
     with torch.no_grad():
-        fresh[5].weight.fill_(2)
-    hs.load_rotations(fresh, path)
-    assert (fresh[5].weight == 2).all()
+        other[5].weight.fill_(2)
+    with refused(ValueError, "'5.weight' was frozen", other):
+        hs.load_rotations(other, path)
 
 
 @pytest.mark.parametrize(("options", "layers"), [({"neurons": "learned"}, {"0", "2"}), ({"sample": 4}, {"2"})])

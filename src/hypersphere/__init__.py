@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from . import losses as losses
     from . import margins as margins
     from . import measures as measures
+    from . import models as models
     from . import optim as optim
     from . import orthogonal as orthogonal
     from . import recurrent as recurrent
@@ -107,6 +108,7 @@ else:
         "losses",
         "margins",
         "measures",
+        "models",
         "optim",
         "orthogonal",
         "recurrent",

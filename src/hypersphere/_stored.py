@@ -76,7 +76,11 @@ def _weights(state_dict: Any) -> dict[str, Tensor]:
     if not isinstance(state_dict, Mapping):
         raise TypeError(f"{allowed}, got {type(state_dict).__name__}")
     if holds_rotations(state_dict):
-        state_dict = merge_state_dict(state_dict)
+        try:
+            state_dict = merge_state_dict(state_dict)
+        except ValueError as error:
+            hint = "merge it with hypersphere.merge_state_dict(state_dict, task=...) first"
+            raise ValueError(f"the state_dict is of a rotated model; {hint} ({error})") from None
     found: dict[str, Tensor] = {}
     for key, value in state_dict.items():
         if not isinstance(key, str) or not isinstance(value, Tensor) or is_lazy(value):

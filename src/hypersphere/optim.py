@@ -11,7 +11,7 @@ from .guards import watch_orthogonal
 from .layers import SphereOptions
 from .ogd import OGD as OGD
 from .ogd import ogd_step as ogd_step
-from .rotation.parametrization import TaskRotation, rotated
+from .rotation.parametrization import rotated
 from .selection import is_loss_head
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -60,12 +60,11 @@ def param_groups(model: nn.Module, weight_decay: float = 0.0, *, ogd: bool = Fal
         for name, parameter in module.named_parameters()
         if not name.startswith("weight_hr")  # the projection of an LSTM is plain
     }
-    methods = {
-        module.parameter: module.method.name
-        for module in model.modules()
-        if isinstance(module, TaskRotation) and module.method is not None
-    }
-    fixed = {each.neurons for each in rotated(model) if not each.rotation.learned}
+    found = list(rotated(model))
+    methods = {each.rotation.task.parameter: each.rotation.plan.method for each in found}
+    # what nothing may train: fixed neurons, and the rotations of tasks that are not in use
+    fixed = {each.neurons for each in found if not each.rotation.learned}
+    fixed |= {p for each in found for p in each.rotation.parameters() if p not in methods}
     groups: dict[str, list[nn.Parameter]] = {"weights": [], "no_decay": [], "rotations": [], "orthogonal": []}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad or parameter in fixed:

@@ -194,7 +194,7 @@ def _output_names(model: nn.Module, output: str | None, eligible: dict[str, nn.M
             raise ValueError(f"output must be 'auto', None or one of {', '.join(map(repr, eligible))}; got {output!r}")
         return {output}
     candidates = [(name, module) for name, module in eligible.items() if module is not model]
-    get_classifier = getattr(_unwrapped(model), "get_classifier", None)
+    get_classifier = getattr(unwrapped(model), "get_classifier", None)
     if callable(get_classifier):
         given = get_classifier()
         heads = [head for head in (given if isinstance(given, tuple | list) else [given]) if head is not None]
@@ -205,11 +205,15 @@ def _output_names(model: nn.Module, output: str | None, eligible: dict[str, nn.M
     return set(_last(candidates, is_loss_head) or last_linear)
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """The model that a wrapper of torch's hides."""
-    while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        model = model.module
-    return model
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model that a wrapper of torch's hides: DDP, DataParallel, torch.compile."""
+    while True:
+        inside = getattr(model, "_orig_mod", None)
+        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inside = model.module
+        if not isinstance(inside, nn.Module):
+            return model
+        model = inside
 
 
 def _last(candidates: list[tuple[str, nn.Module]], wanted: Callable[[nn.Module], bool]) -> list[str]:
@@ -224,6 +228,11 @@ def as_list(argument: str, specs: Specs) -> list[Spec]:
         if isinstance(spec, nn.Module) or not (isinstance(spec, str | type) or callable(spec)):
             raise TypeError(f"{argument} must hold names, patterns, types or predicates(name, module), got {spec!r}")
     return listed
+
+
+def matches(specs: Specs | None, name: str, module: nn.Module) -> bool:
+    """Whether `layers` or `exclude` means this module; None means all."""
+    return specs is None or _matches(as_list("layers", specs), name, module)
 
 
 def _matches(specs: list[Spec], name: str, module: nn.Module) -> bool:

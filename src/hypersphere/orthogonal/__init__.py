@@ -35,7 +35,7 @@ from ._constraints import CONSTRAINTS
 from ._exponential import ExponentialRows
 from ._method import INITS as INITS
 from ._method import Orthogonalizer as Orthogonalizer
-from ._method import from_matrix, from_product, only_normal
+from ._method import from_matrix, from_product, identity, normal, only_normal
 from ._polar import PolarRows
 from ._triangle import pack, size_of
 from ._triangular import TriangularRows
@@ -127,27 +127,27 @@ def _square(matrix: Tensor) -> Tensor:
     return matrix
 
 
-def _gram_schmidt(p: Tensor, v: Tensor) -> Tensor:
+def _by_gram_schmidt(p: Tensor, v: Tensor) -> Tensor:
     product: Tensor = apply(TriangularRows, p, v, False)[0]
     return product
 
 
-def _householder(p: Tensor, v: Tensor) -> Tensor:
+def _by_householder(p: Tensor, v: Tensor) -> Tensor:
     product: Tensor = apply(TriangularRows, p, v, True)[0]
     return product
 
 
-def _lowdin(p: Tensor, v: Tensor) -> Tensor:
+def _by_lowdin(p: Tensor, v: Tensor) -> Tensor:
     product: Tensor = apply(PolarRows, p, v)[0]
     return product
 
 
-def _cayley(p: Tensor, v: Tensor) -> Tensor:
+def _by_cayley(p: Tensor, v: Tensor) -> Tensor:
     product: Tensor = apply(CayleyRows, p, v)[0]
     return product
 
 
-def _exponential(p: Tensor, v: Tensor) -> Tensor:
+def _by_exponential(p: Tensor, v: Tensor) -> Tensor:
     product: Tensor = apply(ExponentialRows, p, v)[0]
     return product
 
@@ -163,26 +163,27 @@ def _itself(p: Tensor) -> Tensor:
 
 
 def _orthogonal_start(m: int, init: str) -> Tensor:
-    return torch.eye(m) if init == "identity" else gram_schmidt(torch.randn(m, m))
+    return identity(m) if init == "identity" else gram_schmidt(normal(m, m))
 
 
 _METHODS = [
-    from_product("gram_schmidt", _gram_schmidt),
-    from_product("modified_gram_schmidt", _gram_schmidt),
-    from_product("iterative_gram_schmidt", _gram_schmidt),
-    from_product("householder", _householder),
-    from_product("givens", _householder),
-    from_product("lowdin", _lowdin),
+    from_product("gram_schmidt", _by_gram_schmidt),
+    from_product("modified_gram_schmidt", _by_gram_schmidt),
+    from_product("iterative_gram_schmidt", _by_gram_schmidt),
+    from_product("householder", _by_householder),
+    from_product("givens", _by_householder),
+    from_product("lowdin", _by_lowdin),
     from_matrix(
         "canonical",
         _canonical,
         start=only_normal("canonical", "which has no gradient and no continuity at the identity"),
         orthogonal=True,
     ),
-    from_product("cayley", _cayley, size=size_of),
-    from_product("exponential", _exponential, size=size_of),
+    from_product("cayley", _by_cayley, size=size_of),
+    from_product("exponential", _by_exponential, size=size_of),
     replace(from_matrix("ogd", _itself, start=_orthogonal_start), orthogonal=True),
     from_matrix("regularized", _itself),
     from_matrix("unconstrained", _itself),
 ]
 ORTHOGONALIZERS: dict[str, Orthogonalizer] = {method.name: method for method in _METHODS} | CONSTRAINTS
+BUILT_IN = frozenset(ORTHOGONALIZERS)

@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from ._method import in_full_precision
+from ._method import RowsFunction, in_full_precision
 from ._triangle import pack, skew
 
 
@@ -22,7 +21,7 @@ def factors(packed: Tensor) -> tuple[Tensor, Tensor]:
     return lu, pivots
 
 
-class CayleyRows(Function):
+class CayleyRows(RowsFunction):
     """V Rᵀ for R = (I + A)(I − A)⁻¹: as (I − A)ᵀ = I + A, Rᵀ = 2(I + A)⁻¹ − I, one factorization and n solves.
 
     With Z = V(I + A)⁻¹ and S = G(I − A)⁻¹ the gradients are −2 ZᵀS to A and 2S − G to V.
@@ -33,12 +32,6 @@ class CayleyRows(Function):
         lu, pivots = factors(packed)
         solved = torch.linalg.lu_solve(lu, pivots, rows, left=False)
         return 2 * solved - rows, solved, lu, pivots
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, *output[1:])
 
     @staticmethod
     @in_full_precision

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ._method import Orthogonalizer, exactly, from_matrix, only_normal
+from ._method import Orthogonalizer, exactly, from_matrix, normal, only_normal, zeros
 
 
 def positive_definite(p: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def _cholesky(p: Tensor) -> Tensor:
 
 
 def _cholesky_start(m: int, init: str) -> Tensor:
-    return torch.zeros(m, m) if init == "identity" else torch.randn(m, m)
+    return zeros(m, m) if init == "identity" else normal(m, m)
 
 
 def _network(p: Tensor, v: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def _network(p: Tensor, v: Tensor) -> Tensor:
 
 
 def _network_start(m: int, init: str) -> Tensor:
-    first, second = torch.randn(2, m, m) / m**0.5  # so that W₁v is of v's size
+    first, second = normal(2, m, m) / m**0.5  # so that W₁v is of v's size
     return torch.stack([first, torch.zeros_like(second) if init == "identity" else second])
 
 

@@ -13,13 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from ._method import in_full_precision
+from ._method import RowsFunction, in_full_precision
 from ._triangle import pack, skew
 
 
-class ExponentialRows(Function):
+class ExponentialRows(RowsFunction):
     """V exp(A)ᵀ = V cos √S − V (sin √S)/√S A.
 
     The gradient to S comes from the divided differences of both functions of λ (Daleckii and Krein), that to A from
@@ -33,12 +32,6 @@ class ExponentialRows(Function):
         roots = values.clamp(min=0).sqrt()
         out = _turned(rows.double(), a, roots, z)
         return out.to(rows.dtype), roots, z
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, *output[1:])
 
     @staticmethod
     @in_full_precision

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import reduce, wraps
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from .. import _checks
 from ..cosine import accumulation_dtype
@@ -65,12 +67,25 @@ def triangle(m: int) -> tuple[int, ...]:
     return (m * (m - 1) // 2,)
 
 
+def identity(m: int) -> Tensor:
+    """Starts are in float64, so that every parameter gets them to its last digit."""
+    return torch.eye(m, dtype=torch.float64)
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def zeros(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.float64)
+
+
 def identity_or_normal(m: int, init: str) -> Tensor:
-    return torch.eye(m) if init == "identity" else torch.randn(m, m)
+    return identity(m) if init == "identity" else normal(m, m)
 
 
 def zero_or_normal(m: int, init: str) -> Tensor:
-    return torch.zeros(triangle(m)) if init == "identity" else torch.randn(triangle(m))
+    return zeros(*triangle(m)) if init == "identity" else normal(*triangle(m))
 
 
 def only_normal(name: str, why: str) -> Callable[[int, str], Tensor]:
@@ -79,7 +94,7 @@ def only_normal(name: str, why: str) -> Callable[[int, str], Tensor]:
     def start(m: int, init: str) -> Tensor:
         if init == "identity":
             raise ValueError(f"init must be 'normal' for method {name!r}, {why}; got 'identity'")
-        return torch.randn(m, m)
+        return normal(m, m)
 
     return start
 
@@ -89,8 +104,30 @@ def exactly(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     for tensor in tensors:
         _checks.floating("P and V", tensor)
     dtype = accumulation_dtype(reduce(torch.promote_types, (t.dtype for t in tensors)))
-    with torch.autocast(tensors[-1].device.type, enabled=False):
+    with without_autocast(tensors[-1]):
         return function(*(t.to(dtype) for t in tensors)).to(tensors[-1].dtype)
+
+
+def without_autocast(like: Tensor) -> AbstractContextManager[Any]:
+    return nullcontext() if like.is_meta else torch.autocast(like.device.type, enabled=False)
+
+
+class RowsFunction(Function):
+    """A product V Rᵀ of rows with a matrix that is not formed, and what was computed on the way, for the backward pass.
+
+    ``forward(numbers, rows, *options)`` gives the product first; ``backward(ctx, grad)`` finds all tensors in
+    ``ctx.saved_tensors`` and the rest in ``ctx.options``. If it is differentiated in its turn (grad mode is on), it
+    must begin with the inputs again: what was kept has no history.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        numbers, rows, *ctx.options = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(numbers, rows, *output[1:])
 
 
 def in_full_precision(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -100,7 +137,7 @@ def in_full_precision(backward: Callable[..., Any]) -> Callable[..., Any]:
     def exact(ctx: Any, grad: Tensor | None, *others: Any) -> Any:
         if grad is None:
             return (None,) * len(ctx.needs_input_grad)
-        with torch.autocast(grad.device.type, enabled=False):
+        with without_autocast(grad):
             return backward(ctx, grad)
 
     return exact
@@ -132,8 +169,8 @@ def from_product(name: str, product: Product, *, size: Callable[[Tensor], int] |
     def matrix(p: Tensor) -> Tensor:
         m = p.shape[-1] if size is None else size(p)
         leading = p.shape[:-2] if size is None else p.shape[:-1]
-        identity = torch.eye(m, dtype=accumulation_dtype(p.dtype), device=p.device).expand(*leading, m, m)
-        return exactly(lambda p: product(p, identity).mT, p)
+        rows = torch.eye(m, dtype=accumulation_dtype(p.dtype), device=p.device).expand(*leading, m, m)
+        return exactly(lambda p: product(p, rows).mT, p)
 
     return Orthogonalizer(
         name,

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ._method import in_full_precision
+from ._method import RowsFunction, in_full_precision
 
 
-class PolarRows(Function):
+class PolarRows(RowsFunction):
     """V Rᵀ for R = U(UᵀU)^(−½) = WZᵀ with U = WΣZᵀ.
 
     dR = R Ω, where Ω is skew and HΩ + ΩH = RᵀdU − dUᵀR with H = RᵀU = ZΣZᵀ. So the gradient to U is RΨ with
@@ -22,12 +22,6 @@ class PolarRows(Function):
     def forward(matrix: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         w, sigma, zt = torch.linalg.svd(matrix)
         return (rows @ zt.mT) @ w.mT, w, sigma, zt
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, *output[1:])
 
     @staticmethod
     @in_full_precision
@@ -54,6 +48,8 @@ def _differentiable_backward(matrix: Tensor, rows: Tensor, grad: Tensor) -> tupl
 
 class Sylvester(Function):
     """The X of HX + XH = C, for H symmetric and without negative eigenvalues."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(h: Tensor, c: Tensor) -> Tensor:

@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from ._method import in_full_precision
+from ._method import RowsFunction, in_full_precision
 
 
 def factors(matrix: Tensor, proper: bool) -> tuple[Tensor, Tensor]:
@@ -42,7 +41,7 @@ def differentiable_factors(matrix: Tensor, proper: bool) -> tuple[Tensor, Tensor
     return q * signs.unsqueeze(-2), t * signs.unsqueeze(-1)
 
 
-class TriangularRows(Function):
+class TriangularRows(RowsFunction):
     """V Qᵀ for U = QT.
 
     dQ = QΩ with Ω skew and the strict lower triangle of QᵀdU T⁻¹, so with K = QᵀGᵀV (G the gradient to V Qᵀ) the
@@ -55,18 +54,11 @@ class TriangularRows(Function):
         return rows @ q.mT, q, t
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        matrix, rows, ctx.proper = inputs
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(matrix, rows, *output[1:])
-
-    @staticmethod
     @in_full_precision
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         matrix, rows, q, t = ctx.saved_tensors
         if torch.is_grad_enabled():
-            q, t = differentiable_factors(matrix, ctx.proper)
+            q, t = differentiable_factors(matrix, ctx.options[0])
         turned = grad @ q
         to_matrix = None
         if ctx.needs_input_grad[0]:

@@ -21,8 +21,9 @@ _BUFFERS = ("dims", "draw", "inner", "seed", "groups")
 def merge_state_dict(state_dict: Mapping[str, Any], *, task: str | None = None) -> dict[str, Any]:
     """The state_dict of the merged network from that of a rotated one, without a model; the given one is left alone.
 
-    Keys that are no rotation's stay as they are. A weight takes its place before the other tensors of its layer, as
-    plain layers have it.
+    Keys that are no rotation's stay as they are; but a parametrization of another's that has no tensors of its own is
+    taken for ``method="none"``, which has none either. A weight takes its place before the other tensors of its layer,
+    as plain layers have it.
 
     Args:
         task: which task's rotations; may be None where there is one.
@@ -50,6 +51,8 @@ def merge_state_dict(state_dict: Mapping[str, Any], *, task: str | None = None) 
 
     merged: dict[str, dict[str, Tensor]] = {}  # by layer
     for key, match in found.items():
+        if parts[key] and wanted not in parts[key]:
+            raise ValueError(f"task must be one of {', '.join(parts[key])} for {key!r}, got {wanted!r}")
         weight = _merged(key, state_dict[key], parts[key].get(wanted or "", {}))
         merged.setdefault(match["layer"], {})[match["layer"] + match["tensor"]] = weight
     dropped = [key.removesuffix("original") for key in found]
@@ -64,8 +67,13 @@ def merge_state_dict(state_dict: Mapping[str, Any], *, task: str | None = None) 
 
 def holds_rotations(state_dict: Mapping[Any, Any]) -> bool:
     """Whether a layer of the state_dict is rotated."""
-    found = (_ROTATION.fullmatch(key) for key in state_dict if isinstance(key, str))
-    return any(match is not None and match["name"] in ORTHOGONALIZERS for match in found)
+    keys = [key for key in state_dict if isinstance(key, str)]
+    known = (match for key in keys if (match := _ROTATION.fullmatch(key)))
+    if any(match["name"] in ORTHOGONALIZERS for match in known):
+        return True
+    neurons = [key for key in keys if _NEURONS.fullmatch(key) and isinstance(state_dict[key], Tensor)]
+    prefixes = [key.removesuffix("original") for key in neurons]
+    return any(sum(key.startswith(prefix) for key in keys) == 1 for prefix in prefixes)  # method="none"
 
 
 def _check_neurons(state_dict: Mapping[str, Any]) -> None:
@@ -78,7 +86,8 @@ def _check_neurons(state_dict: Mapping[str, Any]) -> None:
 
 def _parts(state_dict: Mapping[str, Any], key: Any) -> dict[str, dict[str, Tensor]] | None:
     """The tensors of the rotation over the neurons at `key`, by task and name; None if nothing is rotated there."""
-    if not isinstance(key, str) or not _NEURONS.fullmatch(key) or state_dict[key].dim() < 2:
+    neurons = state_dict[key]
+    if not isinstance(key, str) or not _NEURONS.fullmatch(key) or not isinstance(neurons, Tensor) or neurons.dim() < 2:
         return None
     prefix = key.removesuffix("original")
     others = [other for other in state_dict if other.startswith(prefix) and other != key]

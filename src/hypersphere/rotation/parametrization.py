@@ -20,6 +20,7 @@ from .. import _checks
 from ..cosine import accumulation_dtype
 from ..measures import generator
 from ..orthogonal import ORTHOGONALIZERS, Orthogonalizer
+from ..orthogonal._method import without_autocast
 from ..selection import from_neuron_rows, neuron_rows
 
 NONE = "none"  # fixed random neurons, no rotation
@@ -76,7 +77,8 @@ class TaskRotation(nn.Module):
         super().__init__()
         self.method = plan.orthogonalizer
         self.trainable = True  # what requires_grad is while the task is active
-        numbers = plan.start()
+        with torch.device("meta" if like.is_meta else "cpu"):
+            numbers = plan.start()
         if self.method is not None and numbers is not None:
             dtype = accumulation_dtype(like.dtype)
             self.register_parameter(self.method.name, nn.Parameter(numbers.to(like.device, dtype)))
@@ -93,6 +95,10 @@ class TaskRotation(nn.Module):
 
     def extra_repr(self) -> str:
         return "" if self.parameter is None else f"{tuple(self.parameter.shape)}"
+
+
+# what a method may not be called, as its numbers are a parameter of a TaskRotation
+RESERVED = frozenset({*dir(TaskRotation), "method", "trainable", "training", "dims", "draw", "inner", "seed", "groups"})
 
 
 class Rotation(nn.Module):
@@ -155,7 +161,7 @@ def turned(
     """The weight with every neuron v replaced by R v, block by block of `size` or in the dimensions `dims` alone."""
     rows = neuron_rows(weight, transposed_groups)
     exact = rows.flatten(0, 1).to(accumulation_dtype(weight.dtype))
-    with torch.autocast(weight.device.type, enabled=False):
+    with without_autocast(weight):
         out = _turned_rows(method, numbers.to(accumulation_dtype(numbers.dtype)), exact, size, dims)
     return from_neuron_rows(out.view_as(rows).to(weight.dtype), weight.shape, transposed_groups)
 
@@ -182,6 +188,16 @@ def drawn(seed: int, draw: int, dimension: int, sample: int) -> Tensor:
     return torch.randperm(dimension, generator=generator(seed, "", draw), device="cpu")[:sample].sort().values
 
 
+def key_of(layer: str, tensor: str) -> str:
+    """How the keys of a rotated weight begin."""
+    return f"{layer}.parametrizations.{tensor}." if layer else f"parametrizations.{tensor}."
+
+
+def shown(layer: str) -> str:
+    """A layer's name in messages."""
+    return layer or "(root)"
+
+
 @dataclass(frozen=True)
 class Rotated:
     """A weight that is rotated, and where."""
@@ -206,11 +222,7 @@ class Rotated:
     @property
     def key(self) -> str:
         """The start of its keys in the model's state_dict."""
-        return (
-            f"{self.name}.parametrizations.{self.tensor_name}."
-            if self.name
-            else f"parametrizations.{self.tensor_name}."
-        )
+        return key_of(self.name, self.tensor_name)
 
 
 def rotated(model: nn.Module) -> Iterator[Rotated]:

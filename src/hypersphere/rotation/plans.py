@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import _checks
 from ..selection import Neurons
-from .parametrization import NONE, Plan
+from .parametrization import NONE, Plan, shown
 
 
 def plans(
@@ -52,7 +52,7 @@ def dimension(neurons: Neurons) -> int:
 
 def _kernel(neurons: Neurons) -> int:
     """The numbers of one channel."""
-    return math.prod(neurons.tensor.shape[2:])
+    return math.prod(neurons.stored.shape[2:])
 
 
 def _split(
@@ -65,7 +65,7 @@ def _split(
     numbers = {name: _blocks(plan.dimension, _kernel(found[name]), blocks, block_size) for name, plan in made.items()}
     if not any(numbers.values()):
         wanted = f"{blocks} blocks" if block_size is None else f"blocks of {block_size} numbers"
-        there = ", ".join(f"{name or '(root)'} ({_sizes(plan, found[name])})" for name, plan in made.items())
+        there = ", ".join(f"{shown(name)} ({_sizes(plan, found[name])})" for name, plan in made.items())
         raise ValueError(f"no layer can be split into {wanted} of whole channels: {there}")
     return {
         name: replace(plan, blocks=numbers[name], shared=share_blocks and numbers[name] > 1) if numbers[name] else plan
@@ -75,9 +75,10 @@ def _split(
 
 def _blocks(dimension: int, kernel: int, blocks: int, block_size: int | None) -> int:
     """The number of blocks, 0 if the layer cannot be split so; a block of one number has nothing to turn."""
-    size = dimension // blocks if block_size is None else block_size
-    fits = dimension % size == 0 and size % kernel == 0 if size else False
-    return dimension // size if fits and size > 1 else 0
+    if block_size is None:
+        block_size = dimension // blocks if dimension % blocks == 0 else 0
+    fits = block_size > 1 and dimension % block_size == 0 and block_size % kernel == 0
+    return dimension // block_size if fits else 0
 
 
 def _sizes(plan: Plan, neurons: Neurons) -> str:
@@ -97,6 +98,6 @@ def _sampled(name: str, plan: Plan, sample: Any) -> Plan:
         share = f" ({sample!r} of them)" if is_share else ""
         raise ValueError(
             f"sample must give from 2 to all dimensions of a layer, got {p}{share} of the {plan.dimension} "
-            f"of layer {name or '(root)'!r}"
+            f"of layer {shown(name)!r}"
         )
     return replace(plan, sample=p)

@@ -1,28 +1,23 @@
-"""Rotations in a file of their own: safetensors with a header that says how to put them back."""
+"""Rotations in a file of their own."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from .. import _checks
-from .._files import write_bytes
 from ..orthogonal import ORTHOGONALIZERS
-from ..selection import Neurons, select
-from .parametrization import NONE, Plan, Rotated, Rotation, TaskRotation, rotated, rotated_strictly
+from ..selection import Neurons, select, unwrapped
+from ._file import Entry, File, hash_of, read, write
+from .parametrization import NONE, Plan, Rotated, Rotation, drawn, rotated, rotated_strictly, shown
 from .plans import dimension
 from .tasks import activate
-from .verbs import attach, check_layer, is_sharded
+from .verbs import attach, check_layer, is_sharded, order
 
-FORMAT = 1
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -30,127 +25,90 @@ def save_rotations(model: nn.Module, path: str | os.PathLike[str], *, task: str 
     """Writes a rotated model's rotations, with every other trainable parameter and every buffer, to `path`.
 
     The neurons are not in it, but a hash of them is, so that they are put over the same neurons only; neurons that
-    training changes (``sample``, ``neurons="learned"``) are. The file is safetensors.
+    training changes (``sample``, ``neurons="learned"``) are. Parameters that are frozen are not in it either, and have
+    a hash as well. The file is safetensors.
 
     Args:
         task: whose rotations; None: those in use.
 
     Example:
-        >>> import hypersphere as hs, tempfile
+        >>> import copy, tempfile, hypersphere as hs
         >>> net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-        >>> fresh = __import__("copy").deepcopy(net)
+        >>> fresh = copy.deepcopy(net)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     hs.save_rotations(hs.rotate(net), folder + "/rotations.safetensors")
         ...     _ = hs.load_rotations(fresh, folder + "/rotations.safetensors")
         >>> torch.equal(fresh[0].weight, net[0].weight)
         True
     """
+    _checks.module("model", model)
+    model = unwrapped(model)
     found = rotated_strictly("save_rotations", model)
     for each in found:
         if is_sharded(each.neurons):
-            raise ValueError(f"save_rotations: layer {each.name!r} is sharded: save from a model that is not")
+            raise ValueError(f"save_rotations: layer {shown(each.name)!r} is sharded: save from a model that is not")
         if task is not None and task not in each.rotation.tasks:
             raise ValueError(f"task must be one of {', '.join(each.rotation.tasks)}, got {task!r}")
-    tensors: dict[str, Tensor] = {}
-    aliases: dict[str, str] = {}
-    places: dict[tuple[Any, ...], str] = {}
-    for key, value in _kept(model, found, task).items():
-        place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
-        if value.numel() and place in places:
-            aliases[key] = places[place]
-        else:
-            places[place] = key
-            tensors[key] = value.detach().cpu().contiguous()
-    header = {
-        "format": FORMAT,
-        "layers": [_entry(each, task) for each in found],
-        "aliases": aliases,
-        "hashes": {key: _hash(value) for key, value in tensors.items()},
-    }
-    write_bytes(path, save(tensors, metadata={"hypersphere.rotations": json.dumps(header)}))
+    kept, frozen = _kept(model, found, task)
+    write(path, [_entry(each, task) for each in found], kept, {key: hash_of(value) for key, value in frozen.items()})
 
 
 def load_rotations(model: M, path: str | os.PathLike[str]) -> M:
     """Puts rotations that :func:`save_rotations` wrote onto a model, rotating it if it is plain; returns the model.
 
-    The model's neurons must be those of the model that was saved: another hash is an error. A task that a rotated
-    model does not have yet is added. The task of the file is the one in use afterwards. All is checked before
-    anything changes.
+    All is checked before anything changes.
+
+    Args:
+        model: plain, or rotated the same way. Its neurons, and what was frozen, must be those of the model that was
+            saved: another hash is an error. A task that it does not have yet is added. The file's task is in use
+            afterwards.
+        path: the file.
     """
     _checks.module("model", model)
-    entries, tensors = _read(path)
-    there = {(each.name, each.tensor_name): each for each in rotated(model)}
-    plain = {(_module_name(name, n), n.tensor_name): n for name, n in select(model).items()}
+    whole, file = unwrapped(model), read(path)
+    there = {(each.name, each.tensor_name): each for each in rotated(whole)}
+    plain = {(_module_name(name, n), n.tensor_name): n for name, n in select(whole).items()}
     for where in there:
-        if where not in {entry.where for entry in entries}:
-            raise ValueError(f"{path}: layer {where[0] or '(root)'!r} is rotated in the model, but not in the file")
-    ready: list[tuple[Entry, Rotated | Neurons, TaskRotation]] = []
-    for entry in entries:
-        found = there.get(entry.where) or plain.get(entry.where)
-        if found is None:
-            raise ValueError(f"{path}: the model has no {entry.layer} with neurons in {entry.tensor}")
-        ready.append((entry, found, _checked(path, model, entry, found, tensors)))
-    _check_rest(path, model, entries, tensors)
+        if where not in {entry.where for entry in file.entries}:
+            raise ValueError(f"{path}: layer {shown(where[0])!r} is rotated in the model, but not in the file")
+    ready: list[tuple[Entry, Rotated | Neurons, Rotation]] = []
+    with torch.random.fork_rng(devices=[]):  # a start is made only to be overwritten
+        for entry in file.entries:
+            found = there.get(entry.where) or plain.get(entry.where)
+            if found is None:
+                raise ValueError(f"{path}: the model has no {entry.layer} with neurons in {entry.tensor}")
+            ready.append((entry, found, _checked(path, whole, entry, found, file.tensors)))
+    _check_rest(path, whole, file)
 
-    for entry, found, task in ready:
+    for entry, found, rotation in ready:
         if isinstance(found, Neurons):
-            weight = found.stored
-            assert isinstance(weight, nn.Parameter)
-            rotation = Rotation(entry.plan, weight, list(found.module._parameters), entry.seed, entry.task)
             attach(found, rotation)
-        elif entry.task not in found.rotation.tasks:
-            found.rotation.add_module(entry.task, task)
-            activate(found, entry.task)
         else:
+            if entry.task not in found.rotation.tasks:
+                found.rotation.add_module(entry.task, rotation.task)
             activate(found, entry.task)
-    model.load_state_dict(tensors, strict=False)
+    whole.load_state_dict(file.tensors, strict=False)
     return model
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One rotated layer of a file."""
-
-    name: str
-    tensor: str
-    task: str
-    seed: int
-    shape: list[int]
-    hash: str | None
-    plan: Plan
-
-    @property
-    def where(self) -> tuple[str, str]:
-        return self.name, self.tensor
-
-    @property
-    def layer(self) -> str:
-        return f"layer {self.name or '(root)'!r}"
-
-    @property
-    def key(self) -> str:
-        return f"{self.name}.parametrizations.{self.tensor}." if self.name else f"parametrizations.{self.tensor}."
-
-
-def _kept(model: nn.Module, found: list[Rotated], task: str | None) -> dict[str, Tensor]:
-    """What is saved, by its key in the state_dict."""
+def _kept(model: nn.Module, found: list[Rotated], task: str | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What is saved, by its key in the state_dict, and what is not because it is frozen."""
     kept: dict[str, Tensor] = {}
-    frozen = {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
+    frozen: dict[str, Tensor] = {}
+    no_grad = {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
     once = {name for name, _ in model.named_modules()}
     again = [f"{name}." for name, _ in model.named_modules(remove_duplicate=False) if name not in once]
     for key, value in model.state_dict().items():
         each = next((each for each in found if key.startswith(each.key)), None)
         if any(key.startswith(prefix) for prefix in again):  # a module that stands in two places is saved once
-            wanted = False
-        elif each is None:
-            wanted = key not in frozen
+            continue
+        if each is None:
+            (frozen if key in no_grad else kept)[key] = value
         elif key == each.key + "original":
-            wanted = _changes(each.rotation.plan)
-        else:
-            wanted = key.startswith(f"{each.key}0.{task or each.rotation.active}.")
-        if wanted:
+            kept |= {key: value} if _changes(each.rotation.plan) else {}
+        elif key.startswith(f"{each.key}0.{task or each.rotation.active}."):
             kept[key] = value
-    return kept
+    return kept, frozen
 
 
 def _changes(plan: Plan) -> bool:
@@ -165,91 +123,58 @@ def _entry(each: Rotated, task: str | None) -> dict[str, Any]:
         "task": task or each.rotation.active,
         "seed": each.rotation.seed,
         "shape": list(each.neurons.shape),
-        "hash": None if _changes(each.rotation.plan) else _hash(each.neurons),
+        "hash": None if _changes(each.rotation.plan) else hash_of(each.neurons),
         "plan": asdict(each.rotation.plan),
     }
 
 
-def _hash(tensor: Tensor) -> str:
-    """Of the numbers, their type and shape."""
-    value = tensor.detach().cpu().contiguous()
-    digest = hashlib.sha256(f"{value.dtype}{list(value.shape)}".encode())
-    digest.update(value.flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def _read(path: str | os.PathLike[str]) -> tuple[list[Entry], dict[str, Tensor]]:
-    if not os.path.isfile(path):
-        raise ValueError(f"path must be a file that save_rotations wrote, got {os.fspath(path)!r}")
-    wrong = f"{path} is not a file that save_rotations wrote"
-    try:
-        with safe_open(os.fspath(path), framework="pt") as file:
-            text = (file.metadata() or {}).get("hypersphere.rotations")
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        header = json.loads(text) if text is not None else {}
-    except (SafetensorError, ValueError, RecursionError) as error:
-        raise ValueError(f"{wrong}: {error}") from None
-    if not isinstance(header, dict) or "format" not in header:
-        raise ValueError(f"{wrong}: it has no such header")
-    if header["format"] != FORMAT:
-        raise ValueError(f"{path} has format {header['format']!r}; this version reads {FORMAT}")
-    try:
-        entries = [_parsed(layer) for layer in header["layers"]]
-        damaged = [key for key, value in tensors.items() if header["hashes"][key] != _hash(value)]
-        tensors |= {alias: tensors[key] for alias, key in header["aliases"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{wrong}: its header is malformed ({type(error).__name__}: {error})") from None
-    if damaged:
-        raise ValueError(f"{path} is damaged: the numbers of {damaged[0]!r} are not those that were saved")
-    return entries, tensors
-
-
-def _parsed(layer: dict[str, Any]) -> Entry:
-    plan = Plan(**layer["plan"])
-    texts = (layer["name"], layer["tensor"], layer["task"], plan.method, plan.init)
-    numbers = (layer["seed"], plan.dimension, plan.blocks, plan.sample or 2, *layer["shape"])
-    if not all(isinstance(text, str) for text in texts) or not all(type(number) is int for number in numbers):
-        raise TypeError("names must be text and sizes whole numbers")
-    return Entry(**layer | {"plan": plan})
-
-
 def _checked(
     path: Any, model: nn.Module, entry: Entry, found: Rotated | Neurons, tensors: dict[str, Tensor]
-) -> TaskRotation:
-    """The numbers of the file's task at their start, if the layer can have them and the file holds all of them."""
+) -> Rotation:
+    """The file's rotation at its start, if the layer can have it and the file holds all of it."""
     plan, layer = entry.plan, entry.layer
     if plan.method != NONE and plan.method not in ORTHOGONALIZERS:
         raise ValueError(f"{path}: method {plan.method!r} is not known; register its Orthogonalizer with rotate")
     if isinstance(found, Rotated):
         _check_same_plan(path, layer, found.rotation.plan, plan)
-        neurons = found.neurons
+        neurons, names = found.neurons, found.rotation.order
     else:
         check_layer(model, entry.name, found)
         stored = found.stored
         assert isinstance(stored, nn.Parameter)
-        neurons = stored
+        neurons, names = stored, order(found)
         if (plan.dimension, plan.transposed_groups) != (dimension(found), found.transposed_groups):
             raise ValueError(f"{path}: {layer} was of another kind: its neurons had {plan.dimension} dimensions")
     if list(neurons.shape) != entry.shape:
         raise ValueError(f"{path}: {layer} must have neurons {entry.shape}, got {list(neurons.shape)}")
-    whole = plan.sample is None and plan.blocks >= 1 and plan.dimension % plan.blocks == 0
-    if not whole and not (plan.blocks == 1 and 2 <= (plan.sample or 0) <= plan.dimension):
-        raise ValueError(f"{path}: {layer} cannot be rotated so ({plan})")
-    if not _changes(plan) and entry.hash != _hash(neurons):
+    if not _changes(plan) and entry.hash != hash_of(neurons):
         raise ValueError(
             f"{path}: the neurons of {layer} are not those that were rotated (another hash): start from the same "
             "seed or checkpoint"
         )
-    task = TaskRotation(plan, entry.seed, neurons)
-    wanted = {f"{entry.key}0.{entry.task}.{key}": value.shape for key, value in task.state_dict().items()}
+    rotation = Rotation(plan, neurons, names, entry.seed, entry.task)
+    prefix = f"{entry.key}0.{entry.task}."
+    wanted = {prefix + key: value for key, value in rotation.task.state_dict().items()}
     if _changes(plan):
-        wanted[entry.key + "original"] = neurons.shape
-    held = {key: value.shape for key, value in tensors.items() if key.startswith(entry.key)}
-    for key in wanted.keys() | held.keys():
-        if wanted.get(key) != held.get(key):
-            have, want = (None if shape is None else tuple(shape) for shape in (held.get(key), wanted.get(key)))
-            raise ValueError(f"{path}: {key!r} must have shape {want}, got {have}")
-    return task
+        wanted[entry.key + "original"] = neurons
+    held = {key: value for key, value in tensors.items() if key.startswith(entry.key)}
+    for key in sorted(wanted.keys() | held.keys()):
+        want, have = (_kind(of.get(key)) for of in (wanted, held))
+        if want != have:
+            raise ValueError(f"{path}: {key!r} must be {want}, got {have}")
+        if held[key].is_floating_point() and not bool(torch.isfinite(held[key]).all()):
+            raise ValueError(f"{path}: {key!r} must be finite")
+    if plan.sample is not None:
+        seed, draw, dims = (held[prefix + name] for name in ("seed", "draw", "dims"))
+        if not torch.equal(dims, drawn(int(seed), int(draw), plan.dimension, plan.sample)):
+            raise ValueError(f"{path}: {prefix + 'dims'!r} are not the dimensions of that draw")
+    return rotation
+
+
+def _kind(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "nothing"
+    return f"{'floating point' if tensor.is_floating_point() else tensor.dtype} {tuple(tensor.shape)}"
 
 
 def _check_same_plan(path: Any, layer: str, have: Plan, want: Plan) -> None:
@@ -262,16 +187,21 @@ def _check_same_plan(path: Any, layer: str, have: Plan, want: Plan) -> None:
         raise ValueError(f"{path}: {layer} is rotated otherwise in the file: {', '.join(different)}")
 
 
-def _check_rest(path: Any, model: nn.Module, entries: list[Entry], tensors: dict[str, Tensor]) -> None:
-    """All that is no rotation's has its place in the model, of the same shape."""
+def _check_rest(path: Any, model: nn.Module, file: File) -> None:
+    """All that is no rotation's has its place in the model; what was frozen is in the model as it was."""
     state = model.state_dict()
-    for key, value in tensors.items():
-        if any(key.startswith(entry.key) for entry in entries):
+    for key, value in file.tensors.items():
+        if any(key.startswith(entry.key) for entry in file.entries):
             continue
         if key not in state:
             raise ValueError(f"{path} holds {key!r}, which the model does not have")
-        if state[key].shape != value.shape:
-            raise ValueError(f"{path}: {key!r} must have shape {tuple(state[key].shape)}, got {tuple(value.shape)}")
+        if _kind(state[key]) != _kind(value):
+            raise ValueError(f"{path}: {key!r} must be {_kind(state[key])}, got {_kind(value)}")
+    for key, hashed in file.frozen.items():
+        if key not in state or hash_of(state[key]) != hashed:
+            raise ValueError(
+                f"{path}: {key!r} was frozen when it was saved and is not in the file; the model's is another one"
+            )
 
 
 def _module_name(name: str, neurons: Neurons) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 from torch.optim import Optimizer
 
 from .. import _checks
-from .parametrization import Rotated, drawn, rotated
+from ..measures import generator
+from .parametrization import Rotated, drawn, rotated, shown
 
 
 class Resampler:
@@ -50,12 +52,13 @@ class Resampler:
         for each in self.sampled:
             if each.rotation.task.parameter not in known:
                 raise ValueError(
-                    f"optimizer must hold the rotation of layer {each.name or '(root)'!r}: make it after rotate"
+                    f"optimizer must hold the rotation of layer {shown(each.name)!r}: make it after rotate"
                 )
 
     def step(self) -> None:
         """One training step is done; where that makes `inner` of them, fold and draw anew."""
         tasks = [each.rotation.task for each in self.sampled]
+        self._check_rotated()
         for task in tasks:
             task.inner += 1
         counts = torch.stack([task.inner.cpu() for task in tasks]).tolist()
@@ -65,20 +68,29 @@ class Resampler:
 
     def resample(self) -> None:
         """Fold and draw anew now."""
+        self._check_rotated()
         for each in self.sampled:
             self._resample(each)
+
+    def _check_rotated(self) -> None:
+        for each in self.sampled:
+            if not is_parametrized(each.module, each.tensor_name):
+                raise ValueError(f"layer {shown(each.name)!r} is not rotated any more: make a new Resampler")
 
     @torch.no_grad()
     def _resample(self, each: Rotated) -> None:
         plan, task, neurons = each.rotation.plan, each.rotation.task, each.neurons
-        start, parameter = plan.start(), task.parameter
+        seed, draw, parameter = int(task.seed), int(task.draw) + 1, task.parameter
         assert plan.sample is not None
-        assert start is not None
         assert parameter is not None
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # "network" draws its start: that of this draw
+            torch.manual_seed(generator(seed, "start", draw).initial_seed())
+            start = plan.start()
+        assert start is not None
         neurons.copy_(each.rotation(neurons))
         parameter.copy_(start)
         parameter.grad = None
         self.optimizer.state.pop(parameter, None)
-        task.draw += 1
+        task.draw.fill_(draw)
         task.inner.zero_()
-        task.dims.copy_(drawn(int(task.seed), int(task.draw), plan.dimension, plan.sample))
+        task.dims.copy_(drawn(seed, draw, plan.dimension, plan.sample))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from .parametrization import Rotated, TaskRotation, rotated_strictly
+from .parametrization import Rotated, Rotation, TaskRotation, rotated_strictly, shown
 
 
 def add_task(model: nn.Module, name: str) -> None:
@@ -22,18 +22,16 @@ def add_task(model: nn.Module, name: str) -> None:
         ['bias', 'parametrizations.weight.0.birds.cayley']
     """
     found = rotated_strictly("add_task", model)
-    _check_name(name)
+    check_new_name(name)
     missing = [each for each in found if name not in each.rotation.tasks]
     if not missing:
         raise ValueError(f"name must be new, got {name!r}; there are {', '.join(found[0].rotation.tasks)}")
     for each in missing:
-        rotation, layer = each.rotation, f"layer {each.name or '(root)'!r}"
+        rotation, layer = each.rotation, f"layer {shown(each.name)!r}"
         if rotation.plan.sample is not None:
             raise ValueError(f"add_task: {layer} is rotated with sample, whose neurons change: it has one task")
         if rotation.learned:
             raise ValueError(f"add_task: {layer} learns its neurons: tasks need fixed ones to share")
-        if not name or "." in name or hasattr(rotation, name):
-            raise ValueError(f"name must be without dots and no attribute of nn.Module, got {name!r}")
     for each in missing:
         task = TaskRotation(each.rotation.plan, each.rotation.seed, each.neurons)
         task.train(each.rotation.training)
@@ -75,6 +73,15 @@ def activate(each: Rotated, name: str) -> None:
     rotation.active = name
     if rotation.task.parameter is not None:
         rotation.task.parameter.requires_grad_(rotation.task.trainable)
+
+
+def check_new_name(name: object) -> None:
+    """A task may be called so: its name becomes a part of keys and an attribute of the rotation."""
+    _check_name(name)
+    assert isinstance(name, str)
+    taken = {*dir(nn.Module()), *dir(Rotation), "plan", "learned", "order", "required_grad", "active", "seed"}
+    if not name or "." in name or name in taken:
+        raise ValueError(f"name must be without dots and no attribute of nn.Module, got {name!r}")
 
 
 def _check_name(name: object) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -9,12 +11,13 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from .. import _checks
-from ..orthogonal import INITS, ORTHOGONALIZERS, Orthogonalizer
-from ..selection import Neurons, Specs, as_list, nothing_found, select, select_to_change
-from .parametrization import NONE, Rotated, Rotation, mixed, rotated_strictly
+from ..orthogonal import BUILT_IN, INITS, ORTHOGONALIZERS, Orthogonalizer
+from ..selection import Neurons, Specs, as_list, matches, nothing_found, select, select_to_change
+from .parametrization import NONE, RESERVED, Rotated, Rotation, mixed, rotated, rotated_strictly, shown
 from .plans import plans
 
 M = TypeVar("M", bound=nn.Module)
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _NOT_NEURONS = (nn.RNNBase, nn.RNNCellBase, nn.Embedding, nn.EmbeddingBag)
 
 
@@ -88,17 +91,16 @@ def rotate(
         sample=sample,
         first=next(iter(select(model, output=output))),
     )
-    if isinstance(method, Orthogonalizer):
-        ORTHOGONALIZERS[method.name] = method
     if chosen_method == "cayley" and init == "normal":
         _checks.warn_once(
             "the Cayley transform of N(0, 1) is close to -I in high dimensions: such a start turns every neuron around "
             "and learns slowly; init='identity' begins at the neurons themselves"
         )
-    rotations = {
-        name: Rotation(plan, _parameter(found[name]), list(found[name].module._parameters), mixed(seed, name))
-        for name, plan in made.items()
-    }
+    with _registered(method):
+        rotations = {
+            name: Rotation(plan, _parameter(found[name]), order(found[name]), mixed(seed, name))
+            for name, plan in made.items()
+        }
     for name, rotation in rotations.items():
         attach(found[name], rotation)
     return model
@@ -122,6 +124,31 @@ def merge(model: M) -> M:
     for each in found:
         _detach(each)
     return model
+
+
+@contextmanager
+def _registered(method: str | Orthogonalizer) -> Iterator[None]:
+    """A method of the user's own is known by its name from here on, unless what follows fails."""
+    if isinstance(method, str):
+        yield
+        return
+    before = ORTHOGONALIZERS.get(method.name)
+    ORTHOGONALIZERS[method.name] = method
+    try:
+        yield
+    except BaseException:
+        del ORTHOGONALIZERS[method.name]
+        if before is not None:
+            ORTHOGONALIZERS[method.name] = before
+        raise
+
+
+def order(neurons: Neurons) -> list[str]:
+    """The names of the layer's parameters in their order, as it was before any of them was rotated."""
+    for each in rotated(neurons.module):
+        if each.module is neurons.module:
+            return each.rotation.order
+    return list(neurons.module._parameters)
 
 
 def attach(neurons: Neurons, rotation: Rotation) -> None:
@@ -157,12 +184,15 @@ def _selected(model: nn.Module, layers: Specs | None, exclude: Specs, output: st
     _checks.module("model", model)
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise ValueError(f"model must be rotated before it is wrapped, got {type(model).__name__}")
+    for name, module in model.named_modules():
+        if _is_quantized(module) and matches(layers, name, module) and not matches(exclude, name, module):
+            raise ValueError(f"layer {shown(name)!r} [{type(module).__name__}] is quantized and cannot be rotated")
     for spec in [] if layers is None else as_list("layers", layers):
         for name, module in model.named_modules():
             asked = name == spec if isinstance(spec, str) else isinstance(spec, type) and issubclass(spec, _NOT_NEURONS)
             if asked and isinstance(module, _NOT_NEURONS):
                 raise ValueError(
-                    f"layers: {name or '(root)'} [{type(module).__name__}] cannot be rotated: recurrent layers and "
+                    f"layers: {shown(name)} [{type(module).__name__}] cannot be rotated: recurrent layers and "
                     "embeddings have no neurons that see one input"
                 )
     found = select_to_change("rotate", model, layers, exclude, output)
@@ -173,8 +203,13 @@ def _selected(model: nn.Module, layers: Specs | None, exclude: Specs, output: st
     return found
 
 
+def _is_quantized(module: nn.Module) -> bool:
+    of_torch = type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.sparse.quantized"))
+    return of_torch and hasattr(module, "weight")
+
+
 def check_layer(model: nn.Module, name: str, neurons: Neurons) -> None:
-    layer = f"layer {name or '(root)'!r}"
+    layer = f"layer {shown(name)!r}"
     parametrizations: Any = getattr(neurons.module, "parametrizations", {})
     if neurons.tensor_name in parametrizations:
         if isinstance(parametrizations[neurons.tensor_name][0], Rotation):
@@ -183,9 +218,11 @@ def check_layer(model: nn.Module, name: str, neurons: Neurons) -> None:
     weight = neurons.tensor
     if nn.parameter.is_lazy(weight):
         raise ValueError(f"{layer} has no weight yet (lazy): run the model once first")
-    if not isinstance(weight, nn.Parameter) or not weight.is_floating_point():
+    if not isinstance(weight, nn.Parameter) or weight.dtype not in _DTYPES:
         kind = str(weight.dtype) if isinstance(weight, torch.Tensor) else type(weight).__name__
         raise ValueError(f"{layer} must have a floating point nn.Parameter as its weight to be rotated, got {kind}")
+    if not weight.numel():
+        raise ValueError(f"{layer} must not be empty, got the shape {tuple(weight.shape)}")
     if is_sharded(weight):
         raise ValueError(f"{layer} is sharded: rotate before the model is sharded")
     holders = [
@@ -196,7 +233,7 @@ def check_layer(model: nn.Module, name: str, neurons: Neurons) -> None:
     ]
     if len(holders) > 1:
         raise ValueError(f"{layer} has a tied weight ({' and '.join(holders)}): rotating it would untie it")
-    _checks.finite_weight(name or "(root)", weight)
+    _checks.finite_weight(shown(name), weight)
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
@@ -204,7 +241,7 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 def _check_mergeable(each: Rotated) -> None:
-    layer = f"layer {each.name or '(root)'!r}"
+    layer = f"layer {shown(each.name)!r}"
     if len(each.parametrizations) > 1:
         last = type(each.parametrizations[-1]).__name__
         raise ValueError(f"merge: {layer} has a further parametrization over its rotation ({last}): remove that first")
@@ -216,11 +253,10 @@ def _check_mergeable(each: Rotated) -> None:
 
 def _checked_method(method: Any) -> str:
     if isinstance(method, Orthogonalizer):
-        known = ORTHOGONALIZERS.get(method.name)
-        if method.name == NONE or (known is not None and known is not method):
-            raise ValueError(f"method: the name {method.name!r} is taken; give the Orthogonalizer another one")
-        if not method.name.isidentifier() or hasattr(nn.Module(), method.name):
+        if not isinstance(method.name, str) or not method.name.isidentifier():
             raise ValueError(f"method: the name of an Orthogonalizer must be an identifier, got {method.name!r}")
+        if method.name in (NONE, *BUILT_IN, *RESERVED) and ORTHOGONALIZERS.get(method.name) is not method:
+            raise ValueError(f"method: the name {method.name!r} is taken; give the Orthogonalizer another one")
         return method.name
     if not isinstance(method, str):
         raise TypeError(f"method must be a name or an Orthogonalizer, got {method!r}")

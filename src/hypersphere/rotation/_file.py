@@ -1,0 +1,133 @@
+"""The file of :func:`save_rotations`: safetensors with a header in JSON that says what is rotated and how."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from .._files import write_bytes
+from ..orthogonal import INITS
+from .parametrization import Plan, key_of, shown
+from .tasks import check_new_name
+
+FORMAT = 1
+_HEADER = "hypersphere.rotations"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One rotated layer of a file."""
+
+    name: str
+    tensor: str
+    task: str
+    seed: int
+    shape: list[int]
+    hash: str | None  # of the neurons; None if they are in the file
+    plan: Plan
+
+    @property
+    def where(self) -> tuple[str, str]:
+        return self.name, self.tensor
+
+    @property
+    def layer(self) -> str:
+        return f"layer {shown(self.name)!r}"
+
+    @property
+    def key(self) -> str:
+        return key_of(*self.where)
+
+
+@dataclass(frozen=True)
+class File:
+    """What a file holds: layers, tensors by their key, and hashes of parameters that were frozen and are not in it."""
+
+    entries: list[Entry]
+    tensors: dict[str, Tensor]
+    frozen: dict[str, str]
+
+
+def hash_of(tensor: Tensor) -> str:
+    """Of the numbers, their type and shape."""
+    value = tensor.detach().cpu().contiguous()
+    digest = hashlib.sha256(f"{value.dtype}{list(value.shape)}".encode())
+    digest.update(value.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def write(path: str | os.PathLike[str], layers: list[dict[str, Any]], kept: dict[str, Tensor], frozen: Any) -> None:
+    """`kept` once each, whatever shares memory; the header beside it."""
+    tensors: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    places: dict[tuple[Any, ...], str] = {}
+    for key, value in kept.items():
+        place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
+        if value.numel() and place in places:
+            aliases[key] = places[place]
+        else:
+            places[place] = key
+            tensors[key] = value.detach().cpu().contiguous()
+    hashes = {key: hash_of(value) for key, value in tensors.items()}
+    header = {"format": FORMAT, "layers": layers, "aliases": aliases, "hashes": hashes, "frozen": frozen}
+    write_bytes(path, save(tensors, metadata={_HEADER: json.dumps(header)}))
+
+
+def read(path: str | os.PathLike[str]) -> File:
+    """A ValueError in one line for whatever is not such a file, or not whole."""
+    if not os.path.isfile(path):
+        raise ValueError(f"path must be a file that save_rotations wrote, got {os.fspath(path)!r}")
+    wrong = f"{path} is not a file that save_rotations wrote"
+    try:
+        with safe_open(os.fspath(path), framework="pt") as file:
+            text = (file.metadata() or {}).get(_HEADER)
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        header = json.loads(text) if text is not None else {}
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise ValueError(f"{wrong}: {error}") from None
+    if not isinstance(header, dict) or "format" not in header:
+        raise ValueError(f"{wrong}: it has no such header")
+    if type(header["format"]) is not int or header["format"] != FORMAT:
+        raise ValueError(f"{path} has format {header['format']!r}; this version reads {FORMAT}")
+    try:
+        entries = [_parsed(layer) for layer in header["layers"]]
+        if not entries or len({entry.where for entry in entries}) < len(entries):
+            raise ValueError("every layer must be listed once")
+        damaged = [key for key, value in tensors.items() if header["hashes"][key] != hash_of(value)]
+        tensors |= {alias: tensors[key] for alias, key in header["aliases"].items()}
+        frozen = {str(key): str(value) for key, value in header["frozen"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{wrong}: its header is malformed ({type(error).__name__}: {error})") from None
+    if damaged:
+        raise ValueError(f"{path} is damaged: the numbers of {damaged[0]!r} are not those that were saved")
+    return File(entries, tensors, frozen)
+
+
+def _parsed(layer: dict[str, Any]) -> Entry:
+    plan = Plan(**layer["plan"])
+    entry = Entry(**layer | {"plan": plan})
+    numbers = (entry.seed, plan.dimension, plan.blocks, plan.sample or 2, plan.transposed_groups or 1, *entry.shape)
+    texts = (entry.name, entry.tensor, plan.method, entry.hash or "")
+    flags = (plan.shared, plan.learned)
+    if (
+        not all(isinstance(text, str) for text in texts)
+        or not all(type(number) is int and 0 <= number < 2**63 for number in numbers)
+        or not all(isinstance(flag, bool) for flag in flags)
+    ):
+        raise TypeError("names must be text, sizes whole numbers, flags true or false")
+    if plan.init not in INITS:
+        raise ValueError(f"init must be one of {', '.join(INITS)}, got {plan.init!r}")
+    if entry.task != "default":
+        check_new_name(entry.task)
+    whole = plan.sample is None and plan.blocks >= 1 and plan.dimension % plan.blocks == 0
+    if not whole and not (plan.blocks == 1 and 2 <= (plan.sample or 0) <= plan.dimension):
+        raise ValueError(f"{plan} cannot be")
+    return entry
