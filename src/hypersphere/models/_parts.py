@@ -1,0 +1,187 @@
+"""What all networks share: timm's conventions, layers with or without angles, the papers' initializations."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from .. import _checks
+from ..layers import SimilarityLike, SphereConv1d, SphereConv2d, SphereLinear
+from ..selection import select
+
+INITS = ("kaiming", "xavier", "normal(mean, std)")
+
+
+class Network(nn.Module):
+    """A network with a classifier at its end, as timm has them.
+
+    ``forward_features`` gives what the classifier takes, (B, num_features); ``get_classifier()`` is nn.Identity with
+    ``num_classes=0``: then the network gives embeddings, for a loss head.
+    """
+
+    num_features: int
+    num_classes: int
+    classifier: nn.Module
+    init: str | None = None  # of the layers; None: torch's own
+    _bias = True
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def forward_head(self, features: Tensor) -> Tensor:
+        """What the classifier makes of the features."""
+        logits: Tensor = self.classifier(features)
+        return logits
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+    def get_classifier(self) -> nn.Module:
+        return self.classifier
+
+    def reset_classifier(self, num_classes: int) -> None:
+        """A new classifier, of so many classes; 0: none."""
+        like = next(self.parameters(), None)
+        self.set_classifier(self.num_features, num_classes, self._bias)
+        if num_classes and self.init is not None:
+            initialize(self.classifier, self.init)
+        if like is not None:
+            self.classifier.to(like)
+
+    def set_classifier(self, num_features: int, num_classes: int, bias: bool = True) -> None:
+        """The classifier of a network that is being built."""
+        self.num_features, self._bias = num_features, bias
+        self.num_classes = _checks.integer("num_classes", num_classes, low=0)
+        self.classifier = nn.Linear(num_features, num_classes, bias=bias) if num_classes else nn.Identity()
+
+    def _initialize(self, init: str) -> None:
+        initialize(self, init)
+        self.init = init
+
+
+@dataclass(frozen=True)
+class Style:
+    """What a network's layers are: plain or answering to angles, with BatchNorm and ReLU or without."""
+
+    similarity: SimilarityLike | None = None
+    scale: bool | float | None = None
+    batch_norm: bool = True
+    relu: bool = True
+
+    def __post_init__(self) -> None:
+        if self.similarity is None and self.scale is not None:
+            raise ValueError(f"scale belongs to a similarity, and there is none; got scale={self.scale!r}")
+
+    def conv(
+        self, channels: int, filters: int, kernel: int = 3, stride: int = 1, *, bias: bool = False, plain: bool = False
+    ) -> nn.Module:
+        """A convolution that divides the size by its stride, rounding up if its kernel is odd."""
+        options: dict[str, Any] = {"stride": stride, "padding": (kernel - 1) // 2, "bias": bias}
+        if self.similarity is None or plain:
+            return nn.Conv2d(channels, filters, kernel, **options)
+        return SphereConv2d(channels, filters, kernel, similarity=self.similarity, scale=self.scale, **options)
+
+    def pointwise(self, channels: int, filters: int) -> nn.Module:
+        """A convolution of size 1 over a sequence, without bias."""
+        if self.similarity is None:
+            return nn.Conv1d(channels, filters, 1, bias=False)
+        return SphereConv1d(channels, filters, 1, bias=False, similarity=self.similarity, scale=self.scale)
+
+    def linear(self, features: int, neurons: int, *, bias: bool = False) -> nn.Module:
+        if self.similarity is None:
+            return nn.Linear(features, neurons, bias=bias)
+        return SphereLinear(features, neurons, bias=bias, similarity=self.similarity, scale=self.scale)
+
+    def norm(self, channels: int, dims: int = 2) -> list[nn.Module]:
+        return [(nn.BatchNorm1d, nn.BatchNorm2d)[dims - 1](channels)] if self.batch_norm else []
+
+    def activation(self) -> list[nn.Module]:
+        return [nn.ReLU()] if self.relu else []
+
+    def unit(self, channels: int, filters: int, kernel: int = 3, stride: int = 1) -> list[nn.Module]:
+        """Convolution, BatchNorm, ReLU."""
+        return [self.conv(channels, filters, kernel, stride), *self.norm(filters), *self.activation()]
+
+
+def initialize(model: nn.Module, init: str, *, output: bool = True) -> None:
+    """Gives every layer's weight a start by name; biases become 0.
+
+    Args:
+        init: "kaiming" is normal of variance 2/fan_in, "xavier" uniform after Glorot, "normal(mean, std)" what it says.
+        output: the classifier too.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(3, 64, 3), nn.Flatten(), nn.Linear(64, 10))
+        >>> initialize(net, "normal(1, 0)")
+        >>> net[0].weight.unique(), net[0].bias.unique()
+        (tensor([1.], grad_fn=...), tensor([0.], grad_fn=...))
+    """
+    numbers = re.fullmatch(r"normal\(\s*([^,]+?)\s*,\s*([^,]+?)\s*\)", init) if isinstance(init, str) else None
+    try:
+        mean, std = (float(number) for number in numbers.groups()) if numbers else (0.0, 1.0)
+        _checks.number("the mean of init", mean)
+        _checks.number("the deviation of init", std, low=0.0)
+    except ValueError:
+        numbers = None
+    if numbers is None and init not in ("kaiming", "xavier"):
+        raise ValueError(f"init must be one of {', '.join(INITS)}; got {init!r}")
+    for name, neurons in select(model).items():
+        if neurons.is_output and not output:
+            continue
+        if parametrize.is_parametrized(neurons.module, neurons.tensor_name):
+            raise ValueError(f"layer {name!r} is rotated or parametrized otherwise: initialize before that")
+        if neurons.tensor.is_meta:  # nothing to draw, and torch takes a second to find out how
+            continue
+        if numbers is not None:
+            nn.init.normal_(neurons.tensor, mean, std)
+        elif init == "kaiming":
+            nn.init.normal_(neurons.tensor, 0.0, math.sqrt(2 / neurons.matrix().shape[2]))
+        else:
+            nn.init.xavier_uniform_(neurons.tensor)
+        if getattr(neurons.module, "bias", None) is not None:
+            nn.init.zeros_(neurons.module.bias)  # type: ignore[arg-type]
+
+
+def numbers_of(name: str, values: Any, *, least: int = 1, low: int = 1) -> tuple[int, ...]:
+    """At least so many numbers, each at least `low`: the units or filters of every stage."""
+    if not isinstance(values, Iterable) or isinstance(values, str) or len(listed := tuple(values)) < least:
+        raise ValueError(f"{name} must be a sequence of {least} or more numbers, got {values!r}")
+    return tuple(_checks.integer(name, value, low=low) for value in listed)
+
+
+def stages_of(depth: Any, widths: Any, *, low: int = 1) -> list[tuple[int, int]]:
+    """(units, filters) of every stage."""
+    units, filters = numbers_of("depth", depth, low=low), numbers_of("widths", widths)
+    if len(units) != len(filters):
+        raise ValueError(f"widths must be {len(units)} numbers of filters, one for each of depth, got {widths!r}")
+    return list(zip(units, filters, strict=True))
+
+
+def pair(name: str, size: Any) -> tuple[int, int]:
+    """An image size: one number or (height, width)."""
+    height, width = size if isinstance(size, tuple | list) and len(size) == 2 else (size, size)
+    return _checks.integer(name, height, low=1), _checks.integer(name, width, low=1)
+
+
+def images(x: Tensor, channels: int) -> Tensor:
+    """`x` if it is images of so many channels."""
+    if x.dim() != 4 or x.shape[1] != channels:
+        raise ValueError(f"images must be (B, {channels}, H, W), got {tuple(x.shape)}")
+    return x
+
+
+def flat(x: Tensor, features: int, size: tuple[int, int]) -> Tensor:
+    """`x` (B, ...) as rows (B, features) for a linear layer that was built for images of this size."""
+    x = x.flatten(1)
+    if x.shape[1] != features:
+        raise ValueError(
+            f"images must be {size[0]}×{size[1]} (say input_size=... for others): the layer after them takes "
+            f"{features} numbers, got {x.shape[1]}"
+        )
+    return x

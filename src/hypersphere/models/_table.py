@@ -1,0 +1,92 @@
+"""The docs' table of networks: what each has and costs, read off the registry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ._registry import SHIPPED, create, preset
+from .gan import Generator
+from .gcn import GCN
+from .pointnet import PointNet
+from .transformer import Transformer
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One network; multiply-adds are those of one input."""
+
+    name: str
+    paper: str
+    table: str
+    input: str
+    output: int
+    parameters: int
+    multiply_adds: int
+
+
+def multiply_adds(model: nn.Module, *inputs: Tensor) -> int:
+    """Multiply-adds of all convolutions, linear layers and attentions in one forward pass.
+
+    Example:
+        >>> multiply_adds(nn.Conv2d(3, 8, 3, padding=1), torch.empty(1, 3, 10, 10))  # 8 filters of 27, at 100 places
+        21600
+    """
+    counts: list[int] = []
+
+    def count(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        if isinstance(module, nn.MultiheadAttention):  # its Linear is never called; scores and their use come on top
+            batch, length, width = args[0].shape
+            counts.append(batch * length * width * (4 * width + 2 * length))
+        elif isinstance(module, _TRANSPOSED):
+            counts.append(args[0].numel() * module.weight[0].numel())
+        elif isinstance(module, (nn.Linear, *_CONVOLUTIONS)):
+            counts.append(output.numel() * module.weight[0].numel())
+
+    handles = [module.register_forward_hook(count) for module in model.modules()]
+    model(*inputs)
+    for handle in handles:
+        handle.remove()
+    return sum(counts)
+
+
+def row(name: str) -> Row:
+    """What there is to say of a network of the registry."""
+    found = preset(name)
+    with torch.device("cpu" if found.build is GCN else "meta"):  # a sparse adjacency has no meta form
+        model = create(name).eval()
+        said, inputs = _inputs(model)
+        cost = multiply_adds(model, *inputs)
+    output = getattr(model, "num_classes", 0) or getattr(model, "num_features", 0)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return Row(name, found.paper, found.table, said, output, parameters, cost)
+
+
+def _inputs(model: nn.Module) -> tuple[str, tuple[Tensor, ...]]:
+    """One input, in words and as tensors."""
+    if isinstance(model, GCN):
+        return f"a node, {model.in_features:,}", (torch.zeros(1, model.in_features), torch.zeros(1, 1))
+    if isinstance(model, PointNet):
+        return f"1,024 points, {model.in_channels}", (torch.zeros(1, 1024, model.in_channels),)
+    if isinstance(model, Transformer):
+        return f"{model.context} tokens", (torch.zeros(1, model.context, dtype=torch.long),)
+    if isinstance(model, Generator):
+        return f"noise, {model.latent}", (torch.zeros(1, model.latent),)
+    shape = (model.in_channels, *model.input_size)  # type: ignore[misc]
+    return "×".join(map(str, shape)), (torch.zeros(1, *shape),)
+
+
+def markdown() -> str:
+    """All networks of this package."""
+    lines = ["| name | paper | table | input | output | parameters | multiply-adds |", "|---|---|---|---|---|---|---|"]
+    for each in map(row, SHIPPED):
+        output = each.output or "image"
+        cost = f"{each.multiply_adds / 1e6:,.2f} M"
+        cells = (f"`{each.name}`", each.paper, each.table, each.input, output, f"{each.parameters:,}", cost)
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines) + "\n"

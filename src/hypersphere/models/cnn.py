@@ -1,0 +1,83 @@
+"""The plain CNNs of the three papers: stages of 3×3 convolutions with a pool after each, then one linear layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from .. import _checks
+from ..layers import SimilarityLike
+from ._parts import Network, Style, flat, images, pair, stages_of
+
+
+class CNN(Network):
+    """Convolutions without bias, each with BatchNorm and ReLU; the "fully connected" layer has neither (released code).
+
+    Args:
+        depth: convolutions in each stage.
+        widths: filters of each stage.
+        fc: neurons of the linear layer after the last stage, a hidden layer without bias; None: there is none.
+        stem: begin with a 7×7 convolution of stride 2 and a 3×3 pool of stride 2, of the first stage's width.
+        pool: the size of the pools, of stride 2.
+        round_up: what a pool makes of an odd size; True: 28×28 becomes 4×4 after three. False: pools without padding.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        *,
+        depth: Sequence[int] = (3, 3, 3),
+        widths: Sequence[int] = (64, 128, 256),
+        fc: int | None = 256,
+        in_channels: int = 3,
+        input_size: int | tuple[int, int] = 32,
+        stem: bool = False,
+        pool: int = 2,
+        round_up: bool = True,
+        similarity: SimilarityLike | None = None,
+        scale: bool | float | None = None,
+        batch_norm: bool = True,
+        relu: bool = True,
+        init: str = "kaiming",
+    ) -> None:
+        super().__init__()
+        style = Style(similarity, scale, batch_norm, relu)
+        plan = stages_of(depth, widths)
+        _checks.integer("pool", pool, low=1)
+        channels = self.in_channels = _checks.integer("in_channels", in_channels, low=1)
+        height, width = self.input_size = pair("input_size", input_size)
+        first: list[nn.Module] = []
+        if stem:
+            filters = plan[0][1]
+            first = [*style.unit(channels, filters, 7, 2), nn.MaxPool2d(3, 2, padding=1)]
+            channels, height, width = filters, (height + 3) // 4, (width + 3) // 4
+        self.stem = nn.Sequential(*first)
+        stages: list[nn.Module] = []
+        for count, filters in plan:
+            layers: list[nn.Module] = []
+            for _ in range(count):
+                layers += style.unit(channels, filters)
+                channels = filters
+            if round_up:  # an even pool needs ceil_mode to do so, an odd one its padding
+                layers.append(nn.MaxPool2d(pool, 2, padding=(pool - 1) // 2, ceil_mode=pool % 2 == 0))
+                height, width = (height + 1) // 2, (width + 1) // 2
+            else:
+                layers.append(nn.MaxPool2d(pool, 2))
+                height, width = (height - pool) // 2 + 1, (width - pool) // 2 + 1
+            if height < 1 or width < 1:
+                raise ValueError(f"input_size is too small for {len(plan)} pools of size {pool}, got {input_size}")
+            stages.append(nn.Sequential(*layers))
+        self.stages = nn.Sequential(*stages)
+        features = self._flat = channels * height * width
+        self.fc: nn.Module = nn.Identity()
+        if fc is not None:
+            self.fc = style.linear(features, _checks.integer("fc", fc, low=1))
+            features = fc
+        self.set_classifier(features, num_classes)
+        self._initialize(init)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        maps = self.stages(self.stem(images(x, self.in_channels)))
+        features: Tensor = self.fc(flat(maps, self._flat, self.input_size))
+        return features

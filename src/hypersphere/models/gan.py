@@ -1,0 +1,92 @@
+"""The generator and the discriminator of MHE's image generation (Table 15)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from .. import _checks
+from ..layers import SimilarityLike
+from ._parts import Network, Style, flat, images, initialize, numbers_of, pair
+
+
+class Generator(nn.Module):
+    """Noise (B, 128) → images (B, 3, 32, 32) in [−1, 1]: dense, three 4×4 deconvolutions of stride 2, one 3×3."""
+
+    def __init__(
+        self,
+        *,
+        latent: int = 128,
+        widths: Sequence[int] = (512, 256, 128, 64),
+        out_channels: int = 3,
+        input_size: int | tuple[int, int] = 32,
+        batch_norm: bool = True,
+        init: str = "normal(0, 0.02)",
+    ) -> None:
+        super().__init__()
+        style = Style(batch_norm=batch_norm)
+        first, *rest = numbers_of("widths", widths)
+        factor = 2 ** len(rest)
+        height, width = pair("input_size", input_size)
+        if height % factor or width % factor:
+            raise ValueError(f"input_size must be a multiple of {factor}, got {input_size}")
+        self.latent = _checks.integer("latent", latent, low=1)
+        self.start = (first, height // factor, width // factor)
+        self.dense = nn.Linear(latent, first * self.start[1] * self.start[2])
+        layers: list[nn.Module] = []
+        channels = first
+        for filters in rest:
+            layers += [nn.ConvTranspose2d(channels, filters, 4, 2, padding=1), *style.norm(filters), nn.ReLU()]
+            channels = filters
+        last = nn.Conv2d(channels, _checks.integer("out_channels", out_channels, low=1), 3, padding=1)
+        self.layers = nn.Sequential(*layers, last, nn.Tanh())
+        initialize(self, init)
+
+    def get_classifier(self) -> nn.Module:
+        """A generator has none: every layer is hidden."""
+        return nn.Identity()
+
+    def forward(self, z: Tensor) -> Tensor:
+        if z.dim() != 2 or z.shape[1] != self.latent:
+            raise ValueError(f"noise must be (B, {self.latent}), got {tuple(z.shape)}")
+        images: Tensor = self.layers(self.dense(z).unflatten(1, self.start))
+        return images
+
+
+class Discriminator(Network):
+    """Images → one number: seven convolutions, 3×3 of stride 1 and 4×4 of stride 2 in turn, then dense."""
+
+    def __init__(
+        self,
+        num_classes: int = 1,
+        *,
+        widths: Sequence[int] = (64, 128, 256, 512),
+        in_channels: int = 3,
+        input_size: int | tuple[int, int] = 32,
+        similarity: SimilarityLike | None = None,
+        scale: bool | float | None = None,
+        batch_norm: bool = False,
+        slope: float = 0.1,
+        init: str = "normal(0, 0.02)",
+    ) -> None:
+        super().__init__()
+        style = Style(similarity, scale, batch_norm)
+        *first, last = numbers_of("widths", widths)
+        height, width = self.input_size = pair("input_size", input_size)
+        factor = 2 ** len(first)
+        if height % factor or width % factor:
+            raise ValueError(f"input_size must be a multiple of {factor}, got {input_size}")
+        plan = [(filters, kernel, stride) for filters in first for kernel, stride in ((3, 1), (4, 2))]
+        channels = self.in_channels = _checks.integer("in_channels", in_channels, low=1)
+        layers: list[nn.Module] = []
+        for filters, kernel, stride in [*plan, (last, 3, 1)]:
+            convolution = style.conv(channels, filters, kernel, stride, bias=True)
+            layers += [convolution, *style.norm(filters), nn.LeakyReLU(_checks.number("slope", slope))]
+            channels = filters
+        self.layers = nn.Sequential(*layers)
+        self.set_classifier(last * (height // factor) * (width // factor), num_classes)
+        self._initialize(init)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        return flat(self.layers(images(x, self.in_channels)), self.num_features, self.input_size)

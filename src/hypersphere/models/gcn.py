@@ -1,0 +1,93 @@
+"""The graph convolutional network of OPT (App. D): Â·relu(Â X W₀)·W₁ with Â = D^(−½)(A + I)D^(−½)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import ref
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .. import _checks
+from ..layers import SimilarityLike
+from ._parts import Network, Style, numbers_of
+
+
+def normalized(adjacency: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """D^(−½)(A + I)D^(−½) of an adjacency (N, N), sparse or dense; D holds the row sums of A + I.
+
+    Example:
+        >>> normalized(torch.tensor([[0.0, 1.0], [1.0, 0.0]])).to_dense()
+        tensor([[0.5000, 0.5000],
+                [0.5000, 0.5000]])
+    """
+    sparse = adjacency.detach().to(dtype or torch.get_default_dtype()).to_sparse_coo().coalesce()
+    nodes = torch.arange(len(sparse), device=sparse.device)
+    rows, columns = places = torch.cat([sparse.indices(), torch.stack([nodes, nodes])], 1)
+    values = torch.cat([sparse.values(), sparse.values().new_ones(len(nodes))])
+    scale = values.new_zeros(len(nodes)).index_add(0, rows, values).rsqrt()
+    values = values * scale[rows] * scale[columns]
+    return torch.sparse_coo_tensor(places, values, sparse.shape, check_invariants=False).coalesce()
+
+
+class GCN(Network):
+    """forward(features, adjacency): node features (N, F), the graph's adjacency (N, N) → logits (N, classes).
+
+    The normalized adjacency is made once for an adjacency tensor and kept until another comes or it is changed. Since
+    Â(H W) = (Â H) W, what ``forward_features`` gives is the last Â·H: a classifier or a loss head after it is all that
+    is missing.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 7,
+        *,
+        in_features: int = 1433,
+        widths: Sequence[int] = (16,),
+        dropout: float = 0.5,
+        similarity: SimilarityLike | None = None,
+        scale: bool | float | None = None,
+        relu: bool = True,
+        init: str = "xavier",
+    ) -> None:
+        super().__init__()
+        style = Style(similarity, scale)
+        self.relu = relu
+        self.dropout = _checks.number("dropout", dropout, low=0.0, high=1.0)
+        layers: list[nn.Module] = []
+        features = self.in_features = _checks.integer("in_features", in_features, low=1)
+        for width in numbers_of("widths", widths, least=0):
+            layers.append(style.linear(features, width))
+            features = width
+        self.layers = nn.ModuleList(layers)
+        self.set_classifier(features, num_classes, bias=False)
+        self._initialize(init)
+        self._seen: Any = None  # the adjacency, weakly, and what else the kept one depends on
+        self._kept: Tensor | None = None
+
+    def forward_features(self, x: Tensor, adjacency: Tensor | None = None) -> Tensor:
+        edges = self._edges(x, adjacency)
+        for layer in self.layers:
+            x = edges @ layer(F.dropout(x, self.dropout, self.training))
+            x = x.relu() if self.relu else x
+        return edges @ F.dropout(x, self.dropout, self.training)
+
+    def forward(self, x: Tensor, adjacency: Tensor | None = None) -> Tensor:
+        return self.forward_head(self.forward_features(x, adjacency))
+
+    def _edges(self, x: Tensor, adjacency: Any) -> Tensor:
+        if not isinstance(adjacency, Tensor):
+            got = type(adjacency).__name__
+            raise TypeError(f"forward(features, adjacency) needs the graph's adjacency as a Tensor, got {got}")
+        if x.dim() != 2 or x.shape[1] != self.in_features or adjacency.shape != (len(x), len(x)):
+            got = f"{tuple(x.shape)} and {tuple(adjacency.shape)}"
+            raise ValueError(f"features must be (N, {self.in_features}) and adjacency (N, N), got {got}")
+        state = (x.dtype, -1 if adjacency.is_inference() else adjacency._version)
+        if self._kept is None or self._seen[0]() is not adjacency or self._seen[1:] != state:
+            self._seen, self._kept = (ref(adjacency), *state), normalized(adjacency, x.dtype)
+        return self._kept
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_seen": None, "_kept": None}  # a weak reference cannot be pickled

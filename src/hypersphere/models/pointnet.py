@@ -1,0 +1,57 @@
+"""PointNet without transformation networks (OPT, App. D): one MLP for every point, the maximum over all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from .. import _checks
+from ..layers import SimilarityLike
+from ._parts import Network, Style, numbers_of
+
+
+class PointNet(Network):
+    """Points (B, P, 3) → logits (B, classes).
+
+    Args:
+        widths: of the layers that all points share.
+        fc: of the layers after the maximum.
+        dropout: before the classifier.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 40,
+        *,
+        in_channels: int = 3,
+        widths: Sequence[int] = (64, 64, 64, 128, 1024),
+        fc: Sequence[int] = (512, 256),
+        dropout: float = 0.3,
+        similarity: SimilarityLike | None = None,
+        scale: bool | float | None = None,
+        batch_norm: bool = True,
+        relu: bool = True,
+        init: str = "kaiming",
+    ) -> None:
+        super().__init__()
+        style = Style(similarity, scale, batch_norm, relu)
+        channels = self.in_channels = _checks.integer("in_channels", in_channels, low=1)
+        shared: list[nn.Module] = []
+        for width in numbers_of("widths", widths):
+            shared += [style.pointwise(channels, width), *style.norm(width, 1), *style.activation()]
+            channels = width
+        self.shared = nn.Sequential(*shared)
+        layers: list[nn.Module] = []
+        for width in numbers_of("fc", fc, least=0):
+            layers += [style.linear(channels, width), *style.norm(width, 1), *style.activation()]
+            channels = width
+        self.layers = nn.Sequential(*layers, nn.Dropout(_checks.number("dropout", dropout, low=0.0, high=1.0)))
+        self.set_classifier(channels, num_classes)
+        self._initialize(init)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        if x.dim() != 3 or x.shape[2] != self.in_channels:
+            raise ValueError(f"points must be (B, P, {self.in_channels}), got {tuple(x.shape)}")
+        features: Tensor = self.layers(self.shared(x.transpose(1, 2)).amax(2))
+        return features

@@ -1,0 +1,79 @@
+"""SphereFace's residual networks with PReLU and without BatchNorm, for faces of 112×96."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from .. import _checks
+from ..layers import SimilarityLike
+from ._parts import Network, Style, flat, images, initialize, pair, stages_of
+
+
+class Unit(nn.Module):
+    """Two 3×3 convolutions with PReLU, added to what came in."""
+
+    def __init__(self, style: Style, width: int) -> None:
+        super().__init__()
+        twice = [style.conv(width, width) for _ in range(2)]
+        self.layers = nn.Sequential(*(layer for conv in twice for layer in (conv, *_after(style, width))))
+        initialize(self, "normal(0, 0.01)")
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.layers(x)
+        return out
+
+
+class SphereFace(Network):
+    """Four stages, each opened by a 3×3 convolution of stride 2 with bias (Xavier), then residual units; FC-512.
+
+    Args:
+        depth: residual units of each stage: (1, 2, 4, 1) for 20 layers, (3, 8, 16, 3) for 64.
+        widths: filters of each stage.
+        fc: the size of the embedding.
+        relu: PReLU, a slope for every filter.
+    """
+
+    init = "xavier"  # of a new classifier
+
+    def __init__(
+        self,
+        num_classes: int = 0,
+        *,
+        depth: Sequence[int] = (1, 2, 4, 1),
+        widths: Sequence[int] = (64, 128, 256, 512),
+        fc: int = 512,
+        in_channels: int = 3,
+        input_size: int | tuple[int, int] = (112, 96),
+        similarity: SimilarityLike | None = None,
+        scale: bool | float | None = None,
+        batch_norm: bool = False,
+        relu: bool = True,
+    ) -> None:
+        super().__init__()
+        style = Style(similarity, scale, batch_norm, relu)
+        channels = self.in_channels = _checks.integer("in_channels", in_channels, low=1)
+        height, width = self.input_size = pair("input_size", input_size)
+        stages: list[nn.Module] = []
+        for count, filters in stages_of(depth, widths, low=0):
+            first = style.conv(channels, filters, 3, 2, bias=True)
+            initialize(first, "xavier")
+            units = [Unit(style, filters) for _ in range(count)]
+            stages.append(nn.Sequential(first, *_after(style, filters), *units))
+            channels, height, width = filters, (height + 1) // 2, (width + 1) // 2
+        self.stages = nn.Sequential(*stages)
+        self._flat = channels * height * width
+        self.fc = style.linear(self._flat, _checks.integer("fc", fc, low=1), bias=True)
+        self.set_classifier(fc, num_classes)
+        for layer in (self.fc, self.classifier):
+            initialize(layer, "xavier")
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        maps = self.stages(images(x, self.in_channels))
+        features: Tensor = self.fc(flat(maps, self._flat, self.input_size))
+        return features
+
+
+def _after(style: Style, filters: int) -> list[nn.Module]:
+    return [*style.norm(filters), *([nn.PReLU(filters)] if style.relu else [])]
