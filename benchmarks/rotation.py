@@ -112,7 +112,7 @@ def _neurons(n: int, d: int) -> Tensor:
 def _ours(name: str, rows: Tensor, numbers: Tensor | None = None, goals: dict[str, float] | None = None) -> Contestant:
     method = ORTHOGONALIZERS[name]
     if numbers is None:
-        numbers = method.start(rows.shape[1], "normal").requires_grad_()
+        numbers = method.start(rows.shape[1], "normal").float().requires_grad_()
     return Contestant(name, partial(method.apply, numbers, rows), (numbers,), PRODUCT, goals or {})
 
 
@@ -160,7 +160,7 @@ def _ogd(d: int, plan: Plan) -> Iterator[Figure]:
     case, contestants = f"OGD step, {d}-d", []
     product = Contestant(PRODUCT, partial(torch.mm, torch.randn(d, d), torch.randn(d, d)))
     for name, iterations in (("exact", None), ("2 iterations", 2)):
-        x = nn.Parameter(ORTHOGONALIZERS["ogd"].start(d, "normal"))
+        x = nn.Parameter(ORTHOGONALIZERS["ogd"].start(d, "normal").float())
         x.grad = torch.randn(d, d)
         optimizer = hs.OGD([{"params": [x], "orthogonal": True}], lr=0.02, iterations=iterations)
         contestants.append(Contestant(name, optimizer.step, against=PRODUCT))

@@ -305,10 +305,16 @@ def test_no_output_and_another_output():
     assert "4.weight" not in state
 
 
-@pytest.mark.parametrize("exclude", ["2", nn.Tanh, lambda name, module: name == "2", ["2", "nothing"]])
+@pytest.mark.parametrize("exclude", ["2", nn.Tanh, lambda name, module: name == "2", ["2", "nothing*"]])
 def test_exclude(exclude):
     state = hs.rotate(mlp(), exclude=exclude).state_dict()
     assert ("2.weight" in state) == (exclude is not nn.Tanh)
+
+
+def test_a_misspelt_name_to_exclude_is_an_error():
+    net = mlp()
+    with refused(ValueError, "exclude names '22'", net):
+        hs.rotate(net, exclude="22")
 
 
 def test_other_options_for_other_layers():
@@ -856,7 +862,11 @@ def test_all_methods_on_one_network():
     for i, method in enumerate(STARTS):
         hs.rotate(net, method, layers=str(i))
     close(net(x), before)
-    train(net, x, steps=2)
+    optimizer = hs.OGD(hs.param_groups(net, ogd=True), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
     trained = net(x)
     assert (trained - before).abs().max() > 1e-4
     close(hs.merge(net)(x), trained)

@@ -258,3 +258,46 @@ def test_another_parametrization_with_a_module_of_its_own_is_named():
         hs.merge_state_dict(net.state_dict())
     plain = copy.deepcopy(net)
     assert isinstance(hs.merge(plain)[-1].parametrizations.weight[0], Scaled)
+
+
+# optimizers that would go wrong without a word
+
+
+def step(net, optimizer):
+    net(torch.randn(4, net[0].in_features, dtype=net[-1].weight.dtype)).square().sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("make", [hs.OGD, torch.optim.SGD])
+def test_ogd_matrices_in_a_plain_group_are_refused(make):
+    net = hs.rotate(mlp(), "ogd")
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    with pytest.raises(ValueError, match="param_groups"):
+        step(net, make(net.parameters(), lr=0.1))
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+
+
+@pytest.fixture
+def _warnings_again(monkeypatch):
+    monkeypatch.setattr("hypersphere._checks._warned", set())
+
+
+@pytest.mark.usefixtures("_warnings_again")
+def test_an_optimizer_made_before_rotate_is_noticed():
+    net = mlp()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    hs.rotate(net)
+    with pytest.warns(UserWarning, match="made before hypersphere.rotate"):
+        step(net, optimizer)
+
+
+@pytest.mark.usefixtures("_warnings_again")
+def test_sampling_without_a_resampler_is_noticed(recwarn):
+    net = hs.rotate(mlp(), sample=0.5)
+    optimizer = torch.optim.SGD(hs.param_groups(net), lr=0.1)
+    hs.Resampler(net, optimizer)
+    step(net, optimizer)
+    assert not [w for w in recwarn if "Resampler" in str(w.message)]
+    net = hs.rotate(mlp(), sample=0.5)
+    with pytest.warns(UserWarning, match="Resampler"):
+        step(net, torch.optim.SGD(hs.param_groups(net), lr=0.1))

@@ -130,5 +130,7 @@ else:
             return value
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
+    __all__ = list(_HOME)
+
     def __dir__() -> list[str]:
         return sorted({*globals(), *_HOME, *_MODULES})

@@ -13,6 +13,8 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     """Write `data` to `path`: under a temporary name in the same folder first, renamed once it is on disk."""
     target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"no such folder: {str(target.parent)!r}")
     # Not tempfile: its files are readable by their owner alone, and the rename would keep that.
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:

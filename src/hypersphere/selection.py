@@ -137,12 +137,16 @@ def select_to_change(
 def select_strictly(
     verb: str, model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None
 ) -> dict[str, Neurons]:
-    """:func:`select`, but a name or pattern in `layers` that matches nothing is an error."""
+    """:func:`select`, but a name or pattern in `layers` that matches nothing is an error, as is a name in `exclude`."""
     found = select(model, layers, exclude, output)
     everything = select(model) if layers is not None else {}
     for spec in [] if layers is None else as_list("layers", layers):
         if isinstance(spec, str) and not any(_matches([spec], name, n.module) for name, n in everything.items()):
             raise nothing_found(model, verb, f" named {spec!r}")
+    names = {name for name, _ in model.named_modules()} | set(select(model))
+    for spec in as_list("exclude", exclude):
+        if isinstance(spec, str) and not any(sign in spec for sign in "*?[") and spec not in names:
+            raise ValueError(f"{verb}: exclude names {spec!r}, which the model does not have")
     return found
 
 

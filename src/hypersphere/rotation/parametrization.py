@@ -94,7 +94,9 @@ class TaskRotation(nn.Module):
         return None if self.method is None else self._parameters[self.method.name]
 
     def extra_repr(self) -> str:
-        return "" if self.parameter is None else f"{tuple(self.parameter.shape)}"
+        if self.parameter is None or self.method is None:
+            return "nothing to learn"
+        return f"{self.method.name}: {tuple(self.parameter.shape)}"
 
 
 # what a method may not be called, as its numbers are a parameter of a TaskRotation
@@ -112,6 +114,7 @@ class Rotation(nn.Module):
         self.required_grad = like.requires_grad
         self.active = task
         self.seed = seed
+        self.resampled = False  # whether a Resampler draws its dimensions
         self.add_module(task, TaskRotation(plan, seed, like))
 
     @property

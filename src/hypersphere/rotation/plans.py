@@ -88,9 +88,11 @@ def _sizes(plan: Plan, neurons: Neurons) -> str:
 
 def _sampled(name: str, plan: Plan, sample: Any) -> Plan:
     is_share = isinstance(sample, Real) and not isinstance(sample, Integral)
+    if not isinstance(sample, Real) or isinstance(sample, bool):
+        raise TypeError(f"sample must be an int >= 2 or a share between 0 and 1, got {sample!r}")
     if not is_share:
         p = _checks.integer("sample", sample)
-    elif 0.0 < sample < 1.0:
+    elif 0.0 < float(sample) < 1.0:
         p = round(float(sample) * plan.dimension)
     else:
         raise ValueError(f"sample must be an int >= 2 or a share between 0 and 1, got {sample!r}")
@@ -98,6 +100,6 @@ def _sampled(name: str, plan: Plan, sample: Any) -> Plan:
         share = f" ({sample!r} of them)" if is_share else ""
         raise ValueError(
             f"sample must give from 2 to all dimensions of a layer, got {p}{share} of the {plan.dimension} "
-            f"of layer {shown(name)!r}"
+            f"of layer {shown(name)!r}, which exclude leaves out"
         )
     return replace(plan, sample=p)

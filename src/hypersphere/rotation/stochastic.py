@@ -54,6 +54,12 @@ class Resampler:
                 raise ValueError(
                     f"optimizer must hold the rotation of layer {shown(each.name)!r}: make it after rotate"
                 )
+        for each in self.sampled:
+            each.rotation.resampled = True
+
+    def __repr__(self) -> str:
+        layers = ", ".join(shown(each.name) for each in self.sampled)
+        return f"Resampler(inner={self.inner}; {layers})"
 
     def step(self) -> None:
         """One training step is done; where that makes `inner` of them, fold and draw anew."""

@@ -79,7 +79,17 @@ def check_new_name(name: object) -> None:
     """A task may be called so: its name becomes a part of keys and an attribute of the rotation."""
     _check_name(name)
     assert isinstance(name, str)
-    taken = {*dir(nn.Module()), *dir(Rotation), "plan", "learned", "order", "required_grad", "active", "seed"}
+    taken = {
+        *dir(nn.Module()),
+        *dir(Rotation),
+        "plan",
+        "learned",
+        "order",
+        "required_grad",
+        "active",
+        "seed",
+        "resampled",
+    }
     if not name or "." in name or name in taken:
         raise ValueError(f"name must be without dots and no attribute of nn.Module, got {name!r}")
 

@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 from .. import _checks
 from ..orthogonal import BUILT_IN, INITS, ORTHOGONALIZERS, Orthogonalizer
 from ..selection import Neurons, Specs, as_list, matches, nothing_found, select, select_to_change
+from . import guard
 from .parametrization import NONE, RESERVED, Rotated, Rotation, mixed, rotated, rotated_strictly, shown
 from .plans import plans
 
@@ -44,9 +45,12 @@ def rotate(
     checked before anything changes.
 
     Args:
-        method: how R is made of free numbers: a key of :data:`hypersphere.orthogonal.ORTHOGONALIZERS` (cayley is the
-            fastest; ogd is for :class:`OGD`; regularized goes with :func:`rotation_penalty`), "none" for fixed random
-            neurons, or an :class:`hypersphere.orthogonal.Orthogonalizer` of your own, which is registered by its name.
+        method: how R is made of free numbers. Orthogonal: "cayley" (the fastest), "exponential", "gram_schmidt" (also
+            "modified_gram_schmidt", "iterative_gram_schmidt"), "householder", "givens", "lowdin", "canonical", "ogd"
+            (for :class:`OGD`). Nearly, or not: "regularized" (with :func:`rotation_penalty`), "unconstrained",
+            "positive_definite", "upper", "lower", "banded", "symmetric", "skew", "hessenberg_upper",
+            "hessenberg_lower", "network". "none": fixed random neurons. Or an
+            :class:`hypersphere.orthogonal.Orthogonalizer` of your own, which is registered by its name.
         init: "identity" leaves the network's function as it is; "normal" is the paper's N(0, 1).
         neurons: "fixed", or "learned" together with R.
         blocks: R is block-diagonal with so many blocks of the same size, each over whole channels (App. I). A layer
@@ -157,6 +161,7 @@ def attach(neurons: Neurons, rotation: Rotation) -> None:
     rotation.train(neurons.module.training)
     parametrize.register_parametrization(neurons.module, neurons.tensor_name, rotation, unsafe=True)
     weight.requires_grad_(rotation.learned)
+    guard.watch(neurons.module)
 
 
 def _detach(each: Rotated) -> None:
