@@ -18,10 +18,11 @@ import torch
 from rich.console import Console
 from rich.table import Column, Table
 
-from . import energy, layers, losses, rotation
+from . import data, energy, layers, losses, rotation
 from .measure import Figure, Plan, quiet_process
 
 BENCHMARKS: dict[str, Callable[[Plan], Iterator[Figure]]] = {
+    "data": data.figures,
     "layers": layers.figures,
     "losses": losses.figures,
     "energy": energy.figures,

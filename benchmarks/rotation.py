@@ -239,6 +239,8 @@ def _step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], Tens
     groups = hs.param_groups(model, ogd=True)
     by_ogd = any(group.get("orthogonal") for group in groups)
     optimizer = (hs.OGD if by_ogd else torch.optim.SGD)(groups, lr=1e-3, momentum=0.9)
+    if any(name.endswith(".dims") for name, _ in model.named_buffers()):
+        hs.Resampler(model, optimizer)  # draws every 750 steps, too seldom to be seen here
 
     def step() -> Tensor:
         loss = F.cross_entropy(model(images), labels)

@@ -6,6 +6,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from . import cosine as cosine
+    from . import data as data
     from . import diagnosis as diagnosis
     from . import energy as energy
     from . import functional as functional
@@ -100,6 +101,7 @@ else:
     }
     _MODULES = (
         "cosine",
+        "data",
         "diagnosis",
         "energy",
         "functional",

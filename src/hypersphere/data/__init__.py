@@ -1,0 +1,20 @@
+"""The data of the three papers from their official files: ``load("cifar10", root)``, and batches of it.
+
+Nothing is fetched. A set of your own: ``register("mine", loader)``.
+"""
+
+from ._dataset import ArrayDataset as ArrayDataset
+from ._dataset import Dataset as Dataset
+from ._dataset import Graph as Graph
+from ._dataset import LazyDataset as LazyDataset
+from ._registry import load as load
+from ._registry import names as names
+from ._registry import register as register
+from .augment import AUGMENTATIONS as AUGMENTATIONS
+from .faces import Pair as Pair
+from .faces import Pairs as Pairs
+from .faces import read_pairs as read_pairs
+from .sampling import batches as batches
+from .sampling import episode as episode
+from .sampling import holdout as holdout
+from .sampling import imbalance as imbalance

@@ -1,0 +1,142 @@
+"""What the loaders give: sets in memory, sets decoded image by image, and graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+import torch.utils.data
+from torch import Tensor
+
+Indices = Sequence[int] | Tensor
+
+
+class Dataset(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    """N samples: ``len(ds)``, ``ds[i] -> (tensor, int)``, ``ds.labels`` (N,) int64, ``ds.classes`` their names.
+
+    Base of :class:`ArrayDataset` and :class:`LazyDataset`.
+    """
+
+    labels: Tensor
+    classes: list[str]
+
+    def __init__(self, labels: Any, classes: Sequence[str]) -> None:
+        self.labels = torch.as_tensor(labels)
+        self.classes = list(classes)
+        if self.labels.dim() != 1 or self.labels.is_floating_point() or self.labels.is_complex():
+            raise ValueError(f"labels must be (N,) integers, got {tuple(self.labels.shape)} of {self.labels.dtype}")
+        self.labels = self.labels.long()
+        if self.labels.numel():
+            low, high = (int(x) for x in self.labels.aminmax())
+            if low < 0 or high >= len(self.classes):
+                wrong = low if low < 0 else high
+                allowed = f"0 to {len(self.classes) - 1} for {len(self.classes)} classes"
+                raise ValueError(f"labels must be {allowed}, got {wrong}")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def _index(self, index: int) -> int:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index must be -{len(self)} to {len(self) - 1}, got {index}")
+        return index % len(self)
+
+    def subset(self, indices: Indices) -> Self:
+        """The set of these rows, in this order; the classes stay as they are."""
+        raise NotImplementedError
+
+    def _rows(self, indices: Indices) -> Tensor:
+        rows = torch.as_tensor(indices)
+        if rows.dim() != 1 or (rows.numel() and (rows.is_floating_point() or rows.dtype == torch.bool)):
+            raise ValueError(f"indices must be (n,) integers, got {tuple(rows.shape)} of {rows.dtype}")
+        rows = rows.long()
+        if rows.numel() and not -len(self) <= int(rows.min()) <= int(rows.max()) < len(self):
+            raise IndexError(f"indices must be -{len(self)} to {len(self) - 1}")
+        return rows
+
+
+class ArrayDataset(Dataset):
+    """A set in memory: ``ds.inputs`` (N, ...) holds all samples.
+
+    Example:
+        >>> ds = ArrayDataset(torch.zeros(3, 1, 2, 2, dtype=torch.uint8), [0, 1, 1], ["cat", "dog"])
+        >>> ds.subset([1, 2]).labels
+        tensor([1, 1])
+    """
+
+    inputs: Tensor
+
+    def __init__(self, inputs: Tensor, labels: Any, classes: Sequence[str]) -> None:
+        super().__init__(labels, classes)
+        if not isinstance(inputs, Tensor) or not inputs.dim() or len(inputs) != len(self.labels):
+            came = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
+            raise ValueError(f"inputs must be a tensor of {len(self.labels)} samples, one a label, got {came}")
+        self.inputs = inputs
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        index = self._index(index)
+        return self.inputs[index], int(self.labels[index])
+
+    def subset(self, indices: Indices) -> Self:
+        rows = self._rows(indices)
+        return type(self)(self.inputs[rows], self.labels[rows], self.classes)
+
+    def __repr__(self) -> str:
+        shape, dtype = tuple(self.inputs.shape), str(self.inputs.dtype).removeprefix("torch.")
+        return f"{type(self).__name__}({dtype} {shape}, {len(self.classes)} classes)"
+
+
+class LazyDataset(Dataset):
+    """A set of files: ``ds[i]`` decodes ``ds.paths[i]`` when asked, with ``decode(path) -> tensor``."""
+
+    paths: list[str]
+    decode: Callable[[str], Tensor]
+
+    def __init__(
+        self, paths: Sequence[str], labels: Any, classes: Sequence[str], decode: Callable[[str], Tensor]
+    ) -> None:
+        super().__init__(labels, classes)
+        if len(paths) != len(self.labels):
+            raise ValueError(f"paths must be {len(self.labels)}, one a label, got {len(paths)}")
+        self.paths = list(paths)
+        self.decode = decode
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        index = self._index(index)
+        return self.decode(self.paths[index]), int(self.labels[index])
+
+    def subset(self, indices: Indices) -> Self:
+        rows = self._rows(indices)
+        return type(self)([self.paths[i] for i in rows.tolist()], self.labels[rows], self.classes, self.decode)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} files, {len(self.classes)} classes)"
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """One graph of N nodes whose nodes are classified.
+
+    Attributes:
+        features: (N, F) float32, as the files have them (not normalized).
+        adjacency: (N, N) sparse COO float32 of ones, coalesced, symmetric, without loops.
+        labels: (N,) int64; −1 where the files give none (the isolated nodes of Citeseer).
+        train, val, test: (N,) bool, the nodes of each split.
+        classes: names of the classes.
+    """
+
+    features: Tensor
+    adjacency: Tensor
+    labels: Tensor
+    train: Tensor
+    val: Tensor
+    test: Tensor
+    classes: list[str]
+
+    def __repr__(self) -> str:
+        nodes, features = self.features.shape
+        masks = "/".join(str(int(mask.sum())) for mask in (self.train, self.val, self.test))
+        edges = self.adjacency._nnz() // 2
+        return f"Graph({nodes} nodes, {edges} edges, {features} features, {len(self.classes)} classes, {masks} nodes)"

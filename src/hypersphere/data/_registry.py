@@ -1,0 +1,133 @@
+"""All data sets by name."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from . import cifar, digits, faces, idx, image_folder, modelnet, planetoid, text
+from ._dataset import ArrayDataset, Graph, LazyDataset
+
+Loader = Callable[..., Any]
+
+_LOADERS: dict[str, Loader] = {}
+
+_InMemory = Literal[
+    "digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "cifar_fs", "fc100", "modelnet", "orl", "text"
+]
+
+
+def register(name: str, loader: Loader) -> None:
+    """Makes a data set of your own known by name.
+
+    Args:
+        loader: ``loader(root, split, **options)`` gives a torch Dataset with ``labels`` and ``classes`` (such as
+            :class:`ArrayDataset`); root is a Path, or None where none was given.
+
+    Example:
+        >>> import torch
+        >>> def coins(root, split, faces=2):
+        ...     return ArrayDataset(torch.rand(6, 3), torch.arange(6) % faces, [str(i) for i in range(faces)])
+        >>> register("coins", coins)
+        >>> load("coins", faces=3)
+        ArrayDataset(float32 (6, 3), 3 classes)
+    """
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"name must be a str, got {name!r}")
+    if not callable(loader):
+        raise TypeError(f"loader must be a function loader(root, split, **options), got {loader!r}")
+    _LOADERS[name] = loader
+
+
+def names() -> list[str]:
+    """Every name that :func:`load` takes."""
+    return list(_LOADERS)
+
+
+@overload
+def load(
+    name: _InMemory, root: str | os.PathLike[str] | None = None, split: str = "train", **options: Any
+) -> ArrayDataset: ...
+@overload
+def load(
+    name: Literal["image_folder", "lfw"],
+    root: str | os.PathLike[str] | None = None,
+    split: str = "train",
+    **options: Any,
+) -> LazyDataset: ...
+@overload
+def load(
+    name: Literal["cora", "citeseer", "pubmed"],
+    root: str | os.PathLike[str] | None = None,
+    split: str = "train",
+    **options: Any,
+) -> Graph: ...
+@overload
+def load(name: str, root: str | os.PathLike[str] | None = None, split: str = "train", **options: Any) -> Any: ...
+def load(name: str, root: str | os.PathLike[str] | None = None, split: str = "train", **options: Any) -> Any:
+    """A data set from its official files. Nothing is fetched.
+
+    Args:
+        name: one of :func:`names`.
+        root: the folder that holds the official ones (MNIST/raw, cifar-10-batches-bin, planetoid, ...), or the official
+            one itself; None: the environment variable HYPERSPHERE_DATA. ``digits`` needs none.
+        split: train | test; also val for cifar_fs, fc100 and image_folder, all for orl and lfw.
+        options: labels="fine" | "coarse" for cifar100; classes=10 | 40 and points for modelnet; context and stride for
+            text.
+
+    Returns:
+        A torch Dataset with len(), ds[i] -> (tensor, int), ``.labels`` (N,) int64 and ``.classes``. What fits in memory
+        has ``.inputs``: uint8 images (N, C, H, W), float32 points (N, P, 3), int64 text. A :class:`Graph` for cora,
+        citeseer and pubmed, with a mask for each split.
+
+    Example:
+        >>> ds = load("digits")
+        >>> ds
+        ArrayDataset(uint8 (1280, 1, 8, 8), 10 classes)
+        >>> image, label = ds[4]
+        >>> ds.classes[label]
+        '4'
+    """
+    if not isinstance(name, str) or name not in _LOADERS:
+        near = difflib.get_close_matches(str(name), _LOADERS, n=3, cutoff=0.5)
+        hint = f"; the nearest are {', '.join(near)}" if near else f"; there are {', '.join(_LOADERS)}"
+        raise ValueError(f"name must be a data set of hypersphere.data.names(), got {name!r}{hint}")
+    loader = _LOADERS[name]
+    accepted = list(inspect.signature(loader).parameters.values())[2:]
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted):
+        known = [parameter.name for parameter in accepted]
+        for option in options:
+            if option not in known:
+                near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
+                hint = f" (the nearest is {near[0]})" if near else ""
+                has = f"it has {', '.join(known)}" if known else "it has none"
+                raise ValueError(f"{name} has no option {option!r}{hint}; {has}")
+    return loader(_root(root), split, **options)
+
+
+def _root(root: str | os.PathLike[str] | None) -> Path | None:
+    """`root`, else the environment's, else None."""
+    if root is not None and not isinstance(root, str | os.PathLike):
+        raise TypeError(f"root must be a path, got {root!r}")
+    given = os.environ.get("HYPERSPHERE_DATA") if root is None else root
+    return Path(given).expanduser() if given else None
+
+
+register("digits", digits.digits)
+register("mnist", idx.mnist)
+register("fashion_mnist", idx.fashion_mnist)
+register("cifar10", cifar.cifar10)
+register("cifar100", cifar.cifar100)
+register("cifar_fs", cifar.cifar_fs)
+register("fc100", cifar.fc100)
+register("image_folder", image_folder.image_folder)
+register("modelnet", modelnet.modelnet)
+register("orl", faces.orl)
+register("lfw", faces.lfw)
+register("text", text.text)
+for _name, _loader in planetoid.LOADERS.items():
+    register(_name, _loader)

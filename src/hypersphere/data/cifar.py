@@ -1,0 +1,212 @@
+"""CIFAR-10 and CIFAR-100, binary and Python versions, and the few-shot sets made of CIFAR-100: CIFAR-FS and FC100."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .. import _checks
+from . import _files, _pickles
+from ._dataset import ArrayDataset
+
+PIXELS = 3 * 32 * 32
+ORIGIN = "https://www.cs.toronto.edu/~kriz/cifar.html"
+
+CIFAR10_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+# CIFAR-100 by coarse class; both kinds of labels are numbered in alphabetical order.
+TREE = {
+    "aquatic_mammals": "beaver dolphin otter seal whale",
+    "fish": "aquarium_fish flatfish ray shark trout",
+    "flowers": "orchid poppy rose sunflower tulip",
+    "food_containers": "bottle bowl can cup plate",
+    "fruit_and_vegetables": "apple mushroom orange pear sweet_pepper",
+    "household_electrical_devices": "clock keyboard lamp telephone television",
+    "household_furniture": "bed chair couch table wardrobe",
+    "insects": "bee beetle butterfly caterpillar cockroach",
+    "large_carnivores": "bear leopard lion tiger wolf",
+    "large_man-made_outdoor_things": "bridge castle house road skyscraper",
+    "large_natural_outdoor_scenes": "cloud forest mountain plain sea",
+    "large_omnivores_and_herbivores": "camel cattle chimpanzee elephant kangaroo",
+    "medium_mammals": "fox porcupine possum raccoon skunk",
+    "non-insect_invertebrates": "crab lobster snail spider worm",
+    "people": "baby boy girl man woman",
+    "reptiles": "crocodile dinosaur lizard snake turtle",
+    "small_mammals": "hamster mouse rabbit shrew squirrel",
+    "trees": "maple_tree oak_tree palm_tree pine_tree willow_tree",
+    "vehicles_1": "bicycle bus motorcycle pickup_truck train",
+    "vehicles_2": "lawn_mower rocket streetcar tank tractor",
+}
+COARSE = list(TREE)
+FINE = sorted(name for group in TREE.values() for name in group.split())
+# CIFAR-FS (Bertinetto et al. 2019): classes of val and test, the other 64 are train.
+CIFAR_FS = {
+    "val": "beaver otter flatfish shark lamp television beetle butterfly sea camel cattle crab crocodile maple_tree "
+    "motorcycle tractor",
+    "test": "whale poppy rose sweet_pepper telephone bed table wardrobe leopard plain chimpanzee fox snail worm baby "
+    "man woman bicycle pickup_truck rocket",
+}
+# FC100 (Oreshkin et al. 2018): coarse classes of val and test, the other 12 are train.
+FC100 = {
+    "val": "large_carnivores large_omnivores_and_herbivores non-insect_invertebrates small_mammals",
+    "test": "aquatic_mammals insects medium_mammals people",
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The official files of a set: how they are called and what is in them."""
+
+    source: _files.Source  # folders: binary, Python
+    files: dict[str, tuple[str, ...]]
+    images: dict[str, int]  # in each file
+    labels: dict[str, tuple[bytes, list[str]]]  # in the order of a binary record: key in a pickle, classes
+
+
+CIFAR10 = Layout(
+    _files.Source(
+        "cifar10",
+        ("cifar-10-batches-bin", "cifar-10-batches-py"),
+        "data_batch_1.bin to data_batch_5.bin and test_batch.bin (or cifar-10-batches-py with the same without .bin)",
+        ORIGIN,
+    ),
+    {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)},
+    {"train": 10_000, "test": 10_000},
+    {"fine": (b"labels", CIFAR10_CLASSES)},
+)
+CIFAR100 = Layout(
+    _files.Source(
+        "cifar100",
+        ("cifar-100-binary", "cifar-100-python"),
+        "train.bin and test.bin (or cifar-100-python with train and test)",
+        ORIGIN,
+    ),
+    {"train": ("train",), "test": ("test",)},
+    {"train": 50_000, "test": 10_000},
+    {"coarse": (b"coarse_labels", COARSE), "fine": (b"fine_labels", FINE)},
+)
+
+
+def cifar10(root: Path | None, split: str) -> ArrayDataset:
+    """Images uint8 (N, 3, 32, 32); split: train (50,000) | test (10,000)."""
+    _checks.choice("split", split, ("train", "test"))
+    return _whole(CIFAR10, root, split, "fine")
+
+
+def cifar100(root: Path | None, split: str, labels: str = "fine") -> ArrayDataset:
+    """Images uint8 (N, 3, 32, 32); split: train (50,000) | test (10,000); labels: fine (100) | coarse (20)."""
+    _checks.choice("split", split, ("train", "test"))
+    _checks.choice("labels", labels, ("fine", "coarse"))
+    return _whole(CIFAR100, root, split, labels)
+
+
+def cifar_fs(root: Path | None, split: str) -> ArrayDataset:
+    """CIFAR-FS: all images of 64 (train), 16 (val) or 20 (test) of CIFAR-100's classes, 600 of each."""
+    _checks.choice("split", split, ("train", "val", "test"))
+    held = {part: names.split() for part, names in CIFAR_FS.items()}
+    rest = [name for name in FINE if name not in held["val"] + held["test"]]
+    return _few_shot("cifar_fs", root, held.get(split, rest))
+
+
+def fc100(root: Path | None, split: str) -> ArrayDataset:
+    """FC100: all images of 12 (train), 4 (val) or 4 (test) of CIFAR-100's coarse classes: 60, 20 or 20 fine ones."""
+    _checks.choice("split", split, ("train", "val", "test"))
+    held = {part: names.split() for part, names in FC100.items()}
+    rest = [name for name in COARSE if name not in held["val"] + held["test"]]
+    return _few_shot("fc100", root, [name for group in held.get(split, rest) for name in TREE[group].split()])
+
+
+def _whole(layout: Layout, root: Path | None, split: str, kind: str) -> ArrayDataset:
+    count, classes = layout.images[split], layout.labels[kind][1]
+    parts = _parts(layout, root, split, kind)
+    images = np.empty((len(parts) * count, PIXELS), np.uint8)
+    labels = np.empty(len(images), np.int64)
+    for i, part in enumerate(parts):
+        for start, pixels, found in part():
+            rows = slice(i * count + start, i * count + start + len(found))
+            images[rows], labels[rows] = pixels, found
+    return _dataset(images, labels, classes)
+
+
+def _few_shot(name: str, root: Path | None, wanted: list[str]) -> ArrayDataset:
+    """All images of some of CIFAR-100's classes; the labels are numbered anew, in alphabetical order."""
+    layout = replace(CIFAR100, source=replace(CIFAR100.source, name=name))
+    classes = sorted(wanted)
+    number = np.full(len(FINE), -1)
+    number[[FINE.index(label) for label in classes]] = range(len(classes))
+    each = sum(layout.images.values()) // len(FINE)
+    total = each * len(classes)
+    uneven = f"{name}: the files below {root} must have {each} images of every class"
+    images = np.empty((total, PIXELS), np.uint8)
+    labels = np.empty(total, np.int64)
+    done = 0
+    for split in ("train", "test"):
+        for part in _parts(layout, root, split, "fine"):
+            for _, pixels, found in part():
+                rows = np.flatnonzero(number[found] >= 0)
+                if done + len(rows) > total:
+                    raise ValueError(uneven)
+                images[done : done + len(rows)] = pixels[rows]
+                labels[done : done + len(rows)] = number[found[rows]]
+                done += len(rows)
+    if done < total or (np.bincount(labels) != each).any():
+        raise ValueError(uneven)
+    return _dataset(images, labels, classes)
+
+
+def _dataset(images: _files.Bytes, labels: npt.NDArray[np.int64], classes: list[str]) -> ArrayDataset:
+    return ArrayDataset(torch.from_numpy(images).view(-1, 3, 32, 32), torch.from_numpy(labels), classes)
+
+
+# A file, a few hundred images at a time: number of the first, pixels (n, PIXELS), labels (n,); the next overwrite them.
+Part = Callable[[], Iterator[tuple[int, _files.Bytes, npt.NDArray[Any]]]]
+
+
+def _parts(layout: Layout, root: Path | None, split: str, kind: str) -> list[Part]:
+    """The files of a split, all looked at before the first is read."""
+    names = layout.files[split]
+    folder = layout.source.find(root, *(name + ".bin" for name in names), *names)
+    paths = [layout.source.file(folder, name + ".bin", name) for name in names]
+    if all(path.suffix == ".bin" for path in paths):
+        return [_binary(layout, path, split, kind) for path in paths]
+    return [_python(layout, path, split, kind) for path in paths]
+
+
+def _binary(layout: Layout, path: Path, split: str, kind: str) -> Part:
+    """Records of one byte for each kind of label, then red, green and blue."""
+    count, skip = layout.images[split], len(layout.labels)
+    column, classes = list(layout.labels).index(kind), len(layout.labels[kind][1])
+    _files.check_size(path, count * (skip + PIXELS))
+
+    def read() -> Iterator[tuple[int, _files.Bytes, npt.NDArray[Any]]]:
+        for start, part in _files.records(path, 0, count, skip + PIXELS):
+            labels = part[:, column]
+            _files.check_labels(path, labels, classes, start)
+            yield start, part[:, skip:], labels
+
+    return read
+
+
+def _python(layout: Layout, path: Path, split: str, kind: str) -> Part:
+    """A pickled dict: data, an array (images, PIXELS) of bytes, and a list for each kind of label."""
+    count, (key, classes) = layout.images[split], layout.labels[kind]
+    content = _pickles.load(path)
+    data, given = (content.get(b"data"), content.get(key)) if type(content) is dict else (None, None)
+    if type(data) is not _pickles.Array or data.dtype != np.uint8 or data.shape != (count, PIXELS) or data.fortran:
+        raise ValueError(f"{path} must have under 'data' an array ({count}, {PIXELS}) of bytes")
+    if type(given) is not list or len(given) != count or not all(type(label) is int for label in given):
+        raise ValueError(f"{path} must have under {key.decode()!r} a list of {count} labels")
+    labels = np.array(given)
+    _files.check_labels(path, labels, len(classes))
+    offset = data.content.offset if isinstance(data.content, _pickles.Span) else 0
+
+    def read() -> Iterator[tuple[int, _files.Bytes, npt.NDArray[Any]]]:
+        for start, part in _files.records(path, offset, count, PIXELS):
+            yield start, part, labels[start : start + len(part)]
+
+    return read

@@ -1,0 +1,209 @@
+"""Faces: ORL, and Labeled Faces in the Wild (LFW) with its lists of pairs."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import _checks
+from . import _files
+from ._dataset import ArrayDataset, LazyDataset
+from .image_folder import lazy
+
+ORL = _files.Source(
+    "orl",
+    ("att_faces", "orl_faces"),
+    "s1/1.pgm to s40/10.pgm",
+    "https://cam-orl.co.uk/facedatabase.html",
+)
+LFW = _files.Source(
+    "lfw",
+    (
+        "lfw-deepfunneled",
+        "lfw-py/lfw-deepfunneled",
+        "lfw_funneled",
+        "lfw-py/lfw_funneled",
+        "lfw",
+        "lfw-py/lfw",
+        "lfw64",
+    ),
+    "<person>/<person>_0001.jpg and so on, and beside it or in it pairs.txt, peopleDevTrain.txt and peopleDevTest.txt",
+    "http://vis-www.cs.umass.edu/lfw/",
+)
+PEOPLE, EACH, HEIGHT, WIDTH = 40, 10, 112, 92
+
+
+def orl(root: Path | None, split: str) -> ArrayDataset:
+    """Images uint8 (N, 1, 112, 92) of 40 people, 10 of each; split: train (images 1–5) | test (6–10) | all.
+
+    The set has no official split.
+    """
+    _checks.choice("split", split, ("train", "test", "all"))
+    wanted = {"train": range(1, 6), "test": range(6, 11), "all": range(1, 11)}[split]
+    folder = ORL.find(root, "s1/1.pgm")
+    images = np.empty((PEOPLE, len(wanted), 1, HEIGHT, WIDTH), np.uint8)
+    for person in range(PEOPLE):
+        for place, number in enumerate(wanted):
+            _read_pgm(ORL.file(folder, f"s{person + 1}/{number}.pgm"), images[person, place, 0])
+    labels = torch.arange(PEOPLE).repeat_interleave(len(wanted))
+    return ArrayDataset(torch.from_numpy(images).flatten(0, 1), labels, [f"s{i + 1}" for i in range(PEOPLE)])
+
+
+def _read_pgm(path: Path, image: _files.Bytes) -> None:
+    """The pixels of a binary PGM of the size of `image`: ``P5 width height 255``, one white space, the bytes."""
+    with open(path, "rb") as file:
+        head = re.match(rb"P5\s+(?:#[^\n]*\n\s*)*(\d{1,9})\s+(\d{1,9})\s+(\d{1,9})\s", file.read(512))
+        if head is None:
+            raise ValueError(f"{path} is no binary PGM file: expected P5, width, height and 255")
+        width, height, white = (int(number) for number in head.groups())
+        if (height, width, white) != (*image.shape, 255):
+            expected = f"{image.shape[1]}×{image.shape[0]} pixels of 0 to 255"
+            raise ValueError(f"{path} must have {expected}, got {width}×{height} of 0 to {white}")
+        _files.check_size(path, head.end() + image.size)
+        file.seek(head.end())
+        _files.fill(file, image, path)
+
+
+def lfw(root: Path | None, split: str) -> LazyDataset:
+    """Images uint8 (3, 250, 250), 13,233 of 5749 people, who are the classes; decoded when they are asked for.
+
+    Args:
+        split: train | test, the people of peopleDevTrain.txt and peopleDevTest.txt (View 1) | all, which the pair
+            lists of :func:`read_pairs` refer to.
+    """
+    _checks.choice("split", split, ("train", "test", "all"))
+    folder = _lfw_folder(root)
+    if split == "all":
+        return lazy(folder, [entry.name for entry in _files.entries(folder) if entry.is_dir()])
+    name = {"train": "peopleDevTrain.txt", "test": "peopleDevTest.txt"}[split]
+    path = LFW.file(folder, name, os.path.join(os.pardir, name))
+    lines = [line.split() for line in _files.read_text(path).splitlines() if line.strip()]
+    if not lines or len(lines[0]) != 1 or len(lines) - 1 != _files.integers(path, lines[0])[0]:
+        raise ValueError(f"{path} must begin with the number of people that follow, one a line")
+    people = {}
+    for line in lines[1:]:
+        if len(line) != 2:
+            raise ValueError(f"{path} must have a name and a number in each line, got {' '.join(line)[:80]!r}")
+        people[_person(path, line[0])] = _files.integers(path, line[1:], low=1)[0]
+    for person in people:
+        if not (folder / person).is_dir():
+            raise ValueError(f"lfw: {folder / person} is missing, which {path} names")
+    data = lazy(folder, sorted(people))
+    counts = torch.bincount(data.labels, minlength=len(people)).tolist()
+    for person, count in zip(data.classes, counts, strict=True):
+        if count != people[person]:
+            raise ValueError(f"{folder / person} must have {people[person]} images by {path}, got {count}")
+    return data
+
+
+def _lfw_folder(root: Path | None) -> Path:
+    if root is not None:
+        for folder in [root / name for name in LFW.folders] + [root]:
+            if folder.is_dir() and any(
+                (Path(entry.path) / f"{entry.name}_0001{suffix}").is_file()
+                for entry in _files.entries(folder)
+                for suffix in (".jpg", ".png")
+                if entry.is_dir()
+            ):
+                return folder
+    return LFW.find(root)
+
+
+class Pair(NamedTuple):
+    """Two images by name, whether they show the same person, and the fold they belong to."""
+
+    first: str
+    second: str
+    same: bool
+    fold: int
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs(Sequence[Pair]):
+    """A list of P pairs.
+
+    Attributes:
+        first, second: names of the images, such as "Abel_Pacheco_0001".
+        same: (P,) bool.
+        fold: (P,) int64, 0 to folds − 1.
+        folds: their number; 1 for a list without folds.
+    """
+
+    first: list[str]
+    second: list[str]
+    same: Tensor
+    fold: Tensor
+    folds: int
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    @overload
+    def __getitem__(self, index: int) -> Pair: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Pair]: ...
+    def __getitem__(self, index: int | slice) -> Pair | list[Pair]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return Pair(self.first[index], self.second[index], bool(self.same[index]), int(self.fold[index]))
+
+    def locate(self, dataset: LazyDataset) -> Tensor:
+        """(P, 2) int64: where the images of each pair stand in `dataset`, LFW's split all."""
+        places = {os.path.splitext(os.path.basename(path))[0]: i for i, path in enumerate(dataset.paths)}
+        for name in (*self.first, *self.second):
+            if name not in places:
+                raise ValueError(f"the data set has no image {name}, which the list of pairs names")
+        return torch.tensor([[places[a], places[b]] for a, b in zip(self.first, self.second, strict=True)])
+
+    def __repr__(self) -> str:
+        return f"Pairs({len(self)} pairs, {int(self.same.sum())} of the same person, {self.folds} folds)"
+
+
+def read_pairs(path: str | os.PathLike[str]) -> Pairs:
+    """The pairs of LFW's pairs.txt, pairsDevTrain.txt or pairsDevTest.txt.
+
+    The first line has the number of folds (left out: one) and n; then follow for each fold n pairs of the same person,
+    ``name i j``, and n of different ones, ``name i name j``.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "pairs.txt")
+        >>> _ = path.write_text("1\t1\\nAbel_Pacheco\t1\t4\\nAbdel_Madi_Shabneh\t1\tDean_Barker\t1\\n")
+        >>> read_pairs(path)[1]
+        Pair(first='Abdel_Madi_Shabneh_0001', second='Dean_Barker_0001', same=False, fold=0)
+    """
+    path = Path(path)
+    lines = [line.split() for line in _files.read_text(path).splitlines() if line.strip()]
+    if not lines or len(lines[0]) > 2:
+        raise ValueError(f"{path} must begin with the number of folds and of pairs in each, or the latter alone")
+    head = _files.integers(path, lines[0], low=1)
+    folds, count = (head[0], head[1]) if len(head) == 2 else (1, head[0])
+    if len(lines) - 1 != folds * 2 * count:
+        raise ValueError(f"{path} must have {folds * 2 * count} pairs by its first line, got {len(lines) - 1}")
+    first, second = [], []
+    for i, line in enumerate(lines[1:]):
+        same = i // count % 2 == 0
+        if len(line) != (3 if same else 4):
+            expected = "name i j" if same else "name i name j"
+            raise ValueError(f"{path}: pair {i + 1} must be '{expected}', got {' '.join(line)[:80]!r}")
+        other = line[0] if same else line[2]
+        a, b = _files.integers(path, [line[1], line[-1]], low=1)
+        first.append(f"{_person(path, line[0])}_{a:04d}")
+        second.append(f"{_person(path, other)}_{b:04d}")
+    number = torch.arange(len(first))
+    return Pairs(first, second, number // count % 2 == 0, number // (2 * count), folds)
+
+
+def _person(path: Path, name: str) -> str:
+    """A name that is a folder's, and leads nowhere else."""
+    if "/" in name or "\\" in name or "\0" in name or name.startswith("."):
+        raise ValueError(f"{path} must have names of people, got {name[:80]!r}")
+    return name

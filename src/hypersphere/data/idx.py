@@ -1,0 +1,93 @@
+"""MNIST and Fashion-MNIST: idx files, plain or gzipped.
+
+An idx file: two zero bytes, the type of its numbers (8: unsigned bytes), the number of its dimensions, each dimension
+as a big-endian 32-bit number, then the numbers.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from .. import _checks
+from . import _files
+from ._dataset import ArrayDataset
+
+MNIST = _files.Source(
+    "mnist",
+    ("MNIST/raw", "mnist", "MNIST"),
+    "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte (or .gz)",
+    "http://yann.lecun.com/exdb/mnist/",
+)
+FASHION = _files.Source(
+    "fashion_mnist",
+    ("FashionMNIST/raw", "fashion-mnist", "fashion_mnist", "FashionMNIST"),
+    MNIST.files,
+    "https://github.com/zalandoresearch/fashion-mnist",
+)
+DIGITS = [str(digit) for digit in range(10)]
+CLOTHES = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
+WHAT = ("images-idx3", "labels-idx1")
+# No deflate stream grows by more than this.
+DEFLATE = 1032
+# What the official files hold; a file that promises more is not read.
+MOST = (60_000, 28, 28)
+
+
+def mnist(root: Path | None, split: str) -> ArrayDataset:
+    """Images uint8 (N, 1, 28, 28); split: train (60,000) | test (10,000)."""
+    return _load(MNIST, root, split, DIGITS)
+
+
+def fashion_mnist(root: Path | None, split: str) -> ArrayDataset:
+    """Images uint8 (N, 1, 28, 28); split: train (60,000) | test (10,000)."""
+    return _load(FASHION, root, split, CLOTHES)
+
+
+def _load(source: _files.Source, root: Path | None, split: str, classes: list[str]) -> ArrayDataset:
+    _checks.choice("split", split, ("train", "test"))
+    stem = {"train": "train", "test": "t10k"}[split]
+    names = [[f"{stem}-{what}-ubyte", f"{stem}-{what.replace('-', '.', 1)}-ubyte"] for what in WHAT]
+    names = [[*plain, *(name + ".gz" for name in plain)] for plain in names]
+    folder = source.find(root, *names[0], *names[1])
+    images_path, labels_path = (source.file(folder, *options) for options in names)
+    images, labels = read_idx(images_path, MOST), read_idx(labels_path, MOST[:1])
+    if len(images) != len(labels):
+        raise ValueError(
+            f"{images_path} has {len(images)} images, {labels_path} {len(labels)} labels: expected as many"
+        )
+    _files.check_labels(labels_path, labels, len(classes))
+    return ArrayDataset(torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels), classes)
+
+
+def read_idx(path: Path, most: tuple[int, ...]) -> _files.Bytes:
+    """The unsigned bytes of an idx file of shape `most`, or with a smaller first dimension."""
+    dimensions = len(most)
+    zipped = path.suffix == ".gz"
+    with gzip.open(path, "rb") if zipped else open(path, "rb", buffering=0) as file:
+        try:
+            head = np.empty(4 + 4 * dimensions, np.uint8)
+            _files.fill(file, head, path)
+            expected = bytes((0, 0, 8, dimensions))
+            if head[:4].tobytes() != expected:
+                raise ValueError(f"{path} is no idx file: expected the bytes {expected!r}, got {head[:4].tobytes()!r}")
+            shape = [int(n) for n in head[4:].view(">u4")]
+            if shape[0] > most[0] or tuple(shape[1:]) != most[1:]:
+                raise ValueError(f"{path} must have the shape {most}, or less in the first place, got {tuple(shape)}")
+            count = math.prod(shape)
+            if not zipped:
+                _files.check_size(path, len(head) + count)
+            elif count > DEFLATE * _files.size_of(path):
+                raise ValueError(f"{path} is truncated: it promises {count} bytes and cannot hold them")
+            data = np.empty(shape, np.uint8)
+            _files.fill(file, data, path)
+            if file.read(1):  # of a gzip file this also compares the checksum
+                raise ValueError(f"{path} is too long: expected {len(head) + count} bytes")
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(f"{path} is a damaged gzip file: {error}") from None
+    return data

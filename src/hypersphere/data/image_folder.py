@@ -1,0 +1,72 @@
+"""Images in folders by class, as ImageNet is laid out, decoded when they are asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import _checks
+from . import _files
+from ._dataset import LazyDataset
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm")
+# Formats whose decoders read pixels and run nothing (Pillow's EPS, for one, calls Ghostscript).
+FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM")
+SPLITS = ("train", "val", "test")
+# The largest image taken: a small file can promise billions of pixels.
+PIXELS = 1 << 26
+
+
+def image_folder(root: Path | None, split: str) -> LazyDataset:
+    """Images uint8 (3, H, W), each of its own size, from root/split/class/*.jpeg; classes are sorted by name.
+
+    A root without folders train, val or test is taken as root/class/*.jpeg, which is split train. A damaged image is
+    named when it is asked for.
+    """
+    _checks.choice("split", split, SPLITS)
+    if root is None:
+        raise ValueError(
+            "image_folder needs root, or the environment variable HYPERSPHERE_DATA: a folder of your own, or ImageNet "
+            "from https://image-net.org, with root/train/<class>/*.JPEG"
+        )
+    folder = root / split
+    divided = any((root / part).is_dir() for part in SPLITS)
+    if not folder.is_dir():
+        if divided or split != "train" or not root.is_dir():
+            raise ValueError(f"image_folder: {folder} is missing; expected {folder}/<class>/*.jpeg, nothing is fetched")
+        folder = root
+    classes = [entry.name for entry in _files.entries(folder) if entry.is_dir()]
+    if not classes:
+        raise ValueError(f"image_folder: {folder} has no folders; expected {folder}/<class>/*.jpeg, nothing is fetched")
+    return lazy(folder, classes)
+
+
+def lazy(folder: Path, classes: list[str]) -> LazyDataset:
+    """The images of folder/class for every class."""
+    paths: list[str] = []
+    counts = []
+    for name in classes:
+        found = [entry.path for entry in _files.entries(folder / name) if entry.name.lower().endswith(SUFFIXES)]
+        if not found:
+            raise ValueError(f"{folder / name} has no image; expected files that end in {' '.join(SUFFIXES)}")
+        paths += found
+        counts.append(len(found))
+    labels = torch.arange(len(classes)).repeat_interleave(torch.tensor(counts))
+    return LazyDataset(paths, labels, classes, decode)
+
+
+def decode(path: str) -> Tensor:
+    """An image file as uint8 (3, H, W)."""
+    Image = _files.extra("PIL.Image", "Pillow", "reading images")
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            width, height = image.size
+            if width * height > PIXELS:
+                raise ValueError(f"expected at most {PIXELS} pixels, got {width}×{height}")
+            pixels = np.array(image.convert("RGB"))
+    except Exception as error:  # a decoder may raise anything at damaged bytes
+        raise ValueError(f"{path} is no image that can be read: {error}") from error
+    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()

@@ -1,0 +1,162 @@
+"""Cora, Citeseer and Pubmed in the files of Planetoid (Yang et al. 2016), with its split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .. import _checks
+from . import _files, _pickles
+from ._dataset import Graph
+
+ORIGIN = "https://github.com/kimiyoung/planetoid (data)"
+VAL = 500
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a graph must have."""
+
+    nodes: int
+    features: int
+    classes: tuple[str, ...]
+
+
+GRAPHS = {
+    "cora": Facts(
+        2708,
+        1433,
+        (
+            "Theory",
+            "Reinforcement_Learning",
+            "Genetic_Algorithms",
+            "Neural_Networks",
+            "Probabilistic_Methods",
+            "Case_Based",
+            "Rule_Learning",
+        ),
+    ),
+    "citeseer": Facts(3327, 3703, ("AI", "ML", "IR", "DB", "Agents", "HCI")),
+    "pubmed": Facts(19717, 500, ("Diabetes_Experimental", "Diabetes_Type_1", "Diabetes_Type_2")),
+}
+
+
+def planetoid(name: str, root: Path | None, split: str = "train") -> Graph:
+    """The graph `name`; its masks are the splits, so it is the same for each.
+
+    The first nodes are those of allx, of which len(y) are train and the next 500 val; test.index says at which place
+    each row of tx stands. Citeseer's indices leave gaps: isolated nodes, without features or label.
+    """
+    _checks.choice("split", split, ("train", "val", "test"))
+    facts = GRAPHS[name]
+    stem = f"ind.{name}."
+    parts = ("allx", "ally", "tx", "ty", "y", "graph", "test.index")
+    source = _files.Source(name, ("planetoid", name), ", ".join(stem + part for part in parts), ORIGIN)
+    folder = source.find(root, *(stem + part for part in parts))
+    paths = {part: source.file(folder, stem + part) for part in parts}
+    places = _places(paths["test.index"], facts.nodes)
+    known = facts.nodes - (int(places.max()) - int(places.min()) + 1)
+    if int(places.max()) != facts.nodes - 1:
+        raise ValueError(f"{paths['test.index']} must end at node {facts.nodes - 1}, got {int(places.max())}")
+
+    features = np.zeros((facts.nodes, facts.features), np.float32)
+    labels = np.full(facts.nodes, -1, np.int64)
+    for x, y, rows in (("allx", "ally", np.arange(known)), ("tx", "ty", places)):
+        _read_rows(paths[x], features, rows)
+        labels[rows] = _read_labels(paths[y], len(rows), len(facts.classes))
+    train = len(_read_labels(paths["y"], None, len(facts.classes)))
+    if train + VAL > known:
+        raise ValueError(f"{paths['y']} must leave {VAL} of {known} nodes for val, got {train}")
+    node = torch.arange(facts.nodes)
+    test = torch.zeros(facts.nodes, dtype=torch.bool)
+    test[torch.from_numpy(places)] = True
+    return Graph(
+        torch.from_numpy(features),
+        _read_edges(paths["graph"], facts.nodes),
+        torch.from_numpy(labels),
+        node < train,
+        (node >= train) & (node < train + VAL),
+        test,
+        list(facts.classes),
+    )
+
+
+LOADERS = {name: partial(planetoid, name) for name in GRAPHS}
+
+
+def _places(path: Path, nodes: int) -> npt.NDArray[np.int64]:
+    words = _files.read_text(path, 12 * nodes).split()
+    places = np.array(_files.integers(path, words, high=nodes - 1), np.int64)
+    if not len(places) or len(np.unique(places)) != len(places):
+        raise ValueError(f"{path} must name nodes, each once")
+    return places
+
+
+def _read_rows(path: Path, features: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]) -> None:
+    """The rows of a sparse matrix into these rows of `features`."""
+    matrix = _pickles.load(path)
+    parts = matrix.parts if type(matrix) is _pickles.Matrix else {}
+    shape = parts.get(b"_shape")
+    if shape != (len(rows), features.shape[1]):
+        raise ValueError(f"{path} must be a sparse matrix ({len(rows)}, {features.shape[1]})")
+    ends, columns, values = (_vector(path, parts.get(key), key) for key in (b"indptr", b"indices", b"data"))
+    whole = ends.dtype.kind in "iu" and columns.dtype.kind in "iu"
+    if not whole or len(ends) != len(rows) + 1 or ends[0] != 0 or (np.diff(ends) < 0).any():
+        raise ValueError(f"{path}: the ends of its {len(rows)} rows must be whole numbers from 0 on that do not fall")
+    if not int(ends[-1]) == len(columns) == len(values):
+        raise ValueError(f"{path} must have {int(ends[-1])} values, got {len(values)} in {len(columns)} columns")
+    if len(columns) and not 0 <= int(columns.min()) <= int(columns.max()) < features.shape[1]:
+        raise ValueError(f"{path}: columns must be 0 to {features.shape[1] - 1}")
+    if not np.isfinite(values).all():
+        raise ValueError(f"{path} must have finite values, got NaN or infinity")
+    features[np.repeat(rows, np.diff(ends)), columns] = values
+
+
+def _vector(path: Path, value: Any, key: bytes) -> npt.NDArray[Any]:
+    if type(value) is not _pickles.Array or len(value.shape) != 1:
+        raise ValueError(f"{path} must be a sparse matrix with a vector {key.decode()!r}")
+    return value.numpy()
+
+
+def _read_labels(path: Path, count: int | None, classes: int) -> npt.NDArray[np.int64]:
+    """Classes of rows that have a one at theirs; −1 for a row of zeros."""
+    value = _pickles.load(path)
+    expected = f"an array ({'N' if count is None else count}, {classes}) of zeros with at most one 1 a row"
+    if type(value) is not _pickles.Array or len(value.shape) != 2 or value.shape[1] != classes:
+        raise ValueError(f"{path} must be {expected}")
+    rows = value.numpy()
+    if (count is not None and len(rows) != count) or not np.isin(rows, (0, 1)).all() or (rows.sum(1) > 1).any():
+        raise ValueError(f"{path} must be {expected}")
+    return np.where(rows.any(1), rows.argmax(1), -1)
+
+
+def _read_edges(path: Path, nodes: int) -> torch.Tensor:
+    """The adjacency of {node: [neighbours]}, both ways, each edge once, without loops."""
+    graph = _pickles.load(path)
+    if type(graph) is not dict or not all(type(ends) is list for ends in graph.values()):
+        raise ValueError(f"{path} must be a dict of lists, the neighbours of each node")
+    counts = [len(ends) for ends in graph.values()]
+    # One list may stand for many nodes' in a pickle: no honest file has more ends than bytes.
+    if sum(counts) > _files.size_of(path):
+        raise ValueError(f"{path} names {sum(counts)} neighbours and cannot hold them in {_files.size_of(path)} bytes")
+    if not all(type(node) is int for node in chain(graph, *graph.values())):
+        raise ValueError(f"{path} must have nodes that are whole numbers")
+    start = np.repeat(np.fromiter(graph, np.int64, len(graph)), counts)
+    end = np.fromiter(chain.from_iterable(graph.values()), np.int64, len(start))
+    both = np.concatenate([start, end])
+    if len(both) and not 0 <= int(both.min()) <= int(both.max()) < nodes:
+        raise ValueError(f"{path}: nodes must be 0 to {nodes - 1}, got {int(both.min())} to {int(both.max())}")
+    apart = start != end
+    start, end = start[apart], end[apart]
+    pairs = np.unique(np.concatenate([start * nodes + end, end * nodes + start]))
+    places = torch.from_numpy(np.stack([pairs // nodes, pairs % nodes]))
+    return torch.sparse_coo_tensor(
+        places, torch.ones(len(pairs)), (nodes, nodes), is_coalesced=True, check_invariants=True
+    )

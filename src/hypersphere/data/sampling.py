@@ -1,0 +1,350 @@
+"""Batches, splits and episodes of a data set: pure functions of a seed, an epoch and the indices of the samples.
+
+A data set here is any torch Dataset with ``len()``, ``ds[i] -> (tensor, int)`` and ``.labels``, and if it has them
+``.classes`` (labels must lie within them), ``.inputs`` (all samples as one tensor, from which whole batches are taken)
+and ``.subset(indices)``. What is random comes from :mod:`hypersphere.data._random`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+
+from .. import _checks
+from . import _random
+from ._random import Indices, SampleGenerator
+from .augment import Augmentation, AugmentationLike, resolve
+
+IMBALANCES = ("single", "multiple", "mnist0")
+MNIST0_KEPT = 100
+
+
+def batches(
+    dataset: Dataset[Any],
+    batch_size: int,
+    *,
+    seed: int = 0,
+    epoch: int = 0,
+    start: int = 0,
+    augment: AugmentationLike = None,
+    shuffle: bool = True,
+    rank: int = 0,
+    world_size: int = 1,
+    workers: int = 0,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """One epoch of (inputs, labels): the same bytes for the same arguments, whatever `workers` and from any `start` on.
+
+    The place of a sample in the epoch and what augmentation makes of it depend on (seed, epoch, its index) alone, not
+    on the batch it falls into. The last batch may be smaller.
+
+    Args:
+        dataset: a torch Dataset (:func:`hypersphere.data.load`); one with ``.inputs`` gives whole batches at once, any
+            other is read sample by sample.
+        batch_size: samples in a batch, on each rank.
+        seed, epoch: of order and augmentation.
+        start: the batch to begin with; the number of batches gives none, more is an error.
+        augment: a name of :data:`~hypersphere.data.augment.AUGMENTATIONS`, or a callable(inputs (B, ...), generator)
+            whose random numbers come from `generator`, a :class:`~hypersphere.data._random.SampleGenerator` with a row
+            for each sample. Data without ``.inputs`` come to it one by one, B = 1, since their sizes may differ. None:
+            uint8 images become float32 (x−127.5)/128, as in all the names, so that a network trained with any of
+            ``cifar…`` is tested with None; anything else comes as it is stored.
+        shuffle: False: in the order of the data set.
+        rank, world_size: the part of every batch of world_size·batch_size that this process gets: one process with
+            that batch size sees the same samples at the same step. Every rank has equally many batches; if fewer
+            samples than ranks are left for the last, those before it give it some of theirs.
+        workers: processes that prepare batches; worth it where samples are decoded (image folders).
+
+    Batches come in pinned memory where there is a CUDA device.
+
+    Example:
+        >>> data = torch.utils.data.TensorDataset(torch.arange(10.0), torch.arange(10) % 2)
+        >>> [labels.tolist() for _, labels in batches(data, 4, shuffle=False)]
+        [[0, 1, 0, 1], [0, 1, 0, 1], [0, 1]]
+        >>> whole, rest = list(batches(data, 4, seed=1)), list(batches(data, 4, seed=1, start=2))
+        >>> len(whole), torch.equal(whole[2][0], rest[0][0])
+        (3, True)
+    """
+    count = num_batches(dataset, batch_size, world_size)
+    seed, epoch = _checks.integer("seed", seed, low=0), _checks.integer("epoch", epoch, low=0)
+    if _checks.integer("start", start, low=0) > count:
+        raise ValueError(f"start must be <= {count}, the number of batches, got {start}")
+    if _checks.integer("rank", rank, low=0) >= world_size:
+        raise ValueError(f"rank must be < world_size = {world_size}, got {rank}")
+    workers = _checks.integer("workers", workers, low=0)
+    augmentation = resolve(augment)
+    if hasattr(dataset, "labels"):
+        _check_labels(dataset)
+    everything = np.arange(_length(dataset))
+    order = _random.order(seed, epoch, "order", everything) if shuffle else everything
+    # A generator of its own, or the loader would draw a number from torch's global one. Nothing else uses it.
+    loader: DataLoader[Any] = DataLoader(
+        _Batches(dataset, order, batch_size, rank, world_size, augmentation, seed, epoch),
+        batch_size=None,
+        sampler=range(start, count),
+        num_workers=workers,
+        pin_memory=torch.cuda.is_available(),
+        generator=torch.Generator().manual_seed(0),
+    )
+    return iter(loader)
+
+
+def num_batches(dataset: Dataset[Any], batch_size: int, world_size: int = 1) -> int:
+    """How many batches an epoch of :func:`batches` has on every rank."""
+    n = _length(dataset)
+    batch_size = _checks.integer("batch_size", batch_size, low=1)
+    world_size = _checks.integer("world_size", world_size, low=1)
+    count = -(-n // (batch_size * world_size))
+    if n < count * world_size:
+        raise ValueError(
+            f"world_size must leave a sample for each rank in every batch, got {world_size} ranks for {n} samples "
+            f"in batches of {batch_size}"
+        )
+    return count
+
+
+def imbalance(dataset: Dataset[Any], kind: str, seed: int = 0) -> Dataset[Any]:
+    """The data set with some classes thinned out at random, as in the class-imbalance experiments of MHE.
+
+    Args:
+        dataset: with labels.
+        kind: "single": the first tenth of the classes (at least one) keeps a tenth of its samples (CIFAR-10: class 0
+            keeps 500; CIFAR-100: classes 0 to 9 keep 50); "multiple": class c of C keeps (c+1)/C (CIFAR-10:
+            500·(c+1); CIFAR-100: 5·(c+1)); "mnist0": class 0 keeps 100 samples.
+        seed: of the choice. What is kept stays in order.
+
+    Paper: 003, Sec. 5.1.3, Appendices A and H.1.
+
+    Example:
+        >>> data = torch.utils.data.TensorDataset(torch.zeros(100, 2), torch.arange(100) % 2)
+        >>> data.labels, data.classes = data.tensors[1], ["even", "odd"]
+        >>> imbalance(data, "multiple").labels.bincount()
+        tensor([25, 50])
+    """
+    if kind not in IMBALANCES:
+        near = get_close_matches(str(kind), IMBALANCES, n=1)
+        meant = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(f"kind must be one of {', '.join(IMBALANCES)}; got {kind!r}{meant}")
+    members = _members(dataset)
+    classes = len(members)
+    kept = [len(indices) for indices in members]
+    if kind == "single":
+        for c in range(max(1, classes // 10)):
+            kept[c] = -(-kept[c] // 10)
+    elif kind == "multiple":
+        kept = [-(-count * (c + 1) // classes) for c, count in enumerate(kept)]
+    else:
+        if kept[0] < MNIST0_KEPT:
+            raise ValueError(f"dataset must have {MNIST0_KEPT} samples of class 0 for 'mnist0', got {kept[0]}")
+        kept[0] = MNIST0_KEPT
+    seed = _checks.integer("seed", seed, low=0)
+    chosen = [_random.order(seed, 0, "imbalance", indices)[:n] for indices, n in zip(members, kept, strict=True)]
+    return _subset(dataset, np.sort(np.concatenate(chosen)))
+
+
+def holdout(dataset: Dataset[Any], size: int | float, seed: int = 0) -> tuple[Dataset[Any], Dataset[Any]]:
+    """(train, validation): `size` samples held out at random, of every class in proportion.
+
+    Args:
+        dataset: with labels.
+        size: of the validation part, samples; a float is a fraction of the data set.
+        seed: of the choice. Both parts stay in order.
+
+    Example:
+        >>> data = torch.utils.data.TensorDataset(torch.zeros(100, 2), torch.arange(100) % 4)
+        >>> data.labels, data.classes = data.tensors[1], list("abcd")
+        >>> [part.labels.bincount().tolist() for part in holdout(data, 20)]
+        [[20, 20, 20, 20], [5, 5, 5, 5]]
+    """
+    members = _members(dataset)
+    n = sum(map(len, members))
+    if isinstance(size, float):
+        size = round(_checks.number("size", size, low=0, high=1) * n)
+    if not 1 <= _checks.integer("size", size) < n:
+        raise ValueError(f"size must leave samples on both sides, 1 to {n - 1} of {n}, got {size}")
+    exact = [size * len(indices) / n for indices in members]
+    quota = [int(share) for share in exact]
+    # what rounding down left over goes to the largest remainders
+    for c in sorted(range(len(exact)), key=lambda c: quota[c] - exact[c])[: size - sum(quota)]:
+        quota[c] += 1
+    seed = _checks.integer("seed", seed, low=0)
+    held = [_random.order(seed, 0, "holdout", indices)[:k] for indices, k in zip(members, quota, strict=True)]
+    inside = np.zeros(n, dtype=bool)
+    inside[np.concatenate(held)] = True
+    return _subset(dataset, np.flatnonzero(~inside)), _subset(dataset, np.flatnonzero(inside))
+
+
+def episode(
+    dataset: Dataset[Any],
+    index: int,
+    *,
+    ways: int = 5,
+    shots: int = 5,
+    queries: int = 15,
+    seed: int = 0,
+    augment: AugmentationLike = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Few-shot episode number `index`: (support, support_labels, query, query_labels).
+
+    Draws `ways` classes among those that have samples and, from each, `shots` samples to learn from and `queries`
+    others to be tested on. Labels are the place of the class in the episode, 0 to ways−1; samples come class by class.
+
+    Args:
+        dataset: with labels.
+        index: of the episode; classes and samples depend on (seed, index) alone.
+        augment: as in :func:`batches`.
+
+    Paper: 002, Appendix D (5-way, 5-shot).
+
+    Example:
+        >>> data = torch.utils.data.TensorDataset(torch.randn(200, 2), torch.arange(200) % 10)
+        >>> data.labels, data.classes = data.tensors[1], list("abcdefghij")
+        >>> support, support_labels, query, query_labels = episode(data, 0, shots=1)
+        >>> support.shape, support_labels.tolist(), query.shape
+        (torch.Size([5, 2]), [0, 1, 2, 3, 4], torch.Size([75, 2]))
+    """
+    index, seed = _checks.integer("index", index, low=0), _checks.integer("seed", seed, low=0)
+    ways, shots = _checks.integer("ways", ways, low=1), _checks.integer("shots", shots, low=1)
+    queries = _checks.integer("queries", queries, low=0)
+    augmentation = resolve(augment)
+    members = _members(dataset)
+    there = [c for c, indices in enumerate(members) if len(indices)]
+    if ways > len(there):
+        raise ValueError(f"ways must be <= {len(there)}, the classes that have samples, got {ways}")
+    for c in there:
+        if len(members[c]) < shots + queries:
+            raise ValueError(
+                f"shots + queries must be <= the samples of every class, got {shots} + {queries}, "
+                f"but class {c} has {len(members[c])}"
+            )
+    classes = _random.order(seed, index, "episode classes", there)[:ways]
+    drawn = np.stack([_random.order(seed, index, "episode", members[c])[: shots + queries] for c in classes])
+    parts: list[Tensor] = []
+    for part in (drawn[:, :shots], drawn[:, shots:]):
+        inputs, _ = _fetch(dataset, part.reshape(-1), augmentation, seed, index)
+        parts += [inputs, torch.arange(ways).repeat_interleave(part.shape[1])]
+    support, support_labels, query, query_labels = parts
+    return support, support_labels, query, query_labels
+
+
+@dataclass(frozen=True, eq=False)
+class _Batches(Dataset[tuple[Tensor, Tensor]]):
+    """Batch number i of a rank as item i."""
+
+    dataset: Dataset[Any]
+    order: Indices
+    batch_size: int
+    rank: int
+    world_size: int
+    augmentation: Augmentation
+    seed: int
+    epoch: int
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        return _fetch(self.dataset, self.indices(i), self.augmentation, self.seed, self.epoch)
+
+    def indices(self, i: int) -> Indices:
+        """Of batch i: its share of batch i of all ranks, as even as can be."""
+        n, step = len(self.order), self.batch_size * self.world_size
+        last = (n - 1) // step
+        # a last batch with fewer samples than ranks takes some of the one before
+        last_begin = min(last * step, n - self.world_size)
+        begin = last_begin if i == last else i * step
+        end = n if i == last else min(begin + step, last_begin)
+        each, more = divmod(end - begin, self.world_size)
+        low = begin + self.rank * each + min(self.rank, more)
+        return self.order[low : low + each + (self.rank < more)]
+
+
+def _fetch(
+    dataset: Dataset[Any], indices: Indices, augmentation: Augmentation, seed: int, epoch: int
+) -> tuple[Tensor, Tensor]:
+    rows = torch.from_numpy(indices)
+    inputs, labels = getattr(dataset, "inputs", None), getattr(dataset, "labels", None)
+    if isinstance(inputs, Tensor) and isinstance(labels, Tensor) and len(inputs) == len(labels) == _length(dataset):
+        generator = SampleGenerator(seed, epoch, indices)
+        return _augmented(inputs.index_select(0, rows), augmentation, generator), labels[rows]
+    made: list[Tensor] = []
+    labels_of_items: list[Any] = []
+    for i in indices.tolist():
+        x, y = dataset[i]
+        made.append(_augmented(torch.as_tensor(x).unsqueeze(0), augmentation, SampleGenerator(seed, epoch, [i])))
+        labels_of_items.append(y)
+        if made[-1].shape != made[0].shape:
+            first, this = (tuple(x.shape[1:]) for x in (made[0], made[-1]))
+            raise ValueError(
+                f"samples of a batch must have one shape, got {first} and {this} (sample {i}); an augment such as "
+                "'imagenet' or 'imagenet.eval' brings images to one size"
+            )
+    return torch.cat(made), torch.stack([torch.as_tensor(y) for y in labels_of_items])
+
+
+def _augmented(inputs: Tensor, augmentation: Augmentation, generator: SampleGenerator) -> Tensor:
+    out = augmentation(inputs, generator)
+    if not isinstance(out, Tensor) or len(out) != len(inputs):
+        came = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise ValueError(f"augment must give a tensor of {len(inputs)} samples, as many as it gets, got {came}")
+    return out.contiguous()
+
+
+def _length(dataset: Any) -> int:
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__") or isinstance(dataset, IterableDataset):
+        raise TypeError(f"dataset must have len() and dataset[i], got {type(dataset).__name__}")
+    n = len(dataset)
+    if not n:
+        raise ValueError("dataset must have samples, got none")
+    return n
+
+
+def _check_labels(dataset: Any) -> None:
+    """As many labels as samples, and those of classes within the classes."""
+    labels, n = dataset.labels, _length(dataset)
+    if not isinstance(labels, Tensor) or len(labels) != n:
+        came = f"{len(labels)}" if isinstance(labels, Tensor) else type(labels).__name__
+        raise ValueError(f"dataset.labels must be a tensor of {n} labels, one a sample, got {came}")
+    classes = getattr(dataset, "classes", None)
+    if classes is not None and labels.dim() == 1:
+        low, high = labels.min().item(), labels.max().item()
+        if low < 0 or high >= len(classes):
+            wrong = low if low < 0 else high
+            raise ValueError(f"dataset.labels must be 0 to {len(classes) - 1} for {len(classes)} classes, got {wrong}")
+
+
+def _members(dataset: Any) -> list[Indices]:
+    """The indices of every class."""
+    _length(dataset)
+    if not isinstance(getattr(dataset, "labels", None), Tensor):
+        raise TypeError(f"dataset must have .labels, a tensor of one int a sample; {type(dataset).__name__} has not")
+    _check_labels(dataset)
+    labels: Tensor = dataset.labels
+    if labels.dim() != 1 or labels.is_floating_point():
+        raise ValueError(f"dataset.labels must be ints (N,), got {tuple(labels.shape)} {labels.dtype}")
+    if int(labels.min()) < 0:
+        raise ValueError(f"dataset.labels must be >= 0, got {int(labels.min())}")
+    classes = getattr(dataset, "classes", None)
+    count = int(labels.max()) + 1 if classes is None else len(classes)
+    ordered = np.argsort(labels.numpy(), kind="stable")
+    return np.split(ordered, np.searchsorted(labels.numpy()[ordered], np.arange(1, count)))
+
+
+def _subset(dataset: Any, indices: Indices) -> Dataset[Any]:
+    if hasattr(dataset, "subset"):
+        chosen: Dataset[Any] = dataset.subset(torch.from_numpy(indices))
+        return chosen
+    return LabelledSubset(dataset, indices)
+
+
+class LabelledSubset(Subset[Any]):
+    """Some samples of a data set that has no ``.subset`` of its own, with their labels and the classes."""
+
+    def __init__(self, dataset: Any, indices: Indices) -> None:
+        super().__init__(dataset, indices.tolist())
+        self.labels: Tensor = dataset.labels[torch.from_numpy(indices)]
+        if hasattr(dataset, "classes"):
+            self.classes = dataset.classes

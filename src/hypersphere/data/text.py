@@ -1,0 +1,55 @@
+"""Plain text by characters."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from .. import _checks
+from . import _files
+from ._dataset import ArrayDataset
+
+SOURCE = _files.Source(
+    "text",
+    ("tinyshakespeare", "text"),
+    "input.txt (any UTF-8 text; root may also be the file)",
+    "https://github.com/karpathy/char-rnn (data/tinyshakespeare)",
+)
+LIMIT = 1 << 30
+
+
+def text(root: Path | None, split: str, context: int | None = None, stride: int | None = None) -> ArrayDataset:
+    """Characters as int64 numbers, which are places in `classes`, all characters of the file, sorted.
+
+    Without context the inputs are (N,), one character each, and its label is the next one. With context=T they are
+    windows (M, T), stride (default T) characters apart, and the label is the character after the window: the targets
+    of all T places are ``torch.cat([inputs[:, 1:], labels[:, None]], 1)``.
+
+    Args:
+        split: train, the first 90 % of the characters | test, the rest.
+    """
+    _checks.choice("split", split, ("train", "test"))
+    if context is not None:
+        context = _checks.integer("context", context, low=1)
+    elif stride is not None:
+        raise ValueError(f"stride goes with context, got stride={stride!r} alone")
+    stride = context if stride is None else _checks.integer("stride", stride, low=1)
+    path = root if root is not None and root.is_file() else SOURCE.find(root, "input.txt") / "input.txt"
+    # Code points as numbers: no Python object is made of each character.
+    points = np.frombuffer(_files.read_text(path, LIMIT).encode("utf-32-le"), "<u4")
+    there = np.zeros(sys.maxunicode + 1, np.bool_)
+    there[points] = True
+    kinds, place = np.flatnonzero(there), np.cumsum(there) - 1
+    cut = len(points) * 9 // 10
+    part = torch.from_numpy(place[points[:cut] if split == "train" else points[cut:]])
+    if len(part) <= (context or 1):
+        raise ValueError(f"{path} is too short: its {split} part has {len(part)} characters, one window needs more")
+    classes = [chr(kind) for kind in kinds]
+    if context is None:
+        return ArrayDataset(part[:-1], part[1:], classes)
+    assert stride is not None
+    inputs = part[:-1].unfold(0, context, stride)
+    return ArrayDataset(inputs, part[context::stride][: len(inputs)], classes)
