@@ -127,7 +127,7 @@ def test_root_from_the_environment(tmp_path, monkeypatch):
 def test_register(tmp_path, monkeypatch):
     from hypersphere.data import _registry
 
-    monkeypatch.setattr(_registry, "_LOADERS", dict(_registry._LOADERS))
+    monkeypatch.setattr(_registry, "LOADERS", dict(_registry.LOADERS))
     seen = []
 
     def loader(root, split, *, size=1):

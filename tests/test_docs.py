@@ -43,7 +43,8 @@ def run_page(text: str) -> None:
 def test_code_runs_and_says_what_comes_out(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     # A page may add to these tables; other tests must not see that.
-    tables = hs.similarity.SIMILARITIES, hs.losses.MARGINS, hs.orthogonal.ORTHOGONALIZERS, hs.models.PRESETS
+    tables = [hs.similarity.SIMILARITIES, hs.losses.MARGINS, hs.orthogonal.ORTHOGONALIZERS, hs.models.PRESETS]
+    tables += [hs.data.AUGMENTATIONS, hs.data.LOADERS]
     with ExitStack() as stack:
         for table in tables:
             stack.enter_context(patch.dict(table))

@@ -7,6 +7,8 @@ from ._dataset import ArrayDataset as ArrayDataset
 from ._dataset import Dataset as Dataset
 from ._dataset import Graph as Graph
 from ._dataset import LazyDataset as LazyDataset
+from ._random import SampleGenerator as SampleGenerator
+from ._registry import LOADERS as LOADERS
 from ._registry import load as load
 from ._registry import names as names
 from ._registry import register as register
@@ -18,3 +20,4 @@ from .sampling import batches as batches
 from .sampling import episode as episode
 from .sampling import holdout as holdout
 from .sampling import imbalance as imbalance
+from .sampling import num_batches as num_batches

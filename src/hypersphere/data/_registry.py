@@ -14,7 +14,7 @@ from ._dataset import ArrayDataset, Graph, LazyDataset
 
 Loader = Callable[..., Any]
 
-_LOADERS: dict[str, Loader] = {}
+LOADERS: dict[str, Loader] = {}
 
 _InMemory = Literal[
     "digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "cifar_fs", "fc100", "modelnet", "orl", "text"
@@ -40,12 +40,12 @@ def register(name: str, loader: Loader) -> None:
         raise TypeError(f"name must be a str, got {name!r}")
     if not callable(loader):
         raise TypeError(f"loader must be a function loader(root, split, **options), got {loader!r}")
-    _LOADERS[name] = loader
+    LOADERS[name] = loader
 
 
 def names() -> list[str]:
     """Every name that :func:`load` takes."""
-    return list(_LOADERS)
+    return list(LOADERS)
 
 
 @overload
@@ -92,11 +92,11 @@ def load(name: str, root: str | os.PathLike[str] | None = None, split: str = "tr
         >>> ds.classes[label]
         '4'
     """
-    if not isinstance(name, str) or name not in _LOADERS:
-        near = difflib.get_close_matches(str(name), _LOADERS, n=3, cutoff=0.5)
-        hint = f"; the nearest are {', '.join(near)}" if near else f"; there are {', '.join(_LOADERS)}"
+    if not isinstance(name, str) or name not in LOADERS:
+        near = difflib.get_close_matches(str(name), LOADERS, n=3, cutoff=0.5)
+        hint = f"; the nearest are {', '.join(near)}" if near else f"; there are {', '.join(LOADERS)}"
         raise ValueError(f"name must be a data set of hypersphere.data.names(), got {name!r}{hint}")
-    loader = _LOADERS[name]
+    loader = LOADERS[name]
     accepted = list(inspect.signature(loader).parameters.values())[2:]
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted):
         known = [parameter.name for parameter in accepted]

@@ -164,7 +164,8 @@ class Pairs(Sequence[Pair]):
         return torch.tensor([[places[a], places[b]] for a, b in zip(self.first, self.second, strict=True)])
 
     def __repr__(self) -> str:
-        return f"Pairs({len(self)} pairs, {int(self.same.sum())} of the same person, {self.folds} folds)"
+        folds = "1 fold" if self.folds == 1 else f"{self.folds} folds"
+        return f"Pairs({len(self)} pairs, {int(self.same.sum())} of the same person, {folds})"
 
 
 def read_pairs(path: str | os.PathLike[str]) -> Pairs:

@@ -51,7 +51,10 @@ def lazy(folder: Path, classes: list[str]) -> LazyDataset:
     for name in classes:
         found = [entry.path for entry in _files.entries(folder / name) if entry.name.lower().endswith(SUFFIXES)]
         if not found:
-            raise ValueError(f"{folder / name} has no image; expected files that end in {' '.join(SUFFIXES)}")
+            raise ValueError(
+                f"{folder / name} has no image; root must be a folder with one folder of images a class, ending in "
+                f"{' '.join(SUFFIXES)}"
+            )
         paths += found
         counts.append(len(found))
     labels = torch.arange(len(classes)).repeat_interleave(torch.tensor(counts))
