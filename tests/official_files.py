@@ -135,7 +135,7 @@ def planetoid_files() -> dict[str, Any]:
     """A graph of 540 nodes with 6 features and 3 classes: 4 train, 500 val, and test nodes 530 to 539 but for 533."""
     rng = np.random.default_rng(0)
     labels = np.eye(3, dtype="<i4")[np.arange(540) % 3]
-    labels[10] = 0  # a node without a label
+    labels[520] = 0  # a node without a label, in no split
     features = (rng.random((540, 6)) < 0.4) * rng.random((540, 6)).astype("<f4")
     test = np.array([537, 530, 539, 532, 531, 538, 534, 536, 535])
     # 0 and 1 name each other twice; 2 names itself; 3 is named by 4 alone; 5 stands there without neighbours.

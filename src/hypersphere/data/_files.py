@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,23 @@ def extra(module: str, package: str, what: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(f"{what} needs {package}: pip install 'hypersphere[data]' ({error})") from None
+
+
+def folders(path: Path) -> list[str]:
+    """The names of the folders in a folder, sorted; none where there is no such folder or it cannot be followed."""
+    return [entry.name for entry in entries(path) if _is(entry.is_dir)] if path.is_dir() else []
+
+
+def is_file(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a file that can be read: no folder, no pipe, no link to nowhere."""
+    return _is(entry.is_file)
+
+
+def _is(kind: Callable[[], bool]) -> bool:
+    try:
+        return kind()
+    except OSError:  # a link that goes in circles
+        return False
 
 
 def entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -82,7 +82,7 @@ def lfw(root: Path | None, split: str) -> LazyDataset:
     _checks.choice("split", split, ("train", "test", "all"))
     folder = _lfw_folder(root)
     if split == "all":
-        return lazy(folder, [entry.name for entry in _files.entries(folder) if entry.is_dir()])
+        return lazy(folder, _files.folders(folder))
     name = {"train": "peopleDevTrain.txt", "test": "peopleDevTest.txt"}[split]
     path = LFW.file(folder, name, os.path.join(os.pardir, name))
     lines = [line.split() for line in _files.read_text(path).splitlines() if line.strip()]
@@ -108,10 +108,9 @@ def _lfw_folder(root: Path | None) -> Path:
     if root is not None:
         for folder in [root / name for name in LFW.folders] + [root]:
             if folder.is_dir() and any(
-                (Path(entry.path) / f"{entry.name}_0001{suffix}").is_file()
-                for entry in _files.entries(folder)
+                (folder / person / f"{person}_0001{suffix}").is_file()
+                for person in _files.folders(folder)
                 for suffix in (".jpg", ".png")
-                if entry.is_dir()
             ):
                 return folder
     return LFW.find(root)

@@ -77,7 +77,7 @@ def read_idx(path: Path, most: tuple[int, ...]) -> _files.Bytes:
             if head[:4].tobytes() != expected:
                 raise ValueError(f"{path} is no idx file: expected the bytes {expected!r}, got {head[:4].tobytes()!r}")
             shape = [int(n) for n in head[4:].view(">u4")]
-            if shape[0] > most[0] or tuple(shape[1:]) != most[1:]:
+            if not 0 < shape[0] <= most[0] or tuple(shape[1:]) != most[1:]:
                 raise ValueError(f"{path} must have the shape {most}, or less in the first place, got {tuple(shape)}")
             count = math.prod(shape)
             if not zipped:

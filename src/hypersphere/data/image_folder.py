@@ -17,7 +17,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm")
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM")
 SPLITS = ("train", "val", "test")
 # The largest image taken: a small file can promise billions of pixels.
-PIXELS = 1 << 26
+PIXELS = 1 << 25
 
 
 def image_folder(root: Path | None, split: str) -> LazyDataset:
@@ -33,12 +33,12 @@ def image_folder(root: Path | None, split: str) -> LazyDataset:
             "from https://image-net.org, with root/train/<class>/*.JPEG"
         )
     folder = root / split
-    divided = any((root / part).is_dir() for part in SPLITS)
-    if not folder.is_dir():
+    divided = any(_files.folders(root / part) for part in SPLITS)
+    if not divided or not folder.is_dir():
         if divided or split != "train" or not root.is_dir():
             raise ValueError(f"image_folder: {folder} is missing; expected {folder}/<class>/*.jpeg, nothing is fetched")
         folder = root
-    classes = [entry.name for entry in _files.entries(folder) if entry.is_dir()]
+    classes = _files.folders(folder)
     if not classes:
         raise ValueError(f"image_folder: {folder} has no folders; expected {folder}/<class>/*.jpeg, nothing is fetched")
     return lazy(folder, classes)
@@ -49,7 +49,11 @@ def lazy(folder: Path, classes: list[str]) -> LazyDataset:
     paths: list[str] = []
     counts = []
     for name in classes:
-        found = [entry.path for entry in _files.entries(folder / name) if entry.name.lower().endswith(SUFFIXES)]
+        found = [
+            entry.path
+            for entry in _files.entries(folder / name)
+            if entry.name.lower().endswith(SUFFIXES) and _files.is_file(entry)
+        ]
         if not found:
             raise ValueError(
                 f"{folder / name} has no image; root must be a folder with one folder of images a class, ending in "
@@ -69,7 +73,11 @@ def decode(path: str) -> Tensor:
             width, height = image.size
             if width * height > PIXELS:
                 raise ValueError(f"expected at most {PIXELS} pixels, got {width}×{height}")
-            pixels = np.array(image.convert("RGB"))
+            if image.mode.startswith(("I", "F")):
+                raise ValueError(f"expected 8 bits a colour, got Pillow's mode {image.mode}")
+            pixels = np.empty((3, height, width), np.uint8)
+            for i, part in enumerate(image.convert("RGB").split()):
+                pixels[i] = part
     except Exception as error:  # a decoder may raise anything at damaged bytes
         raise ValueError(f"{path} is no image that can be read: {error}") from error
-    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+    return torch.from_numpy(pixels)

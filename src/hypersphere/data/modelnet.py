@@ -48,8 +48,10 @@ def modelnet(root: Path | None, split: str, classes: int | None = None, points: 
         folders = (f"modelnet{classes}_ply_hdf5_2048",)
         source = _files.Source(SOURCE.name, folders, SOURCE.files, SOURCE.origin)
     folder = source.find(root, listing)
-    if classes is None:
-        classes = 10 if folder.name.startswith("modelnet10") else 40
+    there = 10 if folder.name.lower().startswith("modelnet10") else 40
+    if classes is not None and classes != there and folder.name.lower().startswith("modelnet"):
+        raise ValueError(f"classes must be {there} for {folder}, got {classes}")
+    classes = classes or there
     h5py = _files.extra("h5py", "h5py", "modelnet")
     # The lists name the files with a path of their authors' machine.
     names = [line.rsplit("/", 1)[-1] for line in _files.read_text(folder / listing).split()]
@@ -88,13 +90,15 @@ def _shape(h5py: Any, path: Path, points: int) -> int:
                 expected = f"floats (N, {points} or more, 3)"
                 raise ValueError(f"{path} must have under 'data' {expected}, got {data.shape} of {data.dtype}")
             count = int(data.shape[0])
+            if not count:
+                raise ValueError(f"{path} must hold shapes, got none")
             if label.dtype.kind not in "iu" or label.shape not in ((count, 1), (count,)):
                 expected = f"whole numbers ({count}, 1)"
                 raise ValueError(f"{path} must have under 'label' {expected}, got {label.shape} of {label.dtype}")
             if max(_bytes(data), _bytes(label)) > size * GROWTH:
                 raise ValueError(f"{path} promises {data.shape} numbers and cannot hold them in {size} bytes")
             return count
-    except (OSError, RuntimeError, KeyError) as error:
+    except (OSError, RuntimeError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is no HDF5 file that can be read: {_line(error)}") from None
 
 

@@ -74,6 +74,8 @@ def planetoid(name: str, root: Path | None, split: str = "train") -> Graph:
     train = len(_read_labels(paths["y"], None, len(facts.classes)))
     if train + VAL > known:
         raise ValueError(f"{paths['y']} must leave {VAL} of {known} nodes for val, got {train}")
+    if (labels[: train + VAL] < 0).any() or (labels[places] < 0).any():
+        raise ValueError(f"{paths['ally']} and {paths['ty']} must have a class for every node of train, val and test")
     node = torch.arange(facts.nodes)
     test = torch.zeros(facts.nodes, dtype=torch.bool)
     test[torch.from_numpy(places)] = True
@@ -107,11 +109,13 @@ def _read_rows(path: Path, features: npt.NDArray[np.float32], rows: npt.NDArray[
     if shape != (len(rows), features.shape[1]):
         raise ValueError(f"{path} must be a sparse matrix ({len(rows)}, {features.shape[1]})")
     ends, columns, values = (_vector(path, parts.get(key), key) for key in (b"indptr", b"indices", b"data"))
-    whole = ends.dtype.kind in "iu" and columns.dtype.kind in "iu"
-    if not whole or len(ends) != len(rows) + 1 or ends[0] != 0 or (np.diff(ends) < 0).any():
+    whole = ends.dtype.kind in "iu" and columns.dtype.kind in "iu" and len(ends) == len(rows) + 1
+    # compared, not subtracted: a difference can wrap around
+    if not whole or ends[0] != 0 or (ends[1:] < ends[:-1]).any():
         raise ValueError(f"{path}: the ends of its {len(rows)} rows must be whole numbers from 0 on that do not fall")
     if not int(ends[-1]) == len(columns) == len(values):
         raise ValueError(f"{path} must have {int(ends[-1])} values, got {len(values)} in {len(columns)} columns")
+    ends = ends.astype(np.int64)  # all between 0 and the number of values now
     if len(columns) and not 0 <= int(columns.min()) <= int(columns.max()) < features.shape[1]:
         raise ValueError(f"{path}: columns must be 0 to {features.shape[1] - 1}")
     if not np.isfinite(values).all():

@@ -75,6 +75,9 @@ class Style:
     relu: bool = True
 
     def __post_init__(self) -> None:
+        for name in ("batch_norm", "relu"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.similarity is None and self.scale is not None:
             raise ValueError(f"scale belongs to a similarity, and there is none; got scale={self.scale!r}")
 

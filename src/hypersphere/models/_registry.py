@@ -64,7 +64,7 @@ def names() -> list[str]:
 
 def preset(name: str) -> Preset:
     """What is known of a name."""
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         near = difflib.get_close_matches(str(name), PRESETS, n=3, cutoff=0.5)
         hint = f"; the nearest are {', '.join(near)}" if near else ""
         raise ValueError(f"name must be a network of hypersphere.models.names(), got {name!r}{hint}")
