@@ -150,8 +150,15 @@ def test_register(tmp_path, monkeypatch):
 # --- digits
 
 
+def test_digits_are_those_of_scikit_learn():
+    theirs = pytest.importorskip("sklearn.datasets").load_digits()
+    ours = [data.load("digits", split=split) for split in ("train", "test")]
+    assert (torch.cat([ds.labels for ds in ours]).numpy() == theirs.target).all()
+    images = torch.cat([ds.inputs for ds in ours]).squeeze(1).numpy()
+    assert (np.rint(images * (16 / 255)) == theirs.images).all()
+
+
 def test_digits():
-    pytest.importorskip("sklearn")
     train, test = data.load("digits"), data.load("digits", split="test")
     assert train.inputs.shape == (1280, 1, 8, 8)
     assert test.inputs.shape == (517, 1, 8, 8)
