@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from .._files import write_bytes
+from .._tensors import hash_of, unshared
 from ..orthogonal import INITS
 from .parametrization import Plan, key_of, shown
 from .tasks import check_new_name
@@ -56,26 +55,9 @@ class File:
     frozen: dict[str, str]
 
 
-def hash_of(tensor: Tensor) -> str:
-    """Of the numbers, their type and shape."""
-    value = tensor.detach().cpu().contiguous()
-    digest = hashlib.sha256(f"{value.dtype}{list(value.shape)}".encode())
-    digest.update(value.flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
 def write(path: str | os.PathLike[str], layers: list[dict[str, Any]], kept: dict[str, Tensor], frozen: Any) -> None:
     """`kept` once each, whatever shares memory; the header beside it."""
-    tensors: dict[str, Tensor] = {}
-    aliases: dict[str, str] = {}
-    places: dict[tuple[Any, ...], str] = {}
-    for key, value in kept.items():
-        place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
-        if value.numel() and place in places:
-            aliases[key] = places[place]
-        else:
-            places[place] = key
-            tensors[key] = value.detach().cpu().contiguous()
+    tensors, aliases = unshared(kept)
     hashes = {key: hash_of(value) for key, value in tensors.items()}
     header = {"format": FORMAT, "layers": layers, "aliases": aliases, "hashes": hashes, "frozen": frozen}
     write_bytes(path, save(tensors, metadata={_HEADER: json.dumps(header)}))

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from .. import _checks
+from .._tensors import hash_of
 from ..orthogonal import ORTHOGONALIZERS
 from ..selection import Neurons, select, unwrapped
-from ._file import Entry, File, hash_of, read, write
+from ._file import Entry, File, read, write
 from .parametrization import NONE, Plan, Rotated, Rotation, drawn, rotated, rotated_strictly, shown
 from .plans import dimension
 from .tasks import activate

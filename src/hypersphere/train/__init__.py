@@ -1,0 +1,1 @@
+"""Training: so far the files of its checkpoints."""

@@ -1,0 +1,114 @@
+"""States of optimizers, schedules and random generators as tensors and JSON, and back again."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_KIND = "$"  # the key of an object that stands for what JSON does not have
+_FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+_DICTS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
+_DEEPEST = 100
+
+
+def flatten(state: Any) -> tuple[dict[str, Tensor], Any]:
+    """A nested state as tensors by name and a tree for JSON, from which :func:`unflatten` makes the same state.
+
+    Dicts (with keys of any kind below, OrderedDict and Counter too), lists, tuples, tensors, NumPy's arrays and
+    scalars, text, whole numbers of any length, floats, bools and None come back as they were, in type, order and every
+    bit (a NaN as the usual one). Tensors come back without gradient, contiguous and on the CPU. Anything else, a
+    subclass too, is a TypeError that says where it lies.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> optimizer = torch.optim.Adam([weight])
+        >>> weight.sum().backward()
+        >>> optimizer.step()
+        >>> tensors, tree = flatten(optimizer.state_dict())
+        >>> list(tensors)
+        ['state.0.step', 'state.0.exp_avg', 'state.0.exp_avg_sq']
+        >>> unflatten(tensors, tree)["param_groups"][0]["betas"]
+        (0.9, 0.999)
+    """
+    tensors: dict[str, Tensor] = {}
+    return tensors, _flat(state, (), tensors)
+
+
+def unflatten(tensors: Mapping[str, Tensor], tree: Any) -> Any:
+    """What :func:`flatten` was given. A tree that it did not make is a ValueError in one line."""
+    try:
+        return _nested(tree, tensors)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        what = "it is nested too deep" if isinstance(error, RecursionError) else f"{type(error).__name__}: {error}"
+        raise ValueError(f"tree must be one that flatten made with these tensors; {what}") from None
+
+
+def _flat(value: Any, path: tuple[Any, ...], tensors: dict[str, Tensor]) -> Any:
+    if len(path) > _DEEPEST:
+        raise ValueError(f"state is nested more than {_DEEPEST} deep, or holds itself, at {_shown(path[:6])}...")
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {_KIND: "float", "value": str(value)}
+    if isinstance(value, Tensor):
+        return {_KIND: "tensor", "name": _put(value.detach(), path, tensors)}
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
+        array = np.array(value, order="C")  # a copy: torch wants it writable
+        order = array.dtype.newbyteorder("=")
+        name = _put(torch.from_numpy(array.astype(order)), path, tensors)
+        return {_KIND: "array" if isinstance(value, np.ndarray) else "scalar", "name": name}
+    if kind is list:
+        return [_flat(each, (*path, i), tensors) for i, each in enumerate(value)]
+    if kind is tuple:
+        return {_KIND: "tuple", "items": [_flat(each, (*path, i), tensors) for i, each in enumerate(value)]}
+    if kind is dict and all(type(key) is str for key in value) and _KIND not in value:
+        return {key: _flat(each, (*path, key), tensors) for key, each in value.items()}
+    for name, each_kind in _DICTS.items():
+        if kind is each_kind:
+            items = [[_flat(k, (*path, k), tensors), _flat(v, (*path, k), tensors)] for k, v in value.items()]
+            return {_KIND: name, "items": items}
+    raise TypeError(f"{_shown(path)} must be what flatten can store, got {kind.__module__}.{kind.__qualname__}")
+
+
+def _put(tensor: Tensor, path: tuple[Any, ...], tensors: dict[str, Tensor]) -> str:
+    name = base = ".".join(map(str, path)) or "state"
+    count = 1
+    while name in tensors:  # 0 and "0", or "a.b" and b in a
+        count += 1
+        name = f"{base}~{count}"
+    tensors[name] = tensor
+    return name
+
+
+def _shown(path: tuple[Any, ...]) -> str:
+    return "state" + "".join(f"[{key!r}]" for key in path)
+
+
+def _nested(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(tree, list):
+        return [_nested(each, tensors) for each in tree]
+    if not isinstance(tree, dict):
+        return tree
+    kind = tree.get(_KIND)
+    if kind is None and _KIND not in tree:
+        return {key: _nested(each, tensors) for key, each in tree.items()}
+    if kind == "float":
+        return _FLOATS[tree["value"]]
+    if kind == "tensor":
+        return tensors[tree["name"]]
+    if kind == "array":
+        return tensors[tree["name"]].numpy().copy()
+    if kind == "scalar":
+        return tensors[tree["name"]].numpy()[()]
+    if kind == "tuple":
+        return tuple(_nested(each, tensors) for each in tree["items"])
+    if kind in _DICTS:
+        return _DICTS[kind]({_nested(key, tensors): _nested(each, tensors) for key, each in tree["items"]})
+    raise ValueError(f"there is no kind {kind!r}")
