@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import hypersphere as hs
-from hypersphere.measures import PROJECTED, REGULARIZERS, generator, measured
+from hypersphere._draws import generator
+from hypersphere.measures import PROJECTED, REGULARIZERS, measured
 from hypersphere.repulsion import Law
 from tests import reference
 

@@ -8,6 +8,7 @@ Matrices that :class:`hypersphere.OGD` keeps orthogonal would be so no more afte
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
@@ -19,19 +20,37 @@ from torch.utils.hooks import RemovableHandle
 from ._checks import warn_once
 from .ogd import OGD
 
-_watched: WeakSet[nn.Module] = WeakSet()
-_seen: WeakSet[Optimizer] = WeakSet()
-_hook: RemovableHandle | None = None
 _orthogonal_hook: RemovableHandle | None = None
 
 
+class Watch:
+    """Modules whose optimizers are looked at: each once, when it steps, and again after another module came.
+
+    Args:
+        look: sees the optimizer and the modules, and may warn or refuse; what it refuses it sees again.
+    """
+
+    def __init__(self, look: Callable[[Optimizer, list[nn.Module]], None]) -> None:
+        self._look = look
+        self._modules: WeakSet[nn.Module] = WeakSet()
+        self._seen: WeakSet[Optimizer] = WeakSet()
+        self._hook: RemovableHandle | None = None
+
+    def add(self, module: nn.Module) -> None:
+        self._modules.add(module)
+        self._seen.clear()
+        if self._hook is None:
+            self._hook = register_optimizer_step_pre_hook(self._before_step)
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if optimizer not in self._seen:
+            self._look(optimizer, list(self._modules))
+            self._seen.add(optimizer)
+
+
 def watch(module: nn.Module) -> None:
-    """From now on each optimizer is looked at once, when it steps, for decay on this module's weights."""
-    global _hook
-    _watched.add(module)
-    _seen.clear()
-    if _hook is None:
-        _hook = register_optimizer_step_pre_hook(_look)
+    """From now on optimizers are looked at for decay on this module's weights."""
+    _scale_free.add(module)
 
 
 def watch_orthogonal() -> None:
@@ -46,17 +65,17 @@ def is_scale_free(name: str) -> bool:
     return name.startswith("weight") and not name.startswith("weight_hr")
 
 
-def _look(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if optimizer in _seen:
-        return
-    _seen.add(optimizer)
+def _look_for_decay(optimizer: Optimizer, modules: list[nn.Module]) -> None:
     decayed = {p for group in optimizer.param_groups if group.get("weight_decay") for p in group["params"]}
-    named = (item for module in list(_watched) for item in module.named_parameters(recurse=False))
+    named = (item for module in modules for item in module.named_parameters(recurse=False))
     if any(is_scale_free(name) and p.requires_grad and p in decayed for name, p in named):
         warn_once(
             f"{type(optimizer).__name__} decays weights of sphere layers or angular losses, whose length does not "
             "matter: make its parameter groups with hypersphere.param_groups(model, weight_decay)"
         )
+
+
+_scale_free = Watch(_look_for_decay)
 
 
 def _refuse_orthogonal(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

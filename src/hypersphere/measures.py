@@ -22,7 +22,6 @@ Shapes: G groups, N neurons, d dimensions, k dimensions after a projection.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 
 import torch
@@ -199,10 +198,3 @@ def _search(
     with torch.no_grad():
         lowest = height(v, p).argmin(1)
     return v[torch.arange(len(p), device=p.device), lowest].unsqueeze(1)
-
-
-@torch.compiler.disable
-def generator(seed: int, name: str, draw: int) -> Generator:
-    """Random numbers that depend on nothing but these three, in every process."""
-    digest = hashlib.blake2b(f"{seed}/{draw}/{name}".encode(), digest_size=8).digest()
-    return Generator().manual_seed(int.from_bytes(digest, "little") & (2**63 - 1))

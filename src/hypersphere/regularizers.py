@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from . import _checks
+from ._draws import generator, unwrapped_name
 from ._progress import track
 from .cosine import accumulation_dtype, inverse_row_norm, unit
 from .energy import batch_energy, checked_labels, checked_law, estimated_energy, exact, listed
-from .measures import RANDOM, deviation_from_orthonormal, generator, measured
+from .measures import RANDOM, deviation_from_orthonormal, measured
 from .measures import REGULARIZERS as REGULARIZERS
 from .repulsion import Law
 from .selection import Neurons, Specs, nothing_found, select, select_strictly, select_to_change
@@ -183,7 +184,7 @@ class EnergyRegularizer:
         law = Law(self.law.s, self.law.half_space and not neurons.is_output, self.law.angular)
         if not isinstance(self.measure, str):
             return _by_function(self.measure, rows).mean()
-        name = name.replace("_orig_mod.", "").removeprefix("module.")  # a compiler's and a wrapper's: the same draws
+        name = unwrapped_name(name)
         if sample and self.minibatch is not None and self.minibatch < rows.shape[1]:
             index = _drawn(rows.shape[1], self.minibatch, self.seed, name, self.draws).to(rows.device)
             return estimated_energy(rows, law, index).mean()
@@ -345,8 +346,7 @@ def _to_change(
     for name, neurons in found.items():
         _checks.finite_weight(name, neurons.matrix())
         _report_zero_neurons(name, neurons.matrix())
-        parametrizations = dict(getattr(neurons.module, "parametrizations", nn.ModuleDict()).items())
-        for part in parametrizations.get(neurons.tensor_name, ()):
+        for part in neurons.parametrizations:
             if hasattr(part, "keeps_angles"):
                 raise ValueError(f"{verb}: layer {name!r} is rotated; call {verb} before rotate")
             if not hasattr(part, "right_inverse"):

@@ -43,22 +43,23 @@ class Neurons:
         return tensor
 
     @property
+    def parametrizations(self) -> nn.ModuleList:
+        """What makes the tensor out of others, in turn; empty for a plain one."""
+        everything = getattr(self.module, "parametrizations", {})
+        found = everything[self.tensor_name] if self.tensor_name in everything else nn.ModuleList()
+        assert isinstance(found, nn.ModuleList)
+        return found
+
+    @property
     def stored(self) -> Tensor:
         """The tensor that holds the neurons: `tensor`, or what a parametrization makes it of."""
-        parametrizations = getattr(self.module, "parametrizations", None)
-        if parametrizations is None or self.tensor_name not in parametrizations:
-            return self.tensor
-        first: Tensor = next(parametrizations[self.tensor_name].parameters())
-        return first
+        return next(self.parametrizations.parameters()) if len(self.parametrizations) else self.tensor
 
     @property
     def is_constant(self) -> bool:
         """Whether training leaves their angles as they are: rotated orthogonally and fixed otherwise."""
-        parametrizations = getattr(self.module, "parametrizations", None)
-        if parametrizations is None or self.tensor_name not in parametrizations:
-            return False
-        chain = parametrizations[self.tensor_name]
-        return len(chain) == 1 and getattr(chain[0], "keeps_angles", False) is True
+        parts = self.parametrizations
+        return len(parts) == 1 and getattr(parts[0], "keeps_angles", False) is True
 
     @property
     def transposed_groups(self) -> int | None:

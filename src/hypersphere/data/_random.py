@@ -11,7 +11,6 @@ arithmetic, the same on every machine.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from typing import Any
 
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from .. import _checks
+from .._draws import stable_hash
 
 Words = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.int64]
@@ -31,7 +31,7 @@ _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 def key(seed: int, epoch: int, what: str) -> int:
     """64 bits that stand for all three."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}/{epoch}/{what}".encode(), digest_size=8).digest(), "little")
+    return stable_hash(seed, epoch, what)
 
 
 def words(key: int, indices: npt.ArrayLike) -> Words:

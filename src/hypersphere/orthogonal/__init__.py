@@ -35,7 +35,7 @@ from ._constraints import CONSTRAINTS
 from ._exponential import ExponentialRows
 from ._method import INITS as INITS
 from ._method import Orthogonalizer as Orthogonalizer
-from ._method import from_matrix, from_product, identity, normal, only_normal
+from ._method import Product, RowsFunction, from_matrix, from_product, identity, normal, only_normal
 from ._polar import PolarRows
 from ._triangle import pack, size_of
 from ._triangular import TriangularRows
@@ -127,28 +127,11 @@ def _square(matrix: Tensor) -> Tensor:
     return matrix
 
 
-def _by_gram_schmidt(p: Tensor, v: Tensor) -> Tensor:
-    product: Tensor = apply(TriangularRows, p, v, False)[0]
-    return product
+def _product(function: type[RowsFunction], *options: bool) -> Product:
+    def product(p: Tensor, v: Tensor) -> Tensor:
+        rows: Tensor = apply(function, p, v, *options)[0]
+        return rows
 
-
-def _by_householder(p: Tensor, v: Tensor) -> Tensor:
-    product: Tensor = apply(TriangularRows, p, v, True)[0]
-    return product
-
-
-def _by_lowdin(p: Tensor, v: Tensor) -> Tensor:
-    product: Tensor = apply(PolarRows, p, v)[0]
-    return product
-
-
-def _by_cayley(p: Tensor, v: Tensor) -> Tensor:
-    product: Tensor = apply(CayleyRows, p, v)[0]
-    return product
-
-
-def _by_exponential(p: Tensor, v: Tensor) -> Tensor:
-    product: Tensor = apply(ExponentialRows, p, v)[0]
     return product
 
 
@@ -167,20 +150,20 @@ def _orthogonal_start(m: int, init: str) -> Tensor:
 
 
 _METHODS = [
-    from_product("gram_schmidt", _by_gram_schmidt),
-    from_product("modified_gram_schmidt", _by_gram_schmidt),
-    from_product("iterative_gram_schmidt", _by_gram_schmidt),
-    from_product("householder", _by_householder),
-    from_product("givens", _by_householder),
-    from_product("lowdin", _by_lowdin),
+    from_product("gram_schmidt", _product(TriangularRows, False)),
+    from_product("modified_gram_schmidt", _product(TriangularRows, False)),
+    from_product("iterative_gram_schmidt", _product(TriangularRows, False)),
+    from_product("householder", _product(TriangularRows, True)),
+    from_product("givens", _product(TriangularRows, True)),
+    from_product("lowdin", _product(PolarRows)),
     from_matrix(
         "canonical",
         _canonical,
         start=only_normal("canonical", "which has no gradient and no continuity at the identity"),
         orthogonal=True,
     ),
-    from_product("cayley", _by_cayley, size=size_of),
-    from_product("exponential", _by_exponential, size=size_of),
+    from_product("cayley", _product(CayleyRows), size=size_of),
+    from_product("exponential", _product(ExponentialRows), size=size_of),
     replace(from_matrix("ogd", _itself, start=_orthogonal_start), orthogonal=True),
     from_matrix("regularized", _itself),
     from_matrix("unconstrained", _itself),

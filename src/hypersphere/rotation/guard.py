@@ -3,39 +3,21 @@
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakSet
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from .._checks import warn_once
+from ..guards import Watch
 from .parametrization import Rotated, rotated, shown
 
-_watched: WeakSet[nn.Module] = WeakSet()
-_seen: WeakSet[Optimizer] = WeakSet()
-_hook: RemovableHandle | None = None
 
-
-def watch(layer: nn.Module) -> None:
-    """From now on optimizers that step this layer's parameters are looked at."""
-    global _hook
-    _watched.add(layer)
-    _seen.clear()
-    if _hook is None:
-        _hook = register_optimizer_step_pre_hook(_look)
-
-
-def _look(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if optimizer in _seen:
-        return
+def _look(optimizer: Optimizer, layers: list[nn.Module]) -> None:
     groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
-    for layer in list(_watched):
+    for layer in layers:
         for each in rotated(layer):
             if each.module is layer:
                 _check(type(optimizer).__name__, groups, each)
-    _seen.add(optimizer)
 
 
 def _check(name: str, groups: dict[nn.Parameter, dict[str, Any]], each: Rotated) -> None:
@@ -58,3 +40,6 @@ def _check(name: str, groups: dict[nn.Parameter, dict[str, Any]], each: Rotated)
             f"{name} learns rotations of {plan.sample} of {plan.dimension} dimensions, and no hypersphere.Resampler "
             "draws others: make one and step it after the optimizer"
         )
+
+
+ROTATED = Watch(_look)  # layers whose parameters an optimizer may step wrongly

@@ -8,7 +8,6 @@ since then), ``seed`` (of the draws, mixed with the layer's name). A transposed 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .. import _checks
+from .._draws import generator, stable_hash, unwrapped_name
 from ..cosine import accumulation_dtype
-from ..measures import generator
 from ..orthogonal import ORTHOGONALIZERS, Orthogonalizer
 from ..orthogonal._method import without_autocast
 from ..selection import from_neuron_rows, neuron_rows
@@ -181,9 +180,7 @@ def _turned_rows(method: Orthogonalizer, numbers: Tensor, rows: Tensor, size: in
 
 def mixed(seed: int, name: str) -> int:
     """A seed for the layer of this name, the same in every process, whatever wraps the model."""
-    name = name.replace("_orig_mod.", "").removeprefix("module.")
-    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1  # an int64 holds it
+    return stable_hash(seed, unwrapped_name(name)) >> 1  # an int64 holds it
 
 
 def drawn(seed: int, draw: int, dimension: int, sample: int) -> Tensor:

@@ -8,7 +8,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.optim import Optimizer
 
 from .. import _checks
-from ..measures import generator
+from .._draws import generator
 from .parametrization import Rotated, drawn, rotated, shown
 
 

@@ -161,7 +161,7 @@ def attach(neurons: Neurons, rotation: Rotation) -> None:
     rotation.train(neurons.module.training)
     parametrize.register_parametrization(neurons.module, neurons.tensor_name, rotation, unsafe=True)
     weight.requires_grad_(rotation.learned)
-    guard.watch(neurons.module)
+    guard.ROTATED.add(neurons.module)
 
 
 def _detach(each: Rotated) -> None:
@@ -215,9 +215,8 @@ def _is_quantized(module: nn.Module) -> bool:
 
 def check_layer(model: nn.Module, name: str, neurons: Neurons) -> None:
     layer = f"layer {shown(name)!r}"
-    parametrizations: Any = getattr(neurons.module, "parametrizations", {})
-    if neurons.tensor_name in parametrizations:
-        if isinstance(parametrizations[neurons.tensor_name][0], Rotation):
+    if len(neurons.parametrizations):
+        if isinstance(neurons.parametrizations[0], Rotation):
             raise ValueError(f"{layer} is rotated already: merge first, or leave it out with exclude")
         raise ValueError(f"{layer} is parametrized already: rotate plain layers only, or leave it out with exclude")
     weight = neurons.tensor
