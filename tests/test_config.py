@@ -571,28 +571,18 @@ print(json.dumps({
 """
     real = json.loads(_run(code))
     assert {kind: list(_names.NAMES[kind]) for kind in real} == real
-    assert set(_names.NAMES) - set(real) == {"loss", "neurons", "schedule", "precision"}
+    assert set(_names.NAMES) - set(real) == {"loss", "neurons", "layers", "schedule", "precision"}
 
 
 def test_what_optimizers_and_losses_have_is_what_they_have():
-    import torch
-
     import hypersphere as hs
+    from hypersphere.train import building
 
-    classes = {name.lower(): c for name, c in vars(torch.optim).items() if inspect.isclass(c)} | {"ogd": hs.OGD}
-    takes = {name: inspect.signature(classes[name]).parameters for name in _names.NAMES["optimizer"]}
+    takes = {name: inspect.signature(building.OPTIMIZERS[name]).parameters for name in _names.NAMES["optimizer"]}
     assert {name for name in takes if "momentum" in takes[name]} == set(_names.MOMENTUM)
     assert {name for name in takes if "betas" in takes[name]} == set(_names.BETAS)
     assert {name for name in takes if "weight_decay" not in takes[name]} == set(_names.NO_DECAY)
-    heads = {
-        "w_softmax": hs.WSoftmaxLoss,
-        "ga_softmax": hs.GASoftmaxLoss,
-        "a_softmax": hs.ASoftmaxLoss,
-        "s_softmax": hs.SSoftmaxLoss,
-        "am_softmax": hs.AMSoftmaxLoss,
-        "arcface": hs.ArcFaceLoss,
-        "sphereface_plus": hs.SphereFacePlusLoss,
-    }
+    heads = building.LOSSES
     assert set(heads) | {"softmax"} == set(_names.LOSS_OPTIONS) == set(_names.NAMES["loss"])
     for name, head in heads.items():
         options = [key for key in inspect.signature(head).parameters if key in Loss.__dataclass_fields__]
@@ -609,7 +599,10 @@ def test_what_optimizers_and_losses_have_is_what_they_have():
 def test_energy_and_rotation_have_the_defaults_of_the_library():
     import hypersphere as hs
 
-    for group, verb, other in ((Energy(), hs.EnergyRegularizer, ()), (Rotation(), hs.rotate, ("inner", "penalty"))):
+    for group, verb, other in (
+        (Energy(), hs.EnergyRegularizer, ()),
+        (Rotation(), hs.rotate, ("inner", "penalty", "layers")),
+    ):
         accepted = inspect.signature(verb).parameters
         for name, value in vars(group).items():
             if name not in ("spread", "normalize", *other):

@@ -109,6 +109,15 @@ def num_batches(dataset: Dataset[Any], batch_size: int, world_size: int = 1) -> 
     return count
 
 
+def bounds(samples: int, batch_size: int, world_size: int, i: int) -> tuple[int, int]:
+    """Where batch i of all ranks, of `batch_size` samples in all, begins and ends in the order of an epoch."""
+    last = (samples - 1) // batch_size
+    # a last batch with fewer samples than ranks takes some of the one before
+    last_begin = min(last * batch_size, samples - world_size)
+    begin = last_begin if i == last else i * batch_size
+    return begin, samples if i == last else min(begin + batch_size, last_begin)
+
+
 def imbalance(dataset: Dataset[Any], kind: str, seed: int = 0) -> Dataset[Any]:
     """The data set with some classes thinned out at random, as in the class-imbalance experiments of MHE.
 
@@ -251,12 +260,7 @@ class _Batches(Dataset[tuple[Tensor, Tensor]]):
 
     def indices(self, i: int) -> Indices:
         """Of batch i: its share of batch i of all ranks, as even as can be."""
-        n, step = len(self.order), self.batch_size * self.world_size
-        last = (n - 1) // step
-        # a last batch with fewer samples than ranks takes some of the one before
-        last_begin = min(last * step, n - self.world_size)
-        begin = last_begin if i == last else i * step
-        end = n if i == last else min(begin + step, last_begin)
+        begin, end = bounds(len(self.order), self.batch_size * self.world_size, self.world_size, i)
         each, more = divmod(end - begin, self.world_size)
         low = begin + self.rank * each + min(self.rank, more)
         return self.order[low : low + each + (self.rank < more)]
@@ -280,7 +284,7 @@ def _fetch(
             first, this = (tuple(x.shape[1:]) for x in (made[0], made[-1]))
             raise ValueError(
                 f"samples of a batch must have one shape, got {first} and {this} (sample {i}); an augment such as "
-                "'imagenet' or 'imagenet.eval' brings images to one size"
+                "'imagenet' or 'imagenet.eval' brings images to one size, and so does data.size of a training"
             )
     return torch.cat(made), torch.stack([torch.as_tensor(y) for y in labels_of_items])
 

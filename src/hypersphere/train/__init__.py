@@ -1,1 +1,43 @@
-"""Training: so far the files of its checkpoints."""
+"""Training: ``fit(config)`` does what ``hypersphere train`` does, ``load_run(path)`` gives back what it left.
+
+A config needs no torch; what does is imported when it is first used.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from .config import Config as Config
+from .config import ConfigError as ConfigError
+from .config import Data as Data
+from .config import Energy as Energy
+from .config import Loss as Loss
+from .config import Model as Model
+from .config import Optimizer as Optimizer
+from .config import Rotation as Rotation
+from .config import Schedule as Schedule
+from .config import derive as derive
+from .config import load_file as load_file
+
+if TYPE_CHECKING:
+    from .engine import TrainingError as TrainingError
+    from .engine import fit as fit
+    from .folder import Result as Result
+    from .run import Run as Run
+    from .run import load_run as load_run
+else:
+    _HOME = {"TrainingError": "engine", "fit": "engine", "Result": "folder", "Run": "run", "load_run": "run"}
+
+    def __getattr__(name: str) -> Any:
+        from importlib import import_module
+
+        if name in _HOME:
+            value = globals()[name] = getattr(import_module(f".{_HOME[name]}", __name__), name)
+            return value
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    __all__ = [
+        *("Config", "ConfigError", "Data", "Energy", "Loss", "Model", "Optimizer", "Rotation", "Schedule"),
+        *("derive", "load_file", *_HOME),
+    ]
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_HOME})

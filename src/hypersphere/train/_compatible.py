@@ -33,6 +33,8 @@ def check(config: Config) -> None:
         _energy(config.energy)
     if config.rotation is not None:
         _rotation(config.rotation)
+    if config.model.name.startswith("generator"):
+        _adversarial(config)
     _optimizer(config.optimizer, config.rotation)
     _schedule(config.schedule)
 
@@ -46,7 +48,9 @@ def _top(config: Config) -> None:
     both = config.steps is not None and config.epochs is not None
     _needs(both, f"give steps or epochs, not both; got steps={config.steps} and epochs={config.epochs}")
     _needs(
-        config.patience is not None and config.data.validation is None,
+        config.patience is not None
+        and config.data.validation is None
+        and _names.kind_of_data(config.data.name) != "graph",  # which comes with a validation split
         "patience needs data.validation: stopping early by the test set would be choosing by it",
     )
 
@@ -69,9 +73,10 @@ def _data(data: Data, model: Model) -> None:
         _needs(fits != kind, f"data.augment={data.augment} is for {fits}, but data.name={data.name} is {kind}")
         crops = data.augment in ("cifar10+.spherenet", "cifar10+.spherenet.vertical", "cifar.mhe")
         _needs(
-            crops and data.name == "digits",
+            crops and data.name == "digits" and data.size is None,
             f"data.augment={data.augment} crops to 32 pixels, and the images of data.name=digits have 8",
         )
+    _needs(data.size is not None and kind not in ("images", None), f"data.size: only images have one, got {data.name}")
     share = isinstance(data.validation, float)
     _needs(
         share and data.validation is not None and data.validation >= 1,
@@ -148,6 +153,14 @@ def _rotation(rotation: Rotation) -> None:
         rotation.penalty is not None and rotation.method != "regularized",
         f"rotation.penalty goes with rotation.method=regularized; got {rotation.method}",
     )
+
+
+def _adversarial(config: Config) -> None:
+    name = config.model.name
+    _needs(config.loss.name != "softmax", f"loss.name goes with classifiers; {name} is trained against another network")
+    _needs(config.data.validation is not None, f"data.validation goes with classifiers; {name} has no accuracy")
+    rotated = config.rotation is not None and config.rotation.layers != "hidden"
+    _needs(rotated, f"rotation.layers must be hidden for {name}, which has no classes")
 
 
 def _optimizer(optimizer: Optimizer, rotation: Rotation | None) -> None:

@@ -62,6 +62,7 @@ class Data(Group):
     name: str = setting("digits", "the data set", names="data")
     root: str | None = setting(None, "the folder of the official files; null: the environment's HYPERSPHERE_DATA")
     batch_size: int = setting(64, "samples in a batch, over all processes", low=1, high=10_000_000)
+    size: int | None = setting(None, "bring images to so many pixels a side", low=1, high=10_000)
     augment: str | None = setting(None, "the augmentation; null: none", names="augmentation")
     imbalance: str | None = setting(None, "thin out some classes", names="imbalance")
     validation: int | float | None = setting(
@@ -115,6 +116,7 @@ class Rotation(Group):
         None, "dimensions rotated at a time, or their share if below 1 (S-OPT)", above=0
     )
     inner: int | None = setting(None, "steps between draws of a sample; null: 750", low=1)
+    layers: str = setting("hidden", "what is rotated; output is CLS-OPT", names="layers")
     spread: bool = setting(False, "begin with neurons of small energy")
     normalize: bool = setting(False, "begin with neurons of length one")
     penalty: float | None = setting(None, "of method regularized, the weight of its penalty; null: 0.1", low=0)
@@ -141,7 +143,9 @@ class Schedule(Group):
     milestones: tuple[int, ...] = setting((), "of step: the steps at which it falls", low=1)
     gamma: float = setting(0.1, "of step and plateau: what it is multiplied by", above=0, high=1)
     warmup: int = setting(0, "steps in which it rises from 0", low=0)
-    patience: int | None = setting(None, "of plateau: evaluations without a better loss; null: 10", low=0)
+    patience: int | None = setting(
+        None, "of plateau: evaluations (S-OPT: draws) without a smaller training loss; null: 10", low=0
+    )
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     ),
     "init": ("identity", "normal"),
     "neurons": ("fixed", "learned"),
+    "layers": ("hidden", "output", "all"),
     # torch.optim in small letters, but for LBFGS (wants the loss as a function), SparseAdam (sparse gradients alone)
     # and Muon (matrices alone)
     "optimizer": (

@@ -1,0 +1,130 @@
+"""TensorBoard's event files, written without TensorBoard: numbers by tag and step."""
+
+from __future__ import annotations
+
+import math
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+PATTERN = "events.out.tfevents.*"
+
+
+class Events:
+    """A new event file in `folder`, ``events.out.tfevents.<seconds>.<host>``. Every call of add is at once on file.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> events = Events(folder)
+        >>> events.add(10, 1700000000.0, {"train/loss": 0.5})
+        >>> events.close()
+        >>> [path.stat().st_size for path in folder.glob(PATTERN)]
+        [88]
+    """
+
+    def __init__(self, folder: Path) -> None:
+        now = time.time()
+        # Ten digits, so that TensorBoard, which reads a folder in the order of names, sees the oldest first.
+        path = folder / f"events.out.tfevents.{int(now):010d}.{socket.gethostname() or 'localhost'}"
+        self._file = FileIO(path, "w")
+        append(self._file, _record(_double(1, now) + _bytes(3, b"brain.Event:2")))
+
+    def add(self, step: int, wall_time: float, values: dict[str, float]) -> None:
+        """The `values` by tag at `step`, at `wall_time` in seconds since 1970. Nothing is written for no values."""
+        if values:
+            summary = b"".join(_bytes(1, _bytes(1, k.encode()) + _float(2, v)) for k, v in values.items())
+            append(self._file, _record(_double(1, wall_time) + _integer(2, step) + _bytes(5, summary)))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def scalars(line: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a line of metrics by TensorBoard's tags.
+
+    Example:
+        >>> scalars({"step": 5, "split": "test", "loss": 0.25, "energies": {"layers.0": 1.5}})
+        {'test/loss': 0.25, 'energy/layers.0': 1.5}
+    """
+    axes = ("step", "epoch", "seconds")  # TensorBoard has its own for them
+    rest = {key: value for key, value in line.items() if key not in (*axes, "energies")}
+    return {**dict(_flat(line.get("split", ""), rest)), **dict(_flat("energy", line.get("energies") or {}))}
+
+
+def append(file: FileIO, data: bytes) -> None:
+    """Writes all of `data`; OSError with the file's name if it cannot, on a full disk say."""
+    try:
+        while data:  # a nearly full disk takes a part
+            data = data[file.write(data) :]
+    except OSError as error:
+        raise OSError(f"{file.name} could not be written: {error.strerror}") from error
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _flat(f"{name}/{key}" if name else str(key), each)
+    elif isinstance(value, int | float):
+        yield name, float(value)
+
+
+# ------------------------------------------------------------- TFRecord: length, its CRC, data, its CRC; all masked
+
+
+def _record(data: bytes) -> bytes:
+    length = struct.pack("<Q", len(data))
+    return length + _masked(length) + data + _masked(data)
+
+
+def _table() -> Iterator[int]:
+    for value in range(256):
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)  # CRC-32C, reflected
+        yield value
+
+
+_TABLE = tuple(_table())
+
+
+def _masked(data: bytes) -> bytes:
+    crc, table = 0xFFFFFFFF, _TABLE
+    for byte in data:
+        crc = crc >> 8 ^ table[(crc ^ byte) & 0xFF]
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+# -------------------------------------------------------- protobuf: a key of (field number, kind), then the value
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*out, value))
+
+
+def _integer(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value & 0xFFFFFFFFFFFFFFFF)
+
+
+def _double(field: int, value: float) -> bytes:
+    return _varint(field << 3 | 1) + struct.pack("<d", value)
+
+
+def _bytes(field: int, value: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(value)) + value
+
+
+def _float(field: int, value: float) -> bytes:
+    try:
+        packed = struct.pack("<f", value)
+    except OverflowError:  # beyond float32
+        packed = struct.pack("<f", math.copysign(math.inf, value))
+    return _varint(field << 3 | 5) + packed

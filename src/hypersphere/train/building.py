@@ -1,0 +1,246 @@
+"""From a config to what is trained: network and head, rotated; their optimizer; the terms beside the loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .. import losses, models
+from ..conversion import spherize
+from ..optim import OGD, param_groups
+from ..regularizers import EnergyRegularizer, normalize_neurons, spread
+from ..rotation import rotate
+from ..selection import select
+from .config import Config, Energy, Loss, Rotation, derive
+from .sets import Facts
+
+LOSSES: dict[str, type[losses.AngularSoftmaxLoss]] = {
+    "w_softmax": losses.WSoftmaxLoss,
+    "ga_softmax": losses.GASoftmaxLoss,
+    "a_softmax": losses.ASoftmaxLoss,
+    "s_softmax": losses.SSoftmaxLoss,
+    "am_softmax": losses.AMSoftmaxLoss,
+    "arcface": losses.ArcFaceLoss,
+    "sphereface_plus": losses.SphereFacePlusLoss,
+}
+OPTIMIZERS: dict[str, Any] = {
+    name.lower(): kind
+    for name, kind in vars(torch.optim).items()
+    if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
+} | {"ogd": OGD}
+GENERATORS = ("generator.mhe",)  # networks that are trained against another
+
+
+class Classifier(nn.Module):
+    """A network and, with an angular loss, the head that holds its classes.
+
+    ``classifier(inputs)`` gives logits, ``classifier(inputs, labels)`` (loss, what the network gave): one call for
+    training, since DistributedDataParallel and torch.compile see calls alone. A graph's adjacency goes to
+    :meth:`loss_of` and :meth:`logits` as `edges`.
+    """
+
+    def __init__(self, network: nn.Module, head: nn.Module | None = None, label_smoothing: float = 0.0) -> None:
+        super().__init__()
+        self.network, self.head, self.label_smoothing = network, head, label_smoothing
+
+    def forward(self, inputs: Tensor, labels: Tensor | None = None, edges: Tensor | None = None) -> Any:
+        given = self.network(inputs) if edges is None else self.network(inputs, edges)
+        if labels is None:
+            return self.logits(given)
+        rows, targets = flat(given, targets_of(inputs, labels, given))
+        if edges is not None:  # nodes outside the split have label -100
+            rows, targets = rows[targets >= 0], targets[targets >= 0]
+        if self.head is not None:
+            return self.head(rows, targets), given
+        return F.cross_entropy(rows.float(), targets, label_smoothing=self.label_smoothing), given
+
+    def logits(self, given: Tensor) -> Tensor:
+        """Of what the network gave: its own, or the head's."""
+        if self.head is None:
+            return given
+        rows: Tensor = self.head.logits(given.flatten(0, -2))  # type: ignore[operator]
+        return rows.unflatten(0, given.shape[:-1])
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        """(B, d): what the classes are told from."""
+        if self.head is not None:
+            embeddings: Tensor = self.network(inputs)
+            return embeddings
+        features = getattr(self.network, "forward_features", None)
+        if features is None:
+            raise ValueError("this network gives no embeddings: it has no forward_features")
+        return features(inputs)
+
+
+def targets_of(inputs: Tensor, labels: Tensor, given: Tensor) -> Tensor:
+    """The labels, or in text the next character of every place: the label is the one after the window."""
+    if given.dim() == 3 and labels.dim() == 1:
+        return torch.cat([inputs[:, 1:], labels[:, None]], 1)
+    return labels
+
+
+def flat(given: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows (n, d) and their targets (n,)."""
+    return given.flatten(0, -2), targets.flatten()
+
+
+def classifier(config: Config, facts: Facts) -> Classifier:
+    """The network of a config with its head, plain: not rotated yet. What does not fit the data is a ValueError."""
+    has_head = config.loss.name != "softmax"
+    body = network(config, facts, num_classes=0 if has_head else len(facts.classes))
+    head = _head(config.loss, facts, body) if has_head else None
+    return Classifier(body, head, config.loss.label_smoothing)
+
+
+def network(config: Config, facts: Facts, **fixed: Any) -> nn.Module:
+    """The network alone; `fixed` are options it must take, all others are given where it has them."""
+    model = config.model
+    known = models.preset(model.name).accepted()
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+    asked = {"widths": model.widths, "fc": model.fc, "batch_norm": model.batch_norm, "relu": model.relu}
+    options: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
+    if model.fc == 0:
+        options["fc"] = None
+    of_data = {key: value for key, value in _of_data(facts).items() if key in known}
+    by_itself = model.similarity is not None and ("similarity" in known or open_ended)
+    if by_itself:
+        options |= {"similarity": model.similarity, "scale": model.scale}
+    if fixed.get("num_classes") is not None and "num_classes" not in known and not open_ended:
+        raise ValueError(f"model.name={model.name} cannot be told the number of classes, and so cannot classify")
+    try:
+        made = models.create(model.name, **(of_data | options | fixed))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"model.name={model.name}: {error}") from None
+    if model.similarity is not None and not by_itself:
+        spherize(made, model.similarity, scale=model.scale)
+    return made
+
+
+def _of_data(facts: Facts) -> dict[str, Any]:
+    """What a network must know of its input."""
+    if facts.kind == "images":
+        channels, height, width = facts.shape
+        return {"in_channels": channels, "out_channels": channels, "input_size": (height, width)}
+    if facts.kind == "points":
+        return {"in_channels": facts.shape[1]}
+    if facts.kind == "graph":
+        return {"in_features": facts.shape[0]}
+    if facts.kind == "text":
+        return {"vocabulary": len(facts.classes), "context": facts.shape[0]}
+    return {"in_channels": 1, "input_size": (1, torch.Size(facts.shape).numel())}
+
+
+def _head(loss: Loss, facts: Facts, body: nn.Module) -> nn.Module:
+    size = getattr(body, "num_features", None)
+    if not isinstance(size, int):
+        raise ValueError(f"loss.name={loss.name} needs a network with num_features, the size of its embeddings")
+    asked = {key: getattr(loss, key) for key in ("similarity", "margin", "scale", "annealing", "energy_weight")}
+    options = {key: value for key, value in asked.items() if value is not None}
+    return LOSSES[loss.name](len(facts.classes), size, label_smoothing=loss.label_smoothing, **options)
+
+
+def prepare(body: nn.Module, head: nn.Module | None, settings: Rotation | None, seed: int) -> None:
+    """Gives the neurons their start and rotates them, in place (OPT)."""
+    if settings is None:
+        return
+    if settings.spread:
+        spread(body, seed=seed)
+    if settings.normalize:
+        normalize_neurons(body)
+    options: dict[str, Any] = {
+        key: getattr(settings, key)
+        for key in ("method", "init", "neurons", "blocks", "block_size", "share_blocks", "sample")
+    }
+    if settings.layers in ("hidden", "all"):
+        rotate(body, **options, seed=seed)
+    if settings.layers in ("output", "all"):
+        outputs = [name for name, neurons in select(body).items() if neurons.is_output]
+        if head is not None:
+            rotate(head, **options, seed=seed)
+        elif outputs:
+            rotate(body, layers=outputs, **options, seed=seed)
+        else:
+            raise ValueError(f"rotation.layers={settings.layers}: this network has no output layer")
+
+
+def optimizer(module: nn.Module, config: Config) -> Optimizer:
+    """The optimizer of all that `module` learns, with weight decay where it means something."""
+    settings = config.optimizer
+    uses_ogd = config.rotation is not None and config.rotation.method == "ogd"
+    groups = param_groups(module, settings.weight_decay, ogd=uses_ogd)
+    if not groups:
+        raise ValueError("there is nothing to learn: every parameter is fixed")
+    options: dict[str, Any] = {"lr": settings.lr}
+    if settings.momentum is not None or settings.name == "sgd":
+        options["momentum"] = 0.9 if settings.momentum is None else settings.momentum
+    if settings.betas is not None:
+        options["betas"] = settings.betas
+    made: Optimizer = OPTIMIZERS[settings.name](groups, **options)
+    return made
+
+
+def regularizer(body: nn.Module, head: nn.Module | None, settings: Energy | None, seed: int) -> EnergyRegularizer:
+    """The energy of every layer, as a term of the loss if the config has one, and to look at in any case."""
+    if settings is None:
+        return EnergyRegularizer(body, head=head, seed=seed)
+    names = ("measure", "hidden_weight", "output_weight", "s", "half_space", "angular", "minibatch", "weight_decay")
+    options = {name: getattr(settings, name) for name in (*names, "average")}
+    return EnergyRegularizer(body, head=head, seed=seed, **options)
+
+
+def opponents(config: Config, facts: Facts) -> tuple[nn.Module, nn.Module]:
+    """The generator of a config and the discriminator of the same paper; similarity and widths are the latter's."""
+    asked = {"batch_norm": config.model.batch_norm}
+    options = {key: value for key, value in (asked | _of_data(facts)).items() if value is not None}
+    critic = derive(config, {"model.name": "discriminator" + config.model.name.removeprefix("generator")})
+    known = models.preset(config.model.name).accepted()
+    try:
+        maker = models.create(config.model.name, **{key: value for key, value in options.items() if key in known})
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"model.name={config.model.name}: {error}") from None
+    return maker, network(critic, facts, num_classes=1)
+
+
+def start_from(target: Classifier, source: nn.Module, path: str) -> None:
+    """Gives `target` the weights of another run's model (``init_from``); the classes too if there are as many.
+
+    Softmax after an angular loss or the other way: the classifier's matrix and the head's are the same thing.
+    """
+    given = source if isinstance(source, Classifier) else Classifier(source)
+    mine, theirs = _classes_of(target), _classes_of(given)
+    load_same(target.network, given.network.state_dict(), f"init_from={path}", but=(mine[0], theirs[0]))
+    for tensor, other in zip(mine[1:], theirs[1:], strict=True):
+        if tensor is not None and other is not None and tensor.shape == other.shape:
+            with torch.no_grad():
+                tensor.copy_(other)
+
+
+def _classes_of(model: Classifier) -> tuple[str, Tensor | None, Tensor | None]:
+    """The name of the network's classifier ("" if it has none), and the matrix and bias that hold the classes."""
+    named = [(name, each.module) for name, each in select(model.network).items() if each.is_output]
+    name, module = named[-1] if named and model.head is None else ("", model.head)
+    return name, getattr(module, "weight", None), getattr(module, "bias", None)
+
+
+def load_same(target: nn.Module, state: dict[str, Tensor], where: str, but: tuple[str, ...] = ()) -> None:
+    """Loads a state that must fit but for the layers named in `but`; ValueError in one line else."""
+
+    def kept(name: str) -> bool:
+        return not any(layer and name.startswith(f"{layer}.") for layer in but)
+
+    mine = {name: value for name, value in target.state_dict().items() if kept(name)}
+    theirs = {name: value for name, value in state.items() if kept(name)}
+    for name, value in mine.items():
+        if name in theirs and theirs[name].shape != value.shape:
+            got = f"{tuple(theirs[name].shape)} there and {tuple(value.shape)} here"
+            raise ValueError(f"{where} does not fit: {name} is {got}")
+    more = [name for name in theirs if name not in mine]
+    if more:
+        raise ValueError(f"{where} does not fit: it has {more[0]}, and the network of this config has not")
+    missing = [name for name in target.load_state_dict(theirs, strict=False).missing_keys if kept(name)]
+    if missing:
+        raise ValueError(f"{where} does not fit: it has no {missing[0]}")

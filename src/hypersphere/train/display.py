@@ -1,0 +1,217 @@
+"""What a person sees of a training, on stderr: a live bar on a terminal, plain lines elsewhere.
+
+Of every training step the display only remembers the numbers: the bar is drawn by a thread of its own, a few times a
+second, whatever the length of a step.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+RECENT = 30.0  # seconds over which the speed is measured
+SILENCE = 10.0  # seconds after which a plain line is due
+_MARK = 0.25  # seconds between two measurements of the speed
+
+Cell = tuple[str, str]  # a label and a value
+
+
+def make(title: str, total: int, start: int = 0, *, enabled: bool = True) -> Display:
+    """The display of a training of `total` steps that begins after step `start`; use it in a `with`.
+
+    Args:
+        title: what is trained, in a few words.
+        enabled: False: nothing is shown.
+
+    Example:
+        >>> with make("mlp on digits", 100, enabled=False) as display:
+        ...     display.advance(1, 64, 2.3)
+    """
+    if not enabled or sys.stderr is None:
+        return Display(title, total, start)
+    if is_terminal(sys.stderr):
+        try:
+            from rich.console import Console
+        except ImportError:
+            return Plain(title, total, start, sys.stderr)
+        console = Console(stderr=True)
+        if console.is_terminal and not console.is_dumb_terminal:
+            from ._bar import Bar
+
+            return Bar(title, total, start, console)
+    return Plain(title, total, start, sys.stderr)
+
+
+class Display:
+    """Remembers how far a training is and how fast it goes, and shows nothing; the others show it.
+
+    `rate` is in samples a second of training, without what passes between the last step and a line of metrics (an
+    evaluation); `left` is in seconds and counts everything. Both look at the last half minute, and are None before
+    there is something to see.
+    """
+
+    def __init__(self, title: str, total: int, start: int = 0) -> None:
+        self.title, self.total, self.step = one_line(title), total, start
+        self.loss: float | None = None
+        self.accuracy: float | None = None
+        self.energy: float | None = None
+        self.rate: float | None = None
+        self._pace: float | None = None  # seconds a step
+        self._samples, self._busy = 0, 0.0
+        self._last = self._next = 0.0
+        self._marks = deque[tuple[float, float, int, int]]()  # clock, seconds of training, samples, steps
+
+    def advance(self, step: int, samples: int, loss: float | None = None) -> None:
+        """After every training step, the last one being `step`, with `samples` samples in it."""
+        now = time.monotonic()
+        self._busy += now - self._last
+        self._samples += samples
+        self._last, self.step = now, step
+        if loss is not None:
+            self.loss = loss
+        if now >= self._next:
+            self._measure(now)
+
+    def show(self, line: dict[str, Any]) -> None:
+        """A line of metrics."""
+        self._last = time.monotonic()
+        if line.get("split") == "train":
+            self.loss = line.get("loss", self.loss)
+        else:
+            self.accuracy = line.get("accuracy", self.accuracy)
+        if (energy := _energy(line)) is not None:
+            self.energy = energy
+
+    def note(self, text: str) -> None:
+        """One line of text."""
+
+    def close(self) -> None:
+        """At the end, also after an error: takes the bar away."""
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def left(self) -> float | None:
+        """Goes down also while a step or an evaluation takes long."""
+        if self._pace is None:
+            return None
+        return max(0.0, (self.total - self.step) * self._pace - (time.monotonic() - self._marks[-1][0]))
+
+    def _measure(self, now: float) -> None:
+        marks = self._marks
+        marks.append((now, self._busy, self._samples, self.step))
+        while len(marks) > 2 and now - marks[1][0] >= RECENT:
+            marks.popleft()
+        # The first mark is after the first step, which is often slow for reasons of its own (a compiler, say).
+        clock, busy, samples, step = (new - old for new, old in zip(marks[-1], marks[0], strict=True))
+        if step > 0 and busy > 0:
+            self.rate, self._pace = samples / busy, clock / step
+        self._next = now + _MARK
+
+
+class Plain(Display):
+    """A line for every evaluation, and one of the training where that takes long."""
+
+    def __init__(self, title: str, total: int, start: int, stream: TextIO) -> None:
+        super().__init__(title, total, start)
+        self._stream: TextIO | None = stream
+        self._spoke = 0.0
+        self._say(f"{self.title}: {total} steps")
+
+    def show(self, line: dict[str, Any]) -> None:
+        super().show(line)
+        if line.get("split") != "train":
+            self._say(joined(described(line, self.total)))
+
+    def note(self, text: str) -> None:
+        self._say(one_line(text))
+
+    def _measure(self, now: float) -> None:
+        super()._measure(now)
+        if now - self._spoke >= SILENCE:
+            cells = described({"step": self.step, "split": "train"}, self.total)
+            if self.loss is not None:
+                cells.append(("loss", f"{short(self.loss):>7}"))
+            if self.rate is not None and self.left is not None:
+                cells += [("", count(self.rate) + " samples/s"), ("", clock(self.left) + " left")]
+            self._say(joined(cells))
+
+    def _say(self, text: str) -> None:
+        self._spoke = time.monotonic()
+        try:
+            if self._stream is not None:
+                print(text.rstrip(), file=self._stream, flush=True)
+        except (OSError, ValueError):  # whoever read it is gone; that is no reason to stop a training
+            self._stream = None
+
+
+# ---------------------------------------------------------------------------------------------------------- text
+
+
+def described(line: dict[str, Any], total: int) -> list[Cell]:
+    """A line of metrics, the most important first."""
+    cells = [("step", f"{line['step']:>{len(str(total))}}"), ("", f"{line.get('split', ''):10}")]
+    for key in ("loss", "discriminator_loss", "generator_loss"):
+        if key in line:
+            cells.append((key.removesuffix("_loss"), f"{short(line[key]):>7}"))
+    if "accuracy" in line:
+        cells.append(("accuracy", f"{percent(line['accuracy']):>7}"))
+    if line.get("energies"):
+        cells.append(("energy", f"{short(_energy(line)):>7}"))
+    if "seconds" in line:
+        cells.append(("", f"{clock(line['seconds']):>7}"))
+    return cells
+
+
+def _energy(line: dict[str, Any]) -> float | None:
+    """The sum over the layers; None where one of them is."""
+    energies = (line.get("energies") or {}).values()
+    return sum(energies) if energies and None not in energies else None
+
+
+def joined(cells: Iterable[Cell]) -> str:
+    return "  ".join(f"{label} {value}" if label else value for label, value in cells)
+
+
+def short(value: float | None) -> str:
+    """Six characters for most numbers."""
+    if value is None:
+        return "nan"
+    if value and not 0.001 <= abs(value) < 1e5:  # NaN and infinity as well
+        return f"{value:.1e}"
+    return f"{value:.4f}" if abs(value) < 1 else f"{value:#.5g}".removesuffix(".")
+
+
+def percent(share: float | None) -> str:
+    return "nan" if share is None else f"{100 * share:.2f}%"
+
+
+def count(value: float) -> str:
+    if value < 9999.5:
+        return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}"
+    return f"{value / 1e3:.1f}k" if value < 999950 else f"{value / 1e6:.1f}M"
+
+
+def clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def is_terminal(stream: Any) -> bool:
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):  # None or something that can write and no more; closed
+        return False
+
+
+def one_line(text: str) -> str:
+    """No control characters and no second line, which would tear the display."""
+    return "".join(each if each.isprintable() else " " for each in text)

@@ -1,0 +1,394 @@
+"""One training, from a config to its files. :func:`_train` is the loop."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import _checks
+from .._draws import stable_hash
+from . import checkpoint, display, folder, tasks
+from . import sets as data_sets
+from .config import Config, derive
+from .distributed import World, session
+from .folder import Result
+from .interruption import Interruptions
+from .metrics import Metrics
+from .precision import Precision
+from .schedule import Schedule, set_rate
+
+Callback = Callable[[nn.Module, int, dict[str, Any]], object]
+
+
+class TrainingError(RuntimeError):
+    """A training that cannot go on, in one line."""
+
+
+@dataclass
+class Progress:
+    """Where a training stands: with the weights and the optimizers, all that a checkpoint needs."""
+
+    step: int = 0
+    evaluated: int = 0  # the step of the last evaluation
+    lines: int = 0  # of the metrics
+    seconds: float = 0.0
+    samples: int = 0
+    loss: list[float] = field(default_factory=lambda: [0.0, 0.0])  # sum of losses and steps since the last line
+    round: list[float] = field(default_factory=lambda: [0.0, 0.0])  # the same since the schedule last looked
+    best: dict[str, Any] | None = None  # the evaluation that was the best on validation
+    waited: int = 0  # evaluations since then
+
+
+def fit(config: Config, *, callbacks: Sequence[Callback] = (), progress: bool = True) -> Result:
+    """Trains what `config` says and returns the results.
+
+    Files are written if the config has ``out``. Ctrl-C and SIGTERM leave a checkpoint there, from which
+    ``resume=True`` gives the run that would have been. The state of torch's random generators is left as it was.
+
+    Args:
+        config: a :class:`~hypersphere.train.config.Config`; recipes make one.
+        callbacks: functions called as callback(model, step, metrics) with every line of metrics.
+        progress: show it on stderr.
+
+    Returns:
+        A :class:`Result`: ``summary`` (what result.json holds), ``metrics`` (the lines of metrics.jsonl), ``model`` (in
+        eval mode, rotations merged), ``path``, ``config``.
+
+    Example:
+        >>> from hypersphere.train import Config, fit
+        >>> result = fit(Config(steps=2), progress=False)
+        >>> result.summary["step"], result.model(torch.zeros(1, 1, 8, 8)).shape
+        (2, torch.Size([1, 10]))
+    """
+    if not isinstance(config, Config):
+        raise TypeError(f"config must be a hypersphere.train.Config, got {type(config).__name__}")
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
+        config = derive(config, resume=True)  # torchrun starts all processes anew where one has died
+    with torch.random.fork_rng(), session(config.device) as world, Interruptions() as interruptions:
+        config, found = folder.claim(config, world)
+        if found is not None:
+            return found
+        training = Training(config, world, callbacks, progress, interruptions)
+        with training.screen:
+            try:
+                _train(training)
+                return training.finish()
+            finally:
+                training.close()
+
+
+def _train(t: Training) -> None:
+    """The loop. A step is some batches, forward and backward; each phase then updates what it learns."""
+    config, task, precision = t.config, t.task, t.precision
+    source = data_sets.steps(
+        t.sets, config.data, config.accumulate, config.seed, t.done.step, t.world.rank, t.world.size
+    )
+    while True:
+        if t.evaluation_is_due:
+            t.evaluate()
+            t.save()
+        elif t.checkpoint_is_due:
+            t.save()
+        if t.is_over:
+            return
+        t.stop_if_asked()
+
+        # All that is random in a step depends on seed and step alone: nothing of it needs to be in a checkpoint.
+        torch.manual_seed(stable_hash(config.seed, "step", t.done.step, t.world.rank) & (2**63 - 1))
+        batches = [batch.to(t.world.device) for batch in next(source)]
+        task.step = t.done.step
+        rate = t.schedule.rate(t.done.step)
+        losses = {}
+        for phase in task.phases:
+            set_rate(phase.optimizer, rate)
+            phase.optimizer.zero_grad(set_to_none=True)
+            losses_of_batches = []
+            for i, batch in enumerate(batches):
+                last = i == len(batches) - 1
+                with precision.synchronized(phase.wrapped, last), precision.autocast():
+                    mean = phase.loss(batch) * batch.share
+                    terms = [term() for term in phase.terms] if last else []
+                    precision.backward(mean + sum(terms) if terms else mean)
+                losses_of_batches.append(mean.detach())
+            norm = precision.gradient_norm(phase.module, phase.optimizer)
+            losses[phase.name], size = torch.stack([sum(losses_of_batches, norm.new_zeros(())), norm]).tolist()
+            t.check_finite(phase, losses[phase.name], size)
+            precision.step(phase.module, phase.optimizer, norm)
+            if phase.resampler is not None:
+                phase.resampler.step()
+        t.count(losses, batches[-1], sum(map(len, batches)), rate)
+
+
+class Training:
+    """What the loop works with, and what happens between its steps."""
+
+    def __init__(
+        self,
+        config: Config,
+        world: World,
+        callbacks: Sequence[Callback],
+        progress: bool,
+        interruptions: Interruptions,
+    ) -> None:
+        self.config, self.world, self.callbacks, self.interruptions = config, world, callbacks, interruptions
+        if config.data.batch_size % world.size:
+            raise ValueError(
+                f"data.batch_size must be a multiple of the {world.size} processes, got {config.data.batch_size}"
+            )
+        self.sets = data_sets.load(config.data, config.seed)
+        torch.manual_seed(config.seed)
+        start = None if config.init_from is None else folder.start(config.init_from)
+        self.task = tasks.make(config, self.sets, world, start)
+        self.epoch = data_sets.steps_per_epoch(self.sets, config.data, config.accumulate)
+        self.total = config.steps if config.steps is not None else (config.epochs or 0) * self.epoch
+        self.eval_every = config.eval_every or self.epoch
+        rotation = config.rotation
+        sampled = rotation is not None and rotation.sample is not None
+        self.round = (rotation.inner or tasks.INNER) if rotation is not None and sampled else self.eval_every
+        self.schedule = Schedule(config.schedule, config.optimizer.lr, self.total)
+        self.precision = Precision(config, world)
+        self.done = Progress()
+        self.best_weights: dict[str, Any] | None = None
+        self.stopped = False  # by patience
+        self.path = None if config.out is None else Path(config.out)
+        self.saver = checkpoint.Saver()
+        self.saved = -1
+        resumed = self.resume()
+        self.history = Metrics(self.path if world.speaks else None, keep=self.done.lines if resumed else None)
+        title = f"{config.model.name} on {config.data.name}"
+        self.screen = display.make(title, self.total, self.done.step, enabled=progress and world.speaks)
+        self.clock = self.window = time.perf_counter()
+        self.window_samples = 0
+        if resumed:
+            self.screen.note(f"resumed at step {self.done.step} of {self.total}")
+        else:
+            self.line({"split": "train", "energies": self.energies()})
+
+    # ------------------------------------------------------------------------------------------- when what is due
+
+    @property
+    def is_over(self) -> bool:
+        return self.done.step >= self.total or self.stopped
+
+    @property
+    def evaluation_is_due(self) -> bool:
+        step = self.done.step
+        return step > self.done.evaluated and (step % self.eval_every == 0 or step == self.total)
+
+    @property
+    def checkpoint_is_due(self) -> bool:
+        every = self.config.checkpoint_every
+        return every is not None and self.done.step > self.saved and self.done.step % every == 0 and self.done.step > 0
+
+    # ------------------------------------------------------------------------------------------- between the steps
+
+    def count(self, losses: dict[str, float], batch: data_sets.Batch, samples: int, rate: float) -> None:
+        """A step is done."""
+        done = self.done
+        done.step += 1
+        loss, flags = next(iter(losses.values())), float(self.interruptions.signal is not None)
+        if self.world.size > 1:
+            summed = self.world.sums(*losses.values(), samples, flags)
+            losses = {name: value / self.world.size for name, value in zip(losses, summed, strict=False)}
+            loss, samples, flags = next(iter(losses.values())), int(summed[-2]), summed[-1]
+        self.asked = flags > 0
+        done.samples += samples
+        self.window_samples += samples
+        for sums in (done.loss, done.round):
+            sums[0] += loss
+            sums[1] += 1
+        self.screen.advance(done.step, samples, loss)
+        if done.step % self.config.log_every == 0 or done.step == self.total:
+            right, of = self.world.sums(*self.task.count_correct(batch))
+            accuracy = {"accuracy": right / of} if of else {}
+            others = losses if len(losses) > 1 else {}
+            now = time.perf_counter()
+            speed = self.window_samples / max(now - self.window, 1e-9)
+            self.window, self.window_samples = now, 0
+            mean, done.loss = done.loss[0] / done.loss[1], [0.0, 0.0]
+            figures = {"loss": mean, **others, **accuracy, "lr": rate, "samples_per_second": speed}
+            self.line({"split": "train", **figures})
+        if done.step % self.round == 0:
+            self.schedule.observe(done.round[0] / done.round[1])
+            done.round = [0.0, 0.0]
+
+    asked = False  # to stop
+
+    def stop_if_asked(self) -> None:
+        """Leaves a checkpoint and goes, if a signal has come to any process."""
+        if self.asked or (self.world.size == 1 and self.interruptions.signal is not None):
+            self._stop()
+
+    def _stop(self) -> None:
+        if self.saved != self.done.step and self.done.step:
+            self.save()
+        self.saver.wait()
+        self.interruptions.follow(self.interruptions.signal or signal.SIGTERM)
+
+    def check_finite(self, phase: tasks.Phase, loss: float, norm: float) -> None:
+        """Raises TrainingError before a step that would spoil the weights."""
+        if math.isfinite(loss) and (math.isfinite(norm) or self.precision.may_skip):
+            return
+        bad = [
+            name
+            for name, parameter in phase.module.named_parameters()
+            if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all())
+        ]
+        what = f"{phase.name} is {loss}" if not math.isfinite(loss) else "a gradient is not finite"
+        where = f", first in the gradient of {bad[0]}" if bad else ""
+        kept = checkpoint.latest(self.path / "checkpoints") if self.path is not None else None
+        last = f"; the last checkpoint is {kept}" if kept is not None else ""
+        raise TrainingError(
+            f"step {self.done.step + 1}: {what}{where}{last}; a smaller optimizer.lr or clip=1 may help"
+        )
+
+    def evaluate(self) -> None:
+        """A line of figures and energies; whether they are the best on validation."""
+        self._eval_mode(True)
+        figures = self.task.evaluate(self.sets.judge, self._is_interrupted)
+        self._eval_mode(False)
+        if figures is None:
+            self._stop()
+        assert figures is not None
+        self.done.evaluated = self.done.step
+        self.line({"split": self.sets.judge, **figures, "energies": self.energies()})
+        self.window, self.window_samples = time.perf_counter(), 0
+        if self.sets.judge == "validation" and "accuracy" in figures:
+            self._compare(figures)
+
+    def _is_interrupted(self) -> bool:
+        return self.world.size == 1 and self.interruptions.signal is not None
+
+    def _eval_mode(self, on: bool) -> None:
+        for module in self.task.modules.values():
+            if on:
+                self.world.same_buffers(module)
+            module.train(not on)
+
+    def _compare(self, figures: dict[str, float]) -> None:
+        best = self.done.best
+        if best is None or (figures["accuracy"], -figures["loss"]) > (best["accuracy"], -best["loss"]):
+            self.done.best, self.done.waited = {"step": self.done.step, **figures}, 0
+            weights = {name: module.state_dict() for name, module in self.task.modules.items()}
+            self.best_weights = {
+                name: {key: value.clone() for key, value in state.items()} for name, state in weights.items()
+            }
+        else:
+            self.done.waited += 1
+        patience = self.config.patience
+        self.stopped = patience is not None and self.done.waited >= patience
+
+    def energies(self) -> dict[str, float]:
+        return {} if self.task.energies is None else self.task.energies.per_layer()
+
+    def line(self, figures: dict[str, Any]) -> None:
+        """A line of metrics, to the file, the screen and the callbacks."""
+        step = self.done.step
+        line = {"step": step, "epoch": round(step / self.epoch, 4), **figures, "seconds": round(self.seconds(), 3)}
+        self.done.lines += 1
+        self.history.write(line)
+        self.screen.show(line)
+        for callback in self.callbacks:
+            callback(self.task.modules[self.task.main], step, dict(line))
+
+    def seconds(self) -> float:
+        """Of this training, those before it was resumed included."""
+        return self.done.seconds + time.perf_counter() - self.clock
+
+    # ------------------------------------------------------------------------------------------- files
+
+    def save(self) -> None:
+        """A checkpoint, written while training goes on; not where none is due, nor twice."""
+        due = self.config.checkpoint_every is None or self.done.step % self.config.checkpoint_every == 0
+        is_best = self.done.best is not None and self.done.best["step"] == self.done.step
+        asked = self.interruptions.signal is not None or self.asked
+        self.saved = self.done.step
+        if self.path is None or not self.world.speaks or not (due or is_best or asked or self.is_over):
+            return
+        tensors, tree = checkpoint.flatten(self.state())
+        state = {"tree": tree, "data": self.sets.facts.to_tree(), "step": self.done.step}
+        self.saver.save(self.path / "checkpoints", self.done.step, tensors, state, keep=self.config.keep, best=is_best)
+
+    def state(self) -> dict[str, Any]:
+        """All that the rest of the training depends on."""
+        progress = {**vars(self.done), "seconds": self.seconds()}
+        return {
+            **{name: module.state_dict() for name, module in self.task.modules.items()},
+            "optimizers": [phase.optimizer.state_dict() for phase in self.task.phases],
+            "energies": None if self.task.energies is None else self.task.energies.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "precision": self.precision.state_dict(),
+            "progress": progress,
+        }
+
+    def resume(self) -> bool:
+        """Takes up the newest whole checkpoint; False if there is none, or none is wanted."""
+        if not self.config.resume or self.path is None:
+            return False
+        where = self.path / "checkpoints"
+        newest = checkpoint.latest(where) if self.world.speaks else None
+        name = self.world.told("" if newest is None else newest.name)
+        if not name:
+            return False
+        tensors, state = checkpoint.load(where / name)
+        nested = checkpoint.unflatten(tensors, state["tree"])
+        self._load(nested)
+        for phase, each in zip(self.task.phases, nested["optimizers"], strict=True):
+            phase.optimizer.load_state_dict(each)
+        if self.task.energies is not None:
+            self.task.energies.load_state_dict(nested["energies"])
+        self.schedule.load_state_dict(nested["schedule"])
+        self.precision.load_state_dict(nested["precision"])
+        self.done = Progress(**nested["progress"])
+        self.saved = self.done.step
+        if self.done.best is not None:
+            self._load_best(where)
+        patience = self.config.patience
+        self.stopped = patience is not None and self.done.waited >= patience
+        return True
+
+    def _load(self, nested: dict[str, Any]) -> None:
+        for name, module in self.task.modules.items():
+            module.load_state_dict(nested[name])
+
+    def _load_best(self, where: Path) -> None:
+        found = checkpoint.best_of(where)
+        tensors, state = ({}, {"step": None}) if found is None else checkpoint.load(found)
+        if state["step"] != (self.done.best or {}).get("step"):
+            _checks.warn(f"{where}: the best checkpoint is missing; the next evaluation counts as the best")
+            self.done.best = None
+            return
+        nested = checkpoint.unflatten(tensors, state["tree"])
+        self.best_weights = {name: nested[name] for name in self.task.modules}
+
+    def finish(self) -> Result:
+        """The final figures and files; with a validation split, of the weights that were the best there."""
+        if self.best_weights is not None:
+            self._load(self.best_weights)
+        if self.best_weights is not None or (self.sets.judge == "validation" and self.sets.test is not None):
+            self._eval_mode(True)
+        judged = next((each for each in reversed(self.history.lines) if each["split"] == self.sets.judge), None)
+        if self.sets.judge == "validation" and self.sets.test is not None:
+            figures = self.task.evaluate("test")
+            assert figures is not None
+            self.line({"split": "test", **figures, "energies": self.energies()})
+        self.saver.wait()
+        validation = self.done.best if self.sets.judge == "validation" else None
+        final = judged if self.sets.judge == "test" or self.sets.test is None else self.history.lines[-1]
+        return folder.finish(self, final or {}, validation)
+
+    def close(self) -> None:
+        """The last checkpoint is on disk, the files are closed."""
+        try:
+            self.saver.wait()
+        finally:
+            self.history.close()

@@ -1,0 +1,198 @@
+"""A run's folder: whose it is, what a finished training leaves in it, and what another one begins with."""
+
+from __future__ import annotations
+
+import json
+import platform
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save
+from torch import nn
+
+from .. import __version__
+from .._files import write_bytes, write_text
+from .._tensors import unshared
+from ..rotation import count_parameters, merge
+from ..rotation.parametrization import rotated
+from . import building
+from .config import Config, ConfigError, derive, load_file, to_json, to_tree
+
+if TYPE_CHECKING:
+    from .distributed import World
+    from .engine import Training
+
+FORMAT = 1
+CONFIG, RESULT, FINAL = "config.json", "result.json", "final"
+
+#: what may be another when a run is resumed: none of it changes what is learned
+FREE = ("out", "resume", "keep", "log_every", "checkpoint_every", "device", "data.root", "data.workers", "compile")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a training.
+
+    Attributes:
+        summary: final figures, seconds, versions, the data's hash; what result.json holds.
+        metrics: the lines of metrics.jsonl.
+        model: in eval mode, rotations merged; with an angular loss a network with its head, which gives logits.
+        path: the run's folder; None if there is none.
+        config: as it was run.
+    """
+
+    summary: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    model: nn.Module
+    path: Path | None
+    config: Config
+
+
+def claim(config: Config, world: World) -> tuple[Config, Result | None]:
+    """Makes the folder this run's own, or finds it in it; the result if it is finished. ValueError if it is another's.
+
+    Returns:
+        The config to run, and the result of a run that has nothing left to do.
+    """
+    if config.out is None:
+        if config.resume:
+            raise ConfigError("resume needs out, the folder of the run to go on with")
+        return config, None
+    path, resumed = Path(config.out), False
+    problem = ""
+    if world.speaks:
+        try:
+            resumed = _claim(config, path)
+        except (ValueError, OSError) as error:
+            if world.size == 1:
+                raise
+            problem = str(error)  # the others must not wait for what will never come
+    problem, _, known = world.told(f"{problem}\0{int(resumed)}").partition("\0")
+    if problem:
+        raise ValueError(problem)
+    result = _finished(path, config) if known == "1" else None
+    return config, result
+
+
+def _claim(config: Config, path: Path) -> bool:
+    """Whether the run was there already."""
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"out must be a folder, got the file {path}")
+    known = path / CONFIG
+    if known.exists():
+        if not config.resume:
+            raise ValueError(f"out={path} holds a run already: resume=true goes on with it, or choose another folder")
+        _check_same(load_file(known), config, path)
+    elif path.is_dir() and any(each.name != ".gitkeep" for each in path.iterdir()):
+        raise ValueError(f"out={path} holds other files and no run: choose another folder")
+    path.mkdir(parents=True, exist_ok=True)
+    there = known.exists()
+    write_text(known, to_json(derive(config, resume=False)))
+    return there
+
+
+def _check_same(old: Config, new: Config, path: Path) -> None:
+    """The same run: everything but :data:`FREE` is as it was, and the length if no schedule depends on it."""
+    free = FREE if new.schedule.name == "cosine" else (*FREE, "steps", "epochs")
+    before, now = _flat(to_tree(old)), _flat(to_tree(new))
+    for key in before | now:
+        if key not in free and before.get(key) != now.get(key):
+            was, wanted = (json.dumps(each.get(key)) for each in (before, now))
+            raise ValueError(f"out={path} is another run: there {key} is {was}, here it is {wanted}")
+
+
+def _flat(tree: dict[str, Any]) -> dict[str, Any]:
+    pairs = [(key, value if isinstance(value, dict) else None, value) for key, value in tree.items()]
+    flat = {key: value for key, group, value in pairs if group is None}
+    return flat | {f"{key}.{name}": each for key, group, _ in pairs if group for name, each in group.items()}
+
+
+def _finished(path: Path, config: Config) -> Result | None:
+    """The result of a run that has been trained as long as the config asks."""
+    try:
+        summary = json.loads((path / RESULT).read_text(encoding="utf-8"))
+        lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        if summary["length"] != [config.steps, config.epochs]:
+            return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    from .run import load_run
+
+    return Result(summary, lines, load_run(path).model, path, config)
+
+
+def start(path: str) -> nn.Module:
+    """The model of another run, for ``init_from``."""
+    from .run import load_run
+
+    try:
+        return load_run(path).model
+    except (ValueError, OSError) as error:
+        raise ValueError(f"init_from: {error}") from None
+
+
+def finish(training: Training, final: dict[str, Any], validation: dict[str, Any] | None) -> Result:
+    """Writes final/ and, last of all, result.json."""
+    config, task, sets = training.config, training.task, training.sets
+    modules = {name: _merged(module) for name, module in task.modules.items()}
+    seconds = training.seconds()
+    energies = final.get("energies", {})
+    done = training.done
+    summary = {
+        "format": FORMAT,
+        "accuracy": final.get("accuracy"),
+        "loss": final.get("loss"),
+        "split": final.get("split"),
+        "step": done.step,
+        "best_step": None if validation is None else validation["step"],
+        "validation": validation,
+        "energy": sum(energies.values()),
+        "energies": energies,
+        "parameters": {"trained": sum(count_parameters(m)["total"] for m in task.modules.values())}
+        | {"total": sum(p.numel() for module in modules.values() for p in module.parameters())},
+        "seconds": round(seconds, 3),
+        "samples_per_second": done.samples / max(seconds, 1e-9),
+        "seed": config.seed,
+        "model": config.model.name,
+        "length": [config.steps, config.epochs],
+        "data": {
+            "name": config.data.name,
+            **{name: sets.count(name) for name in ("train", "validation", "test")},
+            "hash": sets.hash(),
+        },
+        "versions": {"hypersphere": __version__, "torch": torch.__version__, "python": platform.python_version()},
+    }
+    main = modules[task.main]
+    model = main.network if isinstance(main, building.Classifier) and main.head is None else main
+    if training.path is not None and training.world.speaks:
+        _write(training, modules, summary)
+    return Result(summary, training.history.lines, model, training.path, config)
+
+
+def _merged(module: nn.Module) -> nn.Module:
+    """A copy on the CPU with plain layers, in eval mode."""
+    copy = deepcopy(module).cpu().eval()
+    return merge(copy) if any(rotated(copy)) else copy
+
+
+def _write(training: Training, modules: dict[str, nn.Module], summary: dict[str, Any]) -> None:
+    assert training.path is not None
+    final = training.path / FINAL
+    final.mkdir(exist_ok=True)
+    parts: dict[str, nn.Module] = {}
+    for name, module in modules.items():
+        if isinstance(module, building.Classifier):
+            parts["model"] = module.network
+            if module.head is not None:
+                parts["head"] = module.head
+        else:
+            parts["model" if name == training.task.main else name] = module
+    for name, module in parts.items():
+        tensors, aliases = unshared(module.state_dict())
+        write_bytes(final / f"{name}.safetensors", save(tensors, {"aliases": json.dumps(aliases)}))
+    described = {"format": FORMAT, "step": summary["best_step"] or summary["step"]}
+    write_text(final / "model.json", json.dumps(described | {"data": training.sets.facts.to_tree()}, indent=2) + "\n")
+    write_text(training.path / RESULT, json.dumps(summary, indent=2) + "\n")

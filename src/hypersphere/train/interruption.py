@@ -1,0 +1,41 @@
+"""SIGTERM and Ctrl-C wait until the step is done, so that a checkpoint can be written."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any, Self
+
+
+class Interruptions:
+    """While it is entered, the first signal is only noted in `.signal`; the second has its usual effect.
+
+    Handlers belong to the main thread: in any other nothing is caught.
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        self._before = {}
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+    def follow(self, number: int) -> None:
+        """Out of the training: KeyboardInterrupt, or SystemExit with the code a shell gives SIGTERM."""
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)

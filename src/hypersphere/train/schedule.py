@@ -1,0 +1,62 @@
+"""The learning rate of every step."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from typing import Any
+
+from torch.optim import Optimizer
+
+from .config import Schedule as Settings
+
+PATIENCE = 10  # where a config gives none
+
+
+class Schedule:
+    """lr(step) = base · warm-up · what falls, a function of the step alone; on a plateau, of the losses too.
+
+    The step is the number of updates done: milestone m is the first step with the smaller rate.
+
+    Example:
+        >>> schedule = Schedule(Settings("step", milestones=(2, 3), gamma=0.5), base=1.0, total=4)
+        >>> [schedule.rate(step) for step in range(4)]
+        [1.0, 1.0, 0.5, 0.25]
+    """
+
+    def __init__(self, settings: Settings, base: float, total: int) -> None:
+        self.settings, self.base, self.total = settings, base, total
+        self.patience = PATIENCE if settings.patience is None else settings.patience
+        self.best, self.waited, self.factor = math.inf, 0, 1.0
+
+    def rate(self, step: int) -> float:
+        settings = self.settings
+        warmth = min(1.0, (step + 1) / (settings.warmup + 1))
+        if settings.name == "step":
+            return self.base * warmth * settings.gamma ** bisect_right(settings.milestones, step)
+        if settings.name == "cosine":
+            part = (step - settings.warmup) / max(1, self.total - settings.warmup)
+            return self.base * warmth * 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, part))))
+        return self.base * warmth * self.factor
+
+    def observe(self, loss: float) -> None:
+        """The mean training loss of a round: after `patience` rounds without a smaller one the rate falls (plateau)."""
+        if self.settings.name != "plateau":
+            return
+        if loss < self.best:
+            self.best, self.waited = loss, 0
+            return
+        self.waited += 1
+        if self.waited > self.patience:
+            self.factor, self.waited = self.factor * self.settings.gamma, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "waited": self.waited, "factor": self.factor}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best, self.waited, self.factor = state["best"], state["waited"], state["factor"]
+
+
+def set_rate(optimizer: Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate

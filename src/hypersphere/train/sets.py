@@ -1,0 +1,258 @@
+"""The data of a training: its splits, its batches by step, and what of it a network must fit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import data as datasets
+from .._tensors import hash_of
+from ..data import Graph
+from ..data.augment import AUGMENTATIONS, Augmentation, Compose, Resize, resolve
+from ..data.sampling import bounds, num_batches
+from .config import Data
+
+CONTEXT = 128  # characters of a window of text
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a network is built for, and what a file of it must remember: no data is needed to load a run.
+
+    Attributes:
+        kind: images | points | text | graph | other.
+        shape: of one sample as the network sees it.
+        dtype: of the samples as they are stored; uint8 images are normalized.
+        classes: their names.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    classes: list[str]
+
+    def to_tree(self) -> dict[str, Any]:
+        return {"kind": self.kind, "shape": list(self.shape), "dtype": self.dtype, "classes": self.classes}
+
+    @staticmethod
+    def from_tree(tree: Mapping[str, Any]) -> Facts:
+        try:
+            shape, classes = tuple(map(int, tree["shape"])), list(map(str, tree["classes"]))
+            return Facts(str(tree["kind"]), shape, str(tree["dtype"]), classes)
+        except (KeyError, TypeError, ValueError) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise ValueError(f"data must hold kind, shape, dtype and classes; {what}") from None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A part of a step on this process; `share` is what its mean loss counts in the mean of all processes."""
+
+    inputs: Tensor
+    labels: Tensor
+    share: float
+    offset: int  # where it begins in the batch of all processes
+    total: int  # samples of that batch
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def to(self, device: torch.device) -> Batch:
+        inputs, labels = (each.to(device, non_blocking=True) for each in (self.inputs, self.labels))
+        return Batch(inputs, labels, self.share, self.offset, self.total)
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The splits; `validation` or `test` may be missing, but not both. A graph holds all its splits itself."""
+
+    facts: Facts
+    train: Any
+    validation: Any
+    test: Any
+    augment: Augmentation
+    eval_augment: Augmentation
+
+    @property
+    def judge(self) -> str:
+        """The split that a training is judged by while it runs."""
+        return "test" if self.validation is None else "validation"
+
+    def split(self, name: str) -> Any:
+        found = {"train": self.train, "validation": self.validation, "test": self.test}.get(name)
+        if found is None:
+            raise ValueError(f"split must be one that the data has, got {name!r}")
+        return found
+
+    def count(self, name: str) -> int:
+        """Samples of a split; 0 if there is none."""
+        split = {"train": self.train, "validation": self.validation, "test": self.test}[name]
+        if isinstance(split, Graph):
+            return int(mask_of(split, name).sum())
+        return 0 if split is None else len(split)
+
+    def hash(self) -> str:
+        """Of all samples and labels; of images in folders, their names and labels."""
+        digest = hashlib.sha256()
+        for split in (self.train, self.validation, self.test):
+            if isinstance(split, Graph):
+                for part in (split.features, split.adjacency.coalesce().indices(), split.labels):
+                    digest.update(hash_of(part).encode())
+            elif split is not None:
+                if isinstance(getattr(split, "inputs", None), Tensor):
+                    digest.update(hash_of(split.inputs).encode())
+                for path in getattr(split, "paths", ()):
+                    digest.update("/".join(PurePath(path).parts[-2:]).encode() + b"\0")
+                if isinstance(getattr(split, "labels", None), Tensor):
+                    digest.update(hash_of(split.labels).encode())
+        return digest.hexdigest()
+
+
+def mask_of(graph: Graph, split: str) -> Tensor:
+    return {"train": graph.train, "validation": graph.val, "test": graph.test}[split]
+
+
+def load(data: Data, seed: int) -> Sets:
+    """The splits of a config's data. What is missing or wrong is a ValueError in one line."""
+    options = {"context": CONTEXT} if data.name == "text" else {}
+    train = datasets.load(data.name, data.root, "train", **options)
+    if isinstance(train, Graph):
+        return _graph(train)
+    validation, test = None, _test(data, options)
+    if data.imbalance is not None:
+        train = datasets.imbalance(train, data.imbalance, seed)
+    if data.validation is not None:
+        train, validation = datasets.holdout(train, data.validation, seed)
+    if test is None and validation is None:
+        raise ValueError(
+            f"data.name={data.name}: {data.root or 'the data'} has no split test; data.validation=0.2 holds out a fifth"
+        )
+    classes = _classes(data.name, train, test)
+    augment, eval_augment = _augmentations(data)
+    probe, _ = next(datasets.batches(train, 1, augment=eval_augment, shuffle=False))
+    stored = getattr(train, "inputs", None)
+    dtype = str((train[0][0] if stored is None else stored).dtype).removeprefix("torch.")
+    shape = tuple(probe.shape[1:])
+    return Sets(Facts(_kind(probe), shape, dtype, classes), train, validation, test, augment, eval_augment)
+
+
+def _test(data: Data, options: dict[str, Any]) -> Any:
+    """The split test; of images in folders val where there is no test, and None where there is neither."""
+    if data.name != "image_folder":
+        return datasets.load(data.name, data.root, "test", **options)
+    for split in ("test", "val"):
+        try:
+            return datasets.load(data.name, data.root, split)
+        except ValueError as error:
+            if "is missing" not in str(error):
+                raise
+    return None
+
+
+def _classes(name: str, train: Any, test: Any) -> list[str]:
+    """Names of the classes; every label has one."""
+    labels = [each.labels for each in (train, test) if isinstance(getattr(each, "labels", None), Tensor)]
+    named = getattr(train, "classes", None)
+    if named is None:
+        if not labels:
+            raise ValueError(f"data.name={name}: the data set must have .labels or .classes")
+        named = [str(i) for i in range(int(labels[0].max()) + 1)]
+    for split, each in zip(("train", "test"), labels, strict=False):
+        low, high = int(each.min()), int(each.max())
+        if low < 0 or high >= len(named):
+            wrong = low if low < 0 else high
+            raise ValueError(f"data.name={name}: split {split} has label {wrong}, but there are {len(named)} classes")
+    of_test = getattr(test, "classes", named)
+    if list(of_test) != list(named):
+        odd = sorted(set(map(str, of_test)) ^ set(map(str, named)))[:3]
+        raise ValueError(f"data.name={name}: train and test must have the same classes; only one has {', '.join(odd)}")
+    return [str(each) for each in named]
+
+
+def _augmentations(data: Data) -> tuple[Augmentation, Augmentation]:
+    """For training and for testing: the latter by its name with .eval, else the plain one."""
+    twin = f"{data.augment}.eval"
+    both = resolve(data.augment), resolve(twin if twin in AUGMENTATIONS else None)
+    if data.size is None:
+        return both
+    return Compose(Resize(data.size), both[0]), Compose(Resize(data.size), both[1])
+
+
+def _kind(sample: Tensor) -> str:
+    """Of a batch that a network sees."""
+    if sample.dim() == 4:
+        return "images"
+    if not sample.is_floating_point():
+        return "text"
+    return "points" if sample.dim() == 3 and sample.shape[2] == 3 else "other"
+
+
+def _graph(graph: Graph) -> Sets:
+    features = F.normalize(graph.features, p=1.0)  # every row sums to 1
+    graph = Graph(features, graph.adjacency, graph.labels, graph.train, graph.val, graph.test, graph.classes)
+    facts = Facts("graph", (features.shape[1],), "float32", graph.classes)
+    nothing = resolve(None)
+    return Sets(facts, graph, graph, graph, nothing, nothing)
+
+
+# ------------------------------------------------------------------------------------------------------- batches
+
+
+def steps_per_epoch(sets: Sets, data: Data, accumulate: int) -> int:
+    """Updates in an epoch; its last may have fewer batches, so that an epoch ends with an update."""
+    if isinstance(sets.train, Graph):
+        return 1
+    return -(-num_batches(sets.train, data.batch_size) // accumulate)
+
+
+def steps(
+    sets: Sets, data: Data, accumulate: int, seed: int, start: int, rank: int, size: int
+) -> Iterator[list[Batch]]:
+    """The batches of every step from `start` on, without end: a pure function of its arguments."""
+    if isinstance(sets.train, Graph):
+        graph = sets.train
+        whole = Batch(graph.features, graph.labels, 1.0, 0, len(graph.labels))
+        while True:
+            yield [whole]
+    each, count = data.batch_size // size, num_batches(sets.train, data.batch_size // size, size)
+    length = len(sets.train)
+    epoch, place = divmod(start, steps_per_epoch(sets, data, accumulate))
+    while True:
+        first = place * accumulate
+        options: dict[str, Any] = {"rank": rank, "world_size": size, "workers": data.workers, "augment": sets.augment}
+        source = datasets.batches(sets.train, each, seed=seed, epoch=epoch, start=first, **options)
+        for begin in range(first, count, accumulate):
+            places = [bounds(length, data.batch_size, size, i) for i in range(begin, min(begin + accumulate, count))]
+            total = sum(high - low for low, high in places)
+            step = []
+            for low, high in places:
+                inputs, labels = next(source)
+                share = len(labels) * size / total
+                more = (high - low) % size
+                offset = rank * ((high - low) // size) + min(rank, more)
+                step.append(Batch(inputs, labels, share, offset, high - low))
+            yield step
+        epoch, place = epoch + 1, 0
+
+
+def evaluation(sets: Sets, split: str, data: Data, rank: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """This process's part of a split, in order and without chance."""
+    whole = sets.split(split)
+    if len(whole) < size:  # too few to share: the first process takes all
+        return iter(()) if rank else _evaluated(whole, data, sets.eval_augment, 0, 1)
+    return _evaluated(whole, data, sets.eval_augment, rank, size)
+
+
+def _evaluated(
+    split: Any, data: Data, augment: Callable[..., Tensor], rank: int, size: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    each = max(1, data.batch_size // size)
+    options: dict[str, Any] = {"shuffle": False, "rank": rank, "world_size": size, "workers": data.workers}
+    return datasets.batches(split, each, augment=augment, **options)

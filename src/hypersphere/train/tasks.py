@@ -1,0 +1,274 @@
+"""What is learned: to classify samples, to classify the nodes of a graph, or to make images against a critic.
+
+A task has modules, which a checkpoint holds, and phases: a step takes each in turn. A classifier has one phase, a GAN
+two, a graph one whose only batch is the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .._draws import generator
+from ..data import Graph
+from ..regularizers import EnergyRegularizer
+from ..rotation import Resampler, rotation_penalty
+from ..selection import select
+from . import building
+from .config import Config
+from .distributed import World
+from .sets import Batch, Sets, evaluation, mask_of
+
+INNER, PENALTY = 750, 0.1  # steps between draws and weight of the penalty where a config gives none
+
+
+@dataclass
+class Phase:
+    """What one optimizer learns in a step.
+
+    Attributes:
+        name: of its loss in the metrics.
+        module: whose parameters it learns.
+        loss: of a batch, the mean over its samples.
+        wrapped: what `loss` calls, if its gradients are averaged over processes.
+        terms: what is added to the loss, once a step.
+        resampler: of stochastic OPT.
+    """
+
+    name: str
+    module: nn.Module
+    optimizer: Optimizer
+    loss: Callable[[Batch], Tensor]
+    wrapped: nn.Module
+    terms: list[Callable[[], Tensor]] = field(default_factory=list)
+    resampler: Resampler | None = None
+
+
+class Task:
+    """What all tasks have; `modules` by the name that checkpoints know them by."""
+
+    modules: dict[str, nn.Module]
+    phases: list[Phase]
+    energies: EnergyRegularizer | None  # of every layer; None where there are no neurons
+    main: str  # the module that a run is for
+    step = 0  # steps done
+
+    def __init__(self, config: Config, sets: Sets, world: World) -> None:
+        self.config, self.sets, self.world = config, sets, world
+
+    def count_correct(self, batch: Batch) -> tuple[int, int]:
+        """How many of the batch just learned from were right, and of how many; nothing where nothing is right."""
+        return 0, 0
+
+    def evaluate(self, split: str, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
+        """The figures of a split; None if it was interrupted."""
+        raise NotImplementedError
+
+    def phase(
+        self,
+        name: str,
+        module: nn.Module,
+        loss: Callable[[Batch], Tensor],
+        energies: EnergyRegularizer | None = None,
+    ) -> Phase:
+        """The phase of a module that is on its device and rotated."""
+        config = self.config
+        optimizer = building.optimizer(module, config)
+        wrapped = self.world.wrapped(module)
+        terms: list[Callable[[], Tensor]] = []
+        if config.energy is not None and energies is not None:
+            terms.append(energies)
+        rotation, resampler = config.rotation, None
+        if rotation is not None and rotation.method == "regularized":
+            penalty = PENALTY if rotation.penalty is None else rotation.penalty
+            terms.append(lambda: rotation_penalty(module, penalty))
+        if rotation is not None and rotation.sample is not None:
+            resampler = Resampler(module, optimizer, INNER if rotation.inner is None else rotation.inner)
+        return Phase(name, module, optimizer, loss, wrapped, terms, resampler)
+
+    def compiled(self, module: nn.Module) -> Any:
+        return torch.compile(module) if self.config.compile else module
+
+
+class Classification(Task):
+    """Samples and their labels; also text, where every place has the next character as its label."""
+
+    main = "classifier"
+
+    def __init__(self, config: Config, sets: Sets, world: World, start: nn.Module | None = None) -> None:
+        super().__init__(config, sets, world)
+        self.model = building.classifier(config, sets.facts)
+        if start is not None:
+            building.start_from(self.model, start, str(config.init_from))
+        building.prepare(self.model.network, self.model.head, config.rotation, config.seed)
+        self.model.to(world.device)
+        has_neurons = bool(select(self.model.network)) or self.model.head is not None
+        self.energies = (
+            building.regularizer(self.model.network, self.model.head, config.energy, config.seed)
+            if has_neurons
+            else None
+        )
+        self.modules = {"classifier": self.model}
+        phase = self.phase("loss", self.model, self.loss, self.energies)
+        self.phases = [phase]
+        self.run = self.compiled(phase.wrapped)
+        self.given: Tensor | None = None  # what the network gave last
+
+    def loss(self, batch: Batch) -> Tensor:
+        loss, given = self.run(batch.inputs, batch.labels)
+        self.given = given.detach()
+        return loss
+
+    @torch.no_grad()
+    def count_correct(self, batch: Batch) -> tuple[int, int]:
+        assert self.given is not None
+        return _correct(self.model, self.given, batch.inputs, batch.labels)
+
+    @torch.no_grad()
+    def evaluate(self, split: str, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
+        loss = correct = count = 0.0
+        for inputs, labels in evaluation(self.sets, split, self.config.data, self.world.rank, self.world.size):
+            if interrupted():
+                return None
+            inputs, labels = inputs.to(self.world.device), labels.to(self.world.device)
+            value, given = self.model(inputs, labels)
+            right, of = _correct(self.model, given, inputs, labels)
+            loss, correct, count = loss + float(value) * of, correct + right, count + of
+        loss, correct, count = self.world.sums(loss, correct, count)
+        return {"loss": loss / count, "accuracy": correct / count}
+
+
+def _correct(model: building.Classifier, given: Tensor, inputs: Tensor, labels: Tensor) -> tuple[int, int]:
+    targets = building.targets_of(inputs, labels, given)
+    right = model.logits(given).argmax(-1) == targets
+    return int(right.sum()), right.numel()
+
+
+class NodeClassification(Classification):
+    """The nodes of one graph, which is the only batch."""
+
+    def __init__(self, config: Config, sets: Sets, world: World, start: nn.Module | None = None) -> None:
+        if world.size > 1:
+            raise ValueError(f"data.name={config.data.name} is one batch: it takes one process, got {world.size}")
+        super().__init__(config, sets, world, start)
+        graph: Graph = sets.train
+        self.edges = graph.adjacency.to(world.device)
+        self.masks = {split: mask_of(graph, split).to(world.device) for split in ("train", "validation", "test")}
+
+    def loss(self, batch: Batch) -> Tensor:
+        loss, given = self.run(batch.inputs, self._labels("train", batch), self.edges)
+        self.given = given.detach()
+        return loss
+
+    def _labels(self, split: str, batch: Batch) -> Tensor:
+        return torch.where(self.masks[split], batch.labels, -100)
+
+    @torch.no_grad()
+    def count_correct(self, batch: Batch) -> tuple[int, int]:
+        assert self.given is not None
+        return self._correct("train", batch, self.given)
+
+    def _correct(self, split: str, batch: Batch, given: Tensor) -> tuple[int, int]:
+        right = (self.model.logits(given).argmax(-1) == batch.labels)[self.masks[split]]
+        return int(right.sum()), right.numel()
+
+    @torch.no_grad()
+    def evaluate(self, split: str, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
+        graph: Graph = self.sets.train
+        batch = Batch(graph.features, graph.labels, 1.0, 0, len(graph.labels)).to(self.world.device)
+        loss, given = self.model(batch.inputs, self._labels(split, batch), self.edges)
+        right, of = self._correct(split, batch, given)
+        return {"loss": float(loss), "accuracy": right / of}
+
+
+class Adversarial(Task):
+    """A generator of images and a discriminator that tells them from the data (MHE, 5.3): softplus losses.
+
+    The energy is the discriminator's. Noise is a function of seed and step, one draw for all processes.
+    """
+
+    main = "generator"
+
+    def __init__(self, config: Config, sets: Sets, world: World, start: nn.Module | None = None) -> None:
+        super().__init__(config, sets, world)
+        if sets.facts.kind != "images":
+            raise ValueError(f"model.name={config.model.name} makes images, but data.name={config.data.name} has none")
+        self.generator, self.discriminator = building.opponents(config, sets.facts)
+        if start is not None:
+            building.load_same(self.generator, start.state_dict(), f"init_from={config.init_from}")
+        for module in (self.generator, self.discriminator):
+            building.prepare(module, None, config.rotation, config.seed)
+            module.to(world.device)
+        self.energies = building.regularizer(self.discriminator, None, config.energy, config.seed)
+        self.modules = {"generator": self.generator, "discriminator": self.discriminator}
+        critic = self.phase("discriminator_loss", self.discriminator, self.discriminator_loss, self.energies)
+        maker = self.phase("generator_loss", self.generator, self.generator_loss)
+        self.phases = [critic, maker]
+        self.judge, self.make = self.compiled(critic.wrapped), self.compiled(maker.wrapped)
+        self.fooled = self.compiled(self.discriminator)  # without averaging: its gradients are not learned from
+
+    def noise(self, name: str, number: int, batch: Batch) -> Tensor:
+        latent: int = self.generator.latent  # type: ignore[assignment]
+        whole = torch.randn(batch.total, latent, generator=generator(self.config.seed, name, number))
+        return whole[batch.offset : batch.offset + len(batch)].to(self.world.device)
+
+    def discriminator_loss(self, batch: Batch) -> Tensor:
+        with torch.no_grad():
+            fake = self.generator(self.noise("discriminator", self.step, batch))
+        both = self.judge(torch.cat([batch.inputs, fake.to(batch.inputs.dtype)]))
+        real, false = both.float().chunk(2)
+        return F.softplus(-real).mean() + F.softplus(false).mean()
+
+    def generator_loss(self, batch: Batch) -> Tensor:
+        fake = self.make(self.noise("generator", self.step, batch))
+        with _frozen(self.discriminator):
+            return F.softplus(-self.fooled(fake).float()).mean()
+
+    @torch.no_grad()
+    def evaluate(self, split: str, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
+        names = ("loss", "discriminator_loss", "generator_loss", "told_apart")
+        sums, count = [0.0] * len(names), 0
+        parts = evaluation(self.sets, split, self.config.data, self.world.rank, self.world.size)
+        for number, (inputs, _) in enumerate(parts):
+            if interrupted():
+                return None
+            batch = Batch(inputs, inputs, 1.0, 0, len(inputs)).to(self.world.device)
+            real = self.discriminator(batch.inputs).float()
+            made = self.generator(self.noise(f"{split} {self.world.rank}", number, batch))
+            false = self.discriminator(made).float()
+            critic = F.softplus(-real).sum() + F.softplus(false).sum()
+            told_apart = ((real > 0).float() + (false < 0).float()).sum() / 2
+            figures = torch.stack([critic, critic, F.softplus(-false).sum(), told_apart])
+            sums, count = [a + b for a, b in zip(sums, figures.tolist(), strict=True)], count + len(batch)
+        *sums, samples = self.world.sums(*sums, count)
+        return {name: value / samples for name, value in zip(names, sums, strict=True)}
+
+
+class _frozen:
+    """Within it the module's parameters get no gradient; what had none before has none after."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+
+    def __enter__(self) -> None:
+        for parameter in self.parameters:
+            parameter.requires_grad_(False)
+
+    def __exit__(self, *_: object) -> None:
+        for parameter in self.parameters:
+            parameter.requires_grad_(True)
+
+
+def make(config: Config, sets: Sets, world: World, start: nn.Module | None = None) -> Task:
+    """The task of a config."""
+    if config.model.name in building.GENERATORS:
+        return Adversarial(config, sets, world, start)
+    if isinstance(sets.train, Graph):
+        return NodeClassification(config, sets, world, start)
+    return Classification(config, sets, world, start)
