@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from rich.table import Column, Table
 
-from . import data, energy, layers, losses, rotation
+from . import data, energy, layers, losses, rotation, train
 from .measure import Figure, Plan, quiet_process
 
 BENCHMARKS: dict[str, Callable[[Plan], Iterator[Figure]]] = {
@@ -27,6 +27,7 @@ BENCHMARKS: dict[str, Callable[[Plan], Iterator[Figure]]] = {
     "losses": losses.figures,
     "energy": energy.figures,
     "rotation": rotation.figures,
+    "train": train.figures,
 }
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "hypersphere", "pytorch-metric-learning", "geotorch")

@@ -16,6 +16,7 @@ from .display import Cell, Display, clock, count, described, is_terminal, joined
 
 _HERTZ = 5
 _NARROW, _WIDE = 10, 60  # columns the bar itself has at least and at most
+_ECHO = 2  # columns left free for the ^C of a terminal: on the next line it would keep the bar from going
 _DROPPED = ("title", "energy", "rate", "accuracy", "bar", "loss", "left")  # in this order where there is no room
 
 
@@ -31,7 +32,11 @@ class Bar(Display):
             console=console, get_renderable=draw, refresh_per_second=_HERTZ, transient=True, redirect_stdout=ours
         )
         self._say([("", f"{self.title}: {total} steps")], style="bold")
+
+    # Only now, so that what fails between the making of a display and its `with` leaves no bar behind.
+    def __enter__(self) -> Display:
         self._live.start(refresh=True)
+        return self
 
     def show(self, line: dict[str, Any]) -> None:
         super().show(line)
@@ -45,12 +50,17 @@ class Bar(Display):
         with contextlib.suppress(OSError):
             self._live.stop()
 
+    def _measure(self, now: float) -> None:
+        if not self._marks:  # the first step, for those who use no `with`
+            self._live.start()
+        super()._measure(now)
+
     def render(self) -> Text:
         """The bar as it is now, with as much in it as there is room for."""
         full, brief = self._cells(brief=False), self._cells(brief=True)
         less = [{k: v for k, v in brief.items() if k not in _DROPPED[:gone]} for gone in range(len(_DROPPED) + 1)]
         for cells in (full, *less):
-            room = self._console.width - cell_len(joined(cells.values()))
+            room = self._console.width - _ECHO - cell_len(joined(cells.values()))
             if room >= ("bar" in cells) * _NARROW:
                 break
         bar = self._drawn(min(room, _WIDE))

@@ -183,13 +183,19 @@ def optimizer(module: nn.Module, config: Config) -> Optimizer:
     return made
 
 
-def regularizer(body: nn.Module, head: nn.Module | None, settings: Energy | None, seed: int) -> EnergyRegularizer:
-    """The energy of every layer, as a term of the loss if the config has one, and to look at in any case."""
-    if settings is None:
-        return EnergyRegularizer(body, head=head, seed=seed)
+def regularizer(body: nn.Module, head: nn.Module | None, settings: Energy, seed: int) -> EnergyRegularizer:
+    """The term that a config adds to the loss."""
     names = ("measure", "hidden_weight", "output_weight", "s", "half_space", "angular", "minibatch", "weight_decay")
     options = {name: getattr(settings, name) for name in (*names, "average")}
     return EnergyRegularizer(body, head=head, seed=seed, **options)
+
+
+def energies(body: nn.Module, head: nn.Module | None, settings: Energy | None) -> dict[str, float]:
+    """The hyperspherical energy of every layer, to look at: of the config's kind if it has one."""
+    if head is None and not select(body):
+        return {}
+    kind = {} if settings is None else {name: getattr(settings, name) for name in ("s", "half_space", "angular")}
+    return EnergyRegularizer(body, head=head, **kind).per_layer()
 
 
 def opponents(config: Config, facts: Facts) -> tuple[nn.Module, nn.Module]:

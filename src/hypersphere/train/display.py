@@ -30,7 +30,7 @@ def make(title: str, total: int, start: int = 0, *, enabled: bool = True) -> Dis
         >>> with make("mlp on digits", 100, enabled=False) as display:
         ...     display.advance(1, 64, 2.3)
     """
-    if not enabled or sys.stderr is None:
+    if not enabled:
         return Display(title, total, start)
     if is_terminal(sys.stderr):
         try:
@@ -119,9 +119,9 @@ class Display:
 class Plain(Display):
     """A line for every evaluation, and one of the training where that takes long."""
 
-    def __init__(self, title: str, total: int, start: int, stream: TextIO) -> None:
+    def __init__(self, title: str, total: int, start: int, stream: TextIO | None) -> None:
         super().__init__(title, total, start)
-        self._stream: TextIO | None = stream
+        self._stream: TextIO | None = stream  # sys.stderr is None where there is no console at all
         self._spoke = 0.0
         self._say(f"{self.title}: {total} steps")
 

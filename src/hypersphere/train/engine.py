@@ -73,12 +73,12 @@ def fit(config: Config, *, callbacks: Sequence[Callback] = (), progress: bool = 
         raise TypeError(f"config must be a hypersphere.train.Config, got {type(config).__name__}")
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
         config = derive(config, resume=True)  # torchrun starts all processes anew where one has died
-    with torch.random.fork_rng(), session(config.device) as world, Interruptions() as interruptions:
+    with torch.random.fork_rng(), session(config.device) as world:
         config, found = folder.claim(config, world)
         if found is not None:
             return found
-        training = Training(config, world, callbacks, progress, interruptions)
-        with training.screen:
+        training = Training(config, world, callbacks, progress)
+        with training.screen, training.interruptions:
             try:
                 _train(training)
                 return training.finish()
@@ -114,10 +114,11 @@ def _train(t: Training) -> None:
             losses_of_batches = []
             for i, batch in enumerate(batches):
                 last = i == len(batches) - 1
-                with precision.synchronized(phase.wrapped, last), precision.autocast():
-                    mean = phase.loss(batch) * batch.share
-                    terms = [term() for term in phase.terms] if last else []
-                    precision.backward(mean + sum(terms) if terms else mean)
+                with precision.synchronized(phase.wrapped, last):
+                    with precision.autocast():
+                        mean = phase.loss(batch) * batch.share
+                        terms = [term() for term in phase.terms] if last else []
+                    precision.backward(sum(terms, mean))
                 losses_of_batches.append(mean.detach())
             norm = precision.gradient_norm(phase.module, phase.optimizer)
             losses[phase.name], size = torch.stack([sum(losses_of_batches, norm.new_zeros(())), norm]).tolist()
@@ -137,9 +138,8 @@ class Training:
         world: World,
         callbacks: Sequence[Callback],
         progress: bool,
-        interruptions: Interruptions,
     ) -> None:
-        self.config, self.world, self.callbacks, self.interruptions = config, world, callbacks, interruptions
+        self.config, self.world, self.callbacks = config, world, callbacks
         if config.data.batch_size % world.size:
             raise ValueError(
                 f"data.batch_size must be a multiple of the {world.size} processes, got {config.data.batch_size}"
@@ -160,8 +160,9 @@ class Training:
         self.best_weights: dict[str, Any] | None = None
         self.stopped = False  # by patience
         self.path = None if config.out is None else Path(config.out)
-        self.saver = checkpoint.Saver()
-        self.saved = -1
+        self.saver, self.interruptions = checkpoint.Saver(), Interruptions()
+        self.saved = -1  # the step of the last checkpoint
+        self.asked = False  # to stop, by a signal to any process
         resumed = self.resume()
         self.history = Metrics(self.path if world.speaks else None, keep=self.done.lines if resumed else None)
         title = f"{config.model.name} on {config.data.name}"
@@ -171,7 +172,7 @@ class Training:
         if resumed:
             self.screen.note(f"resumed at step {self.done.step} of {self.total}")
         else:
-            self.line({"split": "train", "energies": self.energies()})
+            self.line({"split": "train", "energies": self.task.energies()})
 
     # ------------------------------------------------------------------------------------------- when what is due
 
@@ -221,16 +222,14 @@ class Training:
             self.schedule.observe(done.round[0] / done.round[1])
             done.round = [0.0, 0.0]
 
-    asked = False  # to stop
-
     def stop_if_asked(self) -> None:
         """Leaves a checkpoint and goes, if a signal has come to any process."""
         if self.asked or (self.world.size == 1 and self.interruptions.signal is not None):
             self._stop()
 
     def _stop(self) -> None:
-        if self.saved != self.done.step and self.done.step:
-            self.save()
+        self.asked = True
+        self.save()
         self.saver.wait()
         self.interruptions.follow(self.interruptions.signal or signal.SIGTERM)
 
@@ -260,7 +259,7 @@ class Training:
             self._stop()
         assert figures is not None
         self.done.evaluated = self.done.step
-        self.line({"split": self.sets.judge, **figures, "energies": self.energies()})
+        self.line({"split": self.sets.judge, **figures, "energies": self.task.energies()})
         self.window, self.window_samples = time.perf_counter(), 0
         if self.sets.judge == "validation" and "accuracy" in figures:
             self._compare(figures)
@@ -287,9 +286,6 @@ class Training:
         patience = self.config.patience
         self.stopped = patience is not None and self.done.waited >= patience
 
-    def energies(self) -> dict[str, float]:
-        return {} if self.task.energies is None else self.task.energies.per_layer()
-
     def line(self, figures: dict[str, Any]) -> None:
         """A line of metrics, to the file, the screen and the callbacks."""
         step = self.done.step
@@ -308,15 +304,15 @@ class Training:
 
     def save(self) -> None:
         """A checkpoint, written while training goes on; not where none is due, nor twice."""
-        due = self.config.checkpoint_every is None or self.done.step % self.config.checkpoint_every == 0
-        is_best = self.done.best is not None and self.done.best["step"] == self.done.step
-        asked = self.interruptions.signal is not None or self.asked
-        self.saved = self.done.step
-        if self.path is None or not self.world.speaks or not (due or is_best or asked or self.is_over):
+        step, every = self.done.step, self.config.checkpoint_every
+        is_best = self.done.best is not None and self.done.best["step"] == step
+        due = every is None or step % every == 0 or is_best or self.asked or self.is_over
+        if self.path is None or not self.world.speaks or not due or step == self.saved or not step:
             return
+        self.saved = step
         tensors, tree = checkpoint.flatten(self.state())
-        state = {"tree": tree, "data": self.sets.facts.to_tree(), "step": self.done.step}
-        self.saver.save(self.path / "checkpoints", self.done.step, tensors, state, keep=self.config.keep, best=is_best)
+        state = {"tree": tree, "data": self.sets.facts.to_tree(), "step": step}
+        self.saver.save(self.path / "checkpoints", step, tensors, state, keep=self.config.keep, best=is_best)
 
     def state(self) -> dict[str, Any]:
         """All that the rest of the training depends on."""
@@ -324,7 +320,7 @@ class Training:
         return {
             **{name: module.state_dict() for name, module in self.task.modules.items()},
             "optimizers": [phase.optimizer.state_dict() for phase in self.task.phases],
-            "energies": None if self.task.energies is None else self.task.energies.state_dict(),
+            "regularizer": None if self.task.regularizer is None else self.task.regularizer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "precision": self.precision.state_dict(),
             "progress": progress,
@@ -340,21 +336,30 @@ class Training:
         if not name:
             return False
         tensors, state = checkpoint.load(where / name)
-        nested = checkpoint.unflatten(tensors, state["tree"])
-        self._load(nested)
-        for phase, each in zip(self.task.phases, nested["optimizers"], strict=True):
-            phase.optimizer.load_state_dict(each)
-        if self.task.energies is not None:
-            self.task.energies.load_state_dict(nested["energies"])
-        self.schedule.load_state_dict(nested["schedule"])
-        self.precision.load_state_dict(nested["precision"])
-        self.done = Progress(**nested["progress"])
-        self.saved = self.done.step
+        if state.get("data") != self.sets.facts.to_tree():
+            raise ValueError(f"{where / name} is of data with another shape or other classes")
+        try:
+            self._take(checkpoint.unflatten(tensors, state["tree"]))
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            what = " ".join(str(error).split())[:200]
+            raise ValueError(f"{where / name} is not of this config: {what}") from None
         if self.done.best is not None:
             self._load_best(where)
         patience = self.config.patience
         self.stopped = patience is not None and self.done.waited >= patience
         return True
+
+    def _take(self, nested: dict[str, Any]) -> None:
+        """What :meth:`state` gave."""
+        self._load(nested)
+        for phase, each in zip(self.task.phases, nested["optimizers"], strict=True):
+            phase.optimizer.load_state_dict(each)
+        if self.task.regularizer is not None:
+            self.task.regularizer.load_state_dict(nested["regularizer"])
+        self.schedule.load_state_dict(nested["schedule"])
+        self.precision.load_state_dict(nested["precision"])
+        self.done = Progress(**nested["progress"])
+        self.saved = self.done.step
 
     def _load(self, nested: dict[str, Any]) -> None:
         for name, module in self.task.modules.items():
@@ -380,7 +385,7 @@ class Training:
         if self.sets.judge == "validation" and self.sets.test is not None:
             figures = self.task.evaluate("test")
             assert figures is not None
-            self.line({"split": "test", **figures, "energies": self.energies()})
+            self.line({"split": "test", **figures, "energies": self.task.energies()})
         self.saver.wait()
         validation = self.done.best if self.sets.judge == "validation" else None
         final = judged if self.sets.judge == "test" or self.sets.test is None else self.history.lines[-1]

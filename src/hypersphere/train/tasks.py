@@ -19,7 +19,6 @@ from .._draws import generator
 from ..data import Graph
 from ..regularizers import EnergyRegularizer
 from ..rotation import Resampler, rotation_penalty
-from ..selection import select
 from . import building
 from .config import Config
 from .distributed import World
@@ -55,12 +54,16 @@ class Task:
 
     modules: dict[str, nn.Module]
     phases: list[Phase]
-    energies: EnergyRegularizer | None  # of every layer; None where there are no neurons
+    regularizer: EnergyRegularizer | None = None  # the term that the config asks for
     main: str  # the module that a run is for
     step = 0  # steps done
 
     def __init__(self, config: Config, sets: Sets, world: World) -> None:
         self.config, self.sets, self.world = config, sets, world
+
+    def energies(self) -> dict[str, float]:
+        """Of every layer, now."""
+        raise NotImplementedError
 
     def count_correct(self, batch: Batch) -> tuple[int, int]:
         """How many of the batch just learned from were right, and of how many; nothing where nothing is right."""
@@ -75,15 +78,13 @@ class Task:
         name: str,
         module: nn.Module,
         loss: Callable[[Batch], Tensor],
-        energies: EnergyRegularizer | None = None,
+        regularizer: EnergyRegularizer | None = None,
     ) -> Phase:
         """The phase of a module that is on its device and rotated."""
         config = self.config
         optimizer = building.optimizer(module, config)
         wrapped = self.world.wrapped(module)
-        terms: list[Callable[[], Tensor]] = []
-        if config.energy is not None and energies is not None:
-            terms.append(energies)
+        terms: list[Callable[[], Tensor]] = [] if regularizer is None else [regularizer]
         rotation, resampler = config.rotation, None
         if rotation is not None and rotation.method == "regularized":
             penalty = PENALTY if rotation.penalty is None else rotation.penalty
@@ -108,17 +109,16 @@ class Classification(Task):
             building.start_from(self.model, start, str(config.init_from))
         building.prepare(self.model.network, self.model.head, config.rotation, config.seed)
         self.model.to(world.device)
-        has_neurons = bool(select(self.model.network)) or self.model.head is not None
-        self.energies = (
-            building.regularizer(self.model.network, self.model.head, config.energy, config.seed)
-            if has_neurons
-            else None
-        )
+        if config.energy is not None:
+            self.regularizer = building.regularizer(self.model.network, self.model.head, config.energy, config.seed)
         self.modules = {"classifier": self.model}
-        phase = self.phase("loss", self.model, self.loss, self.energies)
+        phase = self.phase("loss", self.model, self.loss, self.regularizer)
         self.phases = [phase]
         self.run = self.compiled(phase.wrapped)
         self.given: Tensor | None = None  # what the network gave last
+
+    def energies(self) -> dict[str, float]:
+        return building.energies(self.model.network, self.model.head, self.config.energy)
 
     def loss(self, batch: Batch) -> Tensor:
         loss, given = self.run(batch.inputs, batch.labels)
@@ -146,7 +146,7 @@ class Classification(Task):
 
 def _correct(model: building.Classifier, given: Tensor, inputs: Tensor, labels: Tensor) -> tuple[int, int]:
     targets = building.targets_of(inputs, labels, given)
-    right = model.logits(given).argmax(-1) == targets
+    right = model.logits(given.float()).argmax(-1) == targets
     return int(right.sum()), right.numel()
 
 
@@ -175,7 +175,7 @@ class NodeClassification(Classification):
         return self._correct("train", batch, self.given)
 
     def _correct(self, split: str, batch: Batch, given: Tensor) -> tuple[int, int]:
-        right = (self.model.logits(given).argmax(-1) == batch.labels)[self.masks[split]]
+        right = (self.model.logits(given.float()).argmax(-1) == batch.labels)[self.masks[split]]
         return int(right.sum()), right.numel()
 
     @torch.no_grad()
@@ -205,13 +205,17 @@ class Adversarial(Task):
         for module in (self.generator, self.discriminator):
             building.prepare(module, None, config.rotation, config.seed)
             module.to(world.device)
-        self.energies = building.regularizer(self.discriminator, None, config.energy, config.seed)
+        if config.energy is not None:
+            self.regularizer = building.regularizer(self.discriminator, None, config.energy, config.seed)
         self.modules = {"generator": self.generator, "discriminator": self.discriminator}
-        critic = self.phase("discriminator_loss", self.discriminator, self.discriminator_loss, self.energies)
+        critic = self.phase("discriminator_loss", self.discriminator, self.discriminator_loss, self.regularizer)
         maker = self.phase("generator_loss", self.generator, self.generator_loss)
         self.phases = [critic, maker]
         self.judge, self.make = self.compiled(critic.wrapped), self.compiled(maker.wrapped)
         self.fooled = self.compiled(self.discriminator)  # without averaging: its gradients are not learned from
+
+    def energies(self) -> dict[str, float]:
+        return building.energies(self.discriminator, None, self.config.energy)
 
     def noise(self, name: str, number: int, batch: Batch) -> Tensor:
         latent: int = self.generator.latent  # type: ignore[assignment]

@@ -1,0 +1,425 @@
+"""What a person sees of a training: the bar, plain lines, nothing; and what is seen after it."""
+
+import errno
+import fcntl
+import io
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from hypersphere.train import _bar, display
+
+TEST = {
+    "step": 50,
+    "epoch": 2.5,
+    "split": "test",
+    "loss": 0.31234,
+    "accuracy": 0.93125,
+    "seconds": 3.2,
+    "energies": {"layers.0": 100.25, "layers.1": 22.0},
+}
+TRAIN = {"step": 50, "epoch": 2.5, "split": "train", "loss": 0.25, "accuracy": 0.9, "lr": 0.1, "seconds": 3.0}
+
+
+class Clock:
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(display, "time", clock)
+    return clock
+
+
+class Terminal(io.StringIO):
+    """So that one sees what was flushed."""
+
+    seen = ""
+
+    def isatty(self) -> bool:
+        return True
+
+    def flush(self) -> None:
+        self.seen = self.getvalue()
+
+
+def not_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """As sys.stderr. Not a fixture: pytest puts its own stderr in place between fixtures and test."""
+    stream = Terminal()
+    monkeypatch.setattr(stream, "isatty", lambda: False)
+    monkeypatch.setattr("sys.stderr", stream)
+    return stream
+
+
+def bar(width: int, title: str = "cnn on digits") -> _bar.Bar:
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+    return _bar.Bar(title, 400, 0, console)
+
+
+# ---------------------------------------------------------------------------------------------------------- speed
+
+
+def test_speed_is_that_of_the_recent_past(clock):
+    screen = display.Display("mlp", 1000)
+    assert screen.rate is None
+    assert screen.left is None
+    clock.now += 500  # a first step that takes long
+    screen.advance(1, 64)
+    assert screen.rate is None
+    for step in range(2, 102):  # 64 samples a second
+        clock.now += 1
+        screen.advance(step, 64)
+    assert screen.rate == 64
+    assert screen.left == 899
+    for step in range(102, 502):  # ten times as fast
+        clock.now += 0.1
+        screen.advance(step, 64)
+    assert screen.rate == pytest.approx(640)
+    assert screen.left == pytest.approx(49.9, abs=0.3)
+    assert len(screen._marks) <= display.RECENT / display._MARK + 2  # and not one a step
+
+
+def test_time_left_counts_evaluations_and_samples_a_second_do_not(clock):
+    screen = display.Display("mlp", 100)
+    for step in range(1, 11):
+        clock.now += 1
+        screen.advance(step, 32)
+        clock.now += 3
+        screen.show({**TEST, "step": step})
+    clock.now += 1
+    screen.advance(11, 32)
+    assert screen.rate == 32
+    assert screen.left == 89 * 4
+    clock.now += 10
+    assert screen.left == 89 * 4 - 10
+    clock.now += 1000
+    assert screen.left == 0
+
+
+def test_many_steps_at_the_same_time_are_no_division_by_zero(clock):
+    screen = display.Display("mlp", 100)
+    for step in range(5):
+        screen.advance(step, 32)
+        screen._measure(clock.now)
+    assert screen.rate is None
+
+
+# ---------------------------------------------------------------------------------------------------- plain lines
+
+
+def test_plain_lines(monkeypatch, clock):
+    stderr = not_a_terminal(monkeypatch)
+    with display.make("mlp on digits", 400, 40) as screen:
+        screen.note("resumed at step\n40\x1b[2J")
+        assert stderr.seen == "mlp on digits: 400 steps\nresumed at step 40 [2J\n"
+        clock.now += 1
+        screen.advance(50, 64, 0.5)
+        screen.show(TRAIN)
+        screen.show(TEST)
+        screen.show({**TEST, "step": 400, "split": "validation", "loss": None, "accuracy": 1.0, "seconds": 4000.0})
+        screen.show({"step": 5, "split": "test", "discriminator_loss": -1.5, "generator_loss": 12345.6})
+        screen.show({"step": 6, "split": "test", "loss": 2e-7, "energies": {"a": None, "b": 1.0}})
+        assert stderr.seen == stderr.getvalue()
+    assert stderr.getvalue().splitlines()[2:] == [
+        "step  50  test        loss  0.3123  accuracy  93.12%  energy  122.25     0:03",
+        "step 400  validation  loss     nan  accuracy 100.00%  energy  122.25  1:06:40",
+        "step   5  test        discriminator -1.5000  generator   12346",
+        "step   6  test        loss 2.0e-07  energy     nan",
+    ]
+
+
+def test_a_plain_line_of_the_training_after_ten_seconds(monkeypatch, clock):
+    stderr = not_a_terminal(monkeypatch)
+    screen = display.make("mlp", 1000)
+    for step in range(1, 76):
+        clock.now += 0.3
+        screen.advance(step, 64, 1 / step)
+    assert stderr.seen.splitlines()[1:] == [
+        "step   34  train       loss  0.0294  213 samples/s  4:50 left",
+        "step   68  train       loss  0.0147  213 samples/s  4:40 left",
+    ]
+    screen.show(TEST)  # and the ten seconds begin again
+    for step in range(76, 108):
+        clock.now += 0.3
+        screen.advance(step, 64)
+    assert len(stderr.seen.splitlines()) == 4
+
+
+def test_a_plain_line_before_there_is_anything_to_say(monkeypatch, clock):
+    stderr = not_a_terminal(monkeypatch)
+    screen = display.make("mlp", 1000)
+    clock.now += 60
+    screen.advance(1, 64)
+    assert stderr.getvalue().splitlines()[1:] == ["step    1  train"]
+
+
+def test_plain_without_rich(monkeypatch):
+    monkeypatch.setattr("sys.stderr", Terminal())
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    with display.make("mlp", 400) as screen:
+        screen.show(TEST)
+    assert type(screen) is display.Plain
+    assert "\x1b" not in sys.stderr.getvalue()
+    assert len(sys.stderr.getvalue().splitlines()) == 2
+
+
+def test_plain_on_a_terminal_that_can_do_nothing(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr("sys.stderr", Terminal())
+    assert type(display.make("mlp", 400)) is display.Plain
+
+
+def test_no_escape_codes_in_a_file_whatever_is_forced(monkeypatch):
+    stderr = not_a_terminal(monkeypatch)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    with display.make("mlp", 400) as screen:
+        screen.show(TEST)
+    assert "\x1b" not in stderr.getvalue()
+    assert len(stderr.getvalue().splitlines()) == 2
+
+
+@pytest.mark.parametrize("form", ["disabled", "none", "closed", "broken", "bare"])
+def test_where_nothing_can_be_shown_nothing_happens(form, monkeypatch, capfd):
+    class Broken(Terminal):
+        def write(self, text: str) -> int:
+            raise OSError(errno.EIO, "gone")
+
+        def isatty(self) -> bool:
+            return False
+
+    class Bare:
+        text = ""
+
+        def write(self, text: str) -> None:
+            self.text += text
+
+        def flush(self) -> None: ...
+
+    streams = {"disabled": Terminal(), "none": None, "closed": io.StringIO(), "broken": Broken(), "bare": Bare()}
+    stream = streams[form]
+    if form == "closed":
+        stream.close()
+    monkeypatch.setattr("sys.stderr", stream)
+    with display.make("mlp", 400, enabled=form != "disabled") as screen:
+        screen.advance(1, 64, 2.5)
+        screen.show(TRAIN)
+        screen.show(TEST)
+        screen.note("a note")
+    screen.close()
+    assert (screen.step, screen.loss, screen.accuracy, screen.energy) == (1, 0.25, 0.93125, 122.25)
+    assert form != "disabled" or stream.getvalue() == ""
+    assert form != "bare" or stream.text.splitlines()[-1] == "a note"
+    assert capfd.readouterr() == ("", "")
+
+
+# ------------------------------------------------------------------------------------------------------------ bar
+
+
+def test_the_bar_at_80_and_at_200_columns(clock):
+    lines = {}
+    for width in (80, 200):
+        with bar(width) as screen:
+            for step in range(1, 101):
+                clock.now += 1
+                screen.advance(step, 5000, 0.41234)
+            screen.show({**TEST, "step": 100})
+            lines[width] = screen.render().plain
+    assert lines[80] == "━" * 15 + "  100/400  loss 0.4123  acc 93.12%  energy 122.25  5000/s  5:00"
+    assert len(lines[80]) == 78  # room for ^C
+    numbers = "100/400  loss 0.4123  accuracy 93.12%  energy 122.25  5000 samples/s  5:00 left"
+    assert lines[200] == f"cnn on digits  {'━' * 60}  {numbers}"
+
+
+def test_the_bar_never_wraps_and_drops_what_matters_least(clock):
+    words = ["cnn", "energy", "/s", "acc", "━", "loss", "1:39:01", "100000"]
+    before = len(words)
+    for width in range(150, 14, -1):
+        with bar(width) as screen:
+            screen.total = 100000
+            clock.now += 1
+            screen.advance(5941, 640000)
+            clock.now += 1
+            screen.advance(94059, 640000 * 88118, 0.01234)
+            screen.show(TEST)
+            screen._pace = 1.0
+            line = screen.render().plain
+        assert cell_len(line) <= width - 2
+        assert "\n" not in line
+        shown = [word for word in words if word in line]
+        assert shown == words[len(words) - len(shown) :]  # dropped in this order
+        assert len(shown) <= before
+        before = len(shown)
+    assert before == 1
+
+
+def test_how_much_of_the_bar_is_full(clock):
+    console = Console(file=io.StringIO(), force_terminal=True, width=40, color_system="standard")
+    for step, full in ((0, 0), (100, 6), (400, 25), (500, 25)):
+        with _bar.Bar("", 400, step, console) as screen:
+            screen._live.stop()
+            drawn = screen._drawn(25)
+        assert [str(span.style) for span in drawn.spans if span] == ["green"] * (full > 0) + ["bright_black"] * (
+            full < 25
+        )
+        assert sum(span.end - span.start for span in drawn.spans if span.style == "green") == full
+
+
+def test_a_terminal_without_unicode():
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with _bar.Bar("cnn", 400, 100, Console(file=file, force_terminal=True, width=60)) as screen:
+        assert screen.render().plain == "cnn  " + "#" * 11 + "-" * 33 + "  100/400"
+
+
+@pytest.mark.parametrize("width", [20, 40, 80])
+def test_a_line_of_an_evaluation_does_not_wrap(width):
+    with bar(width) as screen:
+        before = screen._console.file.getvalue()
+        screen.show(TEST)
+        printed = screen._console.file.getvalue()[len(before) :]
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed).splitlines()
+    (line,) = [each for each in lines if each.strip() and "/400" not in each]  # that is the bar
+    assert len(line.strip("\r")) <= width
+    assert ("energy  122.25" in line) == (width == 80)
+
+
+def test_the_bar_is_there_from_with_or_from_the_first_step_on():
+    screen, ours = bar(80), sys.stderr
+    screen.show(TRAIN)
+    screen.note("a note")
+    assert screen._console.file.getvalue().splitlines() == ["cnn on digits: 400 steps", "a note"]
+    assert sys.stderr is ours
+    screen.advance(1, 64)
+    assert screen._live.is_started
+    screen.close()
+    assert not screen._live.is_started
+    assert sys.stderr is ours
+    with bar(80) as screen:
+        assert "0/400" in screen._console.file.getvalue()
+        assert screen._live.is_started
+
+
+def test_a_terminal_that_is_gone_does_not_stop_the_training():
+    with bar(80) as screen:
+        screen._live._refresh_thread.stop()
+        screen._live._refresh_thread.join()
+
+        def gone(*_: object) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        screen._console.file.write = gone
+        screen.advance(1, 64)
+        screen.show(TEST)
+        screen.note("a note")
+
+
+# ---------------------------------------------------------------------------------------------- on a real terminal
+
+SCRIPT = """
+import os, sys, time
+from hypersphere.train.display import make
+
+with make("cnn on digits", 400, 99) as screen:
+    screen.note("resumed at step 99")
+    for step in range(100, 151):
+        screen.advance(step, 64, 0.5)
+        time.sleep(0.01)
+    screen.show({"step": 150, "split": "train", "loss": 0.25})
+    screen.show({"step": 150, "split": "test", "loss": 0.3125, "accuracy": 0.5, "seconds": 1.0, "energies": {"a": 2.0}})
+    print("from a callback")
+    print("an error of a callback", file=sys.stderr)
+    if not (child := os.fork()):
+        os._exit(hasattr(sys.stderr, "rich_proxied_file"))
+    assert hasattr(sys.stderr, "rich_proxied_file")
+    print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    raise RuntimeError("broken")
+"""
+
+
+def on_terminal(width: int, stdout: str) -> tuple[str, str]:
+    """What the script writes to a terminal of `width` columns, and to stdout if that is a pipe."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    removed = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE")
+    env = {**{k: v for k, v in os.environ.items() if k not in removed}, "TERM": "xterm", "PYTHONIOENCODING": "utf-8"}
+    out = theirs if stdout == "terminal" else subprocess.PIPE
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", SCRIPT], stdin=theirs, stdout=out, stderr=theirs, env=env
+    )
+    os.close(theirs)
+    data = b""
+    while True:
+        try:
+            piece = os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not piece:
+            break
+        data += piece
+    os.close(ours)
+    piped = process.stdout.read().decode() if process.stdout else ""
+    if process.stdout:
+        process.stdout.close()
+    assert process.wait() == 1
+    return data.decode(), piped
+
+
+def screen_after(text: str) -> tuple[list[str], int]:
+    """The lines left on a terminal, and the length of the longest ever: as much of one as rich makes use of."""
+    lines, row, column, longest = [""], 0, 0, 0
+    for match in re.finditer(r"\x1b\[([0-9;?]*)([A-Za-z])|([^\x1b])", text):
+        argument, code, letter = match.groups()
+        if code == "A":
+            row -= int(argument or 1)
+        elif code == "K":
+            assert argument == "2"
+            lines[row] = ""
+        elif code:
+            assert code == "m" or argument == "?25", match[0]  # colours; the cursor hidden or shown
+        elif letter == "\r":
+            column = 0
+        elif letter == "\n":
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        else:
+            lines[row] = lines[row].ljust(column)[:column] + letter + lines[row][column + 1 :]
+            column += 1
+            longest = max(longest, column)
+    return [line.rstrip() for line in lines], longest
+
+
+@pytest.mark.parametrize(("width", "stdout"), [(80, "terminal"), (200, "pipe")])
+def test_on_a_terminal_the_bar_is_seen_and_gone_after_an_error(width, stdout):
+    text, piped = on_terminal(width, stdout)
+    lines, longest = screen_after(text)
+    printed = ["from a callback", "child 0"]
+    if stdout == "pipe":
+        assert piped.splitlines() == printed
+        printed = []
+    assert lines[: 4 + len(printed)] == [
+        "cnn on digits: 400 steps",
+        "resumed at step 99",
+        "step 150  test        loss  0.3125  accuracy  50.00%  energy  2.0000     0:01",
+        *printed[:1],
+        "an error of a callback",
+        *printed[1:],
+    ]
+    assert lines[4 + len(printed)].startswith("Traceback")
+    assert lines[-2:] == ["RuntimeError: broken", ""]
+    assert "━" not in "".join(lines)
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor is back
+    assert longest <= width
+    seen = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    assert "━  150/400  loss 0.2500  " + ("acc 50.00%" if width == 80 else "accuracy 50.00%") in seen
