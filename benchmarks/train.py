@@ -65,7 +65,7 @@ def _loop(width: int, batch: int, steps: int, plan: Plan) -> Iterator[Figure]:
     # The first line is written before any step; the last two are of the final step and the evaluation.
     counted = {name: values[1 + plan.warmup : -2] or values[1:2] for name, values in taken.items()}
     ratios = [a / b for a, b in zip(counted[ENGINE], counted[HAND], strict=True)]
-    case = f"training of CNN-9, {width} filters, batch {batch}, 32×32"
+    case = f"CNN-9, {width} filters, batch {batch}"
     for name, values in counted.items():
         yield Figure(case, name, "ms a step", 1e3 * statistics.median(values) / steps)
     yield Figure(case, ENGINE, f"time / {HAND}", statistics.median(ratios), ENGINE_GOAL)
