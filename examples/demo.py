@@ -1,148 +1,126 @@
-"""The same small CNN with ordinary and with sphere layers, on scikit-learn's handwritten digits.
+"""One small network, four ways to train it, on the digits that come with the package: plain, SphereNet, MHE and OPT.
 
-Four settings, three seeds each. Both networks of a setting start from the same weights, see the same batches, and have
-the same optimizer, learning rate and softmax loss. What comes out is shown as it is: the paper (SphereNet, Liu et al.
-2017, 4.2 and 5) itself finds that the gain comes with width, and that narrow networks may end slightly lower.
+    python examples/demo.py [--seeds 3] [--epochs N] [--out demo.svg]
+
+Each is a recipe (`hypersphere list recipes`), and each run is what `hypersphere train RECIPE --seed N` does. All start
+from the same weights, see the same batches and differ in what the recipe says. What comes out is shown as it is.
 """
 
-import math
+import argparse
 import os
 import signal
+import statistics
 import time
-from collections.abc import Iterator
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 
-import torch
-import torch.nn.functional as F
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
-from torch import Tensor, nn
 
-import hypersphere as hs
-from hypersphere.report import line_chart, write_text
+from hypersphere import recipes
+from hypersphere.train import derive
 
-# (filters of the first layers, BatchNorm)
-SETTINGS = {"narrow": (8, False), "narrow + BN": (8, True), "wide": (24, False), "wide + BN": (24, True)}
-LAYERS, SEEDS = ("ordinary", "sphere"), (0, 1, 2)
-STEPS, EVERY = 200, 10  # steps of a run; the test accuracy is taken after every tenth
-BATCH, LEARNING_RATE = 128, 1e-3
-GOAL = 95.0  # % test accuracy
-MEASURES = ACCURACY, SPEED, SECONDS = "test accuracy %", f"steps to {GOAL:g} %", "seconds"
-Results = dict[tuple[str, str], list[dict]]  # (setting, layers) -> for each seed a run: its measures and its curve
+NAMES = {"plain": "plain", "spherenet": "SphereNet", "mhe": "MHE", "opt": "OPT"}
+Runs = dict[str, list[dict]]  # recipe -> for each seed the summary of its run, and its curves
 
 
-def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Images (N, 1, 8, 8) and labels (N,): 1280 to learn from, then the other 517, to test on."""
-    data = load_digits()
-    images = torch.tensor(data.images / 16, dtype=torch.float32).unsqueeze(1)
-    labels = torch.tensor(data.target, dtype=torch.int64)
-    learn, test = train_test_split(range(len(labels)), train_size=1280, stratify=labels, random_state=0)
-    return images[learn], labels[learn], images[test], labels[test]
+def train(recipe: str, seed: int, epochs: int | None) -> dict:
+    """One run: its summary with the test accuracy and the energy of the hidden layers after every epoch."""
+    import torch
 
+    from hypersphere.train import fit
 
-def make_network(width: int, batch_norm: bool) -> nn.Module:
-    def block(channels: int, filters: int) -> list[nn.Module]:
-        norm = [nn.BatchNorm2d(filters)] if batch_norm else []
-        return [nn.Conv2d(channels, filters, 3, padding=1), *norm, nn.ReLU()]
-
-    first = [*block(1, width), *block(width, width), nn.MaxPool2d(2)]
-    second = [*block(width, 2 * width), *block(2 * width, 2 * width), nn.MaxPool2d(2)]
-    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(8 * width, 10))
-
-
-def train(setting: str, layers: str, seed: int, steps: int = STEPS) -> dict:
     torch.set_num_threads(1)  # a core for every run
-    torch.manual_seed(seed)
-    network = make_network(*SETTINGS[setting]).to(memory_format=torch.channels_last)  # the faster one
-    if layers == "sphere":
-        hs.spherize(network)  # all but the last layer, which gives the logits
-    optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
-    images, labels, test_images, test_labels = digits()
-    curve, started = [], time.perf_counter()
-    for step in range(1, steps + 1):
-        network.train()
-        batch = torch.randperm(len(images))[:BATCH]
-        loss = F.cross_entropy(network(images[batch]), labels[batch])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if step % EVERY == 0:
-            network.eval()
-            with torch.no_grad():
-                correct = network(test_images).argmax(1) == test_labels
-            curve.append(100 * correct.double().mean().item())
-    steps_to_goal = next((EVERY * i for i, accuracy in enumerate(curve, 1) if accuracy >= GOAL), math.inf)
-    return {"curve": curve, ACCURACY: curve[-1], SPEED: steps_to_goal, SECONDS: time.perf_counter() - started}
+    config = derive(recipes.load(recipe), seed=seed, **({} if epochs is None else {"epochs": epochs}))
+    result = fit(config, progress=False)
+    lines = [line for line in result.metrics if line["split"] == "test"]
+    return {
+        **result.summary,
+        "steps": [line["step"] for line in lines],
+        "accuracies": [100 * line["accuracy"] for line in lines],
+        "hidden energies": [_hidden(line["energies"]) for line in lines],
+    }
 
 
-def train_all(console: Console, seeds: tuple[int, ...] = SEEDS, steps: int = STEPS) -> Results:
+def _hidden(energies: dict[str, float]) -> float:
+    """The mean over the hidden layers; the classifier, which is the last, is learned by all four alike."""
+    return statistics.mean(list(energies.values())[:-1])
+
+
+def train_all(console: Console, seeds: int, epochs: int | None) -> Runs:
     """Every run, as many at a time as there are cores; a bar on a terminal, and a line for each run."""
-    jobs, runs = list(product(SETTINGS, LAYERS, seeds)), {}
+    jobs = list(product(NAMES, range(seeds)))
+    runs: Runs = {name: [] for name in NAMES}
     bar, deaf = Progress(console=console, disable=not console.is_terminal), (signal.SIGINT, signal.SIG_IGN)
     with bar, get_context("spawn").Pool(min(os.cpu_count() or 1, 8), signal.signal, deaf) as pool:
-        pending = {job: pool.apply_async(train, (*job, steps)) for job in reversed(jobs)}  # the long ones first
-        for job, result in bar.track(pending.items(), description=f"{len(jobs)} runs"):
-            runs[job] = run = result.get()
-            name = "{}, {}, seed {}".format(*job)
-            console.print(f"{name:30} {run[ACCURACY]:5.1f} % in {run[SECONDS]:4.1f} s")
-    return {pair: [runs[*pair, seed] for seed in seeds] for pair in product(SETTINGS, LAYERS)}
+        pending = [(*job, pool.apply_async(train, (*job, epochs))) for job in jobs]
+        for name, seed, result in bar.track(pending, description=f"{len(jobs)} runs"):
+            run = result.get()
+            runs[name].append(run)
+            console.print(
+                f"{NAMES[name]:9} seed {seed}  {100 * run['accuracy']:5.1f} %  energy {run['hidden energies'][-1]:.4f}"
+                f"  {run['seconds']:5.1f} s"
+            )
+    return runs
 
 
-def summary(runs: list[dict], measure: str) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation over seeds; infinite when a run never got there."""
-    values = torch.tensor([run[measure] for run in runs], dtype=torch.float64)
-    return values.mean(0), values.std(0)
+def over_seeds(values: list[float], digits: int) -> str:
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.{digits}f}{spread}"
 
 
-def make_table(results: Results) -> Table:
-    table = Table("setting", "layers", title="mean ± standard deviation over seeds (BN: BatchNorm)")
-    for measure in MEASURES:
-        table.add_column(measure, justify="right")
-    for (setting, layers), runs in results.items():
-        cells = []
-        for measure in MEASURES:
-            reached = sum(math.isfinite(run[measure]) for run in runs)
-            text = "{:.1f} ± {:.1f}".format(*summary(runs, measure))
-            cells.append(text if reached == len(runs) else f"in {reached} of {len(runs)} runs" if reached else "never")
-        table.add_row(setting, layers, *cells, end_section=layers == LAYERS[-1])
+def make_table(runs: Runs) -> Table:
+    count = len(runs["plain"])
+    table = Table("recipe", title=f"mean{' ± standard deviation' if count > 1 else ''} over {count} seeds")
+    for column in ("test accuracy %", "energy of hidden layers", "parameters trained", "seconds"):
+        table.add_column(column, justify="right")
+    for name, of_seeds in runs.items():
+        table.add_row(
+            NAMES[name],
+            over_seeds([100 * run["accuracy"] for run in of_seeds], 1),
+            over_seeds([run["hidden energies"][-1] for run in of_seeds], 4),
+            f"{of_seeds[0]['parameters']['trained']:,}",
+            over_seeds([run["seconds"] for run in of_seeds], 1),
+        )
     return table
 
 
-def reading(results: Results) -> Iterator[str]:
-    """What the table says; higher or lower: every run of one network is above every run of the other."""
-    for measure in MEASURES:
-        settings: dict[str, list[str]] = {}
-        for setting in SETTINGS:
-            a, b = ([run[measure] for run in results[setting, layers]] for layers in LAYERS)
-            verdict = "higher" if min(b) > max(a) else "lower" if max(b) < min(a) else "no clear difference"
-            settings.setdefault(verdict, []).append(setting)
-        verdicts = (f"{verdict} in {', '.join(names)}" for verdict, names in settings.items())
-        yield f"With sphere layers, {measure}: {'; '.join(verdicts)}."
+def picture(runs: Runs) -> str:
+    """Two panels by step, mean and a band of one standard deviation: test accuracy, energy of the hidden layers."""
+    from hypersphere.report import line_chart
 
-
-def picture(results: Results) -> str:
-    """A panel for each setting: the mean test accuracy, in a band of one standard deviation to each side."""
-    options, panels = {"xlabel": "step", "ylabel": ACCURACY, "ylim": (0, 100), "width": 460, "height": 320}, []
-    for i, setting in enumerate(SETTINGS):
-        curves = {layers: summary(results[setting, layers], "curve") for layers in LAYERS}
-        series = {layers: (EVERY * torch.arange(1, len(y) + 1), y, spread) for layers, (y, spread) in curves.items()}
-        chart = line_chart(series, title=setting, **options)
-        panels.append(chart.replace("<svg ", f'<svg x="{i % 2 * 460}" y="{i // 2 * 320}" ', 1))
-    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 920 640">\n{"".join(panels)}</svg>\n'
+    panels = []
+    for i, (key, label) in enumerate((("accuracies", "test accuracy %"), ("hidden energies", "energy, hidden layers"))):
+        series = {}
+        for name, of_seeds in runs.items():
+            columns = list(zip(*(run[key] for run in of_seeds), strict=True))
+            spread = [statistics.stdev(column) if len(column) > 1 else 0.0 for column in columns]
+            series[NAMES[name]] = (of_seeds[0]["steps"], [statistics.mean(column) for column in columns], spread)
+        chart = line_chart(series, title=label, xlabel="step", ylabel=label, width=460, height=340)
+        panels.append(chart.replace("<svg ", f'<svg x="{460 * i}" y="0" ', 1))
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 920 340">\n{"".join(panels)}</svg>\n'
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each recipe (3)")
+    parser.add_argument("--epochs", type=int, help="length of a run (the recipe's)")
+    parser.add_argument("--out", type=Path, default=Path("demo.svg"), help="the picture (demo.svg)")
+    options = parser.parse_args()
+    if options.seeds < 1 or (options.epochs is not None and options.epochs < 1):
+        parser.error("--seeds and --epochs must be at least 1")
     console, started = Console(highlight=False), time.perf_counter()
-    results = train_all(console)
-    path = Path("demo.svg").resolve()
-    write_text(path, picture(results))
-    console.print(make_table(results), *reading(results), sep="\n")
+    runs = train_all(console, options.seeds, options.epochs)
+
+    from hypersphere.report import write_text
+
+    path = options.out.resolve()
+    write_text(path, picture(runs))
+    console.print(make_table(runs))
     console.print(f"{time.perf_counter() - started:.0f} seconds in all. The curves are in", path, soft_wrap=True)
+    console.print("One of them by itself: .venv/bin/hypersphere train spherenet", soft_wrap=True)
 
 
 if __name__ == "__main__":

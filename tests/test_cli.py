@@ -43,7 +43,8 @@ def test_help_comes_without_torch(argv):
 def test_help_lists_the_commands(capsys):
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    assert all(f"  {name}  {description}\n" in text for name, description in COMMANDS.items())
+    width = max(map(len, COMMANDS))
+    assert all(f"  {name:{width}}  {description}\n" in text for name, description in COMMANDS.items())
 
 
 def test_version(capsys):
@@ -59,13 +60,14 @@ def test_as_a_module():
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        ([], "hypersphere: a command is needed: thomson"),
+        ([], f"hypersphere: a command is needed: {', '.join(COMMANDS)}"),
         (["thomsen", "5"], "hypersphere: unknown command 'thomsen'; did you mean 'thomson'?"),
-        (["zzz"], "hypersphere: unknown command 'zzz'; there are: thomson"),
-        (["--hlp"], "hypersphere: unrecognized arguments: --hlp"),
-        (["--vers"], "hypersphere: unrecognized arguments: --vers"),
+        (["zzz"], f"hypersphere: unknown command 'zzz'; there are: {', '.join(COMMANDS)}"),
+        (["--hlp"], "hypersphere: unrecognized arguments: --hlp; did you mean --help?"),
+        (["--vers"], "hypersphere: unrecognized arguments: --vers; did you mean --version?"),
         (["thomson"], "hypersphere thomson: the following arguments are required: N"),
-        (["thomson", "5", "--jso"], "hypersphere thomson: unrecognized arguments: --jso"),
+        (["thomson", "5", "--jso"], "hypersphere thomson: unrecognized arguments: --jso; did you mean --json?"),
+        (["thomson", "5", "--s", "1", "--s=2"], "hypersphere thomson: --s is given twice"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -247,21 +249,6 @@ def test_options_reach_the_search(monkeypatch, capsys):
     assert main(["thomson", "3", "3"]) == 0
     assert calls[0] == ((3, 4, 2.0), {"starts": 7, "seed": 5, "progress": True})
     assert calls[1] == ((3, 3, 1.0), {"starts": None, "seed": 0, "progress": False})  # the bar counts the rows
-
-
-def test_with_rich(monkeypatch, capsys):
-    table = ["sums", ["N", "energy"], [["12", "49.165253058"]]]
-    monkeypatch.setenv("COLUMNS", "80")
-    assert thomson._print_rich(*table, 40)
-    out = capsys.readouterr().out
-    assert "sums" in out
-    assert any("12" in line and "49.165253058" in line for line in out.splitlines())
-    monkeypatch.setenv("COLUMNS", "30")
-    assert not thomson._print_rich(*table, 40)
-    monkeypatch.setitem(sys.modules, "rich.console", None)
-    monkeypatch.setenv("COLUMNS", "80")
-    assert not thomson._print_rich(*table, 40)
-    assert capsys.readouterr().out == ""
 
 
 # -------------------------------------------------------------------------------------------- progress

@@ -96,24 +96,54 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture
+def sphere_layers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    return importlib.import_module("sphere_layers")
+
+
+@pytest.fixture
 def console() -> Console:
     return Console(file=io.StringIO(), width=120)
 
 
-def test_demo_trains_the_same_way_in_every_process(demo: ModuleType, console: Console) -> None:
-    results = demo.train_all(console, seeds=(0, 1), steps=20)
+def test_demo_trains_its_recipes_as_the_command_does(demo: ModuleType, console: Console, tmp_path: Path) -> None:
+    runs = demo.train_all(console, seeds=2, epochs=1)
+    assert len(console.file.getvalue().splitlines()) == 8
+    assert set(runs) == {"plain", "spherenet", "mhe", "opt"}
+    for name, of_seeds in runs.items():
+        assert [run["seed"] for run in of_seeds] == [0, 1]
+        config = hs.train.derive(hs.recipes.load(name), seed=1, epochs=1, out=str(tmp_path / name))
+        summary = hs.train.fit(config, progress=False).summary
+        assert of_seeds[1]["loss"] == pytest.approx(summary["loss"], rel=1e-3)  # threads add up in another order
+    assert demo.picture(runs).count(">OPT<") == 4  # the title and the legend of each panel
+
+
+def test_demo_says_what_the_runs_say(demo: ModuleType, console: Console) -> None:
+    def run(accuracy: float, energy: float) -> dict:
+        figures = {"accuracy": accuracy, "hidden energies": [0.9, energy], "seconds": 2.0}
+        return figures | {"parameters": {"trained": 12345}}
+
+    console.print(demo.make_table({name: [run(0.96, 0.5), run(0.98, 0.7)] for name in demo.NAMES}))
+    shown = console.file.getvalue()
+    assert "over 2 seeds" in shown
+    for cell in ("SphereNet", "97.0 ± 1.4", "0.6000 ± 0.1414", "12,345", "2.0 ± 0.0"):
+        assert cell in shown
+
+
+def test_sphere_layers_train_the_same_way_in_every_process(sphere_layers: ModuleType, console: Console) -> None:
+    results = sphere_layers.train_all(console, seeds=(0, 1), steps=20)
     assert len(console.file.getvalue().splitlines()) == 16
-    assert set(results) == {(setting, layers) for setting in demo.SETTINGS for layers in demo.LAYERS}
+    assert set(results) == {(setting, layers) for setting in sphere_layers.SETTINGS for layers in sphere_layers.LAYERS}
     assert all(len(runs) == 2 and len(run["curve"]) == 2 for runs in results.values() for run in runs)
     assert results["narrow", "sphere"][0]["curve"] != results["narrow", "ordinary"][0]["curve"]
-    assert demo.picture(results).count("<polyline") == 8
+    assert sphere_layers.picture(results).count("<polyline") == 8
     threads = torch.get_num_threads()
-    again = demo.train("narrow", "sphere", 1, steps=20)
+    again = sphere_layers.train("narrow", "sphere", 1, steps=20)
     torch.set_num_threads(threads)
     assert again["curve"] == results["narrow", "sphere"][1]["curve"]
 
 
-def test_demo_says_what_the_runs_say(demo: ModuleType, console: Console) -> None:
+def test_sphere_layers_say_what_the_runs_say(sphere_layers: ModuleType, console: Console) -> None:
     never = float("inf")
     steps = {
         "narrow": ([never, never], [never, never]),
@@ -122,17 +152,20 @@ def test_demo_says_what_the_runs_say(demo: ModuleType, console: Console) -> None
         "wide + BN": ([40, 50], [50, 60]),
     }
     results = {
-        (setting, layers): [{"curve": [50.0], demo.ACCURACY: 96.0, demo.SPEED: n, demo.SECONDS: 1.0} for n in runs]
+        (setting, layers): [
+            {"curve": [50.0], sphere_layers.ACCURACY: 96.0, sphere_layers.SPEED: n, sphere_layers.SECONDS: 1.0}
+            for n in runs
+        ]
         for setting, pair in steps.items()
-        for layers, runs in zip(demo.LAYERS, pair, strict=True)
+        for layers, runs in zip(sphere_layers.LAYERS, pair, strict=True)
     }
-    console.print(demo.make_table(results))
+    console.print(sphere_layers.make_table(results))
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in console.file.getvalue().splitlines()]
     shown = {(row[0], row[1]): row[3] for row in cells if row}
     assert shown["narrow", "sphere"] == "never"
     assert shown["narrow + BN", "ordinary"] == "in 1 of 2 runs"
     assert shown["wide", "ordinary"] == "100.0 ± 14.1"
-    accuracy, speed, _ = demo.reading(results)
+    accuracy, speed, _ = sphere_layers.reading(results)
     assert accuracy.endswith("test accuracy %: no clear difference in narrow, narrow + BN, wide, wide + BN.")
     assert "no clear difference in narrow, wide + BN" in speed
     assert "lower in narrow + BN, wide" in speed

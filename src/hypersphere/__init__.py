@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from . import models as models
     from . import optim as optim
     from . import orthogonal as orthogonal
+    from . import recipes as recipes
     from . import recurrent as recurrent
     from . import regularizers as regularizers
     from . import report as report
     from . import rotation as rotation
     from . import selection as selection
     from . import similarity as similarity
+    from . import train as train
     from .conversion import spherize as spherize
     from .diagnosis import Diagnosis as Diagnosis
     from .diagnosis import diagnose as diagnose
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from .selection import Neurons as Neurons
     from .selection import select as select
     from .similarity import LearnableSigmoid as LearnableSigmoid
+    from .train.run import load_run as load_run
 else:
     # Names are found when they are first used, so that importing the package does not import torch. A type checker
     # must not see this branch: with a module __getattr__ every misspelt name would pass.
@@ -98,6 +101,7 @@ else:
         ],
         "selection": ["Neurons", "select"],
         "similarity": ["LearnableSigmoid"],
+        "train": ["load_run"],
     }
     _MODULES = (
         "cosine",
@@ -113,12 +117,14 @@ else:
         "models",
         "optim",
         "orthogonal",
+        "recipes",
         "recurrent",
         "regularizers",
         "report",
         "rotation",
         "selection",
         "similarity",
+        "train",
     )
     _HOME = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -1,7 +1,8 @@
 """The command `hypersphere`. Each command is a module here, imported when it is called: help comes without torch.
 
 A command's module has `add_arguments(parser)` and `run(options)`, which returns the exit code: 0, or 2 for what the
-user can mend, after one line on stderr. When interrupted it is 130.
+user can mend, after one line on stderr. When interrupted it is 130. It may have `prepared(argv)`, which sees the words
+before the parser does.
 """
 
 from __future__ import annotations
@@ -13,11 +14,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
+from types import ModuleType
 from typing import NoReturn
 
 from .. import __version__
 
 COMMANDS = {
+    "train": "train a network from a recipe, a config or flags, on the embedded digits or on your own data",
+    "evaluate": "accuracy, loss and energies of a run",
+    "predict": "labels or embeddings of images, folders or arrays",
+    "export": "the merged network of a run as ONNX, torch.export or safetensors",
+    "verify": "whether a run's files and checkpoints are whole",
+    "list": "what there is: models, data, losses, methods, recipes",
+    "completion": "completion for bash, zsh or fish",
     "thomson": "points of least energy on the sphere, compared with the known minimum",
 }
 
@@ -29,6 +38,27 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
+
+    def read(self, argv: Sequence[str]) -> argparse.Namespace:
+        """As parse_args, but a flag that is given twice is an error, and an unknown one comes with the nearest."""
+        words = argv[: argv.index("--")] if "--" in argv else argv
+        flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+        for i, flag in enumerate(flags):
+            if flag in flags[:i] and flag in self._option_string_actions:
+                self.error(f"{flag} is given twice")
+        options, unknown = self.parse_known_args(argv)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown)}")
+        return options
+
+    def _hint(self, unknown: Sequence[str]) -> str:
+        known = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        for flag in (word.partition("=")[0] for word in unknown if word.startswith("--")):
+            near = [each for each in known if each.endswith(f".{flag[2:]}")]
+            near = near or [each for each in known if each.startswith(f"{flag}.")][:1]
+            if near := near or get_close_matches(flag, known, 1, 0.5):
+                return f"; did you mean {' or '.join(near)}?"
+        return ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,10 +101,9 @@ def _main(argv: Sequence[str]) -> int:
             near = get_close_matches(name, COMMANDS, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(COMMANDS)}"
             Parser(prog="hypersphere").error(f"unknown command {name!r}; {hint}")
-        command = import_module(f".{name}", __name__)
-        parser = Parser(prog=f"hypersphere {name}", description=_sentence(COMMANDS[name]), allow_abbrev=False)
-        command.add_arguments(parser)
-        return int(command.run(parser.parse_args(rest)))
+        command, parser = parser_of(name)
+        prepared = getattr(command, "prepared", None)
+        return int(command.run(parser.read(rest if prepared is None else prepared(rest))))
     width = max(map(len, COMMANDS))
     parser = Parser(
         prog="hypersphere",
@@ -87,8 +116,16 @@ def _main(argv: Sequence[str]) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"hypersphere {__version__}")
-    parser.parse_args(argv)
+    parser.read(argv)
     parser.error(f"a command is needed: {', '.join(COMMANDS)}")
+
+
+def parser_of(name: str) -> tuple[ModuleType, Parser]:
+    """A command's module and its parser."""
+    command = import_module(f".{name}", __name__)
+    parser = Parser(prog=f"hypersphere {name}", description=_sentence(COMMANDS[name]), allow_abbrev=False)
+    command.add_arguments(parser)
+    return command, parser
 
 
 def _sentence(text: str) -> str:

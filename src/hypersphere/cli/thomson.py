@@ -6,11 +6,12 @@ import argparse
 import json
 import math
 import re
-import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+from ._output import print_table
 
 # As in geometry.minimize, which imports torch; a test keeps them equal.
 MOST_POINTS, MOST_NUMBERS, LARGEST_S, LARGEST_SEED = 100_000, 10_000_000, 1e6, 2**63 - 1
@@ -130,7 +131,7 @@ def _check(options: argparse.Namespace, numbers: list[int]) -> None:
 
 
 def _print_table(rows: list[dict[str, Any]], dim: int, s: float) -> None:
-    """For people: angles in degrees, with rich on a terminal."""
+    """For people: angles in degrees."""
     if s == math.inf:
         title = f"largest least angle between two points, {dim} dimensions"
         header = ["N", "separation (degrees)", "known (degrees)", "difference (degrees)", "seconds"]
@@ -148,31 +149,7 @@ def _print_table(rows: list[dict[str, Any]], dim: int, s: float) -> None:
             for row in rows
         ]
     table = [[str(row["n"]), *cell, f"{row['seconds']:.2f}"] for row, cell in zip(rows, cells, strict=True)]
-    widths = [max(map(len, column)) for column in zip(header, *table, strict=True)]
-    if sys.stdout and sys.stdout.isatty() and _print_rich(title, header, table, sum(widths) + 3 * len(widths) + 1):
-        return
-    print(title)
-    for line in (header, *table):
-        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
-
-
-def _print_rich(title: str, header: list[str], table: list[list[str]], width: int) -> bool:
-    """Whether rich is there and the terminal is wide enough: numbers must not be broken over lines."""
-    try:
-        from rich.console import Console
-        from rich.table import Table
-    except ImportError:
-        return False
-    console = Console()
-    if console.width < width:
-        return False
-    pretty = Table(*header, title=title)
-    for column in pretty.columns:
-        column.justify, column.no_wrap = "right", True
-    for line in table:
-        pretty.add_row(*line)
-    console.print(pretty)
-    return True
+    print_table(header, table, title=title)
 
 
 def _degrees(angle: float | None) -> float | None:

@@ -1,0 +1,50 @@
+"""What people read: tables, with rich on a terminal and as plain columns elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def print_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None, left: int = 0
+) -> None:
+    """Print a table to stdout, the first `left` columns aligned left and all others right.
+
+    Example:
+        >>> print_table(["name", "N"], [["a", "12"], ["bcdef", "7"]], left=1)
+        name    N
+        a      12
+        bcdef   7
+    """
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    if sys.stdout and sys.stdout.isatty() and print_rich(header, rows, title, left, sum(widths) + 3 * len(widths) + 1):
+        return
+    if title is not None:
+        print(title)
+    for line in (header, *rows):
+        cells = [
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip())
+
+
+def print_rich(header: Sequence[str], rows: Sequence[Sequence[str]], title: str | None, left: int, width: int) -> bool:
+    """Whether rich is there and the terminal is wide enough: numbers must not be broken over lines."""
+    try:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError:
+        return False
+    console = Console()
+    if console.width < width:
+        return False
+    pretty = Table(*header, title=title)
+    for i, column in enumerate(pretty.columns):
+        column.justify, column.no_wrap = "left" if i < left else "right", True
+    for line in rows:
+        pretty.add_row(*map(Text, line))  # Text: brackets in a cell are no markup
+    console.print(pretty)
+    return True

@@ -1,0 +1,102 @@
+"""The flags of a config: one for each field, `--a.b=value` or `--a.b value`, kept as text until they are applied."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import fields
+from types import UnionType
+from typing import Any, get_args
+
+from ..train._groups import group_of, types_of
+from ..train._names import NAMES
+from ..train._values import parse
+from ..train.config import Config, ConfigError, Flag, flags
+
+FOLDERS = ("out", "init_from", "data.root")
+_SWITCH = ("on", "off", "true", "false", "null", "none")  # what turns a whole group on or off
+
+
+class Setting(argparse.Action):
+    """Adds the flag's text to `changes`; `names` are what a shell may complete it with."""
+
+    names: tuple[str, ...] = ()
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
+        namespace.changes = {**namespace.changes, self.option_strings[0][2:]: values}
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Adds all of them, in groups as the config has them; `options.changes` is what :func:`config.apply` takes."""
+    titles = {
+        each.name: f"{each.name}: {each.metadata['help'].partition(';')[0]}"
+        for each in fields(Config)
+        if group_of(each.name)[0] is not None
+    }
+    groups: dict[str, Any] = {}
+    for flag in flags():
+        title = titles.get(flag.key.partition(".")[0], "the training")
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        switch = _is_switch(flag.key)
+        added = groups[title].add_argument(
+            flag.flag,
+            action=Setting,
+            dest="changes",
+            default=argparse.SUPPRESS,
+            metavar=_metavar(flag),
+            nargs="?" if switch else None,
+            const="true" if switch else None,
+            help=flag.help.replace("%", "%%"),
+        )
+        names = NAMES.get(flag.field.metadata.get("names", ""), ())
+        added.names = ("true", "false", *names) if switch else names
+    parser.set_defaults(changes={})
+
+
+def prepared(argv: Sequence[str]) -> list[str]:
+    """`--resume` alone is `--resume=true`, also before a word that is no value of it, as in `--resume opt`."""
+    switches = {flag.flag: flag for flag in flags() if _is_switch(flag.key)}
+    return [
+        f"{word}=true" if word in switches and not _fits(switches[word], following) else word
+        for word, following in zip(argv, [*argv, "--"][1:], strict=True)
+    ]
+
+
+def _fits(flag: Flag, text: str) -> bool:
+    """Whether `text` is a value of the flag."""
+    kind = _type(flag.key)
+    if kind is None:
+        return text in _SWITCH
+    try:
+        parse(flag.key, kind, flag.field.metadata, text)
+    except ConfigError:
+        return False
+    return True
+
+
+def _type(key: str) -> Any:
+    """The type of a flag's field; None for one that turns a group on or off."""
+    prefix, dot, name = key.rpartition(".")
+    group, _ = group_of(prefix or name)
+    if group is None:
+        return types_of(Config)[name]
+    return types_of(group)[name] if dot else None
+
+
+def _kinds(key: str) -> tuple[Any, ...]:
+    kind = _type(key)
+    return get_args(kind) if isinstance(kind, UnionType) else (kind,)
+
+
+def _is_switch(key: str) -> bool:
+    return bool in _kinds(key) or _type(key) is None
+
+
+def _metavar(flag: Flag) -> str:
+    kinds = _kinds(flag.key)
+    if flag.key in FOLDERS:
+        return "DIR"
+    words = {None: "on|off", bool: "true|false", str: "NAME", float: "X", int: "N"}
+    shown = [word for kind, word in words.items() if kind in kinds and not (kind is int and float in kinds)]
+    return "|".join(shown) or ("X,X" if flag.key == "optimizer.betas" else "N,...")

@@ -1,0 +1,76 @@
+"""`hypersphere evaluate RUN`: how good a run is on its test set, or on another split."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from ._output import print_table
+
+MOST_CLASSES = 20  # that are listed, of many the worst
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="the folder of a run, or of one of its checkpoints")
+    parser.add_argument(
+        "--split",
+        choices=("test", "validation", "train"),
+        help="what to evaluate on (default: test, or validation where there is no test)",
+    )
+    parser.add_argument("--data.root", metavar="DIR", dest="root", help="where the data are (default: as in training)")
+    parser.add_argument("--batch_size", metavar="N", help="samples at a time (default: as in training)")
+    parser.add_argument("--device", metavar="NAME", default="auto", help="auto, cpu, cuda, cuda:0, mps (default: auto)")
+    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    parser.set_defaults(error=parser.error)
+
+
+def run(options: argparse.Namespace) -> int:
+    from ..train.config import apply
+    from ..train.run import load_run
+    from ..train.scores import scores
+
+    given = {"data.root": options.root, "data.batch_size": options.batch_size, "device": options.device}
+    try:
+        loaded = load_run(options.run)
+        config = apply(loaded.config, {key: text for key, text in given.items() if text is not None})
+        figures = scores(loaded, options.split, config)
+    except (OSError, ImportError, ValueError) as error:
+        options.error(" ".join(str(error).split()))
+    if options.json:
+        print(json.dumps({"path": str(loaded.path), **figures}, indent=2))
+    else:
+        _print(figures, f"{loaded.config.model.name} on {loaded.config.data.name}")
+    return 0
+
+
+def _print(figures: dict[str, Any], title: str) -> None:
+    where = f"{title}, {figures['split']}, step {figures['step']}"
+    cells = [
+        f"{figures['samples']:,}",
+        _percent(figures["accuracy"]),
+        f"{figures['loss']:.4f}",
+        f"{figures['energy']:.4f}",
+    ]
+    print_table(["samples", "accuracy", "loss", "energy"], [cells], title=where)
+    classes = list(figures["classes"].items())
+    header = "class"
+    if len(classes) > MOST_CLASSES:
+        seen = [(name, each) for name, each in classes if each["samples"]]
+        classes = sorted(seen, key=lambda pair: pair[1]["accuracy"])[:MOST_CLASSES]
+        header = f"the worst {len(classes)} of {len(figures['classes'])} classes"
+    print()
+    rows = [[_shown(name), f"{each['samples']:,}", _percent(each["accuracy"])] for name, each in classes]
+    print_table([header, "samples", "accuracy"], rows, left=1)
+    if figures["energies"]:
+        print()
+        print_table(["layer", "energy"], [[name, f"{x:.4f}"] for name, x in figures["energies"].items()], left=1)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.2%}"
+
+
+def _shown(name: str) -> str:
+    """A name of a class: of text, it may be a line's end."""
+    return name if name.isprintable() and name.strip() else repr(name)

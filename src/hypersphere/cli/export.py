@@ -1,0 +1,58 @@
+"""`hypersphere export RUN [--to FORMAT] [--out FILE]`: a run's merged network for programs without hypersphere."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+ENDINGS = {"onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors"}  # as in train.exporting, which needs torch
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="the folder of a run, or of one of its checkpoints")
+    parser.add_argument("--to", choices=ENDINGS, help="the format (default: by the ending of --out, else onnx)")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        type=Path,
+        help="the file (default: RUN/final/model.onnx or model.pt2 of a finished run)",
+    )
+    parser.add_argument("--embeddings", action="store_true", help="give unit embeddings, not logits")
+    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    parser.set_defaults(error=parser.error)
+
+
+def run(options: argparse.Namespace) -> int:
+    from ..train.exporting import export, format_of
+    from ..train.run import load_run
+
+    try:
+        if options.out is not None:
+            to = format_of(options.out, options.to)
+            if not options.out.absolute().parent.is_dir():
+                raise ValueError(f"--out must be a file in a folder that exists, got {str(options.out)!r}")
+        else:
+            to = options.to or "onnx"
+        loaded = load_run(options.run)
+        out = options.out
+        if out is None:
+            if to == "safetensors" or loaded.source != loaded.path / "final":
+                raise ValueError(f"--out is needed: the file to write, such as model{ENDINGS[to]}")
+            out = loaded.source / f"model{ENDINGS[to]}"
+        difference = export(loaded, out, to, options.embeddings)
+    except (OSError, ImportError, ValueError) as error:
+        options.error(" ".join(str(error).split()))
+    if options.json:
+        print(json.dumps({"path": str(out), "format": to, "step": loaded.step, "difference": difference}, indent=2))
+    else:
+        print(f"wrote {out}{_compared(to, difference)}")
+    return 0
+
+
+def _compared(to: str, difference: float | None) -> str:
+    if to == "safetensors":
+        return ""
+    if difference is None:
+        return " (not compared with the network: pip install onnxruntime)"
+    return f" (differs from the network by {difference:.1e} at most)"

@@ -1,0 +1,226 @@
+"""`hypersphere predict RUN FILE...`: labels, or embeddings, of images, folders of images and arrays."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ._output import print_table
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..train.run import Run
+
+BATCH = 64  # files that are decoded at once
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="the folder of a run, or of one of its checkpoints")
+    parser.add_argument(
+        "files",
+        metavar="FILE",
+        nargs="+",
+        help="images, folders of images, and .npy arrays (N, ...) of samples: uint8 pixels, or normalized numbers",
+    )
+    parser.add_argument("--embeddings", action="store_true", help="give unit embeddings, not labels")
+    parser.add_argument(
+        "--out", metavar="FILE", type=Path, help="write .csv, or .npy: all probabilities, or embeddings"
+    )
+    parser.add_argument("--top", metavar="K", type=_count, help="give the K likeliest labels (default: 1)")
+    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    parser.set_defaults(error=parser.error)
+
+
+def run(options: argparse.Namespace) -> int:
+    _check(options)
+    import torch
+
+    from .._progress import track
+    from ..train.distributed import device_of
+    from ..train.run import load_run
+
+    try:
+        loaded = load_run(options.run)
+        loaded.check_labels()
+        if (options.top or 1) > len(loaded.labels):
+            raise ValueError(f"argument --top: must be at most {len(loaded.labels)}, the classes of the run")
+        loaded.model.to(device_of("auto"))
+        parts = list(_parts(loaded, options.files))
+        names: list[str] = []
+        found: list[Tensor] = []
+        for some, inputs in track(parts, "predict"):
+            try:
+                rows = loaded.embed(inputs) if options.embeddings else loaded.predict(inputs)[1]
+            except (TypeError, ValueError) as error:  # of an image, the message has its name
+                where = "" if isinstance(inputs, list) else f"{some[0]} and on: "
+                raise ValueError(f"{where}{error}") from None
+            names += some
+            found.append(rows.cpu())
+        numbers = torch.cat(found)
+        made = (
+            _embedded(names, numbers) if options.embeddings else _labelled(names, numbers, loaded.labels, options.top)
+        )
+        if options.out is not None:
+            _write(options.out, made, numbers)
+    except (OSError, ImportError, ValueError) as error:
+        options.error(" ".join(str(error).split()))
+    if options.json:
+        print(json.dumps(made, indent=None if options.embeddings else 2))
+    elif options.out is not None:
+        print(f"wrote {options.out}: {len(names)} rows")
+    elif options.embeddings:
+        print(_csv(made), end="")
+    else:
+        rows_of_text = [[_cell(value) for value in row] for row in _columns(made)]
+        print_table(rows_of_text[0], rows_of_text[1:], left=2)
+    return 0
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not int(text):
+        raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {text!r}")
+    return int(text)
+
+
+def _check(options: argparse.Namespace) -> None:
+    """What can be said before anything is read."""
+    out = options.out
+    if out is not None and out.suffix.lower() not in (".csv", ".npy"):
+        options.error(f"argument --out: must end in .csv or .npy, got {str(out)!r}")
+    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
+        options.error(f"argument --out: must be a file in a folder that exists, got {str(out)!r}")
+    if options.top is not None and options.embeddings:
+        options.error("argument --top: goes with labels, not with --embeddings")
+    if options.top is not None and out is not None and out.suffix.lower() == ".npy" and not options.json:
+        options.error("argument --top: goes with a table, .csv or --json; .npy has all probabilities")
+
+
+# ------------------------------------------------------------------------------------------------------- what goes in
+
+
+def _parts(run: Run, files: list[str]) -> Iterator[tuple[list[str], Any]]:
+    """Some samples at a time, with their names: a list of paths of images, or rows of an array."""
+    images: list[str] = []
+    for file in files:
+        if file.lower().endswith(".npy") and not os.path.isdir(file):
+            yield from _batched(images)
+            images = []
+            yield from _rows(run, file)
+            continue
+        if run.facts.kind != "images":
+            raise ValueError(f"{file}: this run takes {run.facts.kind}, which only .npy arrays hold here")
+        if os.path.isdir(file):
+            images += _images_in(file)
+        elif os.path.isfile(file):
+            images.append(file)
+        else:
+            raise ValueError(f"no such file: {file!r}")
+    yield from _batched(images)
+
+
+def _batched(images: list[str]) -> Iterator[tuple[list[str], list[str]]]:
+    for begin in range(0, len(images), BATCH):
+        some = images[begin : begin + BATCH]
+        yield some, some
+
+
+def _images_in(folder: str) -> list[str]:
+    from ..data.image_folder import SUFFIXES
+
+    found = [
+        os.path.join(place, name)
+        for place, _, names in os.walk(folder)
+        for name in names
+        if name.lower().endswith(SUFFIXES) and not name.startswith(".") and os.path.isfile(os.path.join(place, name))
+    ]
+    if not found:
+        raise ValueError(f"{folder!r} holds no image ending in {' '.join(SUFFIXES)}")
+    return sorted(found)
+
+
+def _rows(run: Run, file: str) -> Iterator[tuple[list[str], Any]]:
+    import numpy as np
+
+    if not os.path.isfile(file):  # a pipe would wait for ever
+        raise ValueError(f"no such file: {file!r}")
+    try:
+        array = np.load(file, mmap_mode="r", allow_pickle=False)
+        if not isinstance(array, np.ndarray):
+            raise ValueError("it is an archive of several")
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{file} is no array that can be read: {error}") from None
+    shape, sample = tuple(array.shape), run.facts.shape
+    grey = run.facts.kind == "images" and array.dtype == np.uint8 and array.ndim == 3
+    may_be_one = grey and (shape[2] in (1, 3) or shape[0] == sample[0] == 3)  # image, and not N grey ones
+    if not (grey or array.ndim == len(sample) + 1) or may_be_one or not len(array):
+        raise ValueError(f"{file} must hold samples (N, {', '.join(map(str, sample))}), got {shape}")
+    for begin in range(0, len(array), BATCH):
+        some = array[begin : begin + BATCH]
+        yield [f"{file}[{begin + i}]" for i in range(len(some))], some[:, None] if grey else some
+
+
+# ------------------------------------------------------------------------------------------------------- what comes out
+
+
+def _labelled(names: list[str], probabilities: Tensor, labels: list[str], top: int | None) -> list[dict[str, Any]]:
+    values, places = probabilities.topk(top or 1, dim=1)
+    made: list[dict[str, Any]] = []
+    for name, row, those in zip(names, values.tolist(), places.tolist(), strict=True):
+        best = [{"label": labels[i], "probability": value} for i, value in zip(those, row, strict=True)]
+        made.append({"file": _printable(name), **best[0], **({"top": best} if top is not None else {})})
+    return made
+
+
+def _embedded(names: list[str], embeddings: Tensor) -> list[dict[str, Any]]:
+    rows = zip(names, embeddings.tolist(), strict=True)
+    return [{"file": _printable(name), "embedding": row} for name, row in rows]
+
+
+def _columns(made: list[dict[str, Any]]) -> list[list[Any]]:
+    """Header and rows: a column for everything."""
+    if "embedding" in made[0]:
+        header = ["file", *(f"e{i}" for i in range(len(made[0]["embedding"])))]
+        return [header, *([each["file"], *each["embedding"]] for each in made)]
+    best = [each.get("top", [each]) for each in made]
+    names = ("label", "probability")
+    header = ["file", *names, *(f"{name}{i + 1}" for i in range(1, len(best[0])) for name in names)]
+    return [
+        header,
+        *([each["file"], *(one[n] for one in some for n in names)] for each, some in zip(made, best, strict=True)),
+    ]
+
+
+def _csv(made: list[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    rows = [[f"{value:.9g}" if isinstance(value, float) else value for value in row] for row in _columns(made)]
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _write(path: Path, made: list[dict[str, Any]], numbers: Tensor) -> None:
+    import numpy as np
+
+    from .._files import write_bytes, write_text
+
+    if path.suffix.lower() == ".csv":
+        write_text(path, _csv(made))
+        return
+    data = io.BytesIO()
+    np.save(data, numbers.numpy(), allow_pickle=False)
+    write_bytes(path, data.getvalue())
+
+
+def _printable(name: str) -> str:
+    return name if name.isprintable() else ascii(name)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else _printable(value)

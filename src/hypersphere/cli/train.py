@@ -1,0 +1,174 @@
+"""`hypersphere train [RECIPE] [--config FILE] [--a.b=value ...]`: one training, and the figures it ended with."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any, NoReturn
+
+from .. import recipes
+from ..train import config as configs
+from ..train._names import kind_of_data
+from ..train.config import Config, ConfigError
+from ._output import print_table
+from ._settings import add_settings, prepared
+
+__all__ = ["add_arguments", "prepared", "run"]
+
+TERMINATED = 143  # what a shell reports for SIGTERM
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s [RECIPE] [--config FILE] [--json] [--print_config] [--quiet] [--a.b=value ...]"
+    parser.add_argument(
+        "recipe",
+        metavar="RECIPE",
+        nargs="?",
+        help=f"what to begin with: {', '.join(recipes.names())}, or a file of your own, my.py or my.py:function",
+    )
+    parser.add_argument("--config", metavar="FILE", help="begin with a config in YAML or JSON instead")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON, and nothing else")
+    parser.add_argument("--print_config", action="store_true", help="print the whole config as YAML, and train nothing")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    add_settings(parser)
+    parser.set_defaults(error=parser.error)
+
+
+def run(options: argparse.Namespace) -> int:
+    try:
+        with redirect_stdout(sys.stderr):  # what a recipe's file prints is not our output
+            config = configs.apply(_base(options), options.changes)
+        if options.print_config:
+            if _rank() == 0:
+                configs.print_config(config)
+            return 0
+        config = configs.derive(config, out=_folder(config, options.recipe))
+    except ValueError as error:
+        _fail(options, error, everyone=False)
+    result = _fit(config, options)
+    if _rank() != 0:
+        return 0
+    if options.json:
+        print(json.dumps({**result.summary, "path": str(result.path)}, indent=2))
+    else:
+        _print(result)
+    return 0
+
+
+def _base(options: argparse.Namespace) -> Config:
+    """The config that the flags change."""
+    if options.recipe is not None and options.config is not None:
+        raise ConfigError("give RECIPE or --config, not both")
+    if options.recipe is not None:
+        return recipes.load(options.recipe)
+    if options.config is not None:
+        return configs.load_file(options.config)
+    if options.changes.get("resume") == "true" and "out" in options.changes:
+        begun = Path(options.changes["out"], "config.json")
+        if begun.exists():
+            return configs.load_file(begun)
+    return Config()
+
+
+def _folder(config: Config, recipe: str | None) -> str:
+    """The run's folder: `out`, or a new one in runs/."""
+    if config.out is not None:
+        return config.out
+    if config.resume:
+        raise ConfigError("--resume needs --out, the folder of the run that goes on")
+    if "WORLD_SIZE" in os.environ:
+        raise ConfigError("give --out, so that all processes and restarts share a folder")
+    name = f"{config.model.name}-{config.data.name}"
+    if recipe is not None:
+        file, _, function = recipe.partition(".py")
+        name = f"{Path(file).name}{function.replace(':', '-')}"
+    name = re.sub(r"[^\w.+-]+", "_", name)
+    folder, number = Path("runs", name), 1
+    while folder.exists() or folder.is_symlink():
+        number += 1
+        folder = Path("runs", f"{name}-{number}")
+    return str(folder)
+
+
+def _fit(config: Config, options: argparse.Namespace) -> Any:
+    from ..train import TrainingError, fit
+
+    try:
+        return fit(config, progress=not options.quiet and not options.json)
+    except KeyboardInterrupt:
+        _tell_how_to_resume(config, options)
+        raise
+    except SystemExit as stop:
+        if stop.code == TERMINATED:
+            _tell_how_to_resume(config, options)
+        raise
+    except (ValueError, OSError, TrainingError) as error:
+        _fail(options, error)
+    except TypeError as error:
+        if not _ours(error):  # a mistake in a program, which its author wants to see whole
+            raise
+        _fail(options, error)
+
+
+def _ours(error: BaseException) -> bool:
+    """Whether it was raised by hypersphere itself, as it does for what it cannot take."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] == "hypersphere"
+
+
+def _fail(options: argparse.Namespace, error: BaseException, *, everyone: bool = True) -> NoReturn:
+    """One line on stderr and exit code 2; what all processes find alike is said by the first."""
+    rank = _rank()
+    if rank != 0 and not everyone:
+        raise SystemExit(2)
+    line = " ".join(str(error).split()) or type(error).__name__
+    options.error(f"{line} (process {rank})" if rank else line)
+    raise AssertionError  # error() never returns
+
+
+def _rank() -> int:
+    """The number of this process under torchrun."""
+    text = os.environ.get("RANK", "0") if "WORLD_SIZE" in os.environ else "0"
+    return int(text) if text.isdecimal() else 0
+
+
+def _tell_how_to_resume(config: Config, options: argparse.Namespace) -> None:
+    if _rank() != 0:
+        return
+    if "WORLD_SIZE" in os.environ:
+        print("hypersphere train: to go on, give the same command with --resume", file=sys.stderr)
+        return
+    begun = [options.recipe] if options.recipe is not None else []
+    begun += ["--config", options.config] if options.config is not None else []
+    changes = {**options.changes, "out": config.out, "resume": "true"}
+    words = ["hypersphere", "train", *begun, *(f"--{key}={text}" for key, text in changes.items())]
+    print(f"hypersphere train: to go on: {shlex.join(words)}", file=sys.stderr)
+
+
+def _print(result: Any) -> None:
+    summary = result.summary
+    parameters = summary.get("parameters") or {}
+    cells = {
+        "accuracy": _figure(summary.get("accuracy"), "{:.2%}"),
+        "loss": _figure(summary.get("loss"), "{:.4f}"),
+        "energy": _figure(summary.get("energy"), "{:.4f}"),
+        "parameters trained": _figure(parameters.get("trained"), "{:,}"),
+        "seconds": _figure(summary.get("seconds"), "{:.1f}"),
+    }
+    print_table([*cells], [[*cells.values()]])
+    path = shlex.quote(str(result.path))
+    # What is of another kind than images has no files to predict.
+    more = f"predict {path} FILE..." if kind_of_data(result.config.data.name) == "images" else f"evaluate {path}"
+    print(f"run: {path}\nnext: hypersphere {more}")
+
+
+def _figure(value: Any, form: str) -> str:
+    return "-" if value is None else form.format(value)
