@@ -74,7 +74,7 @@ def fit(config: Config, *, callbacks: Sequence[Callback] = (), progress: bool = 
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
         config = derive(config, resume=True)  # torchrun starts all processes anew where one has died
     with torch.random.fork_rng(), session(config.device) as world:
-        config, found = folder.claim(config, world)
+        found = folder.claim(config, world)
         if found is not None:
             return found
         training = Training(config, world, callbacks, progress)
@@ -164,6 +164,8 @@ class Training:
         self.saved = -1  # the step of the last checkpoint
         self.asked = False  # to stop, by a signal to any process
         resumed = self.resume()
+        if world.speaks:
+            folder.settle(config)
         self.history = Metrics(self.path if world.speaks else None, keep=self.done.lines if resumed else None)
         title = f"{config.model.name} on {config.data.name}"
         self.screen = display.make(title, self.total, self.done.step, enabled=progress and world.speaks)
@@ -244,7 +246,7 @@ class Training:
         ]
         what = f"{phase.name} is {loss}" if not math.isfinite(loss) else "a gradient is not finite"
         where = f", first in the gradient of {bad[0]}" if bad else ""
-        kept = checkpoint.latest(self.path / "checkpoints") if self.path is not None else None
+        kept = checkpoint.latest(self.path / folder.CHECKPOINTS) if self.path is not None else None
         last = f"; the last checkpoint is {kept}" if kept is not None else ""
         raise TrainingError(
             f"step {self.done.step + 1}: {what}{where}{last}; a smaller optimizer.lr or clip=1 may help"
@@ -312,7 +314,7 @@ class Training:
         self.saved = step
         tensors, tree = checkpoint.flatten(self.state())
         state = {"tree": tree, "data": self.sets.facts.to_tree(), "step": step}
-        self.saver.save(self.path / "checkpoints", step, tensors, state, keep=self.config.keep, best=is_best)
+        self.saver.save(self.path / folder.CHECKPOINTS, step, tensors, state, keep=self.config.keep, best=is_best)
 
     def state(self) -> dict[str, Any]:
         """All that the rest of the training depends on."""
@@ -330,7 +332,7 @@ class Training:
         """Takes up the newest whole checkpoint; False if there is none, or none is wanted."""
         if not self.config.resume or self.path is None:
             return False
-        where = self.path / "checkpoints"
+        where = self.path / folder.CHECKPOINTS
         newest = checkpoint.latest(where) if self.world.speaks else None
         name = self.world.told("" if newest is None else newest.name)
         if not name:

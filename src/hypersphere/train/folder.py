@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .engine import Training
 
 FORMAT = 1
-CONFIG, RESULT, FINAL = "config.json", "result.json", "final"
+CONFIG, RESULT, FINAL, CHECKPOINTS = "config.json", "result.json", "final", "checkpoints"
 
 #: what may be another when a run is resumed: none of it changes what is learned
 FREE = ("out", "resume", "keep", "log_every", "checkpoint_every", "device", "data.root", "data.workers", "compile")
@@ -51,47 +51,46 @@ class Result:
     config: Config
 
 
-def claim(config: Config, world: World) -> tuple[Config, Result | None]:
-    """Makes the folder this run's own, or finds it in it; the result if it is finished. ValueError if it is another's.
-
-    Returns:
-        The config to run, and the result of a run that has nothing left to do.
-    """
+def claim(config: Config, world: World) -> Result | None:
+    """Whether the folder can be this run's; its result if it is there and finished. ValueError if it is another's."""
     if config.out is None:
         if config.resume:
             raise ConfigError("resume needs out, the folder of the run to go on with")
-        return config, None
-    path, resumed = Path(config.out), False
-    problem = ""
+        return None
+    path, problem = Path(config.out), ""
     if world.speaks:
         try:
-            resumed = _claim(config, path)
+            _check(config, path)
         except (ValueError, OSError) as error:
             if world.size == 1:
                 raise
             problem = str(error)  # the others must not wait for what will never come
-    problem, _, known = world.told(f"{problem}\0{int(resumed)}").partition("\0")
+    problem = world.told(problem)
     if problem:
         raise ValueError(problem)
-    result = _finished(path, config) if known == "1" else None
-    return config, result
+    return _finished(path, config) if config.resume else None
 
 
-def _claim(config: Config, path: Path) -> bool:
-    """Whether the run was there already."""
+def _check(config: Config, path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise ValueError(f"out must be a folder, got the file {path}")
-    known = path / CONFIG
+    known, checkpoints = path / CONFIG, path / CHECKPOINTS
     if known.exists():
-        if not config.resume:
+        begun = (path / RESULT).exists() or (checkpoints.is_dir() and any(checkpoints.iterdir()))
+        if begun and not config.resume:  # a run that failed before its first checkpoint has nothing to lose
             raise ValueError(f"out={path} holds a run already: resume=true goes on with it, or choose another folder")
-        _check_same(load_file(known), config, path)
-    elif path.is_dir() and any(each.name != ".gitkeep" for each in path.iterdir()):
+        if begun:
+            _check_same(load_file(known), config, path)
+    elif path.is_dir() and any(path.iterdir()):
         raise ValueError(f"out={path} holds other files and no run: choose another folder")
-    path.mkdir(parents=True, exist_ok=True)
-    there = known.exists()
-    write_text(known, to_json(derive(config, resume=False)))
-    return there
+
+
+def settle(config: Config) -> None:
+    """Makes the folder the run's own, once all that can fail at the start has not."""
+    if config.out is not None:
+        path = Path(config.out)
+        path.mkdir(parents=True, exist_ok=True)
+        write_text(path / CONFIG, to_json(derive(config, resume=False)))
 
 
 def _check_same(old: Config, new: Config, path: Path) -> None:
