@@ -54,4 +54,6 @@ def _kind(tensor: Tensor) -> bytes:
 
 
 def _bytes(tensor: Tensor) -> Any:
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+    dense = tensor.detach().cpu().contiguous()
+    # not flatten(): a single number may have any stride, and then is no bytes
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy().data

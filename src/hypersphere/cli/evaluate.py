@@ -6,13 +6,14 @@ import argparse
 import json
 from typing import Any
 
+from . import _loading
 from ._output import print_table
 
 MOST_CLASSES = 20  # that are listed, of many the worst
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="the folder of a run, or of one of its checkpoints")
+    _loading.add_run(parser)
     parser.add_argument(
         "--split",
         choices=("test", "validation", "train"),
@@ -27,12 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from ..train.config import apply
-    from ..train.run import load_run
     from ..train.scores import scores
 
     given = {"data.root": options.root, "data.batch_size": options.batch_size, "device": options.device}
     try:
-        loaded = load_run(options.run)
+        loaded = _loading.loaded(options)
         config = apply(loaded.config, {key: text for key, text in given.items() if text is not None})
         figures = scores(loaded, options.split, config)
     except (OSError, ImportError, ValueError) as error:

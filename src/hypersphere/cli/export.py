@@ -6,11 +6,13 @@ import argparse
 import json
 from pathlib import Path
 
+from . import _loading
+
 ENDINGS = {"onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors"}  # as in train.exporting, which needs torch
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="the folder of a run, or of one of its checkpoints")
+    _loading.add_run(parser)
     parser.add_argument("--to", choices=ENDINGS, help="the format (default: by the ending of --out, else onnx)")
     parser.add_argument(
         "--out",
@@ -25,7 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from ..train.exporting import export, format_of
-    from ..train.run import load_run
 
     try:
         if options.out is not None:
@@ -34,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
                 raise ValueError(f"--out must be a file in a folder that exists, got {str(options.out)!r}")
         else:
             to = options.to or "onnx"
-        loaded = load_run(options.run)
+        loaded = _loading.loaded(options)
         out = options.out
         if out is None:
             if to == "safetensors" or loaded.source != loaded.path / "final":

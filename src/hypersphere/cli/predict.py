@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import _loading
 from ._output import print_table
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ BATCH = 64  # files that are decoded at once
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="the folder of a run, or of one of its checkpoints")
+    _loading.add_run(parser)
     parser.add_argument(
         "files",
         metavar="FILE",
@@ -45,10 +46,9 @@ def run(options: argparse.Namespace) -> int:
 
     from .._progress import track
     from ..train.distributed import device_of
-    from ..train.run import load_run
 
     try:
-        loaded = load_run(options.run)
+        loaded = _loading.loaded(options)
         loaded.check_labels()
         if (options.top or 1) > len(loaded.labels):
             raise ValueError(f"argument --top: must be at most {len(loaded.labels)}, the classes of the run")

@@ -60,6 +60,7 @@ def _parts(folder: Path) -> Iterator[tuple[Path, list[str]]]:
         "final/model.json": _read_json,
         "final/model.safetensors": _check_tensors,
         "final/head.safetensors": _check_tensors,
+        "final/discriminator.safetensors": _check_tensors,
     }
     for name, check in checks.items():
         path = folder / name

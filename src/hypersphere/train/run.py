@@ -23,7 +23,7 @@ from ._values import shown
 from .config import Config, load_file
 from .folder import CONFIG, FINAL, FORMAT, RESULT
 from .inputs import DTYPES, KINDS, Preprocess
-from .sets import Facts, _augmentations
+from .sets import Facts, augmentations
 
 BATCH = 256  # samples that a network sees at once
 
@@ -197,7 +197,7 @@ def _run(path: Path, source: Path, config: Config, facts: Facts, model: nn.Modul
         noise = Facts("other", (int(model.latent),), "float32", [])  # type: ignore[arg-type]
         return Run(model, Preprocess(noise, as_stored), [], config, path, source, step, facts)
     whole = model if model.head is not None else model.network
-    preprocess = Preprocess(facts, _augmentations(config.data)[1])
+    preprocess = Preprocess(facts, augmentations(config.data)[1])
     return Run(whole, preprocess, list(facts.classes), config, path, source, step, facts)
 
 

@@ -135,7 +135,7 @@ def load(data: Data, seed: int) -> Sets:
             f"data.name={data.name}: {data.root or 'the data'} has no split test; data.validation=0.2 holds out a fifth"
         )
     classes = _classes(data.name, train, test)
-    augment, eval_augment = _augmentations(data)
+    augment, eval_augment = augmentations(data)
     probe, _ = next(datasets.batches(train, 1, augment=eval_augment, shuffle=False))
     stored = getattr(train, "inputs", None)
     dtype = str((train[0][0] if stored is None else stored).dtype).removeprefix("torch.")
@@ -176,7 +176,7 @@ def _classes(name: str, train: Any, test: Any) -> list[str]:
     return [str(each) for each in named]
 
 
-def _augmentations(data: Data) -> tuple[Augmentation, Augmentation]:
+def augmentations(data: Data) -> tuple[Augmentation, Augmentation]:
     """For training and for testing: the latter by its name with .eval, else the plain one."""
     twin = f"{data.augment}.eval"
     both = resolve(data.augment), resolve(twin if twin in AUGMENTATIONS else None)
