@@ -23,6 +23,8 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # a full disk names no file
+            raise OSError(error.errno, error.strerror, str(target)) from None
         raise

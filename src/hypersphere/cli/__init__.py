@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from difflib import get_close_matches
@@ -71,7 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         try:
-            code = _main(sys.argv[1:] if argv is None else argv)
+            with warnings.catch_warnings():
+                warnings.showwarning = _warn
+                code = _main(sys.argv[1:] if argv is None else argv)
         except SystemExit as stop:  # argparse's way out
             code = stop.code if isinstance(stop.code, int) else 0
         if sys.stdout is not None:
@@ -86,6 +89,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         _give_up_stdout()
         print(f"hypersphere: {error}", file=sys.stderr)
         return 2
+
+
+def _warn(message: Warning | str, *_: object, **__: object) -> None:
+    """A line without the place in our own code that it comes from."""
+    print(f"hypersphere: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def _give_up_stdout() -> None:

@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({**result.summary, "path": str(result.path)}, indent=2))
     else:
-        _print(result)
+        _print(result, options.recipe)
     return 0
 
 
@@ -110,6 +110,10 @@ def _fit(config: Config, options: argparse.Namespace) -> Any:
         raise
     except (ValueError, OSError, TrainingError) as error:
         _fail(options, error)
+    except RuntimeError as error:
+        if "WORLD_SIZE" in os.environ and re.search("gloo|nccl|connection|timed out", str(error), re.IGNORECASE):
+            _fail(options, ValueError(f"another process is gone: {error}"))
+        raise
     except TypeError as error:
         if not _ours(error):  # a mistake in a program, which its author wants to see whole
             raise
@@ -153,7 +157,7 @@ def _tell_how_to_resume(config: Config, options: argparse.Namespace) -> None:
     print(f"hypersphere train: to go on: {shlex.join(words)}", file=sys.stderr)
 
 
-def _print(result: Any) -> None:
+def _print(result: Any, recipe: str | None) -> None:
     summary = result.summary
     parameters = summary.get("parameters") or {}
     cells = {
@@ -165,9 +169,16 @@ def _print(result: Any) -> None:
     }
     print_table([*cells], [[*cells.values()]])
     path = shlex.quote(str(result.path))
+    print(f"run: {path}\nnext: hypersphere {_next(result.config, path, recipe)}")
+
+
+def _next(config: Config, path: str, recipe: str | None) -> str:
+    """What people do with such a run."""
+    own = f" --recipe {shlex.quote(recipe)}" if recipe is not None and recipe not in recipes.RECIPES else ""
+    if config.model.name.startswith("generator"):
+        return f"export {path}{own}"
     # What is of another kind than images has no files to predict.
-    more = f"predict {path} FILE..." if kind_of_data(result.config.data.name) == "images" else f"evaluate {path}"
-    print(f"run: {path}\nnext: hypersphere {more}")
+    return f"predict {path} FILE...{own}" if kind_of_data(config.data.name) == "images" else f"evaluate {path}{own}"
 
 
 def _figure(value: Any, form: str) -> str:

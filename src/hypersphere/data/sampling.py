@@ -7,6 +7,7 @@ and ``.subset(indices)``. What is random comes from :mod:`hypersphere.data._rand
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -89,10 +90,20 @@ def batches(
         batch_size=None,
         sampler=range(start, count),
         num_workers=workers,
+        worker_init_fn=_leave_signals_to_the_parent if workers else None,
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator().manual_seed(0),
     )
     return iter(loader)
+
+
+def _leave_signals_to_the_parent(worker: int) -> None:
+    """Ctrl-C and a batch system's SIGTERM reach all processes, and a worker's death would be taken for an accident.
+
+    The second SIGTERM is the parent's own, which ends its workers so where nothing else does.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def num_batches(dataset: Dataset[Any], batch_size: int, world_size: int = 1) -> int:

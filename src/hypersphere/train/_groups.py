@@ -167,7 +167,7 @@ class Config(Group):
     out: str | None = setting(None, "the run's folder")
     resume: bool = setting(False, "go on where the run in that folder stopped")
     init_from: str | None = setting(None, "begin with the weights of another run")
-    eval_every: int | None = setting(None, "steps between evaluations; null: an epoch", low=1)
+    eval_every: int | None = setting(None, "steps between evaluations; null: an epoch (10 steps of a graph)", low=1)
     checkpoint_every: int | None = setting(None, "steps between checkpoints; null: at each evaluation", low=1)
     keep: int = setting(2, "last checkpoints that stay, beside the best", low=1)
     log_every: int = setting(50, "steps between lines of metrics", low=1)

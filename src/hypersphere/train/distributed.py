@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 # Short on the CPU: with the default of half an hour the others hang where one process is killed.
@@ -82,6 +84,27 @@ def device_of(name: str) -> torch.device:
     return torch.device(kind)
 
 
+def restarts() -> int:
+    """How often torchrun has started the processes anew."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+
+
+_groups = count()  # of this process
+
+
+def _begin(place: torch.device) -> None:
+    """Makes the group of processes, which finds itself by a name of its own in torchrun's store.
+
+    That store outlives a group: under the same names another would find the addresses of the one before.
+    """
+    backend = "nccl" if place.type == "cuda" else "gloo"
+    options: dict[str, Any] = {"device_id": place} if place.type == "cuda" else {}
+    patience = _PATIENCE[backend]
+    store, rank, size = next(rendezvous("env://", timeout=patience))
+    own = PrefixStore(f"hypersphere {restarts()}.{next(_groups)}", store)
+    dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=patience, **options)
+
+
 @contextmanager
 def session(device: str) -> Iterator[World]:
     """This process's place: alone, or of a group that torchrun has started."""
@@ -89,9 +112,7 @@ def session(device: str) -> Iterator[World]:
     begun = dist.is_initialized()
     if begun or int(os.environ.get("WORLD_SIZE", 1)) > 1:
         if not begun:
-            backend = "nccl" if place.type == "cuda" else "gloo"
-            options: dict[str, Any] = {"device_id": place} if place.type == "cuda" else {}
-            dist.init_process_group(backend, timeout=_PATIENCE[backend], **options)
+            _begin(place)
         world = World(place, dist.get_rank(), dist.get_world_size())
     else:
         world = World(place)

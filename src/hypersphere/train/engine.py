@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,14 @@ from .._draws import stable_hash
 from . import checkpoint, display, folder, tasks
 from . import sets as data_sets
 from .config import Config, derive
-from .distributed import World, session
+from .distributed import World, restarts, session
 from .folder import Result
 from .interruption import Interruptions
 from .metrics import Metrics
 from .precision import Precision
 from .schedule import Schedule, set_rate
+
+GRAPH_EVERY = 10  # steps between evaluations of a graph, whose epoch is a single step
 
 Callback = Callable[[nn.Module, int, dict[str, Any]], object]
 
@@ -44,6 +46,7 @@ class Progress:
     samples: int = 0
     loss: list[float] = field(default_factory=lambda: [0.0, 0.0])  # sum of losses and steps since the last line
     round: list[float] = field(default_factory=lambda: [0.0, 0.0])  # the same since the schedule last looked
+    figures: dict[str, float] = field(default_factory=dict)  # of the last evaluation
     best: dict[str, Any] | None = None  # the evaluation that was the best on validation
     waited: int = 0  # evaluations since then
 
@@ -71,7 +74,7 @@ def fit(config: Config, *, callbacks: Sequence[Callback] = (), progress: bool = 
     """
     if not isinstance(config, Config):
         raise TypeError(f"config must be a hypersphere.train.Config, got {type(config).__name__}")
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
+    if restarts() and config.out is not None:
         config = derive(config, resume=True)  # torchrun starts all processes anew where one has died
     with torch.random.fork_rng(), session(config.device) as world:
         found = folder.claim(config, world)
@@ -80,18 +83,18 @@ def fit(config: Config, *, callbacks: Sequence[Callback] = (), progress: bool = 
         training = Training(config, world, callbacks, progress)
         with training.screen, training.interruptions:
             try:
-                _train(training)
-                return training.finish()
+                with closing(data_sets.steps(training.sets, config, training.done.step, world)) as source:
+                    _train(training, source)
+                result = training.finish()
             finally:
                 training.close()
+            training.interruptions.follow()  # what came too late to stop it, for whoever called
+            return result
 
 
-def _train(t: Training) -> None:
+def _train(t: Training, source: Iterator[list[data_sets.Batch]]) -> None:
     """The loop. A step is some batches, forward and backward; each phase then updates what it learns."""
     config, task, precision = t.config, t.task, t.precision
-    source = data_sets.steps(
-        t.sets, config.data, config.accumulate, config.seed, t.done.step, t.world.rank, t.world.size
-    )
     while True:
         if t.evaluation_is_due:
             t.evaluate()
@@ -146,11 +149,13 @@ class Training:
             )
         self.sets = data_sets.load(config.data, config.seed)
         torch.manual_seed(config.seed)
-        start = None if config.init_from is None else folder.start(config.init_from)
+        self.path = None if config.out is None else Path(config.out)
+        newest = self.newest()
+        start = None if config.init_from is None or newest is not None else folder.start(config.init_from)
         self.task = tasks.make(config, self.sets, world, start)
         self.epoch = data_sets.steps_per_epoch(self.sets, config.data, config.accumulate)
         self.total = config.steps if config.steps is not None else (config.epochs or 0) * self.epoch
-        self.eval_every = config.eval_every or self.epoch
+        self.eval_every = config.eval_every or (GRAPH_EVERY if self.sets.facts.kind == "graph" else self.epoch)
         rotation = config.rotation
         sampled = rotation is not None and rotation.sample is not None
         self.round = (rotation.inner or tasks.INNER) if rotation is not None and sampled else self.eval_every
@@ -159,19 +164,19 @@ class Training:
         self.done = Progress()
         self.best_weights: dict[str, Any] | None = None
         self.stopped = False  # by patience
-        self.path = None if config.out is None else Path(config.out)
         self.saver, self.interruptions = checkpoint.Saver(), Interruptions()
-        self.saved = -1  # the step of the last checkpoint
+        self.saved = (0, 0)  # the step of the last checkpoint, and that of the last evaluation it knows of
         self.asked = False  # to stop, by a signal to any process
-        resumed = self.resume()
+        if newest is not None:
+            self.resume(newest)
         if world.speaks:
             folder.settle(config)
-        self.history = Metrics(self.path if world.speaks else None, keep=self.done.lines if resumed else None)
+        self.history = Metrics(self.path if world.speaks else None, keep=self.done.lines if newest else None)
         title = f"{config.model.name} on {config.data.name}"
         self.screen = display.make(title, self.total, self.done.step, enabled=progress and world.speaks)
         self.clock = self.window = time.perf_counter()
         self.window_samples = 0
-        if resumed:
+        if newest is not None:
             self.screen.note(f"resumed at step {self.done.step} of {self.total}")
         else:
             self.line({"split": "train", "energies": self.task.energies()})
@@ -190,7 +195,7 @@ class Training:
     @property
     def checkpoint_is_due(self) -> bool:
         every = self.config.checkpoint_every
-        return every is not None and self.done.step > self.saved and self.done.step % every == 0 and self.done.step > 0
+        return every is not None and self.done.step > self.saved[0] and self.done.step % every == 0
 
     # ------------------------------------------------------------------------------------------- between the steps
 
@@ -233,7 +238,8 @@ class Training:
         self.asked = True
         self.save()
         self.saver.wait()
-        self.interruptions.follow(self.interruptions.signal or signal.SIGTERM)
+        self.interruptions.signal = self.interruptions.signal or signal.SIGTERM  # another process was asked
+        self.interruptions.follow()
 
     def check_finite(self, phase: tasks.Phase, loss: float, norm: float) -> None:
         """Raises TrainingError before a step that would spoil the weights."""
@@ -246,6 +252,7 @@ class Training:
         ]
         what = f"{phase.name} is {loss}" if not math.isfinite(loss) else "a gradient is not finite"
         where = f", first in the gradient of {bad[0]}" if bad else ""
+        self.saver.wait()
         kept = checkpoint.latest(self.path / folder.CHECKPOINTS) if self.path is not None else None
         last = f"; the last checkpoint is {kept}" if kept is not None else ""
         raise TrainingError(
@@ -260,7 +267,7 @@ class Training:
         if figures is None:
             self._stop()
         assert figures is not None
-        self.done.evaluated = self.done.step
+        self.done.evaluated, self.done.figures = self.done.step, figures
         self.line({"split": self.sets.judge, **figures, "energies": self.task.energies()})
         self.window, self.window_samples = time.perf_counter(), 0
         if self.sets.judge == "validation" and "accuracy" in figures:
@@ -309,9 +316,10 @@ class Training:
         step, every = self.done.step, self.config.checkpoint_every
         is_best = self.done.best is not None and self.done.best["step"] == step
         due = every is None or step % every == 0 or is_best or self.asked or self.is_over
-        if self.path is None or not self.world.speaks or not due or step == self.saved or not step:
+        place = step, self.done.evaluated
+        if self.path is None or not self.world.speaks or not due or place == self.saved:
             return
-        self.saved = step
+        self.saved = place
         tensors, tree = checkpoint.flatten(self.state())
         state = {"tree": tree, "data": self.sets.facts.to_tree(), "step": step}
         self.saver.save(self.path / folder.CHECKPOINTS, step, tensors, state, keep=self.config.keep, best=is_best)
@@ -328,28 +336,29 @@ class Training:
             "progress": progress,
         }
 
-    def resume(self) -> bool:
-        """Takes up the newest whole checkpoint; False if there is none, or none is wanted."""
+    def newest(self) -> Path | None:
+        """The checkpoint to go on from, the newest whole one; None if there is none, or none is wanted."""
         if not self.config.resume or self.path is None:
-            return False
+            return None
         where = self.path / folder.CHECKPOINTS
-        newest = checkpoint.latest(where) if self.world.speaks else None
-        name = self.world.told("" if newest is None else newest.name)
-        if not name:
-            return False
-        tensors, state = checkpoint.load(where / name)
+        found = checkpoint.latest(where) if self.world.speaks else None
+        name = self.world.told("" if found is None else found.name)
+        return where / name if name else None
+
+    def resume(self, newest: Path) -> None:
+        """Takes up a checkpoint."""
+        tensors, state = checkpoint.load(newest)
         if state.get("data") != self.sets.facts.to_tree():
-            raise ValueError(f"{where / name} is of data with another shape or other classes")
+            raise ValueError(f"{newest} is of data with another shape or other classes")
         try:
             self._take(checkpoint.unflatten(tensors, state["tree"]))
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             what = " ".join(str(error).split())[:200]
-            raise ValueError(f"{where / name} is not of this config: {what}") from None
+            raise ValueError(f"{newest} is not of this config: {what}") from None
         if self.done.best is not None:
-            self._load_best(where)
+            self._load_best(newest.parent)
         patience = self.config.patience
         self.stopped = patience is not None and self.done.waited >= patience
-        return True
 
     def _take(self, nested: dict[str, Any]) -> None:
         """What :meth:`state` gave."""
@@ -361,7 +370,7 @@ class Training:
         self.schedule.load_state_dict(nested["schedule"])
         self.precision.load_state_dict(nested["precision"])
         self.done = Progress(**nested["progress"])
-        self.saved = self.done.step
+        self.saved = self.done.step, self.done.evaluated
 
     def _load(self, nested: dict[str, Any]) -> None:
         for name, module in self.task.modules.items():
@@ -381,17 +390,14 @@ class Training:
         """The final figures and files; with a validation split, of the weights that were the best there."""
         if self.best_weights is not None:
             self._load(self.best_weights)
-        if self.best_weights is not None or (self.sets.judge == "validation" and self.sets.test is not None):
-            self._eval_mode(True)
-        judged = next((each for each in reversed(self.history.lines) if each["split"] == self.sets.judge), None)
-        if self.sets.judge == "validation" and self.sets.test is not None:
-            figures = self.task.evaluate("test")
-            assert figures is not None
-            self.line({"split": "test", **figures, "energies": self.task.energies()})
+        self._eval_mode(True)
+        energies = self.task.energies()
+        split, figures = self.sets.judge, self.done.best or self.done.figures
+        if split == "validation" and self.sets.test is not None:
+            split, figures = "test", self.task.evaluate("test") or {}
+            self.line({"split": split, **figures, "energies": energies})
         self.saver.wait()
-        validation = self.done.best if self.sets.judge == "validation" else None
-        final = judged if self.sets.judge == "test" or self.sets.test is None else self.history.lines[-1]
-        return folder.finish(self, final or {}, validation)
+        return folder.finish(self, {**figures, "split": split, "energies": energies})
 
     def close(self) -> None:
         """The last checkpoint is on disk, the files are closed."""

@@ -81,7 +81,7 @@ def _check(config: Config, path: Path) -> None:
             raise ValueError(f"out={path} holds a run already: resume=true goes on with it, or choose another folder")
         if begun:
             _check_same(load_file(known), config, path)
-    elif path.is_dir() and any(path.iterdir()):
+    elif path.is_dir() and any(not each.name.endswith(".tmp") for each in path.iterdir()):
         raise ValueError(f"out={path} holds other files and no run: choose another folder")
 
 
@@ -133,23 +133,20 @@ def start(path: str) -> nn.Module:
         raise ValueError(f"init_from: {error}") from None
 
 
-def finish(training: Training, final: dict[str, Any], validation: dict[str, Any] | None) -> Result:
+def finish(training: Training, final: dict[str, Any]) -> Result:
     """Writes final/ and, last of all, result.json."""
     config, task, sets = training.config, training.task, training.sets
     modules = {name: _merged(module) for name, module in task.modules.items()}
     seconds = training.seconds()
-    energies = final.get("energies", {})
-    done = training.done
+    energies, done, best = final["energies"], training.done, training.done.best
     summary = {
         "format": FORMAT,
-        "accuracy": final.get("accuracy"),
-        "loss": final.get("loss"),
-        "split": final.get("split"),
-        "step": done.step,
-        "best_step": None if validation is None else validation["step"],
-        "validation": validation,
+        "accuracy": None,
+        **final,
         "energy": sum(energies.values()),
-        "energies": energies,
+        "step": done.step,
+        "best_step": None if best is None else best["step"],
+        "validation": best,
         "parameters": {"trained": sum(count_parameters(m)["total"] for m in task.modules.values())}
         | {"total": sum(p.numel() for module in modules.values() for p in module.parameters())},
         "seconds": round(seconds, 3),

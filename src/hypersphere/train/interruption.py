@@ -36,6 +36,7 @@ class Interruptions:
     def __exit__(self, *_: object) -> None:
         self._restore()
 
-    def follow(self, number: int) -> None:
-        """Out of the training: KeyboardInterrupt, or SystemExit with the code a shell gives SIGTERM."""
-        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+    def follow(self) -> None:
+        """What the signal that was noted asks for: KeyboardInterrupt, or SystemExit with a shell's code for SIGTERM."""
+        if self.signal is not None:
+            raise KeyboardInterrupt if self.signal == signal.SIGINT else SystemExit(128 + self.signal)

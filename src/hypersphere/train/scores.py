@@ -9,7 +9,7 @@ import torch
 from ..data import Graph
 from . import building
 from .config import Config
-from .distributed import device_of
+from .distributed import World, device_of
 from .run import Run
 from .sets import Sets, evaluation, load, mask_of
 
@@ -71,7 +71,8 @@ def _batches(sets: Sets, split: str, config: Config) -> Any:
     whole = sets.split(split)
     if isinstance(whole, Graph):
         return [(whole.features, torch.where(mask_of(whole, split), whole.labels, -100), whole.adjacency)]
-    return ((inputs, labels, None) for inputs, labels in evaluation(sets, split, config.data, 0, 1))
+    alone = World(torch.device("cpu"))
+    return ((batch.inputs, batch.labels, None) for batch in evaluation(sets, split, config.data, alone))
 
 
 def _check_same(run: Run, sets: Sets) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -17,7 +17,8 @@ from .._tensors import hash_of
 from ..data import Graph
 from ..data.augment import AUGMENTATIONS, Augmentation, Compose, Resize, resolve
 from ..data.sampling import bounds, num_batches
-from .config import Data
+from .config import Config, Data
+from .distributed import World
 
 CONTEXT = 128  # characters of a window of text
 
@@ -53,20 +54,21 @@ class Facts:
 
 @dataclass(frozen=True)
 class Batch:
-    """A part of a step on this process; `share` is what its mean loss counts in the mean of all processes."""
+    """What this process has of a batch; `share` is what its mean loss counts in the mean over all processes."""
 
     inputs: Tensor
     labels: Tensor
-    share: float
-    offset: int  # where it begins in the batch of all processes
-    total: int  # samples of that batch
+    share: float = 1.0
+    number: int = 0  # of the batch, in its step or in an evaluation
+    offset: int = 0  # where this part begins in the batch of all processes
+    total: int = 0  # samples of that batch
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def to(self, device: torch.device) -> Batch:
         inputs, labels = (each.to(device, non_blocking=True) for each in (self.inputs, self.labels))
-        return Batch(inputs, labels, self.share, self.offset, self.total)
+        return replace(self, inputs=inputs, labels=labels)
 
 
 @dataclass(frozen=True)
@@ -212,47 +214,48 @@ def steps_per_epoch(sets: Sets, data: Data, accumulate: int) -> int:
     return -(-num_batches(sets.train, data.batch_size) // accumulate)
 
 
-def steps(
-    sets: Sets, data: Data, accumulate: int, seed: int, start: int, rank: int, size: int
-) -> Iterator[list[Batch]]:
+def steps(sets: Sets, config: Config, start: int, world: World) -> Generator[list[Batch], None, None]:
     """The batches of every step from `start` on, without end: a pure function of its arguments."""
+    data, accumulate = config.data, config.accumulate
     if isinstance(sets.train, Graph):
         graph = sets.train
-        whole = Batch(graph.features, graph.labels, 1.0, 0, len(graph.labels))
         while True:
-            yield [whole]
-    each, count = data.batch_size // size, num_batches(sets.train, data.batch_size // size, size)
-    length = len(sets.train)
+            yield [Batch(graph.features, graph.labels, total=len(graph.labels))]
+    length, each = len(sets.train), data.batch_size // world.size
+    count = num_batches(sets.train, each, world.size)
     epoch, place = divmod(start, steps_per_epoch(sets, data, accumulate))
+    options: dict[str, Any] = {"rank": world.rank, "world_size": world.size, "workers": data.workers}
     while True:
         first = place * accumulate
-        options: dict[str, Any] = {"rank": rank, "world_size": size, "workers": data.workers, "augment": sets.augment}
-        source = datasets.batches(sets.train, each, seed=seed, epoch=epoch, start=first, **options)
+        source = datasets.batches(
+            sets.train, each, seed=config.seed, epoch=epoch, start=first, augment=sets.augment, **options
+        )
         for begin in range(first, count, accumulate):
-            places = [bounds(length, data.batch_size, size, i) for i in range(begin, min(begin + accumulate, count))]
+            numbers = range(begin, min(begin + accumulate, count))
+            places = [bounds(length, data.batch_size, world.size, i) for i in numbers]
             total = sum(high - low for low, high in places)
-            step = []
-            for low, high in places:
-                inputs, labels = next(source)
-                share = len(labels) * size / total
-                more = (high - low) % size
-                offset = rank * ((high - low) // size) + min(rank, more)
-                step.append(Batch(inputs, labels, share, offset, high - low))
-            yield step
+            yield [_part(next(source), high - low, number, world, total) for number, (low, high) in enumerate(places)]
         epoch, place = epoch + 1, 0
 
 
-def evaluation(sets: Sets, split: str, data: Data, rank: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+def evaluation(sets: Sets, split: str, data: Data, world: World) -> Iterator[Batch]:
     """This process's part of a split, in order and without chance."""
     whole = sets.split(split)
-    if len(whole) < size:  # too few to share: the first process takes all
-        return iter(()) if rank else _evaluated(whole, data, sets.eval_augment, 0, 1)
-    return _evaluated(whole, data, sets.eval_augment, rank, size)
+    if len(whole) < world.size:  # too few to share: the first process takes all
+        if world.rank:
+            return
+        world = replace(world, size=1)
+    each = max(1, data.batch_size // world.size)
+    options: dict[str, Any] = {"rank": world.rank, "world_size": world.size, "workers": data.workers}
+    source = datasets.batches(whole, each, shuffle=False, augment=sets.eval_augment, **options)
+    for number, pair in enumerate(source):
+        low, high = bounds(len(whole), each * world.size, world.size, number)
+        yield _part(pair, high - low, number, world, high - low)
 
 
-def _evaluated(
-    split: Any, data: Data, augment: Callable[..., Tensor], rank: int, size: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    each = max(1, data.batch_size // size)
-    options: dict[str, Any] = {"shuffle": False, "rank": rank, "world_size": size, "workers": data.workers}
-    return datasets.batches(split, each, augment=augment, **options)
+def _part(pair: tuple[Tensor, Tensor], length: int, number: int, world: World, total: int) -> Batch:
+    """This process's part of a batch of `length` samples in a step of `total`."""
+    each, more = divmod(length, world.size)
+    inputs, labels = pair
+    share = len(labels) * world.size / total
+    return Batch(inputs, labels, share, number, world.rank * each + min(world.rank, more), length)

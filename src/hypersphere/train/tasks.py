@@ -128,24 +128,24 @@ class Classification(Task):
     @torch.no_grad()
     def count_correct(self, batch: Batch) -> tuple[int, int]:
         assert self.given is not None
-        return _correct(self.model, self.given, batch.inputs, batch.labels)
+        return _correct(self.model, self.given, batch)
 
     @torch.no_grad()
     def evaluate(self, split: str, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
         loss = correct = count = 0.0
-        for inputs, labels in evaluation(self.sets, split, self.config.data, self.world.rank, self.world.size):
+        for batch in evaluation(self.sets, split, self.config.data, self.world):
             if interrupted():
                 return None
-            inputs, labels = inputs.to(self.world.device), labels.to(self.world.device)
-            value, given = self.model(inputs, labels)
-            right, of = _correct(self.model, given, inputs, labels)
+            batch = batch.to(self.world.device)
+            value, given = self.model(batch.inputs, batch.labels)
+            right, of = _correct(self.model, given, batch)
             loss, correct, count = loss + float(value) * of, correct + right, count + of
         loss, correct, count = self.world.sums(loss, correct, count)
         return {"loss": loss / count, "accuracy": correct / count}
 
 
-def _correct(model: building.Classifier, given: Tensor, inputs: Tensor, labels: Tensor) -> tuple[int, int]:
-    targets = building.targets_of(inputs, labels, given)
+def _correct(model: building.Classifier, given: Tensor, batch: Batch) -> tuple[int, int]:
+    targets = building.targets_of(batch.inputs, batch.labels, given)
     right = model.logits(given.float()).argmax(-1) == targets
     return int(right.sum()), right.numel()
 
@@ -181,7 +181,7 @@ class NodeClassification(Classification):
     @torch.no_grad()
     def evaluate(self, split: str, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
         graph: Graph = self.sets.train
-        batch = Batch(graph.features, graph.labels, 1.0, 0, len(graph.labels)).to(self.world.device)
+        batch = Batch(graph.features, graph.labels).to(self.world.device)
         loss, given = self.model(batch.inputs, self._labels(split, batch), self.edges)
         right, of = self._correct(split, batch, given)
         return {"loss": float(loss), "accuracy": right / of}
@@ -218,8 +218,11 @@ class Adversarial(Task):
         return building.energies(self.discriminator, None, self.config.energy)
 
     def noise(self, name: str, number: int, batch: Batch) -> Tensor:
+        """Of a batch of all processes one draw, of which this one takes its part."""
         latent: int = self.generator.latent  # type: ignore[assignment]
-        whole = torch.randn(batch.total, latent, generator=generator(self.config.seed, name, number))
+        whole = torch.randn(
+            batch.total, latent, generator=generator(self.config.seed, f"{name} {batch.number}", number)
+        )
         return whole[batch.offset : batch.offset + len(batch)].to(self.world.device)
 
     def discriminator_loss(self, batch: Batch) -> Tensor:
@@ -238,13 +241,12 @@ class Adversarial(Task):
     def evaluate(self, split: str, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
         names = ("loss", "discriminator_loss", "generator_loss", "told_apart")
         sums, count = [0.0] * len(names), 0
-        parts = evaluation(self.sets, split, self.config.data, self.world.rank, self.world.size)
-        for number, (inputs, _) in enumerate(parts):
+        for batch in evaluation(self.sets, split, self.config.data, self.world):
             if interrupted():
                 return None
-            batch = Batch(inputs, inputs, 1.0, 0, len(inputs)).to(self.world.device)
+            batch = batch.to(self.world.device)
             real = self.discriminator(batch.inputs).float()
-            made = self.generator(self.noise(f"{split} {self.world.rank}", number, batch))
+            made = self.generator(self.noise(split, 0, batch))
             false = self.discriminator(made).float()
             critic = F.softplus(-real).sum() + F.softplus(false).sum()
             told_apart = ((real > 0).float() + (false < 0).float()).sum() / 2

@@ -1,0 +1,404 @@
+"""A training that is stopped and resumed is the training that was never stopped, bit for bit."""
+
+import json
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from hypersphere.models._registry import PRESETS
+from hypersphere.train import TrainingError, checkpoint, derive, fit
+from hypersphere.train.building import Classifier
+from tests import runs
+from tests.runs import at_forward, at_line, lines, same_final, same_run, stopped, tiny
+
+INT, TERM = signal.SIGINT, signal.SIGTERM
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training and the forward pass in the middle of which the signal comes.
+
+    Attributes:
+        step: of the checkpoint then left; None: the number of that forward pass.
+        workers: when it is resumed; none before.
+        training: False: the forward pass is one of an evaluation.
+        proof: of the whole run's result, lines and last checkpoint: that it did what the case is about.
+    """
+
+    name: str
+    stop: int
+    changes: dict
+    step: int | None
+    signal: int
+    workers: int
+    training: bool
+    proof: Callable | None
+
+
+def case(name, stop, /, step=None, signal=INT, workers=0, training=True, proof=None, **changes):
+    changes = {key.replace("__", "."): value for key, value in changes.items()}
+    return Case(name, stop, changes, step, signal, workers, training, proof)
+
+
+def rate_falls(result, lines, state):
+    return len({line["lr"] for line in lines if "lr" in line}) > 1
+
+
+def best_is_not_last(result, lines, state):
+    return result["best_step"] < result["step"]
+
+
+def stops_early(result, lines, state):
+    return result["step"] < 40
+
+
+def scale_fell(result, lines, state):
+    return state["precision"]["scale"] < 65536
+
+
+def draws_are_counted(result, lines, state):
+    return any(state["regularizer"].values())
+
+
+CNN = {"model__name": "cnn3", "model__widths": (4, 4, 6), "model__fc": 8}
+RESNET = {"model__name": "resnet20", "model__widths": (4, 4, 6)}
+TEXT = {"model__name": "transformer_of_test", "model__widths": None, "data__name": "letters_of_test"}
+GRAPH = {"model__name": "gcn", "model__widths": (5,), "data__name": "graph_of_test"}
+POINTS = {"model__name": "pointnet_of_test", "model__widths": None, "data__name": "points_of_test"}
+OWN = {"model__name": "own_of_test", "model__widths": None}
+GAN = {"model__name": "generator.mhe", "model__widths": (4, 4, 4, 4), "optimizer__name": "adam", "steps": 8}
+ADAM = {"optimizer__name": "adam", "optimizer__lr": 0.003}
+SAMPLED = {"rotation__sample": 4, "rotation__inner": 4}
+SHARED = {"blocks": 2, "share_blocks": True, "neurons": "learned"}
+FAST = {"optimizer__lr": 4.0}
+HELD_OUT = {"data__validation": 30, "eval_every": 2}
+
+CASES = [
+    # networks and plain optimizers
+    case("mlp sgd", 4, workers=1),
+    case("mlp sgd first step", 1, signal=TERM),
+    case("mlp sgd at the end of an epoch", 6, workers=2),
+    case("mlp sgd where it is evaluated", 5),
+    case("mlp sgd before the last step", 11, signal=TERM),
+    case("cnn3 adam cosine warmup", 7, workers=1, **CNN, **ADAM, schedule__name="cosine", schedule__warmup=5),
+    case("cnn3 batchnorm accumulate", 11, step=6, **CNN, model__batch_norm=True, accumulate=2),
+    case("resnet20 step schedule", 9, **RESNET, schedule__name="step", schedule__milestones=(4, 9), steps=10),
+    case("transformer adamw", 8, **TEXT, optimizer__name="adamw"),
+    case("gcn adam", 7, **GRAPH, **ADAM),
+    case("pointnet adam", 5, **POINTS, **ADAM, signal=TERM, workers=1),
+    case("own network with dropout", 8, **OWN, workers=2),
+    case("samples one by one", 7, workers=2, data__name="slow_digits"),
+    case(
+        "plateau", 9, schedule__name="plateau", schedule__patience=0, eval_every=2, optimizer__lr=1.0, proof=rate_falls
+    ),
+    case("imbalance", 5, workers=1, data__imbalance="single"),
+    case("augmentation", 8, workers=1, **CNN, data__size=32, data__augment="cifar.mhe", steps=10, data__batch_size=16),
+    # angles
+    case("similarity cosine", 4, **CNN, model__similarity="cosine", model__scale=True),
+    case("similarity linear", 5, **CNN, model__similarity="linear", signal=TERM),
+    case("similarity sigmoid", 6, **RESNET, model__similarity="sigmoid(0.7)", steps=10),
+    case("similarity learnable", 7, **CNN, model__similarity="learnable"),
+    # losses
+    case("w_softmax", 4, loss__name="w_softmax"),
+    case("ga_softmax learnable", 5, loss__name="ga_softmax", loss__similarity="learnable"),
+    case("a_softmax in its annealing", 6, workers=1, **CNN, loss__name="a_softmax", loss__margin=4),
+    case("s_softmax", 7, **TEXT, loss__name="s_softmax"),
+    case("am_softmax", 8, loss__name="am_softmax"),
+    case("arcface smoothed", 9, **OWN | CNN, loss__name="arcface", loss__label_smoothing=0.1),
+    case("sphereface_plus", 10, **CNN, loss__name="sphereface_plus"),
+    # energies
+    case("mhe full", 4, energy__s=2.0),
+    case("mhe half", 5, **CNN, energy__half_space=True, signal=TERM),
+    case("mhe angular s=0", 6, energy__s=0.0, energy__angular=True),
+    case("mhe minibatch", 7, energy__minibatch=3, proof=draws_are_counted),
+    case("comhe_random", 8, **CNN, energy__measure="comhe_random", workers=1),
+    case("orthonormal", 9, energy__measure="orthonormal", energy__hidden_weight=0.01, energy__weight_decay=0.1),
+    case("mhe and a_softmax", 8, **CNN, energy__s=1.0, loss__name="a_softmax"),
+    # rotations
+    case("opt cayley", 4, rotation__method="cayley"),
+    case("opt gram_schmidt", 5, rotation__method="gram_schmidt"),
+    case("opt householder", 6, **CNN, rotation__method="householder"),
+    case("opt lowdin", 7, rotation__method="lowdin", signal=TERM),
+    case("opt exponential", 8, rotation__method="exponential", rotation__normalize=True),
+    case("opt ogd", 9, rotation__method="ogd", optimizer__name="ogd"),
+    case("opt regularized", 4, rotation__method="regularized", rotation__penalty=0.5),
+    case("opt blocks", 5, **CNN, rotation__blocks=2),
+    case("opt shared blocks of learned neurons", 6, **CNN, rotation=SHARED),
+    case("opt normal canonical", 7, rotation__method="canonical", rotation__init="normal"),
+    case("cls-opt of a head", 6, rotation__layers="all", loss__name="am_softmax"),
+    case("opt transformer", 6, **TEXT, **ADAM, rotation__method="cayley"),
+    case("s-opt inside an inner loop", 6, workers=1, **SAMPLED),
+    case("s-opt where it draws anew", 8, **SAMPLED, **ADAM),
+    case(
+        "s-opt plateau of draws",
+        10,
+        **SAMPLED,
+        schedule__name="plateau",
+        schedule__patience=0,
+        signal=TERM,
+        **FAST,
+        proof=rate_falls,
+    ),
+    # validation
+    case("validation", 7, **HELD_OUT, optimizer__lr=0.5, proof=best_is_not_last),
+    case("validation and patience", 5, **HELD_OUT, patience=2, optimizer__lr=0.5, steps=40, proof=stops_early),
+    case("validation and checkpoints between", 9, **HELD_OUT, checkpoint_every=3, keep=1, optimizer__lr=0.5),
+    # precision
+    case("bfloat16", 6, **CNN, amp="bfloat16"),
+    case("float16 with a scale that changes", 5, amp="float16", proof=scale_fell),
+    case("clip", 7, clip=0.1),
+    case("accumulate and clip", 17, step=9, accumulate=2, clip=0.5, rotation__method="cayley"),
+    # adversarial
+    case("gan", 9, step=5, workers=1, **GAN),
+    case("gan with energy", 6, step=3, **GAN, energy__half_space=True, signal=TERM),
+    case("gan rotated", 11, step=6, **GAN, rotation__method="cayley"),
+    case("gan float16", 7, step=4, **GAN, amp="float16"),
+    # inside an evaluation
+    case("inside an evaluation", 2, step=5, training=False),
+    case("inside the second evaluation", 5, step=10, training=False, signal=TERM),
+    case("inside the last evaluation", 8, step=12, training=False, **CNN),
+    case("inside an evaluation on validation", 3, step=4, training=False, **HELD_OUT, data__batch_size=16, workers=2),
+    case("inside an evaluation of checkpoints of their own", 2, step=5, training=False, checkpoint_every=4),
+]
+OPTIMIZERS = [
+    *("adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "asgd", "nadam", "radam", "rmsprop"),
+    *("rprop", "sgd"),
+]
+CASES += [
+    case(f"optimizer {name}", 8, optimizer__name=name, optimizer__weight_decay=0 if name == "rprop" else 5e-4)
+    for name in OPTIMIZERS
+]
+
+
+@pytest.fixture(autouse=True)
+def _small_gan(monkeypatch):
+    for name in ("generator.mhe", "discriminator.mhe"):
+        monkeypatch.setitem(PRESETS, name, PRESETS[name])
+    runs.small_gan()
+
+
+@pytest.mark.parametrize("each", CASES, ids=lambda each: each.name.replace(" ", "_"))
+def test_the_run_that_would_have_been(each, tmp_path):
+    config = tiny(**each.changes)
+    whole, parts = (derive(config, out=str(tmp_path / name)) for name in ("whole", "parts"))
+    result = fit(whole, progress=False)
+    if each.proof is not None:
+        tensors, state = checkpoint.load(checkpoint.latest(result.path / "checkpoints"))
+        assert each.proof(result.summary, result.metrics, checkpoint.unflatten(tensors, state["tree"]))
+    callback = at_forward(each.stop, each.signal, training=each.training)
+    assert stopped(parts, callback, each.signal) == (each.stop if each.step is None else each.step)
+    fit(derive(parts, {"resume": True, "data.workers": each.workers}), progress=False)
+    same_run(whole.out, parts.out)
+
+
+# ------------------------------------------------------------------------------------------------------- other stops
+
+
+def whole_and_parts(tmp_path, **changes):
+    whole, parts = (tiny(out=str(tmp_path / name), **changes) for name in ("whole", "parts"))
+    fit(whole, progress=False)
+    return whole, parts
+
+
+def resumed(config, **changes):
+    return fit(derive(config, {"resume": True, **changes}), progress=False)
+
+
+def test_stopped_again_and_again(tmp_path):
+    whole, parts = whole_and_parts(tmp_path, **{"data.validation": 30, "schedule.name": "plateau"})
+    config = parts
+    for step, which in ((2, INT), (3, TERM), (5, INT), (6, TERM), (9, INT), (11, TERM)):
+        done = 0 if config is parts else int(checkpoint.latest(Path(parts.out) / "checkpoints").name)
+        assert stopped(config, at_resumed_forward(step - done, which), which) == step
+        config = derive(parts, {"resume": True, "data.workers": step % 2})
+    resumed(parts)
+    same_run(whole.out, parts.out)
+
+
+def at_resumed_forward(number, which):
+    """A resumed run calls back with its first line only: the hook goes to all networks."""
+    passes = 0
+
+    def hook(module, inputs):
+        nonlocal passes
+        if isinstance(module, Classifier) and module.training:
+            passes += 1
+            if passes == number:
+                handle.remove()
+                os.kill(os.getpid(), which)
+
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(hook)
+    return lambda *_: None
+
+
+@pytest.mark.parametrize("later", [5, 7])
+def test_stopped_inside_the_evaluation_that_is_the_best(tmp_path, later):
+    """The checkpoint of that step is of before the evaluation; the best weights must be found all the same."""
+    changes = {"data.validation": 30, "data.batch_size": 16, "eval_every": 2, "optimizer.lr": 0.5}
+    whole, parts = whole_and_parts(tmp_path, **changes)
+    best = json.loads((Path(whole.out) / "result.json").read_text())["best_step"]
+    assert best < later
+    assert stopped(parts, at_forward(best - 1, training=False)) == best
+    again = derive(parts, resume=True)
+    assert stopped(again, at_resumed_forward(later - best, INT)) == later
+    resumed(parts)
+    same_run(whole.out, parts.out)
+
+
+@pytest.mark.parametrize(("step", "split"), [(3, "train"), (5, "test"), (9, "train"), (10, "test")])
+@pytest.mark.parametrize("every", [None, 4])
+def test_a_signal_while_a_line_is_written(tmp_path, step, split, every):
+    """Between two checkpoints, and between an evaluation and its checkpoint."""
+    whole, parts = whole_and_parts(tmp_path, checkpoint_every=every)
+    assert stopped(parts, at_line(step, split=split)) == step
+    resumed(parts)
+    same_run(whole.out, parts.out)
+
+
+def test_a_signal_before_the_first_step(tmp_path):
+    whole, parts = whole_and_parts(tmp_path)
+    assert stopped(parts, at_line(0)) is None
+    resumed(parts)
+    same_run(whole.out, parts.out)
+
+
+@pytest.mark.parametrize("which", [INT, TERM])
+def test_a_second_signal_does_not_wait(tmp_path, which):
+    """The first is noted, the second has its usual effect at once: no checkpoint, but those before it are whole."""
+    whole, parts = whole_and_parts(tmp_path)
+    before = signal.signal(TERM, lambda *_: (_ for _ in ()).throw(SystemExit(143)))  # pytest would die of it
+    try:
+
+        def twice(model, step, metrics):
+            if step == 9:
+                os.kill(os.getpid(), which)
+                os.kill(os.getpid(), which)
+
+        assert stopped(parts, twice, which) == 5
+    finally:
+        signal.signal(TERM, before)
+    resumed(parts)
+    same_run(whole.out, parts.out)
+
+
+def test_handlers_are_put_back(tmp_path):
+    def mine(*_):
+        raise AssertionError
+
+    before = [signal.signal(number, mine) for number in (INT, TERM)]
+    try:
+        inside = []
+        fit(tiny(steps=1), callbacks=[lambda *_: inside.append(signal.getsignal(INT) is mine)], progress=False)
+        assert inside[-1] is False
+        assert [signal.getsignal(number) for number in (INT, TERM)] == [mine, mine]
+        with pytest.raises(TrainingError):
+            fit(tiny(steps=4, **{"optimizer.lr": 1e30}), progress=False)
+        assert [signal.getsignal(number) for number in (INT, TERM)] == [mine, mine]
+    finally:
+        for number, handler in zip((INT, TERM), before, strict=True):
+            signal.signal(number, handler)
+
+
+def test_another_thread_trains_too(tmp_path):
+    """Signals belong to the main thread."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(fit(tiny(out=str(tmp_path / "a")), progress=False)))
+    thread.start()
+    thread.join()
+    fit(tiny(out=str(tmp_path / "b")), progress=False)
+    assert found[0].summary["step"] == 12
+    same_run(tmp_path / "a", tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"data.validation": 30, "eval_every": 2, "optimizer.lr": 0.5}, {"patience": 1}]
+)
+def test_gone_between_the_last_checkpoint_and_the_result(tmp_path, changes):
+    """As after a kill: all steps are done, but final/ and result.json are not there, and the history has more."""
+    if "patience" in changes:
+        changes = {**changes, "data.validation": 30, "eval_every": 2, "optimizer.lr": 0.5, "steps": 40}
+    whole, parts = whole_and_parts(tmp_path, **changes)
+    shutil.copytree(whole.out, parts.out)
+    shutil.rmtree(Path(parts.out) / "final")
+    (Path(parts.out) / "result.json").unlink()
+    resumed(parts)
+    same_run(whole.out, parts.out)
+
+
+def test_a_history_with_half_a_line(tmp_path):
+    whole, parts = whole_and_parts(tmp_path)
+    stopped(parts, at_forward(8))
+    with open(Path(parts.out) / "metrics.jsonl", "a") as file:
+        file.write('{"step": 9, "split": "train", "lo')
+    resumed(parts)
+    same_run(whole.out, parts.out)
+
+
+def test_what_may_change_changes_nothing(tmp_path):
+    """The folder's name too."""
+    whole, parts = whole_and_parts(tmp_path)
+    stopped(parts, at_forward(8))
+    moved = tmp_path / "moved"
+    os.rename(parts.out, moved)
+    resumed(parts, out=str(moved), checkpoint_every=1, keep=5, **{"data.workers": 1, "data.root": str(tmp_path)})
+    same_run(whole.out, moved)
+    assert sorted(int(each.name) for each in (moved / "checkpoints").iterdir()) == [8, 9, 10, 11, 12]
+
+
+@pytest.mark.parametrize("name", ["constant", "step", "plateau"])
+def test_a_longer_run(tmp_path, name):
+    milestones = {"schedule.milestones": (3, 8)} if name == "step" else {}
+    changes = {"schedule.name": name, "eval_every": 4, **milestones}
+    fit(tiny(out=str(tmp_path / "whole"), **changes), progress=False)
+    short = tiny(out=str(tmp_path / "parts"), steps=8, **changes)
+    assert fit(short, progress=False).summary["step"] == 8
+    longer = derive(short, steps=12, resume=True)
+    assert fit(longer, progress=False).summary["step"] == 12
+    same_final(tmp_path / "whole", tmp_path / "parts")
+    assert lines(tmp_path / "parts")[-1] == lines(tmp_path / "whole")[-1]
+
+
+def test_the_best_checkpoint_stays_beside_the_last(tmp_path):
+    _, parts = whole_and_parts(tmp_path, keep=1, eval_every=2, **{"data.validation": 30, "optimizer.lr": 0.5})
+    summary = resumed(parts).summary
+    kept = {int(each.name) for each in (Path(parts.out) / "checkpoints").iterdir()}
+    assert kept == {summary["best_step"], 12}
+    assert checkpoint.best_of(Path(parts.out) / "checkpoints").name == str(summary["best_step"])
+
+
+# ------------------------------------------------------------------------------------------------------- found
+
+
+@pytest.mark.parametrize("changes", [{"data.validation": 30}, {"model.name": "gcn", "data.name": "graph_of_test"}])
+def test_a_signal_at_the_very_end_is_not_lost(tmp_path, changes):
+    config = tiny(out=str(tmp_path / "run"), **changes)
+    last = at_line(12, split="test" if "data.validation" in changes else "train")
+    with pytest.raises(KeyboardInterrupt):
+        fit(config, callbacks=[last], progress=False)
+
+
+def test_resumed_without_the_run_it_began_with(tmp_path):
+    fit(tiny(out=str(tmp_path / "first")), progress=False)
+    whole, parts = whole_and_parts(tmp_path, init_from=str(tmp_path / "first"))
+    stopped(parts, at_forward(4))
+    shutil.rmtree(tmp_path / "first")
+    resumed(parts)
+    same_run(whole.out, parts.out)
+
+
+def test_torchrun_starts_anew_a_run_without_a_folder(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert fit(tiny(), progress=False).summary["step"] == 12
+
+
+def test_killed_while_the_folder_was_claimed(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".config.json.0123abcd.tmp").write_text("{")
+    assert resumed(tiny(out=str(tmp_path / "run"))).summary["step"] == 12
