@@ -205,7 +205,7 @@ def test_two_processes_need_a_batch_of_both(monkeypatch):
     from hypersphere.train.distributed import World
 
     with pytest.raises(ValueError, match=r"data\.batch_size must be a multiple of the 2 processes, got 33"):
-        engine.Training(plain(**{"data.batch_size": 33}), World(torch.device("cpu"), 0, 2), (), False)
+        engine.Training(plain(**{"data.batch_size": 33}), World(torch.device("cpu"), 0, 2), ())
 
 
 def test_killed_and_started_anew(together, tmp_path):

@@ -91,9 +91,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _warn(message: Warning | str, *_: object, **__: object) -> None:
-    """A line without the place in our own code that it comes from."""
-    print(f"hypersphere: {' '.join(str(message).split())}", file=sys.stderr)
+def _warn(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+    """A line without the place in our own code that it comes from; what torch means to change is not the user's."""
+    if not issubclass(category, DeprecationWarning | FutureWarning):
+        print(f"hypersphere: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def _give_up_stdout() -> None:

@@ -217,6 +217,10 @@ def start_from(target: Classifier, source: nn.Module, path: str) -> None:
     Softmax after an angular loss or the other way: the classifier's matrix and the head's are the same thing.
     """
     given = source if isinstance(source, Classifier) else Classifier(source)
+    if target.head is not None and type(target.head) is type(given.head):
+        kept = target.head.state_dict()  # its annealing begins anew, and so does what is of another number of classes
+        same = {key: value for key, value in given.head.state_dict().items() if key != "step" and key in kept}
+        target.head.load_state_dict({k: v for k, v in same.items() if v.shape == kept[k].shape}, strict=False)
     mine, theirs = _classes_of(target), _classes_of(given)
     load_same(target.network, given.network.state_dict(), f"init_from={path}", but=(mine[0], theirs[0]))
     for tensor, other in zip(mine[1:], theirs[1:], strict=True):

@@ -6,13 +6,14 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import cached
 
 from .. import _checks
 from .._draws import stable_hash
@@ -76,20 +77,22 @@ def fit(config: Config, *, callbacks: Sequence[Callback] = (), progress: bool = 
         raise TypeError(f"config must be a hypersphere.train.Config, got {type(config).__name__}")
     if restarts() and config.out is not None:
         config = derive(config, resume=True)  # torchrun starts all processes anew where one has died
-    with torch.random.fork_rng(), session(config.device) as world:
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        session(config.device) as world,
+        torch.random.fork_rng([world.device] if world.device.type == "cuda" else []),
+    ):
         found = folder.claim(config, world)
         if found is not None:
             return found
-        training = Training(config, world, callbacks, progress)
-        with training.screen, training.interruptions:
-            try:
-                with closing(data_sets.steps(training.sets, config, training.done.step, world)) as source:
-                    _train(training, source)
-                result = training.finish()
-            finally:
-                training.close()
-            training.interruptions.follow()  # what came too late to stop it, for whoever called
-            return result
+        training = Training(config, world, callbacks)
+        with folder.settled(config, world), training.begun(progress):
+            with closing(data_sets.steps(training.sets, config, training.done.step, world)) as source:
+                _train(training, source)
+            result = training.finish()
+        training.interruptions.follow()  # what came too late to stop it, for whoever called
+        return result
 
 
 def _train(t: Training, source: Iterator[list[data_sets.Batch]]) -> None:
@@ -125,7 +128,7 @@ def _train(t: Training, source: Iterator[list[data_sets.Batch]]) -> None:
                 losses_of_batches.append(mean.detach())
             norm = precision.gradient_norm(phase.module, phase.optimizer)
             losses[phase.name], size = torch.stack([sum(losses_of_batches, norm.new_zeros(())), norm]).tolist()
-            t.check_finite(phase, losses[phase.name], size)
+            t.check_finite(phase, batches, losses[phase.name], size)
             precision.step(phase.module, phase.optimizer, norm)
             if phase.resampler is not None:
                 phase.resampler.step()
@@ -140,7 +143,6 @@ class Training:
         config: Config,
         world: World,
         callbacks: Sequence[Callback],
-        progress: bool,
     ) -> None:
         self.config, self.world, self.callbacks = config, world, callbacks
         if config.data.batch_size % world.size:
@@ -153,39 +155,51 @@ class Training:
         newest = self.newest()
         start = None if config.init_from is None or newest is not None else folder.start(config.init_from)
         self.task = tasks.make(config, self.sets, world, start)
+        self.task.try_out()
         self.epoch = data_sets.steps_per_epoch(self.sets, config.data, config.accumulate)
         self.total = config.steps if config.steps is not None else (config.epochs or 0) * self.epoch
         self.eval_every = config.eval_every or (GRAPH_EVERY if self.sets.facts.kind == "graph" else self.epoch)
-        rotation = config.rotation
-        sampled = rotation is not None and rotation.sample is not None
-        self.round = (rotation.inner or tasks.INNER) if rotation is not None and sampled else self.eval_every
+        resampler = self.task.phases[0].resampler
+        self.round = self.eval_every if resampler is None else resampler.inner  # steps between looks at a plateau
         self.schedule = Schedule(config.schedule, config.optimizer.lr, self.total)
         self.precision = Precision(config, world)
         self.done = Progress()
         self.best_weights: dict[str, Any] | None = None
-        self.stopped = False  # by patience
         self.saver, self.interruptions = checkpoint.Saver(), Interruptions()
         self.saved = (0, 0)  # the step of the last checkpoint, and that of the last evaluation it knows of
         self.asked = False  # to stop, by a signal to any process
+        self.resumed = newest is not None
         if newest is not None:
             self.resume(newest)
-        if world.speaks:
-            folder.settle(config)
-        self.history = Metrics(self.path if world.speaks else None, keep=self.done.lines if newest else None)
+
+    @contextmanager
+    def begun(self, progress: bool) -> Iterator[None]:
+        """While it trains: files are open, the screen shows it, signals are noted."""
+        config, speaks = self.config, self.world.speaks
+        self.history = Metrics(self.path if speaks else None, keep=self.done.lines if self.resumed else None)
         title = f"{config.model.name} on {config.data.name}"
-        self.screen = display.make(title, self.total, self.done.step, enabled=progress and world.speaks)
+        self.screen = display.make(title, self.total, self.done.step, enabled=progress and speaks)
         self.clock = self.window = time.perf_counter()
         self.window_samples = 0
-        if newest is not None:
-            self.screen.note(f"resumed at step {self.done.step} of {self.total}")
-        else:
-            self.line({"split": "train", "energies": self.task.energies()})
+        with self.screen, self.interruptions:
+            try:
+                if self.resumed:
+                    self.screen.note(f"resumed at step {self.done.step} of {self.total}")
+                else:
+                    self.line({"split": "train", "energies": self.task.energies()})
+                yield
+            finally:
+                try:
+                    self.saver.wait()
+                finally:
+                    self.history.close()
 
     # ------------------------------------------------------------------------------------------- when what is due
 
     @property
     def is_over(self) -> bool:
-        return self.done.step >= self.total or self.stopped
+        patience = self.config.patience
+        return self.done.step >= self.total or (patience is not None and self.done.waited >= patience)
 
     @property
     def evaluation_is_due(self) -> bool:
@@ -241,7 +255,7 @@ class Training:
         self.interruptions.signal = self.interruptions.signal or signal.SIGTERM  # another process was asked
         self.interruptions.follow()
 
-    def check_finite(self, phase: tasks.Phase, loss: float, norm: float) -> None:
+    def check_finite(self, phase: tasks.Phase, batches: list[data_sets.Batch], loss: float, norm: float) -> None:
         """Raises TrainingError before a step that would spoil the weights."""
         if math.isfinite(loss) and (math.isfinite(norm) or self.precision.may_skip):
             return
@@ -251,24 +265,29 @@ class Training:
             if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all())
         ]
         what = f"{phase.name} is {loss}" if not math.isfinite(loss) else "a gradient is not finite"
+        hint = "a smaller optimizer.lr or clip=1 may help"
+        if any(batch.inputs.is_floating_point() and not bool(batch.inputs.isfinite().all()) for batch in batches):
+            hint = "its inputs are not finite: look at the data"
+        elif not bad and math.isfinite(loss):
+            what = "the gradients are too large for their type"
         where = f", first in the gradient of {bad[0]}" if bad else ""
         self.saver.wait()
         kept = checkpoint.latest(self.path / folder.CHECKPOINTS) if self.path is not None else None
         last = f"; the last checkpoint is {kept}" if kept is not None else ""
-        raise TrainingError(
-            f"step {self.done.step + 1}: {what}{where}{last}; a smaller optimizer.lr or clip=1 may help"
-        )
+        raise TrainingError(f"step {self.done.step + 1}: {what}{where}{last}; {hint}")
 
     def evaluate(self) -> None:
         """A line of figures and energies; whether they are the best on validation."""
         self._eval_mode(True)
-        figures = self.task.evaluate(self.sets.judge, self._is_interrupted)
+        with cached():  # rotations are made once, not for every batch
+            figures = self.task.evaluate(self.sets.judge, self._is_interrupted)
+            energies = self.task.energies()
         self._eval_mode(False)
         if figures is None:
             self._stop()
         assert figures is not None
         self.done.evaluated, self.done.figures = self.done.step, figures
-        self.line({"split": self.sets.judge, **figures, "energies": self.task.energies()})
+        self.line({"split": self.sets.judge, **figures, "energies": energies})
         self.window, self.window_samples = time.perf_counter(), 0
         if self.sets.judge == "validation" and "accuracy" in figures:
             self._compare(figures)
@@ -292,8 +311,6 @@ class Training:
             }
         else:
             self.done.waited += 1
-        patience = self.config.patience
-        self.stopped = patience is not None and self.done.waited >= patience
 
     def line(self, figures: dict[str, Any]) -> None:
         """A line of metrics, to the file, the screen and the callbacks."""
@@ -302,8 +319,11 @@ class Training:
         self.done.lines += 1
         self.history.write(line)
         self.screen.show(line)
+        modes = [(module, module.training) for module in self.task.modules.values()]
         for callback in self.callbacks:
             callback(self.task.modules[self.task.main], step, dict(line))
+        for module, training in modes:  # a callback may have looked at it in eval mode
+            module.train(training)
 
     def seconds(self) -> float:
         """Of this training, those before it was resumed included."""
@@ -357,8 +377,10 @@ class Training:
             raise ValueError(f"{newest} is not of this config: {what}") from None
         if self.done.best is not None:
             self._load_best(newest.parent)
-        patience = self.config.patience
-        self.stopped = patience is not None and self.done.waited >= patience
+        if self.done.step > self.total:
+            raise ValueError(
+                f"{newest.parent.parent} is at step {self.done.step} already, beyond the {self.total} asked for"
+            )
 
     def _take(self, nested: dict[str, Any]) -> None:
         """What :meth:`state` gave."""
@@ -398,10 +420,3 @@ class Training:
             self.line({"split": split, **figures, "energies": energies})
         self.saver.wait()
         return folder.finish(self, {**figures, "split": split, "energies": energies})
-
-    def close(self) -> None:
-        """The last checkpoint is on disk, the files are closed."""
-        try:
-            self.saver.wait()
-        finally:
-            self.history.close()

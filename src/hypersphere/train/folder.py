@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import platform
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +24,20 @@ from ..rotation.parametrization import rotated
 from . import building
 from .config import Config, ConfigError, derive, load_file, to_json, to_tree
 
+try:
+    import fcntl
+except ImportError:  # pragma: no cover
+    fcntl = None  # type: ignore[assignment]
+
 if TYPE_CHECKING:
     from .distributed import World
     from .engine import Training
 
 FORMAT = 1
-CONFIG, RESULT, FINAL, CHECKPOINTS = "config.json", "result.json", "final", "checkpoints"
+CONFIG, RESULT, FINAL, CHECKPOINTS, LOCK = "config.json", "result.json", "final", "checkpoints", ".lock"
+
+#: what is in the folder of a run
+OURS = re.compile(r"config\.json|result\.json|metrics\.jsonl|final|checkpoints|\.lock|events\.out\..*|\..*\.tmp")
 
 #: what may be another when a run is resumed: none of it changes what is learned
 FREE = ("out", "resume", "keep", "log_every", "checkpoint_every", "device", "data.root", "data.workers", "compile")
@@ -74,23 +85,40 @@ def claim(config: Config, world: World) -> Result | None:
 def _check(config: Config, path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise ValueError(f"out must be a folder, got the file {path}")
-    known, checkpoints = path / CONFIG, path / CHECKPOINTS
-    if known.exists():
-        begun = (path / RESULT).exists() or (checkpoints.is_dir() and any(checkpoints.iterdir()))
-        if begun and not config.resume:  # a run that failed before its first checkpoint has nothing to lose
+    names = [each.name for each in path.iterdir()] if path.is_dir() else []
+    checkpoints = path / CHECKPOINTS
+    if RESULT in names or (checkpoints.is_dir() and any(checkpoints.iterdir())):
+        if not config.resume:
             raise ValueError(f"out={path} holds a run already: resume=true goes on with it, or choose another folder")
-        if begun:
-            _check_same(load_file(known), config, path)
-    elif path.is_dir() and any(not each.name.endswith(".tmp") for each in path.iterdir()):
-        raise ValueError(f"out={path} holds other files and no run: choose another folder")
+        _check_same(load_file(path / CONFIG), config, path)
+        return
+    # A run that failed before its first checkpoint has nothing to lose; what is somebody else's has.
+    strange = [name for name in names if not OURS.fullmatch(name)]
+    if strange:
+        raise ValueError(f"out={path} holds other files and no run, {strange[0]} say: choose another folder")
+    if CONFIG in names:
+        load_file(path / CONFIG)
 
 
-def settle(config: Config) -> None:
-    """Makes the folder the run's own, once all that can fail at the start has not."""
-    if config.out is not None:
-        path = Path(config.out)
-        path.mkdir(parents=True, exist_ok=True)
+@contextmanager
+def settled(config: Config, world: World) -> Iterator[None]:
+    """The folder is the run's own within this: entered once all that can fail at the start has not."""
+    if config.out is None or not world.speaks:
+        yield
+        return
+    path = Path(config.out)
+    path.mkdir(parents=True, exist_ok=True)
+    with open(path / LOCK, "a") as file:
+        if fcntl is not None:  # which Windows has not
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # gone with the process, however it ends
+            except OSError:
+                raise ValueError(f"out={path}: another process is training there") from None
         write_text(path / CONFIG, to_json(derive(config, resume=False)))
+        try:
+            yield
+        finally:
+            (path / LOCK).unlink(missing_ok=True)
 
 
 def _check_same(old: Config, new: Config, path: Path) -> None:

@@ -162,11 +162,11 @@ def _from_final(path: Path) -> Run:
     config = load_file(path / CONFIG)
     model = _build(path, config, facts)
     if isinstance(model, building.Classifier):
-        _fill(model.network, source / "model.safetensors", _tensors(source / "model.safetensors"))
+        _fill(model.network, source / "model.safetensors", read_tensors(source / "model.safetensors"))
         if model.head is not None:
-            _fill(model.head, source / "head.safetensors", _tensors(source / "head.safetensors"))
+            _fill(model.head, source / "head.safetensors", read_tensors(source / "head.safetensors"))
     else:
-        _fill(model, source / "model.safetensors", _tensors(source / "model.safetensors"))
+        _fill(model, source / "model.safetensors", read_tensors(source / "model.safetensors"))
     return _run(path, source, config, facts, model, described.get("step"))
 
 
@@ -222,7 +222,7 @@ def _fill(module: nn.Module, file: Path, tensors: Mapping[str, Tensor]) -> None:
     building.load_same(module, dict(tensors), str(file))
 
 
-def _tensors(file: Path) -> dict[str, Tensor]:
+def read_tensors(file: Path) -> dict[str, Tensor]:
     if not file.is_file():
         raise ValueError(f"{file} is missing")
     try:

@@ -67,8 +67,10 @@ class Batch:
         return len(self.labels)
 
     def to(self, device: torch.device) -> Batch:
-        inputs, labels = (each.to(device, non_blocking=True) for each in (self.inputs, self.labels))
-        return replace(self, inputs=inputs, labels=labels)
+        """On the device, numbers in torch's default type as the network has it."""
+        dtype = torch.get_default_dtype() if self.inputs.is_floating_point() else self.inputs.dtype
+        inputs = self.inputs.to(device, dtype, non_blocking=True)
+        return replace(self, inputs=inputs, labels=self.labels.to(device, torch.int64, non_blocking=True))
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,15 @@ class Sets:
         return digest.hexdigest()
 
 
+def first_two(sets: Sets) -> tuple[Tensor, Tensor]:
+    """Samples of the training set to try a network with; of a graph all nodes."""
+    if isinstance(sets.train, Graph):
+        return sets.train.features, sets.train.labels
+    return next(datasets.batches(sets.train, 2, shuffle=False, augment=sets.eval_augment))
+
+
 def mask_of(graph: Graph, split: str) -> Tensor:
+    """The nodes of a split."""
     return {"train": graph.train, "validation": graph.val, "test": graph.test}[split]
 
 
@@ -160,22 +170,36 @@ def _test(data: Data, options: dict[str, Any]) -> Any:
 
 def _classes(name: str, train: Any, test: Any) -> list[str]:
     """Names of the classes; every label has one."""
-    labels = [each.labels for each in (train, test) if isinstance(getattr(each, "labels", None), Tensor)]
+    for split, each in (("train", train), ("test", test)):
+        _check_labels(f"data.name={name}: split {split}", each)
     named = getattr(train, "classes", None)
     if named is None:
-        if not labels:
+        if not isinstance(getattr(train, "labels", None), Tensor):
             raise ValueError(f"data.name={name}: the data set must have .labels or .classes")
-        named = [str(i) for i in range(int(labels[0].max()) + 1)]
-    for split, each in zip(("train", "test"), labels, strict=False):
-        low, high = int(each.min()), int(each.max())
-        if low < 0 or high >= len(named):
-            wrong = low if low < 0 else high
-            raise ValueError(f"data.name={name}: split {split} has label {wrong}, but there are {len(named)} classes")
+        named = [str(i) for i in range(int(train.labels.max()) + 1)]
+    for split, each in (("train", train), ("test", test)):
+        labels = getattr(each, "labels", None)
+        if isinstance(labels, Tensor):
+            check_range(f"data.name={name}: split {split}", labels, len(named))
     of_test = getattr(test, "classes", named)
     if list(of_test) != list(named):
         odd = sorted(set(map(str, of_test)) ^ set(map(str, named)))[:3]
         raise ValueError(f"data.name={name}: train and test must have the same classes; only one has {', '.join(odd)}")
     return [str(each) for each in named]
+
+
+def _check_labels(what: str, split: Any) -> None:
+    if split is not None and not len(split):
+        raise ValueError(f"{what} has no samples")
+    labels = getattr(split, "labels", None)
+    if isinstance(labels, Tensor) and (labels.dim() != 1 or labels.is_floating_point() or labels.is_complex()):
+        raise ValueError(f"{what} must have one integer a sample as labels, got {tuple(labels.shape)} {labels.dtype}")
+
+
+def check_range(what: str, labels: Tensor, classes: int) -> None:
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise ValueError(f"{what} has label {low if low < 0 else high}, but there are {classes} classes")
 
 
 def augmentations(data: Data) -> tuple[Augmentation, Augmentation]:
@@ -197,6 +221,11 @@ def _kind(sample: Tensor) -> str:
 
 
 def _graph(graph: Graph) -> Sets:
+    for split in ("train", "validation", "test"):
+        mask = mask_of(graph, split)
+        if not bool((mask & (graph.labels >= 0)).any()):
+            raise ValueError(f"the graph has no labelled nodes in its split {split}")
+    check_range("the graph", graph.labels.clamp(min=0), len(graph.classes))
     features = F.normalize(graph.features, p=1.0)  # every row sums to 1
     graph = Graph(features, graph.adjacency, graph.labels, graph.train, graph.val, graph.test, graph.classes)
     facts = Facts("graph", (features.shape[1],), "float32", graph.classes)

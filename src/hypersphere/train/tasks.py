@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from ..rotation import Resampler, rotation_penalty
 from . import building
 from .config import Config
 from .distributed import World
-from .sets import Batch, Sets, evaluation, mask_of
+from .sets import Batch, Sets, evaluation, first_two, mask_of
 
 INNER, PENALTY = 750, 0.1  # steps between draws and weight of the penalty where a config gives none
 
@@ -63,6 +64,24 @@ class Task:
 
     def energies(self) -> dict[str, float]:
         """Of every layer, now."""
+        raise NotImplementedError
+
+    def try_out(self) -> None:
+        """A look at whether network and data fit, before anything is written. ValueError if they do not."""
+        for module in self.modules.values():
+            module.eval()
+        inputs, labels = first_two(self.sets)
+        batch = Batch(inputs, labels, total=len(labels)).to(self.world.device)
+        try:
+            with torch.no_grad():
+                self._try_out(batch)
+        except Exception as error:
+            names = f"model.name={self.config.model.name} does not fit data.name={self.config.data.name}"
+            raise ValueError(f"{names}: {' '.join(str(error).split())}") from error
+        for module in self.modules.values():
+            module.train()
+
+    def _try_out(self, batch: Batch) -> None:
         raise NotImplementedError
 
     def count_correct(self, batch: Batch) -> tuple[int, int]:
@@ -120,10 +139,26 @@ class Classification(Task):
     def energies(self) -> dict[str, float]:
         return building.energies(self.model.network, self.model.head, self.config.energy)
 
+    def _try_out(self, batch: Batch) -> None:
+        self._check_logits(self.model(batch.inputs))
+
+    def _check_logits(self, logits: Any) -> None:
+        classes = len(self.sets.facts.classes)
+        if not isinstance(logits, Tensor) or logits.dim() < 2 or logits.shape[-1] != classes:
+            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise ValueError(f"it must give a logit for each of {classes} classes, (B, {classes}), got {got}")
+
     def loss(self, batch: Batch) -> Tensor:
+        self._begin(batch)
         loss, given = self.run(batch.inputs, batch.labels)
         self.given = given.detach()
         return loss
+
+    def _begin(self, batch: Batch) -> None:
+        """The head's annealing goes by steps, and a step may have several batches."""
+        head, step = self.model.head, getattr(self.model.head, "step", None)
+        if batch.number and head is not None and isinstance(step, Tensor):
+            head.step = step - 1
 
     @torch.no_grad()
     def count_correct(self, batch: Batch) -> tuple[int, int]:
@@ -159,7 +194,13 @@ class NodeClassification(Classification):
         super().__init__(config, sets, world, start)
         graph: Graph = sets.train
         self.edges = graph.adjacency.to(world.device)
-        self.masks = {split: mask_of(graph, split).to(world.device) for split in ("train", "validation", "test")}
+        self.masks = {
+            split: (mask_of(graph, split) & (graph.labels >= 0)).to(world.device)
+            for split in ("train", "validation", "test")
+        }
+
+    def _try_out(self, batch: Batch) -> None:
+        self._check_logits(self.model(batch.inputs, edges=self.edges))
 
     def loss(self, batch: Batch) -> Tensor:
         loss, given = self.run(batch.inputs, self._labels("train", batch), self.edges)
@@ -202,6 +243,7 @@ class Adversarial(Task):
         self.generator, self.discriminator = building.opponents(config, sets.facts)
         if start is not None:
             building.load_same(self.generator, start.state_dict(), f"init_from={config.init_from}")
+            self._load_discriminator(Path(str(config.init_from), "final", "discriminator.safetensors"))
         for module in (self.generator, self.discriminator):
             building.prepare(module, None, config.rotation, config.seed)
             module.to(world.device)
@@ -216,6 +258,18 @@ class Adversarial(Task):
 
     def energies(self) -> dict[str, float]:
         return building.energies(self.discriminator, None, self.config.energy)
+
+    def _load_discriminator(self, file: Path) -> None:
+        from .run import read_tensors
+
+        if file.is_file():
+            building.load_same(self.discriminator, read_tensors(file), str(file))
+
+    def _try_out(self, batch: Batch) -> None:
+        made = self.generator(self.noise("try", 0, batch))
+        if made.shape != batch.inputs.shape:
+            raise ValueError(f"it makes {tuple(made.shape[1:])}, the data have {tuple(batch.inputs.shape[1:])}")
+        self.discriminator(made)
 
     def noise(self, name: str, number: int, batch: Batch) -> Tensor:
         """Of a batch of all processes one draw, of which this one takes its part."""
