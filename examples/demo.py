@@ -1,6 +1,6 @@
 """One small network, four ways to train it, on the digits that come with the package: plain, SphereNet, MHE and OPT.
 
-    python examples/demo.py [--seeds 3] [--epochs N] [--out demo.svg]
+    python examples/demo.py [--seeds 5] [--epochs N] [--out demo.svg]
 
 Each is a recipe (`hypersphere list recipes`), and each run is what `hypersphere train RECIPE --seed N` does. All start
 from the same weights, see the same batches and differ in what the recipe says. What comes out is shown as it is.
@@ -35,12 +35,12 @@ def train(recipe: str, seed: int, epochs: int | None) -> dict:
     torch.set_num_threads(1)  # a core for every run
     config = derive(recipes.load(recipe), seed=seed, **({} if epochs is None else {"epochs": epochs}))
     result = fit(config, progress=False)
-    lines = [line for line in result.metrics if line["split"] == "test"]
+    tests = [line for line in result.metrics if line["split"] == "test"]
+    looks = [line for line in result.metrics if "energies" in line]  # the start too
     return {
         **result.summary,
-        "steps": [line["step"] for line in lines],
-        "accuracies": [100 * line["accuracy"] for line in lines],
-        "hidden energies": [_hidden(line["energies"]) for line in lines],
+        "accuracies": [(line["step"], 100 * line["accuracy"]) for line in tests],
+        "hidden energies": [(line["step"], _hidden(line["energies"])) for line in looks],
     }
 
 
@@ -59,10 +59,9 @@ def train_all(console: Console, seeds: int, epochs: int | None) -> Runs:
         for name, seed, result in bar.track(pending, description=f"{len(jobs)} runs"):
             run = result.get()
             runs[name].append(run)
-            console.print(
-                f"{NAMES[name]:9} seed {seed}  {100 * run['accuracy']:5.1f} %  energy {run['hidden energies'][-1]:.4f}"
-                f"  {run['seconds']:5.1f} s"
-            )
+            accuracy, energy = 100 * run["accuracy"], run["hidden energies"][-1][1]
+            line = f"{NAMES[name]:9} seed {seed}  {accuracy:5.1f} %  energy {energy:.4f}  {run['seconds']:5.1f} s"
+            console.print(line)
     return runs
 
 
@@ -80,7 +79,7 @@ def make_table(runs: Runs) -> Table:
         table.add_row(
             NAMES[name],
             over_seeds([100 * run["accuracy"] for run in of_seeds], 1),
-            over_seeds([run["hidden energies"][-1] for run in of_seeds], 4),
+            over_seeds([run["hidden energies"][-1][1] for run in of_seeds], 4),
             f"{of_seeds[0]['parameters']['trained']:,}",
             over_seeds([run["seconds"] for run in of_seeds], 1),
         )
@@ -95,9 +94,10 @@ def picture(runs: Runs) -> str:
     for i, (key, label) in enumerate((("accuracies", "test accuracy %"), ("hidden energies", "energy, hidden layers"))):
         series = {}
         for name, of_seeds in runs.items():
-            columns = list(zip(*(run[key] for run in of_seeds), strict=True))
+            steps = [step for step, _ in of_seeds[0][key]]
+            columns = list(zip(*([value for _, value in run[key]] for run in of_seeds), strict=True))
             spread = [statistics.stdev(column) if len(column) > 1 else 0.0 for column in columns]
-            series[NAMES[name]] = (of_seeds[0]["steps"], [statistics.mean(column) for column in columns], spread)
+            series[NAMES[name]] = (steps, [statistics.mean(column) for column in columns], spread)
         chart = line_chart(series, title=label, xlabel="step", ylabel=label, width=460, height=340)
         panels.append(chart.replace("<svg ", f'<svg x="{460 * i}" y="0" ', 1))
     return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 920 340">\n{"".join(panels)}</svg>\n'
@@ -105,7 +105,7 @@ def picture(runs: Runs) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each recipe (3)")
+    parser.add_argument("--seeds", type=int, default=5, help="runs of each recipe (5)")
     parser.add_argument("--epochs", type=int, help="length of a run (the recipe's)")
     parser.add_argument("--out", type=Path, default=Path("demo.svg"), help="the picture (demo.svg)")
     options = parser.parse_args()

@@ -120,7 +120,7 @@ def test_demo_trains_its_recipes_as_the_command_does(demo: ModuleType, console: 
 
 def test_demo_says_what_the_runs_say(demo: ModuleType, console: Console) -> None:
     def run(accuracy: float, energy: float) -> dict:
-        figures = {"accuracy": accuracy, "hidden energies": [0.9, energy], "seconds": 2.0}
+        figures = {"accuracy": accuracy, "hidden energies": [(0, 0.9), (20, energy)], "seconds": 2.0}
         return figures | {"parameters": {"trained": 12345}}
 
     console.print(demo.make_table({name: [run(0.96, 0.5), run(0.98, 0.7)] for name in demo.NAMES}))
