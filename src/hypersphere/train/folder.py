@@ -31,7 +31,7 @@ except ImportError:  # pragma: no cover
 
 if TYPE_CHECKING:
     from .distributed import World
-    from .engine import Training
+    from .training import Training
 
 FORMAT = 1
 CONFIG, RESULT, FINAL, CHECKPOINTS, LOCK = "config.json", "result.json", "final", "checkpoints", ".lock"

@@ -1,0 +1,333 @@
+"""What the loop works with: where a training stands, and what happens between its steps."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils.parametrize import cached
+
+from .. import _checks
+from . import checkpoint, display, folder, tasks
+from . import sets as data_sets
+from .config import Config
+from .distributed import World
+from .folder import Result
+from .interruption import Interruptions
+from .metrics import Metrics
+from .precision import Precision
+from .schedule import Schedule
+
+GRAPH_EVERY = 10  # steps between evaluations of a graph, whose epoch is a single step
+
+Callback = Callable[[nn.Module, int, dict[str, Any]], object]
+
+
+class TrainingError(RuntimeError):
+    """A training that cannot go on, in one line."""
+
+
+@dataclass
+class Progress:
+    """Where a training stands: with the weights and the optimizers, all that a checkpoint needs."""
+
+    step: int = 0
+    evaluated: int = 0  # the step of the last evaluation
+    lines: int = 0  # of the metrics
+    seconds: float = 0.0
+    samples: int = 0
+    loss: list[float] = field(default_factory=lambda: [0.0, 0.0])  # sum of losses and steps since the last line
+    round: list[float] = field(default_factory=lambda: [0.0, 0.0])  # the same since the schedule last looked
+    figures: dict[str, float] = field(default_factory=dict)  # of the last evaluation
+    best: dict[str, Any] | None = None  # the evaluation that was the best on validation
+    waited: int = 0  # evaluations since then
+
+
+class Training:
+    """One training: what is learned and from what, and its files."""
+
+    def __init__(self, config: Config, world: World, callbacks: Sequence[Callback] = ()) -> None:
+        self.config, self.world, self.callbacks = config, world, callbacks
+        if config.data.batch_size % world.size:
+            raise ValueError(
+                f"data.batch_size must be a multiple of the {world.size} processes, got {config.data.batch_size}"
+            )
+        self.sets = data_sets.load(config.data, config.seed)
+        torch.manual_seed(config.seed)
+        self.path = None if config.out is None else Path(config.out)
+        newest = self.newest()
+        start = None if config.init_from is None or newest is not None else folder.start(config.init_from)
+        self.task = tasks.make(config, self.sets, world, start)
+        self.task.try_out()
+        self.epoch = data_sets.steps_per_epoch(self.sets, config.data, config.accumulate)
+        self.total = config.steps if config.steps is not None else (config.epochs or 0) * self.epoch
+        self.eval_every = config.eval_every or (GRAPH_EVERY if self.sets.facts.kind == "graph" else self.epoch)
+        resampler = self.task.phases[0].resampler
+        self.round = self.eval_every if resampler is None else resampler.inner  # steps between looks at a plateau
+        self.schedule = Schedule(config.schedule, config.optimizer.lr, self.total)
+        self.precision = Precision(config, world)
+        self.done = Progress()
+        self.best_weights: dict[str, Any] | None = None
+        self.saver, self.interruptions = checkpoint.Saver(), Interruptions()
+        self.saved = (0, 0)  # the step of the last checkpoint, and that of the last evaluation it knows of
+        self.asked = False  # to stop, by a signal to any process
+        self.resumed = newest is not None
+        if newest is not None:
+            self.resume(newest)
+
+    @contextmanager
+    def begun(self, progress: bool) -> Iterator[None]:
+        """While it trains: files are open, the screen shows it, signals are noted."""
+        config, speaks = self.config, self.world.speaks
+        self.history = Metrics(self.path if speaks else None, keep=self.done.lines if self.resumed else None)
+        title = f"{config.model.name} on {config.data.name}"
+        self.screen = display.make(title, self.total, self.done.step, enabled=progress and speaks)
+        self.clock = self.window = time.perf_counter()
+        self.window_samples = 0
+        with self.screen, self.interruptions:
+            try:
+                if self.resumed:
+                    self.screen.note(f"resumed at step {self.done.step} of {self.total}")
+                else:
+                    self.line({"split": "train", "energies": self.task.energies()})
+                yield
+            finally:
+                try:
+                    self.saver.wait()
+                finally:
+                    self.history.close()
+
+    # ------------------------------------------------------------------------------------------- when what is due
+
+    @property
+    def is_over(self) -> bool:
+        patience = self.config.patience
+        return self.done.step >= self.total or (patience is not None and self.done.waited >= patience)
+
+    @property
+    def evaluation_is_due(self) -> bool:
+        step = self.done.step
+        return step > self.done.evaluated and (step % self.eval_every == 0 or step == self.total)
+
+    @property
+    def checkpoint_is_due(self) -> bool:
+        every = self.config.checkpoint_every
+        return every is not None and self.done.step > self.saved[0] and self.done.step % every == 0
+
+    # ------------------------------------------------------------------------------------------- between the steps
+
+    def count(self, losses: dict[str, float], batch: data_sets.Batch, samples: int, rate: float) -> None:
+        """A step is done."""
+        done = self.done
+        done.step += 1
+        loss, flags = next(iter(losses.values())), float(self.interruptions.signal is not None)
+        if self.world.size > 1:
+            summed = self.world.sums(*losses.values(), samples, flags)
+            losses = {name: value / self.world.size for name, value in zip(losses, summed, strict=False)}
+            loss, samples, flags = next(iter(losses.values())), int(summed[-2]), summed[-1]
+        self.asked = flags > 0
+        done.samples += samples
+        self.window_samples += samples
+        for sums in (done.loss, done.round):
+            sums[0] += loss
+            sums[1] += 1
+        self.screen.advance(done.step, samples, loss)
+        if done.step % self.config.log_every == 0 or done.step == self.total:
+            right, of = self.world.sums(*self.task.count_correct(batch))
+            accuracy = {"accuracy": right / of} if of else {}
+            others = losses if len(losses) > 1 else {}
+            now = time.perf_counter()
+            speed = self.window_samples / max(now - self.window, 1e-9)
+            self.window, self.window_samples = now, 0
+            mean, done.loss = done.loss[0] / done.loss[1], [0.0, 0.0]
+            figures = {"loss": mean, **others, **accuracy, "lr": rate, "samples_per_second": speed}
+            self.line({"split": "train", **figures})
+        if done.step % self.round == 0:
+            self.schedule.observe(done.round[0] / done.round[1])
+            done.round = [0.0, 0.0]
+
+    def stop_if_asked(self) -> None:
+        """Leaves a checkpoint and goes, if a signal has come to any process."""
+        if self.asked or (self.world.size == 1 and self.interruptions.signal is not None):
+            self._stop()
+
+    def _stop(self) -> None:
+        self.asked = True
+        self.save()
+        self.saver.wait()
+        self.interruptions.signal = self.interruptions.signal or signal.SIGTERM  # another process was asked
+        self.interruptions.follow()
+
+    def check_finite(self, phase: tasks.Phase, batches: list[data_sets.Batch], loss: float, norm: float) -> None:
+        """Raises TrainingError before a step that would spoil the weights."""
+        if math.isfinite(loss) and (math.isfinite(norm) or self.precision.may_skip):
+            return
+        bad = [
+            name
+            for name, parameter in phase.module.named_parameters()
+            if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all())
+        ]
+        what = f"{phase.name} is {loss}" if not math.isfinite(loss) else "a gradient is not finite"
+        hint = "a smaller optimizer.lr or clip=1 may help"
+        if any(batch.inputs.is_floating_point() and not bool(batch.inputs.isfinite().all()) for batch in batches):
+            hint = "its inputs are not finite: look at the data"
+        elif not bad and math.isfinite(loss):
+            what = "the gradients are too large for their type"
+        where = f", first in the gradient of {bad[0]}" if bad else ""
+        self.saver.wait()
+        kept = checkpoint.latest(self.path / folder.CHECKPOINTS) if self.path is not None else None
+        last = f"; the last checkpoint is {kept}" if kept is not None else ""
+        raise TrainingError(f"step {self.done.step + 1}: {what}{where}{last}; {hint}")
+
+    def evaluate(self) -> None:
+        """A line of figures and energies; whether they are the best on validation."""
+        self._eval_mode(True)
+        with cached():  # rotations are made once, not for every batch
+            figures = self.task.evaluate(self.sets.judge, self._is_interrupted)
+            energies = self.task.energies()
+        self._eval_mode(False)
+        if figures is None:
+            self._stop()
+        assert figures is not None
+        self.done.evaluated, self.done.figures = self.done.step, figures
+        self.line({"split": self.sets.judge, **figures, "energies": energies})
+        self.window, self.window_samples = time.perf_counter(), 0
+        if self.sets.judge == "validation" and "accuracy" in figures:
+            self._compare(figures)
+
+    def _is_interrupted(self) -> bool:
+        return self.world.size == 1 and self.interruptions.signal is not None
+
+    def _eval_mode(self, on: bool) -> None:
+        for module in self.task.modules.values():
+            if on:
+                self.world.same_buffers(module)
+            module.train(not on)
+
+    def _compare(self, figures: dict[str, float]) -> None:
+        best = self.done.best
+        if best is None or (figures["accuracy"], -figures["loss"]) > (best["accuracy"], -best["loss"]):
+            self.done.best, self.done.waited = {"step": self.done.step, **figures}, 0
+            weights = {name: module.state_dict() for name, module in self.task.modules.items()}
+            self.best_weights = {
+                name: {key: value.clone() for key, value in state.items()} for name, state in weights.items()
+            }
+        else:
+            self.done.waited += 1
+
+    def line(self, figures: dict[str, Any]) -> None:
+        """A line of metrics, to the file, the screen and the callbacks."""
+        step = self.done.step
+        line = {"step": step, "epoch": round(step / self.epoch, 4), **figures, "seconds": round(self.seconds(), 3)}
+        self.done.lines += 1
+        self.history.write(line)
+        self.screen.show(line)
+        modes = [(module, module.training) for module in self.task.modules.values()]
+        for callback in self.callbacks:
+            callback(self.task.modules[self.task.main], step, dict(line))
+        for module, training in modes:  # a callback may have looked at it in eval mode
+            module.train(training)
+
+    def seconds(self) -> float:
+        """Of this training, those before it was resumed included."""
+        return self.done.seconds + time.perf_counter() - self.clock
+
+    # ------------------------------------------------------------------------------------------- files
+
+    def save(self) -> None:
+        """A checkpoint, written while training goes on; not where none is due, nor twice."""
+        step, every = self.done.step, self.config.checkpoint_every
+        is_best = self.done.best is not None and self.done.best["step"] == step
+        due = every is None or step % every == 0 or is_best or self.asked or self.is_over
+        place = step, self.done.evaluated
+        if self.path is None or not self.world.speaks or not due or place == self.saved:
+            return
+        self.saved = place
+        tensors, tree = checkpoint.flatten(self.state())
+        state = {"tree": tree, "data": self.sets.facts.to_tree(), "step": step}
+        self.saver.save(self.path / folder.CHECKPOINTS, step, tensors, state, keep=self.config.keep, best=is_best)
+
+    def state(self) -> dict[str, Any]:
+        """All that the rest of the training depends on."""
+        progress = {**vars(self.done), "seconds": self.seconds()}
+        return {
+            **{name: module.state_dict() for name, module in self.task.modules.items()},
+            "optimizers": [phase.optimizer.state_dict() for phase in self.task.phases],
+            "regularizer": None if self.task.regularizer is None else self.task.regularizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "precision": self.precision.state_dict(),
+            "progress": progress,
+        }
+
+    def newest(self) -> Path | None:
+        """The checkpoint to go on from, the newest whole one; None if there is none, or none is wanted."""
+        if not self.config.resume or self.path is None:
+            return None
+        where = self.path / folder.CHECKPOINTS
+        found = checkpoint.latest(where) if self.world.speaks else None
+        name = self.world.told("" if found is None else found.name)
+        return where / name if name else None
+
+    def resume(self, newest: Path) -> None:
+        """Takes up a checkpoint."""
+        tensors, state = checkpoint.load(newest)
+        if state.get("data") != self.sets.facts.to_tree():
+            raise ValueError(f"{newest} is of data with another shape or other classes")
+        try:
+            self._take(checkpoint.unflatten(tensors, state["tree"]))
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            what = " ".join(str(error).split())[:200]
+            raise ValueError(f"{newest} is not of this config: {what}") from None
+        if self.done.best is not None:
+            self._load_best(newest.parent)
+        if self.done.step > self.total:
+            raise ValueError(
+                f"{newest.parent.parent} is at step {self.done.step} already, beyond the {self.total} asked for"
+            )
+
+    def _take(self, nested: dict[str, Any]) -> None:
+        """What :meth:`state` gave."""
+        self._load(nested)
+        for phase, each in zip(self.task.phases, nested["optimizers"], strict=True):
+            phase.optimizer.load_state_dict(each)
+        if self.task.regularizer is not None:
+            self.task.regularizer.load_state_dict(nested["regularizer"])
+        self.schedule.load_state_dict(nested["schedule"])
+        self.precision.load_state_dict(nested["precision"])
+        self.done = Progress(**nested["progress"])
+        self.saved = self.done.step, self.done.evaluated
+
+    def _load(self, nested: dict[str, Any]) -> None:
+        for name, module in self.task.modules.items():
+            module.load_state_dict(nested[name])
+
+    def _load_best(self, where: Path) -> None:
+        found = checkpoint.best_of(where)
+        tensors, state = ({}, {"step": None}) if found is None else checkpoint.load(found)
+        if state["step"] != (self.done.best or {}).get("step"):
+            _checks.warn(f"{where}: the best checkpoint is missing; the next evaluation counts as the best")
+            self.done.best = None
+            return
+        nested = checkpoint.unflatten(tensors, state["tree"])
+        self.best_weights = {name: nested[name] for name in self.task.modules}
+
+    def finish(self) -> Result:
+        """The final figures and files; with a validation split, of the weights that were the best there."""
+        if self.best_weights is not None:
+            self._load(self.best_weights)
+        self._eval_mode(True)
+        energies = self.task.energies()
+        split, figures = self.sets.judge, self.done.best or self.done.figures
+        if split == "validation" and self.sets.test is not None:
+            split, figures = "test", self.task.evaluate("test") or {}
+            self.line({"split": split, **figures, "energies": energies})
+        self.saver.wait()
+        return folder.finish(self, {**figures, "split": split, "energies": energies})
