@@ -117,7 +117,7 @@ def test_evaluate_takes_data_from_elsewhere(folder, capsys, monkeypatch, digits)
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        (["--split", "validation"], "split must be one that the data has, got 'validation'"),
+        (["--split", "validation"], "split must be one that the data has, train, test; got 'validation'"),
         (["--batch_size", "0"], "data.batch_size must be an integer >= 1 and <= 1e+07, got 0"),
         (["--device", "gpu"], "device must be like auto|cpu|mps|cuda(:[0-9]{1,4})?, got 'gpu'"),
     ],
@@ -269,7 +269,7 @@ def test_export_without_onnxruntime_says_so(folder, capsys, tmp_path, monkeypatc
     pytest.importorskip("onnxscript")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     code, out, _ = run(capsys, "export", folder, "--out", tmp_path / "a.onnx")
-    assert (code, out) == (0, f"wrote {tmp_path / 'a.onnx'} (not compared with the network: pip install onnxruntime)\n")
+    assert (code, out) == (0, f"wrote {tmp_path / 'a.onnx'} (not compared with the network: needs onnxruntime)\n")
 
 
 def test_export_by_the_ending(folder, capsys, tmp_path):
@@ -311,7 +311,7 @@ def test_export_of_a_checkpoint_needs_a_name(folder, capsys):
 def test_export_names_the_package_that_is_missing(folder, capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "onnx", None)
     line = fails(capsys, "export", folder, "--out", tmp_path / "a.onnx")
-    assert line.startswith("exporting to ONNX needs onnx: pip install onnx")
+    assert line.startswith("exporting to ONNX needs onnx: pip install 'hypersphere[export]'")
     assert not list(tmp_path.iterdir())
 
 

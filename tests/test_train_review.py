@@ -268,3 +268,33 @@ def test_nodes_without_label_count_nowhere():
     config = graph_with(labels=labels)
     seen = quiet(config).summary["accuracy"] * (int(whole.test.sum()) - 1)
     assert seen == pytest.approx(round(seen))
+
+
+# ------------------------------------------------------------------------------------------------------- a newcomer
+
+
+def test_the_sizes_of_a_recipe_stay_with_its_network():
+    from hypersphere import recipes
+    from hypersphere.train.config import apply
+
+    plain = recipes.load("plain")
+    assert apply(plain, {"model.name": "cnn6"}).model.widths == plain.model.widths
+    other = apply(plain, {"model.name": "resnet20"}).model
+    assert (other.widths, other.fc) == (None, None)
+    assert apply(plain, {"model.name": "resnet20", "model.widths": "4,8,8"}).model.widths == (4, 8, 8)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    config = tiny(**{"data.name": "image_folder", "data.root": str(tmp_path / "pest")})
+    assert refused(config).startswith(f"image_folder: {tmp_path / 'pest'} is no folder")
+
+
+def test_too_few_samples_to_hold_some_out():
+    assert refused(own(X[:1], Y[:1], **{"data.validation": 0.2})).startswith("data.validation=0.2 of 1 samples: ")
+
+
+def test_few_steps_are_pointed_out(capsys):
+    fit(derive(tiny(), epochs=2))
+    assert "only 12 steps in all" in capsys.readouterr().err
+    fit(derive(tiny(), steps=2))
+    assert "only" not in capsys.readouterr().err

@@ -21,14 +21,14 @@ from typing import NoReturn
 from .. import __version__
 
 COMMANDS = {
-    "train": "train a network from a recipe, a config or flags, on the embedded digits or on your own data",
+    "train": "train a network by a recipe, a config or flags",
     "evaluate": "accuracy, loss and energies of a run",
     "predict": "labels or embeddings of images, folders or arrays",
     "export": "the merged network of a run as ONNX, torch.export or safetensors",
     "verify": "whether a run's files and checkpoints are whole",
     "list": "what there is: models, data, losses, methods, recipes",
     "completion": "completion for bash, zsh or fish",
-    "thomson": "points of least energy on the sphere, compared with the known minimum",
+    "thomson": "points of least energy on the sphere, beside the known minimum",
 }
 
 INTERRUPTED, BROKEN_PIPE = 130, 141  # what a shell reports for SIGINT and SIGPIPE

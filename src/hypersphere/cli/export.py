@@ -55,5 +55,5 @@ def _compared(to: str, difference: float | None) -> str:
     if to == "safetensors":
         return ""
     if difference is None:
-        return " (not compared with the network: pip install onnxruntime)"
+        return " (not compared with the network: needs onnxruntime)"
     return f" (differs from the network by {difference:.1e} at most)"

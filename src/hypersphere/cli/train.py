@@ -25,7 +25,7 @@ TERMINATED = 143  # what a shell reports for SIGTERM
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "%(prog)s [RECIPE] [--config FILE] [--json] [--print_config] [--quiet] [--a.b=value ...]"
+    parser.usage = "%(prog)s [RECIPE | --config FILE] [--a.b=value ...]"
     parser.add_argument(
         "recipe",
         metavar="RECIPE",

@@ -30,8 +30,10 @@ def image_folder(root: Path | None, split: str) -> LazyDataset:
     if root is None:
         raise ValueError(
             "image_folder needs root, or the environment variable HYPERSPHERE_DATA: a folder of your own, or ImageNet "
-            "from https://image-net.org, with root/train/<class>/*.JPEG"
+            "from https://image-net.org, with root/<class>/*.png or root/train/<class>/*.JPEG"
         )
+    if not root.is_dir():
+        raise ValueError(f"image_folder: {root} is no folder; expected {root}/<class>/*.png, nothing is fetched")
     folder = root / split
     divided = any(_files.folders(root / part) for part in SPLITS)
     if not divided or not folder.is_dir():

@@ -17,25 +17,25 @@ def plain() -> Config:
 
 
 def spherenet() -> Config:
-    """the same network, its layers answering to angles alone (SphereNet)"""
+    """the same network with layers that answer to angles (SphereNet)"""
     return derive(plain(), model={"similarity": "cosine"})
 
 
 def mhe() -> Config:
-    """the plain network with the energy of its neurons in the loss (MHE)"""
+    """the plain network with its neurons' energy in the loss (MHE)"""
     return derive(plain(), energy=Energy())
 
 
 def opt() -> Config:
-    """the plain network with fixed random neurons that are rotated, a Cayley transform a layer (OPT)"""
+    """the plain network, its random neurons fixed and rotated (OPT)"""
     return derive(plain(), rotation=Rotation("cayley", init="identity"), **{"optimizer.weight_decay": 0.0})
 
 
 def s_opt() -> Config:
-    """OPT with a quarter of the dimensions rotated at a time, drawn anew every 10 steps (S-OPT)"""
+    """OPT with a quarter of the dimensions at a time (S-OPT)"""
     return derive(opt(), {"rotation.sample": 0.25, "rotation.inner": 10})
 
 
 def sphereface_plus() -> Config:
-    """the plain network with an angular margin and the energy of the classes (SphereFace+)"""
+    """the plain network with angular margin and class energy (SphereFace+)"""
     return derive(plain(), loss=Loss("sphereface_plus"))

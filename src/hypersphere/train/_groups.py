@@ -164,7 +164,7 @@ class Config(Group):
     seed: int = setting(0, "of all that is random", low=0)
     steps: int | None = setting(None, "length of the training in steps", low=1)
     epochs: int | None = setting(None, f"length in epochs; null with steps null: {EPOCHS}", low=1)
-    out: str | None = setting(None, "the run's folder")
+    out: str | None = setting(None, "the run's folder; the command line's default is a new one in runs/")
     resume: bool = setting(False, "go on where the run in that folder stopped")
     init_from: str | None = setting(None, "begin with the weights of another run")
     eval_every: int | None = setting(None, "steps between evaluations; null: an epoch (10 steps of a graph)", low=1)

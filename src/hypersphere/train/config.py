@@ -179,7 +179,14 @@ def apply(config: Config, changes: Mapping[str, str]) -> Config:
             values[key] = None
         else:
             raise ConfigError(f"{key} must be on or off, got {shown(text)}")
+    if "model.name" in values and _family(values["model.name"]) != _family(config.model.name):
+        values = {"model.widths": None, "model.fc": None} | values  # a recipe's sizes are those of its network
     return derive(config, values)
+
+
+def _family(model: str) -> str:
+    """cnn of cnn9.mhe."""
+    return model.partition(".")[0].rstrip("0123456789")
 
 
 def _unknown_flag(key: Any, known: list[str]) -> ConfigError:

@@ -140,7 +140,9 @@ def _onnx(run: Run, module: nn.Module, examples: Tensor, name: str) -> tuple[byt
         try:
             __import__(package)
         except ImportError as error:
-            raise ImportError(f"exporting to ONNX needs {package}: pip install {package} ({error})") from None
+            raise ImportError(
+                f"exporting to ONNX needs {package}: pip install 'hypersphere[export]' ({error})"
+            ) from None
     options: dict[str, Any] = {"dynamo": True, "verbose": False, "dynamic_shapes": _any_batch()}
     names: dict[str, Any] = {"input_names": ["inputs"], "output_names": [name]}
 

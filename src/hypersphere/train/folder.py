@@ -128,7 +128,11 @@ def _check_same(old: Config, new: Config, path: Path) -> None:
     for key in before | now:
         if key not in free and before.get(key) != now.get(key):
             was, wanted = (json.dumps(each.get(key)) for each in (before, now))
-            raise ValueError(f"out={path} is another run: there {key} is {was}, here it is {wanted}")
+            why = " (the cosine schedule depends on it)" if key in ("steps", "epochs") else ""
+            raise ValueError(
+                f"out={path} is another run: there {key} is {was}, here it is {wanted}{why}; "
+                f"init_from={path} would begin a new one with its weights"
+            )
 
 
 def _flat(tree: dict[str, Any]) -> dict[str, Any]:

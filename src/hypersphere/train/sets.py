@@ -92,7 +92,8 @@ class Sets:
     def split(self, name: str) -> Any:
         found = {"train": self.train, "validation": self.validation, "test": self.test}.get(name)
         if found is None:
-            raise ValueError(f"split must be one that the data has, got {name!r}")
+            there = [each for each in ("train", "validation", "test") if self.count(each)]
+            raise ValueError(f"split must be one that the data has, {', '.join(there)}; got {name!r}")
         return found
 
     def count(self, name: str) -> int:
@@ -141,7 +142,10 @@ def load(data: Data, seed: int) -> Sets:
     if data.imbalance is not None:
         train = datasets.imbalance(train, data.imbalance, seed)
     if data.validation is not None:
-        train, validation = datasets.holdout(train, data.validation, seed)
+        try:
+            train, validation = datasets.holdout(train, data.validation, seed)
+        except ValueError as error:
+            raise ValueError(f"data.validation={data.validation} of {len(train)} samples: {error}") from None
     if test is None and validation is None:
         raise ValueError(
             f"data.name={data.name}: {data.root or 'the data'} has no split test; data.validation=0.2 holds out a fifth"

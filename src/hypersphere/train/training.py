@@ -26,6 +26,7 @@ from .metrics import Metrics
 from .precision import Precision
 from .schedule import Schedule
 
+FEW = 100  # steps that are hardly enough for anything
 GRAPH_EVERY = 10  # steps between evaluations of a graph, whose epoch is a single step
 
 Callback = Callable[[nn.Module, int, dict[str, Any]], object]
@@ -98,6 +99,10 @@ class Training:
                     self.screen.note(f"resumed at step {self.done.step} of {self.total}")
                 else:
                     self.line({"split": "train", "energies": self.task.energies()})
+                if self.total < FEW and config.steps is None:
+                    self.screen.note(
+                        f"only {self.total} steps in all: more epochs or a smaller data.batch_size give more"
+                    )
                 yield
             finally:
                 try:
