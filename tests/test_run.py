@@ -431,7 +431,7 @@ def test_scores_of_other_splits(trained):
     figures = scores(run, "validation")
     assert figures["accuracy"] == result.summary["validation"]["accuracy"]
     assert figures["samples"] + scores(run, "train")["samples"] == 1280
-    with pytest.raises(ValueError, match="split must be one that the data has, got 'validation'"):
+    with pytest.raises(ValueError, match="split must be one that the data has, train, test; got 'validation'"):
         scores(load_run(trained("plain").path), "validation")
 
 
