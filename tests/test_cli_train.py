@@ -454,7 +454,6 @@ def test_verify_names_what_is_damaged(copy, capsys):
     (copy / "final/model.safetensors").write_bytes(data[:100])
     (copy / "final/model.json").write_text("{")
     found = [line for line in lines(["run"], capsys, 1) if line.startswith("damaged")]
-    assert "ok       run/final/head.safetensors" in lines(["run"], capsys, 1)
     begins = [
         "checkpoints/1: state.json is missing",
         "checkpoints/2: tensors.safetensors is damaged: the numbers of ",
@@ -462,16 +461,36 @@ def test_verify_names_what_is_damaged(copy, capsys):
         "metrics.jsonl: line 2 is no JSON object",
         "result.json: must be an object, got list",
         "final/model.json: cannot be read: Expecting property name",
-        "final/model.safetensors: cannot be read: ",
+        "final/model.safetensors: run/final/model.json cannot be read: ",
+        "final/head.safetensors: run/final/model.json cannot be read: ",
     ]
     assert len(found) == len(begins)
     for line, words in zip(found, begins, strict=True):
         assert line.startswith(f"damaged  run/{words}")
     assert main(["verify", "run", "--json"]) == 1
     parts = json.loads(capsys.readouterr().out)["parts"]
-    assert [part["ok"] for part in parts].count(False) == 7
+    assert [part["ok"] for part in parts].count(False) == 8
     assert lines(["run/checkpoints/2"], capsys, 1)[0].startswith("damaged  run/checkpoints/2: tensors")
     assert lines(["run/checkpoints/1"], capsys, 1)[0].startswith("damaged  run/checkpoints/1: state.json is missing")
+
+
+def test_verify_misses_what_must_be_there(copy, capsys):
+    (copy / "final/head.safetensors").unlink()
+    assert "damaged  run/final/head.safetensors: is missing" in lines(["run"], capsys, 1)
+    for each in (copy / "final").iterdir():
+        each.unlink()
+    assert "damaged  run/final/model.safetensors: is missing" in lines(["run"], capsys, 1)
+    (copy / "config.json").unlink()
+    (copy / "config.json").symlink_to("config.json")
+    assert "damaged  run/config.json: is no file" in lines(["run"], capsys, 1)
+
+
+def test_verify_finds_a_flipped_bit_in_what_is_final(copy, capsys):
+    file = copy / "final/model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    assert any("the checksum of" in line for line in lines(["run"], capsys, 1))
 
 
 def test_verify_knows_that_names_may_be_the_user_s_own(copy, capsys):

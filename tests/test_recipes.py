@@ -124,7 +124,7 @@ def test_what_is_no_recipe(text, line):
 
 def test_a_folder_is_no_recipe(tmp_path):
     (tmp_path / "my.py").mkdir()
-    assert refused(tmp_path / "my.py") == f"{tmp_path / 'my.py'}: Is a directory"
+    assert refused(tmp_path / "my.py") == f"{tmp_path / 'my.py'}: is no file"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import hypersphere as hs
+from hypersphere._tensors import checksum_of
 from hypersphere.data.augment import CenterCrop, Compose, Normalize, Resize, as_stored
 from hypersphere.train import Config, checkpoint, derive, exporting, fit
 from hypersphere.train.building import Classifier
@@ -182,9 +183,22 @@ def test_tensors_must_fit(copy, change, message):
     tensors = load_file(file)
     change(tensors)
     save_file(tensors, file)
+    described = json.loads((path / "final" / "model.json").read_text())
+    described["checksums"]["model"] = {name: checksum_of(value) for name, value in tensors.items()}
+    (path / "final" / "model.json").write_text(json.dumps(described))
     with pytest.raises(ValueError, match=message) as error:
         load_run(path)
     assert str(file) in str(error.value)
+
+
+def test_one_flipped_bit_is_found(copy):
+    path = copy("cosine")
+    file = path / "final" / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 0x40
+    file.write_bytes(data)
+    with pytest.raises(ValueError, match=r"model\.safetensors cannot be read: the checksum of '.*' is wrong"):
+        load_run(path)
 
 
 def test_where_there_is_nothing(tmp_path, copy):

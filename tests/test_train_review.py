@@ -298,3 +298,54 @@ def test_few_steps_are_pointed_out(capsys):
     assert "only 12 steps in all" in capsys.readouterr().err
     fit(derive(tiny(), steps=2))
     assert "only" not in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------- a hostile one
+
+
+def test_a_folder_that_became_another_run_s_meanwhile_is_left_alone(tmp_path, monkeypatch):
+    from hypersphere.train import sets
+
+    load = sets.load
+
+    def slow(*given):
+        monkeypatch.setattr(sets, "load", load)
+        quiet(tiny(out=str(tmp_path), seed=1))
+        return load(*given)
+
+    monkeypatch.setattr(sets, "load", slow)
+    assert "holds a run already" in refused(tiny(out=str(tmp_path), seed=2))
+    assert json.loads((tmp_path / "config.json").read_text())["seed"] == 1
+    assert json.loads((tmp_path / "result.json").read_text())["seed"] == 1
+
+
+def test_nothing_is_said_on_stdout_where_there_is_no_stderr(monkeypatch, capsys):
+    from hypersphere.cli import main
+
+    monkeypatch.setattr("sys.stderr", None)
+    assert main(["evaluate", "nothing"]) == 2
+    monkeypatch.undo()
+    assert capsys.readouterr().out == ""
+
+
+def test_no_control_character_reaches_the_terminal(capsys):
+    from hypersphere.cli import main
+
+    for words in (["evaluate", "\x1b[31mred"], ["train", "--\x1b[31mred"], ["verify", "a\rb"]):
+        assert main(words) == 2
+        err = capsys.readouterr().err
+        assert "\x1b" not in err
+        assert "\r" not in err
+        assert err.count("\n") == 1
+
+
+def test_a_recipe_may_raise_anything(tmp_path):
+    from hypersphere import recipes
+
+    for text in (
+        "class E(Exception):\n def __str__(self): raise ValueError\ndef recipe(): raise E",
+        "class E(BaseException): pass\ndef recipe(): raise E('odd')",
+    ):
+        (tmp_path / "mine.py").write_text(text)
+        with pytest.raises(ValueError, match=r"mine\.py, line \d+: E"):
+            recipes.load(str(tmp_path / "mine.py"))

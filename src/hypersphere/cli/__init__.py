@@ -8,6 +8,7 @@ before the parser does.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 import warnings
@@ -19,6 +20,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from .. import __version__
+from ._output import printable, say
 
 COMMANDS = {
     "train": "train a network by a recipe, a config or flags",
@@ -38,7 +40,7 @@ class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line; how it would be right is what --help is for."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\n")
+        self.exit(2, printable(f"{self.prog}: {message}") + "\n")
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
         """As parse_args, but a flag that is given twice is an error, and an unknown one comes with the nearest."""
@@ -70,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         hypersphere ...
         0
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names that the terminal has no letters for
     try:
         try:
             with warnings.catch_warnings():
@@ -87,14 +91,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except OSError as error:
         _give_up_stdout()
-        print(f"hypersphere: {error}", file=sys.stderr)
+        say(f"hypersphere: {error}")
         return 2
 
 
 def _warn(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
     """A line without the place in our own code that it comes from; what torch means to change is not the user's."""
     if not issubclass(category, DeprecationWarning | FutureWarning):
-        print(f"hypersphere: {' '.join(str(message).split())}", file=sys.stderr)
+        say(f"hypersphere: {' '.join(str(message).split())}")
 
 
 def _give_up_stdout() -> None:

@@ -48,3 +48,14 @@ def print_rich(header: Sequence[str], rows: Sequence[Sequence[str]], title: str 
         pretty.add_row(*map(Text, line))  # Text: brackets in a cell are no markup
     console.print(pretty)
     return True
+
+
+def printable(text: str) -> str:
+    """The text with control characters spelled out, lines apart: none of them reaches the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
+def say(text: str) -> None:
+    """A line on stderr, if there is one: print would take stdout in its place."""
+    if sys.stderr is not None:
+        print(printable(text), file=sys.stderr)

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from . import _loading
+from ._output import printable
 
 ENDINGS = {"onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors"}  # as in train.exporting, which needs torch
 
@@ -47,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"path": str(out), "format": to, "step": loaded.step, "difference": difference}, indent=2))
     else:
-        print(f"wrote {out}{_compared(to, difference)}")
+        print(printable(f"wrote {out}{_compared(to, difference)}"))
     return 0
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import _loading
-from ._output import print_table
+from ._output import print_table, printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(made, indent=None if options.embeddings else 2))
     elif options.out is not None:
-        print(f"wrote {options.out}: {len(names)} rows")
+        print(printable(f"wrote {options.out}: {len(names)} rows"))
     elif options.embeddings:
         print(_csv(made), end="")
     else:
@@ -155,7 +155,7 @@ def _rows(run: Run, file: str) -> Iterator[tuple[list[str], Any]]:
         array = np.load(file, mmap_mode="r", allow_pickle=False)
         if not isinstance(array, np.ndarray):
             raise ValueError("it is an archive of several")
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, OverflowError, MemoryError) as error:
         raise ValueError(f"{file} is no array that can be read: {error}") from None
     shape, sample = tuple(array.shape), run.facts.shape
     grey = run.facts.kind == "images" and array.dtype == np.uint8 and array.ndim == 3

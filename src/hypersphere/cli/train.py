@@ -16,7 +16,7 @@ from .. import recipes
 from ..train import config as configs
 from ..train._names import kind_of_data
 from ..train.config import Config, ConfigError
-from ._output import print_table
+from ._output import print_table, say
 from ._settings import add_settings, prepared
 
 __all__ = ["add_arguments", "prepared", "run"]
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
             if _rank() == 0:
                 configs.print_config(config)
             return 0
-        config = configs.derive(config, out=_folder(config, options.recipe))
+        config = configs.derive(config, out=os.path.expanduser(_folder(config, options.recipe)))
     except ValueError as error:
         _fail(options, error, everyone=False)
     result = _fit(config, options)
@@ -148,13 +148,13 @@ def _tell_how_to_resume(config: Config, options: argparse.Namespace) -> None:
     if _rank() != 0:
         return
     if "WORLD_SIZE" in os.environ:
-        print("hypersphere train: to go on, give the same command with --resume", file=sys.stderr)
+        say("hypersphere train: to go on, give the same command with --resume")
         return
     begun = [options.recipe] if options.recipe is not None else []
     begun += ["--config", options.config] if options.config is not None else []
     changes = {**options.changes, "out": config.out, "resume": "true"}
     words = ["hypersphere", "train", *begun, *(f"--{key}={text}" for key, text in changes.items())]
-    print(f"hypersphere train: to go on: {shlex.join(words)}", file=sys.stderr)
+    say(f"hypersphere train: to go on: {shlex.join(words)}")
 
 
 def _print(result: Any, recipe: str | None) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from ._output import printable
 
 DAMAGED = 1  # the exit code
 
@@ -36,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         for path, problems in found.items():
             lines = [f"damaged  {path}: {problem.removeprefix(path).lstrip('/: ')}" for problem in problems]
-            print("\n".join(lines) or f"ok       {path}")
+            print(printable("\n".join(lines) or f"ok       {path}"))
     return DAMAGED if damaged else 0
 
 
@@ -62,10 +65,13 @@ def _parts(folder: Path) -> Iterator[tuple[Path, list[str]]]:
         "final/head.safetensors": _check_tensors,
         "final/discriminator.safetensors": _check_tensors,
     }
+    needed = _needed(folder)
     for name, check in checks.items():
         path = folder / name
-        if path.exists():
+        if os.path.lexists(path) or name in needed:
             try:
+                if not path.is_file():
+                    raise ValueError("is missing" if not os.path.lexists(path) else "is no file")
                 check(path)
             except (ValueError, OSError) as error:
                 yield path, [" ".join(str(error).split())]
@@ -108,11 +114,22 @@ def _check_metrics(path: Path) -> None:
 
 
 def _check_tensors(path: Path) -> None:
-    from safetensors import SafetensorError, safe_open
+    from ..train.run import read_tensors
 
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  # it is no dict
-                file.get_tensor(name)
-    except SafetensorError as error:
-        raise ValueError(f"cannot be read: {error}") from None
+    read_tensors(path)
+
+
+def _needed(folder: Path) -> list[str]:
+    """What must be there beside what is."""
+    names = {each.name for each in folder.iterdir()}
+    if not names & {"checkpoints", "result.json", "final", "config.json"}:
+        return []
+    needed = ["config.json"]
+    if "result.json" in names:
+        needed += ["metrics.jsonl", "final/model.json", "final/model.safetensors"]
+        try:
+            if _read_json(folder / "config.json").get("loss", {}).get("name", "softmax") != "softmax":
+                needed.append("final/head.safetensors")
+        except (ValueError, OSError, AttributeError):
+            pass  # said of config.json itself
+    return needed

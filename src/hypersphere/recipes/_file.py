@@ -30,6 +30,8 @@ def load_file(path: Path, function: str | None) -> Config:
     """The config that a function of the file returns. ValueError in one line if that fails in any way."""
     where = str(path) if str(path).isprintable() else ascii(str(path))
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise ValueError("is no file")
         source = path.read_bytes()
     except (OSError, ValueError) as error:
         raise ValueError(f"{where}: {getattr(error, 'strerror', None) or error}") from None
@@ -59,14 +61,23 @@ def _as_a_script(path: Path, where: str) -> Iterator[None]:
     sys.path.insert(0, folder)
     try:
         yield
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         line = _line(error, str(path.absolute()))
-        words = " ".join(str(error).split())
+        words = " ".join(_text(error).split())
         what = f"{type(error).__name__}: {words[:300]}" if words else type(error).__name__
         raise ValueError(f"{where}{f', line {line}' if line else ''}: {what}") from None
     finally:
         with suppress(ValueError):  # the file may have taken it away itself
             sys.path.remove(folder)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # its own __str__ is the file's too
+        return ""
 
 
 def _line(error: BaseException, file: str) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from torch import nn
 
 from .. import __version__
 from .._files import write_bytes, write_text
-from .._tensors import unshared
+from .._tensors import checksum_of, unshared
 from ..rotation import count_parameters, merge
 from ..rotation.parametrization import rotated
 from . import building
@@ -112,10 +113,14 @@ def settled(config: Config, world: World) -> Iterator[None]:
         if fcntl is not None:  # which Windows has not
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # gone with the process, however it ends
+                taken = not os.path.samestat(os.fstat(file.fileno()), os.stat(path / LOCK))
             except OSError:
-                raise ValueError(f"out={path}: another process is training there") from None
-        write_text(path / CONFIG, to_json(derive(config, resume=False)))
+                taken = True
+            if taken:
+                raise ValueError(f"out={path}: another process is training there")
         try:
+            _check(config, path)  # again: it may have been another's while the data were read
+            write_text(path / CONFIG, to_json(derive(config, resume=False)))
             yield
         finally:
             (path / LOCK).unlink(missing_ok=True)
@@ -143,12 +148,14 @@ def _flat(tree: dict[str, Any]) -> dict[str, Any]:
 
 def _finished(path: Path, config: Config) -> Result | None:
     """The result of a run that has been trained as long as the config asks."""
+    if not all((path / name).is_file() for name in (RESULT, "metrics.jsonl")):  # a pipe would be waited for
+        return None
     try:
         summary = json.loads((path / RESULT).read_text(encoding="utf-8"))
         lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         if summary["length"] != [config.steps, config.epochs]:
             return None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     from .run import load_run
 
@@ -218,9 +225,11 @@ def _write(training: Training, modules: dict[str, nn.Module], summary: dict[str,
                 parts["head"] = module.head
         else:
             parts["model" if name == training.task.main else name] = module
+    checksums: dict[str, dict[str, str]] = {}
     for name, module in parts.items():
         tensors, aliases = unshared(module.state_dict())
+        checksums[name] = {key: checksum_of(value) for key, value in tensors.items()}
         write_bytes(final / f"{name}.safetensors", save(tensors, {"aliases": json.dumps(aliases)}))
-    described = {"format": FORMAT, "step": summary["best_step"] or summary["step"]}
+    described = {"format": FORMAT, "step": summary["best_step"] or summary["step"], "checksums": checksums}
     write_text(final / "model.json", json.dumps(described | {"data": training.sets.facts.to_tree()}, indent=2) + "\n")
     write_text(training.path / RESULT, json.dumps(summary, indent=2) + "\n")

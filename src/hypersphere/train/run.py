@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from .._tensors import checksum_of
 from ..data import Graph
 from ..data.augment import as_stored
 from ..rotation.merging import holds_rotations, merge_state_dict
@@ -223,12 +224,20 @@ def _fill(module: nn.Module, file: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a file in final/, each compared with its checksum in model.json."""
     if not file.is_file():
         raise ValueError(f"{file} is missing")
+    sums = _json(file.with_name("model.json")).get("checksums")
+    known = sums.get(file.stem) if isinstance(sums, Mapping) else None
+    if not isinstance(known, Mapping):
+        raise ValueError(f"{file.with_name('model.json')} is malformed: it has no checksums of {file.name}")
     try:
         with safe_open(os.fspath(file), framework="pt") as opened:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # it is no dict
             aliases = json.loads((opened.metadata() or {}).get("aliases", "{}"))
+        for name, value in tensors.items():
+            if known.get(name) != checksum_of(value):
+                raise ValueError(f"the checksum of {name!r} is wrong")
         return tensors | {alias: tensors[name] for alias, name in aliases.items()}
     except (SafetensorError, ValueError, RecursionError, OSError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} cannot be read: {line(error)}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -50,6 +51,8 @@ def scores(run: Run, split: str | None = None, config: Config | None = None) -> 
         there += targets[kept].bincount(minlength=len(run.labels))
         right += targets[kept & hits].bincount(minlength=len(run.labels))
         total += float(loss) * int(kept.sum())
+    if not math.isfinite(total):
+        raise ValueError(f"the loss of {run.path} is not finite: its weights are no good")
     energies = building.energies(classifier.network, classifier.head, run.config.energy)
     return {
         "split": split,

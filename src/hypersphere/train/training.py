@@ -18,6 +18,7 @@ from torch.nn.utils.parametrize import cached
 from .. import _checks
 from . import checkpoint, display, folder, tasks
 from . import sets as data_sets
+from ._reading import steps
 from .config import Config
 from .distributed import World
 from .folder import Result
@@ -278,6 +279,10 @@ class Training:
             return None
         where = self.path / folder.CHECKPOINTS
         found = checkpoint.latest(where) if self.world.speaks else None
+        if self.world.speaks and found is None and where.is_dir() and (there := steps(where)):
+            newest = there[max(there)]
+            why = checkpoint.verify(newest)[0]
+            raise ValueError(f"none of the checkpoints can be read, {why}; move {where} away to begin anew")
         name = self.world.told("" if found is None else found.name)
         return where / name if name else None
 
