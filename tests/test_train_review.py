@@ -349,3 +349,22 @@ def test_a_recipe_may_raise_anything(tmp_path):
         (tmp_path / "mine.py").write_text(text)
         with pytest.raises(ValueError, match=r"mine\.py, line \d+: E"):
             recipes.load(str(tmp_path / "mine.py"))
+
+
+def test_every_step_draws_anew_and_by_the_seed():
+    drawn = []
+
+    class Noisy(nn.Linear):
+        def __init__(self, num_classes=3):
+            super().__init__(5, num_classes)
+
+        def forward(self, x):
+            if self.training:
+                drawn.append(float(torch.rand(())))
+            return super().forward(x)
+
+    models.register("noisy", Noisy)
+    for seed in (0, 0, 1):
+        quiet(own(X, Y, **{"model.name": "noisy", "model.widths": None, "steps": 6, "seed": seed}))
+    assert drawn[:6] == drawn[6:12]
+    assert len(set(drawn)) == 12
