@@ -84,6 +84,12 @@ def floating_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
     return dtype
 
 
+def has_values(name: str, weight: Tensor) -> None:
+    """`weight` of layer `name` is not on the meta device."""
+    if weight.is_meta:
+        raise ValueError(f"the weight of {name!r} has no values on the meta device: load the weights first")
+
+
 def finite_weight(name: str, weight: Tensor) -> None:
     """`weight` of layer `name` has no NaN or infinity (read once, when a model is converted)."""
     if not weight.is_meta and not bool(torch.isfinite(weight).all()):

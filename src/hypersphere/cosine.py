@@ -98,21 +98,29 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def autocasts(x: Tensor) -> bool:
+    """Whether autocast is on for the device of x; the meta device has none."""
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Switch autocast off for the device of x."""
+    return torch.autocast(x.device.type, enabled=False) if autocasts(x) else nullcontext()
+
+
 def _product_dtype(x: Tensor) -> torch.dtype:
     """The dtype of a product with x: its own, or autocast's."""
-    device = x.device.type
-    if x.dtype is torch.float64 or not torch.is_autocast_enabled(device):
+    if x.dtype is torch.float64 or not autocasts(x):
         return x.dtype
-    return torch.get_autocast_dtype(device)
+    return torch.get_autocast_dtype(x.device.type)
 
 
 def _prepared(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, AbstractContextManager[Any]]:
     """Both tensors as a product takes them, and the context that switches autocast off."""
-    dtype, device = _product_dtype(x), x.device.type
+    dtype = _product_dtype(x)
     if dtype is torch.float16:  # it has too little range for weights of any length
         weight = unit(weight.flatten(1)).view_as(weight)
-    autocast = torch.is_autocast_enabled(device)
-    return x.to(dtype), weight.to(dtype), torch.autocast(device, enabled=False) if autocast else nullcontext()
+    return x.to(dtype), weight.to(dtype), without_autocast(x)
 
 
 def _inverse_norm(squares: Tensor, dtype: torch.dtype) -> Tensor:

@@ -165,8 +165,7 @@ def _rows(name: str, neurons: Neurons | StoredNeurons) -> Tensor:
             raise ValueError(f"the weight of {name!r} has no shape yet: run the model once, the layer is lazy")
         with _without_side_effects(neurons.module):
             rows = neurons.matrix()
-    if rows.is_meta:
-        raise ValueError(f"the weight of {name!r} has no values on the meta device: load the weights first")
+    _checks.has_values(name, rows)
     _checks.floating(f"the weight of {name!r}", rows)
     if not rows.numel():
         raise ValueError(f"the weight of {name!r} must not be empty, got the shape {tuple(neurons.tensor.shape)}")

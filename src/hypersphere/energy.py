@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from . import _checks
-from .cosine import accumulation_dtype, apply, inverse_row_norm, unit
+from .cosine import accumulation_dtype, apply, inverse_row_norm, unit, without_autocast
 from .repulsion import Law, finite
 from .sweeps import BatchEnergy, RowEnergies, SampleEnergies, TotalEnergy
 
@@ -96,7 +96,7 @@ def energies(p: Tensor, law: Law, lengths: Tensor | None = None, *, mean: bool =
         known = known - shortest.log() * (points - 1) * copies / pairs
     known = torch.where(alive, known, 0.0)
     wanted = torch.is_grad_enabled() and p.requires_grad
-    with torch.autocast(p.device.type, enabled=False):
+    with without_autocast(p):
         if not each:
             total = apply(TotalEnergy, p, alive, squares, log_scale, law, wanted)[0]
             return finite((total if law.in_logs else total * scale.squeeze(1)) + known.sum(1))
@@ -148,7 +148,7 @@ def estimated_energy(rows: Tensor, law: Law, index: Tensor) -> Tensor:
 def batch_energy(rows: Tensor, labels: Tensor, share: Tensor, law: Law) -> Tensor:
     """Σ_i share_i·e_i with the energies e_i of :func:`sample_energies`; the gradient is formed on the way."""
     wanted = torch.is_grad_enabled() and rows.requires_grad
-    with torch.autocast(rows.device.type, enabled=False):
+    with without_autocast(rows):
         total: Tensor = apply(BatchEnergy, rows, labels, share.to(rows.dtype), law, wanted)[0]
     return total
 
@@ -158,7 +158,7 @@ def sample_energies(rows: Tensor, labels: Tensor, law: Law) -> Tensor:
 
     Classes with a zero weight count as if they were not there.
     """
-    with torch.autocast(rows.device.type, enabled=False):
+    with without_autocast(rows):
         energies: Tensor = apply(SampleEnergies, rows, labels, law)
     return energies
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.utils import _ntuple
 
 from . import _checks
-from .cosine import cosine_conv, cosine_linear
+from .cosine import autocasts, cosine_conv, cosine_linear
 from .guards import watch
 from .similarity import Similarity, cosine, resolve
 
@@ -203,7 +203,7 @@ def check_pair(input: Tensor, weight: Tensor) -> None:
     """Both are floating point tensors of one dtype, or autocast is on."""
     _checks.floating("input", input)
     _checks.floating("weight", weight)
-    if input.dtype is not weight.dtype and not torch.is_autocast_enabled(input.device.type):
+    if input.dtype is not weight.dtype and not autocasts(input):
         raise TypeError(f"input and weight must have one dtype, got {input.dtype} and {weight.dtype}")
 
 

@@ -27,7 +27,7 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor
 
-from .cosine import unit
+from .cosine import unit, without_autocast
 from .energy import alive_points, exact, group_energy
 from .repulsion import NEAR, Law
 
@@ -167,7 +167,7 @@ RANDOM = ("comhe_random",)
 
 def measured(name: str, rows: Tensor, law: Law, draw: Draw) -> Tensor:
     """The measure of each group, in float32 at least: (G,)."""
-    with torch.autocast(rows.device.type, enabled=False):
+    with without_autocast(rows):
         return REGULARIZERS[name](exact(rows), law, draw)
 
 

@@ -16,7 +16,7 @@ from torch.optim.optimizer import ParamsT
 from torch.optim.sgd import sgd
 
 from . import _checks
-from .cosine import accumulation_dtype
+from .cosine import accumulation_dtype, without_autocast
 
 _FAR_FROM_ORTHOGONAL = 2e-2  # max|XᵀX − I|; beyond it the polish may not converge. bfloat16 rounds to 6e-3
 
@@ -134,7 +134,7 @@ class OGD(Optimizer):
     def _step_orthogonal(self, parameter: Tensor, group: dict[str, Any]) -> None:
         """Six products of X's size beside the iterations; nothing waits for a value."""
         dtype, momentum, iterations = accumulation_dtype(parameter.dtype), group["momentum"], group["iterations"]
-        with torch.autocast(parameter.device.type, enabled=False):
+        with without_autocast(parameter):
             x = parameter.to(dtype)
             m = parameter.grad.to(dtype).neg()  # type: ignore[union-attr]
             if momentum and "momentum_buffer" in self.state[parameter]:
@@ -240,7 +240,7 @@ def _check_orthogonal(x: Tensor) -> None:
         raise ValueError(f"an orthogonal group must hold square matrices (..., m, m), got {shape}")
     if x.is_meta:
         return
-    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+    with torch.no_grad(), without_autocast(x):
         values = x.detach().to(accumulation_dtype(x.dtype))
         gram = values.mT @ values
         error = float((gram - torch.eye(shape[-1], dtype=gram.dtype, device=gram.device)).abs().max())

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from . import _checks
-from .cosine import clamp_cosine, unit
+from .cosine import autocasts, clamp_cosine, unit
 from .layers import SimilarityLike, SphereOptions, answer, check_pair
 
 State = tuple[Tensor, ...]
@@ -158,7 +158,7 @@ class _SphereRecurrent(SphereOptions):
         wanted = [(layers, size) if unbatched else (layers, batch, size) for size in sizes]
         for part in given:
             _checks.floating("hx", part)
-            if part.dtype is not data.dtype and not torch.is_autocast_enabled(data.device.type):
+            if part.dtype is not data.dtype and not autocasts(data):
                 raise TypeError(f"hx must be {data.dtype} as the input is, got {part.dtype}")
         if [tuple(part.shape) for part in given] != wanted:
             raise ValueError(f"hx must have the shapes {wanted}, got {[tuple(part.shape) for part in given]}")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from . import _checks
 from ._draws import generator, unwrapped_name
 from ._progress import track
-from .cosine import accumulation_dtype, inverse_row_norm, unit
+from .cosine import accumulation_dtype, inverse_row_norm, unit, without_autocast
 from .energy import batch_energy, checked_labels, checked_law, estimated_energy, exact, listed
 from .measures import RANDOM, deviation_from_orthonormal, measured
 from .measures import REGULARIZERS as REGULARIZERS
@@ -119,6 +119,8 @@ class EnergyRegularizer:
 
     def per_layer(self) -> dict[str, float]:
         """Every layer's measure as it is now, unweighted and of all its neurons, for logging."""
+        for name, neurons in self.neurons.items():
+            _checks.has_values(name, neurons.stored)
         with torch.no_grad():
             values = [self._measured(name, neurons, sample=False) for name, neurons in self.neurons.items()]
         return {name: value.item() for name, value in zip(self.neurons, values, strict=True)}
@@ -219,7 +221,7 @@ def orthonormal(weight: Tensor, *, normalized: bool = False) -> Tensor:
 def _orthonormal(weight: Tensor, normalized: bool) -> Tensor:
     """The sum over groups of neurons (G, N, d)."""
     rows = weight.to(accumulation_dtype(weight.dtype))
-    with torch.autocast(rows.device.type, enabled=False):
+    with without_autocast(rows):
         return deviation_from_orthonormal(unit(rows) if normalized else rows).sum()
 
 
@@ -282,6 +284,8 @@ def spread(
     checked, law = _checked_measure(measure), checked_law(s, half_space, angular)
     steps, seed = _checks.integer("steps", steps, low=0), _checks.integer("seed", seed)
     found = _to_change("spread", model, layers, exclude, output)
+    for name, neurons in found.items():
+        _checks.has_values(name, neurons.stored)
     for name, neurons in track(found.items(), "spreading neurons"):
         rows = exact(neurons.matrix().detach())
 

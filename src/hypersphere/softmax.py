@@ -8,7 +8,6 @@ Shapes: B batch, C classes, d embedding size.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypedDict
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from . import _checks
-from .cosine import accumulation_dtype, apply, chain, cosine_linear, project, unit
+from .cosine import accumulation_dtype, apply, autocasts, chain, cosine_linear, project, unit, without_autocast
 from .energy import batch_energy, checked_law, sample_energies
 from .guards import watch
 from .layers import SimilarityLike
@@ -143,20 +142,15 @@ class AngularSoftmaxLoss(nn.Module):
             raise ValueError(
                 f"sample_weight must be a tensor of shape {tuple(labels.shape)}, got {_brief(sample_weight)}"
             )
-        with self._full_precision(embeddings):
+        with without_autocast(embeddings):  # a logit of 30 has a resolution of 0.1 in bfloat16
             return self._loss(embeddings.to(weight.dtype), weight, labels, indices_tuple, sample_weight)
 
     def logits(self, embeddings: Tensor) -> Tensor:
         """s·g(θ) + b for all classes (B, C), without a margin: for inference."""
         weight = self.weight
         self._check(embeddings, weight)
-        with self._full_precision(embeddings):
+        with without_autocast(embeddings):  # a logit of 30 has a resolution of 0.1 in bfloat16
             return self._logits(embeddings.to(weight.dtype), weight)[0]
-
-    def _full_precision(self, embeddings: Tensor) -> AbstractContextManager[Any]:
-        """No autocast here: a logit of 30 has a resolution of 0.1 in bfloat16."""
-        device = embeddings.device.type
-        return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
     def _loss(
         self,
@@ -271,7 +265,7 @@ class AngularSoftmaxLoss(nn.Module):
         _checks.floating("embeddings", embeddings)
         if embeddings.dim() != 2 or embeddings.shape[1] != self.embedding_size:
             raise ValueError(f"embeddings must be (B, {self.embedding_size}), got {tuple(embeddings.shape)}")
-        if embeddings.dtype is not weight.dtype and not torch.is_autocast_enabled(embeddings.device.type):
+        if embeddings.dtype is not weight.dtype and not autocasts(embeddings):
             raise TypeError(f"embeddings must be {weight.dtype} as the weight is, got {embeddings.dtype}")
         if labels is None:
             return

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from .cosine import apply, inverse_row_norm, unit
+from .cosine import apply, inverse_row_norm, unit, without_autocast
 from .repulsion import (
     NEAR,
     Law,
@@ -98,7 +98,7 @@ class RowEnergies(Function):
     @staticmethod
     def backward(ctx: Any, a: Tensor, _: Any) -> tuple[Tensor, None, None, None]:
         p, squares, log_scale, peak = ctx.saved_tensors
-        with torch.autocast(p.device.type, enabled=False):
+        with without_autocast(p):
             return apply(_Pull, p, a, squares, log_scale, peak, ctx.law), None, None, None
 
 
@@ -170,7 +170,7 @@ def _curvature(
     largest, shift, log_factor = in_range(a, log_scale, peak, law)
     grad_p, grad_a = torch.zeros_like(p), torch.zeros_like(a)
     for i, j in _tiles(p):
-        with torch.enable_grad(), torch.autocast(p.device.type, enabled=False):
+        with torch.enable_grad(), without_autocast(p):
             x, a_x = _leaf(p[:, i]), _leaf(a[:, i] / largest.squeeze(2))
             y, a_y = (x, a_x) if i == j else (_leaf(p[:, j]), _leaf(a[:, j] / largest.squeeze(2)))
             of_both = None if squares is None else (squares[:, i], squares[:, j])
@@ -254,7 +254,7 @@ class SampleEnergies(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         rows, labels = ctx.saved_tensors
-        with torch.autocast(rows.device.type, enabled=False):
+        with without_autocast(rows):
             return apply(BatchEnergy, rows, labels, grad, ctx.law, True)[1], None, None
 
 
@@ -330,7 +330,7 @@ def _through_unit(grad: Tensor, y: Tensor, inverse: Tensor, into: Tensor) -> Ten
 
 def _class_curvature(rows: Tensor, labels: Tensor, share: Tensor, law: Law, v: Tensor) -> tuple[Tensor, Tensor]:
     """The derivatives of ⟨gradient, v⟩ by the weights and by the shares, by automatic differentiation."""
-    with torch.enable_grad(), torch.autocast(rows.device.type, enabled=False):
+    with torch.enable_grad(), without_autocast(rows):
         leaf, share = rows.detach().requires_grad_(), share.detach().requires_grad_()
         p = unit(leaf)
         squared = torch.where(F.one_hot(labels, len(rows)).bool(), 1.0, 2 - 2 * p[labels] @ p.mT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import reduce, wraps
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .. import _checks
-from ..cosine import accumulation_dtype
+from ..cosine import accumulation_dtype, without_autocast
 
 Product = Callable[[Tensor, Tensor], Tensor]
 INITS = ("identity", "normal")
@@ -106,10 +105,6 @@ def exactly(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     dtype = accumulation_dtype(reduce(torch.promote_types, (t.dtype for t in tensors)))
     with without_autocast(tensors[-1]):
         return function(*(t.to(dtype) for t in tensors)).to(tensors[-1].dtype)
-
-
-def without_autocast(like: Tensor) -> AbstractContextManager[Any]:
-    return nullcontext() if like.is_meta else torch.autocast(like.device.type, enabled=False)
 
 
 class RowsFunction(Function):

@@ -16,6 +16,11 @@ def factors(matrix: Tensor, proper: bool) -> tuple[Tensor, Tensor]:
     Numbers on T's diagonal that are too small to divide by are raised: a singular matrix has a finite gradient.
     """
     if proper:
+        if matrix.is_meta:
+            raise NotImplementedError(
+                "methods 'householder' and 'givens' have no kernel for the meta device (torch.geqrf has none): "
+                "load the weights first, or use 'gram_schmidt'"
+            )
         reflections, scales = torch.geqrf(matrix)
         q, t = torch.linalg.householder_product(reflections, scales), reflections.triu()
     else:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _checks
-from ..cosine import accumulation_dtype
+from ..cosine import accumulation_dtype, without_autocast
 from ..measures import deviation_from_orthonormal
 from .parametrization import rotated
 
@@ -69,7 +69,7 @@ def rotation_penalty(model: nn.Module, weight: float = 0.1, *, squared: bool = T
     for rotation in found:
         matrix, plan = rotation.task.parameter, rotation.plan
         assert matrix is not None
-        with torch.autocast(matrix.device.type, enabled=False):
+        with without_autocast(matrix):
             # a block-diagonal R has the sum of its blocks' squares, one that all share counts as often as it stands
             square = deviation_from_orthonormal(matrix.to(accumulation_dtype(matrix.dtype))).sum()
             square = square * (plan.blocks if plan.shared else 1)

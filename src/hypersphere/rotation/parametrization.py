@@ -17,9 +17,8 @@ from torch.nn.utils import parametrize
 
 from .. import _checks
 from .._draws import generator, stable_hash, unwrapped_name
-from ..cosine import accumulation_dtype
+from ..cosine import accumulation_dtype, without_autocast
 from ..orthogonal import ORTHOGONALIZERS, Orthogonalizer
-from ..orthogonal._method import without_autocast
 from ..selection import from_neuron_rows, neuron_rows
 
 NONE = "none"  # fixed random neurons, no rotation
