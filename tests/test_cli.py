@@ -67,7 +67,15 @@ def test_as_a_module():
         (["--vers"], "hypersphere: unrecognized arguments: --vers; did you mean --version?"),
         (["thomson"], "hypersphere thomson: the following arguments are required: N"),
         (["thomson", "5", "--jso"], "hypersphere thomson: unrecognized arguments: --jso; did you mean --json?"),
-        (["thomson", "5", "--s", "1", "--s=2"], "hypersphere thomson: --s is given twice"),
+        (
+            ["list", "modles"],
+            "hypersphere list: unknown KIND 'modles', did you mean 'models'? (KIND must be one of models, data, "
+            "similarities, losses, methods, measures, optimizers, schedules, augmentations, recipes)",
+        ),
+        (
+            ["export", "run", "--to", "tflite"],
+            "hypersphere export: --to must be one of onnx, torch, safetensors; got 'tflite'",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

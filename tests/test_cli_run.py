@@ -337,7 +337,7 @@ def mine():
         assert main(["train", "mine.py", "--out", "run", "--quiet"]) == 0
     capsys.readouterr()
     assert fails(capsys, "evaluate", "run").endswith(
-        "model.name knows no 'tiny'; if it is your own, give the recipe's file with --recipe"
+        "unknown model.name 'tiny'; if it is your own, give the recipe's file with --recipe"
     )
     with monkeypatch.context() as patch:
         patch.setattr("hypersphere.models._registry.PRESETS", dict(hs.models.PRESETS))

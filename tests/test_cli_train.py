@@ -98,6 +98,20 @@ def test_a_switch_takes_the_next_word_only_if_it_is_its_value(capsys):
     assert printed(["--model.scale", "spherenet"], capsys).model.scale is True
 
 
+def test_of_a_flag_given_twice_the_last_counts(capsys):
+    Path("c.yaml").write_text("seed: 7\nenergy: {s: 1}\n")
+    assert printed(["--seed", "1", "--seed=2"], capsys).seed == 2
+    assert printed(["opt", "--seed=2", "--optimizer.lr", "1", "--seed", "1"], capsys).seed == 1
+    assert printed(["--config", "none.yaml", "--config=c.yaml", "--seed=3", "--seed=5"], capsys).seed == 5
+    assert not printed(["--resume", "--resume", "--resume=false"], capsys).resume
+    assert printed(["--energy", "off", "--energy", "on"], capsys).energy is not None
+    assert printed(["mhe", "--energy", "on", "--energy", "off"], capsys).energy is None
+    assert printed(["--energy.s=3", "--energy=off"], capsys).energy is None
+    assert printed(["--energy=off", "--energy.s=3"], capsys).energy.s == 3
+    assert printed(["--config=c.yaml", "--energy"], capsys).energy.s == 1
+    assert printed(["--energy.s=3", "--energy.s=4", "--rotation", "--rotation=off"], capsys).energy.s == 4
+
+
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
@@ -108,13 +122,20 @@ def test_a_switch_takes_the_next_word_only_if_it_is_its_value(capsys):
         ("--jsn", "unrecognized arguments: --jsn; did you mean --json?"),
         ("--se 1", "unrecognized arguments: --se; did you mean --seed?"),
         ("opt plain", "unrecognized arguments: plain"),
-        ("--seed 1 --seed=1", "--seed is given twice"),
-        ("--resume --resume", "--resume is given twice"),
-        ("--config a --config b", "--config is given twice"),
+        (
+            "--optimizer.learning_rate 1",
+            "unrecognized arguments: --optimizer.learning_rate; did you mean --optimizer.lr?",
+        ),
+        ("--learning-rate=1", "unrecognized arguments: --learning-rate=1; did you mean --optimizer.lr?"),
+        ("--batch 3", "unrecognized arguments: --batch; did you mean --data.batch_size?"),
+        ("--dataset mnist", "unrecognized arguments: --dataset; did you mean --data.name?"),
+        ("--mometum 0.5", "unrecognized arguments: --mometum; did you mean --optimizer.momentum?"),
+        ("--optimizer.foo 1", "unrecognized arguments: --optimizer.foo; there are --optimizer.name, --optimizer.lr, "),
+        ("--rotation.method caley", "unknown rotation.method 'caley', did you mean cayley?"),
         ("opt --config c.yaml", "give RECIPE or --config, not both"),
         ("--out", "argument --out: expected one argument"),
         ("--optimizer.lr nan", "optimizer.lr must be a number > 0, got 'nan'"),
-        ("--model.name cn9", "model.name knows no 'cn9'; did you mean cnn9?"),
+        ("--model.name cn9", "unknown model.name 'cn9', did you mean cnn9?"),
         ("--optimizer.name ogd", "optimizer.name=ogd needs rotation.method=ogd, got none at all"),
         ("--energy.half_space --energy.hidden_weight 0", "energy.half_space concerns hidden layers"),
         ("--config none.yaml", "none.yaml: No such file or directory"),

@@ -416,7 +416,7 @@ def test_bytes_kept_for_the_backward_pass():
         (
             lambda: HF.sphere_conv2d(torch.randn(1, 3, 5, 5), torch.randn(4, 3, 3, 3), padding="some"),
             ValueError,
-            "padding must be one of valid, same; got 'some'",
+            r"unknown padding 'some', did you mean 'same'\? \(padding must be one of valid, same\)",
         ),
     ],
 )

@@ -158,7 +158,7 @@ def test_files_that_are_refused(text, line, write):
 
 def test_a_config_that_cannot_be(write):
     file = write(HEAD + "def f():\n    return Config(model=Model('cnn 9'))\n")
-    assert refused(file) == f"{file}, line 3: ConfigError: model.name knows no 'cnn 9'; did you mean cnn9?"
+    assert refused(file) == f"{file}, line 3: ConfigError: unknown model.name 'cnn 9', did you mean cnn9?"
 
 
 @pytest.mark.parametrize(

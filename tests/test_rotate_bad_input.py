@@ -26,6 +26,7 @@ def test_methods_without_an_identity_start(method):
 
 
 VALUES = {
+    "method_near": ({"method": "caley"}, ValueError, "^unknown method 'caley', did you mean 'cayley'.*gram_schmidt"),
     "init": ({"init": "zeros"}, ValueError, "init.*identity.*normal.*zeros"),
     "neurons": ({"neurons": "free"}, ValueError, "neurons.*fixed.*learned.*free"),
     "blocks_0": ({"blocks": 0}, ValueError, "blocks"),

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ._nearest import unknown
+
 _warned: set[str] = set()
 
 
@@ -58,7 +60,7 @@ def integer(name: str, value: Any, *, low: float = -math.inf) -> int:
 
 def choice(name: str, value: Any, allowed: Any) -> None:
     if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}; got {value!r}")
+        raise ValueError(unknown(name, value, allowed))
 
 
 def floating(name: str, x: Any) -> None:

@@ -23,7 +23,6 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from . import _checks
+from ._nearest import unknown
 from .cosine import accumulation_dtype, apply, chain
 
 _K_RANGE = (1e-4, 1e2)  # of a learnable sigmoid
@@ -221,12 +221,8 @@ def parse(similarity: str) -> tuple[str, tuple[str, ...]]:
     match = re.fullmatch(r"\s*(\w+)\s*(?:\(([^()]*)\))?\s*", similarity)
     name = match[1] if match else similarity
     if not match or name not in SIMILARITIES:
-        near = get_close_matches(name, SIMILARITIES, n=1)
-        meant = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(
-            f"similarity must be one of {', '.join(SIMILARITIES)}, with numbers as in 'sigmoid(0.7)', "
-            f"or a callable; got {similarity!r}{meant}"
-        )
+        also = ", with numbers as in 'sigmoid(0.7)', or a callable"
+        raise ValueError(unknown("similarity", similarity, SIMILARITIES, also))
     return name, tuple(part.strip() for part in match[2].split(",")) if (match[2] or "").strip() else ()
 
 

@@ -14,12 +14,12 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .. import __version__
+from .._nearest import nearest, nearest_keys, unknown
 from ._output import printable, say
 
 COMMANDS = {
@@ -43,25 +43,27 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, printable(f"{self.prog}: {message}") + "\n")
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
-        """As parse_args, but a flag that is given twice is an error, and an unknown one comes with the nearest."""
-        words = argv[: argv.index("--")] if "--" in argv else argv
-        flags = [word.partition("=")[0] for word in words if word.startswith("--")]
-        for i, flag in enumerate(flags):
-            if flag in flags[:i] and flag in self._option_string_actions:
-                self.error(f"{flag} is given twice")
-        options, unknown = self.parse_known_args(argv)
-        if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown)}")
+        """As parse_args, but an unknown flag comes with the nearest."""
+        options, strange = self.parse_known_args(argv)
+        if strange:
+            self.error(f"unrecognized arguments: {' '.join(strange)}{self._hint(strange)}")
         return options
 
-    def _hint(self, unknown: Sequence[str]) -> str:
-        known = [flag for flag in self._option_string_actions if flag.startswith("--")]
-        for flag in (word.partition("=")[0] for word in unknown if word.startswith("--")):
-            near = [each for each in known if each.endswith(f".{flag[2:]}")]
-            near = near or [each for each in known if each.startswith(f"{flag}.")][:1]
-            if near := near or get_close_matches(flag, known, 1, 0.5):
-                return f"; did you mean {' or '.join(near)}?"
+    def _hint(self, strange: Sequence[str]) -> str:
+        known = [flag[2:] for flag in self._option_string_actions if flag.startswith("--")]
+        for key in (word[2:].partition("=")[0] for word in strange if word.startswith("--")):
+            if near := nearest_keys(key, known):
+                return f"; did you mean {' or '.join(f'--{each}' for each in near)}?"
+            group = key.partition(".")[0]
+            if of_group := [each for each in known if each.startswith(f"{group}.")]:
+                return f"; there are {', '.join(f'--{each}' for each in of_group)}"
         return ""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """As argparse's own, with the nearest of the choices."""
+        if action.choices is not None and value not in action.choices:
+            what = "/".join(action.option_strings) or str(action.metavar or action.dest)
+            self.error(unknown(what, value, action.choices))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -111,8 +113,8 @@ def _main(argv: Sequence[str]) -> int:
     if argv and not argv[0].startswith("-"):
         name, *rest = argv
         if name not in COMMANDS:
-            near = get_close_matches(name, COMMANDS, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(COMMANDS)}"
+            near = nearest(name, COMMANDS)
+            hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(COMMANDS)}"
             Parser(prog="hypersphere").error(f"unknown command {name!r}; {hint}")
         command, parser = parser_of(name)
         prepared = getattr(command, "prepared", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
@@ -29,7 +30,6 @@ def loaded(options: argparse.Namespace) -> Run:
     try:
         return load_run(options.run)
     except ValueError as error:
-        if options.recipe is None and ".name knows no" in str(error):
-            said = str(error).partition(";")[0]
-            raise ValueError(f"{said}; if it is your own, give the recipe's file with --recipe") from None
+        if options.recipe is None and (said := re.match(r".*unknown \w+\.name '[^']*'", str(error))):
+            raise ValueError(f"{said[0]}; if it is your own, give the recipe's file with --recipe") from None
         raise

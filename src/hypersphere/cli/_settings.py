@@ -14,16 +14,27 @@ from ..train._values import parse
 from ..train.config import Config, ConfigError, Flag, flags
 
 FOLDERS = ("out", "init_from", "data.root")
-_SWITCH = ("on", "off", "true", "false", "null", "none")  # what turns a whole group on or off
+_OFF = ("off", "false", "null", "none")
+_SWITCH = ("on", "true", *_OFF)  # what turns a whole group on or off
 
 
 class Setting(argparse.Action):
-    """Adds the flag's text to `changes`; `names` are what a shell may complete it with."""
+    """Adds the flag's text to `changes`; `names` are what a shell may complete it with.
+
+    The last of several counts: of one flag, and of a group's flags before the one that turns the group off.
+    """
 
     names: tuple[str, ...] = ()
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
-        namespace.changes = {**namespace.changes, self.option_strings[0][2:]: values}
+        key = self.option_strings[0][2:]
+        turned_off = _type(key) is None and values in _OFF
+        earlier = {
+            name: text
+            for name, text in namespace.changes.items()
+            if name != key and not (turned_off and name.startswith(f"{key}."))
+        }
+        namespace.changes = {**earlier, key: values}
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, overload
 
+from .._nearest import nearest_few
 from . import cifar, digits, faces, idx, image_folder, modelnet, planetoid, text
 from ._dataset import ArrayDataset, Graph, LazyDataset
 
@@ -93,7 +93,7 @@ def load(name: str, root: str | os.PathLike[str] | None = None, split: str = "tr
         '4'
     """
     if not isinstance(name, str) or name not in LOADERS:
-        near = difflib.get_close_matches(str(name), LOADERS, n=3, cutoff=0.5)
+        near = nearest_few(str(name), LOADERS)
         hint = f"; the nearest are {', '.join(near)}" if near else f"; there are {', '.join(LOADERS)}"
         raise ValueError(f"name must be a data set of hypersphere.data.names(), got {name!r}{hint}")
     loader = LOADERS[name]
@@ -102,8 +102,8 @@ def load(name: str, root: str | os.PathLike[str] | None = None, split: str = "tr
         known = [parameter.name for parameter in accepted]
         for option in options:
             if option not in known:
-                near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
-                hint = f" (the nearest is {near[0]})" if near else ""
+                near = nearest_few(option, known, 1)
+                hint = f" (did you mean {near[0]}?)" if near else ""
                 has = f"it has {', '.join(known)}" if known else "it has none"
                 raise ValueError(f"{name} has no option {option!r}{hint}; {has}")
     return loader(_root(root), split, **options)

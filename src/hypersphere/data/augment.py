@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import _checks
+from .._nearest import unknown
 from ._random import SampleGenerator
 
 Augmentation = Callable[[Tensor, SampleGenerator], Tensor]
@@ -281,11 +281,6 @@ def resolve(augment: AugmentationLike) -> Augmentation:
     if isinstance(augment, str) and augment in AUGMENTATIONS:
         return AUGMENTATIONS[augment]
     if isinstance(augment, str) or not callable(augment):
-        near = get_close_matches(str(augment), AUGMENTATIONS, n=1)
-        meant = f" (did you mean {near[0]!r}?)" if near else ""
         error = ValueError if isinstance(augment, str) else TypeError
-        raise error(
-            f"augment must be one of {', '.join(AUGMENTATIONS)}, a callable(inputs, generator) or None; "
-            f"got {augment!r}{meant}"
-        )
+        raise error(unknown("augment", augment, AUGMENTATIONS, ", a callable(inputs, generator) or None"))
     return augment

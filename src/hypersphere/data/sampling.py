@@ -10,7 +10,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -147,10 +146,7 @@ def imbalance(dataset: Dataset[Any], kind: str, seed: int = 0) -> Dataset[Any]:
         >>> imbalance(data, "multiple").labels.bincount()
         tensor([25, 50])
     """
-    if kind not in IMBALANCES:
-        near = get_close_matches(str(kind), IMBALANCES, n=1)
-        meant = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"kind must be one of {', '.join(IMBALANCES)}; got {kind!r}{meant}")
+    _checks.choice("kind", kind, IMBALANCES)
     members = _members(dataset)
     classes = len(members)
     kept = [len(indices) for indices in members]

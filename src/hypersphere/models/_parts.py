@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .. import _checks
+from .._nearest import unknown
 from ..layers import SimilarityLike, SphereConv1d, SphereConv2d, SphereLinear
 from ..selection import select
 
@@ -133,7 +134,7 @@ def initialize(model: nn.Module, init: str, *, output: bool = True) -> None:
     except ValueError:
         numbers = None
     if numbers is None and init not in ("kaiming", "xavier"):
-        raise ValueError(f"init must be one of {', '.join(INITS)}; got {init!r}")
+        raise ValueError(unknown("init", init, INITS))
     for name, neurons in select(model).items():
         if neurons.is_output and not output:
             continue

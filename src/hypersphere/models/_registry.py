@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from .._nearest import nearest_few
 from .cnn import CNN
 from .gan import Discriminator, Generator
 from .gcn import GCN
@@ -65,7 +65,7 @@ def names() -> list[str]:
 def preset(name: str) -> Preset:
     """What is known of a name."""
     if not isinstance(name, str) or name not in PRESETS:
-        near = difflib.get_close_matches(str(name), PRESETS, n=3, cutoff=0.5)
+        near = nearest_few(str(name), PRESETS)
         hint = f"; the nearest are {', '.join(near)}" if near else ""
         raise ValueError(f"name must be a network of hypersphere.models.names(), got {name!r}{hint}")
     return PRESETS[name]
@@ -95,7 +95,7 @@ def create(name: str, num_classes: int | None = None, **options: Any) -> nn.Modu
         allowed = [option for option in accepted if option != "num_classes"]
         for option in options:
             if option not in allowed:
-                near = difflib.get_close_matches(option, allowed, n=1)
+                near = nearest_few(option, allowed, 1)
                 hint = f" (did you mean {near[0]}?)" if near else ""
                 raise ValueError(f"{name} has no option {option!r}{hint}; it has {', '.join(allowed) or 'none'}")
     if num_classes is not None:

@@ -158,7 +158,7 @@ class Config(Group):
         (2.0, None, 10)
         >>> Config(model=Model("cn9.mhe"))
         Traceback (most recent call last):
-        hypersphere.train.config.ConfigError: model.name knows no 'cn9.mhe'; did you mean cnn9.mhe?
+        hypersphere.train.config.ConfigError: unknown model.name 'cn9.mhe', did you mean cnn9.mhe?
     """
 
     seed: int = setting(0, "of all that is random", low=0)

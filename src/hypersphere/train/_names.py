@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from difflib import get_close_matches
+
+from .._nearest import nearest as nearest
 
 _PLAIN = tuple(f"cnn{layers}" for layers in (3, 6, 9, 15, 18, 45, 60, 69))
 
@@ -94,13 +95,6 @@ def known(kind: str) -> tuple[str, ...]:
     module, table = _LIVE.get(kind, ("", ""))
     live = getattr(sys.modules.get(module), table, ())
     return tuple(dict.fromkeys((*NAMES[kind], *live)))
-
-
-def nearest(name: str, among: tuple[str, ...] | list[str]) -> str | None:
-    """The nearest of the names, small and capital letters alike; None if none is near."""
-    small = {each.lower(): each for each in among}
-    near = get_close_matches(name[:100].lower(), small, n=1, cutoff=0.5)
-    return small[near[0]] if near else None
 
 
 def kind_of_data(name: str) -> str | None:

@@ -196,7 +196,7 @@ def _text(key: str, rule: Any, value: str) -> str:
 def unknown_name(key: str, kind: str, value: str) -> ConfigError:
     near = _names.nearest(value, _names.known(kind))
     hint = f"did you mean {near}?" if near else f"there are {', '.join(_names.known(kind))}"
-    return ConfigError(f"{key} knows no {shown(value)}; {hint}")
+    return ConfigError(f"unknown {key} {shown(value)}, {hint}")
 
 
 def _similarity(key: str, value: str) -> str:

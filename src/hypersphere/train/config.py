@@ -15,6 +15,7 @@ from dataclasses import fields
 from functools import cache
 from typing import Any, NamedTuple, TextIO
 
+from .._nearest import nearest_keys
 from . import _config_file, _names
 from ._groups import Config, Data, Energy, Group, Loss, Model, Optimizer, Rotation, Schedule, group_of, types_of
 from ._values import ConfigError, parse, shown
@@ -84,14 +85,11 @@ def _key(prefix: str, key: Any) -> str:
 def _unknown(prefix: str, names: list[str], key: Any) -> ConfigError:
     text = key if isinstance(key, str) else shown(key)
     everywhere = [flag.key for flag in flags()]
-    near = _names.nearest(text, names)
-    elsewhere = [each for each in everywhere if each.rpartition(".")[2] == text]
+    near = nearest_keys(prefix + text, dict.fromkeys([*(prefix + name for name in names), *everywhere]))
     if prefix + text in everywhere:  # with a dot in a single key
         hint = f"write it as {text.partition('.')[0]}: {{{text.partition('.')[2]}: ...}}"
-    elif elsewhere:
-        hint = f"did you mean {' or '.join(elsewhere)}?"
     elif near:
-        hint = f"did you mean {prefix}{near}?"
+        hint = f"did you mean {' or '.join(near)}?"
     else:
         hint = f"there are {', '.join(prefix + name for name in names)}"
     return ConfigError(f"{_key(prefix, key)} is unknown; {hint}")
