@@ -243,7 +243,28 @@ def test_annealing_counts_training_steps_only():
     other.load_state_dict(head.state_dict())
     assert other.step == 2
     assert torch.equal(other.eval()(x, y), head(x, y))
-    assert "step" not in hs.ASoftmaxLoss(4, 3, margin=2, annealing=False).state_dict()
+
+
+@pytest.mark.parametrize("head", [hs.GASoftmaxLoss, hs.ASoftmaxLoss, hs.SphereFacePlusLoss])
+def test_annealing_on_and_off_load_each_other(head):
+    on, off = head(4, 3, margin=2), head(4, 3, margin=2, annealing=False)
+    on(torch.randn(5, 3), torch.randint(4, (5,)))
+    assert set(on.state_dict()) == set(off.state_dict()) == {"weight", "step"}
+    off.load_state_dict(on.state_dict())
+    assert off.step == 1
+    head(4, 3, margin=2).load_state_dict(off.state_dict())
+    older = {"weight": torch.eye(4, 3)}  # of a head without annealing, which had no step
+    for each in (on, off):
+        each.load_state_dict(older)
+        assert each.step == 1
+        assert torch.equal(each.weight, older["weight"])
+    assert set(older) == {"weight"}
+    nn.Sequential(head(4, 3, margin=2)).load_state_dict({"0.weight": torch.eye(4, 3)})
+
+
+@pytest.mark.parametrize("head", [hs.WSoftmaxLoss, hs.SSoftmaxLoss, hs.AMSoftmaxLoss, hs.ArcFaceLoss])
+def test_heads_that_cannot_anneal_have_no_step(head):
+    assert set(head(4, 3).state_dict()) == {"weight"}
 
 
 def test_annealing_is_the_schedule_of_sphereface():

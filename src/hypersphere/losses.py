@@ -61,7 +61,7 @@ class WSoftmaxLoss(AngularSoftmaxLoss):
         similarity: SimilarityLike = "cosine",
         **options: Unpack[HeadOptions],
     ) -> None:
-        super().__init__(num_classes, embedding_size, similarity, **options)
+        super().__init__(num_classes, embedding_size, similarity, annealing=None, **options)
 
 
 class SSoftmaxLoss(AngularSoftmaxLoss):
@@ -82,7 +82,8 @@ class SSoftmaxLoss(AngularSoftmaxLoss):
         scale: float = 30.0,
         **options: Unpack[HeadOptions],
     ) -> None:
-        super().__init__(num_classes, embedding_size, similarity, None, _checks.number("scale", scale), **options)
+        scale = _checks.number("scale", scale)
+        super().__init__(num_classes, embedding_size, similarity, None, scale, annealing=None, **options)
 
 
 class GASoftmaxLoss(AngularSoftmaxLoss):
@@ -183,7 +184,7 @@ class AMSoftmaxLoss(AngularSoftmaxLoss):
     ) -> None:
         m = _checks.number("margin", margin, low=0.0, high=1.0, hint=" (a difference of cosines)")
         scale = _checks.number("scale", scale)
-        super().__init__(num_classes, embedding_size, "cosine", ("additive_cosine", m), scale, **options)
+        super().__init__(num_classes, embedding_size, "cosine", ("additive_cosine", m), scale, None, **options)
 
 
 class ArcFaceLoss(AngularSoftmaxLoss):
@@ -210,4 +211,4 @@ class ArcFaceLoss(AngularSoftmaxLoss):
             )
             raise ValueError(f"margin must be an angle in radians in [0, π), got {margin!r}{degrees}")
         scale = _checks.number("scale", scale)
-        super().__init__(num_classes, embedding_size, "cosine", ("additive_angle", number), scale, **options)
+        super().__init__(num_classes, embedding_size, "cosine", ("additive_angle", number), scale, None, **options)

@@ -58,7 +58,8 @@ class AngularSoftmaxLoss(nn.Module):
         scale: None for the embedding's own norm, or the length that embeddings are given.
         annealing: True for :func:`sphereface_annealing`, False, or a callable of the step n (a 0-d int64 tensor): the
             target is (λ·g + margin)/(1 + λ). n counts forward passes in training mode with grad enabled; the first
-            has n = 1.
+            has n = 1. It is the buffer `step`, which is there with False too, so that both load each other's
+            state_dict; a state_dict without it leaves it as it is. None: a head that has no annealing, and no `step`.
     """
 
     is_loss_head = True
@@ -72,7 +73,7 @@ class AngularSoftmaxLoss(nn.Module):
         similarity: SimilarityLike = "cosine",
         margin: tuple[str, float] | None = None,
         scale: float | None = None,
-        annealing: Annealing = False,
+        annealing: Annealing | None = False,
         *,
         bias: bool = False,
         class_weight: Tensor | Sequence[float] | None = None,
@@ -106,10 +107,10 @@ class AngularSoftmaxLoss(nn.Module):
         self.reset_parameters()
         watch(self)
         self.similarity = resolve(similarity, self.num_classes, **factory)
-        if not isinstance(annealing, bool) and not callable(annealing):
+        if annealing is not None and not isinstance(annealing, bool) and not callable(annealing):
             raise TypeError(f"annealing must be True, False or a callable of the step, got {annealing!r}")
         self.annealing = sphereface_annealing if annealing is True else annealing or None
-        if self.annealing is not None:
+        if annealing is not None:
             self.register_buffer("step", torch.zeros((), dtype=torch.int64, device=device))
         self.register_buffer("class_weight", self._checked_class_weight(class_weight, factory), persistent=False)
 
@@ -117,6 +118,11 @@ class AngularSoftmaxLoss(nn.Module):
         nn.init.xavier_normal_(self.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if "step" in self._buffers:  # older state_dicts of heads without annealing have none
+            state_dict.setdefault(prefix + "step", self.step)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
