@@ -7,7 +7,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import hypersphere as hs
-from hypersphere.similarity import SIMILARITIES, angle, parse, resolve
+from hypersphere.similarity import SIMILARITIES, LearnableSigmoid, _ClampWithReturn, angle, parse, resolve, sigmoid
 from tests import reference
 
 STRINGS = [*SIMILARITIES, "linear(-0.5, 0.8)", "sigmoid(0.1)", "sigmoid(0.7)", "sigmoid(25)"]
@@ -172,3 +172,61 @@ def test_bad_numbers():
 
 def test_printed_as_the_string_that_makes_it():
     assert "similarity=sigmoid(0.7)" in repr(hs.SphereLinear(2, 3, similarity=" sigmoid( 0.7 )"))
+
+
+# ---- a learned k beyond its range
+
+
+@pytest.mark.parametrize("start", [10.0, -20.0])
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.SGD])
+def test_log_k_comes_back_from_beyond_its_range(start, optimizer):
+    g = LearnableSigmoid()
+    with torch.no_grad():
+        g.log_k.fill_(start)
+    assert 0.9e-4 < g.k < 101
+    steps = optimizer(g.parameters(), lr=0.5)
+    for _ in range(300):
+        steps.zero_grad()
+        (g.k.log() - math.log(0.5)).square().backward()
+        steps.step()
+    assert g.k.item() == pytest.approx(0.5, rel=0.05)
+
+
+def test_log_k_comes_back_by_what_the_layer_gives():
+    c = torch.linspace(-1, 1, 101).view(1, -1)
+    wanted = sigmoid(c, 0.5)
+    g = LearnableSigmoid()
+    with torch.no_grad():
+        g.log_k.fill_(10.0)
+    steps = torch.optim.Adam(g.parameters(), lr=0.3)
+    for _ in range(100):
+        steps.zero_grad()
+        (g(c) - wanted).square().mean().backward()
+        steps.step()
+    assert g.k.item() == pytest.approx(0.5, rel=0.1)
+
+
+@pytest.mark.parametrize(("start", "inward"), [(10.0, 1.0), (-20.0, -1.0)])
+def test_log_k_goes_no_further_out(start, inward):
+    """Descent along an inward gradient returns; an outward one is dropped, also where both are batched or compiled."""
+    grads = []
+    for k_of in (lambda g: g.k, torch.compile(lambda g: g.k, fullgraph=True, backend="aot_eager")):
+        g = LearnableSigmoid(num_filters=2)
+        with torch.no_grad():
+            g.log_k.copy_(torch.tensor([start, 0.0]))
+        for sign in (inward, -inward):
+            grads.append(torch.autograd.grad((k_of(g).log() * sign).sum(), g.log_k)[0].tolist())
+    torch.testing.assert_close(grads, 2 * [[inward, inward], [0.0, -inward]])
+    per_sample = torch.func.vmap(torch.func.grad(lambda x, sign: (_clamped(x) * sign).sum()), (None, 0))
+    both = per_sample(torch.tensor([start]), torch.tensor([inward, -inward]))
+    assert both.flatten().tolist() == [inward, 0.0]
+
+
+def test_log_k_is_smooth_inside():
+    log_k = torch.tensor([-9.0, -1.0, 0.0, 4.5], dtype=torch.float64, requires_grad=True)
+    assert gradcheck(_clamped, log_k)
+    assert gradgradcheck(lambda x: _clamped(x).exp(), log_k)
+
+
+def _clamped(x):
+    return _ClampWithReturn.apply(x, math.log(1e-4), math.log(1e2))

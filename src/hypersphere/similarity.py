@@ -88,7 +88,8 @@ class LearnableSigmoid(nn.Module):
     Args:
         num_filters: how many filters, or None.
         k: where k starts, in [1e-4, 100] (the paper's 0.5). It stays in this range, beyond which g is a step or, to
-            2e-5, the linear similarity, and nothing is left to learn.
+            2e-5, the linear similarity, and nothing is left to learn. An optimizer that steps beyond it with log_k
+            gets the gradients that lead back, and no others.
 
     Example:
         >>> g = LearnableSigmoid(num_filters=3)
@@ -116,7 +117,9 @@ class LearnableSigmoid(nn.Module):
 
     @property
     def k(self) -> Tensor:
-        return self.log_k.to(accumulation_dtype(self.log_k.dtype)).clamp(*map(math.log, _K_RANGE)).exp()
+        log_k = self.log_k.to(accumulation_dtype(self.log_k.dtype))
+        clamped: Tensor = apply(_ClampWithReturn, log_k, *map(math.log, _K_RANGE))
+        return clamped.exp()
 
     def forward(self, c: Tensor) -> Tensor:
         if self.num_filters is None:
@@ -253,6 +256,27 @@ class _LinearOfCosine(Function):
         (c,) = ctx.saved_tensors
         slope = _slope(c.to(accumulation_dtype(c.dtype)))
         return chain(slope, ("mul", grad), ("mul", -ctx.a)).to(c.dtype), None, None
+
+
+class _ClampWithReturn(Function):
+    """clamp(x, low, high); beyond the range a gradient whose descent leads back passes, one that leads out does not."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, low: float, high: float) -> Tensor:
+        return x.clamp(low, high)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, ctx.low, ctx.high = inputs
+        ctx.save_for_backward(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (x,) = ctx.saved_tensors
+        outward = ((x < ctx.low) & (grad > 0)) | ((x > ctx.high) & (grad < 0))
+        return grad.masked_fill(outward, 0.0), None, None
 
 
 class _SigmoidOfCosine(Function):
