@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from . import _checks
+from .guards import changed
 from .layers import SimilarityLike, SphereConv1d, SphereConv2d, SphereConv3d, SphereLinear, SphereOptions, check_scale
 from .selection import Specs, as_list, never_called, nothing_found, select, select_to_change
 from .similarity import resolve
@@ -90,11 +91,14 @@ def spherize(
         if isinstance(similarity, str) and isinstance(made := resolved[name], nn.Module):
             made.train(neurons.module.training)
 
+    before = set(model.parameters())
     for name, neurons in chosen.items():
         layer = neurons.module
         layer.__class__ = _SPHERE_CLASS[type(layer)]
         assert isinstance(layer, SphereOptions)
         layer._set_sphere(resolved[name], scale, len(neurons.tensor))
+    learned = [(n.tensor, [p for p in n.module.parameters() if p not in before]) for n in chosen.values()]
+    changed("spherize", [(weight, added) for weight, added in learned if added])
     if skipped:
         _checks.warn(f"spherize left {', '.join(skipped)} plain: torch reads their weights without calling them")
     if scale is None and (bounded := [name for name, n in chosen.items() if n.is_output]):

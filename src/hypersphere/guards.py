@@ -1,18 +1,23 @@
-"""Two traps of optimizers that are silent: one warning, one refusal.
+"""Three traps of optimizers that are silent: two warnings, one refusal.
 
 A sphere layer's output does not change with its weights' length, so weight decay regularizes nothing; it only shortens
 the weights, and with them the gradient grows as 1/‖w‖. :func:`hypersphere.param_groups` keeps decay away from them.
+
+An optimizer made before `rotate`, `merge` or `spherize` lacks the parameters that these add, or steps parameters that
+the model no longer has.
 
 Matrices that :class:`hypersphere.OGD` keeps orthogonal would be so no more after one step of another optimizer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
-from weakref import WeakSet
+from weakref import ReferenceType, WeakSet, ref
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
@@ -38,6 +43,10 @@ class Watch:
 
     def add(self, module: nn.Module) -> None:
         self._modules.add(module)
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Optimizers that were looked at are so once more."""
         self._seen.clear()
         if self._hook is None:
             self._hook = register_optimizer_step_pre_hook(self._before_step)
@@ -76,6 +85,62 @@ def _look_for_decay(optimizer: Optimizer, modules: list[nn.Module]) -> None:
 
 
 _scale_free = Watch(_look_for_decay)
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What a verb did to one layer; nothing of it is kept alive."""
+
+    verb: str
+    known_by: ReferenceType[Tensor]  # a parameter from before it: what holds it and not `added` was made before
+    added: tuple[ReferenceType[Tensor], ...]  # none: `known_by` is no longer the model's
+
+
+_changes: list[_Change] = []
+
+
+def changed(verb: str, layers: Collection[tuple[Tensor, Collection[Tensor]]]) -> None:
+    """From now on optimizers that know only what was before are warned of, once, when they step.
+
+    Args:
+        verb: what changed the model.
+        layers: a parameter that an optimizer from before holds, and those that it should hold too; none if the first
+            is no longer the model's.
+    """
+    gone = {known_by for known_by, added in layers if not added}
+    _changes[:] = [
+        each for each in _changes if each.known_by() is not None and not any(new() in gone for new in each.added)
+    ]
+    _changes.extend(_Change(verb, ref(known_by), tuple(map(ref, added))) for known_by, added in layers)
+    _outdated.look_again()
+
+
+def _look_for_outdated(optimizer: Optimizer, _: list[nn.Module]) -> None:
+    held = _held(optimizer)
+    for change in _changes:
+        known_by = change.known_by()
+        if known_by is None or known_by not in held:
+            continue
+        name = f"{type(optimizer).__name__} was made before hypersphere.{change.verb}"
+        if not change.added:
+            warn_once(f"{name} and holds parameters that the model no longer has: make it after")
+            continue
+        missing = {p for each in change.added if (p := each()) is not None and p.requires_grad and p not in held}
+        if missing and not _held_elsewhere(missing):
+            warn_once(f"{name} and does not hold the parameters that this added: make it after")
+
+
+def _held(optimizer: Optimizer) -> set[Tensor]:
+    return {parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]}
+
+
+def _held_elsewhere(parameters: set[Tensor]) -> bool:
+    """Whether some optimizer holds one of them: two may share a layer. Takes a while, and is asked in doubt alone."""
+    optimizers = (each for each in gc.get_objects() if issubclass(type(each), Optimizer))
+    return any(not parameters.isdisjoint(_held(each)) for each in optimizers)
+
+
+_outdated = Watch(_look_for_outdated)
 
 
 def _refuse_orthogonal(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

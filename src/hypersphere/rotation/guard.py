@@ -25,11 +25,9 @@ def _check(name: str, groups: dict[nn.Parameter, dict[str, Any]], each: Rotated)
     if numbers is None:
         return
     if numbers not in groups:
-        if each.neurons in groups and not plan.learned and numbers.requires_grad:
-            warn_once(
-                f"{name} holds fixed neurons and not their rotation: it was made before hypersphere.rotate (or for "
-                "another task); make it after"
-            )
+        others = [task.parameter for task in each.rotation.tasks.values()]
+        if numbers.requires_grad and any(other in groups for other in others):
+            warn_once(f"{name} holds the rotations of another task than {each.rotation.active!r}: make one for each")
     elif plan.method == "ogd" and not groups[numbers].get("orthogonal"):
         raise ValueError(
             f"{name} would not keep the matrix of layer {shown(each.name)!r} orthogonal: give the groups of "

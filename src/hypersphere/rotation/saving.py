@@ -81,10 +81,9 @@ def load_rotations(model: M, path: str | os.PathLike[str]) -> M:
             ready.append((entry, found, _checked(path, whole, entry, found, file.tensors)))
     _check_rest(path, whole, file)
 
+    attach("load_rotations", [(found, rotation) for _, found, rotation in ready if isinstance(found, Neurons)])
     for entry, found, rotation in ready:
-        if isinstance(found, Neurons):
-            attach(found, rotation)
-        else:
+        if isinstance(found, Rotated):
             if entry.task not in found.rotation.tasks:
                 found.rotation.add_module(entry.task, rotation.task)
             activate(found, entry.task)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from .. import _checks
+from ..guards import changed
 from ..orthogonal import BUILT_IN, INITS, ORTHOGONALIZERS, Orthogonalizer
 from ..selection import Neurons, Specs, as_list, matches, nothing_found, select, select_to_change
 from . import guard
@@ -105,8 +106,7 @@ def rotate(
             name: Rotation(plan, _parameter(found[name]), order(found[name]), mixed(seed, name))
             for name, plan in made.items()
         }
-    for name, rotation in rotations.items():
-        attach(found[name], rotation)
+    attach("rotate", [(found[name], rotation) for name, rotation in rotations.items()])
     return model
 
 
@@ -125,8 +125,10 @@ def merge(model: M) -> M:
     found = rotated_strictly("merge", model)
     for each in found:
         _check_mergeable(each)
+    gone = [task.parameter for each in found for task in each.rotation.tasks.values()]
     for each in found:
         _detach(each)
+    changed("merge", [(numbers, ()) for numbers in gone if numbers is not None])
     return model
 
 
@@ -155,13 +157,15 @@ def order(neurons: Neurons) -> list[str]:
     return list(neurons.module._parameters)
 
 
-def attach(neurons: Neurons, rotation: Rotation) -> None:
-    """Puts the parametrization in place; nothing is computed."""
-    weight = _parameter(neurons)
-    rotation.train(neurons.module.training)
-    parametrize.register_parametrization(neurons.module, neurons.tensor_name, rotation, unsafe=True)
-    weight.requires_grad_(rotation.learned)
-    guard.ROTATED.add(neurons.module)
+def attach(verb: str, pairs: list[tuple[Neurons, Rotation]]) -> None:
+    """Puts the parametrizations in place; nothing is computed."""
+    added = [(_parameter(neurons), rotation.task.parameter) for neurons, rotation in pairs]
+    for (neurons, rotation), (weight, _) in zip(pairs, added, strict=True):
+        rotation.train(neurons.module.training)
+        parametrize.register_parametrization(neurons.module, neurons.tensor_name, rotation, unsafe=True)
+        weight.requires_grad_(rotation.learned)
+        guard.ROTATED.add(neurons.module)
+    changed(verb, [(weight, (numbers,)) for weight, numbers in added if numbers is not None])
 
 
 def _detach(each: Rotated) -> None:
