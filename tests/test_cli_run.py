@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -102,15 +103,18 @@ def test_evaluate_lists_the_worst_of_many_classes(capsys):
     assert [line.split()[0] for line in lines[5:]] == [r"'\n'", *(f"c{i}" for i in range(59, 21, -2))]
 
 
-def test_evaluate_takes_data_from_elsewhere(folder, capsys, monkeypatch, digits):
+def test_evaluate_takes_data_from_elsewhere(folder, capsys, monkeypatch, digits, tmp_path):
     seen = []
 
     def load(root, split):
         seen.append(str(root))
         return digits.subset(range(100))
 
-    monkeypatch.setitem(hs.data.LOADERS, "digits", load)
-    code, out, _ = run(capsys, "evaluate", folder, "--data.root", "elsewhere", "--json")
+    monkeypatch.setitem(hs.data.LOADERS, "scans", load)
+    moved = shutil.copytree(folder, tmp_path / "run")
+    config = moved / "config.json"
+    config.write_text(config.read_text().replace('"digits"', '"scans"'))
+    code, out, _ = run(capsys, "evaluate", str(moved), "--data.root", "elsewhere", "--json")
     assert (code, set(seen), json.loads(out)["samples"]) == (0, {"elsewhere"}, 100)
 
 

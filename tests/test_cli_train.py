@@ -271,8 +271,8 @@ def test_a_type_error_of_ours_is_a_line(monkeypatch, capsys):
 @pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
 def test_interrupted(stop, code, monkeypatch, capsys):
     fails(monkeypatch, stop)
-    assert main(["train", "opt", "--seed", "3", "--data.root=a b"]) == code
-    line = "hypersphere train opt --seed=3 '--data.root=a b' --out=runs/opt --resume=true"
+    assert main(["train", "opt", "--seed", "3", "--data.name=mnist", "--data.root=a b"]) == code
+    line = "hypersphere train opt --seed=3 --data.name=mnist '--data.root=a b' --out=runs/opt --resume=true"
     assert capsys.readouterr() == ("", f"hypersphere train: to go on: {line}\n")
     Path("c.yaml").write_text("seed: 1\n")
     assert main(["train", "--config", "c.yaml", "--out", "x", "--resume"]) == code

@@ -182,6 +182,7 @@ def test_flags_are_read_by_the_field_s_type(key, text, value):
         "optimizer.betas": {"optimizer.name": "adam"},
         "model.scale": {"model.similarity": "cosine"},
         "rotation.inner": {"rotation.sample": "0.5"},
+        "data.root": {"data.name": "mnist"},
     }.get(key, {})
     made = apply(Config(), {key: text, **together})
     *groups, name = key.split(".")

@@ -25,6 +25,6 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
         os.replace(temporary, target)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno and error.filename is None:  # a full disk names no file
+        if isinstance(error, OSError) and error.errno:  # which names the temporary file, or on a full disk none
             raise OSError(error.errno, error.strerror, str(target)) from None
         raise

@@ -15,34 +15,35 @@ from ._dataset import LazyDataset
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm")
 # Formats whose decoders read pixels and run nothing (Pillow's EPS, for one, calls Ghostscript).
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM")
+_IMAGE = f"*{{{','.join(SUFFIXES)}}}"  # as in a shell
 SPLITS = ("train", "val", "test")
 # The largest image taken: a small file can promise billions of pixels.
 PIXELS = 1 << 25
 
 
 def image_folder(root: Path | None, split: str) -> LazyDataset:
-    """Images uint8 (3, H, W), each of its own size, from root/split/class/*.jpeg; classes are sorted by name.
+    """Images uint8 (3, H, W), each of its own size, from root/split/class/*.png; classes are sorted by name.
 
-    A root without folders train, val or test is taken as root/class/*.jpeg, which is split train. A damaged image is
-    named when it is asked for.
+    A root without folders train, val or test is taken as root/class/*.png, which is split train. All of
+    :data:`SUFFIXES` are read. A damaged image is named when it is asked for.
     """
     _checks.choice("split", split, SPLITS)
     if root is None:
         raise ValueError(
             "image_folder needs root, or the environment variable HYPERSPHERE_DATA: a folder of your own, or ImageNet "
-            "from https://image-net.org, with root/<class>/*.png or root/train/<class>/*.JPEG"
+            f"from https://image-net.org, with root/<class>/{_IMAGE} or root/train/<class>/{_IMAGE}"
         )
     if not root.is_dir():
-        raise ValueError(f"image_folder: {root} is no folder; expected {root}/<class>/*.png, nothing is fetched")
+        raise ValueError(f"image_folder: {root} is no folder; expected {root}/<class>/{_IMAGE}")
     folder = root / split
     divided = any(_files.folders(root / part) for part in SPLITS)
     if not divided or not folder.is_dir():
         if divided or split != "train" or not root.is_dir():
-            raise ValueError(f"image_folder: {folder} is missing; expected {folder}/<class>/*.jpeg, nothing is fetched")
+            raise ValueError(f"image_folder: {folder} is missing; expected {folder}/<class>/{_IMAGE}")
         folder = root
     classes = _files.folders(folder)
     if not classes:
-        raise ValueError(f"image_folder: {folder} has no folders; expected {folder}/<class>/*.jpeg, nothing is fetched")
+        raise ValueError(f"image_folder: {folder} has no folders; expected {folder}/<class>/{_IMAGE}")
     return lazy(folder, classes)
 
 

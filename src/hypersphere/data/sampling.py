@@ -8,7 +8,7 @@ and ``.subset(indices)``. What is random comes from :mod:`hypersphere.data._rand
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -284,16 +284,25 @@ def _fetch(
     made: list[Tensor] = []
     labels_of_items: list[Any] = []
     for i in indices.tolist():
-        x, y = dataset[i]
+        x, y = _pair(dataset, i)
         made.append(_augmented(torch.as_tensor(x).unsqueeze(0), augmentation, SampleGenerator(seed, epoch, [i])))
         labels_of_items.append(y)
         if made[-1].shape != made[0].shape:
             first, this = (tuple(x.shape[1:]) for x in (made[0], made[-1]))
+            images = len(first) == len(this) == 3 and first[0] == this[0]
+            remedy = "bring images to one size by data.size of a training or augment='imagenet' of batches: "
             raise ValueError(
-                f"samples of a batch must have one shape, got {first} and {this} (sample {i}); an augment such as "
-                "'imagenet' or 'imagenet.eval' brings images to one size, and so does data.size of a training"
+                f"{remedy if images else ''}samples of a batch must have one shape, got {first} and {this} (sample {i})"
             )
     return torch.cat(made), torch.stack([torch.as_tensor(y) for y in labels_of_items])
+
+
+def _pair(dataset: Dataset[Any], i: int) -> tuple[Any, Any]:
+    item = dataset[i]
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        came = f"a {type(item).__name__} of {len(item)}" if isinstance(item, tuple | list) else type(item).__name__
+        raise TypeError(f"dataset[{i}] must be a pair (input, label), got {came}")
+    return item[0], item[1]
 
 
 def _augmented(inputs: Tensor, augmentation: Augmentation, generator: SampleGenerator) -> Tensor:
@@ -305,7 +314,16 @@ def _augmented(inputs: Tensor, augmentation: Augmentation, generator: SampleGene
 
 
 def _length(dataset: Any) -> int:
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__") or isinstance(dataset, IterableDataset):
+    if isinstance(dataset, np.ndarray | Tensor):
+        raise TypeError(
+            f"dataset must be a torch Dataset of (input, label), got {type(dataset).__name__}; "
+            "hypersphere.data.ArrayDataset(torch.as_tensor(inputs), labels, classes) makes one of arrays"
+        )
+    if (
+        not hasattr(dataset, "__len__")
+        or not hasattr(dataset, "__getitem__")
+        or isinstance(dataset, IterableDataset | Mapping)
+    ):
         raise TypeError(f"dataset must have len() and dataset[i], got {type(dataset).__name__}")
     n = len(dataset)
     if not n:

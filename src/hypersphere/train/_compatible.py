@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import _names
@@ -62,6 +63,8 @@ def _model(model: Model) -> None:
 
 
 def _data(data: Data, model: Model) -> None:
+    if data.root is not None and data.name == "digits":
+        raise ConfigError(f"data.name=digits reads no files, but data.root is given: {_name_for(data.root)}")
     kind, wanted = _names.kind_of_data(data.name), _names.kind_of_model(model.name)
     _needs(
         kind is not None and wanted is not None and kind != wanted,
@@ -88,6 +91,15 @@ def _data(data: Data, model: Model) -> None:
             f"data.{key}: the samples of a graph are split already, got data.name={data.name}",
         )
     _needs(data.imbalance is not None and kind == "text", "data.imbalance: text has no classes, got data.name=text")
+
+
+def _name_for(root: str) -> str:
+    """What data.name may be meant by a root, by a look at the folder."""
+    where = Path(root).expanduser()
+    there = [name for name, folders in _names.FOLDERS.items() if any((where / each).is_dir() for each in folders)]
+    if there:
+        return f"set data.name to what is there, {' or '.join(there)}"
+    return "set data.name=image_folder for your own images"
 
 
 def _loss(loss: Loss) -> None:

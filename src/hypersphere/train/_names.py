@@ -66,6 +66,15 @@ _LIVE = {
     "method": ("hypersphere.orthogonal", "ORTHOGONALIZERS"),
 }
 
+#: data sets that are known by a folder of their official files
+FOLDERS: dict[str, tuple[str, ...]] = {
+    "mnist": ("MNIST/raw", "mnist", "MNIST"),
+    "fashion_mnist": ("FashionMNIST/raw", "fashion-mnist", "fashion_mnist", "FashionMNIST"),
+    "cifar10": ("cifar-10-batches-bin", "cifar-10-batches-py"),
+    "cifar100": ("cifar-100-binary", "cifar-100-python"),
+    "modelnet": ("modelnet40_ply_hdf5_2048", "modelnet10_ply_hdf5_2048"),
+}
+
 #: what the optimizers have, of what a config can set
 MOMENTUM = ("sgd", "ogd", "rmsprop")
 BETAS = ("adam", "adamax", "adamw", "nadam", "radam")

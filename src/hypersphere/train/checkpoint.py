@@ -203,7 +203,8 @@ def _write(
             if aside.exists() and not target.exists():
                 os.rename(aside, target)
             if isinstance(error, OSError | SafetensorError):
-                raise OSError(f"checkpoint {target} could not be written: {line(error)}") from error
+                why = getattr(error, "strerror", None) or line(error)  # an OSError names the temporary file too
+                raise OSError(f"checkpoint {target} could not be written: {why}") from error
             raise
         _tidy(folder)
         _prune(folder, step, keep)

@@ -123,6 +123,12 @@ class Classification(Task):
 
     def __init__(self, config: Config, sets: Sets, world: World, start: nn.Module | None = None) -> None:
         super().__init__(config, sets, world)
+        classes = sets.facts.classes
+        if len(classes) < 2:
+            raise ValueError(
+                f"data.name={config.data.name}: a classifier needs at least two classes, got {len(classes)}"
+                f"{f', {classes[0]!r}' if classes else ''}"
+            )
         self.model = building.classifier(config, sets.facts)
         if start is not None:
             building.start_from(self.model, start, str(config.init_from))

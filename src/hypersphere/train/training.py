@@ -100,10 +100,10 @@ class Training:
                     self.screen.note(f"resumed at step {self.done.step} of {self.total}")
                 else:
                     self.line({"split": "train", "energies": self.task.energies()})
-                if self.total < FEW and config.steps is None:
-                    self.screen.note(
-                        f"only {self.total} steps in all: more epochs or a smaller data.batch_size give more"
-                    )
+                    if self.total < FEW and config.steps is None:
+                        self.screen.note(
+                            f"only {self.total} steps in all: more epochs or a smaller data.batch_size give more"
+                        )
                 yield
             finally:
                 try:
