@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
+import time
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
+from .. import _checks
 from .config import Config
 from .distributed import World
+
+SLOW = 1.5  # times float32 from which on mixed precision is pointed out as slow
+_ROUNDS = 3
 
 
 class Precision:
@@ -25,6 +33,18 @@ class Precision:
         own = "float16" if self.device == "cuda" and not torch.cuda.is_bf16_supported() else "bfloat16"
         self.dtype = names[own if config.amp is True else str(config.amp)] if config.amp else None
         self.scaler = torch.amp.GradScaler(self.device, enabled=self.dtype == torch.float16)
+
+    def warn_if_slow(self) -> None:
+        """Say so if this CPU has no fast kernels for the type. The type stays: a resumed run must have the same."""
+        if self.dtype is None or self.device != "cpu":
+            return
+        factor = slowdown(self.dtype)
+        if factor >= SLOW:
+            name = str(self.dtype).removeprefix("torch.")
+            _checks.warn_once(
+                f"amp: {name} takes {factor:.1f} times as long as float32 on this CPU (a convolution, measured now); "
+                "amp=false is faster here"
+            )
 
     @property
     def may_skip(self) -> bool:
@@ -59,3 +79,19 @@ class Precision:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state)
+
+
+@cache
+def slowdown(dtype: torch.dtype) -> float:
+    """How many times as long as in float32 a small convolution takes on the CPU in `dtype`, forward and backward."""
+    # No random numbers: a training that measures must be the training that does not.
+    images, filters = torch.ones(16, 32, 16, 16), torch.full((32, 32, 3, 3), 0.01, requires_grad=True)
+    best = {torch.float32: math.inf, dtype: math.inf}
+    for _ in range(_ROUNDS):  # both in turn, so that what else the machine does meets both; the first is a warm-up
+        for each in best:
+            begin = time.process_time()
+            with torch.autocast("cpu", dtype, enabled=each is dtype):
+                made = F.conv2d(images, filters, padding=1)
+            torch.autograd.grad(made.float().sum(), filters)
+            best[each] = min(best[each], time.process_time() - begin)
+    return best[dtype] / max(best[torch.float32], 1e-9)

@@ -76,6 +76,8 @@ class Training:
         self.round = self.eval_every if resampler is None else resampler.inner  # steps between looks at a plateau
         self.schedule = Schedule(config.schedule, config.optimizer.lr, self.total)
         self.precision = Precision(config, world)
+        if world.speaks:
+            self.precision.warn_if_slow()
         self.done = Progress()
         self.best_weights: dict[str, Any] | None = None
         self.saver, self.interruptions = checkpoint.Saver(), Interruptions()
