@@ -109,5 +109,7 @@ def _metavar(flag: Flag) -> str:
     if flag.key in FOLDERS:
         return "DIR"
     words = {None: "on|off", bool: "true|false", str: "NAME", float: "X", int: "N"}
+    if tuple[str, ...] in kinds:
+        return "NAME,..."
     shown = [word for kind, word in words.items() if kind in kinds and not (kind is int and float in kinds)]
     return "|".join(shown) or ("X,X" if flag.key == "optimizer.betas" else "N,...")

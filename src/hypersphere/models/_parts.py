@@ -30,6 +30,7 @@ class Network(nn.Module):
     num_classes: int
     classifier: nn.Module
     init: str | None = None  # of the layers; None: torch's own
+    not_rotated: tuple[str, ...] = ()  # layers that rotate leaves plain unless it is told their names, as the papers do
     _bias = True
 
     def forward_features(self, x: Tensor) -> Tensor:

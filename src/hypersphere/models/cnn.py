@@ -18,7 +18,8 @@ class CNN(Network):
         depth: convolutions in each stage.
         widths: filters of each stage.
         fc: neurons of the linear layer after the last stage, a hidden layer without bias; None: there is none.
-        stem: begin with a 7×7 convolution of stride 2 and a 3×3 pool of stride 2, of the first stage's width.
+        stem: begin with a 7×7 convolution of stride 2 and a 3×3 pool of stride 2, of the first stage's width. It is for
+            large images, of which `fc` sees so much (12,544 numbers at 224×224) that rotations leave it plain.
         pool: the size of the pools, of stride 2.
         round_up: what a pool makes of an odd size; True: 28×28 becomes 4×4 after three. False: pools without padding.
     """
@@ -73,6 +74,7 @@ class CNN(Network):
         self.fc: nn.Module = nn.Identity()
         if fc is not None:
             self.fc = style.linear(features, _checks.integer("fc", fc, low=1))
+            self.not_rotated = ("fc",) if stem else ()
             features = fc
         self.set_classifier(features, num_classes)
         self._initialize(init)

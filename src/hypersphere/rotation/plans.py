@@ -11,6 +11,24 @@ from .. import _checks
 from ..selection import Neurons
 from .parametrization import NONE, Plan, shown
 
+# The work of a factorization of d dimensions, a step of its optimizer or its penalty included, over Cayley's: measured
+# (benchmarks/rotation.py). Others only multiply, or are the user's own.
+_FACTORIZATION = {
+    "cayley": 1.0,
+    "gram_schmidt": 3.0,
+    "modified_gram_schmidt": 3.0,
+    "iterative_gram_schmidt": 3.0,
+    "householder": 3.0,
+    "givens": 3.0,
+    "lowdin": 8.0,
+    "canonical": 8.0,
+    "exponential": 10.0,
+    "ogd": 3.5,
+    "regularized": 1.5,
+}
+SHARE = 0.6  # of all rotation work: what one layer may take unsaid
+LARGE = 700.0**3  # where Cayley takes some 15 ms a step on a core: what is less is not worth a word
+
 
 def plans(
     found: dict[str, Neurons],
@@ -71,6 +89,40 @@ def _split(
         name: replace(plan, blocks=numbers[name], shared=share_blocks and numbers[name] > 1) if numbers[name] else plan
         for name, plan in made.items()
     }
+
+
+def work(plan: Plan, neurons: int) -> tuple[float, float]:
+    """What a step costs, of factorizing R and of applying it to so many neurons; in units of Cayley's d³."""
+    factorized = 1 if plan.shared or plan.sample is not None else plan.blocks
+    turned = plan.dimension if plan.sample is None else plan.sample
+    factor = _FACTORIZATION.get(plan.method, 0.0)
+    return factor * factorized * plan.size**3, 4.0 * neurons * turned * plan.size
+
+
+def costly(made: dict[str, Plan], found: dict[str, Neurons], first: str) -> str | None:
+    """What there is to say if one whole layer takes most of the rotations' work, and that is much: with the ways out.
+
+    `first` is the model's first layer, which is not sampled unless it is alone.
+    """
+    parts = {name: work(plan, found[name].stored.numel() // plan.dimension) for name, plan in made.items()}
+    name = max(parts, key=lambda each: sum(parts[each]))
+    share = sum(parts[name]) / (sum(map(sum, parts.values())) or 1.0)
+    plan, alone = made[name], len(made) == 1
+    if share <= SHARE or parts[name][0] < LARGE or plan.size < plan.dimension:
+        return None
+    others = [each for each in made.values() if each.size < each.dimension]
+    ways = [] if alone else [f"exclude={name!r} leaves it plain"]
+    if not others:
+        kernel = _kernel(found[name])
+        sizes = [m for m in range(kernel, 65, kernel) if m > 1 and plan.dimension % m == 0]
+        ways += [f"block_size={sizes[-1]} splits it"] if sizes else []
+        if plan.init == "identity" and (alone or name != first):
+            ways.append("sample=0.25 turns a quarter of it at a time")
+    way_out = f" ({'; '.join(ways)}; on the command line with rotation. before it)" if ways else ""
+    return (
+        f"layer {shown(name)!r} takes {int(100 * share)}% of the work of all rotations, which grows as the cube of its "
+        f"{plan.dimension} dimensions{way_out}"
+    )
 
 
 def _blocks(dimension: int, kernel: int, blocks: int, block_size: int | None) -> int:

@@ -16,7 +16,7 @@ from ..orthogonal import BUILT_IN, INITS, ORTHOGONALIZERS, Orthogonalizer
 from ..selection import Neurons, Specs, as_list, matches, nothing_found, select, select_to_change
 from . import guard
 from .parametrization import NONE, RESERVED, Rotated, Rotation, mixed, rotated, rotated_strictly, shown
-from .plans import plans
+from .plans import costly, dimension, plans
 
 M = TypeVar("M", bound=nn.Module)
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -42,8 +42,11 @@ def rotate(
 
     The neurons stay as they are, with their energy, and training learns R. Any optimizer and any loop will do; make
     the optimizer after this call, best from :func:`param_groups`. :func:`merge` gives the plain network back. The
-    output layer is left alone unless `layers` matches it; recurrent layers and embeddings are passed over. All is
-    checked before anything changes.
+    output layer is left alone unless `layers` matches it, as are layers that a network names in its attribute
+    ``not_rotated``; recurrent layers and embeddings are passed over. All is checked before anything changes.
+
+    The work of a step grows as d³, d being the numbers that a neuron sees, and not with the batch: where one layer of
+    many dimensions takes more than 60 % of it, a warning says so, once.
 
     Args:
         method: how R is made of free numbers. Orthogonal: "cayley" (the fastest), "exponential", "gram_schmidt" (also
@@ -85,6 +88,7 @@ def rotate(
     found = _selected(model, layers, exclude, output)
     for name, each in found.items():
         check_layer(model, name, each)
+    first = next(iter(select(model, output=output)))
     made = plans(
         found,
         chosen_method,
@@ -94,8 +98,12 @@ def rotate(
         block_size=block_size,
         share_blocks=share_blocks,
         sample=sample,
-        first=next(iter(select(model, output=output))),
+        first=first,
     )
+    if layers is None or len(made) > 1:  # who asks for a single layer knows it
+        costs = costly(made, found, first)
+        if costs is not None:
+            _checks.warn_once(costs)
     if chosen_method == "cayley" and init == "normal":
         _checks.warn_once(
             "the Cayley transform of N(0, 1) is close to -I in high dimensions: such a start turns every neuron around "
@@ -205,11 +213,28 @@ def _selected(model: nn.Module, layers: Specs | None, exclude: Specs, output: st
                     "embeddings have no neurons that see one input"
                 )
     found = select_to_change("rotate", model, layers, exclude, output)
+    if layers is None:
+        found = _without_plain(model, found)
     if not found:
         kept = [name for name, n in select(model, layers, exclude, output=output).items() if n.is_output]
         left = f"; {kept[0]!r} is taken for the output layer: rotate it with layers= or output=None" if kept else ""
         raise nothing_found(model, "rotate", left)
     return found
+
+
+def _without_plain(model: nn.Module, found: dict[str, Neurons]) -> dict[str, Neurons]:
+    """Without the layers that a network itself names in ``not_rotated``."""
+    plain = {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        for name in getattr(module, "not_rotated", ())
+    }
+    for name in plain.intersection(found):
+        _checks.warn_once(
+            f"rotate leaves layer {name!r} with its {dimension(found[name])} dimensions plain, as its network says: "
+            f"layers={name!r} rotates it (on the command line rotation.layers=hidden,{name})"
+        )
+    return {name: neurons for name, neurons in found.items() if name not in plain}
 
 
 def _is_quantized(module: nn.Module) -> bool:

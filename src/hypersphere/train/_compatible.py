@@ -178,6 +178,8 @@ def _adversarial(config: Config) -> None:
     _needs(config.data.validation is not None, f"data.validation goes with classifiers; {name} has no accuracy")
     rotated = config.rotation is not None and config.rotation.layers != "hidden"
     _needs(rotated, f"rotation.layers must be hidden for {name}, which has no classes")
+    named = config.rotation is not None and config.rotation.exclude
+    _needs(named, f"rotation.exclude goes with classifiers; {name} is trained against another network")
 
 
 def _optimizer(optimizer: Optimizer, rotation: Rotation | None) -> None:

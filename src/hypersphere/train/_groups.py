@@ -116,7 +116,13 @@ class Rotation(Group):
         None, "dimensions rotated at a time, or their share if below 1 (S-OPT)", above=0
     )
     inner: int | None = setting(None, "steps between draws of a sample; null: 750", low=1)
-    layers: str = setting("hidden", "what is rotated; output is CLS-OPT", names="layers")
+    layers: str | tuple[str, ...] = setting(
+        "hidden",
+        "what is rotated, output is CLS-OPT; or names and patterns of layers, separated by commas",
+        names="layers",
+        others=True,
+    )
+    exclude: str | tuple[str, ...] = setting((), "names and patterns of layers that are not rotated")
     spread: bool = setting(False, "begin with neurons of small energy")
     normalize: bool = setting(False, "begin with neurons of length one")
     penalty: float | None = setting(None, "of method regularized, the weight of its penalty; null: 0.1", low=0)

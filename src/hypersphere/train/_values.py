@@ -28,6 +28,7 @@ def setting(
     help: str,
     *,
     names: str | None = None,
+    others: bool | None = None,
     low: float | None = None,
     high: float | None = None,
     above: float | None = None,
@@ -38,12 +39,14 @@ def setting(
 
     Args:
         names: the kind of its allowed values, a key of `_names.NAMES`.
+        others: whether other names may be known where the value is used.
         low, high, above, below: the range, of each number in a list too; above and below are not in it.
         pattern: a regular expression of the whole text.
     """
     rule = {
         "help": help,
         "names": names,
+        "others": others,
         "low": low,
         "high": high,
         "above": above,
@@ -71,6 +74,8 @@ def read(key: str, kind: Any, rule: Any, value: Any) -> Any:
     kinds = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     if value is None and _NONE in kinds:
         return None
+    if _is_text_list(kinds) and isinstance(value, str | list | tuple):
+        return _texts(key, kind, rule, value)
     if isinstance(value, bool):
         if bool in kinds:
             return value
@@ -94,6 +99,20 @@ def read(key: str, kind: Any, rule: Any, value: Any) -> Any:
             if get_origin(each) is tuple:
                 return _list(key, each, rule, value)
     raise ConfigError(f"{key} must be {allowed(kind, rule)}, got {shown(value)}{_hint(kinds, value)}")
+
+
+def _is_text_list(kinds: tuple[Any, ...]) -> bool:
+    return str in kinds and tuple[str, ...] in kinds
+
+
+def _texts(key: str, kind: Any, rule: Any, value: Any) -> str | tuple[str, ...]:
+    """One text or several; "a, b" are two, and a list of one is that one."""
+    parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    for part in parts:
+        if not isinstance(part, str):
+            raise ConfigError(f"{key} must be {allowed(kind, rule)}, got {shown(part)} in a list")
+    texts = tuple(_text(key, rule, part) for part in parts)
+    return texts[0] if len(texts) == 1 else texts
 
 
 def parse(key: str, kind: Any, rule: Any, text: str) -> Any:
@@ -130,10 +149,11 @@ def allowed(kind: Any, rule: Any) -> str:
             continue
         if get_origin(each) is tuple:
             each, *rest = get_args(each)
-            number = "integers" if each is int else "numbers"
+            number = {int: "integers", str: "texts"}.get(each, "numbers")
             words.append(f"a list of {number}" if rest == [...] else f"a list of {1 + len(rest)} {number}")
         elif each is str and "names" in rule:
-            words.append(f"one of {', '.join(_names.known(rule['names']))}")
+            one_of = f"one of {', '.join(_names.known(rule['names']))}"
+            words.append(f"{one_of} or another name" if rule.get("others") else one_of)
         else:
             words.append(_WORDS[each] + (_range(rule) if each in (int, float) else ""))
     return " or ".join(words)
@@ -186,7 +206,7 @@ def _text(key: str, rule: Any, value: str) -> str:
     kind = rule.get("names")
     if kind == "similarity":
         return _similarity(key, value)
-    if kind is not None and value not in _names.known(kind):
+    if kind is not None and not rule.get("others") and value not in _names.known(kind):
         raise unknown_name(key, kind, value)
     if "pattern" in rule and not re.fullmatch(rule["pattern"], value):
         raise ConfigError(f"{key} must be like {rule['pattern']}, got {shown(value)}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -14,7 +16,9 @@ from ..conversion import spherize
 from ..optim import OGD, param_groups
 from ..regularizers import EnergyRegularizer, normalize_neurons, spread
 from ..rotation import rotate
+from ..rotation.parametrization import rotated
 from ..selection import select
+from ._names import NAMES
 from .config import Config, Energy, Loss, Rotation, derive
 from .sets import Facts
 
@@ -32,6 +36,7 @@ OPTIMIZERS: dict[str, Any] = {
     for name, kind in vars(torch.optim).items()
     if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
 } | {"ogd": OGD}
+HEAD = "head"  # a loss head's name among the layers
 GENERATORS = ("generator.mhe",)  # networks that are trained against another
 
 
@@ -147,6 +152,9 @@ def prepare(body: nn.Module, head: nn.Module | None, settings: Rotation | None, 
     """Gives the neurons their start and rotates them, in place (OPT)."""
     if settings is None:
         return
+    asked, exclude = _listed(settings.layers), _listed(settings.exclude)
+    named = [each for each in asked if each not in NAMES["layers"]]
+    _check_layers(body, head, {"layers": named, "exclude": exclude})
     if settings.spread:
         spread(body, seed=seed)
     if settings.normalize:
@@ -155,16 +163,36 @@ def prepare(body: nn.Module, head: nn.Module | None, settings: Rotation | None, 
         key: getattr(settings, key)
         for key in ("method", "init", "neurons", "blocks", "block_size", "share_blocks", "sample")
     }
-    if settings.layers in ("hidden", "all"):
-        rotate(body, **options, seed=seed)
-    if settings.layers in ("output", "all"):
+    options |= {"seed": seed, "exclude": [each for each in exclude if select(body, each)]}
+    if not {"hidden", "all"}.isdisjoint(asked):
+        rotate(body, **options)
+    if not {"output", "all"}.isdisjoint(asked):
         outputs = [name for name, neurons in select(body).items() if neurons.is_output]
-        if head is not None:
-            rotate(head, **options, seed=seed)
-        elif outputs:
-            rotate(body, layers=outputs, **options, seed=seed)
-        else:
-            raise ValueError(f"rotation.layers={settings.layers}: this network has no output layer")
+        if head is None and not outputs:
+            raise ValueError(f"rotation.layers={','.join(asked)}: this network has no output layer")
+        named += [HEAD] if head is not None else outputs
+    if head is not None and _matches(named, HEAD) and not _matches(exclude, HEAD):
+        rotate(head, **options | {"exclude": ()})
+    done = {each.name for each in rotated(body)}
+    if rest := [name for name in select(body, named, exclude) if name not in done]:
+        rotate(body, layers=rest, **options)
+
+
+def _listed(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else names
+
+
+def _matches(names: Iterable[str], layer: str) -> bool:
+    return any(fnmatchcase(layer, name) for name in names)
+
+
+def _check_layers(body: nn.Module, head: nn.Module | None, names: dict[str, Iterable[str]]) -> None:
+    """What a config names is there."""
+    there = [*select(body), *([] if head is None else [HEAD])]
+    for key, each in ((key, each) for key, those in names.items() for each in those):
+        if not any(_matches([each], layer) for layer in there):
+            also = f"{', '.join(NAMES['layers'])} or " if key == "layers" else ""
+            raise ValueError(f"rotation.{key} must be {also}layers of the network, {', '.join(there)}; got {each!r}")
 
 
 def optimizer(module: nn.Module, config: Config) -> Optimizer:
