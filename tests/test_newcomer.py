@@ -1,6 +1,8 @@
 """What newcomers met in their first hour: mistakes that are said, and defaults that do what one expects."""
 
+import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -126,3 +128,42 @@ def test_the_measurement_leaves_the_training_as_it_is():
     state = torch.random.get_rng_state()
     assert 0 < precision.slowdown(torch.bfloat16) < math.inf
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+TOO_FAST = {"model.name": "mlp", "optimizer.lr": 5, "steps": 40, "seed": 1, "log_every": 5}
+
+
+def flags(changes):
+    return [f"--{key}={value}" for key, value in changes.items()]
+
+
+def test_a_training_that_diverged_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--quiet", "--out=run", *flags(TOO_FAST)]) == 0
+    said = capsys.readouterr().err
+    assert re.fullmatch(
+        r"hypersphere: the training diverged: its loss rose from [2-9]\.\d+ to \d\S+, and it ends with the accuracy "
+        r"of a guess, \d+\.\d\d%; try optimizer\.lr below 5 or clip=1\n",
+        said,
+    )
+    assert json.loads(Path("run/result.json").read_text())["diverged"] is True
+    # also one that went on: the loss of the first step is not forgotten
+    assert main(["train", "--quiet", "--out=parts", *flags(TOO_FAST | {"steps": 15})]) == 0
+    assert capsys.readouterr().err == ""  # too early to tell
+    assert main(["train", "--quiet", "--out=parts", "--resume", *flags(TOO_FAST)]) == 0
+    assert capsys.readouterr().err == said
+
+
+def test_what_is_learned_by_heart_has_not_diverged(monkeypatch):
+    random = torch.Generator().manual_seed(0)
+
+    def noise(root, split):
+        labels = torch.randint(4, (64,), generator=random)
+        return ArrayDataset(torch.randn(64, 8, generator=random), labels, list("abcd"))
+
+    monkeypatch.setitem(hs.data.LOADERS, "noise", noise)
+    changes = {"data.name": "noise", "model.name": "mlp", "optimizer.lr": 0.1, "steps": 60}
+    summary = fit(derive(Config(), changes), progress=False).summary
+    assert summary["accuracy"] < 0.5
+    assert summary["loss"] > 2 * math.log(4)
+    assert summary["diverged"] is False

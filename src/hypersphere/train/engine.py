@@ -59,6 +59,7 @@ def fit(config: Config, *, callbacks: Sequence[Callback] = (), progress: bool = 
             with closing(data_sets.steps(training.sets, config, training.done.step, world)) as source:
                 _train(training, source)
             result = training.finish()
+        training.warn_if_diverged(result.summary)
         training.interruptions.follow()  # what came too late to stop it, for whoever called
         return result
 

@@ -103,6 +103,16 @@ class Sets:
             return int(mask_of(split, name).sum())
         return 0 if split is None else len(split)
 
+    def chance(self, name: str) -> float:
+        """The accuracy in a split of who always says its most frequent class; 1 / classes where there are no labels."""
+        split = {"train": self.train, "validation": self.validation, "test": self.test}[name]
+        labels = getattr(split, "labels", None)
+        if isinstance(split, Graph):
+            labels = split.labels[mask_of(split, name) & (split.labels >= 0)]
+        if not isinstance(labels, Tensor) or not len(labels):
+            return 1 / len(self.facts.classes)
+        return int(labels.bincount().max()) / len(labels)
+
     def hash(self) -> str:
         """Of all samples and labels; of images in folders, their names and labels."""
         digest = hashlib.sha256()

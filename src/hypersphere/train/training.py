@@ -28,6 +28,8 @@ from .precision import Precision
 from .schedule import Schedule
 
 FEW = 100  # steps that are hardly enough for anything
+SETTLED = 20  # steps after which a loss above the first one is no longer the start's unrest
+FAR = 2.0  # times the loss of the first step: far above it
 GRAPH_EVERY = 10  # steps between evaluations of a graph, whose epoch is a single step
 
 Callback = Callable[[nn.Module, int, dict[str, Any]], object]
@@ -51,6 +53,7 @@ class Progress:
     figures: dict[str, float] = field(default_factory=dict)  # of the last evaluation
     best: dict[str, Any] | None = None  # the evaluation that was the best on validation
     waited: int = 0  # evaluations since then
+    first: float | None = None  # the loss of the first step
 
 
 class Training:
@@ -142,6 +145,7 @@ class Training:
             losses = {name: value / self.world.size for name, value in zip(losses, summed, strict=False)}
             loss, samples, flags = next(iter(losses.values())), int(summed[-2]), summed[-1]
         self.asked = flags > 0
+        done.first = loss if done.step == 1 else done.first
         done.samples += samples
         self.window_samples += samples
         for sums in (done.loss, done.round):
@@ -342,4 +346,33 @@ class Training:
             split, figures = "test", self.task.evaluate("test") or {}
             self.line({"split": split, **figures, "energies": energies})
         self.saver.wait()
-        return folder.finish(self, {**figures, "split": split, "energies": energies})
+        diverged = self._has_diverged(figures, split)
+        return folder.finish(self, {**figures, "split": split, "energies": energies, "diverged": diverged})
+
+    def _has_diverged(self, figures: dict[str, Any], split: str) -> bool:
+        """Whether a classifier ends with the accuracy of a guess after a loss far above that of its first step.
+
+        By the training loss: that of `split` is as high where samples are learned by heart. It may have come down to
+        that of a guess, as the loss of a network does whose ReLUs are all dead.
+        """
+        accuracy, first, losses = figures.get("accuracy"), self.done.first, self._losses()
+        if accuracy is None or first is None or not losses or self.done.step < SETTLED:
+            return False
+        chance, guess = self.sets.chance(split), math.log(len(self.sets.facts.classes))
+        at_most = chance + 2 * math.sqrt(chance * (1 - chance) / max(1, self.sets.count(split)))
+        return accuracy <= at_most and max(losses) > FAR * max(first, guess) and losses[-1] > 0.9 * guess
+
+    def _losses(self) -> list[float]:
+        """The training losses of the metrics, each a mean over some steps."""
+        return [
+            line["loss"] for line in self.history.lines if line.get("split") == "train" and line.get("loss") is not None
+        ]
+
+    def warn_if_diverged(self, summary: dict[str, Any]) -> None:
+        if summary["diverged"] and self.world.speaks:
+            clip = "" if self.config.clip is not None else " or clip=1"
+            _checks.warn(
+                f"the training diverged: its loss rose from {self.done.first:.4g} to {max(self._losses()):.4g}, and it "
+                f"ends with the accuracy of a guess, {summary['accuracy']:.2%}; "
+                f"try optimizer.lr below {self.config.optimizer.lr:g}{clip}"
+            )
