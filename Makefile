@@ -1,6 +1,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 NEEDS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help

@@ -167,3 +167,10 @@ def test_what_is_learned_by_heart_has_not_diverged(monkeypatch):
     assert summary["accuracy"] < 0.5
     assert summary["loss"] > 2 * math.log(4)
     assert summary["diverged"] is False
+
+
+def test_compiling_is_said(monkeypatch, capsys):
+    monkeypatch.setattr(torch, "compile", lambda module: module)
+    for compiles in (True, False):
+        fit(derive(tiny(), steps=1, compile=compiles))
+        assert ("compiling the network: the first steps take longer" in capsys.readouterr().err) is compiles

@@ -101,6 +101,8 @@ class Training:
         self.window_samples = 0
         with self.screen, self.interruptions:
             try:
+                if config.compile:
+                    self.screen.note("compiling the network: the first steps take longer")
                 if self.resumed:
                     self.screen.note(f"resumed at step {self.done.step} of {self.total}")
                 else:
