@@ -261,11 +261,15 @@ def test_a_generator_has_no_labels(capsys, images, monkeypatch, digits):
 # ------------------------------------------------------------------------------------------------------- export
 
 
+TAKES = "inputs: float32 (B, 1, 8, 8): grey, (x - 127.5) / 128 of pixels x from 0 to 255"
+
+
 def test_export_to_onnx_beside_the_run(folder, capsys, monkeypatch):
     code, out, err = run(capsys, "export", folder)
     assert (code, err) == (0, "")
     path = load_run(folder).path / "final" / "model.onnx"
     assert out.startswith(f"wrote {path} (differs from the network by ")
+    assert out.endswith(f"\n{TAKES}\n")
     assert path.exists()
 
 
@@ -273,19 +277,28 @@ def test_export_without_onnxruntime_says_so(folder, capsys, tmp_path, monkeypatc
     pytest.importorskip("onnxscript")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     code, out, _ = run(capsys, "export", folder, "--out", tmp_path / "a.onnx")
-    assert (code, out) == (0, f"wrote {tmp_path / 'a.onnx'} (not compared with the network: needs onnxruntime)\n")
+    assert (code, out) == (
+        0,
+        f"wrote {tmp_path / 'a.onnx'} (not compared with the network: needs onnxruntime)\n{TAKES}\n",
+    )
 
 
 def test_export_by_the_ending(folder, capsys, tmp_path):
     assert run(capsys, "export", folder, "--out", tmp_path / "a.safetensors") == (
         0,
-        f"wrote {tmp_path}/a.safetensors\n",
+        f"wrote {tmp_path}/a.safetensors\n{TAKES}\n",
         "",
     )
     code, out, _ = run(capsys, "export", folder, "--out", tmp_path / "a.pt2", "--embeddings", "--json")
     assert (code, json.loads(out)) == (
         0,
-        {"path": f"{tmp_path}/a.pt2", "format": "torch", "step": 20, "difference": 0.0},
+        {
+            "path": f"{tmp_path}/a.pt2",
+            "format": "torch",
+            "step": 20,
+            "difference": 0.0,
+            "inputs": TAKES.removeprefix("inputs: "),
+        },
     )
     assert torch.export.load(tmp_path / "a.pt2").module()(torch.zeros(5, 1, 8, 8)).shape == (5, 16)
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -418,6 +419,7 @@ def test_a_generator(tmp_path, monkeypatch, digits):
         with pytest.raises(ValueError, match="is a generator's run: it makes images of noise and has no labels"):
             call(torch.zeros(2, 128))
     assert load_run(tmp_path / "run" / "checkpoints" / "1").model(torch.zeros(1, 128)).shape == (1, 1, 8, 8)
+    assert exporting.inputs_of(run) == "float32 (B, 128): noise, standard normal"
     export(run, tmp_path / "a.pt2")
     assert torch.export.load(tmp_path / "a.pt2").module()(torch.zeros(5, 128)).shape == (5, 1, 8, 8)
 
@@ -483,7 +485,9 @@ def test_export_to_onnx(trained, digits, tmp_path, embeddings):
     session = onnxruntime.InferenceSession(tmp_path / "a.onnx")
     name = "embeddings" if embeddings else "logits"
     assert [each.name for each in (*session.get_inputs(), *session.get_outputs())] == ["inputs", name]
-    assert json.loads(session.get_modelmeta().custom_metadata_map["labels"]) == run.labels
+    about = session.get_modelmeta().custom_metadata_map
+    assert json.loads(about["labels"]) == run.labels
+    assert about["inputs"] == exporting.inputs_of(run)
     for count in (1, 7):
         x = run.preprocess(digits.inputs[:count])
         (given,) = session.run([name], {"inputs": x.numpy()})
@@ -495,11 +499,12 @@ def test_export_to_onnx(trained, digits, tmp_path, embeddings):
 def test_export_to_torch(trained, digits, tmp_path):
     run = load_run(trained("cosine").path)
     assert export(run, tmp_path / "a.pt2") == 0
-    extra = {"labels": ""}
+    extra = {"labels": "", "inputs": ""}
     module = torch.export.load(tmp_path / "a.pt2", extra_files=extra).module()
     x = run.preprocess(digits.inputs[:7])
     torch.testing.assert_close(module(x), run.model(x))
     assert json.loads(extra["labels"]) == run.labels
+    assert extra["inputs"] == exporting.inputs_of(run)
 
 
 @pytest.mark.parametrize("kind", ["cayley", "sphereface_plus"])
@@ -513,6 +518,25 @@ def test_export_to_safetensors(trained, tmp_path, kind):
     assert set(head) == ({"head.weight", "head.step"} if kind == "sphereface_plus" else set())
     with safe_open(tmp_path / "a", "pt") as file:
         assert json.loads(file.metadata()["labels"]) == run.labels
+        assert file.metadata()["inputs"] == exporting.inputs_of(run)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "dtype", "augment", "said"),
+    [
+        ("images", (3, 4, 5), "uint8", None, "(B, 3, 4, 5): channels red, green, blue, (x - 127.5) / 128 of pixels x"),
+        ("images", (2, 4, 5), "uint8", None, "(B, 2, 4, 5): 2 channels, (x - 127.5) / 128 of pixels x"),
+        ("images", (1, 4, 5), "uint8", lambda x, g: x / 255, "(B, 1, 4, 5): grey, scaled as in the training data"),
+        ("images", (1, 4, 5), "float32", None, "(B, 1, 4, 5): grey, scaled as in the training data"),
+        ("points", (9, 3), "float32", None, "(B, 9, 3): x, y, z of points"),
+        ("text", (8,), "int64", None, "int64 (B, 8): numbers of characters"),
+        ("other", (8,), "float32", None, "float32 (B, 8): numbers, scaled as in the training data"),
+    ],
+)
+def test_what_an_exported_network_takes(kind, shape, dtype, augment, said, trained):
+    preprocess = Preprocess(Facts(kind, shape, dtype, ["a", "b"]), augment or as_stored)
+    run = replace(load_run(trained("plain").path), preprocess=preprocess)
+    assert said in exporting.inputs_of(run)
 
 
 def test_export_of_what_cannot_be(trained, tmp_path, monkeypatch):

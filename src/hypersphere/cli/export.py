@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..train.exporting import export, format_of
+    from ..train.exporting import export, format_of, inputs_of
 
     try:
         if options.out is not None:
@@ -46,9 +46,10 @@ def run(options: argparse.Namespace) -> int:
     except (OSError, ImportError, ValueError) as error:
         options.error(" ".join(str(error).split()))
     if options.json:
-        print(json.dumps({"path": str(out), "format": to, "step": loaded.step, "difference": difference}, indent=2))
+        made = {"path": str(out), "format": to, "step": loaded.step, "difference": difference}
+        print(json.dumps({**made, "inputs": inputs_of(loaded)}, indent=2))
     else:
-        print(printable(f"wrote {out}{_compared(to, difference)}"))
+        print(printable(f"wrote {out}{_compared(to, difference)}\ninputs: {inputs_of(loaded)}"))
     return 0
 
 

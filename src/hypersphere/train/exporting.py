@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from .. import _checks
 from .._files import write_bytes
 from .._tensors import unshared
+from ..data.augment import Normalize
 from . import building
 from ._reading import TENSORS, line
 from .folder import FINAL
@@ -55,9 +56,10 @@ def format_of(path: str | os.PathLike[str], to: str | None = None) -> str:
 def export(run: Run, path: str | os.PathLike[str], to: str | None = None, embeddings: bool = False) -> float | None:
     """Writes the network of a run, merged and in eval mode, for any number of samples in a batch.
 
-    What goes in, called ``inputs``, is what ``run.preprocess`` gives; what comes out is called ``logits``, or
-    ``embeddings`` of length 1, or ``images`` of a generator. The names of the classes are beside it in JSON: ``labels``
-    in the metadata of ONNX and safetensors, the extra file ``labels`` of torch.export. With an angular loss the
+    What goes in, called ``inputs``, is what ``run.preprocess`` gives (:func:`inputs_of` says it in words); what comes
+    out is called ``logits``, or ``embeddings`` of length 1, or ``images`` of a generator. Beside it, in the metadata of
+    ONNX and safetensors and as extra files of torch.export: ``labels``, the names of the classes in JSON, and
+    ``inputs``, those words. With an angular loss the
     safetensors have the head's tensors too, as ``head.weight``.
 
     Args:
@@ -114,9 +116,42 @@ def _examples(run: Run) -> Tensor:
 def _facts(run: Run) -> dict[str, str]:
     """What a file says of itself, beside its numbers."""
     facts = {"labels": json.dumps(run.labels), "model": run.config.model.name, "step": str(run.step)}
-    if run.facts.kind == "images" and run.facts.dtype == "uint8" and run.labels:
-        facts["inputs"] = f"pixels of 0 to 255 as (x - 127.5) / 128, {list(run.facts.shape)}"
-    return facts
+    return facts | {"inputs": inputs_of(run)}
+
+
+def inputs_of(run: Run) -> str:
+    """What the exported network takes, in words: type, layout, channels, range.
+
+    Example:
+        >>> import tempfile
+        >>> from hypersphere.train import Config, fit, load_run
+        >>> inputs_of(load_run(fit(Config(steps=2, out=tempfile.mkdtemp()), progress=False).path))
+        'float32 (B, 1, 8, 8): grey, (x - 127.5) / 128 of pixels x from 0 to 255'
+    """
+    facts = run.preprocess.facts
+    layout = f"({', '.join(['B', *map(str, facts.shape)])})"
+    if not run.labels:
+        return f"float32 {layout}: noise, standard normal"
+    if facts.kind == "text":
+        return f"int64 {layout}: numbers of characters, their places in labels"
+    if facts.kind == "graph":
+        return f"float32 {layout}: features of the nodes, of sum 1 each; and the adjacency, sparse (B, B)"
+    if facts.kind == "points":
+        return f"float32 {layout}: x, y, z of points"
+    what = "numbers"
+    if facts.kind == "images":
+        what = {1: "grey", 3: "channels red, green, blue"}.get(facts.shape[0], f"{facts.shape[0]} channels")
+    scale = "(x - 127.5) / 128 of pixels x from 0 to 255" if _is_normalized(run) else "scaled as in the training data"
+    return f"float32 {layout}: {what}, {scale}"
+
+
+def _is_normalized(run: Run) -> bool:
+    """Whether pixels reach the network by our own scale; an augmentation of the user's may have another."""
+    if run.preprocess.facts.dtype != "uint8":
+        return False
+    pixels = torch.tensor([0, 200], dtype=torch.uint8)
+    shown = [run.preprocess(pixel.expand(1, *run.preprocess.facts.shape)) for pixel in pixels]
+    return all(bool((x == y).all()) for x, y in zip(shown, Normalize()(pixels), strict=True))
 
 
 def _safetensors(run: Run) -> bytes:
