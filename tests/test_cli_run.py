@@ -258,6 +258,17 @@ def test_a_generator_has_no_labels(capsys, images, monkeypatch, digits):
     assert fails(capsys, "evaluate", "run") == line
 
 
+def test_ink_on_paper_is_not_what_the_digits_look_like(folder, images, digits, capsys):
+    assert run(capsys, "predict", folder, "b.png", "photos")[2] == ""
+    for i in range(2):
+        Image.fromarray(255 - digits.inputs[i, 0].numpy()).resize((90, 90)).save(f"paper{i}.png")
+    line = "dark on a light ground, but digits are light on dark; inverted images may be what you want\n"
+    code, out, err = run(capsys, "predict", folder, "b.png", "paper0.png", "--json")
+    assert (code, err, len(json.loads(out))) == (0, f"hypersphere predict: paper0.png: {line}", 2)
+    err = run(capsys, "predict", folder, "paper0.png", "b.png", "paper1.png")[2]
+    assert err == f"hypersphere predict: paper0.png and 1 more: {line}"
+
+
 # ------------------------------------------------------------------------------------------------------- export
 
 

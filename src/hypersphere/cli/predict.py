@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import _loading
-from ._output import print_table, printable
+from ._output import print_table, printable, say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..train.run import Run
 
 BATCH = 64  # files that are decoded at once
+LIGHT_ON_DARK = ("digits", "mnist", "fashion_mnist")  # photos and scans are mostly the other way round
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +56,7 @@ def run(options: argparse.Namespace) -> int:
         loaded.model.to(device_of("auto"))
         parts = list(_parts(loaded, options.files))
         names: list[str] = []
+        turned: list[str] = []
         found: list[Tensor] = []
         for some, inputs in track(parts, "predict"):
             try:
@@ -64,6 +66,12 @@ def run(options: argparse.Namespace) -> int:
                 raise ValueError(f"{where}{error}") from None
             names += some
             found.append(rows.cpu())
+            if isinstance(inputs, list):
+                turned += _inverted(loaded, inputs)
+        if turned:
+            more = f" and {len(turned) - 1} more" if turned[1:] else ""
+            known = f"{loaded.config.data.name} are light on dark; inverted images may be what you want"
+            say(f"hypersphere predict: {printable(turned[0])}{more}: dark on a light ground, but {known}")
         numbers = torch.cat(found)
         made = (
             _embedded(names, numbers) if options.embeddings else _labelled(names, numbers, loaded.labels, options.top)
@@ -130,6 +138,15 @@ def _batched(images: list[str]) -> Iterator[tuple[list[str], list[str]]]:
     for begin in range(0, len(images), BATCH):
         some = images[begin : begin + BATCH]
         yield some, some
+
+
+def _inverted(run: Run, images: list[str]) -> list[str]:
+    """Those of the images whose border is light, where the network knows a dark one."""
+    if run.config.data.name not in LIGHT_ON_DARK:
+        return []
+    grey = run.preprocess(images).mean(1)
+    border = (grey.sum((1, 2)) - grey[:, 1:-1, 1:-1].sum((1, 2))) > 0  # normalized: 0 is the middle
+    return [image for image, is_light in zip(images, border.tolist(), strict=True) if is_light]
 
 
 def _images_in(folder: str) -> list[str]:
