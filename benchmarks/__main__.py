@@ -27,6 +27,7 @@ BENCHMARKS: dict[str, Callable[[Plan], Iterator[Figure]]] = {
     "losses": losses.figures,
     "energy": energy.figures,
     "rotation": rotation.figures,
+    "rotation_layers": rotation.layer_figures,
     "train": train.figures,
 }
 RESULTS = Path(__file__).parent / "results"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import geotorch
 import torch
@@ -37,6 +39,8 @@ GOALS: dict[str, dict[str, float]] = {
 SPECTRAL = ("lowdin", "exponential")
 STEP_GOALS = {CAYLEY: 1.15, SAMPLED: 1.05}
 MERGED_GOAL = 1.05
+WHOLE_TIME, PART_GOAL = "time / whole", 0.5  # of what rotate names as ways out, where d is large enough to need them
+DIMENSIONS = (64, 144, 576, 784, 1152, 1568, 2304)  # of the docs' table of costs
 
 
 def figures(plan: Plan) -> Iterator[Figure]:
@@ -49,6 +53,12 @@ def figures(plan: Plan) -> Iterator[Figure]:
     yield from _training_step(batch, width, plan.fewer(4))
     yield from _wide_training_step(min(batch, 16), width, plan.fewer(40))
     yield from _merged(batch, width, plan.fewer(2))
+
+
+def layer_figures(plan: Plan) -> Iterator[Figure]:
+    """The docs' table of what a layer's rotation costs over its dimensions; apart, so that it is quickly remade."""
+    for d in (24, 576) if plan.quick else DIMENSIONS:
+        yield from _one_layer(d, 64, plan.fewer(1 if d < 1000 else 4))
 
 
 def _products_and_peers(d: int, n: int, plan: Plan) -> Iterator[Figure]:
@@ -169,6 +179,34 @@ def _ogd(d: int, plan: Plan) -> Iterator[Figure]:
     for contestant in contestants:
         yield contestant.figure(case, "ms", 1e3 * taken[contestant.name])
         yield contestant.figure(case, TIME, taken[contestant.name] / taken[PRODUCT])
+
+
+def _one_layer(d: int, n: int, plan: Plan) -> Iterator[Figure]:
+    """A linear layer's own step, whose work goes as the batch, and what its rotation adds, which does not."""
+    case, contestants = f"a layer of {n} neurons, {d}-d", []
+    for batch in (64, 128):
+        layer, inputs = nn.Linear(d, n, bias=False), torch.randn(batch, d, requires_grad=True)
+        contestants.append(Contestant(f"plain, batch {batch}", partial(layer, inputs), (layer.weight, inputs)))
+    block_size = max(m for m in range(2, 65) if d % m == 0 and m < d)
+    options: dict[str, dict[str, Any]] = {
+        CAYLEY: {},
+        f"cayley, blocks of {block_size}": {"block_size": block_size},
+        SAMPLED: {"sample": 0.25},
+        "gram_schmidt": {"method": "gram_schmidt"},
+    }
+    for name, each in options.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # rotate says what is measured here
+            layer = hs.rotate(nn.Linear(d, n, bias=False), **each)
+        part = bool(each.keys() - {"method"})
+        goals = {WHOLE_TIME: PART_GOAL} if part and d >= 576 else {}
+        weight, against = partial(getattr, layer, "weight"), CAYLEY if part else None
+        contestants.append(Contestant(name, weight, tuple(layer.parameters()), against, goals))
+    taken = seconds(case, contestants, plan)
+    for contestant in contestants:
+        yield contestant.figure(case, "ms", 1e3 * taken[contestant.name])
+        if contestant.against is not None:
+            yield contestant.figure(case, WHOLE_TIME, taken[contestant.name] / taken[contestant.against])
 
 
 def _training_step(batch: int, width: int, plan: Plan) -> Iterator[Figure]:
