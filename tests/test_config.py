@@ -249,6 +249,12 @@ def test_groups_cannot_be_changed_or_made_wrong():
         ({"modle": {}}, "modle is unknown; did you mean model?"),
         ({"model": {"nmae": "cnn9"}}, "model.nmae is unknown; did you mean model.name?"),
         ({"lr": 0.1}, "lr is unknown; did you mean optimizer.lr?"),
+        ({"optimizer": {"learning_rate": 1}}, "optimizer.learning_rate is unknown; did you mean optimizer.lr?"),
+        ({"batch": 3}, "batch is unknown; did you mean data.batch_size?"),
+        (
+            {"data": {"root": "x"}},
+            "data.name=digits reads no files, but data.root is given: set data.name=image_folder",
+        ),
         ({"model": {"lr": 0.1}}, "model.lr is unknown; did you mean optimizer.lr?"),
         ({"optimizer.lr": 0.1}, "optimizer.lr is unknown; write it as optimizer: {lr: ...}"),
         ({"model": {"class_path": "os.system"}}, "model.class_path is unknown"),
