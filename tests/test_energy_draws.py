@@ -10,7 +10,7 @@ from torch import nn
 import hypersphere as hs
 from hypersphere.repulsion import Law
 from tests import reference
-from tests.test_energy_regularizer import by_hand, check, net
+from tests.test_energy_regularizer import by_hand, check, long, net
 
 # mini-batches
 
@@ -18,7 +18,7 @@ from tests.test_energy_regularizer import by_hand, check, net
 @pytest.mark.parametrize("half_space", [False, True])
 @pytest.mark.parametrize("n", [2, 5])
 def test_a_mini_batch_is_unbiased(n, half_space):
-    model = nn.Sequential(nn.Linear(5, 12), nn.Linear(12, 3)).double()
+    model = long(nn.Sequential(nn.Linear(5, 12), nn.Linear(12, 3)).double())
     options = {"half_space": half_space, "output": "1", "output_weight": 0.0, "hidden_weight": 1.0}
     exact = hs.EnergyRegularizer(model, **options)()
     regularizer = hs.EnergyRegularizer(model, minibatch=n, **options)
@@ -89,7 +89,7 @@ def test_layers_do_not_share_their_draws():
 @pytest.mark.parametrize("half_space", [False, True])
 def test_dead_neurons_count_for_nothing_and_are_reported_once(half_space):
     name = f"dying_{half_space}"
-    model = nn.ModuleDict({name: nn.Linear(4, 6), "fc": nn.Linear(6, 3)}).double()
+    model = long(nn.ModuleDict({name: nn.Linear(4, 6), "fc": nn.Linear(6, 3)}).double())
     with torch.no_grad():
         model[name].weight[[1, 4]] = 0
     with pytest.warns(UserWarning, match=name):

@@ -25,8 +25,10 @@ def data(size=12, classes=7, d=5, dtype=F64):
 
 
 def twins(name, classes=7, d=5, dtype=F64, energy_weight=0.3, energy_s=2.0, **options):
-    """A head with energy and the same head without."""
+    """A head with energy and the same head without; with long weights, for which the force is not bounded."""
     head = HEADS[name](classes, d, dtype=dtype, energy_weight=energy_weight, energy_s=energy_s, **options)
+    with torch.no_grad():
+        head.weight.mul_(30)
     plain = HEADS[name](classes, d, dtype=dtype, energy_weight=0.0, **options)
     plain.load_state_dict(head.state_dict())
     return head, plain

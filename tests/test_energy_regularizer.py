@@ -36,8 +36,16 @@ class Net(nn.Module):
         return self.fc(self.sphere(self.plain(x)).relu())
 
 
+def long(model):
+    """Neurons so long that the bound on the force is inactive in small layers too: the formula alone."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(100)
+    return model
+
+
 def net():
-    return Net().double()
+    return long(Net().double())
 
 
 def rows_by_hand(model):
@@ -132,7 +140,7 @@ def test_labels_make_the_output_term_depend_on_data(angular):
 
 
 def test_a_head_beside_the_model_is_the_output():
-    model, head, labels = net(), hs.ArcFaceLoss(6, 3, dtype=F64), torch.tensor([5, 1])
+    model, head, labels = net(), long(hs.ArcFaceLoss(6, 3, dtype=F64)), torch.tensor([5, 1])
     regularizer = hs.EnergyRegularizer(model, head=head, half_space=True, weight_decay=0.5)
     hidden = sum(by_hand(model, name, half_space=True) for name in [*HIDDEN, "fc"])
     rows = [*(rows for groups in rows_by_hand(model).values() for rows in groups), head.weight]
@@ -151,8 +159,8 @@ def test_a_head_beside_the_model_is_the_output():
 
 
 def test_a_layer_may_be_called_head_too():
-    model = nn.ModuleDict({"body": nn.Linear(4, 5), "head": nn.Linear(5, 3)}).double()
-    loss = hs.ArcFaceLoss(6, 3, dtype=F64)
+    model = long(nn.ModuleDict({"body": nn.Linear(4, 5), "head": nn.Linear(5, 3)}).double())
+    loss = long(hs.ArcFaceLoss(6, 3, dtype=F64))
     regularizer = hs.EnergyRegularizer(model, head=loss, half_space=True)
     hidden = sum(reference.energy(layer.weight, 2.0, half_space=True) for layer in model.values())
     check(regularizer(), hidden + reference.energy(loss.weight, 2.0), nn.ModuleList([model, loss]))
@@ -160,7 +168,8 @@ def test_a_layer_may_be_called_head_too():
 
 
 def test_a_head_inside_the_model_is_the_output():
-    model = nn.ModuleDict({"body": nn.Linear(4, 5), "fc": nn.Linear(5, 3), "head": hs.AMSoftmaxLoss(6, 3)}).double()
+    layers = {"body": nn.Linear(4, 5), "fc": nn.Linear(5, 3), "head": hs.AMSoftmaxLoss(6, 3)}
+    model = long(nn.ModuleDict(layers).double())
     labels = torch.tensor([0, 0, 4])
     hidden = sum(reference.energy(model[name].weight, 2.0, half_space=True) for name in ("body", "fc"))
     regularizer = hs.EnergyRegularizer(model, half_space=True)
@@ -183,8 +192,8 @@ def test_parametrized_layers_and_attention():
     tensors += [model.attention.out_proj.weight, model.cross.q_proj_weight, model.cross.k_proj_weight]
     tensors += [model.cross.v_proj_weight, model.cross.out_proj.weight]
     expected = sum(reference.energy(rows, 2.0, half_space=True) for rows in tensors)
-    regularizer = hs.EnergyRegularizer(model, half_space=True)
-    check(regularizer(), expected + reference.energy(model.fc.weight, 2.0), model)
+    regularizer = hs.EnergyRegularizer(model, half_space=True, hidden_weight=1e-2, output_weight=1e-2)
+    check(regularizer(), 1e-2 * (expected + reference.energy(model.fc.weight, 2.0)), model)
     energies = regularizer.per_layer()
     assert float(energies["attention"]) == pytest.approx(
         reference.energy(model.attention.in_proj_weight, 2.0, half_space=True).item()

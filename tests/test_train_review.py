@@ -243,7 +243,7 @@ def test_inputs_that_are_not_finite_are_named():
 
 
 def test_gradients_too_large_for_their_type_are_named():
-    config = tiny(**{"energy.hidden_weight": 1e38})
+    config = tiny(**{"energy.weight_decay": 3e38})
     with pytest.raises(TrainingError, match=r"step 1: (the gradients are too large|a gradient is not finite)"):
         quiet(config)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from . import _checks
+from ._bounded import bounded
 from ._draws import generator, unwrapped_name
 from ._progress import track
 from .cosine import accumulation_dtype, inverse_row_norm, unit, without_autocast
@@ -32,6 +33,9 @@ class EnergyRegularizer:
 
     It holds no weights: it reads the model's at each call, parametrized ones as the layer sees them. The energy of
     fixed neurons that are rotated (:func:`hypersphere.rotate`) is constant: it is in per_layer(), not in the sum.
+
+    The gradient of a weighted term by a neuron w is shortened to ‖w‖ where it is longer: a step of SGD at learning rate
+    0.1 turns no neuron by more than 0.1 rad, however close and short neurons are. A measure of yours is left as it is.
 
     Args:
         model: the network. Layers whose neurons form groups (grouped convolutions) count with the mean over groups.
@@ -105,12 +109,14 @@ class EnergyRegularizer:
             raise ValueError("labels go with measure='energy' alone")
         if labels is not None and not any(neurons.is_output for neurons in self.neurons.values()):
             raise ValueError("labels must be None: no layer is the output (see the argument output, or head)")
-        terms = [self._term(name, neurons, labels) for name, neurons in self._learning().items()]
+        learning = self._learning()
+        share = 1 / len(learning) if self.average and learning else 1.0
+        terms = [self._term(name, neurons, labels, share) for name, neurons in learning.items()]
         if self.minibatch is not None or self.measure in RANDOM:
             self.draws += 1
         if not terms:
             return next(iter(self.neurons.values())).stored.new_zeros(())
-        total = torch.stack([term.to(terms[0]) for term in terms]).sum() / (len(terms) if self.average else 1)
+        total = torch.stack([term.to(terms[0]) for term in terms]).sum()
         return total + self.weight_decay * self._mean_length() if self.weight_decay else total
 
     def _learning(self) -> dict[str, Neurons]:
@@ -122,7 +128,7 @@ class EnergyRegularizer:
         for name, neurons in self.neurons.items():
             _checks.has_values(name, neurons.stored)
         with torch.no_grad():
-            values = [self._measured(name, neurons, sample=False) for name, neurons in self.neurons.items()]
+            values = [self._measured(name, neurons, 1.0, sample=False) for name, neurons in self.neurons.items()]
         return {name: value.item() for name, value in zip(self.neurons, values, strict=True)}
 
     def state_dict(self) -> dict[str, Any]:
@@ -158,18 +164,19 @@ class EnergyRegularizer:
                 raise ValueError(f"layer {name!r} has no weight yet (lazy): run the model once first")
         return found
 
-    def _term(self, name: str, neurons: Neurons, labels: Tensor | None) -> Tensor:
-        weight = self.output_weight if neurons.is_output else self.hidden_weight
+    def _term(self, name: str, neurons: Neurons, labels: Tensor | None, share: float) -> Tensor:
+        weight = share * (self.output_weight if neurons.is_output else self.hidden_weight)
         if not weight:
             return neurons.stored.new_zeros(())
         if not neurons.is_output or labels is None:
-            return weight * self._measured(name, neurons, sample=not neurons.is_output)
+            return self._measured(name, neurons, weight, sample=not neurons.is_output)
         rows = exact(neurons.matrix().flatten(0, 1))
         ignored = getattr(neurons.module, "ignore_index", -100)
         checked_labels(labels, len(rows), ignored)
         kept = labels != ignored
-        share = weight * kept.to(rows.dtype) / kept.sum().clamp(min=1)
-        return batch_energy(rows, torch.where(kept, labels, 0), share, Law(self.law.s, False, self.law.angular))
+        shares = weight * kept.to(rows.dtype) / kept.sum().clamp(min=1)
+        law, classes = Law(self.law.s, False, self.law.angular), torch.where(kept, labels, 0)
+        return bounded(lambda r: batch_energy(r, classes, shares, law), rows)
 
     def __repr__(self) -> str:
         measure = self.measure if isinstance(self.measure, str) else getattr(self.measure, "__name__", "a function")
@@ -179,18 +186,19 @@ class EnergyRegularizer:
             f"EnergyRegularizer({measure} of {layers}; {weights}, s={self.law.s:g}, half_space={self.law.half_space})"
         )
 
-    def _measured(self, name: str, neurons: Neurons, *, sample: bool) -> Tensor:
+    def _measured(self, name: str, neurons: Neurons, weight: float, *, sample: bool) -> Tensor:
         rows = neurons.matrix()
         if rows.device.type == "cpu" and not torch.compiler.is_compiling():  # where a look costs nothing
             self._report_zero_neurons(name, rows)
         law = Law(self.law.s, self.law.half_space and not neurons.is_output, self.law.angular)
         if not isinstance(self.measure, str):
-            return _by_function(self.measure, rows).mean()
-        name = unwrapped_name(name)
+            return weight * _by_function(self.measure, rows).mean()
+        named, rows, name = self.measure, exact(rows), unwrapped_name(name)
         if sample and self.minibatch is not None and self.minibatch < rows.shape[1]:
             index = _drawn(rows.shape[1], self.minibatch, self.seed, name, self.draws).to(rows.device)
-            return estimated_energy(rows, law, index).mean()
-        return measured(self.measure, rows, law, partial(generator, self.seed, name, self.draws)).mean()
+            return bounded(lambda r: weight * estimated_energy(r, law, index).mean(), rows)
+        draw = partial(generator, self.seed, name, self.draws)
+        return bounded(lambda r: weight * measured(named, r, law, draw).mean(), rows)
 
     def _report_zero_neurons(self, name: str, rows: Tensor) -> None:
         if name not in self._reported and _report_zero_neurons(name, rows):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from . import _checks
+from ._bounded import bounded
 from .cosine import accumulation_dtype, apply, autocasts, chain, cosine_linear, project, unit, without_autocast
 from .energy import batch_energy, checked_law, sample_energies
 from .guards import watch
@@ -41,7 +42,8 @@ class HeadOptions(TypedDict, total=False):
     """"mean" (over the sum of class_weight·sample_weight of samples that count), "sum" or "none"."""
     energy_weight: float
     """λ_M: adds λ_M·class_energy of the head's own weight at the labels that count (MHE, Eq. 8), 0 by default. With
-    "sum" it is their number times that, with "none" each sample gets its class's share."""
+    "sum" it is their number times that, with "none" each sample gets its class's share. The gradient of the mean by a
+    class weight w is shortened to ‖w‖ where it is longer, as in :class:`hypersphere.EnergyRegularizer`."""
     energy_s: float
     """The power of that energy (2)."""
     device: torch.device | str | None
@@ -233,11 +235,11 @@ class AngularSoftmaxLoss(nn.Module):
         """λ_M·class_energy of the weight at the labels, reduced as the losses are; counts (B,) weigh the samples."""
         rows, share = weight.to(accumulation_dtype(weight.dtype)), self.energy_weight * counts
         if self.reduction == "none":
-            return share.to(rows.dtype) * sample_energies(rows, target, self.energy_law)
-        if self.reduction == "mean":
-            total = counts.sum()
-            share = share / torch.where(total > 0, total, 1.0)
-        return batch_energy(rows, target, share, self.energy_law)
+            return bounded(lambda r: share.to(r.dtype) * sample_energies(r, target, self.energy_law), rows)
+        total = counts.sum()
+        total = torch.where(total > 0, total, 1.0)
+        mean = bounded(lambda r: batch_energy(r, target, share / total, self.energy_law), rows)
+        return mean if self.reduction == "mean" else mean * total
 
     def _reduce(self, losses: Tensor, target: Tensor, kept: Tensor, sample_weight: Tensor | None) -> Tensor:
         if sample_weight is not None:
