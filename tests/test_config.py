@@ -355,7 +355,6 @@ def test_what_is_wrong_is_said_in_one_line_that_names_the_key(tree, message):
         ({"energy.half_space": True, "energy.measure": "srip"}, "energy.half_space goes with energy.measure energy"),
         ({"energy.angular": True, "energy.measure": "srip"}, "energy.angular goes with energy.measure energy"),
         ({"energy.minibatch": 8, "energy.measure": "srip"}, "energy.minibatch goes with energy.measure energy"),
-        ({"energy.measure": "orthonormal"}, "energy.measure=orthonormal needs energy.hidden_weight"),
         ({"model.name": "generator.mhe", "loss.name": "a_softmax"}, "loss.name goes with classifiers"),
         ({"model.name": "generator.mhe", "rotation.layers": "all"}, "rotation.layers must be hidden"),
         ({"data.name": "modelnet", "model.name": "pointnet", "data.size": 32}, "data.size: only images have one"),

@@ -8,6 +8,8 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import hypersphere as hs
+from hypersphere.train import building
+from hypersphere.train.config import Energy
 from tests import reference
 from tests.test_losses import F64, HEADS, literal_losses
 
@@ -232,8 +234,44 @@ def test_bad_arguments_are_named(name, options, error, match):
 def test_a_head_with_energy_is_still_an_output_layer():
     head = hs.SphereFacePlusLoss(7, 5)
     assert hs.select(torch.nn.ModuleList([torch.nn.Linear(5, 5), head]))["1"].is_output
-    regularizer = hs.EnergyRegularizer(torch.nn.Linear(4, 5), head=head, hidden_weight=0.0)
+    regularizer = hs.EnergyRegularizer(torch.nn.Linear(4, 5), head=head, hidden_weight=0.0, output_weight=1.0)
     torch.testing.assert_close(regularizer(), hs.hyperspherical_energy(head.weight))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_classes_count_once(inside):
+    """A head that adds its classes' energy to its loss leaves the regularizer no output term, unless one is given."""
+    for head, output_weight in (
+        (hs.SphereFacePlusLoss(7, 5), 0.0),
+        (hs.ArcFaceLoss(7, 5, energy_weight=0.1), 0.0),
+        (hs.SphereFacePlusLoss(7, 5, energy_weight=0.0), 1.0),
+        (hs.ArcFaceLoss(7, 5), 1.0),
+    ):
+        body = torch.nn.Linear(4, 5)
+        model, options = (torch.nn.ModuleList([body, head]), {}) if inside else (body, {"head": head})
+        regularizer = hs.EnergyRegularizer(model, **options)
+        hidden = 10 * hs.hyperspherical_energy(body.weight)
+        expected = hidden + output_weight * hs.hyperspherical_energy(head.weight)
+        torch.testing.assert_close(regularizer(), expected)
+        assert len(regularizer.per_layer()) == 2  # to look at, as ever
+        regularizer = hs.EnergyRegularizer(model, output_weight=0.5, **options)
+        torch.testing.assert_close(regularizer(), hidden + 0.5 * hs.hyperspherical_energy(head.weight))
+        labels = torch.tensor([1, 3])
+        torch.testing.assert_close(regularizer(labels), hidden + 0.5 * hs.class_energy(head.weight, labels))
+
+
+def test_configs_leave_weights_to_the_measure_and_the_head():
+    body, plus = torch.nn.Linear(4, 5), hs.SphereFacePlusLoss(7, 5)
+    for settings, weights in (
+        (Energy(), (10.0, 0.0)),
+        (Energy(half_space=True), (1.0, 0.0)),
+        (Energy(output_weight=1.0), (10.0, 1.0)),
+        (Energy(measure="orthonormal"), (1e-4, 0.0)),
+        (Energy(measure="srip", hidden_weight=0.5), (0.5, 0.0)),
+    ):
+        regularizer = building.regularizer(body, plus, settings, 0)
+        assert (regularizer.hidden_weight, regularizer.output_weight) == weights
+    assert building.regularizer(body, hs.ArcFaceLoss(7, 5), Energy(), 0).output_weight == 1
 
 
 def test_weights_of_samples_get_the_gradient_of_their_energy():

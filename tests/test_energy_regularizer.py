@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import hypersphere as hs
+from hypersphere.measures import WEIGHTS
 from hypersphere.regularizers import REGULARIZERS
 from tests import reference
 
@@ -253,6 +254,47 @@ def test_a_callable_measure():
         model, measure=lambda rows: rows.norm(dim=-1).square().mean(), hidden_weight=2.0, output=None
     )
     check(regularizer(), 2 * sum(layer.weight.norm(dim=1).square().mean() for layer in model), model)
+
+
+@pytest.mark.parametrize("measure", [*REGULARIZERS])
+def test_every_measure_has_weights_of_its_own(measure):
+    hidden, output = WEIGHTS[measure]
+    regularizer = hs.EnergyRegularizer(net(), measure=measure)
+    assert (regularizer.hidden_weight, regularizer.output_weight) == (hidden, output)
+    assert hidden > 0
+    given = hs.EnergyRegularizer(net(), measure=measure, hidden_weight=0.0, output_weight=0.25)
+    assert (given.hidden_weight, given.output_weight) == (0.0, 0.25)
+
+
+@pytest.mark.parametrize("measure", ["energy", "comhe_random", "comhe_angle"])
+def test_energies_weigh_a_tenth_in_half_space(measure):
+    regularizer = hs.EnergyRegularizer(net(), measure=measure, half_space=True)
+    assert (regularizer.hidden_weight, regularizer.output_weight) == (1.0, 1.0)
+
+
+def test_the_default_of_orthonormal_is_spherenets_without_the_output():
+    model = Net().double()
+    value = hs.EnergyRegularizer(model, measure="orthonormal")()
+    groups = [rows for name in HIDDEN for rows in rows_by_hand(model)[name]]
+    shares = [0.5] * 4 + [1.0] * 2  # two layers of two groups, of which the mean counts
+    deviations = [(rows @ rows.T - torch.eye(len(rows))).square().sum() for rows in groups]
+    expected = 1e-4 * sum(share * deviation for share, deviation in zip(shares, deviations, strict=True))
+    torch.testing.assert_close(value, expected)
+    model.fc.weight.grad = None
+    value.backward()
+    assert model.fc.weight.grad is None
+
+
+def test_a_measure_of_ones_own_needs_a_weight(monkeypatch):
+    def lengths(rows):
+        return rows.norm(dim=-1).mean()
+
+    with pytest.raises(ValueError, match="hidden_weight must be given for a measure of your own"):
+        hs.EnergyRegularizer(net(), measure=lengths)
+    assert hs.EnergyRegularizer(net(), measure=lengths, hidden_weight=0.5).output_weight == 0
+    monkeypatch.setitem(REGULARIZERS, "lengths", lambda rows, law, draw: rows.norm(dim=-1).mean(1))
+    with pytest.raises(ValueError, match="hidden_weight must be given for a measure of your own"):
+        hs.EnergyRegularizer(net(), measure="lengths")
 
 
 # inside torch's machinery

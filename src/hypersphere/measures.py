@@ -161,6 +161,21 @@ REGULARIZERS: dict[str, Measure] = {
     "covering": covering,
     "gram_determinant": gram_determinant,
 }
+WEIGHTS: dict[str, tuple[float, float]] = {
+    "energy": (10.0, 1.0),
+    "comhe_random": (10.0, 1.0),
+    "comhe_angle": (10.0, 1.0),
+    "orthonormal": (1e-4, 0.0),
+    "orthoreg": (1.0, 1.0),
+    "srip": (1e-2, 0.0),
+    "separation": (0.1, 0.1),
+    "polarization": (10.0, 1.0),
+    "covering": (0.1, 0.1),
+    "gram_determinant": (10.0, 1.0),
+}
+"""Default weights of each measure in hidden layers and in the output layer; docs/energy.md has what they do."""
+ENERGIES = ("energy", "comhe_random", "comhe_angle")
+"""Measures that see half space; the hidden weight is a tenth there (MHE, App. A)."""
 RANDOM = ("comhe_random",)
 """Measures whose value depends on the draw; the others draw at most where a search begins."""
 
@@ -169,6 +184,14 @@ def measured(name: str, rows: Tensor, law: Law, draw: Draw) -> Tensor:
     """The measure of each group, in float32 at least: (G,)."""
     with without_autocast(rows):
         return REGULARIZERS[name](exact(rows), law, draw)
+
+
+def default_weights(name: str, half_space: bool) -> tuple[float, float] | None:
+    """The weights of a measure in hidden layers and in the output layer; None for one that has none."""
+    if name not in WEIGHTS:
+        return None
+    hidden, output = WEIGHTS[name]
+    return (hidden / 10 if half_space and name in ENERGIES else hidden), output
 
 
 def _angle(u: Tensor, v: Tensor) -> Tensor:

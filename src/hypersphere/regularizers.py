@@ -18,7 +18,7 @@ from ._draws import generator, unwrapped_name
 from ._progress import track
 from .cosine import accumulation_dtype, inverse_row_norm, unit, without_autocast
 from .energy import batch_energy, checked_labels, checked_law, estimated_energy, exact, listed
-from .measures import RANDOM, deviation_from_orthonormal, measured
+from .measures import RANDOM, default_weights, deviation_from_orthonormal, measured
 from .measures import REGULARIZERS as REGULARIZERS
 from .repulsion import Law
 from .selection import Neurons, Specs, nothing_found, select, select_strictly, select_to_change
@@ -44,8 +44,11 @@ class EnergyRegularizer:
         head: a loss head (or layer) outside of the model that holds the classes; then no layer of the model is the
             output.
         measure: a key of :data:`REGULARIZERS`, or a function of neurons (N, d) that gives a scalar.
-        hidden_weight: λ_h; None: 10 in full space, 1 in half space (MHE, App. A).
-        output_weight: λ_o.
+        hidden_weight: λ_h; None: the measure's own, for the energy 10 in full space and 1 in half space (MHE, App. A).
+            A measure of yours has none: give one.
+        output_weight: λ_o; None: the measure's own, 1 for the energy. It is 0 for measures that do not suit classes
+            (orthonormal, srip, yours) and for a loss head that adds its classes' energy itself (`energy_weight` > 0):
+            they count once.
         weight_decay: λ_w, of the mean length of all neurons, output included (3.7).
         s, half_space, angular: the energy, as in :func:`hypersphere.hyperspherical_energy`; half space is for hidden
             layers. Measures other than the energies do not see them (polarization sees s and angular).
@@ -72,7 +75,7 @@ class EnergyRegularizer:
         head: nn.Module | None = None,
         measure: MeasureLike = "energy",
         hidden_weight: float | None = None,
-        output_weight: float = 1.0,
+        output_weight: float | None = None,
         weight_decay: float = 0.0,
         s: float = 2.0,
         half_space: bool = False,
@@ -83,9 +86,6 @@ class EnergyRegularizer:
     ) -> None:
         self.measure = _checked_measure(measure)
         self.law = checked_law(s, half_space, angular)
-        standard = 1.0 if half_space else 10.0
-        self.hidden_weight = standard if hidden_weight is None else _checks.number("hidden_weight", hidden_weight)
-        self.output_weight = _checks.number("output_weight", output_weight)
         self.weight_decay = _checks.number("weight_decay", weight_decay, low=0.0)
         self.minibatch = None if minibatch is None else _checks.integer("minibatch", minibatch, low=2)
         if minibatch is not None and measure != "energy":
@@ -94,6 +94,7 @@ class EnergyRegularizer:
         self.seed = _checks.integer("seed", seed)
         self.draws = 0
         self.neurons = self._selected(model, layers, exclude, output, head)
+        self.hidden_weight, self.output_weight = self._weights(hidden_weight, output_weight)
         self._reported: set[str] = set()
         for name, neurons in self.neurons.items():
             self._report_zero_neurons(name, neurons.matrix())
@@ -139,6 +140,18 @@ class EnergyRegularizer:
         if set(state) != {"draws", "seed"}:
             raise ValueError(f"state must hold 'draws' and 'seed', got {', '.join(map(repr, state)) or 'nothing'}")
         self.draws, self.seed = _checks.integer("draws", state["draws"], low=0), _checks.integer("seed", state["seed"])
+
+    def _weights(self, hidden_weight: float | None, output_weight: float | None) -> tuple[float, float]:
+        """λ_h and λ_o: what was given, or else the measure's own."""
+        own = default_weights(self.measure, self.law.half_space) if isinstance(self.measure, str) else None
+        if own is None and hidden_weight is None:
+            raise ValueError("hidden_weight must be given for a measure of your own, which has no default, got None")
+        hidden, output = own or (0.0, 0.0)
+        heads = [neurons.module for neurons in self.neurons.values() if neurons.is_output]
+        if any(getattr(head, "energy_weight", 0.0) for head in heads):  # its loss holds the classes' energy already
+            output = 0.0
+        hidden = hidden if hidden_weight is None else _checks.number("hidden_weight", hidden_weight)
+        return hidden, output if output_weight is None else _checks.number("output_weight", output_weight)
 
     def _selected(
         self, model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None, head: nn.Module | None

@@ -136,11 +136,6 @@ def _energy(energy: Energy) -> None:
         energy.minibatch is not None and energy.measure != "energy",
         f"energy.minibatch goes with energy.measure energy; got {energy.measure}",
     )
-    _needs(
-        energy.measure in ("orthonormal", "srip") and energy.hidden_weight is None,
-        f"energy.measure={energy.measure} needs energy.hidden_weight, as it is a sum over all pairs (SphereNet has "
-        "hidden_weight 1e-4 and output_weight 0)",
-    )
 
 
 def _rotation(rotation: Rotation) -> None:

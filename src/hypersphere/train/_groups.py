@@ -91,8 +91,10 @@ class Energy(Group):
 
     prefix: ClassVar[str] = "energy."
     measure: str = setting("energy", "what keeps neurons apart", names="measure")
-    hidden_weight: float | None = setting(None, "of hidden layers; null: 10 in full space, 1 in half space", low=0)
-    output_weight: float = setting(1.0, "of the output layer", low=0)
+    hidden_weight: float | None = setting(None, "of hidden layers; null: the measure's own", low=0)
+    output_weight: float | None = setting(
+        None, "of the output layer; null: the measure's own, 0 where the loss has an energy_weight", low=0
+    )
     s: float = setting(2.0, "the exponent", low=0, high=1e6)
     half_space: bool = setting(False, "neurons and their antipodes, in hidden layers")
     angular: bool = setting(False, "angles in place of distances")
