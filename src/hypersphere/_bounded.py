@@ -55,7 +55,11 @@ class _Entry(Function):
         if grad is None or scale is None:  # no gradient of the value, but one of its gradient
             return grad
         (rows,) = ctx.saved_tensors
-        return grad * _shortening(grad.detach(), rows.detach(), scale)
+        limit = LARGEST_PULL * scale * torch.linalg.vector_norm(rows.detach(), dim=-1, keepdim=True)
+        length = torch.linalg.vector_norm(grad.detach(), dim=-1, keepdim=True)
+        if _may_look(grad) and not (length > limit).any():  # the ordinary case needs no second tensor of this size
+            return grad
+        return grad * _shortening(grad.detach(), length, limit)
 
 
 class _Exit(Function):
@@ -74,10 +78,14 @@ class _Exit(Function):
         return grad, grad.detach().abs().sum()
 
 
-def _shortening(grad: Tensor, rows: Tensor, scale: Tensor) -> Tensor:
-    """The factor (..., 1) that brings the rows of `grad` within the bound; 1 where they are."""
-    limit = LARGEST_PULL * scale * torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-    length = torch.linalg.vector_norm(grad, dim=-1, keepdim=True)
+def _shortening(grad: Tensor, length: Tensor, limit: Tensor) -> Tensor:
+    """The factor (..., 1) that brings the rows of `grad`, of this length, within the limit; 1 where they are."""
     largest = torch.linalg.vector_norm(grad, torch.inf, dim=-1, keepdim=True)
     length = torch.where(length.isinf(), largest * grad.shape[-1] ** 0.5, length)  # the squares may overflow
     return torch.where(length > limit, limit / length, 1.0)
+
+
+def _may_look(x: Tensor) -> bool:
+    """Whether reading a value costs nothing: no device to wait for, no graph to break."""
+    functorch = torch._C._are_functorch_transforms_active()
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not functorch
