@@ -59,6 +59,7 @@ def write(path: str | os.PathLike[str], layers: list[dict[str, Any]], kept: dict
     """`kept` once each, whatever shares memory; the header beside it."""
     tensors, aliases = unshared(kept)
     hashes = {key: hash_of(value) for key, value in tensors.items()}
+    hashes |= {alias: hashes[key] for alias, key in aliases.items()}
     header = {"format": FORMAT, "layers": layers, "aliases": aliases, "hashes": hashes, "frozen": frozen}
     write_bytes(path, save(tensors, metadata={_HEADER: json.dumps(header)}))
 
@@ -83,8 +84,16 @@ def read(path: str | os.PathLike[str]) -> File:
         entries = [_parsed(layer) for layer in header["layers"]]
         if not entries or len({entry.where for entry in entries}) < len(entries):
             raise ValueError("every layer must be listed once")
-        damaged = [key for key, value in tensors.items() if header["hashes"][key] != hash_of(value)]
-        tensors |= {alias: tensors[key] for alias, key in header["aliases"].items()}
+        hashes, aliases = dict(header["hashes"]), dict(header["aliases"])
+        damaged = [key for key, value in tensors.items() if hashes[key] != hash_of(value)]
+        odd = [key for key in hashes if key not in tensors and key not in aliases]
+        # An alias names a tensor anew and replaces none; its hash, if it has one, is that of the tensor.
+        odd += [
+            alias for alias, key in aliases.items() if alias in tensors or hashes.get(alias, hashes[key]) != hashes[key]
+        ]
+        if odd:
+            raise ValueError(f"{odd[0]!r} is missing, or an alias of another tensor")
+        tensors |= {alias: tensors[key] for alias, key in aliases.items()}
         frozen = {str(key): str(value) for key, value in header["frozen"].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{wrong}: its header is malformed ({type(error).__name__}: {error})") from None
