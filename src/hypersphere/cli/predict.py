@@ -6,6 +6,7 @@ import argparse
 import csv
 import io
 import json
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -166,6 +167,8 @@ def _images_in(folder: str) -> list[str]:
 def _rows(run: Run, file: str) -> Iterator[tuple[list[str], Any]]:
     import numpy as np
 
+    from ..data.image_folder import PIXELS
+
     if not os.path.isfile(file):  # a pipe would wait for ever
         raise ValueError(f"no such file: {file!r}")
     try:
@@ -179,8 +182,12 @@ def _rows(run: Run, file: str) -> Iterator[tuple[list[str], Any]]:
     may_be_one = grey and (shape[2] in (1, 3) or shape[0] == sample[0] == 3)  # image, and not N grey ones
     if not (grey or array.ndim == len(sample) + 1) or may_be_one or not len(array):
         raise ValueError(f"{file} must hold samples (N, {', '.join(map(str, sample))}), got {shape}")
-    for begin in range(0, len(array), BATCH):
-        some = array[begin : begin + BATCH]
+    numbers = math.prod(shape[1:])  # of a sample; the file is not read yet
+    if numbers > 4 * PIXELS:
+        raise ValueError(f"{file} must hold samples of at most {4 * PIXELS} numbers, got {shape}")
+    step = max(1, min(BATCH, PIXELS // max(1, numbers)))
+    for begin in range(0, len(array), step):
+        some = array[begin : begin + step]
         yield [f"{file}[{begin + i}]" for i in range(len(some))], some[:, None] if grey else some
 
 

@@ -73,6 +73,7 @@ class Preprocess:
             if pixels.dtype != torch.uint8:
                 raise TypeError(f"inputs must be uint8 pixels or normalized floating point numbers, got {pixels.dtype}")
             pixels = _channels_first(pixels, self.facts.shape)
+            check_pixels(*pixels.shape[2:])
         if self.facts.dtype != "uint8":
             raise TypeError(f"inputs must be {self.facts.dtype}, as the network was trained on, got pixels of uint8")
         channels, *size = self.facts.shape
@@ -176,11 +177,16 @@ def _opened(inputs: Any) -> Tensor | None:
     if not (hasattr(inputs, "getbands") and hasattr(inputs, "convert")):  # Pillow's, told without importing it
         return None
     width, height = inputs.size
-    if width * height > PIXELS:
-        raise ValueError(f"an image must have at most {PIXELS} pixels, got {width}×{height}")
+    check_pixels(height, width)
     if inputs.mode.startswith(("I", "F")):
         raise ValueError(f"an image must have 8 bits a colour, got Pillow's mode {inputs.mode}")
     return torch.from_numpy(np.array(inputs.convert("RGB"))).permute(2, 0, 1).unsqueeze(0)
+
+
+def check_pixels(height: int, width: int) -> None:
+    """ValueError for an image of so many pixels that the memory it would take is no accident's."""
+    if height * width > PIXELS:
+        raise ValueError(f"an image must have at most {PIXELS} pixels, got {width}×{height}")
 
 
 def _array(inputs: Any) -> Tensor:
