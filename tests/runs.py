@@ -14,7 +14,7 @@ from hypersphere import data, models
 from hypersphere.models.gan import Discriminator, Generator
 from hypersphere.models.pointnet import PointNet
 from hypersphere.models.transformer import Transformer
-from hypersphere.train import Config, Data, Model, checkpoint, derive, fit
+from hypersphere.train import Config, Data, Model, _signed, checkpoint, derive, fit
 
 # ------------------------------------------------------------------------------------------------------- data
 
@@ -163,9 +163,26 @@ def stopped(config, callback, which=signal.SIGINT):
     return None if newest is None else int(newest.name)
 
 
+# ------------------------------------------------------------------------------------------------------- files
+
+
+def rewritten(file, change):
+    """A JSON file of a run changed by someone who gets its checksum right; `change` has the tree, or text to text."""
+    text = file.read_text()
+    if isinstance(change, tuple):
+        assert change[0] in text
+        text = text.replace(*change)
+        tree = json.loads(text)
+    else:
+        tree = json.loads(text)
+        tree = change(tree) or tree
+    tree.pop("checksum", None)
+    file.write_text(_signed.signed(tree))
+
+
 # ------------------------------------------------------------------------------------------------------- comparing
 
-TIMES = ("seconds", "samples_per_second")
+TIMES = ("seconds", "samples_per_second", "history", "checksum", "checksums")  # the last three are of files with times
 
 
 def without_times(tree):

@@ -17,6 +17,7 @@ import hypersphere as hs
 from hypersphere.cli import main
 from hypersphere.train import Config, derive, fit
 from hypersphere.train.run import load_run
+from tests.runs import rewritten
 from tests.test_run import SMALL
 
 
@@ -112,8 +113,7 @@ def test_evaluate_takes_data_from_elsewhere(folder, capsys, monkeypatch, digits,
 
     monkeypatch.setitem(hs.data.LOADERS, "scans", load)
     moved = shutil.copytree(folder, tmp_path / "run")
-    config = moved / "config.json"
-    config.write_text(config.read_text().replace('"digits"', '"scans"'))
+    rewritten(moved / "config.json", ('"digits"', '"scans"'))
     code, out, _ = run(capsys, "evaluate", str(moved), "--data.root", "elsewhere", "--json")
     assert (code, set(seen), json.loads(out)["samples"]) == (0, {"elsewhere"}, 100)
 

@@ -23,6 +23,7 @@ from hypersphere.train.inputs import Preprocess
 from hypersphere.train.run import BATCH, load_run
 from hypersphere.train.scores import scores
 from hypersphere.train.sets import Facts
+from tests.runs import rewritten
 
 SMALL = {"model.name": "mlp", "model.widths": (16, 16), "steps": 20, "eval_every": 10, "device": "cpu"}
 KINDS = {
@@ -118,8 +119,7 @@ def test_final_files_without_a_result_are_the_last_choice(copy):
 
 def test_a_run_that_is_made_longer_is_not_finished(copy):
     path = copy()
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | {"steps": 40}))
+    rewritten(path / "config.json", lambda tree: tree | {"steps": 40})
     assert load_run(path).source == path / "checkpoints" / "20"
 
 
@@ -138,17 +138,21 @@ def spoil(text, old, new):
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
-        ("config.json", lambda t: t[:50], r"config\.json cannot be read: "),
-        ("config.json", lambda t: spoil(t, '"widths"', '"widhts"'), r"config\.json: model\.widhts is unknown"),
-        ("config.json", lambda t: spoil(t, "16", "17"), r"model\.safetensors does not fit: layers\.0\.weight is \(16"),
+        ("config.json", lambda t: t[:50], r"config\.json: line .*: not JSON: "),
+        ("config.json", ('"widths"', '"widhts"'), r"config\.json: model\.widhts is unknown"),
+        ("config.json", ("16", "17"), r"model\.safetensors does not fit: layers\.0\.weight is \(16"),
+        ("config.json", lambda t: spoil(t, "16", "17"), r'config\.json: damaged: .* remove its line "checksum"$'),
         ("config.json", None, r"run is no run: it has no config\.json"),
         ("final/model.json", lambda t: "[]", r"model\.json cannot be read: it must be an object, got list"),
-        ("final/model.json", lambda t: spoil(t, '"format": 1', '"format": 2'), r"model\.json has format 2; this .* 1$"),
-        ("final/model.json", lambda t: spoil(t, '"format": 1', '"a": 1'), r"model\.json has format None"),
-        ("final/model.json", lambda t: spoil(t, '"images"', '"pictures"'), r"model\.json is malformed: .*'pictures'"),
-        ("final/model.json", lambda t: spoil(t, '"uint8"', '"save"'), r"model\.json is malformed: .*'save'"),
-        ("final/model.json", lambda t: spoil(t, '"shape"', '"size"'), r"model\.json is malformed: .*KeyError"),
-        ("final/model.json", lambda t: spoil(t, '"step": 20', '"step": "a"'), r"step must be an integer, got 'a'"),
+        ("final/model.json", ('"format": 2', '"format": 3'), r"model\.json has format 3; this .* 1 and 2$"),
+        ("final/model.json", ('"format": 2', '"a": 1'), r"model\.json has format None"),
+        ("final/model.json", lambda t: spoil(t, '"3"', '"8"'), r"model\.json is damaged: its text is not what"),
+        ("final/model.json", ('"images"', '"pictures"'), r"model\.json is malformed: .*'pictures'"),
+        ("final/model.json", ('"uint8"', '"save"'), r"model\.json is malformed: .*'save'"),
+        ("final/model.json", ('"shape"', '"size"'), r"model\.json is malformed: .*KeyError"),
+        ("final/model.json", ('"3"', "3"), r"model\.json is malformed: .*names of classes as text"),
+        ("final/model.json", ('"step": 20', '"step": "a"'), r"step must be an integer >= 0, got 'a'"),
+        ("final/model.json", ('"step": 20', f'"step": {10**400}'), r"step must be .* got a huge integer"),
         ("final/model.json", None, r"model\.json is missing"),
         ("final/model.safetensors", None, r"model\.safetensors is missing"),
         ("final/head.safetensors", None, r"head\.safetensors is missing"),
@@ -160,6 +164,8 @@ def test_bad_files_in_one_line(copy, file, change, message):
     path = copy("sphereface_plus")
     if change is None:
         (path / file).unlink()
+    elif isinstance(change, tuple):
+        rewritten(path / file, change)
     else:
         text = (path / file).read_text() if file.endswith("json") else ""
         (path / file).write_text(change(text))
@@ -184,9 +190,8 @@ def test_tensors_must_fit(copy, change, message):
     tensors = load_file(file)
     change(tensors)
     save_file(tensors, file)
-    described = json.loads((path / "final" / "model.json").read_text())
-    described["checksums"]["model"] = {name: checksum_of(value) for name, value in tensors.items()}
-    (path / "final" / "model.json").write_text(json.dumps(described))
+    sums = {name: checksum_of(value) for name, value in tensors.items()}
+    rewritten(path / "final" / "model.json", lambda tree: tree["checksums"].update(model=sums))
     with pytest.raises(ValueError, match=message) as error:
         load_run(path)
     assert str(file) in str(error.value)

@@ -2,9 +2,11 @@
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -103,17 +105,25 @@ for order in orders:
 def server(body, orders):
     """What the server says, line by line."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", SERVER + body],
-        input=json.dumps(orders),
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=environment,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    command, said = [sys.executable, "-c", SERVER + body], b""
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=ROOT, env=environment
+        ) as process,
+    ):
+        try:
+            process.stdin.write(json.dumps(orders).encode())
+            process.stdin.close()
+            # Not so many seconds in all: it is at work as long as it says something.
+            while select.select([process.stdout], [], [], 300)[0] and (some := os.read(process.stdout.fileno(), 4096)):
+                said += some
+            code = process.wait(timeout=300)
+        finally:
+            process.kill()
+        errors.seek(0)
+        assert code == 0, errors.read().decode()
+    return [json.loads(line) for line in said.splitlines()]
 
 
 PLAIN = {"steps": 20, "checkpoint_every": 2, "optimizer.name": "adam", "data.validation": 30, "optimizer.lr": 0.03}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,109 +28,187 @@ def run(options: argparse.Namespace) -> int:
     if not folder.is_dir():
         options.error(f"DIR must be a folder, got {str(folder)!r}")
     try:
-        found = {str(path): problems for path, problems in _parts(folder)}
-    except OSError as error:
+        found = {str(path): (problems, note) for path, problems, note in _parts(folder)}
+    except (OSError, ValueError) as error:
         options.error(str(error))
     if not found:
         options.error(f"DIR must be a run, a folder of checkpoints or a checkpoint, got {str(folder)!r}")
-    damaged = any(found.values())
+    damaged = any(problems for problems, _ in found.values())
     if options.json:
-        parts = [{"path": path, "ok": not problems, "problems": problems} for path, problems in found.items()]
+        parts = [
+            {"path": path, "ok": not problems, "checked": not note, "problems": problems}
+            for path, (problems, note) in found.items()
+        ]
         print(json.dumps({"path": str(folder), "ok": not damaged, "parts": parts}, indent=2))
     else:
-        for path, problems in found.items():
-            lines = [f"damaged  {path}: {problem.removeprefix(path).lstrip('/: ')}" for problem in problems]
-            print(printable("\n".join(lines) or f"ok       {path}"))
+        for path, (problems, note) in found.items():
+            lines = [f"damaged  {path}: {_cause(path, problem)}" for problem in problems]
+            print(printable("\n".join(lines) or f"ok       {path}{f' ({note})' if note else ''}"))
     return DAMAGED if damaged else 0
 
 
-def _parts(folder: Path) -> Iterator[tuple[Path, list[str]]]:
+def _cause(path: str, problem: str) -> str:
+    """A problem without the name and the word that stand before it already."""
+    return problem.removeprefix(path).lstrip("/: ").removeprefix("is damaged: ").removeprefix("damaged: ")
+
+
+Part = tuple[Path, list[str], str]  # a file or checkpoint, what is wrong with it, why it could not be compared
+
+
+def _parts(folder: Path) -> Iterator[Part]:
     """What there is to look at, and what is wrong with each."""
     from ..train import checkpoint
     from ..train._reading import STATE, TENSORS, steps
 
     if any((folder / name).exists() for name in (STATE, TENSORS)):
-        yield folder, checkpoint.verify(folder)
+        yield folder, checkpoint.verify(folder), ""
         return
     saved = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
     for path in dict(sorted(steps(saved).items())).values():
         problems = checkpoint.verify(path)
         if path.exists():  # a run that is at work removes old ones
-            yield path, problems
-    checks: dict[str, Callable[[Path], Any]] = {
-        "config.json": _check_config,
-        "metrics.jsonl": _check_metrics,
-        "result.json": _read_json,
-        "final/model.json": _read_json,
-        "final/model.safetensors": _check_tensors,
-        "final/head.safetensors": _check_tensors,
-        "final/discriminator.safetensors": _check_tensors,
-    }
-    needed = _needed(folder)
-    for name, check in checks.items():
-        path = folder / name
-        if os.path.lexists(path) or name in needed:
+            yield path, problems, ""
+    if {each.name for each in folder.iterdir()} & {"checkpoints", "result.json", "final", "config.json"}:
+        yield from _Run(folder).parts()
+
+
+class _Run:
+    """The files of a run beside its checkpoints.
+
+    Those of a finished run are compared with the checksums in result.json. Before that config.json has one of its own,
+    metrics.jsonl up to the last checkpoint one in it, and a last line that is not whole is being written. Files that
+    hypersphere wrote before it had these checksums are read and not compared.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from ..train._summary import read_summary
+
+        self.folder = folder
+        self.tensors: list[str] = []  # files of them in final/, which model.json names
+        self.is_finished, self.sums = False, None
+        with suppress(ValueError, OSError):  # said of the file itself
+            summary, self.sums = read_summary(folder)
+            # A run that is made longer has a result of before.
+            self.is_finished = summary["length"] == _length(folder / "config.json")
+
+    def parts(self) -> Iterator[Part]:
+        yield from self._part("config.json", self._check_config)
+        yield from self._part("metrics.jsonl", self._check_metrics, needed=self.is_finished)
+        yield from self._part("result.json", self._check_result, needed=False)
+        yield from self._part("final/model.json", self._check_model, needed=self.is_finished)
+        for name in self.tensors:  # none if model.json cannot be read: their checksums are in it
+            yield from self._part(f"final/{name}.safetensors", self._check_tensors)
+
+    def _part(self, name: str, check: Any, needed: bool = True) -> Iterator[Part]:
+        from .._files import check_plain, is_folder
+
+        path = self.folder / name
+        if not needed and not os.path.lexists(path):
+            return
+        try:
+            if path.parent != self.folder and os.path.lexists(path.parent) and not is_folder(path.parent):
+                raise ValueError(f"{path.parent} must be a folder itself, not a link to one")
+            check_plain(path)
+            note = check(path) or ""
+        except (ValueError, OSError) as error:
+            yield path, [" ".join(str(error).split())], ""
+        else:
+            yield path, [], note
+
+    def _check_result(self, path: Path) -> str:
+        from ..train._summary import read_summary
+
+        return NO_CHECKSUM if read_summary(self.folder)[1] is None else ""
+
+    def _compare(self, path: Path, data: bytes) -> None:
+        """With the checksum in result.json."""
+        from ..train._signed import checksum
+
+        name = path.relative_to(self.folder).as_posix()
+        if self.is_finished and self.sums is not None and self.sums.get(name) != checksum(data):
+            raise ValueError("it is not what was saved")
+
+    def _check_config(self, path: Path) -> str:
+        from .._files import read_plain
+        from ..train._config_file import LARGEST_FILE, read_tree
+        from ..train._signed import KEY
+
+        data = read_plain(path, LARGEST_FILE)
+        tree = read_tree(path)
+        _check_config(tree)
+        self._compare(path, data)
+        return "" if f'"{KEY}"'.encode() in data else NO_CHECKSUM
+
+    def _check_metrics(self, path: Path) -> str:
+        from .._files import read_plain
+        from ..train import checkpoint
+        from ..train._reading import find
+        from ..train._signed import parse
+        from ..train.metrics import has_mark, is_line
+
+        data = read_plain(path)
+        for number, line in enumerate(data.splitlines(keepends=True), 1):
+            is_cut = not line.endswith(b"\n")
+            if is_cut and not self.is_finished:
+                continue  # the last one, which is being written
             try:
-                if not path.is_file():
-                    raise ValueError("is missing" if not os.path.lexists(path) else "is no file")
-                check(path)
-            except (ValueError, OSError) as error:
-                yield path, [" ".join(str(error).split())]
-            else:
-                yield path, []
+                whole = is_line(parse(line)) and not is_cut
+            except ValueError:
+                whole = False
+            if not whole:
+                raise ValueError(f"line {number} is no JSON object of metrics")
+        if self.is_finished:
+            self._compare(path, data)
+            return NO_CHECKSUM if self.sums is None else ""
+        newest, _ = find(self.folder / "checkpoints", marked=False)
+        mark = None if newest is None else checkpoint.load(newest)[1].get("history")
+        if mark is None:
+            return NO_CHECKSUM
+        if not has_mark(data, mark):
+            raise ValueError(f"it does not begin with what was saved by {newest}")
+        return ""
+
+    def _check_model(self, path: Path) -> str:
+        from .._files import read_plain
+        from ..train.run import read_facts, read_model
+
+        described = read_model(path)
+        read_facts(path, described.get("data"))
+        self._compare(path, read_plain(path))
+        self.tensors = [*described["checksums"]]
+        return NO_CHECKSUM if described["format"] == 1 else ""
+
+    def _check_tensors(self, path: Path) -> None:
+        from ..train.run import read_tensors
+
+        read_tensors(path)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+NO_CHECKSUM = "not compared: it has no checksum"
+
+
+def _length(config: Path) -> list[Any] | None:
+    """Steps and epochs that a config asks for; None if it cannot be read, which is said of itself."""
+    from ..train._config_file import read_tree
+
     try:
-        tree = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"cannot be read: {error}") from None
-    if not isinstance(tree, dict):
-        raise ValueError(f"must be an object, got {type(tree).__name__}")
-    return tree
+        tree = read_tree(config)
+        return [tree.get("steps"), tree.get("epochs")] if isinstance(tree, dict) else None
+    except (ValueError, OSError):
+        return None
 
 
-def _check_config(path: Path) -> None:
+def _check_config(tree: Any) -> None:
     from ..train import _names
     from ..train.config import flags, from_tree
 
-    tree = _read_json(path)
     # Names of the user's own are known only once their file has run, and that is not done here.
     for flag in flags():
         group, _, name = flag.key.partition(".")
-        settings, kind = tree.get(group), flag.field.metadata.get("names", "similarity")
+        settings, kind = (
+            tree.get(group) if isinstance(tree, dict) else None,
+            flag.field.metadata.get("names", "similarity"),
+        )
         if kind != "similarity" and isinstance(settings, dict) and isinstance(settings.get(name), str):
             settings[name] = settings[name] if settings[name] in _names.known(kind) else flag.field.default
     from_tree(tree)
-
-
-def _check_metrics(path: Path) -> None:
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
-        try:
-            whole = isinstance(json.loads(line), dict)
-        except (ValueError, RecursionError):
-            whole = not line.endswith(b"\n")  # the last one, which is being written
-        if not whole:
-            raise ValueError(f"line {number} is no JSON object")
-
-
-def _check_tensors(path: Path) -> None:
-    from ..train.run import read_tensors
-
-    read_tensors(path)
-
-
-def _needed(folder: Path) -> list[str]:
-    """What must be there beside what is."""
-    names = {each.name for each in folder.iterdir()}
-    if not names & {"checkpoints", "result.json", "final", "config.json"}:
-        return []
-    needed = ["config.json"]
-    if "result.json" in names:
-        needed += ["metrics.jsonl", "final/model.json", "final/model.safetensors"]
-        try:
-            if _read_json(folder / "config.json").get("loss", {}).get("name", "softmax") != "softmax":
-                needed.append("final/head.safetensors")
-        except (ValueError, OSError, AttributeError):
-            pass  # said of config.json itself
-    return needed

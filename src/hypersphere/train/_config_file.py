@@ -10,6 +10,7 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, ClassVar
 
+from . import _signed
 from ._values import ConfigError, shown
 
 LARGEST_FILE = 64 * 1024  # bytes; PyYAML takes some seconds for the worst of them
@@ -33,7 +34,7 @@ def read_tree(path: str | os.PathLike[str]) -> Any:
     path = Path(path)
     text = _text(path)
     try:
-        return _json(text) if path.suffix.lower() == ".json" else _yaml(text)
+        return _unsigned(_json(text), text) if path.suffix.lower() == ".json" else _yaml(text)
     except RecursionError:
         raise ConfigError(f"nested deeper than {DEEPEST} levels") from None
 
@@ -68,6 +69,16 @@ def _json(text: str) -> Any:
         return json.loads(text, object_pairs_hook=_tree, parse_int=_integer)
     except json.JSONDecodeError as error:
         raise ConfigError(f"line {error.lineno}: not JSON: {error.msg}") from None
+
+
+def _unsigned(tree: Any, text: str) -> Any:
+    """The tree without the checksum that a run's config.json has, once that is compared."""
+    if isinstance(tree, Tree) and _signed.KEY in tree and tree.doubled != _signed.KEY:
+        if not _signed.is_whole(text.encode()):
+            hint = 'if it was edited on purpose, remove its line "checksum"'
+            raise ConfigError(f"damaged: its text is not what was saved; {hint}")
+        del tree[_signed.KEY]
+    return tree
 
 
 def _integer(text: str) -> int:

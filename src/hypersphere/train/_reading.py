@@ -9,13 +9,14 @@ import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from .. import _checks
+from .. import _checks, _files
 from .._tensors import checksum_of
+from . import _signed
 
 FORMAT = 1
 TENSORS, STATE = "tensors.safetensors", "state.json"
@@ -26,14 +27,15 @@ _TRIES = 10  # of a reader whose checkpoint is replaced or removed under its eye
 def steps(folder: Path) -> dict[int, Path]:
     found: dict[int, Path] = {}
     for path in sorted(folder.iterdir(), reverse=True):  # 5.old before 5, which replaces it
-        if (match := STEP.fullmatch(path.name)) and path.is_dir():
+        if (match := STEP.fullmatch(path.name)) and _files.is_folder(path):
             found[int(match[1])] = path
     return found
 
 
-def newest(folder: Path, marked: bool) -> Path | None:
+def find(folder: Path, marked: bool) -> tuple[Path | None, list[str]]:
+    """The newest whole checkpoint, of those that were marked as the best if `marked`; what is wrong with newer ones."""
     if not folder.exists():
-        return None
+        return None, []
     if not folder.is_dir():
         raise ValueError(f"folder must be a folder of checkpoints, got {str(folder)!r}")
     valid, damaged = None, list[str]()
@@ -55,9 +57,12 @@ def newest(folder: Path, marked: bool) -> Path | None:
         if not moving:
             break
         time.sleep(0.005)
+    return valid, damaged
+
+
+def warn_of(damaged: list[str]) -> None:
     if damaged:
-        _checks.warn(f"damaged checkpoints are passed over: {'; '.join(damaged)}")
-    return valid
+        _checks.warn(f"damaged checkpoints are passed over: {'; '.join(dict.fromkeys(damaged))}")
 
 
 def read(path: Path, keep: bool) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
@@ -88,8 +93,7 @@ def _read_once(path: Path, keep: bool) -> tuple[dict[str, Tensor], dict[str, Any
         header = _header(path / STATE)
         checksums = header["checksums"]
         file = path / TENSORS
-        if not file.is_file():
-            raise ValueError(f"{file} is missing")
+        _files.check_plain(file)
         try:
             with safe_open(os.fspath(file), framework="pt") as opened:
                 names = set(opened.keys())
@@ -116,10 +120,9 @@ def _read_once(path: Path, keep: bool) -> tuple[dict[str, Tensor], dict[str, Any
 
 def _header(file: Path) -> dict[str, Any]:
     """state.json, whole and of this version; else a ValueError that names the file."""
-    if not file.is_file():
-        raise ValueError(f"{file} is missing")
+    _files.check_plain(file)
     try:
-        header = json.loads(file.read_bytes(), object_pairs_hook=_once, parse_constant=_no_constant)
+        header = _signed.parse(_files.read_plain(file))
         if not isinstance(header, dict) or type(header.get("format")) is not int:
             raise ValueError("it has no schema version")
     except (ValueError, RecursionError, OSError) as error:
@@ -155,17 +158,6 @@ def is_best(path: Path) -> bool:
 
 def checksum(body: Mapping[str, Any]) -> str:
     return f"{zlib.crc32(json.dumps(body, allow_nan=False).encode()):08x}"
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key is there twice")
-    return found
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
 
 
 def line(error: BaseException) -> str:

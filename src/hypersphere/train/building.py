@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -264,21 +264,27 @@ def _classes_of(model: Classifier) -> tuple[str, Tensor | None, Tensor | None]:
     return name, getattr(module, "weight", None), getattr(module, "bias", None)
 
 
-def load_same(target: nn.Module, state: dict[str, Tensor], where: str, but: tuple[str, ...] = ()) -> None:
-    """Loads a state that must fit but for the layers named in `but`; ValueError in one line else."""
-
-    def kept(name: str) -> bool:
-        return not any(layer and name.startswith(f"{layer}.") for layer in but)
-
-    mine = {name: value for name, value in target.state_dict().items() if kept(name)}
-    theirs = {name: value for name, value in state.items() if kept(name)}
+def check_same(target: nn.Module, shapes: Mapping[str, tuple[int, ...]], where: str, but: tuple[str, ...] = ()) -> None:
+    """Tensors of these shapes fit the module's but for the layers named in `but`; ValueError in one line else."""
+    mine = {name: value for name, value in target.state_dict().items() if _is_kept(name, but)}
+    theirs = {name: tuple(shape) for name, shape in shapes.items() if _is_kept(name, but)}
     for name, value in mine.items():
-        if name in theirs and theirs[name].shape != value.shape:
-            got = f"{tuple(theirs[name].shape)} there and {tuple(value.shape)} here"
+        if name in theirs and theirs[name] != tuple(value.shape):
+            got = f"{theirs[name]} there and {tuple(value.shape)} here"
             raise ValueError(f"{where} does not fit: {name} is {got}")
     more = [name for name in theirs if name not in mine]
     if more:
         raise ValueError(f"{where} does not fit: it has {more[0]}, and the network of this config has not")
-    missing = [name for name in target.load_state_dict(theirs, strict=False).missing_keys if kept(name)]
+
+
+def load_same(target: nn.Module, state: dict[str, Tensor], where: str, but: tuple[str, ...] = ()) -> None:
+    """Loads a state that must fit but for the layers named in `but`; ValueError in one line else."""
+    check_same(target, {name: value.shape for name, value in state.items()}, where, but)
+    theirs = {name: value for name, value in state.items() if _is_kept(name, but)}
+    missing = [name for name in target.load_state_dict(theirs, strict=False).missing_keys if _is_kept(name, but)]
     if missing:
         raise ValueError(f"{where} does not fit: it has no {missing[0]}")
+
+
+def _is_kept(name: str, but: tuple[str, ...]) -> bool:
+    return not any(layer and name.startswith(f"{layer}.") for layer in but)

@@ -13,6 +13,7 @@ import re
 import secrets
 import shutil
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch import Tensor
 from .. import __version__, _checks
 from .._tensors import checksum_of, unshared
 from ._nested import flatten, unflatten
-from ._reading import FORMAT, STATE, STEP, TENSORS, checksum, is_best, line, newest, read, steps
+from ._reading import FORMAT, STATE, STEP, TENSORS, checksum, find, is_best, line, read, steps, warn_of
 
 __all__ = ["FORMAT", "Saver", "best_of", "flatten", "latest", "load", "save", "unflatten", "verify"]
 
@@ -140,12 +141,18 @@ def verify(path: Folder) -> list[str]:
 
 def latest(folder: Folder) -> Path | None:
     """The newest checkpoint that is whole; warns of damaged ones that are newer. None if there is none."""
-    return newest(Path(folder), marked=False)
+    return _found(Path(folder), marked=False)
 
 
 def best_of(folder: Folder) -> Path | None:
     """The newest whole one of those that were marked as the best so far. None if there is none."""
-    return newest(Path(folder), marked=True)
+    return _found(Path(folder), marked=True)
+
+
+def _found(folder: Path, marked: bool) -> Path | None:
+    found, damaged = find(folder, marked)
+    warn_of(damaged)
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------- writing
@@ -197,11 +204,12 @@ def _write(
             placed = True
             _flush(folder)
         except BaseException as error:
-            if placed:
-                os.rename(target, temporary)
-            shutil.rmtree(temporary, ignore_errors=True)
-            if aside.exists() and not target.exists():
-                os.rename(aside, target)
+            with suppress(OSError):  # on a disk that fails this fails too, and would hide why
+                if placed:
+                    os.rename(target, temporary)
+                shutil.rmtree(temporary, ignore_errors=True)
+                if aside.exists() and not target.exists():
+                    os.rename(aside, target)
             if isinstance(error, OSError | SafetensorError):
                 why = getattr(error, "strerror", None) or line(error)  # an OSError names the temporary file too
                 raise OSError(f"checkpoint {target} could not be written: {why}") from error

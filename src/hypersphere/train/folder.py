@@ -7,7 +7,7 @@ import os
 import platform
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +17,18 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from .. import __version__
+from .. import __version__, _checks, _files
 from .._files import write_bytes, write_text
 from .._tensors import checksum_of, unshared
 from ..rotation import count_parameters, merge
 from ..rotation.parametrization import rotated
-from . import building
-from .config import Config, ConfigError, derive, load_file, to_json, to_tree
+from . import _signed, building
+from ._reading import steps
+from ._summary import FORMAT as FORMAT
+from ._summary import RESULT as RESULT
+from ._summary import SUMS, read_summary
+from .config import Config, ConfigError, derive, load_file, to_tree
+from .metrics import finite
 
 try:
     import fcntl
@@ -34,8 +39,9 @@ if TYPE_CHECKING:
     from .distributed import World
     from .training import Training
 
-FORMAT = 1
-CONFIG, RESULT, FINAL, CHECKPOINTS, LOCK = "config.json", "result.json", "final", "checkpoints", ".lock"
+CONFIG, METRICS, FINAL, CHECKPOINTS, LOCK = "config.json", "metrics.jsonl", "final", "checkpoints", ".lock"
+MODEL = "final/model.json"
+_PARTS = ("model", "head", "discriminator")  # of final/
 
 #: what is in the folder of a run
 OURS = re.compile(r"config\.json|result\.json|metrics\.jsonl|final|checkpoints|\.lock|events\.out\..*|\..*\.tmp")
@@ -87,6 +93,12 @@ def _check(config: Config, path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise ValueError(f"out must be a folder, got the file {path}")
     names = [each.name for each in path.iterdir()] if path.is_dir() else []
+    for name in (FINAL, CHECKPOINTS):  # a link would have files written and removed outside the folder
+        if name in names and not _files.is_folder(path / name):
+            raise ValueError(f"{path / name} must be a folder itself; a link may stand for the whole run's folder only")
+    for name in (CONFIG, METRICS, RESULT):
+        if name in names:
+            _files.check_plain(path / name)
     checkpoints = path / CHECKPOINTS
     if RESULT in names or (checkpoints.is_dir() and any(checkpoints.iterdir())):
         if not config.resume:
@@ -109,21 +121,29 @@ def settled(config: Config, world: World) -> Iterator[None]:
         return
     path = Path(config.out)
     path.mkdir(parents=True, exist_ok=True)
-    with open(path / LOCK, "a") as file:
+    lock = _files.open_plain(path / LOCK, os.O_RDWR | os.O_CREAT)
+    with open(lock, "a") as file:
         if fcntl is not None:  # which Windows has not
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # gone with the process, however it ends
-                taken = not os.path.samestat(os.fstat(file.fileno()), os.stat(path / LOCK))
+                taken = not os.path.samestat(os.fstat(lock), os.lstat(path / LOCK))
             except OSError:
                 taken = True
             if taken:
                 raise ValueError(f"out={path}: another process is training there")
         try:
             _check(config, path)  # again: it may have been another's while the data were read
-            write_text(path / CONFIG, to_json(derive(config, resume=False)))
+            _files.remove_temporaries(path, (CONFIG, METRICS, RESULT))
+            _files.remove_temporaries(path / FINAL, ("model.json", *(f"{name}.safetensors" for name in _PARTS)))
+            write_text(path / CONFIG, _config_text(config))
             yield
         finally:
-            (path / LOCK).unlink(missing_ok=True)
+            with suppress(OSError):  # the lock is gone with the process; a disk that fails must say its own error
+                (path / LOCK).unlink(missing_ok=True)
+
+
+def _config_text(config: Config) -> str:
+    return _signed.signed(to_tree(derive(config, resume=False)))
 
 
 def _check_same(old: Config, new: Config, path: Path) -> None:
@@ -147,19 +167,27 @@ def _flat(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _finished(path: Path, config: Config) -> Result | None:
-    """The result of a run that has been trained as long as the config asks."""
-    if not all((path / name).is_file() for name in (RESULT, "metrics.jsonl")):  # a pipe would be waited for
-        return None
-    try:
-        summary = json.loads((path / RESULT).read_text(encoding="utf-8"))
-        lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-        if summary["length"] != [config.steps, config.epochs]:
-            return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    """The result of a run that has been trained as long as the config asks; what is damaged is made anew."""
+    if not os.path.lexists(path / RESULT):
         return None
     from .run import load_run
 
-    return Result(summary, lines, load_run(path).model, path, config)
+    try:
+        summary, _ = read_summary(path)
+        if summary["length"] != [config.steps, config.epochs]:
+            return None
+        data = _files.read_plain(path / METRICS)
+        lines = [_signed.parse(line) for line in data.splitlines()]
+        if not all(isinstance(line, dict) for line in lines):
+            raise ValueError(f"{path / METRICS} has lines that are no objects")
+        return Result(summary, lines, load_run(path).model, path, config)
+    except (OSError, ValueError) as error:
+        problem = " ".join(str(error).split())
+    where = path / CHECKPOINTS
+    if not (where.is_dir() and steps(where)):
+        raise ValueError(f"{problem}; there is no checkpoint to finish the run from again")
+    _checks.warn(f"{problem}; the run is finished again from its last checkpoint")
+    return None
 
 
 def start(path: str) -> nn.Module:
@@ -216,7 +244,8 @@ def _merged(module: nn.Module) -> nn.Module:
 def _write(training: Training, modules: dict[str, nn.Module], summary: dict[str, Any]) -> None:
     assert training.path is not None
     final = training.path / FINAL
-    final.mkdir(exist_ok=True)
+    if not _files.is_folder(final):
+        final.mkdir()
     parts: dict[str, nn.Module] = {}
     for name, module in modules.items():
         if isinstance(module, building.Classifier):
@@ -228,8 +257,14 @@ def _write(training: Training, modules: dict[str, nn.Module], summary: dict[str,
     checksums: dict[str, dict[str, str]] = {}
     for name, module in parts.items():
         tensors, aliases = unshared(module.state_dict())
-        checksums[name] = {key: checksum_of(value) for key, value in tensors.items()}
+        sums = {key: checksum_of(value) for key, value in tensors.items()}
+        # An alias has one too: which tensor it stands for is damaged as easily as the tensor.
+        checksums[name] = sums | {alias: sums[key] for alias, key in aliases.items()}
         write_bytes(final / f"{name}.safetensors", save(tensors, {"aliases": json.dumps(aliases)}))
     described = {"format": FORMAT, "step": summary["best_step"] or summary["step"], "checksums": checksums}
-    write_text(final / "model.json", json.dumps(described | {"data": training.sets.facts.to_tree()}, indent=2) + "\n")
-    write_text(training.path / RESULT, json.dumps(summary, indent=2) + "\n")
+    model = _signed.signed(described | {"data": training.sets.facts.to_tree()})
+    write_text(training.path / MODEL, model)
+    files = {CONFIG: _config_text(training.config), MODEL: model}
+    files_sums = {name: _signed.checksum(text.encode()) for name, text in files.items()}
+    files_sums[METRICS] = training.history.mark()["checksum"]
+    write_text(training.path / RESULT, _signed.signed(finite(summary) | {SUMS: files_sums}))

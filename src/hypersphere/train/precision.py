@@ -16,6 +16,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from .. import _checks
+from . import _restoring
 from .config import Config
 from .distributed import World
 
@@ -78,7 +79,7 @@ class Precision:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.scaler.is_enabled():
-            self.scaler.load_state_dict(state)
+            self.scaler.load_state_dict(_restoring.scaler(state, self.scaler.state_dict()))
 
 
 @cache

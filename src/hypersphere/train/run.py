@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,17 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from .._files import check_plain, is_folder, is_plain
 from .._tensors import checksum_of
 from ..data import Graph
 from ..data.augment import as_stored
 from ..rotation.merging import holds_rotations, merge_state_dict
-from . import building, checkpoint
-from ._reading import STATE, STEP, TENSORS, line
+from . import _signed, building, checkpoint
+from ._reading import STATE, STEP, TENSORS, find, line, warn_of
+from ._summary import FORMATS, RESULT, is_count, read_summary
 from ._values import shown
 from .config import Config, load_file
-from .folder import CONFIG, FINAL, FORMAT, RESULT
+from .folder import CONFIG, FINAL
 from .inputs import DTYPES, KINDS, Preprocess
 from .sets import Facts, augmentations
 
@@ -132,67 +135,93 @@ def load_run(path: str | os.PathLike[str]) -> Run:
     path = Path(path)
     if not path.is_dir():
         raise ValueError(f"{path} is no folder of a run")
-    if (path / STATE).is_file() or (path.parent.name == "checkpoints" and STEP.fullmatch(path.name)):
+    if is_plain(path / STATE) or (path.parent.name == "checkpoints" and STEP.fullmatch(path.name)):
         path = Path(os.path.abspath(path))
         return _from_checkpoint(path.parent.parent, path)
-    if not (path / CONFIG).is_file():
+    if not os.path.lexists(path / CONFIG):
         raise ValueError(f"{path} is no run: it has no {CONFIG}")
-    if _is_finished(path):
-        return _from_final(path)
-    found = checkpoint.best_of(path / "checkpoints") or checkpoint.latest(path / "checkpoints")
-    if found is not None:
-        return _from_checkpoint(path, found)
-    if (path / FINAL / "model.json").is_file():
-        return _from_final(path)
-    raise ValueError(f"{path} has no trained network yet: neither {FINAL}/model.json nor a whole checkpoint")
+    config = _config(path)
+    if _is_finished(path, config):
+        return _from_final(path, config)
+    found, damaged = find(_folder(path / "checkpoints"), marked=True)
+    if found is None:
+        found, more = find(path / "checkpoints", marked=False)
+        damaged += more
+    if found is not None or is_plain(path / FINAL / "model.json"):
+        warn_of(damaged)
+        return _from_final(path, config) if found is None else _from_checkpoint(path, found)
+    why = f"; {damaged[0]}" if damaged else ""
+    raise ValueError(f"{path} has no trained network yet: neither {FINAL}/model.json nor a whole checkpoint{why}")
 
 
-def _is_finished(path: Path) -> bool:
+def _config(path: Path) -> Config:
+    check_plain(path / CONFIG)
+    return load_file(path / CONFIG)
+
+
+def _folder(path: Path) -> Path:
+    if os.path.lexists(path) and not is_folder(path):
+        raise ValueError(f"{path} must be a folder itself, not a link to one")
+    return path
+
+
+def _is_finished(path: Path, config: Config) -> bool:
     """Whether final/ is the end of what the config asks for; a run that is made longer has one before its end."""
-    if not (path / RESULT).is_file():
+    if not os.path.lexists(path / RESULT):
         return False
-    result, config = _json(path / RESULT), _json(path / CONFIG)
-    return result.get("length") in (None, [config.get("steps"), config.get("epochs")])
+    summary, _ = read_summary(path)
+    return bool(summary["length"] == [config.steps, config.epochs])
 
 
-def _from_final(path: Path) -> Run:
-    source = path / FINAL
-    described = _json(source / "model.json")
-    _check_format(source / "model.json", described)
-    facts = _facts(source / "model.json", described.get("data"))
-    config = load_file(path / CONFIG)
+def _from_final(path: Path, config: Config) -> Run:
+    source = _folder(path / FINAL)
+    described = read_model(source / "model.json")
+    facts = read_facts(source / "model.json", described.get("data"))
+
+    def parts(model: nn.Module) -> Iterator[tuple[nn.Module, Path]]:
+        network = model.network if isinstance(model, building.Classifier) else model
+        yield network, source / "model.safetensors"
+        if isinstance(model, building.Classifier) and model.head is not None:
+            yield model.head, source / "head.safetensors"
+
+    # On the meta device first: a config may ask for more memory than there is, where the files are small.
+    if (outline := _outline(config, facts)) is not None:
+        for module, file in parts(outline):
+            _check_fit(module, file, shapes_of(file))
     model = _build(path, config, facts)
-    if isinstance(model, building.Classifier):
-        _fill(model.network, source / "model.safetensors", read_tensors(source / "model.safetensors"))
-        if model.head is not None:
-            _fill(model.head, source / "head.safetensors", read_tensors(source / "head.safetensors"))
-    else:
-        _fill(model, source / "model.safetensors", read_tensors(source / "model.safetensors"))
+    for module, file in parts(model):
+        _fill(module, file, read_tensors(file, described))
     return _run(path, source, config, facts, model, described.get("step"))
 
 
 def _from_checkpoint(path: Path, source: Path) -> Run:
     tensors, state = checkpoint.load(source)
-    facts = _facts(source / STATE, state.get("data"))
-    config = load_file(path / CONFIG)
-    model = _build(path, config, facts)
-    name = "classifier" if isinstance(model, building.Classifier) else "generator"
+    facts = read_facts(source / STATE, state.get("data"))
+    config = _config(path)
+    outline = _outline(config, facts)
+    classifies = config.model.name not in building.GENERATORS
+    name = "classifier" if classifies else "generator"
     nested = checkpoint.unflatten(tensors, state.get("tree"))
     weights = nested.get(name) if isinstance(nested, Mapping) else None
-    if not isinstance(weights, Mapping) or not all(isinstance(value, Tensor) for value in weights.values()):
+    if not isinstance(weights, Mapping) or not all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in weights.items()
+    ):
         raise ValueError(f"{source / STATE} is malformed: it must have the tensors of {name!r}")
     if holds_rotations(weights):
         try:
             weights = merge_state_dict(weights)
-        except ValueError as error:
+        except (ValueError, TypeError, RuntimeError, IndexError) as error:
             raise ValueError(f"{source / TENSORS} cannot be merged: {line(error)}") from None
+    if outline is not None:
+        _check_fit(outline, source / TENSORS, {key: value.shape for key, value in weights.items()})
+    model = _build(path, config, facts)
     _fill(model, source / TENSORS, weights)
     return _run(path, source, config, facts, model, state.get("step"))
 
 
 def _run(path: Path, source: Path, config: Config, facts: Facts, model: nn.Module, step: Any) -> Run:
-    if type(step) is not int:
-        raise ValueError(f"{source} is malformed: its step must be an integer, got {step!r}")
+    if not is_count(step):
+        raise ValueError(f"{source} is malformed: its step must be an integer >= 0, got {shown(step)}")
     model.eval()
     if not isinstance(model, building.Classifier):
         noise = Facts("other", (int(model.latent),), "float32", [])  # type: ignore[arg-type]
@@ -205,63 +234,102 @@ def _run(path: Path, source: Path, config: Config, facts: Facts, model: nn.Modul
 # ------------------------------------------------------------------------------------------------------- parts
 
 
-def _build(path: Path, config: Config, facts: Facts) -> nn.Module:
-    """The network of the run with a start that is thrown away; torch's random state is left as it was."""
+def _network(config: Config, facts: Facts) -> nn.Module:
+    """The network of a run with a start that is thrown away; torch's random state is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        if config.model.name in building.GENERATORS:
+            return building.opponents(config, facts)[0]
+        return building.classifier(config, facts)
+
+
+def _outline(config: Config, facts: Facts) -> nn.Module | None:
+    """The network without memory, which takes no time however large it is; None if it cannot be had so."""
     try:
-        with torch.random.fork_rng(devices=[]):
-            if config.model.name in building.GENERATORS:
-                return building.opponents(config, facts)[0]
-            return building.classifier(config, facts)
-    except (TypeError, ValueError, RuntimeError) as error:  # out of memory is a RuntimeError
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _network(config, facts)
+    except Exception:  # of a network of the user's own anything; what is wrong with the config is said by _build
+        return None
+
+
+def _build(path: Path, config: Config, facts: Facts) -> nn.Module:
+    try:
+        return _network(config, facts)
+    except (TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError) as error:  # no memory may be either
         raise ValueError(f"{path / CONFIG}: its network cannot be built: {line(error)}") from None
 
 
-def _fill(module: nn.Module, file: Path, tensors: Mapping[str, Tensor]) -> None:
+def _check_fit(module: nn.Module, file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
     for name in module.state_dict():  # first: a layer may have a start for what is missing
-        if name not in tensors:
+        if name not in shapes:
             raise ValueError(f"{file} has no tensor {name!r}, which the network of {CONFIG} has")
+    building.check_same(module, shapes, str(file))
+
+
+def _fill(module: nn.Module, file: Path, tensors: Mapping[str, Tensor]) -> None:
+    _check_fit(module, file, {name: value.shape for name, value in tensors.items()})
     building.load_same(module, dict(tensors), str(file))
 
 
-def read_tensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a file in final/, each compared with its checksum in model.json."""
-    if not file.is_file():
-        raise ValueError(f"{file} is missing")
-    sums = _json(file.with_name("model.json")).get("checksums")
-    known = sums.get(file.stem) if isinstance(sums, Mapping) else None
-    if not isinstance(known, Mapping):
+def read_model(file: Path) -> dict[str, Any]:
+    """final/model.json: what the network was built for, and checksums of its tensors."""
+    described, _ = _signed.read(file, FORMATS)
+    sums = described.get("checksums")
+    if not isinstance(sums, Mapping) or not all(isinstance(each, Mapping) for each in sums.values()):
+        raise ValueError(f"{file} is malformed: it has no checksums of tensors")
+    return described
+
+
+def shapes_of(file: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors in a file of final/, from its header alone."""
+    with _opened(file) as opened:
+        shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+        return shapes | {alias: shapes[name] for alias, name in _aliases(opened, shapes).items()}
+
+
+def read_tensors(file: Path, described: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
+    """The tensors of a file in final/, each compared with its checksum in model.json: all of those and no others."""
+    described = read_model(file.with_name("model.json")) if described is None else described
+    known = described["checksums"].get(file.stem)
+    if known is None:
         raise ValueError(f"{file.with_name('model.json')} is malformed: it has no checksums of {file.name}")
-    try:
-        with safe_open(os.fspath(file), framework="pt") as opened:
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # it is no dict
-            aliases = json.loads((opened.metadata() or {}).get("aliases", "{}"))
+    with _opened(file) as opened:
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # it is no dict
+        aliases = _aliases(opened, tensors)
+        tensors |= {alias: tensors[name] for alias, name in aliases.items()}
         for name, value in tensors.items():
+            if described["format"] == 1 and name in aliases:  # which had none
+                continue
             if known.get(name) != checksum_of(value):
                 raise ValueError(f"the checksum of {name!r} is wrong")
-        return tensors | {alias: tensors[name] for alias, name in aliases.items()}
-    except (SafetensorError, ValueError, RecursionError, OSError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{file} cannot be read: {line(error)}") from None
+        for name in known:
+            if name not in tensors:
+                raise ValueError(f"it has no tensor {name!r}, of which there is a checksum")
+        return tensors
 
 
-def _json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        raise ValueError(f"{file} is missing")
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """A file of tensors; all that is wrong with it, and that is said of it within, is a ValueError in one line."""
+    check_plain(file)
     try:
-        tree = json.loads(file.read_bytes())
-        if not isinstance(tree, dict):
-            raise ValueError(f"it must be an object, got {type(tree).__name__}")
-    except (ValueError, RecursionError, OSError) as error:
+        with safe_open(os.fspath(file), framework="pt") as opened:
+            yield opened
+    except (SafetensorError, ValueError, RuntimeError, OSError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} cannot be read: {line(error)}") from None
-    return tree
 
 
-def _check_format(file: Path, tree: Mapping[str, Any]) -> None:
-    version = tree.get("format")
-    if type(version) is not int or version != FORMAT:
-        raise ValueError(f"{file} has format {version!r}; this version of hypersphere reads {FORMAT}")
+def _aliases(opened: Any, tensors: Mapping[str, Any]) -> dict[str, str]:
+    """Names that stand for another tensor of the file; they never replace one that is there."""
+    aliases = _signed.parse((opened.metadata() or {}).get("aliases", "{}").encode())
+    for alias, name in aliases.items():
+        if alias in tensors or not isinstance(name, str) or name not in tensors:
+            raise ValueError(f"its alias {shown(alias)} must be a new name for a tensor that is there")
+    return dict(aliases)
 
 
-def _facts(file: Path, tree: Any) -> Facts:
+def read_facts(file: Path, tree: Any) -> Facts:
+    """What the network was built for, as `file` has it."""
     try:
         facts = Facts.from_tree(tree)
         dims = KINDS.get(facts.kind, 0)

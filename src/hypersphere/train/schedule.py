@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from . import _restoring
 from .config import Schedule as Settings
 
 PATIENCE = 10  # where a config gives none
@@ -54,7 +55,7 @@ class Schedule:
         return {"best": self.best, "waited": self.waited, "factor": self.factor}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best, self.waited, self.factor = state["best"], state["waited"], state["factor"]
+        self.best, self.waited, self.factor = _restoring.schedule(state)
 
 
 def set_rate(optimizer: Optimizer, rate: float) -> None:

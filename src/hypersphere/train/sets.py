@@ -45,11 +45,16 @@ class Facts:
     @staticmethod
     def from_tree(tree: Mapping[str, Any]) -> Facts:
         try:
-            shape, classes = tuple(map(int, tree["shape"])), list(map(str, tree["classes"]))
-            return Facts(str(tree["kind"]), shape, str(tree["dtype"]), classes)
-        except (KeyError, TypeError, ValueError) as error:
+            kind, shape, dtype, classes = (tree[key] for key in ("kind", "shape", "dtype", "classes"))
+        except (KeyError, TypeError) as error:
             what = f"{type(error).__name__}: {error}"
             raise ValueError(f"data must hold kind, shape, dtype and classes; {what}") from None
+        lists = isinstance(shape, list) and isinstance(classes, list)
+        if not lists or not all(type(each) is int and 0 < each < 2**31 for each in shape):
+            raise ValueError("data must hold the shape as a list of sizes, and the classes as a list of names")
+        if not all(isinstance(each, str) for each in (kind, dtype, *classes)):
+            raise ValueError("data must hold kind, dtype and names of classes as text")
+        return Facts(kind, tuple(shape), dtype, classes)
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from torch import nn
 from torch.nn.utils.parametrize import cached
 
 from .. import _checks
-from . import checkpoint, display, folder, tasks
+from . import _restoring, building, checkpoint, display, folder, tasks
 from . import sets as data_sets
-from ._reading import steps
+from ._reading import find, line, warn_of
 from .config import Config
 from .distributed import World
 from .folder import Result
@@ -86,7 +86,7 @@ class Training:
         self.saver, self.interruptions = checkpoint.Saver(), Interruptions()
         self.saved = (0, 0)  # the step of the last checkpoint, and that of the last evaluation it knows of
         self.asked = False  # to stop, by a signal to any process
-        self.resumed = newest is not None
+        self.resumed, self.mark = newest is not None, None  # of the history, when the checkpoint was written
         if newest is not None:
             self.resume(newest)
 
@@ -94,7 +94,8 @@ class Training:
     def begun(self, progress: bool) -> Iterator[None]:
         """While it trains: files are open, the screen shows it, signals are noted."""
         config, speaks = self.config, self.world.speaks
-        self.history = Metrics(self.path if speaks else None, keep=self.done.lines if self.resumed else None)
+        keep = self.done.lines if self.resumed else None
+        self.history = Metrics(self.path if speaks else None, keep=keep, mark=self.mark)
         title = f"{config.model.name} on {config.data.name}"
         self.screen = display.make(title, self.total, self.done.step, enabled=progress and speaks)
         self.clock = self.window = time.perf_counter()
@@ -266,7 +267,7 @@ class Training:
             return
         self.saved = place
         tensors, tree = checkpoint.flatten(self.state())
-        state = {"tree": tree, "data": self.sets.facts.to_tree(), "step": step}
+        state = {"tree": tree, "data": self.sets.facts.to_tree(), "step": step, "history": self.history.mark()}
         self.saver.save(self.path / folder.CHECKPOINTS, step, tensors, state, keep=self.config.keep, best=is_best)
 
     def state(self) -> dict[str, Any]:
@@ -286,11 +287,10 @@ class Training:
         if not self.config.resume or self.path is None:
             return None
         where = self.path / folder.CHECKPOINTS
-        found = checkpoint.latest(where) if self.world.speaks else None
-        if self.world.speaks and found is None and where.is_dir() and (there := steps(where)):
-            newest = there[max(there)]
-            why = checkpoint.verify(newest)[0]
-            raise ValueError(f"none of the checkpoints can be read, {why}; move {where} away to begin anew")
+        found, damaged = find(where, marked=False) if self.world.speaks else (None, [])
+        if found is None and damaged:
+            raise ValueError(f"none of the checkpoints can be read, {damaged[0]}; move {where} away to begin anew")
+        warn_of(damaged)
         name = self.world.told("" if found is None else found.name)
         return where / name if name else None
 
@@ -300,10 +300,11 @@ class Training:
         if state.get("data") != self.sets.facts.to_tree():
             raise ValueError(f"{newest} is of data with another shape or other classes")
         try:
-            self._take(checkpoint.unflatten(tensors, state["tree"]))
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            what = " ".join(str(error).split())[:200]
-            raise ValueError(f"{newest} is not of this config: {what}") from None
+            self._take(checkpoint.unflatten(tensors, state.get("tree")))
+            self.mark = state.get("history")
+            self.task.try_out()  # with what was loaded: indices may lead nowhere
+        except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError) as error:
+            raise ValueError(f"{newest} is not of this config: {line(error)[:200]}") from None
         if self.done.best is not None:
             self._load_best(newest.parent)
         if self.done.step > self.total:
@@ -315,12 +316,12 @@ class Training:
         """What :meth:`state` gave."""
         self._load(nested)
         for phase, each in zip(self.task.phases, nested["optimizers"], strict=True):
-            phase.optimizer.load_state_dict(each)
+            _restoring.load_optimizer(phase.optimizer, each)
         if self.task.regularizer is not None:
             self.task.regularizer.load_state_dict(nested["regularizer"])
         self.schedule.load_state_dict(nested["schedule"])
         self.precision.load_state_dict(nested["precision"])
-        self.done = Progress(**nested["progress"])
+        self.done = Progress(**_restoring.progress(nested["progress"], set(vars(Progress()))))
         self.saved = self.done.step, self.done.evaluated
 
     def _load(self, nested: dict[str, Any]) -> None:
@@ -329,13 +330,19 @@ class Training:
 
     def _load_best(self, where: Path) -> None:
         found = checkpoint.best_of(where)
-        tensors, state = ({}, {"step": None}) if found is None else checkpoint.load(found)
-        if state["step"] != (self.done.best or {}).get("step"):
+        tensors, state = ({}, {}) if found is None else checkpoint.load(found)
+        if state.get("step") != (self.done.best or {}).get("step"):
             _checks.warn(f"{where}: the best checkpoint is missing; the next evaluation counts as the best")
             self.done.best = None
             return
-        nested = checkpoint.unflatten(tensors, state["tree"])
-        self.best_weights = {name: nested[name] for name in self.task.modules}
+        nested = checkpoint.unflatten(tensors, state.get("tree"))
+        try:
+            weights = {name: nested[name] for name in self.task.modules}
+            for name, module in self.task.modules.items():
+                building.check_same(module, {key: value.shape for key, value in weights[name].items()}, str(found))
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ValueError(f"{found} is not of this config: {line(error)[:200]}") from None
+        self.best_weights = weights
 
     def finish(self) -> Result:
         """The final figures and files; with a validation split, of the weights that were the best there."""
