@@ -246,7 +246,20 @@ def test_a_run_of_format_1_goes_on(older, capsys):
     assert "not compared" not in capsys.readouterr().out
 
 
-def test_damage_to_a_run_of_format_1(older, capsys):
+def test_a_head_without_its_step(tmp_path):
+    """Heads whose annealing was off had none."""
+    fit(
+        tiny(out=str(tmp_path), **{"loss.name": "a_softmax", "loss.margin": 2, "loss.annealing": False}), progress=False
+    )
+    file = tmp_path / "final" / "head.safetensors"
+    tensors = load_file(file)
+    del tensors["step"]
+    save_file(tensors, file)
+    rewritten(tmp_path / "final" / "model.json", lambda tree: tree["checksums"]["head"].pop("step") and None)
+    assert torch.equal(load_run(tmp_path).model.head.weight, tensors["weight"])
+
+
+def test_damage_to_a_run_of_format_1(older):
     with open(older / "metrics.jsonl", "a") as file:
         file.write('{"step"')
     assert main(["verify", str(older)]) == 1  # it is finished
