@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -176,6 +177,16 @@ def test_a_history_that_was_changed_is_said_when_it_goes_on(begun):
     file.write_text(file.read_text().replace('"split": "train"', '"split": "brain"', 1))
     with pytest.warns(UserWarning, match=r"metrics\.jsonl is damaged: its lines are not those that were written"):
         resumed(begun)
+
+
+@pytest.mark.parametrize("value", ['"x"', "[]", "1" * 400, "true"])
+def test_a_history_with_figures_that_are_none_goes_on_without_them(begun, value):
+    """The line and those after it are left out; whoever reads the lines needs no doubts."""
+    file = begun / "metrics.jsonl"
+    file.write_text(re.sub(r'"loss": [0-9.]+', f'"loss": {value}', file.read_text()))
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl is damaged: 1 of \d lines are whole"):
+        result = resumed(begun)
+    assert result.summary["step"] == 6
 
 
 @pytest.mark.parametrize("drop", ["a tensor", "a file"])

@@ -136,8 +136,14 @@ def is_line(line: Any) -> bool:
     """Whether it may be a line of metrics.jsonl: numbers that a file of TensorBoard can hold too."""
     if not isinstance(line, dict) or not is_count(line.get("step")):
         return False
+    figures = [line.get(name) for name in ("epoch", "loss", "accuracy", "lr", "samples_per_second")]
     seconds = line.get("seconds")
-    return isinstance(line.get("split", ""), str) and (seconds is None or is_number(seconds, 0)) and _is_plain(line, 4)
+    return (
+        isinstance(line.get("split", ""), str)
+        and all(each is None or is_number(each) for each in figures)
+        and (seconds is None or is_number(seconds, 0))
+        and _is_plain(line, 4)
+    )
 
 
 def _is_plain(value: Any, levels: int) -> bool:
