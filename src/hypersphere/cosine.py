@@ -198,7 +198,7 @@ class _Project(Function):
         if not ctx.needs_input_grad[1]:
             return grad_x, None, None
         grad_weight = grad_product.reshape(-1, len(weight)).mT @ x.reshape(-1, x.shape[-1])
-        return grad_x, _through_row_norm(grad_weight, grad_inverse, weight, inverse).to(dtype), None
+        return grad_x, through_row_norm(grad_weight, grad_inverse, weight, inverse).to(dtype), None
 
 
 class _ClampCosine(Function):
@@ -230,14 +230,8 @@ class _CosineConv(Function):
     def forward(
         x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        geometry = (stride, padding, dilation, False, [0] * len(stride), groups)
-        headroom = _headroom(x.dtype)
-        squares = _squares(x, groups)
-        inverse = _inverse_norm(torch.convolution(squares, _ones(squares, weight), None, *geometry), x.dtype)
-        inverse_weight = inverse_row_norm(weight)
-        short = (weight * (inverse_weight * headroom).view(-1, *[1] * (x.dim() - 1))).to(x.dtype)
-        c = torch.convolution(x, short, None, *geometry)
-        c.mul_(_on_channels(inverse / headroom, c)).clamp_(-1, 1)
+        c, inverse, inverse_weight, factor = unscaled_cosines(x, weight, stride, padding, dilation, groups)
+        c.mul_(on_channels(inverse * factor, c)).clamp_(-1, 1)
         return c, inverse, inverse_weight
 
     @staticmethod
@@ -253,26 +247,57 @@ class _CosineConv(Function):
         saved = ctx.saved_tensors
         dtype, (x, weight, c, inverse, inverse_weight) = saved[0].dtype, map(_with_range, saved)
         stride, padding, dilation, groups = ctx.options
-        geometry = (stride, padding, dilation, False, [0] * len(stride), groups)
+        geometry = convolution_geometry(stride, padding, dilation, groups)
         grad_c = torch.zeros_like(c) if grad_c is None else grad_c
-        grad_product = grad_c * _on_channels(inverse, c)
-        grad_product = chain(grad_product, ("mul", _on_filters(inverse_weight, c))).to(x.dtype)
+        grad_product = grad_c * on_channels(inverse, c)
+        grad_product = chain(grad_product, ("mul", on_filters(inverse_weight, c))).to(x.dtype)
         grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
             grad_product, x, weight, None, *geometry, [*ctx.needs_input_grad[:2], False]
         )
         if ctx.needs_input_grad[0]:
             products = torch.mul(grad_c, c, out=grad_product) if may_overwrite(grad_c, c) else grad_c * c
-            along = _sum_groups(products, groups, dtype=inverse.dtype)
+            along = sum_groups(products, groups, dtype=inverse.dtype)
             if grad_inverse is not None:
                 along = along + grad_inverse * inverse
-            like_squares = inverse.new_empty(1).expand(x.shape[0], groups, *x.shape[2:])
-            share = torch.ops.aten.convolution_backward(
-                along * inverse.square(), like_squares, _ones(inverse, weight), None, *geometry, [True, False, False]
-            )[0].to(x.dtype)
-            grad_x = grad_x.addcmul_(x, _on_channels(share, x), value=-1).to(dtype)
+            share = box_backward(along * inverse.square(), x, weight, stride, padding, dilation, groups).to(x.dtype)
+            grad_x = grad_x.addcmul_(x, on_channels(share, x), value=-1).to(dtype)
         if ctx.needs_input_grad[1]:
-            grad_weight = _through_row_norm(grad_weight, grad_inverse_weight, weight, inverse_weight).to(dtype)
+            grad_weight = through_row_norm(grad_weight, grad_inverse_weight, weight, inverse_weight).to(dtype)
         return grad_x, grad_weight, None, None, None, None
+
+
+def unscaled_cosines(
+    x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int
+) -> tuple[Tensor, Tensor, Tensor, float]:
+    """c, n, m and a number f: the cosines are c·n·f but for rounding, with n = 1/‖patch‖, m = 1/‖w‖."""
+    geometry = convolution_geometry(stride, padding, dilation, groups)
+    headroom = _headroom(x.dtype)
+    squares = _squares(x, groups)
+    inverse = _inverse_norm(torch.convolution(squares, _ones(squares, weight), None, *geometry), x.dtype)
+    inverse_weight = inverse_row_norm(weight)
+    short = (weight * (inverse_weight * headroom).view(-1, *[1] * (x.dim() - 1))).to(x.dtype)
+    return torch.convolution(x, short, None, *geometry), inverse, inverse_weight, 1 / headroom
+
+
+def box_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int
+) -> Tensor:
+    """The gradient (B, G, ...) of the sums of squares of x that the box filter took, from that of its output."""
+    ones = _ones(grad, weight)
+    turned = [d * (k - 1) - p for d, k, p in zip(dilation, weight.shape[2:], padding, strict=True)]
+    if all(s == 1 for s in stride) and min(turned) >= 0:  # a box filter again, several times as fast
+        return torch.convolution(grad, ones, None, *convolution_geometry(stride, turned, dilation, groups))
+    like_squares = grad.new_empty(1).expand(x.shape[0], groups, *x.shape[2:])
+    geometry = convolution_geometry(stride, padding, dilation, groups)
+    share: Tensor = torch.ops.aten.convolution_backward(
+        grad, like_squares, ones, None, *geometry, [True, False, False]
+    )[0]
+    return share
+
+
+def convolution_geometry(stride: Any, padding: Any, dilation: Any, groups: int) -> tuple[Any, ...]:
+    """The last arguments of torch.convolution."""
+    return stride, padding, dilation, False, [0] * len(stride), groups
 
 
 def may_overwrite(*tensors: Any) -> bool:
@@ -303,7 +328,7 @@ def inverse_row_norm(weight: Tensor) -> Tensor:
     return _inverse_norm(norms.square(), weight.dtype)
 
 
-def _through_row_norm(grad_weight: Tensor, grad_inverse: Tensor | None, weight: Tensor, inverse: Tensor) -> Tensor:
+def through_row_norm(grad_weight: Tensor, grad_inverse: Tensor | None, weight: Tensor, inverse: Tensor) -> Tensor:
     """The gradient of w, given the share that came through the product y = ⟨x, w⟩·n, and n = 1/‖w‖.
 
     n's own share needs Σ(gradient·y), which is ⟨w, grad_weight⟩ row by row: y need not be kept.
@@ -327,7 +352,7 @@ def _row_dot(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 def _squares(x: Tensor, groups: int) -> Tensor:
     """Sums of squares over the channels of each group, (B, G, ...); the squares are never formed whole."""
     dtype = accumulation_dtype(x.dtype)
-    return _join([_sum_groups(piece.to(dtype).square(), groups) for piece in _pieces(x)])
+    return _join([sum_groups(piece.to(dtype).square(), groups) for piece in _pieces(x)])
 
 
 def _pieces(x: Tensor) -> tuple[Tensor, ...]:
@@ -355,18 +380,18 @@ def _headroom(dtype: torch.dtype) -> float:
     return 1.0 if dtype is torch.float16 else 2.0**-20
 
 
-def _on_filters(values: Tensor, c: Tensor) -> Tensor:
+def on_filters(values: Tensor, c: Tensor) -> Tensor:
     """(O,) as a view that broadcasts over (B, O, ...)."""
     return values.view(-1, *[1] * (c.dim() - 2))
 
 
-def _on_channels(per_group: Tensor, x: Tensor) -> Tensor:
+def on_channels(per_group: Tensor, x: Tensor) -> Tensor:
     """(B, G, ...) so that it broadcasts over the channels of x, (B, G·n, ...)."""
     groups, channels = per_group.shape[1], x.shape[1]
     return per_group if groups in (1, channels) else per_group.repeat_interleave(channels // groups, 1)
 
 
-def _sum_groups(x: Tensor, groups: int, dtype: torch.dtype | None = None) -> Tensor:
+def sum_groups(x: Tensor, groups: int, dtype: torch.dtype | None = None) -> Tensor:
     """(B, G·n, ...) summed over the n channels of each group: (B, G, ...)."""
     if groups == 1:
         return x.sum(1, keepdim=True, dtype=dtype)

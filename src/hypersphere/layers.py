@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.utils import _ntuple
 
-from . import _checks
+from . import _checks, _piecewise
 from .cosine import autocasts, cosine_conv, cosine_linear
 from .guards import watch
-from .similarity import Similarity, cosine, resolve
+from .similarity import Similarity, cosine, on_pieces, resolve
 
 SimilarityLike = str | Callable[[Tensor], Tensor]
 
@@ -134,20 +134,23 @@ def _sphere_conv(
     x = input if input.dim() == n + 2 else input.unsqueeze(0)
     strides, dilations = _ntuple(n)(stride), _ntuple(n)(dilation)
     x, paddings = _explicit_padding(x, weight.shape[2:], strides, padding, dilations)
-    c = cosine_conv(x, weight, strides, paddings, dilations, groups)
-    y = answer(c, bias, similarity, scale)
+    options = (strides, tuple(paddings), dilations, groups)
+    g = _checked_similarity(weight.shape[0], bias, similarity, scale)
+
+    def in_parts(x: Tensor, weight: Tensor, scale: Tensor | float | None, bias: Tensor | None) -> Tensor:
+        return answer(cosine_conv(x, weight, *options), bias, g, scale)
+
+    pieces = on_pieces(g) if _piecewise.applies(x, weight, scale, bias) else None
+    if pieces is None:
+        y = in_parts(x, weight, scale, bias)
+    else:
+        y = _piecewise.sphere_conv(x, weight, scale, bias, pieces, options, in_parts)
     return y if input.dim() == n + 2 else y.squeeze(0)
 
 
 def answer(c: Tensor, bias: Tensor | None, similarity: SimilarityLike, scale: Tensor | float | None) -> Tensor:
     """scale·g(c) + bias, filters on dimension 1; c is within [-1, 1] already, so the cosine is itself."""
-    filters = c.shape[1]
-    _check_per_filter("bias", bias, filters)
-    if isinstance(scale, Tensor):
-        _check_per_filter("scale", scale, filters)
-    g = resolve(similarity, filters)
-    if isinstance(similarity, str) and isinstance(g, nn.Module):
-        raise ValueError(f"similarity {similarity!r} has parameters: give the module, or use a layer, which keeps it")
+    g = _checked_similarity(c.shape[1], bias, similarity, scale)
     y = c if g is cosine or g == Similarity("cosine") else g(c)
     if y.shape != c.shape:
         raise ValueError(f"similarity must keep the shape {tuple(c.shape)}, its result has {tuple(y.shape)}")
@@ -162,6 +165,19 @@ def answer(c: Tensor, bias: Tensor | None, similarity: SimilarityLike, scale: Te
     if isinstance(factor, Tensor):
         return torch.addcmul(shift, y, factor)
     return torch.add(shift, y, alpha=1 if factor is None else factor)
+
+
+def _checked_similarity(
+    filters: int, bias: Tensor | None, similarity: SimilarityLike, scale: Tensor | float | None
+) -> Callable[[Tensor], Tensor]:
+    """The similarity as a function, once bias and scale are known to fit."""
+    _check_per_filter("bias", bias, filters)
+    if isinstance(scale, Tensor):
+        _check_per_filter("scale", scale, filters)
+    g = resolve(similarity, filters)
+    if isinstance(similarity, str) and isinstance(g, nn.Module):
+        raise ValueError(f"similarity {similarity!r} has parameters: give the module, or use a layer, which keeps it")
+    return g
 
 
 def _explicit_padding(

@@ -69,7 +69,7 @@ def sigmoid(c: Tensor, k: float | Tensor = 0.3) -> Tensor:
         tensor([-1.0000,  0.0000,  0.5239,  1.0000])
     """
     if not isinstance(k, Tensor):
-        k = min(max(_checks.number("k", k, low=0.0, open_low=True), 1e-30), 1e30)  # float32 holds k and 1/k
+        k = _clamp_k(_checks.number("k", k, low=0.0, open_low=True))
     y: Tensor = apply(_SigmoidOfCosine, c, k)
     return y
 
@@ -242,9 +242,7 @@ class _LinearOfCosine(Function):
     @staticmethod
     def forward(c: Tensor, a: float, b: float) -> Tensor:
         exact = c.to(accumulation_dtype(c.dtype))
-        offset = b + a * _half_pi()
-        y = exact.clamp(-1, 1).asin_().mul_(-a)
-        return (y.add_(offset) if offset else y).to(c.dtype)
+        return _linear_of_asin_(exact.clamp(-1, 1).asin_(), a, b).to(c.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -290,13 +288,8 @@ class _SigmoidOfCosine(Function):
 
     @staticmethod
     def forward(c: Tensor, k: float | Tensor) -> Tensor:
-        exact, scale = c.to(accumulation_dtype(c.dtype)), _coth(k)
-        asin = exact.clamp(-1, 1).asin_()
-        if isinstance(k, Tensor) or k < 5:
-            y = asin.mul_(1 / k).sigmoid_().mul_(2 * scale).sub_(scale)
-        else:
-            y = asin.mul_(0.5 / k).tanh_().mul_(scale)
-        return y.clamp_(-1, 1).to(c.dtype)
+        exact = c.to(accumulation_dtype(c.dtype))
+        return _sigmoid_of_asin_(exact.clamp(-1, 1).asin_(), k).to(c.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -322,9 +315,81 @@ class _SigmoidOfCosine(Function):
         return chain(_slope(exact), ("mul", rise), ("mul", scale * 0.5 / k)).to(c.dtype), grad_k
 
 
+def _linear_of_asin_(asin: Tensor, a: float, b: float) -> Tensor:
+    offset = b + a * _half_pi()
+    asin.mul_(-a)
+    return asin.add_(offset) if offset else asin
+
+
+def _sigmoid_of_asin_(asin: Tensor, k: float | Tensor) -> Tensor:
+    scale = _coth(k)
+    if isinstance(k, Tensor) or k < 5:
+        y = asin.mul_(1 / k).sigmoid_().mul_(2 * scale).sub_(scale)
+    else:
+        y = asin.mul_(0.5 / k).tanh_().mul_(scale)
+    return y.clamp_(-1, 1)
+
+
+class Pieces:
+    """A similarity on pieces of cosines within [-1, 1], as the cosine itself has it."""
+
+    keeps_rise = False
+    """Whether the derivative is kept by :meth:`value`, being cheaper to keep than to compute again."""
+
+    def value(self, c: Tensor, out: Tensor, rise: Tensor | None) -> Tensor:
+        """g(c), which is c itself or `out`, and dg/dc in `rise`; `out` may be c where there is no `rise`."""
+        return c
+
+    def slope(self, c: Tensor) -> Tensor | None:
+        """Compute dg/dc as a new tensor; None stands for 1."""
+        return None
+
+
+class _LinearPieces(Pieces):
+    def __init__(self, a: float = -2 / math.pi, b: float = 1.0) -> None:
+        self.a, self.b = a, b
+
+    def value(self, c: Tensor, out: Tensor, rise: Tensor | None) -> Tensor:
+        return _linear_of_asin_(torch.asin(c, out=out), self.a, self.b)
+
+    def slope(self, c: Tensor) -> Tensor:
+        return _slope(c).mul_(-self.a)
+
+
+class _SigmoidPieces(Pieces):
+    keeps_rise = True
+
+    def __init__(self, k: float = 0.3) -> None:
+        self.k = _clamp_k(k)
+
+    def value(self, c: Tensor, out: Tensor, rise: Tensor | None) -> Tensor:
+        y = _sigmoid_of_asin_(torch.asin(c, out=out), self.k)
+        if rise is not None:  # then `out` is not c
+            scale = _coth(self.k)
+            torch.mul(y, 1 / scale, out=rise).square_().neg_().add_(1).mul_(_slope(c)).mul_(scale * 0.5 / self.k)
+        return y
+
+
+#: function of the table → the same on pieces
+_ON_PIECES: dict[Any, type[Pieces]] = {cosine: Pieces, linear: _LinearPieces, sigmoid: _SigmoidPieces}
+
+
+def on_pieces(g: Callable[[Tensor], Tensor]) -> Pieces | None:
+    """A similarity as a function of pieces, or None: it has parameters, or is the user's own."""
+    if isinstance(g, Similarity):
+        made = _ON_PIECES.get(SIMILARITIES[g.name])
+        return None if made is None else made(*map(float, g.numbers))
+    return Pieces() if g is cosine else None
+
+
 def _half_pi() -> float:
     """π/2 as a literal: torch.compile takes math.pi for a variable where it takes shapes for variables."""
     return 1.5707963267948966
+
+
+def _clamp_k(k: float) -> float:
+    """float32 holds k and 1/k."""
+    return min(max(k, 1e-30), 1e30)
 
 
 def _coth(k: float | Tensor) -> Any:
