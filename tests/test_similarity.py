@@ -7,7 +7,8 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import hypersphere as hs
-from hypersphere.similarity import SIMILARITIES, LearnableSigmoid, _ClampWithReturn, angle, parse, resolve, sigmoid
+from hypersphere._range import ClampWithReturn
+from hypersphere.similarity import SIMILARITIES, LearnableSigmoid, angle, parse, resolve, sigmoid
 from tests import reference
 
 STRINGS = [*SIMILARITIES, "linear(-0.5, 0.8)", "sigmoid(0.1)", "sigmoid(0.7)", "sigmoid(25)"]
@@ -229,4 +230,4 @@ def test_log_k_is_smooth_inside():
 
 
 def _clamped(x):
-    return _ClampWithReturn.apply(x, math.log(1e-4), math.log(1e2))
+    return ClampWithReturn.apply(x, math.log(1e-4), math.log(1e2))

@@ -6,8 +6,9 @@ Everything angular in this package starts from one of these, with hand-written, 
 - :func:`cosine_linear` is the cosine of every input row with every neuron,
 - :func:`cosine_conv` is the cosine of every patch with every filter, at the price of a convolution and a box filter.
 
-A vector counts as zero when its squared norm leaves the range that float32 (float64 for float64) can square safely:
-norms below 3e-16 or above 1.8e19 in float32. A zero vector has cosine 0 with everything and receives gradient 0.
+A vector counts as zero when its norm is below 3e-16 in float32 (2e-146 in float64). A zero vector has cosine 0 with
+everything and receives gradient 0. Vectors too long to be squared (above 1.8e19 in float32) are scaled first where
+that can be seen for free, on the CPU outside of a graph (see :mod:`hypersphere._range`); elsewhere they count as zero.
 NaN in, NaN out: nothing is hidden.
 
 Shapes: B batch, C input channels, O filters, G groups, N neurons, d their dimension.
@@ -25,6 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from ._range import finite_gradient, tamed, taming
+
 
 def unit(x: Tensor) -> Tensor:
     """Rows of length one: x / ‖x‖ along the last dimension; zero rows stay zero, with gradient zero.
@@ -37,7 +40,12 @@ def unit(x: Tensor) -> Tensor:
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]])
     """
-    y: Tensor = apply(_Unit, x)[0]
+    return unit_of_short(tamed(x, (-1,)))
+
+
+def unit_of_short(x: Tensor) -> Tensor:
+    """:func:`unit` of rows that can be squared, as a recurrent layer's states can: without the look at their size."""
+    y: Tensor = apply(_Unit, finite_gradient(x))[0]
     return y
 
 
@@ -77,8 +85,9 @@ def cosine_conv(
 
     Under autocast the product runs in autocast's dtype, norms in float32.
     """
+    x = tamed(x, range(1, x.dim()))
     if _product_dtype(x) is torch.float16:
-        x = _to_float16_range(x)
+        x = _to_float16_range(finite_gradient(x))
     x, weight, autocast_off = _prepared(x, weight)
     options = (tuple(stride), tuple(padding), tuple(dilation), groups)
     with autocast_off:
@@ -117,9 +126,9 @@ def _product_dtype(x: Tensor) -> torch.dtype:
 
 def _prepared(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, AbstractContextManager[Any]]:
     """Both tensors as a product takes them, and the context that switches autocast off."""
-    dtype = _product_dtype(x)
+    dtype, weight = _product_dtype(x), tamed(weight, range(1, weight.dim()))
     if dtype is torch.float16:  # it has too little range for weights of any length
-        weight = unit(weight.flatten(1)).view_as(weight)
+        x, weight = finite_gradient(x), finite_gradient(unit(weight.flatten(1))).view_as(weight)
     return x.to(dtype), weight.to(dtype), without_autocast(x)
 
 
@@ -158,13 +167,14 @@ class _Unit(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor | None, grad_inverse: Tensor | None) -> Tensor:
-        y, inverse = ctx.saved_tensors
+        saved, inverse = ctx.saved_tensors
+        dtype, y = saved.dtype, _with_range(saved)
         # dy = n·(dx − y·⟨y, dx⟩),  dn = −n²·⟨y, dx⟩
-        grad_y = torch.zeros_like(y) if grad_y is None else grad_y
+        grad_y = torch.zeros_like(y) if grad_y is None else _with_range(grad_y)
         along = (grad_y * y).sum(-1, keepdim=True, dtype=inverse.dtype)
         if grad_inverse is not None:
             along = along + grad_inverse * inverse
-        return (torch.addcmul(grad_y, y, along.to(y.dtype), value=-1) * inverse).to(y.dtype)
+        return (torch.addcmul(grad_y, y, along.to(y.dtype), value=-1) * inverse).to(dtype)
 
 
 class _Project(Function):
@@ -174,7 +184,7 @@ class _Project(Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        inverse, headroom = inverse_row_norm(weight), _headroom(x.dtype)
+        inverse, headroom = _inverse_row_norm(weight), _headroom(x.dtype)
         y = F.linear(x * headroom, weight).mul_(inverse / headroom)
         return y, inverse, y.gather(-1, target)
 
@@ -274,7 +284,7 @@ def unscaled_cosines(
     headroom = _headroom(x.dtype)
     squares = _squares(x, groups)
     inverse = _inverse_norm(torch.convolution(squares, _ones(squares, weight), None, *geometry), x.dtype)
-    inverse_weight = inverse_row_norm(weight)
+    inverse_weight = _inverse_row_norm(weight)
     short = (weight * (inverse_weight * headroom).view(-1, *[1] * (x.dim() - 1))).to(x.dtype)
     return torch.convolution(x, short, None, *geometry), inverse, inverse_weight, 1 / headroom
 
@@ -323,7 +333,13 @@ def chain(x: Tensor, *steps: tuple[Any, ...]) -> Tensor:
 
 
 def inverse_row_norm(weight: Tensor) -> Tensor:
-    """1/‖w‖ (N,) of neurons (N, ...)."""
+    """1/‖w‖ (N,) of neurons (N, ...), of any length."""
+    rows = weight.flatten(1)
+    factor = taming(rows, (1,))
+    return _inverse_row_norm(rows) if factor is None else _inverse_row_norm(rows * factor) * factor.squeeze(1)
+
+
+def _inverse_row_norm(weight: Tensor) -> Tensor:
     norms = torch.linalg.vector_norm(weight.flatten(1), dim=1, dtype=accumulation_dtype(weight.dtype))
     return _inverse_norm(norms.square(), weight.dtype)
 

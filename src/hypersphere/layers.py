@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.utils import _ntuple
 
 from . import _checks, _piecewise
+from ._range import finite_gradient
 from .cosine import autocasts, cosine_conv, cosine_linear
 from .guards import watch
 from .similarity import Similarity, cosine, on_pieces, resolve
@@ -338,7 +339,7 @@ class _SphereConv(SphereOptions):
         n, padding, weight = len(self.kernel_size), self.padding, self.weight  # a parametrized weight is read once
         if self.padding_mode != "zeros":
             _check_conv(n, input, weight, self.groups)
-            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            input = F.pad(finite_gradient(input), self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
         options = (self.stride, padding, self.dilation, self.groups, self.similarity, self.scale)
         return _sphere_conv(n, input, weight, self.bias, *options)

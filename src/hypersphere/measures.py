@@ -22,11 +22,13 @@ Shapes: G groups, N neurons, d dimensions, k dimensions after a projection.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Generator, Tensor
 
+from ._range import capped, root
 from .cosine import unit, without_autocast
 from .energy import alive_points, exact, group_energy
 from .repulsion import NEAR, Law
@@ -84,9 +86,15 @@ def orthonormal(rows: Tensor, law: Law, draw: Draw) -> Tensor:
 def deviation_from_orthonormal(rows: Tensor) -> Tensor:
     """‖WᵀW − I_N‖² of each group; through the smaller Gram matrix, as it is ‖WWᵀ − I_d‖² + N − d."""
     n, d = rows.shape[1:]
+    rows = _with_finite_squares(rows)
     gram = rows @ rows.mT if n <= d else rows.mT @ rows
     identity = torch.eye(min(n, d), dtype=rows.dtype, device=rows.device)
     return (gram - identity).square().sum((1, 2)) + max(n - d, 0)
+
+
+def _with_finite_squares(rows: Tensor) -> Tensor:
+    """Neurons (G, N, d) with elements so small that ‖WᵀW‖² is finite: below 1e8 or so in float32."""
+    return capped(rows, (root(rows.dtype, 1) / 2**20) ** 0.25 / math.sqrt(rows.shape[1] * rows.shape[2]))
 
 
 def orthoreg(rows: Tensor, law: Law, draw: Draw, sharpness: float = 10.0) -> Tensor:
@@ -97,6 +105,7 @@ def orthoreg(rows: Tensor, law: Law, draw: Draw, sharpness: float = 10.0) -> Ten
 
 def srip(rows: Tensor, law: Law, draw: Draw, iterations: int = 10) -> Tensor:
     n = rows.shape[1]
+    rows = _with_finite_squares(rows)
     v = torch.arange(1, n + 1, device=rows.device, dtype=rows.dtype).cos().view(1, n, 1).expand(len(rows), n, 1)
     with torch.no_grad():
         for _ in range(iterations):  # W Wᵀ v − v: no N × N matrix

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from . import _checks
-from .cosine import autocasts, clamp_cosine, unit
+from .cosine import autocasts, clamp_cosine, unit, unit_of_short
 from .layers import SimilarityLike, SphereOptions, answer, check_pair
 
 State = tuple[Tensor, ...]
@@ -124,7 +124,7 @@ class _SphereRecurrent(SphereOptions):
         bias_h = getattr(self, f"bias_hh{suffix}", None)
         project = getattr(self, f"weight_hr{suffix}", None)
         unit_h = unit(getattr(self, f"weight_hh{suffix}"))
-        gates_x = self._gates(data, unit(getattr(self, f"weight_ih{suffix}")), bias_x)  # all steps at once
+        gates_x = self._gates(unit(data), unit(getattr(self, f"weight_ih{suffix}")), bias_x)  # all steps at once
         steps = gates_x.split(sizes)
         cell = CELLS[self.mode]
         initial = tuple(part.to(gates_x.dtype) for part in initial)  # autocast's
@@ -138,15 +138,15 @@ class _SphereRecurrent(SphereOptions):
             elif sizes[t] < running:  # going on, some have ended
                 ended.append(tuple(part[sizes[t] :] for part in state))
                 state = tuple(part[: sizes[t]] for part in state)
-            state = cell(steps[t], self._gates(state[0], unit_h, bias_h), state)
+            state = cell(steps[t], self._gates(unit_of_short(state[0]), unit_h, bias_h), state)
             if project is not None:
                 state = (F.linear(state[0], project), *state[1:])
             outputs.append(state[0])
         final = tuple(torch.cat(parts) for parts in zip(state, *reversed(ended), strict=True))
         return torch.cat(outputs[::-1] if reverse else outputs), final
 
-    def _gates(self: Any, x: Tensor, unit_weight: Tensor, bias: Tensor | None) -> Tensor:
-        return answer(clamp_cosine(F.linear(unit(x), unit_weight)), bias, self.similarity, self.scale)
+    def _gates(self: Any, unit_x: Tensor, unit_weight: Tensor, bias: Tensor | None) -> Tensor:
+        return answer(clamp_cosine(F.linear(unit_x, unit_weight)), bias, self.similarity, self.scale)
 
     def _initial_state(self: Any, hx: Any, data: Tensor, batch: int, unbatched: bool) -> State:
         """hx as given or zeros, each (layers·directions, B, ·)."""

@@ -16,7 +16,8 @@ from . import _checks
 from ._bounded import bounded
 from ._draws import generator, unwrapped_name
 from ._progress import track
-from .cosine import accumulation_dtype, inverse_row_norm, unit, without_autocast
+from ._range import fit, power_above, rescaled, root
+from .cosine import inverse_row_norm, unit, without_autocast
 from .energy import batch_energy, checked_labels, checked_law, estimated_energy, exact, listed
 from .measures import RANDOM, default_weights, deviation_from_orthonormal, measured
 from .measures import REGULARIZERS as REGULARIZERS
@@ -220,7 +221,11 @@ class EnergyRegularizer:
     def _mean_length(self) -> Tensor:
         """mean ‖w‖ over all neurons of all layers, with gradient 0 for a zero neuron."""
         rows = [exact(neurons.matrix().flatten(0, 1)) for neurons in self._learning().values()]
-        return torch.stack([(r * unit(r)).sum() for r in rows]).sum() / sum(len(r) for r in rows)
+        up = max(power_above(r, root(r.dtype, 4)) for r in rows)
+        if up != 1:
+            rows = [rescaled(r, 1 / up, 1.0) for r in rows]
+        mean = torch.stack([(r * unit(r)).sum() for r in rows]).sum() / sum(len(r) for r in rows)
+        return mean if up == 1 else rescaled(mean, up, 1.0, root(mean.dtype, 1) / 16)
 
 
 def orthonormal(weight: Tensor, *, normalized: bool = False) -> Tensor:
@@ -241,7 +246,7 @@ def orthonormal(weight: Tensor, *, normalized: bool = False) -> Tensor:
 
 def _orthonormal(weight: Tensor, normalized: bool) -> Tensor:
     """The sum over groups of neurons (G, N, d)."""
-    rows = weight.to(accumulation_dtype(weight.dtype))
+    rows = exact(weight)
     with without_autocast(rows):
         return deviation_from_orthonormal(unit(rows) if normalized else rows).sum()
 
@@ -315,9 +320,11 @@ def spread(
                 return _by_function(checked, p).sum()
             return measured(checked, p, law, partial(generator, seed, name, draw)).sum()
 
-        lengths = torch.linalg.vector_norm(rows, dim=2, keepdim=True)
+        up = power_above(rows, root(rows.dtype, 4))
+        lengths = torch.linalg.vector_norm(rows / up, dim=2, keepdim=True)
         steps_a_draw = 20 if checked in RANDOM else max(steps, 1)
-        neurons.write(unit(_minimized(value, unit(rows), steps, steps_a_draw)) * lengths)
+        spread_out = unit(_minimized(value, unit(rows), steps, steps_a_draw)) * lengths
+        neurons.write(fit(rescaled(spread_out, up, 1.0), neurons.tensor.dtype))
     return model
 
 

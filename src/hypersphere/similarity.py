@@ -31,6 +31,7 @@ from torch.autograd import Function
 
 from . import _checks
 from ._nearest import unknown
+from ._range import ClampWithReturn, finite_gradient
 from .cosine import accumulation_dtype, apply, chain
 
 _K_RANGE = (1e-4, 1e2)  # of a learnable sigmoid
@@ -53,7 +54,7 @@ def linear(c: Tensor, a: float = -2 / math.pi, b: float = 1.0) -> Tensor:
         >>> linear(torch.tensor([-1.0, 0.0, 1.0]))
         tensor([-1.,  0.,  1.])
     """
-    y: Tensor = apply(_LinearOfCosine, c, _checks.number("a", a), _checks.number("b", b))
+    y: Tensor = apply(_LinearOfCosine, finite_gradient(c), _checks.number("a", a), _checks.number("b", b))
     return y
 
 
@@ -70,7 +71,9 @@ def sigmoid(c: Tensor, k: float | Tensor = 0.3) -> Tensor:
     """
     if not isinstance(k, Tensor):
         k = _clamp_k(_checks.number("k", k, low=0.0, open_low=True))
-    y: Tensor = apply(_SigmoidOfCosine, c, k)
+    else:
+        k = finite_gradient(k).to(accumulation_dtype(k.dtype))  # float16 holds no k² below 2e-4²
+    y: Tensor = apply(_SigmoidOfCosine, finite_gradient(c), k)
     return y
 
 
@@ -118,7 +121,7 @@ class LearnableSigmoid(nn.Module):
     @property
     def k(self) -> Tensor:
         log_k = self.log_k.to(accumulation_dtype(self.log_k.dtype))
-        clamped: Tensor = apply(_ClampWithReturn, log_k, *map(math.log, _K_RANGE))
+        clamped: Tensor = apply(ClampWithReturn, log_k, *map(math.log, _K_RANGE))
         return clamped.exp()
 
     def forward(self, c: Tensor) -> Tensor:
@@ -254,27 +257,6 @@ class _LinearOfCosine(Function):
         (c,) = ctx.saved_tensors
         slope = _slope(c.to(accumulation_dtype(c.dtype)))
         return chain(slope, ("mul", grad), ("mul", -ctx.a)).to(c.dtype), None, None
-
-
-class _ClampWithReturn(Function):
-    """clamp(x, low, high); beyond the range a gradient whose descent leads back passes, one that leads out does not."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, low: float, high: float) -> Tensor:
-        return x.clamp(low, high)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, ctx.low, ctx.high = inputs
-        ctx.save_for_backward(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (x,) = ctx.saved_tensors
-        outward = ((x < ctx.low) & (grad > 0)) | ((x > ctx.high) & (grad < 0))
-        return grad.masked_fill(outward, 0.0), None, None
 
 
 class _SigmoidOfCosine(Function):

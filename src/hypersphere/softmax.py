@@ -17,6 +17,7 @@ from torch.autograd import Function
 
 from . import _checks
 from ._bounded import bounded
+from ._range import finite_gradient, powers_above, rescaled, root
 from .cosine import accumulation_dtype, apply, autocasts, chain, cosine_linear, project, unit, without_autocast
 from .energy import batch_energy, checked_law, sample_energies
 from .guards import watch
@@ -151,14 +152,30 @@ class AngularSoftmaxLoss(nn.Module):
                 f"sample_weight must be a tensor of shape {tuple(labels.shape)}, got {_brief(sample_weight)}"
             )
         with without_autocast(embeddings):  # a logit of 30 has a resolution of 0.1 in bfloat16
-            return self._loss(embeddings.to(weight.dtype), weight, labels, indices_tuple, sample_weight)
+            return self._loss(embeddings, weight, labels, indices_tuple, sample_weight)
 
     def logits(self, embeddings: Tensor) -> Tensor:
         """s·g(θ) + b for all classes (B, C), without a margin: for inference."""
         weight = self.weight
         self._check(embeddings, weight)
         with without_autocast(embeddings):  # a logit of 30 has a resolution of 0.1 in bfloat16
-            return self._logits(embeddings.to(weight.dtype), weight)[0]
+            x, neurons, up = self._in_range(embeddings, weight)
+            logits = self._logits(x, neurons, up)[0]
+            return logits if up is None else rescaled(logits, up, up / up.amax())
+
+    def _in_range(self, embeddings: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return embeddings and weight in one dtype, and the powers of two (B, 1) that very long embeddings lack.
+
+        Logits lack them too. Gradients of logits come times up/max up, which stays in range, and are made up for here.
+        """
+        limit = min(2.0**16, root(weight.dtype, 1) / (4 * self.embedding_size**0.5))
+        up = powers_above(embeddings, limit)
+        if up is None:
+            return finite_gradient(embeddings.to(weight.dtype)), finite_gradient(weight), None
+        if self.scale is not None:  # their length does not matter
+            return rescaled(embeddings, 1 / up, 1 / up).to(weight.dtype), finite_gradient(weight), None
+        most = up.amax()
+        return rescaled(embeddings, 1 / up, most / up).to(weight.dtype), rescaled(weight, 1.0, most), up
 
     def _loss(
         self,
@@ -170,12 +187,15 @@ class AngularSoftmaxLoss(nn.Module):
     ) -> Tensor:
         kept = labels != self.ignore_index
         target = torch.where(kept, labels, 0).unsqueeze(1)
-        logits, target_cosine, s = self._logits(embeddings, weight, target)
+        x, neurons, up = self._in_range(embeddings, weight)
+        logits, target_cosine, s = self._logits(x, neurons, up, target)
+        logits = logits.to(accumulation_dtype(logits.dtype))
         if self.margin_kind in MARGINS:
             # Only the B target logits change; adding the difference leaves the gradient of all others as it is.
             difference = self._with_margin(target_cosine.squeeze(1), target.squeeze(1))
             logits.scatter_add_(1, target, (s * difference.unsqueeze(1)).to(logits.dtype))
-        logits = logits.to(accumulation_dtype(logits.dtype))
+        if up is not None:  # losses of logits within these bounds add up to a finite number
+            logits = rescaled(logits, up, up / up.amax(), root(logits.dtype, 1) / (16 * max(logits.numel(), 1)))
         if self.class_weight is None and not self.label_smoothing:
             losses = apply(_CrossEntropy, logits, target)[0] * kept
         else:
@@ -192,7 +212,9 @@ class AngularSoftmaxLoss(nn.Module):
         counts = counts if sample_weight is None else counts * sample_weight
         return loss + self._energy(weight, target.squeeze(1), counts)
 
-    def _logits(self, embeddings: Tensor, weight: Tensor, target: Tensor | None = None) -> tuple[Tensor, Any, Any]:
+    def _logits(
+        self, embeddings: Tensor, weight: Tensor, up: Tensor | None, target: Tensor | None = None
+    ) -> tuple[Tensor, Any, Any]:
         """Logits without margin (B, C), the target's cosine (B, 1), and s as a number or (B, 1)."""
         x, exact = embeddings, embeddings.to(accumulation_dtype(embeddings.dtype))
         s: Any = self.scale
@@ -204,11 +226,12 @@ class AngularSoftmaxLoss(nn.Module):
             logits, own = project(x if self.scale is None else unit(x) * self.scale, weight, target)
             target_cosine = own / (torch.where(s > 0, s, 1.0) if self.scale is None else s)
         else:
-            cosines = cosine_linear(x, weight)
+            cosines = finite_gradient(cosine_linear(x, weight))
             target_cosine = None if target is None else cosines.gather(1, target).to(exact.dtype)
             logits = (self.similarity(cosines) * s).to(cosines.dtype)
         if self.bias is not None:
-            logits = logits + self.bias.to(logits.dtype)
+            bias = self.bias if up is None else rescaled(self.bias, 1.0, up.amax()) / up
+            logits = logits + bias.to(logits.dtype)
         return logits, target_cosine, s
 
     def _with_margin(self, target_cosine: Tensor, target: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from .. import _checks
+from .._range import NoGradientForNaN, centered
 from ..cosine import apply
 from ._cayley import CayleyRows
 from ._constraints import CONSTRAINTS
@@ -88,7 +89,7 @@ def canonical(matrix: Tensor) -> Tensor:
     """The left singular vectors of `matrix`, UZ·d^(−½) with UᵀU = Z d Zᵀ (OPT, Eq. 16).
 
     By falling singular value, the largest number of each column positive. Where singular values repeat there is no
-    gradient, and next to such a matrix (the identity is one) no continuity.
+    gradient (0 is what it gives), and next to such a matrix (the identity is one) no continuity.
 
     Example:
         >>> canonical(torch.tensor([[0.0, -2.0], [1.0, 0.0]])).abs()
@@ -127,16 +128,18 @@ def _square(matrix: Tensor) -> Tensor:
     return matrix
 
 
-def _product(function: type[RowsFunction], *options: bool) -> Product:
+def _product(function: type[RowsFunction], *options: bool, sizeless: tuple[int, ...] = ()) -> Product:
+    """`sizeless`: the dimensions of P along which R does not see its size."""
+
     def product(p: Tensor, v: Tensor) -> Tensor:
-        rows: Tensor = apply(function, p, v, *options)[0]
+        rows: Tensor = apply(function, centered(p, sizeless) if sizeless else p, v, *options)[0]
         return rows
 
     return product
 
 
 def _canonical(p: Tensor) -> Tensor:
-    u = torch.linalg.svd(p)[0]
+    u = torch.linalg.svd(centered(apply(NoGradientForNaN, p), (-2, -1)))[0]
     largest = u.detach().abs().argmax(-2, keepdim=True)
     return u * torch.where(u.detach().gather(-2, largest) < 0, -1.0, 1.0).to(u.dtype)
 
@@ -150,12 +153,12 @@ def _orthogonal_start(m: int, init: str) -> Tensor:
 
 
 _METHODS = [
-    from_product("gram_schmidt", _product(TriangularRows, False)),
-    from_product("modified_gram_schmidt", _product(TriangularRows, False)),
-    from_product("iterative_gram_schmidt", _product(TriangularRows, False)),
-    from_product("householder", _product(TriangularRows, True)),
-    from_product("givens", _product(TriangularRows, True)),
-    from_product("lowdin", _product(PolarRows)),
+    from_product("gram_schmidt", _product(TriangularRows, False, sizeless=(-2,))),
+    from_product("modified_gram_schmidt", _product(TriangularRows, False, sizeless=(-2,))),
+    from_product("iterative_gram_schmidt", _product(TriangularRows, False, sizeless=(-2,))),
+    from_product("householder", _product(TriangularRows, True, sizeless=(-2,))),
+    from_product("givens", _product(TriangularRows, True, sizeless=(-2,))),
+    from_product("lowdin", _product(PolarRows, sizeless=(-2, -1))),
     from_matrix(
         "canonical",
         _canonical,

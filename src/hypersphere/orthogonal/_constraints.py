@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ._method import Orthogonalizer, exactly, from_matrix, normal, only_normal, zeros
+from ._method import Orthogonalizer, exact_product, from_matrix, limited, normal, only_normal, zeros
 
 
 def positive_definite(p: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def _cholesky_start(m: int, init: str) -> Tensor:
 
 def _network(p: Tensor, v: Tensor) -> Tensor:
     """v + W₂ᵀ·relu(W₁v) for every row, P = (W₁, W₂)."""
-    first, second = p.unbind(-3)
+    first, second = limited(p).unbind(-3)
     return v + (v @ first.mT).relu() @ second
 
 
@@ -54,14 +54,14 @@ def _no_matrix(p: Tensor) -> Tensor:
 
 
 def _apply_positive_definite(p: Tensor, v: Tensor) -> Tensor:
-    lower = _cholesky(p)
+    lower = _cholesky(limited(p))
     return v @ lower @ lower.mT
 
 
 _MATRICES = [
     replace(
         from_matrix("positive_definite", positive_definite, start=_cholesky_start, free=lambda m: m * (m + 1) // 2),
-        apply=lambda p, v: exactly(_apply_positive_definite, p, v),
+        apply=lambda p, v: exact_product(_apply_positive_definite, p, v),
     ),
     from_matrix("upper", torch.triu, free=lambda m: m * (m + 1) // 2),
     from_matrix("lower", torch.tril, free=lambda m: m * (m + 1) // 2),
@@ -80,7 +80,7 @@ _MATRICES = [
         lambda m: (2, m, m),
         _network_start,
         _no_matrix,
-        lambda p, v: exactly(_network, p, v),
+        lambda p, v: exact_product(_network, p, v),
         orthogonal=False,
     ),
 ]

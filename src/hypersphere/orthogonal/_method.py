@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .. import _checks
+from .._range import capped, finite_gradient, fit, power_above, rescaled, root
 from ..cosine import accumulation_dtype, without_autocast
 
 Product = Callable[[Tensor, Tensor], Tensor]
@@ -104,7 +105,21 @@ def exactly(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         _checks.floating("P and V", tensor)
     dtype = accumulation_dtype(reduce(torch.promote_types, (t.dtype for t in tensors)))
     with without_autocast(tensors[-1]):
-        return function(*(t.to(dtype) for t in tensors)).to(tensors[-1].dtype)
+        return fit(function(*(finite_gradient(t, torch.bfloat16).to(dtype) for t in tensors)), tensors[-1].dtype)
+
+
+def exact_product(product: Product, p: Tensor, v: Tensor) -> Tensor:
+    """product(p, v) as by :func:`exactly`, of rows v of any size: the product grows as they do."""
+    _checks.floating("P and V", v)
+    up = power_above(v, root(v.dtype, 2 if v.dtype is torch.float16 else 4))
+    if up == 1:
+        return exactly(product, p, v)
+    return rescaled(exactly(product, rescaled(p, 1.0, up), rescaled(v, 1 / up, 1.0)), up, 1.0)
+
+
+def limited(p: Tensor) -> Tensor:
+    """Numbers whose products with each other and with rows stay finite: at most the fourth root of the largest."""
+    return capped(p, root(p.dtype, 4))
 
 
 class RowsFunction(Function):
@@ -151,8 +166,8 @@ def from_matrix(
         name,
         square,
         start,
-        matrix=lambda p: exactly(matrix, p),
-        apply=lambda p, v: exactly(lambda p, v: v @ matrix(p).mT, p, v),
+        matrix=lambda p: exactly(lambda p: matrix(limited(p)), p),
+        apply=lambda p, v: exact_product(lambda p, v: v @ matrix(limited(p)).mT, p, v),
         orthogonal=orthogonal,
         free=free,
     )
@@ -172,5 +187,5 @@ def from_product(name: str, product: Product, *, size: Callable[[Tensor], int] |
         square if size is None else triangle,
         identity_or_normal if size is None else zero_or_normal,
         matrix,
-        apply=lambda p, v: exactly(product, p, v),
+        apply=lambda p, v: exact_product(product, p, v),
     )
