@@ -335,6 +335,13 @@ def test_a_folder_outside_is_not_written_to(begun, tmp_path, name, capsys):
     assert sorted(outside.rglob("*")) == before
 
 
+def test_verify_finds_a_link_in_place_of_a_checkpoint(copy, capsys, tmp_path):
+    (copy / "checkpoints" / "6").rename(tmp_path / "6")
+    (copy / "checkpoints" / "6").symlink_to(tmp_path / "6")
+    assert main(["verify", str(copy)]) == 1
+    assert f"damaged  {copy}/checkpoints/6: it must be a folder itself" in capsys.readouterr().out
+
+
 def test_the_folder_of_a_run_may_be_a_link_itself(copy, tmp_path):
     (tmp_path / "link").symlink_to(copy)
     assert load_run(tmp_path / "link").step == load_run(copy).step

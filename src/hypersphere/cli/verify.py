@@ -57,8 +57,9 @@ Part = tuple[Path, list[str], str]  # a file or checkpoint, what is wrong with i
 
 def _parts(folder: Path) -> Iterator[Part]:
     """What there is to look at, and what is wrong with each."""
+    from .._files import is_folder
     from ..train import checkpoint
-    from ..train._reading import STATE, TENSORS, steps
+    from ..train._reading import STATE, STEP, TENSORS, steps
 
     if any((folder / name).exists() for name in (STATE, TENSORS)):
         yield folder, checkpoint.verify(folder), ""
@@ -68,6 +69,10 @@ def _parts(folder: Path) -> Iterator[Part]:
         problems = checkpoint.verify(path)
         if path.exists():  # a run that is at work removes old ones
             yield path, problems, ""
+    if saved != folder:
+        for path in sorted(saved.iterdir()):
+            if STEP.fullmatch(path.name) and not is_folder(path) and os.path.lexists(path):
+                yield path, ["it must be a folder itself, not a file or a link"], ""
     if {each.name for each in folder.iterdir()} & {"checkpoints", "result.json", "final", "config.json"}:
         yield from _Run(folder).parts()
 
