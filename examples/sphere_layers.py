@@ -60,7 +60,7 @@ def train(setting: str, layers: str, seed: int, steps: int = STEPS) -> dict:
     torch.manual_seed(seed)
     network = make_network(*SETTINGS[setting]).to(memory_format=torch.channels_last)  # the faster one
     if layers == "sphere":
-        hs.spherize(network)  # all but the last layer, which gives the logits
+        hs.spherize(network, scale=None)  # as in the paper; all but the last layer, which gives the logits
     optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
     images, labels, test_images, test_labels = digits()
     curve, started = [], time.perf_counter()

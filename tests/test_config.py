@@ -310,7 +310,7 @@ def test_groups_cannot_be_changed_or_made_wrong():
         ({"model": {"widths": [16, None]}}, "model.widths[1] must be an integer"),
         ({"model": {"widths": 16}}, "model.widths must be a list of integers or null, got 16"),
         ({"model": {"widths": [16, [32]]}}, "model.widths[1] must be an integer >= 1 and <= 1e+06, got a list"),
-        ({"model": {"scale": "big"}}, "model.scale must be true or false or a number or null, got 'big'"),
+        ({"model": {"scale": "big"}}, "model.scale must be true or false or a number or auto or null, got 'big'"),
         ({"data": {"batch_size": 0}}, "data.batch_size must be an integer >= 1 and <= 1e+07, got 0"),
         ({"loss": {"label_smoothing": 1}}, "loss.label_smoothing must be a number >= 0 and < 1, got 1.0"),
     ],
@@ -323,7 +323,7 @@ def test_what_is_wrong_is_said_in_one_line_that_names_the_key(tree, message):
     ("changes", "message"),
     [
         ({"model.scale": 2.0}, "model.scale goes with model.similarity"),
-        ({"model.scale": False, "model.similarity": "cosine"}, "model.scale must be true, a number or null"),
+        ({"model.scale": False, "model.similarity": "cosine"}, "model.scale must be auto, true, a number or null"),
         ({"patience": 3}, "patience needs data.validation"),
         ({"data.validation": 1.0}, "data.validation must be a share below 1 or an integer, got 1.0"),
         ({"model.name": "gcn"}, "model.name=gcn takes graph, but data.name=digits is images"),
@@ -581,7 +581,7 @@ print(json.dumps({
 """
     real = json.loads(_run(code))
     assert {kind: list(_names.NAMES[kind]) for kind in real} == real
-    assert set(_names.NAMES) - set(real) == {"loss", "neurons", "layers", "schedule", "precision"}
+    assert set(_names.NAMES) - set(real) == {"loss", "neurons", "layers", "scale", "schedule", "precision"}
 
 
 def test_what_optimizers_and_losses_have_is_what_they_have():

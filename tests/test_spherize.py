@@ -3,6 +3,7 @@
 import copy
 import pickle
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -258,12 +259,12 @@ def test_every_option_of_a_convolution_stays():
 def test_the_output_converts_when_asked_and_warns(layers):
     model = GoogLeNet()
     with pytest.warns(UserWarning, match=r"fc.*logits.*\[-1, 1\]") as caught:
-        hs.spherize(model, layers=layers)
+        hs.spherize(model, scale=None, layers=layers)
     assert type(model.fc) is hs.SphereLinear
     assert caught[0].filename == __file__  # it points at the call
 
 
-@pytest.mark.parametrize("scale", [True, 30.0])
+@pytest.mark.parametrize("scale", ["auto", True, 30.0])
 def test_a_scaled_output_does_not_warn(scale):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -280,10 +281,10 @@ def test_no_warning_when_the_output_stays_plain():
 
 def test_bounded_logits_are_warned_of_once():
     with pytest.warns(UserWarning, match="logits"):
-        hs.spherize(GoogLeNet(), layers="fc")
+        hs.spherize(GoogLeNet(), scale=None, layers="fc")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        hs.spherize(GoogLeNet(), layers="fc")
+        hs.spherize(GoogLeNet(), scale=None, layers="fc")
 
 
 def test_output_by_name_none_and_exclude():
@@ -358,7 +359,7 @@ def test_other_options_for_other_layers_by_calling_again():
         str(m.similarity) for n, m in model.named_modules() if n.startswith("features.") and hasattr(m, "weight")
     } == {"sigmoid(0.7)"}
     assert str(model.classifier[0].similarity) == "linear"
-    assert model.classifier[0].scale is None
+    assert model.classifier[0].scale == 3.27  # √(32 / 3)
     assert type(model.classifier[5]) is nn.Linear
 
 
@@ -750,3 +751,48 @@ def test_reset_parameters_resets_scale_and_k():
     layer.similarity.reset_parameters()
     assert (layer.scale == 1).all()
     assert torch.allclose(layer.similarity.k, torch.full((4,), 0.7))
+
+
+# scale="auto"
+
+
+def test_the_automatic_scale_follows_the_size_of_a_neuron():
+    layers = [nn.Conv2d(1, 8, 3), nn.Conv2d(64, 8, 3), nn.Conv1d(32, 8, 8), nn.Linear(1200, 8), nn.Linear(3, 3)]
+    model = hs.spherize(nn.Sequential(*layers), output=None)
+    assert [layer.scale for layer in model] == [1.0, 6.0, 4.0, 20.0, 1.0]  # max(1, √d/4) for Conv, √(d/3) for Linear
+    assert "scale=6.0" in repr(model[1])
+    assert not any("scale" in name for name in model.state_dict())  # the architecture alone gives it
+
+
+def test_the_layers_take_the_automatic_scale_too():
+    assert hs.SphereLinear(300, 4, scale="auto").scale == 10.0
+    assert hs.SphereConv3d(16, 4, 4, scale="auto").scale == 8.0
+    with pytest.raises(TypeError, match="scale must be None .*'auto'.*got 'sqrt'"):
+        hs.SphereLinear(3, 4, scale="sqrt")
+    with pytest.raises(ValueError, match="recurrent layers take"):
+        hs.SphereLSTM(3, 4, scale="auto")
+
+
+@pytest.mark.parametrize("optimizer", [partial(torch.optim.SGD, lr=0.05, momentum=0.9), torch.optim.Adam])
+def test_the_default_trains_an_ordinary_network_as_well_as_plain_layers(optimizer):
+    """Two epochs on the embedded digits; three seeds gave plain 84-89 %, scale=None 65-81 %, the default 88-93 %."""
+    train, test = (hs.data.load("digits", split=split) for split in ("train", "test"))
+
+    def accuracy(convert):
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Flatten()),
+            *(nn.Linear(1024, 64), nn.ReLU(), nn.Linear(64, 10)),
+        )
+        steps = optimizer(convert(net).parameters())
+        for epoch in range(2):
+            for inputs, labels in hs.data.batches(train, 64, epoch=epoch):
+                steps.zero_grad()
+                F.cross_entropy(net(inputs), labels).backward()
+                steps.step()
+        inputs, labels = next(hs.data.batches(test, len(test), shuffle=False))
+        return (net(inputs).argmax(1) == labels).float().mean().item()
+
+    plain, default = accuracy(lambda net: net), accuracy(hs.spherize)
+    assert default > plain - 0.01
+    assert default > accuracy(partial(hs.spherize, scale=None)) + 0.04

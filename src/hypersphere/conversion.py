@@ -9,7 +9,16 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from . import _checks
 from .guards import changed
-from .layers import SimilarityLike, SphereConv1d, SphereConv2d, SphereConv3d, SphereLinear, SphereOptions, check_scale
+from .layers import (
+    Scale,
+    SimilarityLike,
+    SphereConv1d,
+    SphereConv2d,
+    SphereConv3d,
+    SphereLinear,
+    SphereOptions,
+    check_scale,
+)
 from .selection import Specs, as_list, never_called, nothing_found, select, select_to_change
 from .similarity import resolve
 
@@ -28,7 +37,7 @@ def spherize(
     model: M,
     similarity: SimilarityLike = "cosine",
     *,
-    scale: bool | float | None = None,
+    scale: Scale = "auto",
     layers: Specs | None = None,
     exclude: Specs = (),
     output: str | None = "auto",
@@ -42,14 +51,17 @@ def spherize(
     changes.
 
     Args:
-        similarity, scale: as in :class:`SphereConv2d`; one module given here is shared by all layers.
+        similarity: as in :class:`SphereConv2d`; one module given here is shared by all layers.
+        scale: "auto" suits ordinary networks: √(d/3) for Linear, max(1, √d/4) for Conv, d being a neuron's dimension.
+            None is the papers' 1, which suits networks with BatchNorm after every layer; True and numbers as in
+            :class:`SphereConv2d`.
         layers, exclude, output: which layers, as in :func:`select`.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 30 * 30, 10))
         >>> spherize(net, "sigmoid(0.3)")
         Sequential(
-          (0): SphereConv2d(3, 8, kernel_size=(3, 3), stride=(1, 1), similarity=sigmoid(0.3))
+          (0): SphereConv2d(3, 8, kernel_size=(3, 3), stride=(1, 1), similarity=sigmoid(0.3), scale=1.3)
           (1): ReLU()
           (2): Flatten(start_dim=1, end_dim=-1)
           (3): Linear(in_features=7200, out_features=10, bias=True)

@@ -7,6 +7,7 @@ their torch counterparts and keep their parameters' names and shapes, so a plain
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from .guards import watch
 from .similarity import Similarity, cosine, on_pieces, resolve
 
 SimilarityLike = str | Callable[[Tensor], Tensor]
+Scale = bool | float | str | None  # the only text is "auto"
 
 
 def sphere_linear(
@@ -230,11 +232,17 @@ class SphereOptions:
     similarity: Callable[[Tensor], Tensor]
     scale: Tensor | float | None
 
-    def _set_sphere(self: Any, similarity: SimilarityLike, scale: bool | float | None, num_filters: int) -> None:
+    def _set_sphere(self: Any, similarity: SimilarityLike, scale: Scale, num_filters: int) -> None:
         weight = self.weight if hasattr(self, "weight") else self.weight_ih_l0
         like = {"device": weight.device, "dtype": weight.dtype}
         self.similarity = resolve(similarity, num_filters, **like)
         check_scale(scale)
+        if scale == "auto":
+            if not hasattr(self, "weight"):
+                raise ValueError(
+                    "scale='auto' is for Linear and Conv layers; recurrent layers take None, True or a number"
+                )
+            scale = auto_scale(weight)
         if scale is True:
             self.scale = nn.Parameter(torch.ones(num_filters, **like))
         elif scale is None:
@@ -271,12 +279,24 @@ class SphereOptions:
         return text
 
 
+def auto_scale(weight: Tensor) -> float:
+    """Return the fixed scale that ``scale="auto"`` stands for: √(d/3) for a Linear's weight, max(1, √d/4) for a Conv's.
+
+    The cosine of an input with a random neuron is about 1/√d, too small for plain layers and biases behind it. With
+    √(d/3) a Linear gives what torch's own start gives for an input whose elements have mean square 1. A filter's
+    gradient sums over all positions, so a convolution takes a smaller scale: with more, SGD turns its filters too far
+    in the first steps (docs/layers.md has the measurements).
+    """
+    d = weight[0].numel()
+    return round(math.sqrt(d / 3) if weight.dim() == 2 else max(1.0, math.sqrt(d) / 4), 2)
+
+
 def check_scale(scale: Any) -> None:
-    """None, True, or a finite number that is not 0."""
-    if scale is None or scale is True:
+    """None, True, "auto", or a finite number that is not 0."""
+    if scale is None or scale is True or (isinstance(scale, str) and scale == "auto"):
         return
     if scale is False or not isinstance(scale, int | float):
-        raise TypeError(f"scale must be None (1), True (learned) or a number (fixed), got {scale!r}")
+        raise TypeError(f"scale must be None (1), True (learned), 'auto' or a number (fixed), got {scale!r}")
     if _checks.number("scale", scale) == 0:
         raise ValueError("scale must not be 0: the layer would forget its input")
 
@@ -287,7 +307,8 @@ class SphereLinear(SphereOptions, nn.Linear):
     Args:
         similarity: "cosine", "linear", "linear(a, b)", "sigmoid", "sigmoid(k)", "learnable" (a k for every neuron),
             a module, or any callable of cosines (B, N).
-        scale: None (1), True (learned, one for every neuron, starts at 1), or a number (fixed).
+        scale: None (1), True (learned, one for every neuron, starts at 1), a number (fixed), or "auto" (fixed, see
+            :func:`auto_scale`).
 
     Example:
         >>> layer = SphereLinear(128, 10, similarity="sigmoid(0.3)", scale=16.0)
@@ -303,7 +324,7 @@ class SphereLinear(SphereOptions, nn.Linear):
         out_features: int,
         bias: bool = True,
         similarity: SimilarityLike = "cosine",
-        scale: bool | float | None = None,
+        scale: Scale = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -327,7 +348,7 @@ class _SphereConv(SphereOptions):
         bias: bool = True,
         padding_mode: str = "zeros",
         similarity: SimilarityLike = "cosine",
-        scale: bool | float | None = None,
+        scale: Scale = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -357,8 +378,8 @@ class SphereConv2d(_SphereConv, nn.Conv2d):
     Args:
         similarity: "cosine", "linear", "linear(a, b)", "sigmoid", "sigmoid(k)", "learnable" (a k for every filter),
             a module, or any callable of cosines (B, O, H', W').
-        scale: None (1), True (learned, one for every filter, starts at 1), or a number (fixed). With `bias` this is
-            SphereNorm: β·F + γ (2.5).
+        scale: None (1), True (learned, one for every filter, starts at 1), a number (fixed), or "auto" (fixed, see
+            :func:`auto_scale`). With `bias` this is SphereNorm: β·F + γ (2.5).
 
     Example:
         >>> layer = SphereConv2d(3, 16, 3, padding=1, padding_mode="reflect", similarity="learnable", scale=True)

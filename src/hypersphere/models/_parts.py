@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 
 from .. import _checks
 from .._nearest import unknown
-from ..layers import SimilarityLike, SphereConv1d, SphereConv2d, SphereLinear
+from ..layers import Scale, SimilarityLike, SphereConv1d, SphereConv2d, SphereLinear
 from ..selection import select
 
 INITS = ("kaiming", "xavier", "normal(mean, std)")
@@ -72,7 +72,7 @@ class Style:
     """What a network's layers are: plain or answering to angles, with BatchNorm and ReLU or without."""
 
     similarity: SimilarityLike | None = None
-    scale: bool | float | None = None
+    scale: Scale = None
     batch_norm: bool = True
     relu: bool = True
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from .. import _checks
-from ..layers import SimilarityLike
+from ..layers import Scale, SimilarityLike
 from ._parts import Network, Style, flat, images, pair, stages_of
 
 
@@ -37,7 +37,7 @@ class CNN(Network):
         pool: int = 2,
         round_up: bool = True,
         similarity: SimilarityLike | None = None,
-        scale: bool | float | None = None,
+        scale: Scale = None,
         batch_norm: bool = True,
         relu: bool = True,
         init: str = "kaiming",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from .. import _checks
-from ..layers import SimilarityLike
+from ..layers import Scale, SimilarityLike
 from ._parts import Network, Style, flat, images, initialize, numbers_of, pair
 
 
@@ -65,7 +65,7 @@ class Discriminator(Network):
         in_channels: int = 3,
         input_size: int | tuple[int, int] = 32,
         similarity: SimilarityLike | None = None,
-        scale: bool | float | None = None,
+        scale: Scale = None,
         batch_norm: bool = False,
         slope: float = 0.1,
         init: str = "normal(0, 0.02)",

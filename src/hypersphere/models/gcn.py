@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import _checks
-from ..layers import SimilarityLike
+from ..layers import Scale, SimilarityLike
 from ._parts import Network, Style, numbers_of
 
 
@@ -48,7 +48,7 @@ class GCN(Network):
         widths: Sequence[int] = (16,),
         dropout: float = 0.5,
         similarity: SimilarityLike | None = None,
-        scale: bool | float | None = None,
+        scale: Scale = None,
         relu: bool = True,
         init: str = "xavier",
     ) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from .. import _checks
-from ..layers import SimilarityLike
+from ..layers import Scale, SimilarityLike
 from ._parts import Network, Style, flat, numbers_of, pair
 
 
@@ -22,7 +22,7 @@ class MLP(Network):
         in_channels: int = 1,
         input_size: int | tuple[int, int] = 28,
         similarity: SimilarityLike | None = None,
-        scale: bool | float | None = None,
+        scale: Scale = None,
         batch_norm: bool = False,
         relu: bool = True,
         init: str = "xavier",

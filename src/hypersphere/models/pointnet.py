@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from .. import _checks
-from ..layers import SimilarityLike
+from ..layers import Scale, SimilarityLike
 from ._parts import Network, Style, numbers_of
 
 
@@ -29,7 +29,7 @@ class PointNet(Network):
         fc: Sequence[int] = (512, 256),
         dropout: float = 0.3,
         similarity: SimilarityLike | None = None,
-        scale: bool | float | None = None,
+        scale: Scale = None,
         batch_norm: bool = True,
         relu: bool = True,
         init: str = "kaiming",

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import _checks
-from ..layers import SimilarityLike
+from ..layers import Scale, SimilarityLike
 from ._parts import Network, Style, images, pair, stages_of
 
 
@@ -67,7 +67,7 @@ class ResNet(Network):
         in_channels: int = 3,
         input_size: int | tuple[int, int] = 32,
         similarity: SimilarityLike | None = None,
-        scale: bool | float | None = None,
+        scale: Scale = None,
         batch_norm: bool = True,
         relu: bool = True,
         init: str = "kaiming",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from .. import _checks
-from ..layers import SimilarityLike
+from ..layers import Scale, SimilarityLike
 from ._parts import Network, Style, flat, images, initialize, pair, stages_of
 
 
@@ -48,7 +48,7 @@ class SphereFace(Network):
         in_channels: int = 3,
         input_size: int | tuple[int, int] = (112, 96),
         similarity: SimilarityLike | None = None,
-        scale: bool | float | None = None,
+        scale: Scale = None,
         batch_norm: bool = False,
         relu: bool = True,
     ) -> None:

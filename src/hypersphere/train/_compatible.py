@@ -57,8 +57,8 @@ def _top(config: Config) -> None:
 
 
 def _model(model: Model) -> None:
-    _needs(model.scale is False, "model.scale must be true, a number or null, got False")
-    alone = model.scale is not None and model.similarity is None
+    _needs(model.scale is False, "model.scale must be auto, true, a number or null, got False")
+    alone = model.scale not in (None, "auto") and model.similarity is None
     _needs(alone, "model.scale goes with model.similarity, and there is none")
 
 

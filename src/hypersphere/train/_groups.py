@@ -47,7 +47,12 @@ class Model(Group):
         "answer to angles: cosine, linear, sigmoid or learnable, with numbers as in sigmoid(0.7)",
         names="similarity",
     )
-    scale: bool | float | None = setting(None, "of a similarity: true is learned, a number is fixed")
+    scale: bool | float | str | None = setting(
+        "auto",
+        "of a similarity: auto suits the layer's size (1 in the papers' networks, such as cnn9.spherenet), "
+        "true is learned, a number is fixed, null is 1",
+        names="scale",
+    )
     widths: tuple[int, ...] | None = setting(None, "filters of each stage", low=1, high=1_000_000)
     fc: int | None = setting(None, "neurons of the hidden linear layer; 0: none", low=0, high=1_000_000)
     batch_norm: bool | None = setting(None, "BatchNorm after each layer")

@@ -92,7 +92,7 @@ def read(key: str, kind: Any, rule: Any, value: Any) -> Any:
         if float in kinds:
             return _within(key, rule, float(value))
     elif isinstance(value, str):
-        if str in kinds:
+        if str in kinds and not (float in kinds and value not in _names.known(rule["names"])):
             return _text(key, rule, value)
     elif isinstance(value, list | tuple):
         for each in kinds:
@@ -152,7 +152,8 @@ def allowed(kind: Any, rule: Any) -> str:
             number = {int: "integers", str: "texts"}.get(each, "numbers")
             words.append(f"a list of {number}" if rest == [...] else f"a list of {1 + len(rest)} {number}")
         elif each is str and "names" in rule:
-            one_of = f"one of {', '.join(_names.known(rule['names']))}"
+            names = _names.known(rule["names"])
+            one_of = names[0] if len(names) == 1 else f"one of {', '.join(names)}"
             words.append(f"{one_of} or another name" if rule.get("others") else one_of)
         else:
             words.append(_WORDS[each] + (_range(rule) if each in (int, float) else ""))

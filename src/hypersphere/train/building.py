@@ -112,8 +112,10 @@ def network(config: Config, facts: Facts, **fixed: Any) -> nn.Module:
         options["fc"] = None
     of_data = {key: value for key, value in _of_data(facts).items() if key in known}
     by_itself = model.similarity is not None and ("similarity" in known or open_ended)
+    papers_own = model.scale == "auto" and "." in model.name  # cnn9.spherenet and its like have no scale
+    scale = None if papers_own else model.scale
     if by_itself:
-        options |= {"similarity": model.similarity, "scale": model.scale}
+        options |= {"similarity": model.similarity, "scale": scale}
     if fixed.get("num_classes") is not None and "num_classes" not in known and not open_ended:
         raise ValueError(f"model.name={model.name} cannot be told the number of classes, and so cannot classify")
     try:
@@ -121,7 +123,7 @@ def network(config: Config, facts: Facts, **fixed: Any) -> nn.Module:
     except (TypeError, ValueError) as error:
         raise ValueError(f"model.name={model.name}: {error}") from None
     if model.similarity is not None and not by_itself:
-        spherize(made, model.similarity, scale=model.scale)
+        spherize(made, model.similarity, scale=scale)
     return made
 
 

@@ -148,7 +148,8 @@ def _config_text(config: Config) -> str:
 
 def _check_same(old: Config, new: Config, path: Path) -> None:
     """The same run: everything but :data:`FREE` is as it was, and the length if no schedule depends on it."""
-    free = FREE if new.schedule.name == "cosine" else (*FREE, "steps", "epochs")
+    free: tuple[str, ...] = FREE if new.schedule.name == "cosine" else (*FREE, "steps", "epochs")
+    free += ("model.scale",) if new.model.similarity is None else ()  # its default was null once
     before, now = _flat(to_tree(old)), _flat(to_tree(new))
     for key in before | now:
         if key not in free and before.get(key) != now.get(key):
