@@ -767,7 +767,7 @@ def test_the_automatic_scale_follows_the_size_of_a_neuron():
 def test_the_layers_take_the_automatic_scale_too():
     assert hs.SphereLinear(300, 4, scale="auto").scale == 10.0
     assert hs.SphereConv3d(16, 4, 4, scale="auto").scale == 8.0
-    with pytest.raises(TypeError, match="scale must be None .*'auto'.*got 'sqrt'"):
+    with pytest.raises(TypeError, match=r"scale must be None .*'auto'.*got 'sqrt'"):
         hs.SphereLinear(3, 4, scale="sqrt")
     with pytest.raises(ValueError, match="recurrent layers take"):
         hs.SphereLSTM(3, 4, scale="auto")
