@@ -14,7 +14,8 @@ import hypersphere as hs
 from hypersphere import data
 from hypersphere.models._registry import PRESETS
 from hypersphere.train import Schedule as Settings
-from hypersphere.train import TrainingError, checkpoint, derive, fit
+from hypersphere.train import TrainingError, building, checkpoint, derive, fit
+from hypersphere.train import sets as data_sets
 from hypersphere.train.schedule import Schedule
 from tests import runs
 from tests.runs import same_tensors, tiny
@@ -508,3 +509,28 @@ def test_compiled():
     plain, compiled = quiet(config), quiet(derive(config, compile=True))
     for one, two in zip(plain.metrics, compiled.metrics, strict=True):
         assert one.get("loss") is None or abs(one["loss"] - two["loss"]) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("changes", "scale"),
+    [
+        ({"model.name": "cnn3"}, 1.5),  # √36/4: four channels of 3 × 3
+        ({"model.name": "cnn3.spherenet"}, None),  # the paper's network has none
+        ({"model.name": "cnn3.spherenet", "model.scale": 2.0}, 2.0),
+        ({"model.name": "cnn3", "model.scale": None}, None),  # as in the config of an older run
+    ],
+)
+def test_the_scale_of_a_similarity_is_automatic_but_for_the_papers_networks(changes, scale):
+    config = derive(tiny(), {"model.similarity": "cosine", "model.widths": (4, 4, 4)} | changes)
+    spec = data_sets.load(config.data, config.seed).facts
+    convolutions = [m for m in building.network(config, spec, num_classes=10).modules() if isinstance(m, nn.Conv2d)]
+    assert convolutions[1].scale == scale
+
+
+def test_a_plain_run_from_before_the_automatic_scale_resumes(tmp_path):
+    config = derive(tiny(steps=1), {"out": str(tmp_path), "model.scale": None})
+    fit(config, progress=False)
+    assert fit(derive(config, {"model.scale": "auto", "resume": True}), progress=False).summary["step"] == 1
+    spherical = derive(config, {"model.scale": "auto", "model.similarity": "cosine", "resume": True})
+    with pytest.raises(ValueError, match=r"model\.similarity|model\.scale"):
+        fit(spherical, progress=False)
