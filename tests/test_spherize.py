@@ -757,16 +757,16 @@ def test_reset_parameters_resets_scale_and_k():
 
 
 def test_the_automatic_scale_follows_the_size_of_a_neuron():
-    layers = [nn.Conv2d(1, 8, 3), nn.Conv2d(64, 8, 3), nn.Conv1d(32, 8, 8), nn.Linear(1200, 8), nn.Linear(3, 3)]
+    layers = [nn.Conv2d(1, 8, 3), nn.Conv2d(64, 8, 3), nn.Conv1d(32, 8, 18), nn.Linear(1200, 8), nn.Linear(3, 3)]
     model = hs.spherize(nn.Sequential(*layers), output=None)
-    assert [layer.scale for layer in model] == [1.0, 6.0, 4.0, 20.0, 1.0]  # max(1, √d/4) for Conv, √(d/3) for Linear
-    assert "scale=6.0" in repr(model[1])
+    assert [layer.scale for layer in model] == [1.0, 4.0, 4.0, 20.0, 1.0]  # max(1, √d/6) for Conv, √(d/3) for Linear
+    assert "scale=4.0" in repr(model[1])
     assert not any("scale" in name for name in model.state_dict())  # the architecture alone gives it
 
 
 def test_the_layers_take_the_automatic_scale_too():
     assert hs.SphereLinear(300, 4, scale="auto").scale == 10.0
-    assert hs.SphereConv3d(16, 4, 4, scale="auto").scale == 8.0
+    assert hs.SphereConv3d(36, 4, 4, scale="auto").scale == 8.0
     with pytest.raises(TypeError, match=r"scale must be None .*'auto'.*got 'sqrt'"):
         hs.SphereLinear(3, 4, scale="sqrt")
     with pytest.raises(ValueError, match="recurrent layers take"):

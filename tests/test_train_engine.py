@@ -514,14 +514,14 @@ def test_compiled():
 @pytest.mark.parametrize(
     ("changes", "scale"),
     [
-        ({"model.name": "cnn3"}, 1.5),  # √36/4: four channels of 3 × 3
+        ({"model.name": "cnn3"}, 2.0),  # √144/6: 16 channels of 3 × 3
         ({"model.name": "cnn3.spherenet"}, None),  # the paper's network has none
         ({"model.name": "cnn3.spherenet", "model.scale": 2.0}, 2.0),
         ({"model.name": "cnn3", "model.scale": None}, None),  # as in the config of an older run
     ],
 )
 def test_the_scale_of_a_similarity_is_automatic_but_for_the_papers_networks(changes, scale):
-    config = derive(tiny(), {"model.similarity": "cosine", "model.widths": (4, 4, 4)} | changes)
+    config = derive(tiny(), {"model.similarity": "cosine", "model.widths": (16, 4, 4)} | changes)
     spec = data_sets.load(config.data, config.seed).facts
     convolutions = [m for m in building.network(config, spec, num_classes=10).modules() if isinstance(m, nn.Conv2d)]
     assert convolutions[1].scale == scale

@@ -52,7 +52,7 @@ def spherize(
 
     Args:
         similarity: as in :class:`SphereConv2d`; one module given here is shared by all layers.
-        scale: "auto" suits ordinary networks: √(d/3) for Linear, max(1, √d/4) for Conv, d being a neuron's dimension.
+        scale: "auto" suits ordinary networks: √(d/3) for Linear, max(1, √d/6) for Conv, d being a neuron's dimension.
             None is the papers' 1, which suits networks with BatchNorm after every layer; True and numbers as in
             :class:`SphereConv2d`.
         layers, exclude, output: which layers, as in :func:`select`.
@@ -61,7 +61,7 @@ def spherize(
         >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 30 * 30, 10))
         >>> spherize(net, "sigmoid(0.3)")
         Sequential(
-          (0): SphereConv2d(3, 8, kernel_size=(3, 3), stride=(1, 1), similarity=sigmoid(0.3), scale=1.3)
+          (0): SphereConv2d(3, 8, kernel_size=(3, 3), stride=(1, 1), similarity=sigmoid(0.3), scale=1.0)
           (1): ReLU()
           (2): Flatten(start_dim=1, end_dim=-1)
           (3): Linear(in_features=7200, out_features=10, bias=True)

@@ -280,7 +280,7 @@ class SphereOptions:
 
 
 def auto_scale(weight: Tensor) -> float:
-    """Return the fixed scale that ``scale="auto"`` stands for: √(d/3) for a Linear's weight, max(1, √d/4) for a Conv's.
+    """Return the fixed scale that ``scale="auto"`` stands for: √(d/3) for a Linear's weight, max(1, √d/6) for a Conv's.
 
     The cosine of an input with a random neuron is about 1/√d, too small for plain layers and biases behind it. With
     √(d/3) a Linear gives what torch's own start gives for an input whose elements have mean square 1. A filter's
@@ -288,7 +288,7 @@ def auto_scale(weight: Tensor) -> float:
     in the first steps (docs/layers.md has the measurements).
     """
     d = weight[0].numel()
-    return round(math.sqrt(d / 3) if weight.dim() == 2 else max(1.0, math.sqrt(d) / 4), 2)
+    return round(math.sqrt(d / 3) if weight.dim() == 2 else max(1.0, math.sqrt(d) / 6), 2)
 
 
 def check_scale(scale: Any) -> None:
