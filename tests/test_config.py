@@ -581,7 +581,7 @@ print(json.dumps({
 """
     real = json.loads(_run(code))
     assert {kind: list(_names.NAMES[kind]) for kind in real} == real
-    assert set(_names.NAMES) - set(real) == {"loss", "neurons", "layers", "scale", "schedule", "precision"}
+    assert set(_names.NAMES) - set(real) == {"loss", "neurons", "layers", "scale", "clip", "schedule", "precision"}
 
 
 def test_what_optimizers_and_losses_have_is_what_they_have():

@@ -123,6 +123,8 @@ def by_hand(config, *, energy=False):
             optimizer.zero_grad()
             loss = F.cross_entropy(model(inputs), labels)
             (loss + regularizer() if energy else loss).backward()
+            if energy:  # what clip="auto" does beside an energy term
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             losses.append(loss.item())
         epoch += 1
@@ -527,10 +529,13 @@ def test_the_scale_of_a_similarity_is_automatic_but_for_the_papers_networks(chan
     assert convolutions[1].scale == scale
 
 
-def test_a_plain_run_from_before_the_automatic_scale_resumes(tmp_path):
-    config = derive(tiny(steps=1), {"out": str(tmp_path), "model.scale": None})
+def test_a_plain_run_from_before_the_automatic_scale_and_clip_resumes(tmp_path):
+    config = derive(tiny(steps=1), {"out": str(tmp_path), "model.scale": None, "clip": None})
     fit(config, progress=False)
-    assert fit(derive(config, {"model.scale": "auto", "resume": True}), progress=False).summary["step"] == 1
+    auto = derive(config, {"model.scale": "auto", "clip": "auto", "resume": True})
+    assert fit(auto, progress=False).summary["step"] == 1
+    with pytest.raises(ValueError, match="clip is null"):
+        fit(derive(auto, {"clip": 1.0}), progress=False)
     spherical = derive(config, {"model.scale": "auto", "model.similarity": "cosine", "resume": True})
     with pytest.raises(ValueError, match=r"model\.similarity|model\.scale"):
         fit(spherical, progress=False)

@@ -187,7 +187,9 @@ class Config(Group):
     patience: int | None = setting(None, "stop after so many evaluations without a better validation", low=1)
     amp: bool | str = setting(False, "mixed precision; true: what the device has", names="precision")
     compile: bool = setting(False, "use torch.compile")
-    clip: float | None = setting(None, "largest norm of the gradient", above=0)
+    clip: float | str | None = setting(
+        "auto", "largest norm of the gradient; auto is 1 with energy and none without", names="clip", above=0
+    )
     accumulate: int = setting(1, "batches a step is made of", low=1)
     device: str = setting("auto", "auto, cpu, cuda, cuda:0, mps", pattern=r"auto|cpu|mps|cuda(:[0-9]{1,4})?")
     model: Model = field(default=Model(), metadata={"help": "the network"})

@@ -32,6 +32,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "imbalance": ("single", "multiple", "mnist0"),
     "similarity": ("cosine", "linear", "sigmoid", "learnable"),
     "scale": ("auto",),
+    "clip": ("auto",),
     "loss": (
         *("softmax", "w_softmax", "ga_softmax", "a_softmax", "s_softmax", "am_softmax", "arcface", "sphereface_plus"),
     ),

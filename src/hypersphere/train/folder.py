@@ -149,7 +149,8 @@ def _config_text(config: Config) -> str:
 def _check_same(old: Config, new: Config, path: Path) -> None:
     """The same run: everything but :data:`FREE` is as it was, and the length if no schedule depends on it."""
     free: tuple[str, ...] = FREE if new.schedule.name == "cosine" else (*FREE, "steps", "epochs")
-    free += ("model.scale",) if new.model.similarity is None else ()  # its default was null once
+    free += ("model.scale",) if new.model.similarity is None else ()  # its default was null once, as was that of clip
+    free += ("clip",) if new.energy is None and {old.clip, new.clip} == {None, "auto"} else ()
     before, now = _flat(to_tree(old)), _flat(to_tree(new))
     for key in before | now:
         if key not in free and before.get(key) != now.get(key):

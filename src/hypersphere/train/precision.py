@@ -24,12 +24,19 @@ SLOW = 1.5  # times float32 from which on mixed precision is pointed out as slow
 _ROUNDS = 3
 
 
+def _clip(config: Config) -> float | None:
+    """Return the largest gradient norm. An energy term can be steep at the start, so "auto" clips at 1 beside one."""
+    if isinstance(config.clip, str):
+        return None if config.energy is None else 1.0
+    return config.clip
+
+
 class Precision:
     """What lies between a loss and the optimizer's step."""
 
     def __init__(self, config: Config, world: World) -> None:
         self.device = world.device.type
-        self.clip = config.clip
+        self.clip = _clip(config)
         names = {"bfloat16": torch.bfloat16, "float16": torch.float16}
         own = "float16" if self.device == "cuda" and not torch.cuda.is_bf16_supported() else "bfloat16"
         self.dtype = names[own if config.amp is True else str(config.amp)] if config.amp else None

@@ -191,7 +191,7 @@ class Training:
             if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all())
         ]
         what = f"{phase.name} is {loss}" if not math.isfinite(loss) else "a gradient is not finite"
-        hint = "a smaller optimizer.lr or clip=1 may help"
+        hint = f"a smaller optimizer.lr{'' if self.precision.clip is not None else ' or clip=1'} may help"
         if any(batch.inputs.is_floating_point() and not bool(batch.inputs.isfinite().all()) for batch in batches):
             hint = "its inputs are not finite: look at the data"
         elif not bad and math.isfinite(loss):
@@ -379,7 +379,7 @@ class Training:
 
     def warn_if_diverged(self, summary: dict[str, Any]) -> None:
         if summary["diverged"] and self.world.speaks:
-            clip = "" if self.config.clip is not None else " or clip=1"
+            clip = "" if self.precision.clip is not None else " or clip=1"
             _checks.warn(
                 f"the training diverged: its loss rose from {self.done.first:.4g} to {max(self._losses()):.4g}, and it "
                 f"ends with the accuracy of a guess, {summary['accuracy']:.2%}; "
