@@ -25,6 +25,11 @@ def largest(x: Tensor) -> float:
     return max(high.item(), -low.item())
 
 
+def overflowed(norms: Tensor) -> bool:
+    """Return whether a norm is infinite: a look at a few numbers where those of many were needed anyway."""
+    return _may_look(norms) and not norms.sum().item() < math.inf
+
+
 def _may_look(x: Tensor) -> bool:
     if x.device.type != "cpu" or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from ._range import finite_gradient, tamed, taming
+from ._range import finite_gradient, overflowed, tamed, taming
 
 
 def unit(x: Tensor) -> Tensor:
@@ -58,7 +58,11 @@ def project(x: Tensor, weight: Tensor, target: Tensor | None = None) -> tuple[Te
         target = torch.zeros(*x.shape[:-1], 0, dtype=torch.int64, device=x.device)
     x, weight, autocast_off = _prepared(x, weight)
     with autocast_off:
-        y, _, at_target = apply(_Project, x, weight, target)
+        norms = _row_norms(weight.detach())
+        if overflowed(norms):
+            weight = tamed(weight, (1,))
+            norms = _row_norms(weight.detach())
+        y, _, at_target = apply(_Project, x, weight, target, norms)
     return y, at_target
 
 
@@ -85,7 +89,7 @@ def cosine_conv(
 
     Under autocast the product runs in autocast's dtype, norms in float32.
     """
-    x = tamed(x, range(1, x.dim()))
+    x, weight = tamed(x, range(1, x.dim())), tamed(weight, range(1, weight.dim()))
     if _product_dtype(x) is torch.float16:
         x = _to_float16_range(finite_gradient(x))
     x, weight, autocast_off = _prepared(x, weight)
@@ -126,7 +130,9 @@ def _product_dtype(x: Tensor) -> torch.dtype:
 
 def _prepared(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, AbstractContextManager[Any]]:
     """Both tensors as a product takes them, and the context that switches autocast off."""
-    dtype, weight = _product_dtype(x), tamed(weight, range(1, weight.dim()))
+    dtype = _product_dtype(x)
+    if dtype is not weight.dtype:  # which may have less range
+        weight = tamed(weight, range(1, weight.dim()))
     if dtype is torch.float16:  # it has too little range for weights of any length
         x, weight = finite_gradient(x), finite_gradient(unit(weight.flatten(1))).view_as(weight)
     return x.to(dtype), weight.to(dtype), without_autocast(x)
@@ -178,25 +184,25 @@ class _Unit(Function):
 
 
 class _Project(Function):
-    """y = (x·wᵀ)·n with n = 1/‖w‖, an output so that second derivatives see it, and y at the targets."""
+    """y = (x·wᵀ)·n with n = 1/‖w‖, an output so that second derivatives see it, and y at the targets; given ‖w‖."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        inverse, headroom = _inverse_row_norm(weight), _headroom(x.dtype)
+    def forward(x: Tensor, weight: Tensor, target: Tensor, norms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        inverse, headroom = _inverse_norm(norms.square(), weight.dtype), _headroom(x.dtype)
         y = F.linear(x * headroom, weight).mul_(inverse / headroom)
         return y, inverse, y.gather(-1, target)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.save_for_backward(*inputs, output[1])
+        ctx.save_for_backward(*inputs[:3], output[1])
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(
         ctx: Any, grad_y: Tensor | None, grad_inverse: Tensor | None, grad_target: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None, None]:
+    ) -> tuple[Tensor | None, Tensor | None, None, None]:
         saved = ctx.saved_tensors
         dtype, (x, weight, target, inverse) = saved[0].dtype, map(_with_range, saved)
         grad_y = x.new_zeros(*x.shape[:-1], len(weight)) if grad_y is None else grad_y
@@ -206,9 +212,9 @@ class _Project(Function):
             grad_product = chain(grad_product, ("scatter_add", -1, target, at_target))
         grad_x = (grad_product @ weight).to(dtype) if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[1]:
-            return grad_x, None, None
+            return grad_x, None, None, None
         grad_weight = grad_product.reshape(-1, len(weight)).mT @ x.reshape(-1, x.shape[-1])
-        return grad_x, through_row_norm(grad_weight, grad_inverse, weight, inverse).to(dtype), None
+        return grad_x, through_row_norm(grad_weight, grad_inverse, weight, inverse).to(dtype), None, None
 
 
 class _ClampCosine(Function):
@@ -284,7 +290,7 @@ def unscaled_cosines(
     headroom = _headroom(x.dtype)
     squares = _squares(x, groups)
     inverse = _inverse_norm(torch.convolution(squares, _ones(squares, weight), None, *geometry), x.dtype)
-    inverse_weight = _inverse_row_norm(weight)
+    inverse_weight = inverse_row_norm(weight)
     short = (weight * (inverse_weight * headroom).view(-1, *[1] * (x.dim() - 1))).to(x.dtype)
     return torch.convolution(x, short, None, *geometry), inverse, inverse_weight, 1 / headroom
 
@@ -334,14 +340,16 @@ def chain(x: Tensor, *steps: tuple[Any, ...]) -> Tensor:
 
 def inverse_row_norm(weight: Tensor) -> Tensor:
     """1/‖w‖ (N,) of neurons (N, ...), of any length."""
-    rows = weight.flatten(1)
-    factor = taming(rows, (1,))
-    return _inverse_row_norm(rows) if factor is None else _inverse_row_norm(rows * factor) * factor.squeeze(1)
+    norms = _row_norms(weight)
+    factor = taming(weight.flatten(1), (1,)) if overflowed(norms) else None
+    if factor is None:
+        return _inverse_norm(norms.square(), weight.dtype)
+    norms = _row_norms(weight.flatten(1) * factor)
+    return _inverse_norm(norms.square(), weight.dtype) * factor.squeeze(1)
 
 
-def _inverse_row_norm(weight: Tensor) -> Tensor:
-    norms = torch.linalg.vector_norm(weight.flatten(1), dim=1, dtype=accumulation_dtype(weight.dtype))
-    return _inverse_norm(norms.square(), weight.dtype)
+def _row_norms(weight: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(weight.flatten(1), dim=1, dtype=accumulation_dtype(weight.dtype))
 
 
 def through_row_norm(grad_weight: Tensor, grad_inverse: Tensor | None, weight: Tensor, inverse: Tensor) -> Tensor:
