@@ -1,6 +1,6 @@
 """How fast the package is and how much memory it takes, against torch, pytorch-metric-learning and geotorch.
 
-python -m benchmarks [data] [layers] [losses] [energy] [rotation] [--json FOLDER] [--quick]
+python -m benchmarks [data] [layers] [losses] [memory] [energy] [rotation] [train] [--json FOLDER] [--quick]
 """
 
 import os

@@ -18,13 +18,14 @@ import torch
 from rich.console import Console
 from rich.table import Column, Table
 
-from . import data, energy, layers, losses, rotation, train
+from . import data, energy, layers, losses, memory, rotation, train
 from .measure import Figure, Plan, quiet_process
 
 BENCHMARKS: dict[str, Callable[[Plan], Iterator[Figure]]] = {
     "data": data.figures,
     "layers": layers.figures,
     "losses": losses.figures,
+    "memory": memory.figures,
     "energy": energy.figures,
     "rotation": rotation.figures,
     "rotation_layers": rotation.layer_figures,

@@ -72,7 +72,12 @@ def start(folder, orders, restarts=0, group=False):
     (folder / "orders.json").write_text(json.dumps({"folder": str(folder), "runs": orders, "group": group}))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["--max-restarts", str(restarts), "--monitor-interval", "0.1", "--log-dir", str(folder / "logs")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
     with open(folder / "output", "w") as output:
         return subprocess.Popen(
             [*command, str(folder / "script.py"), str(folder / "orders.json")],

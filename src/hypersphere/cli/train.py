@@ -97,8 +97,9 @@ def _folder(config: Config, recipe: str | None) -> str:
 
 
 def _fit(config: Config, options: argparse.Namespace) -> Any:
-    from ..train import TrainingError, fit
+    from ..train import TrainingError, fit, keep_memory
 
+    keep_memory()
     try:
         return fit(config, progress=not options.quiet and not options.json)
     except KeyboardInterrupt:

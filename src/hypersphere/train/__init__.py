@@ -16,6 +16,7 @@ from .config import Rotation as Rotation
 from .config import Schedule as Schedule
 from .config import derive as derive
 from .config import load_file as load_file
+from .memory import keep_memory as keep_memory
 
 if TYPE_CHECKING:
     from .engine import TrainingError as TrainingError
@@ -36,7 +37,7 @@ else:
 
     __all__ = [
         *("Config", "ConfigError", "Data", "Energy", "Loss", "Model", "Optimizer", "Rotation", "Schedule"),
-        *("derive", "load_file", *_HOME),
+        *("derive", "keep_memory", "load_file", *_HOME),
     ]
 
     def __dir__() -> list[str]:

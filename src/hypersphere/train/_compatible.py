@@ -54,6 +54,11 @@ def _top(config: Config) -> None:
         and _names.kind_of_data(config.data.name) != "graph",  # which comes with a validation split
         "patience needs data.validation: stopping early by the test set would be choosing by it",
     )
+    kind = _names.kind_of_data(config.data.name)
+    _needs(
+        config.channels_last and kind not in ("images", None),
+        f"channels_last is for images, but data.name={config.data.name} is {kind}",
+    )
 
 
 def _model(model: Model) -> None:

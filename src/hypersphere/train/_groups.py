@@ -187,6 +187,9 @@ class Config(Group):
     patience: int | None = setting(None, "stop after so many evaluations without a better validation", low=1)
     amp: bool | str = setting(False, "mixed precision; true: what the device has", names="precision")
     compile: bool = setting(False, "use torch.compile")
+    channels_last: bool | None = setting(
+        None, "keep the channels of a pixel side by side; null: for convolutions of images on a CPU, from 16×16 pixels"
+    )
     clip: float | str | None = setting(
         "auto", "largest norm of the gradient; auto is 1 with energy and none without", names="clip", above=0
     )

@@ -54,7 +54,8 @@ def fit(config: Config, *, callbacks: Sequence[Callback] = (), progress: bool = 
         found = folder.claim(config, world)
         if found is not None:
             return found
-        training = Training(config, world, callbacks)
+        training = Training(folder.with_recorded(config, world), world, callbacks)
+        config = training.config
         with folder.settled(config, world), training.begun(progress):
             with closing(data_sets.steps(training.sets, config, training.done.step, world)) as source:
                 _train(training, source)
@@ -79,7 +80,7 @@ def _train(t: Training, source: Iterator[list[data_sets.Batch]]) -> None:
 
         # All that is random in a step depends on seed and step alone: nothing of it needs to be in a checkpoint.
         torch.manual_seed(stable_hash(config.seed, "step", t.done.step, t.world.rank) & (2**63 - 1))
-        batches = [batch.to(t.world.device) for batch in next(source)]
+        batches = [task.placed(batch) for batch in next(source)]
         task.step = t.done.step
         rate = t.schedule.rate(t.done.step)
         losses = {}

@@ -113,6 +113,16 @@ def _check(config: Config, path: Path) -> None:
         load_file(path / CONFIG)
 
 
+def with_recorded(config: Config, world: World) -> Config:
+    """The config with the layout that the run in its folder began with, where it leaves that open."""
+    if not config.resume or config.out is None or config.channels_last is not None:
+        return config
+    file = Path(config.out, CONFIG)
+    recorded = load_file(file).channels_last if world.speaks and file.is_file() else None
+    text = world.told("" if recorded is None else str(recorded))
+    return derive(config, channels_last=text == "True") if text else config
+
+
 @contextmanager
 def settled(config: Config, world: World) -> Iterator[None]:
     """The folder is the run's own within this: entered once all that can fail at the start has not."""
@@ -152,6 +162,8 @@ def _check_same(old: Config, new: Config, path: Path) -> None:
     free += ("model.scale",) if new.model.similarity is None else ()  # its default was null once, as was that of clip
     free += ("clip",) if new.energy is None and {old.clip, new.clip} == {None, "auto"} else ()
     before, now = _flat(to_tree(old)), _flat(to_tree(new))
+    if None in (old.channels_last, new.channels_last):  # left open, or not there yet
+        free = (*free, "channels_last")
     for key in before | now:
         if key not in free and before.get(key) != now.get(key):
             was, wanted = (json.dumps(each.get(key)) for each in (before, now))

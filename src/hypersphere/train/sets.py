@@ -77,6 +77,15 @@ class Batch:
         inputs = self.inputs.to(device, dtype, non_blocking=True)
         return replace(self, inputs=inputs, labels=self.labels.to(device, torch.int64, non_blocking=True))
 
+    def in_channels_last(self) -> Batch:
+        """With inputs (B, C, H, W) whose channels lie side by side, also where there is but one."""
+        inputs = self.inputs
+        if inputs.dim() != 4:
+            return self
+        # not inputs.to(): one channel lies in either layout, and would count as the other
+        placed = torch.empty_like(inputs, memory_format=torch.channels_last)
+        return replace(self, inputs=placed.copy_(inputs))
+
 
 @dataclass(frozen=True)
 class Sets:

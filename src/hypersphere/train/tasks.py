@@ -25,6 +25,7 @@ from .config import Config
 from .distributed import World
 from .sets import Batch, Sets, evaluation, first_two, mask_of
 
+LARGE = 16 * 16  # pixels from which on channels_last is the default on a CPU
 INNER, PENALTY = 750, 0.1  # steps between draws and weight of the penalty where a config gives none
 
 
@@ -58,6 +59,7 @@ class Task:
     regularizer: EnergyRegularizer | None = None  # the term that the config asks for
     main: str  # the module that a run is for
     step = 0  # steps done
+    channels_last = False  # how inputs lie in memory
 
     def __init__(self, config: Config, sets: Sets, world: World) -> None:
         self.config, self.sets, self.world = config, sets, world
@@ -71,15 +73,32 @@ class Task:
         for module in self.modules.values():
             module.eval()
         inputs, labels = first_two(self.sets)
-        batch = Batch(inputs, labels, total=len(labels)).to(self.world.device)
+        batch = Batch(inputs, labels, total=len(labels))
+        wanted = self.config.channels_last
+        self.channels_last = self._gains_by_channels_last() if wanted is None else wanted
         try:
             with torch.no_grad():
-                self._try_out(batch)
+                try:
+                    self._try_out(self.placed(batch))
+                except RuntimeError:
+                    if wanted is not None or not self.channels_last:
+                        raise
+                    self.channels_last = False  # such as of a network that calls view
+                    self._try_out(self.placed(batch))
         except Exception as error:
             names = f"model.name={self.config.model.name} does not fit data.name={self.config.data.name}"
             raise ValueError(f"{names}: {' '.join(str(error).split())}") from error
         for module in self.modules.values():
             module.train()
+
+    def placed(self, batch: Batch) -> Batch:
+        """On the device, in the layout of this training."""
+        batch = batch.to(self.world.device)
+        return batch.in_channels_last() if self.channels_last else batch
+
+    def _gains_by_channels_last(self) -> bool:
+        """Whether the layout makes steps faster: a rule, since a timing would make results depend on it."""
+        return False
 
     def _try_out(self, batch: Batch) -> None:
         raise NotImplementedError
@@ -148,6 +167,12 @@ class Classification(Task):
     def _try_out(self, batch: Batch) -> None:
         self._check_logits(self.model(batch.inputs))
 
+    def _gains_by_channels_last(self) -> bool:
+        facts = self.sets.facts
+        is_large = facts.kind == "images" and facts.shape[1] * facts.shape[2] >= LARGE
+        has_convolutions = any(isinstance(module, nn.Conv2d) for module in self.model.modules())
+        return self.world.device.type == "cpu" and is_large and has_convolutions
+
     def _check_logits(self, logits: Any) -> None:
         classes = len(self.sets.facts.classes)
         if not isinstance(logits, Tensor) or logits.dim() < 2 or logits.shape[-1] != classes:
@@ -177,7 +202,7 @@ class Classification(Task):
         for batch in evaluation(self.sets, split, self.config.data, self.world):
             if interrupted():
                 return None
-            batch = batch.to(self.world.device)
+            batch = self.placed(batch)
             value, given = self.model(batch.inputs, batch.labels)
             right, of = _correct(self.model, given, batch)
             loss, correct, count = loss + float(value) * of, correct + right, count + of
@@ -304,7 +329,7 @@ class Adversarial(Task):
         for batch in evaluation(self.sets, split, self.config.data, self.world):
             if interrupted():
                 return None
-            batch = batch.to(self.world.device)
+            batch = self.placed(batch)
             real = self.discriminator(batch.inputs).float()
             made = self.generator(self.noise(split, 0, batch))
             false = self.discriminator(made).float()

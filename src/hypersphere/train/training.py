@@ -19,7 +19,7 @@ from .. import _checks
 from . import _restoring, building, checkpoint, display, folder, tasks
 from . import sets as data_sets
 from ._reading import find, line, warn_of
-from .config import Config
+from .config import Config, derive
 from .distributed import World
 from .folder import Result
 from .interruption import Interruptions
@@ -69,9 +69,12 @@ class Training:
         torch.manual_seed(config.seed)
         self.path = None if config.out is None else Path(config.out)
         newest = self.newest()
+        if newest is not None and config.channels_last is None:  # begun by a version that had no such layout
+            self.config = config = derive(config, channels_last=False)
         start = None if config.init_from is None or newest is not None else folder.start(config.init_from)
         self.task = tasks.make(config, self.sets, world, start)
         self.task.try_out()
+        self.config = config = self.task.config = derive(config, channels_last=self.task.channels_last)
         self.epoch = data_sets.steps_per_epoch(self.sets, config.data, config.accumulate)
         self.total = config.steps if config.steps is not None else (config.epochs or 0) * self.epoch
         self.eval_every = config.eval_every or (GRAPH_EVERY if self.sets.facts.kind == "graph" else self.epoch)

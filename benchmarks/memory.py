@@ -1,0 +1,199 @@
+"""Memory on a CPU: layers and whole training steps, where glibc gives freed blocks back and where it keeps them.
+
+Each regime is a process of its own, since it cannot be undone. Processes that are compared take turns, a step each.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from rich.progress import track
+from torch import Tensor, nn
+
+import hypersphere as hs
+from hypersphere.train import Config, derive, fit, keep_memory
+
+from .measure import Figure, Plan
+
+REGIMES = {"default": "glibc's defaults", "kept": "memory kept"}
+LAYERS = {"nn.Conv2d": None, "cosine": 1.15, "linear": 1.30, "sigmoid": 1.35, "learnable": None}  # goals by default
+STEPS = ("plain", "cosine", "sigmoid")
+LAYOUTS = {"": torch.contiguous_format, ", channels_last": torch.channels_last}
+HAND, COMMAND, COMMAND_GOAL = "by hand, glibc's defaults", "hypersphere train", 0.85
+
+
+def figures(plan: Plan) -> Iterator[Figure]:
+    shape = (2, 4, 8, 8) if plan.quick else (16, 64, 32, 32)
+    width, batch = (4, 8) if plan.quick else (64, 128)
+    layer = f"conv 3×3, {'×'.join(map(str, shape))} → {shape[1]}"
+    network = f"a step of CNN-9, {width} filters, batch {batch}"
+    names = [name + layout for name in STEPS for layout in LAYOUTS]
+    with ExitStack() as open_ones:
+        processes = {
+            regime: open_ones.enter_context(_Process("steps", regime, *shape, width, batch)) for regime in REGIMES
+        }
+        for regime, said in REGIMES.items():  # layers first, as in a process that had no larger blocks yet
+            turns = {name: (processes[regime], name) for name in LAYERS}
+            taken = _take_turns(turns, plan, f"layers, {said}")
+            yield from _figures(f"{layer}, {said}", taken, "nn.Conv2d", LAYERS if regime == "default" else {})
+        for regime, said in REGIMES.items():
+            turns = {name: (processes[regime], name) for name in names}
+            taken = _take_turns(turns, plan.fewer(5), f"steps, {said}")
+            yield from _figures(f"{network}, {said}", taken, "plain", {})
+        command = open_ones.enter_context(_Process("train", "kept", *shape, width, batch))
+        turns = {HAND: (processes["default"], "plain"), COMMAND: (command, "")}
+        taken = _take_turns(turns, plan.fewer(3), COMMAND)
+        yield from _figures(f"{network}, the command", taken, HAND, {COMMAND: COMMAND_GOAL})
+
+
+def _figures(case: str, taken: dict[str, list[Any]], base: str, goals: dict[str, float | None]) -> Iterator[Figure]:
+    for name, values in taken.items():
+        yield Figure(case, name, "ms", 1e3 * statistics.median(seconds for seconds, _ in values))
+        yield Figure(case, name, "page faults", statistics.median(faults for _, faults in values))
+        if name != base:
+            ratios = [mine / theirs for (mine, _), (theirs, _) in zip(values, taken[base], strict=True)]
+            yield Figure(case, name, f"time / {base}", statistics.median(ratios), goals.get(name))
+
+
+def _take_turns(turns: dict[str, tuple[_Process, str]], plan: Plan, title: str) -> dict[str, list[Any]]:
+    """CPU seconds and page faults of a step, by name; every round has one of each, in random order."""
+    taken: dict[str, list[Any]] = {name: [] for name in turns}
+    order, shuffle = list(turns), random.Random(0).shuffle
+    for _ in track(range(plan.warmup + plan.rounds), title, auto_refresh=False):
+        shuffle(order)
+        for name in order:
+            process, what = turns[name]
+            taken[name].append(process.step(what))
+    return {name: values[plan.warmup :] for name, values in taken.items()}
+
+
+class _Process:
+    """A process that takes a step when it is asked to, and says what that took."""
+
+    def __init__(self, kind: str, regime: str, *sizes: int) -> None:
+        words = [sys.executable, "-m", __name__, kind, regime, *map(str, sizes)]
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> _Process:
+        return self
+
+    def step(self, what: str) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(what, file=self.process.stdin, flush=True)
+        said = self.process.stdout.readline()
+        if not said:
+            raise RuntimeError(f"{' '.join(map(str, self.process.args))} ended before its time")  # type: ignore[arg-type]
+        return json.loads(said)
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+# ------------------------------------------------------------------------------------------ within such a process
+
+
+def _serve(shape: tuple[int, ...], width: int, batch: int) -> None:
+    steps = _layers(*shape)
+    for line in sys.stdin:
+        name = line.rstrip("\n")
+        if name not in steps:
+            steps |= _steps(width, batch)
+        step = steps[name]
+        faults, begin = _page_faults(), time.process_time()
+        step()
+        seconds = time.process_time() - begin
+        print(json.dumps([seconds, _page_faults() - faults]), flush=True)
+
+
+def _page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def _layers(*shape: int) -> dict[str, Callable[[], object]]:
+    channels = shape[1]
+    x = torch.randn(shape, requires_grad=True)
+    grad = torch.ones_like(x)
+    layers: dict[str, nn.Module] = {
+        name: nn.Conv2d(channels, channels, 3, padding=1)
+        if name == "nn.Conv2d"
+        else hs.SphereConv2d(channels, channels, 3, padding=1, similarity=name)
+        for name in LAYERS
+    }
+
+    def step(layer: nn.Module) -> None:
+        layer(x).backward(grad)
+        for leaf in (x, *layer.parameters()):
+            leaf.grad = None
+
+    return {name: lambda layer=layer: step(layer) for name, layer in layers.items()}
+
+
+def _steps(width: int, batch: int) -> dict[str, Callable[[], object]]:
+    inputs, labels = torch.randn(batch, 3, 32, 32), torch.randint(10, (batch,))
+
+    def step(network: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(network(x), labels).backward()
+        optimizer.step()
+
+    steps = {}
+    for name in STEPS:
+        for layout, memory_format in LAYOUTS.items():
+            network = hs.models.create("cnn9.opt", num_classes=10, widths=(width,) * 3)
+            if name != "plain":
+                hs.spherize(network, name)
+            optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
+            x = inputs.to(memory_format=memory_format)
+            steps[name + layout] = lambda n=network, o=optimizer, x=x: step(n, o, x)
+    return steps
+
+
+def _train(width: int, batch: int) -> None:
+    """`hypersphere train`, which waits at each line of its metrics until the next step is asked for."""
+    images, labels = torch.randint(256, (10 * batch, 3, 32, 32), dtype=torch.uint8), torch.randint(10, (10 * batch,))
+    whole = hs.data.ArrayDataset(images, labels, [str(i) for i in range(10)])
+    names = {"model.name": "cnn9.opt", "model.widths": (width,) * 3, "data.name": "cifar10", "data.batch_size": batch}
+    config = derive(Config(), names, steps=10**6, log_every=1, eval_every=10**9, device="cpu")
+    began = None
+
+    def turn(model: nn.Module, step: int, line: dict[str, Any]) -> None:
+        nonlocal began
+        if began is not None:
+            seconds, faults = time.process_time() - began[0], _page_faults() - began[1]
+            print(json.dumps([seconds, faults]), flush=True)
+        if not sys.stdin.readline():
+            raise SystemExit
+        began = time.process_time(), _page_faults()
+
+    with patch("hypersphere.data._registry.LOADERS", {"cifar10": lambda root, split: whole}):
+        fit(config, callbacks=[turn], progress=False)
+
+
+def _main(kind: str, regime: str, *sizes: str) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    if regime == "kept":
+        keep_memory()
+    *shape, width, batch = map(int, sizes)
+    if kind == "train":
+        _train(width, batch)
+    else:
+        _serve(tuple(shape), width, batch)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
