@@ -45,6 +45,7 @@ def _loop(width: int, batch: int, steps: int, plan: Plan) -> Iterator[Figure]:
         steps=steps * (plan.warmup + plan.rounds + 1),
         log_every=steps,
         eval_every=10**9,
+        channels_last=False,  # as the loop by hand has it
     )
     by_hand, taken = _by_hand(width, batch, whole, config), {HAND: [], ENGINE: []}
     clock, rounds = time.process_time, iter(track(range(config.steps // steps + 2), "engine", auto_refresh=False))
