@@ -143,7 +143,7 @@ def test_of_a_flag_given_twice_the_last_counts(capsys):
         ("optt", "there is no recipe 'optt'; did you mean opt? `hypersphere list recipes` lists them"),
         ("none.py:f", "none.py: No such file or directory"),
         ("opt --resume", "--resume needs --out, the folder of the run that goes on"),
-        ("--energy maybe", "there is no recipe 'maybe'"),
+        ("--energy maybe", "energy must be on or off, got 'maybe'"),
         ("--resume=maybe", "resume must be true or false, got 'maybe'"),
     ],
 )

@@ -174,3 +174,21 @@ def test_compiling_is_said(monkeypatch, capsys):
     for compiles in (True, False):
         fit(derive(tiny(), steps=1, compile=compiles))
         assert ("compiling the network: the first steps take longer" in capsys.readouterr().err) is compiles
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "--model.similarity cosine --model.scale big",
+            "model.scale must be true or false or a number or auto or null",
+        ),
+        ("--amp bfloat", "amp"),
+        ("--energy bogus", "energy must be on or off, got 'bogus'"),
+    ],
+)
+def test_a_wrong_value_after_a_switch_names_the_switch(words, message, capsys):
+    assert main(["train", "plain", *words.split()]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert "unrecognized" not in said

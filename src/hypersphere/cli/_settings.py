@@ -8,6 +8,7 @@ from dataclasses import fields
 from types import UnionType
 from typing import Any, get_args
 
+from .. import recipes
 from ..train._groups import group_of, types_of
 from ..train._names import NAMES
 from ..train._values import parse
@@ -66,12 +67,17 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def prepared(argv: Sequence[str]) -> list[str]:
-    """`--resume` alone is `--resume=true`, also before a word that is no value of it, as in `--resume opt`."""
+    """`--resume` alone is `--resume=true`, also before another flag or a recipe, as in `--resume opt`."""
     switches = {flag.flag: flag for flag in flags() if _is_switch(flag.key)}
     return [
-        f"{word}=true" if word in switches and not _fits(switches[word], following) else word
+        f"{word}=true" if word in switches and not _is_value(switches[word], following) else word
         for word, following in zip(argv, [*argv, "--"][1:], strict=True)
     ]
+
+
+def _is_value(flag: Flag, text: str) -> bool:
+    """Whether `text` after a switch is meant as its value, right or wrong."""
+    return _fits(flag, text) or not (text.startswith("-") or text in recipes.names() or ".py" in text)
 
 
 def _fits(flag: Flag, text: str) -> bool:
