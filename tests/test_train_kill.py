@@ -164,11 +164,26 @@ fit(tiny(out=sys.argv[1], steps=100_000, eval_every=100_000, log_every=1, **work
 """
 
 
+# The first worker of a later epoch sends the signal when it has torch's handlers and not yet its own.
+STARTING = """
+import os, pathlib, sys
+from hypersphere.data import sampling
+prepare = sampling._leave_signals_to_the_parent
+def signal_first(worker):
+    history = pathlib.Path(sys.argv[1], "metrics.jsonl")
+    if worker == 0 and history.exists() and history.read_bytes().count(b"\\n") > 4:
+        os.killpg(0, int(sys.argv[2]))
+    prepare(worker)
+sampling._leave_signals_to_the_parent = signal_first
+"""
+
+
+@pytest.mark.parametrize("script", [ALONE, STARTING + ALONE], ids=["running", "starting"])
 @pytest.mark.parametrize(("which", "code"), [(signal.SIGINT, -2), (signal.SIGTERM, 143)])
-def test_a_signal_to_the_process_and_its_workers(which, code, tmp_path):
+def test_a_signal_to_the_process_and_its_workers(which, code, script, tmp_path):
     """Ctrl-C goes to all processes of a terminal, and batch systems end all of a job."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", ALONE, str(tmp_path / "run")]
+    command = [sys.executable, "-c", script, str(tmp_path / "run"), str(int(which))]
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, start_new_session=True)
     history = tmp_path / "run" / "metrics.jsonl"
     try:
@@ -177,7 +192,8 @@ def test_a_signal_to_the_process_and_its_workers(which, code, tmp_path):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        os.killpg(process.pid, which)
+        if script == ALONE:
+            os.killpg(process.pid, which)
         _, errors = process.communicate(timeout=60)
     finally:
         process.kill()

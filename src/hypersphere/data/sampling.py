@@ -93,7 +93,17 @@ def batches(
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator().manual_seed(0),
     )
-    return iter(loader)
+    if not workers:
+        return iter(loader)
+    # A worker inherits the mask, so no signal can kill it before it has handlers of its own.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+    try:
+        return iter(loader)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+_HANDLED = (signal.SIGINT, signal.SIGTERM)
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:
@@ -103,6 +113,7 @@ def _leave_signals_to_the_parent(worker: int) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
 
 
 def num_batches(dataset: Dataset[Any], batch_size: int, world_size: int = 1) -> int:
