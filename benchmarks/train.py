@@ -18,7 +18,8 @@ from rich.progress import track
 from safetensors.torch import save_file
 
 import hypersphere as hs
-from hypersphere.train import Config, checkpoint, derive, fit
+from hypersphere.train import Config, derive, fit
+from hypersphere.train.storage import checkpoint
 
 from .measure import Figure, Plan
 

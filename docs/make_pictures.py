@@ -21,7 +21,7 @@ from hypersphere import (
     similarity,
     spread,
 )
-from hypersphere._files import write_text
+from hypersphere._internal.safe_files import write_text
 from hypersphere.cosine import unit
 from hypersphere.losses import MARGINS
 from hypersphere.report import line_chart

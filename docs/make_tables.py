@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from hypersphere._files import write_text
+from hypersphere._internal.safe_files import write_text
 from hypersphere.models import _table
 
 MODELS = Path(__file__).parent / "models.md"

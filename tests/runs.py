@@ -14,7 +14,8 @@ from hypersphere import data, models
 from hypersphere.models.gan import Discriminator, Generator
 from hypersphere.models.pointnet import PointNet
 from hypersphere.models.transformer import Transformer
-from hypersphere.train import Config, Data, Model, _signed, checkpoint, derive, fit
+from hypersphere.train import Config, Data, Model, derive, fit
+from hypersphere.train.storage import checkpoint, signed
 
 # ------------------------------------------------------------------------------------------------------- data
 
@@ -177,7 +178,7 @@ def rewritten(file, change):
         tree = json.loads(text)
         tree = change(tree) or tree
     tree.pop("checksum", None)
-    file.write_text(_signed.signed(tree))
+    file.write_text(signed.signed(tree))
 
 
 # ------------------------------------------------------------------------------------------------------- comparing

@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import hypersphere as hs
-from hypersphere.train import checkpoint
-from hypersphere.train._reading import checksum
-from hypersphere.train.checkpoint import Saver, best_of, flatten, latest, load, save, unflatten, verify
+from hypersphere.train.storage import checkpoint
+from hypersphere.train.storage.checkpoint import Saver, best_of, flatten, latest, load, save, unflatten, verify
+from hypersphere.train.storage.reading import checksum
 
 
 def bits(tensor):
@@ -296,7 +296,7 @@ def test_what_a_killed_process_left_is_put_right(tmp_path):
 # place of its work, whatever time that takes. torch is imported once.
 LOOP = """
 import os, signal, sys, torch
-from hypersphere.train.checkpoint import save
+from hypersphere.train.storage.checkpoint import save
 def telling(function, tell):
     return lambda *given: (os.write(tell, b"."), function(*given))[1]
 def forever(folder, step, tell):
@@ -350,7 +350,7 @@ def test_killed_at_random_points(tmp_path):
 
 FULL = """
 import resource, sys, torch
-from hypersphere.train.checkpoint import save
+from hypersphere.train.storage.checkpoint import save
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
 for step in (1, 2):
     for size, length in ((100_000, 0), (10, 200_000)):  # tensors.safetensors, then state.json
@@ -636,7 +636,7 @@ def test_errors_of_a_saver_surface_at_the_next_call(tmp_path, monkeypatch):
 
 def test_a_saver_ends_its_work_when_the_program_ends(tmp_path):
     code = (
-        "import sys, torch; from hypersphere.train.checkpoint import Saver; "
+        "import sys, torch; from hypersphere.train.storage.checkpoint import Saver; "
         "Saver().save(sys.argv[1], 1, {'w': torch.ones(1_000_000)}, {})"
     )
     subprocess.run([sys.executable, "-c", code, tmp_path], check=True)

@@ -11,7 +11,8 @@ import threading
 
 import pytest
 
-from hypersphere import __version__, _progress
+from hypersphere import __version__
+from hypersphere._internal import progress
 from hypersphere.cli import COMMANDS, main, thomson
 
 
@@ -236,7 +237,7 @@ def test_points_that_cannot_be_written(tmp_path, monkeypatch, capsys):
     def fail(*args):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("hypersphere._files.write_text", fail)
+    monkeypatch.setattr("hypersphere._internal.safe_files.write_text", fail)
     assert main(["thomson", "4", "--points", str(tmp_path / "x")]) == 2
     out, err = capsys.readouterr()
     assert "3.674234614" in out  # what was found is not lost
@@ -270,7 +271,7 @@ class Terminal(io.StringIO):
 def watch(monkeypatch, delay):
     """Two items on a terminal, the second once the bar had its chance; what was written."""
     stderr, tried = Terminal(), threading.Event()
-    show = _progress._Bar.show
+    show = progress._Bar.show
 
     def tell(bar):
         show(bar)
@@ -278,9 +279,9 @@ def watch(monkeypatch, delay):
 
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", stderr)
-    monkeypatch.setattr(_progress, "DELAY", delay)
-    monkeypatch.setattr(_progress._Bar, "show", tell)
-    for item in _progress.track("ab", "turning [red]"):
+    monkeypatch.setattr(progress, "DELAY", delay)
+    monkeypatch.setattr(progress._Bar, "show", tell)
+    for item in progress.track("ab", "turning [red]"):
         if delay < 1 and item == "a":
             assert tried.wait(30)
     return stderr.getvalue()
@@ -294,7 +295,7 @@ def test_bar_on_a_terminal(monkeypatch):
 
 
 def test_no_bar_before_two_seconds(monkeypatch):
-    assert _progress.DELAY == 2.0
+    assert progress.DELAY == 2.0
     assert watch(monkeypatch, 1000.0) == ""
     assert not any(isinstance(thread, threading.Timer) for thread in threading.enumerate())
 
@@ -305,19 +306,19 @@ def test_no_bar_without_rich(monkeypatch):
 
 
 def test_no_bar_off_a_terminal(monkeypatch):
-    monkeypatch.setattr(_progress, "DELAY", 0.0)
-    monkeypatch.setattr(_progress, "Timer", None)  # is not even asked for
+    monkeypatch.setattr(progress, "DELAY", 0.0)
+    monkeypatch.setattr(progress, "Timer", None)  # is not even asked for
     stderr = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stderr)
-    assert list(_progress.track(iter([1, 2, 3]), "counting")) == [1, 2, 3]
+    assert list(progress.track(iter([1, 2, 3]), "counting")) == [1, 2, 3]
     monkeypatch.setattr(sys, "stderr", None)
-    assert list(_progress.track(iter([1, 2, 3]), "counting")) == [1, 2, 3]
+    assert list(progress.track(iter([1, 2, 3]), "counting")) == [1, 2, 3]
     assert stderr.getvalue() == ""
 
 
 def test_bar_goes_when_the_work_fails(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
-    items = _progress.track([1, 2], "working")
+    items = progress.track([1, 2], "working")
     next(items)
     items.close()
     assert not any(isinstance(thread, threading.Timer) for thread in threading.enumerate())

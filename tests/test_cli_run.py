@@ -16,7 +16,7 @@ from PIL import Image
 import hypersphere as hs
 from hypersphere.cli import main
 from hypersphere.train import Config, derive, fit
-from hypersphere.train.run import load_run
+from hypersphere.train.inference.run import load_run
 from tests.runs import rewritten
 from tests.test_run import SMALL
 

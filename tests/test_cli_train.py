@@ -15,7 +15,7 @@ from hypersphere.cli import COMMANDS, _output, completion, main
 from hypersphere.cli import list as listing
 from hypersphere.train import _names
 from hypersphere.train.config import Config, flags, from_tree, to_json
-from hypersphere.train.folder import Result
+from hypersphere.train.storage.folder import Result
 from tests.runs import rewritten
 
 SUMMARY = {
@@ -262,9 +262,9 @@ def test_what_goes_wrong_in_a_training(monkeypatch, capsys):
 
 
 def test_a_type_error_of_ours_is_a_line(monkeypatch, capsys):
-    from hypersphere import _checks
+    from hypersphere._internal import checks
 
-    monkeypatch.setattr("hypersphere.train.fit", lambda config, progress: _checks.integer("step", "x"))
+    monkeypatch.setattr("hypersphere.train.fit", lambda config, progress: checks.integer("step", "x"))
     assert main(["train"]) == 2
     assert capsys.readouterr().err == "hypersphere train: step must be an int, got 'x'\n"
 

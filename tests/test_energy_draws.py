@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import hypersphere as hs
-from hypersphere.repulsion import Law
+from hypersphere.energy.repulsion import Law
 from tests import reference
 from tests.test_energy_regularizer import by_hand, check, long, net
 

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import hypersphere as hs
-from hypersphere.measures import WEIGHTS
-from hypersphere.regularizers import REGULARIZERS
+from hypersphere.energy import REGULARIZERS
+from hypersphere.energy.measures import WEIGHTS
 from tests import reference
 
 F64 = torch.float64

@@ -9,7 +9,8 @@ import sys
 import pytest
 import torch
 
-from hypersphere import _checks, geometry
+from hypersphere import geometry
+from hypersphere._internal import checks
 from hypersphere.geometry import covering, points
 from tests import reference_geometry as reference
 
@@ -194,7 +195,7 @@ class TestCoveringRadius:
             assert exact - 1e-3 < estimate <= exact + 1e-12
 
     def test_auto_says_that_it_estimates(self, monkeypatch):
-        monkeypatch.setattr(_checks, "_warned", set())
+        monkeypatch.setattr(checks, "_warned", set())
         rows = geometry.random_points(200, 16)
         with pytest.warns(UserWarning, match="lower bound"):
             value = geometry.covering_radius(rows, starts=8)

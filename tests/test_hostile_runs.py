@@ -17,11 +17,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import hypersphere as hs
-from hypersphere import _files
+from hypersphere._internal import safe_files
 from hypersphere.cli import main
-from hypersphere.train import _signed, checkpoint, fit, load_run
-from hypersphere.train import run as run_files
-from hypersphere.train._reading import checksum
+from hypersphere.train import fit, load_run
+from hypersphere.train.inference import run as run_files
+from hypersphere.train.storage import checkpoint, signed
+from hypersphere.train.storage.reading import checksum
 from tests.runs import at_forward, lines, rewritten, same_run, stopped, tiny
 
 HELD = {"data.validation": 30, "loss.name": "am_softmax", "steps": 6, "eval_every": 2, "log_every": 2, "keep": 1}
@@ -502,7 +503,7 @@ def test_tied_tensors_have_their_own_checksums(tmp_path):
     file = tmp_path / "model.safetensors"
     a, b = torch.zeros(2), torch.ones(2)
     sums = {key: run_files.checksum_of(value) for key, value in {"a": a, "b": b, "tied": a}.items()}
-    (tmp_path / "model.json").write_text(_signed.signed({"format": 2, "checksums": {"model": sums}}))
+    (tmp_path / "model.json").write_text(signed.signed({"format": 2, "checksums": {"model": sums}}))
     save_file({"a": a, "b": b}, file, {"aliases": json.dumps({"tied": "a"})})
     assert run_files.read_tensors(file)["tied"].tolist() == [0.0, 0.0]
     save_file({"a": a, "b": b}, file, {"aliases": json.dumps({"tied": "b"})})
@@ -558,7 +559,7 @@ def test_what_kills_left_is_removed(begun, finished):
 def test_a_failed_write_names_the_file_that_was_asked_for(tmp_path):
     (tmp_path / "a").mkdir()
     with pytest.raises(OSError, match="Is a directory") as caught:
-        _files.write_text(tmp_path / "a", "text")
+        safe_files.write_text(tmp_path / "a", "text")
     assert caught.value.filename == str(tmp_path / "a")
     assert [each.name for each in tmp_path.iterdir()] == ["a"]
 

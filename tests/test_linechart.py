@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hypersphere._files import write_text
+from hypersphere._internal.safe_files import write_text
 from hypersphere.report import line_chart
 from hypersphere.report.linechart import DASHES, PALETTE, _ticks
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import hypersphere as hs
-from hypersphere._draws import generator
-from hypersphere.measures import PROJECTED, REGULARIZERS, measured
-from hypersphere.repulsion import Law
+from hypersphere._internal.draws import generator
+from hypersphere.energy.measures import PROJECTED, REGULARIZERS, measured
+from hypersphere.energy.repulsion import Law
 from tests import reference
 
 F64 = torch.float64
@@ -78,7 +78,7 @@ def test_the_learned_projection_keeps_cosines_better_than_principal_axes(monkeyp
     rows = torch.randn(60, 100, dtype=F64)
     law, u = Law(), unit(rows)
     seen = []
-    monkeypatch.setattr("hypersphere.measures.group_energy", lambda projected, law: seen.append(projected[0]))
+    monkeypatch.setattr("hypersphere.energy.measures.group_energy", lambda projected, law: seen.append(projected[0]))
     for steps in (0, 5):
         hs.measures.comhe_angle(rows[None], law, None, steps)
     before, after = ((unit(p) @ unit(p).T - u @ u.T).square().mean() for p in seen)

@@ -6,7 +6,7 @@ from torch import nn
 
 import hypersphere as hs
 from hypersphere import functional, losses, orthogonal
-from hypersphere.measures import REGULARIZERS
+from hypersphere.energy.measures import REGULARIZERS
 
 HEADS = [
     hs.WSoftmaxLoss,

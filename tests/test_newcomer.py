@@ -13,7 +13,8 @@ from PIL import Image
 import hypersphere as hs
 from hypersphere.cli import main
 from hypersphere.data._dataset import ArrayDataset
-from hypersphere.train import Config, Data, checkpoint, derive, fit, precision
+from hypersphere.train import Config, Data, derive, fit, precision
+from hypersphere.train.storage import checkpoint
 from tests.runs import tiny
 
 
@@ -92,7 +93,7 @@ def test_what_an_image_folder_should_hold_is_said_for_all_endings(tmp_path):
 
 
 def test_errors_of_writing_name_the_file_that_was_asked_for(tmp_path):
-    from hypersphere._files import write_bytes
+    from hypersphere._internal.safe_files import write_bytes
 
     (tmp_path / "taken").mkdir()
     with pytest.raises(IsADirectoryError) as caught:

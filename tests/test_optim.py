@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 import hypersphere as hs
-from hypersphere import _checks
+from hypersphere._internal import checks
 
 
 @pytest.fixture(autouse=True)
 def _nothing_warned_yet(monkeypatch):
-    monkeypatch.setattr(_checks, "_warned", set())
+    monkeypatch.setattr(checks, "_warned", set())
 
 
 def grouped(model, *args, **options):

@@ -14,7 +14,7 @@ import hypersphere as hs
 
 @pytest.fixture(autouse=True)
 def _warnings_again(monkeypatch):
-    monkeypatch.setattr("hypersphere._checks._warned", set())
+    monkeypatch.setattr("hypersphere._internal.checks._warned", set())
 
 
 def mlp():

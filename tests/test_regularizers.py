@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import hypersphere as hs
-from hypersphere.regularizers import orthonormal
+from hypersphere.energy import orthonormal
 from tests import reference
 
 SHAPES = [(3, 7), (7, 3), (5, 5), (1, 4), (4, 1), (1, 1)]

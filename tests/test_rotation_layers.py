@@ -17,7 +17,7 @@ from hypersphere.train.config import ConfigError, apply, from_tree, load_file, t
 
 @pytest.fixture(autouse=True)
 def _warnings_again(monkeypatch):
-    monkeypatch.setattr("hypersphere._checks._warned", set())
+    monkeypatch.setattr("hypersphere._internal.checks._warned", set())
 
 
 def on_meta(make):

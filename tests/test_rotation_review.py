@@ -279,7 +279,7 @@ def test_ogd_matrices_in_a_plain_group_are_refused(make):
 
 @pytest.fixture
 def _warnings_again(monkeypatch):
-    monkeypatch.setattr("hypersphere._checks._warned", set())
+    monkeypatch.setattr("hypersphere._internal.checks._warned", set())
 
 
 @pytest.mark.usefixtures("_warnings_again")

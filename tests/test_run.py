@@ -14,15 +14,17 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import hypersphere as hs
-from hypersphere._tensors import checksum_of
+from hypersphere._internal.tensors import checksum_of
 from hypersphere.data.augment import CenterCrop, Compose, Normalize, Resize, as_stored
-from hypersphere.train import Config, checkpoint, derive, exporting, fit
+from hypersphere.train import Config, derive, fit
 from hypersphere.train.building import Classifier
-from hypersphere.train.exporting import export
-from hypersphere.train.inputs import Preprocess
-from hypersphere.train.run import BATCH, load_run
-from hypersphere.train.scores import scores
+from hypersphere.train.inference import exporting
+from hypersphere.train.inference.exporting import export
+from hypersphere.train.inference.inputs import Preprocess
+from hypersphere.train.inference.run import BATCH, load_run
+from hypersphere.train.inference.scores import scores
 from hypersphere.train.sets import Facts
+from hypersphere.train.storage import checkpoint
 from tests.runs import rewritten
 
 SMALL = {"model.name": "mlp", "model.widths": (16, 16), "steps": 20, "eval_every": 10, "device": "cpu"}

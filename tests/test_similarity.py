@@ -7,7 +7,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import hypersphere as hs
-from hypersphere._range import ClampWithReturn
+from hypersphere._internal.range import ClampWithReturn
 from hypersphere.similarity import SIMILARITIES, LearnableSigmoid, angle, parse, resolve, sigmoid
 from tests import reference
 

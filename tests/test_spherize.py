@@ -12,13 +12,13 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import hypersphere as hs
-from hypersphere import _checks
+from hypersphere._internal import checks
 from tests import reference
 
 
 @pytest.fixture(autouse=True)
 def _nothing_warned_yet(monkeypatch):
-    monkeypatch.setattr(_checks, "_warned", set())
+    monkeypatch.setattr(checks, "_warned", set())
 
 
 class VGG(nn.Module):

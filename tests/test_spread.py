@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import hypersphere as hs
-from hypersphere.regularizers import REGULARIZERS
+from hypersphere.energy import REGULARIZERS
 from tests.test_energy_regularizer import HIDDEN, Net, by_hand, net, rows_by_hand
 
 

@@ -284,7 +284,8 @@ def test_names_resolved_lazily_are_the_names_that_type_checkers_see():
     from pathlib import Path
 
     branch = next(node for node in ast.parse(Path(hs.__file__).read_text()).body if isinstance(node, ast.If))
-    seen = {alias.name for node in branch.body for alias in node.names}
+    seen = {alias.asname for node in branch.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    seen |= {target.id for node in branch.body if isinstance(node, ast.Assign) for target in node.targets}
     assert seen == {*hs._HOME, *hs._MODULES}
     assert all(getattr(hs, name) is not None for name in seen)
     assert seen <= set(dir(hs))

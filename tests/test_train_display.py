@@ -15,7 +15,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from hypersphere.train import _bar, display
+from hypersphere.train import bar as bars
+from hypersphere.train import display
 
 TEST = {
     "step": 50,
@@ -63,9 +64,9 @@ def not_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return stream
 
 
-def bar(width: int, title: str = "cnn on digits") -> _bar.Bar:
+def bar(width: int, title: str = "cnn on digits") -> bars.Bar:
     console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
-    return _bar.Bar(title, 400, 0, console)
+    return bars.Bar(title, 400, 0, console)
 
 
 # ---------------------------------------------------------------------------------------------------------- speed
@@ -268,7 +269,7 @@ def test_the_bar_never_wraps_and_drops_what_matters_least(clock):
 def test_how_much_of_the_bar_is_full(clock):
     console = Console(file=io.StringIO(), force_terminal=True, width=40, color_system="standard")
     for step, full in ((0, 0), (100, 6), (400, 25), (500, 25)):
-        with _bar.Bar("", 400, step, console) as screen:
+        with bars.Bar("", 400, step, console) as screen:
             screen._live.stop()
             drawn = screen._drawn(25)
         assert [str(span.style) for span in drawn.spans if span] == ["green"] * (full > 0) + ["bright_black"] * (
@@ -279,7 +280,7 @@ def test_how_much_of_the_bar_is_full(clock):
 
 def test_a_terminal_without_unicode():
     file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    with _bar.Bar("cnn", 400, 100, Console(file=file, force_terminal=True, width=60)) as screen:
+    with bars.Bar("cnn", 400, 100, Console(file=file, force_terminal=True, width=60)) as screen:
         assert screen.render().plain == "cnn  " + "#" * 11 + "-" * 33 + "  100/400"
 
 

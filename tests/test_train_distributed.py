@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from hypersphere.models._registry import PRESETS
-from hypersphere.train import checkpoint, derive, fit
+from hypersphere.train import derive, fit
 from hypersphere.train.config import to_tree
+from hypersphere.train.storage import checkpoint
 from tests import runs
 from tests.runs import lines, same_final, same_run, tiny
 
@@ -26,7 +27,7 @@ from datetime import timedelta
 import torch
 import torch.distributed
 torch.set_num_threads(1)
-from hypersphere._tensors import hash_of
+from hypersphere._internal.tensors import hash_of
 from hypersphere.train import distributed, fit
 from hypersphere.train.config import derive, from_tree
 from tests import runs

@@ -14,9 +14,10 @@ import hypersphere as hs
 from hypersphere import data
 from hypersphere.models._registry import PRESETS
 from hypersphere.train import Schedule as Settings
-from hypersphere.train import TrainingError, building, checkpoint, derive, fit
+from hypersphere.train import TrainingError, building, derive, fit
 from hypersphere.train import sets as data_sets
 from hypersphere.train.schedule import Schedule
+from hypersphere.train.storage import checkpoint
 from tests import runs
 from tests.runs import same_tensors, tiny
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from hypersphere.train import checkpoint, derive, fit
+from hypersphere.train import derive, fit
 from hypersphere.train.config import to_tree
+from hypersphere.train.storage import checkpoint
 from tests.runs import at_forward, same_run, stopped, tiny
 
 ROOT = Path(__file__).parents[1]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hypersphere.train._events import Events, append, scalars
-from hypersphere.train.metrics import Metrics
+from hypersphere.train.storage.events import Events, append, scalars
+from hypersphere.train.storage.metrics import Metrics
 
 LINES = [
     {

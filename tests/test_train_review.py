@@ -11,8 +11,9 @@ import hypersphere as hs
 from hypersphere import data, models
 from hypersphere.data._registry import LOADERS
 from hypersphere.models._registry import PRESETS
-from hypersphere.train import TrainingError, derive, fit, folder
+from hypersphere.train import TrainingError, derive, fit
 from hypersphere.train.distributed import World
+from hypersphere.train.storage import folder
 from tests import runs
 from tests.runs import tiny
 
@@ -172,7 +173,7 @@ def test_without_a_test_split_the_figures_are_those_of_the_weights(tmp_path):
     summary = result.summary
     assert summary["best_step"] < 12  # or this shows nothing
     assert (summary["split"], summary["accuracy"]) == ("validation", summary["validation"]["accuracy"])
-    from hypersphere.train.scores import scores
+    from hypersphere.train.inference.scores import scores
 
     again = scores(hs.load_run(tmp_path / "run"))
     assert again["accuracy"] == summary["accuracy"]

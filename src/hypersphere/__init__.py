@@ -2,7 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
+from ._internal import moved
+
 __version__ = "0.1.0"
+moved.install()
 
 if TYPE_CHECKING:
     from . import cosine as cosine
@@ -13,14 +16,11 @@ if TYPE_CHECKING:
     from . import geometry as geometry
     from . import layers as layers
     from . import losses as losses
-    from . import margins as margins
-    from . import measures as measures
     from . import models as models
     from . import optim as optim
     from . import orthogonal as orthogonal
     from . import recipes as recipes
     from . import recurrent as recurrent
-    from . import regularizers as regularizers
     from . import report as report
     from . import rotation as rotation
     from . import selection as selection
@@ -29,8 +29,13 @@ if TYPE_CHECKING:
     from .conversion import spherize as spherize
     from .diagnosis import Diagnosis as Diagnosis
     from .diagnosis import diagnose as diagnose
+    from .energy import EnergyRegularizer as EnergyRegularizer
     from .energy import class_energy as class_energy
     from .energy import hyperspherical_energy as hyperspherical_energy
+    from .energy import measures as measures
+    from .energy import normalize_neurons as normalize_neurons
+    from .energy import orthonormal_penalty as orthonormal_penalty
+    from .energy import spread as spread
     from .layers import SphereConv1d as SphereConv1d
     from .layers import SphereConv2d as SphereConv2d
     from .layers import SphereConv3d as SphereConv3d
@@ -43,15 +48,12 @@ if TYPE_CHECKING:
     from .losses import SphereFacePlusLoss as SphereFacePlusLoss
     from .losses import SSoftmaxLoss as SSoftmaxLoss
     from .losses import WSoftmaxLoss as WSoftmaxLoss
+    from .losses import margins as margins
     from .optim import OGD as OGD
     from .optim import param_groups as param_groups
     from .recurrent import SphereGRU as SphereGRU
     from .recurrent import SphereLSTM as SphereLSTM
     from .recurrent import SphereRNN as SphereRNN
-    from .regularizers import EnergyRegularizer as EnergyRegularizer
-    from .regularizers import normalize_neurons as normalize_neurons
-    from .regularizers import orthonormal_penalty as orthonormal_penalty
-    from .regularizers import spread as spread
     from .rotation import Resampler as Resampler
     from .rotation import add_task as add_task
     from .rotation import count_parameters as count_parameters
@@ -65,14 +67,23 @@ if TYPE_CHECKING:
     from .selection import Neurons as Neurons
     from .selection import select as select
     from .similarity import LearnableSigmoid as LearnableSigmoid
-    from .train.run import load_run as load_run
+    from .train.inference.run import load_run as load_run
+
+    regularizers = energy
 else:
     # Names are found when they are first used, so that importing the package does not import torch. A type checker
     # must not see this branch: with a module __getattr__ every misspelt name would pass.
     _NAMES = {
         "conversion": ["spherize"],
         "diagnosis": ["Diagnosis", "diagnose"],
-        "energy": ["class_energy", "hyperspherical_energy"],
+        "energy": [
+            "EnergyRegularizer",
+            "class_energy",
+            "hyperspherical_energy",
+            "normalize_neurons",
+            "orthonormal_penalty",
+            "spread",
+        ],
         "layers": ["SphereConv1d", "SphereConv2d", "SphereConv3d", "SphereLinear"],
         "losses": [
             "AMSoftmaxLoss",
@@ -86,7 +97,6 @@ else:
         ],
         "optim": ["OGD", "param_groups"],
         "recurrent": ["SphereGRU", "SphereLSTM", "SphereRNN"],
-        "regularizers": ["EnergyRegularizer", "normalize_neurons", "orthonormal_penalty", "spread"],
         "rotation": [
             "Resampler",
             "add_task",

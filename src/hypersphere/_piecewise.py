@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ._range import tamed
+from ._internal.range import tamed
 from .cosine import (
     apply,
     autocasts,

@@ -7,8 +7,8 @@ from typing import TypeVar
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from . import _checks
-from .guards import changed
+from ._internal import checks
+from ._internal.guards import changed
 from .layers import (
     Scale,
     SimilarityLike,
@@ -93,8 +93,8 @@ def spherize(
     resolved = {}
     for name, neurons in chosen.items():
         weight = neurons.tensor
-        _checks.floating(f"the weight of {name!r}", weight)
-        _checks.finite_weight(name, weight)
+        checks.floating(f"the weight of {name!r}", weight)
+        checks.finite_weight(name, weight)
         if taken := {"similarity", "scale"}.intersection(dir(neurons.module)):
             raise ValueError(
                 f"layer {name!r} has an attribute {', '.join(sorted(taken))} already; rename or exclude it"
@@ -112,9 +112,9 @@ def spherize(
     learned = [(n.tensor, [p for p in n.module.parameters() if p not in before]) for n in chosen.values()]
     changed("spherize", [(weight, added) for weight, added in learned if added])
     if skipped:
-        _checks.warn(f"spherize left {', '.join(skipped)} plain: torch reads their weights without calling them")
+        checks.warn(f"spherize left {', '.join(skipped)} plain: torch reads their weights without calling them")
     if scale is None and (bounded := [name for name, n in chosen.items() if n.is_output]):
-        _checks.warn_once(
+        checks.warn_once(
             f"the output layer {bounded[0]!r} now gives logits in [-1, 1], on which a softmax loss cannot become "
             "small: give it a scale (about 30) or train with SSoftmaxLoss; if it gives embeddings, say output=None"
         )

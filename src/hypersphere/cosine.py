@@ -8,8 +8,8 @@ Everything angular in this package starts from one of these, with hand-written, 
 
 A vector counts as zero when its norm is below 3e-16 in float32 (2e-146 in float64). A zero vector has cosine 0 with
 everything and receives gradient 0. Vectors too long to be squared (above 1.8e19 in float32) are scaled first where
-that can be seen for free, on the CPU outside of a graph (see :mod:`hypersphere._range`); elsewhere they count as zero.
-NaN in, NaN out: nothing is hidden.
+that can be seen for free, on the CPU outside of a graph (see :mod:`hypersphere._internal.range`); elsewhere they count
+as zero. NaN in, NaN out: nothing is hidden.
 
 Shapes: B batch, C input channels, O filters, G groups, N neurons, d their dimension.
 """
@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from ._range import finite_gradient, overflowed, tamed, taming
+from ._internal.range import finite_gradient, overflowed, tamed, taming
 
 
 def unit(x: Tensor) -> Tensor:

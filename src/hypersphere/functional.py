@@ -1,10 +1,10 @@
 """The pure functions under one name, as torch.nn.functional has them."""
 
 from .cosine import unit
-from .energy import class_energy, hyperspherical_energy
+from .energy import orthonormal
+from .energy.hyperspherical import class_energy, hyperspherical_energy
 from .layers import sphere_conv1d, sphere_conv2d, sphere_conv3d, sphere_linear
-from .margins import additive_angle, additive_cosine, multiplicative
-from .regularizers import orthonormal
+from .losses.margins import additive_angle, additive_cosine, multiplicative
 from .similarity import angle, cosine, linear, sigmoid
 
 __all__ = [

@@ -16,10 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.utils import _ntuple
 
-from . import _checks, _piecewise
-from ._range import finite_gradient
+from . import _piecewise
+from ._internal import checks
+from ._internal.guards import watch
+from ._internal.range import finite_gradient
 from .cosine import autocasts, cosine_conv, cosine_linear
-from .guards import watch
 from .similarity import Similarity, cosine, on_pieces, resolve
 
 SimilarityLike = str | Callable[[Tensor], Tensor]
@@ -190,7 +191,7 @@ def _explicit_padding(
     n = len(kernel)
     if not isinstance(padding, str):
         return x, _ntuple(n)(padding)
-    _checks.choice("padding", padding, ("valid", "same"))
+    checks.choice("padding", padding, ("valid", "same"))
     if padding == "valid":
         return x, (0,) * n
     if any(s != 1 for s in stride):
@@ -220,8 +221,8 @@ def _check_conv(n: int, input: Tensor, weight: Tensor, groups: int) -> None:
 
 def check_pair(input: Tensor, weight: Tensor) -> None:
     """Both are floating point tensors of one dtype, or autocast is on."""
-    _checks.floating("input", input)
-    _checks.floating("weight", weight)
+    checks.floating("input", input)
+    checks.floating("weight", weight)
     if input.dtype is not weight.dtype and not autocasts(input):
         raise TypeError(f"input and weight must have one dtype, got {input.dtype} and {weight.dtype}")
 
@@ -297,7 +298,7 @@ def check_scale(scale: Any) -> None:
         return
     if scale is False or not isinstance(scale, int | float):
         raise TypeError(f"scale must be None (1), True (learned), 'auto' or a number (fixed), got {scale!r}")
-    if _checks.number("scale", scale) == 0:
+    if checks.number("scale", scale) == 0:
         raise ValueError("scale must not be 0: the layer would forget its input")
 
 
@@ -328,7 +329,7 @@ class SphereLinear(SphereOptions, nn.Linear):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(in_features, out_features, bias, device=device, dtype=_checks.floating_dtype(dtype))
+        super().__init__(in_features, out_features, bias, device=device, dtype=checks.floating_dtype(dtype))
         self._set_sphere(similarity, scale, out_features)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -352,7 +353,7 @@ class _SphereConv(SphereOptions):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        options = (stride, padding, dilation, groups, bias, padding_mode, device, _checks.floating_dtype(dtype))
+        options = (stride, padding, dilation, groups, bias, padding_mode, device, checks.floating_dtype(dtype))
         super().__init__(in_channels, out_channels, kernel_size, *options)  # type: ignore[call-arg]
         self._set_sphere(similarity, scale, out_channels)
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from . import _checks
+from ._internal import checks
 from .cosine import autocasts, clamp_cosine, unit, unit_of_short
 from .layers import SimilarityLike, SphereOptions, answer, check_pair
 
@@ -157,7 +157,7 @@ class _SphereRecurrent(SphereOptions):
         given = tuple(hx) if isinstance(hx, tuple | list) else (hx,)
         wanted = [(layers, size) if unbatched else (layers, batch, size) for size in sizes]
         for part in given:
-            _checks.floating("hx", part)
+            checks.floating("hx", part)
             if part.dtype is not data.dtype and not autocasts(data):
                 raise TypeError(f"hx must be {data.dtype} as the input is, got {part.dtype}")
         if [tuple(part.shape) for part in given] != wanted:
@@ -194,9 +194,9 @@ class SphereRNN(_SphereRecurrent, nn.RNNBase):
         similarity: SimilarityLike = "cosine",
         scale: bool | float | None = None,
     ) -> None:
-        _checks.choice("nonlinearity", nonlinearity, ("tanh", "relu"))
+        checks.choice("nonlinearity", nonlinearity, ("tanh", "relu"))
         options = (num_layers, bias, batch_first, dropout, bidirectional)
-        dtype = _checks.floating_dtype(dtype)
+        dtype = checks.floating_dtype(dtype)
         mode = f"RNN_{nonlinearity.upper()}"
         super().__init__(mode, input_size, hidden_size, *options, device=device, dtype=dtype)
         self.nonlinearity = nonlinearity
@@ -230,7 +230,7 @@ class SphereGRU(_SphereRecurrent, nn.RNNBase):
         scale: bool | float | None = None,
     ) -> None:
         options = (num_layers, bias, batch_first, dropout, bidirectional)
-        dtype = _checks.floating_dtype(dtype)
+        dtype = checks.floating_dtype(dtype)
         super().__init__("GRU", input_size, hidden_size, *options, device=device, dtype=dtype)
         self._set_sphere(similarity, scale, 3 * hidden_size)
 
@@ -261,6 +261,6 @@ class SphereLSTM(_SphereRecurrent, nn.RNNBase):
         scale: bool | float | None = None,
     ) -> None:
         options = (num_layers, bias, batch_first, dropout, bidirectional, proj_size)
-        dtype = _checks.floating_dtype(dtype)
+        dtype = checks.floating_dtype(dtype)
         super().__init__("LSTM", input_size, hidden_size, *options, device=device, dtype=dtype)
         self._set_sphere(similarity, scale, 4 * hidden_size)

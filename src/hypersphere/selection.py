@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from . import _checks
+from ._internal import checks
 
 Spec = str | type | Callable[[str, nn.Module], bool]
 Specs = Spec | Iterable[Spec]
@@ -112,7 +112,7 @@ def select(
         >>> list(select(net, layers=nn.Linear, exclude="4"))
         ['2']
     """
-    _checks.module("model", model)
+    checks.module("model", model)
     wanted = None if layers is None else as_list("layers", layers)
     unwanted = as_list("exclude", exclude)
     eligible = {name: (module, tensor) for name, module, tensor in _eligible(model)}

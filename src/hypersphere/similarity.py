@@ -29,9 +29,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from . import _checks
-from ._nearest import unknown
-from ._range import ClampWithReturn, finite_gradient
+from ._internal import checks
+from ._internal.nearest import unknown
+from ._internal.range import ClampWithReturn, finite_gradient
 from .cosine import accumulation_dtype, apply, chain
 
 _K_RANGE = (1e-4, 1e2)  # of a learnable sigmoid
@@ -54,7 +54,7 @@ def linear(c: Tensor, a: float = -2 / math.pi, b: float = 1.0) -> Tensor:
         >>> linear(torch.tensor([-1.0, 0.0, 1.0]))
         tensor([-1.,  0.,  1.])
     """
-    y: Tensor = apply(_LinearOfCosine, finite_gradient(c), _checks.number("a", a), _checks.number("b", b))
+    y: Tensor = apply(_LinearOfCosine, finite_gradient(c), checks.number("a", a), checks.number("b", b))
     return y
 
 
@@ -70,7 +70,7 @@ def sigmoid(c: Tensor, k: float | Tensor = 0.3) -> Tensor:
         tensor([-1.0000,  0.0000,  0.5239,  1.0000])
     """
     if not isinstance(k, Tensor):
-        k = _clamp_k(_checks.number("k", k, low=0.0, open_low=True))
+        k = _clamp_k(checks.number("k", k, low=0.0, open_low=True))
     else:
         k = finite_gradient(k).to(accumulation_dtype(k.dtype))  # float16 holds no k² below 2e-4²
     y: Tensor = apply(_SigmoidOfCosine, finite_gradient(c), k)
@@ -109,10 +109,10 @@ class LearnableSigmoid(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.start = _checks.number("k", k, low=_K_RANGE[0], high=_K_RANGE[1])
-        shape = () if num_filters is None else (_checks.integer("num_filters", num_filters, low=1),)
+        self.start = checks.number("k", k, low=_K_RANGE[0], high=_K_RANGE[1])
+        shape = () if num_filters is None else (checks.integer("num_filters", num_filters, low=1),)
         self.num_filters = num_filters
-        self.log_k = nn.Parameter(torch.empty(shape, device=device, dtype=_checks.floating_dtype(dtype)))
+        self.log_k = nn.Parameter(torch.empty(shape, device=device, dtype=checks.floating_dtype(dtype)))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

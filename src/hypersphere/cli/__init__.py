@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from .. import __version__
-from .._nearest import nearest, nearest_keys, unknown
+from .._internal.nearest import nearest, nearest_keys, unknown
 from ._output import printable, say
 
 COMMANDS = {

@@ -9,7 +9,7 @@ from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..train.run import Run
+    from ..train.inference.run import Run
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 def loaded(options: argparse.Namespace) -> Run:
     """The run of the options. ValueError in one line if it cannot be had."""
     from .. import recipes
-    from ..train.run import load_run
+    from ..train.inference.run import load_run
 
     if options.recipe is not None:
         with redirect_stdout(sys.stderr):  # what the file prints is not our output

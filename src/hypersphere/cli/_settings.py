@@ -9,10 +9,10 @@ from types import UnionType
 from typing import Any, get_args
 
 from .. import recipes
-from ..train._groups import group_of, types_of
 from ..train._names import NAMES
-from ..train._values import parse
 from ..train.config import Config, ConfigError, Flag, flags
+from ..train.config.groups import group_of, types_of
+from ..train.config.values import parse
 
 FOLDERS = ("out", "init_from", "data.root")
 _OFF = ("off", "false", "null", "none")

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from ..train.config import apply
-    from ..train.scores import scores
+    from ..train.inference.scores import scores
 
     given = {"data.root": options.root, "data.batch_size": options.batch_size, "device": options.device}
     try:

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..train.exporting import export, format_of, inputs_of
+    from ..train.inference.exporting import export, format_of, inputs_of
 
     try:
         if options.out is not None:

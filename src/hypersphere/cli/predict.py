@@ -19,7 +19,7 @@ from ._output import print_table, printable, say
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..train.run import Run
+    from ..train.inference.run import Run
 
 BATCH = 64  # files that are decoded at once
 LIGHT_ON_DARK = ("digits", "mnist", "fashion_mnist")  # photos and scans are mostly the other way round
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     _check(options)
     import torch
 
-    from .._progress import track
+    from .._internal.progress import track
     from ..train.distributed import device_of
 
     try:
@@ -232,7 +232,7 @@ def _csv(made: list[dict[str, Any]]) -> str:
 def _write(path: Path, made: list[dict[str, Any]], numbers: Tensor) -> None:
     import numpy as np
 
-    from .._files import write_bytes, write_text
+    from .._internal.safe_files import write_bytes, write_text
 
     if path.suffix.lower() == ".csv":
         write_text(path, _csv(made))

@@ -46,8 +46,8 @@ def run(options: argparse.Namespace) -> int:
     numbers = [n for part in options.n for n in part]
     _check(options, numbers)
     from .. import hyperspherical_energy
-    from .._files import write_text
-    from .._progress import track
+    from .._internal.progress import track
+    from .._internal.safe_files import write_text
     from ..geometry import known_minimum, minimize_energy, separation
 
     dim, s = options.dim, options.s

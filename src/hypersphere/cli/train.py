@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .. import recipes
-from ..train import config as configs
 from ..train._names import kind_of_data
 from ..train.config import Config, ConfigError
+from ..train.config import convert as configs
 from ._output import print_table, say
 from ._settings import add_settings, prepared
 

@@ -57,9 +57,9 @@ Part = tuple[Path, list[str], str]  # a file or checkpoint, what is wrong with i
 
 def _parts(folder: Path) -> Iterator[Part]:
     """What there is to look at, and what is wrong with each."""
-    from .._files import is_folder
-    from ..train import checkpoint
-    from ..train._reading import STATE, STEP, TENSORS, steps
+    from .._internal.safe_files import is_folder
+    from ..train.storage import checkpoint
+    from ..train.storage.reading import STATE, STEP, TENSORS, steps
 
     if any((folder / name).exists() for name in (STATE, TENSORS)):
         yield folder, checkpoint.verify(folder), ""
@@ -86,7 +86,7 @@ class _Run:
     """
 
     def __init__(self, folder: Path) -> None:
-        from ..train._summary import read_summary
+        from ..train.storage.summary import read_summary
 
         self.folder = folder
         self.tensors: list[str] = []  # files of them in final/, which model.json names
@@ -105,7 +105,7 @@ class _Run:
             yield from self._part(f"final/{name}.safetensors", self._check_tensors)
 
     def _part(self, name: str, check: Any, needed: bool = True) -> Iterator[Part]:
-        from .._files import check_plain, is_folder
+        from .._internal.safe_files import check_plain, is_folder
 
         path = self.folder / name
         if not needed and not os.path.lexists(path):
@@ -121,22 +121,22 @@ class _Run:
             yield path, [], note
 
     def _check_result(self, path: Path) -> str:
-        from ..train._summary import read_summary
+        from ..train.storage.summary import read_summary
 
         return NO_CHECKSUM if read_summary(self.folder)[1] is None else ""
 
     def _compare(self, path: Path, data: bytes) -> None:
         """With the checksum in result.json."""
-        from ..train._signed import checksum
+        from ..train.storage.signed import checksum
 
         name = path.relative_to(self.folder).as_posix()
         if self.is_finished and self.sums is not None and self.sums.get(name) != checksum(data):
             raise ValueError("it is not what was saved")
 
     def _check_config(self, path: Path) -> str:
-        from .._files import read_plain
-        from ..train._config_file import LARGEST_FILE, read_tree
-        from ..train._signed import KEY
+        from .._internal.safe_files import read_plain
+        from ..train.config.files import LARGEST_FILE, read_tree
+        from ..train.storage.signed import KEY
 
         data = read_plain(path, LARGEST_FILE)
         tree = read_tree(path)
@@ -145,11 +145,11 @@ class _Run:
         return "" if f'"{KEY}"'.encode() in data else NO_CHECKSUM
 
     def _check_metrics(self, path: Path) -> str:
-        from .._files import read_plain
-        from ..train import checkpoint
-        from ..train._reading import find
-        from ..train._signed import parse
-        from ..train.metrics import has_mark, is_line
+        from .._internal.safe_files import read_plain
+        from ..train.storage import checkpoint
+        from ..train.storage.metrics import has_mark, is_line
+        from ..train.storage.reading import find
+        from ..train.storage.signed import parse
 
         data = read_plain(path)
         for number, line in enumerate(data.splitlines(keepends=True), 1):
@@ -174,8 +174,8 @@ class _Run:
         return ""
 
     def _check_model(self, path: Path) -> str:
-        from .._files import read_plain
-        from ..train.run import read_facts, read_model
+        from .._internal.safe_files import read_plain
+        from ..train.inference.run import read_facts, read_model
 
         described = read_model(path)
         read_facts(path, described.get("data"))
@@ -184,7 +184,7 @@ class _Run:
         return NO_CHECKSUM if described["format"] == 1 else ""
 
     def _check_tensors(self, path: Path) -> None:
-        from ..train.run import read_tensors
+        from ..train.inference.run import read_tensors
 
         read_tensors(path)
 
@@ -194,7 +194,7 @@ NO_CHECKSUM = "not compared: it has no checksum"
 
 def _length(config: Path) -> list[Any] | None:
     """Steps and epochs that a config asks for; None if it cannot be read, which is said of itself."""
-    from ..train._config_file import read_tree
+    from ..train.config.files import read_tree
 
     try:
         tree = read_tree(config)

@@ -19,8 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .. import _checks
-from .._draws import stable_hash
+from .._internal import checks
+from .._internal.draws import stable_hash
 
 Words = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.int64]
@@ -70,7 +70,7 @@ class SampleGenerator:
     """
 
     def __init__(self, seed: int, epoch: int, indices: Any) -> None:
-        seed, epoch = _checks.integer("seed", seed, low=0), _checks.integer("epoch", epoch, low=0)
+        seed, epoch = checks.integer("seed", seed, low=0), checks.integer("epoch", epoch, low=0)
         self._states = words(key(seed, epoch, "augment"), indices)
         self._drawn = 0
 
@@ -90,7 +90,7 @@ class SampleGenerator:
 
     def integers(self, low: int, high: int, *shape: int) -> Tensor:
         """In [low, high), (B, *shape) int64; for up to 2³² values, which are equally likely to 1 part in 2³²/values."""
-        values = _checks.integer("high", high, low=low + 1) - low
+        values = checks.integer("high", high, low=low + 1) - low
         if values > 2**32:
             raise ValueError(f"high must be <= low + 2**32, got {low} and {high}")
         scaled = (self.words(*shape) >> np.uint64(32)) * np.uint64(values) >> np.uint64(32)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from .._nearest import nearest_few
+from .._internal.nearest import nearest_few
 from . import cifar, digits, faces, idx, image_folder, modelnet, planetoid, text
 from ._dataset import ArrayDataset, Graph, LazyDataset
 

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import _checks
-from .._nearest import unknown
+from .._internal import checks
+from .._internal.nearest import unknown
 from ._random import SampleGenerator
 
 Augmentation = Callable[[Tensor, SampleGenerator], Tensor]
@@ -73,7 +73,7 @@ class Flip:
     vertical: bool = False
 
     def __post_init__(self) -> None:
-        _checks.number("probability", self.probability, low=0, high=1)
+        checks.number("probability", self.probability, low=0, high=1)
 
     def __call__(self, inputs: Tensor, generator: SampleGenerator) -> Tensor:
         images(inputs)
@@ -99,9 +99,9 @@ class Crop:
     mode: str = "symmetric"
 
     def __post_init__(self) -> None:
-        _checks.integer("size", self.size, low=1)
-        _checks.integer("padding", self.padding, low=0)
-        _checks.choice("mode", self.mode, PADDINGS)
+        checks.integer("size", self.size, low=1)
+        checks.integer("padding", self.padding, low=0)
+        checks.choice("mode", self.mode, PADDINGS)
 
     def __call__(self, inputs: Tensor, generator: SampleGenerator) -> Tensor:
         height, width = (pixels + 2 * self.padding - self.size for pixels in window(inputs, self.size, self.padding))
@@ -139,7 +139,7 @@ class CenterCrop:
     size: int
 
     def __post_init__(self) -> None:
-        _checks.integer("size", self.size, low=1)
+        checks.integer("size", self.size, low=1)
 
     def __call__(self, inputs: Tensor, generator: SampleGenerator | None = None) -> Tensor:
         top, left = ((pixels - self.size) // 2 for pixels in window(inputs, self.size))
@@ -153,7 +153,7 @@ class Resize:
     size: int
 
     def __post_init__(self) -> None:
-        _checks.integer("size", self.size, low=1)
+        checks.integer("size", self.size, low=1)
 
     def __call__(self, inputs: Tensor, generator: SampleGenerator | None = None) -> Tensor:
         size = (self.size, self.size)
@@ -171,7 +171,7 @@ class TakePoints:
     random: bool = False
 
     def __post_init__(self) -> None:
-        _checks.integer("count", self.count, low=1)
+        checks.integer("count", self.count, low=1)
 
     def __call__(self, inputs: Tensor, generator: SampleGenerator) -> Tensor:
         there = points(inputs)
@@ -190,7 +190,7 @@ class RotateUp:
     axis: int = 1
 
     def __post_init__(self) -> None:
-        _checks.choice("axis", self.axis, (0, 1, 2))
+        checks.choice("axis", self.axis, (0, 1, 2))
 
     def __call__(self, inputs: Tensor, generator: SampleGenerator) -> Tensor:
         points(inputs)
@@ -212,8 +212,8 @@ class Jitter:
     clip: float = 0.05
 
     def __post_init__(self) -> None:
-        _checks.number("sigma", self.sigma, low=0)
-        _checks.number("clip", self.clip, low=0)
+        checks.number("sigma", self.sigma, low=0)
+        checks.number("clip", self.clip, low=0)
 
     def __call__(self, inputs: Tensor, generator: SampleGenerator) -> Tensor:
         count = points(inputs)

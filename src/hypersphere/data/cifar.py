@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .. import _checks
+from .._internal import checks
 from . import _files, _pickles
 from ._dataset import ArrayDataset
 
@@ -94,20 +94,20 @@ CIFAR100 = Layout(
 
 def cifar10(root: Path | None, split: str) -> ArrayDataset:
     """Images uint8 (N, 3, 32, 32); split: train (50,000) | test (10,000)."""
-    _checks.choice("split", split, ("train", "test"))
+    checks.choice("split", split, ("train", "test"))
     return _whole(CIFAR10, root, split, "fine")
 
 
 def cifar100(root: Path | None, split: str, labels: str = "fine") -> ArrayDataset:
     """Images uint8 (N, 3, 32, 32); split: train (50,000) | test (10,000); labels: fine (100) | coarse (20)."""
-    _checks.choice("split", split, ("train", "test"))
-    _checks.choice("labels", labels, ("fine", "coarse"))
+    checks.choice("split", split, ("train", "test"))
+    checks.choice("labels", labels, ("fine", "coarse"))
     return _whole(CIFAR100, root, split, labels)
 
 
 def cifar_fs(root: Path | None, split: str) -> ArrayDataset:
     """CIFAR-FS: all images of 64 (train), 16 (val) or 20 (test) of CIFAR-100's classes, 600 of each."""
-    _checks.choice("split", split, ("train", "val", "test"))
+    checks.choice("split", split, ("train", "val", "test"))
     held = {part: names.split() for part, names in CIFAR_FS.items()}
     rest = [name for name in FINE if name not in held["val"] + held["test"]]
     return _few_shot("cifar_fs", root, held.get(split, rest))
@@ -115,7 +115,7 @@ def cifar_fs(root: Path | None, split: str) -> ArrayDataset:
 
 def fc100(root: Path | None, split: str) -> ArrayDataset:
     """FC100: all images of 12 (train), 4 (val) or 4 (test) of CIFAR-100's coarse classes: 60, 20 or 20 fine ones."""
-    _checks.choice("split", split, ("train", "val", "test"))
+    checks.choice("split", split, ("train", "val", "test"))
     held = {part: names.split() for part, names in FC100.items()}
     rest = [name for name in COARSE if name not in held["val"] + held["test"]]
     return _few_shot("fc100", root, [name for group in held.get(split, rest) for name in TREE[group].split()])

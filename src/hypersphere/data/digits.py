@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .. import _checks
+from .._internal import checks
 from ._dataset import ArrayDataset
 
 TRAIN = 1280
@@ -22,7 +22,7 @@ def digits(root: Path | None, split: str) -> ArrayDataset:
 
     The images stand in the order they were collected in, so the last 517 are mostly by other hands than the first.
     """
-    _checks.choice("split", split, ("train", "test"))
+    checks.choice("split", split, ("train", "test"))
     rows = slice(TRAIN) if split == "train" else slice(TRAIN, None)
     with np.load(Path(__file__).with_suffix(".npz"), allow_pickle=False) as data:
         images, labels = data["images"][rows], data["labels"][rows].astype(np.int64)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import _checks
+from .._internal import checks
 from . import _files
 from ._dataset import ArrayDataset, LazyDataset
 from .image_folder import lazy
@@ -46,7 +46,7 @@ def orl(root: Path | None, split: str) -> ArrayDataset:
 
     The set has no official split.
     """
-    _checks.choice("split", split, ("train", "test", "all"))
+    checks.choice("split", split, ("train", "test", "all"))
     wanted = {"train": range(1, 6), "test": range(6, 11), "all": range(1, 11)}[split]
     folder = ORL.find(root, "s1/1.pgm")
     images = np.empty((PEOPLE, len(wanted), 1, HEIGHT, WIDTH), np.uint8)
@@ -79,7 +79,7 @@ def lfw(root: Path | None, split: str) -> LazyDataset:
         split: train | test, the people of peopleDevTrain.txt and peopleDevTest.txt (View 1) | all, which the pair
             lists of :func:`read_pairs` refer to.
     """
-    _checks.choice("split", split, ("train", "test", "all"))
+    checks.choice("split", split, ("train", "test", "all"))
     folder = _lfw_folder(root)
     if split == "all":
         return lazy(folder, _files.folders(folder))

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .. import _checks
+from .._internal import checks
 from . import _files
 from ._dataset import ArrayDataset
 
@@ -50,7 +50,7 @@ def fashion_mnist(root: Path | None, split: str) -> ArrayDataset:
 
 
 def _load(source: _files.Source, root: Path | None, split: str, classes: list[str]) -> ArrayDataset:
-    _checks.choice("split", split, ("train", "test"))
+    checks.choice("split", split, ("train", "test"))
     stem = {"train": "train", "test": "t10k"}[split]
     names = [[f"{stem}-{what}-ubyte", f"{stem}-{what.replace('-', '.', 1)}-ubyte"] for what in WHAT]
     names = [[*plain, *(name + ".gz" for name in plain)] for plain in names]

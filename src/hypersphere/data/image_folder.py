@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import _checks
+from .._internal import checks
 from . import _files
 from ._dataset import LazyDataset
 
@@ -27,7 +27,7 @@ def image_folder(root: Path | None, split: str) -> LazyDataset:
     A root without folders train, val or test is taken as root/class/*.png, which is split train. All of
     :data:`SUFFIXES` are read. A damaged image is named when it is asked for.
     """
-    _checks.choice("split", split, SPLITS)
+    checks.choice("split", split, SPLITS)
     if root is None:
         raise ValueError(
             "image_folder needs root, or the environment variable HYPERSPHERE_DATA: a folder of your own, or ImageNet "

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .. import _checks
+from .._internal import checks
 from . import _files
 from ._dataset import ArrayDataset
 
@@ -39,9 +39,9 @@ def modelnet(root: Path | None, split: str, classes: int | None = None, points: 
         classes: 40 | 10: which ModelNet; None: the one that is there, 40 before 10.
         points: of each shape, the first so many of 2048; no more are kept.
     """
-    _checks.choice("split", split, ("train", "test"))
-    _checks.choice("classes", classes, (None, 10, 40))
-    points = _checks.integer("points", points, low=1)
+    checks.choice("split", split, ("train", "test"))
+    checks.choice("classes", classes, (None, 10, 40))
+    points = checks.integer("points", points, low=1)
     listing = f"{split}_files.txt"
     source = SOURCE
     if classes is not None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .. import _checks
+from .._internal import checks
 from . import _files, _pickles
 from ._dataset import Graph
 
@@ -54,7 +54,7 @@ def planetoid(name: str, root: Path | None, split: str = "train") -> Graph:
     The first nodes are those of allx, of which len(y) are train and the next 500 val; test.index says at which place
     each row of tx stands. Citeseer's indices leave gaps: isolated nodes, without features or label.
     """
-    _checks.choice("split", split, ("train", "val", "test"))
+    checks.choice("split", split, ("train", "val", "test"))
     facts = GRAPHS[name]
     stem = f"ind.{name}."
     parts = ("allx", "ally", "tx", "ty", "y", "graph", "test.index")

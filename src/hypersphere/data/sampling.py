@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from .. import _checks
+from .._internal import checks
 from . import _random
 from ._random import Indices, SampleGenerator
 from .augment import Augmentation, AugmentationLike, resolve
@@ -72,12 +72,12 @@ def batches(
         (3, True)
     """
     count = num_batches(dataset, batch_size, world_size)
-    seed, epoch = _checks.integer("seed", seed, low=0), _checks.integer("epoch", epoch, low=0)
-    if _checks.integer("start", start, low=0) > count:
+    seed, epoch = checks.integer("seed", seed, low=0), checks.integer("epoch", epoch, low=0)
+    if checks.integer("start", start, low=0) > count:
         raise ValueError(f"start must be <= {count}, the number of batches, got {start}")
-    if _checks.integer("rank", rank, low=0) >= world_size:
+    if checks.integer("rank", rank, low=0) >= world_size:
         raise ValueError(f"rank must be < world_size = {world_size}, got {rank}")
-    workers = _checks.integer("workers", workers, low=0)
+    workers = checks.integer("workers", workers, low=0)
     augmentation = resolve(augment)
     if hasattr(dataset, "labels"):
         _check_labels(dataset)
@@ -119,8 +119,8 @@ def _leave_signals_to_the_parent(worker: int) -> None:
 def num_batches(dataset: Dataset[Any], batch_size: int, world_size: int = 1) -> int:
     """How many batches an epoch of :func:`batches` has on every rank."""
     n = _length(dataset)
-    batch_size = _checks.integer("batch_size", batch_size, low=1)
-    world_size = _checks.integer("world_size", world_size, low=1)
+    batch_size = checks.integer("batch_size", batch_size, low=1)
+    world_size = checks.integer("world_size", world_size, low=1)
     count = -(-n // (batch_size * world_size))
     if n < count * world_size:
         raise ValueError(
@@ -157,7 +157,7 @@ def imbalance(dataset: Dataset[Any], kind: str, seed: int = 0) -> Dataset[Any]:
         >>> imbalance(data, "multiple").labels.bincount()
         tensor([25, 50])
     """
-    _checks.choice("kind", kind, IMBALANCES)
+    checks.choice("kind", kind, IMBALANCES)
     members = _members(dataset)
     classes = len(members)
     kept = [len(indices) for indices in members]
@@ -170,7 +170,7 @@ def imbalance(dataset: Dataset[Any], kind: str, seed: int = 0) -> Dataset[Any]:
         if kept[0] < MNIST0_KEPT:
             raise ValueError(f"dataset must have {MNIST0_KEPT} samples of class 0 for 'mnist0', got {kept[0]}")
         kept[0] = MNIST0_KEPT
-    seed = _checks.integer("seed", seed, low=0)
+    seed = checks.integer("seed", seed, low=0)
     chosen = [_random.order(seed, 0, "imbalance", indices)[:n] for indices, n in zip(members, kept, strict=True)]
     return _subset(dataset, np.sort(np.concatenate(chosen)))
 
@@ -192,15 +192,15 @@ def holdout(dataset: Dataset[Any], size: int | float, seed: int = 0) -> tuple[Da
     members = _members(dataset)
     n = sum(map(len, members))
     if isinstance(size, float):
-        size = round(_checks.number("size", size, low=0, high=1) * n)
-    if not 1 <= _checks.integer("size", size) < n:
+        size = round(checks.number("size", size, low=0, high=1) * n)
+    if not 1 <= checks.integer("size", size) < n:
         raise ValueError(f"size must leave samples on both sides, 1 to {n - 1} of {n}, got {size}")
     exact = [size * len(indices) / n for indices in members]
     quota = [int(share) for share in exact]
     # what rounding down left over goes to the largest remainders
     for c in sorted(range(len(exact)), key=lambda c: quota[c] - exact[c])[: size - sum(quota)]:
         quota[c] += 1
-    seed = _checks.integer("seed", seed, low=0)
+    seed = checks.integer("seed", seed, low=0)
     held = [_random.order(seed, 0, "holdout", indices)[:k] for indices, k in zip(members, quota, strict=True)]
     inside = np.zeros(n, dtype=bool)
     inside[np.concatenate(held)] = True
@@ -236,9 +236,9 @@ def episode(
         >>> support.shape, support_labels.tolist(), query.shape
         (torch.Size([5, 2]), [0, 1, 2, 3, 4], torch.Size([75, 2]))
     """
-    index, seed = _checks.integer("index", index, low=0), _checks.integer("seed", seed, low=0)
-    ways, shots = _checks.integer("ways", ways, low=1), _checks.integer("shots", shots, low=1)
-    queries = _checks.integer("queries", queries, low=0)
+    index, seed = checks.integer("index", index, low=0), checks.integer("seed", seed, low=0)
+    ways, shots = checks.integer("ways", ways, low=1), checks.integer("shots", shots, low=1)
+    queries = checks.integer("queries", queries, low=0)
     augmentation = resolve(augment)
     members = _members(dataset)
     there = [c for c, indices in enumerate(members) if len(indices)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .. import _checks
+from .._internal import checks
 from . import _files
 from ._dataset import ArrayDataset
 
@@ -31,12 +31,12 @@ def text(root: Path | None, split: str, context: int | None = None, stride: int 
     Args:
         split: train, the first 90 % of the characters | test, the rest.
     """
-    _checks.choice("split", split, ("train", "test"))
+    checks.choice("split", split, ("train", "test"))
     if context is not None:
-        context = _checks.integer("context", context, low=1)
+        context = checks.integer("context", context, low=1)
     elif stride is not None:
         raise ValueError(f"stride goes with context, got stride={stride!r} alone")
-    stride = context if stride is None else _checks.integer("stride", stride, low=1)
+    stride = context if stride is None else checks.integer("stride", stride, low=1)
     path = root if root is not None and root.is_file() else SOURCE.find(root, "input.txt") / "input.txt"
     # Code points as numbers: no Python object is made of each character.
     points = np.frombuffer(_files.read_text(path, LIMIT).encode("utf-32-le"), "<u4")

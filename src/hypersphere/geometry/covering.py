@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _checks
+from .._internal import checks
 from ..cosine import unit
 from .points import angle_between, random_points, unit_rows
 from .theory import covering_lower_bound, expected_holes
@@ -49,7 +49,7 @@ def covering_radius(weight: Tensor, *, method: str = "auto", starts: int = 64, s
         >>> covering_radius(cube).cos() ** 2  # at the middle of a side
         tensor(0.3333, dtype=torch.float64)
     """
-    _checks.choice("method", method, ("auto", "exact", "estimate"))
+    checks.choice("method", method, ("auto", "exact", "estimate"))
     rows = unit_rows(weight)
     if method != "estimate":
         exact = _exact(rows, _balanced(rows))
@@ -57,7 +57,7 @@ def covering_radius(weight: Tensor, *, method: str = "auto", starts: int = 64, s
             return rows.new_tensor(exact)
         if method == "exact":
             raise ValueError(f'method must be "estimate" for {_too_large(rows)}')
-        _checks.warn_once(
+        checks.warn_once(
             "covering_radius gives the widest hole that it found, which is a lower bound: the convex hull has too many "
             'facets to be exact. covering_bounds gives both sides; method="estimate" says that this is meant.'
         )
@@ -130,7 +130,7 @@ def hole_moment(weight: Tensor, p: float) -> Tensor:
         >>> hole_moment(torch.cat([torch.eye(3), -torch.eye(3)]), p=2)
         tensor(6.7624, dtype=torch.float64)
     """
-    p = _checks.number("p", p, low=0.0)
+    p = checks.number("p", p, low=0.0)
     return hole_radii(weight).pow(p).sum()
 
 
@@ -232,7 +232,7 @@ def _second_moment(rows: Tensor, weights: Tensor) -> float:
 
 def _search(rows: Tensor, starts: int, seed: int) -> float:
     """The widest hole found: points flee from the neurons near them, in ever smaller steps from ever fewer neurons."""
-    u = random_points(_checks.integer("starts", starts, low=1), rows.shape[1], seed).to(rows.device)
+    u = random_points(checks.integer("starts", starts, low=1), rows.shape[1], seed).to(rows.device)
     for step in torch.logspace(math.log10(0.5), -5, 300).tolist():
         push = (10 / step * u @ rows.mT).softmax(1) @ rows
         push -= (push * u).sum(1, keepdim=True) * u

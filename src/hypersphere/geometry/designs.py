@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from .. import _checks
+from .._internal import checks
 from ..cosine import unit
 from .points import fibonacci_points, random_points, row_blocks, unit_rows
 
@@ -37,7 +37,7 @@ def design_error(points: Tensor, t: int) -> float:
         >>> design_error(cross, 3) < 1e-7, round(design_error(cross, 4), 4)
         (True, 2.2913)
     """
-    rows, t = unit_rows(points), _checks.integer("t", t, low=1)
+    rows, t = unit_rows(points), checks.integer("t", t, low=1)
     n, dim = rows.shape
     if dim < 2:
         raise ValueError(f"points must have at least 2 dimensions, got {tuple(points.shape)}")
@@ -67,7 +67,7 @@ def spherical_design(t: int, dim: int = 3) -> Tensor:
         >>> [len(spherical_design(t)) for t in (1, 2, 3, 5, 7)]
         [2, 4, 6, 12, 36]
     """
-    t, dim = _checks.integer("t", t, low=1), _checks.integer("dim", dim, low=2)
+    t, dim = checks.integer("t", t, low=1), checks.integer("dim", dim, low=2)
     eye = torch.eye(dim, dtype=torch.float64)
     if dim == 2:
         return fibonacci_points(t + 1, dim=2)

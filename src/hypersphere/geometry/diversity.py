@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from .. import _checks
+from .._internal import checks
 from .points import row_blocks, unit_rows
 
 
@@ -64,8 +64,8 @@ def diversity_bound(weight: Tensor, m: int, delta: float) -> float:
         >>> diversity_bound(even, 100, 0.1) < diversity_bound(bunched, 100, 0.1)
         True
     """
-    m, d = _checks.integer("m", m, low=1), unit_rows(weight).shape[1]
-    log = -math.log(_checks.number("delta", delta, low=0.0, high=1.0, open_low=True))
+    m, d = checks.integer("m", m, low=1), unit_rows(weight).shape[1]
+    log = -math.log(checks.number("delta", delta, low=0.0, high=1.0, open_low=True))
     even = max(0.0, kernel_discrepancy(weight))  # never negative but for rounding
     terms = math.sqrt(2 * even) * m * (4 / m * log) ** 0.25 + 2 * m * math.sqrt(4 / (3 * m) * log) + m * even
     return math.log(d) / math.sqrt(d) * terms + 2
@@ -103,7 +103,7 @@ def training_error_bound(weight: Tensor, x: Tensor, y: Tensor, v: Tensor | None 
         (1.0, 2.0)
     """
     rows, x, v, slopes = _network(weight, x, v)
-    _checks.floating("y", y)
+    checks.floating("y", y)
     if y.shape != x.shape[:1]:
         raise ValueError(f"y must be ({len(x)},) for {len(x)} inputs, got {tuple(y.shape)}")
     r = (v @ (rows @ x.mT).relu() - y.detach().to(x)) / len(x)
@@ -118,10 +118,10 @@ def _kernel(u: Tensor, v: Tensor) -> Tensor:
 
 def _network(weight: Tensor, x: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """weight (n, d), x (m, d), v (n,) in float64, and S (n, m)."""
-    rows = _checks.rows("weight", weight).detach().double()
+    rows = checks.rows("weight", weight).detach().double()
     for name, tensor in {"x": x, "v": v}.items():
         if tensor is not None:
-            _checks.floating(name, tensor)
+            checks.floating(name, tensor)
     n, d = rows.shape
     if x.dim() != 2 or x.shape[1] != d or not len(x):
         raise ValueError(f"x must be (m, {d}) and not empty, as the neurons have {d} dimensions; got {tuple(x.shape)}")

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from .. import _checks
-from .._progress import track
+from .._internal import checks
+from .._internal.progress import track
 from .contacts import LARGEST_SYSTEM, equalize_contacts, largest_cosine
 from .descent import descend
 
@@ -75,10 +75,10 @@ def minimize_energy(
         '1.306527162 radians'
     """
     n, dim, s = check_problem(n, dim, s)
-    starts = default_starts(n, s) if starts is None else _checks.integer("starts", starts, low=1)
-    steps = _checks.integer("steps", steps, low=1)
-    tolerance = _checks.number("tolerance", tolerance, low=0.0)
-    seed = _checks.integer("seed", seed, low=0)
+    starts = default_starts(n, s) if starts is None else checks.integer("starts", starts, low=1)
+    steps = checks.integer("steps", steps, low=1)
+    tolerance = checks.number("tolerance", tolerance, low=0.0)
+    seed = checks.integer("seed", seed, low=0)
     if seed > LARGEST_SEED:
         raise ValueError(f"seed must be <= {LARGEST_SEED}, got {seed}")
     chunk = max(1, min(starts, _PAIRS // n**2))
@@ -152,13 +152,13 @@ def default_starts(n: int, s: float) -> int:
 
 
 def check_problem(n: Any, dim: Any, s: Any) -> tuple[int, int, float]:
-    n, dim = _checks.integer("n", n, low=1), _checks.integer("dim", dim, low=2)
+    n, dim = checks.integer("n", n, low=1), checks.integer("dim", dim, low=2)
     if n > MOST_POINTS:
         raise ValueError(f"n must be <= {MOST_POINTS}, got {n}")
     if n * dim > MOST_NUMBERS:
         raise ValueError(f"n·dim must be <= {MOST_NUMBERS}, got {n}·{dim}")
     if s != math.inf:
-        s = _checks.number("s", s, low=0.0, high=LARGEST_S, hint=" (inf is allowed too)")
+        s = checks.number("s", s, low=0.0, high=LARGEST_S, hint=" (inf is allowed too)")
     return n, dim, float(s)
 
 

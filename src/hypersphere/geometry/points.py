@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from .. import _checks
+from .._internal import checks
 from ..cosine import unit
 
 _BLOCK = 1 << 21  # numbers in one block of the Gram matrix: 16 MB
@@ -56,8 +56,8 @@ def random_points(n: int, dim: int, seed: int = 0) -> Tensor:
         >>> random_points(2, 3)
         tensor([[...]], dtype=torch.float64)
     """
-    n, dim = _checks.integer("n", n, low=1), _checks.integer("dim", dim, low=1)
-    generator = torch.Generator().manual_seed(_checks.integer("seed", seed, low=0))
+    n, dim = checks.integer("n", n, low=1), checks.integer("dim", dim, low=1)
+    generator = torch.Generator().manual_seed(checks.integer("seed", seed, low=0))
     return unit(torch.randn(n, dim, dtype=torch.float64, generator=generator))
 
 
@@ -70,8 +70,8 @@ def fibonacci_points(n: int, dim: int = 3) -> Tensor:
         >>> fibonacci_points(4, dim=2).round()
         tensor([[ 1.,  0.], [ 0.,  1.], [-1.,  0.], [-0., -1.]], dtype=torch.float64)
     """
-    n, dim = _checks.integer("n", n, low=1), _checks.integer("dim", dim)
-    _checks.choice("dim", dim, (2, 3))
+    n, dim = checks.integer("n", n, low=1), checks.integer("dim", dim)
+    checks.choice("dim", dim, (2, 3))
     i = torch.arange(n, dtype=torch.float64)
     if dim == 2:
         turn = 2 * math.pi / n * i
@@ -84,7 +84,7 @@ def fibonacci_points(n: int, dim: int = 3) -> Tensor:
 @torch.no_grad()
 def unit_rows(weight: Tensor) -> Tensor:
     """The directions (N, d) of neurons (N, ...) in float64; ValueError for a neuron that has none."""
-    rows = _checks.rows("weight", weight).detach().double()
+    rows = checks.rows("weight", weight).detach().double()
     if not bool(rows.isfinite().all()):
         raise ValueError(f"weight must be finite, got NaN or infinity in row {_first(~rows.isfinite().all(1))}")
     rows = unit(rows / rows.abs().amax(1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny))

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import _checks
-from ..energy import hyperspherical_energy
+from .._internal import checks
+from ..energy.hyperspherical import hyperspherical_energy
 from .points import unit_rows
 
 
@@ -27,7 +27,7 @@ def energy_integral(s: float, dim: int) -> float:
         >>> round(energy_integral(1, dim=3), 9), energy_integral(2, dim=3)
         (1.0, inf)
     """
-    s, dim = _checks.number("s", s, low=0.0), _checks.integer("dim", dim, low=2)
+    s, dim = checks.number("s", s, low=0.0), checks.integer("dim", dim, low=2)
     if s >= dim - 1:
         return math.inf
     if s == 0:
@@ -69,7 +69,7 @@ def growth_law(s: float, dim: int) -> Growth:
         >>> growth_law(4, dim=3)
         Growth(power=3.0, log=False, constant=None)
     """
-    s, dim = _checks.number("s", s, low=0.0), _checks.integer("dim", dim, low=2)
+    s, dim = checks.number("s", s, low=0.0), checks.integer("dim", dim, low=2)
     if s < dim - 1:
         return Growth(2.0, False, energy_integral(s, dim))
     if s == dim - 1:
@@ -85,7 +85,7 @@ def circle_energy(n: int, s: float) -> float:
         >>> round(circle_energy(4, s=2), 9)
         5.0
     """
-    n, s = _checks.integer("n", n, low=1), _checks.number("s", s, low=0.0)
+    n, s = checks.integer("n", n, low=1), checks.number("s", s, low=0.0)
     chords = 2 * torch.sin(math.pi / n * torch.arange(1, n, dtype=torch.float64))
     return n * float(-chords.log().sum() if s == 0 else chords.pow(-s).sum())
 
@@ -102,13 +102,13 @@ def expected_energy(
         >>> expected_energy(2, dim=27), expected_energy(2, dim=27, n=64, half_space=True)  # a 3×3×3 convolution of 64
         (0.5208..., 0.5187...)
     """
-    s, dim = _checks.number("s", s, low=0.0), _checks.integer("dim", dim, low=2)
+    s, dim = checks.number("s", s, low=0.0), checks.integer("dim", dim, low=2)
     pair = _mean_angle_energy(s, dim) if angular else energy_integral(s, dim)
     if not half_space:
         return pair
     if n is None:
         raise ValueError("n, the number of neurons, must be given in half space")
-    return _half_space_mean(_checks.integer("n", n, low=1), 2 * pair, s, angular)  # θ and π − θ are equally likely
+    return _half_space_mean(checks.integer("n", n, low=1), 2 * pair, s, angular)  # θ and π − θ are equally likely
 
 
 def energy_lower_bound(n: int, dim: int, s: float = 2.0, *, half_space: bool = False, angular: bool = False) -> float:
@@ -125,8 +125,8 @@ def energy_lower_bound(n: int, dim: int, s: float = 2.0, *, half_space: bool = F
         >>> energy_lower_bound(4, dim=3, s=2), round(energy_lower_bound(3, dim=3, s=2, half_space=True), 9)
         (0.375, 0.45)
     """
-    n, dim = _checks.integer("n", n, low=1), _checks.integer("dim", dim, low=1)
-    s = _checks.number("s", s, low=0.0)
+    n, dim = checks.integer("n", n, low=1), checks.integer("dim", dim, low=1)
+    s = checks.number("s", s, low=0.0)
     if half_space:
         c = math.sqrt((n - dim) / (dim * (n - 1))) if n > dim else 0.0
         distances = [math.acos(x) if angular else math.sqrt(2 - 2 * x) for x in (c, -c)]
@@ -181,7 +181,7 @@ def log_energy_bounds(weight: Tensor, s: float = 2.0) -> tuple[float, float]:
         >>> log_energy_bounds(torch.eye(3), s=2)  # equal when all distances are
         (-0.693..., -0.693...)
     """
-    s, rows = _checks.number("s", s, low=0.0, open_low=True), unit_rows(weight)
+    s, rows = checks.number("s", s, low=0.0, open_low=True), unit_rows(weight)
     if len(rows) < 2:
         raise ValueError(f"weight must have at least 2 rows, for one neuron has no pair; got {len(rows)}")
     energies = [float(hyperspherical_energy(rows, power)) for power in (0.0, s)]
@@ -197,7 +197,7 @@ def cap_constant(dim: int) -> float:
         >>> round(cap_constant(3), 9)
         0.25
     """
-    return math.exp(_log_cap_constant(_checks.integer("dim", dim, low=2) - 1))
+    return math.exp(_log_cap_constant(checks.integer("dim", dim, low=2) - 1))
 
 
 def facet_constant(dim: int) -> float:
@@ -209,7 +209,7 @@ def facet_constant(dim: int) -> float:
         >>> round(facet_constant(4), 4)
         6.7677
     """
-    d = _checks.integer("dim", dim, low=2) - 1
+    d = checks.integer("dim", dim, low=2) - 1
     return _exp(math.log(2 / (d + 1)) + _log_cap_constant(d * d) - d * _log_cap_constant(d))
 
 
@@ -220,7 +220,7 @@ def expected_holes(n: int, dim: int) -> float:
         >>> round(expected_holes(2000, dim=3), 6)
         4000.0
     """
-    return facet_constant(dim) * _checks.integer("n", n, low=1)
+    return facet_constant(dim) * checks.integer("n", n, low=1)
 
 
 def expected_hole_moment(n: int, dim: int, p: float) -> float:
@@ -232,8 +232,8 @@ def expected_hole_moment(n: int, dim: int, p: float) -> float:
         >>> round(expected_hole_moment(2000, dim=3, p=1), 1), round(expected_hole_moment(2000, dim=3, p=2), 6)
         (237.8, 16.0)
     """
-    n, p = _checks.integer("n", n, low=1), _checks.number("p", p, low=0.0)
-    d = _checks.integer("dim", dim, low=2) - 1
+    n, p = checks.integer("n", n, low=1), checks.number("p", p, low=0.0)
+    d = checks.integer("dim", dim, low=2) - 1
     log = math.lgamma(d + p / d) - math.lgamma(d) + math.lgamma(n + 1) - math.lgamma(n + p / d)
     return facet_constant(dim) * _exp(log - p / d * _log_cap_constant(d))
 
@@ -245,8 +245,8 @@ def cap_area(angle: float, dim: int) -> float:
         >>> round(cap_area(math.pi / 3, dim=3), 9)  # (1 − cos)/2
         0.25
     """
-    angle = _checks.number("angle", angle, low=0.0, high=math.pi)
-    dim = _checks.integer("dim", dim, low=2)
+    angle = checks.number("angle", angle, low=0.0, high=math.pi)
+    dim = checks.integer("dim", dim, low=2)
     if angle == 0 or angle > math.pi / 2:
         return 1 - cap_area(math.pi - angle, dim) if angle else 0.0
     x, weight = _nodes()
@@ -261,7 +261,7 @@ def covering_lower_bound(n: int, dim: int) -> float:
         >>> covering_lower_bound(2, dim=3) / math.pi
         0.5...
     """
-    share = 1 / _checks.integer("n", n, low=1)
+    share = 1 / checks.integer("n", n, low=1)
     low, high = 0.0 if share < 1 else math.pi, math.pi
     while high - low > 1e-14:
         middle = (low + high) / 2

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from .. import _checks
-from .._nearest import unknown
+from .._internal import checks
+from .._internal.nearest import unknown
 from ..layers import Scale, SimilarityLike, SphereConv1d, SphereConv2d, SphereLinear
 from ..selection import select
 
@@ -59,7 +59,7 @@ class Network(nn.Module):
     def set_classifier(self, num_features: int, num_classes: int, bias: bool = True) -> None:
         """The classifier of a network that is being built."""
         self.num_features, self._bias = num_features, bias
-        self.num_classes = _checks.integer("num_classes", num_classes, low=0)
+        self.num_classes = checks.integer("num_classes", num_classes, low=0)
         self.classifier = nn.Linear(num_features, num_classes, bias=bias) if num_classes else nn.Identity()
 
     def _initialize(self, init: str) -> None:
@@ -130,8 +130,8 @@ def initialize(model: nn.Module, init: str, *, output: bool = True) -> None:
     numbers = re.fullmatch(r"normal\(\s*([^,]+?)\s*,\s*([^,]+?)\s*\)", init) if isinstance(init, str) else None
     try:
         mean, std = (float(number) for number in numbers.groups()) if numbers else (0.0, 1.0)
-        _checks.number("the mean of init", mean)
-        _checks.number("the deviation of init", std, low=0.0)
+        checks.number("the mean of init", mean)
+        checks.number("the deviation of init", std, low=0.0)
     except ValueError:
         numbers = None
     if numbers is None and init not in ("kaiming", "xavier"):
@@ -157,7 +157,7 @@ def numbers_of(name: str, values: Any, *, least: int = 1, low: int = 1) -> tuple
     """At least so many numbers, each at least `low`: the units or filters of every stage."""
     if not isinstance(values, Iterable) or isinstance(values, str) or len(listed := tuple(values)) < least:
         raise ValueError(f"{name} must be a sequence of {least} or more numbers, got {values!r}")
-    return tuple(_checks.integer(name, value, low=low) for value in listed)
+    return tuple(checks.integer(name, value, low=low) for value in listed)
 
 
 def stages_of(depth: Any, widths: Any, *, low: int = 1) -> list[tuple[int, int]]:
@@ -171,7 +171,7 @@ def stages_of(depth: Any, widths: Any, *, low: int = 1) -> list[tuple[int, int]]
 def pair(name: str, size: Any) -> tuple[int, int]:
     """An image size: one number or (height, width)."""
     height, width = size if isinstance(size, tuple | list) and len(size) == 2 else (size, size)
-    return _checks.integer(name, height, low=1), _checks.integer(name, width, low=1)
+    return checks.integer(name, height, low=1), checks.integer(name, width, low=1)
 
 
 def images(x: Tensor, channels: int) -> Tensor:

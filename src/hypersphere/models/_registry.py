@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from .._nearest import nearest_few
+from .._internal.nearest import nearest_few
 from .cnn import CNN
 from .gan import Discriminator, Generator
 from .gcn import GCN

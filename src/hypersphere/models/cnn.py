@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from .. import _checks
+from .._internal import checks
 from ..layers import Scale, SimilarityLike
 from ._parts import Network, Style, flat, images, pair, stages_of
 
@@ -45,8 +45,8 @@ class CNN(Network):
         super().__init__()
         style = Style(similarity, scale, batch_norm, relu)
         plan = stages_of(depth, widths)
-        _checks.integer("pool", pool, low=1)
-        channels = self.in_channels = _checks.integer("in_channels", in_channels, low=1)
+        checks.integer("pool", pool, low=1)
+        channels = self.in_channels = checks.integer("in_channels", in_channels, low=1)
         height, width = self.input_size = pair("input_size", input_size)
         first: list[nn.Module] = []
         if stem:
@@ -73,7 +73,7 @@ class CNN(Network):
         features = self._flat = channels * height * width
         self.fc: nn.Module = nn.Identity()
         if fc is not None:
-            self.fc = style.linear(features, _checks.integer("fc", fc, low=1))
+            self.fc = style.linear(features, checks.integer("fc", fc, low=1))
             self.not_rotated = ("fc",) if stem else ()
             features = fc
         self.set_classifier(features, num_classes)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from .. import _checks
+from .._internal import checks
 from ..layers import Scale, SimilarityLike
 from ._parts import Network, Style, flat, images, initialize, numbers_of, pair
 
@@ -31,7 +31,7 @@ class Generator(nn.Module):
         height, width = pair("input_size", input_size)
         if height % factor or width % factor:
             raise ValueError(f"input_size must be a multiple of {factor}, got {input_size}")
-        self.latent = _checks.integer("latent", latent, low=1)
+        self.latent = checks.integer("latent", latent, low=1)
         self.start = (first, height // factor, width // factor)
         self.dense = nn.Linear(latent, first * self.start[1] * self.start[2])
         layers: list[nn.Module] = []
@@ -39,7 +39,7 @@ class Generator(nn.Module):
         for filters in rest:
             layers += [nn.ConvTranspose2d(channels, filters, 4, 2, padding=1), *style.norm(filters), nn.ReLU()]
             channels = filters
-        last = nn.Conv2d(channels, _checks.integer("out_channels", out_channels, low=1), 3, padding=1)
+        last = nn.Conv2d(channels, checks.integer("out_channels", out_channels, low=1), 3, padding=1)
         self.layers = nn.Sequential(*layers, last, nn.Tanh())
         initialize(self, init)
 
@@ -78,11 +78,11 @@ class Discriminator(Network):
         if height % factor or width % factor:
             raise ValueError(f"input_size must be a multiple of {factor}, got {input_size}")
         plan = [(filters, kernel, stride) for filters in first for kernel, stride in ((3, 1), (4, 2))]
-        channels = self.in_channels = _checks.integer("in_channels", in_channels, low=1)
+        channels = self.in_channels = checks.integer("in_channels", in_channels, low=1)
         layers: list[nn.Module] = []
         for filters, kernel, stride in [*plan, (last, 3, 1)]:
             convolution = style.conv(channels, filters, kernel, stride, bias=True)
-            layers += [convolution, *style.norm(filters), nn.LeakyReLU(_checks.number("slope", slope))]
+            layers += [convolution, *style.norm(filters), nn.LeakyReLU(checks.number("slope", slope))]
             channels = filters
         self.layers = nn.Sequential(*layers)
         self.set_classifier(last * (height // factor) * (width // factor), num_classes)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import _checks
+from .._internal import checks
 from ..layers import Scale, SimilarityLike
 from ._parts import Network, Style, numbers_of
 
@@ -55,9 +55,9 @@ class GCN(Network):
         super().__init__()
         style = Style(similarity, scale)
         self.relu = relu
-        self.dropout = _checks.number("dropout", dropout, low=0.0, high=1.0)
+        self.dropout = checks.number("dropout", dropout, low=0.0, high=1.0)
         layers: list[nn.Module] = []
-        features = self.in_features = _checks.integer("in_features", in_features, low=1)
+        features = self.in_features = checks.integer("in_features", in_features, low=1)
         for width in numbers_of("widths", widths, least=0):
             layers.append(style.linear(features, width))
             features = width

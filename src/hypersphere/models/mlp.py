@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from .. import _checks
+from .._internal import checks
 from ..layers import Scale, SimilarityLike
 from ._parts import Network, Style, flat, numbers_of, pair
 
@@ -30,7 +30,7 @@ class MLP(Network):
         super().__init__()
         style = Style(similarity, scale, batch_norm, relu)
         height, width = self.input_size = pair("input_size", input_size)
-        self.in_channels = _checks.integer("in_channels", in_channels, low=1)
+        self.in_channels = checks.integer("in_channels", in_channels, low=1)
         features = self._flat = in_channels * height * width
         layers: list[nn.Module] = []
         for neurons in numbers_of("widths", widths, least=0):

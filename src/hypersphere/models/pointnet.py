@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from .. import _checks
+from .._internal import checks
 from ..layers import Scale, SimilarityLike
 from ._parts import Network, Style, numbers_of
 
@@ -36,7 +36,7 @@ class PointNet(Network):
     ) -> None:
         super().__init__()
         style = Style(similarity, scale, batch_norm, relu)
-        channels = self.in_channels = _checks.integer("in_channels", in_channels, low=1)
+        channels = self.in_channels = checks.integer("in_channels", in_channels, low=1)
         shared: list[nn.Module] = []
         for width in numbers_of("widths", widths):
             shared += [style.pointwise(channels, width), *style.norm(width, 1), *style.activation()]
@@ -46,7 +46,7 @@ class PointNet(Network):
         for width in numbers_of("fc", fc, least=0):
             layers += [style.linear(channels, width), *style.norm(width, 1), *style.activation()]
             channels = width
-        self.layers = nn.Sequential(*layers, nn.Dropout(_checks.number("dropout", dropout, low=0.0, high=1.0)))
+        self.layers = nn.Sequential(*layers, nn.Dropout(checks.number("dropout", dropout, low=0.0, high=1.0)))
         self.set_classifier(channels, num_classes)
         self._initialize(init)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import _checks
+from .._internal import checks
 from ..layers import Scale, SimilarityLike
 from ._parts import Network, Style, images, pair, stages_of
 
@@ -73,14 +73,14 @@ class ResNet(Network):
         init: str = "kaiming",
     ) -> None:
         super().__init__()
-        _checks.choice("stem", stem, ("cifar", "imagenet"))
-        _checks.choice("shortcut", shortcut, ("conv", "plain", "pad"))
+        checks.choice("stem", stem, ("cifar", "imagenet"))
+        checks.choice("shortcut", shortcut, ("conv", "plain", "pad"))
         self.input_size = pair("input_size", input_size)  # any will do: the mean is over what is left
         style = Style(similarity, scale, batch_norm, relu)
         plan = stages_of(depth, widths)
         channels = plan[0][1]
         kernel, stride = (3, 1) if stem == "cifar" else (7, 2)
-        self.in_channels = _checks.integer("in_channels", in_channels, low=1)
+        self.in_channels = checks.integer("in_channels", in_channels, low=1)
         root = style.unit(in_channels, channels, kernel, stride)
         self.stem = nn.Sequential(*root, *([] if stem == "cifar" else [nn.MaxPool2d(3, 2, padding=1)]))
         stages: list[nn.Module] = []

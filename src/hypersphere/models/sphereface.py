@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from .. import _checks
+from .._internal import checks
 from ..layers import Scale, SimilarityLike
 from ._parts import Network, Style, flat, images, initialize, pair, stages_of
 
@@ -54,7 +54,7 @@ class SphereFace(Network):
     ) -> None:
         super().__init__()
         style = Style(similarity, scale, batch_norm, relu)
-        channels = self.in_channels = _checks.integer("in_channels", in_channels, low=1)
+        channels = self.in_channels = checks.integer("in_channels", in_channels, low=1)
         height, width = self.input_size = pair("input_size", input_size)
         stages: list[nn.Module] = []
         for count, filters in stages_of(depth, widths, low=0):
@@ -65,7 +65,7 @@ class SphereFace(Network):
             channels, height, width = filters, (height + 1) // 2, (width + 1) // 2
         self.stages = nn.Sequential(*stages)
         self._flat = channels * height * width
-        self.fc = style.linear(self._flat, _checks.integer("fc", fc, low=1), bias=True)
+        self.fc = style.linear(self._flat, checks.integer("fc", fc, low=1), bias=True)
         self.set_classifier(fc, num_classes)
         for layer in (self.fc, self.classifier):
             initialize(layer, "xavier")

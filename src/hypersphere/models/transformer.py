@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .. import _checks
+from .._internal import checks
 from ._parts import Network
 
 
@@ -55,14 +55,14 @@ class Transformer(Network):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if _checks.integer("width", width, low=1) % _checks.integer("heads", heads, low=1):
+        if checks.integer("width", width, low=1) % checks.integer("heads", heads, low=1):
             raise ValueError(f"width must be a multiple of heads, got {width} and {heads}")
-        tokens = (_checks.integer("num_classes", num_classes, low=0) or 65) if vocabulary is None else vocabulary
-        self.context = _checks.integer("context", context, low=1)
-        self.tokens = _embedding(_checks.integer("vocabulary", tokens, low=1), width)
+        tokens = (checks.integer("num_classes", num_classes, low=0) or 65) if vocabulary is None else vocabulary
+        self.context = checks.integer("context", context, low=1)
+        self.tokens = _embedding(checks.integer("vocabulary", tokens, low=1), width)
         self.places = _embedding(context, width)
-        _checks.number("dropout", dropout, low=0.0, high=1.0)
-        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(_checks.integer("depth", depth, low=1)))
+        checks.number("dropout", dropout, low=0.0, high=1.0)
+        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(checks.integer("depth", depth, low=1)))
         self.norm = nn.LayerNorm(width)
         self.set_classifier(width, num_classes, bias=False)
 

@@ -28,8 +28,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .. import _checks
-from .._range import NoGradientForNaN, centered
+from .._internal import checks
+from .._internal.range import NoGradientForNaN, centered
 from ..cosine import apply
 from ._cayley import CayleyRows
 from ._constraints import CONSTRAINTS
@@ -122,7 +122,7 @@ def exponential(matrix: Tensor) -> Tensor:
 
 
 def _square(matrix: Tensor) -> Tensor:
-    _checks.floating("matrix", matrix)
+    checks.floating("matrix", matrix)
     if matrix.dim() < 2 or matrix.shape[-1] != matrix.shape[-2] or not matrix.numel():
         raise ValueError(f"matrix must be square matrices (..., m, m), got {tuple(matrix.shape)}")
     return matrix

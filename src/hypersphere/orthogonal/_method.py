@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from .. import _checks
-from .._range import capped, finite_gradient, fit, power_above, rescaled, root
+from .._internal import checks
+from .._internal.range import capped, finite_gradient, fit, power_above, rescaled, root
 from ..cosine import accumulation_dtype, without_autocast
 
 Product = Callable[[Tensor, Tensor], Tensor]
@@ -102,7 +102,7 @@ def only_normal(name: str, why: str) -> Callable[[int, str], Tensor]:
 def exactly(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """function(*tensors) in float32 at least, whatever autocast says; the result has the last tensor's dtype."""
     for tensor in tensors:
-        _checks.floating("P and V", tensor)
+        checks.floating("P and V", tensor)
     dtype = accumulation_dtype(reduce(torch.promote_types, (t.dtype for t in tensors)))
     with without_autocast(tensors[-1]):
         return fit(function(*(finite_gradient(t, torch.bfloat16).to(dtype) for t in tensors)), tensors[-1].dtype)
@@ -110,7 +110,7 @@ def exactly(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
 
 def exact_product(product: Product, p: Tensor, v: Tensor) -> Tensor:
     """product(p, v) as by :func:`exactly`, of rows v of any size: the product grows as they do."""
-    _checks.floating("P and V", v)
+    checks.floating("P and V", v)
     up = power_above(v, root(v.dtype, 2 if v.dtype is torch.float16 else 4))
     if up == 1:
         return exactly(product, p, v)

@@ -1,6 +1,6 @@
 """Pictures and pages made from results."""
 
-from .._files import write_text
+from .._internal.safe_files import write_text
 from .linechart import line_chart
 
 __all__ = ["line_chart", "write_text"]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from .._files import write_text
+from .._internal.safe_files import write_text
 
 # Okabe and Ito's colours, told apart with any colour vision, without their yellow, which is too faint on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -11,8 +11,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from .._files import write_bytes
-from .._tensors import hash_of, unshared
+from .._internal.safe_files import write_bytes
+from .._internal.tensors import hash_of, unshared
 from ..orthogonal import INITS
 from .parametrization import Plan, key_of, shown
 from .tasks import check_new_name

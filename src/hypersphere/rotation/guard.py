@@ -7,8 +7,8 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from .._checks import warn_once
-from ..guards import Watch
+from .._internal.checks import warn_once
+from .._internal.guards import Watch
 from .parametrization import Rotated, rotated, shown
 
 

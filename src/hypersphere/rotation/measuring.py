@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .. import _checks
+from .._internal import checks
 from ..cosine import accumulation_dtype, without_autocast
-from ..measures import deviation_from_orthonormal
+from ..energy.measures import deviation_from_orthonormal
 from .parametrization import rotated
 
 
@@ -28,7 +28,7 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
         >>> hs.count_parameters(net)["total"], hs.count_parameters(hs.rotate(net))["total"]  # 576·575/2 + 6400
         (43264, 172000)
     """
-    _checks.module("model", model)
+    checks.module("model", model)
     counts = dict.fromkeys(("rotations", "matrices", "weights", "other"), 0)
     of_rotations: set[Tensor] = set()
     for each in rotated(model):
@@ -60,8 +60,8 @@ def rotation_penalty(model: nn.Module, weight: float = 0.1, *, squared: bool = T
         >>> rotation_penalty(hs.rotate(net, "regularized")).item()  # R starts at the identity
         0.0
     """
-    factor = _checks.number("weight", weight, low=0.0)
-    _checks.module("model", model)
+    factor = checks.number("weight", weight, low=0.0)
+    checks.module("model", model)
     found = [each.rotation for each in rotated(model) if each.rotation.plan.method == "regularized"]
     if not found:
         raise ValueError('rotation_penalty: no layer is rotated with method="regularized"')

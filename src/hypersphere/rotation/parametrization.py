@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from .. import _checks
-from .._draws import generator, stable_hash, unwrapped_name
-from .._range import fit
+from .._internal import checks
+from .._internal.draws import generator, stable_hash, unwrapped_name
+from .._internal.range import fit
 from ..cosine import accumulation_dtype, without_autocast
 from ..orthogonal import ORTHOGONALIZERS, Orthogonalizer
 from ..selection import from_neuron_rows, neuron_rows
@@ -236,7 +236,7 @@ def rotated(model: nn.Module) -> Iterator[Rotated]:
 
 def rotated_strictly(verb: str, model: nn.Module) -> list[Rotated]:
     """:func:`rotated`, an error if there is none."""
-    _checks.module("model", model)
+    checks.module("model", model)
     found = list(rotated(model))
     if not found:
         raise ValueError(f"{verb}: no layer of the model is rotated; call hypersphere.rotate first")

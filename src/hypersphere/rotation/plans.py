@@ -7,7 +7,7 @@ from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any
 
-from .. import _checks
+from .._internal import checks
 from ..selection import Neurons
 from .parametrization import NONE, Plan, shown
 
@@ -49,7 +49,7 @@ def plans(
     }
     if not isinstance(share_blocks, bool):
         raise TypeError(f"share_blocks must be True or False, got {share_blocks!r}")
-    split = _checks.integer("blocks", blocks, low=1) != 1 or block_size is not None
+    split = checks.integer("blocks", blocks, low=1) != 1 or block_size is not None
     if method == NONE and (split or sample is not None):
         raise ValueError("blocks, block_size and sample go with a rotation, got method='none'")
     if split:
@@ -77,7 +77,7 @@ def _split(
     made: dict[str, Plan], found: dict[str, Neurons], blocks: int, block_size: Any, share_blocks: bool
 ) -> dict[str, Plan]:
     if block_size is not None:
-        _checks.integer("block_size", block_size, low=1)
+        checks.integer("block_size", block_size, low=1)
         if blocks != 1:
             raise ValueError(f"give blocks or block_size, not both; got blocks={blocks} and block_size={block_size}")
     numbers = {name: _blocks(plan.dimension, _kernel(found[name]), blocks, block_size) for name, plan in made.items()}
@@ -143,7 +143,7 @@ def _sampled(name: str, plan: Plan, sample: Any) -> Plan:
     if not isinstance(sample, Real) or isinstance(sample, bool):
         raise TypeError(f"sample must be an int >= 2 or a share between 0 and 1, got {sample!r}")
     if not is_share:
-        p = _checks.integer("sample", sample)
+        p = checks.integer("sample", sample)
     elif 0.0 < float(sample) < 1.0:
         p = round(float(sample) * plan.dimension)
     else:

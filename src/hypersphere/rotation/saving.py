@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from .. import _checks
-from .._tensors import hash_of
+from .._internal import checks
+from .._internal.tensors import hash_of
 from ..orthogonal import ORTHOGONALIZERS
 from ..selection import Neurons, select, unwrapped
 from ._file import Entry, File, read, write
@@ -42,7 +42,7 @@ def save_rotations(model: nn.Module, path: str | os.PathLike[str], *, task: str 
         >>> torch.equal(fresh[0].weight, net[0].weight)
         True
     """
-    _checks.module("model", model)
+    checks.module("model", model)
     model = unwrapped(model)
     found = rotated_strictly("save_rotations", model)
     for each in found:
@@ -65,7 +65,7 @@ def load_rotations(model: M, path: str | os.PathLike[str]) -> M:
             afterwards.
         path: the file.
     """
-    _checks.module("model", model)
+    checks.module("model", model)
     whole, file = unwrapped(model), read(path)
     there = {(each.name, each.tensor_name): each for each in rotated(whole)}
     plain = {(_module_name(name, n), n.tensor_name): n for name, n in select(whole).items()}

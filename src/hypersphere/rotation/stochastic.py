@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 from torch.optim import Optimizer
 
-from .. import _checks
-from .._draws import generator
+from .._internal import checks
+from .._internal.draws import generator
 from .parametrization import Rotated, drawn, rotated, shown
 
 
@@ -40,11 +40,11 @@ class Resampler:
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, inner: int = 750) -> None:
-        _checks.module("model", model)
+        checks.module("model", model)
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
         self.optimizer = optimizer
-        self.inner = _checks.integer("inner", inner, low=1)
+        self.inner = checks.integer("inner", inner, low=1)
         self.sampled = [each for each in rotated(model) if each.rotation.plan.sample is not None]
         if not self.sampled:
             raise ValueError("model must be rotated with sample: hypersphere.rotate(model, sample=0.25)")

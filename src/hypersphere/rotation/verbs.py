@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from .. import _checks
-from ..guards import changed
+from .._internal import checks
+from .._internal.guards import changed
 from ..orthogonal import BUILT_IN, INITS, ORTHOGONALIZERS, Orthogonalizer
 from ..selection import Neurons, Specs, as_list, matches, nothing_found, select, select_to_change
 from . import guard
@@ -82,9 +82,9 @@ def rotate(
         ['0.weight', '0.bias', '2.weight', '2.bias']
     """
     chosen_method = _checked_method(method)
-    _checks.choice("init", init, INITS)
-    _checks.choice("neurons", neurons, ("fixed", "learned"))
-    _checks.integer("seed", seed)
+    checks.choice("init", init, INITS)
+    checks.choice("neurons", neurons, ("fixed", "learned"))
+    checks.integer("seed", seed)
     found = _selected(model, layers, exclude, output)
     for name, each in found.items():
         check_layer(model, name, each)
@@ -103,9 +103,9 @@ def rotate(
     if layers is None or len(made) > 1:  # who asks for a single layer knows it
         costs = costly(made, found, first)
         if costs is not None:
-            _checks.warn_once(costs)
+            checks.warn_once(costs)
     if chosen_method == "cayley" and init == "normal":
-        _checks.warn_once(
+        checks.warn_once(
             "the Cayley transform of N(0, 1) is close to -I in high dimensions: such a start turns every neuron around "
             "and learns slowly; init='identity' begins at the neurons themselves"
         )
@@ -198,7 +198,7 @@ def _detach(each: Rotated) -> None:
 
 
 def _selected(model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None) -> dict[str, Neurons]:
-    _checks.module("model", model)
+    checks.module("model", model)
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise ValueError(f"model must be rotated before it is wrapped, got {type(model).__name__}")
     for name, module in model.named_modules():
@@ -230,7 +230,7 @@ def _without_plain(model: nn.Module, found: dict[str, Neurons]) -> dict[str, Neu
         for name in getattr(module, "not_rotated", ())
     }
     for name in plain.intersection(found):
-        _checks.warn_once(
+        checks.warn_once(
             f"rotate leaves layer {name!r} with its {dimension(found[name])} dimensions plain, as its network says: "
             f"layers={name!r} rotates it (on the command line rotation.layers=hidden,{name})"
         )
@@ -266,7 +266,7 @@ def check_layer(model: nn.Module, name: str, neurons: Neurons) -> None:
     ]
     if len(holders) > 1:
         raise ValueError(f"{layer} has a tied weight ({' and '.join(holders)}): rotating it would untie it")
-    _checks.finite_weight(shown(name), weight)
+    checks.finite_weight(shown(name), weight)
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
@@ -293,7 +293,7 @@ def _checked_method(method: Any) -> str:
         return method.name
     if not isinstance(method, str):
         raise TypeError(f"method must be a name or an Orthogonalizer, got {method!r}")
-    _checks.choice("method", method, (*ORTHOGONALIZERS, NONE))
+    checks.choice("method", method, (*ORTHOGONALIZERS, NONE))
     return method
 
 

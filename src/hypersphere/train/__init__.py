@@ -21,11 +21,17 @@ from .memory import keep_memory as keep_memory
 if TYPE_CHECKING:
     from .engine import TrainingError as TrainingError
     from .engine import fit as fit
-    from .folder import Result as Result
-    from .run import Run as Run
-    from .run import load_run as load_run
+    from .inference.run import Run as Run
+    from .inference.run import load_run as load_run
+    from .storage.folder import Result as Result
 else:
-    _HOME = {"TrainingError": "engine", "fit": "engine", "Result": "folder", "Run": "run", "load_run": "run"}
+    _HOME = {
+        "TrainingError": "engine",
+        "fit": "engine",
+        "Result": "storage.folder",
+        "Run": "inference.run",
+        "load_run": "inference.run",
+    }
 
     def __getattr__(name: str) -> Any:
         from importlib import import_module

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from .._nearest import nearest as nearest
+from .._internal.nearest import nearest as nearest
 
 _PLAIN = tuple(f"cnn{layers}" for layers in (3, 6, 9, 15, 18, 45, 60, 69))
 
@@ -64,7 +64,7 @@ _LIVE = {
     "data": ("hypersphere.data._registry", "LOADERS"),
     "augmentation": ("hypersphere.data.augment", "AUGMENTATIONS"),
     "similarity": ("hypersphere.similarity", "SIMILARITIES"),
-    "measure": ("hypersphere.measures", "REGULARIZERS"),
+    "measure": ("hypersphere.energy.measures", "REGULARIZERS"),
     "method": ("hypersphere.orthogonal", "ORTHOGONALIZERS"),
 }
 

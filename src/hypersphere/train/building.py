@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .. import losses, models
+from .. import models
 from ..conversion import spherize
+from ..energy import EnergyRegularizer, normalize_neurons, spread
+from ..losses import heads as losses
 from ..optim import OGD, param_groups
-from ..regularizers import EnergyRegularizer, normalize_neurons, spread
 from ..rotation import rotate
 from ..rotation.parametrization import rotated
 from ..selection import select

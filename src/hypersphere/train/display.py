@@ -39,7 +39,7 @@ def make(title: str, total: int, start: int = 0, *, enabled: bool = True) -> Dis
             return Plain(title, total, start, sys.stderr)
         console = Console(stderr=True)
         if console.is_terminal and not console.is_dumb_terminal:
-            from ._bar import Bar
+            from .bar import Bar
 
             return Bar(title, total, start, console)
     return Plain(title, total, start, sys.stderr)

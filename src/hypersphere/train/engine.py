@@ -7,13 +7,13 @@ from contextlib import closing
 
 import torch
 
-from .._draws import stable_hash
-from . import folder
+from .._internal.draws import stable_hash
 from . import sets as data_sets
 from .config import Config, derive
 from .distributed import restarts, session
-from .folder import Result
 from .schedule import set_rate
+from .storage import folder
+from .storage.folder import Result
 from .training import Callback, Training
 from .training import TrainingError as TrainingError
 

@@ -15,10 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from .. import _checks
-from . import _restoring
+from .._internal import checks
 from .config import Config
 from .distributed import World
+from .storage import restoring
 
 SLOW = 1.5  # times float32 from which on mixed precision is pointed out as slow
 _ROUNDS = 3
@@ -49,7 +49,7 @@ class Precision:
         factor = slowdown(self.dtype)
         if factor >= SLOW:
             name = str(self.dtype).removeprefix("torch.")
-            _checks.warn_once(
+            checks.warn_once(
                 f"amp: {name} takes {factor:.1f} times as long as float32 on this CPU (a convolution, measured now); "
                 "amp=false is faster here"
             )
@@ -86,7 +86,7 @@ class Precision:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.scaler.is_enabled():
-            self.scaler.load_state_dict(_restoring.scaler(state, self.scaler.state_dict()))
+            self.scaler.load_state_dict(restoring.scaler(state, self.scaler.state_dict()))
 
 
 @cache

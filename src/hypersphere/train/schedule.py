@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from . import _restoring
 from .config import Schedule as Settings
+from .storage import restoring
 
 PATIENCE = 10  # where a config gives none
 
@@ -55,7 +55,7 @@ class Schedule:
         return {"best": self.best, "waited": self.waited, "factor": self.factor}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best, self.waited, self.factor = _restoring.schedule(state)
+        self.best, self.waited, self.factor = restoring.schedule(state)
 
 
 def set_rate(optimizer: Optimizer, rate: float) -> None:

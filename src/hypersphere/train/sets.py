@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import data as datasets
-from .._tensors import hash_of
+from .._internal.tensors import hash_of
 from ..data import Graph
 from ..data.augment import AUGMENTATIONS, Augmentation, Compose, Resize, resolve
 from ..data.sampling import bounds, num_batches

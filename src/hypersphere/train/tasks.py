@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .._draws import generator
+from .._internal.draws import generator
 from ..data import Graph
-from ..regularizers import EnergyRegularizer
+from ..energy import EnergyRegularizer
 from ..rotation import Resampler, rotation_penalty
 from . import building
 from .config import Config
@@ -291,7 +291,7 @@ class Adversarial(Task):
         return building.energies(self.discriminator, None, self.config.energy)
 
     def _load_discriminator(self, file: Path) -> None:
-        from .run import read_tensors
+        from .inference.run import read_tensors
 
         if file.is_file():
             building.load_same(self.discriminator, read_tensors(file), str(file))

@@ -15,17 +15,18 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import cached
 
-from .. import _checks
-from . import _restoring, building, checkpoint, display, folder, tasks
+from .._internal import checks
+from . import building, display, tasks
 from . import sets as data_sets
-from ._reading import find, line, warn_of
 from .config import Config, derive
 from .distributed import World
-from .folder import Result
 from .interruption import Interruptions
-from .metrics import Metrics
 from .precision import Precision
 from .schedule import Schedule
+from .storage import checkpoint, folder, restoring
+from .storage.folder import Result
+from .storage.metrics import Metrics
+from .storage.reading import find, line, warn_of
 
 FEW = 100  # steps that are hardly enough for anything
 SETTLED = 20  # steps after which a loss above the first one is no longer the start's unrest
@@ -319,12 +320,12 @@ class Training:
         """What :meth:`state` gave."""
         self._load(nested)
         for phase, each in zip(self.task.phases, nested["optimizers"], strict=True):
-            _restoring.load_optimizer(phase.optimizer, each)
+            restoring.load_optimizer(phase.optimizer, each)
         if self.task.regularizer is not None:
             self.task.regularizer.load_state_dict(nested["regularizer"])
         self.schedule.load_state_dict(nested["schedule"])
         self.precision.load_state_dict(nested["precision"])
-        self.done = Progress(**_restoring.progress(nested["progress"], set(vars(Progress()))))
+        self.done = Progress(**restoring.progress(nested["progress"], set(vars(Progress()))))
         self.saved = self.done.step, self.done.evaluated
 
     def _load(self, nested: dict[str, Any]) -> None:
@@ -335,7 +336,7 @@ class Training:
         found = checkpoint.best_of(where)
         tensors, state = ({}, {}) if found is None else checkpoint.load(found)
         if state.get("step") != (self.done.best or {}).get("step"):
-            _checks.warn(f"{where}: the best checkpoint is missing; the next evaluation counts as the best")
+            checks.warn(f"{where}: the best checkpoint is missing; the next evaluation counts as the best")
             self.done.best = None
             return
         nested = checkpoint.unflatten(tensors, state.get("tree"))
@@ -383,7 +384,7 @@ class Training:
     def warn_if_diverged(self, summary: dict[str, Any]) -> None:
         if summary["diverged"] and self.world.speaks:
             clip = "" if self.precision.clip is not None else " or clip=1"
-            _checks.warn(
+            checks.warn(
                 f"the training diverged: its loss rose from {self.done.first:.4g} to {max(self._losses()):.4g}, and it "
                 f"ends with the accuracy of a guess, {summary['accuracy']:.2%}; "
                 f"try optimizer.lr below {self.config.optimizer.lr:g}{clip}"

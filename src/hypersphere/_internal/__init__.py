@@ -1,0 +1,1 @@
+"""What all packages share. Nothing here is public."""

@@ -1,0 +1,106 @@
+"""What is said when something is wrong: errors that name the argument, what is allowed and what came; warnings once."""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .nearest import unknown
+
+_warned: set[str] = set()
+
+
+def warn_once(message: str) -> None:
+    """Warn of a known trap, once a process."""
+    if message not in _warned:
+        _warned.add(message)
+        warn(message)
+
+
+def warn(message: str) -> None:
+    """Warn, at the line of the user's that led here."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("hypersphere", "torch"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
+
+
+def number(
+    name: str, value: Any, *, low: float = -math.inf, high: float = math.inf, open_low: bool = False, hint: str = ""
+) -> float:
+    """`value` as a finite float within [low, high], or (low, high] with `open_low`; a compiler's is taken as it is."""
+    if torch.compiler.is_compiling():
+        return value
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {value!r}{hint}")
+    value = float(value)
+    if not math.isfinite(value) or value > high or value < low or (open_low and value == low):
+        allowed = "finite"
+        if math.isfinite(low):
+            allowed += f" and {'>' if open_low else '>='} {low:g}"
+        if math.isfinite(high):
+            allowed += f" and <= {high:g}"
+        raise ValueError(f"{name} must be {allowed}, got {value!r}{hint}")
+    return value
+
+
+def integer(name: str, value: Any, *, low: float = -math.inf) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    if value < low:
+        raise ValueError(f"{name} must be >= {low}, got {value}")
+    return int(value)
+
+
+def choice(name: str, value: Any, allowed: Any) -> None:
+    if value not in allowed:
+        raise ValueError(unknown(name, value, allowed))
+
+
+def floating(name: str, x: Any) -> None:
+    """`x` is a real floating point tensor."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a Tensor, got {type(x).__name__}")
+    if not x.is_floating_point():
+        raise TypeError(f"{name} must have a floating point dtype, got {x.dtype}")
+
+
+def rows(name: str, weight: Any) -> Tensor:
+    """Neurons (N, ...) as rows (N, d)."""
+    floating(name, weight)
+    if weight.dim() < 2 or not weight.numel():
+        raise ValueError(f"{name} must be (N, ...) and not empty, got {tuple(weight.shape)}")
+    flat: Tensor = weight.flatten(1)
+    return flat
+
+
+def floating_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"dtype must be a floating point dtype, got {dtype!r}")
+    return dtype
+
+
+def has_values(name: str, weight: Tensor) -> None:
+    """`weight` of layer `name` is not on the meta device."""
+    if weight.is_meta:
+        raise ValueError(f"the weight of {name!r} has no values on the meta device: load the weights first")
+
+
+def finite_weight(name: str, weight: Tensor) -> None:
+    """`weight` of layer `name` has no NaN or infinity (read once, when a model is converted)."""
+    if not weight.is_meta and not bool(torch.isfinite(weight).all()):
+        bad = int((~torch.isfinite(weight)).sum())
+        raise ValueError(
+            f"the weight of {name!r} must be finite, got {bad} NaN or infinite of {weight.numel()} numbers"
+        )
+
+
+def module(name: str, value: Any) -> None:
+    if not isinstance(value, nn.Module):
+        raise TypeError(f"{name} must be a torch.nn.Module, got {type(value).__name__}")

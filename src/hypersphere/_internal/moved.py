@@ -1,0 +1,44 @@
+"""Keep old import paths working: ``import hypersphere.measures`` gives ``hypersphere.energy.measures``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+#: old path → new path, both below hypersphere
+MOVED = {
+    "margins": "losses.margins",
+    "measures": "energy.measures",
+    "regularizers": "energy",
+    "train.checkpoint": "train.storage.checkpoint",
+    "train.exporting": "train.inference.exporting",
+    "train.folder": "train.storage.folder",
+    "train.inputs": "train.inference.inputs",
+    "train.metrics": "train.storage.metrics",
+    "train.run": "train.inference.run",
+    "train.scores": "train.inference.scores",
+}
+
+
+class _Moved(MetaPathFinder, Loader):
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        package, _, old = name.partition(".")
+        return ModuleSpec(name, self) if package == "hypersphere" and old in MOVED else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = import_module(f"hypersphere.{MOVED[spec.name.partition('.')[2]]}")
+        self._own = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._own  # importlib has put the old path's there
+
+
+def install() -> None:
+    """Let ``import`` find the old paths."""
+    if not any(isinstance(each, _Moved) for each in sys.meta_path):
+        sys.meta_path.append(_Moved())

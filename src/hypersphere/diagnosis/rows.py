@@ -1,0 +1,287 @@
+"""How redundant the neurons of a model are: one row a layer, as data and as a table.
+
+Shapes: G groups, N neurons in each, d their dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast, overload
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from .._internal import checks
+from .._internal.progress import track
+from ..cosine import inverse_row_norm, unit
+from ..energy.hyperspherical import checked_law, group_energy
+from ..energy.repulsion import Law
+from ..geometry.points import angle_between, closest_pair, row_blocks
+from ..geometry.theory import energy_lower_bound, excess_over, expected_energy
+from ..selection import Neurons, Specs, nothing_found, select, select_to_change
+from .stored import StoredNeurons, select_stored
+from .table import table
+
+LISTED = 1000
+"""How many near-duplicate pairs a row lists at most: a layer that has collapsed has N(N − 1)/2 of them."""
+
+SMALLEST_ANGLE = 1e-6  # below, a cosine has no digits left to tell near from nearer
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is known of one layer. Angles are in radians; indices are output channels of the whole layer.
+
+    With groups, energies, the mean angle and the effective rank are means over groups, the separation is the least, and
+    pairs are within a group. What needs a pair is None where no group has two living neurons.
+    """
+
+    name: str
+    neurons: int
+    """N, in each group."""
+    dimension: int
+    """d, the numbers that a neuron has."""
+    energy: float
+    """The mean energy of pairs in full space; 0 without pairs."""
+    half_energy: float
+    """The mean energy in half space, where every neuron's antipode takes part."""
+    excess: float | None
+    """The energy above the least that any N neurons could have, as a share of it; for s = 0 the difference."""
+    random_excess: float | None
+    """The excess that random neurons have on average, to compare with; None where it is infinite (d ≤ s + 1)."""
+    separation: float | None
+    """The least angle between two neurons."""
+    closest: tuple[int, int] | None
+    """The two neurons at that angle."""
+    duplicates: tuple[tuple[int, int], ...]
+    """Pairs nearer than `duplicate_angle`, the nearest first, LISTED at most."""
+    duplicate_pairs: int
+    """How many such pairs there are."""
+    redundant: tuple[int, ...]
+    """Neurons that have a near-duplicate with a lower index."""
+    dead: tuple[int, ...]
+    """Neurons that are zero; they count in nothing else."""
+    mean_angle: float | None
+    effective_rank: float
+    """exp of the entropy of the singular values (divided by their sum) of the unit neurons (Roy and Vetterli, 2007)."""
+    groups: int = 1
+    is_output: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields for JSON: tuples as lists, and None for an infinite excess."""
+        return {name: _plain(value) for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True, repr=False)
+class Diagnosis(Sequence[Row]):
+    """A sequence of rows, one a layer; str() is a table for people, :meth:`to_dicts` is data for programs."""
+
+    rows: tuple[Row, ...]
+    s: float = 2.0
+    angular: bool = False
+    duplicate_angle: float = 0.1
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Diagnosis: ...
+    def __getitem__(self, index: int | slice) -> Row | Diagnosis:
+        return replace(self, rows=self.rows[index]) if isinstance(index, slice) else self.rows[index]
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """One dict a row, ready for JSON."""
+        return [row.to_dict() for row in self.rows]
+
+    def __str__(self) -> str:
+        return table(self)
+
+    __repr__ = __str__
+
+
+def diagnose(
+    model_or_state_dict: nn.Module | Mapping[str, Tensor],
+    *,
+    layers: Specs | None = None,
+    exclude: Specs = (),
+    output: str | None = "auto",
+    s: float = 2.0,
+    angular: bool = False,
+    duplicate_angle: float = 0.1,
+) -> Diagnosis:
+    """How evenly the neurons of each layer are spread, which of them are redundant and which are dead.
+
+    It reads the weights, in float64, and changes nothing. Time grows as N²·d, memory as N·d.
+
+    From a state_dict, which does not say what a tensor is for, the floating tensors of two dimensions or more that are
+    named ``weight``, ``in_proj_weight`` or ``{q,k,v}_proj_weight`` are taken, with their rows (dimension 0) as neurons:
+    groups are not seen, and a transposed convolution's rows are its input channels. Recurrent weights, and matrices
+    whose layer is called an embedding, are passed over unless `layers` matches them. What a parametrization makes of
+    its tensors only the model knows.
+
+    Args:
+        model_or_state_dict: a model, or tensors by name, as ``state_dict()`` or ``safetensors.torch.load_file`` gives.
+        layers, exclude, output: which layers, as in :func:`select`; the output layer is included and marked. For a
+            state_dict names and patterns, and "auto" marks no output.
+        s, angular: which energy, as in :func:`hyperspherical_energy`.
+        duplicate_angle: neurons nearer than this count as near-duplicates, in radians (0.1 is 5.7°).
+
+    Example:
+        >>> weight = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, 0.0], [-1.0, 0.01]])
+        >>> (row,) = diagnose({"fc.weight": weight})
+        >>> row.name, row.neurons, row.closest, row.duplicates, row.dead
+        ('fc', 5, (2, 4), ((2, 4),), (3,))
+    """
+    law = checked_law(s, False, angular)
+    duplicate_angle = checks.number("duplicate_angle", duplicate_angle, low=SMALLEST_ANGLE, high=math.pi)
+    found: dict[str, Neurons] | dict[str, StoredNeurons]
+    if not isinstance(model_or_state_dict, nn.Module):
+        found = select_stored("diagnose", model_or_state_dict, layers, exclude, output)
+    elif layers is None:
+        found = select(model_or_state_dict, None, exclude, output)
+    else:  # a name that matches nothing is an error
+        found = select_to_change("diagnose", model_or_state_dict, layers, exclude, output)
+    if not found:
+        raise nothing_found(cast(nn.Module, model_or_state_dict), "diagnose")
+    work: list[tuple[str, Neurons | StoredNeurons]] = list(found.items())
+    with torch.no_grad():
+        rows = [_row(name, neurons, law, duplicate_angle) for name, neurons in track(work, "diagnosing layers")]
+    return Diagnosis(tuple(rows), law.s, law.angular, duplicate_angle)
+
+
+def _rows(name: str, neurons: Neurons | StoredNeurons) -> Tensor:
+    """The neurons (G, N, d), checked."""
+    if isinstance(neurons, StoredNeurons):
+        rows = neurons.matrix()
+    else:
+        parameter = neurons.module._parameters.get(neurons.tensor_name)
+        if parameter is not None and is_lazy(parameter):
+            raise ValueError(f"the weight of {name!r} has no shape yet: run the model once, the layer is lazy")
+        with _without_side_effects(neurons.module):
+            rows = neurons.matrix()
+    checks.has_values(name, rows)
+    checks.floating(f"the weight of {name!r}", rows)
+    if not rows.numel():
+        raise ValueError(f"the weight of {name!r} must not be empty, got the shape {tuple(neurons.tensor.shape)}")
+    if rows.dtype.itemsize == 1:  # float8 knows hardly any arithmetic
+        rows = rows.float()
+    if rows.device.type not in ("cpu", "cuda"):  # others may not have float64
+        rows = rows.cpu()
+    checks.finite_weight(name, rows)
+    return rows
+
+
+@contextmanager
+def _without_side_effects(module: nn.Module) -> Iterator[None]:
+    """Its parametrizations in eval mode: in training mode a spectral norm iterates whenever the weight is read."""
+    parametrizations = getattr(module, "parametrizations", None)
+    inside = parametrizations.modules() if isinstance(parametrizations, nn.Module) else ()
+    training = [m for m in inside if m.training]
+    for m in training:
+        m.training = False
+    try:
+        yield
+    finally:
+        for m in training:
+            m.training = True
+
+
+def _row(name: str, neurons: Neurons | StoredNeurons, law: Law, duplicate_angle: float) -> Row:
+    rows = _rows(name, neurons)
+    groups, n, d = rows.shape
+    alive = inverse_row_norm(rows.flatten(0, 1)).view(groups, n) > 0
+    points = unit(rows.double()) * alive.unsqueeze(2)
+    laws = law, replace(law, half_space=True)
+    energy, half_energy = (float((group_energy(points, each) / groups).sum()) for each in laws)
+    pairs = [_pairs(points[g], alive[g], g * n, duplicate_angle) for g in range(groups) if alive[g].sum() > 1]
+    living = alive.sum(1).tolist()
+    bound = sum(energy_lower_bound(k, d, law.s, angular=law.angular) for k in living if k > 1) / groups
+    random = expected_energy(law.s, d, angular=law.angular) * len(pairs) / groups if d > 1 else math.inf
+    nearest = min((p.nearest for p in pairs), default=None)
+    near = sorted(pair for p in pairs for pair in p.near)[:LISTED]
+    return Row(
+        name=name,
+        neurons=n,
+        dimension=d,
+        energy=energy,
+        half_energy=half_energy,
+        excess=excess_over(energy, bound, law.s) if pairs else None,
+        random_excess=excess_over(random, bound, law.s) if pairs and random < math.inf else None,
+        separation=nearest[0] if nearest else None,
+        closest=nearest[1:] if nearest else None,
+        duplicates=tuple((i, j) for _, i, j in near),
+        duplicate_pairs=sum(p.count for p in pairs),
+        redundant=tuple(i for p in pairs for i in p.redundant),
+        dead=tuple((~alive.flatten()).nonzero().flatten().tolist()),
+        mean_angle=sum(p.mean_angle for p in pairs) / len(pairs) if pairs else None,
+        effective_rank=_effective_rank(points),
+        groups=groups,
+        is_output=neurons.is_output,
+    )
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """The pairs of one group; indices are those of the layer, a near pair is (angle, i, j)."""
+
+    nearest: tuple[float, int, int]
+    near: list[tuple[float, int, int]]
+    count: int
+    redundant: list[int]
+    mean_angle: float
+
+
+def _pairs(points: Tensor, alive: Tensor, offset: int, duplicate_angle: float) -> _Pairs:
+    """Of points (N, d), those `alive` (N,); the layer's index of the first is `offset`."""
+    index, points = (alive.nonzero().flatten() + offset).tolist(), points[alive]
+    n, threshold = len(points), math.cos(duplicate_angle)
+    near: dict[tuple[int, int], float] = {}
+    total, count, redundant = 0.0, 0, torch.zeros(n, dtype=torch.bool, device=points.device)
+    for block in row_blocks(n):
+        start = block.start
+        cosine = (points[block] @ points[start:].mT).clamp_(-1, 1)  # column k is row start + k
+        later = torch.ones(cosine.shape, dtype=torch.bool, device=points.device).triu_(1)
+        cosine = cosine.where(later, 1.0)
+        total += float(cosine.acos().sum())
+        close = later.logical_and_(cosine > threshold)
+        found = int(close.sum())
+        if not found:
+            continue
+        count += found
+        redundant[start:] |= close.any(0)
+        nearest = cosine[close].topk(min(found, LISTED)).indices
+        i, j = (close.nonzero()[nearest] + start).unbind(1)
+        angles = [angle_between(points[a], points[b]) for a, b in zip(i.split(64), j.split(64), strict=True)]
+        near |= zip(zip(i.tolist(), j.tolist(), strict=True), torch.cat(angles).tolist(), strict=True)
+        near = dict(sorted(near.items(), key=lambda item: (item[1], item[0]))[:LISTED])
+    i, j, separation = closest_pair(points)
+    return _Pairs(
+        nearest=(separation, index[i], index[j]),
+        near=[(angle, index[i], index[j]) for (i, j), angle in near.items()],
+        count=count,
+        redundant=[index[i] for i in redundant.nonzero().flatten().tolist()],
+        mean_angle=total / (n * (n - 1) / 2),
+    )
+
+
+def _effective_rank(points: Tensor) -> float:
+    """The mean over the groups (G, N, d) that live. The smaller Gram matrix has the squared singular values."""
+    gram = points @ points.mT if points.shape[1] <= points.shape[2] else points.mT @ points
+    squares = torch.linalg.eigvalsh(gram)
+    rounding = max(points.shape[1:]) * torch.finfo(squares.dtype).eps * squares[:, -1:]
+    share = squares.where(squares > rounding, 0.0).sqrt()
+    share = share / share.sum(1, keepdim=True).clamp(min=torch.finfo(share.dtype).tiny)
+    rank = torch.special.entr(share).sum(1).exp()[share.sum(1) > 0.5]
+    return float(rank.mean()) if len(rank) else 0.0
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

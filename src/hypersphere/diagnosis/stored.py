@@ -1,0 +1,114 @@
+"""Which tensors of a state_dict are neurons: what names and shapes tell, for there is no model to ask.
+
+Floating tensors of two dimensions or more that are named ``weight``, ``in_proj_weight`` or ``{q,k,v}_proj_weight``
+hold neurons, and their rows (dimension 0) are the neurons. A layer has the name that it has in :func:`select`. Rotated
+layers are merged first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from os import PathLike
+from typing import Any
+
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from ..rotation.merging import holds_rotations, merge_state_dict
+from ..selection import Specs, as_list
+
+_PROJECTIONS = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+_RECURRENT = ("weight_ih", "weight_hh", "weight_hr")
+
+
+@dataclass(frozen=True)
+class StoredNeurons:
+    """One tensor of neurons, with no module around it."""
+
+    tensor: Tensor
+    is_output: bool
+
+    def matrix(self) -> Tensor:
+        """The neurons as rows, (1, N, d)."""
+        return self.tensor.flatten(1).unsqueeze(0)
+
+
+def select_stored(
+    verb: str, state_dict: Any, layers: Specs | None, exclude: Specs, output: str | None
+) -> dict[str, StoredNeurons]:
+    """The neurons of a state_dict by layer name, in its order; TypeError or ValueError for what cannot be.
+
+    Recurrent weights and embeddings (matrices that are called so) are taken only if `layers` matches them.
+    """
+    there = _weights(state_dict)
+    listed = ", ".join(name or "(root)" for name in there) or "none"
+    wanted, unwanted = None if layers is None else _strings("layers", layers), _strings("exclude", exclude)
+    for spec in wanted or []:
+        if not _matches([spec], *there):
+            raise ValueError(f"{verb}: no weight named {spec!r}; the state_dict's weights are: {listed}")
+    if output is not None and not isinstance(output, str):
+        raise TypeError(f"output must be 'auto', a layer's name or None, got {output!r}")
+    if output not in (None, "auto", *there):
+        raise ValueError(f"output must be 'auto', None or one of {', '.join(map(repr, there))}; got {output!r}")
+    taken = {
+        name: StoredNeurons(tensor, name == output)
+        for name, tensor in there.items()
+        if (_matches(wanted, name) if wanted is not None else not _passed_over(name, tensor))
+        and not _matches(unwanted, name)
+    }
+    if not taken:
+        inside = [key for key, value in state_dict.items() if isinstance(value, Mapping)]
+        hint = f". Give the state_dict alone if it is inside, under {' or '.join(map(repr, inside))}" if inside else ""
+        raise ValueError(f"{verb}: no weight to work on; the state_dict's weights are: {listed}{hint}")
+    return taken
+
+
+def _weights(state_dict: Any) -> dict[str, Tensor]:
+    """All that may hold neurons, by layer name."""
+    allowed = "model_or_state_dict must be an nn.Module or a mapping of names to tensors"
+    if isinstance(state_dict, str | PathLike):
+        raise TypeError(
+            f"{allowed}, got the path {str(state_dict)!r}: load it with safetensors.torch.load_file(path), or with "
+            "torch.load(path, weights_only=True)"
+        )
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(f"{allowed}, got {type(state_dict).__name__}")
+    if holds_rotations(state_dict):
+        try:
+            state_dict = merge_state_dict(state_dict)
+        except ValueError as error:
+            hint = "merge it with hypersphere.merge_state_dict(state_dict, task=...) first"
+            raise ValueError(f"the state_dict is of a rotated model; {hint} ({error})") from None
+    found: dict[str, Tensor] = {}
+    for key, value in state_dict.items():
+        if not isinstance(key, str) or not isinstance(value, Tensor) or is_lazy(value):
+            continue
+        if value.is_floating_point() and value.dim() >= 2:
+            module, _, tensor = key.rpartition(".")
+            if tensor in ("weight", "in_proj_weight"):
+                found[key if module in found else module] = value
+            elif tensor in _PROJECTIONS or tensor.startswith(_RECURRENT):
+                found[key] = value
+    return found
+
+
+def _passed_over(name: str, tensor: Tensor) -> bool:
+    last = name.rpartition(".")[2]
+    embedding = tensor.dim() == 2 and ("embed" in last.lower() or last in ("wte", "wpe"))
+    return embedding or last.startswith(_RECURRENT)
+
+
+def _strings(argument: str, specs: Specs) -> list[str]:
+    strings = []
+    for spec in as_list(argument, specs):
+        if not isinstance(spec, str):
+            allowed = "names and patterns for a state_dict (types and predicates need a model)"
+            raise TypeError(f"{argument} must hold {allowed}, got {spec!r}")
+        strings.append(spec)
+    return strings
+
+
+def _matches(specs: list[str], *names: str) -> bool:
+    return any(name == spec or fnmatchcase(name, spec) for name in names for spec in specs)

@@ -1,0 +1,11 @@
+"""The energy of neurons on the sphere: as a function, as a regularizer, as a start."""
+
+from .hyperspherical import class_energy as class_energy
+from .hyperspherical import group_energy as group_energy
+from .hyperspherical import hyperspherical_energy as hyperspherical_energy
+from .measures import REGULARIZERS as REGULARIZERS
+from .regularizer import EnergyRegularizer as EnergyRegularizer
+from .regularizer import orthonormal as orthonormal
+from .regularizer import orthonormal_penalty as orthonormal_penalty
+from .start import normalize_neurons as normalize_neurons
+from .start import spread as spread

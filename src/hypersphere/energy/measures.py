@@ -1,0 +1,257 @@
+"""Measures of how evenly neurons are spread, to be made small: the energy and the terms it is compared with.
+
+Each takes groups of neurons (G, N, d), rows of any length, and gives one number a group (G,):
+
+======================  ============================================================================================
+energy                  the mean hyperspherical energy (MHE, Eq. 4)
+comhe_random            the mean energy after random projections to at most 30 dimensions, drawn anew at every call
+comhe_angle             the energy after the projection to at most 30 dimensions that best keeps the cosines
+orthonormal             ‖WᵀW − I‖²_F over the neurons as they are (SphereNet, 2.4)
+orthoreg                Σ_{i≠j} log(1 + exp(10·(cos θ_ij − 1))), which leaves pairs beyond a right angle alone
+srip                    the spectral norm of WᵀW − I, from below by ten power iterations
+separation              minus the least angle between two neurons
+polarization            minus the least mean energy that a point of the sphere has with all neurons
+covering                the largest angle that a point of the sphere has to the nearest neuron
+gram_determinant        −1/N·log det K with K_ij = exp(−‖ŵ_i − ŵ_j‖²)
+======================  ============================================================================================
+
+The last four look for a pair or a point first and differentiate the angle or energy there (the envelope theorem).
+
+Shapes: G groups, N neurons, d dimensions, k dimensions after a projection.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from .._internal import checks
+from .._internal.range import capped, root
+from ..cosine import unit, without_autocast
+from .hyperspherical import alive_points, exact, group_energy
+from .repulsion import NEAR, Law
+
+Draw = Callable[[], Generator]
+Measure = Callable[[Tensor, Law, Draw], Tensor]
+
+PROJECTED = 30  # dimensions after a projection
+PROJECTIONS = 8  # random projections a call
+
+
+def energy(rows: Tensor, law: Law, draw: Draw) -> Tensor:
+    return group_energy(rows, law)
+
+
+def comhe_random(rows: Tensor, law: Law, draw: Draw) -> Tensor:
+    groups, _, d = rows.shape
+    k = min(PROJECTED, d)
+    # drawn on the CPU: the same numbers on every device
+    projection = torch.randn(PROJECTIONS, 1, d, k, generator=draw(), dtype=torch.float64).to(rows) / k**0.5
+    projected = (unit(rows) @ projection).flatten(0, 1)
+    return group_energy(projected, law).view(PROJECTIONS, groups).mean(0)
+
+
+def comhe_angle(rows: Tensor, law: Law, draw: Draw, steps: int = 5) -> Tensor:
+    p = unit(rows)
+    k = min(PROJECTED, *p.shape[1:])
+    with torch.no_grad():
+        # The principal axes keep inner products best; a few steps make that cosines. No step is needed where k = d.
+        cosines = p @ p.mT
+        axes = _principal_axes(p.to(torch.float64))[..., :k].to(p.dtype)
+    for _ in range(steps if k == PROJECTED < p.shape[2] else 0):
+        with torch.enable_grad():
+            leaf = axes.detach().requires_grad_()
+            q = unit(p.detach() @ leaf)
+            (slope,) = torch.autograd.grad((q @ q.mT - cosines).square().mean((1, 2)).sum(), leaf)
+        length = torch.linalg.vector_norm(slope, dim=(1, 2), keepdim=True).clamp(min=1e-12)
+        axes = axes - 0.05 * slope / length
+    return group_energy(p @ axes, law)
+
+
+def _principal_axes(p: Tensor) -> Tensor:
+    """The right singular vectors of p (G, N, d), (G, d, min(N, d)), largest first, through the smaller Gram matrix."""
+    if p.shape[1] >= p.shape[2]:
+        return torch.linalg.eigh(p.mT @ p).eigenvectors.flip(2)
+    squares, left = torch.linalg.eigh(p @ p.mT)
+    left = left * (squares > 1e-12 * squares.amax(1, keepdim=True)).unsqueeze(1)  # noise has no axis
+    return unit((p.mT @ left.flip(2)).mT).mT
+
+
+def orthonormal(rows: Tensor, law: Law, draw: Draw) -> Tensor:
+    return deviation_from_orthonormal(rows)
+
+
+def deviation_from_orthonormal(rows: Tensor) -> Tensor:
+    """‖WᵀW − I_N‖² of each group; through the smaller Gram matrix, as it is ‖WWᵀ − I_d‖² + N − d."""
+    n, d = rows.shape[1:]
+    rows = _with_finite_squares(rows)
+    gram = rows @ rows.mT if n <= d else rows.mT @ rows
+    identity = torch.eye(min(n, d), dtype=rows.dtype, device=rows.device)
+    return (gram - identity).square().sum((1, 2)) + max(n - d, 0)
+
+
+def _with_finite_squares(rows: Tensor) -> Tensor:
+    """Neurons (G, N, d) with elements so small that ‖WᵀW‖² is finite: below 1e8 or so in float32."""
+    return capped(rows, (root(rows.dtype, 1) / 2**20) ** 0.25 / math.sqrt(rows.shape[1] * rows.shape[2]))
+
+
+def orthoreg(rows: Tensor, law: Law, draw: Draw, sharpness: float = 10.0) -> Tensor:
+    p = unit(rows)
+    terms = torch.nn.functional.softplus(sharpness * (p @ p.mT - 1))
+    return (terms * _other_pairs(p)).sum((1, 2))
+
+
+def srip(rows: Tensor, law: Law, draw: Draw, iterations: int = 10) -> Tensor:
+    n = rows.shape[1]
+    rows = _with_finite_squares(rows)
+    v = torch.arange(1, n + 1, device=rows.device, dtype=rows.dtype).cos().view(1, n, 1).expand(len(rows), n, 1)
+    with torch.no_grad():
+        for _ in range(iterations):  # W Wᵀ v − v: no N × N matrix
+            v = rows @ (rows.mT @ v) - v
+            v = v / torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp(min=1e-30)
+    return ((rows.mT @ v).square().sum((1, 2)) - v.square().sum((1, 2))).abs()
+
+
+def separation(rows: Tensor, law: Law, draw: Draw) -> Tensor:
+    p = unit(rows)
+    with torch.no_grad():
+        others = _other_pairs(p)
+        nearest = torch.where(others, p @ p.mT, -2.0).flatten(1).argmax(1)
+    group = torch.arange(len(p), device=p.device)
+    u, v = p[group, nearest // p.shape[1]], p[group, nearest % p.shape[1]]
+    return torch.where(others.flatten(1).any(1), -_angle(u, v), 0.0)
+
+
+def polarization(rows: Tensor, law: Law, draw: Draw) -> Tensor:
+    p = unit(rows)
+    alive = alive_points(p).unsqueeze(1)
+
+    def potential(points: Tensor, neurons: Tensor) -> Tensor:  # (G, M, d) → (G, M)
+        terms = law.energy((2 - 2 * points @ neurons.mT).clamp(min=NEAR * NEAR))
+        return (terms * alive).sum(2) / alive.sum(2).clamp(min=1)
+
+    v = _search(p.detach(), potential, draw)
+    return -potential(v, p).squeeze(1)
+
+
+def covering(rows: Tensor, law: Law, draw: Draw) -> Tensor:
+    p = unit(rows)
+    alive = alive_points(p).unsqueeze(1)
+
+    def nearness(points: Tensor, neurons: Tensor) -> Tensor:  # a smooth largest cosine
+        return torch.where(alive, 30 * points @ neurons.mT, -60.0).logsumexp(2)
+
+    v = _search(p.detach(), nearness, draw)
+    nearest = torch.where(alive, v @ p.detach().mT, -2.0).squeeze(1).argmax(1)
+    group = torch.arange(len(p), device=p.device)
+    return _angle(v.squeeze(1), p[group, nearest])
+
+
+def gram_determinant(rows: Tensor, law: Law, draw: Draw) -> Tensor:
+    p = unit(rows).to(torch.float64)
+    kernel = torch.exp(2 * p @ p.mT - 2) * _other_pairs(p)  # exp(−‖ŵ_i − ŵ_j‖²)
+    diagonal = (1 + 1e-6) * torch.eye(p.shape[1], dtype=p.dtype, device=p.device)  # coincident neurons: not singular
+    factor = torch.linalg.cholesky(kernel + diagonal)
+    living = alive_points(p).sum(1).clamp(min=1)
+    return (-2 / living * factor.diagonal(dim1=1, dim2=2).log().sum(1)).to(rows.dtype)
+
+
+#: a name of the table, or a function of neurons (N, d)
+MeasureLike = str | Callable[[Tensor], Tensor]
+
+REGULARIZERS: dict[str, Measure] = {
+    "energy": energy,
+    "comhe_random": comhe_random,
+    "comhe_angle": comhe_angle,
+    "orthonormal": orthonormal,
+    "orthoreg": orthoreg,
+    "srip": srip,
+    "separation": separation,
+    "polarization": polarization,
+    "covering": covering,
+    "gram_determinant": gram_determinant,
+}
+WEIGHTS: dict[str, tuple[float, float]] = {
+    "energy": (10.0, 1.0),
+    "comhe_random": (10.0, 1.0),
+    "comhe_angle": (10.0, 1.0),
+    "orthonormal": (1e-4, 0.0),
+    "orthoreg": (1.0, 1.0),
+    "srip": (1e-2, 0.0),
+    "separation": (0.1, 0.1),
+    "polarization": (10.0, 1.0),
+    "covering": (0.1, 0.1),
+    "gram_determinant": (10.0, 1.0),
+}
+"""Default weights of each measure in hidden layers and in the output layer; docs/energy.md has what they do."""
+ENERGIES = ("energy", "comhe_random", "comhe_angle")
+"""Measures that see half space; the hidden weight is a tenth there (MHE, App. A)."""
+RANDOM = ("comhe_random",)
+"""Measures whose value depends on the draw; the others draw at most where a search begins."""
+
+
+def measured(name: str, rows: Tensor, law: Law, draw: Draw) -> Tensor:
+    """The measure of each group, in float32 at least: (G,)."""
+    with without_autocast(rows):
+        return REGULARIZERS[name](exact(rows), law, draw)
+
+
+def default_weights(name: str, half_space: bool) -> tuple[float, float] | None:
+    """The weights of a measure in hidden layers and in the output layer; None for one that has none."""
+    if name not in WEIGHTS:
+        return None
+    hidden, output = WEIGHTS[name]
+    return (hidden / 10 if half_space and name in ENERGIES else hidden), output
+
+
+def _angle(u: Tensor, v: Tensor) -> Tensor:
+    """The angle between unit vectors (G, d), from their difference; its gradient stays bounded at 0 and π."""
+    half = (u - v).square().sum(1).clamp(min=1e-12).sqrt() / 2
+    return 2 * half.clamp(max=1 - 1e-6).asin()
+
+
+def _other_pairs(p: Tensor) -> Tensor:
+    """Which pairs (G, N, N) are of two different neurons, none of them zero."""
+    alive = alive_points(p)
+    itself = torch.eye(p.shape[1], dtype=torch.bool, device=p.device)
+    return alive.unsqueeze(1) & alive.unsqueeze(2) & ~itself
+
+
+def _search(
+    p: Tensor, height: Callable[[Tensor, Tensor], Tensor], draw: Draw, starts: int = 64, steps: int = 30
+) -> Tensor:
+    """A point (G, 1, d) of the sphere where height(points, p) is small, by gradient descent from many points."""
+    v = unit(torch.randn(starts, p.shape[2], generator=draw(), dtype=torch.float64).to(p)).expand(len(p), -1, -1)
+    for step in range(steps):
+        with torch.enable_grad():
+            leaf = v.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(height(leaf, p).sum(), leaf)
+        slope = slope - v * (slope * v).sum(2, keepdim=True)
+        v = unit(v - 0.3 * (1 - step / steps) * unit(slope))
+    with torch.no_grad():
+        lowest = height(v, p).argmin(1)
+    return v[torch.arange(len(p), device=p.device), lowest].unsqueeze(1)
+
+
+def checked_measure(measure: Any) -> MeasureLike:
+    if isinstance(measure, str):
+        checks.choice("measure", measure, REGULARIZERS)
+    elif not callable(measure):
+        raise TypeError(f"measure must be one of {', '.join(REGULARIZERS)} or a function of neurons, got {measure!r}")
+    return measure
+
+
+def by_function(measure: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """A user's measure of each group: (G,)."""
+    values = [measure(group) for group in rows]
+    if not all(isinstance(value, Tensor) and value.numel() == 1 for value in values):
+        got = values[0]
+        raise TypeError(
+            f"measure must give a tensor with one number for neurons (N, d), got "
+            f"{f'shape {tuple(got.shape)}' if isinstance(got, Tensor) else type(got).__name__}"
+        )
+    return torch.stack([value.reshape(()) for value in values])

@@ -1,0 +1,286 @@
+"""Terms of the loss that keep neurons apart: MHE over a whole network, and its companions (MHE, 3.3–3.7).
+
+Which measures there are is in :mod:`hypersphere.energy.measures`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._internal import checks
+from .._internal.draws import generator, unwrapped_name
+from .._internal.range import power_above, rescaled, root
+from ..cosine import unit, without_autocast
+from ..selection import Neurons, Specs, nothing_found, select, select_strictly, select_to_change
+from .bounded_force import bounded
+from .hyperspherical import batch_energy, checked_labels, checked_law, estimated_energy, exact, report_zero_neurons
+from .measures import (
+    RANDOM,
+    MeasureLike,
+    by_function,
+    checked_measure,
+    default_weights,
+    deviation_from_orthonormal,
+    measured,
+)
+from .repulsion import Law
+
+
+class EnergyRegularizer:
+    """Hyperspherical energy over a network (MHE, Eq. 4 and 3.7); add it to the loss.
+
+        λ_h·Σ_hidden mean energy + λ_o·mean energy of the output layer + λ_w·mean ‖w‖
+
+    It holds no weights: it reads the model's at each call, parametrized ones as the layer sees them. The energy of
+    fixed neurons that are rotated (:func:`hypersphere.rotate`) is constant: it is in per_layer(), not in the sum.
+
+    The gradient of a weighted term by a neuron w is shortened to ‖w‖ where it is longer: a step of SGD at learning rate
+    0.1 turns no neuron by more than 0.1 rad, however close and short neurons are. A measure of yours is left as it is.
+
+    Args:
+        model: the network. Layers whose neurons form groups (grouped convolutions) count with the mean over groups.
+        layers, exclude, output: which layers, as in :func:`hypersphere.select`. The output layer's energy is always of
+            full space: opposite classes are as far apart as can be.
+        head: a loss head (or layer) outside of the model that holds the classes; then no layer of the model is the
+            output.
+        measure: a key of :data:`REGULARIZERS`, or a function of neurons (N, d) that gives a scalar.
+        hidden_weight: λ_h; None: the measure's own, for the energy 10 in full space and 1 in half space (MHE, App. A).
+            A measure of yours has none: give one.
+        output_weight: λ_o; None: the measure's own, 1 for the energy. It is 0 for measures that do not suit classes
+            (orthonormal, srip, yours) and for a loss head that adds its classes' energy itself (`energy_weight` > 0):
+            they count once.
+        weight_decay: λ_w, of the mean length of all neurons, output included (3.7).
+        s, half_space, angular: the energy, as in :func:`hypersphere.hyperspherical_energy`; half space is for hidden
+            layers. Measures other than the energies do not see them (polarization sees s and angular).
+        minibatch: estimate the energy of a hidden layer from this many of its neurons, drawn anew at each call (3.6).
+            The estimate is unbiased. Drawing breaks the graph of torch.compile.
+        average: divide the sum of all layers' terms by their number.
+        seed: draws depend on the seed, the layer's name and the number of the draw alone.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 10))
+        >>> energy = EnergyRegularizer(net, half_space=True)
+        >>> energy().backward()
+        >>> sorted(energy.per_layer())
+        ['0', '2']
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        layers: Specs | None = None,
+        exclude: Specs = (),
+        output: str | None = "auto",
+        head: nn.Module | None = None,
+        measure: MeasureLike = "energy",
+        hidden_weight: float | None = None,
+        output_weight: float | None = None,
+        weight_decay: float = 0.0,
+        s: float = 2.0,
+        half_space: bool = False,
+        angular: bool = False,
+        minibatch: int | None = None,
+        average: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.measure = checked_measure(measure)
+        self.law = checked_law(s, half_space, angular)
+        self.weight_decay = checks.number("weight_decay", weight_decay, low=0.0)
+        self.minibatch = None if minibatch is None else checks.integer("minibatch", minibatch, low=2)
+        if minibatch is not None and measure != "energy":
+            raise ValueError(f"minibatch goes with measure='energy', got measure={measure!r}")
+        self.average = bool(average)
+        self.seed = checks.integer("seed", seed)
+        self.draws = 0
+        self.neurons = self._selected(model, layers, exclude, output, head)
+        self.hidden_weight, self.output_weight = self._weights(hidden_weight, output_weight)
+        self._reported: set[str] = set()
+        for name, neurons in self.neurons.items():
+            self._report_zero_neurons(name, neurons.matrix())
+
+    def __call__(self, labels: Tensor | None = None) -> Tensor:
+        """The whole term, a scalar.
+
+        Args:
+            labels: (B,) the classes of the batch: the output layer's energy is that of these classes against all
+                (Eq. 8), which costs B × N × d instead of N² × d. A head's `ignore_index` (else -100) does not count.
+        """
+        if labels is not None and self.measure != "energy":
+            raise ValueError("labels go with measure='energy' alone")
+        if labels is not None and not any(neurons.is_output for neurons in self.neurons.values()):
+            raise ValueError("labels must be None: no layer is the output (see the argument output, or head)")
+        learning = self._learning()
+        share = 1 / len(learning) if self.average and learning else 1.0
+        terms = [self._term(name, neurons, labels, share) for name, neurons in learning.items()]
+        if self.minibatch is not None or self.measure in RANDOM:
+            self.draws += 1
+        if not terms:
+            return next(iter(self.neurons.values())).stored.new_zeros(())
+        total = torch.stack([term.to(terms[0]) for term in terms]).sum()
+        return total + self.weight_decay * self._mean_length() if self.weight_decay else total
+
+    def _learning(self) -> dict[str, Neurons]:
+        """The layers whose energy training can change."""
+        return {name: neurons for name, neurons in self.neurons.items() if not neurons.is_constant}
+
+    def per_layer(self) -> dict[str, float]:
+        """Every layer's measure as it is now, unweighted and of all its neurons, for logging."""
+        for name, neurons in self.neurons.items():
+            checks.has_values(name, neurons.stored)
+        with torch.no_grad():
+            values = [self._measured(name, neurons, 1.0, sample=False) for name, neurons in self.neurons.items()]
+        return {name: value.item() for name, value in zip(self.neurons, values, strict=True)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed training needs for the same draws."""
+        return {"draws": self.draws, "seed": self.seed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if set(state) != {"draws", "seed"}:
+            raise ValueError(f"state must hold 'draws' and 'seed', got {', '.join(map(repr, state)) or 'nothing'}")
+        self.draws, self.seed = checks.integer("draws", state["draws"], low=0), checks.integer("seed", state["seed"])
+
+    def _weights(self, hidden_weight: float | None, output_weight: float | None) -> tuple[float, float]:
+        """λ_h and λ_o: what was given, or else the measure's own."""
+        own = default_weights(self.measure, self.law.half_space) if isinstance(self.measure, str) else None
+        if own is None and hidden_weight is None:
+            raise ValueError("hidden_weight must be given for a measure of your own, which has no default, got None")
+        hidden, output = own or (0.0, 0.0)
+        heads = [neurons.module for neurons in self.neurons.values() if neurons.is_output]
+        if any(getattr(head, "energy_weight", 0.0) for head in heads):  # its loss holds the classes' energy already
+            output = 0.0
+        hidden = hidden if hidden_weight is None else checks.number("hidden_weight", hidden_weight)
+        return hidden, output if output_weight is None else checks.number("output_weight", output_weight)
+
+    def _selected(
+        self, model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None, head: nn.Module | None
+    ) -> dict[str, Neurons]:
+        if head is None:
+            found = select_strictly("EnergyRegularizer", model, layers, exclude, output)
+        else:
+            checks.module("head", head)
+            of_head = select(head, output=None)
+            if not of_head:
+                raise nothing_found(head, "EnergyRegularizer(head=...)")
+            *_, last = of_head.values()
+            found = {
+                n: neurons
+                for n, neurons in select_strictly("EnergyRegularizer", model, layers, exclude, None).items()
+                if neurons.module is not last.module
+            }
+            found["head" if "head" not in found else "(head)"] = Neurons(last.module, last.tensor_name, True)
+        if not found:
+            raise nothing_found(model, "EnergyRegularizer")
+        for name, neurons in found.items():
+            if torch.nn.parameter.is_lazy(neurons.stored):
+                raise ValueError(f"layer {name!r} has no weight yet (lazy): run the model once first")
+        return found
+
+    def _term(self, name: str, neurons: Neurons, labels: Tensor | None, share: float) -> Tensor:
+        weight = share * (self.output_weight if neurons.is_output else self.hidden_weight)
+        if not weight:
+            return neurons.stored.new_zeros(())
+        if not neurons.is_output or labels is None:
+            return self._measured(name, neurons, weight, sample=not neurons.is_output)
+        rows = exact(neurons.matrix().flatten(0, 1))
+        ignored = getattr(neurons.module, "ignore_index", -100)
+        checked_labels(labels, len(rows), ignored)
+        kept = labels != ignored
+        shares = weight * kept.to(rows.dtype) / kept.sum().clamp(min=1)
+        law, classes = Law(self.law.s, False, self.law.angular), torch.where(kept, labels, 0)
+        return bounded(lambda r: batch_energy(r, classes, shares, law), rows)
+
+    def __repr__(self) -> str:
+        measure = self.measure if isinstance(self.measure, str) else getattr(self.measure, "__name__", "a function")
+        layers = ", ".join(name + (" (output)" if n.is_output else "") for name, n in self.neurons.items())
+        weights = f"hidden_weight={self.hidden_weight:g}, output_weight={self.output_weight:g}"
+        return (
+            f"EnergyRegularizer({measure} of {layers}; {weights}, s={self.law.s:g}, half_space={self.law.half_space})"
+        )
+
+    def _measured(self, name: str, neurons: Neurons, weight: float, *, sample: bool) -> Tensor:
+        rows = neurons.matrix()
+        if rows.device.type == "cpu" and not torch.compiler.is_compiling():  # where a look costs nothing
+            self._report_zero_neurons(name, rows)
+        law = Law(self.law.s, self.law.half_space and not neurons.is_output, self.law.angular)
+        if not isinstance(self.measure, str):
+            return weight * by_function(self.measure, rows).mean()
+        named, rows, name = self.measure, exact(rows), unwrapped_name(name)
+        if sample and self.minibatch is not None and self.minibatch < rows.shape[1]:
+            index = _drawn(rows.shape[1], self.minibatch, self.seed, name, self.draws).to(rows.device)
+            return bounded(lambda r: weight * estimated_energy(r, law, index).mean(), rows)
+        draw = partial(generator, self.seed, name, self.draws)
+        return bounded(lambda r: weight * measured(named, r, law, draw).mean(), rows)
+
+    def _report_zero_neurons(self, name: str, rows: Tensor) -> None:
+        if name not in self._reported and report_zero_neurons(name, rows):
+            self._reported.add(name)
+
+    def _mean_length(self) -> Tensor:
+        """mean ‖w‖ over all neurons of all layers, with gradient 0 for a zero neuron."""
+        rows = [exact(neurons.matrix().flatten(0, 1)) for neurons in self._learning().values()]
+        up = max(power_above(r, root(r.dtype, 4)) for r in rows)
+        if up != 1:
+            rows = [rescaled(r, 1 / up, 1.0) for r in rows]
+        mean = torch.stack([(r * unit(r)).sum() for r in rows]).sum() / sum(len(r) for r in rows)
+        return mean if up == 1 else rescaled(mean, up, 1.0, root(mean.dtype, 1) / 16)
+
+
+def orthonormal(weight: Tensor, *, normalized: bool = False) -> Tensor:
+    """‖WᵀW − I‖²_F for kernels as the columns of W (SphereNet, 2.4), here the rows of `weight`.
+
+    Only the smaller of the two Gram matrices is formed: ‖WᵀW − I_N‖² = ‖WWᵀ − I_d‖² + N − d.
+
+    Args:
+        weight: (N, ...), flattened to (N, d): rows are neurons.
+        normalized: scale the neurons to length one first, so that only angles count.
+
+    Example:
+        >>> orthonormal(torch.eye(3)), orthonormal(2 * torch.eye(3)), orthonormal(2 * torch.eye(3), normalized=True)
+        (tensor(0.), tensor(27.), tensor(0.))
+    """
+    return _orthonormal(checks.rows("weight", weight)[None], normalized)
+
+
+def _orthonormal(weight: Tensor, normalized: bool) -> Tensor:
+    """The sum over groups of neurons (G, N, d)."""
+    rows = exact(weight)
+    with without_autocast(rows):
+        return deviation_from_orthonormal(unit(rows) if normalized else rows).sum()
+
+
+def orthonormal_penalty(
+    model: nn.Module,
+    weight: float = 1e-4,
+    *,
+    normalized: bool = False,
+    layers: Specs | None = None,
+    exclude: Specs = (),
+    output: str | None = "auto",
+) -> Tensor:
+    """weight·Σ‖WᵀW − I‖²_F over the kernels of a model's hidden layers; add it to the loss.
+
+    Args:
+        weight: the factor (1e-4 as SphereNet is trained).
+        normalized: look at the kernels' directions only.
+        layers, exclude, output: which layers, as in :func:`select`.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Flatten(), nn.Linear(16, 10))
+        >>> orthonormal_penalty(net).backward()
+    """
+    factor = checks.number("weight", weight, low=0.0)
+    found = select_to_change("orthonormal_penalty", model, layers, exclude, output)
+    if not found:
+        raise nothing_found(model, "orthonormal_penalty")
+    return factor * torch.stack([_orthonormal(n.matrix(), normalized) for n in found.values()]).sum()
+
+
+@torch.compiler.disable
+def _drawn(n: int, size: int, seed: int, name: str, draw: int) -> Tensor:
+    return torch.randperm(n, generator=generator(seed, name, draw))[:size]

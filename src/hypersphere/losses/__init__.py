@@ -1,0 +1,12 @@
+"""Softmax losses on angles: margins, the softmax they share, and the heads."""
+
+from .heads import AMSoftmaxLoss as AMSoftmaxLoss
+from .heads import ArcFaceLoss as ArcFaceLoss
+from .heads import ASoftmaxLoss as ASoftmaxLoss
+from .heads import GASoftmaxLoss as GASoftmaxLoss
+from .heads import SphereFacePlusLoss as SphereFacePlusLoss
+from .heads import SSoftmaxLoss as SSoftmaxLoss
+from .heads import WSoftmaxLoss as WSoftmaxLoss
+from .margins import MARGINS as MARGINS
+from .margins import sphereface_annealing as sphereface_annealing
+from .softmax import AngularSoftmaxLoss as AngularSoftmaxLoss

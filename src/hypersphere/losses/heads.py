@@ -1,0 +1,214 @@
+"""Softmax losses on angles: one softmax, a table of margins, thin heads (SphereNet, 3 and App. C).
+
+Every head holds class weights `weight` (C, d), looks at the angles θ_j between an embedding x and the class weights,
+and takes the softmax of
+
+    f_j = s·g(θ_j) + b_j            for the other classes,
+    f_y = s·margin(θ_y) + b_y       for the label y,
+
+where s is the embedding's own norm ‖x‖ (``scale=None``) or a number.
+
+================  ================================  =============================================  =============
+head              g                                 margin(θ)                                      s
+================  ================================  =============================================  =============
+WSoftmaxLoss      any                               g(θ)                         (Eq. 10)          ‖x‖
+GASoftmaxLoss     any                               (λ·g(θ) + ψ(θ)) / (1 + λ)    (Eq. 11)          ‖x‖ or s
+ASoftmaxLoss      cosine                            the same                     (Eq. 11)          ‖x‖ or s
+SSoftmaxLoss      any                               g(θ)                         (App. C)          s
+AMSoftmaxLoss     cosine                            cos θ − m                                      s
+ArcFaceLoss       cosine                            cos(θ + m)                                     s
+================  ================================  =============================================  =============
+
+SphereFacePlusLoss is ASoftmaxLoss plus the energy of the classes (MHE, Eq. 8), which every head can add.
+
+ψ(θ) = g(mθ − kπ) − k·(g(0) − g(π)) with k = ⌊mθ/π⌋ continues g(mθ) so that it falls all the way to θ = π. For the
+cosine this is A-Softmax, for the linear g it is 1 − 2mθ/π.
+
+At θ = 0 and θ = π the gradient is finite: dθ/dc is bounded (see :mod:`hypersphere.similarity`) and the cosine itself
+is flat there. A zero embedding or class weight has cosine 0 with everything, and its angles get gradient 0; a cosine
+logit with s = ‖x‖ is the inner product of x with a unit weight, whose gradient needs no angle.
+
+Shapes: B batch, C classes, d embedding size. Angles and margins of angles are in radians.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Unpack
+
+from .._internal import checks
+from ..layers import SimilarityLike
+from .margins import MARGINS as MARGINS
+from .margins import sphereface_annealing as sphereface_annealing
+from .softmax import AngularSoftmaxLoss as AngularSoftmaxLoss
+from .softmax import Annealing, HeadOptions
+
+
+class WSoftmaxLoss(AngularSoftmaxLoss):
+    """Weight-normalized softmax (Eq. 10): f_j = ‖x‖·g(θ_j).
+
+    Example:
+        >>> import torch
+        >>> loss = WSoftmaxLoss(10, 64, similarity="linear")
+        >>> loss(torch.randn(32, 64), torch.randint(10, (32,))).shape
+        torch.Size([])
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        similarity: SimilarityLike = "cosine",
+        **options: Unpack[HeadOptions],
+    ) -> None:
+        super().__init__(num_classes, embedding_size, similarity, annealing=None, **options)
+
+
+class SSoftmaxLoss(AngularSoftmaxLoss):
+    """Sphere-normalized softmax (App. C): f_j = s·g(θ_j); s from 10 to 70 works.
+
+    Example:
+        >>> import torch
+        >>> loss = SSoftmaxLoss(10, 64, scale=30.0)
+        >>> bool((loss.logits(torch.randn(32, 64)).abs() <= 30.001).all())
+        True
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        similarity: SimilarityLike = "cosine",
+        scale: float = 30.0,
+        **options: Unpack[HeadOptions],
+    ) -> None:
+        scale = checks.number("scale", scale)
+        super().__init__(num_classes, embedding_size, similarity, None, scale, annealing=None, **options)
+
+
+class GASoftmaxLoss(AngularSoftmaxLoss):
+    """Generalized angular softmax (Eq. 11): the target's angle is multiplied by m, for any g.
+
+    Args:
+        margin: m, a real factor >= 1.
+        scale: None for the embedding's own norm, or the length that embeddings are given.
+        annealing: see :class:`AngularSoftmaxLoss`.
+
+    Example:
+        >>> import torch
+        >>> loss = GASoftmaxLoss(10, 64, similarity="linear", margin=4)
+        >>> loss(torch.randn(32, 64), torch.randint(10, (32,))).isfinite(), loss.step
+        (tensor(True), tensor(1))
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        similarity: SimilarityLike = "linear",
+        margin: float = 4,
+        scale: float | None = None,
+        annealing: Annealing = True,
+        **options: Unpack[HeadOptions],
+    ) -> None:
+        m = checks.number("margin", margin, low=1.0, hint=" (a factor of the angle)")
+        if m >= 4 and annealing is False:
+            checks.warn_once(
+                f"{type(self).__name__} with margin >= 4 and annealing=False rarely starts to learn: "
+                "keep annealing=True, or begin with a smaller margin"
+            )
+        super().__init__(num_classes, embedding_size, similarity, ("multiplicative", m), scale, annealing, **options)
+
+
+class ASoftmaxLoss(GASoftmaxLoss):
+    """Angular softmax, SphereFace: the cosine GA-Softmax (Eq. 11), annealing included.
+
+    Example:
+        >>> import torch
+        >>> loss = ASoftmaxLoss(10, 64, margin=4)
+        >>> loss(torch.randn(32, 64), torch.randint(10, (32,))).backward()
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        margin: float = 4,
+        scale: float | None = None,
+        annealing: Annealing = True,
+        **options: Unpack[HeadOptions],
+    ) -> None:
+        super().__init__(num_classes, embedding_size, "cosine", margin, scale, annealing, **options)
+
+
+class SphereFacePlusLoss(ASoftmaxLoss):
+    """SphereFace+ (MHE, Eq. 8): A-Softmax brings samples near their class, the energy drives the classes apart.
+
+    It is :class:`ASoftmaxLoss` with ``energy_weight=1.0``; every other head takes ``energy_weight`` too.
+
+    Example:
+        >>> import torch
+        >>> loss = SphereFacePlusLoss(10, 64)
+        >>> loss(torch.randn(32, 64), torch.randint(10, (32,))).backward()
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        margin: float = 4,
+        scale: float | None = None,
+        annealing: Annealing = True,
+        **options: Unpack[HeadOptions],
+    ) -> None:
+        options.setdefault("energy_weight", 1.0)
+        super().__init__(num_classes, embedding_size, margin, scale, annealing, **options)
+
+
+class AMSoftmaxLoss(AngularSoftmaxLoss):
+    """Additive margin softmax, CosFace: f_y = s·(cos θ_y − m), m a cosine in [0, 1].
+
+    Example:
+        >>> import torch
+        >>> loss = AMSoftmaxLoss(10, 64)
+        >>> loss(torch.randn(32, 64), torch.randint(10, (32,))).backward()
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        margin: float = 0.35,
+        scale: float = 30.0,
+        **options: Unpack[HeadOptions],
+    ) -> None:
+        m = checks.number("margin", margin, low=0.0, high=1.0, hint=" (a difference of cosines)")
+        scale = checks.number("scale", scale)
+        super().__init__(num_classes, embedding_size, "cosine", ("additive_cosine", m), scale, None, **options)
+
+
+class ArcFaceLoss(AngularSoftmaxLoss):
+    """Additive angular margin: f_y = s·cos(θ_y + m), m in radians in [0, π).
+
+    Example:
+        >>> import torch
+        >>> loss = ArcFaceLoss(10, 64)
+        >>> loss(torch.randn(32, 64), torch.randint(10, (32,))).backward()
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        margin: float = 0.5,
+        scale: float = 64.0,
+        **options: Unpack[HeadOptions],
+    ) -> None:
+        number = checks.number("margin", margin)
+        if not 0 <= number < math.pi:
+            degrees = (
+                f" (radians, not degrees: {margin!r} degrees are {math.radians(number):.3g})" if number >= 0 else ""
+            )
+            raise ValueError(f"margin must be an angle in radians in [0, π), got {margin!r}{degrees}")
+        scale = checks.number("scale", scale)
+        super().__init__(num_classes, embedding_size, "cosine", ("additive_angle", number), scale, None, **options)

@@ -1,0 +1,366 @@
+"""The softmax under all heads: logits s·g(θ) + b with a margin at the label, and their cross-entropy.
+
+The formulas and the table of heads are in :mod:`hypersphere.losses`.
+
+Shapes: B batch, C classes, d embedding size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from .._internal import checks
+from .._internal.guards import watch
+from .._internal.range import finite_gradient, powers_above, rescaled, root
+from ..cosine import accumulation_dtype, apply, autocasts, chain, cosine_linear, project, unit, without_autocast
+from ..energy.bounded_force import bounded
+from ..energy.hyperspherical import batch_energy, checked_law, sample_energies
+from ..layers import SimilarityLike
+from ..similarity import Similarity, angle, resolve
+from .margins import MARGINS, sphereface_annealing
+
+Annealing = bool | Callable[[Tensor], Tensor | float]
+
+
+class HeadOptions(TypedDict, total=False):
+    """The keywords with which every head ends."""
+
+    bias: bool
+    """Learn b_j (C,), starting at 0; for imbalanced data."""
+    class_weight: Tensor | Sequence[float] | None
+    """(C,) factors of the classes' losses."""
+    label_smoothing: float
+    """in [0, 1], as in F.cross_entropy."""
+    ignore_index: int
+    """Samples with this label do not count (-100)."""
+    reduction: str
+    """"mean" (over the sum of class_weight·sample_weight of samples that count), "sum" or "none"."""
+    energy_weight: float
+    """λ_M: adds λ_M·class_energy of the head's own weight at the labels that count (MHE, Eq. 8), 0 by default. With
+    "sum" it is their number times that, with "none" each sample gets its class's share. The gradient of the mean by a
+    class weight w is shortened to ‖w‖ where it is longer, as in :class:`hypersphere.EnergyRegularizer`."""
+    energy_s: float
+    """The power of that energy (2)."""
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
+class AngularSoftmaxLoss(nn.Module):
+    """The softmax under all heads: f = s·g(θ) + b with a margin at the label; the named heads choose its parts.
+
+    Args:
+        num_classes, embedding_size: the shape (C, d) of `weight`.
+        similarity: g, as in the layers; a learnable one has a k for every class.
+        margin: None, or (name of :data:`MARGINS`, m).
+        scale: None for the embedding's own norm, or the length that embeddings are given.
+        annealing: True for :func:`sphereface_annealing`, False, or a callable of the step n (a 0-d int64 tensor): the
+            target is (λ·g + margin)/(1 + λ). n counts forward passes in training mode with grad enabled; the first
+            has n = 1. It is the buffer `step`, which is there with False too, so that both load each other's
+            state_dict; a state_dict without it leaves it as it is. None: a head that has no annealing, and no `step`.
+    """
+
+    is_loss_head = True
+    step: Tensor
+    class_weight: Tensor | None
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        similarity: SimilarityLike = "cosine",
+        margin: tuple[str, float] | None = None,
+        scale: float | None = None,
+        annealing: Annealing | None = False,
+        *,
+        bias: bool = False,
+        class_weight: Tensor | Sequence[float] | None = None,
+        label_smoothing: float = 0.0,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        energy_weight: float = 0.0,
+        energy_s: float = 2.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        factory: dict[str, Any] = {"device": device, "dtype": checks.floating_dtype(dtype)}
+        self.num_classes = checks.integer("num_classes", num_classes, low=2)
+        self.embedding_size = checks.integer("embedding_size", embedding_size, low=1)
+        if margin is not None and not (isinstance(margin, tuple) and len(margin) == 2):
+            raise TypeError(f"margin must be None or (name, number), got {margin!r}")
+        self.margin_kind, self.margin = margin or ("none", 0.0)
+        if margin is not None:
+            checks.choice("margin", self.margin_kind, MARGINS)
+            checks.number("margin", self.margin)
+        self.scale = None if scale is None else checks.number("scale", scale, low=0.0, open_low=True)
+        self.label_smoothing = checks.number("label_smoothing", label_smoothing, low=0.0, high=1.0)
+        self.ignore_index = checks.integer("ignore_index", ignore_index)
+        checks.choice("reduction", reduction, ("mean", "sum", "none"))
+        self.reduction = reduction
+        self.energy_weight = checks.number("energy_weight", energy_weight, low=0.0)
+        self.energy_law = checked_law(energy_s, False, False, name="energy_s")
+        self.weight = nn.Parameter(torch.empty(self.num_classes, self.embedding_size, **factory))
+        self.bias = nn.Parameter(torch.empty(self.num_classes, **factory)) if bias else None
+        self.reset_parameters()
+        watch(self)
+        self.similarity = resolve(similarity, self.num_classes, **factory)
+        if annealing is not None and not isinstance(annealing, bool) and not callable(annealing):
+            raise TypeError(f"annealing must be True, False or a callable of the step, got {annealing!r}")
+        self.annealing = sphereface_annealing if annealing is True else annealing or None
+        if annealing is not None:
+            self.register_buffer("step", torch.zeros((), dtype=torch.int64, device=device))
+        self.register_buffer("class_weight", self._checked_class_weight(class_weight, factory), persistent=False)
+
+    def reset_parameters(self) -> None:
+        nn.init.xavier_normal_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if "step" in self._buffers:  # older state_dicts of heads without annealing have none
+            state_dict.setdefault(prefix + "step", self.step)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        watch(self)
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: Sequence[Tensor] | None = None,
+        *,
+        sample_weight: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of embeddings (B, d) with labels (B,).
+
+        Args:
+            indices_tuple: what a miner of pytorch-metric-learning gives; samples weigh as often as they occur in it.
+            sample_weight: (B,) factors of the samples' losses.
+        """
+        weight = self.weight  # once: it may be parametrized
+        self._check(embeddings, weight, labels)
+        if sample_weight is not None and (not isinstance(sample_weight, Tensor) or sample_weight.shape != labels.shape):
+            raise ValueError(
+                f"sample_weight must be a tensor of shape {tuple(labels.shape)}, got {_brief(sample_weight)}"
+            )
+        with without_autocast(embeddings):  # a logit of 30 has a resolution of 0.1 in bfloat16
+            return self._loss(embeddings, weight, labels, indices_tuple, sample_weight)
+
+    def logits(self, embeddings: Tensor) -> Tensor:
+        """s·g(θ) + b for all classes (B, C), without a margin: for inference."""
+        weight = self.weight
+        self._check(embeddings, weight)
+        with without_autocast(embeddings):  # a logit of 30 has a resolution of 0.1 in bfloat16
+            x, neurons, up = self._in_range(embeddings, weight)
+            logits = self._logits(x, neurons, up)[0]
+            return logits if up is None else rescaled(logits, up, up / up.amax())
+
+    def _in_range(self, embeddings: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return embeddings and weight in one dtype, and the powers of two (B, 1) that very long embeddings lack.
+
+        Logits lack them too. Gradients of logits come times up/max up, which stays in range, and are made up for here.
+        """
+        limit = min(2.0**16, root(weight.dtype, 1) / (4 * self.embedding_size**0.5))
+        up = powers_above(embeddings, limit)
+        if up is None:
+            return finite_gradient(embeddings.to(weight.dtype)), finite_gradient(weight), None
+        if self.scale is not None:  # their length does not matter
+            return rescaled(embeddings, 1 / up, 1 / up).to(weight.dtype), finite_gradient(weight), None
+        most = up.amax()
+        return rescaled(embeddings, 1 / up, most / up).to(weight.dtype), rescaled(weight, 1.0, most), up
+
+    def _loss(
+        self,
+        embeddings: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        indices_tuple: Sequence[Tensor] | None,
+        sample_weight: Tensor | None,
+    ) -> Tensor:
+        kept = labels != self.ignore_index
+        target = torch.where(kept, labels, 0).unsqueeze(1)
+        x, neurons, up = self._in_range(embeddings, weight)
+        logits, target_cosine, s = self._logits(x, neurons, up, target)
+        logits = logits.to(accumulation_dtype(logits.dtype))
+        if self.margin_kind in MARGINS:
+            # Only the B target logits change; adding the difference leaves the gradient of all others as it is.
+            difference = self._with_margin(target_cosine.squeeze(1), target.squeeze(1))
+            logits.scatter_add_(1, target, (s * difference.unsqueeze(1)).to(logits.dtype))
+        if up is not None:  # losses of logits within these bounds add up to a finite number
+            logits = rescaled(logits, up, up / up.amax(), root(logits.dtype, 1) / (16 * max(logits.numel(), 1)))
+        if self.class_weight is None and not self.label_smoothing:
+            losses = apply(_CrossEntropy, logits, target)[0] * kept
+        else:
+            weights = None if self.class_weight is None else self.class_weight.to(logits.dtype)
+            losses = F.cross_entropy(
+                logits, labels, weights, None, self.ignore_index, None, "none", self.label_smoothing
+            )
+        if indices_tuple is not None:
+            losses = losses * _mined_weight(indices_tuple, labels).to(losses.dtype)
+        loss = self._reduce(losses, target.squeeze(1), kept, sample_weight)
+        if not self.energy_weight or not len(labels):
+            return loss
+        counts = kept.to(losses.dtype)
+        counts = counts if sample_weight is None else counts * sample_weight
+        return loss + self._energy(weight, target.squeeze(1), counts)
+
+    def _logits(
+        self, embeddings: Tensor, weight: Tensor, up: Tensor | None, target: Tensor | None = None
+    ) -> tuple[Tensor, Any, Any]:
+        """Logits without margin (B, C), the target's cosine (B, 1), and s as a number or (B, 1)."""
+        x, exact = embeddings, embeddings.to(accumulation_dtype(embeddings.dtype))
+        s: Any = self.scale
+        if self.scale is None:
+            s = (exact * unit(exact)).sum(1, keepdim=True)  # ‖x‖, with gradient 0 at x = 0
+        target_cosine = None
+        if self.similarity == Similarity("cosine"):
+            # s·cos is one product: no (B, C) tensor of cosines is formed
+            logits, own = project(x if self.scale is None else unit(x) * self.scale, weight, target)
+            target_cosine = own / (torch.where(s > 0, s, 1.0) if self.scale is None else s)
+        else:
+            cosines = finite_gradient(cosine_linear(x, weight))
+            target_cosine = None if target is None else cosines.gather(1, target).to(exact.dtype)
+            logits = (self.similarity(cosines) * s).to(cosines.dtype)
+        if self.bias is not None:
+            bias = self.bias if up is None else rescaled(self.bias, 1.0, up.amax()) / up
+            logits = logits + bias.to(logits.dtype)
+        return logits, target_cosine, s
+
+    def _with_margin(self, target_cosine: Tensor, target: Tensor) -> Tensor:
+        """What the margin adds to g(θ) at the label, (B,)."""
+
+        def g(theta: Tensor) -> Tensor:
+            at_angle = getattr(self.similarity, "at_angle", None)
+            if at_angle is not None:
+                values: Tensor = at_angle(theta, target)
+                return values
+            cosines = theta.cos().unsqueeze(1).expand(-1, self.num_classes)  # filters on dimension 1, always
+            return self.similarity(cosines).gather(1, target.unsqueeze(1)).squeeze(1)
+
+        theta = angle(target_cosine)
+        difference = MARGINS[self.margin_kind](theta, self.margin, g) - g(theta)
+        if self.annealing is None:
+            return difference
+        if self.training and torch.is_grad_enabled():
+            # A new tensor: a compiled backward pass may compute λ again from the step it was given.
+            self.step = self.step + 1
+        return difference / (1 + self.annealing(self.step))  # (λ·g + ψ)/(1 + λ) − g
+
+    def _energy(self, weight: Tensor, target: Tensor, counts: Tensor) -> Tensor:
+        """λ_M·class_energy of the weight at the labels, reduced as the losses are; counts (B,) weigh the samples."""
+        rows, share = weight.to(accumulation_dtype(weight.dtype)), self.energy_weight * counts
+        if self.reduction == "none":
+            return bounded(lambda r: share.to(r.dtype) * sample_energies(r, target, self.energy_law), rows)
+        total = counts.sum()
+        total = torch.where(total > 0, total, 1.0)
+        mean = bounded(lambda r: batch_energy(r, target, share / total, self.energy_law), rows)
+        return mean if self.reduction == "mean" else mean * total
+
+    def _reduce(self, losses: Tensor, target: Tensor, kept: Tensor, sample_weight: Tensor | None) -> Tensor:
+        if sample_weight is not None:
+            losses = losses * sample_weight.to(losses.dtype)
+        if self.reduction == "none":
+            return losses
+        total = losses.sum()
+        if self.reduction == "sum":
+            return total
+        weights = kept.to(losses.dtype)
+        if self.class_weight is not None:
+            weights = weights * self.class_weight.to(losses.dtype)[target]
+        if sample_weight is not None:
+            weights = weights * sample_weight.to(losses.dtype)
+        share = weights.sum()
+        return total / torch.where(share > 0, share, 1.0)  # 0 when no sample counts
+
+    def _checked_class_weight(self, class_weight: Any, factory: dict[str, Any]) -> Tensor | None:
+        if class_weight is None:
+            return None
+        wrong = ValueError(f"class_weight must be {self.num_classes} finite numbers >= 0, got {_brief(class_weight)}")
+        try:
+            weights = torch.as_tensor(class_weight, device="cpu", dtype=factory["dtype"] or torch.get_default_dtype())
+        except (TypeError, ValueError, RuntimeError):
+            raise wrong from None
+        if weights.shape != (self.num_classes,) or not bool((weights >= 0).all() and weights.isfinite().all()):
+            raise wrong
+        return weights.to(self.weight.device)
+
+    def _check(self, embeddings: Tensor, weight: Tensor, labels: Tensor | None = None) -> None:
+        checks.floating("embeddings", embeddings)
+        if embeddings.dim() != 2 or embeddings.shape[1] != self.embedding_size:
+            raise ValueError(f"embeddings must be (B, {self.embedding_size}), got {tuple(embeddings.shape)}")
+        if embeddings.dtype is not weight.dtype and not autocasts(embeddings):
+            raise TypeError(f"embeddings must be {weight.dtype} as the weight is, got {embeddings.dtype}")
+        if labels is None:
+            return
+        if not isinstance(labels, Tensor) or labels.dtype is not torch.int64:
+            got = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
+            raise TypeError(f"labels must be an int64 tensor, got {got}")
+        if labels.shape != embeddings.shape[:1]:
+            raise ValueError(f"labels must be ({len(embeddings)},), got {tuple(labels.shape)}")
+        if torch.compiler.is_compiling() or labels.is_meta or torch._C._are_functorch_transforms_active():
+            return
+        outside = labels[((labels < 0) | (labels >= self.num_classes)) & (labels != self.ignore_index)]
+        if outside.numel():
+            raise ValueError(
+                f"labels must be in [0, {self.num_classes - 1}] or {self.ignore_index} (ignored), "
+                f"got {outside[0].item()} among others"
+            )
+
+    def extra_repr(self) -> str:
+        parts = [f"num_classes={self.num_classes}", f"embedding_size={self.embedding_size}"]
+        if self.margin_kind in MARGINS:
+            parts.append(f"margin={self.margin:g}")
+        parts.append(f"scale={self.scale if self.scale is not None else 'own norm'}")
+        if self.energy_weight:
+            parts.append(f"energy_weight={self.energy_weight:g}")
+        return ", ".join(parts)
+
+
+class _CrossEntropy(Function):
+    """−log softmax (B,) at the targets (B, 1); its backward pass forms one (B, C) tensor where torch's forms two."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        log_p = torch.log_softmax(logits, 1)
+        return -log_p.gather(1, target).squeeze(1), log_p
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(inputs[1], output[1])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, grad_log_p: Tensor | None) -> tuple[Tensor, None]:
+        target, log_p = ctx.saved_tensors
+        grad = log_p.new_zeros(len(log_p)) if grad is None else grad
+        down = -torch.ones_like(target, dtype=log_p.dtype)
+        result = chain(log_p.exp(), ("scatter_add", 1, target, down), ("mul", grad.unsqueeze(1)))
+        if grad_log_p is not None:
+            result = result + grad_log_p - log_p.exp() * grad_log_p.sum(1, keepdim=True)
+        return result, None
+
+
+def _mined_weight(indices_tuple: Sequence[Tensor], labels: Tensor) -> Tensor:
+    """(B,): how often a miner of pytorch-metric-learning chose each sample, 1 for the most frequent."""
+    if not isinstance(indices_tuple, tuple | list) or not all(isinstance(part, Tensor) for part in indices_tuple):
+        raise TypeError(f"indices_tuple must be None or a tuple of index tensors, got {indices_tuple!r}")
+    if not sum(len(indices) for indices in indices_tuple):
+        return torch.ones_like(labels)
+    counts = torch.bincount(torch.cat(list(indices_tuple)), minlength=len(labels))
+    if len(counts) != len(labels):
+        raise ValueError(f"indices_tuple must hold indices below {len(labels)}, got {len(counts) - 1}")
+    return counts.to(torch.get_default_dtype()) / counts.max()
+
+
+def _brief(value: Any) -> str:
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)

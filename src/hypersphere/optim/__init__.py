@@ -1,0 +1,5 @@
+"""Parameter groups for any optimizer, and OGD, which keeps matrices orthogonal."""
+
+from .groups import param_groups as param_groups
+from .ogd import OGD as OGD
+from .ogd import ogd_step as ogd_step

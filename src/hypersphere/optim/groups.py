@@ -1,0 +1,90 @@
+"""Parameter groups for any optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from .._internal import checks
+from ..layers import SphereOptions
+from ..rotation.parametrization import rotated
+from ..selection import is_loss_head
+from .guard import watch_orthogonal
+
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+def param_groups(model: nn.Module, weight_decay: float = 0.0, *, ogd: bool = False) -> list[dict[str, Any]]:
+    """Groups for any torch optimizer, with weight decay only where it means something.
+
+    ==========  ======  ==========================================================================================
+    name        decays  parameters
+    ==========  ======  ==========================================================================================
+    weights     yes     all that is not below; the learned neurons of rotated layers too
+    no_decay    no      biases, norms, k, scale, and the weights of sphere layers and angular losses, whose length
+                        does not matter (SphereNet, 2.4)
+    rotations   yes     what rotated layers learn in place of neurons (OPT, App. D)
+    orthogonal  no      the matrices of method "ogd", for :class:`hypersphere.OGD` alone; with ``orthogonal=True``
+    ==========  ======  ==========================================================================================
+
+    Groups without parameters are left out; so are frozen parameters and the fixed neurons of rotated layers, which
+    nothing may train even after ``model.requires_grad_(True)``.
+
+    Args:
+        model: the network.
+        weight_decay: of the groups that decay.
+        ogd: make the group "orthogonal". Without it a model that learns such matrices is an error, as any other
+            optimizer would not keep them orthogonal; with it they are refused by optimizers other than OGD.
+
+    Example:
+        >>> import torch, hypersphere as hs
+        >>> net = nn.Sequential(hs.SphereLinear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+        >>> optimizer = torch.optim.SGD(param_groups(net, weight_decay=5e-4), lr=0.1)
+        >>> [(g["name"], g["weight_decay"], len(g["params"])) for g in optimizer.param_groups]
+        [('weights', 0.0005, 1), ('no_decay', 0.0, 3)]
+        >>> optimizer = hs.OGD(param_groups(hs.rotate(net, "ogd"), weight_decay=5e-4, ogd=True), lr=0.1)
+        >>> [(g["name"], g["weight_decay"], len(g["params"])) for g in optimizer.param_groups]
+        [('weights', 0.0005, 1), ('no_decay', 0.0, 2), ('orthogonal', 0.0, 1)]
+    """
+    checks.module("model", model)
+    decay = checks.number("weight_decay", weight_decay, low=0.0)
+    if not isinstance(ogd, bool):
+        raise TypeError(f"ogd must be True or False, got {ogd!r}")
+    no_decay = {
+        parameter
+        for module in model.modules()
+        if isinstance(module, (SphereOptions, *_NORMS)) or is_loss_head(module)
+        for name, parameter in module.named_parameters()
+        if not name.startswith("weight_hr")  # the projection of an LSTM is plain
+    }
+    found = list(rotated(model))
+    methods = {each.rotation.task.parameter: each.rotation.plan.method for each in found}
+    # what nothing may train: fixed neurons, and the rotations of tasks that are not in use
+    fixed = {each.neurons for each in found if not each.rotation.learned}
+    fixed |= {p for each in found for p in each.rotation.parameters() if p not in methods}
+    groups: dict[str, list[nn.Parameter]] = {"weights": [], "no_decay": [], "rotations": [], "orthogonal": []}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad or parameter in fixed:
+            continue
+        if parameter in methods:
+            group = "orthogonal" if methods[parameter] == "ogd" else "rotations"
+        elif parameter in no_decay or name.rpartition(".")[2].startswith("bias") or parameter.dim() < 2:
+            group = "no_decay"
+        else:
+            group = "weights"
+        groups[group].append(parameter)
+    if groups["orthogonal"]:
+        if not ogd:
+            raise ValueError(
+                'the model learns matrices of method "ogd", which only OGD keeps orthogonal: use '
+                "param_groups(model, ogd=True) with hypersphere.OGD"
+            )
+        watch_orthogonal()
+    options: dict[str, dict[str, Any]] = {
+        "weights": {"weight_decay": decay},
+        "no_decay": {"weight_decay": 0.0},
+        "rotations": {"weight_decay": decay},
+        "orthogonal": {"weight_decay": 0.0, "orthogonal": True},
+    }
+    return [{"params": params, "name": name, **options[name]} for name, params in groups.items() if params]

@@ -1,0 +1,251 @@
+"""Gradient descent that keeps matrices orthogonal (OPT, 3.5), beside SGD for all else.
+
+Letters: X (..., m, m) orthogonal matrices, G their gradient, M the momentum, W skew-symmetric, λ the step.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+from torch.optim.sgd import sgd
+
+from .._internal import checks
+from ..cosine import accumulation_dtype, without_autocast
+
+_FAR_FROM_ORTHOGONAL = 2e-2  # max|XᵀX − I|; beyond it the polish may not converge. bfloat16 rounds to 6e-3
+
+
+class OGD(Optimizer):
+    """Orthogonality-preserving gradient descent (OPT, 3.5) for groups with ``orthogonal=True``, SGD for all others.
+
+        M ← μM − G,   Ŵ = MXᵀ − ½X(XᵀMXᵀ),   W = Ŵ − Ŵᵀ,   M ← WX,   λ = min(lr, 1/(‖W‖_F + 10⁻⁸))
+        X ← (I − λ/2·W)⁻¹(I + λ/2·W)X        (Eq. 3), or a few of its fixed-point iterations (Eq. 4)
+
+    with one λ a block, then a polish that takes off what the iterations leave: max|XᵀX − I| stays below 1e-6 in
+    float32 however long the training and whatever lr (with full float32 products, not TF32's).
+    :func:`hypersphere.param_groups` with ``ogd=True`` makes the groups. The others step as torch.optim.SGD does, bit
+    for bit, so that one optimizer and one schedule serve.
+
+    Args:
+        params: parameters or groups. Those with ``orthogonal=True`` hold orthogonal matrices (..., m, m), one a block.
+        lr: the learning rate; a group may have its own (the paper's code: 0.02 for the matrices, 0.1 for the rest).
+        momentum: μ in [0, 1).
+        weight_decay: for SGD; orthogonal groups ignore it, as ‖X‖ is what it is.
+        iterations: fixed-point iterations n, whose error is O(λⁿ⁺²); None: the exact form by a solve.
+
+    Example:
+        >>> x = torch.nn.Parameter(torch.eye(3))
+        >>> bias = torch.nn.Parameter(torch.zeros(3))
+        >>> optimizer = OGD([{"params": [x], "orthogonal": True}, {"params": [bias]}], lr=0.1)
+        >>> for _ in range(100):
+        ...     optimizer.zero_grad()
+        ...     loss = (x @ torch.tensor([1.0, 0.0, 0.0]) + bias - torch.tensor([0.0, 1.0, 0.0])).square().sum()
+        ...     loss.backward()
+        ...     optimizer.step()
+        >>> bool(loss < 1e-3), bool((x.mT @ x - torch.eye(3)).abs().max() < 1e-6)
+        (True, True)
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        iterations: int | None = 2,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "iterations": iterations,
+            "orthogonal": False,
+        }
+        _check_options(defaults)
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group; one with ``orthogonal=True`` must hold orthogonal matrices (..., m, m)."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            _check_options(group)
+            for parameter in group["params"] if group["orthogonal"] else ():
+                _check_orthogonal(parameter)
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a state; the same groups must be orthogonal in it, or their matrices would drift without a word."""
+        ours, theirs = (
+            [bool(group.get("orthogonal")) for group in groups]
+            for groups in (self.param_groups, state_dict["param_groups"])
+        )
+        if len(ours) == len(theirs) and ours != theirs:  # another number of groups is torch's to refuse
+            raise ValueError(
+                f"state_dict must be of an optimizer with the same orthogonal groups, {ours}; got {theirs} (True: "
+                "orthogonal)"
+            )
+        super().load_state_dict(state_dict)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step; `closure` evaluates the model anew and gives the loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            if group["orthogonal"]:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        self._step_orthogonal(parameter, group)
+            else:
+                self._step_sgd(group)
+        return loss
+
+    def _step_sgd(self, group: dict[str, Any]) -> None:
+        params = [p for p in group["params"] if p.grad is not None]
+        momentum = group["momentum"]
+        buffers = [self.state[p].get("momentum_buffer") for p in params] if momentum else []
+        sgd(
+            params,
+            [p.grad for p in params],
+            buffers,
+            has_sparse_grad=any(p.grad.is_sparse for p in params),
+            weight_decay=group["weight_decay"],
+            momentum=momentum,
+            lr=group["lr"],
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+        if momentum:
+            for p, buffer in zip(params, buffers, strict=True):
+                self.state[p]["momentum_buffer"] = buffer
+
+    def _step_orthogonal(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        """Six products of X's size beside the iterations; nothing waits for a value."""
+        dtype, momentum, iterations = accumulation_dtype(parameter.dtype), group["momentum"], group["iterations"]
+        with without_autocast(parameter):
+            x = parameter.to(dtype)
+            m = parameter.grad.to(dtype).neg()  # type: ignore[union-attr]
+            if momentum and "momentum_buffer" in self.state[parameter]:
+                m.add_(self.state[parameter]["momentum_buffer"], alpha=momentum)
+            # X(XᵀMXᵀ) = (XXᵀ)MXᵀ = MXᵀ as X is square and, by the last step's polish, orthogonal: Ŵ = ½MXᵀ.
+            w = m @ x.mT
+            w = (w - w.mT).mul_(0.5)
+            wx = w @ x
+            if momentum:
+                self.state[parameter]["momentum_buffer"] = wx.to(parameter.dtype)
+            norm = torch.linalg.matrix_norm(w, keepdim=True)
+            step = (norm + 1e-8).reciprocal_().clamp_(max=group["lr"])
+            y = _along_curve(x, w, wx, step, iterations)
+            parameter.copy_(_polished(y, near=iterations is None))
+
+
+def ogd_step(x: Tensor, w: Tensor, step: float | Tensor, iterations: int | None = 2) -> Tensor:
+    """Where the curve of OGD leads from X, before the polish (OPT, Eq. 3 and 4).
+
+        Y(λ) = (I − λ/2·W)⁻¹(I + λ/2·W)X,   or   Y ← X + λ/2·W(X + Y), n times from Y = X + λWX
+
+    n iterations differ from the exact form by O(λⁿ⁺²).
+
+    Args:
+        x: orthogonal matrices X (..., m, m).
+        w: skew-symmetric matrices W (..., m, m).
+        step: λ, a number or one a block (...).
+        iterations: n, or None for the exact form.
+
+    Example:
+        >>> quarter = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
+        >>> ogd_step(torch.eye(2), quarter, step=2.0, iterations=None)  # a turn by 2·atan(λ/2)
+        tensor([[ 0., -1.],
+                [ 1.,  0.]])
+    """
+    _check_iterations(iterations)
+    if isinstance(step, Tensor):
+        step = step[..., None, None]
+    return _along_curve(x, w, w @ x, step, iterations)
+
+
+def _along_curve(x: Tensor, w: Tensor, wx: Tensor, step: float | Tensor, iterations: int | None) -> Tensor:
+    """:func:`ogd_step` with WX at hand and λ as (..., 1, 1)."""
+    half, half_x = w * (step / 2), wx * (step / 2)
+    if iterations is None:
+        identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+        # Y = X + (I − λ/2·W)⁻¹·λWX: what is solved for is small. I minus a skew matrix is never singular, so nothing
+        # need be read back to see whether it went well.
+        solution, _ = torch.linalg.solve_ex(identity - half, half_x.mul_(2.0))
+        return solution.add_(x)
+    fixed = x + half_x
+    y = fixed + half_x
+    for _ in range(iterations):
+        y = (half @ y).add_(fixed)
+    return y
+
+
+def _polished(y: Tensor, near: bool) -> Tensor:
+    """Y(YᵀY)^(−½), the nearest orthogonal matrix, by its series in E = I − YᵀY: Newton–Schulz.
+
+    The first term, Y + ½YE = Y(3I − YᵀY)/2, leaves ¾‖E‖², enough for what is orthogonal to rounding (`near`). The
+    longest steps, λ‖W‖_F = 1, come with ‖E‖ up to 0.06 after two iterations: three more terms leave 3e-7 of it, for
+    two products more.
+    """
+    e = (y.mT @ y).neg_()
+    # A long sum of squares is where a product rounds most: with this the error falls from 9e-7 to 4e-7 at m = 576.
+    e.diagonal(dim1=-2, dim2=-1).copy_(1.0 - y.square().sum(-2))
+    if near:
+        return y + (y @ e).mul_(0.5)
+    squared = e @ e
+    series = squared @ (e * (5 / 16)).add_(squared, alpha=35 / 128)
+    series.add_(squared, alpha=3 / 8).add_(e, alpha=1 / 2)
+    return (y @ series).add_(y)
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    for name in ("lr", "weight_decay"):
+        checks.number(name, options[name], low=0.0)
+    if checks.number("momentum", options["momentum"], low=0.0) >= 1.0:
+        raise ValueError(f"momentum must be >= 0 and < 1, got {options['momentum']!r}")
+    _check_iterations(options["iterations"])
+    if not isinstance(options["orthogonal"], bool):
+        raise TypeError(f"orthogonal must be True or False, got {options['orthogonal']!r}")
+
+
+def _check_iterations(iterations: Any) -> None:
+    if iterations is not None:
+        checks.integer("iterations", iterations, low=1)
+
+
+def _check_orthogonal(x: Tensor) -> None:
+    """`x` can be stepped by OGD. Its values are read once, when the optimizer is made."""
+    shape = tuple(x.shape)
+    dtensor = sys.modules.get("torch.distributed.tensor")  # not imported: none can exist
+    if dtensor is not None and isinstance(x, dtensor.DTensor):
+        raise ValueError(
+            f"an orthogonal group needs whole matrices, got a DTensor {shape}: OGD works with DistributedDataParallel, "
+            "not with FSDP2; leave rotated layers out of fully_shard or use a method such as 'cayley'"
+        )
+    if not x.is_floating_point():
+        raise TypeError(f"an orthogonal group must hold real floating point matrices, got {x.dtype} {shape}")
+    if x.dim() < 2 or shape[-1] != shape[-2] or not x.numel():
+        raise ValueError(f"an orthogonal group must hold square matrices (..., m, m), got {shape}")
+    if x.is_meta:
+        return
+    with torch.no_grad(), without_autocast(x):
+        values = x.detach().to(accumulation_dtype(x.dtype))
+        gram = values.mT @ values
+        error = float((gram - torch.eye(shape[-1], dtype=gram.dtype, device=gram.device)).abs().max())
+    if not error <= _FAR_FROM_ORTHOGONAL:
+        raise ValueError(
+            f"an orthogonal group must hold orthogonal matrices, got {shape} with max|XᵀX − I| = {error:.2g}; start at "
+            "the identity, or from hypersphere.orthogonal.gram_schmidt"
+        )

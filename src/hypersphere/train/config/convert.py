@@ -1,0 +1,264 @@
+"""The config of a training: flags, YAML, JSON and Python alike. It names entries of our tables and runs no code.
+
+Every value is checked when a group is made, and what cannot be together when a :class:`Config` is, so that a config
+that exists is one that can be. None of this imports torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
+from typing import Any, NamedTuple, TextIO
+
+from ..._internal.nearest import nearest_keys
+from .. import _names
+from . import files
+from .groups import Config, Group, group_of, types_of
+from .values import ConfigError, parse, shown
+
+
+def from_tree(tree: Mapping[str, Any]) -> Config:
+    """A config from plain dicts, lists and numbers, as YAML and JSON give them; what is left out is the default.
+
+    Example:
+        >>> config = from_tree({"data": {"name": "mnist"}, "rotation": {}})
+        >>> config.data.name, config.rotation.method, config.energy
+        ('mnist', 'cayley', None)
+        >>> from_tree({"model": {"nmae": "cnn9.mhe"}})
+        Traceback (most recent call last):
+        hypersphere.train.config.ConfigError: model.nmae is unknown; did you mean model.name?
+    """
+    values = _known_keys("", Config, tree)
+    for name, value in values.items():
+        kind, optional = group_of(name)
+        if kind is not None and not isinstance(value, kind) and not (value is None and optional):
+            values[name] = kind(**_known_keys(kind.prefix, kind, value))
+    return Config(**values)
+
+
+def _known_keys(prefix: str, kind: type[Group], tree: Any) -> dict[str, Any]:
+    if not isinstance(tree, Mapping):
+        what = f"{prefix[:-1]} must be a group of settings" if prefix else "a config must be a mapping"
+        raise ConfigError(f"{what}, got {shown(tree)}")
+    doubled = getattr(tree, "doubled", None)
+    if doubled is not None:
+        raise ConfigError(f"{_key(prefix, doubled)} is given twice")
+    names = [each.name for each in fields(kind)]
+    for key in tree:
+        if not isinstance(key, str) or key not in names:
+            raise _unknown(prefix, names, key)
+    return dict(tree)
+
+
+def _key(prefix: str, key: Any) -> str:
+    """A key as it stands in a message, whatever it is."""
+    text = key if isinstance(key, str) else shown(key)
+    return prefix + (text if text.isprintable() and len(text) <= 60 else shown(key))
+
+
+def _unknown(prefix: str, names: list[str], key: Any) -> ConfigError:
+    text = key if isinstance(key, str) else shown(key)
+    everywhere = [flag.key for flag in flags()]
+    near = nearest_keys(prefix + text, dict.fromkeys([*(prefix + name for name in names), *everywhere]))
+    if prefix + text in everywhere:  # with a dot in a single key
+        hint = f"write it as {text.partition('.')[0]}: {{{text.partition('.')[2]}: ...}}"
+    elif near:
+        hint = f"did you mean {' or '.join(near)}?"
+    else:
+        hint = f"there are {', '.join(prefix + name for name in names)}"
+    return ConfigError(f"{_key(prefix, key)} is unknown; {hint}")
+
+
+def load_file(path: str | os.PathLike[str]) -> Config:
+    """The config of a YAML file, or a JSON file by its ending; an error names the file and the key."""
+    try:
+        return from_tree(files.read_tree(path))
+    except ConfigError as error:
+        name = os.fspath(path)
+        raise ConfigError(f"{name if name.isprintable() else ascii(name)}: {error}") from None
+
+
+class Flag(NamedTuple):
+    """What a command line needs to know of a field."""
+
+    flag: str
+    field: dataclasses.Field[Any]
+    help: str
+
+    @property
+    def key(self) -> str:
+        return self.flag.removeprefix("--")
+
+
+def flags() -> list[Flag]:
+    """All leaf flags, and one that turns each optional group on or off.
+
+    Example:
+        >>> [flag.flag for flag in flags()][:3], len(flags()) > 60
+        (['--seed', '--steps', '--epochs'], True)
+    """
+    return list(_flags())
+
+
+@cache
+def _flags() -> tuple[Flag, ...]:
+    found: list[Flag] = []
+    for each in fields(Config):
+        kind, optional = group_of(each.name)
+        if kind is None:
+            found.append(Flag(f"--{each.name}", each, _help(each)))
+            continue
+        if optional:
+            found.append(Flag(f"--{each.name}", each, f"{each.metadata['help'].partition(';')[0]}: on or off"))
+        found += [Flag(f"--{kind.prefix}{leaf.name}", leaf, _help(leaf)) for leaf in fields(kind)]
+    return tuple(found)
+
+
+def _help(leaf: dataclasses.Field[Any]) -> str:
+    text: str = leaf.metadata["help"]
+    names = _names.NAMES.get(leaf.metadata.get("names", ""), ())
+    if 0 < len(names) <= 13 and leaf.metadata["names"] != "similarity":
+        text += f" ({', '.join(names)})"
+    default = files.scalar(_plain(leaf.default))
+    return text if leaf.default is None else f"{text} (default: {default})"
+
+
+def apply(config: Config, changes: Mapping[str, str]) -> Config:
+    """The config with flags of a command line: dotted keys, and values as text that is read by the field's type.
+
+    A flag of a group that is off turns it on; ``{"energy": "off"}`` turns it off.
+
+    Example:
+        >>> config = apply(Config(), {"optimizer.lr": "1e-3", "energy.half_space": "true", "model.widths": "16,32,64"})
+        >>> config.optimizer.lr, config.energy.half_space, config.model.widths
+        (0.001, True, (16, 32, 64))
+    """
+    known = {flag.key: flag.field for flag in flags()}
+    values: dict[str, Any] = {}
+    for key, text in changes.items():
+        prefix, _, name = key.rpartition(".") if isinstance(key, str) else ("", "", key)
+        if key not in known:
+            raise _unknown_flag(key, list(known))
+        kind, _ = group_of(prefix or name)
+        if prefix:
+            assert kind is not None
+            values[key] = parse(key, types_of(kind)[name], known[key].metadata, text)
+        elif kind is None:
+            values[key] = parse(key, types_of(Config)[key], known[key].metadata, text)
+        elif text in ("on", "true"):
+            values[key] = {}
+        elif text in ("off", "false", "null", "none"):
+            values[key] = None
+        else:
+            raise ConfigError(f"{key} must be on or off, got {shown(text)}")
+    if "model.name" in values and _family(values["model.name"]) != _family(config.model.name):
+        values = {"model.widths": None, "model.fc": None} | values  # a recipe's sizes are those of its network
+    return derive(config, values)
+
+
+def _family(model: str) -> str:
+    """cnn of cnn9.mhe."""
+    return model.partition(".")[0].rstrip("0123456789")
+
+
+def _unknown_flag(key: Any, known: list[str]) -> ConfigError:
+    prefix, dot, name = key.rpartition(".") if isinstance(key, str) else ("", "", key)
+    groups = {each.name: group_of(each.name)[0] for each in fields(Config)}
+    if dot and groups.get(prefix) is not None:
+        return _unknown(prefix + ".", [leaf.name for leaf in fields(groups[prefix] or Config)], name)
+    if groups.get(key if isinstance(key, str) else "") is not None:
+        return ConfigError(f"{key} is a group of settings, such as {next(k for k in known if k.startswith(key + '.'))}")
+    return _unknown("", known, key)
+
+
+def derive(config: Config, changes: Mapping[str, Any] | None = None, /, **more: Any) -> Config:
+    """The config with a few fields changed, all else as it is: how a recipe is made of another.
+
+    Args:
+        changes, more: ``{"optimizer.lr": 0.1}``, ``optimizer={"lr": 0.1}``, or a whole group such as
+            ``energy=Energy()``; None turns an optional group off. Given `steps`, `epochs` makes way, and the other way.
+
+    Example:
+        >>> config = derive(Config(), steps=500, energy={"s": 1}, **{"optimizer.lr": 0.1})
+        >>> config.steps, config.epochs, config.energy.s, config.optimizer.lr
+        (500, None, 1.0, 0.1)
+    """
+    tree = to_tree(config)
+    given: set[str] = set()
+
+    def put(key: str, value: Any) -> None:
+        if key in given:
+            raise ConfigError(f"{key} is given twice")
+        given.add(key)
+        group, dot, name = key.partition(".")
+        if not dot:
+            tree[key] = value
+        elif isinstance(tree.get(group), dict):
+            tree[group][name] = value
+        else:  # a group that is off begins with its defaults
+            tree[group] = {name: value}
+
+    pairs = [*(changes or {}).items(), *more.items()]
+    for key, value in sorted(pairs, key=lambda pair: "." in str(pair[0])):  # whole groups before their fields
+        if not isinstance(key, str):
+            raise _unknown("", [flag.key for flag in flags()], key)
+        if isinstance(value, Group):
+            put(key, _tree_of(value))
+        elif isinstance(value, Mapping) and "." not in key:
+            if not isinstance(tree.get(key), dict):
+                tree[key] = {}
+            for name, each in value.items():
+                put(f"{key}.{name}", each)
+        else:
+            put(key, value)
+    for one, other in (("steps", "epochs"), ("epochs", "steps")):
+        if one in given and tree[one] is not None and other not in given:
+            tree[other] = None
+    return from_tree(tree)
+
+
+def to_tree(config: Config) -> dict[str, Any]:
+    """Plain dicts, lists and numbers, with every field: :func:`from_tree` gives the same config back."""
+    return _tree_of(config)
+
+
+def _tree_of(group: Group) -> dict[str, Any]:
+    return {each.name: _plain(getattr(group, each.name)) for each in fields(group)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Group):
+        return _tree_of(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def to_json(config: Config) -> str:
+    """The whole config as JSON; every number comes back as it was, to the last bit."""
+    return json.dumps(to_tree(config), indent=2, allow_nan=False) + "\n"
+
+
+def to_yaml(config: Config) -> str:
+    """The whole config as YAML that :func:`load_file` reads, with what each field means beside it."""
+    lines: list[tuple[str, str]] = []
+    for each in fields(Config):
+        value = getattr(config, each.name)
+        if isinstance(value, Group):
+            lines += [("", ""), (f"{each.name}:", each.metadata["help"].partition(";")[0])]
+            pairs = [(leaf, getattr(value, leaf.name), "  ") for leaf in fields(value)]
+        else:
+            pairs = [(each, value, "")]
+            lines += [("", "")] if group_of(each.name)[0] is not None else []
+        for leaf, what, indent in pairs:
+            lines.append((f"{indent}{leaf.name}: {files.scalar(_plain(what))}", leaf.metadata["help"]))
+    width = min(max(len(line) for line, _ in lines), 40)
+    return "".join(f"{line:{width}}  # {help}\n" if help else "\n" for line, help in lines)
+
+
+def print_config(config: Config, file: TextIO | None = None) -> None:
+    """Prints :func:`to_yaml`."""
+    print(to_yaml(config), end="", file=file or sys.stdout)

@@ -1,0 +1,236 @@
+"""One value of a config: what it may be, read from a tree or from the text of a flag."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import types
+import unicodedata
+from typing import Any, get_args, get_origin
+
+from .. import _names
+
+LARGEST = 2**63 - 1
+_NONE: Any = type(None)
+_INTEGER = re.compile(r"[-+]?[0-9]{1,25}")
+_FLOAT = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
+
+
+class ConfigError(ValueError):
+    """A config that cannot be: one line that names the key."""
+
+    __module__ = "hypersphere.train.config"
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    names: str | None = None,
+    others: bool | None = None,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    pattern: str | None = None,
+) -> Any:
+    """A field of a config.
+
+    Args:
+        names: the kind of its allowed values, a key of `_names.NAMES`.
+        others: whether other names may be known where the value is used.
+        low, high, above, below: the range, of each number in a list too; above and below are not in it.
+        pattern: a regular expression of the whole text.
+    """
+    rule = {
+        "help": help,
+        "names": names,
+        "others": others,
+        "low": low,
+        "high": high,
+        "above": above,
+        "below": below,
+        "pattern": pattern,
+    }
+    return dataclasses.field(default=default, metadata={key: value for key, value in rule.items() if value is not None})
+
+
+def shown(value: Any) -> str:
+    """A value in a message: short, on one line, whatever it is."""
+    if isinstance(value, dict):
+        return "a group"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if isinstance(value, int) and abs(value) > 10**30:  # its text may be refused by Python, or take minutes
+        return "a huge integer"
+    if isinstance(value, str):
+        return repr(value if len(value) <= 60 else value[:57] + "...")
+    return repr(value) if value is None or isinstance(value, bool | int | float) else type(value).__name__
+
+
+def read(key: str, kind: Any, rule: Any, value: Any) -> Any:
+    """`value` as the field's own type: 1 becomes 1.0 where a float is asked for, a list a tuple."""
+    kinds = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    if value is None and _NONE in kinds:
+        return None
+    if _is_text_list(kinds) and isinstance(value, str | list | tuple):
+        return _texts(key, kind, rule, value)
+    if isinstance(value, bool):
+        if bool in kinds:
+            return value
+    elif isinstance(value, int):
+        if int in kinds:
+            if abs(value) > LARGEST:
+                raise ConfigError(f"{key} must fit in 64 bits, got {shown(value)}")
+            return _within(key, rule, int(value))
+        if float in kinds:
+            if abs(value) > 1e300:
+                raise ConfigError(f"{key} must be a finite number, got {shown(value)}")
+            return _within(key, rule, float(value))
+    elif isinstance(value, float):
+        if float in kinds:
+            return _within(key, rule, float(value))
+    elif isinstance(value, str):
+        if str in kinds and not (float in kinds and value not in _names.known(rule["names"])):
+            return _text(key, rule, value)
+    elif isinstance(value, list | tuple):
+        for each in kinds:
+            if get_origin(each) is tuple:
+                return _list(key, each, rule, value)
+    raise ConfigError(f"{key} must be {allowed(kind, rule)}, got {shown(value)}{_hint(kinds, value)}")
+
+
+def _is_text_list(kinds: tuple[Any, ...]) -> bool:
+    return str in kinds and tuple[str, ...] in kinds
+
+
+def _texts(key: str, kind: Any, rule: Any, value: Any) -> str | tuple[str, ...]:
+    """One text or several; "a, b" are two, and a list of one is that one."""
+    parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    for part in parts:
+        if not isinstance(part, str):
+            raise ConfigError(f"{key} must be {allowed(kind, rule)}, got {shown(part)} in a list")
+    texts = tuple(_text(key, rule, part) for part in parts)
+    return texts[0] if len(texts) == 1 else texts
+
+
+def parse(key: str, kind: Any, rule: Any, text: str) -> Any:
+    """The value that the text of a flag stands for."""
+    kinds = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    if not isinstance(text, str):
+        raise ConfigError(f"{key} must be text here, got {shown(text)}")
+    return read(key, kind, rule, _parsed(kinds, text.strip() if str not in kinds else text))
+
+
+def _parsed(kinds: tuple[Any, ...], text: str) -> Any:
+    """What `text` is among the kinds; the text itself if it is none of them."""
+    if _NONE in kinds and text in ("null", "none"):
+        return None
+    if bool in kinds and text in ("true", "false"):
+        return text == "true"
+    if int in kinds and _INTEGER.fullmatch(text):
+        return int(text)
+    if float in kinds and _FLOAT.fullmatch(text):
+        return float(text)
+    for each in kinds:
+        if get_origin(each) is tuple:
+            inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+            return [_parsed(get_args(each)[:1], part.strip()) for part in inner.split(",")] if inner.strip() else []
+    return text
+
+
+def allowed(kind: Any, rule: Any) -> str:
+    """What a field takes, in words."""
+    words: list[str] = []
+    kinds = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    for each in kinds:
+        if each is int and float in kinds:
+            continue
+        if get_origin(each) is tuple:
+            each, *rest = get_args(each)
+            number = {int: "integers", str: "texts"}.get(each, "numbers")
+            words.append(f"a list of {number}" if rest == [...] else f"a list of {1 + len(rest)} {number}")
+        elif each is str and "names" in rule:
+            names = _names.known(rule["names"])
+            one_of = names[0] if len(names) == 1 else f"one of {', '.join(names)}"
+            words.append(f"{one_of} or another name" if rule.get("others") else one_of)
+        else:
+            words.append(_WORDS[each] + (_range(rule) if each in (int, float) else ""))
+    return " or ".join(words)
+
+
+_WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", _NONE: "null"}
+
+
+def _range(rule: Any) -> str:
+    signs = {"low": ">=", "above": ">", "high": "<=", "below": "<"}
+    parts = [f"{sign} {rule[name]:g}" for name, sign in signs.items() if name in rule]
+    return f" {' and '.join(parts)}" if parts else ""
+
+
+def _hint(kinds: tuple[Any, ...], value: Any) -> str:
+    if isinstance(value, str) and str not in kinds:
+        parsed = _parsed(kinds, value.strip())
+        if not isinstance(parsed, str | list) and parsed is not None:
+            return " (without the quotes it would be right)"
+    return ""
+
+
+def _within(key: str, rule: Any, value: Any) -> Any:
+    if not math.isfinite(value):
+        raise ConfigError(f"{key} must be a finite number, got {shown(value)}")
+    if (
+        ("low" in rule and value < rule["low"])
+        or ("high" in rule and value > rule["high"])
+        or ("above" in rule and value <= rule["above"])
+        or ("below" in rule and value >= rule["below"])
+    ):
+        what = "an integer" if isinstance(value, int) else "a number"
+        raise ConfigError(f"{key} must be {what}{_range(rule)}, got {shown(value)}")
+    return value
+
+
+def _list(key: str, kind: Any, rule: Any, values: Any) -> tuple[Any, ...]:
+    element, *rest = get_args(kind)
+    if rest != [...] and len(values) != 1 + len(rest):
+        raise ConfigError(f"{key} must be {allowed(kind, rule)}, got {len(values)}")
+    return tuple(read(f"{key}[{i}]", element, rule, value) for i, value in enumerate(values))
+
+
+def _text(key: str, rule: Any, value: str) -> str:
+    bad = next((c for c in value if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")), None)
+    if bad is not None:
+        raise ConfigError(f"{key} must not hold the character U+{ord(bad):04X}")
+    if not value:
+        raise ConfigError(f"{key} must not be empty")
+    kind = rule.get("names")
+    if kind == "similarity":
+        return _similarity(key, value)
+    if kind is not None and not rule.get("others") and value not in _names.known(kind):
+        raise unknown_name(key, kind, value)
+    if "pattern" in rule and not re.fullmatch(rule["pattern"], value):
+        raise ConfigError(f"{key} must be like {rule['pattern']}, got {shown(value)}")
+    return value
+
+
+def unknown_name(key: str, kind: str, value: str) -> ConfigError:
+    near = _names.nearest(value, _names.known(kind))
+    hint = f"did you mean {near}?" if near else f"there are {', '.join(_names.known(kind))}"
+    return ConfigError(f"unknown {key} {shown(value)}, {hint}")
+
+
+def _similarity(key: str, value: str) -> str:
+    """A name, or one with numbers as in "sigmoid(0.7)"."""
+    match = re.fullmatch(r"\s*(\w+)\s*(?:\(([^()]*)\))?\s*", value)
+    name = match[1] if match else value
+    if match is None or name not in _names.known("similarity"):
+        raise unknown_name(key, "similarity", value)
+    numbers = [part.strip() for part in match[2].split(",")] if (match[2] or "").strip() else []
+    for number in numbers:
+        if not _FLOAT.fullmatch(number) or not math.isfinite(float(number)):
+            raise ConfigError(f"{key} takes finite numbers in brackets, got {shown(value)}")
+    most = _names.SIMILARITY_NUMBERS.get(name)
+    if most is not None and len(numbers) > most:
+        raise ConfigError(f"{key}: {name} takes at most {most} numbers in brackets, got {shown(value)}")
+    return value

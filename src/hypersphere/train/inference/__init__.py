@@ -1,0 +1,1 @@
+"""A finished run: load it, score it, predict with it, export it."""

@@ -1,0 +1,225 @@
+"""A trained network in formats that need no hypersphere: ONNX, torch.export, safetensors."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from ..._internal import checks
+from ..._internal.safe_files import write_bytes
+from ..._internal.tensors import unshared
+from ...data.augment import Normalize
+from .. import building
+from ..storage.folder import FINAL
+from ..storage.reading import TENSORS, line
+from .run import Run
+
+#: format → ending of its files
+ENDINGS = {"onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors"}
+_WRONG = 1e-2  # a relative difference that rounding does not explain
+_EXAMPLES = 3  # samples it is traced with: sizes 0 and 1 are taken for constants
+
+
+class _Embeddings(nn.Module):
+    """Embeddings of length 1, as :meth:`Run.embed` gives them."""
+
+    def __init__(self, classifier: building.Classifier) -> None:
+        super().__init__()
+        self.classifier = classifier
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return F.normalize(self.classifier.embed(inputs), dim=-1)
+
+
+def format_of(path: str | os.PathLike[str], to: str | None = None) -> str:
+    """The format to export to: `to`, or what the file's ending says."""
+    if to is None:
+        to = next((name for name, ending in ENDINGS.items() if ending == Path(path).suffix.lower()), None)
+        if to is None:
+            raise ValueError(f"path must end in {', '.join(ENDINGS.values())}, or `to` say the format; got {path}")
+    checks.choice("to", to, ENDINGS)
+    return to
+
+
+def export(run: Run, path: str | os.PathLike[str], to: str | None = None, embeddings: bool = False) -> float | None:
+    """Writes the network of a run, merged and in eval mode, for any number of samples in a batch.
+
+    What goes in, called ``inputs``, is what ``run.preprocess`` gives (:func:`inputs_of` says it in words); what comes
+    out is called ``logits``, or ``embeddings`` of length 1, or ``images`` of a generator. Beside it, in the metadata of
+    ONNX and safetensors and as extra files of torch.export: ``labels``, the names of the classes in JSON, and
+    ``inputs``, those words. With an angular loss the
+    safetensors have the head's tensors too, as ``head.weight``.
+
+    Args:
+        path: the file; replaced if it is there.
+        to: onnx | torch | safetensors; None: by the ending, .onnx, .pt2 or .safetensors.
+        embeddings: what comes out are embeddings; not for safetensors, which have no output.
+
+    Returns:
+        The largest difference between the file's output and the network's, measured; None for safetensors, and for
+        ONNX without onnxruntime.
+
+    Example:
+        >>> import tempfile
+        >>> from hypersphere.train import Config, fit, load_run
+        >>> run = load_run(fit(Config(steps=2, out=tempfile.mkdtemp()), progress=False).path)
+        >>> export(run, run.path / "model.pt2")
+        0.0
+    """
+    to, path = format_of(path, to), Path(path)
+    own = [run.path / FINAL / f"{name}.safetensors" for name in ("model", "head", "discriminator")]
+    if path.resolve() in [file.resolve() for file in (*own, run.source / TENSORS)]:
+        raise ValueError(f"path must not be a file of the run itself, got {path}")
+    if to == "safetensors":
+        if embeddings:
+            raise ValueError("embeddings go with onnx and torch: a file of tensors has no output")
+        write_bytes(path, _safetensors(run))
+        return None
+    if run.facts.kind == "graph":
+        raise ValueError(f"{to} cannot hold the network of a graph, which takes its edges: export to safetensors")
+    name = "embeddings" if embeddings else "images" if not run.labels else "logits"
+    if embeddings:
+        run.check_labels()
+    module = _Embeddings(run.classifier).eval() if embeddings else run.model
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    examples = _examples(run).to(device)
+    with torch.no_grad():
+        expected = module(examples)
+    data, given = (_onnx if to == "onnx" else _torch)(run, module, examples, name)
+    expected = expected.cpu()
+    difference = None if given is None else float((given - expected).abs().max())
+    if difference is not None and not difference <= _WRONG * (1 + float(expected.abs().max())):
+        raise ValueError(f"what was exported gives other {name}: they differ by {difference:.2g}; nothing is written")
+    write_bytes(path, data)
+    return difference
+
+
+def _examples(run: Run) -> Tensor:
+    shape = run.preprocess.facts.shape
+    if run.facts.kind == "text":
+        return torch.arange(_EXAMPLES * shape[0]).view(_EXAMPLES, shape[0]) % len(run.labels)
+    return torch.randn(_EXAMPLES, *shape, generator=torch.Generator().manual_seed(0))
+
+
+def _facts(run: Run) -> dict[str, str]:
+    """What a file says of itself, beside its numbers."""
+    facts = {"labels": json.dumps(run.labels), "model": run.config.model.name, "step": str(run.step)}
+    return facts | {"inputs": inputs_of(run)}
+
+
+def inputs_of(run: Run) -> str:
+    """What the exported network takes, in words: type, layout, channels, range.
+
+    Example:
+        >>> import tempfile
+        >>> from hypersphere.train import Config, fit, load_run
+        >>> inputs_of(load_run(fit(Config(steps=2, out=tempfile.mkdtemp()), progress=False).path))
+        'float32 (B, 1, 8, 8): grey, (x - 127.5) / 128 of pixels x from 0 to 255'
+    """
+    facts = run.preprocess.facts
+    layout = f"({', '.join(['B', *map(str, facts.shape)])})"
+    if not run.labels:
+        return f"float32 {layout}: noise, standard normal"
+    if facts.kind == "text":
+        return f"int64 {layout}: numbers of characters, their places in labels"
+    if facts.kind == "graph":
+        return f"float32 {layout}: features of the nodes, of sum 1 each; and the adjacency, sparse (B, B)"
+    if facts.kind == "points":
+        return f"float32 {layout}: x, y, z of points"
+    what = "numbers"
+    if facts.kind == "images":
+        what = {1: "grey", 3: "channels red, green, blue"}.get(facts.shape[0], f"{facts.shape[0]} channels")
+    scale = "(x - 127.5) / 128 of pixels x from 0 to 255" if _is_normalized(run) else "scaled as in the training data"
+    return f"float32 {layout}: {what}, {scale}"
+
+
+def _is_normalized(run: Run) -> bool:
+    """Whether pixels reach the network by our own scale; an augmentation of the user's may have another."""
+    if run.preprocess.facts.dtype != "uint8":
+        return False
+    pixels = torch.tensor([0, 200], dtype=torch.uint8)
+    shown = [run.preprocess(pixel.expand(1, *run.preprocess.facts.shape)) for pixel in pixels]
+    return all(bool((x == y).all()) for x, y in zip(shown, Normalize()(pixels), strict=True))
+
+
+def _safetensors(run: Run) -> bytes:
+    tensors = run.model.state_dict()
+    if isinstance(run.model, building.Classifier):  # the network's names are its own again
+        tensors = {name.removeprefix("network."): value for name, value in tensors.items()}
+    kept, aliases = unshared(tensors)
+    return save(kept, _facts(run) | ({"aliases": json.dumps(aliases)} if aliases else {}))
+
+
+def _torch(run: Run, module: nn.Module, examples: Tensor, name: str) -> tuple[bytes, Tensor]:
+    program = _traced(lambda: torch.export.export(module, (examples,), dynamic_shapes=_any_batch()), "torch")
+    file = io.BytesIO()
+    torch.export.save(program, file, extra_files={**_facts(run), "output": name})
+    with torch.no_grad():
+        return file.getvalue(), program.module()(examples).cpu()
+
+
+def _onnx(run: Run, module: nn.Module, examples: Tensor, name: str) -> tuple[bytes, Tensor | None]:
+    for package in ("onnx", "onnxscript"):
+        try:
+            __import__(package)
+        except ImportError as error:
+            raise ImportError(
+                f"exporting to ONNX needs {package}: pip install 'hypersphere[export]' ({error})"
+            ) from None
+    options: dict[str, Any] = {"dynamo": True, "verbose": False, "dynamic_shapes": _any_batch()}
+    names: dict[str, Any] = {"input_names": ["inputs"], "output_names": [name]}
+
+    def make() -> bytes:
+        program = torch.onnx.export(module, (examples,), **names, **options)
+        assert program is not None
+        program.model.metadata_props.update(_facts(run))
+        return program.model_proto.SerializeToString()
+
+    with _quiet():
+        data: bytes = _traced(make, "onnx")
+    try:
+        import onnxruntime  # type: ignore[import-untyped]
+    except ImportError:
+        return data, None
+    session = _traced(lambda: onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"]), "onnx")
+    (given,) = session.run([name], {"inputs": examples.cpu().numpy()})
+    return data, torch.from_numpy(given)
+
+
+def _any_batch() -> tuple[dict[int, Any]]:
+    return ({0: torch.export.Dim("batch")},)
+
+
+def _traced(make: Any, to: str) -> Any:
+    try:
+        return make()
+    except Exception as error:  # torch has many of its own
+        raise ValueError(f"this network cannot be exported to {to}: {line(error)[:300]}") from None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's and onnxscript's talk of what they are doing."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,291 @@
+"""Checkpoints on disk: ``<folder>/<step>/`` holds tensors.safetensors and state.json. Nothing in them can run code.
+
+A checkpoint is there whole or not at all: it is written under another name, flushed and renamed. state.json has a
+checksum of itself and of every tensor, and names the schema by its version.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import secrets
+import shutil
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ... import __version__
+from ..._internal import checks
+from ..._internal.tensors import checksum_of, unshared
+from .nested import flatten, unflatten
+from .reading import FORMAT, STATE, STEP, TENSORS, checksum, find, is_best, line, read, steps, warn_of
+
+__all__ = ["FORMAT", "Saver", "best_of", "flatten", "latest", "load", "save", "unflatten", "verify"]
+
+_RUBBISH = re.compile(r"\.[0-9]+\.[0-9a-f]{8}\.tmp")
+_DTYPES = {
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8),
+    *(torch.bool, torch.complex64),
+}
+_writing = threading.Lock()  # so that half a checkpoint found at the start of a save is a dead process's
+
+Folder = str | os.PathLike[str]
+
+
+def save(
+    folder: Folder, step: int, tensors: dict[str, Tensor], state: dict[str, Any], *, keep: int = 3, best: bool = False
+) -> Path:
+    """Writes ``folder/<step>/`` and removes what is older than the last `keep`, but never the best.
+
+    Tensors that are the same memory are stored once, and are one tensor again when loaded. A step that is there is
+    replaced, and stays marked if it was the best. If anything fails, a full disk say, the others are as they were and
+    nothing is left behind; what fails in writing is an OSError that names the checkpoint. One process at a time saves
+    to a folder; not to be called in a signal handler.
+
+    Args:
+        folder: made if it is not there.
+        step: >= 0.
+        tensors: by name, dense ones on any device.
+        state: what JSON gives back as it is; :func:`flatten` makes such a tree of anything nested.
+        keep: how many checkpoints up to this one stay, >= 1.
+        best: marks this one as the best so far, which stays until another is marked.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> path = save(folder, 10, {"weight": torch.ones(2)}, {"loss": 0.5})
+        >>> path.name, load(path)
+        ('10', ({'weight': tensor([1., 1.])}, {'loss': 0.5}))
+    """
+    _check(step, tensors, state, keep)
+    return _write(Path(folder), step, *unshared(tensors), state, keep, best)
+
+
+class Saver:
+    """Saves in a thread of its own, so that training waits for a copy of the tensors alone.
+
+    One checkpoint is written at a time: the next call waits for the last one, and raises what went wrong with it.
+
+    Example:
+        >>> import tempfile
+        >>> saver, folder, weight = Saver(), tempfile.mkdtemp(), torch.ones(2)
+        >>> saver.save(folder, 1, {"weight": weight}, {})
+        >>> weight.zero_()
+        tensor([0., 0.])
+        >>> saver.wait()
+        >>> load(latest(folder))
+        ({'weight': tensor([1., 1.])}, {})
+    """
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def save(
+        self,
+        folder: Folder,
+        step: int,
+        tensors: dict[str, Tensor],
+        state: dict[str, Any],
+        *,
+        keep: int = 3,
+        best: bool = False,
+    ) -> None:
+        """As :func:`save`; it is on disk after :meth:`wait`, or when the process has ended in order."""
+        self.wait()
+        _check(step, tensors, state, keep)
+        kept, aliases = unshared(tensors)
+        theirs = {tensor.untyped_storage().data_ptr() for tensor in tensors.values()}
+        copies = {k: v.clone() if v.untyped_storage().data_ptr() in theirs else v for k, v in kept.items()}
+        job = (Path(folder).absolute(), step, copies, aliases, json.loads(json.dumps(state)), keep, best)
+
+        def run() -> None:
+            try:
+                _write(*job)
+            except BaseException as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=run, name="hypersphere checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until nothing is being written; raises what went wrong since the last call."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
+def load(path: Folder) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors, on the CPU, and the state of the checkpoint `path`. ValueError in one line if it is not whole."""
+    tensors, state, problems = read(Path(path), keep=True)
+    if problems:
+        raise ValueError(problems[0])
+    return tensors, state
+
+
+def verify(path: Folder) -> list[str]:
+    """What is wrong with the checkpoint `path`, one line each; nothing if :func:`load` would read it."""
+    return read(Path(path), keep=False)[2]
+
+
+def latest(folder: Folder) -> Path | None:
+    """The newest checkpoint that is whole; warns of damaged ones that are newer. None if there is none."""
+    return _found(Path(folder), marked=False)
+
+
+def best_of(folder: Folder) -> Path | None:
+    """The newest whole one of those that were marked as the best so far. None if there is none."""
+    return _found(Path(folder), marked=True)
+
+
+def _found(folder: Path, marked: bool) -> Path | None:
+    found, damaged = find(folder, marked)
+    warn_of(damaged)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------- writing
+
+
+def _check(step: Any, tensors: Any, state: Any, keep: Any) -> None:
+    checks.integer("step", step, low=0)
+    checks.integer("keep", keep, low=1)
+    if not isinstance(tensors, dict):
+        raise TypeError(f"tensors must be a dict of Tensors, got {type(tensors).__name__}")
+    for name, value in tensors.items():
+        if not isinstance(name, str) or name == "__metadata__":  # safetensors' own
+            raise ValueError(f"names of tensors must be text other than '__metadata__', got {name!r}")
+        if not isinstance(value, Tensor):
+            raise TypeError(f"tensors[{name!r}] must be a Tensor, got {type(value).__name__}")
+        if value.layout is not torch.strided or value.is_meta or value.dtype not in _DTYPES:
+            kind = "meta" if value.is_meta else f"{value.layout}, {value.dtype}"
+            raise TypeError(f"tensors[{name!r}] must be dense and of a type that safetensors has, got {kind}")
+    try:
+        same = isinstance(state, dict) and json.loads(json.dumps(state, allow_nan=False)) == state
+    except (TypeError, ValueError, RecursionError) as error:
+        raise type(error)(f"state must be a dict for JSON (flatten makes one): {error}") from None
+    if not same:  # tuples and keys that are no text would come back as something else
+        raise TypeError("state must be a dict that JSON gives back as it is; flatten makes one")
+
+
+def _write(
+    folder: Path,
+    step: int,
+    tensors: dict[str, Tensor],
+    aliases: dict[str, str],
+    state: dict[str, Any],
+    keep: int,
+    best: bool,
+) -> Path:
+    target, aside = folder / str(step), folder / f"{step}.old"
+    with _writing:
+        temporary, placed = _temporary(target), False
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _tidy(folder)
+            best = best or is_best(target)
+            temporary.mkdir()
+            _fill(temporary, tensors, {"step": step, "best": best, "aliases": aliases, "state": state})
+            # No folder can be renamed onto a full one. Readers take the old one from `aside` in between.
+            if target.exists():
+                os.rename(target, aside)
+            os.rename(temporary, target)
+            placed = True
+            _flush(folder)
+        except BaseException as error:
+            with suppress(OSError):  # on a disk that fails this fails too, and would hide why
+                if placed:
+                    os.rename(target, temporary)
+                shutil.rmtree(temporary, ignore_errors=True)
+                if aside.exists() and not target.exists():
+                    os.rename(aside, target)
+            if isinstance(error, OSError | SafetensorError):
+                why = getattr(error, "strerror", None) or line(error)  # an OSError names the temporary file too
+                raise OSError(f"checkpoint {target} could not be written: {why}") from error
+            raise
+        _tidy(folder)
+        _prune(folder, step, keep)
+    return target
+
+
+def _fill(folder: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+    errors: list[BaseException] = []
+
+    def describe() -> None:
+        try:
+            versions = {"hypersphere": __version__, "torch": torch.__version__, "python": platform.python_version()}
+            sums = {key: checksum_of(value) for key, value in tensors.items()}
+            body = {**header, "versions": versions, "checksums": sums}
+            text = json.dumps({"format": FORMAT, "checksum": checksum(body), **body}, allow_nan=False)
+            (folder / STATE).write_text(text, encoding="utf-8")
+            _flush(folder / STATE)
+        except BaseException as error:
+            errors.append(error)
+
+    # Both at once, as summing, writing and flushing leave the interpreter to others.
+    thread = threading.Thread(target=describe)
+    thread.start()
+    try:
+        save_file(tensors, folder / TENSORS)
+        _flush(folder / TENSORS)
+    finally:
+        thread.join()
+    if errors:
+        raise errors[0]
+    _flush(folder)
+
+
+def _flush(path: Path) -> None:
+    if os.name == "nt" and path.is_dir():  # Windows has no such thing
+        return
+    file = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _tidy(folder: Path) -> None:
+    """Takes away what a killed process left, and puts back what it had set aside."""
+    for path in folder.iterdir():
+        if _RUBBISH.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.suffix == ".old" and STEP.fullmatch(path.name):
+            if path.with_suffix("").exists():
+                _remove(path)
+            else:
+                os.rename(path, path.with_suffix(""))
+
+
+def _prune(folder: Path, step: int, keep: int) -> None:
+    found = steps(folder)
+    older = sorted(each for each in found if each <= step)  # later ones are not ours to count: a run begun anew
+    kept = {*older[-keep:], next((each for each in sorted(found, reverse=True) if is_best(found[each])), None)}
+    for each in older:
+        if each not in kept:
+            _remove(found[each])
+
+
+def _remove(path: Path) -> None:
+    """Renamed first, so that no half of it is ever taken for a checkpoint. Failing here must not fail the save."""
+    try:
+        away = path.rename(_temporary(path))
+        shutil.rmtree(away)
+    except OSError as error:
+        checks.warn(f"checkpoint {path} could not be removed: {line(error)}")
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name.removesuffix('.old')}.{secrets.token_hex(4)}.tmp")

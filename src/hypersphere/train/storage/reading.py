@@ -1,0 +1,164 @@
+"""Reading checkpoints, with every doubt about them in one line each."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ..._internal import checks, safe_files
+from ..._internal.tensors import checksum_of
+from . import signed
+
+FORMAT = 1
+TENSORS, STATE = "tensors.safetensors", "state.json"
+STEP = re.compile(r"(0|[1-9][0-9]*)(\.old)?")
+_TRIES = 10  # of a reader whose checkpoint is replaced or removed under its eyes
+
+
+def steps(folder: Path) -> dict[int, Path]:
+    found: dict[int, Path] = {}
+    for path in sorted(folder.iterdir(), reverse=True):  # 5.old before 5, which replaces it
+        if (match := STEP.fullmatch(path.name)) and safe_files.is_folder(path):
+            found[int(match[1])] = path
+    return found
+
+
+def find(folder: Path, marked: bool) -> tuple[Path | None, list[str]]:
+    """The newest whole checkpoint, of those that were marked as the best if `marked`; what is wrong with newer ones."""
+    if not folder.exists():
+        return None, []
+    if not folder.is_dir():
+        raise ValueError(f"folder must be a folder of checkpoints, got {str(folder)!r}")
+    valid, damaged = None, list[str]()
+    for _ in range(_TRIES):
+        found, damaged = steps(folder), []
+        # Someone who saves renames: what is listed may be gone, and a listing may miss both names.
+        moving = not found and any(folder.iterdir())
+        for step in sorted(found, reverse=True):
+            path = found[step]
+            asked = not marked or is_best(path)
+            problems = read(path, keep=False)[2] if asked else []
+            if asked and not problems:
+                valid = path
+                break
+            moving = not path.is_dir()
+            if moving:
+                break
+            damaged += problems[:1]
+        if not moving:
+            break
+        time.sleep(0.005)
+    return valid, damaged
+
+
+def warn_of(damaged: list[str]) -> None:
+    if damaged:
+        checks.warn(f"damaged checkpoints are passed over: {'; '.join(dict.fromkeys(damaged))}")
+
+
+def read(path: Path, keep: bool) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
+    for _ in range(_TRIES):
+        aside = path.with_name(f"{path.name}.old")
+        place = aside if aside.is_dir() and not path.is_dir() else path
+        before = _identity(place)
+        tensors, state, problems = _read_once(place, keep)
+        if not problems or _identity(path) == before:
+            break
+    return tensors, state, problems
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+def _read_once(path: Path, keep: bool) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
+    tensors: dict[str, Tensor] = {}
+    problems: list[str] = []
+    if not path.is_dir():
+        return {}, {}, [f"{path} is not the folder of a checkpoint"]
+    try:
+        header = _header(path / STATE)
+        checksums = header["checksums"]
+        file = path / TENSORS
+        safe_files.check_plain(file)
+        try:
+            with safe_open(os.fspath(file), framework="pt") as opened:
+                names = set(opened.keys())
+                problems += [f"{file} has no tensor {name!r}" for name in checksums if name not in names]
+                more = sorted(names - {*checksums})
+                problems += [f"{file} has a tensor {name!r} that was not saved" for name in more]
+                for name in (name for name in checksums if name in names):
+                    # A copy: what is checked here must be what the caller gets, not what the disk says later.
+                    value = opened.get_tensor(name).clone()
+                    if checksum_of(value) != checksums[name]:
+                        problems.append(f"{file} is damaged: the numbers of {name!r} are not those that were saved")
+                    elif keep:
+                        tensors[name] = value
+        except (SafetensorError, ValueError, RuntimeError, OSError, KeyError, AttributeError) as error:
+            raise ValueError(f"{file} cannot be read: {line(error)}") from None
+    except ValueError as error:
+        return {}, {}, [*problems, str(error)]
+    if problems:
+        return {}, {}, problems
+    if keep:
+        tensors |= {alias: tensors[name] for alias, name in header["aliases"].items()}
+    return tensors, header["state"], []
+
+
+def _header(file: Path) -> dict[str, Any]:
+    """state.json, whole and of this version; else a ValueError that names the file."""
+    safe_files.check_plain(file)
+    try:
+        header = signed.parse(safe_files.read_plain(file))
+        if not isinstance(header, dict) or type(header.get("format")) is not int:
+            raise ValueError("it has no schema version")
+    except (ValueError, RecursionError, OSError) as error:
+        raise ValueError(f"{file} cannot be read: {line(error)}") from None
+    if header["format"] != FORMAT:
+        raise ValueError(f"{file} has schema version {header['format']}; this version of hypersphere reads {FORMAT}")
+    body = {key: value for key, value in header.items() if key not in ("format", "checksum")}
+    try:
+        whole = header.get("checksum") == checksum(body)
+    except (ValueError, RecursionError):  # 1e999 is read as infinity
+        whole = False
+    if not whole:
+        raise ValueError(f"{file} is damaged: its text is not what was saved")
+    sums, aliases = header.get("checksums"), header.get("aliases")
+    if (
+        not isinstance(header.get("state"), dict)
+        or not isinstance(header.get("best"), bool)
+        or not isinstance(sums, dict)
+        or not isinstance(aliases, dict)
+        or not all(isinstance(name, str) and name in sums for name in aliases.values())
+        or any(alias in sums for alias in aliases)
+    ):
+        raise ValueError(f"{file} is malformed: it must have state, best, checksums, and aliases of tensors in them")
+    return header
+
+
+def is_best(path: Path) -> bool:
+    try:
+        return bool(_header(path / STATE)["best"])
+    except ValueError:
+        return False
+
+
+def checksum(body: Mapping[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(body, allow_nan=False).encode()):08x}"
+
+
+def line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,125 @@
+"""What a checkpoint says of a training, checked before it is believed: types, ranges and sizes."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from ..config.values import shown
+from .summary import is_count, is_number
+
+#: what every checkpoint has of a training's progress
+_PROGRESS = {
+    *("step", "evaluated", "lines", "samples", "waited", "seconds"),
+    *("loss", "round", "figures", "best"),
+}
+
+
+def need(what: str, is_right: bool, allowed: str, value: Any) -> None:
+    if not is_right:
+        raise ValueError(f"{what} must be {allowed}, got {shown(value)}")
+
+
+def mapping(what: str, value: Any, keys: set[str] | None = None) -> Mapping[str, Any]:
+    """`value` as a mapping, with these keys if they are given."""
+    need(what, isinstance(value, Mapping), "a mapping", value)
+    if keys is not None and set(value) != keys:
+        got = ", ".join(map(str, value))[:100] or "nothing"
+        raise ValueError(f"{what} must hold {', '.join(sorted(keys))}, got {got}")
+    return dict(value)
+
+
+def progress(tree: Any, known: set[str]) -> dict[str, Any]:
+    """The fields of :class:`Progress`."""
+    tree = mapping("progress", tree)
+    odd = [*(_PROGRESS - set(tree)), *(set(tree) - known)]
+    if odd:
+        raise ValueError(f"progress has {'no ' if odd[0] in _PROGRESS else ''}{odd[0]!s:.40}")
+    for name in set(tree) - _PROGRESS:  # those that a version after the first has added
+        need(f"progress.{name}", tree[name] is None or is_number(tree[name]), "null or a number", tree[name])
+    for name in ("step", "evaluated", "lines", "samples", "waited"):
+        need(f"progress.{name}", is_count(tree[name]), "an integer >= 0", tree[name])
+    need("progress.seconds", is_number(tree["seconds"], 0, 1e12), "a number >= 0", tree["seconds"])
+    for name in ("loss", "round"):
+        pair = tree[name]
+        right = isinstance(pair, list) and len(pair) == 2 and is_number(pair[0]) and is_number(pair[1], 0)
+        need(f"progress.{name}", right, "a sum of losses and a number of steps", pair)
+    need("progress.figures", _are_figures(tree["figures"]), "numbers by name", tree["figures"])
+    best = tree["best"]
+    right = best is None or (_are_figures(best) and is_count(best.get("step")) and {"accuracy", "loss"} <= set(best))
+    need("progress.best", right, "null, or step, accuracy and loss", best)
+    return dict(tree)
+
+
+def _are_figures(value: Any) -> bool:
+    """Figures of an evaluation; a loss may be infinite."""
+    return isinstance(value, dict) and all(
+        isinstance(name, str) and (is_number(each) or isinstance(each, float)) for name, each in value.items()
+    )
+
+
+def schedule(tree: Any) -> tuple[float, int, float]:
+    """Best loss, rounds waited and factor of a :class:`Schedule`."""
+    tree = mapping("schedule", tree, {"best", "waited", "factor"})
+    best, waited, factor = tree["best"], tree["waited"], tree["factor"]
+    need("schedule.best", is_number(best) or best == math.inf, "a number", best)
+    need("schedule.waited", is_count(waited), "an integer >= 0", waited)
+    need("schedule.factor", is_number(factor, 0, 1), "a number in [0, 1]", factor)
+    return best, waited, factor
+
+
+def scaler(tree: Any, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of a GradScaler."""
+    tree = mapping("precision", tree, set(own))
+    for name, value in tree.items():
+        if isinstance(own[name], int):
+            need(f"precision.{name}", is_count(value) and value < 2**31, "an integer >= 0", value)
+        else:
+            need(f"precision.{name}", is_number(value, 0, 1e30) and value > 0, "a number > 0", value)
+    return dict(tree)
+
+
+def load_optimizer(optimizer: Optimizer, tree: Any) -> None:
+    """Gives an optimizer the state of a checkpoint: that of the same groups, with which it can step."""
+    tree = mapping("an optimizer", tree, {"state", "param_groups"})
+    own, groups = optimizer.state_dict()["param_groups"], tree["param_groups"]
+    need("param_groups", isinstance(groups, list) and len(groups) == len(own), f"a list of {len(own)}", groups)
+    for mine, theirs in zip(own, groups, strict=True):
+        theirs = mapping("a group of an optimizer", theirs)
+        need("lr", is_number(theirs.get("lr"), 0), "a number >= 0", theirs.get("lr"))
+        for name, value in mine.items():
+            # A torch of another version may have more or fewer settings; those that both have are the config's.
+            if name != "lr" and name in theirs and not (type(theirs[name]) is type(value) and theirs[name] == value):
+                raise ValueError(f"{name} of an optimizer must be {shown(value)}, got {shown(theirs[name])}")
+        mine["lr"] = theirs["lr"]
+    states = mapping("the state of an optimizer", tree["state"])
+    numbers = {number for group in own for number in group["params"]}
+    for number, state in states.items():
+        need("the state of an optimizer", number in numbers, "of its parameters", number)
+        mapping("the state of a parameter", state)
+    optimizer.load_state_dict({"state": states, "param_groups": own})
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if optimizer.state.get(parameter):
+                _try_out(optimizer, group, parameter)
+
+
+def _try_out(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> None:
+    """A step with a copy of one parameter: what its state must be only the optimizer knows."""
+    twin = parameter.detach().clone().requires_grad_()
+    twin.grad = torch.zeros_like(twin)
+    state: defaultdict[Any, Any] = defaultdict(dict)
+    state[twin] = copy.deepcopy(optimizer.state[parameter])
+    trial = type(optimizer).__new__(type(optimizer))
+    trial.__setstate__({"defaults": optimizer.defaults, "state": state, "param_groups": [{**group, "params": [twin]}]})
+    try:
+        trial.step()
+    except Exception as error:  # whatever a number or a shape that is not the optimizer's leads to
+        what = " ".join(str(error).split())
+        raise ValueError(f"the optimizer cannot step with its state: {type(error).__name__}: {what}") from None

@@ -1,0 +1,105 @@
+"""JSON files that carry a checksum of their own text, and JSON read from files that anybody may have written.
+
+The checksum is the first key and covers every byte of the file, its own digits taken as zeros. It is against damage,
+not against people: who can change a file can change its checksum.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from ..._internal import safe_files
+
+KEY = "checksum"
+LARGEST = 1 << 28  # bytes of a JSON file
+DEEPEST = 400  # flatten stores 100 levels, in up to three of JSON each
+_UNSIGNED = "0" * 8
+_SIGNED = re.compile(rb'\{\s*"checksum": "([0-9a-f]{8})"')
+
+
+def checksum(data: bytes) -> str:
+    """CRC-32, as the tensors have it."""
+    return f"{zlib.crc32(data):08x}"
+
+
+def signed(tree: Mapping[str, Any]) -> str:
+    """`tree` as JSON with its checksum.
+
+    Example:
+        >>> print(signed({"a": 1}), end="")
+        {
+          "checksum": "8da47a6a",
+          "a": 1
+        }
+        >>> is_whole(signed({"a": 1}).encode())
+        True
+    """
+    text = json.dumps({KEY: _UNSIGNED, **tree}, indent=2, allow_nan=False) + "\n"
+    return text.replace(_UNSIGNED, checksum(text.encode()), 1)
+
+
+def is_whole(data: bytes) -> bool:
+    """Whether `data` is what :func:`signed` gave."""
+    found = _SIGNED.match(data)
+    if found is None:
+        return False
+    begin, end = found.span(1)
+    return found[1] == checksum(data[:begin] + _UNSIGNED.encode() + data[end:]).encode()
+
+
+def parse(data: bytes) -> Any:
+    """JSON without doubled keys, NaN and deep nesting; ValueError for all that is not."""
+    if len(data) > LARGEST:
+        raise ValueError(f"expected at most {LARGEST} bytes, got {len(data)}")
+    try:
+        tree = json.loads(data, object_pairs_hook=_once, parse_constant=_no_constant)
+    except RecursionError:
+        raise ValueError(f"it is nested deeper than {DEEPEST} levels") from None
+    level = [tree]
+    for _ in range(DEEPEST):
+        level = [
+            child
+            for each in level
+            if isinstance(each, dict | list)
+            for child in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return tree
+    raise ValueError(f"it is nested deeper than {DEEPEST} levels")
+
+
+def read(path: str | os.PathLike[str], formats: tuple[int, ...]) -> tuple[dict[str, Any], bool]:
+    """An object of a known ``format``, and whether its checksum was compared: format 1 has none.
+
+    ValueError in one line that names the file if it is missing, damaged or of another format.
+    """
+    data = safe_files.read_plain(path, LARGEST)
+    try:
+        tree = parse(data)
+        if not isinstance(tree, dict):
+            raise ValueError(f"it must be an object, got {type(tree).__name__}")
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+    version = tree.get("format")
+    if type(version) is not int or version not in formats:
+        reads = " and ".join(map(str, formats))
+        raise ValueError(f"{path} has format {version!r:.40}; this version of hypersphere reads {reads}")
+    if version > 1 and not is_whole(data):
+        raise ValueError(f"{path} is damaged: its text is not what was saved")
+    return {key: value for key, value in tree.items() if key != KEY}, version > 1
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
