@@ -23,7 +23,7 @@ from hypersphere.train.inference.exporting import export
 from hypersphere.train.inference.inputs import Preprocess
 from hypersphere.train.inference.run import BATCH, load_run
 from hypersphere.train.inference.scores import scores
-from hypersphere.train.sets import Facts
+from hypersphere.train.splits import DataSpec
 from hypersphere.train.storage import checkpoint
 from tests.runs import rewritten
 
@@ -238,7 +238,7 @@ def test_a_checkpoint_without_the_network(copy):
 
 
 def images(channels=1, size=(8, 8), augment=as_stored, dtype="uint8"):
-    return Preprocess(Facts("images", (channels, *size), dtype, ["a", "b"]), augment)
+    return Preprocess(DataSpec("images", (channels, *size), dtype, ["a", "b"]), augment)
 
 
 @pytest.fixture(scope="module")
@@ -330,7 +330,7 @@ def test_images_stored_as_floats_have_no_pixels():
 
 
 def test_points():
-    preprocess = Preprocess(Facts("points", (4, 3), "float32", ["a"]), as_stored)
+    preprocess = Preprocess(DataSpec("points", (4, 3), "float32", ["a"]), as_stored)
     assert preprocess(np.ones((4, 3))).dtype == torch.float32
     assert preprocess(torch.ones(2, 7, 3)).shape == (2, 7, 3)
     with pytest.raises(ValueError, match=r"all samples of a batch must have one shape, got \(4, 3\) and \(7, 3\)"):
@@ -342,7 +342,7 @@ def test_points():
 
 
 def test_text():
-    preprocess = Preprocess(Facts("text", (4,), "int64", list("abc")), as_stored)
+    preprocess = Preprocess(DataSpec("text", (4,), "int64", list("abc")), as_stored)
     assert preprocess("cab").tolist() == [[2, 0, 1]]
     assert preprocess(["abc", "cba"]).tolist() == [[0, 1, 2], [2, 1, 0]]
     assert preprocess("aabbcc").tolist() == [[1, 1, 2, 2]]  # the end of it
@@ -541,7 +541,7 @@ def test_export_to_safetensors(trained, tmp_path, kind):
     ],
 )
 def test_what_an_exported_network_takes(kind, shape, dtype, augment, said, trained):
-    preprocess = Preprocess(Facts(kind, shape, dtype, ["a", "b"]), augment or as_stored)
+    preprocess = Preprocess(DataSpec(kind, shape, dtype, ["a", "b"]), augment or as_stored)
     run = replace(load_run(trained("plain").path), preprocess=preprocess)
     assert said in exporting.inputs_of(run)
 

@@ -14,8 +14,7 @@ import hypersphere as hs
 from hypersphere import data
 from hypersphere.models._registry import PRESETS
 from hypersphere.train import Schedule as Settings
-from hypersphere.train import TrainingError, building, derive, fit
-from hypersphere.train import sets as data_sets
+from hypersphere.train import TrainingError, building, derive, fit, splits
 from hypersphere.train.schedule import Schedule
 from hypersphere.train.storage import checkpoint
 from tests import runs
@@ -160,15 +159,15 @@ def test_accumulated_batches_are_a_large_one(changes):
 
 
 def test_accumulated_batches_of_a_gan_have_noise_of_their_own():
-    from hypersphere.train import sets, tasks
+    from hypersphere.train import splits, tasks
     from hypersphere.train.distributed import World
 
     config = tiny(accumulate=2, **{"model.name": "generator.mhe", "model.widths": (4, 4, 4, 4)})
-    made = sets.load(config.data, 0)
+    made = splits.load(config.data, 0)
     task = tasks.make(config, made, World(torch.device("cpu")))
     seen = []
     task.generator.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
-    for batch in next(sets.steps(made, config, 0, World(torch.device("cpu")))):
+    for batch in next(splits.steps(made, config, 0, World(torch.device("cpu")))):
         task.generator_loss(batch)
     assert not torch.equal(*seen)
 
@@ -525,7 +524,7 @@ def test_compiled():
 )
 def test_the_scale_of_a_similarity_is_automatic_but_for_the_papers_networks(changes, scale):
     config = derive(tiny(), {"model.similarity": "cosine", "model.widths": (16, 4, 4)} | changes)
-    spec = data_sets.load(config.data, config.seed).facts
+    spec = splits.load(config.data, config.seed).spec
     convolutions = [m for m in building.network(config, spec, num_classes=10).modules() if isinstance(m, nn.Conv2d)]
     assert convolutions[1].scale == scale
 

@@ -305,16 +305,16 @@ def test_few_steps_are_pointed_out(capsys):
 
 
 def test_a_folder_that_became_another_run_s_meanwhile_is_left_alone(tmp_path, monkeypatch):
-    from hypersphere.train import sets
+    from hypersphere.train import splits
 
-    load = sets.load
+    load = splits.load
 
     def slow(*given):
-        monkeypatch.setattr(sets, "load", load)
+        monkeypatch.setattr(splits, "load", load)
         quiet(tiny(out=str(tmp_path), seed=1))
         return load(*given)
 
-    monkeypatch.setattr(sets, "load", slow)
+    monkeypatch.setattr(splits, "load", slow)
     assert "holds a run already" in refused(tiny(out=str(tmp_path), seed=2))
     assert json.loads((tmp_path / "config.json").read_text())["seed"] == 1
     assert json.loads((tmp_path / "result.json").read_text())["seed"] == 1

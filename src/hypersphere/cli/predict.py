@@ -124,8 +124,8 @@ def _parts(run: Run, files: list[str]) -> Iterator[tuple[list[str], Any]]:
             images = []
             yield from _rows(run, file)
             continue
-        if run.facts.kind != "images":
-            raise ValueError(f"{file}: this run takes {run.facts.kind}, which only .npy arrays hold here")
+        if run.spec.kind != "images":
+            raise ValueError(f"{file}: this run takes {run.spec.kind}, which only .npy arrays hold here")
         if os.path.isdir(file):
             images += _images_in(file)
         elif os.path.isfile(file):
@@ -177,8 +177,8 @@ def _rows(run: Run, file: str) -> Iterator[tuple[list[str], Any]]:
             raise ValueError("it is an archive of several")
     except Exception as error:  # NumPy reads the header as Python, and what is wrong with it may raise anything
         raise ValueError(f"{file} is no array that can be read: {error}") from None
-    shape, sample = tuple(array.shape), run.facts.shape
-    grey = run.facts.kind == "images" and array.dtype == np.uint8 and array.ndim == 3
+    shape, sample = tuple(array.shape), run.spec.shape
+    grey = run.spec.kind == "images" and array.dtype == np.uint8 and array.ndim == 3
     may_be_one = grey and (shape[2] in (1, 3) or shape[0] == sample[0] == 3)  # image, and not N grey ones
     if not (grey or array.ndim == len(sample) + 1) or may_be_one or not len(array):
         raise ValueError(f"{file} must hold samples (N, {', '.join(map(str, sample))}), got {shape}")

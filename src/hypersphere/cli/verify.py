@@ -175,10 +175,10 @@ class _Run:
 
     def _check_model(self, path: Path) -> str:
         from .._internal.safe_files import read_plain
-        from ..train.inference.run import read_facts, read_model
+        from ..train.inference.run import read_model, read_spec
 
         described = read_model(path)
-        read_facts(path, described.get("data"))
+        read_spec(path, described.get("data"))
         self._compare(path, read_plain(path))
         self.tensors = [*described["checksums"]]
         return NO_CHECKSUM if described["format"] == 1 else ""

@@ -21,7 +21,7 @@ from ..rotation.parametrization import rotated
 from ..selection import select
 from ._names import NAMES
 from .config import Config, Energy, Loss, Rotation, derive
-from .sets import Facts
+from .splits import DataSpec
 
 LOSSES: dict[str, type[losses.AngularSoftmaxLoss]] = {
     "w_softmax": losses.WSoftmaxLoss,
@@ -94,15 +94,15 @@ def flat(given: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return given.flatten(0, -2), targets.flatten()
 
 
-def classifier(config: Config, facts: Facts) -> Classifier:
+def classifier(config: Config, spec: DataSpec) -> Classifier:
     """The network of a config with its head, plain: not rotated yet. What does not fit the data is a ValueError."""
     has_head = config.loss.name != "softmax"
-    body = network(config, facts, num_classes=0 if has_head else len(facts.classes))
-    head = _head(config.loss, facts, body) if has_head else None
+    body = network(config, spec, num_classes=0 if has_head else len(spec.classes))
+    head = _head(config.loss, spec, body) if has_head else None
     return Classifier(body, head, config.loss.label_smoothing)
 
 
-def network(config: Config, facts: Facts, **fixed: Any) -> nn.Module:
+def network(config: Config, spec: DataSpec, **fixed: Any) -> nn.Module:
     """The network alone; `fixed` are options it must take, all others are given where it has them."""
     model = config.model
     known = models.preset(model.name).accepted()
@@ -111,7 +111,7 @@ def network(config: Config, facts: Facts, **fixed: Any) -> nn.Module:
     options: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
     if model.fc == 0:
         options["fc"] = None
-    of_data = {key: value for key, value in _of_data(facts).items() if key in known}
+    of_data = {key: value for key, value in _of_data(spec).items() if key in known}
     by_itself = model.similarity is not None and ("similarity" in known or open_ended)
     papers_own = model.scale == "auto" and "." in model.name  # cnn9.spherenet and its like have no scale
     scale = None if papers_own else model.scale
@@ -128,27 +128,27 @@ def network(config: Config, facts: Facts, **fixed: Any) -> nn.Module:
     return made
 
 
-def _of_data(facts: Facts) -> dict[str, Any]:
+def _of_data(spec: DataSpec) -> dict[str, Any]:
     """What a network must know of its input."""
-    if facts.kind == "images":
-        channels, height, width = facts.shape
+    if spec.kind == "images":
+        channels, height, width = spec.shape
         return {"in_channels": channels, "out_channels": channels, "input_size": (height, width)}
-    if facts.kind == "points":
-        return {"in_channels": facts.shape[1]}
-    if facts.kind == "graph":
-        return {"in_features": facts.shape[0]}
-    if facts.kind == "text":
-        return {"vocabulary": len(facts.classes), "context": facts.shape[0]}
-    return {"in_channels": 1, "input_size": (1, torch.Size(facts.shape).numel())}
+    if spec.kind == "points":
+        return {"in_channels": spec.shape[1]}
+    if spec.kind == "graph":
+        return {"in_features": spec.shape[0]}
+    if spec.kind == "text":
+        return {"vocabulary": len(spec.classes), "context": spec.shape[0]}
+    return {"in_channels": 1, "input_size": (1, torch.Size(spec.shape).numel())}
 
 
-def _head(loss: Loss, facts: Facts, body: nn.Module) -> nn.Module:
+def _head(loss: Loss, spec: DataSpec, body: nn.Module) -> nn.Module:
     size = getattr(body, "num_features", None)
     if not isinstance(size, int):
         raise ValueError(f"loss.name={loss.name} needs a network with num_features, the size of its embeddings")
     asked = {key: getattr(loss, key) for key in ("similarity", "margin", "scale", "annealing", "energy_weight")}
     options = {key: value for key, value in asked.items() if value is not None}
-    return LOSSES[loss.name](len(facts.classes), size, label_smoothing=loss.label_smoothing, **options)
+    return LOSSES[loss.name](len(spec.classes), size, label_smoothing=loss.label_smoothing, **options)
 
 
 def prepare(body: nn.Module, head: nn.Module | None, settings: Rotation | None, seed: int) -> None:
@@ -229,17 +229,17 @@ def energies(body: nn.Module, head: nn.Module | None, settings: Energy | None) -
     return EnergyRegularizer(body, head=head, **kind).per_layer()
 
 
-def opponents(config: Config, facts: Facts) -> tuple[nn.Module, nn.Module]:
+def opponents(config: Config, spec: DataSpec) -> tuple[nn.Module, nn.Module]:
     """The generator of a config and the discriminator of the same paper; similarity and widths are the latter's."""
     asked = {"batch_norm": config.model.batch_norm}
-    options = {key: value for key, value in (asked | _of_data(facts)).items() if value is not None}
+    options = {key: value for key, value in (asked | _of_data(spec)).items() if value is not None}
     critic = derive(config, {"model.name": "discriminator" + config.model.name.removeprefix("generator")})
     known = models.preset(config.model.name).accepted()
     try:
         maker = models.create(config.model.name, **{key: value for key, value in options.items() if key in known})
     except (TypeError, ValueError) as error:
         raise ValueError(f"model.name={config.model.name}: {error}") from None
-    return maker, network(critic, facts, num_classes=1)
+    return maker, network(critic, spec, num_classes=1)
 
 
 def start_from(target: Classifier, source: nn.Module, path: str) -> None:

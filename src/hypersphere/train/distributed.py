@@ -29,7 +29,7 @@ class World:
     size: int = 1
 
     @property
-    def speaks(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the process that writes and prints."""
         return self.rank == 0
 
@@ -41,7 +41,7 @@ class World:
         dist.all_reduce(together)
         return together.tolist()
 
-    def told(self, text: str) -> str:
+    def broadcast_text(self, text: str) -> str:
         """The first process's text, in all of them."""
         if self.size == 1:
             return text
@@ -49,7 +49,7 @@ class World:
         length = torch.tensor([len(data)], device=self.device)
         dist.broadcast(length, 0)
         letters = torch.zeros(int(length), dtype=torch.uint8, device=self.device)
-        if self.speaks:
+        if self.is_main:
             letters.copy_(torch.tensor(list(data), dtype=torch.uint8))
         dist.broadcast(letters, 0)
         return bytes(letters.tolist()).decode()

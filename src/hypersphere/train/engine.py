@@ -8,7 +8,7 @@ from contextlib import closing
 import torch
 
 from .._internal.draws import stable_hash
-from . import sets as data_sets
+from . import splits
 from .config import Config, derive
 from .distributed import restarts, session
 from .schedule import set_rate
@@ -56,16 +56,16 @@ def fit(config: Config, *, callbacks: Sequence[Callback] = (), progress: bool = 
             return found
         training = Training(folder.with_recorded(config, world), world, callbacks)
         config = training.config
-        with folder.settled(config, world), training.begun(progress):
-            with closing(data_sets.steps(training.sets, config, training.done.step, world)) as source:
+        with folder.settled(config, world), training.running(progress):
+            with closing(splits.steps(training.splits, config, training.done.step, world)) as source:
                 _train(training, source)
             result = training.finish()
         training.warn_if_diverged(result.summary)
-        training.interruptions.follow()  # what came too late to stop it, for whoever called
+        training.interruptions.reraise()  # what came too late to stop it, for whoever called
         return result
 
 
-def _train(t: Training, source: Iterator[list[data_sets.Batch]]) -> None:
+def _train(t: Training, source: Iterator[list[splits.Batch]]) -> None:
     """The loop. A step is some batches, forward and backward; each phase then updates what it learns."""
     config, task, precision = t.config, t.task, t.precision
     while True:
@@ -76,7 +76,7 @@ def _train(t: Training, source: Iterator[list[data_sets.Batch]]) -> None:
             t.save()
         if t.is_over:
             return
-        t.stop_if_asked()
+        t.stop_if_requested()
 
         # All that is random in a step depends on seed and step alone: nothing of it needs to be in a checkpoint.
         torch.manual_seed(stable_hash(config.seed, "step", t.done.step, t.world.rank) & (2**63 - 1))
@@ -103,4 +103,4 @@ def _train(t: Training, source: Iterator[list[data_sets.Batch]]) -> None:
             precision.step(phase.module, phase.optimizer, norm)
             if phase.resampler is not None:
                 phase.resampler.step()
-        t.count(losses, batches[-1], sum(map(len, batches)), rate)
+        t.end_step(losses, batches[-1], sum(map(len, batches)), rate)

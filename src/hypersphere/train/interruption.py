@@ -36,7 +36,7 @@ class Interruptions:
     def __exit__(self, *_: object) -> None:
         self._restore()
 
-    def follow(self) -> None:
+    def reraise(self) -> None:
         """What the signal that was noted asks for: KeyboardInterrupt, or SystemExit with a shell's code for SIGTERM."""
         if self.signal is not None:
             raise KeyboardInterrupt if self.signal == signal.SIGINT else SystemExit(128 + self.signal)

@@ -23,7 +23,7 @@ from ..rotation import Resampler, rotation_penalty
 from . import building
 from .config import Config
 from .distributed import World
-from .sets import Batch, Sets, evaluation, first_two, mask_of
+from .splits import Batch, Splits, evaluation, first_two, mask_of
 
 LARGE = 16 * 16  # pixels from which on channels_last is the default on a CPU
 INNER, PENALTY = 750, 0.1  # steps between draws and weight of the penalty where a config gives none
@@ -61,8 +61,8 @@ class Task:
     step = 0  # steps done
     channels_last = False  # how inputs lie in memory
 
-    def __init__(self, config: Config, sets: Sets, world: World) -> None:
-        self.config, self.sets, self.world = config, sets, world
+    def __init__(self, config: Config, splits: Splits, world: World) -> None:
+        self.config, self.splits, self.world = config, splits, world
 
     def energies(self) -> dict[str, float]:
         """Of every layer, now."""
@@ -72,7 +72,7 @@ class Task:
         """A look at whether network and data fit, before anything is written. ValueError if they do not."""
         for module in self.modules.values():
             module.eval()
-        inputs, labels = first_two(self.sets)
+        inputs, labels = first_two(self.splits)
         batch = Batch(inputs, labels, total=len(labels))
         wanted = self.config.channels_last
         self.channels_last = self._gains_by_channels_last() if wanted is None else wanted
@@ -140,15 +140,15 @@ class Classification(Task):
 
     main = "classifier"
 
-    def __init__(self, config: Config, sets: Sets, world: World, start: nn.Module | None = None) -> None:
-        super().__init__(config, sets, world)
-        classes = sets.facts.classes
+    def __init__(self, config: Config, splits: Splits, world: World, start: nn.Module | None = None) -> None:
+        super().__init__(config, splits, world)
+        classes = splits.spec.classes
         if len(classes) < 2:
             raise ValueError(
                 f"data.name={config.data.name}: a classifier needs at least two classes, got {len(classes)}"
                 f"{f', {classes[0]!r}' if classes else ''}"
             )
-        self.model = building.classifier(config, sets.facts)
+        self.model = building.classifier(config, splits.spec)
         if start is not None:
             building.start_from(self.model, start, str(config.init_from))
         building.prepare(self.model.network, self.model.head, config.rotation, config.seed)
@@ -168,13 +168,13 @@ class Classification(Task):
         self._check_logits(self.model(batch.inputs))
 
     def _gains_by_channels_last(self) -> bool:
-        facts = self.sets.facts
-        is_large = facts.kind == "images" and facts.shape[1] * facts.shape[2] >= LARGE
+        spec = self.splits.spec
+        is_large = spec.kind == "images" and spec.shape[1] * spec.shape[2] >= LARGE
         has_convolutions = any(isinstance(module, nn.Conv2d) for module in self.model.modules())
         return self.world.device.type == "cpu" and is_large and has_convolutions
 
     def _check_logits(self, logits: Any) -> None:
-        classes = len(self.sets.facts.classes)
+        classes = len(self.splits.spec.classes)
         if not isinstance(logits, Tensor) or logits.dim() < 2 or logits.shape[-1] != classes:
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise ValueError(f"it must give a logit for each of {classes} classes, (B, {classes}), got {got}")
@@ -199,7 +199,7 @@ class Classification(Task):
     @torch.no_grad()
     def evaluate(self, split: str, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
         loss = correct = count = 0.0
-        for batch in evaluation(self.sets, split, self.config.data, self.world):
+        for batch in evaluation(self.splits, split, self.config.data, self.world):
             if interrupted():
                 return None
             batch = self.placed(batch)
@@ -219,11 +219,11 @@ def _correct(model: building.Classifier, given: Tensor, batch: Batch) -> tuple[i
 class NodeClassification(Classification):
     """The nodes of one graph, which is the only batch."""
 
-    def __init__(self, config: Config, sets: Sets, world: World, start: nn.Module | None = None) -> None:
+    def __init__(self, config: Config, splits: Splits, world: World, start: nn.Module | None = None) -> None:
         if world.size > 1:
             raise ValueError(f"data.name={config.data.name} is one batch: it takes one process, got {world.size}")
-        super().__init__(config, sets, world, start)
-        graph: Graph = sets.train
+        super().__init__(config, splits, world, start)
+        graph: Graph = splits.train
         self.edges = graph.adjacency.to(world.device)
         self.masks = {
             split: (mask_of(graph, split) & (graph.labels >= 0)).to(world.device)
@@ -252,7 +252,7 @@ class NodeClassification(Classification):
 
     @torch.no_grad()
     def evaluate(self, split: str, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
-        graph: Graph = self.sets.train
+        graph: Graph = self.splits.train
         batch = Batch(graph.features, graph.labels).to(self.world.device)
         loss, given = self.model(batch.inputs, self._labels(split, batch), self.edges)
         right, of = self._correct(split, batch, given)
@@ -267,11 +267,11 @@ class Adversarial(Task):
 
     main = "generator"
 
-    def __init__(self, config: Config, sets: Sets, world: World, start: nn.Module | None = None) -> None:
-        super().__init__(config, sets, world)
-        if sets.facts.kind != "images":
+    def __init__(self, config: Config, splits: Splits, world: World, start: nn.Module | None = None) -> None:
+        super().__init__(config, splits, world)
+        if splits.spec.kind != "images":
             raise ValueError(f"model.name={config.model.name} makes images, but data.name={config.data.name} has none")
-        self.generator, self.discriminator = building.opponents(config, sets.facts)
+        self.generator, self.discriminator = building.opponents(config, splits.spec)
         if start is not None:
             building.load_same(self.generator, start.state_dict(), f"init_from={config.init_from}")
             self._load_discriminator(Path(str(config.init_from), "final", "discriminator.safetensors"))
@@ -284,7 +284,7 @@ class Adversarial(Task):
         critic = self.phase("discriminator_loss", self.discriminator, self.discriminator_loss, self.regularizer)
         maker = self.phase("generator_loss", self.generator, self.generator_loss)
         self.phases = [critic, maker]
-        self.judge, self.make = self.compiled(critic.wrapped), self.compiled(maker.wrapped)
+        self.discriminate, self.generate = self.compiled(critic.wrapped), self.compiled(maker.wrapped)
         self.fooled = self.compiled(self.discriminator)  # without averaging: its gradients are not learned from
 
     def energies(self) -> dict[str, float]:
@@ -313,12 +313,12 @@ class Adversarial(Task):
     def discriminator_loss(self, batch: Batch) -> Tensor:
         with torch.no_grad():
             fake = self.generator(self.noise("discriminator", self.step, batch))
-        both = self.judge(torch.cat([batch.inputs, fake.to(batch.inputs.dtype)]))
+        both = self.discriminate(torch.cat([batch.inputs, fake.to(batch.inputs.dtype)]))
         real, false = both.float().chunk(2)
         return F.softplus(-real).mean() + F.softplus(false).mean()
 
     def generator_loss(self, batch: Batch) -> Tensor:
-        fake = self.make(self.noise("generator", self.step, batch))
+        fake = self.generate(self.noise("generator", self.step, batch))
         with _frozen(self.discriminator):
             return F.softplus(-self.fooled(fake).float()).mean()
 
@@ -326,7 +326,7 @@ class Adversarial(Task):
     def evaluate(self, split: str, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
         names = ("loss", "discriminator_loss", "generator_loss", "told_apart")
         sums, count = [0.0] * len(names), 0
-        for batch in evaluation(self.sets, split, self.config.data, self.world):
+        for batch in evaluation(self.splits, split, self.config.data, self.world):
             if interrupted():
                 return None
             batch = self.placed(batch)
@@ -356,10 +356,10 @@ class _frozen:
             parameter.requires_grad_(True)
 
 
-def make(config: Config, sets: Sets, world: World, start: nn.Module | None = None) -> Task:
+def make(config: Config, splits: Splits, world: World, start: nn.Module | None = None) -> Task:
     """The task of a config."""
     if config.model.name in building.GENERATORS:
-        return Adversarial(config, sets, world, start)
-    if isinstance(sets.train, Graph):
-        return NodeClassification(config, sets, world, start)
-    return Classification(config, sets, world, start)
+        return Adversarial(config, splits, world, start)
+    if isinstance(splits.train, Graph):
+        return NodeClassification(config, splits, world, start)
+    return Classification(config, splits, world, start)

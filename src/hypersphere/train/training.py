@@ -16,8 +16,7 @@ from torch import nn
 from torch.nn.utils.parametrize import cached
 
 from .._internal import checks
-from . import building, display, tasks
-from . import sets as data_sets
+from . import building, display, splits, tasks
 from .config import Config, derive
 from .distributed import World
 from .interruption import Interruptions
@@ -26,7 +25,7 @@ from .schedule import Schedule
 from .storage import checkpoint, folder, restoring
 from .storage.folder import Result
 from .storage.metrics import Metrics
-from .storage.reading import find, line, warn_of
+from .storage.reading import find, one_line, warn_of
 
 FEW = 100  # steps that are hardly enough for anything
 SETTLED = 20  # steps after which a loss above the first one is no longer the start's unrest
@@ -66,42 +65,42 @@ class Training:
             raise ValueError(
                 f"data.batch_size must be a multiple of the {world.size} processes, got {config.data.batch_size}"
             )
-        self.sets = data_sets.load(config.data, config.seed)
+        self.splits = splits.load(config.data, config.seed)
         torch.manual_seed(config.seed)
         self.path = None if config.out is None else Path(config.out)
         newest = self.newest()
         if newest is not None and config.channels_last is None:  # begun by a version that had no such layout
             self.config = config = derive(config, channels_last=False)
         start = None if config.init_from is None or newest is not None else folder.start(config.init_from)
-        self.task = tasks.make(config, self.sets, world, start)
+        self.task = tasks.make(config, self.splits, world, start)
         self.task.try_out()
         self.config = config = self.task.config = derive(config, channels_last=self.task.channels_last)
-        self.epoch = data_sets.steps_per_epoch(self.sets, config.data, config.accumulate)
+        self.epoch = splits.steps_per_epoch(self.splits, config.data, config.accumulate)
         self.total = config.steps if config.steps is not None else (config.epochs or 0) * self.epoch
-        self.eval_every = config.eval_every or (GRAPH_EVERY if self.sets.facts.kind == "graph" else self.epoch)
+        self.eval_every = config.eval_every or (GRAPH_EVERY if self.splits.spec.kind == "graph" else self.epoch)
         resampler = self.task.phases[0].resampler
         self.round = self.eval_every if resampler is None else resampler.inner  # steps between looks at a plateau
         self.schedule = Schedule(config.schedule, config.optimizer.lr, self.total)
         self.precision = Precision(config, world)
-        if world.speaks:
+        if world.is_main:
             self.precision.warn_if_slow()
         self.done = Progress()
         self.best_weights: dict[str, Any] | None = None
         self.saver, self.interruptions = checkpoint.Saver(), Interruptions()
         self.saved = (0, 0)  # the step of the last checkpoint, and that of the last evaluation it knows of
-        self.asked = False  # to stop, by a signal to any process
+        self.stop_requested = False  # to stop, by a signal to any process
         self.resumed, self.mark = newest is not None, None  # of the history, when the checkpoint was written
         if newest is not None:
             self.resume(newest)
 
     @contextmanager
-    def begun(self, progress: bool) -> Iterator[None]:
+    def running(self, progress: bool) -> Iterator[None]:
         """While it trains: files are open, the screen shows it, signals are noted."""
-        config, speaks = self.config, self.world.speaks
+        config, is_main = self.config, self.world.is_main
         keep = self.done.lines if self.resumed else None
-        self.history = Metrics(self.path if speaks else None, keep=keep, mark=self.mark)
+        self.history = Metrics(self.path if is_main else None, keep=keep, mark=self.mark)
         title = f"{config.model.name} on {config.data.name}"
-        self.screen = display.make(title, self.total, self.done.step, enabled=progress and speaks)
+        self.screen = display.make(title, self.total, self.done.step, enabled=progress and is_main)
         self.clock = self.window = time.perf_counter()
         self.window_samples = 0
         with self.screen, self.interruptions:
@@ -111,7 +110,7 @@ class Training:
                 if self.resumed:
                     self.screen.note(f"resumed at step {self.done.step} of {self.total}")
                 else:
-                    self.line({"split": "train", "energies": self.task.energies()})
+                    self.log({"split": "train", "energies": self.task.energies()})
                     if self.total < FEW and config.steps is None:
                         self.screen.note(
                             f"only {self.total} steps in all: more epochs or a smaller data.batch_size give more"
@@ -142,7 +141,7 @@ class Training:
 
     # ------------------------------------------------------------------------------------------- between the steps
 
-    def count(self, losses: dict[str, float], batch: data_sets.Batch, samples: int, rate: float) -> None:
+    def end_step(self, losses: dict[str, float], batch: splits.Batch, samples: int, rate: float) -> None:
         """A step is done."""
         done = self.done
         done.step += 1
@@ -151,7 +150,7 @@ class Training:
             summed = self.world.sums(*losses.values(), samples, flags)
             losses = {name: value / self.world.size for name, value in zip(losses, summed, strict=False)}
             loss, samples, flags = next(iter(losses.values())), int(summed[-2]), summed[-1]
-        self.asked = flags > 0
+        self.stop_requested = flags > 0
         done.first = loss if done.step == 1 else done.first
         done.samples += samples
         self.window_samples += samples
@@ -168,24 +167,24 @@ class Training:
             self.window, self.window_samples = now, 0
             mean, done.loss = done.loss[0] / done.loss[1], [0.0, 0.0]
             figures = {"loss": mean, **others, **accuracy, "lr": rate, "samples_per_second": speed}
-            self.line({"split": "train", **figures})
+            self.log({"split": "train", **figures})
         if done.step % self.round == 0:
             self.schedule.observe(done.round[0] / done.round[1])
             done.round = [0.0, 0.0]
 
-    def stop_if_asked(self) -> None:
+    def stop_if_requested(self) -> None:
         """Leaves a checkpoint and goes, if a signal has come to any process."""
-        if self.asked or (self.world.size == 1 and self.interruptions.signal is not None):
+        if self.stop_requested or (self.world.size == 1 and self.interruptions.signal is not None):
             self._stop()
 
     def _stop(self) -> None:
-        self.asked = True
+        self.stop_requested = True
         self.save()
         self.saver.wait()
         self.interruptions.signal = self.interruptions.signal or signal.SIGTERM  # another process was asked
-        self.interruptions.follow()
+        self.interruptions.reraise()
 
-    def check_finite(self, phase: tasks.Phase, batches: list[data_sets.Batch], loss: float, norm: float) -> None:
+    def check_finite(self, phase: tasks.Phase, batches: list[splits.Batch], loss: float, norm: float) -> None:
         """Raises TrainingError before a step that would spoil the weights."""
         if math.isfinite(loss) and (math.isfinite(norm) or self.precision.may_skip):
             return
@@ -210,16 +209,16 @@ class Training:
         """A line of figures and energies; whether they are the best on validation."""
         self._eval_mode(True)
         with cached():  # rotations are made once, not for every batch
-            figures = self.task.evaluate(self.sets.judge, self._is_interrupted)
+            figures = self.task.evaluate(self.splits.eval_split, self._is_interrupted)
             energies = self.task.energies()
         self._eval_mode(False)
         if figures is None:
             self._stop()
         assert figures is not None
         self.done.evaluated, self.done.figures = self.done.step, figures
-        self.line({"split": self.sets.judge, **figures, "energies": energies})
+        self.log({"split": self.splits.eval_split, **figures, "energies": energies})
         self.window, self.window_samples = time.perf_counter(), 0
-        if self.sets.judge == "validation" and "accuracy" in figures:
+        if self.splits.eval_split == "validation" and "accuracy" in figures:
             self._compare(figures)
 
     def _is_interrupted(self) -> bool:
@@ -242,7 +241,7 @@ class Training:
         else:
             self.done.waited += 1
 
-    def line(self, figures: dict[str, Any]) -> None:
+    def log(self, figures: dict[str, Any]) -> None:
         """A line of metrics, to the file, the screen and the callbacks."""
         step = self.done.step
         line = {"step": step, "epoch": round(step / self.epoch, 4), **figures, "seconds": round(self.seconds(), 3)}
@@ -265,13 +264,13 @@ class Training:
         """A checkpoint, written while training goes on; not where none is due, nor twice."""
         step, every = self.done.step, self.config.checkpoint_every
         is_best = self.done.best is not None and self.done.best["step"] == step
-        due = every is None or step % every == 0 or is_best or self.asked or self.is_over
+        due = every is None or step % every == 0 or is_best or self.stop_requested or self.is_over
         place = step, self.done.evaluated
-        if self.path is None or not self.world.speaks or not due or place == self.saved:
+        if self.path is None or not self.world.is_main or not due or place == self.saved:
             return
         self.saved = place
         tensors, tree = checkpoint.flatten(self.state())
-        state = {"tree": tree, "data": self.sets.facts.to_tree(), "step": step, "history": self.history.mark()}
+        state = {"tree": tree, "data": self.splits.spec.to_tree(), "step": step, "history": self.history.mark()}
         self.saver.save(self.path / folder.CHECKPOINTS, step, tensors, state, keep=self.config.keep, best=is_best)
 
     def state(self) -> dict[str, Any]:
@@ -291,24 +290,24 @@ class Training:
         if not self.config.resume or self.path is None:
             return None
         where = self.path / folder.CHECKPOINTS
-        found, damaged = find(where, marked=False) if self.world.speaks else (None, [])
+        found, damaged = find(where, marked=False) if self.world.is_main else (None, [])
         if found is None and damaged:
             raise ValueError(f"none of the checkpoints can be read, {damaged[0]}; move {where} away to begin anew")
         warn_of(damaged)
-        name = self.world.told("" if found is None else found.name)
+        name = self.world.broadcast_text("" if found is None else found.name)
         return where / name if name else None
 
     def resume(self, newest: Path) -> None:
         """Takes up a checkpoint."""
         tensors, state = checkpoint.load(newest)
-        if state.get("data") != self.sets.facts.to_tree():
+        if state.get("data") != self.splits.spec.to_tree():
             raise ValueError(f"{newest} is of data with another shape or other classes")
         try:
             self._take(checkpoint.unflatten(tensors, state.get("tree")))
             self.mark = state.get("history")
             self.task.try_out()  # with what was loaded: indices may lead nowhere
         except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError) as error:
-            raise ValueError(f"{newest} is not of this config: {line(error)[:200]}") from None
+            raise ValueError(f"{newest} is not of this config: {one_line(error)[:200]}") from None
         if self.done.best is not None:
             self._load_best(newest.parent)
         if self.done.step > self.total:
@@ -345,7 +344,7 @@ class Training:
             for name, module in self.task.modules.items():
                 building.check_same(module, {key: value.shape for key, value in weights[name].items()}, str(found))
         except (LookupError, TypeError, AttributeError) as error:
-            raise ValueError(f"{found} is not of this config: {line(error)[:200]}") from None
+            raise ValueError(f"{found} is not of this config: {one_line(error)[:200]}") from None
         self.best_weights = weights
 
     def finish(self) -> Result:
@@ -354,10 +353,10 @@ class Training:
             self._load(self.best_weights)
         self._eval_mode(True)
         energies = self.task.energies()
-        split, figures = self.sets.judge, self.done.best or self.done.figures
-        if split == "validation" and self.sets.test is not None:
+        split, figures = self.splits.eval_split, self.done.best or self.done.figures
+        if split == "validation" and self.splits.test is not None:
             split, figures = "test", self.task.evaluate("test") or {}
-            self.line({"split": split, **figures, "energies": energies})
+            self.log({"split": split, **figures, "energies": energies})
         self.saver.wait()
         diverged = self._has_diverged(figures, split)
         return folder.finish(self, {**figures, "split": split, "energies": energies, "diverged": diverged})
@@ -371,8 +370,8 @@ class Training:
         accuracy, first, losses = figures.get("accuracy"), self.done.first, self._losses()
         if accuracy is None or first is None or not losses or self.done.step < SETTLED:
             return False
-        chance, guess = self.sets.chance(split), math.log(len(self.sets.facts.classes))
-        at_most = chance + 2 * math.sqrt(chance * (1 - chance) / max(1, self.sets.count(split)))
+        chance, guess = self.splits.chance(split), math.log(len(self.splits.spec.classes))
+        at_most = chance + 2 * math.sqrt(chance * (1 - chance) / max(1, self.splits.count(split)))
         return accuracy <= at_most and max(losses) > FAR * max(first, guess) and losses[-1] > 0.9 * guess
 
     def _losses(self) -> list[float]:
@@ -382,7 +381,7 @@ class Training:
         ]
 
     def warn_if_diverged(self, summary: dict[str, Any]) -> None:
-        if summary["diverged"] and self.world.speaks:
+        if summary["diverged"] and self.world.is_main:
             clip = "" if self.precision.clip is not None else " or clip=1"
             checks.warn(
                 f"the training diverged: its loss rose from {self.done.first:.4g} to {max(self._losses()):.4g}, and it "

@@ -40,62 +40,64 @@ def check(config: Config) -> None:
     _schedule(config.schedule)
 
 
-def _needs(wrong: Any, message: str) -> None:
+def _reject_if(wrong: Any, message: str) -> None:
     if wrong:
         raise ConfigError(message)
 
 
 def _top(config: Config) -> None:
     both = config.steps is not None and config.epochs is not None
-    _needs(both, f"give steps or epochs, not both; got steps={config.steps} and epochs={config.epochs}")
-    _needs(
+    _reject_if(both, f"give steps or epochs, not both; got steps={config.steps} and epochs={config.epochs}")
+    _reject_if(
         config.patience is not None
         and config.data.validation is None
         and _names.kind_of_data(config.data.name) != "graph",  # which comes with a validation split
         "patience needs data.validation: stopping early by the test set would be choosing by it",
     )
     kind = _names.kind_of_data(config.data.name)
-    _needs(
+    _reject_if(
         config.channels_last and kind not in ("images", None),
         f"channels_last is for images, but data.name={config.data.name} is {kind}",
     )
 
 
 def _model(model: Model) -> None:
-    _needs(model.scale is False, "model.scale must be auto, true, a number or null, got False")
+    _reject_if(model.scale is False, "model.scale must be auto, true, a number or null, got False")
     alone = model.scale not in (None, "auto") and model.similarity is None
-    _needs(alone, "model.scale goes with model.similarity, and there is none")
+    _reject_if(alone, "model.scale goes with model.similarity, and there is none")
 
 
 def _data(data: Data, model: Model) -> None:
     if data.root is not None and data.name == "digits":
         raise ConfigError(f"data.name=digits reads no files, but data.root is given: {_name_for(data.root)}")
     kind, wanted = _names.kind_of_data(data.name), _names.kind_of_model(model.name)
-    _needs(
+    _reject_if(
         kind is not None and wanted is not None and kind != wanted,
         f"model.name={model.name} takes {wanted}, but data.name={data.name} is {kind}",
     )
     if data.augment in _names.NAMES["augmentation"] and kind is not None:
         fits = "points" if data.augment.startswith("modelnet") else "images"
-        _needs(kind in ("text", "graph"), f"data.augment: there is none for {kind}, got data.name={data.name}")
-        _needs(fits != kind, f"data.augment={data.augment} is for {fits}, but data.name={data.name} is {kind}")
+        _reject_if(kind in ("text", "graph"), f"data.augment: there is none for {kind}, got data.name={data.name}")
+        _reject_if(fits != kind, f"data.augment={data.augment} is for {fits}, but data.name={data.name} is {kind}")
         crops = data.augment in ("cifar10+.spherenet", "cifar10+.spherenet.vertical", "cifar.mhe")
-        _needs(
+        _reject_if(
             crops and data.name == "digits" and data.size is None,
             f"data.augment={data.augment} crops to 32 pixels, and the images of data.name=digits have 8",
         )
-    _needs(data.size is not None and kind not in ("images", None), f"data.size: only images have one, got {data.name}")
+    _reject_if(
+        data.size is not None and kind not in ("images", None), f"data.size: only images have one, got {data.name}"
+    )
     share = isinstance(data.validation, float)
-    _needs(
+    _reject_if(
         share and data.validation is not None and data.validation >= 1,
         f"data.validation must be a share below 1 or an integer, got {shown(data.validation)}",
     )
     for key in ("imbalance", "validation"):
-        _needs(
+        _reject_if(
             getattr(data, key) is not None and kind == "graph",
             f"data.{key}: the samples of a graph are split already, got data.name={data.name}",
         )
-    _needs(data.imbalance is not None and kind == "text", "data.imbalance: text has no classes, got data.name=text")
+    _reject_if(data.imbalance is not None and kind == "text", "data.imbalance: text has no classes, got data.name=text")
 
 
 def _name_for(root: str) -> str:
@@ -113,31 +115,31 @@ def _loss(loss: Loss) -> None:
         if getattr(loss, key) is not None and key not in has:
             those = [name for name, options in _names.LOSS_OPTIONS.items() if key in options]
             raise ConfigError(f"loss.{key} goes with loss.name {', '.join(those)}; got {loss.name}")
-    _needs(
+    _reject_if(
         loss.energy_weight is not None and loss.name == "softmax",
         "loss.energy_weight goes with the angular losses; with softmax use energy.output_weight",
     )
     if loss.margin is not None:
         low, high, unit = _MARGINS[loss.name]
         fits = low <= loss.margin <= high
-        _needs(not fits, f"loss.margin of {loss.name} must be {unit}, got {shown(loss.margin)}")
+        _reject_if(not fits, f"loss.margin of {loss.name} must be {unit}, got {shown(loss.margin)}")
 
 
 def _energy(energy: Energy) -> None:
     known = energy.measure in _names.NAMES["measure"]
-    _needs(
+    _reject_if(
         energy.half_space and energy.hidden_weight == 0,
         "energy.half_space concerns hidden layers, whose energy.hidden_weight is 0; the output is always full space",
     )
-    _needs(
+    _reject_if(
         energy.half_space and known and energy.measure not in _ENERGIES,
         f"energy.half_space goes with energy.measure {', '.join(_ENERGIES)}; got {energy.measure}",
     )
-    _needs(
+    _reject_if(
         energy.angular and known and energy.measure not in _ANGULAR,
         f"energy.angular goes with energy.measure {', '.join(_ANGULAR)}; got {energy.measure}",
     )
-    _needs(
+    _reject_if(
         energy.minibatch is not None and energy.measure != "energy",
         f"energy.minibatch goes with energy.measure energy; got {energy.measure}",
     )
@@ -146,27 +148,31 @@ def _energy(energy: Energy) -> None:
 def _rotation(rotation: Rotation) -> None:
     split = rotation.blocks != 1 or rotation.block_size is not None
     sampled = rotation.sample is not None
-    _needs(
+    _reject_if(
         rotation.blocks != 1 and rotation.block_size is not None,
         "give rotation.blocks or rotation.block_size, not both",
     )
-    _needs(rotation.share_blocks and not split, "rotation.share_blocks goes with rotation.blocks > 1 or block_size")
-    _needs(
+    _reject_if(rotation.share_blocks and not split, "rotation.share_blocks goes with rotation.blocks > 1 or block_size")
+    _reject_if(
         rotation.method == "none" and (split or sampled),
         "rotation.method=none rotates nothing: blocks, block_size and sample go with another",
     )
-    _needs(sampled and split, "rotation.sample goes with whole layers, not with blocks or block_size")
-    _needs(sampled and rotation.init != "identity", "rotation.sample goes with rotation.init=identity")
-    _needs(
+    _reject_if(sampled and split, "rotation.sample goes with whole layers, not with blocks or block_size")
+    _reject_if(sampled and rotation.init != "identity", "rotation.sample goes with rotation.init=identity")
+    _reject_if(
         rotation.method in _names.NORMAL_ONLY and rotation.init == "identity",
         f"rotation.method={rotation.method} cannot begin at the identity: set rotation.init=normal",
     )
     if isinstance(rotation.sample, float):
         fits = rotation.sample < 1
-        _needs(not fits, f"rotation.sample must be a share below 1 or an integer >= 2, got {shown(rotation.sample)}")
-    _needs(rotation.sample == 1, "rotation.sample must be a share below 1 or an integer >= 2, got 1")
-    _needs(rotation.inner is not None and not sampled, "rotation.inner goes with rotation.sample, and there is none")
-    _needs(
+        _reject_if(
+            not fits, f"rotation.sample must be a share below 1 or an integer >= 2, got {shown(rotation.sample)}"
+        )
+    _reject_if(rotation.sample == 1, "rotation.sample must be a share below 1 or an integer >= 2, got 1")
+    _reject_if(
+        rotation.inner is not None and not sampled, "rotation.inner goes with rotation.sample, and there is none"
+    )
+    _reject_if(
         rotation.penalty is not None and rotation.method != "regularized",
         f"rotation.penalty goes with rotation.method=regularized; got {rotation.method}",
     )
@@ -174,25 +180,27 @@ def _rotation(rotation: Rotation) -> None:
 
 def _adversarial(config: Config) -> None:
     name = config.model.name
-    _needs(config.loss.name != "softmax", f"loss.name goes with classifiers; {name} is trained against another network")
-    _needs(config.data.validation is not None, f"data.validation goes with classifiers; {name} has no accuracy")
+    _reject_if(
+        config.loss.name != "softmax", f"loss.name goes with classifiers; {name} is trained against another network"
+    )
+    _reject_if(config.data.validation is not None, f"data.validation goes with classifiers; {name} has no accuracy")
     rotated = config.rotation is not None and config.rotation.layers != "hidden"
-    _needs(rotated, f"rotation.layers must be hidden for {name}, which has no classes")
+    _reject_if(rotated, f"rotation.layers must be hidden for {name}, which has no classes")
     named = config.rotation is not None and config.rotation.exclude
-    _needs(named, f"rotation.exclude goes with classifiers; {name} is trained against another network")
+    _reject_if(named, f"rotation.exclude goes with classifiers; {name} is trained against another network")
 
 
 def _optimizer(optimizer: Optimizer, rotation: Rotation | None) -> None:
     name = optimizer.name
     method = "none at all" if rotation is None else rotation.method
-    _needs(name == "ogd" and method != "ogd", f"optimizer.name=ogd needs rotation.method=ogd, got {method}")
-    _needs(method == "ogd" and name != "ogd", f"rotation.method=ogd needs optimizer.name=ogd, got {name}")
+    _reject_if(name == "ogd" and method != "ogd", f"optimizer.name=ogd needs rotation.method=ogd, got {method}")
+    _reject_if(method == "ogd" and name != "ogd", f"rotation.method=ogd needs optimizer.name=ogd, got {name}")
     for key, those in (("momentum", _names.MOMENTUM), ("betas", _names.BETAS)):
-        _needs(
+        _reject_if(
             getattr(optimizer, key) is not None and name not in those,
             f"optimizer.{key} goes with optimizer.name {', '.join(those)}; got {name}",
         )
-    _needs(
+    _reject_if(
         optimizer.weight_decay > 0 and name in _names.NO_DECAY, f"optimizer.weight_decay must be 0: {name} knows none"
     )
 
@@ -200,14 +208,14 @@ def _optimizer(optimizer: Optimizer, rotation: Rotation | None) -> None:
 def _schedule(schedule: Schedule) -> None:
     step, plateau = schedule.name == "step", schedule.name == "plateau"
     milestones = schedule.milestones
-    _needs(milestones and not step, f"schedule.milestones goes with schedule.name=step; got {schedule.name}")
-    _needs(step and not milestones, "schedule.name=step needs schedule.milestones, the steps at which lr falls")
+    _reject_if(milestones and not step, f"schedule.milestones goes with schedule.name=step; got {schedule.name}")
+    _reject_if(step and not milestones, "schedule.name=step needs schedule.milestones, the steps at which lr falls")
     for i in range(1, len(milestones)):
-        _needs(
+        _reject_if(
             milestones[i] <= milestones[i - 1],
             f"schedule.milestones must increase, got {milestones[i]} after {milestones[i - 1]}",
         )
-    _needs(
+    _reject_if(
         schedule.patience is not None and not plateau,
         f"schedule.patience goes with schedule.name=plateau; got {schedule.name}",
     )

@@ -23,7 +23,7 @@ from ..._internal.tensors import unshared
 from ...data.augment import Normalize
 from .. import building
 from ..storage.folder import FINAL
-from ..storage.reading import TENSORS, line
+from ..storage.reading import TENSORS, one_line
 from .run import Run
 
 #: format → ending of its files
@@ -87,7 +87,7 @@ def export(run: Run, path: str | os.PathLike[str], to: str | None = None, embedd
             raise ValueError("embeddings go with onnx and torch: a file of tensors has no output")
         write_bytes(path, _safetensors(run))
         return None
-    if run.facts.kind == "graph":
+    if run.spec.kind == "graph":
         raise ValueError(f"{to} cannot hold the network of a graph, which takes its edges: export to safetensors")
     name = "embeddings" if embeddings else "images" if not run.labels else "logits"
     if embeddings:
@@ -107,16 +107,16 @@ def export(run: Run, path: str | os.PathLike[str], to: str | None = None, embedd
 
 
 def _examples(run: Run) -> Tensor:
-    shape = run.preprocess.facts.shape
-    if run.facts.kind == "text":
+    shape = run.preprocess.spec.shape
+    if run.spec.kind == "text":
         return torch.arange(_EXAMPLES * shape[0]).view(_EXAMPLES, shape[0]) % len(run.labels)
     return torch.randn(_EXAMPLES, *shape, generator=torch.Generator().manual_seed(0))
 
 
-def _facts(run: Run) -> dict[str, str]:
+def _metadata(run: Run) -> dict[str, str]:
     """What a file says of itself, beside its numbers."""
-    facts = {"labels": json.dumps(run.labels), "model": run.config.model.name, "step": str(run.step)}
-    return facts | {"inputs": inputs_of(run)}
+    named = {"labels": json.dumps(run.labels), "model": run.config.model.name, "step": str(run.step)}
+    return named | {"inputs": inputs_of(run)}
 
 
 def inputs_of(run: Run) -> str:
@@ -128,29 +128,29 @@ def inputs_of(run: Run) -> str:
         >>> inputs_of(load_run(fit(Config(steps=2, out=tempfile.mkdtemp()), progress=False).path))
         'float32 (B, 1, 8, 8): grey, (x - 127.5) / 128 of pixels x from 0 to 255'
     """
-    facts = run.preprocess.facts
-    layout = f"({', '.join(['B', *map(str, facts.shape)])})"
+    spec = run.preprocess.spec
+    layout = f"({', '.join(['B', *map(str, spec.shape)])})"
     if not run.labels:
         return f"float32 {layout}: noise, standard normal"
-    if facts.kind == "text":
+    if spec.kind == "text":
         return f"int64 {layout}: numbers of characters, their places in labels"
-    if facts.kind == "graph":
+    if spec.kind == "graph":
         return f"float32 {layout}: features of the nodes, of sum 1 each; and the adjacency, sparse (B, B)"
-    if facts.kind == "points":
+    if spec.kind == "points":
         return f"float32 {layout}: x, y, z of points"
     what = "numbers"
-    if facts.kind == "images":
-        what = {1: "grey", 3: "channels red, green, blue"}.get(facts.shape[0], f"{facts.shape[0]} channels")
+    if spec.kind == "images":
+        what = {1: "grey", 3: "channels red, green, blue"}.get(spec.shape[0], f"{spec.shape[0]} channels")
     scale = "(x - 127.5) / 128 of pixels x from 0 to 255" if _is_normalized(run) else "scaled as in the training data"
     return f"float32 {layout}: {what}, {scale}"
 
 
 def _is_normalized(run: Run) -> bool:
     """Whether pixels reach the network by our own scale; an augmentation of the user's may have another."""
-    if run.preprocess.facts.dtype != "uint8":
+    if run.preprocess.spec.dtype != "uint8":
         return False
     pixels = torch.tensor([0, 200], dtype=torch.uint8)
-    shown = [run.preprocess(pixel.expand(1, *run.preprocess.facts.shape)) for pixel in pixels]
+    shown = [run.preprocess(pixel.expand(1, *run.preprocess.spec.shape)) for pixel in pixels]
     return all(bool((x == y).all()) for x, y in zip(shown, Normalize()(pixels), strict=True))
 
 
@@ -159,13 +159,13 @@ def _safetensors(run: Run) -> bytes:
     if isinstance(run.model, building.Classifier):  # the network's names are its own again
         tensors = {name.removeprefix("network."): value for name, value in tensors.items()}
     kept, aliases = unshared(tensors)
-    return save(kept, _facts(run) | ({"aliases": json.dumps(aliases)} if aliases else {}))
+    return save(kept, _metadata(run) | ({"aliases": json.dumps(aliases)} if aliases else {}))
 
 
 def _torch(run: Run, module: nn.Module, examples: Tensor, name: str) -> tuple[bytes, Tensor]:
     program = _traced(lambda: torch.export.export(module, (examples,), dynamic_shapes=_any_batch()), "torch")
     file = io.BytesIO()
-    torch.export.save(program, file, extra_files={**_facts(run), "output": name})
+    torch.export.save(program, file, extra_files={**_metadata(run), "output": name})
     with torch.no_grad():
         return file.getvalue(), program.module()(examples).cpu()
 
@@ -184,7 +184,7 @@ def _onnx(run: Run, module: nn.Module, examples: Tensor, name: str) -> tuple[byt
     def make() -> bytes:
         program = torch.onnx.export(module, (examples,), **names, **options)
         assert program is not None
-        program.model.metadata_props.update(_facts(run))
+        program.model.metadata_props.update(_metadata(run))
         return program.model_proto.SerializeToString()
 
     with _quiet():
@@ -206,7 +206,7 @@ def _traced(make: Any, to: str) -> Any:
     try:
         return make()
     except Exception as error:  # torch has many of its own
-        raise ValueError(f"this network cannot be exported to {to}: {line(error)[:300]}") from None
+        raise ValueError(f"this network cannot be exported to {to}: {one_line(error)[:300]}") from None
 
 
 @contextlib.contextmanager

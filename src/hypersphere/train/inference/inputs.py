@@ -15,7 +15,7 @@ from torch import Tensor
 from ...data import Graph, SampleGenerator
 from ...data.augment import Augmentation
 from ...data.image_folder import PIXELS, decode
-from ..sets import Facts
+from ..splits import DataSpec
 
 _LUMA = (19595, 38470, 7471)  # of red, green and blue in 65536: ITU-R 601, as Pillow has it
 #: of samples as they are stored
@@ -27,7 +27,7 @@ _NORMALIZED = 10.0  # no normalized image has such numbers; pixels have
 class Preprocess:
     """``preprocess(inputs)``: a batch (B, ...) as the network saw it when it was evaluated.
 
-    What it takes depends on the data the network was trained on, `facts.kind`; a list of any is a batch.
+    What it takes depends on the data the network was trained on, `spec.kind`; a list of any is a batch.
 
     - images: the path of a file, a Pillow image, or uint8 pixels (H, W), (H, W, C), (C, H, W), (N, C, H, W) or
       (N, H, W, C). Grey becomes three equal channels and colours become grey as the network needs it, and the size
@@ -39,18 +39,18 @@ class Preprocess:
 
     Example:
         >>> from hypersphere.data.augment import as_stored
-        >>> preprocess = Preprocess(Facts("images", (1, 8, 8), "uint8", ["a", "b"]), as_stored)
+        >>> preprocess = Preprocess(DataSpec("images", (1, 8, 8), "uint8", ["a", "b"]), as_stored)
         >>> preprocess(np.zeros((20, 30, 3), np.uint8)).shape  # a large image in colours
         torch.Size([1, 1, 8, 8])
     """
 
-    facts: Facts
+    spec: DataSpec
     augment: Augmentation
 
     def __call__(self, inputs: Any) -> Tensor:
         if isinstance(inputs, list | tuple):
             return self._batch(list(inputs))
-        return _OF_KIND[self.facts.kind](self, inputs)
+        return _OF_KIND[self.spec.kind](self, inputs)
 
     def _batch(self, inputs: list[Any]) -> Tensor:
         if not inputs:
@@ -72,11 +72,11 @@ class Preprocess:
                 return self._as_it_is(pixels)
             if pixels.dtype != torch.uint8:
                 raise TypeError(f"inputs must be uint8 pixels or normalized floating point numbers, got {pixels.dtype}")
-            pixels = _channels_first(pixels, self.facts.shape)
+            pixels = _channels_first(pixels, self.spec.shape)
             check_pixels(*pixels.shape[2:])
-        if self.facts.dtype != "uint8":
-            raise TypeError(f"inputs must be {self.facts.dtype}, as the network was trained on, got pixels of uint8")
-        channels, *size = self.facts.shape
+        if self.spec.dtype != "uint8":
+            raise TypeError(f"inputs must be {self.spec.dtype}, as the network was trained on, got pixels of uint8")
+        channels, *size = self.spec.shape
         pixels = _with_channels(pixels, channels)
         given = self._augmented(pixels)
         if list(given.shape[2:]) != size:  # nothing brings images to a size: those it was trained on had one
@@ -87,8 +87,8 @@ class Preprocess:
     def _as_it_is(self, numbers: Tensor) -> Tensor:
         """Floating point samples. Those that were stored as pixels are normalized already."""
         rows = self._rows(numbers)
-        if self.facts.dtype != "uint8":
-            return self._checked(self._augmented(rows.to(DTYPES[self.facts.dtype])))
+        if self.spec.dtype != "uint8":
+            return self._checked(self._augmented(rows.to(DTYPES[self.spec.dtype])))
         if rows.numel() and float(rows.abs().max()) > _NORMALIZED:
             raise ValueError(
                 "inputs of floating point must be normalized, (pixel - 127.5)/128; give pixels of 0 to 255 as uint8"
@@ -96,14 +96,14 @@ class Preprocess:
         return self._checked(rows.float())
 
     def _rows(self, numbers: Tensor) -> Tensor:
-        return numbers.unsqueeze(0) if numbers.dim() == len(self.facts.shape) else numbers
+        return numbers.unsqueeze(0) if numbers.dim() == len(self.spec.shape) else numbers
 
     def _augmented(self, rows: Tensor) -> Tensor:
         return self.augment(rows, SampleGenerator(0, 0, range(len(rows))))
 
     def _checked(self, rows: Tensor, varies: int = 0) -> Tensor:
         """`rows` are one or more samples of the network's shape; the first `varies` of its dimensions may be any."""
-        shape = self.facts.shape
+        shape = self.spec.shape
         if not len(rows) or rows.dim() != len(shape) + 1 or rows.shape[1 + varies :] != shape[varies:]:
             sizes = [*("P" * varies), *map(str, shape[varies:])]
             sample = f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
@@ -123,9 +123,9 @@ class Preprocess:
         return self._checked(self._augmented(points), varies=1)
 
     def _text(self, inputs: Any) -> Tensor:
-        context = self.facts.shape[0]
+        context = self.spec.shape[0]
         if isinstance(inputs, str):
-            places = {character: i for i, character in enumerate(self.facts.classes)}
+            places = {character: i for i, character in enumerate(self.spec.classes)}
             unknown = next((each for each in inputs if each not in places), None)
             if unknown is not None:
                 raise ValueError(f"inputs must be of the {len(places)} characters of the run, got {unknown!r}")
@@ -137,8 +137,8 @@ class Preprocess:
         if rows.dim() != 2 or not rows.numel():
             raise ValueError(f"inputs must be text, or (T,) or (N, T) and not empty, got {tuple(numbers.shape)}")
         low, high = (int(each) for each in rows.aminmax())
-        if low < 0 or high >= len(self.facts.classes):
-            allowed = f"0 to {len(self.facts.classes) - 1}"
+        if low < 0 or high >= len(self.spec.classes):
+            allowed = f"0 to {len(self.spec.classes) - 1}"
             raise ValueError(f"inputs must be numbers of characters, {allowed}, got {low if low < 0 else high}")
         return rows[:, -context:]
 
@@ -149,7 +149,7 @@ class Preprocess:
 
     def _other(self, inputs: Any) -> Tensor:
         numbers = _array(inputs)
-        if numbers.is_floating_point() or self.facts.dtype != "uint8":
+        if numbers.is_floating_point() or self.spec.dtype != "uint8":
             return self._as_it_is(numbers)
         if numbers.dtype != torch.uint8:
             raise TypeError(f"inputs must be uint8 or normalized floating point numbers, got {numbers.dtype}")

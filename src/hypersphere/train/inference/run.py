@@ -24,10 +24,10 @@ from ...rotation.merging import holds_rotations, merge_state_dict
 from .. import building
 from ..config import Config, load_file
 from ..config.values import shown
-from ..sets import Facts, augmentations
+from ..splits import DataSpec, augmentations
 from ..storage import checkpoint, signed
 from ..storage.folder import CONFIG, FINAL
-from ..storage.reading import STATE, STEP, TENSORS, find, line, warn_of
+from ..storage.reading import STATE, STEP, TENSORS, find, one_line, warn_of
 from ..storage.summary import FORMATS, RESULT, is_count, read_summary
 from .inputs import DTYPES, KINDS, Preprocess
 
@@ -47,7 +47,7 @@ class Run:
         path: the run's folder.
         source: the folder in it that the weights are from, ``final`` or a checkpoint.
         step: of the weights.
-        facts: what the network was built for.
+        spec: what the network was built for.
     """
 
     model: nn.Module
@@ -57,7 +57,7 @@ class Run:
     path: Path
     source: Path
     step: int
-    facts: Facts
+    spec: DataSpec
 
     @torch.no_grad()
     def predict(self, inputs: Any) -> tuple[list[str], Tensor]:
@@ -82,6 +82,11 @@ class Run:
         if isinstance(self.model, building.Classifier):
             return self.model
         return building.Classifier(self.model, None, self.config.loss.label_smoothing)
+
+    @property
+    def facts(self) -> DataSpec:
+        """Return `spec` by its old name."""
+        return self.spec
 
     def check_labels(self) -> None:
         if self.config.model.name in building.GENERATORS:
@@ -178,7 +183,7 @@ def _is_finished(path: Path, config: Config) -> bool:
 def _from_final(path: Path, config: Config) -> Run:
     source = _folder(path / FINAL)
     described = read_model(source / "model.json")
-    facts = read_facts(source / "model.json", described.get("data"))
+    spec = read_spec(source / "model.json", described.get("data"))
 
     def parts(model: nn.Module) -> Iterator[tuple[nn.Module, Path]]:
         network = model.network if isinstance(model, building.Classifier) else model
@@ -187,20 +192,20 @@ def _from_final(path: Path, config: Config) -> Run:
             yield model.head, source / "head.safetensors"
 
     # On the meta device first: a config may ask for more memory than there is, where the files are small.
-    if (outline := _outline(config, facts)) is not None:
+    if (outline := _outline(config, spec)) is not None:
         for module, file in parts(outline):
             _check_fit(module, file, shapes_of(file))
-    model = _build(path, config, facts)
+    model = _build(path, config, spec)
     for module, file in parts(model):
         _fill(module, file, read_tensors(file, described))
-    return _run(path, source, config, facts, model, described.get("step"))
+    return _run(path, source, config, spec, model, described.get("step"))
 
 
 def _from_checkpoint(path: Path, source: Path) -> Run:
     tensors, state = checkpoint.load(source)
-    facts = read_facts(source / STATE, state.get("data"))
+    spec = read_spec(source / STATE, state.get("data"))
     config = _config(path)
-    outline = _outline(config, facts)
+    outline = _outline(config, spec)
     classifies = config.model.name not in building.GENERATORS
     name = "classifier" if classifies else "generator"
     nested = checkpoint.unflatten(tensors, state.get("tree"))
@@ -213,52 +218,52 @@ def _from_checkpoint(path: Path, source: Path) -> Run:
         try:
             weights = merge_state_dict(weights)
         except (ValueError, TypeError, RuntimeError, IndexError) as error:
-            raise ValueError(f"{source / TENSORS} cannot be merged: {line(error)}") from None
+            raise ValueError(f"{source / TENSORS} cannot be merged: {one_line(error)}") from None
     if outline is not None:
         _check_fit(outline, source / TENSORS, {key: value.shape for key, value in weights.items()})
-    model = _build(path, config, facts)
+    model = _build(path, config, spec)
     _fill(model, source / TENSORS, weights)
-    return _run(path, source, config, facts, model, state.get("step"))
+    return _run(path, source, config, spec, model, state.get("step"))
 
 
-def _run(path: Path, source: Path, config: Config, facts: Facts, model: nn.Module, step: Any) -> Run:
+def _run(path: Path, source: Path, config: Config, spec: DataSpec, model: nn.Module, step: Any) -> Run:
     if not is_count(step):
         raise ValueError(f"{source} is malformed: its step must be an integer >= 0, got {shown(step)}")
     model.eval()
     if not isinstance(model, building.Classifier):
-        noise = Facts("other", (int(model.latent),), "float32", [])  # type: ignore[arg-type]
-        return Run(model, Preprocess(noise, as_stored), [], config, path, source, step, facts)
+        noise = DataSpec("other", (int(model.latent),), "float32", [])  # type: ignore[arg-type]
+        return Run(model, Preprocess(noise, as_stored), [], config, path, source, step, spec)
     whole = model if model.head is not None else model.network
-    preprocess = Preprocess(facts, augmentations(config.data)[1])
-    return Run(whole, preprocess, list(facts.classes), config, path, source, step, facts)
+    preprocess = Preprocess(spec, augmentations(config.data)[1])
+    return Run(whole, preprocess, list(spec.classes), config, path, source, step, spec)
 
 
 # ------------------------------------------------------------------------------------------------------- parts
 
 
-def _network(config: Config, facts: Facts) -> nn.Module:
+def _network(config: Config, spec: DataSpec) -> nn.Module:
     """The network of a run with a start that is thrown away; torch's random state is left as it was."""
     with torch.random.fork_rng(devices=[]):
         if config.model.name in building.GENERATORS:
-            return building.opponents(config, facts)[0]
-        return building.classifier(config, facts)
+            return building.opponents(config, spec)[0]
+        return building.classifier(config, spec)
 
 
-def _outline(config: Config, facts: Facts) -> nn.Module | None:
+def _outline(config: Config, spec: DataSpec) -> nn.Module | None:
     """The network without memory, which takes no time however large it is; None if it cannot be had so."""
     try:
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return _network(config, facts)
+            return _network(config, spec)
     except Exception:  # of a network of the user's own anything; what is wrong with the config is said by _build
         return None
 
 
-def _build(path: Path, config: Config, facts: Facts) -> nn.Module:
+def _build(path: Path, config: Config, spec: DataSpec) -> nn.Module:
     try:
-        return _network(config, facts)
+        return _network(config, spec)
     except (TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError) as error:  # no memory may be either
-        raise ValueError(f"{path / CONFIG}: its network cannot be built: {line(error)}") from None
+        raise ValueError(f"{path / CONFIG}: its network cannot be built: {one_line(error)}") from None
 
 
 def _check_fit(module: nn.Module, file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -321,7 +326,7 @@ def _opened(file: Path) -> Iterator[Any]:
         with safe_open(os.fspath(file), framework="pt") as opened:
             yield opened
     except (SafetensorError, ValueError, RuntimeError, OSError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{file} cannot be read: {line(error)}") from None
+        raise ValueError(f"{file} cannot be read: {one_line(error)}") from None
 
 
 def _aliases(opened: Any, tensors: Mapping[str, Any]) -> dict[str, str]:
@@ -333,15 +338,15 @@ def _aliases(opened: Any, tensors: Mapping[str, Any]) -> dict[str, str]:
     return dict(aliases)
 
 
-def read_facts(file: Path, tree: Any) -> Facts:
+def read_spec(file: Path, tree: Any) -> DataSpec:
     """What the network was built for, as `file` has it."""
     try:
-        facts = Facts.from_tree(tree)
-        dims = KINDS.get(facts.kind, 0)
-        if not facts.shape or min(facts.shape) < 1 or dims not in (None, len(facts.shape)):
-            raise ValueError(f"data cannot be {shown(facts.kind)} of shape {facts.shape}")
-        if facts.dtype not in DTYPES or not facts.classes:
-            raise ValueError(f"data must have classes and a known dtype, got {shown(facts.dtype)}")
+        spec = DataSpec.from_tree(tree)
+        dims = KINDS.get(spec.kind, 0)
+        if not spec.shape or min(spec.shape) < 1 or dims not in (None, len(spec.shape)):
+            raise ValueError(f"data cannot be {shown(spec.kind)} of shape {spec.shape}")
+        if spec.dtype not in DTYPES or not spec.classes:
+            raise ValueError(f"data must have classes and a known dtype, got {shown(spec.dtype)}")
     except ValueError as error:
-        raise ValueError(f"{file} is malformed: {line(error)}") from None
-    return facts
+        raise ValueError(f"{file} is malformed: {one_line(error)}") from None
+    return spec

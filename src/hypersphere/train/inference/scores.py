@@ -11,7 +11,7 @@ from ...data import Graph
 from .. import building
 from ..config import Config
 from ..distributed import World, device_of
-from ..sets import Sets, evaluation, load, mask_of
+from ..splits import Splits, evaluation, load, mask_of
 from .run import Run
 
 
@@ -36,14 +36,14 @@ def scores(run: Run, split: str | None = None, config: Config | None = None) -> 
     """
     run.check_labels()
     config = run.config if config is None else config
-    sets = load(config.data, run.config.seed)
-    split = split or ("test" if sets.count("test") else "validation")
-    _check_same(run, sets)
+    splits = load(config.data, run.config.seed)
+    split = split or ("test" if splits.count("test") else "validation")
+    _check_same(run, splits)
     classifier, device = run.classifier, device_of(config.device)
     classifier.to(device)
     right, there = torch.zeros(2, len(run.labels), dtype=torch.long)
     total = 0.0
-    for inputs, labels, edges in _batches(sets, split, config):
+    for inputs, labels, edges in _batches(splits, split, config):
         loss, given = classifier(inputs.to(device), labels.to(device), None if edges is None else edges.to(device))
         targets = building.targets_of(inputs, labels, given).flatten()
         hits = classifier.logits(given).argmax(-1).flatten().cpu() == targets
@@ -57,7 +57,7 @@ def scores(run: Run, split: str | None = None, config: Config | None = None) -> 
     return {
         "split": split,
         "step": run.step,
-        "samples": sets.count(split),
+        "samples": splits.count(split),
         "loss": total / int(there.sum()),
         "accuracy": int(right.sum()) / int(there.sum()),
         "classes": {
@@ -69,21 +69,21 @@ def scores(run: Run, split: str | None = None, config: Config | None = None) -> 
     }
 
 
-def _batches(sets: Sets, split: str, config: Config) -> Any:
+def _batches(splits: Splits, split: str, config: Config) -> Any:
     """Inputs, labels and, of a graph, its edges; labels of nodes outside the split are -100."""
-    whole = sets.split(split)
+    whole = splits.split(split)
     if isinstance(whole, Graph):
         return [(whole.features, torch.where(mask_of(whole, split), whole.labels, -100), whole.adjacency)]
     alone = World(torch.device("cpu"))
-    return ((batch.inputs, batch.labels, None) for batch in evaluation(sets, split, config.data, alone))
+    return ((batch.inputs, batch.labels, None) for batch in evaluation(splits, split, config.data, alone))
 
 
-def _check_same(run: Run, sets: Sets) -> None:
+def _check_same(run: Run, splits: Splits) -> None:
     """The data are of the kind that the run was trained on."""
-    theirs, ours = sets.facts.classes, run.labels
+    theirs, ours = splits.spec.classes, run.labels
     if theirs != ours:
         at = next((i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b), None)
         what = f"{len(theirs)} in place of {len(ours)}" if at is None else f"{theirs[at]!r} in place of {ours[at]!r}"
         raise ValueError(f"the data must have the classes of {run.path}, got {what}")
-    if sets.facts.shape != run.facts.shape:
-        raise ValueError(f"the data must have samples of shape {run.facts.shape}, got {sets.facts.shape}")
+    if splits.spec.shape != run.spec.shape:
+        raise ValueError(f"the data must have samples of shape {run.spec.shape}, got {splits.spec.shape}")

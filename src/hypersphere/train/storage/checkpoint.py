@@ -26,7 +26,7 @@ from ... import __version__
 from ..._internal import checks
 from ..._internal.tensors import checksum_of, unshared
 from .nested import flatten, unflatten
-from .reading import FORMAT, STATE, STEP, TENSORS, checksum, find, is_best, line, read, steps, warn_of
+from .reading import FORMAT, STATE, STEP, TENSORS, checksum, find, is_best, one_line, read, steps, warn_of
 
 __all__ = ["FORMAT", "Saver", "best_of", "flatten", "latest", "load", "save", "unflatten", "verify"]
 
@@ -212,7 +212,7 @@ def _write(
                 if aside.exists() and not target.exists():
                     os.rename(aside, target)
             if isinstance(error, OSError | SafetensorError):
-                why = getattr(error, "strerror", None) or line(error)  # an OSError names the temporary file too
+                why = getattr(error, "strerror", None) or one_line(error)  # an OSError names the temporary file too
                 raise OSError(f"checkpoint {target} could not be written: {why}") from error
             raise
         _tidy(folder)
@@ -284,7 +284,7 @@ def _remove(path: Path) -> None:
         away = path.rename(_temporary(path))
         shutil.rmtree(away)
     except OSError as error:
-        checks.warn(f"checkpoint {path} could not be removed: {line(error)}")
+        checks.warn(f"checkpoint {path} could not be removed: {one_line(error)}")
 
 
 def _temporary(path: Path) -> Path:

@@ -78,14 +78,14 @@ def claim(config: Config, world: World) -> Result | None:
             raise ConfigError("resume needs out, the folder of the run to go on with")
         return None
     path, problem = Path(config.out), ""
-    if world.speaks:
+    if world.is_main:
         try:
             _check(config, path)
         except (ValueError, OSError) as error:
             if world.size == 1:
                 raise
             problem = str(error)  # the others must not wait for what will never come
-    problem = world.told(problem)
+    problem = world.broadcast_text(problem)
     if problem:
         raise ValueError(problem)
     return _finished(path, config) if config.resume else None
@@ -120,15 +120,15 @@ def with_recorded(config: Config, world: World) -> Config:
     if not config.resume or config.out is None or config.channels_last is not None:
         return config
     file = Path(config.out, CONFIG)
-    recorded = load_file(file).channels_last if world.speaks and file.is_file() else None
-    text = world.told("" if recorded is None else str(recorded))
+    recorded = load_file(file).channels_last if world.is_main and file.is_file() else None
+    text = world.broadcast_text("" if recorded is None else str(recorded))
     return derive(config, channels_last=text == "True") if text else config
 
 
 @contextmanager
 def settled(config: Config, world: World) -> Iterator[None]:
     """The folder is the run's own within this: entered once all that can fail at the start has not."""
-    if config.out is None or not world.speaks:
+    if config.out is None or not world.is_main:
         yield
         return
     path = Path(config.out)
@@ -218,7 +218,7 @@ def start(path: str) -> nn.Module:
 
 def finish(training: Training, final: dict[str, Any]) -> Result:
     """Writes final/ and, last of all, result.json."""
-    config, task, sets = training.config, training.task, training.sets
+    config, task, splits = training.config, training.task, training.splits
     modules = {name: _merged(module) for name, module in task.modules.items()}
     seconds = training.seconds()
     energies, done, best = final["energies"], training.done, training.done.best
@@ -239,14 +239,14 @@ def finish(training: Training, final: dict[str, Any]) -> Result:
         "length": [config.steps, config.epochs],
         "data": {
             "name": config.data.name,
-            **{name: sets.count(name) for name in ("train", "validation", "test")},
-            "hash": sets.hash(),
+            **{name: splits.count(name) for name in ("train", "validation", "test")},
+            "hash": splits.hash(),
         },
         "versions": {"hypersphere": __version__, "torch": torch.__version__, "python": platform.python_version()},
     }
     main = modules[task.main]
     model = main.network if isinstance(main, building.Classifier) and main.head is None else main
-    if training.path is not None and training.world.speaks:
+    if training.path is not None and training.world.is_main:
         _write(training, modules, summary)
     return Result(summary, training.history.lines, model, training.path, config)
 
@@ -278,7 +278,7 @@ def _write(training: Training, modules: dict[str, nn.Module], summary: dict[str,
         checksums[name] = sums | {alias: sums[key] for alias, key in aliases.items()}
         write_bytes(final / f"{name}.safetensors", save(tensors, {"aliases": json.dumps(aliases)}))
     described = {"format": FORMAT, "step": summary["best_step"] or summary["step"], "checksums": checksums}
-    model = signed.signed(described | {"data": training.sets.facts.to_tree()})
+    model = signed.signed(described | {"data": training.splits.spec.to_tree()})
     write_text(training.path / MODEL, model)
     files = {CONFIG: _config_text(training.config), MODEL: model}
     files_sums = {name: signed.checksum(text.encode()) for name, text in files.items()}

@@ -108,7 +108,7 @@ def _read_once(path: Path, keep: bool) -> tuple[dict[str, Tensor], dict[str, Any
                     elif keep:
                         tensors[name] = value
         except (SafetensorError, ValueError, RuntimeError, OSError, KeyError, AttributeError) as error:
-            raise ValueError(f"{file} cannot be read: {line(error)}") from None
+            raise ValueError(f"{file} cannot be read: {one_line(error)}") from None
     except ValueError as error:
         return {}, {}, [*problems, str(error)]
     if problems:
@@ -126,7 +126,7 @@ def _header(file: Path) -> dict[str, Any]:
         if not isinstance(header, dict) or type(header.get("format")) is not int:
             raise ValueError("it has no schema version")
     except (ValueError, RecursionError, OSError) as error:
-        raise ValueError(f"{file} cannot be read: {line(error)}") from None
+        raise ValueError(f"{file} cannot be read: {one_line(error)}") from None
     if header["format"] != FORMAT:
         raise ValueError(f"{file} has schema version {header['format']}; this version of hypersphere reads {FORMAT}")
     body = {key: value for key, value in header.items() if key not in ("format", "checksum")}
@@ -160,5 +160,5 @@ def checksum(body: Mapping[str, Any]) -> str:
     return f"{zlib.crc32(json.dumps(body, allow_nan=False).encode()):08x}"
 
 
-def line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__

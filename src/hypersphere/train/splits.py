@@ -24,7 +24,7 @@ CONTEXT = 128  # characters of a window of text
 
 
 @dataclass(frozen=True)
-class Facts:
+class DataSpec:
     """What a network is built for, and what a file of it must remember: no data is needed to load a run.
 
     Attributes:
@@ -43,7 +43,7 @@ class Facts:
         return {"kind": self.kind, "shape": list(self.shape), "dtype": self.dtype, "classes": self.classes}
 
     @staticmethod
-    def from_tree(tree: Mapping[str, Any]) -> Facts:
+    def from_tree(tree: Mapping[str, Any]) -> DataSpec:
         try:
             kind, shape, dtype, classes = (tree[key] for key in ("kind", "shape", "dtype", "classes"))
         except (KeyError, TypeError) as error:
@@ -54,7 +54,7 @@ class Facts:
             raise ValueError("data must hold the shape as a list of sizes, and the classes as a list of names")
         if not all(isinstance(each, str) for each in (kind, dtype, *classes)):
             raise ValueError("data must hold kind, dtype and names of classes as text")
-        return Facts(kind, tuple(shape), dtype, classes)
+        return DataSpec(kind, tuple(shape), dtype, classes)
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,10 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Sets:
+class Splits:
     """The splits; `validation` or `test` may be missing, but not both. A graph holds all its splits itself."""
 
-    facts: Facts
+    spec: DataSpec
     train: Any
     validation: Any
     test: Any
@@ -99,7 +99,7 @@ class Sets:
     eval_augment: Augmentation
 
     @property
-    def judge(self) -> str:
+    def eval_split(self) -> str:
         """The split that a training is judged by while it runs."""
         return "test" if self.validation is None else "validation"
 
@@ -124,7 +124,7 @@ class Sets:
         if isinstance(split, Graph):
             labels = split.labels[mask_of(split, name) & (split.labels >= 0)]
         if not isinstance(labels, Tensor) or not len(labels):
-            return 1 / len(self.facts.classes)
+            return 1 / len(self.spec.classes)
         return int(labels.bincount().max()) / len(labels)
 
     def hash(self) -> str:
@@ -144,11 +144,11 @@ class Sets:
         return digest.hexdigest()
 
 
-def first_two(sets: Sets) -> tuple[Tensor, Tensor]:
+def first_two(splits: Splits) -> tuple[Tensor, Tensor]:
     """Samples of the training set to try a network with; of a graph all nodes."""
-    if isinstance(sets.train, Graph):
-        return sets.train.features, sets.train.labels
-    return next(datasets.batches(sets.train, 2, shuffle=False, augment=sets.eval_augment))
+    if isinstance(splits.train, Graph):
+        return splits.train.features, splits.train.labels
+    return next(datasets.batches(splits.train, 2, shuffle=False, augment=splits.eval_augment))
 
 
 def mask_of(graph: Graph, split: str) -> Tensor:
@@ -156,7 +156,7 @@ def mask_of(graph: Graph, split: str) -> Tensor:
     return {"train": graph.train, "validation": graph.val, "test": graph.test}[split]
 
 
-def load(data: Data, seed: int) -> Sets:
+def load(data: Data, seed: int) -> Splits:
     """The splits of a config's data. What is missing or wrong is a ValueError in one line."""
     options = {"context": CONTEXT} if data.name == "text" else {}
     train = datasets.load(data.name, data.root, "train", **options)
@@ -180,7 +180,7 @@ def load(data: Data, seed: int) -> Sets:
     stored = getattr(train, "inputs", None)
     dtype = str((train[0][0] if stored is None else stored).dtype).removeprefix("torch.")
     shape = tuple(probe.shape[1:])
-    return Sets(Facts(_kind(probe), shape, dtype, classes), train, validation, test, augment, eval_augment)
+    return Splits(DataSpec(_kind(probe), shape, dtype, classes), train, validation, test, augment, eval_augment)
 
 
 def _test(data: Data, options: dict[str, Any]) -> Any:
@@ -248,7 +248,7 @@ def _kind(sample: Tensor) -> str:
     return "points" if sample.dim() == 3 and sample.shape[2] == 3 else "other"
 
 
-def _graph(graph: Graph) -> Sets:
+def _graph(graph: Graph) -> Splits:
     for split in ("train", "validation", "test"):
         mask = mask_of(graph, split)
         if not bool((mask & (graph.labels >= 0)).any()):
@@ -256,36 +256,36 @@ def _graph(graph: Graph) -> Sets:
     check_range("the graph", graph.labels.clamp(min=0), len(graph.classes))
     features = F.normalize(graph.features, p=1.0)  # every row sums to 1
     graph = Graph(features, graph.adjacency, graph.labels, graph.train, graph.val, graph.test, graph.classes)
-    facts = Facts("graph", (features.shape[1],), "float32", graph.classes)
+    spec = DataSpec("graph", (features.shape[1],), "float32", graph.classes)
     nothing = resolve(None)
-    return Sets(facts, graph, graph, graph, nothing, nothing)
+    return Splits(spec, graph, graph, graph, nothing, nothing)
 
 
 # ------------------------------------------------------------------------------------------------------- batches
 
 
-def steps_per_epoch(sets: Sets, data: Data, accumulate: int) -> int:
+def steps_per_epoch(splits: Splits, data: Data, accumulate: int) -> int:
     """Updates in an epoch; its last may have fewer batches, so that an epoch ends with an update."""
-    if isinstance(sets.train, Graph):
+    if isinstance(splits.train, Graph):
         return 1
-    return -(-num_batches(sets.train, data.batch_size) // accumulate)
+    return -(-num_batches(splits.train, data.batch_size) // accumulate)
 
 
-def steps(sets: Sets, config: Config, start: int, world: World) -> Generator[list[Batch], None, None]:
+def steps(splits: Splits, config: Config, start: int, world: World) -> Generator[list[Batch], None, None]:
     """The batches of every step from `start` on, without end: a pure function of its arguments."""
     data, accumulate = config.data, config.accumulate
-    if isinstance(sets.train, Graph):
-        graph = sets.train
+    if isinstance(splits.train, Graph):
+        graph = splits.train
         while True:
             yield [Batch(graph.features, graph.labels, total=len(graph.labels))]
-    length, each = len(sets.train), data.batch_size // world.size
-    count = num_batches(sets.train, each, world.size)
-    epoch, place = divmod(start, steps_per_epoch(sets, data, accumulate))
+    length, each = len(splits.train), data.batch_size // world.size
+    count = num_batches(splits.train, each, world.size)
+    epoch, place = divmod(start, steps_per_epoch(splits, data, accumulate))
     options: dict[str, Any] = {"rank": world.rank, "world_size": world.size, "workers": data.workers}
     while True:
         first = place * accumulate
         source = datasets.batches(
-            sets.train, each, seed=config.seed, epoch=epoch, start=first, augment=sets.augment, **options
+            splits.train, each, seed=config.seed, epoch=epoch, start=first, augment=splits.augment, **options
         )
         for begin in range(first, count, accumulate):
             numbers = range(begin, min(begin + accumulate, count))
@@ -295,16 +295,16 @@ def steps(sets: Sets, config: Config, start: int, world: World) -> Generator[lis
         epoch, place = epoch + 1, 0
 
 
-def evaluation(sets: Sets, split: str, data: Data, world: World) -> Iterator[Batch]:
+def evaluation(splits: Splits, split: str, data: Data, world: World) -> Iterator[Batch]:
     """This process's part of a split, in order and without chance."""
-    whole = sets.split(split)
+    whole = splits.split(split)
     if len(whole) < world.size:  # too few to share: the first process takes all
         if world.rank:
             return
         world = replace(world, size=1)
     each = max(1, data.batch_size // world.size)
     options: dict[str, Any] = {"rank": world.rank, "world_size": world.size, "workers": data.workers}
-    source = datasets.batches(whole, each, shuffle=False, augment=sets.eval_augment, **options)
+    source = datasets.batches(whole, each, shuffle=False, augment=splits.eval_augment, **options)
     for number, pair in enumerate(source):
         low, high = bounds(len(whole), each * world.size, world.size, number)
         yield _part(pair, high - low, number, world, high - low)
