@@ -473,7 +473,7 @@ def test_a_missing_file(file, tmp_path):
     (path / file).unlink()
     damaged(path, f"{file} is missing")
     (path / file).mkdir()
-    damaged(path, f"{file} is no plain file")
+    damaged(path, f"{file} is not a plain file")
 
 
 def test_no_checkpoint(tmp_path):

@@ -507,7 +507,7 @@ def test_verify_misses_what_must_be_there(copy, capsys):
     assert "damaged  run/final/model.json: is missing" in lines(["run"], capsys, 1)
     (copy / "config.json").unlink()
     (copy / "config.json").symlink_to("config.json")
-    assert "damaged  run/config.json: is no plain file, but a link, a folder or a pipe" in lines(["run"], capsys, 1)
+    assert "damaged  run/config.json: is not a plain file, but a link, a folder or a pipe" in lines(["run"], capsys, 1)
 
 
 def test_verify_finds_a_flipped_bit_in_what_is_final(copy, capsys):

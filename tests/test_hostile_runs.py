@@ -316,7 +316,7 @@ def test_what_is_no_plain_file_is_neither_waited_for_nor_followed(copy, capsys, 
         out, err = capsys.readouterr()
         lines = [line for line in (out if argv[0] == "verify" else err).splitlines() if not line.startswith("ok ")]
         assert len(lines) == 1
-        assert "is no plain file, but a link, a folder or a pipe" in lines[0]
+        assert "is not a plain file, but a link, a folder or a pipe" in lines[0]
     assert stat.S_IFMT(os.lstat(copy / name).st_mode) != stat.S_IFREG
 
 

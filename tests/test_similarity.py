@@ -7,7 +7,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import hypersphere as hs
-from hypersphere._internal.range import ClampWithReturn
+from hypersphere._internal.overflow import ClampWithInwardGradient
 from hypersphere.similarity import SIMILARITIES, LearnableSigmoid, angle, parse, resolve, sigmoid
 from tests import reference
 
@@ -230,4 +230,4 @@ def test_log_k_is_smooth_inside():
 
 
 def _clamped(x):
-    return ClampWithReturn.apply(x, math.log(1e-4), math.log(1e2))
+    return ClampWithInwardGradient.apply(x, math.log(1e-4), math.log(1e2))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ._internal.range import tamed
+from ._internal.overflow import shrink_huge
 from .cosine import (
     apply,
     autocasts,
@@ -63,7 +63,7 @@ def sphere_conv(
         options: stride, padding, dilation and groups.
         in_parts: the same function of (x, weight, scale, bias), made of parts that can be differentiated twice.
     """
-    x, weight = tamed(x, range(1, x.dim())), tamed(weight, range(1, weight.dim()))
+    x, weight = shrink_huge(x, range(1, x.dim())), shrink_huge(weight, range(1, weight.dim()))
     tensors = [each for each in (x, weight, scale, bias) if isinstance(each, Tensor)]
     learns = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
     y: Tensor = apply(_SphereConv, x, weight, scale, bias, g, tuple(options), in_parts, learns)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from ._internal import checks
-from ._internal.guards import changed
+from ._internal.guards import record_change
 from .layers import (
     Scale,
     SimilarityLike,
@@ -110,7 +110,7 @@ def spherize(
         assert isinstance(layer, SphereOptions)
         layer._set_sphere(resolved[name], scale, len(neurons.tensor))
     learned = [(n.tensor, [p for p in n.module.parameters() if p not in before]) for n in chosen.values()]
-    changed("spherize", [(weight, added) for weight, added in learned if added])
+    record_change("spherize", [(weight, added) for weight, added in learned if added])
     if skipped:
         checks.warn(f"spherize left {', '.join(skipped)} plain: torch reads their weights without calling them")
     if scale is None and (bounded := [name for name, n in chosen.items() if n.is_output]):

@@ -8,8 +8,8 @@ Everything angular in this package starts from one of these, with hand-written, 
 
 A vector counts as zero when its norm is below 3e-16 in float32 (2e-146 in float64). A zero vector has cosine 0 with
 everything and receives gradient 0. Vectors too long to be squared (above 1.8e19 in float32) are scaled first where
-that can be seen for free, on the CPU outside of a graph (see :mod:`hypersphere._internal.range`); elsewhere they count
-as zero. NaN in, NaN out: nothing is hidden.
+that is free to check, on the CPU outside of a graph (see :mod:`hypersphere._internal.overflow`); elsewhere they count
+as zero. NaN in, NaN out.
 
 Shapes: B batch, C input channels, O filters, G groups, N neurons, d their dimension.
 """
@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from ._internal.range import finite_gradient, overflowed, tamed, taming
+from ._internal.overflow import finite_gradient, has_overflow, shrink_factors, shrink_huge
 
 
 def unit(x: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def unit(x: Tensor) -> Tensor:
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]])
     """
-    return unit_of_short(tamed(x, (-1,)))
+    return unit_of_short(shrink_huge(x, (-1,)))
 
 
 def unit_of_short(x: Tensor) -> Tensor:
@@ -59,8 +59,8 @@ def project(x: Tensor, weight: Tensor, target: Tensor | None = None) -> tuple[Te
     x, weight, autocast_off = _prepared(x, weight)
     with autocast_off:
         norms = _row_norms(weight.detach())
-        if overflowed(norms):
-            weight = tamed(weight, (1,))
+        if has_overflow(norms):
+            weight = shrink_huge(weight, (1,))
             norms = _row_norms(weight.detach())
         y, _, at_target = apply(_Project, x, weight, target, norms)
     return y, at_target
@@ -89,7 +89,7 @@ def cosine_conv(
 
     Under autocast the product runs in autocast's dtype, norms in float32.
     """
-    x, weight = tamed(x, range(1, x.dim())), tamed(weight, range(1, weight.dim()))
+    x, weight = shrink_huge(x, range(1, x.dim())), shrink_huge(weight, range(1, weight.dim()))
     if _product_dtype(x) is torch.float16:
         x = _to_float16_range(finite_gradient(x))
     x, weight, autocast_off = _prepared(x, weight)
@@ -132,7 +132,7 @@ def _prepared(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, AbstractContex
     """Both tensors as a product takes them, and the context that switches autocast off."""
     dtype = _product_dtype(x)
     if dtype is not weight.dtype:  # which may have less range
-        weight = tamed(weight, range(1, weight.dim()))
+        weight = shrink_huge(weight, range(1, weight.dim()))
     if dtype is torch.float16:  # it has too little range for weights of any length
         x, weight = finite_gradient(x), finite_gradient(unit(weight.flatten(1))).view_as(weight)
     return x.to(dtype), weight.to(dtype), without_autocast(x)
@@ -341,7 +341,7 @@ def chain(x: Tensor, *steps: tuple[Any, ...]) -> Tensor:
 def inverse_row_norm(weight: Tensor) -> Tensor:
     """1/‖w‖ (N,) of neurons (N, ...), of any length."""
     norms = _row_norms(weight)
-    factor = taming(weight.flatten(1), (1,)) if overflowed(norms) else None
+    factor = shrink_factors(weight.flatten(1), (1,)) if has_overflow(norms) else None
     if factor is None:
         return _inverse_norm(norms.square(), weight.dtype)
     norms = _row_norms(weight.flatten(1) * factor)

@@ -18,8 +18,8 @@ from torch.nn.modules.utils import _ntuple
 
 from . import _piecewise
 from ._internal import checks
-from ._internal.guards import watch
-from ._internal.range import finite_gradient
+from ._internal.guards import watch_weight_decay
+from ._internal.overflow import finite_gradient
 from .cosine import autocasts, cosine_conv, cosine_linear
 from .similarity import Similarity, cosine, on_pieces, resolve
 
@@ -250,7 +250,7 @@ class SphereOptions:
             self.register_parameter("scale", None)
         else:
             self.scale = float(scale)
-        watch(self)
+        watch_weight_decay(self)
 
     def reset_parameters(self: Any) -> None:
         """Torch's own start, and 1 for a learned scale."""
@@ -260,7 +260,7 @@ class SphereOptions:
 
     def __setstate__(self: Any, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[misc]
-        watch(self)  # a copy is a layer of its own
+        watch_weight_decay(self)  # a copy is a layer of its own
 
     def _load_from_state_dict(self: Any, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """A plain layer's state_dict has no `scale` and no `similarity.log_k`: they keep their values."""

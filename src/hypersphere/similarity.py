@@ -31,7 +31,7 @@ from torch.autograd import Function
 
 from ._internal import checks
 from ._internal.nearest import unknown
-from ._internal.range import ClampWithReturn, finite_gradient
+from ._internal.overflow import ClampWithInwardGradient, finite_gradient
 from .cosine import accumulation_dtype, apply, chain
 
 _K_RANGE = (1e-4, 1e2)  # of a learnable sigmoid
@@ -121,7 +121,7 @@ class LearnableSigmoid(nn.Module):
     @property
     def k(self) -> Tensor:
         log_k = self.log_k.to(accumulation_dtype(self.log_k.dtype))
-        clamped: Tensor = apply(ClampWithReturn, log_k, *map(math.log, _K_RANGE))
+        clamped: Tensor = apply(ClampWithInwardGradient, log_k, *map(math.log, _K_RANGE))
         return clamped.exp()
 
     def forward(self, c: Tensor) -> Tensor:

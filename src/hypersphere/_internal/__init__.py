@@ -1,1 +1,1 @@
-"""What all packages share. Nothing here is public."""
+"""Helpers shared by all packages. Nothing here is public."""

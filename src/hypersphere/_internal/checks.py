@@ -1,4 +1,4 @@
-"""What is said when something is wrong: errors that name the argument, what is allowed and what came; warnings once."""
+"""Check arguments and warn. Every error names the argument, what is allowed and what was given."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _warned: set[str] = set()
 
 
 def warn_once(message: str) -> None:
-    """Warn of a known trap, once a process."""
+    """Warn once per process."""
     if message not in _warned:
         _warned.add(message)
         warn(message)
 
 
 def warn(message: str) -> None:
-    """Warn, at the line of the user's that led here."""
+    """Warn, pointing at the caller's line outside of this package and torch."""
     level, frame = 1, sys._getframe()
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("hypersphere", "torch"):
         level, frame = level + 1, frame.f_back
@@ -34,7 +34,7 @@ def warn(message: str) -> None:
 def number(
     name: str, value: Any, *, low: float = -math.inf, high: float = math.inf, open_low: bool = False, hint: str = ""
 ) -> float:
-    """`value` as a finite float within [low, high], or (low, high] with `open_low`; a compiler's is taken as it is."""
+    """Return `value` as a float in [low, high], or (low, high] with `open_low`; not checked under torch.compile."""
     if torch.compiler.is_compiling():
         return value
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -64,7 +64,7 @@ def choice(name: str, value: Any, allowed: Any) -> None:
 
 
 def floating(name: str, x: Any) -> None:
-    """`x` is a real floating point tensor."""
+    """Require a real floating point tensor."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a Tensor, got {type(x).__name__}")
     if not x.is_floating_point():
@@ -72,7 +72,7 @@ def floating(name: str, x: Any) -> None:
 
 
 def rows(name: str, weight: Any) -> Tensor:
-    """Neurons (N, ...) as rows (N, d)."""
+    """Flatten neurons (N, ...) to rows (N, d)."""
     floating(name, weight)
     if weight.dim() < 2 or not weight.numel():
         raise ValueError(f"{name} must be (N, ...) and not empty, got {tuple(weight.shape)}")
@@ -87,18 +87,23 @@ def floating_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
 
 
 def has_values(name: str, weight: Tensor) -> None:
-    """`weight` of layer `name` is not on the meta device."""
+    """Require that the weight of layer `name` is not on the meta device."""
     if weight.is_meta:
         raise ValueError(f"the weight of {name!r} has no values on the meta device: load the weights first")
 
 
 def finite_weight(name: str, weight: Tensor) -> None:
-    """`weight` of layer `name` has no NaN or infinity (read once, when a model is converted)."""
+    """Require that the weight of layer `name` is finite (checked once, when a model is converted)."""
     if not weight.is_meta and not bool(torch.isfinite(weight).all()):
         bad = int((~torch.isfinite(weight)).sum())
         raise ValueError(
             f"the weight of {name!r} must be finite, got {bad} NaN or infinite of {weight.numel()} numbers"
         )
+
+
+def can_read_values(x: Tensor) -> bool:
+    """Return whether a check may read values: x has some, and no graph or functorch transform is being traced."""
+    return not (torch.compiler.is_compiling() or x.is_meta or torch._C._are_functorch_transforms_active())
 
 
 def module(name: str, value: Any) -> None:

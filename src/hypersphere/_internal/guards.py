@@ -23,46 +23,46 @@ from torch.utils.hooks import RemovableHandle
 from .checks import warn_once
 
 
-class Watch:
-    """Modules whose optimizers are looked at: each once, when it steps, and again after another module came.
+class OptimizerCheck:
+    """Check every optimizer once, before its first step, and again after another module was added.
 
     Args:
-        look: sees the optimizer and the modules, and may warn or refuse; what it refuses it sees again.
+        check: gets the optimizer and the modules; warns or raises. After an error the optimizer is checked again.
     """
 
-    def __init__(self, look: Callable[[Optimizer, list[nn.Module]], None]) -> None:
-        self._look = look
+    def __init__(self, check: Callable[[Optimizer, list[nn.Module]], None]) -> None:
+        self._check = check
         self._modules: WeakSet[nn.Module] = WeakSet()
         self._seen: WeakSet[Optimizer] = WeakSet()
         self._hook: RemovableHandle | None = None
 
     def add(self, module: nn.Module) -> None:
         self._modules.add(module)
-        self.look_again()
+        self.recheck()
 
-    def look_again(self) -> None:
-        """Optimizers that were looked at are so once more."""
+    def recheck(self) -> None:
+        """Check all optimizers again."""
         self._seen.clear()
         if self._hook is None:
             self._hook = register_optimizer_step_pre_hook(self._before_step)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if optimizer not in self._seen:
-            self._look(optimizer, list(self._modules))
+            self._check(optimizer, list(self._modules))
             self._seen.add(optimizer)
 
 
-def watch(module: nn.Module) -> None:
-    """From now on optimizers are looked at for decay on this module's weights."""
-    _scale_free.add(module)
+def watch_weight_decay(module: nn.Module) -> None:
+    """Warn when an optimizer decays this module's weights."""
+    _WEIGHT_DECAY.add(module)
 
 
 def is_scale_free(name: str) -> bool:
-    """Whether the length of this parameter of a sphere layer does not matter (an LSTM's projection is plain)."""
+    """Return whether a sphere layer ignores the length of this parameter (an LSTM's projection is plain)."""
     return name.startswith("weight") and not name.startswith("weight_hr")
 
 
-def _look_for_decay(optimizer: Optimizer, modules: list[nn.Module]) -> None:
+def _check_weight_decay(optimizer: Optimizer, modules: list[nn.Module]) -> None:
     decayed = {p for group in optimizer.param_groups if group.get("weight_decay") for p in group["params"]}
     named = (item for module in modules for item in module.named_parameters(recurse=False))
     if any(is_scale_free(name) and p.requires_grad and p in decayed for name, p in named):
@@ -72,60 +72,58 @@ def _look_for_decay(optimizer: Optimizer, modules: list[nn.Module]) -> None:
         )
 
 
-_scale_free = Watch(_look_for_decay)
+_WEIGHT_DECAY = OptimizerCheck(_check_weight_decay)
 
 
 @dataclass(frozen=True)
 class _Change:
-    """What a verb did to one layer; nothing of it is kept alive."""
+    """How a verb changed one layer; holds weak references only."""
 
     verb: str
-    known_by: ReferenceType[Tensor]  # a parameter from before it: what holds it and not `added` was made before
-    added: tuple[ReferenceType[Tensor], ...]  # none: `known_by` is no longer the model's
+    old: ReferenceType[Tensor]  # from before the change: an optimizer that holds it but not `added` is outdated
+    added: tuple[ReferenceType[Tensor], ...]  # empty: the model no longer has `old`
 
 
 _changes: list[_Change] = []
 
 
-def changed(verb: str, layers: Collection[tuple[Tensor, Collection[Tensor]]]) -> None:
-    """From now on optimizers that know only what was before are warned of, once, when they step.
+def record_change(verb: str, layers: Collection[tuple[Tensor, Collection[Tensor]]]) -> None:
+    """Warn once when an optimizer that was made before this change steps.
 
     Args:
         verb: what changed the model.
-        layers: a parameter that an optimizer from before holds, and those that it should hold too; none if the first
-            is no longer the model's.
+        layers: pairs of a parameter from before the change and the parameters that were added; none were added if the
+            model no longer has the first.
     """
-    gone = {known_by for known_by, added in layers if not added}
-    _changes[:] = [
-        each for each in _changes if each.known_by() is not None and not any(new() in gone for new in each.added)
-    ]
-    _changes.extend(_Change(verb, ref(known_by), tuple(map(ref, added))) for known_by, added in layers)
-    _outdated.look_again()
+    gone = {old for old, added in layers if not added}
+    _changes[:] = [each for each in _changes if each.old() is not None and not any(new() in gone for new in each.added)]
+    _changes.extend(_Change(verb, ref(old), tuple(map(ref, added))) for old, added in layers)
+    _OUTDATED.recheck()
 
 
-def _look_for_outdated(optimizer: Optimizer, _: list[nn.Module]) -> None:
-    held = _held(optimizer)
+def _check_outdated(optimizer: Optimizer, _: list[nn.Module]) -> None:
+    held = _parameters_of(optimizer)
     for change in _changes:
-        known_by = change.known_by()
-        if known_by is None or known_by not in held:
+        old = change.old()
+        if old is None or old not in held:
             continue
         name = f"{type(optimizer).__name__} was made before hypersphere.{change.verb}"
         if not change.added:
             warn_once(f"{name} and holds parameters that the model no longer has: make it after")
             continue
         missing = {p for each in change.added if (p := each()) is not None and p.requires_grad and p not in held}
-        if missing and not _held_elsewhere(missing):
+        if missing and not _any_optimizer_holds(missing):
             warn_once(f"{name} and does not hold the parameters that this added: make it after")
 
 
-def _held(optimizer: Optimizer) -> set[Tensor]:
+def _parameters_of(optimizer: Optimizer) -> set[Tensor]:
     return {parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]}
 
 
-def _held_elsewhere(parameters: set[Tensor]) -> bool:
-    """Whether some optimizer holds one of them: two may share a layer. Takes a while, and is asked in doubt alone."""
+def _any_optimizer_holds(parameters: set[Tensor]) -> bool:
+    """Return whether any optimizer holds one of them: two may share a layer. Slow, so called last."""
     optimizers = (each for each in gc.get_objects() if issubclass(type(each), Optimizer))
-    return any(not parameters.isdisjoint(_held(each)) for each in optimizers)
+    return any(not parameters.isdisjoint(_parameters_of(each)) for each in optimizers)
 
 
-_outdated = Watch(_look_for_outdated)
+_OUTDATED = OptimizerCheck(_check_outdated)

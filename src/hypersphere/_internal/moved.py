@@ -35,7 +35,7 @@ class _Moved(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._own  # importlib has put the old path's there
+        module.__spec__ = self._own  # importlib has set that of the old path
 
 
 def install() -> None:

@@ -1,4 +1,4 @@
-"""What to suggest for a name that is not known: one rule for Python, configs and flags. Needs no torch."""
+"""Suggest the nearest name for an unknown one, the same way for Python, configs and flags. Needs no torch."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher, get_close_matches
 from typing import Any
 
-_CLOSE = 0.5  # least similarity of two names, by difflib
-_LONGEST = 100  # characters of a name that are compared
+_CLOSE = 0.5  # smallest similarity of two names, by difflib
+_LONGEST = 100  # number of characters compared
 
-#: settings as other programs call them, where no letter leads from one to the other
+#: names that other programs use for settings and that difflib would not find
 ALIASES = {
     "learning_rate": "optimizer.lr",
     "wd": "optimizer.weight_decay",
@@ -29,22 +29,22 @@ ALIASES = {
 
 
 def nearest_few(name: str, among: Iterable[str], n: int = 3) -> list[str]:
-    """At most `n` of the names that are like `name`, the nearest first, small and capital letters alike."""
+    """Return at most `n` names similar to `name`, the nearest first, ignoring case."""
     small = {each.lower(): each for each in among}
     return [small[each] for each in get_close_matches(name[:_LONGEST].lower(), small, n, _CLOSE)]
 
 
 def nearest(name: str, among: Iterable[str]) -> str | None:
-    """The nearest of the names; None if none is near."""
+    """Return the nearest name; None if none is near."""
     return next(iter(nearest_few(name, among, 1)), None)
 
 
 def unknown(what: str, value: Any, allowed: Iterable[Any], also: str = "") -> str:
-    """The message for a value that is not allowed: what it may be, and the nearest first of all if one is near.
+    """Return the error message for a value that is not allowed, with the nearest name if one is near.
 
     Args:
         what: the argument.
-        also: what is allowed beside the names, such as " or a callable".
+        also: what else is allowed, such as " or a callable".
 
     Example:
         >>> unknown("method", "caley", ["cayley", "givens"])
@@ -59,7 +59,7 @@ def unknown(what: str, value: Any, allowed: Iterable[Any], also: str = "") -> st
 
 
 def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
-    """The settings that `key` may stand for, dotted as in ``optimizer.lr``; none if none is near.
+    """Return the settings that `key` may mean, dotted as in ``optimizer.lr``; empty if none is near.
 
     Example:
         >>> nearest_keys("optimizer.learning_rate", ["seed", "optimizer.name", "optimizer.lr"])
@@ -74,8 +74,8 @@ def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
     if alias in known:
         return [alias]
     for found in (
-        [each for each in known if each.endswith(f".{name}")],  # of another group
-        [each for each in known if each.startswith(f"{name}.")][:1] if not group else [],  # a group's own name
+        [each for each in known if each.endswith(f".{name}")],  # in another group
+        [each for each in known if each.startswith(f"{name}.")][:1] if not group else [],  # the name of a group
     ):
         if found:
             return found
@@ -85,7 +85,7 @@ def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
         return [] if near is None else [f"{group}.{near}"]
 
     def likeness(each: str) -> float:
-        """Of the whole, or of the last part alone."""
+        """Compare whole keys and last parts; the better one counts."""
         return max(SequenceMatcher(None, *pair).ratio() for pair in ((key, each), (name, each.rpartition(".")[2])))
 
     best = max(known, key=likeness, default=None)

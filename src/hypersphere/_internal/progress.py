@@ -1,4 +1,4 @@
-"""A progress bar for whoever waits: on stderr, on a terminal, after two seconds, gone at the end."""
+"""A progress bar on stderr, if that is a terminal: appears after two seconds, disappears at the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def track(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
-    """Yield `items`, and show how many are done once it takes longer than two seconds.
+    """Yield `items`; show a progress bar once it takes longer than two seconds.
 
     Nothing is shown without rich, or where stderr is not a terminal.
 
@@ -31,7 +31,7 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
     if total is None and isinstance(items, Sized):
         total = len(items)
     bar = _Bar(description, total)
-    # A timer and not a look at the clock between items: the first item may be the one that takes long.
+    # A timer, because the first item may be the slow one.
     timer = Timer(DELAY, bar.show)
     timer.daemon = True
     timer.start()
@@ -41,7 +41,7 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
             bar.advance()
     finally:
         timer.cancel()
-        timer.join()  # it may be at work right now
+        timer.join()  # it may be running
         bar.hide()
 
 

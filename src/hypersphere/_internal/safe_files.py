@@ -1,7 +1,7 @@
-"""Files: written so that a reader finds the old content or the new, never half of it; read without waiting for a pipe.
+"""Write files atomically and read only plain ones.
 
-What a program of ours finds in a folder may have been put there by anybody: plain files and real folders are taken,
-links, pipes and devices are not. A link would lead out of the folder, and a pipe would wait for ever.
+A reader finds the old content or the new, never half of it. Files in a folder may come from anybody: plain files and
+real folders are read, links, pipes and devices are refused. A link leads out of the folder; a pipe blocks forever.
 """
 
 import errno
@@ -15,21 +15,21 @@ from pathlib import Path
 
 Name = str | os.PathLike[str]
 
-_SAFE = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY"))
-_ODD = (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR)  # a link, a pipe, a socket, a folder
+_SAFE_FLAGS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY"))
+_NOT_PLAIN = (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR)  # a link, a pipe, a socket, a folder
 
 
 def write_text(path: Name, text: str) -> None:
-    """Write `text` to `path` as UTF-8, as :func:`write_bytes` does."""
+    """Write `text` to `path` as UTF-8; see :func:`write_bytes`."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Name, data: bytes) -> None:
-    """Write `data` to `path`: under a temporary name in the same folder first, renamed once it is on disk."""
+    """Write `data` to a temporary file in the same folder, flush it to disk and rename it to `path`."""
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"no such folder: {str(target.parent)!r}")
-    # Not tempfile: its files are readable by their owner alone, and the rename would keep that.
+    # Not tempfile: its files are readable by their owner only, and the rename keeps that.
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         with open(temporary, "xb") as file:
@@ -38,15 +38,15 @@ def write_bytes(path: Name, data: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, target)
     except BaseException as error:
-        with suppress(OSError):  # on a disk that fails this fails too, and would hide why
+        with suppress(OSError):  # must not hide the first error
             temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno:  # a full disk names no file, and a temporary name says nothing
+        if isinstance(error, OSError) and error.errno:  # name the target, not the temporary file
             raise OSError(error.errno, error.strerror, str(target)) from None
         raise
 
 
 def remove_temporaries(folder: Path, names: Iterable[str]) -> None:
-    """Remove what :func:`write_bytes` left in `folder` when it was killed while it wrote one of `names`."""
+    """Remove the temporary files that a killed :func:`write_bytes` of one of `names` left in `folder`."""
     ours = re.compile(rf"\.({'|'.join(map(re.escape, names))})\.[0-9a-f]{{8}}\.tmp")
     with suppress(OSError):
         for path in folder.iterdir():
@@ -55,16 +55,16 @@ def remove_temporaries(folder: Path, names: Iterable[str]) -> None:
 
 
 def is_plain(path: Name) -> bool:
-    """Whether `path` is a regular file itself, not a link to one."""
-    return _is(path, stat.S_ISREG)
+    """Return whether `path` is a regular file, not a link to one."""
+    return _mode_is(path, stat.S_ISREG)
 
 
 def is_folder(path: Name) -> bool:
-    """Whether `path` is a folder itself, not a link to one."""
-    return _is(path, stat.S_ISDIR)
+    """Return whether `path` is a folder, not a link to one."""
+    return _mode_is(path, stat.S_ISDIR)
 
 
-def _is(path: Name, kind: object) -> bool:
+def _mode_is(path: Name, kind: object) -> bool:
     try:
         return bool(kind(os.lstat(path).st_mode))  # type: ignore[operator]
     except (OSError, ValueError):
@@ -72,7 +72,7 @@ def _is(path: Name, kind: object) -> bool:
 
 
 def check_plain(path: Name) -> None:
-    """ValueError unless `path` is a regular file itself."""
+    """Raise ValueError unless `path` is a regular file."""
     if not os.path.lexists(path):
         raise ValueError(f"{path} is missing")
     if not is_plain(path):
@@ -80,15 +80,15 @@ def check_plain(path: Name) -> None:
 
 
 def not_plain(path: Name) -> ValueError:
-    return ValueError(f"{path} is no plain file, but a link, a folder or a pipe")
+    return ValueError(f"{path} is not a plain file, but a link, a folder or a pipe")
 
 
 def open_plain(path: Name, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file and return its descriptor. ValueError for a link, a pipe, a device and a folder."""
+    """Open a regular file and return its descriptor; ValueError for a link, pipe, device or folder."""
     try:
-        descriptor = os.open(path, flags | _SAFE, 0o666)
+        descriptor = os.open(path, flags | _SAFE_FLAGS, 0o666)
     except OSError as error:
-        if error.errno in _ODD:
+        if error.errno in _NOT_PLAIN:
             raise not_plain(path) from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -98,7 +98,7 @@ def open_plain(path: Name, flags: int = os.O_RDONLY) -> int:
 
 
 def read_plain(path: Name, limit: int = 1 << 30) -> bytes:
-    """The bytes of a regular file. ValueError if it is missing, no plain file, or larger than `limit` bytes."""
+    """Read a regular file; ValueError if it is missing, not a plain file, or larger than `limit` bytes."""
     try:
         descriptor = open_plain(path)
     except FileNotFoundError:

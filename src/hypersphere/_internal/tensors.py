@@ -1,4 +1,4 @@
-"""What the files of rotations and checkpoints share: tensors as bytes, their hashes, and each stored once."""
+"""Hash tensors and deduplicate shared ones, for rotation files and checkpoints."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ from torch import Tensor
 
 
 def hash_of(tensor: Tensor) -> str:
-    """Of the numbers, their type and shape; two tensors of one hash are the same, whoever made them."""
+    """Return the SHA-256 of a tensor's values, dtype and shape."""
     digest = hashlib.sha256(_kind(tensor))
     digest.update(_bytes(tensor))
     return digest.hexdigest()
 
 
 def checksum_of(tensor: Tensor) -> str:
-    """Of the same, but against damage alone: CRC-32 finds every error within 32 bits and all but 2⁻³² of the others.
+    """Return the CRC-32 of a tensor's values, dtype and shape: it finds damage, all but 2⁻³² of it, not tampering.
 
-    The fastest that the standard library has: half the time of SHA-256 where the processor helps with that. Who can
-    change a file can change its checksum, however long: it need not resist.
+    It takes half the time of SHA-256 with hardware support. Whoever can change a file can change its checksum too.
     """
     return f"{zlib.crc32(_bytes(tensor), zlib.crc32(_kind(tensor))):08x}"
 
 
 def unshared(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """`tensors` on the CPU, contiguous, each once; and the names of those that are another one, with its name."""
+    """Return the tensors on the CPU, contiguous and each once, and {alias: name} for those that share one."""
     kept: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     places: dict[tuple[Any, ...], str] = {}
     storages: set[int] = set()
     for key, value in tensors.items():
-        # A view of the conjugate or the negative lies where its tensor does.
+        # Conjugate and negative views have the address of their tensor.
         kind = (value.device, value.dtype, value.is_conj(), value.is_neg())
         place = (value.data_ptr(), value.shape, value.stride(), kind)
         if value.numel() and place in places:
@@ -43,7 +42,7 @@ def unshared(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str
         places[place] = key
         plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
         storage = plain.untyped_storage().data_ptr()
-        # safetensors refuses two views of one storage if they overlap.
+        # safetensors refuses overlapping views of one storage.
         kept[key] = plain.clone() if storage in storages else plain
         storages.add(storage)
     return kept, aliases
@@ -55,5 +54,5 @@ def _kind(tensor: Tensor) -> bytes:
 
 def _bytes(tensor: Tensor) -> Any:
     dense = tensor.detach().cpu().contiguous()
-    # not flatten(): a single number may have any stride, and then is no bytes
+    # not flatten(): a single element may have any stride, which view(uint8) refuses
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy().data

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from .._internal.overflow import can_read_for_free
 from ..cosine import apply
 
 LARGEST_PULL = 1.0
@@ -57,7 +58,9 @@ class _Entry(Function):
         (rows,) = ctx.saved_tensors
         limit = LARGEST_PULL * scale * torch.linalg.vector_norm(rows.detach(), dim=-1, keepdim=True)
         length = torch.linalg.vector_norm(grad.detach(), dim=-1, keepdim=True)
-        if _may_look(grad) and not (length > limit).any():  # the ordinary case needs no second tensor of this size
+        if (
+            can_read_for_free(grad) and not (length > limit).any()
+        ):  # the ordinary case needs no second tensor of this size
             return grad
         return grad * _shortening(grad.detach(), length, limit)
 
@@ -83,9 +86,3 @@ def _shortening(grad: Tensor, length: Tensor, limit: Tensor) -> Tensor:
     largest = torch.linalg.vector_norm(grad, torch.inf, dim=-1, keepdim=True)
     length = torch.where(length.isinf(), largest * grad.shape[-1] ** 0.5, length)  # the squares may overflow
     return torch.where(length > limit, limit / length, 1.0)
-
-
-def _may_look(x: Tensor) -> bool:
-    """Whether reading a value costs nothing: no device to wait for, no graph to break."""
-    functorch = torch._C._are_functorch_transforms_active()
-    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not functorch

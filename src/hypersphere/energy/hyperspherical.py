@@ -210,7 +210,7 @@ def checked_labels(labels: Tensor, classes: int, ignored: int | None = None) -> 
         raise TypeError(f"labels must be an int64 tensor, got {got}")
     if labels.dim() != 1 or not len(labels):
         raise ValueError(f"labels must be (B,) and not empty, got {tuple(labels.shape)}")
-    if _may_read(labels):
+    if checks.can_read_values(labels):
         outside = labels[((labels < 0) | (labels >= classes)) & (True if ignored is None else labels != ignored)]
         if outside.numel():
             raise ValueError(f"labels must be in [0, {classes - 1}], got {outside[0].item()} among others")
@@ -223,7 +223,7 @@ def _checked_beta(beta: Tensor, rows: Tensor, law: Law) -> Tensor:
         got = tuple(beta.shape) if isinstance(beta, Tensor) else type(beta).__name__
         raise ValueError(f"beta must be a tensor of shape ({len(rows)},), one number for each neuron, got {got}")
     checks.floating("beta", beta)
-    if _may_read(beta) and not bool(((beta >= 1e-6) & (beta <= 1e6)).all()):
+    if checks.can_read_values(beta) and not bool(((beta >= 1e-6) & (beta <= 1e6)).all()):
         bad = int((~((beta >= 1e-6) & (beta <= 1e6))).nonzero()[0, 0])
         raise ValueError(f"beta must be positive, from 1e-6 to 1e6, got {beta[bad].item()} at {bad}")
     return beta.detach().to(rows.device, accumulation_dtype(rows.dtype))
@@ -231,7 +231,7 @@ def _checked_beta(beta: Tensor, rows: Tensor, law: Law) -> Tensor:
 
 def _refuse_zero(name: str, alive: Tensor) -> None:
     """`alive` (N,): a zero neuron has no direction."""
-    if _may_read(alive) and not bool(alive.all()):
+    if checks.can_read_values(alive) and not bool(alive.all()):
         raise ValueError(
             f"{name} must have no zero rows, nor any with NaN or of a length that float32 cannot square: "
             f"got {listed((~alive).nonzero().flatten().tolist())}"
@@ -241,11 +241,6 @@ def _refuse_zero(name: str, alive: Tensor) -> None:
 def listed(rows: list[int]) -> str:
     """The numbers of some rows, for a message."""
     return f"{len(rows)} ({', '.join(map(str, rows[:10]))}{', ...' if len(rows) > 10 else ''})"
-
-
-def _may_read(x: Tensor) -> bool:
-    """Whether values may be looked at: not in a graph, and not where there are none."""
-    return not (torch.compiler.is_compiling() or x.is_meta or torch._C._are_functorch_transforms_active())
 
 
 def report_zero_neurons(name: str, rows: Tensor) -> bool:

@@ -30,7 +30,7 @@ import torch
 from torch import Generator, Tensor
 
 from .._internal import checks
-from .._internal.range import capped, root
+from .._internal.overflow import clamp_abs, max_root
 from ..cosine import unit, without_autocast
 from .hyperspherical import alive_points, exact, group_energy
 from .repulsion import NEAR, Law
@@ -96,7 +96,7 @@ def deviation_from_orthonormal(rows: Tensor) -> Tensor:
 
 def _with_finite_squares(rows: Tensor) -> Tensor:
     """Neurons (G, N, d) with elements so small that ‖WᵀW‖² is finite: below 1e8 or so in float32."""
-    return capped(rows, (root(rows.dtype, 1) / 2**20) ** 0.25 / math.sqrt(rows.shape[1] * rows.shape[2]))
+    return clamp_abs(rows, (max_root(rows.dtype, 1) / 2**20) ** 0.25 / math.sqrt(rows.shape[1] * rows.shape[2]))
 
 
 def orthoreg(rows: Tensor, law: Law, draw: Draw, sharpness: float = 10.0) -> Tensor:

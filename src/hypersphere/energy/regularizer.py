@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .._internal import checks
 from .._internal.draws import generator, unwrapped_name
-from .._internal.range import power_above, rescaled, root
+from .._internal.overflow import max_root, power_of_two_divisor, rescale
 from ..cosine import unit, without_autocast
 from ..selection import Neurons, Specs, nothing_found, select, select_strictly, select_to_change
 from .bounded_force import bounded
@@ -224,11 +224,11 @@ class EnergyRegularizer:
     def _mean_length(self) -> Tensor:
         """mean ‖w‖ over all neurons of all layers, with gradient 0 for a zero neuron."""
         rows = [exact(neurons.matrix().flatten(0, 1)) for neurons in self._learning().values()]
-        up = max(power_above(r, root(r.dtype, 4)) for r in rows)
+        up = max(power_of_two_divisor(r, max_root(r.dtype, 4)) for r in rows)
         if up != 1:
-            rows = [rescaled(r, 1 / up, 1.0) for r in rows]
+            rows = [rescale(r, 1 / up, 1.0) for r in rows]
         mean = torch.stack([(r * unit(r)).sum() for r in rows]).sum() / sum(len(r) for r in rows)
-        return mean if up == 1 else rescaled(mean, up, 1.0, root(mean.dtype, 1) / 16)
+        return mean if up == 1 else rescale(mean, up, 1.0, max_root(mean.dtype, 1) / 16)
 
 
 def orthonormal(weight: Tensor, *, normalized: bool = False) -> Tensor:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from .._internal import checks
 from .._internal.draws import generator
+from .._internal.overflow import max_root, power_of_two_divisor, rescale, saturating_cast
 from .._internal.progress import track
-from .._internal.range import fit, power_above, rescaled, root
 from ..cosine import unit
 from ..selection import Neurons, Specs, nothing_found, select_to_change
 from .hyperspherical import checked_law, exact, report_zero_neurons
@@ -60,11 +60,11 @@ def spread(
                 return by_function(checked, p).sum()
             return measured(checked, p, law, partial(generator, seed, name, draw)).sum()
 
-        up = power_above(rows, root(rows.dtype, 4))
+        up = power_of_two_divisor(rows, max_root(rows.dtype, 4))
         lengths = torch.linalg.vector_norm(rows / up, dim=2, keepdim=True)
         steps_a_draw = 20 if checked in RANDOM else max(steps, 1)
         spread_out = unit(_minimized(value, unit(rows), steps, steps_a_draw)) * lengths
-        neurons.write(fit(rescaled(spread_out, up, 1.0), neurons.tensor.dtype))
+        neurons.write(saturating_cast(rescale(spread_out, up, 1.0), neurons.tensor.dtype))
     return model
 
 

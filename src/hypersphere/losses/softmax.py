@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from .._internal import checks
-from .._internal.guards import watch
-from .._internal.range import finite_gradient, powers_above, rescaled, root
+from .._internal.guards import watch_weight_decay
+from .._internal.overflow import finite_gradient, max_root, rescale, row_divisors
 from ..cosine import accumulation_dtype, apply, autocasts, chain, cosine_linear, project, unit, without_autocast
 from ..energy.bounded_force import bounded
 from ..energy.hyperspherical import batch_energy, checked_law, sample_energies
@@ -108,7 +108,7 @@ class AngularSoftmaxLoss(nn.Module):
         self.weight = nn.Parameter(torch.empty(self.num_classes, self.embedding_size, **factory))
         self.bias = nn.Parameter(torch.empty(self.num_classes, **factory)) if bias else None
         self.reset_parameters()
-        watch(self)
+        watch_weight_decay(self)
         self.similarity = resolve(similarity, self.num_classes, **factory)
         if annealing is not None and not isinstance(annealing, bool) and not callable(annealing):
             raise TypeError(f"annealing must be True, False or a callable of the step, got {annealing!r}")
@@ -129,7 +129,7 @@ class AngularSoftmaxLoss(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        watch(self)
+        watch_weight_decay(self)
 
     def forward(
         self,
@@ -161,21 +161,21 @@ class AngularSoftmaxLoss(nn.Module):
         with without_autocast(embeddings):  # a logit of 30 has a resolution of 0.1 in bfloat16
             x, neurons, up = self._in_range(embeddings, weight)
             logits = self._logits(x, neurons, up)[0]
-            return logits if up is None else rescaled(logits, up, up / up.amax())
+            return logits if up is None else rescale(logits, up, up / up.amax())
 
     def _in_range(self, embeddings: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return embeddings and weight in one dtype, and the powers of two (B, 1) that very long embeddings lack.
 
         Logits lack them too. Gradients of logits come times up/max up, which stays in range, and are made up for here.
         """
-        limit = min(2.0**16, root(weight.dtype, 1) / (4 * self.embedding_size**0.5))
-        up = powers_above(embeddings, limit)
+        limit = min(2.0**16, max_root(weight.dtype, 1) / (4 * self.embedding_size**0.5))
+        up = row_divisors(embeddings, limit)
         if up is None:
             return finite_gradient(embeddings.to(weight.dtype)), finite_gradient(weight), None
         if self.scale is not None:  # their length does not matter
-            return rescaled(embeddings, 1 / up, 1 / up).to(weight.dtype), finite_gradient(weight), None
+            return rescale(embeddings, 1 / up, 1 / up).to(weight.dtype), finite_gradient(weight), None
         most = up.amax()
-        return rescaled(embeddings, 1 / up, most / up).to(weight.dtype), rescaled(weight, 1.0, most), up
+        return rescale(embeddings, 1 / up, most / up).to(weight.dtype), rescale(weight, 1.0, most), up
 
     def _loss(
         self,
@@ -195,7 +195,7 @@ class AngularSoftmaxLoss(nn.Module):
             difference = self._with_margin(target_cosine.squeeze(1), target.squeeze(1))
             logits.scatter_add_(1, target, (s * difference.unsqueeze(1)).to(logits.dtype))
         if up is not None:  # losses of logits within these bounds add up to a finite number
-            logits = rescaled(logits, up, up / up.amax(), root(logits.dtype, 1) / (16 * max(logits.numel(), 1)))
+            logits = rescale(logits, up, up / up.amax(), max_root(logits.dtype, 1) / (16 * max(logits.numel(), 1)))
         if self.class_weight is None and not self.label_smoothing:
             losses = apply(_CrossEntropy, logits, target)[0] * kept
         else:
@@ -230,7 +230,7 @@ class AngularSoftmaxLoss(nn.Module):
             target_cosine = None if target is None else cosines.gather(1, target).to(exact.dtype)
             logits = (self.similarity(cosines) * s).to(cosines.dtype)
         if self.bias is not None:
-            bias = self.bias if up is None else rescaled(self.bias, 1.0, up.amax()) / up
+            bias = self.bias if up is None else rescale(self.bias, 1.0, up.amax()) / up
             logits = logits + bias.to(logits.dtype)
         return logits, target_cosine, s
 
@@ -305,7 +305,7 @@ class AngularSoftmaxLoss(nn.Module):
             raise TypeError(f"labels must be an int64 tensor, got {got}")
         if labels.shape != embeddings.shape[:1]:
             raise ValueError(f"labels must be ({len(embeddings)},), got {tuple(labels.shape)}")
-        if torch.compiler.is_compiling() or labels.is_meta or torch._C._are_functorch_transforms_active():
+        if not checks.can_read_values(labels):
             return
         outside = labels[((labels < 0) | (labels >= self.num_classes)) & (labels != self.ignore_index)]
         if outside.numel():

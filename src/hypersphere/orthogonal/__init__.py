@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from .._internal import checks
-from .._internal.range import NoGradientForNaN, centered
+from .._internal.overflow import NanGradientToZero, scale_to_one
 from ..cosine import apply
 from ._cayley import CayleyRows
 from ._constraints import CONSTRAINTS
@@ -132,14 +132,14 @@ def _product(function: type[RowsFunction], *options: bool, sizeless: tuple[int, 
     """`sizeless`: the dimensions of P along which R does not see its size."""
 
     def product(p: Tensor, v: Tensor) -> Tensor:
-        rows: Tensor = apply(function, centered(p, sizeless) if sizeless else p, v, *options)[0]
+        rows: Tensor = apply(function, scale_to_one(p, sizeless) if sizeless else p, v, *options)[0]
         return rows
 
     return product
 
 
 def _canonical(p: Tensor) -> Tensor:
-    u = torch.linalg.svd(centered(apply(NoGradientForNaN, p), (-2, -1)))[0]
+    u = torch.linalg.svd(scale_to_one(apply(NanGradientToZero, p), (-2, -1)))[0]
     largest = u.detach().abs().argmax(-2, keepdim=True)
     return u * torch.where(u.detach().gather(-2, largest) < 0, -1.0, 1.0).to(u.dtype)
 

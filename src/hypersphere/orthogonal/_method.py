@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .._internal import checks
-from .._internal.range import capped, finite_gradient, fit, power_above, rescaled, root
+from .._internal.overflow import clamp_abs, finite_gradient, max_root, power_of_two_divisor, rescale, saturating_cast
 from ..cosine import accumulation_dtype, without_autocast
 
 Product = Callable[[Tensor, Tensor], Tensor]
@@ -105,21 +105,23 @@ def exactly(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         checks.floating("P and V", tensor)
     dtype = accumulation_dtype(reduce(torch.promote_types, (t.dtype for t in tensors)))
     with without_autocast(tensors[-1]):
-        return fit(function(*(finite_gradient(t, torch.bfloat16).to(dtype) for t in tensors)), tensors[-1].dtype)
+        return saturating_cast(
+            function(*(finite_gradient(t, torch.bfloat16).to(dtype) for t in tensors)), tensors[-1].dtype
+        )
 
 
 def exact_product(product: Product, p: Tensor, v: Tensor) -> Tensor:
     """product(p, v) as by :func:`exactly`, of rows v of any size: the product grows as they do."""
     checks.floating("P and V", v)
-    up = power_above(v, root(v.dtype, 2 if v.dtype is torch.float16 else 4))
+    up = power_of_two_divisor(v, max_root(v.dtype, 2 if v.dtype is torch.float16 else 4))
     if up == 1:
         return exactly(product, p, v)
-    return rescaled(exactly(product, rescaled(p, 1.0, up), rescaled(v, 1 / up, 1.0)), up, 1.0)
+    return rescale(exactly(product, rescale(p, 1.0, up), rescale(v, 1 / up, 1.0)), up, 1.0)
 
 
 def limited(p: Tensor) -> Tensor:
     """Numbers whose products with each other and with rows stay finite: at most the fourth root of the largest."""
-    return capped(p, root(p.dtype, 4))
+    return clamp_abs(p, max_root(p.dtype, 4))
 
 
 class RowsFunction(Function):

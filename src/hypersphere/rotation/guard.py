@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from .._internal.checks import warn_once
-from .._internal.guards import Watch
+from .._internal.guards import OptimizerCheck
 from .parametrization import Rotated, rotated, shown
 
 
@@ -40,4 +40,4 @@ def _check(name: str, groups: dict[nn.Parameter, dict[str, Any]], each: Rotated)
         )
 
 
-ROTATED = Watch(_look)  # layers whose parameters an optimizer may step wrongly
+ROTATED = OptimizerCheck(_look)  # layers whose parameters an optimizer may step wrongly

@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 
 from .._internal import checks
 from .._internal.draws import generator, stable_hash, unwrapped_name
-from .._internal.range import fit
+from .._internal.overflow import saturating_cast
 from ..cosine import accumulation_dtype, without_autocast
 from ..orthogonal import ORTHOGONALIZERS, Orthogonalizer
 from ..selection import from_neuron_rows, neuron_rows
@@ -165,7 +165,7 @@ def turned(
     exact = rows.flatten(0, 1).to(accumulation_dtype(weight.dtype))
     with without_autocast(weight):
         out = _turned_rows(method, numbers.to(accumulation_dtype(numbers.dtype)), exact, size, dims)
-    return from_neuron_rows(fit(out.view_as(rows), weight.dtype), weight.shape, transposed_groups)
+    return from_neuron_rows(saturating_cast(out.view_as(rows), weight.dtype), weight.shape, transposed_groups)
 
 
 def _turned_rows(method: Orthogonalizer, numbers: Tensor, rows: Tensor, size: int, dims: Tensor | None) -> Tensor:

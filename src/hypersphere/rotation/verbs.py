@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from .._internal import checks
-from .._internal.guards import changed
+from .._internal.guards import record_change
 from ..orthogonal import BUILT_IN, INITS, ORTHOGONALIZERS, Orthogonalizer
 from ..selection import Neurons, Specs, as_list, matches, nothing_found, select, select_to_change
 from . import guard
@@ -136,7 +136,7 @@ def merge(model: M) -> M:
     gone = [task.parameter for each in found for task in each.rotation.tasks.values()]
     for each in found:
         _detach(each)
-    changed("merge", [(numbers, ()) for numbers in gone if numbers is not None])
+    record_change("merge", [(numbers, ()) for numbers in gone if numbers is not None])
     return model
 
 
@@ -173,7 +173,7 @@ def attach(verb: str, pairs: list[tuple[Neurons, Rotation]]) -> None:
         parametrize.register_parametrization(neurons.module, neurons.tensor_name, rotation, unsafe=True)
         weight.requires_grad_(rotation.learned)
         guard.ROTATED.add(neurons.module)
-    changed(verb, [(weight, (numbers,)) for weight, numbers in added if numbers is not None])
+    record_change(verb, [(weight, (numbers,)) for weight, numbers in added if numbers is not None])
 
 
 def _detach(each: Rotated) -> None:
