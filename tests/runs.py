@@ -11,11 +11,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hypersphere import data, models
+from hypersphere._internal import signed
 from hypersphere.models.gan import Discriminator, Generator
 from hypersphere.models.pointnet import PointNet
 from hypersphere.models.transformer import Transformer
 from hypersphere.train import Config, Data, Model, derive, fit
-from hypersphere.train.storage import checkpoint, signed
+from hypersphere.train.storage import checkpoint
 
 # ------------------------------------------------------------------------------------------------------- data
 

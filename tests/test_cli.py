@@ -271,16 +271,16 @@ class Terminal(io.StringIO):
 def watch(monkeypatch, delay):
     """Two items on a terminal, the second once the bar had its chance; what was written."""
     stderr, tried = Terminal(), threading.Event()
-    show = progress._Bar.show
 
-    def tell(bar):
-        show(bar)
-        tried.set()
+    class Watched(threading.Timer):
+        def run(self):
+            super().run()
+            tried.set()
 
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", stderr)
     monkeypatch.setattr(progress, "DELAY", delay)
-    monkeypatch.setattr(progress._Bar, "show", tell)
+    monkeypatch.setattr(progress, "Timer", Watched)
     for item in progress.track("ab", "turning [red]"):
         if delay < 1 and item == "a":
             assert tried.wait(30)

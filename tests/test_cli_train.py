@@ -15,7 +15,7 @@ from hypersphere.cli import COMMANDS, _output, completion, main
 from hypersphere.cli import list as listing
 from hypersphere.train import _names
 from hypersphere.train.config import Config, flags, from_tree, to_json
-from hypersphere.train.storage.folder import Result
+from hypersphere.train.results import Result
 from tests.runs import rewritten
 
 SUMMARY = {

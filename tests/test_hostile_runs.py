@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import hypersphere as hs
-from hypersphere._internal import safe_files
+from hypersphere._internal import safe_files, signed
 from hypersphere.cli import main
 from hypersphere.train import fit, load_run
 from hypersphere.train.inference import run as run_files
-from hypersphere.train.storage import checkpoint, signed
+from hypersphere.train.storage import checkpoint, weights
 from hypersphere.train.storage.reading import checksum
 from tests.runs import at_forward, lines, rewritten, same_run, stopped, tiny
 
@@ -502,13 +502,13 @@ def test_tied_tensors_have_their_own_checksums(tmp_path):
     """An alias that is damaged could name another tensor of the same shape."""
     file = tmp_path / "model.safetensors"
     a, b = torch.zeros(2), torch.ones(2)
-    sums = {key: run_files.checksum_of(value) for key, value in {"a": a, "b": b, "tied": a}.items()}
+    sums = {key: weights.checksum_of(value) for key, value in {"a": a, "b": b, "tied": a}.items()}
     (tmp_path / "model.json").write_text(signed.signed({"format": 2, "checksums": {"model": sums}}))
     save_file({"a": a, "b": b}, file, {"aliases": json.dumps({"tied": "a"})})
-    assert run_files.read_tensors(file)["tied"].tolist() == [0.0, 0.0]
+    assert weights.read_tensors(file)["tied"].tolist() == [0.0, 0.0]
     save_file({"a": a, "b": b}, file, {"aliases": json.dumps({"tied": "b"})})
     with pytest.raises(ValueError, match="the checksum of 'tied' is wrong"):
-        run_files.read_tensors(file)
+        weights.read_tensors(file)
 
 
 def test_aliases_in_rotations_replace_no_tensor(tmp_path):
@@ -517,7 +517,7 @@ def test_aliases_in_rotations_replace_no_tensor(tmp_path):
     net = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2))
     hs.save_rotations(hs.rotate(net), file)
     tensors = load_file(file)
-    with run_files.safe_open(file, framework="pt") as opened:
+    with weights.safe_open(file, framework="pt") as opened:
         (key,) = opened.metadata()
         header = json.loads(opened.metadata()[key])
     same = [name for name in tensors if name.endswith("cayley")]

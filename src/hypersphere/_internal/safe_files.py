@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 Name = str | os.PathLike[str]
+TEMPORARY = r"[0-9a-f]{8}\.tmp"  # how the name of a file ends while it is written
 
 _SAFE_FLAGS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY"))
 _NOT_PLAIN = (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR)  # a link, a pipe, a socket, a folder
@@ -30,7 +31,7 @@ def write_bytes(path: Name, data: bytes) -> None:
     if not target.parent.is_dir():
         raise FileNotFoundError(f"no such folder: {str(target.parent)!r}")
     # Not tempfile: its files are readable by their owner only, and the rename keeps that.
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    temporary = temporary_name(target)
     try:
         with open(temporary, "xb") as file:
             file.write(data)
@@ -45,9 +46,14 @@ def write_bytes(path: Name, data: bytes) -> None:
         raise
 
 
+def temporary_name(path: Path) -> Path:
+    """Return a new name beside `path` to write under."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
 def remove_temporaries(folder: Path, names: Iterable[str]) -> None:
     """Remove the temporary files that a killed :func:`write_bytes` of one of `names` left in `folder`."""
-    ours = re.compile(rf"\.({'|'.join(map(re.escape, names))})\.[0-9a-f]{{8}}\.tmp")
+    ours = re.compile(rf"\.({'|'.join(map(re.escape, names))})\.{TEMPORARY}")
     with suppress(OSError):
         for path in folder.iterdir():
             if ours.fullmatch(path.name) and is_plain(path):

@@ -11,7 +11,8 @@ from typing import Any, get_args
 from .. import recipes
 from ..train._names import NAMES
 from ..train.config import Config, ConfigError, Flag, flags
-from ..train.config.groups import group_of, types_of
+from ..train.config.config import group_of
+from ..train.config.groups import types_of
 from ..train.config.values import parse
 
 FOLDERS = ("out", "init_from", "data.root")

@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+from ..train.storage.layout import FINAL
 from . import _loading
 from ._output import printable
 
@@ -39,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
         loaded = _loading.loaded(options)
         out = options.out
         if out is None:
-            if to == "safetensors" or loaded.source != loaded.path / "final":
+            if to == "safetensors" or loaded.source != loaded.path / FINAL:
                 raise ValueError(f"--out is needed: the file to write, such as model{ENDINGS[to]}")
             out = loaded.source / f"model{ENDINGS[to]}"
         difference = export(loaded, out, to, options.embeddings)

@@ -16,6 +16,7 @@ from .. import recipes
 from ..train._names import kind_of_data
 from ..train.config import Config, ConfigError
 from ..train.config import convert as configs
+from ..train.storage.layout import CONFIG
 from ._output import print_table, say
 from ._settings import add_settings, prepared
 
@@ -70,7 +71,7 @@ def _base(options: argparse.Namespace) -> Config:
     if options.config is not None:
         return configs.load_file(options.config)
     if options.changes.get("resume") == "true" and "out" in options.changes:
-        begun = Path(options.changes["out"], "config.json")
+        begun = Path(options.changes["out"], CONFIG)
         if begun.exists():
             return configs.load_file(begun)
     return Config()

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..train.storage.layout import CHECKPOINTS, CONFIG, FINAL, METRICS, MODEL, RESULT, STATE, STEP, TENSORS, weights
 from ._output import printable
 
 DAMAGED = 1  # the exit code
@@ -59,12 +60,12 @@ def _parts(folder: Path) -> Iterator[Part]:
     """What there is to look at, and what is wrong with each."""
     from .._internal.safe_files import is_folder
     from ..train.storage import checkpoint
-    from ..train.storage.reading import STATE, STEP, TENSORS, steps
+    from ..train.storage.reading import steps
 
     if any((folder / name).exists() for name in (STATE, TENSORS)):
         yield folder, checkpoint.verify(folder), ""
         return
-    saved = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
+    saved = folder / CHECKPOINTS if (folder / CHECKPOINTS).is_dir() else folder
     for path in dict(sorted(steps(saved).items())).values():
         problems = checkpoint.verify(path)
         if path.exists():  # a run that is at work removes old ones
@@ -73,7 +74,7 @@ def _parts(folder: Path) -> Iterator[Part]:
         for path in sorted(saved.iterdir()):
             if STEP.fullmatch(path.name) and not is_folder(path) and os.path.lexists(path):
                 yield path, ["it must be a folder itself, not a file or a link"], ""
-    if {each.name for each in folder.iterdir()} & {"checkpoints", "result.json", "final", "config.json"}:
+    if {each.name for each in folder.iterdir()} & {CHECKPOINTS, RESULT, FINAL, CONFIG}:
         yield from _Run(folder).parts()
 
 
@@ -94,15 +95,15 @@ class _Run:
         with suppress(ValueError, OSError):  # said of the file itself
             summary, self.sums = read_summary(folder)
             # A run that is made longer has a result of before.
-            self.is_finished = summary["length"] == _length(folder / "config.json")
+            self.is_finished = summary["length"] == _length(folder / CONFIG)
 
     def parts(self) -> Iterator[Part]:
-        yield from self._part("config.json", self._check_config)
-        yield from self._part("metrics.jsonl", self._check_metrics, needed=self.is_finished)
-        yield from self._part("result.json", self._check_result, needed=False)
-        yield from self._part("final/model.json", self._check_model, needed=self.is_finished)
+        yield from self._part(CONFIG, self._check_config)
+        yield from self._part(METRICS, self._check_metrics, needed=self.is_finished)
+        yield from self._part(RESULT, self._check_result, needed=False)
+        yield from self._part(f"{FINAL}/{MODEL}", self._check_model, needed=self.is_finished)
         for name in self.tensors:  # none if model.json cannot be read: their checksums are in it
-            yield from self._part(f"final/{name}.safetensors", self._check_tensors)
+            yield from self._part(f"{FINAL}/{weights(name)}", self._check_tensors)
 
     def _part(self, name: str, check: Any, needed: bool = True) -> Iterator[Part]:
         from .._internal.safe_files import check_plain, is_folder
@@ -127,7 +128,7 @@ class _Run:
 
     def _compare(self, path: Path, data: bytes) -> None:
         """With the checksum in result.json."""
-        from ..train.storage.signed import checksum
+        from .._internal.signed import checksum
 
         name = path.relative_to(self.folder).as_posix()
         if self.is_finished and self.sums is not None and self.sums.get(name) != checksum(data):
@@ -135,8 +136,8 @@ class _Run:
 
     def _check_config(self, path: Path) -> str:
         from .._internal.safe_files import read_plain
+        from .._internal.signed import KEY
         from ..train.config.files import LARGEST_FILE, read_tree
-        from ..train.storage.signed import KEY
 
         data = read_plain(path, LARGEST_FILE)
         tree = read_tree(path)
@@ -146,10 +147,10 @@ class _Run:
 
     def _check_metrics(self, path: Path) -> str:
         from .._internal.safe_files import read_plain
+        from .._internal.signed import parse
         from ..train.storage import checkpoint
         from ..train.storage.metrics import has_mark, is_line
         from ..train.storage.reading import find
-        from ..train.storage.signed import parse
 
         data = read_plain(path)
         for number, line in enumerate(data.splitlines(keepends=True), 1):
@@ -165,7 +166,7 @@ class _Run:
         if self.is_finished:
             self._compare(path, data)
             return NO_CHECKSUM if self.sums is None else ""
-        newest, _ = find(self.folder / "checkpoints", marked=False)
+        newest, _ = find(self.folder / CHECKPOINTS, marked=False)
         mark = None if newest is None else checkpoint.load(newest)[1].get("history")
         if mark is None:
             return NO_CHECKSUM
@@ -175,7 +176,8 @@ class _Run:
 
     def _check_model(self, path: Path) -> str:
         from .._internal.safe_files import read_plain
-        from ..train.inference.run import read_model, read_spec
+        from ..train.inference.run import read_spec
+        from ..train.storage.weights import read_model
 
         described = read_model(path)
         read_spec(path, described.get("data"))
@@ -184,7 +186,7 @@ class _Run:
         return NO_CHECKSUM if described["format"] == 1 else ""
 
     def _check_tensors(self, path: Path) -> None:
-        from ..train.inference.run import read_tensors
+        from ..train.storage.weights import read_tensors
 
         read_tensors(path)
 

@@ -1,6 +1,6 @@
 """How redundant the neurons of a model are: one row a layer, as data and as a table."""
 
-from .rows import LISTED as LISTED
+from .row import LISTED as LISTED
+from .row import Row as Row
 from .rows import Diagnosis as Diagnosis
-from .rows import Row as Row
 from .rows import diagnose as diagnose

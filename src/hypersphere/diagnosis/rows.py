@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, cast, overload
 
 import torch
@@ -23,57 +23,11 @@ from ..energy.repulsion import Law
 from ..geometry.points import angle_between, closest_pair, row_blocks
 from ..geometry.theory import energy_lower_bound, excess_over, expected_energy
 from ..selection import Neurons, Specs, nothing_found, select, select_to_change
+from .row import LISTED, Row
 from .stored import StoredNeurons, select_stored
 from .table import table
 
-LISTED = 1000
-"""How many near-duplicate pairs a row lists at most: a layer that has collapsed has N(N − 1)/2 of them."""
-
 SMALLEST_ANGLE = 1e-6  # below, a cosine has no digits left to tell near from nearer
-
-
-@dataclass(frozen=True)
-class Row:
-    """What is known of one layer. Angles are in radians; indices are output channels of the whole layer.
-
-    With groups, energies, the mean angle and the effective rank are means over groups, the separation is the least, and
-    pairs are within a group. What needs a pair is None where no group has two living neurons.
-    """
-
-    name: str
-    neurons: int
-    """N, in each group."""
-    dimension: int
-    """d, the numbers that a neuron has."""
-    energy: float
-    """The mean energy of pairs in full space; 0 without pairs."""
-    half_energy: float
-    """The mean energy in half space, where every neuron's antipode takes part."""
-    excess: float | None
-    """The energy above the least that any N neurons could have, as a share of it; for s = 0 the difference."""
-    random_excess: float | None
-    """The excess that random neurons have on average, to compare with; None where it is infinite (d ≤ s + 1)."""
-    separation: float | None
-    """The least angle between two neurons."""
-    closest: tuple[int, int] | None
-    """The two neurons at that angle."""
-    duplicates: tuple[tuple[int, int], ...]
-    """Pairs nearer than `duplicate_angle`, the nearest first, LISTED at most."""
-    duplicate_pairs: int
-    """How many such pairs there are."""
-    redundant: tuple[int, ...]
-    """Neurons that have a near-duplicate with a lower index."""
-    dead: tuple[int, ...]
-    """Neurons that are zero; they count in nothing else."""
-    mean_angle: float | None
-    effective_rank: float
-    """exp of the entropy of the singular values (divided by their sum) of the unit neurons (Roy and Vetterli, 2007)."""
-    groups: int = 1
-    is_output: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields for JSON: tuples as lists, and None for an infinite excess."""
-        return {name: _plain(value) for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True, repr=False)
@@ -100,7 +54,7 @@ class Diagnosis(Sequence[Row]):
         return [row.to_dict() for row in self.rows]
 
     def __str__(self) -> str:
-        return table(self)
+        return table(self.rows, self.s, self.angular, self.duplicate_angle)
 
     __repr__ = __str__
 
@@ -279,9 +233,3 @@ def _effective_rank(points: Tensor) -> float:
     share = share / share.sum(1, keepdim=True).clamp(min=torch.finfo(share.dtype).tiny)
     rank = torch.special.entr(share).sum(1).exp()[share.sum(1) > 0.5]
     return float(rank.mean()) if len(rank) else 0.0
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from textwrap import wrap
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .rows import Diagnosis, Row
+from .row import Row
 
 WIDTH = 120
 SHORTEST_NAME = 16
 NOTHING = "–"
 
 
-def table(diagnosis: Diagnosis) -> str:
-    """The rows under a header of two lines, what the columns mean, and what stands out."""
-    if not diagnosis.rows:
+def table(rows: Sequence[Row], s: float, angular: bool, duplicate_angle: float) -> str:
+    """Return the rows under a header of two lines, what the columns mean, and what stands out."""
+    if not rows:
         return "(no layers)"
-    s = diagnosis.s
     columns: list[tuple[str, str, Callable[[Row], str]]] = [
         ("", "neurons", lambda row: f"{row.groups}·{row.neurons}" if row.groups > 1 else f"{row.neurons}"),
         ("", "dim", lambda row: f"{row.dimension}"),
@@ -34,10 +31,10 @@ def table(diagnosis: Diagnosis) -> str:
         ("near-", "dupl.", lambda row: f"{len(row.redundant)}"),
         ("", "dead", lambda row: f"{len(row.dead)}"),
     ]
-    body = [[cell(row) for _, _, cell in columns] for row in diagnosis.rows]
+    body = [[cell(row) for _, _, cell in columns] for row in rows]
     lines = [[top for top, _, _ in columns], [title for _, title, _ in columns], *body]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    names = ["", "layer", *(_label(row) for row in diagnosis.rows)]
+    names = ["", "layer", *(_label(row) for row in rows)]
     room = min(max(map(len, names)), max(SHORTEST_NAME, WIDTH - sum(widths) - 2 * len(widths)))
     while len({_shortened(name, room) for name in names}) < len(set(names)):  # rather too wide than ambiguous
         room += 1
@@ -46,7 +43,9 @@ def table(diagnosis: Diagnosis) -> str:
         for name, cells in zip(names, lines, strict=True)
     ]
     text.insert(2, "-" * len(text[-1]))
-    notes = [line for note in (_legend(diagnosis), _summary(diagnosis)) for line in wrap(note, WIDTH)]
+    notes = [
+        line for note in (_legend(rows, s, angular, duplicate_angle), _summary(rows, s)) for line in wrap(note, WIDTH)
+    ]
     return "\n".join(line.rstrip() for line in [*text, "", *notes])
 
 
@@ -84,38 +83,38 @@ def _angle(radians: float | None) -> str:
     return f"{degrees:.1f}°" if degrees >= 0.95 or degrees == 0 else f"{degrees:.2g}°"
 
 
-def _legend(diagnosis: Diagnosis) -> str:
-    distance = "angle" if diagnosis.angular else "distance"
-    law = f"{distance}^-{diagnosis.s:g}" if diagnosis.s > 0 else f"log 1/{distance}"
+def _legend(rows: Sequence[Row], s: float, angular: bool, duplicate_angle: float) -> str:
+    distance = "angle" if angular else "distance"
+    law = f"{distance}^-{s:g}" if s > 0 else f"log 1/{distance}"
     parts = [
         f"energy: mean {law} over pairs of neurons",
         "half: with their antipodes",
         "excess: over the least possible",
         "random: what random neurons have",
-        f"near-dupl.: neurons within {_angle(diagnosis.duplicate_angle)} of an earlier one",
+        f"near-dupl.: neurons within {_angle(duplicate_angle)} of an earlier one",
     ]
-    grouped = next((row for row in diagnosis if row.groups > 1), None)
+    grouped = next((row for row in rows if row.groups > 1), None)
     if grouped:
         parts.append(f"{grouped.groups}·{grouped.neurons}: {grouped.groups} groups of {grouped.neurons}")
-    if any(row.is_output for row in diagnosis):
+    if any(row.is_output for row in rows):
         parts.append("*: the output")
     return "; ".join(parts)
 
 
-def _summary(diagnosis: Diagnosis) -> str:
+def _summary(rows: Sequence[Row], s: float) -> str:
     compared = [
         (row.excess - row.random_excess, row)
-        for row in diagnosis
+        for row in rows
         if row.excess is not None and row.random_excess is not None
     ]
     parts = []
     if compared:
         beyond, row = max(compared, key=lambda pair: pair[0])
-        against = f"{_excess(row.excess, diagnosis.s)}, random {_excess(row.random_excess, diagnosis.s)}"
+        against = f"{_excess(row.excess, s)}, random {_excess(row.random_excess, s)}"
         crowded = f"most redundant: {_shortened(row.name or '(root)', 48)} (excess {against})"
         parts.append(crowded if beyond > 0 else "no layer is more crowded than random neurons")
-    parts.append(_count("near-duplicates", [len(row.redundant) for row in diagnosis]))
-    parts.append(_count("dead neurons", [len(row.dead) for row in diagnosis]))
+    parts.append(_count("near-duplicates", [len(row.redundant) for row in rows]))
+    parts.append(_count("dead neurons", [len(row.dead) for row in rows]))
     return "; ".join(parts)
 
 

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from .engine import fit as fit
     from .inference.run import Run as Run
     from .inference.run import load_run as load_run
-    from .storage.folder import Result as Result
+    from .results import Result as Result
 else:
     _HOME = {
         "TrainingError": "engine",
         "fit": "engine",
-        "Result": "storage.folder",
+        "Result": "results",
         "Run": "inference.run",
         "load_run": "inference.run",
     }

@@ -9,14 +9,15 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable
 from typing import Any, TextIO
+
+from .._internal import progress
+from .._internal.progress import Cell, clock, joined
 
 RECENT = 30.0  # seconds over which the speed is measured
 SILENCE = 10.0  # seconds after which a plain line is due
 _MARK = 0.25  # seconds between two measurements of the speed
-
-Cell = tuple[str, str]  # a label and a value
+_DROPPED = ("title", "energy", "rate", "accuracy", "bar", "loss", "left")  # in this order on a narrow terminal
 
 
 def make(title: str, total: int, start: int = 0, *, enabled: bool = True) -> Display:
@@ -32,17 +33,8 @@ def make(title: str, total: int, start: int = 0, *, enabled: bool = True) -> Dis
     """
     if not enabled:
         return Display(title, total, start)
-    if is_terminal(sys.stderr):
-        try:
-            from rich.console import Console
-        except ImportError:
-            return Plain(title, total, start, sys.stderr)
-        console = Console(stderr=True)
-        if console.is_terminal and not console.is_dumb_terminal:
-            from .bar import Bar
-
-            return Bar(title, total, start, console)
-    return Plain(title, total, start, sys.stderr)
+    console = progress.terminal()
+    return Plain(title, total, start, sys.stderr) if console is None else Bar(title, total, start, console)
 
 
 class Display:
@@ -152,6 +144,53 @@ class Plain(Display):
             self._stream = None
 
 
+class Bar(Display):
+    """A live line at the bottom of the terminal; above it one line per evaluation, which stays."""
+
+    def __init__(self, title: str, total: int, start: int, console: Any) -> None:
+        super().__init__(title, total, start)
+        self.bar = progress.Bar(console, self._cells, lambda: min(1.0, self.step / max(1, self.total)), _DROPPED)
+        self.bar.print([("", f"{self.title}: {total} steps")], style="bold")
+
+    # Only now, so that what fails between the making of a display and its `with` leaves no bar behind.
+    def __enter__(self) -> Display:
+        self.bar.start()
+        return self
+
+    def show(self, line: dict[str, Any]) -> None:
+        super().show(line)
+        if line.get("split") != "train":
+            self.bar.print(described(line, self.total))
+
+    def note(self, text: str) -> None:
+        self.bar.print([("", one_line(text))])
+
+    def close(self) -> None:
+        self.bar.stop()
+
+    def _measure(self, now: float) -> None:
+        if not self._marks:  # the first step, for those who use no `with`
+            self.bar.start()
+        super()._measure(now)
+
+    def _cells(self, brief: bool) -> dict[str, Cell]:
+        cells = {
+            "title": ("", self.title if len(self.title) <= 12 or not brief else self.title[:10] + ".."),
+            "bar": ("", ""),
+            "steps": ("", f"{self.step:>{len(str(self.total))}}/{self.total}"),
+        }
+        if self.loss is not None:
+            cells["loss"] = ("loss", short(self.loss))
+        if self.accuracy is not None:
+            cells["accuracy"] = ("acc" if brief else "accuracy", percent(self.accuracy))
+        if self.energy is not None:
+            cells["energy"] = ("energy", short(self.energy))
+        if self.rate is not None and self.left is not None:
+            cells["rate"] = ("", count(self.rate) + ("/s" if brief else " samples/s"))
+            cells["left"] = ("", clock(self.left) + ("" if brief else " left"))
+        return cells
+
+
 # ---------------------------------------------------------------------------------------------------------- text
 
 
@@ -176,10 +215,6 @@ def _energy(line: dict[str, Any]) -> float | None:
     return sum(energies) if energies and None not in energies else None
 
 
-def joined(cells: Iterable[Cell]) -> str:
-    return "  ".join(f"{label} {value}" if label else value for label, value in cells)
-
-
 def short(value: float | None) -> str:
     """Six characters for most numbers."""
     if value is None:
@@ -197,19 +232,6 @@ def count(value: float) -> str:
     if value < 9999.5:
         return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}"
     return f"{value / 1e3:.1f}k" if value < 999950 else f"{value / 1e6:.1f}M"
-
-
-def clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def is_terminal(stream: Any) -> bool:
-    try:
-        return bool(stream.isatty())
-    except (AttributeError, ValueError):  # None or something that can write and no more; closed
-        return False
 
 
 def one_line(text: str) -> str:

@@ -11,9 +11,9 @@ from .._internal.draws import stable_hash
 from . import splits
 from .config import Config, derive
 from .distributed import restarts, session
+from .results import Result, finished
 from .schedule import set_rate
 from .storage import folder
-from .storage.folder import Result
 from .training import Callback, Training
 from .training import TrainingError as TrainingError
 
@@ -51,8 +51,8 @@ def fit(config: Config, *, callbacks: Sequence[Callback] = (), progress: bool = 
         session(config.device) as world,
         torch.random.fork_rng([world.device] if world.device.type == "cuda" else []),
     ):
-        found = folder.claim(config, world)
-        if found is not None:
+        folder.check_out(config, world)
+        if config.resume and (found := finished(config)) is not None:
             return found
         training = Training(folder.with_recorded(config, world), world, callbacks)
         config = training.config

@@ -24,6 +24,8 @@ from . import building
 from .config import Config
 from .distributed import World
 from .splits import Batch, Splits, evaluation, first_two, mask_of
+from .storage.layout import FINAL, weights
+from .storage.weights import read_tensors
 
 LARGE = 16 * 16  # pixels from which on channels_last is the default on a CPU
 INNER, PENALTY = 750, 0.1  # steps between draws and weight of the penalty where a config gives none
@@ -274,7 +276,7 @@ class Adversarial(Task):
         self.generator, self.discriminator = building.opponents(config, splits.spec)
         if start is not None:
             building.load_same(self.generator, start.state_dict(), f"init_from={config.init_from}")
-            self._load_discriminator(Path(str(config.init_from), "final", "discriminator.safetensors"))
+            self._load_discriminator(Path(str(config.init_from), FINAL, weights("discriminator")))
         for module in (self.generator, self.discriminator):
             building.prepare(module, None, config.rotation, config.seed)
             module.to(world.device)
@@ -291,8 +293,6 @@ class Adversarial(Task):
         return building.energies(self.discriminator, None, self.config.energy)
 
     def _load_discriminator(self, file: Path) -> None:
-        from .inference.run import read_tensors
-
         if file.is_file():
             building.load_same(self.discriminator, read_tensors(file), str(file))
 

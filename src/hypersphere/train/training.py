@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,16 @@ from torch import nn
 from torch.nn.utils.parametrize import cached
 
 from .._internal import checks
-from . import building, display, splits, tasks
+from . import building, display, results, splits, tasks
 from .config import Config, derive
 from .distributed import World
+from .inference.run import load_run
 from .interruption import Interruptions
 from .precision import Precision
+from .progress import Progress
 from .schedule import Schedule
-from .storage import checkpoint, folder, restoring
-from .storage.folder import Result
+from .storage import checkpoint, restoring
+from .storage.layout import CHECKPOINTS
 from .storage.metrics import Metrics
 from .storage.reading import find, one_line, warn_of
 
@@ -37,23 +38,6 @@ Callback = Callable[[nn.Module, int, dict[str, Any]], object]
 
 class TrainingError(RuntimeError):
     """A training that cannot go on, in one line."""
-
-
-@dataclass
-class Progress:
-    """Where a training stands: with the weights and the optimizers, all that a checkpoint needs."""
-
-    step: int = 0
-    evaluated: int = 0  # the step of the last evaluation
-    lines: int = 0  # of the metrics
-    seconds: float = 0.0
-    samples: int = 0
-    loss: list[float] = field(default_factory=lambda: [0.0, 0.0])  # sum of losses and steps since the last line
-    round: list[float] = field(default_factory=lambda: [0.0, 0.0])  # the same since the schedule last looked
-    figures: dict[str, float] = field(default_factory=dict)  # of the last evaluation
-    best: dict[str, Any] | None = None  # the evaluation that was the best on validation
-    waited: int = 0  # evaluations since then
-    first: float | None = None  # the loss of the first step
 
 
 class Training:
@@ -71,7 +55,7 @@ class Training:
         newest = self.newest()
         if newest is not None and config.channels_last is None:  # begun by a version that had no such layout
             self.config = config = derive(config, channels_last=False)
-        start = None if config.init_from is None or newest is not None else folder.start(config.init_from)
+        start = None if config.init_from is None or newest is not None else _start(config.init_from)
         self.task = tasks.make(config, self.splits, world, start)
         self.task.try_out()
         self.config = config = self.task.config = derive(config, channels_last=self.task.channels_last)
@@ -201,7 +185,7 @@ class Training:
             what = "the gradients are too large for their type"
         where = f", first in the gradient of {bad[0]}" if bad else ""
         self.saver.wait()
-        kept = checkpoint.latest(self.path / folder.CHECKPOINTS) if self.path is not None else None
+        kept = checkpoint.latest(self.path / CHECKPOINTS) if self.path is not None else None
         last = f"; the last checkpoint is {kept}" if kept is not None else ""
         raise TrainingError(f"step {self.done.step + 1}: {what}{where}{last}; {hint}")
 
@@ -271,7 +255,7 @@ class Training:
         self.saved = place
         tensors, tree = checkpoint.flatten(self.state())
         state = {"tree": tree, "data": self.splits.spec.to_tree(), "step": step, "history": self.history.mark()}
-        self.saver.save(self.path / folder.CHECKPOINTS, step, tensors, state, keep=self.config.keep, best=is_best)
+        self.saver.save(self.path / CHECKPOINTS, step, tensors, state, keep=self.config.keep, best=is_best)
 
     def state(self) -> dict[str, Any]:
         """All that the rest of the training depends on."""
@@ -289,7 +273,7 @@ class Training:
         """The checkpoint to go on from, the newest whole one; None if there is none, or none is wanted."""
         if not self.config.resume or self.path is None:
             return None
-        where = self.path / folder.CHECKPOINTS
+        where = self.path / CHECKPOINTS
         found, damaged = find(where, marked=False) if self.world.is_main else (None, [])
         if found is None and damaged:
             raise ValueError(f"none of the checkpoints can be read, {damaged[0]}; move {where} away to begin anew")
@@ -347,7 +331,7 @@ class Training:
             raise ValueError(f"{found} is not of this config: {one_line(error)[:200]}") from None
         self.best_weights = weights
 
-    def finish(self) -> Result:
+    def finish(self) -> results.Result:
         """The final figures and files; with a validation split, of the weights that were the best there."""
         if self.best_weights is not None:
             self._load(self.best_weights)
@@ -359,7 +343,8 @@ class Training:
             self.log({"split": split, **figures, "energies": energies})
         self.saver.wait()
         diverged = self._has_diverged(figures, split)
-        return folder.finish(self, {**figures, "split": split, "energies": energies, "diverged": diverged})
+        final = {**figures, "split": split, "energies": energies, "diverged": diverged}
+        return results.finish(self.task, self.done, self.history, self.seconds(), final)
 
     def _has_diverged(self, figures: dict[str, Any], split: str) -> bool:
         """Whether a classifier ends with the accuracy of a guess after a loss far above that of its first step.
@@ -388,3 +373,11 @@ class Training:
                 f"ends with the accuracy of a guess, {summary['accuracy']:.2%}; "
                 f"try optimizer.lr below {self.config.optimizer.lr:g}{clip}"
             )
+
+
+def _start(path: str) -> nn.Module:
+    """Load the model of another run, for ``init_from``."""
+    try:
+        return load_run(path).model
+    except (ValueError, OSError) as error:
+        raise ValueError(f"init_from: {error}") from None

@@ -1,5 +1,6 @@
 """The config of a training: flags, YAML, JSON and Python alike. None of this imports torch."""
 
+from .config import Config as Config
 from .convert import Flag as Flag
 from .convert import apply as apply
 from .convert import derive as derive
@@ -10,7 +11,6 @@ from .convert import print_config as print_config
 from .convert import to_json as to_json
 from .convert import to_tree as to_tree
 from .convert import to_yaml as to_yaml
-from .groups import Config as Config
 from .groups import Data as Data
 from .groups import Energy as Energy
 from .groups import Loss as Loss

@@ -1,16 +1,14 @@
-"""What cannot be, although each value alone may: one line each, naming the keys."""
+"""Cross-field checks of a config: one line per error, naming the keys."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import _names
+from .groups import Data, Energy, Loss, Model, Optimizer, Rotation, Schedule
 from .values import ConfigError, shown
-
-if TYPE_CHECKING:
-    from .groups import Config, Data, Energy, Loss, Model, Optimizer, Rotation, Schedule
 
 _ENERGIES = ("energy", "comhe_random", "comhe_angle")  # the measures that see half_space
 _ANGULAR = (*_ENERGIES, "polarization")
@@ -24,8 +22,8 @@ _MARGINS = {
 }
 
 
-def check(config: Config) -> None:
-    """Raises ConfigError where two fields contradict each other."""
+def check(config: Any) -> None:
+    """Raise ConfigError where two fields of a :class:`Config`, which imports this module, contradict each other."""
     _top(config)
     _model(config.model)
     _data(config.data, config.model)
@@ -45,7 +43,7 @@ def _reject_if(wrong: Any, message: str) -> None:
         raise ConfigError(message)
 
 
-def _top(config: Config) -> None:
+def _top(config: Any) -> None:
     both = config.steps is not None and config.epochs is not None
     _reject_if(both, f"give steps or epochs, not both; got steps={config.steps} and epochs={config.epochs}")
     _reject_if(
@@ -178,7 +176,7 @@ def _rotation(rotation: Rotation) -> None:
     )
 
 
-def _adversarial(config: Config) -> None:
+def _adversarial(config: Any) -> None:
     name = config.model.name
     _reject_if(
         config.loss.name != "softmax", f"loss.name goes with classifiers; {name} is trained against another network"

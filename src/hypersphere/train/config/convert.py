@@ -1,7 +1,7 @@
 """The config of a training: flags, YAML, JSON and Python alike. It names entries of our tables and runs no code.
 
-Every value is checked when a group is made, and what cannot be together when a :class:`Config` is, so that a config
-that exists is one that can be. None of this imports torch.
+Values are checked when a group is made, cross-field rules when a :class:`Config` is: every Config instance is valid.
+None of this imports torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, TextIO
 from ..._internal.nearest import nearest_keys
 from .. import _names
 from . import files
-from .groups import Config, Group, group_of, types_of
+from .config import Config, group_of
+from .groups import Group, types_of
 from .values import ConfigError, parse, shown
 
 

@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..storage import signed
+from ..._internal import signed
 from .values import ConfigError, shown
 
 LARGEST_FILE = 64 * 1024  # bytes; PyYAML takes some seconds for the worst of them

@@ -22,8 +22,8 @@ from ..._internal.safe_files import write_bytes
 from ..._internal.tensors import unshared
 from ...data.augment import Normalize
 from .. import building
-from ..storage.folder import FINAL
-from ..storage.reading import TENSORS, one_line
+from ..storage import layout
+from ..storage.reading import one_line
 from .run import Run
 
 #: format → ending of its files
@@ -79,8 +79,8 @@ def export(run: Run, path: str | os.PathLike[str], to: str | None = None, embedd
         0.0
     """
     to, path = format_of(path, to), Path(path)
-    own = [run.path / FINAL / f"{name}.safetensors" for name in ("model", "head", "discriminator")]
-    if path.resolve() in [file.resolve() for file in (*own, run.source / TENSORS)]:
+    own = [run.path / layout.FINAL / layout.weights(part) for part in layout.PARTS]
+    if path.resolve() in [file.resolve() for file in (*own, run.source / layout.TENSORS)]:
         raise ValueError(f"path must not be a file of the run itself, got {path}")
     if to == "safetensors":
         if embeddings:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ..._internal.safe_files import check_plain, is_folder, is_plain
-from ..._internal.tensors import checksum_of
 from ...data import Graph
 from ...data.augment import as_stored
 from ...losses import AngularSoftmaxLoss
@@ -25,10 +22,11 @@ from .. import building
 from ..config import Config, load_file
 from ..config.values import shown
 from ..splits import DataSpec, augmentations
-from ..storage import checkpoint, signed
-from ..storage.folder import CONFIG, FINAL
-from ..storage.reading import STATE, STEP, TENSORS, find, one_line, warn_of
-from ..storage.summary import FORMATS, RESULT, is_count, read_summary
+from ..storage import checkpoint
+from ..storage.layout import CHECKPOINTS, CONFIG, FINAL, MODEL, RESULT, STATE, STEP, TENSORS, weights
+from ..storage.reading import find, one_line, warn_of
+from ..storage.summary import is_count, read_summary
+from ..storage.weights import read_model, read_tensors, shapes_of
 from .inputs import DTYPES, KINDS, Preprocess
 
 BATCH = 256  # samples that a network sees at once
@@ -142,7 +140,7 @@ def load_run(path: str | os.PathLike[str]) -> Run:
     path = Path(path)
     if not path.is_dir():
         raise ValueError(f"{path} is no folder of a run")
-    if is_plain(path / STATE) or (path.parent.name == "checkpoints" and STEP.fullmatch(path.name)):
+    if is_plain(path / STATE) or (path.parent.name == CHECKPOINTS and STEP.fullmatch(path.name)):
         path = Path(os.path.abspath(path))
         return _from_checkpoint(path.parent.parent, path)
     if not os.path.lexists(path / CONFIG):
@@ -150,15 +148,15 @@ def load_run(path: str | os.PathLike[str]) -> Run:
     config = _config(path)
     if _is_finished(path, config):
         return _from_final(path, config)
-    found, damaged = find(_folder(path / "checkpoints"), marked=True)
+    found, damaged = find(_folder(path / CHECKPOINTS), marked=True)
     if found is None:
-        found, more = find(path / "checkpoints", marked=False)
+        found, more = find(path / CHECKPOINTS, marked=False)
         damaged += more
-    if found is not None or is_plain(path / FINAL / "model.json"):
+    if found is not None or is_plain(path / FINAL / MODEL):
         warn_of(damaged)
         return _from_final(path, config) if found is None else _from_checkpoint(path, found)
     why = f"; {damaged[0]}" if damaged else ""
-    raise ValueError(f"{path} has no trained network yet: neither {FINAL}/model.json nor a whole checkpoint{why}")
+    raise ValueError(f"{path} has no trained network yet: neither {FINAL}/{MODEL} nor a whole checkpoint{why}")
 
 
 def _config(path: Path) -> Config:
@@ -182,14 +180,14 @@ def _is_finished(path: Path, config: Config) -> bool:
 
 def _from_final(path: Path, config: Config) -> Run:
     source = _folder(path / FINAL)
-    described = read_model(source / "model.json")
-    spec = read_spec(source / "model.json", described.get("data"))
+    described = read_model(source / MODEL)
+    spec = read_spec(source / MODEL, described.get("data"))
 
     def parts(model: nn.Module) -> Iterator[tuple[nn.Module, Path]]:
         network = model.network if isinstance(model, building.Classifier) else model
-        yield network, source / "model.safetensors"
+        yield network, source / weights("model")
         if isinstance(model, building.Classifier) and model.head is not None:
-            yield model.head, source / "head.safetensors"
+            yield model.head, source / weights("head")
 
     # On the meta device first: a config may ask for more memory than there is, where the files are small.
     if (outline := _outline(config, spec)) is not None:
@@ -279,63 +277,6 @@ def _check_fit(module: nn.Module, file: Path, shapes: Mapping[str, tuple[int, ..
 def _fill(module: nn.Module, file: Path, tensors: Mapping[str, Tensor]) -> None:
     _check_fit(module, file, {name: value.shape for name, value in tensors.items()})
     building.load_same(module, dict(tensors), str(file))
-
-
-def read_model(file: Path) -> dict[str, Any]:
-    """final/model.json: what the network was built for, and checksums of its tensors."""
-    described, _ = signed.read(file, FORMATS)
-    sums = described.get("checksums")
-    if not isinstance(sums, Mapping) or not all(isinstance(each, Mapping) for each in sums.values()):
-        raise ValueError(f"{file} is malformed: it has no checksums of tensors")
-    return described
-
-
-def shapes_of(file: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors in a file of final/, from its header alone."""
-    with _opened(file) as opened:
-        shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
-        return shapes | {alias: shapes[name] for alias, name in _aliases(opened, shapes).items()}
-
-
-def read_tensors(file: Path, described: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
-    """The tensors of a file in final/, each compared with its checksum in model.json: all of those and no others."""
-    described = read_model(file.with_name("model.json")) if described is None else described
-    known = described["checksums"].get(file.stem)
-    if known is None:
-        raise ValueError(f"{file.with_name('model.json')} is malformed: it has no checksums of {file.name}")
-    with _opened(file) as opened:
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # it is no dict
-        aliases = _aliases(opened, tensors)
-        tensors |= {alias: tensors[name] for alias, name in aliases.items()}
-        for name, value in tensors.items():
-            if described["format"] == 1 and name in aliases:  # which had none
-                continue
-            if known.get(name) != checksum_of(value):
-                raise ValueError(f"the checksum of {name!r} is wrong")
-        for name in known:
-            if name not in tensors:
-                raise ValueError(f"it has no tensor {name!r}, of which there is a checksum")
-        return tensors
-
-
-@contextmanager
-def _opened(file: Path) -> Iterator[Any]:
-    """A file of tensors; all that is wrong with it, and that is said of it within, is a ValueError in one line."""
-    check_plain(file)
-    try:
-        with safe_open(os.fspath(file), framework="pt") as opened:
-            yield opened
-    except (SafetensorError, ValueError, RuntimeError, OSError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{file} cannot be read: {one_line(error)}") from None
-
-
-def _aliases(opened: Any, tensors: Mapping[str, Any]) -> dict[str, str]:
-    """Names that stand for another tensor of the file; they never replace one that is there."""
-    aliases = signed.parse((opened.metadata() or {}).get("aliases", "{}").encode())
-    for alias, name in aliases.items():
-        if alias in tensors or not isinstance(name, str) or name not in tensors:
-            raise ValueError(f"its alias {shown(alias)} must be a new name for a tensor that is there")
-    return dict(aliases)
 
 
 def read_spec(file: Path, tree: Any) -> DataSpec:

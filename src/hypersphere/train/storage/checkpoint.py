@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
-import secrets
 import shutil
 import threading
 from contextlib import suppress
@@ -24,13 +22,14 @@ from torch import Tensor
 
 from ... import __version__
 from ..._internal import checks
+from ..._internal.safe_files import temporary_name
 from ..._internal.tensors import checksum_of, unshared
+from .layout import CHECKPOINT_FORMAT, REPLACED, STATE, STEP, TENSORS, UNFINISHED
 from .nested import flatten, unflatten
-from .reading import FORMAT, STATE, STEP, TENSORS, checksum, find, is_best, one_line, read, steps, warn_of
+from .reading import checksum, find, is_best, one_line, read, steps, warn_of
 
-__all__ = ["FORMAT", "Saver", "best_of", "flatten", "latest", "load", "save", "unflatten", "verify"]
+__all__ = ["Saver", "best_of", "flatten", "latest", "load", "save", "unflatten", "verify"]
 
-_RUBBISH = re.compile(r"\.[0-9]+\.[0-9a-f]{8}\.tmp")
 _DTYPES = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8),
@@ -189,9 +188,9 @@ def _write(
     keep: int,
     best: bool,
 ) -> Path:
-    target, aside = folder / str(step), folder / f"{step}.old"
+    target, aside = folder / str(step), folder / f"{step}{REPLACED}"
     with _writing:
-        temporary, placed = _temporary(target), False
+        temporary, placed = temporary_name(target), False
         try:
             folder.mkdir(parents=True, exist_ok=True)
             _tidy(folder)
@@ -228,7 +227,7 @@ def _fill(folder: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> N
             versions = {"hypersphere": __version__, "torch": torch.__version__, "python": platform.python_version()}
             sums = {key: checksum_of(value) for key, value in tensors.items()}
             body = {**header, "versions": versions, "checksums": sums}
-            text = json.dumps({"format": FORMAT, "checksum": checksum(body), **body}, allow_nan=False)
+            text = json.dumps({"format": CHECKPOINT_FORMAT, "checksum": checksum(body), **body}, allow_nan=False)
             (folder / STATE).write_text(text, encoding="utf-8")
             _flush(folder / STATE)
         except BaseException as error:
@@ -260,9 +259,9 @@ def _flush(path: Path) -> None:
 def _tidy(folder: Path) -> None:
     """Takes away what a killed process left, and puts back what it had set aside."""
     for path in folder.iterdir():
-        if _RUBBISH.fullmatch(path.name):
+        if UNFINISHED.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True)
-        elif path.suffix == ".old" and STEP.fullmatch(path.name):
+        elif path.suffix == REPLACED and STEP.fullmatch(path.name):
             if path.with_suffix("").exists():
                 _remove(path)
             else:
@@ -281,11 +280,7 @@ def _prune(folder: Path, step: int, keep: int) -> None:
 def _remove(path: Path) -> None:
     """Renamed first, so that no half of it is ever taken for a checkpoint. Failing here must not fail the save."""
     try:
-        away = path.rename(_temporary(path))
+        away = path.rename(temporary_name(path.with_name(path.name.removesuffix(REPLACED))))
         shutil.rmtree(away)
     except OSError as error:
         checks.warn(f"checkpoint {path} could not be removed: {one_line(error)}")
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name.removesuffix('.old')}.{secrets.token_hex(4)}.tmp")

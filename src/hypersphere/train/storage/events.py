@@ -11,7 +11,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-PATTERN = "events.out.tfevents.*"
+from .layout import EVENTS
 
 
 class Events:
@@ -23,14 +23,14 @@ class Events:
         >>> events = Events(folder)
         >>> events.add(10, 1700000000.0, {"train/loss": 0.5})
         >>> events.close()
-        >>> [path.stat().st_size for path in folder.glob(PATTERN)]
+        >>> [path.stat().st_size for path in folder.glob("*tfevents*")]
         [88]
     """
 
     def __init__(self, folder: Path) -> None:
         now = time.time()
         # Ten digits, so that TensorBoard, which reads a folder in the order of names, sees the oldest first.
-        path = folder / f"events.out.tfevents.{int(now):010d}.{socket.gethostname() or 'localhost'}"
+        path = folder / f"{EVENTS}{int(now):010d}.{socket.gethostname() or 'localhost'}"
         self._file = FileIO(path, "w")
         append(self._file, _record(_double(1, now) + _bytes(3, b"brain.Event:2")))
 

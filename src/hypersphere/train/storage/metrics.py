@@ -11,12 +11,10 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from ..._internal import checks, safe_files
-from . import signed
-from .events import PATTERN, Events, append, scalars
+from ..._internal import checks, safe_files, signed
+from . import layout
+from .events import Events, append, scalars
 from .summary import is_count, is_number
-
-FILE = "metrics.jsonl"
 
 
 class Metrics:
@@ -53,7 +51,7 @@ class Metrics:
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / FILE
+        path = folder / layout.METRICS
         if keep is not None:
             self.lines = _kept(path, checks.integer("keep", keep, low=0), mark)
         text = "".join(map(_text, self.lines))
@@ -62,7 +60,7 @@ class Metrics:
             safe_files.write_text(path, text)
         except OSError as error:
             raise OSError(f"{path} could not be written: {error.strerror}") from error
-        for old in folder.glob(PATTERN):
+        for old in folder.glob(f"{layout.EVENTS}*"):
             old.unlink()
         self._file = FileIO(path, "a")  # without a buffer: a line is on file once it is written
         self._events = Events(folder)

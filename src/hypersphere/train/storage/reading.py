@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 import zlib
 from collections.abc import Mapping
@@ -14,13 +13,10 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..._internal import checks, safe_files
+from ..._internal import checks, safe_files, signed
 from ..._internal.tensors import checksum_of
-from . import signed
+from .layout import CHECKPOINT_FORMAT, REPLACED, STATE, STEP, TENSORS
 
-FORMAT = 1
-TENSORS, STATE = "tensors.safetensors", "state.json"
-STEP = re.compile(r"(0|[1-9][0-9]*)(\.old)?")
 _TRIES = 10  # of a reader whose checkpoint is replaced or removed under its eyes
 
 
@@ -67,7 +63,7 @@ def warn_of(damaged: list[str]) -> None:
 
 def read(path: Path, keep: bool) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
     for _ in range(_TRIES):
-        aside = path.with_name(f"{path.name}.old")
+        aside = path.with_name(path.name + REPLACED)
         place = aside if aside.is_dir() and not path.is_dir() else path
         before = _identity(place)
         tensors, state, problems = _read_once(place, keep)
@@ -127,8 +123,9 @@ def _header(file: Path) -> dict[str, Any]:
             raise ValueError("it has no schema version")
     except (ValueError, RecursionError, OSError) as error:
         raise ValueError(f"{file} cannot be read: {one_line(error)}") from None
-    if header["format"] != FORMAT:
-        raise ValueError(f"{file} has schema version {header['format']}; this version of hypersphere reads {FORMAT}")
+    if header["format"] != CHECKPOINT_FORMAT:
+        reads = f"this version of hypersphere reads {CHECKPOINT_FORMAT}"
+        raise ValueError(f"{file} has schema version {header['format']}; {reads}")
     body = {key: value for key, value in header.items() if key not in ("format", "checksum")}
     try:
         whole = header.get("checksum") == checksum(body)

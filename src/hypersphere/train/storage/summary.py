@@ -7,12 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..._internal import signed
 from ..config.values import LARGEST, shown
-from . import signed
+from .layout import FORMATS, RESULT
 
-FORMAT = 2  # 1 had no checksums
-FORMATS = (1, FORMAT)
-RESULT = "result.json"
 SUMS = "checksums"  # of config.json, metrics.jsonl and final/model.json
 _DEEPEST = 3
 

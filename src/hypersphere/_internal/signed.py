@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from ..._internal import safe_files
+from . import safe_files
 
 KEY = "checksum"
 LARGEST = 1 << 28  # bytes of a JSON file

@@ -1,0 +1,129 @@
+"""What a training leaves: its summary and the files of a finished run, written and read back."""
+
+from __future__ import annotations
+
+import os
+import platform
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import __version__
+from .._internal import checks, safe_files, signed
+from ..rotation import count_parameters, merge
+from ..rotation.parametrization import rotated
+from . import building
+from .config import Config
+from .inference.run import load_run
+from .progress import Progress
+from .storage import layout, weights
+from .storage.folder import config_text
+from .storage.metrics import Metrics, finite
+from .storage.reading import one_line, steps
+from .storage.summary import SUMS, read_summary
+from .tasks import Task
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a training.
+
+    Attributes:
+        summary: final figures, seconds, versions, the data's hash; what result.json holds.
+        metrics: the lines of metrics.jsonl.
+        model: in eval mode, rotations merged; with an angular loss a network with its head, which gives logits.
+        path: the run's folder; None if there is none.
+        config: as it was run.
+    """
+
+    summary: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    model: nn.Module
+    path: Path | None
+    config: Config
+
+
+def finished(config: Config) -> Result | None:
+    """Return the result in `out` if it is of a training as long as the config's; one that is damaged is made anew."""
+    if config.out is None or not os.path.lexists(Path(config.out, layout.RESULT)):
+        return None
+    path = Path(config.out)
+    try:
+        summary, _ = read_summary(path)
+        if summary["length"] != [config.steps, config.epochs]:
+            return None
+        history = path / layout.METRICS
+        lines = [signed.parse(line) for line in safe_files.read_plain(history).splitlines()]
+        if not all(isinstance(line, dict) for line in lines):
+            raise ValueError(f"{history} has lines that are no objects")
+        return Result(summary, lines, load_run(path).model, path, config)
+    except (OSError, ValueError) as error:
+        problem = one_line(error)
+    where = path / layout.CHECKPOINTS
+    if not (where.is_dir() and steps(where)):
+        raise ValueError(f"{problem}; there is no checkpoint to finish the run from again")
+    checks.warn(f"{problem}; the run is finished again from its last checkpoint")
+    return None
+
+
+def finish(task: Task, progress: Progress, history: Metrics, seconds: float, final: dict[str, Any]) -> Result:
+    """Merge the rotations, sum up the training and, in the main process, write final/ and then result.json."""
+    config, splits, best = task.config, task.splits, progress.best
+    modules = {name: _merged(module) for name, module in task.modules.items()}
+    summary = {
+        "format": layout.FORMAT,
+        "accuracy": None,
+        **final,
+        "energy": sum(final["energies"].values()),
+        "step": progress.step,
+        "best_step": None if best is None else best["step"],
+        "validation": best,
+        "parameters": {
+            "trained": sum(count_parameters(module)["total"] for module in task.modules.values()),
+            "total": sum(p.numel() for module in modules.values() for p in module.parameters()),
+        },
+        "seconds": round(seconds, 3),
+        "samples_per_second": progress.samples / max(seconds, 1e-9),
+        "seed": config.seed,
+        "model": config.model.name,
+        "length": [config.steps, config.epochs],
+        "data": {
+            "name": config.data.name,
+            **{name: splits.count(name) for name in ("train", "validation", "test")},
+            "hash": splits.hash(),
+        },
+        "versions": {"hypersphere": __version__, "torch": torch.__version__, "python": platform.python_version()},
+    }
+    main = modules[task.main]
+    model = main.network if isinstance(main, building.Classifier) and main.head is None else main
+    path = None if config.out is None else Path(config.out)
+    if path is not None and task.world.is_main:
+        _write(path, task, modules, summary, history)
+    return Result(summary, history.lines, model, path, config)
+
+
+def _merged(module: nn.Module) -> nn.Module:
+    """Return a copy on the CPU with plain layers, in eval mode."""
+    copy = deepcopy(module).cpu().eval()
+    return merge(copy) if any(rotated(copy)) else copy
+
+
+def _write(path: Path, task: Task, modules: dict[str, nn.Module], summary: dict[str, Any], history: Metrics) -> None:
+    parts: dict[str, nn.Module] = {}
+    for name, module in modules.items():
+        if isinstance(module, building.Classifier):
+            parts["model"] = module.network
+            if module.head is not None:
+                parts["head"] = module.head
+        else:
+            parts["model" if name == task.main else name] = module
+    step = summary["best_step"] or summary["step"]
+    model = weights.write(path / layout.FINAL, parts, step, task.splits.spec.to_tree())
+    files = {layout.CONFIG: config_text(task.config), f"{layout.FINAL}/{layout.MODEL}": model}
+    sums = {name: signed.checksum(text.encode()) for name, text in files.items()}
+    sums[layout.METRICS] = history.mark()["checksum"]
+    safe_files.write_text(path / layout.RESULT, signed.signed(finite(summary) | {SUMS: sums}))

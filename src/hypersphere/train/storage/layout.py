@@ -1,0 +1,42 @@
+"""Name every file of a run. Nothing else in the package spells these names.
+
+RUN/
+    config.json                the config as it was run
+    metrics.jsonl              one JSON object per line
+    events.out.tfevents.*      the same for TensorBoard
+    .lock                      while a process trains here
+    checkpoints/<step>/        state.json, tensors.safetensors
+    final/                     model.json, model.safetensors; head or discriminator .safetensors
+    result.json                written last, with checksums of the other files
+"""
+
+from __future__ import annotations
+
+import re
+
+from ..._internal.safe_files import TEMPORARY
+
+CONFIG, METRICS, RESULT, LOCK = "config.json", "metrics.jsonl", "result.json", ".lock"
+EVENTS = "events.out.tfevents."  # then the time and the host
+
+CHECKPOINTS = "checkpoints"
+STATE, TENSORS = "state.json", "tensors.safetensors"
+REPLACED = ".old"  # suffix of a checkpoint while another one takes its place
+STEP = re.compile(rf"(0|[1-9][0-9]*)({re.escape(REPLACED)})?")
+UNFINISHED = re.compile(rf"\.[0-9]+\.{TEMPORARY}")  # a checkpoint that was being written
+
+FINAL, MODEL = "final", "model.json"
+PARTS = ("model", "head", "discriminator")  # whose weights final/ may hold
+
+FORMAT, FORMATS = 2, (1, 2)  # of result.json and model.json, and those that can be read; 1 had no checksums
+CHECKPOINT_FORMAT = 1
+
+#: names in a run folder
+OURS = re.compile(
+    rf"{'|'.join(map(re.escape, (CONFIG, RESULT, METRICS, FINAL, CHECKPOINTS, LOCK)))}|{re.escape(EVENTS)}.*|\..*\.tmp"
+)
+
+
+def weights(part: str) -> str:
+    """Return the file of one of :data:`PARTS` in final/."""
+    return f"{part}.safetensors"
