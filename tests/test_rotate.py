@@ -313,7 +313,7 @@ def test_exclude(exclude):
 
 def test_a_misspelt_name_to_exclude_is_an_error():
     net = mlp()
-    with refused(ValueError, "exclude names '22'", net):
+    with refused(ValueError, "unknown layer '22' in exclude", net):
         hs.rotate(net, exclude="22")
 
 

@@ -732,7 +732,7 @@ def test_options_are_keywords():
 def test_a_layer_with_such_an_attribute_is_refused_before_anything_changes(name):
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5), nn.Linear(5, 2))
     setattr(model[1], name, 2.0)
-    with pytest.raises(ValueError, match=f"layer '1' has an attribute {name} already"):
+    with pytest.raises(ValueError, match=f"layer '1' already has an attribute {name}"):
         hs.spherize(model)
     assert [type(layer) for layer in model] == [nn.Linear] * 3
 

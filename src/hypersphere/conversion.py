@@ -1,4 +1,4 @@
-"""spherize: an existing network becomes a SphereNet, in place."""
+"""spherize: convert a network to a SphereNet, in place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .layers import (
     SphereOptions,
     check_scale,
 )
-from .selection import Specs, as_list, never_called, nothing_found, select, select_to_change
+from .selection import Specs, as_list, no_layer_error, select, select_to_change, uncalled_linears
 from .similarity import resolve
 
 _CONVERTIBLE = " (only nn.Linear, nn.Conv1d, nn.Conv2d and nn.Conv3d can be converted)"
@@ -42,18 +42,17 @@ def spherize(
     exclude: Specs = (),
     output: str | None = "auto",
 ) -> M:
-    """Turn the Linear and Conv layers of a model into sphere layers, in place (SphereNet, 1), and return the model.
+    """Convert the Linear and Conv layers of a model to sphere layers, in place (SphereNet, 1), and return the model.
 
-    A layer changes its class only: parameters, names, hooks, references and device stay. The output layer stays plain
-    unless `layers` matches it: a softmax over logits in [-1, 1] cannot get below a loss of 0.8 for ten classes.
-    Linears that torch reads without calling them (``out_proj`` of nn.MultiheadAttention, ``linear1`` and ``linear2``
-    of nn.TransformerEncoderLayer) are skipped with a warning that names them. Everything is checked before anything
-    changes.
+    Only the class of a layer changes: parameters, names, hooks, references and device stay. The output layer stays
+    plain unless `layers` matches it: with logits in [-1, 1] and ten classes, the softmax loss stays above 0.8. Linears
+    whose weights torch reads without calling them (``out_proj`` of nn.MultiheadAttention, ``linear1`` and ``linear2``
+    of nn.TransformerEncoderLayer) are skipped with a warning. The model changes only after all checks have passed.
 
     Args:
         similarity: as in :class:`SphereConv2d`; one module given here is shared by all layers.
-        scale: "auto" suits ordinary networks: √(d/3) for Linear, max(1, √d/6) for Conv, d being a neuron's dimension.
-            None is the papers' 1, which suits networks with BatchNorm after every layer; True and numbers as in
+        scale: "auto" is for ordinary networks: √(d/3) for Linear, max(1, √d/6) for Conv, d the dimension of a neuron.
+            None is the paper's 1, for networks with BatchNorm after every layer; True and numbers as in
             :class:`SphereConv2d`.
         layers, exclude, output: which layers, as in :func:`select`.
 
@@ -73,23 +72,22 @@ def spherize(
     parametrized = [name or "(root)" for name, module in model.named_modules() if is_parametrized(module)]
     if parametrized:
         raise ValueError(
-            f"spherize works on plain layers, but {', '.join(parametrized)} is parametrized: spherize first, "
-            "parametrize second"
+            f"spherize needs plain layers, but {', '.join(parametrized)} is parametrized: call spherize first"
         )
-    uncalled = never_called(model)
+    uncalled = uncalled_linears(model)
     skipped = [name for name, neurons in found.items() if neurons.module in uncalled]
     if refused := [name for name in skipped if name in (asked or ())]:
         raise ValueError(
-            f"layers: torch reads the weight of {', '.join(refused)} without calling it, so it cannot answer to angles"
+            f"layers: {', '.join(refused)} cannot be converted: torch reads the weight without calling the layer"
         )
     chosen = {name: n for name, n in found.items() if type(n.module) in _SPHERE_CLASS and n.module not in uncalled}
     others = [name for name, n in found.items() if name in (asked or ()) and name not in chosen]
     if others and not all(isinstance(found[name].module, SphereOptions) for name in others):
-        raise nothing_found(model, "spherize", f" in {', '.join(others)}{_CONVERTIBLE}")
+        raise no_layer_error(model, "spherize", f" in {', '.join(others)}{_CONVERTIBLE}")
     if not chosen and not skipped:
         kept = [name for name, n in select(model, layers=asked, output=output).items() if n.is_output]
-        left = f"; {kept[0]!r} is taken for the output layer: convert it with layers= or output=None" if kept else ""
-        raise nothing_found(model, "spherize", _CONVERTIBLE + left)
+        left = f"; {kept[0]!r} is the output layer: convert it with layers= or output=None" if kept else ""
+        raise no_layer_error(model, "spherize", _CONVERTIBLE + left)
     resolved = {}
     for name, neurons in chosen.items():
         weight = neurons.tensor
@@ -97,7 +95,7 @@ def spherize(
         checks.finite_weight(name, weight)
         if taken := {"similarity", "scale"}.intersection(dir(neurons.module)):
             raise ValueError(
-                f"layer {name!r} has an attribute {', '.join(sorted(taken))} already; rename or exclude it"
+                f"layer {name!r} already has an attribute {', '.join(sorted(taken))}: rename or exclude it"
             )
         resolved[name] = resolve(similarity, len(weight), device=weight.device, dtype=weight.dtype)
         if isinstance(similarity, str) and isinstance(made := resolved[name], nn.Module):
@@ -112,10 +110,10 @@ def spherize(
     learned = [(n.tensor, [p for p in n.module.parameters() if p not in before]) for n in chosen.values()]
     record_change("spherize", [(weight, added) for weight, added in learned if added])
     if skipped:
-        checks.warn(f"spherize left {', '.join(skipped)} plain: torch reads their weights without calling them")
+        checks.warn(f"spherize skipped {', '.join(skipped)}: torch reads their weights without calling the layers")
     if scale is None and (bounded := [name for name, n in chosen.items() if n.is_output]):
         checks.warn_once(
-            f"the output layer {bounded[0]!r} now gives logits in [-1, 1], on which a softmax loss cannot become "
-            "small: give it a scale (about 30) or train with SSoftmaxLoss; if it gives embeddings, say output=None"
+            f"the logits of layer {bounded[0]!r} are now in [-1, 1], so a softmax loss stays large: use scale=30, "
+            "or SSoftmaxLoss; if the layer outputs embeddings, pass output=None"
         )
     return model

@@ -1,6 +1,7 @@
-"""The cosine between neurons and what they look at: rows of a matrix, or every patch of a feature map.
+"""Cosines of neurons with rows of a matrix, or with every patch of a feature map.
 
-Everything angular in this package starts from one of these, with hand-written, twice differentiable gradients:
+Every angle in this package comes from one of these functions. Their gradients are hand-written and twice
+differentiable:
 
 - :func:`unit` scales rows to length one, :func:`project` multiplies them with unit neurons,
 - :func:`cosine_linear` is the cosine of every input row with every neuron,
@@ -30,7 +31,7 @@ from ._internal.overflow import finite_gradient, has_overflow, shrink_factors, s
 
 
 def unit(x: Tensor) -> Tensor:
-    """Rows of length one: x / ‖x‖ along the last dimension; zero rows stay zero, with gradient zero.
+    """Scale rows to length one: x / ‖x‖ along the last dimension; zero rows stay zero, with gradient zero.
 
     Args:
         x: (..., d), any floating dtype; norms are computed in float32 at least.
@@ -40,23 +41,23 @@ def unit(x: Tensor) -> Tensor:
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]])
     """
-    return unit_of_short(shrink_huge(x, (-1,)))
+    return unit_unchecked(shrink_huge(x, (-1,)))
 
 
-def unit_of_short(x: Tensor) -> Tensor:
-    """:func:`unit` of rows that can be squared, as a recurrent layer's states can: without the look at their size."""
+def unit_unchecked(x: Tensor) -> Tensor:
+    """Compute :func:`unit` without the overflow check, for rows that are known to be short (states of an RNN)."""
     y: Tensor = apply(_Unit, finite_gradient(x))[0]
     return y
 
 
 def project(x: Tensor, weight: Tensor, target: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """⟨x, w/‖w‖⟩ (..., N) of rows x (..., d) with neurons w (N, d); the unit neurons are never formed.
+    """Compute ⟨x, w/‖w‖⟩ (..., N) of rows x (..., d) with neurons w (N, d), without forming the unit neurons.
 
-    The second result holds the values at the indices `target` (..., n), whose gradient needs no tensor of its own.
+    The second result holds the values at the indices `target` (..., n); its gradient needs no tensor of its own.
     """
     if target is None:
         target = torch.zeros(*x.shape[:-1], 0, dtype=torch.int64, device=x.device)
-    x, weight, autocast_off = _prepared(x, weight)
+    x, weight, autocast_off = _cast_for_product(x, weight)
     with autocast_off:
         norms = _row_norms(weight.detach())
         if has_overflow(norms):
@@ -67,12 +68,12 @@ def project(x: Tensor, weight: Tensor, target: Tensor | None = None) -> tuple[Te
 
 
 def cosine_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Cosines (..., N) of rows x (..., d) with neurons w (N, d), within [-1, 1]."""
+    """Compute the cosines (..., N) of rows x (..., d) with neurons w (N, d), in [-1, 1]."""
     return clamp_cosine(project(unit(x), weight)[0])
 
 
 def clamp_cosine(c: Tensor) -> Tensor:
-    """Rounding can leave [-1, 1] by an ulp: take it back, and leave the derivative of the exact cosine as it is."""
+    """Clamp rounding errors to [-1, 1] without changing the gradient."""
     clamped: Tensor = apply(_ClampCosine, c)
     return clamped
 
@@ -85,14 +86,14 @@ def cosine_conv(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """Cosines (B, O, ...) of the patches of x (B, C, ...) with filters (O, C/G, ...), within [-1, 1].
+    """Compute the cosines (B, O, ...) of the patches of x (B, C, ...) with filters (O, C/G, ...), in [-1, 1].
 
     Under autocast the product runs in autocast's dtype, norms in float32.
     """
     x, weight = shrink_huge(x, range(1, x.dim())), shrink_huge(weight, range(1, weight.dim()))
     if _product_dtype(x) is torch.float16:
         x = _to_float16_range(finite_gradient(x))
-    x, weight, autocast_off = _prepared(x, weight)
+    x, weight, autocast_off = _cast_for_product(x, weight)
     options = (tuple(stride), tuple(padding), tuple(dilation), groups)
     with autocast_off:
         c: Tensor = apply(_CosineConv, x, weight, *options)[0]
@@ -100,54 +101,54 @@ def cosine_conv(
 
 
 def apply(function: type[Function], *arguments: Any) -> Any:
-    """function.apply, without the look at its signature that takes longer than the rest of a small layer."""
+    """Call function.apply without its signature check, which takes longer than the rest of a small layer."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return function.apply(*arguments)
     return super(Function, function).apply(*arguments)  # type: ignore[misc]
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype for norms and angles: float32 at least."""
+    """Return the dtype for norms and angles: at least float32."""
     return torch.promote_types(dtype, torch.float32)
 
 
-def autocasts(x: Tensor) -> bool:
-    """Whether autocast is on for the device of x; the meta device has none."""
+def autocast_enabled(x: Tensor) -> bool:
+    """Return whether autocast is on for the device of x; the meta device has none."""
     return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """Switch autocast off for the device of x."""
-    return torch.autocast(x.device.type, enabled=False) if autocasts(x) else nullcontext()
+    return torch.autocast(x.device.type, enabled=False) if autocast_enabled(x) else nullcontext()
 
 
 def _product_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of a product with x: its own, or autocast's."""
-    if x.dtype is torch.float64 or not autocasts(x):
+    """Return the dtype of a product with x: its own, or autocast's."""
+    if x.dtype is torch.float64 or not autocast_enabled(x):
         return x.dtype
     return torch.get_autocast_dtype(x.device.type)
 
 
-def _prepared(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, AbstractContextManager[Any]]:
-    """Both tensors as a product takes them, and the context that switches autocast off."""
+def _cast_for_product(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, AbstractContextManager[Any]]:
+    """Cast both tensors for a product; return them and the context that switches autocast off."""
     dtype = _product_dtype(x)
-    if dtype is not weight.dtype:  # which may have less range
+    if dtype is not weight.dtype:  # it may have less range
         weight = shrink_huge(weight, range(1, weight.dim()))
-    if dtype is torch.float16:  # it has too little range for weights of any length
+    if dtype is torch.float16:  # too little range for weights of any length
         x, weight = finite_gradient(x), finite_gradient(unit(weight.flatten(1))).view_as(weight)
     return x.to(dtype), weight.to(dtype), without_autocast(x)
 
 
 def _inverse_norm(squares: Tensor, dtype: torch.dtype) -> Tensor:
-    """1/√squares, or 0 where the vector counts as zero; `dtype` is the one its elements had."""
+    """Compute 1/√squares, or 0 where the vector counts as zero; `dtype` is that of its elements."""
     info = torch.finfo(squares.dtype)
-    # A float16 vector shorter than its smallest normal number would get gradients that float16 cannot hold.
+    # The gradients of a float16 vector below the smallest normal number would overflow.
     smallest = torch.finfo(dtype).tiny ** 2 if dtype is torch.float16 else info.tiny / info.eps
-    return F.threshold(squares, smallest, math.inf).rsqrt()  # what is too small becomes infinite, and 1/√∞ = 0
+    return F.threshold(squares, smallest, math.inf).rsqrt()  # too small → ∞, and 1/√∞ = 0
 
 
 def _to_float16_range(x: Tensor) -> Tensor:
-    """Each sample times the power of two that brings its largest element to [128, 256): exact, and unseen by cosines.
+    """Scale each sample by the power of two that brings its largest element to [128, 256); cosines do not change.
 
     With unit filters the product stays below float16's 65504, and patches 10⁶ times weaker than the strongest count.
     """
@@ -156,7 +157,7 @@ def _to_float16_range(x: Tensor) -> Tensor:
 
 
 class _Unit(Function):
-    """y = x·n with n = 1/‖x‖; n is an output so that second derivatives see it."""
+    """y = x·n with n = 1/‖x‖; n is an output so that it has second derivatives."""
 
     generate_vmap_rule = True
 
@@ -174,9 +175,9 @@ class _Unit(Function):
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor | None, grad_inverse: Tensor | None) -> Tensor:
         saved, inverse = ctx.saved_tensors
-        dtype, y = saved.dtype, _with_range(saved)
+        dtype, y = saved.dtype, _to_float32_if_half(saved)
         # dy = n·(dx − y·⟨y, dx⟩),  dn = −n²·⟨y, dx⟩
-        grad_y = torch.zeros_like(y) if grad_y is None else _with_range(grad_y)
+        grad_y = torch.zeros_like(y) if grad_y is None else _to_float32_if_half(grad_y)
         along = (grad_y * y).sum(-1, keepdim=True, dtype=inverse.dtype)
         if grad_inverse is not None:
             along = along + grad_inverse * inverse
@@ -184,7 +185,7 @@ class _Unit(Function):
 
 
 class _Project(Function):
-    """y = (x·wᵀ)·n with n = 1/‖w‖, an output so that second derivatives see it, and y at the targets; given ‖w‖."""
+    """y = (x·wᵀ)·n, n = 1/‖w‖, and y at the targets, given ‖w‖; n is an output so that it has second derivatives."""
 
     generate_vmap_rule = True
 
@@ -204,7 +205,7 @@ class _Project(Function):
         ctx: Any, grad_y: Tensor | None, grad_inverse: Tensor | None, grad_target: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, None, None]:
         saved = ctx.saved_tensors
-        dtype, (x, weight, target, inverse) = saved[0].dtype, map(_with_range, saved)
+        dtype, (x, weight, target, inverse) = saved[0].dtype, map(_to_float32_if_half, saved)
         grad_y = x.new_zeros(*x.shape[:-1], len(weight)) if grad_y is None else grad_y
         grad_product = (grad_y * inverse).to(x.dtype)
         if grad_target is not None:
@@ -214,7 +215,7 @@ class _Project(Function):
         if not ctx.needs_input_grad[1]:
             return grad_x, None, None, None
         grad_weight = grad_product.reshape(-1, len(weight)).mT @ x.reshape(-1, x.shape[-1])
-        return grad_x, through_row_norm(grad_weight, grad_inverse, weight, inverse).to(dtype), None, None
+        return grad_x, row_norm_backward(grad_weight, grad_inverse, weight, inverse).to(dtype), None, None
 
 
 class _ClampCosine(Function):
@@ -236,8 +237,8 @@ class _ClampCosine(Function):
 class _CosineConv(Function):
     """c = (w * x)·n·m, where n = 1/‖patch‖ comes from a box filter over the sum of squares and m = 1/‖w‖.
 
-    All three are outputs so that second derivatives see them. The backward pass costs one convolution's backward and,
-    for the share of n, one box filter of Σ_o(gradient·c) and one fused multiply-add with x.
+    All three are outputs so that they have second derivatives. The backward pass costs one convolution's backward and,
+    for the gradient through n, one box filter of Σ_o(gradient·c) and one fused multiply-add with x.
     """
 
     generate_vmap_rule = True
@@ -247,7 +248,7 @@ class _CosineConv(Function):
         x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         c, inverse, inverse_weight, factor = unscaled_cosines(x, weight, stride, padding, dilation, groups)
-        c.mul_(on_channels(inverse * factor, c)).clamp_(-1, 1)
+        c.mul_(broadcast_groups(inverse * factor, c)).clamp_(-1, 1)
         return c, inverse, inverse_weight
 
     @staticmethod
@@ -261,63 +262,63 @@ class _CosineConv(Function):
         ctx: Any, grad_c: Tensor | None, grad_inverse: Tensor | None, grad_inverse_weight: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
-        dtype, (x, weight, c, inverse, inverse_weight) = saved[0].dtype, map(_with_range, saved)
+        dtype, (x, weight, c, inverse, inverse_weight) = saved[0].dtype, map(_to_float32_if_half, saved)
         stride, padding, dilation, groups = ctx.options
-        geometry = convolution_geometry(stride, padding, dilation, groups)
+        args = conv_args(stride, padding, dilation, groups)
         grad_c = torch.zeros_like(c) if grad_c is None else grad_c
-        grad_product = grad_c * on_channels(inverse, c)
-        grad_product = chain(grad_product, ("mul", on_filters(inverse_weight, c))).to(x.dtype)
+        grad_product = grad_c * broadcast_groups(inverse, c)
+        grad_product = chain(grad_product, ("mul", broadcast_filters(inverse_weight, c))).to(x.dtype)
         grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
-            grad_product, x, weight, None, *geometry, [*ctx.needs_input_grad[:2], False]
+            grad_product, x, weight, None, *args, [*ctx.needs_input_grad[:2], False]
         )
         if ctx.needs_input_grad[0]:
-            products = torch.mul(grad_c, c, out=grad_product) if may_overwrite(grad_c, c) else grad_c * c
+            products = torch.mul(grad_c, c, out=grad_product) if can_overwrite(grad_c, c) else grad_c * c
             along = sum_groups(products, groups, dtype=inverse.dtype)
             if grad_inverse is not None:
                 along = along + grad_inverse * inverse
-            share = box_backward(along * inverse.square(), x, weight, stride, padding, dilation, groups).to(x.dtype)
-            grad_x = grad_x.addcmul_(x, on_channels(share, x), value=-1).to(dtype)
+            share = box_filter_backward(along * inverse.square(), x, weight, stride, padding, dilation, groups).to(
+                x.dtype
+            )
+            grad_x = grad_x.addcmul_(x, broadcast_groups(share, x), value=-1).to(dtype)
         if ctx.needs_input_grad[1]:
-            grad_weight = through_row_norm(grad_weight, grad_inverse_weight, weight, inverse_weight).to(dtype)
+            grad_weight = row_norm_backward(grad_weight, grad_inverse_weight, weight, inverse_weight).to(dtype)
         return grad_x, grad_weight, None, None, None, None
 
 
 def unscaled_cosines(
     x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> tuple[Tensor, Tensor, Tensor, float]:
-    """c, n, m and a number f: the cosines are c·n·f but for rounding, with n = 1/‖patch‖, m = 1/‖w‖."""
-    geometry = convolution_geometry(stride, padding, dilation, groups)
+    """Return c, n = 1/‖patch‖, m = 1/‖w‖ and a number f: up to rounding the cosines are c·n·f."""
+    args = conv_args(stride, padding, dilation, groups)
     headroom = _headroom(x.dtype)
-    squares = _squares(x, groups)
-    inverse = _inverse_norm(torch.convolution(squares, _ones(squares, weight), None, *geometry), x.dtype)
+    squares = _group_squares(x, groups)
+    inverse = _inverse_norm(torch.convolution(squares, _box_filter(squares, weight), None, *args), x.dtype)
     inverse_weight = inverse_row_norm(weight)
     short = (weight * (inverse_weight * headroom).view(-1, *[1] * (x.dim() - 1))).to(x.dtype)
-    return torch.convolution(x, short, None, *geometry), inverse, inverse_weight, 1 / headroom
+    return torch.convolution(x, short, None, *args), inverse, inverse_weight, 1 / headroom
 
 
-def box_backward(
+def box_filter_backward(
     grad: Tensor, x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> Tensor:
-    """The gradient (B, G, ...) of the sums of squares of x that the box filter took, from that of its output."""
-    ones = _ones(grad, weight)
-    turned = [d * (k - 1) - p for d, k, p in zip(dilation, weight.shape[2:], padding, strict=True)]
-    if all(s == 1 for s in stride) and min(turned) >= 0:  # a box filter again, several times as fast
-        return torch.convolution(grad, ones, None, *convolution_geometry(stride, turned, dilation, groups))
+    """Compute the gradient (B, G, ...) of the box filter's input, the sums of squares of x."""
+    ones = _box_filter(grad, weight)
+    flipped = [d * (k - 1) - p for d, k, p in zip(dilation, weight.shape[2:], padding, strict=True)]
+    if all(s == 1 for s in stride) and min(flipped) >= 0:  # a box filter again, several times as fast
+        return torch.convolution(grad, ones, None, *conv_args(stride, flipped, dilation, groups))
     like_squares = grad.new_empty(1).expand(x.shape[0], groups, *x.shape[2:])
-    geometry = convolution_geometry(stride, padding, dilation, groups)
-    share: Tensor = torch.ops.aten.convolution_backward(
-        grad, like_squares, ones, None, *geometry, [True, False, False]
-    )[0]
+    args = conv_args(stride, padding, dilation, groups)
+    share: Tensor = torch.ops.aten.convolution_backward(grad, like_squares, ones, None, *args, [True, False, False])[0]
     return share
 
 
-def convolution_geometry(stride: Any, padding: Any, dilation: Any, groups: int) -> tuple[Any, ...]:
-    """The last arguments of torch.convolution."""
+def conv_args(stride: Any, padding: Any, dilation: Any, groups: int) -> tuple[Any, ...]:
+    """Return the last arguments of torch.convolution."""
     return stride, padding, dilation, False, [0] * len(stride), groups
 
 
-def may_overwrite(*tensors: Any) -> bool:
-    """Whether a backward pass may work in place, which spares it page faults: nothing records or batches it."""
+def can_overwrite(*tensors: Any) -> bool:
+    """Return whether a backward pass may work in place, which avoids page faults: nothing records or batches it."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     functorch = torch._C._functorch
@@ -328,18 +329,18 @@ def may_overwrite(*tensors: Any) -> bool:
 
 
 def chain(x: Tensor, *steps: tuple[Any, ...]) -> Tensor:
-    """Tensor methods one after the other: chain(x, ("mul", y), ("rsqrt",)) is x.mul(y).rsqrt().
+    """Call tensor methods in turn: chain(x, ("mul", y), ("rsqrt",)) is x.mul(y).rsqrt().
 
-    In place where a backward pass may; `x` must be the caller's own.
+    Works in place where :func:`can_overwrite` allows it, so `x` must not be used elsewhere.
     """
-    suffix = "_" if may_overwrite(x, *(argument for step in steps for argument in step[1:])) else ""
+    suffix = "_" if can_overwrite(x, *(argument for step in steps for argument in step[1:])) else ""
     for name, *arguments in steps:
         x = getattr(x, name + suffix)(*arguments)
     return x
 
 
 def inverse_row_norm(weight: Tensor) -> Tensor:
-    """1/‖w‖ (N,) of neurons (N, ...), of any length."""
+    """Compute 1/‖w‖ (N,) of neurons (N, ...) of any length; 0 for zero neurons."""
     norms = _row_norms(weight)
     factor = shrink_factors(weight.flatten(1), (1,)) if has_overflow(norms) else None
     if factor is None:
@@ -352,76 +353,76 @@ def _row_norms(weight: Tensor) -> Tensor:
     return torch.linalg.vector_norm(weight.flatten(1), dim=1, dtype=accumulation_dtype(weight.dtype))
 
 
-def through_row_norm(grad_weight: Tensor, grad_inverse: Tensor | None, weight: Tensor, inverse: Tensor) -> Tensor:
-    """The gradient of w, given the share that came through the product y = ⟨x, w⟩·n, and n = 1/‖w‖.
+def row_norm_backward(grad_weight: Tensor, grad_inverse: Tensor | None, weight: Tensor, inverse: Tensor) -> Tensor:
+    """Add the gradient through n = 1/‖w‖ to `grad_weight`, the gradient through the product in y = ⟨x, w⟩·n.
 
-    n's own share needs Σ(gradient·y), which is ⟨w, grad_weight⟩ row by row: y need not be kept.
+    It needs Σ(gradient·y), which is ⟨w, grad_weight⟩ row by row, so y need not be kept.
     """
     rows, grad_rows = weight.reshape(len(weight), -1), grad_weight.reshape(len(weight), -1)
     along = _row_dot(rows, grad_rows, inverse.dtype)
     if grad_inverse is not None:
         along = along + grad_inverse * inverse
     share = (along * inverse.square()).to(weight.dtype).unsqueeze(1)
-    if may_overwrite(grad_rows, rows):
+    if can_overwrite(grad_rows, rows):
         return grad_rows.addcmul_(rows, share, value=-1).view_as(weight)
     return torch.addcmul(grad_rows, rows, share, value=-1).view_as(weight)
 
 
 def _row_dot(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """⟨a_n, b_n⟩ (N,); their product is never formed whole."""
-    pairs = zip(_pieces(a), _pieces(b), strict=True)
-    return _join([(rows * others).sum(1, dtype=dtype) for rows, others in pairs])
+    """Compute ⟨a_n, b_n⟩ (N,) in chunks."""
+    pairs = zip(_chunks(a), _chunks(b), strict=True)
+    return _cat([(rows * others).sum(1, dtype=dtype) for rows, others in pairs])
 
 
-def _squares(x: Tensor, groups: int) -> Tensor:
-    """Sums of squares over the channels of each group, (B, G, ...); the squares are never formed whole."""
+def _group_squares(x: Tensor, groups: int) -> Tensor:
+    """Sum squares over the channels of each group, in chunks: (B, G, ...)."""
     dtype = accumulation_dtype(x.dtype)
-    return _join([sum_groups(piece.to(dtype).square(), groups) for piece in _pieces(x)])
+    return _cat([sum_groups(piece.to(dtype).square(), groups) for piece in _chunks(x)])
 
 
-def _pieces(x: Tensor) -> tuple[Tensor, ...]:
-    """x cut along its first dimension into pieces that stay in the cache; whole for a compiler, which fuses anyway."""
+def _chunks(x: Tensor) -> tuple[Tensor, ...]:
+    """Split x along its first dimension into chunks that fit in the cache; not for a compiler, which fuses anyway."""
     if torch.compiler.is_compiling():
         return (x,)
     return x.chunk(1 + x.numel() // 2**18)
 
 
-def _join(pieces: list[Tensor]) -> Tensor:
+def _cat(pieces: list[Tensor]) -> Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
-def _with_range(saved: Tensor) -> Tensor:
-    """What a backward pass works with: float32 for float16, which cannot hold 1/‖x‖² nor sums over a batch."""
+def _to_float32_if_half(saved: Tensor) -> Tensor:
+    """Cast float16 to float32 for a backward pass: it cannot hold 1/‖x‖² nor sums over a batch."""
     return saved.float() if saved.dtype is torch.float16 else saved
 
 
 def _headroom(dtype: torch.dtype) -> float:
-    """Filters carry this exact power of two into the product, which takes it out again.
+    """Return the power of two by which filters are scaled before the product; the result is scaled back.
 
-    Then no finite float32 patch makes the product overflow, and an infinity times the 0 of "counts as zero" never
-    becomes NaN. (A literal: torch.compile takes a module's float for a variable where it takes shapes for variables.)
+    Then no finite float32 patch makes the product overflow, and ∞ · 0 (a patch that counts as zero) cannot become NaN.
+    (A literal, because torch.compile with dynamic shapes takes a module's float for a variable.)
     """
     return 1.0 if dtype is torch.float16 else 2.0**-20
 
 
-def on_filters(values: Tensor, c: Tensor) -> Tensor:
-    """(O,) as a view that broadcasts over (B, O, ...)."""
+def broadcast_filters(values: Tensor, c: Tensor) -> Tensor:
+    """View (O,) so that it broadcasts over (B, O, ...)."""
     return values.view(-1, *[1] * (c.dim() - 2))
 
 
-def on_channels(per_group: Tensor, x: Tensor) -> Tensor:
-    """(B, G, ...) so that it broadcasts over the channels of x, (B, G·n, ...)."""
+def broadcast_groups(per_group: Tensor, x: Tensor) -> Tensor:
+    """Repeat (B, G, ...) so that it broadcasts over the channels of x, (B, G·n, ...)."""
     groups, channels = per_group.shape[1], x.shape[1]
     return per_group if groups in (1, channels) else per_group.repeat_interleave(channels // groups, 1)
 
 
 def sum_groups(x: Tensor, groups: int, dtype: torch.dtype | None = None) -> Tensor:
-    """(B, G·n, ...) summed over the n channels of each group: (B, G, ...)."""
+    """Sum (B, G·n, ...) over the n channels of each group: (B, G, ...)."""
     if groups == 1:
         return x.sum(1, keepdim=True, dtype=dtype)
     return x.unflatten(1, (groups, -1)).sum(2, dtype=dtype)
 
 
-def _ones(like: Tensor, weight: Tensor) -> Tensor:
-    """The box filter: one channel in, one out, for each group."""
+def _box_filter(like: Tensor, weight: Tensor) -> Tensor:
+    """Make the box filter: one channel in, one out, for each group."""
     return like.new_ones(like.shape[1], 1, *weight.shape[2:])

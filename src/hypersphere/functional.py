@@ -1,4 +1,4 @@
-"""The pure functions under one name, as torch.nn.functional has them."""
+"""All pure functions, like torch.nn.functional."""
 
 from .cosine import unit
 from .energy import orthonormal

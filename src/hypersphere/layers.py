@@ -1,8 +1,8 @@
-"""Layers that answer to the angle between neuron and input: output = scale·g(cos) + bias (SphereNet, Eq. 1).
+"""Layers that compare by angle instead of inner product: output = scale·g(cos) + bias (SphereNet, Eq. 1).
 
 :class:`SphereConv1d`, :class:`SphereConv2d`, :class:`SphereConv3d` and :class:`SphereLinear` take every option of
 their torch counterparts and keep their parameters' names and shapes, so a plain layer's state_dict loads strictly.
-`scale` and `bias` are the β and γ of SphereNorm (2.5). Under each class lies a pure function.
+`scale` and `bias` are the β and γ of SphereNorm (2.5). The forward pass of each class is one call of a pure function.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.utils import _ntuple
 
-from . import _piecewise
+from . import _cpu_conv
 from ._internal import checks
 from ._internal.guards import watch_weight_decay
 from ._internal.overflow import finite_gradient
-from .cosine import autocasts, cosine_conv, cosine_linear
-from .similarity import Similarity, cosine, on_pieces, resolve
+from .cosine import autocast_enabled, cosine_conv, cosine_linear
+from .similarity import Similarity, chunked, cosine, resolve
 
 SimilarityLike = str | Callable[[Tensor], Tensor]
-Scale = bool | float | str | None  # the only text is "auto"
+Scale = bool | float | str | None  # the only string is "auto"
 
 
 def sphere_linear(
@@ -35,7 +35,7 @@ def sphere_linear(
     *,
     scale: Tensor | float | None = None,
 ) -> Tensor:
-    """scale·g(θ) + bias for the angle θ between every input row and every neuron (Eq. 1, 2.4).
+    """Compute scale·g(θ) + bias for the angle θ between every input row and every neuron (Eq. 1, 2.4).
 
     Args:
         input: (..., d).
@@ -51,14 +51,14 @@ def sphere_linear(
         >>> sphere_linear(torch.tensor([[3.0, 4.0]]), torch.tensor([[2.0, 0.0], [0.0, 5.0]]))
         tensor([[0.6000, 0.8000]])
     """
-    check_pair(input, weight)
+    check_dtypes(input, weight)
     if input.dim() == 0 or weight.dim() != 2 or input.shape[-1] != weight.shape[1]:
         raise ValueError(
             f"input must be (..., d) and weight (N, d), got {tuple(input.shape)} and {tuple(weight.shape)}"
         )
     c = cosine_linear(input, weight)
-    rows = c if c.dim() == 2 else c.reshape(-1, c.shape[-1])  # filters on dimension 1, whatever the input's shape
-    return answer(rows, bias, similarity, scale).view(c.shape)
+    rows = c if c.dim() == 2 else c.reshape(-1, c.shape[-1])  # filters on dimension 1
+    return apply_similarity(rows, bias, similarity, scale).view(c.shape)
 
 
 def sphere_conv1d(
@@ -73,7 +73,7 @@ def sphere_conv1d(
     *,
     scale: Tensor | float | None = None,
 ) -> Tensor:
-    """:func:`sphere_conv2d` over one dimension."""
+    """Compute :func:`sphere_conv2d` over one dimension."""
     return _sphere_conv(1, input, weight, bias, stride, padding, dilation, groups, similarity, scale)
 
 
@@ -89,7 +89,7 @@ def sphere_conv2d(
     *,
     scale: Tensor | float | None = None,
 ) -> Tensor:
-    """scale·g(θ) + bias for the angle θ between every patch and every filter (Eq. 1); arguments as F.conv2d.
+    """Compute scale·g(θ) + bias for the angle θ between every patch and every filter (Eq. 1); arguments as F.conv2d.
 
     Args:
         input: (B, C, H, W) or (C, H, W).
@@ -118,7 +118,7 @@ def sphere_conv3d(
     *,
     scale: Tensor | float | None = None,
 ) -> Tensor:
-    """:func:`sphere_conv2d` over three dimensions."""
+    """Compute :func:`sphere_conv2d` over three dimensions."""
     return _sphere_conv(3, input, weight, bias, stride, padding, dilation, groups, similarity, scale)
 
 
@@ -139,31 +139,33 @@ def _sphere_conv(
     strides, dilations = _ntuple(n)(stride), _ntuple(n)(dilation)
     x, paddings = _explicit_padding(x, weight.shape[2:], strides, padding, dilations)
     options = (strides, tuple(paddings), dilations, groups)
-    g = _checked_similarity(weight.shape[0], bias, similarity, scale)
+    g = _resolve_checked(weight.shape[0], bias, similarity, scale)
 
-    def in_parts(x: Tensor, weight: Tensor, scale: Tensor | float | None, bias: Tensor | None) -> Tensor:
-        return answer(cosine_conv(x, weight, *options), bias, g, scale)
+    def unfused(x: Tensor, weight: Tensor, scale: Tensor | float | None, bias: Tensor | None) -> Tensor:
+        return apply_similarity(cosine_conv(x, weight, *options), bias, g, scale)
 
-    pieces = on_pieces(g) if _piecewise.applies(x, weight, scale, bias) else None
-    if pieces is None:
-        y = in_parts(x, weight, scale, bias)
+    chunked_g = chunked(g) if _cpu_conv.is_supported(x, weight, scale, bias) else None
+    if chunked_g is None:
+        y = unfused(x, weight, scale, bias)
     else:
-        y = _piecewise.sphere_conv(x, weight, scale, bias, pieces, options, in_parts)
+        y = _cpu_conv.sphere_conv(x, weight, scale, bias, chunked_g, options, unfused)
     return y if input.dim() == n + 2 else y.squeeze(0)
 
 
-def answer(c: Tensor, bias: Tensor | None, similarity: SimilarityLike, scale: Tensor | float | None) -> Tensor:
-    """scale·g(c) + bias, filters on dimension 1; c is within [-1, 1] already, so the cosine is itself."""
-    g = _checked_similarity(c.shape[1], bias, similarity, scale)
-    y = c if g is cosine or g == Similarity("cosine") else g(c)
+def apply_similarity(
+    c: Tensor, bias: Tensor | None, similarity: SimilarityLike, scale: Tensor | float | None
+) -> Tensor:
+    """Compute scale·g(c) + bias of cosines c (B, N, ...) in [-1, 1], filters on dimension 1."""
+    g = _resolve_checked(c.shape[1], bias, similarity, scale)
+    y = c if g is cosine or g == Similarity("cosine") else g(c)  # c is clamped already
     if y.shape != c.shape:
-        raise ValueError(f"similarity must keep the shape {tuple(c.shape)}, its result has {tuple(y.shape)}")
+        raise ValueError(f"similarity must keep the shape {tuple(c.shape)}, got {tuple(y.shape)}")
     along_filters = (-1, *[1] * (c.dim() - 2))
     factor = scale.to(y.dtype).view(along_filters) if isinstance(scale, Tensor) else scale
     if bias is None:
         if factor is not None:
             return y * factor
-        # The backward pass needs y; what leaves may be changed in place, by nn.ReLU(inplace=True) for one.
+        # The backward pass needs y, and the output may be changed in place (nn.ReLU(inplace=True)).
         return y.clone() if y.requires_grad else y
     shift = bias.to(y.dtype).view(along_filters)
     if isinstance(factor, Tensor):
@@ -171,23 +173,23 @@ def answer(c: Tensor, bias: Tensor | None, similarity: SimilarityLike, scale: Te
     return torch.add(shift, y, alpha=1 if factor is None else factor)
 
 
-def _checked_similarity(
+def _resolve_checked(
     filters: int, bias: Tensor | None, similarity: SimilarityLike, scale: Tensor | float | None
 ) -> Callable[[Tensor], Tensor]:
-    """The similarity as a function, once bias and scale are known to fit."""
+    """Return the similarity as a function; check that bias and scale fit."""
     _check_per_filter("bias", bias, filters)
     if isinstance(scale, Tensor):
         _check_per_filter("scale", scale, filters)
     g = resolve(similarity, filters)
     if isinstance(similarity, str) and isinstance(g, nn.Module):
-        raise ValueError(f"similarity {similarity!r} has parameters: give the module, or use a layer, which keeps it")
+        raise ValueError(f"similarity {similarity!r} has parameters: pass the module, or use a layer")
     return g
 
 
 def _explicit_padding(
     x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: str | int | Sequence[int], dilation: Sequence[int]
 ) -> tuple[Tensor, Sequence[int]]:
-    """The input and symmetric zero padding that amount to `padding`, which may be "valid" or "same"."""
+    """Return input and symmetric zero padding equivalent to `padding`, which may be "valid" or "same"."""
     n = len(kernel)
     if not isinstance(padding, str):
         return x, _ntuple(n)(padding)
@@ -199,7 +201,7 @@ def _explicit_padding(
     total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
     if all(t % 2 == 0 for t in total):
         return x, [t // 2 for t in total]
-    # torch puts the odd one at the end of each dimension; F.pad counts dimensions from the last
+    # torch pads one more at the end of a dimension; F.pad starts with the last dimension
     return F.pad(x, [side for t in reversed(total) for side in (t // 2, t - t // 2)]), (0,) * n
 
 
@@ -209,7 +211,7 @@ def _check_per_filter(name: str, value: Any, filters: int) -> None:
 
 
 def _check_conv(n: int, input: Tensor, weight: Tensor, groups: int) -> None:
-    check_pair(input, weight)
+    check_dtypes(input, weight)
     if weight.dim() != n + 2:
         raise ValueError(f"weight must have {n + 2} dimensions, got {tuple(weight.shape)}")
     if input.dim() not in (n + 1, n + 2) or input.shape[-n - 1] != weight.shape[1] * groups:
@@ -219,16 +221,16 @@ def _check_conv(n: int, input: Tensor, weight: Tensor, groups: int) -> None:
         )
 
 
-def check_pair(input: Tensor, weight: Tensor) -> None:
-    """Both are floating point tensors of one dtype, or autocast is on."""
+def check_dtypes(input: Tensor, weight: Tensor) -> None:
+    """Require floating point tensors of one dtype, unless autocast is on."""
     checks.floating("input", input)
     checks.floating("weight", weight)
-    if input.dtype is not weight.dtype and not autocasts(input):
+    if input.dtype is not weight.dtype and not autocast_enabled(input):
         raise TypeError(f"input and weight must have one dtype, got {input.dtype} and {weight.dtype}")
 
 
 class SphereOptions:
-    """What every sphere layer has besides torch's: `similarity` and `scale`; mixed into a torch layer class."""
+    """Mixin that adds `similarity` and `scale` to a torch layer class."""
 
     similarity: Callable[[Tensor], Tensor]
     scale: Tensor | float | None
@@ -253,17 +255,17 @@ class SphereOptions:
         watch_weight_decay(self)
 
     def reset_parameters(self: Any) -> None:
-        """Torch's own start, and 1 for a learned scale."""
+        """Reset as torch does; a learned scale becomes 1."""
         super().reset_parameters()  # type: ignore[misc]
         if isinstance(getattr(self, "scale", None), nn.Parameter):
             nn.init.ones_(self.scale)
 
     def __setstate__(self: Any, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[misc]
-        watch_weight_decay(self)  # a copy is a layer of its own
+        watch_weight_decay(self)  # a copy is a new layer
 
     def _load_from_state_dict(self: Any, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """A plain layer's state_dict has no `scale` and no `similarity.log_k`: they keep their values."""
+        """Load a state_dict; without `scale` or `similarity.log_k` (a plain layer's) these keep their values."""
         own = {"scale": self.scale} if isinstance(self.scale, Tensor) else {}
         if isinstance(self.similarity, nn.Module):
             own |= {f"similarity.{name}": value for name, value in self.similarity.state_dict().items()}
@@ -281,29 +283,29 @@ class SphereOptions:
 
 
 def auto_scale(weight: Tensor) -> float:
-    """Return the fixed scale that ``scale="auto"`` stands for: √(d/3) for a Linear's weight, max(1, √d/6) for a Conv's.
+    """Return the fixed scale of ``scale="auto"``: √(d/3) for a Linear's weight, max(1, √d/6) for a Conv's.
 
-    The cosine of an input with a random neuron is about 1/√d, too small for plain layers and biases behind it. With
-    √(d/3) a Linear gives what torch's own start gives for an input whose elements have mean square 1. A filter's
-    gradient sums over all positions, so a convolution takes a smaller scale: with more, SGD turns its filters too far
-    in the first steps (docs/layers.md has the measurements).
+    The cosine of an input with a random neuron is about 1/√d, too small for the layers that follow. With √(d/3) the
+    output of a Linear is as large as torch's own start makes it for an input whose elements have mean square 1. A
+    filter's gradient sums over all positions, so a convolution needs a smaller scale: with a larger one, SGD turns its
+    filters too far in the first steps (measured in docs/layers.md).
     """
     d = weight[0].numel()
     return round(math.sqrt(d / 3) if weight.dim() == 2 else max(1.0, math.sqrt(d) / 6), 2)
 
 
 def check_scale(scale: Any) -> None:
-    """None, True, "auto", or a finite number that is not 0."""
+    """Require None, True, "auto", or a finite number that is not 0."""
     if scale is None or scale is True or (isinstance(scale, str) and scale == "auto"):
         return
     if scale is False or not isinstance(scale, int | float):
         raise TypeError(f"scale must be None (1), True (learned), 'auto' or a number (fixed), got {scale!r}")
     if checks.number("scale", scale) == 0:
-        raise ValueError("scale must not be 0: the layer would forget its input")
+        raise ValueError("scale must not be 0, or the output would not depend on the input")
 
 
 class SphereLinear(SphereOptions, nn.Linear):
-    """:class:`torch.nn.Linear` on angles: scale·g(θ) + bias (Eq. 1, 2.4); see :func:`sphere_linear`.
+    """:class:`torch.nn.Linear` with angles instead of inner products: scale·g(θ) + bias (Eq. 1, 2.4).
 
     Args:
         similarity: "cosine", "linear", "linear(a, b)", "sigmoid", "sigmoid(k)", "learnable" (a k for every neuron),
@@ -358,7 +360,7 @@ class _SphereConv(SphereOptions):
         self._set_sphere(similarity, scale, out_channels)
 
     def forward(self: Any, input: Tensor) -> Tensor:
-        n, padding, weight = len(self.kernel_size), self.padding, self.weight  # a parametrized weight is read once
+        n, padding, weight = len(self.kernel_size), self.padding, self.weight  # read once: it may be parametrized
         if self.padding_mode != "zeros":
             _check_conv(n, input, weight, self.groups)
             input = F.pad(finite_gradient(input), self._reversed_padding_repeated_twice, mode=self.padding_mode)
@@ -368,13 +370,13 @@ class _SphereConv(SphereOptions):
 
 
 class SphereConv1d(_SphereConv, nn.Conv1d):
-    """:class:`torch.nn.Conv1d` on angles; see :class:`SphereConv2d`."""
+    """:class:`torch.nn.Conv1d` with angles instead of inner products; see :class:`SphereConv2d`."""
 
 
 class SphereConv2d(_SphereConv, nn.Conv2d):
-    """:class:`torch.nn.Conv2d` on angles: scale·g(θ) + bias for every patch and filter (Eq. 1).
+    """:class:`torch.nn.Conv2d` with angles instead of inner products: scale·g(θ) + bias for every patch (Eq. 1).
 
-    Patch norms cost a box filter over one channel for each group, right for every stride, dilation and padding mode.
+    Patch norms cost a box filter over one channel per group, for any stride, dilation and padding mode.
 
     Args:
         similarity: "cosine", "linear", "linear(a, b)", "sigmoid", "sigmoid(k)", "learnable" (a k for every filter),
@@ -392,4 +394,4 @@ class SphereConv2d(_SphereConv, nn.Conv2d):
 
 
 class SphereConv3d(_SphereConv, nn.Conv3d):
-    """:class:`torch.nn.Conv3d` on angles; see :class:`SphereConv2d`."""
+    """:class:`torch.nn.Conv3d` with angles instead of inner products; see :class:`SphereConv2d`."""

@@ -1,10 +1,10 @@
-"""Recurrent layers on angles: every gate answers to the angles of its neurons with input and state (SphereNet, 2.4).
+"""Recurrent layers whose gates compare by angle instead of inner product (SphereNet, 2.4).
 
     gates = [scale·g(cos(W_ih, x)) + b_ih] + [scale·g(cos(W_hh, h)) + b_hh]
 
 with torch's cells around them: the GRU's reset gate acts on the second bracket, and the LSTM's projection weight_hr
 stays plain. Signatures, parameter names and shapes are those of torch.nn.RNN, GRU and LSTM; `scale` and
-`similarity.log_k` exist once a module, a value for every gate neuron.
+`similarity.log_k` exist once per module, with a value for every gate neuron.
 
 Shapes: T steps, B batch, I input size, H hidden size, P size of the state that leaves a layer (H, or proj_size).
 """
@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from ._internal import checks
-from .cosine import autocasts, clamp_cosine, unit, unit_of_short
-from .layers import SimilarityLike, SphereOptions, answer, check_pair
+from .cosine import autocast_enabled, clamp_cosine, unit, unit_unchecked
+from .layers import SimilarityLike, SphereOptions, apply_similarity, check_dtypes
 
 State = tuple[Tensor, ...]
 #: (gates of the input, gates of the state, state) → state
@@ -57,16 +57,16 @@ CELLS: dict[str, Cell] = {
 
 
 class _SphereRecurrent(SphereOptions):
-    """Steps through layers and directions; nn.RNNBase, which it is mixed with, holds parameters and options.
+    """Mixin that runs layers and directions step by step; nn.RNNBase holds parameters and options.
 
-    Not nn.RNN, nn.GRU and nn.LSTM themselves: torch.compile refuses those by class.
+    Not based on nn.RNN, nn.GRU and nn.LSTM, which torch.compile refuses by class.
     """
 
     def forward(self: Any, input: Any, hx: Any = None) -> Any:
-        """As torch's: (T, B, I), (B, T, I) with batch_first, (T, I), or a PackedSequence."""
+        """Run over (T, B, I), (B, T, I) with batch_first, (T, I), or a PackedSequence, as torch does."""
         packed = isinstance(input, PackedSequence)
         data = input.data if packed else input
-        check_pair(data, self.weight_ih_l0)
+        check_dtypes(data, self.weight_ih_l0)
         if data.dim() not in ((2,) if packed else (2, 3)) or data.shape[-1] != self.input_size:
             raise ValueError(
                 f"input must be (T, B, {self.input_size}), batch_first, unbatched or packed; got {tuple(data.shape)}"
@@ -84,7 +84,7 @@ class _SphereRecurrent(SphereOptions):
         if packed and hx is not None and input.sorted_indices is not None:
             state = tuple(part.index_select(1, input.sorted_indices) for part in state)
 
-        output, final = self._run(data, sizes, state)
+        output, final = self._run_layers(data, sizes, state)
 
         if packed:
             if input.unsorted_indices is not None:
@@ -98,15 +98,15 @@ class _SphereRecurrent(SphereOptions):
                 result = result.transpose(0, 1)
         return result, final if len(final) > 1 else final[0]
 
-    def _run(self: Any, data: Tensor, sizes: list[int], state: State) -> tuple[Tensor, State]:
-        """All layers over packed data (ΣB_t, I): packed outputs, and final states (layers·directions, B, ·)."""
+    def _run_layers(self: Any, data: Tensor, sizes: list[int], state: State) -> tuple[Tensor, State]:
+        """Run all layers over packed data (ΣB_t, I): packed outputs, and final states (layers·directions, B, ·)."""
         directions = 2 if self.bidirectional else 1
         finals: list[State] = []
         for layer in range(self.num_layers):
             outputs = []
             for reverse in range(directions):
                 index = layer * directions + reverse
-                out, final = self._direction(
+                out, final = self._run_direction(
                     data, sizes, tuple(part[index] for part in state), f"_l{layer}{'_reverse' * reverse}", bool(reverse)
                 )
                 outputs.append(out)
@@ -116,15 +116,15 @@ class _SphereRecurrent(SphereOptions):
                 data = F.dropout(data, self.dropout, self.training)
         return data, tuple(torch.stack(parts) for parts in zip(*finals, strict=True))
 
-    def _direction(
+    def _run_direction(
         self: Any, data: Tensor, sizes: list[int], initial: State, suffix: str, reverse: bool
     ) -> tuple[Tensor, State]:
-        """One layer in one direction. Sequences are sorted by length, so the running ones are the first rows."""
+        """Run one layer in one direction. Sequences are sorted by length, so the running ones are the first rows."""
         bias_x = getattr(self, f"bias_ih{suffix}", None)
         bias_h = getattr(self, f"bias_hh{suffix}", None)
         project = getattr(self, f"weight_hr{suffix}", None)
         unit_h = unit(getattr(self, f"weight_hh{suffix}"))
-        gates_x = self._gates(unit(data), unit(getattr(self, f"weight_ih{suffix}")), bias_x)  # all steps at once
+        gates_x = self._gates(unit(data), unit(getattr(self, f"weight_ih{suffix}")), bias_x)  # all time steps at once
         steps = gates_x.split(sizes)
         cell = CELLS[self.mode]
         initial = tuple(part.to(gates_x.dtype) for part in initial)  # autocast's
@@ -132,13 +132,13 @@ class _SphereRecurrent(SphereOptions):
         outputs, ended = [], []
         for t in reversed(range(len(sizes))) if reverse else range(len(sizes)):
             running = len(state[0])
-            if sizes[t] > running:  # going back, more sequences begin
+            if sizes[t] > running:  # backwards, more sequences begin
                 begin = (part[running : sizes[t]] for part in initial)
                 state = tuple(torch.cat(pair) for pair in zip(state, begin, strict=True))
-            elif sizes[t] < running:  # going on, some have ended
+            elif sizes[t] < running:  # forwards, some sequences have ended
                 ended.append(tuple(part[sizes[t] :] for part in state))
                 state = tuple(part[: sizes[t]] for part in state)
-            state = cell(steps[t], self._gates(unit_of_short(state[0]), unit_h, bias_h), state)
+            state = cell(steps[t], self._gates(unit_unchecked(state[0]), unit_h, bias_h), state)
             if project is not None:
                 state = (F.linear(state[0], project), *state[1:])
             outputs.append(state[0])
@@ -146,10 +146,10 @@ class _SphereRecurrent(SphereOptions):
         return torch.cat(outputs[::-1] if reverse else outputs), final
 
     def _gates(self: Any, unit_x: Tensor, unit_weight: Tensor, bias: Tensor | None) -> Tensor:
-        return answer(clamp_cosine(F.linear(unit_x, unit_weight)), bias, self.similarity, self.scale)
+        return apply_similarity(clamp_cosine(F.linear(unit_x, unit_weight)), bias, self.similarity, self.scale)
 
     def _initial_state(self: Any, hx: Any, data: Tensor, batch: int, unbatched: bool) -> State:
-        """hx as given or zeros, each (layers·directions, B, ·)."""
+        """Return hx, or zeros if None, each (layers·directions, B, ·)."""
         layers = self.num_layers * (2 if self.bidirectional else 1)
         sizes = [self.proj_size or self.hidden_size] + [self.hidden_size] * (self.mode == "LSTM")
         if hx is None:
@@ -158,7 +158,7 @@ class _SphereRecurrent(SphereOptions):
         wanted = [(layers, size) if unbatched else (layers, batch, size) for size in sizes]
         for part in given:
             checks.floating("hx", part)
-            if part.dtype is not data.dtype and not autocasts(data):
+            if part.dtype is not data.dtype and not autocast_enabled(data):
                 raise TypeError(f"hx must be {data.dtype} as the input is, got {part.dtype}")
         if [tuple(part.shape) for part in given] != wanted:
             raise ValueError(f"hx must have the shapes {wanted}, got {[tuple(part.shape) for part in given]}")
@@ -166,7 +166,7 @@ class _SphereRecurrent(SphereOptions):
 
 
 class SphereRNN(_SphereRecurrent, nn.RNNBase):
-    """:class:`torch.nn.RNN` on angles; see :mod:`hypersphere.recurrent`.
+    """:class:`torch.nn.RNN` with angles instead of inner products; see :mod:`hypersphere.recurrent`.
 
     Args:
         similarity: as in :class:`SphereLinear`; "learnable" has a k for every gate neuron, shared by all layers.
@@ -204,7 +204,7 @@ class SphereRNN(_SphereRecurrent, nn.RNNBase):
 
 
 class SphereGRU(_SphereRecurrent, nn.RNNBase):
-    """:class:`torch.nn.GRU` on angles; see :class:`SphereRNN`.
+    """:class:`torch.nn.GRU` with angles instead of inner products; see :class:`SphereRNN`.
 
     Example:
         >>> output, state = SphereGRU(8, 16, batch_first=True, similarity="sigmoid(0.3)", scale=4.0)(
@@ -236,7 +236,7 @@ class SphereGRU(_SphereRecurrent, nn.RNNBase):
 
 
 class SphereLSTM(_SphereRecurrent, nn.RNNBase):
-    """:class:`torch.nn.LSTM` on angles; see :class:`SphereRNN`.
+    """:class:`torch.nn.LSTM` with angles instead of inner products; see :class:`SphereRNN`.
 
     Example:
         >>> output, (h, c) = SphereLSTM(8, 16, proj_size=4)(torch.randn(5, 3, 8))

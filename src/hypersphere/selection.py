@@ -1,12 +1,12 @@
-"""Which tensors of a model are neurons, and which layer is its output: the one place that says so.
+"""Select the tensors of a model that hold neurons, and find its output layer.
 
-Everything that walks a model takes the same three arguments:
+All functions that walk a model take the same three arguments:
 
 - ``layers``, ``exclude``: a name, an fnmatch pattern, a type, a predicate(name, module), or a list of these;
-  ``layers=None`` means all that are eligible.
+  ``layers=None`` means all eligible layers.
 - ``output``: "auto", the name of the output layer, or None when no layer is the output. "auto" is what the model's
-  ``get_classifier()`` gives (an Identity means none), else the last loss head, else the last Linear. A layer that is
-  itself the root is never the output.
+  ``get_classifier()`` returns (an Identity means none), else the last loss head, else the last Linear. If the model
+  is a single layer, that is never the output.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 @dataclass(frozen=True)
 class Neurons:
-    """One tensor of neurons: where it lives, and whether it is the model's output layer."""
+    """A tensor of neurons: its module and name, and whether it is the model's output layer."""
 
     module: nn.Module
     tensor_name: str
@@ -38,13 +38,13 @@ class Neurons:
 
     @property
     def tensor(self) -> Tensor:
-        """The tensor as the module sees it now (a parametrized weight is evaluated)."""
+        """The current tensor (a parametrized weight is evaluated)."""
         tensor: Tensor = getattr(self.module, self.tensor_name)
         return tensor
 
     @property
     def parametrizations(self) -> nn.ModuleList:
-        """What makes the tensor out of others, in turn; empty for a plain one."""
+        """The parametrizations of the tensor; empty if it is plain."""
         everything = getattr(self.module, "parametrizations", {})
         found = everything[self.tensor_name] if self.tensor_name in everything else nn.ModuleList()
         assert isinstance(found, nn.ModuleList)
@@ -52,12 +52,12 @@ class Neurons:
 
     @property
     def stored(self) -> Tensor:
-        """The tensor that holds the neurons: `tensor`, or what a parametrization makes it of."""
+        """The stored tensor: `tensor`, or the first parameter of its parametrization."""
         return next(self.parametrizations.parameters()) if len(self.parametrizations) else self.tensor
 
     @property
     def is_constant(self) -> bool:
-        """Whether training leaves their angles as they are: rotated orthogonally and fixed otherwise."""
+        """Whether training keeps the angles between neurons: they are fixed and rotated orthogonally."""
         parts = self.parametrizations
         return len(parts) == 1 and getattr(parts[0], "keeps_angles", False) is True
 
@@ -67,13 +67,13 @@ class Neurons:
         return int(self.module.groups) if isinstance(self.module, _TRANSPOSED) else None
 
     def matrix(self) -> Tensor:
-        """The neurons as rows, (groups, N, d): output channels, for transposed convolutions too."""
+        """Return the neurons (output channels) as rows: (groups, N, d)."""
         if self.transposed_groups is not None:
             return neuron_rows(self.tensor, self.transposed_groups)
         return neuron_rows(self.tensor).squeeze(0).unflatten(0, (getattr(self.module, "groups", 1), -1))
 
     def write(self, matrix: Tensor) -> None:
-        """Puts neurons (groups, N, d) in place of those there are; a parametrized weight takes what it can invert."""
+        """Replace the neurons by `matrix` (groups, N, d); a parametrized weight uses its right_inverse."""
         weight = self.tensor
         value = from_neuron_rows(matrix, weight.shape, self.transposed_groups)
         with torch.no_grad():
@@ -84,14 +84,14 @@ class Neurons:
 
 
 def neuron_rows(weight: Tensor, transposed_groups: int | None = None) -> Tensor:
-    """A weight (N, ...), or (C, O/G, ...) of a transposed convolution of G groups, as rows (1 or G, N, d)."""
+    """Reshape a weight (N, ...), or (C, O/G, ...) of a transposed convolution of G groups, to rows (1 or G, N, d)."""
     if transposed_groups is None:
         return weight.flatten(1).unsqueeze(0)
     return weight.unflatten(0, (transposed_groups, -1)).transpose(1, 2).flatten(2)
 
 
 def from_neuron_rows(rows: Tensor, shape: torch.Size, transposed_groups: int | None = None) -> Tensor:
-    """The weight of this shape that :func:`neuron_rows` made `rows` of."""
+    """Invert :func:`neuron_rows`: return the weight of this shape."""
     if transposed_groups is None:
         return rows.reshape(shape)
     return rows.unflatten(2, (-1, *shape[2:])).transpose(1, 2).flatten(0, 1)
@@ -100,10 +100,11 @@ def from_neuron_rows(rows: Tensor, shape: torch.Size, transposed_groups: int | N
 def select(
     model: nn.Module, layers: Specs | None = None, exclude: Specs = (), output: str | None = "auto"
 ) -> dict[str, Neurons]:
-    """The neurons of a model by layer name, in the model's order; {} when nothing matches.
+    """Return the neurons of a model by layer name, in the model's order; {} if nothing matches.
 
-    Eligible are Linear, convolutions (transposed ones too), nn.MultiheadAttention (``name`` for its in_proj_weight, or
-    ``name.q_proj_weight`` and so on) and the loss heads of this package; recurrent layers and embeddings are not.
+    Eligible are Linear, convolutions and transposed convolutions, nn.MultiheadAttention (``name`` for its
+    in_proj_weight, or ``name.q_proj_weight`` and so on) and the loss heads of this package; not recurrent layers and
+    embeddings.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 10))
@@ -115,7 +116,7 @@ def select(
     checks.module("model", model)
     wanted = None if layers is None else as_list("layers", layers)
     unwanted = as_list("exclude", exclude)
-    eligible = {name: (module, tensor) for name, module, tensor in _eligible(model)}
+    eligible = {name: (module, tensor) for name, module, tensor in _eligible_layers(model)}
     outputs = _output_names(model, output, {name: module for name, (module, _) in eligible.items()})
     return {
         name: Neurons(module, tensor, name in outputs)
@@ -127,9 +128,9 @@ def select(
 def select_to_change(
     verb: str, model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None
 ) -> dict[str, Neurons]:
-    """:func:`select` for verbs that change neurons: the output layer is left alone unless `layers` matches it.
+    """Select for a verb that changes neurons: the output layer is skipped unless `layers` matches it.
 
-    A name or pattern that matches nothing is an error here, also among others that do.
+    Every name and pattern must match something.
     """
     found = select_strictly(verb, model, layers, exclude, output)
     return {name: n for name, n in found.items() if layers is not None or not n.is_output}
@@ -138,21 +139,21 @@ def select_to_change(
 def select_strictly(
     verb: str, model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None
 ) -> dict[str, Neurons]:
-    """:func:`select`, but a name or pattern in `layers` that matches nothing is an error, as is a name in `exclude`."""
+    """Select, but raise for a name or pattern in `layers`, or a name in `exclude`, that matches nothing."""
     found = select(model, layers, exclude, output)
     everything = select(model) if layers is not None else {}
     for spec in [] if layers is None else as_list("layers", layers):
         if isinstance(spec, str) and not any(_matches([spec], name, n.module) for name, n in everything.items()):
-            raise nothing_found(model, verb, f" named {spec!r}")
+            raise no_layer_error(model, verb, f" named {spec!r}")
     names = {name for name, _ in model.named_modules()} | set(select(model))
     for spec in as_list("exclude", exclude):
         if isinstance(spec, str) and not any(sign in spec for sign in "*?[") and spec not in names:
-            raise ValueError(f"{verb}: exclude names {spec!r}, which the model does not have")
+            raise ValueError(f"{verb}: unknown layer {spec!r} in exclude")
     return found
 
 
-def nothing_found(model: nn.Module, verb: str, why: str = "") -> ValueError:
-    """The error of a verb that has nothing to work on: it lists what there is."""
+def no_layer_error(model: nn.Module, verb: str, why: str = "") -> ValueError:
+    """Return the error of a verb without a layer to work on; it lists the model's layers."""
     there = ", ".join(
         f"{name or '(root)'} [{type(n.module).__name__}{', the output' if n.is_output else ''}]"
         for name, n in select(model).items()
@@ -160,7 +161,7 @@ def nothing_found(model: nn.Module, verb: str, why: str = "") -> ValueError:
     return ValueError(f"{verb}: no layer to work on{why}; the model's layers with neurons are: {there or 'none'}")
 
 
-def _eligible(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+def _eligible_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     for name, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention):
             if module._qkv_same_embed_dim:
@@ -173,12 +174,12 @@ def _eligible(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 
 
 def is_loss_head(module: nn.Module) -> bool:
-    """A loss of this package that holds class weights."""
+    """Return whether the module is a loss of this package with class weights."""
     return getattr(module, "is_loss_head", False) is True
 
 
-def never_called(model: nn.Module) -> set[nn.Module]:
-    """Linears whose weights torch reads without calling them, at least in eval mode."""
+def uncalled_linears(model: nn.Module) -> set[nn.Module]:
+    """Return Linears whose weights torch reads without calling the layer, at least in eval mode."""
     found: set[nn.Module] = set()
     for module in model.modules():
         if isinstance(module, nn.MultiheadAttention):
@@ -189,7 +190,7 @@ def never_called(model: nn.Module) -> set[nn.Module]:
 
 
 def _output_names(model: nn.Module, output: str | None, eligible: dict[str, nn.Module]) -> set[str]:
-    """The output layer, or none; several only if get_classifier() gives several heads."""
+    """Return the name of the output layer, if any; several only if get_classifier() returns several heads."""
     if output is None:
         return set()
     if not isinstance(output, str):
@@ -204,14 +205,14 @@ def _output_names(model: nn.Module, output: str | None, eligible: dict[str, nn.M
         given = get_classifier()
         heads = [head for head in (given if isinstance(given, tuple | list) else [given]) if head is not None]
         wanted: list[Callable[[nn.Module], bool]] = [set(head.modules()).__contains__ for head in heads]
-        return {name for inside in wanted for name in _last(candidates, inside)}
-    uncalled = never_called(model)
-    last_linear = _last(candidates, lambda module: isinstance(module, nn.Linear) and module not in uncalled)
-    return set(_last(candidates, is_loss_head) or last_linear)
+        return {name for inside in wanted for name in _last_matching(candidates, inside)}
+    uncalled = uncalled_linears(model)
+    last_linear = _last_matching(candidates, lambda module: isinstance(module, nn.Linear) and module not in uncalled)
+    return set(_last_matching(candidates, is_loss_head) or last_linear)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model that a wrapper of torch's hides: DDP, DataParallel, torch.compile."""
+    """Return the model inside torch's wrappers: DDP, DataParallel, torch.compile."""
     while True:
         inside = getattr(model, "_orig_mod", None)
         if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -221,12 +222,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
         model = inside
 
 
-def _last(candidates: list[tuple[str, nn.Module]], wanted: Callable[[nn.Module], bool]) -> list[str]:
+def _last_matching(candidates: list[tuple[str, nn.Module]], wanted: Callable[[nn.Module], bool]) -> list[str]:
     return [name for name, module in candidates if wanted(module)][-1:]
 
 
 def as_list(argument: str, specs: Specs) -> list[Spec]:
-    """`layers` or `exclude` as a list, whether one or many were given."""
+    """Return `layers` or `exclude` as a list."""
     many = isinstance(specs, Iterable) and not isinstance(specs, str | type | nn.Module)
     listed: list[Spec] = list(specs) if many else [specs]  # type: ignore[arg-type, list-item]
     for spec in listed:
@@ -236,7 +237,7 @@ def as_list(argument: str, specs: Specs) -> list[Spec]:
 
 
 def matches(specs: Specs | None, name: str, module: nn.Module) -> bool:
-    """Whether `layers` or `exclude` means this module; None means all."""
+    """Return whether `layers` or `exclude` matches this module; None matches all."""
     return specs is None or _matches(as_list("layers", specs), name, module)
 
 

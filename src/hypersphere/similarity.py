@@ -1,4 +1,4 @@
-"""How a neuron answers to an angle: g(θ) as a function of the cosine, with exact derivatives (SphereNet, 2.1 and 2.5).
+"""Similarities g(θ) as functions of the cosine, with exact derivatives (SphereNet, 2.1 and 2.5).
 
 ==========  ==========================================  =======================================
 name        g(θ)                                        computed from c = cos θ as
@@ -38,7 +38,7 @@ _K_RANGE = (1e-4, 1e2)  # of a learnable sigmoid
 
 
 def cosine(c: Tensor) -> Tensor:
-    """g(θ) = cos θ (Eq. 3): the cosine, kept within [-1, 1].
+    """Compute g(θ) = cos θ (Eq. 3): the cosine, clamped to [-1, 1].
 
     Example:
         >>> cosine(torch.tensor([-1.0, 0.0, 1.0]))
@@ -48,7 +48,7 @@ def cosine(c: Tensor) -> Tensor:
 
 
 def linear(c: Tensor, a: float = -2 / math.pi, b: float = 1.0) -> Tensor:
-    """g(θ) = aθ + b (Eq. 2); the default falls from 1 at θ = 0 to −1 at θ = π.
+    """Compute g(θ) = aθ + b (Eq. 2); the default falls from 1 at θ = 0 to −1 at θ = π.
 
     Example:
         >>> linear(torch.tensor([-1.0, 0.0, 1.0]))
@@ -59,11 +59,11 @@ def linear(c: Tensor, a: float = -2 / math.pi, b: float = 1.0) -> Tensor:
 
 
 def sigmoid(c: Tensor, k: float | Tensor = 0.3) -> Tensor:
-    """g(θ) of Eq. 4: a step for k → 0, the linear similarity for k → ∞.
+    """Compute g(θ) of Eq. 4: a step for k → 0, the linear similarity for k → ∞.
 
     Args:
         c: cosines (B, N, ...).
-        k: a positive number, or a tensor that broadcasts to c's shape (it is not checked, and receives a gradient).
+        k: a positive number, or a tensor that broadcasts to c's shape (not checked; it receives a gradient).
 
     Example:
         >>> sigmoid(torch.tensor([-1.0, 0.0, 0.5, 1.0]), k=0.5)
@@ -72,27 +72,26 @@ def sigmoid(c: Tensor, k: float | Tensor = 0.3) -> Tensor:
     if not isinstance(k, Tensor):
         k = _clamp_k(checks.number("k", k, low=0.0, open_low=True))
     else:
-        k = finite_gradient(k).to(accumulation_dtype(k.dtype))  # float16 holds no k² below 2e-4²
+        k = finite_gradient(k).to(accumulation_dtype(k.dtype))  # k² underflows in float16
     y: Tensor = apply(_SigmoidOfCosine, finite_gradient(c), k)
     return y
 
 
 def angle(c: Tensor) -> Tensor:
-    """θ = arccos(c) in [0, π], with the derivative bounded as above."""
+    """Compute θ = arccos(c) in [0, π], with the derivative bounded as above."""
     return linear(c, 1.0, 0.0)
 
 
 class LearnableSigmoid(nn.Module):
-    """The sigmoid similarity with its k learned (2.5), positive whatever the optimizer does: k = exp(log_k).
+    """The sigmoid similarity with a learned k = exp(log_k), which is always positive (2.5).
 
-    One k for every filter with `num_filters`, one for the layer without; the same module given to many layers is one
-    k for the network.
+    One k for every filter with `num_filters`, one for the layer without. Layers that are given the same module share
+    its k.
 
     Args:
-        num_filters: how many filters, or None.
-        k: where k starts, in [1e-4, 100] (the paper's 0.5). It stays in this range, beyond which g is a step or, to
-            2e-5, the linear similarity, and nothing is left to learn. An optimizer that steps beyond it with log_k
-            gets the gradients that lead back, and no others.
+        num_filters: the number of filters, or None.
+        k: the start of k, in [1e-4, 100] (the paper's 0.5). k is clamped to this range: outside of it g is a step or,
+            to 2e-5, the linear similarity. If log_k leaves it, only gradients that lead back pass.
 
     Example:
         >>> g = LearnableSigmoid(num_filters=3)
@@ -132,7 +131,7 @@ class LearnableSigmoid(nn.Module):
         return sigmoid(c, self.k.view(-1, *[1] * (c.dim() - 2)))
 
     def at_angle(self, theta: Tensor, filters: Tensor) -> Tensor:
-        """g at angles (B,), each seen by the filter of its index (B,)."""
+        """Compute g at angles (B,), each with the k of the filter of its index (B,)."""
         return _sigmoid_at_angle(theta, self.k if self.num_filters is None else self.k[filters])
 
     def extra_repr(self) -> str:
@@ -141,9 +140,9 @@ class LearnableSigmoid(nn.Module):
 
 @dataclass(frozen=True, repr=False)
 class Similarity:
-    """An entry of the table with its numbers: callable, comparable, and printed as the string that makes it.
+    """An entry of the table with its numbers: callable, comparable, printed as the string that makes it.
 
-    The numbers are kept as text: torch.compile takes a float that differs between two layers for a variable.
+    The numbers are kept as text, because torch.compile takes a float that differs between two layers for a variable.
     """
 
     name: str
@@ -154,7 +153,7 @@ class Similarity:
         return y
 
     def at_angle(self, theta: Tensor, filters: Tensor) -> Tensor:
-        """g at angles (B,); the filters do not matter."""
+        """Compute g at angles (B,); the filters do not matter."""
         if self.name not in _AT_ANGLE:
             return self(theta.cos())
         return _AT_ANGLE[self.name](theta, *map(float, self.numbers))
@@ -181,8 +180,8 @@ def _sigmoid_at_angle(theta: Tensor, k: float | Tensor = 0.3) -> Tensor:
     return torch.tanh((math.pi / 2 - theta) / (2 * k)) / torch.tanh(math.pi / (4 * k))
 
 
-# The same functions of the angle, for margins: cos(mθ) → acos would lose half the digits. An entry of SIMILARITIES
-# without one here is used through its cosine.
+# The same functions of the angle, for margins: through the cosine, half the digits would be lost. Entries of
+# SIMILARITIES that are not here go through the cosine.
 _AT_ANGLE: dict[str, Callable[..., Tensor]] = {
     "cosine": torch.cos,
     "linear": _linear_at_angle,
@@ -197,14 +196,14 @@ def resolve(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Callable[[Tensor], Tensor]:
-    """What a layer with `num_filters` filters calls for the user's `similarity`; a new module for "learnable"."""
+    """Return the callable for `similarity` in a layer with `num_filters` filters; a new module for "learnable"."""
     if not isinstance(similarity, str):
         if not callable(similarity) or isinstance(similarity, type):
             raise TypeError(f"similarity must be a name, a module or a callable of the cosine, got {similarity!r}")
         if isinstance(similarity, LearnableSigmoid) and similarity.num_filters not in (None, num_filters):
             raise ValueError(
-                f"similarity has a k for each of {similarity.num_filters} filters, the layer has {num_filters}; "
-                "share one with num_filters=None"
+                f"similarity has {similarity.num_filters} filters, but the layer has {num_filters}; "
+                "LearnableSigmoid(num_filters=None) fits any layer"
             )
         return similarity
     name, numbers = parse(similarity)
@@ -223,7 +222,7 @@ def resolve(
 
 
 def parse(similarity: str) -> tuple[str, tuple[str, ...]]:
-    """ "linear(-0.5, 0.8)" → ("linear", ("-0.5", "0.8"))."""
+    """Split "linear(-0.5, 0.8)" into ("linear", ("-0.5", "0.8"))."""
     match = re.fullmatch(r"\s*(\w+)\s*(?:\(([^()]*)\))?\s*", similarity)
     name = match[1] if match else similarity
     if not match or name not in SIMILARITIES:
@@ -232,8 +231,8 @@ def parse(similarity: str) -> tuple[str, tuple[str, ...]]:
     return name, tuple(part.strip() for part in match[2].split(",")) if (match[2] or "").strip() else ()
 
 
-def _slope(c: Tensor) -> Tensor:
-    """d asin(c)/dc = 1/√(1−c²), bounded by 1/√eps: the one place where it is."""
+def _asin_slope(c: Tensor) -> Tensor:
+    """Compute d asin(c)/dc = 1/√(1−c²), bounded by 1/√eps; the only place that does."""
     return chain(torch.addcmul(c.new_ones(()), c, c, value=-1), ("clamp_min", torch.finfo(c.dtype).eps), ("rsqrt",))
 
 
@@ -255,15 +254,15 @@ class _LinearOfCosine(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (c,) = ctx.saved_tensors
-        slope = _slope(c.to(accumulation_dtype(c.dtype)))
+        slope = _asin_slope(c.to(accumulation_dtype(c.dtype)))
         return chain(slope, ("mul", grad), ("mul", -ctx.a)).to(c.dtype), None, None
 
 
 class _SigmoidOfCosine(Function):
-    """A·tanh(asin(c)/2k) with A = coth(π/4k), from c and its own result alone.
+    """A·tanh(asin(c)/2k) with A = coth(π/4k); saves c and the result only.
 
-    tanh(u) is taken as 2·σ(2u) − 1, three times as fast, at an error of about 2e-7·k in float32; a number k large
-    enough for that to matter goes through tanh.
+    tanh(u) is computed as 2·σ(2u) − 1, three times as fast, with an error of about 2e-7·k in float32; for a large
+    number k tanh is used.
     """
 
     generate_vmap_rule = True
@@ -285,7 +284,7 @@ class _SigmoidOfCosine(Function):
         k = learned[0] if learned else ctx.k
         exact = c.to(accumulation_dtype(c.dtype))
         scale = _coth(k)
-        # 1 − tanh², times what comes in
+        # (1 − tanh²)·grad
         rise = chain(y / scale, ("square",), ("neg",), ("add", 1), ("mul", grad))
         grad_k = None
         if learned and ctx.needs_input_grad[1]:
@@ -294,7 +293,7 @@ class _SigmoidOfCosine(Function):
             asin = linear(exact, -1.0, _half_pi())
             grad_k = chain(grad * y, ("mul", steep), ("sub", chain(asin, ("mul", rise), ("mul", scale * 0.5))))
             grad_k = (grad_k.sum_to_size(k.shape) / k.square()).to(k.dtype)
-        return chain(_slope(exact), ("mul", rise), ("mul", scale * 0.5 / k)).to(c.dtype), grad_k
+        return chain(_asin_slope(exact), ("mul", rise), ("mul", scale * 0.5 / k)).to(c.dtype), grad_k
 
 
 def _linear_of_asin_(asin: Tensor, a: float, b: float) -> Tensor:
@@ -312,68 +311,71 @@ def _sigmoid_of_asin_(asin: Tensor, k: float | Tensor) -> Tensor:
     return y.clamp_(-1, 1)
 
 
-class Pieces:
-    """A similarity on pieces of cosines within [-1, 1], as the cosine itself has it."""
+class ChunkedSimilarity:
+    """A similarity for chunks of cosines in [-1, 1]; this base class is the cosine."""
 
-    keeps_rise = False
-    """Whether the derivative is kept by :meth:`value`, being cheaper to keep than to compute again."""
+    saves_slope = False  # whether :meth:`value` saves the derivative, because it is cheaper than computing it again
 
-    def value(self, c: Tensor, out: Tensor, rise: Tensor | None) -> Tensor:
-        """g(c), which is c itself or `out`, and dg/dc in `rise`; `out` may be c where there is no `rise`."""
+    def value(self, c: Tensor, out: Tensor, slope: Tensor | None) -> Tensor:
+        """Return g(c), in c or `out`, and write dg/dc to `slope` if given; without `slope`, `out` may be c."""
         return c
 
     def slope(self, c: Tensor) -> Tensor | None:
-        """Compute dg/dc as a new tensor; None stands for 1."""
+        """Compute dg/dc as a new tensor; None means 1."""
         return None
 
 
-class _LinearPieces(Pieces):
+class _ChunkedLinear(ChunkedSimilarity):
     def __init__(self, a: float = -2 / math.pi, b: float = 1.0) -> None:
         self.a, self.b = a, b
 
-    def value(self, c: Tensor, out: Tensor, rise: Tensor | None) -> Tensor:
+    def value(self, c: Tensor, out: Tensor, slope: Tensor | None) -> Tensor:
         return _linear_of_asin_(torch.asin(c, out=out), self.a, self.b)
 
     def slope(self, c: Tensor) -> Tensor:
-        return _slope(c).mul_(-self.a)
+        return _asin_slope(c).mul_(-self.a)
 
 
-class _SigmoidPieces(Pieces):
-    keeps_rise = True
+class _ChunkedSigmoid(ChunkedSimilarity):
+    saves_slope = True
 
     def __init__(self, k: float = 0.3) -> None:
         self.k = _clamp_k(k)
 
-    def value(self, c: Tensor, out: Tensor, rise: Tensor | None) -> Tensor:
+    def value(self, c: Tensor, out: Tensor, slope: Tensor | None) -> Tensor:
         y = _sigmoid_of_asin_(torch.asin(c, out=out), self.k)
-        if rise is not None:  # then `out` is not c
+        if slope is not None:  # then `out` is not c
             scale = _coth(self.k)
-            torch.mul(y, 1 / scale, out=rise).square_().neg_().add_(1).mul_(_slope(c)).mul_(scale * 0.5 / self.k)
+            torch.mul(y, 1 / scale, out=slope).square_().neg_().add_(1).mul_(_asin_slope(c)).mul_(scale * 0.5 / self.k)
         return y
 
 
-#: function of the table → the same on pieces
-_ON_PIECES: dict[Any, type[Pieces]] = {cosine: Pieces, linear: _LinearPieces, sigmoid: _SigmoidPieces}
+#: function of the table → its chunked version
+_CHUNKED: dict[Any, type[ChunkedSimilarity]] = {
+    cosine: ChunkedSimilarity,
+    linear: _ChunkedLinear,
+    sigmoid: _ChunkedSigmoid,
+}
 
 
-def on_pieces(g: Callable[[Tensor], Tensor]) -> Pieces | None:
-    """A similarity as a function of pieces, or None: it has parameters, or is the user's own."""
+def chunked(g: Callable[[Tensor], Tensor]) -> ChunkedSimilarity | None:
+    """Return the chunked version of a similarity; None if it has parameters or is the user's own."""
     if isinstance(g, Similarity):
-        made = _ON_PIECES.get(SIMILARITIES[g.name])
+        made = _CHUNKED.get(SIMILARITIES[g.name])
         return None if made is None else made(*map(float, g.numbers))
-    return Pieces() if g is cosine else None
+    return ChunkedSimilarity() if g is cosine else None
 
 
 def _half_pi() -> float:
-    """π/2 as a literal: torch.compile takes math.pi for a variable where it takes shapes for variables."""
+    """Return π/2 as a literal: torch.compile with dynamic shapes takes math.pi for a variable."""
     return 1.5707963267948966
 
 
 def _clamp_k(k: float) -> float:
-    """float32 holds k and 1/k."""
+    """Clamp k so that k and 1/k are finite in float32."""
     return min(max(k, 1e-30), 1e30)
 
 
 def _coth(k: float | Tensor) -> Any:
-    """coth(π/4k)."""
+    """Compute coth(π/4k)."""
     return 1 / torch.tanh(_half_pi() / 2 / k) if isinstance(k, Tensor) else 1 / math.tanh(_half_pi() / 2 / k)

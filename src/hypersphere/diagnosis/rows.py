@@ -22,7 +22,7 @@ from ..energy.hyperspherical import checked_law, group_energy
 from ..energy.repulsion import Law
 from ..geometry.points import angle_between, closest_pair, row_blocks
 from ..geometry.theory import energy_lower_bound, excess_over, expected_energy
-from ..selection import Neurons, Specs, nothing_found, select, select_to_change
+from ..selection import Neurons, Specs, no_layer_error, select, select_to_change
 from .row import LISTED, Row
 from .stored import StoredNeurons, select_stored
 from .table import table
@@ -102,7 +102,7 @@ def diagnose(
     else:  # a name that matches nothing is an error
         found = select_to_change("diagnose", model_or_state_dict, layers, exclude, output)
     if not found:
-        raise nothing_found(cast(nn.Module, model_or_state_dict), "diagnose")
+        raise no_layer_error(cast(nn.Module, model_or_state_dict), "diagnose")
     work: list[tuple[str, Neurons | StoredNeurons]] = list(found.items())
     with torch.no_grad():
         rows = [_row(name, neurons, law, duplicate_angle) for name, neurons in track(work, "diagnosing layers")]

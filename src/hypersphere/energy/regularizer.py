@@ -15,7 +15,7 @@ from .._internal import checks
 from .._internal.draws import generator, unwrapped_name
 from .._internal.overflow import max_root, power_of_two_divisor, rescale
 from ..cosine import unit, without_autocast
-from ..selection import Neurons, Specs, nothing_found, select, select_strictly, select_to_change
+from ..selection import Neurons, Specs, no_layer_error, select, select_strictly, select_to_change
 from .bounded_force import bounded
 from .hyperspherical import batch_energy, checked_labels, checked_law, estimated_energy, exact, report_zero_neurons
 from .measures import (
@@ -166,7 +166,7 @@ class EnergyRegularizer:
             checks.module("head", head)
             of_head = select(head, output=None)
             if not of_head:
-                raise nothing_found(head, "EnergyRegularizer(head=...)")
+                raise no_layer_error(head, "EnergyRegularizer(head=...)")
             *_, last = of_head.values()
             found = {
                 n: neurons
@@ -175,7 +175,7 @@ class EnergyRegularizer:
             }
             found["head" if "head" not in found else "(head)"] = Neurons(last.module, last.tensor_name, True)
         if not found:
-            raise nothing_found(model, "EnergyRegularizer")
+            raise no_layer_error(model, "EnergyRegularizer")
         for name, neurons in found.items():
             if torch.nn.parameter.is_lazy(neurons.stored):
                 raise ValueError(f"layer {name!r} has no weight yet (lazy): run the model once first")
@@ -277,7 +277,7 @@ def orthonormal_penalty(
     factor = checks.number("weight", weight, low=0.0)
     found = select_to_change("orthonormal_penalty", model, layers, exclude, output)
     if not found:
-        raise nothing_found(model, "orthonormal_penalty")
+        raise no_layer_error(model, "orthonormal_penalty")
     return factor * torch.stack([_orthonormal(n.matrix(), normalized) for n in found.values()]).sum()
 
 

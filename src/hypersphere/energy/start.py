@@ -13,7 +13,7 @@ from .._internal.draws import generator
 from .._internal.overflow import max_root, power_of_two_divisor, rescale, saturating_cast
 from .._internal.progress import track
 from ..cosine import unit
-from ..selection import Neurons, Specs, nothing_found, select_to_change
+from ..selection import Neurons, Specs, no_layer_error, select_to_change
 from .hyperspherical import checked_law, exact, report_zero_neurons
 from .measures import RANDOM, MeasureLike, by_function, checked_measure, measured
 
@@ -114,7 +114,7 @@ def _to_change(
     """The layers whose neurons a verb changes; all are checked before the first is touched."""
     found = select_to_change(verb, model, layers, exclude, output)
     if not found:
-        raise nothing_found(model, verb)
+        raise no_layer_error(model, verb)
     for name, neurons in found.items():
         checks.finite_weight(name, neurons.matrix())
         report_zero_neurons(name, neurons.matrix())

@@ -18,7 +18,7 @@ from torch.autograd import Function
 from .._internal import checks
 from .._internal.guards import watch_weight_decay
 from .._internal.overflow import finite_gradient, max_root, rescale, row_divisors
-from ..cosine import accumulation_dtype, apply, autocasts, chain, cosine_linear, project, unit, without_autocast
+from ..cosine import accumulation_dtype, apply, autocast_enabled, chain, cosine_linear, project, unit, without_autocast
 from ..energy.bounded_force import bounded
 from ..energy.hyperspherical import batch_energy, checked_law, sample_energies
 from ..layers import SimilarityLike
@@ -296,7 +296,7 @@ class AngularSoftmaxLoss(nn.Module):
         checks.floating("embeddings", embeddings)
         if embeddings.dim() != 2 or embeddings.shape[1] != self.embedding_size:
             raise ValueError(f"embeddings must be (B, {self.embedding_size}), got {tuple(embeddings.shape)}")
-        if embeddings.dtype is not weight.dtype and not autocasts(embeddings):
+        if embeddings.dtype is not weight.dtype and not autocast_enabled(embeddings):
             raise TypeError(f"embeddings must be {weight.dtype} as the weight is, got {embeddings.dtype}")
         if labels is None:
             return

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from .._internal import checks
 from .._internal.guards import record_change
 from ..orthogonal import BUILT_IN, INITS, ORTHOGONALIZERS, Orthogonalizer
-from ..selection import Neurons, Specs, as_list, matches, nothing_found, select, select_to_change
+from ..selection import Neurons, Specs, as_list, matches, no_layer_error, select, select_to_change
 from . import guard
 from .parametrization import NONE, RESERVED, Rotated, Rotation, mixed, rotated, rotated_strictly, shown
 from .plans import costly, dimension, plans
@@ -218,7 +218,7 @@ def _selected(model: nn.Module, layers: Specs | None, exclude: Specs, output: st
     if not found:
         kept = [name for name, n in select(model, layers, exclude, output=output).items() if n.is_output]
         left = f"; {kept[0]!r} is taken for the output layer: rotate it with layers= or output=None" if kept else ""
-        raise nothing_found(model, "rotate", left)
+        raise no_layer_error(model, "rotate", left)
     return found
 
 
