@@ -6,7 +6,7 @@ from torch import nn
 from torch.autograd import gradgradcheck
 
 import hypersphere as hs
-from hypersphere.energy.bounded_force import LARGEST_PULL, bounded
+from hypersphere.energy.bounded_force import MAX_GRADIENT_RATIO, bound_gradient
 
 F64 = torch.float64
 LABELS = torch.arange(10).repeat(3)
@@ -28,7 +28,7 @@ def network(**options):
 
 def check_bound(grad, weight, free, scale=1.0):
     """`grad` is `free`, the gradient without a bound, shortened where it is too long, and some of it is."""
-    limit = scale * LARGEST_PULL * weight.detach().norm(dim=1)
+    limit = scale * MAX_GRADIENT_RATIO * weight.detach().norm(dim=1)
     lengths = grad.norm(dim=1)
     assert grad.isfinite().all()
     assert (lengths <= 1.001 * limit).all()
@@ -48,7 +48,7 @@ def test_a_regularizers_force_is_bounded(output, law, monkeypatch):
     regularizer = hs.EnergyRegularizer(model, output=output, **law)
     value = regularizer()
     (grad,) = torch.autograd.grad(value, model[0].weight)
-    monkeypatch.setattr("hypersphere.energy.bounded_force.LARGEST_PULL", 1e30)
+    monkeypatch.setattr("hypersphere.energy.bounded_force.MAX_GRADIENT_RATIO", 1e30)
     regularizer.load_state_dict({"draws": 0, "seed": 0})
     without = regularizer()
     assert torch.equal(value, without)
@@ -62,7 +62,7 @@ def test_the_bound_holds_at_any_length(length, monkeypatch):
     for labels in (None, LABELS):
         (grad,) = torch.autograd.grad(regularizer(labels), model[0].weight)
         with monkeypatch.context() as patch:
-            patch.setattr("hypersphere.energy.bounded_force.LARGEST_PULL", 1e30)
+            patch.setattr("hypersphere.energy.bounded_force.MAX_GRADIENT_RATIO", 1e30)
             (free,) = torch.autograd.grad(regularizer(labels), model[0].weight)
         check_bound(grad, model[0].weight, free)
 
@@ -75,7 +75,7 @@ def test_a_heads_force_is_bounded(reduction, monkeypatch):
     head.load_state_dict({"weight": crowded()}, strict=False)
     scale = 30.0 if reduction == "sum" else 1.0
     (grad,) = torch.autograd.grad(head(x, LABELS).mean(), head.weight)
-    monkeypatch.setattr("hypersphere.energy.bounded_force.LARGEST_PULL", 1e30)
+    monkeypatch.setattr("hypersphere.energy.bounded_force.MAX_GRADIENT_RATIO", 1e30)
     (free,) = torch.autograd.grad(head(x, LABELS).mean(), head.weight)
     check_bound(grad, head.weight, free, scale)
 
@@ -101,8 +101,8 @@ def test_float16_neurons():
     model = network(dtype=torch.float16)
     hs.EnergyRegularizer(model, output="0")().backward()
     weight = model[0].weight
-    assert (weight.grad.norm(dim=1) <= 1.01 * LARGEST_PULL * weight.norm(dim=1)).all()
-    assert weight.grad.norm(dim=1)[:2].min() > 0.9 * LARGEST_PULL * weight.norm(dim=1)[:2].min()
+    assert (weight.grad.norm(dim=1) <= 1.01 * MAX_GRADIENT_RATIO * weight.norm(dim=1)).all()
+    assert weight.grad.norm(dim=1)[:2].min() > 0.9 * MAX_GRADIENT_RATIO * weight.norm(dim=1)[:2].min()
 
 
 def test_second_derivatives_below_the_bound():
@@ -110,7 +110,7 @@ def test_second_derivatives_below_the_bound():
     rows.requires_grad_()
 
     def term(rows):
-        return 3 * bounded(hs.hyperspherical_energy, rows)
+        return 3 * bound_gradient(hs.hyperspherical_energy, rows)
 
     assert gradgradcheck(term, rows, eps=1e-3, atol=1e-9)
 
@@ -124,7 +124,7 @@ def test_second_derivatives_below_the_bound():
 
 def test_second_derivatives_above_the_bound_are_finite():
     rows = crowded().requires_grad_()
-    (grad,) = torch.autograd.grad(bounded(hs.hyperspherical_energy, rows), rows, create_graph=True)
+    (grad,) = torch.autograd.grad(bound_gradient(hs.hyperspherical_energy, rows), rows, create_graph=True)
     assert torch.autograd.grad(grad.square().sum(), rows)[0].isfinite().all()
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import hypersphere as hs
-from hypersphere.diagnosis import LISTED, Diagnosis, diagnose, rows
+from hypersphere.diagnosis import LISTED, Diagnosis, analysis, diagnose
 from tests import reference
 
 DEGREE = math.pi / 180
@@ -163,7 +163,7 @@ def test_many_blocks_are_as_one(monkeypatch):
     weight = turned([0.0, 40.0, 41.0, 200.0, 42.5, 300.0, 0.5])
     whole = only(weight)
     blocks = lambda n: [slice(k, min(k + 2, n)) for k in range(0, n, 2)]  # noqa: E731
-    monkeypatch.setattr(rows, "row_blocks", blocks)
+    monkeypatch.setattr(analysis, "row_blocks", blocks)
     cut = only(weight)
     assert cut.mean_angle == pytest.approx(whole.mean_angle)
     assert dataclasses.replace(cut, mean_angle=whole.mean_angle) == whole
@@ -217,8 +217,8 @@ def test_a_collapsed_layer_is_not_listed_whole():
 
 
 def test_the_list_has_the_nearest(monkeypatch):
-    monkeypatch.setattr(rows, "LISTED", 5)
-    monkeypatch.setattr(rows, "row_blocks", lambda n: [slice(k, k + 1) for k in range(n)])
+    monkeypatch.setattr(analysis, "LISTED", 5)
+    monkeypatch.setattr(analysis, "row_blocks", lambda n: [slice(k, k + 1) for k in range(n)])
     weight = turned([1.0, 0.0, 5.0, 2.2, 3.6, 180.0, 5.2])
     nearest = sorted((a, pair) for pair, a in angles(weight).items())
     assert only(weight).duplicates == tuple(pair for _, pair in nearest[:5])
@@ -283,7 +283,7 @@ def test_duplicates_of_all_groups_together(monkeypatch):
     assert row.duplicates == ((3, 4), (0, 1), (4, 5), (3, 5))
     assert row.redundant == (1, 4, 5)
     assert row.separation == pytest.approx(2 * DEGREE)
-    monkeypatch.setattr(rows, "LISTED", 3)
+    monkeypatch.setattr(analysis, "LISTED", 3)
     (row,) = diagnose(conv)
     assert row.duplicates == ((3, 4), (0, 1), (4, 5))
     assert row.duplicate_pairs == 4

@@ -289,11 +289,11 @@ def test_a_measure_of_ones_own_needs_a_weight(monkeypatch):
     def lengths(rows):
         return rows.norm(dim=-1).mean()
 
-    with pytest.raises(ValueError, match="hidden_weight must be given for a measure of your own"):
+    with pytest.raises(ValueError, match="hidden_weight must be a number for a measure of your own"):
         hs.EnergyRegularizer(net(), measure=lengths)
     assert hs.EnergyRegularizer(net(), measure=lengths, hidden_weight=0.5).output_weight == 0
     monkeypatch.setitem(REGULARIZERS, "lengths", lambda rows, law, draw: rows.norm(dim=-1).mean(1))
-    with pytest.raises(ValueError, match="hidden_weight must be given for a measure of your own"):
+    with pytest.raises(ValueError, match="hidden_weight must be a number for a measure of your own"):
         hs.EnergyRegularizer(net(), measure="lengths")
 
 

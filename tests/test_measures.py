@@ -7,7 +7,7 @@ import torch
 
 import hypersphere as hs
 from hypersphere._internal.draws import generator
-from hypersphere.energy.measures import PROJECTED, REGULARIZERS, measured
+from hypersphere.energy.measures import PROJECTED, REGULARIZERS, compute_measure
 from hypersphere.energy.repulsion import Law
 from tests import reference
 
@@ -16,7 +16,7 @@ F64 = torch.float64
 
 def value(name, rows, law=None, seed=0):
     """Of one group (N, d)."""
-    return measured(name, rows[None], law or Law(), lambda: generator(seed, "layer", 0)).squeeze(0)
+    return compute_measure(name, rows[None], law or Law(), lambda: generator(seed, "layer", 0)).squeeze(0)
 
 
 def unit(rows):
@@ -121,7 +121,7 @@ def test_hard_inputs_are_finite(name, dtype, device):
     rows[0, 1], rows[1, 2], rows[2, 3] = rows[0, 0], -rows[1, 0], 0
     for weight in (rows, rows[:, :1]):
         leaf = weight.clone().requires_grad_()
-        result = measured(name, leaf, Law(), lambda: generator(0, "layer", 0))
+        result = compute_measure(name, leaf, Law(), lambda: generator(0, "layer", 0))
         assert result.shape == (3,)
         assert result.isfinite().all()
         (grad,) = torch.autograd.grad(result.sum(), leaf, allow_unused=True)
@@ -131,6 +131,6 @@ def test_hard_inputs_are_finite(name, dtype, device):
 @pytest.mark.parametrize("name", REGULARIZERS)
 def test_groups_are_independent(name):
     rows = torch.randn(2, 6, 5, dtype=F64)
-    together = measured(name, rows, Law(), lambda: generator(0, "layer", 0))
+    together = compute_measure(name, rows, Law(), lambda: generator(0, "layer", 0))
     apart = torch.stack([value(name, group) for group in rows])
     torch.testing.assert_close(together, apart)

@@ -149,7 +149,7 @@ def test_any_callable_sees_filters_on_dimension_one():
         (3, TypeError, "name, a module or a callable"),
         (None, TypeError, "name, a module or a callable"),
         (hs.LearnableSigmoid, TypeError, "name, a module or a callable"),
-        (hs.LearnableSigmoid(7), ValueError, "7 filters, the layer has 5"),
+        (hs.LearnableSigmoid(7), ValueError, "7 filters, but the layer has 5"),
     ],
 )
 def test_bad_similarities(similarity, error, message):

@@ -1,6 +1,6 @@
-"""How redundant the neurons of a model are: one row a layer, as data and as a table."""
+"""Diagnose how redundant the neurons of a model are: one row per layer, as data and as a table."""
 
-from .row import LISTED as LISTED
-from .row import Row as Row
-from .rows import Diagnosis as Diagnosis
-from .rows import diagnose as diagnose
+from .analysis import LISTED as LISTED
+from .analysis import diagnose as diagnose
+from .result import Diagnosis as Diagnosis
+from .result import Row as Row

@@ -1,8 +1,8 @@
-"""Which tensors of a state_dict are neurons: what names and shapes tell, for there is no model to ask.
+"""Find the neurons in a state_dict by names and shapes.
 
-Floating tensors of two dimensions or more that are named ``weight``, ``in_proj_weight`` or ``{q,k,v}_proj_weight``
-hold neurons, and their rows (dimension 0) are the neurons. A layer has the name that it has in :func:`select`. Rotated
-layers are merged first.
+Floating point tensors of two or more dimensions named ``weight``, ``in_proj_weight`` or ``{q,k,v}_proj_weight``
+hold neurons as rows (dimension 0). Layers have the names that :func:`select` gives them. Rotated layers are merged
+first.
 """
 
 from __future__ import annotations
@@ -25,48 +25,48 @@ _RECURRENT = ("weight_ih", "weight_hh", "weight_hr")
 
 @dataclass(frozen=True)
 class StoredNeurons:
-    """One tensor of neurons, with no module around it."""
+    """A tensor of neurons without its module."""
 
     tensor: Tensor
     is_output: bool
 
     def matrix(self) -> Tensor:
-        """The neurons as rows, (1, N, d)."""
+        """Return the neurons as rows: (1, N, d)."""
         return self.tensor.flatten(1).unsqueeze(0)
 
 
 def select_stored(
     verb: str, state_dict: Any, layers: Specs | None, exclude: Specs, output: str | None
 ) -> dict[str, StoredNeurons]:
-    """The neurons of a state_dict by layer name, in its order; TypeError or ValueError for what cannot be.
+    """Return the neurons of a state_dict by layer name, in its order; raise TypeError or ValueError if impossible.
 
-    Recurrent weights and embeddings (matrices that are called so) are taken only if `layers` matches them.
+    Recurrent weights and embeddings (by name) are included only if `layers` matches them.
     """
-    there = _weights(state_dict)
-    listed = ", ".join(name or "(root)" for name in there) or "none"
-    wanted, unwanted = None if layers is None else _strings("layers", layers), _strings("exclude", exclude)
+    weights = _find_weights(state_dict)
+    listed = ", ".join(name or "(root)" for name in weights) or "none"
+    wanted, unwanted = None if layers is None else _check_strings("layers", layers), _check_strings("exclude", exclude)
     for spec in wanted or []:
-        if not _matches([spec], *there):
+        if not _matches([spec], *weights):
             raise ValueError(f"{verb}: no weight named {spec!r}; the state_dict's weights are: {listed}")
     if output is not None and not isinstance(output, str):
         raise TypeError(f"output must be 'auto', a layer's name or None, got {output!r}")
-    if output not in (None, "auto", *there):
-        raise ValueError(f"output must be 'auto', None or one of {', '.join(map(repr, there))}; got {output!r}")
-    taken = {
+    if output not in (None, "auto", *weights):
+        raise ValueError(f"output must be 'auto', None or one of {', '.join(map(repr, weights))}; got {output!r}")
+    selected = {
         name: StoredNeurons(tensor, name == output)
-        for name, tensor in there.items()
-        if (_matches(wanted, name) if wanted is not None else not _passed_over(name, tensor))
+        for name, tensor in weights.items()
+        if (_matches(wanted, name) if wanted is not None else not _is_skipped(name, tensor))
         and not _matches(unwanted, name)
     }
-    if not taken:
+    if not selected:
         inside = [key for key, value in state_dict.items() if isinstance(value, Mapping)]
-        hint = f". Give the state_dict alone if it is inside, under {' or '.join(map(repr, inside))}" if inside else ""
+        hint = f"; pass the state_dict itself, maybe under {' or '.join(map(repr, inside))}" if inside else ""
         raise ValueError(f"{verb}: no weight to work on; the state_dict's weights are: {listed}{hint}")
-    return taken
+    return selected
 
 
-def _weights(state_dict: Any) -> dict[str, Tensor]:
-    """All that may hold neurons, by layer name."""
+def _find_weights(state_dict: Any) -> dict[str, Tensor]:
+    """Return all tensors that may hold neurons, by layer name."""
     allowed = "model_or_state_dict must be an nn.Module or a mapping of names to tensors"
     if isinstance(state_dict, str | PathLike):
         raise TypeError(
@@ -80,7 +80,7 @@ def _weights(state_dict: Any) -> dict[str, Tensor]:
             state_dict = merge_state_dict(state_dict)
         except ValueError as error:
             hint = "merge it with hypersphere.merge_state_dict(state_dict, task=...) first"
-            raise ValueError(f"the state_dict is of a rotated model; {hint} ({error})") from None
+            raise ValueError(f"the state_dict is that of a rotated model; {hint} ({error})") from None
     found: dict[str, Tensor] = {}
     for key, value in state_dict.items():
         if not isinstance(key, str) or not isinstance(value, Tensor) or is_lazy(value):
@@ -94,13 +94,13 @@ def _weights(state_dict: Any) -> dict[str, Tensor]:
     return found
 
 
-def _passed_over(name: str, tensor: Tensor) -> bool:
+def _is_skipped(name: str, tensor: Tensor) -> bool:
     last = name.rpartition(".")[2]
     embedding = tensor.dim() == 2 and ("embed" in last.lower() or last in ("wte", "wpe"))
     return embedding or last.startswith(_RECURRENT)
 
 
-def _strings(argument: str, specs: Specs) -> list[str]:
+def _check_strings(argument: str, specs: Specs) -> list[str]:
     strings = []
     for spec in as_list(argument, specs):
         if not isinstance(spec, str):

@@ -1,4 +1,4 @@
-"""The energy of neurons on the sphere: as a function, as a regularizer, as a start."""
+"""The energy of neurons on the sphere: the function, the regularizer, and better initial weights."""
 
 from .hyperspherical import class_energy as class_energy
 from .hyperspherical import group_energy as group_energy

@@ -1,11 +1,11 @@
 """The energy of neurons on the sphere (MHE, Eq. 1, 5, 8 and 18): how evenly their directions are spread.
 
 E_s = Σ_{i≠j} ‖ŵ_i − ŵ_j‖^(−s), or Σ_{i≠j} log ‖ŵ_i − ŵ_j‖^(−1) for s = 0. High energy means redundant neurons, low
-energy means neurons that keep away from each other. It does not see the neurons' lengths.
+energy means neurons that keep away from each other. It does not depend on the neurons' lengths.
 
-Energies are computed in float32 at least, tile by tile with hand-written gradients: memory grows as N, not as N².
-:mod:`hypersphere.energy.repulsion` says what happens to neurons that coincide. No energy or gradient is ever
-infinite: a distance counts as 1e-6 at least, and large s is capped at the largest number of the dtype.
+Energies are computed in at least float32, tile by tile, with hand-written gradients: memory grows as N, not as N².
+Neurons that coincide are handled in :mod:`hypersphere.energy.repulsion`. Energies and gradients are always finite:
+distances are at least 1e-6, and for large s the result is capped at the largest number of the dtype.
 
 Shapes: N neurons, d their dimension, G groups of neurons, B batch.
 """
@@ -21,7 +21,7 @@ from torch.autograd import Function
 
 from .._internal import checks
 from ..cosine import accumulation_dtype, apply, inverse_row_norm, unit, without_autocast
-from .repulsion import Law, finite
+from .repulsion import Law, clamp_finite
 from .tiles import BatchEnergy, RowEnergies, SampleEnergies, TotalEnergy
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -36,20 +36,20 @@ def hyperspherical_energy(
     beta: Tensor | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """The hyperspherical energy of neurons (MHE, Eq. 1).
+    """Compute the hyperspherical energy of neurons (MHE, Eq. 1).
 
         E_s = Σ_i Σ_{j≠i} f(‖ŵ_i − ŵ_j‖),    f(z) = z^(−s) for s > 0,  f(z) = log(1/z) for s = 0
 
     Args:
         weight: (N, ...), flattened to (N, d): rows are neurons. None may be zero.
-        s: the power, s ≥ 0; larger s looks more at the nearest neighbours.
-        half_space: add to every neuron its antipode −w (3.4): collinear neurons are redundant then, too. The sum runs
-            over all 2N, each with its own antipode as well.
+        s: the power, s ≥ 0; the larger s, the more the nearest neighbours count.
+        half_space: add the antipode −w of every neuron (3.4), so that collinear neurons are redundant too. The sum runs
+            over all 2N points, including pairs of a neuron and its own antipode.
         angular: use the angle between neurons instead of their distance (Eq. 5).
-        beta: (N,) positive constants from 1e-6 to 1e6, the lengths that the neurons are given (Eq. 18): distances are
+        beta: (N,) positive constants from 1e-6 to 1e6, the lengths of the neurons (Eq. 18): distances are
             ‖β_i·ŵ_i − β_j·ŵ_j‖. Not with `angular`.
-        reduction: "sum" is E_s; "mean" divides by N(N − 1), or in half space by 2N(2N − 1); "none" gives the share of
-            every neuron, (N,), in half space together with its antipode's.
+        reduction: "sum" is E_s; "mean" divides by N(N − 1), or in half space by 2N(2N − 1); "none" returns
+            the energy of every neuron, (N,), in half space together with its antipode's.
 
     Example:
         >>> square = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
@@ -59,57 +59,62 @@ def hyperspherical_energy(
         tensor(0.4167)
     """
     rows = checks.rows("weight", weight)
-    law = checked_law(s, half_space, angular)
+    law = make_law(s, half_space, angular)
     checks.choice("reduction", reduction, REDUCTIONS)
-    lengths = None if beta is None else _checked_beta(beta, rows, law)
-    p = _points(rows).unsqueeze(0)
-    _refuse_zero("weight", alive_points(p).squeeze(0))
-    return energies(p, law, lengths, mean=reduction == "mean", each=reduction == "none").squeeze(0)
+    lengths = None if beta is None else _check_beta(beta, rows, law)
+    p = unit(at_least_float32(rows)).unsqueeze(0)
+    _reject_dead("weight", is_alive(p).squeeze(0))
+    return energies(p, law, lengths, mean=reduction == "mean", per_neuron=reduction == "none").squeeze(0)
 
 
 def group_energy(rows: Tensor, law: Law) -> Tensor:
-    """The mean energy of each group of neurons (G, N, d): (G,). Zero neurons count as if they were not there."""
-    return energies(_points(rows), law, mean=True)
+    """Compute the mean energy of each group of neurons (G, N, d): (G,). Zero neurons are ignored."""
+    return energies(unit(at_least_float32(rows)), law, mean=True)
 
 
-def energies(p: Tensor, law: Law, lengths: Tensor | None = None, *, mean: bool = False, each: bool = False) -> Tensor:
-    """The energy of groups of points (G, N, d) of length one or zero: (G,), or with `each` every neuron's share (G, N).
+def energies(
+    p: Tensor, law: Law, lengths: Tensor | None = None, *, mean: bool = False, per_neuron: bool = False
+) -> Tensor:
+    """Compute the energy of groups of points (G, N, d) of length one or zero: (G,), or (G, N) with `per_neuron`.
 
     Args:
         lengths: β (N,) as in :func:`hyperspherical_energy`.
-        mean: divide by the number of pairs. Points of length zero count as if they were not there (not with `each`).
+        mean: divide by the number of pairs.
+        each: return the energy of every neuron. Without it, points of length zero are ignored.
     """
-    alive = alive_points(p)
-    living = alive.sum(1, keepdim=True).to(p.dtype)
-    points, copies = (2 * living, 2) if law.half_space else (living, 1)  # an antipode sees what its neuron sees
+    alive = is_alive(p)
+    num_alive = alive.sum(1, keepdim=True).to(p.dtype)
+    points, copies = (
+        (2 * num_alive, 2) if law.half_space else (num_alive, 1)
+    )  # a neuron and its antipode have the same energy
     pairs = (points * (points - 1)).clamp(min=1) if mean else torch.ones_like(points)
     shortest, squares = p.new_ones(()), None
-    if lengths is not None:  # E(β) = b^(−s)·E(β/b): the shortest has length one
+    if lengths is not None:  # E(β) = b^(−s)·E(β/b): scale the shortest to length one
         shortest, lengths = lengths.amin(), lengths / lengths.amin()
         squares, p = lengths.square().expand(p.shape[:2]), p * lengths.unsqueeze(1)
     log_scale = math.log(copies) - pairs.log() - law.s * shortest.log()
-    scale = finite(log_scale.exp() if law.in_logs else copies / pairs * shortest.pow(-law.s))
-    known = torch.zeros_like(scale)
+    scale = clamp_finite(log_scale.exp() if law.in_logs else copies / pairs * shortest.pow(-law.s))
+    constant = torch.zeros_like(scale)
     if law.half_space:  # a neuron and its own antipode
-        known = known + scale * law.energy(p.new_tensor(4.0) if squares is None else 4 * squares)
+        constant = constant + scale * law.energy(p.new_tensor(4.0) if squares is None else 4 * squares)
     if law.s == 0:  # log(1/bz) = log(1/z) − log b
-        known = known - shortest.log() * (points - 1) * copies / pairs
-    known = torch.where(alive, known, 0.0)
-    wanted = torch.is_grad_enabled() and p.requires_grad
+        constant = constant - shortest.log() * (points - 1) * copies / pairs
+    constant = torch.where(alive, constant, 0.0)
+    needs_grad = torch.is_grad_enabled() and p.requires_grad
     with without_autocast(p):
-        if not each:
-            total = apply(TotalEnergy, p, alive, squares, log_scale, law, wanted)[0]
-            return finite((total if law.in_logs else total * scale.squeeze(1)) + known.sum(1))
+        if not per_neuron:
+            total = apply(TotalEnergy, p, alive, squares, log_scale, law, needs_grad)[0]
+            return clamp_finite((total if law.in_logs else total * scale.squeeze(1)) + constant.sum(1))
         e = apply(RowEnergies, p, squares, log_scale, law)[0]
-    return finite((e if law.in_logs else e * scale) + known)
+    return clamp_finite((e if law.in_logs else e * scale) + constant)
 
 
 def class_energy(weight: Tensor, labels: Tensor, s: float = 2.0, *, angular: bool = False) -> Tensor:
-    """The energy of the classes that occur in a batch against all classes (MHE, 3.6 and Eq. 8).
+    """Compute the energy between the classes of a batch and all classes (MHE, 3.6 and Eq. 8).
 
         1/(m(N − 1)) · Σ_{i=1..m} Σ_{j≠y_i} f(‖ŵ_{y_i} − ŵ_j‖)
 
-    It costs B × N × d; a class counts as often as it occurs among the labels.
+    The cost is B × N × d. A class counts as often as it occurs in the labels.
 
     Args:
         weight: (N, ...), flattened to (N, d): one row for each class.
@@ -120,55 +125,51 @@ def class_energy(weight: Tensor, labels: Tensor, s: float = 2.0, *, angular: boo
         >>> class_energy(torch.eye(3), torch.tensor([0, 0, 2]), s=2)  # all classes are √2 apart
         tensor(0.5000)
     """
-    rows = exact(checks.rows("weight", weight))
+    rows = at_least_float32(checks.rows("weight", weight))
     if len(rows) < 2:
-        raise ValueError(f"weight must have two rows at least, got {tuple(weight.shape)}")
-    checked_labels(labels, len(rows))
-    law = checked_law(s, False, angular)
-    _refuse_zero("weight", inverse_row_norm(rows.detach()) > 0)
+        raise ValueError(f"weight must have at least 2 rows, got {tuple(weight.shape)}")
+    check_labels(labels, len(rows))
+    law = make_law(s, False, angular)
+    _reject_dead("weight", inverse_row_norm(rows.detach()) > 0)
     return batch_energy(rows, labels, torch.full_like(labels, 1 / len(labels), dtype=rows.dtype), law)
 
 
 def estimated_energy(rows: Tensor, law: Law, index: Tensor) -> Tensor:
-    """The mean energy of groups of neurons (G, N, d), estimated without bias from those at `index` (n,): (G,).
+    """Estimate the mean energy of groups of neurons (G, N, d) from those at `index` (n,), without bias: (G,).
 
-    The sum over the pairs that were drawn stands for N(N − 1)/(n(n − 1)) times as many. The pairs of a neuron with its
-    own antipode are no sample of all pairs: they are taken out and added apart.
+    The sum over the drawn pairs is scaled by N(N − 1)/(n(n − 1)). Pairs of a neuron and its own antipode are not a
+    random sample of all pairs, so they are added separately.
     """
-    n, of_all = len(index), rows.shape[1]
+    n, total_n = len(index), rows.shape[1]
     drawn = rows[:, index]
-    total = energies(_points(drawn), law)
-    living, all_living = (_living(r) for r in (drawn, rows))
+    total = energies(unit(at_least_float32(drawn)), law)
+    num_alive, all_alive = (_count_alive(r) for r in (drawn, rows))
     antipodes = 2 * law.energy(total.new_tensor(4.0)) if law.half_space else total.new_zeros(())
-    total = (total - living * antipodes) * (of_all * (of_all - 1) / (n * (n - 1))) + all_living * antipodes
-    points = 2 * all_living if law.half_space else all_living
+    total = (total - num_alive * antipodes) * (total_n * (total_n - 1) / (n * (n - 1))) + all_alive * antipodes
+    points = 2 * all_alive if law.half_space else all_alive
     return total / (points * (points - 1)).clamp(min=1)
 
 
 def batch_energy(rows: Tensor, labels: Tensor, share: Tensor, law: Law) -> Tensor:
-    """Σ_i share_i·e_i with the energies e_i of :func:`sample_energies`; the gradient is formed on the way."""
-    wanted = torch.is_grad_enabled() and rows.requires_grad
+    """Compute Σ_i share_i·e_i with the energies e_i of :func:`sample_energies`, and its gradient in the same pass."""
+    needs_grad = torch.is_grad_enabled() and rows.requires_grad
     with without_autocast(rows):
-        total: Tensor = apply(BatchEnergy, rows, labels, share.to(rows.dtype), law, wanted)[0]
+        total: Tensor = apply(BatchEnergy, rows, labels, share.to(rows.dtype), law, needs_grad)[0]
     return total
 
 
 def sample_energies(rows: Tensor, labels: Tensor, law: Law) -> Tensor:
-    """e_i = 1/(N − 1)·Σ_{j≠y_i} f(‖ŵ_{y_i} − ŵ_j‖) for each label, (B,), of classes (N, d) in float32 at least.
+    """Compute e_i = 1/(N − 1)·Σ_{j≠y_i} f(‖ŵ_{y_i} − ŵ_j‖) for each label, (B,), of classes (N, d), at least float32.
 
-    Classes with a zero weight count as if they were not there.
+    Classes with a zero weight are ignored.
     """
     with without_autocast(rows):
         energies: Tensor = apply(SampleEnergies, rows, labels, law)
     return energies
 
 
-def _points(rows: Tensor) -> Tensor:
-    return unit(exact(rows))
-
-
-def exact(weight: Tensor) -> Tensor:
-    """In float32 at least; the gradient that comes back to float16 is clamped to what it can hold."""
+def at_least_float32(weight: Tensor) -> Tensor:
+    """Cast to at least float32; the gradient is clamped to the range of float16 if that was the dtype."""
     if weight.dtype is torch.float16:
         return apply(_FromFloat16, weight)
     return weight.to(accumulation_dtype(weight.dtype))
@@ -188,23 +189,23 @@ class _FromFloat16(Function):
         return grad.clamp(-65504, 65504).half()
 
 
-def _living(rows: Tensor) -> Tensor:
-    """How many neurons of each group (G, N, d) have a direction: (G,)."""
-    return (inverse_row_norm(exact(rows.detach()).flatten(0, 1)) > 0).view(rows.shape[:2]).sum(1)
+def _count_alive(rows: Tensor) -> Tensor:
+    """Count the nonzero neurons of each group (G, N, d): (G,)."""
+    return (inverse_row_norm(at_least_float32(rows.detach()).flatten(0, 1)) > 0).view(rows.shape[:2]).sum(1)
 
 
-def alive_points(p: Tensor) -> Tensor:
-    """Which of the points (..., d), of length one or zero, are not zero."""
+def is_alive(p: Tensor) -> Tensor:
+    """Return which points (..., d), of length one or zero, are not zero."""
     return torch.linalg.vector_norm(p.detach(), dim=-1) > 0.5
 
 
-def checked_law(s: float, half_space: bool, angular: bool, name: str = "s") -> Law:
-    """s up to 1e6; beyond, only the nearest pair counts."""
+def make_law(s: float, half_space: bool, angular: bool, name: str = "s") -> Law:
+    """Check s (up to 1e6; beyond, only the nearest pair counts) and make a :class:`Law`."""
     hint = " (geometry.minimize_energy solves s=inf)"
     return Law(checks.number(name, s, low=0.0, high=1e6, hint=hint), bool(half_space), bool(angular))
 
 
-def checked_labels(labels: Tensor, classes: int, ignored: int | None = None) -> None:
+def check_labels(labels: Tensor, classes: int, ignored: int | None = None) -> None:
     if not isinstance(labels, Tensor) or labels.dtype is not torch.int64:
         got = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
         raise TypeError(f"labels must be an int64 tensor, got {got}")
@@ -216,9 +217,9 @@ def checked_labels(labels: Tensor, classes: int, ignored: int | None = None) -> 
             raise ValueError(f"labels must be in [0, {classes - 1}], got {outside[0].item()} among others")
 
 
-def _checked_beta(beta: Tensor, rows: Tensor, law: Law) -> Tensor:
+def _check_beta(beta: Tensor, rows: Tensor, law: Law) -> Tensor:
     if law.angular:
-        raise ValueError("beta must be None with angular=True: angles do not see lengths")
+        raise ValueError("beta must be None with angular=True: angles do not depend on lengths")
     if not isinstance(beta, Tensor) or beta.shape != rows.shape[:1]:
         got = tuple(beta.shape) if isinstance(beta, Tensor) else type(beta).__name__
         raise ValueError(f"beta must be a tensor of shape ({len(rows)},), one number for each neuron, got {got}")
@@ -229,25 +230,25 @@ def _checked_beta(beta: Tensor, rows: Tensor, law: Law) -> Tensor:
     return beta.detach().to(rows.device, accumulation_dtype(rows.dtype))
 
 
-def _refuse_zero(name: str, alive: Tensor) -> None:
-    """`alive` (N,): a zero neuron has no direction."""
+def _reject_dead(name: str, alive: Tensor) -> None:
+    """Raise if a neuron is not alive (N,): it is zero and has no direction."""
     if checks.can_read_values(alive) and not bool(alive.all()):
         raise ValueError(
-            f"{name} must have no zero rows, nor any with NaN or of a length that float32 cannot square: "
-            f"got {listed((~alive).nonzero().flatten().tolist())}"
+            f"{name} must not have rows that are zero, contain NaN, or are too long to be squared in float32; "
+            f"got {format_rows((~alive).nonzero().flatten().tolist())}"
         )
 
 
-def listed(rows: list[int]) -> str:
-    """The numbers of some rows, for a message."""
+def format_rows(rows: list[int]) -> str:
+    """Format row numbers for a message."""
     return f"{len(rows)} ({', '.join(map(str, rows[:10]))}{', ...' if len(rows) > 10 else ''})"
 
 
-def report_zero_neurons(name: str, rows: Tensor) -> bool:
-    """Whether there was something to report."""
+def warn_zero_neurons(name: str, rows: Tensor) -> bool:
+    """Warn if the layer has zero neurons; return whether it has."""
     if rows.is_meta:
         return False
-    dead = (inverse_row_norm(exact(rows.detach()).flatten(0, 1)) == 0).nonzero().flatten().tolist()
+    dead = (inverse_row_norm(at_least_float32(rows.detach()).flatten(0, 1)) == 0).nonzero().flatten().tolist()
     if dead:
-        checks.warn(f"layer {name!r} has zero neurons, which have no direction and are left out: {listed(dead)}")
+        checks.warn(f"layer {name!r} has zero neurons, which have no direction and are ignored: {format_rows(dead)}")
     return bool(dead)

@@ -1,6 +1,6 @@
-"""Measures of how evenly neurons are spread, to be made small: the energy and the terms it is compared with.
+"""Measures of how evenly neurons are spread, to be minimized: the energy and its alternatives.
 
-Each takes groups of neurons (G, N, d), rows of any length, and gives one number a group (G,):
+Each maps groups of neurons (G, N, d), rows of any length, to one number per group (G,):
 
 ======================  ============================================================================================
 energy                  the mean hyperspherical energy (MHE, Eq. 4)
@@ -15,7 +15,7 @@ covering                the largest angle that a point of the sphere has to the 
 gram_determinant        −1/N·log det K with K_ij = exp(−‖ŵ_i − ŵ_j‖²)
 ======================  ============================================================================================
 
-The last four look for a pair or a point first and differentiate the angle or energy there (the envelope theorem).
+The last four search for a pair or a point first and differentiate the angle or energy there (the envelope theorem).
 
 Shapes: G groups, N neurons, d dimensions, k dimensions after a projection.
 """
@@ -32,7 +32,7 @@ from torch import Generator, Tensor
 from .._internal import checks
 from .._internal.overflow import clamp_abs, max_root
 from ..cosine import unit, without_autocast
-from .hyperspherical import alive_points, exact, group_energy
+from .hyperspherical import at_least_float32, group_energy, is_alive
 from .repulsion import NEAR, Law
 
 Draw = Callable[[], Generator]
@@ -49,7 +49,7 @@ def energy(rows: Tensor, law: Law, draw: Draw) -> Tensor:
 def comhe_random(rows: Tensor, law: Law, draw: Draw) -> Tensor:
     groups, _, d = rows.shape
     k = min(PROJECTED, d)
-    # drawn on the CPU: the same numbers on every device
+    # drawn on the CPU for the same numbers on every device
     projection = torch.randn(PROJECTIONS, 1, d, k, generator=draw(), dtype=torch.float64).to(rows) / k**0.5
     projected = (unit(rows) @ projection).flatten(0, 1)
     return group_energy(projected, law).view(PROJECTIONS, groups).mean(0)
@@ -59,7 +59,7 @@ def comhe_angle(rows: Tensor, law: Law, draw: Draw, steps: int = 5) -> Tensor:
     p = unit(rows)
     k = min(PROJECTED, *p.shape[1:])
     with torch.no_grad():
-        # The principal axes keep inner products best; a few steps make that cosines. No step is needed where k = d.
+        # The principal axes keep inner products best; a few steps of descent adapt them to cosines, unless k = d.
         cosines = p @ p.mT
         axes = _principal_axes(p.to(torch.float64))[..., :k].to(p.dtype)
     for _ in range(steps if k == PROJECTED < p.shape[2] else 0):
@@ -73,11 +73,11 @@ def comhe_angle(rows: Tensor, law: Law, draw: Draw, steps: int = 5) -> Tensor:
 
 
 def _principal_axes(p: Tensor) -> Tensor:
-    """The right singular vectors of p (G, N, d), (G, d, min(N, d)), largest first, through the smaller Gram matrix."""
+    """Return the right singular vectors (G, d, min(N, d)) of p (G, N, d), largest first, by the smaller Gram matrix."""
     if p.shape[1] >= p.shape[2]:
         return torch.linalg.eigh(p.mT @ p).eigenvectors.flip(2)
     squares, left = torch.linalg.eigh(p @ p.mT)
-    left = left * (squares > 1e-12 * squares.amax(1, keepdim=True)).unsqueeze(1)  # noise has no axis
+    left = left * (squares > 1e-12 * squares.amax(1, keepdim=True)).unsqueeze(1)  # drop noise
     return unit((p.mT @ left.flip(2)).mT).mT
 
 
@@ -86,7 +86,7 @@ def orthonormal(rows: Tensor, law: Law, draw: Draw) -> Tensor:
 
 
 def deviation_from_orthonormal(rows: Tensor) -> Tensor:
-    """‖WᵀW − I_N‖² of each group; through the smaller Gram matrix, as it is ‖WWᵀ − I_d‖² + N − d."""
+    """Compute ‖WᵀW − I_N‖² = ‖WWᵀ − I_d‖² + N − d of each group from the smaller Gram matrix."""
     n, d = rows.shape[1:]
     rows = _with_finite_squares(rows)
     gram = rows @ rows.mT if n <= d else rows.mT @ rows
@@ -95,14 +95,14 @@ def deviation_from_orthonormal(rows: Tensor) -> Tensor:
 
 
 def _with_finite_squares(rows: Tensor) -> Tensor:
-    """Neurons (G, N, d) with elements so small that ‖WᵀW‖² is finite: below 1e8 or so in float32."""
+    """Clamp neurons (G, N, d) so that ‖WᵀW‖² is finite: to about 1e8 in float32."""
     return clamp_abs(rows, (max_root(rows.dtype, 1) / 2**20) ** 0.25 / math.sqrt(rows.shape[1] * rows.shape[2]))
 
 
 def orthoreg(rows: Tensor, law: Law, draw: Draw, sharpness: float = 10.0) -> Tensor:
     p = unit(rows)
     terms = torch.nn.functional.softplus(sharpness * (p @ p.mT - 1))
-    return (terms * _other_pairs(p)).sum((1, 2))
+    return (terms * _distinct_pairs(p)).sum((1, 2))
 
 
 def srip(rows: Tensor, law: Law, draw: Draw, iterations: int = 10) -> Tensor:
@@ -110,7 +110,7 @@ def srip(rows: Tensor, law: Law, draw: Draw, iterations: int = 10) -> Tensor:
     rows = _with_finite_squares(rows)
     v = torch.arange(1, n + 1, device=rows.device, dtype=rows.dtype).cos().view(1, n, 1).expand(len(rows), n, 1)
     with torch.no_grad():
-        for _ in range(iterations):  # W Wᵀ v − v: no N × N matrix
+        for _ in range(iterations):  # W Wᵀ v − v without an N × N matrix
             v = rows @ (rows.mT @ v) - v
             v = v / torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp(min=1e-30)
     return ((rows.mT @ v).square().sum((1, 2)) - v.square().sum((1, 2))).abs()
@@ -119,7 +119,7 @@ def srip(rows: Tensor, law: Law, draw: Draw, iterations: int = 10) -> Tensor:
 def separation(rows: Tensor, law: Law, draw: Draw) -> Tensor:
     p = unit(rows)
     with torch.no_grad():
-        others = _other_pairs(p)
+        others = _distinct_pairs(p)
         nearest = torch.where(others, p @ p.mT, -2.0).flatten(1).argmax(1)
     group = torch.arange(len(p), device=p.device)
     u, v = p[group, nearest // p.shape[1]], p[group, nearest % p.shape[1]]
@@ -128,24 +128,24 @@ def separation(rows: Tensor, law: Law, draw: Draw) -> Tensor:
 
 def polarization(rows: Tensor, law: Law, draw: Draw) -> Tensor:
     p = unit(rows)
-    alive = alive_points(p).unsqueeze(1)
+    alive = is_alive(p).unsqueeze(1)
 
     def potential(points: Tensor, neurons: Tensor) -> Tensor:  # (G, M, d) → (G, M)
         terms = law.energy((2 - 2 * points @ neurons.mT).clamp(min=NEAR * NEAR))
         return (terms * alive).sum(2) / alive.sum(2).clamp(min=1)
 
-    v = _search(p.detach(), potential, draw)
+    v = _find_lowest(p.detach(), potential, draw)
     return -potential(v, p).squeeze(1)
 
 
 def covering(rows: Tensor, law: Law, draw: Draw) -> Tensor:
     p = unit(rows)
-    alive = alive_points(p).unsqueeze(1)
+    alive = is_alive(p).unsqueeze(1)
 
     def nearness(points: Tensor, neurons: Tensor) -> Tensor:  # a smooth largest cosine
         return torch.where(alive, 30 * points @ neurons.mT, -60.0).logsumexp(2)
 
-    v = _search(p.detach(), nearness, draw)
+    v = _find_lowest(p.detach(), nearness, draw)
     nearest = torch.where(alive, v @ p.detach().mT, -2.0).squeeze(1).argmax(1)
     group = torch.arange(len(p), device=p.device)
     return _angle(v.squeeze(1), p[group, nearest])
@@ -153,11 +153,11 @@ def covering(rows: Tensor, law: Law, draw: Draw) -> Tensor:
 
 def gram_determinant(rows: Tensor, law: Law, draw: Draw) -> Tensor:
     p = unit(rows).to(torch.float64)
-    kernel = torch.exp(2 * p @ p.mT - 2) * _other_pairs(p)  # exp(−‖ŵ_i − ŵ_j‖²)
-    diagonal = (1 + 1e-6) * torch.eye(p.shape[1], dtype=p.dtype, device=p.device)  # coincident neurons: not singular
+    kernel = torch.exp(2 * p @ p.mT - 2) * _distinct_pairs(p)  # exp(−‖ŵ_i − ŵ_j‖²)
+    diagonal = (1 + 1e-6) * torch.eye(p.shape[1], dtype=p.dtype, device=p.device)  # not singular for coincident neurons
     factor = torch.linalg.cholesky(kernel + diagonal)
-    living = alive_points(p).sum(1).clamp(min=1)
-    return (-2 / living * factor.diagonal(dim1=1, dim2=2).log().sum(1)).to(rows.dtype)
+    num_alive = is_alive(p).sum(1).clamp(min=1)
+    return (-2 / num_alive * factor.diagonal(dim1=1, dim2=2).log().sum(1)).to(rows.dtype)
 
 
 #: a name of the table, or a function of neurons (N, d)
@@ -187,21 +187,21 @@ WEIGHTS: dict[str, tuple[float, float]] = {
     "covering": (0.1, 0.1),
     "gram_determinant": (10.0, 1.0),
 }
-"""Default weights of each measure in hidden layers and in the output layer; docs/energy.md has what they do."""
+"""Default weights of each measure in hidden layers and in the output layer; docs/energy.md shows their effect."""
 ENERGIES = ("energy", "comhe_random", "comhe_angle")
-"""Measures that see half space; the hidden weight is a tenth there (MHE, App. A)."""
+"""Measures that support half space, where the hidden weight is a tenth (MHE, App. A)."""
 RANDOM = ("comhe_random",)
-"""Measures whose value depends on the draw; the others draw at most where a search begins."""
+"""Measures whose value depends on the draw; others use it at most for the start of a search."""
 
 
-def measured(name: str, rows: Tensor, law: Law, draw: Draw) -> Tensor:
-    """The measure of each group, in float32 at least: (G,)."""
+def compute_measure(name: str, rows: Tensor, law: Law, draw: Draw) -> Tensor:
+    """Compute the measure of each group, in at least float32: (G,)."""
     with without_autocast(rows):
-        return REGULARIZERS[name](exact(rows), law, draw)
+        return REGULARIZERS[name](at_least_float32(rows), law, draw)
 
 
 def default_weights(name: str, half_space: bool) -> tuple[float, float] | None:
-    """The weights of a measure in hidden layers and in the output layer; None for one that has none."""
+    """Return the default weights of a measure in hidden layers and in the output layer; None if it has none."""
     if name not in WEIGHTS:
         return None
     hidden, output = WEIGHTS[name]
@@ -209,35 +209,35 @@ def default_weights(name: str, half_space: bool) -> tuple[float, float] | None:
 
 
 def _angle(u: Tensor, v: Tensor) -> Tensor:
-    """The angle between unit vectors (G, d), from their difference; its gradient stays bounded at 0 and π."""
+    """Compute the angle between unit vectors (G, d) from their difference; the gradient is bounded at 0 and π."""
     half = (u - v).square().sum(1).clamp(min=1e-12).sqrt() / 2
     return 2 * half.clamp(max=1 - 1e-6).asin()
 
 
-def _other_pairs(p: Tensor) -> Tensor:
-    """Which pairs (G, N, N) are of two different neurons, none of them zero."""
-    alive = alive_points(p)
-    itself = torch.eye(p.shape[1], dtype=torch.bool, device=p.device)
-    return alive.unsqueeze(1) & alive.unsqueeze(2) & ~itself
+def _distinct_pairs(p: Tensor) -> Tensor:
+    """Return which pairs (G, N, N) are of two different nonzero neurons."""
+    alive = is_alive(p)
+    same = torch.eye(p.shape[1], dtype=torch.bool, device=p.device)
+    return alive.unsqueeze(1) & alive.unsqueeze(2) & ~same
 
 
-def _search(
-    p: Tensor, height: Callable[[Tensor, Tensor], Tensor], draw: Draw, starts: int = 64, steps: int = 30
+def _find_lowest(
+    p: Tensor, function: Callable[[Tensor, Tensor], Tensor], draw: Draw, starts: int = 64, steps: int = 30
 ) -> Tensor:
-    """A point (G, 1, d) of the sphere where height(points, p) is small, by gradient descent from many points."""
+    """Find a point (G, 1, d) of the sphere where height(points, p) is small, by gradient descent from many starts."""
     v = unit(torch.randn(starts, p.shape[2], generator=draw(), dtype=torch.float64).to(p)).expand(len(p), -1, -1)
     for step in range(steps):
         with torch.enable_grad():
             leaf = v.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(height(leaf, p).sum(), leaf)
+            (slope,) = torch.autograd.grad(function(leaf, p).sum(), leaf)
         slope = slope - v * (slope * v).sum(2, keepdim=True)
         v = unit(v - 0.3 * (1 - step / steps) * unit(slope))
     with torch.no_grad():
-        lowest = height(v, p).argmin(1)
+        lowest = function(v, p).argmin(1)
     return v[torch.arange(len(p), device=p.device), lowest].unsqueeze(1)
 
 
-def checked_measure(measure: Any) -> MeasureLike:
+def check_measure(measure: Any) -> MeasureLike:
     if isinstance(measure, str):
         checks.choice("measure", measure, REGULARIZERS)
     elif not callable(measure):
@@ -245,13 +245,13 @@ def checked_measure(measure: Any) -> MeasureLike:
     return measure
 
 
-def by_function(measure: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-    """A user's measure of each group: (G,)."""
+def apply_user_measure(measure: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """Apply a user's measure to each group: (G,)."""
     values = [measure(group) for group in rows]
     if not all(isinstance(value, Tensor) and value.numel() == 1 for value in values):
         got = values[0]
         raise TypeError(
-            f"measure must give a tensor with one number for neurons (N, d), got "
+            f"measure must return a tensor with one element for neurons (N, d), got "
             f"{f'shape {tuple(got.shape)}' if isinstance(got, Tensor) else type(got).__name__}"
         )
     return torch.stack([value.reshape(()) for value in values])

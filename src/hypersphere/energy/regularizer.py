@@ -1,6 +1,6 @@
-"""Terms of the loss that keep neurons apart: MHE over a whole network, and its companions (MHE, 3.3–3.7).
+"""Loss terms that keep neurons apart: MHE over a whole network, and alternatives (MHE, 3.3–3.7).
 
-Which measures there are is in :mod:`hypersphere.energy.measures`.
+The measures are in :mod:`hypersphere.energy.measures`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from .._internal.draws import generator, unwrapped_name
 from .._internal.overflow import max_root, power_of_two_divisor, rescale
 from ..cosine import unit, without_autocast
 from ..selection import Neurons, Specs, no_layer_error, select, select_strictly, select_to_change
-from .bounded_force import bounded
-from .hyperspherical import batch_energy, checked_labels, checked_law, estimated_energy, exact, report_zero_neurons
+from .bounded_force import bound_gradient
+from .hyperspherical import at_least_float32, batch_energy, check_labels, estimated_energy, make_law, warn_zero_neurons
 from .measures import (
     RANDOM,
     MeasureLike,
-    by_function,
-    checked_measure,
+    apply_user_measure,
+    check_measure,
+    compute_measure,
     default_weights,
     deviation_from_orthonormal,
-    measured,
 )
 from .repulsion import Law
 
@@ -35,31 +35,30 @@ class EnergyRegularizer:
 
         λ_h·Σ_hidden mean energy + λ_o·mean energy of the output layer + λ_w·mean ‖w‖
 
-    It holds no weights: it reads the model's at each call, parametrized ones as the layer sees them. The energy of
-    fixed neurons that are rotated (:func:`hypersphere.rotate`) is constant: it is in per_layer(), not in the sum.
+    It has no parameters and reads the model's weights at each call. The energy of fixed neurons that are rotated
+    (:func:`hypersphere.rotate`) is constant: it is in per_layer(), not in the sum.
 
-    The gradient of a weighted term by a neuron w is shortened to ‖w‖ where it is longer: a step of SGD at learning rate
-    0.1 turns no neuron by more than 0.1 rad, however close and short neurons are. A measure of yours is left as it is.
+    The gradient of a weighted term by a neuron w is clipped to a length of ‖w‖, so a step of SGD at learning rate 0.1
+    turns no neuron by more than 0.1 rad, however close or short neurons are. A measure of your own is not clipped.
 
     Args:
-        model: the network. Layers whose neurons form groups (grouped convolutions) count with the mean over groups.
-        layers, exclude, output: which layers, as in :func:`hypersphere.select`. The output layer's energy is always of
-            full space: opposite classes are as far apart as can be.
-        head: a loss head (or layer) outside of the model that holds the classes; then no layer of the model is the
-            output.
-        measure: a key of :data:`REGULARIZERS`, or a function of neurons (N, d) that gives a scalar.
-        hidden_weight: λ_h; None: the measure's own, for the energy 10 in full space and 1 in half space (MHE, App. A).
-            A measure of yours has none: give one.
-        output_weight: λ_o; None: the measure's own, 1 for the energy. It is 0 for measures that do not suit classes
-            (orthonormal, srip, yours) and for a loss head that adds its classes' energy itself (`energy_weight` > 0):
-            they count once.
-        weight_decay: λ_w, of the mean length of all neurons, output included (3.7).
+        model: the network. For grouped convolutions the mean over groups counts.
+        layers, exclude, output: which layers, as in :func:`hypersphere.select`. The output layer always
+            uses full space: opposite classes are as far apart as possible.
+        head: a loss head (or layer) outside of the model that holds the class weights; then no layer of the model is
+            the output.
+        measure: a key of :data:`REGULARIZERS`, or a function of neurons (N, d) that returns a scalar.
+        hidden_weight: λ_h; None: the measure's default, for the energy 10 in full space and 1 in half space (MHE,
+            App. A). Required for a measure of your own.
+        output_weight: λ_o; None: the measure's default, 1 for the energy. It is 0 for measures that do not suit classes
+            (orthonormal, srip, your own) and for a loss head that adds the energy itself (`energy_weight` > 0).
+        weight_decay: λ_w, the weight of the mean length of all neurons, output included (3.7).
         s, half_space, angular: the energy, as in :func:`hypersphere.hyperspherical_energy`; half space is for hidden
-            layers. Measures other than the energies do not see them (polarization sees s and angular).
+            layers. Other measures ignore them (polarization uses s and angular).
         minibatch: estimate the energy of a hidden layer from this many of its neurons, drawn anew at each call (3.6).
-            The estimate is unbiased. Drawing breaks the graph of torch.compile.
+            The estimate is unbiased. The draw is a graph break for torch.compile.
         average: divide the sum of all layers' terms by their number.
-        seed: draws depend on the seed, the layer's name and the number of the draw alone.
+        seed: draws depend only on the seed, the layer's name and the number of the draw.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -88,35 +87,35 @@ class EnergyRegularizer:
         average: bool = False,
         seed: int = 0,
     ) -> None:
-        self.measure = checked_measure(measure)
-        self.law = checked_law(s, half_space, angular)
+        self.measure = check_measure(measure)
+        self.law = make_law(s, half_space, angular)
         self.weight_decay = checks.number("weight_decay", weight_decay, low=0.0)
         self.minibatch = None if minibatch is None else checks.integer("minibatch", minibatch, low=2)
         if minibatch is not None and measure != "energy":
-            raise ValueError(f"minibatch goes with measure='energy', got measure={measure!r}")
+            raise ValueError(f"minibatch needs measure='energy', got measure={measure!r}")
         self.average = bool(average)
         self.seed = checks.integer("seed", seed)
         self.draws = 0
-        self.neurons = self._selected(model, layers, exclude, output, head)
+        self.neurons = self._select_layers(model, layers, exclude, output, head)
         self.hidden_weight, self.output_weight = self._weights(hidden_weight, output_weight)
-        self._reported: set[str] = set()
+        self._warned: set[str] = set()
         for name, neurons in self.neurons.items():
-            self._report_zero_neurons(name, neurons.matrix())
+            self._warn_zero_neurons_once(name, neurons.matrix())
 
     def __call__(self, labels: Tensor | None = None) -> Tensor:
-        """The whole term, a scalar.
+        """Compute the weighted sum over all layers, a scalar.
 
         Args:
-            labels: (B,) the classes of the batch: the output layer's energy is that of these classes against all
-                (Eq. 8), which costs B × N × d instead of N² × d. A head's `ignore_index` (else -100) does not count.
+            labels: (B,) the classes of the batch: the output layer's energy is that between these classes and all
+                (Eq. 8), which costs B × N × d instead of N² × d. A head's `ignore_index` (else -100) is ignored.
         """
         if labels is not None and self.measure != "energy":
-            raise ValueError("labels go with measure='energy' alone")
+            raise ValueError(f"labels need measure='energy', got measure={self.measure!r}")
         if labels is not None and not any(neurons.is_output for neurons in self.neurons.values()):
-            raise ValueError("labels must be None: no layer is the output (see the argument output, or head)")
-        learning = self._learning()
-        share = 1 / len(learning) if self.average and learning else 1.0
-        terms = [self._term(name, neurons, labels, share) for name, neurons in learning.items()]
+            raise ValueError("labels must be None if no layer is the output (see the arguments output and head)")
+        trainable = self._trainable_layers()
+        share = 1 / len(trainable) if self.average and trainable else 1.0
+        terms = [self._layer_term(name, neurons, labels, share) for name, neurons in trainable.items()]
         if self.minibatch is not None or self.measure in RANDOM:
             self.draws += 1
         if not terms:
@@ -124,20 +123,20 @@ class EnergyRegularizer:
         total = torch.stack([term.to(terms[0]) for term in terms]).sum()
         return total + self.weight_decay * self._mean_length() if self.weight_decay else total
 
-    def _learning(self) -> dict[str, Neurons]:
-        """The layers whose energy training can change."""
+    def _trainable_layers(self) -> dict[str, Neurons]:
+        """Return the layers whose energy training can change."""
         return {name: neurons for name, neurons in self.neurons.items() if not neurons.is_constant}
 
     def per_layer(self) -> dict[str, float]:
-        """Every layer's measure as it is now, unweighted and of all its neurons, for logging."""
+        """Return every layer's current measure, unweighted and over all neurons, for logging."""
         for name, neurons in self.neurons.items():
             checks.has_values(name, neurons.stored)
         with torch.no_grad():
-            values = [self._measured(name, neurons, 1.0, sample=False) for name, neurons in self.neurons.items()]
+            values = [self._measure_layer(name, neurons, 1.0, sample=False) for name, neurons in self.neurons.items()]
         return {name: value.item() for name, value in zip(self.neurons, values, strict=True)}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed training needs for the same draws."""
+        """Return the state that makes a resumed training draw the same."""
         return {"draws": self.draws, "seed": self.seed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -146,18 +145,18 @@ class EnergyRegularizer:
         self.draws, self.seed = checks.integer("draws", state["draws"], low=0), checks.integer("seed", state["seed"])
 
     def _weights(self, hidden_weight: float | None, output_weight: float | None) -> tuple[float, float]:
-        """λ_h and λ_o: what was given, or else the measure's own."""
-        own = default_weights(self.measure, self.law.half_space) if isinstance(self.measure, str) else None
-        if own is None and hidden_weight is None:
-            raise ValueError("hidden_weight must be given for a measure of your own, which has no default, got None")
-        hidden, output = own or (0.0, 0.0)
+        """Return λ_h and λ_o: the arguments, or the measure's defaults."""
+        defaults = default_weights(self.measure, self.law.half_space) if isinstance(self.measure, str) else None
+        if defaults is None and hidden_weight is None:
+            raise ValueError("hidden_weight must be a number for a measure of your own, got None")
+        hidden, output = defaults or (0.0, 0.0)
         heads = [neurons.module for neurons in self.neurons.values() if neurons.is_output]
-        if any(getattr(head, "energy_weight", 0.0) for head in heads):  # its loss holds the classes' energy already
+        if any(getattr(head, "energy_weight", 0.0) for head in heads):  # the head adds the energy itself
             output = 0.0
         hidden = hidden if hidden_weight is None else checks.number("hidden_weight", hidden_weight)
         return hidden, output if output_weight is None else checks.number("output_weight", output_weight)
 
-    def _selected(
+    def _select_layers(
         self, model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None, head: nn.Module | None
     ) -> dict[str, Neurons]:
         if head is None:
@@ -178,22 +177,22 @@ class EnergyRegularizer:
             raise no_layer_error(model, "EnergyRegularizer")
         for name, neurons in found.items():
             if torch.nn.parameter.is_lazy(neurons.stored):
-                raise ValueError(f"layer {name!r} has no weight yet (lazy): run the model once first")
+                raise ValueError(f"layer {name!r} is lazy and has no weight yet: run the model once first")
         return found
 
-    def _term(self, name: str, neurons: Neurons, labels: Tensor | None, share: float) -> Tensor:
+    def _layer_term(self, name: str, neurons: Neurons, labels: Tensor | None, share: float) -> Tensor:
         weight = share * (self.output_weight if neurons.is_output else self.hidden_weight)
         if not weight:
             return neurons.stored.new_zeros(())
         if not neurons.is_output or labels is None:
-            return self._measured(name, neurons, weight, sample=not neurons.is_output)
-        rows = exact(neurons.matrix().flatten(0, 1))
+            return self._measure_layer(name, neurons, weight, sample=not neurons.is_output)
+        rows = at_least_float32(neurons.matrix().flatten(0, 1))
         ignored = getattr(neurons.module, "ignore_index", -100)
-        checked_labels(labels, len(rows), ignored)
+        check_labels(labels, len(rows), ignored)
         kept = labels != ignored
         shares = weight * kept.to(rows.dtype) / kept.sum().clamp(min=1)
         law, classes = Law(self.law.s, False, self.law.angular), torch.where(kept, labels, 0)
-        return bounded(lambda r: batch_energy(r, classes, shares, law), rows)
+        return bound_gradient(lambda r: batch_energy(r, classes, shares, law), rows)
 
     def __repr__(self) -> str:
         measure = self.measure if isinstance(self.measure, str) else getattr(self.measure, "__name__", "a function")
@@ -203,27 +202,27 @@ class EnergyRegularizer:
             f"EnergyRegularizer({measure} of {layers}; {weights}, s={self.law.s:g}, half_space={self.law.half_space})"
         )
 
-    def _measured(self, name: str, neurons: Neurons, weight: float, *, sample: bool) -> Tensor:
+    def _measure_layer(self, name: str, neurons: Neurons, weight: float, *, sample: bool) -> Tensor:
         rows = neurons.matrix()
-        if rows.device.type == "cpu" and not torch.compiler.is_compiling():  # where a look costs nothing
-            self._report_zero_neurons(name, rows)
+        if rows.device.type == "cpu" and not torch.compiler.is_compiling():  # reading is free
+            self._warn_zero_neurons_once(name, rows)
         law = Law(self.law.s, self.law.half_space and not neurons.is_output, self.law.angular)
         if not isinstance(self.measure, str):
-            return weight * by_function(self.measure, rows).mean()
-        named, rows, name = self.measure, exact(rows), unwrapped_name(name)
+            return weight * apply_user_measure(self.measure, rows).mean()
+        measure, rows, name = self.measure, at_least_float32(rows), unwrapped_name(name)
         if sample and self.minibatch is not None and self.minibatch < rows.shape[1]:
-            index = _drawn(rows.shape[1], self.minibatch, self.seed, name, self.draws).to(rows.device)
-            return bounded(lambda r: weight * estimated_energy(r, law, index).mean(), rows)
+            index = _draw_indices(rows.shape[1], self.minibatch, self.seed, name, self.draws).to(rows.device)
+            return bound_gradient(lambda r: weight * estimated_energy(r, law, index).mean(), rows)
         draw = partial(generator, self.seed, name, self.draws)
-        return bounded(lambda r: weight * measured(named, r, law, draw).mean(), rows)
+        return bound_gradient(lambda r: weight * compute_measure(measure, r, law, draw).mean(), rows)
 
-    def _report_zero_neurons(self, name: str, rows: Tensor) -> None:
-        if name not in self._reported and report_zero_neurons(name, rows):
-            self._reported.add(name)
+    def _warn_zero_neurons_once(self, name: str, rows: Tensor) -> None:
+        if name not in self._warned and warn_zero_neurons(name, rows):
+            self._warned.add(name)
 
     def _mean_length(self) -> Tensor:
-        """mean ‖w‖ over all neurons of all layers, with gradient 0 for a zero neuron."""
-        rows = [exact(neurons.matrix().flatten(0, 1)) for neurons in self._learning().values()]
+        """Compute the mean ‖w‖ over all neurons of all layers; the gradient of a zero neuron is 0."""
+        rows = [at_least_float32(neurons.matrix().flatten(0, 1)) for neurons in self._trainable_layers().values()]
         up = max(power_of_two_divisor(r, max_root(r.dtype, 4)) for r in rows)
         if up != 1:
             rows = [rescale(r, 1 / up, 1.0) for r in rows]
@@ -232,24 +231,24 @@ class EnergyRegularizer:
 
 
 def orthonormal(weight: Tensor, *, normalized: bool = False) -> Tensor:
-    """‖WᵀW − I‖²_F for kernels as the columns of W (SphereNet, 2.4), here the rows of `weight`.
+    """Compute ‖WᵀW − I‖²_F for kernels as the columns of W (SphereNet, 2.4), here the rows of `weight`.
 
-    Only the smaller of the two Gram matrices is formed: ‖WᵀW − I_N‖² = ‖WWᵀ − I_d‖² + N − d.
+    Only the smaller Gram matrix is computed: ‖WᵀW − I_N‖² = ‖WWᵀ − I_d‖² + N − d.
 
     Args:
         weight: (N, ...), flattened to (N, d): rows are neurons.
-        normalized: scale the neurons to length one first, so that only angles count.
+        normalized: scale the neurons to length one first.
 
     Example:
         >>> orthonormal(torch.eye(3)), orthonormal(2 * torch.eye(3)), orthonormal(2 * torch.eye(3), normalized=True)
         (tensor(0.), tensor(27.), tensor(0.))
     """
-    return _orthonormal(checks.rows("weight", weight)[None], normalized)
+    return _sum_orthonormal(checks.rows("weight", weight)[None], normalized)
 
 
-def _orthonormal(weight: Tensor, normalized: bool) -> Tensor:
-    """The sum over groups of neurons (G, N, d)."""
-    rows = exact(weight)
+def _sum_orthonormal(weight: Tensor, normalized: bool) -> Tensor:
+    """Sum over groups of neurons (G, N, d)."""
+    rows = at_least_float32(weight)
     with without_autocast(rows):
         return deviation_from_orthonormal(unit(rows) if normalized else rows).sum()
 
@@ -263,11 +262,11 @@ def orthonormal_penalty(
     exclude: Specs = (),
     output: str | None = "auto",
 ) -> Tensor:
-    """weight·Σ‖WᵀW − I‖²_F over the kernels of a model's hidden layers; add it to the loss.
+    """Compute weight·Σ‖WᵀW − I‖²_F over the kernels of a model's hidden layers; add it to the loss.
 
     Args:
-        weight: the factor (1e-4 as SphereNet is trained).
-        normalized: look at the kernels' directions only.
+        weight: the factor (SphereNet: 1e-4).
+        normalized: scale the kernels to length one first.
         layers, exclude, output: which layers, as in :func:`select`.
 
     Example:
@@ -278,9 +277,9 @@ def orthonormal_penalty(
     found = select_to_change("orthonormal_penalty", model, layers, exclude, output)
     if not found:
         raise no_layer_error(model, "orthonormal_penalty")
-    return factor * torch.stack([_orthonormal(n.matrix(), normalized) for n in found.values()]).sum()
+    return factor * torch.stack([_sum_orthonormal(n.matrix(), normalized) for n in found.values()]).sum()
 
 
 @torch.compiler.disable
-def _drawn(n: int, size: int, seed: int, name: str, draw: int) -> Tensor:
+def _draw_indices(n: int, size: int, seed: int, name: str, draw: int) -> Tensor:
     return torch.randperm(n, generator=generator(seed, name, draw))[:size]

@@ -1,6 +1,6 @@
-"""Sweeps over all pairs of neurons, and over a batch's classes against all classes, as autograd Functions.
+"""Tiled sums over all pairs of neurons, and over the classes of a batch and all classes, as autograd Functions.
 
-What a tile holds is in :mod:`hypersphere.energy.repulsion`; here tiles are visited, summed, and differentiated twice.
+:mod:`hypersphere.energy.repulsion` computes one tile; here tiles are summed and differentiated twice.
 
 Shapes: G groups, N points or classes, d dimensions, B batch.
 """
@@ -20,16 +20,16 @@ from torch.autograd.function import once_differentiable
 from ..cosine import apply, inverse_row_norm, unit, without_autocast
 from .repulsion import (
     NEAR,
+    FillSelf,
     Law,
-    Own,
     Side,
-    add_up,
-    finite,
-    in_range,
-    rescaled,
+    add_energies,
+    clamp_finite,
+    range_factors,
+    rescale_capped,
     smooth_energy,
     tile_energies,
-    tile_pull,
+    tile_forces,
     tile_sides,
 )
 
@@ -38,21 +38,21 @@ class TotalEnergy(Function):
     """Σ_i e_i (G,) of points (G, N, d) that are `alive` (G, N), among themselves; for large s times exp(log_scale),
     capped at the largest number.
 
-    The other points are zero, at right angles to all. The gradient is formed on the way, where the tiles are there, and
-    is an output so that second derivatives see it.
+    The other points are zero, at right angles to all. The gradient is computed in the same pass over the tiles and is
+    an output so that it has second derivatives.
     """
 
     @staticmethod
     def forward(
-        p: Tensor, alive: Tensor, squares: Tensor | None, log_scale: Tensor, law: Law, wanted: bool
+        p: Tensor, alive: Tensor, squares: Tensor | None, log_scale: Tensor, law: Law, needs_grad: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        at_once = wanted and not law.in_logs
-        e, gradient = _sweep(p, squares, law, energy=True, pull=at_once)
+        at_once = needs_grad and not law.in_logs
+        e, gradient = _sweep_pairs(p, squares, law, energy=True, forces=at_once)
         peak = e.amax(1)
-        if wanted and law.in_logs:
-            gradient = _pull(p, None, squares, log_scale, peak, law)
-        if law.in_logs:  # what is at a right angle adds next to nothing
-            total = _capped(torch.where(alive, e, -math.inf).logsumexp(1) + log_scale.view(-1))
+        if needs_grad and law.in_logs:
+            gradient = _forces(p, None, squares, log_scale, peak, law)
+        if law.in_logs:  # zero points add next to nothing
+            total = _exp_capped(torch.where(alive, e, -math.inf).logsumexp(1) + log_scale.view(-1))
         else:
             dead = (~alive).sum(1, keepdim=True)
             sides = 2 if law.half_space else 1
@@ -80,14 +80,14 @@ class TotalEnergy(Function):
 class RowEnergies(Function):
     """e_i = Σ_j φ_ij (G, N) of points (G, N, d), and for large s times exp(log_scale), capped at the largest number.
 
-    The tiles are computed again in the backward pass: nothing is kept but the points. The second output is the largest
-    log e_i of each group (G,), by which the backward pass keeps large s in range.
+    The backward pass computes the tiles again; only the points are saved. The second output is the largest log e_i of
+    each group (G,), with which the backward pass avoids overflow for large s.
     """
 
     @staticmethod
     def forward(p: Tensor, squares: Tensor | None, log_scale: Tensor, law: Law) -> tuple[Tensor, Tensor]:
-        e, _ = _sweep(p, squares, law, energy=True)
-        return _capped(e + log_scale) if law.in_logs else e, e.amax(1)
+        e, _ = _sweep_pairs(p, squares, law, energy=True)
+        return _exp_capped(e + log_scale) if law.in_logs else e, e.amax(1)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -99,15 +99,15 @@ class RowEnergies(Function):
     def backward(ctx: Any, a: Tensor, _: Any) -> tuple[Tensor, None, None, None]:
         p, squares, log_scale, peak = ctx.saved_tensors
         with without_autocast(p):
-            return apply(_Pull, p, a, squares, log_scale, peak, ctx.law), None, None, None
+            return apply(_Forces, p, a, squares, log_scale, peak, ctx.law), None, None, None
 
 
-class _Pull(Function):
+class _Forces(Function):
     """G_i = Σ_j (a_i + a_j)·D_ij·p_j of points (G, N, d) and weights (G, N)."""
 
     @staticmethod
     def forward(p: Tensor, a: Tensor, squares: Tensor | None, log_scale: Tensor, peak: Tensor, law: Law) -> Tensor:
-        return _pull(p, a, squares, log_scale, peak, law)
+        return _forces(p, a, squares, log_scale, peak, law)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -121,42 +121,42 @@ class _Pull(Function):
         return *_curvature(p, a, v, squares, log_scale, peak, ctx.law), None, None, None, None
 
 
-def _pull(p: Tensor, a: Tensor | None, squares: Tensor | None, log_scale: Tensor, peak: Tensor, law: Law) -> Tensor:
-    """G with weights a (G, N), or 1; in range for any s."""
-    largest, shift, log_factor = in_range(p.new_ones(len(p), 1) if a is None else a, log_scale, peak, law)
+def _forces(p: Tensor, a: Tensor | None, squares: Tensor | None, log_scale: Tensor, peak: Tensor, law: Law) -> Tensor:
+    """Compute G with weights a (G, N), or 1; finite for any s."""
+    largest, shift, log_factor = range_factors(p.new_ones(len(p), 1) if a is None else a, log_scale, peak, law)
     weights = None if a is None else a / largest.squeeze(2)
-    _, g = _sweep(p, squares, law, pull=True, weights=weights, shift=shift)
-    return rescaled(g.mul_(law.strength * (2 if a is None else 1)), log_factor, law)
+    _, g = _sweep_pairs(p, squares, law, forces=True, weights=weights, shift=shift)
+    return rescale_capped(g.mul_(law.strength * (2 if a is None else 1)), log_factor, law)
 
 
-def _sweep(
+def _sweep_pairs(
     p: Tensor,
     squares: Tensor | None,
     law: Law,
     *,
     energy: bool = False,
-    pull: bool = False,
+    forces: bool = False,
     weights: Tensor | None = None,
     shift: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Once over all pairs: the energies e (G, N), or their logarithms, and Σ_j (a_i + a_j or 1)·D_ij·p_j / strength."""
+    """Visit all pairs once: energies e (G, N), or their logarithms, and Σ_j (a_i + a_j or 1)·D_ij·p_j / strength."""
     e = p.new_full(p.shape[:2], -math.inf if law.in_logs else 0.0)
-    g, every = torch.zeros_like(p) if pull else p.new_empty(0), torch.arange(p.shape[1], device=p.device)
+    g, all_indices = torch.zeros_like(p) if forces else p.new_empty(0), torch.arange(p.shape[1], device=p.device)
     shift = p.new_zeros(()) if shift is None else shift
     for i, j in _tiles(p):
-        own = _write_diagonal if i == j else None
-        of_both = None if squares is None else (squares[:, i], squares[:, j])
-        sides = list(tile_sides(p[:, i], p[:, j], of_both, own, law))
-        energies = tile_energies(sides, own, law) if energy else []
+        fill_self = _fill_diagonal if i == j else None
+        pair_squares = None if squares is None else (squares[:, i], squares[:, j])
+        sides = list(tile_sides(p[:, i], p[:, j], pair_squares, fill_self, law))
+        energies = tile_energies(sides, fill_self, law) if energy else []
         for tile in energies:
-            e[:, i] = add_up(e[:, i], tile, -1, law)
+            e[:, i] = add_energies(e[:, i], tile, -1, law)
             if i != j:
-                e[:, j] = add_up(e[:, j], tile, -2, law)
-        if pull:
+                e[:, j] = add_energies(e[:, j], tile, -2, law)
+        if forces:
             both = None if weights is None else weights[:, i].unsqueeze(2) + weights[:, j].unsqueeze(1)
-            points, names = (p[:, i], p[:, j]), (every[i], every[j])
-            to = (g[:, i], None if i == j else g[:, j])
-            tile = tile_pull(sides, energies, both, own, points, names, to, law, shift)
+            points, indices = (p[:, i], p[:, j]), (all_indices[i], all_indices[j])
+            out = (g[:, i], None if i == j else g[:, j])
+            tile = tile_forces(sides, energies, both, fill_self, points, indices, out, law, shift)
             g[:, i].baddbmm_(tile, p[:, j])
             if i != j:
                 g[:, j].baddbmm_(tile.mT, p[:, i])
@@ -166,15 +166,15 @@ def _sweep(
 def _curvature(
     p: Tensor, a: Tensor, v: Tensor, squares: Tensor | None, log_scale: Tensor, peak: Tensor, law: Law
 ) -> tuple[Tensor, Tensor]:
-    """The derivatives of ⟨G, v⟩ by p and a, tile by tile; the force of pairs nearer than NEAR counts as constant."""
-    largest, shift, log_factor = in_range(a, log_scale, peak, law)
+    """Compute the derivatives of ⟨G, v⟩ by p and a, tile by tile; the force of pairs nearer than NEAR is constant."""
+    largest, shift, log_factor = range_factors(a, log_scale, peak, law)
     grad_p, grad_a = torch.zeros_like(p), torch.zeros_like(a)
     for i, j in _tiles(p):
         with torch.enable_grad(), without_autocast(p):
             x, a_x = _leaf(p[:, i]), _leaf(a[:, i] / largest.squeeze(2))
             y, a_y = (x, a_x) if i == j else (_leaf(p[:, j]), _leaf(a[:, j] / largest.squeeze(2)))
-            of_both = None if squares is None else (squares[:, i], squares[:, j])
-            phi = smooth_energy(tile_sides(x, y, of_both, _write_diagonal if i == j else None, law), law, shift)
+            pair_squares = None if squares is None else (squares[:, i], squares[:, j])
+            phi = smooth_energy(tile_sides(x, y, pair_squares, _fill_diagonal if i == j else None, law), law, shift)
             loss = ((a_x.unsqueeze(2) + a_y.unsqueeze(1)) * phi).sum() * (0.5 if i == j else 1.0)
             g_x, g_y = torch.autograd.grad(loss, (x, y), create_graph=True)
             along = (g_x * v[:, i]).sum() + (0 if i == j else (g_y * v[:, j]).sum())
@@ -185,25 +185,25 @@ def _curvature(
         if i != j:
             grad_p[:, j] += h_y
             grad_a[:, j] += h_a_y
-    to_a = rescaled(grad_a.unsqueeze(2), log_factor - largest.log(), law).squeeze(2)
-    return rescaled(grad_p, log_factor, law), to_a
+    to_a = rescale_capped(grad_a.unsqueeze(2), log_factor - largest.log(), law).squeeze(2)
+    return rescale_capped(grad_p, log_factor, law), to_a
 
 
 def _tiles(p: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Row and column slices of the upper triangle of pairs."""
+    """Yield row and column slices of the upper triangle of pairs."""
     groups, n, _ = p.shape
     side = max(64, math.isqrt((2**18 if p.device.type == "cpu" else 2**24) // groups))  # 1 MB stays in a CPU's cache
-    if torch.compiler.is_compiling():  # which unrolls the loop
+    if torch.compiler.is_compiling():  # it unrolls the loop
         side = max(side, -(-n // 4))
     slices = [slice(start, min(start + side, n)) for start in range(0, n, side)]
     return ((i, j) for k, i in enumerate(slices) for j in slices[k:])
 
 
-def _write_diagonal(tile: Tensor, value: float) -> None:
+def _fill_diagonal(tile: Tensor, value: float) -> None:
     tile.diagonal(dim1=1, dim2=2).fill_(value)
 
 
-def _capped(log_energy: Tensor) -> Tensor:
+def _exp_capped(log_energy: Tensor) -> Tensor:
     return log_energy.exp().clamp(max=torch.finfo(log_energy.dtype).max)
 
 
@@ -212,12 +212,14 @@ def _leaf(x: Tensor) -> Tensor:
 
 
 class BatchEnergy(Function):
-    """The sum of the samples' energies, and its gradient, which costs less while the tiles are there."""
+    """The sum of the samples' energies, and its gradient from the same pass over the tiles."""
 
     @staticmethod
-    def forward(rows: Tensor, labels: Tensor, share: Tensor, law: Law, wanted: bool) -> tuple[Tensor, Tensor, Tensor]:
-        energies, gradient = _sweep_classes(rows, labels, share, law, wanted)
-        return finite((energies * share).sum()), gradient, energies
+    def forward(
+        rows: Tensor, labels: Tensor, share: Tensor, law: Law, needs_grad: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        energies, gradient = _sweep_classes(rows, labels, share, law, needs_grad)
+        return clamp_finite((energies * share).sum()), gradient, energies
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -233,7 +235,7 @@ class BatchEnergy(Function):
         rows, labels, share, gradient, energies = ctx.saved_tensors
         result = to_share = None
         if grad is not None:
-            result, to_share = _times(gradient, grad), energies * grad
+            result, to_share = _scale_gradient(gradient, grad), energies * grad
         if grad_gradient is not None and not torch.compiler.is_compiling():
             curvature, more = _class_curvature(rows, labels, share, ctx.law, grad_gradient)
             result = curvature if result is None else result + curvature
@@ -258,78 +260,80 @@ class SampleEnergies(Function):
             return apply(BatchEnergy, rows, labels, grad, ctx.law, True)[1], None, None
 
 
-def _sweep_classes(rows: Tensor, labels: Tensor, share: Tensor, law: Law, wanted: bool) -> tuple[Tensor, Tensor]:
-    """The energies e_i (B,) and, if wanted, the gradient of Σ share_i·e_i (N, d), from one pass over the classes.
+def _sweep_classes(rows: Tensor, labels: Tensor, share: Tensor, law: Law, needs_grad: bool) -> tuple[Tensor, Tensor]:
+    """Compute e_i (B,) and, if wanted, the gradient of Σ share_i·e_i (N, d), in one pass over the classes.
 
-    Large s takes two: the first finds the range of the second.
+    Large s takes two passes: the first finds the range for the second.
     """
     inverse = inverse_row_norm(rows)
     x = (rows[labels] * inverse[labels].unsqueeze(1)).unsqueeze(0)
     e, gradient = rows.new_full((1, len(labels)), -math.inf if law.in_logs else 0.0), rows.new_empty(0)
-    if law.in_logs or not wanted:
-        for _, y, own in _class_tiles(rows, inverse, labels):
-            (tile,) = tile_energies(tile_sides(x, y, None, own, law), own, law)
-            e = add_up(e, tile, -1, law)
+    if law.in_logs or not needs_grad:
+        for _, y, fill_self in _class_tiles(rows, inverse, labels):
+            (tile,) = tile_energies(tile_sides(x, y, None, fill_self, law), fill_self, law)
+            e = add_energies(e, tile, -1, law)
     others = ((inverse > 0).sum().to(rows.dtype) - 1).clamp(min=1)
-    if wanted:
-        largest, shift, log_factor = in_range(share.unsqueeze(0), -others.log(), e.amax(1), law)
+    if needs_grad:
+        largest, shift, log_factor = range_factors(share.unsqueeze(0), -others.log(), e.amax(1), law)
         weights = share.unsqueeze(1) / largest * law.strength / (1 if law.in_logs else others)
-        every = torch.arange(len(rows), device=rows.device)
+        all_indices = torch.arange(len(rows), device=rows.device)
         gradient, to_x = torch.empty_like(rows), torch.zeros_like(x)
-        for j, y, own in _class_tiles(rows, inverse, labels):
-            sides = list(tile_sides(x, y, None, own, law))
-            tiles = [] if law.in_logs else tile_energies(sides, own, law)
+        for j, y, fill_self in _class_tiles(rows, inverse, labels):
+            sides = list(tile_sides(x, y, None, fill_self, law))
+            tiles = [] if law.in_logs else tile_energies(sides, fill_self, law)
             for tile in tiles:
-                e = add_up(e, tile, -1, law)
+                e = add_energies(e, tile, -1, law)
             to_y = torch.zeros_like(y)
-            pull = tile_pull(sides, tiles, weights, own, (x, y), (labels, every[j]), (to_x, to_y), law, shift)
-            to_x.baddbmm_(pull, y)
-            to_y.baddbmm_(pull.mT, x)
-            _through_unit(to_y[0], y[0], inverse[j], gradient[j])
-        gradient.index_add_(0, labels, _through_unit(to_x[0], x[0], inverse[labels], torch.empty_like(x[0])))
-        gradient = rescaled(gradient.unsqueeze(0), log_factor, law).squeeze(0)
+            forces = tile_forces(
+                sides, tiles, weights, fill_self, (x, y), (labels, all_indices[j]), (to_x, to_y), law, shift
+            )
+            to_x.baddbmm_(forces, y)
+            to_y.baddbmm_(forces.mT, x)
+            _unit_backward(to_y[0], y[0], inverse[j], gradient[j])
+        gradient.index_add_(0, labels, _unit_backward(to_x[0], x[0], inverse[labels], torch.empty_like(x[0])))
+        gradient = rescale_capped(gradient.unsqueeze(0), log_factor, law).squeeze(0)
     e = (
         (e.squeeze(0) - others.log()).exp().clamp(max=torch.finfo(e.dtype).max)
         if law.in_logs
         else e.squeeze(0) / others
     )
-    # Zero classes are at right angles to all others: what they added is known.
+    # Zero classes are at right angles to all others: subtract what they added.
     e = e - (inverse == 0).sum() / others * law.energy(rows.new_tensor(2.0))
     return torch.where(inverse[labels] > 0, e, 0.0), gradient
 
 
-def _times(gradient: Tensor, grad: Tensor) -> Tensor:
-    """gradient·grad; it is as large as the weights, so the copy is spared where it can be seen that nobody needs it."""
+def _scale_gradient(gradient: Tensor, grad: Tensor) -> Tensor:
+    """Compute gradient·grad, in place if the graph is not kept: the gradient is as large as the weights."""
     keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
     if grad.device.type != "cpu" or torch.compiler.is_compiling() or torch.is_grad_enabled() or keeps_graph():
         return gradient * grad
     return gradient.mul_(grad)
 
 
-def _class_tiles(rows: Tensor, inverse: Tensor, labels: Tensor) -> Iterator[tuple[slice, Tensor, Own]]:
-    """Slices of the classes, their unit weights (1, m, d), and what writes into a tile (1, B, m) at a label's own."""
+def _class_tiles(rows: Tensor, inverse: Tensor, labels: Tensor) -> Iterator[tuple[slice, Tensor, FillSelf]]:
+    """Yield slices of the classes, their unit weights (1, m, d), and what fills a tile (1, B, m) at the labels."""
     n, side = len(rows), max(64, (2**20 if rows.device.type == "cpu" else 2**25) // len(labels))
-    if torch.compiler.is_compiling():  # which unrolls the loop
+    if torch.compiler.is_compiling():  # it unrolls the loop
         side = max(side, -(-n // 8))
     for start in range(0, n, side):
         j = slice(start, min(start + side, n))
         local, m = (labels - start).view(1, -1, 1), j.stop - start
 
-        def write(tile: Tensor, value: float, local: Tensor = local, m: int = m) -> None:
+        def fill(tile: Tensor, value: float, local: Tensor = local, m: int = m) -> None:
             at = local.clamp(0, m - 1)
             tile.scatter_(2, at, torch.where(local == at, value, tile.gather(2, at)))
 
-        yield j, (rows[j] * inverse[j].unsqueeze(1)).unsqueeze(0), write
+        yield j, (rows[j] * inverse[j].unsqueeze(1)).unsqueeze(0), fill
 
 
-def _through_unit(grad: Tensor, y: Tensor, inverse: Tensor, into: Tensor) -> Tensor:
-    """The gradient of w (m, d), given that of its unit vector y."""
+def _unit_backward(grad: Tensor, y: Tensor, inverse: Tensor, into: Tensor) -> Tensor:
+    """Compute the gradient of w (m, d) from that of its unit vector y."""
     along = (grad * y).sum(1, keepdim=True)
     return torch.addcmul(grad, y, along, value=-1, out=into).mul_(inverse.unsqueeze(1))
 
 
 def _class_curvature(rows: Tensor, labels: Tensor, share: Tensor, law: Law, v: Tensor) -> tuple[Tensor, Tensor]:
-    """The derivatives of ⟨gradient, v⟩ by the weights and by the shares, by automatic differentiation."""
+    """Compute the derivatives of ⟨gradient, v⟩ by the weights and by the shares, with autograd."""
     with torch.enable_grad(), without_autocast(rows):
         leaf, share = rows.detach().requires_grad_(), share.detach().requires_grad_()
         p = unit(leaf)
@@ -343,5 +347,5 @@ def _class_curvature(rows: Tensor, labels: Tensor, share: Tensor, law: Law, v: T
     log_factor = (shift - ((inverse_row_norm(rows) > 0).sum() - 1).clamp(min=1).log()).view(1, 1, 1)
     if not law.in_logs:
         return curvature * log_factor.exp().view(1), to_share * log_factor.exp().view(1)
-    scaled, to_share = (rescaled(x.view(1, len(x), -1), log_factor, law) for x in (curvature, to_share))
+    scaled, to_share = (rescale_capped(x.view(1, len(x), -1), log_factor, law) for x in (curvature, to_share))
     return scaled.squeeze(0), to_share.flatten()

@@ -19,8 +19,8 @@ from .._internal import checks
 from .._internal.guards import watch_weight_decay
 from .._internal.overflow import finite_gradient, max_root, rescale, row_divisors
 from ..cosine import accumulation_dtype, apply, autocast_enabled, chain, cosine_linear, project, unit, without_autocast
-from ..energy.bounded_force import bounded
-from ..energy.hyperspherical import batch_energy, checked_law, sample_energies
+from ..energy.bounded_force import bound_gradient
+from ..energy.hyperspherical import batch_energy, make_law, sample_energies
 from ..layers import SimilarityLike
 from ..similarity import Similarity, angle, resolve
 from .margins import MARGINS, sphereface_annealing
@@ -104,7 +104,7 @@ class AngularSoftmaxLoss(nn.Module):
         checks.choice("reduction", reduction, ("mean", "sum", "none"))
         self.reduction = reduction
         self.energy_weight = checks.number("energy_weight", energy_weight, low=0.0)
-        self.energy_law = checked_law(energy_s, False, False, name="energy_s")
+        self.energy_law = make_law(energy_s, False, False, name="energy_s")
         self.weight = nn.Parameter(torch.empty(self.num_classes, self.embedding_size, **factory))
         self.bias = nn.Parameter(torch.empty(self.num_classes, **factory)) if bias else None
         self.reset_parameters()
@@ -258,10 +258,10 @@ class AngularSoftmaxLoss(nn.Module):
         """λ_M·class_energy of the weight at the labels, reduced as the losses are; counts (B,) weigh the samples."""
         rows, share = weight.to(accumulation_dtype(weight.dtype)), self.energy_weight * counts
         if self.reduction == "none":
-            return bounded(lambda r: share.to(r.dtype) * sample_energies(r, target, self.energy_law), rows)
+            return bound_gradient(lambda r: share.to(r.dtype) * sample_energies(r, target, self.energy_law), rows)
         total = counts.sum()
         total = torch.where(total > 0, total, 1.0)
-        mean = bounded(lambda r: batch_energy(r, target, share / total, self.energy_law), rows)
+        mean = bound_gradient(lambda r: batch_energy(r, target, share / total, self.energy_law), rows)
         return mean if self.reduction == "mean" else mean * total
 
     def _reduce(self, losses: Tensor, target: Tensor, kept: Tensor, sample_weight: Tensor | None) -> Tensor:

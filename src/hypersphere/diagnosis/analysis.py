@@ -1,4 +1,4 @@
-"""How redundant the neurons of a model are: one row a layer, as data and as a table.
+"""Compute how redundant the neurons of each layer are.
 
 Shapes: G groups, N neurons in each, d their dimension.
 """
@@ -6,10 +6,10 @@ Shapes: G groups, N neurons in each, d their dimension.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, cast, overload
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -18,45 +18,18 @@ from torch.nn.parameter import is_lazy
 from .._internal import checks
 from .._internal.progress import track
 from ..cosine import inverse_row_norm, unit
-from ..energy.hyperspherical import checked_law, group_energy
+from ..energy.hyperspherical import group_energy, make_law
 from ..energy.repulsion import Law
 from ..geometry.points import angle_between, closest_pair, row_blocks
 from ..geometry.theory import energy_lower_bound, excess_over, expected_energy
 from ..selection import Neurons, Specs, no_layer_error, select, select_to_change
-from .row import LISTED, Row
+from .result import Diagnosis, Row
 from .stored import StoredNeurons, select_stored
-from .table import table
 
-SMALLEST_ANGLE = 1e-6  # below, a cosine has no digits left to tell near from nearer
+LISTED = 1000
+"""The largest number of near-duplicate pairs that a row lists: a collapsed layer has N(N − 1)/2 of them."""
 
-
-@dataclass(frozen=True, repr=False)
-class Diagnosis(Sequence[Row]):
-    """A sequence of rows, one a layer; str() is a table for people, :meth:`to_dicts` is data for programs."""
-
-    rows: tuple[Row, ...]
-    s: float = 2.0
-    angular: bool = False
-    duplicate_angle: float = 0.1
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-    @overload
-    def __getitem__(self, index: slice) -> Diagnosis: ...
-    def __getitem__(self, index: int | slice) -> Row | Diagnosis:
-        return replace(self, rows=self.rows[index]) if isinstance(index, slice) else self.rows[index]
-
-    def to_dicts(self) -> list[dict[str, Any]]:
-        """One dict a row, ready for JSON."""
-        return [row.to_dict() for row in self.rows]
-
-    def __str__(self) -> str:
-        return table(self.rows, self.s, self.angular, self.duplicate_angle)
-
-    __repr__ = __str__
+SMALLEST_ANGLE = 1e-6  # cosines of smaller angles round to 1
 
 
 def diagnose(
@@ -69,22 +42,21 @@ def diagnose(
     angular: bool = False,
     duplicate_angle: float = 0.1,
 ) -> Diagnosis:
-    """How evenly the neurons of each layer are spread, which of them are redundant and which are dead.
+    """Report how evenly the neurons of each layer are spread, which are redundant and which are dead.
 
-    It reads the weights, in float64, and changes nothing. Time grows as N²·d, memory as N·d.
+    Only reads the weights; computes in float64. Time grows as N²·d, memory as N·d.
 
-    From a state_dict, which does not say what a tensor is for, the floating tensors of two dimensions or more that are
-    named ``weight``, ``in_proj_weight`` or ``{q,k,v}_proj_weight`` are taken, with their rows (dimension 0) as neurons:
-    groups are not seen, and a transposed convolution's rows are its input channels. Recurrent weights, and matrices
-    whose layer is called an embedding, are passed over unless `layers` matches them. What a parametrization makes of
-    its tensors only the model knows.
+    In a state_dict, floating point tensors of two or more dimensions named ``weight``, ``in_proj_weight`` or
+    ``{q,k,v}_proj_weight`` are read, with their rows (dimension 0) as neurons: groups are unknown, and the rows of a
+    transposed convolution are its input channels. Recurrent weights, and matrices whose layer is named an embedding,
+    are skipped unless `layers` matches them. Parametrizations other than rotations need the model.
 
     Args:
-        model_or_state_dict: a model, or tensors by name, as ``state_dict()`` or ``safetensors.torch.load_file`` gives.
+        model_or_state_dict: a model, or tensors by name, from ``state_dict()`` or ``safetensors.torch.load_file``.
         layers, exclude, output: which layers, as in :func:`select`; the output layer is included and marked. For a
-            state_dict names and patterns, and "auto" marks no output.
+            state_dict only names and patterns; "auto" marks no output.
         s, angular: which energy, as in :func:`hyperspherical_energy`.
-        duplicate_angle: neurons nearer than this count as near-duplicates, in radians (0.1 is 5.7°).
+        duplicate_angle: neurons nearer than this are near-duplicates, in radians (0.1 is 5.7°).
 
     Example:
         >>> weight = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, 0.0], [-1.0, 0.01]])
@@ -92,7 +64,7 @@ def diagnose(
         >>> row.name, row.neurons, row.closest, row.duplicates, row.dead
         ('fc', 5, (2, 4), ((2, 4),), (3,))
     """
-    law = checked_law(s, False, angular)
+    law = make_law(s, False, angular)
     duplicate_angle = checks.number("duplicate_angle", duplicate_angle, low=SMALLEST_ANGLE, high=math.pi)
     found: dict[str, Neurons] | dict[str, StoredNeurons]
     if not isinstance(model_or_state_dict, nn.Module):
@@ -105,25 +77,27 @@ def diagnose(
         raise no_layer_error(cast(nn.Module, model_or_state_dict), "diagnose")
     work: list[tuple[str, Neurons | StoredNeurons]] = list(found.items())
     with torch.no_grad():
-        rows = [_row(name, neurons, law, duplicate_angle) for name, neurons in track(work, "diagnosing layers")]
+        rows = [
+            _diagnose_layer(name, neurons, law, duplicate_angle) for name, neurons in track(work, "diagnosing layers")
+        ]
     return Diagnosis(tuple(rows), law.s, law.angular, duplicate_angle)
 
 
-def _rows(name: str, neurons: Neurons | StoredNeurons) -> Tensor:
-    """The neurons (G, N, d), checked."""
+def _read_neurons(name: str, neurons: Neurons | StoredNeurons) -> Tensor:
+    """Return the neurons (G, N, d); raise if they cannot be read."""
     if isinstance(neurons, StoredNeurons):
         rows = neurons.matrix()
     else:
         parameter = neurons.module._parameters.get(neurons.tensor_name)
         if parameter is not None and is_lazy(parameter):
-            raise ValueError(f"the weight of {name!r} has no shape yet: run the model once, the layer is lazy")
+            raise ValueError(f"layer {name!r} is lazy and has no weight yet: run the model once first")
         with _without_side_effects(neurons.module):
             rows = neurons.matrix()
     checks.has_values(name, rows)
     checks.floating(f"the weight of {name!r}", rows)
     if not rows.numel():
         raise ValueError(f"the weight of {name!r} must not be empty, got the shape {tuple(neurons.tensor.shape)}")
-    if rows.dtype.itemsize == 1:  # float8 knows hardly any arithmetic
+    if rows.dtype.itemsize == 1:  # float8 has hardly any arithmetic
         rows = rows.float()
     if rows.device.type not in ("cpu", "cuda"):  # others may not have float64
         rows = rows.cpu()
@@ -133,7 +107,7 @@ def _rows(name: str, neurons: Neurons | StoredNeurons) -> Tensor:
 
 @contextmanager
 def _without_side_effects(module: nn.Module) -> Iterator[None]:
-    """Its parametrizations in eval mode: in training mode a spectral norm iterates whenever the weight is read."""
+    """Switch the parametrizations to eval mode: in training mode, reading a weight with spectral norm changes it."""
     parametrizations = getattr(module, "parametrizations", None)
     inside = parametrizations.modules() if isinstance(parametrizations, nn.Module) else ()
     training = [m for m in inside if m.training]
@@ -146,16 +120,16 @@ def _without_side_effects(module: nn.Module) -> Iterator[None]:
             m.training = True
 
 
-def _row(name: str, neurons: Neurons | StoredNeurons, law: Law, duplicate_angle: float) -> Row:
-    rows = _rows(name, neurons)
+def _diagnose_layer(name: str, neurons: Neurons | StoredNeurons, law: Law, duplicate_angle: float) -> Row:
+    rows = _read_neurons(name, neurons)
     groups, n, d = rows.shape
     alive = inverse_row_norm(rows.flatten(0, 1)).view(groups, n) > 0
     points = unit(rows.double()) * alive.unsqueeze(2)
     laws = law, replace(law, half_space=True)
     energy, half_energy = (float((group_energy(points, each) / groups).sum()) for each in laws)
-    pairs = [_pairs(points[g], alive[g], g * n, duplicate_angle) for g in range(groups) if alive[g].sum() > 1]
-    living = alive.sum(1).tolist()
-    bound = sum(energy_lower_bound(k, d, law.s, angular=law.angular) for k in living if k > 1) / groups
+    pairs = [_compare_pairs(points[g], alive[g], g * n, duplicate_angle) for g in range(groups) if alive[g].sum() > 1]
+    num_alive = alive.sum(1).tolist()
+    bound = sum(energy_lower_bound(k, d, law.s, angular=law.angular) for k in num_alive if k > 1) / groups
     random = expected_energy(law.s, d, angular=law.angular) * len(pairs) / groups if d > 1 else math.inf
     nearest = min((p.nearest for p in pairs), default=None)
     near = sorted(pair for p in pairs for pair in p.near)[:LISTED]
@@ -181,8 +155,8 @@ def _row(name: str, neurons: Neurons | StoredNeurons, law: Law, duplicate_angle:
 
 
 @dataclass(frozen=True)
-class _Pairs:
-    """The pairs of one group; indices are those of the layer, a near pair is (angle, i, j)."""
+class _PairStats:
+    """The pairs of one group; i and j are indices in the layer, a near pair is (angle, i, j)."""
 
     nearest: tuple[float, int, int]
     near: list[tuple[float, int, int]]
@@ -191,8 +165,8 @@ class _Pairs:
     mean_angle: float
 
 
-def _pairs(points: Tensor, alive: Tensor, offset: int, duplicate_angle: float) -> _Pairs:
-    """Of points (N, d), those `alive` (N,); the layer's index of the first is `offset`."""
+def _compare_pairs(points: Tensor, alive: Tensor, offset: int, duplicate_angle: float) -> _PairStats:
+    """Compare all pairs of points (N, d) that are `alive` (N,); `offset` is the index of the first in the layer."""
     index, points = (alive.nonzero().flatten() + offset).tolist(), points[alive]
     n, threshold = len(points), math.cos(duplicate_angle)
     near: dict[tuple[int, int], float] = {}
@@ -215,7 +189,7 @@ def _pairs(points: Tensor, alive: Tensor, offset: int, duplicate_angle: float) -
         near |= zip(zip(i.tolist(), j.tolist(), strict=True), torch.cat(angles).tolist(), strict=True)
         near = dict(sorted(near.items(), key=lambda item: (item[1], item[0]))[:LISTED])
     i, j, separation = closest_pair(points)
-    return _Pairs(
+    return _PairStats(
         nearest=(separation, index[i], index[j]),
         near=[(angle, index[i], index[j]) for (i, j), angle in near.items()],
         count=count,
@@ -225,7 +199,7 @@ def _pairs(points: Tensor, alive: Tensor, offset: int, duplicate_angle: float) -
 
 
 def _effective_rank(points: Tensor) -> float:
-    """The mean over the groups (G, N, d) that live. The smaller Gram matrix has the squared singular values."""
+    """Compute the mean over nonzero groups (G, N, d). The smaller Gram matrix has the squared singular values."""
     gram = points @ points.mT if points.shape[1] <= points.shape[2] else points.mT @ points
     squares = torch.linalg.eigvalsh(gram)
     rounding = max(points.shape[1:]) * torch.finfo(squares.dtype).eps * squares[:, -1:]
