@@ -4,7 +4,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint con
 NEEDS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench gpu clean
+.PHONY: help demo test lint bench docs gpu clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' Makefile
@@ -23,12 +23,15 @@ lint: .venv/test.stamp ## ruff and mypy
 bench: .venv/test.stamp ## the benchmarks against other libraries
 	$(BIN)/python -m benchmarks
 
+docs: .venv/docs.stamp ## build these pages and the API reference into site/; open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 gpu: .venv/test.stamp ## the tests that have a device, on CUDA
 	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("make gpu: torch finds no CUDA device")'
 	$(BIN)/python -m pytest --device cuda -q
 
 clean: ## remove caches and build leftovers; .venv stays
-	rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 $(BIN)/python:
@@ -44,3 +47,8 @@ $(BIN)/python:
 	@echo "installing hypersphere and its development tools into .venv (about 2 minutes the first time)"
 	@$(PIP) --editable '.[cli,dev]'
 	@touch $@ .venv/demo.stamp
+
+.venv/docs.stamp: $(NEEDS) | $(BIN)/python
+	@echo "installing hypersphere and the tools of its documentation into .venv (about 2 minutes the first time)"
+	@$(PIP) --editable '.[docs]'
+	@touch $@

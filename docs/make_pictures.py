@@ -224,6 +224,102 @@ def _seen(point: Iterable[float]) -> tuple[float, float, float]:
     return RADIUS * x, -RADIUS * z, -y
 
 
+FRONT = (-math.cos(TILT) * math.sin(TURN), -math.cos(TILT) * math.cos(TURN), -math.sin(TILT))  # towards the viewer
+
+
+def three_ideas(path: Path) -> None:
+    """The picture of the README: an angle, neurons that spread, neurons that turn together."""
+    panels = (
+        ("Angles", "instead of inner products", "SphereNet · hs.spherize", _angle_panel()),
+        ("Even spacing", "by minimum energy", "MHE · hs.EnergyRegularizer", _spread_panel()),
+        ("Rotations", "of fixed neurons", "OPT · hs.rotate", _turned_panel()),
+    )
+    width, height = 3 * PANEL, PANEL + 96
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width}" height="{height}" viewBox="0 0 {width} '
+        f'{height}" font-family="system-ui, Helvetica, Arial, sans-serif" fill="#333" text-anchor="middle">',
+        "<title>Angles instead of inner products, evenly spread neurons, fixed neurons that rotate</title>",
+        f'<rect width="{width}" height="{height}" rx="10" fill="#fff"/>',
+    ]
+    for k, (name, what, calls, sphere) in enumerate(panels):
+        parts.append(f'<g transform="translate({PANEL * (k + 0.5):g} {PANEL / 2:g})">')
+        parts += sphere
+        parts.append(f'<text y="{PANEL / 2 + 8:g}" font-size="17" font-weight="600">{name}</text>')
+        parts.append(f'<text y="{PANEL / 2 + 29:g}" font-size="14">{what}</text>')
+        parts.append(f'<text y="{PANEL / 2 + 54:g}" font-size="13" fill="#666">{calls}</text></g>')
+    legend = "rings: neurons before training, dots: after"
+    parts.append(f'<text x="{width / 2:g}" y="{height - 12}" font-size="12" fill="#666">{legend}</text>')
+    write_text(path, "\n".join([*parts, "</svg>"]) + "\n")
+
+
+def _angle_panel() -> list[str]:
+    """An input x and a neuron w as arrows from the centre, the angle θ between them as an arc on the sphere."""
+    w, x = (unit(torch.tensor(v, dtype=torch.float64)) for v in ((-0.62, -0.6, 0.62), (0.9, -0.35, 0.12)))
+    parts = _sphere(torch.empty(0, 3), antipodes=False, line=None)
+    parts.append(_curve([_seen(point) for point in _arc(w, x)], "#333", 2.4))
+    for point, colour, name, shift in ((w, NEURON, "w", (-8, -9)), (x, PALETTE[0], "x", (14, 1))):
+        u, v, _ = _seen(point.tolist())
+        parts.append(f'<path d="M0 0L{u:.1f} {v:.1f}" stroke="{colour}" stroke-width="2.4"/>')
+        parts.append(f'<circle cx="{u:.1f}" cy="{v:.1f}" r="6.5" fill="{colour}" stroke="#fff" stroke-width="1.2"/>')
+        parts.append(_label(u + shift[0], v + shift[1], name))
+    u, v, _ = _seen(_arc(w, x)[12])
+    return [*parts, '<circle r="2.5" fill="#333"/>', _label(u + 10, v - 9, "θ")]
+
+
+def _spread_panel() -> list[str]:
+    """Random neurons, and the shortest ways to where the energy takes them."""
+    start = geometry.random_points(12, 3, seed=1).double()
+    end = _moved(start, hyperspherical_energy, lr=0.2)
+    ways = [torch.tensor(_arc(one, other), dtype=torch.float64) for one, other in zip(start, end, strict=True)]
+    return _paths(torch.stack(ways, 1))
+
+
+def _turned_panel() -> list[str]:
+    """Neurons that one rotation turns, all around the same axis."""
+    start = geometry.minimize_energy(12).double()
+    axis = unit(torch.tensor([0.75 * x for x in FRONT], dtype=torch.float64) + torch.tensor([0.0, 0.0, 1.0]))
+    along = (start @ axis)[:, None] * axis
+    side, across = start - along, torch.linalg.cross(axis.expand_as(start), start)
+    places = [along + math.cos(t) * side + math.sin(t) * across for t in map(math.radians, range(41))]
+    (x, y, _), (u, v, _) = _seen((1.22 * axis).tolist()), _seen(axis.tolist())
+    pole = f'<path d="M{u:.1f} {v:.1f}L{x:.1f} {y:.1f}" stroke="#333" stroke-width="2" stroke-dasharray="4 3"/>'
+    return [*_paths(torch.stack(places)), pole, _label(x + 14, y + 10, "R")]
+
+
+def _paths(places: Tensor) -> list[str]:
+    """A sphere with the paths of neurons (T, N, 3) on it: a ring where each starts, a dot where it ends."""
+    sphere = _sphere(places[-1], antipodes=False, line=None)
+    rings = []
+    for path in places.unbind(1):
+        points = [_seen(point) for point in path.tolist()]
+        for in_front, run in groupby(pairwise(points), key=lambda piece: piece[0][2] + piece[1][2] > 0):
+            pieces = list(run)
+            rings.append(_curve([pieces[0][0], *(end for _, end in pieces)], NEURON, 1.8, 0.6 if in_front else 0.25))
+        x, y, depth = points[0]
+        look = f'fill="#fff" stroke="{NEURON}" stroke-opacity="{0.9 if depth > 0 else 0.35}" stroke-width="1.6"'
+        rings.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" {look}/>')
+    in_front = sum(_seen(point)[2] > 0 for point in places[-1].tolist())
+    return [*sphere[: len(sphere) - in_front], *rings, *sphere[len(sphere) - in_front :]]
+
+
+def _arc(one: Tensor, other: Tensor, steps: int = 24) -> list[list[float]]:
+    """Points of the great circle between two unit vectors."""
+    angle = torch.acos(one @ other)
+    at = [k / steps for k in range(steps + 1)]
+    return [((torch.sin((1 - t) * angle) * one + torch.sin(t * angle) * other) / angle.sin()).tolist() for t in at]
+
+
+def _curve(points: list[tuple[float, float, float]], colour: str, width: float, opacity: float = 1.0) -> str:
+    path = "M" + " ".join(f"{x:.1f} {y:.1f}" for x, y, _ in points)
+    return f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="{width}" stroke-opacity="{opacity}"/>'
+
+
+def _label(x: float, y: float, text: str) -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="18" font-style="italic" font-family="Georgia, serif">{text}</text>'
+    )
+
+
 def rotation(path: Path) -> None:
     """Neurons of the plane before and after training, and the energy of a network while it is trained (OPT, Fig. 6)."""
     title, chart_height = "What OPT does to neurons", 330
@@ -333,6 +429,7 @@ def _arrow(angle: float, colour: str) -> str:
 
 
 PICTURES = {
+    "three_ideas.svg": three_ideas,
     "similarities.svg": similarities,
     "margins.svg": margins,
     "pair_energy.svg": pair_energy,

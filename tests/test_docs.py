@@ -6,8 +6,11 @@ An expression in a page's code that is followed by "# → text", on its line or 
 import ast
 import importlib
 import io
+import os
 import re
 import runpy
+import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +24,7 @@ import hypersphere as hs
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PICTURES = ["margins.svg", "pair_energy.svg", "regularized.svg", "rotation.svg", "similarities.svg"]
+PICTURES = ["margins.svg", "pair_energy.svg", "regularized.svg", "rotation.svg", "similarities.svg", "three_ideas.svg"]
 
 
 def run_page(text: str) -> None:
@@ -87,6 +90,23 @@ def test_pictures_are_those_that_the_code_draws(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == PICTURES
     for name in PICTURES:
         assert (tmp_path / name).read_bytes() == (ROOT / "docs" / "pictures" / name).read_bytes(), name
+
+
+def test_site_builds_without_warnings_and_has_every_public_name(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="make docs installs it")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    built = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True
+    )
+    assert (built.returncode, built.stdout + built.stderr) == (0, "")
+    pages = {path: path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.html")}
+    for path, html in pages.items():
+        assert not re.search(r'(?:src|<link[^>]* href)="?(?:https?:)?//', html), (
+            path
+        )  # nothing is loaded from elsewhere
+    reference = "".join(html for path, html in pages.items() if path.parent.name == "api")
+    names = set(re.findall(r'id="hypersphere\.(?:[\w.]*\.)?(\w+)"', reference))
+    assert set(hs.__all__) <= names
 
 
 @pytest.fixture
