@@ -95,15 +95,12 @@ def test_pictures_are_those_that_the_code_draws(tmp_path: Path) -> None:
 def test_site_builds_without_warnings_and_has_every_public_name(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="make docs installs it")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
-    built = subprocess.run(
-        command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True
-    )
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert (built.returncode, built.stdout + built.stderr) == (0, "")
     pages = {path: path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.html")}
     for path, html in pages.items():
-        assert not re.search(r'(?:src|<link[^>]* href)="?(?:https?:)?//', html), (
-            path
-        )  # nothing is loaded from elsewhere
+        assert not re.search(r'(?:src|<link[^>]* href)="?(?:https?:)?//', html), f"{path} loads from elsewhere"
     reference = "".join(html for path, html in pages.items() if path.parent.name == "api")
     names = set(re.findall(r'id="hypersphere\.(?:[\w.]*\.)?(\w+)"', reference))
     assert set(hs.__all__) <= names
