@@ -4,7 +4,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint con
 NEEDS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench docs gpu clean
+.PHONY: help demo test lint tables bench docs gpu clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' Makefile
@@ -19,6 +19,9 @@ lint: .venv/test.stamp ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+tables: .venv/test.stamp ## write the generated tables: src/hypersphere/catalog.py and docs/models.md
+	$(BIN)/python -m tools.make_tables
 
 bench: .venv/test.stamp ## the benchmarks against other libraries
 	$(BIN)/python -m benchmarks

@@ -21,9 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from hypersphere import data, models
+from hypersphere import catalog, data, models
 from hypersphere.data.sampling import batches
-from hypersphere.models._registry import SHIPPED
 
 from .measure import Contestant, Figure, Plan, seconds
 
@@ -170,8 +169,8 @@ def _peak(contestant: Contestant) -> int:
 
 
 def _building(plan: Plan) -> Iterator[Figure]:
-    case = f"{len(SHIPPED)} presets on the meta device"
-    taken = seconds(case, [Contestant(name, partial(_built, name)) for name in SHIPPED], plan.fewer(4))
+    case = f"{len(catalog.MODELS)} presets on the meta device"
+    taken = seconds(case, [Contestant(name, partial(_built, name)) for name in catalog.MODELS], plan.fewer(4))
     slowest = max(taken, key=lambda name: taken[name])
     yield Figure(case, f"the slowest, {slowest}", "s", taken[slowest], BUILD_GOAL)
     yield Figure(case, "the median", "s", statistics.median(taken.values()))

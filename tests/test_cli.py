@@ -13,7 +13,8 @@ import pytest
 
 from hypersphere import __version__
 from hypersphere._internal import progress
-from hypersphere.cli import COMMANDS, main, thomson
+from hypersphere.catalog import COMMANDS
+from hypersphere.cli import main, thomson
 
 
 def run(*argv):

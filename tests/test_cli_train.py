@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hypersphere import recipes
-from hypersphere.cli import COMMANDS, _output, completion, main
+from hypersphere import catalog, recipes
+from hypersphere.catalog import COMMANDS
+from hypersphere.cli import _output, completion, main
 from hypersphere.cli import list as listing
-from hypersphere.train import _names
 from hypersphere.train.config import Config, flags, from_tree, to_json
 from hypersphere.train.results import Result
 from tests.runs import rewritten
@@ -403,16 +403,15 @@ def test_a_config_imports_nothing(fitted, monkeypatch, capsys, tmp_path):
 def test_list_of_all(capsys):
     assert main(["list"]) == 0
     out = capsys.readouterr().out
-    for kind, table in listing.KINDS.items():
-        assert f"{kind} (" in out
-        for name in recipes.names() if table is None else _names.NAMES[table]:
-            assert name in out
+    for kind, (names, flag, _) in listing.KINDS.items():
+        assert f"{kind} ({flag})\n" in out
+        assert all(name in out for name in names)
     assert max(map(len, out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("kind", listing.KINDS)
 def test_list_of_a_kind(kind, capsys):
-    names = recipes.names() if kind == "recipes" else [*_names.NAMES[listing.KINDS[kind]]]
+    names = [*listing.KINDS[kind][0]]
     assert main(["list", kind]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[-len(names) :]] == names
@@ -620,7 +619,7 @@ def test_completion_knows_every_flag():
         assert ("-h", "--help") in [word.flags for word in words]
     by_flag = {flag: word for word in completion.words_of("train") for flag in word.flags}
     assert {flag.flag for flag in flags()} <= {*by_flag}
-    assert by_flag["--loss.name"].names == _names.NAMES["loss"]
+    assert by_flag["--loss.name"].names == tuple(catalog.LOSSES)
     assert (by_flag["--json"].value, by_flag["--resume"].value, by_flag["--seed"].value) == ("none", "optional", "one")
     assert [flag for flag, word in by_flag.items() if word.files] == ["--config", "--out", "--init_from", "--data.root"]
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hypersphere.train import _names, config
+from hypersphere.train import config
 from hypersphere.train.config import (
     Config,
     ConfigError,
@@ -362,8 +362,12 @@ def test_what_is_wrong_is_said_in_one_line_that_names_the_key(tree, message):
         ({"optimizer.name": "ogd", "rotation": {}}, "optimizer.name=ogd needs rotation.method=ogd, got cayley"),
         ({"rotation.method": "ogd"}, "rotation.method=ogd needs optimizer.name=ogd, got sgd"),
         ({"optimizer.betas": [0.9, 0.99]}, "optimizer.betas goes with optimizer.name adam"),
-        ({"optimizer.name": "adam", "optimizer.momentum": 0.9}, "optimizer.momentum goes with optimizer.name sgd, ogd"),
-        ({"optimizer.name": "rprop"}, "optimizer.weight_decay must be 0: rprop knows none"),
+        (
+            {"optimizer.name": "adam", "optimizer.momentum": 0.9},
+            "optimizer.momentum goes with optimizer.name rmsprop, sgd, ogd; got adam",
+        ),
+        ({"optimizer.name": "rprop"}, "optimizer.weight_decay must be 0: rprop has no weight decay"),
+        ({"loss.name": "additive_angle"}, "loss.name=additive_angle needs loss.margin, the number of the margin"),
         ({"rotation.sample": 0.5, "rotation.blocks": 2}, "rotation.sample goes with whole layers"),
         ({"rotation.sample": 0.5, "rotation.block_size": 9}, "rotation.sample goes with whole layers"),
         ({"rotation.sample": 0.5, "rotation.init": "normal"}, "rotation.sample goes with rotation.init=identity"),
@@ -561,49 +565,6 @@ except ConfigError as error:
 
 
 # The tables
-
-
-def test_names_are_those_of_the_real_tables():
-    """In a process of its own: tests and doctests register names here."""
-    code = """
-import inspect, json, torch
-import hypersphere as hs
-from hypersphere.data.sampling import IMBALANCES
-from hypersphere.orthogonal import INITS
-left_out = {"Optimizer", "LBFGS", "SparseAdam", "Muon"}
-optimizers = [n.lower() for n, c in vars(torch.optim).items()
-              if inspect.isclass(c) and issubclass(c, torch.optim.Optimizer) and n not in left_out]
-print(json.dumps({
-    "model": hs.models.names(), "data": hs.data.names(), "augmentation": list(hs.data.AUGMENTATIONS),
-    "imbalance": IMBALANCES, "similarity": list(hs.similarity.SIMILARITIES),
-    "measure": list(hs.regularizers.REGULARIZERS), "method": [*hs.orthogonal.ORTHOGONALIZERS, "none"],
-    "init": INITS, "optimizer": [*sorted(optimizers), "ogd"]}))
-"""
-    real = json.loads(_run(code))
-    assert {kind: list(_names.NAMES[kind]) for kind in real} == real
-    assert set(_names.NAMES) - set(real) == {"loss", "neurons", "layers", "scale", "clip", "schedule", "precision"}
-
-
-def test_what_optimizers_and_losses_have_is_what_they_have():
-    import hypersphere as hs
-    from hypersphere.train import building
-
-    takes = {name: inspect.signature(building.OPTIMIZERS[name]).parameters for name in _names.NAMES["optimizer"]}
-    assert {name for name in takes if "momentum" in takes[name]} == set(_names.MOMENTUM)
-    assert {name for name in takes if "betas" in takes[name]} == set(_names.BETAS)
-    assert {name for name in takes if "weight_decay" not in takes[name]} == set(_names.NO_DECAY)
-    heads = building.LOSSES
-    assert set(heads) | {"softmax"} == set(_names.LOSS_OPTIONS) == set(_names.NAMES["loss"])
-    for name, head in heads.items():
-        options = [key for key in inspect.signature(head).parameters if key in Loss.__dataclass_fields__]
-        assert tuple(options) == _names.LOSS_OPTIONS[name]
-    for method in set(_names.NAMES["method"]) - {"none"}:
-        made = hs.orthogonal.ORTHOGONALIZERS[method]
-        if method in _names.NORMAL_ONLY:
-            with pytest.raises(ValueError):
-                made.start(4, "identity")
-        else:
-            made.start(4, "identity")
 
 
 def test_energy_and_rotation_have_the_defaults_of_the_library():

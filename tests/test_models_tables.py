@@ -6,16 +6,14 @@ papers leave out: BatchNorm and ReLU after every convolution, 1×1 shortcuts, st
 """
 
 import re
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
+from tools import networks
 from torch import nn
 
 import hypersphere as hs
 from hypersphere import models
-from hypersphere.models import _table
 
 POOL = "pool 2×2 s2"
 
@@ -420,23 +418,13 @@ def test_classifiers_of_tables_12_and_13(name, classes, options, plain, rotated)
 def test_multiply_adds_by_hand():
     """Every filter once at every place; ResNet-18's figure is the well-known 1.81 billion."""
     convolutions = 32 * 32 * 27 * 64 + 16 * 16 * 576 * 96 + 8 * 8 * 864 * 128
-    assert _table.row("cnn3.spherenet").multiply_adds == convolutions + 2048 * 256 + 256 * 10
-    assert _table.row("mlp.opt").multiply_adds == 784 * 256 + 256 * 256 + 256 * 10
-    assert _table.row("gcn.opt").multiply_adds == 1433 * 16 + 16 * 7
-    assert round(_table.row("resnet18.opt").multiply_adds / 1e9, 2) == 1.81
+    assert networks.row("cnn3.spherenet").multiply_adds == convolutions + 2048 * 256 + 256 * 10
+    assert networks.row("mlp.opt").multiply_adds == 784 * 256 + 256 * 256 + 256 * 10
+    assert networks.row("gcn.opt").multiply_adds == 1433 * 16 + 16 * 7
+    assert round(networks.row("resnet18.opt").multiply_adds / 1e9, 2) == 1.81
     deconvolution = nn.ConvTranspose2d(2, 3, 4, 2, padding=1)
-    assert _table.multiply_adds(deconvolution, torch.zeros(1, 2, 5, 5)) == 25 * 2 * 3 * 16
+    assert networks.multiply_adds(deconvolution, torch.zeros(1, 2, 5, 5)) == 25 * 2 * 3 * 16
     attention = nn.MultiheadAttention(8, 2, batch_first=True)
     x = torch.zeros(1, 5, 8)
-    assert _table.multiply_adds(attention, x, x, x) == 4 * 5 * 64 + 2 * 25 * 8
+    assert networks.multiply_adds(attention, x, x, x) == 4 * 5 * 64 + 2 * 25 * 8
     assert not any(module._forward_hooks for module in attention.modules())
-
-
-def test_the_docs_table_is_what_the_registry_says():
-    tables = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "make_tables.py"))
-    page = tables["MODELS"].read_text(encoding="utf-8")
-    table = _table.markdown()
-    assert tables["with_table"](page, table) == page, "run python docs/make_tables.py"
-    assert tables["with_table"](page, "other\n") != page
-    assert [line.split("`")[1] for line in table.splitlines()[2:]] == list(models._registry.SHIPPED)
-    assert "| `resnet18.opt` | OPT | 17 | 3×224×224 | 1000 | 11,689,512 | 1,814.07 M |" in table

@@ -42,7 +42,7 @@ def test_few_steps_are_pointed_out_once(tmp_path, capsys):
     [
         (["cat", "dog"], "set data.name=image_folder for your own images"),
         (["MNIST/raw"], "set data.name to what is there, mnist"),
-        (["cifar-10-batches-py", "FashionMNIST"], "set data.name to what is there, fashion_mnist or cifar10"),
+        (["cifar-10-batches-py", "FashionMNIST"], "set data.name to what is there, cifar10 or fashion_mnist"),
     ],
 )
 def test_a_root_without_a_name_does_not_train_on_the_digits(folders, message, tmp_path, monkeypatch, capsys):
@@ -62,8 +62,8 @@ def test_a_root_without_a_name_does_not_train_on_the_digits(folders, message, tm
 
 
 def test_folders_of_the_official_files_are_those_of_the_loaders():
+    from hypersphere.catalog import FOLDERS
     from hypersphere.data import cifar, idx, modelnet
-    from hypersphere.train._names import FOLDERS
 
     sources = (idx.MNIST, idx.FASHION, cifar.CIFAR10.source, cifar.CIFAR100.source, modelnet.SOURCE)
     assert {source.name: source.folders for source in sources} == FOLDERS

@@ -18,20 +18,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, NoReturn
 
-from .. import __version__
+from .. import __version__, catalog
 from .._internal.nearest import nearest, nearest_keys, unknown
 from ._output import printable, say
-
-COMMANDS = {
-    "train": "train a network by a recipe, a config or flags",
-    "evaluate": "accuracy, loss and energies of a run",
-    "predict": "labels or embeddings of images, folders or arrays",
-    "export": "the merged network of a run as ONNX, torch.export or safetensors",
-    "verify": "whether a run's files and checkpoints are whole",
-    "list": "what there is: models, data, losses, methods, recipes",
-    "completion": "completion for bash, zsh or fish",
-    "thomson": "points of least energy on the sphere, beside the known minimum",
-}
 
 INTERRUPTED, BROKEN_PIPE = 130, 141  # what a shell reports for SIGINT and SIGPIPE
 
@@ -112,36 +101,32 @@ def _give_up_stdout() -> None:
 def _main(argv: Sequence[str]) -> int:
     if argv and not argv[0].startswith("-"):
         name, *rest = argv
-        if name not in COMMANDS:
-            near = nearest(name, COMMANDS)
-            hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(COMMANDS)}"
+        if name not in catalog.COMMANDS:
+            near = nearest(name, catalog.COMMANDS)
+            hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(catalog.COMMANDS)}"
             Parser(prog="hypersphere").error(f"unknown command {name!r}; {hint}")
         command, parser = parser_of(name)
         prepared = getattr(command, "prepared", None)
         return int(command.run(parser.read(rest if prepared is None else prepared(rest))))
-    width = max(map(len, COMMANDS))
+    width = max(map(len, catalog.COMMANDS))
     parser = Parser(
         prog="hypersphere",
         usage="hypersphere [--version] [--help] COMMAND ...",
         description="Learning on hyperspheres in PyTorch.",
         epilog="commands:\n"
-        + "".join(f"  {name:{width}}  {text}\n" for name, text in COMMANDS.items())
+        + "".join(f"  {name:{width}}  {text}\n" for name, text in catalog.COMMANDS.items())
         + "\n`hypersphere COMMAND --help` tells what a command takes.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"hypersphere {__version__}")
     parser.read(argv)
-    parser.error(f"a command is needed: {', '.join(COMMANDS)}")
+    parser.error(f"a command is needed: {', '.join(catalog.COMMANDS)}")
 
 
 def parser_of(name: str) -> tuple[ModuleType, Parser]:
     """A command's module and its parser."""
     command = import_module(f".{name}", __name__)
-    parser = Parser(prog=f"hypersphere {name}", description=_sentence(COMMANDS[name]), allow_abbrev=False)
+    parser = Parser(prog=f"hypersphere {name}", description=catalog.COMMANDS[name], allow_abbrev=False)
     command.add_arguments(parser)
     return command, parser
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."

@@ -8,10 +8,10 @@ from dataclasses import fields
 from types import UnionType
 from typing import Any, get_args
 
-from .. import recipes
-from ..train._names import NAMES
+from .. import catalog
 from ..train.config import Config, ConfigError, Flag, flags
 from ..train.config.config import group_of
+from ..train.config.convert import names_of
 from ..train.config.groups import types_of
 from ..train.config.values import parse
 
@@ -62,7 +62,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
             const="true" if switch else None,
             help=flag.help.replace("%", "%%"),
         )
-        names = NAMES.get(flag.field.metadata.get("names", ""), ())
+        names = names_of(flag.field)
         added.names = ("true", "false", *names) if switch else names
     parser.set_defaults(changes={})
 
@@ -78,7 +78,7 @@ def prepared(argv: Sequence[str]) -> list[str]:
 
 def _is_value(flag: Flag, text: str) -> bool:
     """Whether `text` after a switch is meant as its value, right or wrong."""
-    return _fits(flag, text) or not (text.startswith("-") or text in recipes.names() or ".py" in text)
+    return _fits(flag, text) or not (text.startswith("-") or text in catalog.RECIPES or ".py" in text)
 
 
 def _fits(flag: Flag, text: str) -> bool:

@@ -1,7 +1,4 @@
-"""`hypersphere completion SHELL`: a script that completes commands, flags and the names they take.
-
-It is made of the commands' own parsers; while it works no Python is called.
-"""
+"""Print a script that completes commands, flags and names in your shell."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from .. import recipes
-from . import COMMANDS, parser_of
+from .. import catalog
+from . import parser_of
 from ._shells import bash, fish, zsh
 
 SHELLS = {"bash": bash, "zsh": zsh, "fish": fish}
@@ -41,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    print(SHELLS[options.shell](COMMANDS, {command: words_of(command) for command in COMMANDS}), end="")
+    print(SHELLS[options.shell](catalog.COMMANDS, {command: words_of(command) for command in catalog.COMMANDS}), end="")
     return 0
 
 
@@ -51,7 +48,7 @@ def words_of(command: str) -> list[Word]:
     for action in parser_of(command)[1]._actions:
         names = tuple(getattr(action, "names", ()) or map(str, action.choices or ()))
         if (command, action.dest) == ("train", "recipe"):
-            names = tuple(recipes.names())
+            names = tuple(catalog.RECIPES)
         files = action.type is Path or bool(_FILES.search(str(action.metavar or "")))
         if not action.option_strings and not action.choices and action.type in (None, str):
             files = True

@@ -1,4 +1,4 @@
-"""`hypersphere evaluate RUN`: how good a run is on its test set, or on another split."""
+"""Compute the accuracy, loss and energies of a run."""
 
 from __future__ import annotations
 

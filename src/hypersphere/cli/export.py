@@ -1,4 +1,4 @@
-"""`hypersphere export RUN [--to FORMAT] [--out FILE]`: a run's merged network for programs without hypersphere."""
+"""Export a run's merged network as ONNX, torch.export or safetensors."""
 
 from __future__ import annotations
 

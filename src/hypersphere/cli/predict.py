@@ -1,4 +1,4 @@
-"""`hypersphere predict RUN FILE...`: labels, or embeddings, of images, folders of images and arrays."""
+"""Predict labels or embeddings of images, folders or arrays."""
 
 from __future__ import annotations
 

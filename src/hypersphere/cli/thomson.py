@@ -1,4 +1,4 @@
-"""`hypersphere thomson N ...`: the problems of Thomson (s = 1), Whyte (s = 0) and Tammes (s = inf)."""
+"""Spread N points on the sphere with the least energy, and compare with the known minimum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hypersphere train [RECIPE] [--config FILE] [--a.b=value ...]`: one training, and the figures it ended with."""
+"""Train a network from a recipe, a config file or flags."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .. import recipes
-from ..train._names import kind_of_data
+from .. import catalog, recipes
 from ..train.config import Config, ConfigError
 from ..train.config import convert as configs
+from ..train.config.values import kind_of_data
 from ..train.storage.layout import CONFIG
 from ._output import print_table, say
 from ._settings import add_settings, prepared
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "recipe",
         metavar="RECIPE",
         nargs="?",
-        help=f"what to begin with: {', '.join(recipes.names())}, or a file of your own, my.py or my.py:function",
+        help=f"what to begin with: {', '.join(catalog.RECIPES)}, or a file of your own, my.py or my.py:function",
     )
     parser.add_argument("--config", metavar="FILE", help="begin with a config in YAML or JSON instead")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, and nothing else")

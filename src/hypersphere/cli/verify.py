@@ -1,4 +1,4 @@
-"""`hypersphere verify DIR`: whether a checkpoint, a folder of checkpoints or a whole run is as it was written."""
+"""Check a run's files and checkpoints for damage."""
 
 from __future__ import annotations
 
@@ -206,8 +206,8 @@ def _length(config: Path) -> list[Any] | None:
 
 
 def _check_config(tree: Any) -> None:
-    from ..train import _names
     from ..train.config import flags, from_tree
+    from ..train.config.values import known
 
     # Names of the user's own are known only once their file has run, and that is not done here.
     for flag in flags():
@@ -217,5 +217,5 @@ def _check_config(tree: Any) -> None:
             flag.field.metadata.get("names", "similarity"),
         )
         if kind != "similarity" and isinstance(settings, dict) and isinstance(settings.get(name), str):
-            settings[name] = settings[name] if settings[name] in _names.known(kind) else flag.field.default
+            settings[name] = settings[name] if settings[name] in known(kind) else flag.field.default
     from_tree(tree)

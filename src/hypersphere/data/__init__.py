@@ -3,6 +3,7 @@
 Nothing is fetched. A set of your own: ``register("mine", loader)``.
 """
 
+from .._internal.modules import import_all
 from ._dataset import ArrayDataset as ArrayDataset
 from ._dataset import Dataset as Dataset
 from ._dataset import Graph as Graph
@@ -21,3 +22,5 @@ from .sampling import episode as episode
 from .sampling import holdout as holdout
 from .sampling import imbalance as imbalance
 from .sampling import num_batches as num_batches
+
+import_all(__name__, __path__)  # each registers its data sets

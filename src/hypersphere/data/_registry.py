@@ -1,4 +1,4 @@
-"""All data sets by name."""
+"""Data sets by name. Each module of the package registers its own."""
 
 from __future__ import annotations
 
@@ -9,24 +9,29 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from .._internal.nearest import nearest_few
-from . import cifar, digits, faces, idx, image_folder, modelnet, planetoid, text
 from ._dataset import ArrayDataset, Graph, LazyDataset
 
 Loader = Callable[..., Any]
 
 LOADERS: dict[str, Loader] = {}
+#: name → images, points, text or graph
+KINDS: dict[str, str] = {}
+#: name → the folders its official files come in, below root
+FOLDERS: dict[str, tuple[str, ...]] = {}
 
 _InMemory = Literal[
     "digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "cifar_fs", "fc100", "modelnet", "orl", "text"
 ]
 
 
-def register(name: str, loader: Loader) -> None:
+def register(name: str, loader: Loader, *, kind: str | None = None, folders: tuple[str, ...] = ()) -> None:
     """Makes a data set of your own known by name.
 
     Args:
         loader: ``loader(root, split, **options)`` gives a torch Dataset with ``labels`` and ``classes`` (such as
             :class:`ArrayDataset`); root is a Path, or None where none was given.
+        kind: images, points, text or graph; a config is then checked for a network that takes it. None: not checked.
+        folders: the folders its official files come in, below root.
 
     Example:
         >>> import torch
@@ -41,11 +46,15 @@ def register(name: str, loader: Loader) -> None:
     if not callable(loader):
         raise TypeError(f"loader must be a function loader(root, split, **options), got {loader!r}")
     LOADERS[name] = loader
+    if kind is not None:
+        KINDS[name] = kind
+    if folders:
+        FOLDERS[name] = folders
 
 
 def names() -> list[str]:
     """Every name that :func:`load` takes."""
-    return list(LOADERS)
+    return sorted(LOADERS)
 
 
 @overload
@@ -94,7 +103,7 @@ def load(name: str, root: str | os.PathLike[str] | None = None, split: str = "tr
     """
     if not isinstance(name, str) or name not in LOADERS:
         near = nearest_few(str(name), LOADERS)
-        hint = f"; the nearest are {', '.join(near)}" if near else f"; there are {', '.join(LOADERS)}"
+        hint = f"; the nearest are {', '.join(near)}" if near else f"; there are {', '.join(names())}"
         raise ValueError(f"name must be a data set of hypersphere.data.names(), got {name!r}{hint}")
     loader = LOADERS[name]
     accepted = list(inspect.signature(loader).parameters.values())[2:]
@@ -115,19 +124,3 @@ def _root(root: str | os.PathLike[str] | None) -> Path | None:
         raise TypeError(f"root must be a path, got {root!r}")
     given = os.environ.get("HYPERSPHERE_DATA") if root is None else root
     return Path(given).expanduser() if given else None
-
-
-register("digits", digits.digits)
-register("mnist", idx.mnist)
-register("fashion_mnist", idx.fashion_mnist)
-register("cifar10", cifar.cifar10)
-register("cifar100", cifar.cifar100)
-register("cifar_fs", cifar.cifar_fs)
-register("fc100", cifar.fc100)
-register("image_folder", image_folder.image_folder)
-register("modelnet", modelnet.modelnet)
-register("orl", faces.orl)
-register("lfw", faces.lfw)
-register("text", text.text)
-for _name, _loader in planetoid.LOADERS.items():
-    register(_name, _loader)

@@ -14,6 +14,7 @@ import torch
 from .._internal import checks
 from . import _files, _pickles
 from ._dataset import ArrayDataset
+from ._registry import register
 
 PIXELS = 3 * 32 * 32
 ORIGIN = "https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -210,3 +211,9 @@ def _python(layout: Layout, path: Path, split: str, kind: str) -> Part:
             yield start, part, labels[start : start + len(part)]
 
     return read
+
+
+register("cifar10", cifar10, kind="images", folders=CIFAR10.source.folders)
+register("cifar100", cifar100, kind="images", folders=CIFAR100.source.folders)
+register("cifar_fs", cifar_fs, kind="images")
+register("fc100", fc100, kind="images")

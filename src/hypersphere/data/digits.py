@@ -13,6 +13,7 @@ import torch
 
 from .._internal import checks
 from ._dataset import ArrayDataset
+from ._registry import register
 
 TRAIN = 1280
 
@@ -28,3 +29,6 @@ def digits(root: Path | None, split: str) -> ArrayDataset:
         images, labels = data["images"][rows], data["labels"][rows].astype(np.int64)
     grey = torch.from_numpy(images * (255 / 16)).round().to(torch.uint8).unsqueeze(1)
     return ArrayDataset(grey, torch.from_numpy(labels), [str(digit) for digit in range(10)])
+
+
+register("digits", digits, kind="images")

@@ -16,6 +16,7 @@ from torch import Tensor
 from .._internal import checks
 from . import _files
 from ._dataset import ArrayDataset, LazyDataset
+from ._registry import register
 from .image_folder import lazy
 
 ORL = _files.Source(
@@ -207,3 +208,7 @@ def _person(path: Path, name: str) -> str:
     if "/" in name or "\\" in name or "\0" in name or name.startswith("."):
         raise ValueError(f"{path} must have names of people, got {name[:80]!r}")
     return name
+
+
+register("orl", orl, kind="images")
+register("lfw", lfw, kind="images")

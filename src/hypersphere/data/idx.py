@@ -17,6 +17,7 @@ import torch
 from .._internal import checks
 from . import _files
 from ._dataset import ArrayDataset
+from ._registry import register
 
 MNIST = _files.Source(
     "mnist",
@@ -91,3 +92,7 @@ def read_idx(path: Path, most: tuple[int, ...]) -> _files.Bytes:
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ValueError(f"{path} is a damaged gzip file: {error}") from None
     return data
+
+
+register("mnist", mnist, kind="images", folders=MNIST.folders)
+register("fashion_mnist", fashion_mnist, kind="images", folders=FASHION.folders)

@@ -11,6 +11,7 @@ from torch import Tensor
 from .._internal import checks
 from . import _files
 from ._dataset import LazyDataset
+from ._registry import register
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm")
 # Formats whose decoders read pixels and run nothing (Pillow's EPS, for one, calls Ghostscript).
@@ -84,3 +85,6 @@ def decode(path: str) -> Tensor:
     except Exception as error:  # a decoder may raise anything at damaged bytes
         raise ValueError(f"{path} is no image that can be read: {error}") from error
     return torch.from_numpy(pixels)
+
+
+register("image_folder", image_folder, kind="images")

@@ -15,6 +15,7 @@ import torch
 from .._internal import checks
 from . import _files
 from ._dataset import ArrayDataset
+from ._registry import register
 
 SOURCE = _files.Source(
     "modelnet",
@@ -153,3 +154,6 @@ def _bytes(member: Any) -> int:
 
 def _line(error: BaseException) -> str:
     return str(error).split("\n", 1)[0][:200]
+
+
+register("modelnet", modelnet, kind="points", folders=SOURCE.folders)

@@ -15,6 +15,7 @@ import torch
 from .._internal import checks
 from . import _files, _pickles
 from ._dataset import Graph
+from ._registry import register
 
 ORIGIN = "https://github.com/kimiyoung/planetoid (data)"
 VAL = 500
@@ -90,9 +91,6 @@ def planetoid(name: str, root: Path | None, split: str = "train") -> Graph:
     )
 
 
-LOADERS = {name: partial(planetoid, name) for name in GRAPHS}
-
-
 def _places(path: Path, nodes: int) -> npt.NDArray[np.int64]:
     words = _files.read_text(path, 12 * nodes).split()
     places = np.array(_files.integers(path, words, high=nodes - 1), np.int64)
@@ -164,3 +162,7 @@ def _read_edges(path: Path, nodes: int) -> torch.Tensor:
     return torch.sparse_coo_tensor(
         places, torch.ones(len(pairs)), (nodes, nodes), is_coalesced=True, check_invariants=True
     )
+
+
+for _name in GRAPHS:
+    register(_name, partial(planetoid, _name), kind="graph")

@@ -11,6 +11,7 @@ import torch
 from .._internal import checks
 from . import _files
 from ._dataset import ArrayDataset
+from ._registry import register
 
 SOURCE = _files.Source(
     "text",
@@ -53,3 +54,6 @@ def text(root: Path | None, split: str, context: int | None = None, stride: int 
     assert stride is not None
     inputs = part[:-1].unfold(0, context, stride)
     return ArrayDataset(inputs, part[context::stride][: len(inputs)], classes)
+
+
+register("text", text, kind="text")

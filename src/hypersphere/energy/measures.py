@@ -190,6 +190,8 @@ WEIGHTS: dict[str, tuple[float, float]] = {
 """Default weights of each measure in hidden layers and in the output layer; docs/energy.md shows their effect."""
 ENERGIES = ("energy", "comhe_random", "comhe_angle")
 """Measures that support half space, where the hidden weight is a tenth (MHE, App. A)."""
+ANGULAR = (*ENERGIES, "polarization")
+"""Measures that support angles instead of distances."""
 RANDOM = ("comhe_random",)
 """Measures whose value depends on the draw; others use it at most for the start of a search."""
 

@@ -34,7 +34,7 @@ Shapes: B batch, C classes, d embedding size. Angles and margins of angles are i
 from __future__ import annotations
 
 import math
-from typing import Unpack
+from typing import Any, Unpack
 
 from .._internal import checks
 from ..layers import SimilarityLike
@@ -212,3 +212,29 @@ class ArcFaceLoss(AngularSoftmaxLoss):
             raise ValueError(f"margin must be an angle in radians in [0, π), got {margin!r}{degrees}")
         scale = checks.number("scale", scale)
         super().__init__(num_classes, embedding_size, "cosine", ("additive_angle", number), scale, None, **options)
+
+
+#: the name of a head in a config → the head
+HEADS: dict[str, type[AngularSoftmaxLoss]] = {
+    "w_softmax": WSoftmaxLoss,
+    "ga_softmax": GASoftmaxLoss,
+    "a_softmax": ASoftmaxLoss,
+    "s_softmax": SSoftmaxLoss,
+    "am_softmax": AMSoftmaxLoss,
+    "arcface": ArcFaceLoss,
+    "sphereface_plus": SphereFacePlusLoss,
+}
+
+
+def create(name: str, num_classes: int, embedding_size: int, **options: Any) -> AngularSoftmaxLoss:
+    """Make a head by name: one of :data:`HEADS`, or a margin of :data:`MARGINS`, which goes with any similarity.
+
+    Example:
+        >>> create("arcface", 10, 64, margin=0.3)
+        ArcFaceLoss(num_classes=10, embedding_size=64, margin=0.3, scale=64.0)
+        >>> create("additive_angle", 10, 64, margin=0.3, similarity="linear", scale=30.0)
+        AngularSoftmaxLoss(num_classes=10, embedding_size=64, margin=0.3, scale=30.0)
+    """
+    if name in HEADS:
+        return HEADS[name](num_classes, embedding_size, **options)
+    return AngularSoftmaxLoss(num_classes, embedding_size, margin=(name, options.pop("margin")), **options)

@@ -3,6 +3,7 @@
 A family name (``cnn9``, ``resnet18``) takes every option of the family; ``family.paper`` has those of the paper.
 """
 
+from .._internal.modules import import_all
 from ._parts import Network as Network
 from ._parts import initialize as initialize
 from ._registry import PRESETS as PRESETS
@@ -11,3 +12,5 @@ from ._registry import create as create
 from ._registry import names as names
 from ._registry import preset as preset
 from ._registry import register as register
+
+import_all(__name__, __path__)  # each registers its networks

@@ -29,6 +29,7 @@ class Network(nn.Module):
     num_features: int
     num_classes: int
     classifier: nn.Module
+    data_kind = "images"  # what it takes: images, points, text or graph
     init: str | None = None  # of the layers; None: torch's own
     not_rotated: tuple[str, ...] = ()  # layers that rotate leaves plain unless it is told their names, as the papers do
     _bias = True

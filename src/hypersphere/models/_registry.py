@@ -1,4 +1,4 @@
-"""All networks by name."""
+"""Networks by name. Each module of the package registers its own."""
 
 from __future__ import annotations
 
@@ -10,14 +10,6 @@ from typing import Any
 from torch import nn
 
 from .._internal.nearest import nearest_few
-from .cnn import CNN
-from .gan import Discriminator, Generator
-from .gcn import GCN
-from .mlp import MLP
-from .pointnet import PointNet
-from .resnet import ResNet
-from .sphereface import SphereFace
-from .transformer import Transformer
 
 
 @dataclass(frozen=True)
@@ -29,6 +21,11 @@ class Preset:
     options: dict[str, Any] = field(default_factory=dict)
     paper: str = ""
     table: str = ""
+
+    @property
+    def data_kind(self) -> str | None:
+        """What it takes: images, points, text or graph; None where the network does not say."""
+        return getattr(self.build, "data_kind", None)
 
     def accepted(self) -> dict[str, inspect.Parameter]:
         """What it can be built with, by name."""
@@ -101,61 +98,3 @@ def create(name: str, num_classes: int | None = None, **options: Any) -> nn.Modu
     if num_classes is not None:
         options["num_classes"] = num_classes
     return found.build(**found.options | options)
-
-
-def _plain(count: int, **options: Any) -> dict[str, Any]:
-    return {"depth": (count // 3,) * 3, **options}
-
-
-register("mlp", MLP)
-register("mlp.opt", MLP, paper="OPT", table="App. D")
-for _layers in (3, 6, 9, 15, 18, 45, 60, 69):
-    register(f"cnn{_layers}", CNN, **_plain(_layers))
-for _layers in (3, 9, 18, 45, 60, 69):
-    register(f"cnn{_layers}.spherenet", CNN, paper="SphereNet", table="5", **_plain(_layers, widths=(64, 96, 128)))
-for _layers in (6, 9, 15):
-    register(f"cnn{_layers}.mhe", CNN, paper="MHE", table="11", **_plain(_layers, widths=(64, 128, 256)))
-_cifar100: dict[str, Any] = {"num_classes": 100}
-for _layers in (6, 9):
-    _options = _plain(_layers, widths=(64, 64, 64), fc=64)
-    register(f"cnn{_layers}.opt", CNN, paper="OPT", table="14", **_cifar100, **_options)
-register("wide_cnn9.opt", CNN, paper="OPT", table="17", **_cifar100, **_plain(9, widths=(64, 128, 256)))
-_imagenet: dict[str, Any] = {"num_classes": 1000, "input_size": 224}
-register("cnn10.opt", CNN, paper="OPT", table="14", stem=True, **_imagenet, **_plain(9, widths=(64, 128, 256)))
-_four: dict[str, Any] = {"depth": (1, 1, 1, 1), "widths": (64,) * 4, "fc": None, "input_size": 84, "round_up": False}
-register("cnn4.opt", CNN, paper="OPT", table="16", num_classes=64, **_four)  # mini-ImageNet trains on 64 classes
-_mnist: dict[str, Any] = {"depth": (2, 2, 2), "widths": (32, 64, 128), "fc": 3, "in_channels": 1, "input_size": 28}
-register("cnn_mnist.opt", CNN, paper="OPT", table="18", pool=3, **_mnist)
-
-_standard: dict[str, Any] = {"depth": (2, 2, 2, 2), "widths": (64, 128, 256, 512), "stem": "imagenet", **_imagenet}
-_deeper = _standard | {"depth": (3, 4, 6, 3)}
-_small = {20: (3, 3, 3), 32: (5, 5, 5)}
-for _layers, _depth in _small.items():
-    register(f"resnet{_layers}", ResNet, depth=_depth, widths=(16, 32, 64))
-register("resnet18", ResNet, **_standard)
-register("resnet34", ResNet, **_deeper)
-register("resnet32.spherenet", ResNet, paper="SphereNet", table="6", widths=(64, 96, 128))
-register("resnet32w.spherenet", ResNet, paper="SphereNet", table="6", widths=(96, 192, 384))
-_wide = _standard | {"widths": (256, 512, 768, 1024)}
-register("resnet18.spherenet", ResNet, paper="SphereNet", table="6 (v1)", **_wide)
-register("resnet18v2.spherenet", ResNet, paper="SphereNet", table="6 (v2)", shortcut="plain", **_wide)
-register("resnet32.mhe", ResNet, paper="MHE", table="12", widths=(64, 128, 256))
-register("resnet18.mhe", ResNet, paper="MHE", table="12", **_standard)
-register("resnet34.mhe", ResNet, paper="MHE", table="12", **_deeper)
-for _layers, _depth in _small.items():
-    _options = {"depth": _depth, "widths": (16, 32, 64), "shortcut": "pad"}
-    register(f"resnet{_layers}.opt", ResNet, paper="OPT", table="15", **_cifar100, **_options)
-register("resnet18.opt", ResNet, paper="OPT", table="17", **_standard)
-register("resnet18a.opt", ResNet, paper="OPT", table="18", **_standard | {"widths": (64, 128, 128, 128)})
-register("resnet18b.opt", ResNet, paper="OPT", table="18", **_standard)
-register("sphereface20", SphereFace, paper="SphereFace", table="2")
-register("sphereface64", SphereFace, paper="SphereFace", table="2", depth=(3, 8, 16, 3))
-register("cnn20.opt", SphereFace, paper="OPT", table="18")
-register("gcn", GCN)
-register("gcn.opt", GCN, paper="OPT", table="App. D")
-register("pointnet", PointNet)
-register("pointnet.opt", PointNet, paper="OPT", table="App. D")
-register("generator.mhe", Generator, paper="MHE", table="15")
-register("discriminator.mhe", Discriminator, paper="MHE", table="15")
-register("transformer", Transformer)
-SHIPPED = tuple(PRESETS)  # those of the docs' table, whatever is registered later

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
 from .._internal import checks
 from ..layers import Scale, SimilarityLike
 from ._parts import Network, Style, flat, images, pair, stages_of
+from ._registry import register
 
 
 class CNN(Network):
@@ -83,3 +85,26 @@ class CNN(Network):
         maps = self.stages(self.stem(images(x, self.in_channels)))
         features: Tensor = self.fc(flat(maps, self._flat, self.input_size))
         return features
+
+
+def _plain(layers: int, **options: Any) -> dict[str, Any]:
+    return {"depth": (layers // 3,) * 3, **options}
+
+
+for _layers in (3, 6, 9, 15, 18, 45, 60, 69):
+    register(f"cnn{_layers}", CNN, **_plain(_layers))
+for _layers in (3, 9, 18, 45, 60, 69):
+    register(f"cnn{_layers}.spherenet", CNN, paper="SphereNet", table="5", **_plain(_layers, widths=(64, 96, 128)))
+for _layers in (6, 9, 15):
+    register(f"cnn{_layers}.mhe", CNN, paper="MHE", table="11", **_plain(_layers, widths=(64, 128, 256)))
+_cifar100: dict[str, Any] = {"num_classes": 100}
+for _layers in (6, 9):
+    _options = _plain(_layers, widths=(64, 64, 64), fc=64)
+    register(f"cnn{_layers}.opt", CNN, paper="OPT", table="14", **_cifar100, **_options)
+register("wide_cnn9.opt", CNN, paper="OPT", table="17", **_cifar100, **_plain(9, widths=(64, 128, 256)))
+_imagenet: dict[str, Any] = {"num_classes": 1000, "input_size": 224}
+register("cnn10.opt", CNN, paper="OPT", table="14", stem=True, **_imagenet, **_plain(9, widths=(64, 128, 256)))
+_four: dict[str, Any] = {"depth": (1, 1, 1, 1), "widths": (64,) * 4, "fc": None, "input_size": 84, "round_up": False}
+register("cnn4.opt", CNN, paper="OPT", table="16", num_classes=64, **_four)  # mini-ImageNet trains on 64 classes
+_mnist: dict[str, Any] = {"depth": (2, 2, 2), "widths": (32, 64, 128), "fc": 3, "in_channels": 1, "input_size": 28}
+register("cnn_mnist.opt", CNN, paper="OPT", table="18", pool=3, **_mnist)

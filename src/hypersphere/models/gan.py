@@ -9,10 +9,13 @@ from torch import Tensor, nn
 from .._internal import checks
 from ..layers import Scale, SimilarityLike
 from ._parts import Network, Style, flat, images, initialize, numbers_of, pair
+from ._registry import register
 
 
 class Generator(nn.Module):
     """Noise (B, 128) → images (B, 3, 32, 32) in [−1, 1]: dense, three 4×4 deconvolutions of stride 2, one 3×3."""
+
+    data_kind = "images"  # what it makes and is compared with
 
     def __init__(
         self,
@@ -90,3 +93,7 @@ class Discriminator(Network):
 
     def forward_features(self, x: Tensor) -> Tensor:
         return flat(self.layers(images(x, self.in_channels)), self.num_features, self.input_size)
+
+
+register("generator.mhe", Generator, paper="MHE", table="15")
+register("discriminator.mhe", Discriminator, paper="MHE", table="15")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from .._internal import checks
 from ..layers import Scale, SimilarityLike
 from ._parts import Network, Style, numbers_of
+from ._registry import register
 
 
 def normalized(adjacency: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -39,6 +40,8 @@ class GCN(Network):
     Â(H W) = (Â H) W, what ``forward_features`` gives is the last Â·H: a classifier or a loss head after it is all that
     is missing.
     """
+
+    data_kind = "graph"
 
     def __init__(
         self,
@@ -91,3 +94,7 @@ class GCN(Network):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_seen": None, "_kept": None}  # a weak reference cannot be pickled
+
+
+register("gcn", GCN)
+register("gcn.opt", GCN, paper="OPT", table="App. D")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from .._internal import checks
 from ..layers import Scale, SimilarityLike
 from ._parts import Network, Style, flat, numbers_of, pair
+from ._registry import register
 
 
 class MLP(Network):
@@ -43,3 +44,7 @@ class MLP(Network):
     def forward_features(self, x: Tensor) -> Tensor:
         features: Tensor = self.layers(flat(x, self._flat, self.input_size))
         return features
+
+
+register("mlp", MLP)
+register("mlp.opt", MLP, paper="OPT", table="App. D")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from .._internal import checks
 from ..layers import Scale, SimilarityLike
 from ._parts import Network, Style, numbers_of
+from ._registry import register
 
 
 class PointNet(Network):
@@ -19,6 +20,8 @@ class PointNet(Network):
         fc: of the layers after the maximum.
         dropout: before the classifier.
     """
+
+    data_kind = "points"
 
     def __init__(
         self,
@@ -55,3 +58,7 @@ class PointNet(Network):
             raise ValueError(f"points must be (B, P, {self.in_channels}), got {tuple(x.shape)}")
         features: Tensor = self.layers(self.shared(x.transpose(1, 2)).amax(2))
         return features
+
+
+register("pointnet", PointNet)
+register("pointnet.opt", PointNet, paper="OPT", table="App. D")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from .._internal import checks
 from ..layers import Scale, SimilarityLike
 from ._parts import Network, Style, images, pair, stages_of
+from ._registry import register
 
 
 class Pad(nn.Module):
@@ -97,3 +99,27 @@ class ResNet(Network):
     def forward_features(self, x: Tensor) -> Tensor:
         features: Tensor = self.stages(self.stem(images(x, self.in_channels))).mean((2, 3))
         return features
+
+
+_imagenet: dict[str, Any] = {"num_classes": 1000, "input_size": 224, "stem": "imagenet"}
+_standard: dict[str, Any] = {"depth": (2, 2, 2, 2), "widths": (64, 128, 256, 512), **_imagenet}
+_deeper = _standard | {"depth": (3, 4, 6, 3)}
+_small = {20: (3, 3, 3), 32: (5, 5, 5)}
+for _layers, _depth in _small.items():
+    register(f"resnet{_layers}", ResNet, depth=_depth, widths=(16, 32, 64))
+register("resnet18", ResNet, **_standard)
+register("resnet34", ResNet, **_deeper)
+register("resnet32.spherenet", ResNet, paper="SphereNet", table="6", widths=(64, 96, 128))
+register("resnet32w.spherenet", ResNet, paper="SphereNet", table="6", widths=(96, 192, 384))
+_wide = _standard | {"widths": (256, 512, 768, 1024)}
+register("resnet18.spherenet", ResNet, paper="SphereNet", table="6 (v1)", **_wide)
+register("resnet18v2.spherenet", ResNet, paper="SphereNet", table="6 (v2)", shortcut="plain", **_wide)
+register("resnet32.mhe", ResNet, paper="MHE", table="12", widths=(64, 128, 256))
+register("resnet18.mhe", ResNet, paper="MHE", table="12", **_standard)
+register("resnet34.mhe", ResNet, paper="MHE", table="12", **_deeper)
+for _layers, _depth in _small.items():
+    _options = {"depth": _depth, "widths": (16, 32, 64), "shortcut": "pad", "num_classes": 100}
+    register(f"resnet{_layers}.opt", ResNet, paper="OPT", table="15", **_options)
+register("resnet18.opt", ResNet, paper="OPT", table="17", **_standard)
+register("resnet18a.opt", ResNet, paper="OPT", table="18", **_standard | {"widths": (64, 128, 128, 128)})
+register("resnet18b.opt", ResNet, paper="OPT", table="18", **_standard)

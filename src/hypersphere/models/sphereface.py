@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from .._internal import checks
 from ..layers import Scale, SimilarityLike
 from ._parts import Network, Style, flat, images, initialize, pair, stages_of
+from ._registry import register
 
 
 class Unit(nn.Module):
@@ -78,3 +79,8 @@ class SphereFace(Network):
 
 def _after(style: Style, filters: int) -> list[nn.Module]:
     return [*style.norm(filters), *([nn.PReLU(filters)] if style.relu else [])]
+
+
+register("sphereface20", SphereFace, paper="SphereFace", table="2")
+register("sphereface64", SphereFace, paper="SphereFace", table="2", depth=(3, 8, 16, 3))
+register("cnn20.opt", SphereFace, paper="OPT", table="18")

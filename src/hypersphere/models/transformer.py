@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from .._internal import checks
 from ._parts import Network
+from ._registry import register
 
 
 class Block(nn.Module):
@@ -43,6 +44,8 @@ class Transformer(Network):
         context: the longest text.
     """
 
+    data_kind = "text"
+
     def __init__(
         self,
         num_classes: int = 65,
@@ -76,3 +79,6 @@ class Transformer(Network):
             y = block(y, mask)
         features: Tensor = self.norm(y)
         return features
+
+
+register("transformer", Transformer)

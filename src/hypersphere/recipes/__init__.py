@@ -5,19 +5,22 @@ Those of the package are known by name; one of your own is a Python file, ``my.p
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 
-from ..train import _names
+from .._internal.modules import import_all
+from .._internal.nearest import nearest
 from ..train.config import Config
-from . import digits
 from ._file import load_file, split
 
 __all__ = ["RECIPES", "describe", "load", "names"]
 
-#: name → function
+#: name → function: every public one of this package's modules
 RECIPES: dict[str, Callable[[], Config]] = {
-    recipe.__name__: recipe
-    for recipe in (digits.plain, digits.spherenet, digits.mhe, digits.opt, digits.s_opt, digits.sphereface_plus)
+    name: value
+    for module in import_all(__name__, __path__)
+    for name, value in vars(module).items()
+    if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
 }
 
 
@@ -61,6 +64,6 @@ def load(text: str) -> Config:
         return load_file(*found)
     if text.lower().endswith((".yaml", ".yml", ".json")):
         raise ValueError(f"a recipe is a name or a Python file, got {text!r}; a config's file goes with --config")
-    near = _names.nearest(text, names())
+    near = nearest(text, names())
     hint = f"did you mean {near}?" if near else "your own is a file, my.py or my.py:function;"
     raise ValueError(f"there is no recipe {text[:100]!r}; {hint} `hypersphere list recipes` lists them")

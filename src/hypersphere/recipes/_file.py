@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..train import _names
+from .._internal.nearest import nearest
 from ..train.config import Config
 
 DEFAULT = "recipe"  # the function that is taken where there are several
@@ -102,7 +102,7 @@ def _choose(where: str, module: ModuleType, function: str | None) -> str:
     if function is not None:
         found = getattr(module, function, None)
         if found is None or not callable(found):
-            near = _names.nearest(function, list(ours))
+            near = nearest(function, list(ours))
             hint = f"did you mean {near}?" if near else f"it has {', '.join(ours) or 'none'}"
             raise ValueError(f"{where} has no function {function!r}; {hint}")
         if needed := _needs(found):

@@ -11,31 +11,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .. import models
+from .. import catalog, models
 from ..conversion import spherize
 from ..energy import EnergyRegularizer, normalize_neurons, spread
-from ..losses import heads as losses
+from ..losses import heads
 from ..optim import OGD, param_groups
 from ..rotation import rotate
 from ..rotation.parametrization import rotated
 from ..selection import select
-from ._names import NAMES
 from .config import Config, Energy, Loss, Rotation, derive
+from .config.groups import LAYERS
 from .splits import DataSpec
 
-LOSSES: dict[str, type[losses.AngularSoftmaxLoss]] = {
-    "w_softmax": losses.WSoftmaxLoss,
-    "ga_softmax": losses.GASoftmaxLoss,
-    "a_softmax": losses.ASoftmaxLoss,
-    "s_softmax": losses.SSoftmaxLoss,
-    "am_softmax": losses.AMSoftmaxLoss,
-    "arcface": losses.ArcFaceLoss,
-    "sphereface_plus": losses.SphereFacePlusLoss,
-}
+# LBFGS needs a closure, SparseAdam sparse gradients, Muon matrices only.
 OPTIMIZERS: dict[str, Any] = {
     name.lower(): kind
-    for name, kind in vars(torch.optim).items()
-    if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
+    for name, kind in sorted(vars(torch.optim).items(), key=lambda pair: pair[0].lower())
+    if isinstance(kind, type)
+    and issubclass(kind, Optimizer)
+    and name not in ("Optimizer", "LBFGS", "SparseAdam", "Muon")
 } | {"ogd": OGD}
 HEAD = "head"  # a loss head's name among the layers
 GENERATORS = ("generator.mhe",)  # networks that are trained against another
@@ -107,8 +101,8 @@ def network(config: Config, spec: DataSpec, **fixed: Any) -> nn.Module:
     model = config.model
     known = models.preset(model.name).accepted()
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
-    asked = {"widths": model.widths, "fc": model.fc, "batch_norm": model.batch_norm, "relu": model.relu}
-    options: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
+    handled = ("name", "similarity", "scale")  # every other field is an option of the network
+    options = {key: value for key, value in vars(model).items() if key not in handled and value is not None}
     if model.fc == 0:
         options["fc"] = None
     of_data = {key: value for key, value in _of_data(spec).items() if key in known}
@@ -146,9 +140,8 @@ def _head(loss: Loss, spec: DataSpec, body: nn.Module) -> nn.Module:
     size = getattr(body, "num_features", None)
     if not isinstance(size, int):
         raise ValueError(f"loss.name={loss.name} needs a network with num_features, the size of its embeddings")
-    asked = {key: getattr(loss, key) for key in ("similarity", "margin", "scale", "annealing", "energy_weight")}
-    options = {key: value for key, value in asked.items() if value is not None}
-    return LOSSES[loss.name](len(spec.classes), size, label_smoothing=loss.label_smoothing, **options)
+    options = {key: value for key, value in vars(loss).items() if key != "name" and value is not None}
+    return heads.create(loss.name, len(spec.classes), size, **options)
 
 
 def prepare(body: nn.Module, head: nn.Module | None, settings: Rotation | None, seed: int) -> None:
@@ -156,7 +149,7 @@ def prepare(body: nn.Module, head: nn.Module | None, settings: Rotation | None, 
     if settings is None:
         return
     asked, exclude = _listed(settings.layers), _listed(settings.exclude)
-    named = [each for each in asked if each not in NAMES["layers"]]
+    named = [each for each in asked if each not in LAYERS]
     _check_layers(body, head, {"layers": named, "exclude": exclude})
     if settings.spread:
         spread(body, seed=seed)
@@ -194,7 +187,7 @@ def _check_layers(body: nn.Module, head: nn.Module | None, names: dict[str, Iter
     there = [*select(body), *([] if head is None else [HEAD])]
     for key, each in ((key, each) for key, those in names.items() for each in those):
         if not any(_matches([each], layer) for layer in there):
-            also = f"{', '.join(NAMES['layers'])} or " if key == "layers" else ""
+            also = f"{', '.join(LAYERS)} or " if key == "layers" else ""
             raise ValueError(f"rotation.{key} must be {also}layers of the network, {', '.join(there)}; got {each!r}")
 
 
@@ -205,20 +198,18 @@ def optimizer(module: nn.Module, config: Config) -> Optimizer:
     groups = param_groups(module, settings.weight_decay, ogd=uses_ogd)
     if not groups:
         raise ValueError("there is nothing to learn: every parameter is fixed")
-    options: dict[str, Any] = {"lr": settings.lr}
-    if settings.momentum is not None or settings.name == "sgd":
-        options["momentum"] = 0.9 if settings.momentum is None else settings.momentum
-    if settings.betas is not None:
-        options["betas"] = settings.betas
+    taken = [key for key in catalog.OPTIMIZERS[settings.name] if key != "weight_decay"]  # which is in the groups
+    options = {key: getattr(settings, key) for key in taken if getattr(settings, key) is not None}
+    if settings.name == "sgd":
+        options = {"momentum": 0.9} | options
+    options["lr"] = settings.lr
     made: Optimizer = OPTIMIZERS[settings.name](groups, **options)
     return made
 
 
 def regularizer(body: nn.Module, head: nn.Module | None, settings: Energy, seed: int) -> EnergyRegularizer:
     """The term that a config adds to the loss."""
-    names = ("measure", "hidden_weight", "output_weight", "s", "half_space", "angular", "minibatch", "weight_decay")
-    options = {name: getattr(settings, name) for name in (*names, "average")}
-    return EnergyRegularizer(body, head=head, seed=seed, **options)
+    return EnergyRegularizer(body, head=head, seed=seed, **vars(settings))
 
 
 def energies(body: nn.Module, head: nn.Module | None, settings: Energy | None) -> dict[str, float]:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from .config import Schedule as Settings
 from .storage import restoring
 
+SCHEDULES = ("constant", "step", "cosine", "plateau")
 PATIENCE = 10  # where a config gives none
 
 

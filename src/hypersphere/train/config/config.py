@@ -37,13 +37,13 @@ class Config(Group):
     keep: int = setting(2, "last checkpoints that stay, beside the best", low=1)
     log_every: int = setting(50, "steps between lines of metrics", low=1)
     patience: int | None = setting(None, "stop after so many evaluations without a better validation", low=1)
-    amp: bool | str = setting(False, "mixed precision; true: what the device has", names="precision")
+    amp: bool | str = setting(False, "mixed precision; true: what the device has", names=("bfloat16", "float16"))
     compile: bool = setting(False, "use torch.compile")
     channels_last: bool | None = setting(
         None, "keep the channels of a pixel side by side; null: for convolutions of images on a CPU, from 16×16 pixels"
     )
     clip: float | str | None = setting(
-        "auto", "largest norm of the gradient; auto is 1 with energy and none without", names="clip", above=0
+        "auto", "largest norm of the gradient; auto is 1 with energy and none without", names=("auto",), above=0
     )
     accumulate: int = setting(1, "batches a step is made of", low=1)
     device: str = setting("auto", "auto, cpu, cuda, cuda:0, mps", pattern=r"auto|cpu|mps|cuda(:[0-9]{1,4})?")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from .. import _names
+from ... import catalog
 from .groups import Data, Energy, Loss, Model, Optimizer, Rotation, Schedule
-from .values import ConfigError, shown
+from .values import ConfigError, kind_of_data, shown
 
-_ENERGIES = ("energy", "comhe_random", "comhe_angle")  # the measures that see half_space
-_ANGULAR = (*_ENERGIES, "polarization")
 _FACTOR = (1.0, math.inf, "a factor of the angle, >= 1")
 _MARGINS = {
     "ga_softmax": _FACTOR,
@@ -43,16 +42,24 @@ def _reject_if(wrong: Any, message: str) -> None:
         raise ConfigError(message)
 
 
+def _reject_foreign(group: Loss | Optimizer, taken: dict[str, tuple[str, ...]], allowed: tuple[str, ...]) -> None:
+    """Raise for a field that is set, but belongs to other names of the group's table."""
+    for each in fields(group):
+        if each.name not in ("name", *allowed) and getattr(group, each.name) != each.default:
+            those = ", ".join(name for name, options in taken.items() if each.name in options)
+            raise ConfigError(f"{group.prefix}{each.name} goes with {group.prefix}name {those}; got {group.name}")
+
+
 def _top(config: Any) -> None:
     both = config.steps is not None and config.epochs is not None
     _reject_if(both, f"give steps or epochs, not both; got steps={config.steps} and epochs={config.epochs}")
     _reject_if(
         config.patience is not None
         and config.data.validation is None
-        and _names.kind_of_data(config.data.name) != "graph",  # which comes with a validation split
+        and kind_of_data(config.data.name) != "graph",  # which comes with a validation split
         "patience needs data.validation: stopping early by the test set would be choosing by it",
     )
-    kind = _names.kind_of_data(config.data.name)
+    kind = kind_of_data(config.data.name)
     _reject_if(
         config.channels_last and kind not in ("images", None),
         f"channels_last is for images, but data.name={config.data.name} is {kind}",
@@ -68,12 +75,12 @@ def _model(model: Model) -> None:
 def _data(data: Data, model: Model) -> None:
     if data.root is not None and data.name == "digits":
         raise ConfigError(f"data.name=digits reads no files, but data.root is given: {_name_for(data.root)}")
-    kind, wanted = _names.kind_of_data(data.name), _names.kind_of_model(model.name)
+    kind, wanted = kind_of_data(data.name), catalog.MODELS.get(model.name)
     _reject_if(
         kind is not None and wanted is not None and kind != wanted,
         f"model.name={model.name} takes {wanted}, but data.name={data.name} is {kind}",
     )
-    if data.augment in _names.NAMES["augmentation"] and kind is not None:
+    if data.augment in catalog.AUGMENTATIONS and kind is not None:
         fits = "points" if data.augment.startswith("modelnet") else "images"
         _reject_if(kind in ("text", "graph"), f"data.augment: there is none for {kind}, got data.name={data.name}")
         _reject_if(fits != kind, f"data.augment={data.augment} is for {fits}, but data.name={data.name} is {kind}")
@@ -101,46 +108,39 @@ def _data(data: Data, model: Model) -> None:
 def _name_for(root: str) -> str:
     """What data.name may be meant by a root, by a look at the folder."""
     where = Path(root).expanduser()
-    there = [name for name, folders in _names.FOLDERS.items() if any((where / each).is_dir() for each in folders)]
+    there = [name for name, folders in catalog.FOLDERS.items() if any((where / each).is_dir() for each in folders)]
     if there:
         return f"set data.name to what is there, {' or '.join(there)}"
     return "set data.name=image_folder for your own images"
 
 
 def _loss(loss: Loss) -> None:
-    has = _names.LOSS_OPTIONS[loss.name]
-    for key in ("similarity", "margin", "scale", "annealing"):
-        if getattr(loss, key) is not None and key not in has:
-            those = [name for name, options in _names.LOSS_OPTIONS.items() if key in options]
-            raise ConfigError(f"loss.{key} goes with loss.name {', '.join(those)}; got {loss.name}")
+    is_margin = loss.name not in catalog.LOSSES or loss.name in catalog.MARGINS
+    has = catalog.LOSSES.get(loss.name, catalog.LOSSES[catalog.MARGINS[0]])
+    _reject_if(is_margin and loss.margin is None, f"loss.name={loss.name} needs loss.margin, the number of the margin")
+    _reject_foreign(loss, catalog.LOSSES, (*has, "label_smoothing", "energy_weight"))
     _reject_if(
         loss.energy_weight is not None and loss.name == "softmax",
         "loss.energy_weight goes with the angular losses; with softmax use energy.output_weight",
     )
-    if loss.margin is not None:
+    if loss.margin is not None and not is_margin:
         low, high, unit = _MARGINS[loss.name]
         fits = low <= loss.margin <= high
         _reject_if(not fits, f"loss.margin of {loss.name} must be {unit}, got {shown(loss.margin)}")
 
 
 def _energy(energy: Energy) -> None:
-    known = energy.measure in _names.NAMES["measure"]
     _reject_if(
         energy.half_space and energy.hidden_weight == 0,
         "energy.half_space concerns hidden layers, whose energy.hidden_weight is 0; the output is always full space",
     )
-    _reject_if(
-        energy.half_space and known and energy.measure not in _ENERGIES,
-        f"energy.half_space goes with energy.measure {', '.join(_ENERGIES)}; got {energy.measure}",
-    )
-    _reject_if(
-        energy.angular and known and energy.measure not in _ANGULAR,
-        f"energy.angular goes with energy.measure {', '.join(_ANGULAR)}; got {energy.measure}",
-    )
-    _reject_if(
-        energy.minibatch is not None and energy.measure != "energy",
-        f"energy.minibatch goes with energy.measure energy; got {energy.measure}",
-    )
+    for key in ("half_space", "angular", "minibatch"):
+        those = [name for name, options in catalog.MEASURES.items() if key in options]
+        own = energy.measure not in catalog.MEASURES and key != "minibatch"  # the user's
+        _reject_if(
+            getattr(energy, key) and not own and energy.measure not in those,
+            f"energy.{key} goes with energy.measure {', '.join(those)}; got {energy.measure}",
+        )
 
 
 def _rotation(rotation: Rotation) -> None:
@@ -158,7 +158,7 @@ def _rotation(rotation: Rotation) -> None:
     _reject_if(sampled and split, "rotation.sample goes with whole layers, not with blocks or block_size")
     _reject_if(sampled and rotation.init != "identity", "rotation.sample goes with rotation.init=identity")
     _reject_if(
-        rotation.method in _names.NORMAL_ONLY and rotation.init == "identity",
+        rotation.init not in catalog.METHODS.get(rotation.method, (rotation.init,)),
         f"rotation.method={rotation.method} cannot begin at the identity: set rotation.init=normal",
     )
     if isinstance(rotation.sample, float):
@@ -193,13 +193,11 @@ def _optimizer(optimizer: Optimizer, rotation: Rotation | None) -> None:
     method = "none at all" if rotation is None else rotation.method
     _reject_if(name == "ogd" and method != "ogd", f"optimizer.name=ogd needs rotation.method=ogd, got {method}")
     _reject_if(method == "ogd" and name != "ogd", f"rotation.method=ogd needs optimizer.name=ogd, got {name}")
-    for key, those in (("momentum", _names.MOMENTUM), ("betas", _names.BETAS)):
-        _reject_if(
-            getattr(optimizer, key) is not None and name not in those,
-            f"optimizer.{key} goes with optimizer.name {', '.join(those)}; got {name}",
-        )
+    has = catalog.OPTIMIZERS[name]
+    _reject_foreign(optimizer, catalog.OPTIMIZERS, (*has, "lr", "weight_decay"))
     _reject_if(
-        optimizer.weight_decay > 0 and name in _names.NO_DECAY, f"optimizer.weight_decay must be 0: {name} knows none"
+        optimizer.weight_decay > 0 and "weight_decay" not in has,
+        f"optimizer.weight_decay must be 0: {name} has no weight decay",
     )
 
 

@@ -16,11 +16,10 @@ from functools import cache
 from typing import Any, NamedTuple, TextIO
 
 from ..._internal.nearest import nearest_keys
-from .. import _names
 from . import files
 from .config import Config, group_of
 from .groups import Group, types_of
-from .values import ConfigError, parse, shown
+from .values import TABLES, ConfigError, parse, shown
 
 
 def from_tree(tree: Mapping[str, Any]) -> Config:
@@ -120,10 +119,16 @@ def _flags() -> tuple[Flag, ...]:
     return tuple(found)
 
 
+def names_of(leaf: dataclasses.Field[Any]) -> tuple[str, ...]:
+    """The names that a field takes, without those that the user has registered."""
+    names = leaf.metadata.get("names", ())
+    return tuple(TABLES[names]) if isinstance(names, str) else names
+
+
 def _help(leaf: dataclasses.Field[Any]) -> str:
     text: str = leaf.metadata["help"]
-    names = _names.NAMES.get(leaf.metadata.get("names", ""), ())
-    if 0 < len(names) <= 13 and leaf.metadata["names"] != "similarity":
+    names = names_of(leaf)
+    if 0 < len(names) <= 13:
         text += f" ({', '.join(names)})"
     default = files.scalar(_plain(leaf.default))
     return text if leaf.default is None else f"{text} (default: {default})"

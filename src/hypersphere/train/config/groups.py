@@ -7,6 +7,8 @@ from typing import Any, ClassVar, get_type_hints
 
 from .values import read, setting
 
+LAYERS = ("hidden", "output", "all")  # of rotation.layers, beside layers by name
+
 _types: dict[Any, dict[str, Any]] = {}
 
 
@@ -39,14 +41,14 @@ class Model(Group):
     name: str = setting("cnn3", "the network", names="model")
     similarity: str | None = setting(
         None,
-        "answer to angles: cosine, linear, sigmoid or learnable, with numbers as in sigmoid(0.7)",
+        "compare by angle instead of inner product; with numbers as in sigmoid(0.7)",
         names="similarity",
     )
     scale: bool | float | str | None = setting(
         "auto",
         "of a similarity: auto suits the layer's size (1 in the papers' networks, such as cnn9.spherenet), "
         "true is learned, a number is fixed, null is 1",
-        names="scale",
+        names=("auto",),
     )
     widths: tuple[int, ...] | None = setting(None, "filters of each stage", low=1, high=1_000_000)
     fc: int | None = setting(None, "neurons of the hidden linear layer; 0: none", low=0, high=1_000_000)
@@ -110,7 +112,7 @@ class Rotation(Group):
     prefix: ClassVar[str] = "rotation."
     method: str = setting("cayley", "how the rotation is made; none: fixed random neurons", names="method")
     init: str = setting("identity", "where it begins", names="init")
-    neurons: str = setting("fixed", "the neurons that are rotated", names="neurons")
+    neurons: str = setting("fixed", "the neurons that are rotated", names=("fixed", "learned"))
     blocks: int = setting(1, "blocks of the rotation", low=1)
     block_size: int | None = setting(None, "in place of blocks, the size of one", low=1)
     share_blocks: bool = setting(False, "one block for all")
@@ -121,7 +123,7 @@ class Rotation(Group):
     layers: str | tuple[str, ...] = setting(
         "hidden",
         "what is rotated, output is CLS-OPT; or names and patterns of layers, separated by commas",
-        names="layers",
+        names=LAYERS,
         others=True,
     )
     exclude: str | tuple[str, ...] = setting((), "names and patterns of layers that are not rotated")

@@ -5,16 +5,60 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import sys
 import types
 import unicodedata
+from collections.abc import Iterable
 from typing import Any, get_args, get_origin
 
-from .. import _names
+from ... import catalog
+from ..._internal.nearest import nearest
 
 LARGEST = 2**63 - 1
 _NONE: Any = type(None)
 _INTEGER = re.compile(r"[-+]?[0-9]{1,25}")
 _FLOAT = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
+
+#: what `setting(names=...)` may be → its table in the catalog
+TABLES: dict[str, Iterable[str]] = {
+    "model": catalog.MODELS,
+    "data": catalog.DATA,
+    "augmentation": catalog.AUGMENTATIONS,
+    "imbalance": catalog.IMBALANCES,
+    "similarity": catalog.SIMILARITIES,
+    "loss": catalog.LOSSES,
+    "measure": catalog.MEASURES,
+    "method": catalog.METHODS,
+    "init": catalog.INITS,
+    "optimizer": catalog.OPTIMIZERS,
+    "schedule": catalog.SCHEDULES,
+}
+# Where users register names of their own. Only read if the module is imported already.
+_LIVE = {
+    "model": ("hypersphere.models._registry", "PRESETS"),
+    "data": ("hypersphere.data._registry", "LOADERS"),
+    "augmentation": ("hypersphere.data.augment", "AUGMENTATIONS"),
+    "similarity": ("hypersphere.similarity", "SIMILARITIES"),
+    "loss": ("hypersphere.losses.margins", "MARGINS"),
+    "measure": ("hypersphere.energy.measures", "REGULARIZERS"),
+    "method": ("hypersphere.orthogonal", "ORTHOGONALIZERS"),
+}
+
+
+def known(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    """The names of a kind, with those that the user has registered; names themselves as they are."""
+    if not isinstance(names, str):
+        return names
+    return tuple(dict.fromkeys((*TABLES[names], *_live(*_LIVE.get(names, ("", ""))))))
+
+
+def kind_of_data(name: str) -> str | None:
+    """images | points | text | graph; None for a data set of the user's own that does not say."""
+    return catalog.DATA.get(name) or _live("hypersphere.data._registry", "KINDS").get(name)
+
+
+def _live(module: str, table: str) -> dict[str, Any]:
+    return getattr(sys.modules.get(module), table, {})
 
 
 class ConfigError(ValueError):
@@ -27,7 +71,7 @@ def setting(
     default: Any,
     help: str,
     *,
-    names: str | None = None,
+    names: str | tuple[str, ...] | None = None,
     others: bool | None = None,
     low: float | None = None,
     high: float | None = None,
@@ -38,7 +82,7 @@ def setting(
     """A field of a config.
 
     Args:
-        names: the kind of its allowed values, a key of `_names.NAMES`.
+        names: the allowed values, or their kind: a key of :data:`TABLES`.
         others: whether other names may be known where the value is used.
         low, high, above, below: the range, of each number in a list too; above and below are not in it.
         pattern: a regular expression of the whole text.
@@ -92,7 +136,7 @@ def read(key: str, kind: Any, rule: Any, value: Any) -> Any:
         if float in kinds:
             return _within(key, rule, float(value))
     elif isinstance(value, str):
-        if str in kinds and not (float in kinds and value not in _names.known(rule["names"])):
+        if str in kinds and not (float in kinds and value not in known(rule["names"])):
             return _text(key, rule, value)
     elif isinstance(value, list | tuple):
         for each in kinds:
@@ -152,7 +196,7 @@ def allowed(kind: Any, rule: Any) -> str:
             number = {int: "integers", str: "texts"}.get(each, "numbers")
             words.append(f"a list of {number}" if rest == [...] else f"a list of {1 + len(rest)} {number}")
         elif each is str and "names" in rule:
-            names = _names.known(rule["names"])
+            names = known(rule["names"])
             one_of = names[0] if len(names) == 1 else f"one of {', '.join(names)}"
             words.append(f"{one_of} or another name" if rule.get("others") else one_of)
         else:
@@ -207,16 +251,16 @@ def _text(key: str, rule: Any, value: str) -> str:
     kind = rule.get("names")
     if kind == "similarity":
         return _similarity(key, value)
-    if kind is not None and not rule.get("others") and value not in _names.known(kind):
+    if kind is not None and not rule.get("others") and value not in known(kind):
         raise unknown_name(key, kind, value)
     if "pattern" in rule and not re.fullmatch(rule["pattern"], value):
         raise ConfigError(f"{key} must be like {rule['pattern']}, got {shown(value)}")
     return value
 
 
-def unknown_name(key: str, kind: str, value: str) -> ConfigError:
-    near = _names.nearest(value, _names.known(kind))
-    hint = f"did you mean {near}?" if near else f"there are {', '.join(_names.known(kind))}"
+def unknown_name(key: str, names: str | tuple[str, ...], value: str) -> ConfigError:
+    near = nearest(value, known(names))
+    hint = f"did you mean {near}?" if near else f"there are {', '.join(known(names))}"
     return ConfigError(f"unknown {key} {shown(value)}, {hint}")
 
 
@@ -224,13 +268,13 @@ def _similarity(key: str, value: str) -> str:
     """A name, or one with numbers as in "sigmoid(0.7)"."""
     match = re.fullmatch(r"\s*(\w+)\s*(?:\(([^()]*)\))?\s*", value)
     name = match[1] if match else value
-    if match is None or name not in _names.known("similarity"):
+    if match is None or name not in known("similarity"):
         raise unknown_name(key, "similarity", value)
     numbers = [part.strip() for part in match[2].split(",")] if (match[2] or "").strip() else []
     for number in numbers:
         if not _FLOAT.fullmatch(number) or not math.isfinite(float(number)):
             raise ConfigError(f"{key} takes finite numbers in brackets, got {shown(value)}")
-    most = _names.SIMILARITY_NUMBERS.get(name)
+    most = catalog.SIMILARITIES.get(name)
     if most is not None and len(numbers) > most:
         raise ConfigError(f"{key}: {name} takes at most {most} numbers in brackets, got {shown(value)}")
     return value

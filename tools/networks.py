@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ._registry import SHIPPED, create, preset
-from .gan import Generator
-from .gcn import GCN
-from .pointnet import PointNet
-from .transformer import Transformer
+from hypersphere.models import create, names, preset
+from hypersphere.models.gan import Generator
+from hypersphere.models.gcn import GCN
+from hypersphere.models.pointnet import PointNet
+from hypersphere.models.transformer import Transformer
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -77,14 +77,14 @@ def _inputs(model: nn.Module) -> tuple[str, tuple[Tensor, ...]]:
         return f"{model.context} tokens", (torch.zeros(1, model.context, dtype=torch.long),)
     if isinstance(model, Generator):
         return f"noise, {model.latent}", (torch.zeros(1, model.latent),)
-    shape = (model.in_channels, *model.input_size)  # type: ignore[misc]
+    shape = (model.in_channels, *model.input_size)
     return "×".join(map(str, shape)), (torch.zeros(1, *shape),)
 
 
 def markdown() -> str:
-    """All networks of this package."""
+    """The table of all registered networks."""
     lines = ["| name | paper | table | input | output | parameters | multiply-adds |", "|---|---|---|---|---|---|---|"]
-    for each in map(row, SHIPPED):
+    for each in map(row, names()):
         output = each.output or "image"
         cost = f"{each.multiply_adds / 1e6:,.2f} M"
         cells = (f"`{each.name}`", each.paper, each.table, each.input, output, f"{each.parameters:,}", cost)

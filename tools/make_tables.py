@@ -1,0 +1,155 @@
+"""Write what is generated from the tables in the code: src/hypersphere/catalog.py and the table of docs/models.md.
+
+`make tables` runs `python -m tools.make_tables`. With --check nothing is written, and the exit code is 1 if a file is
+stale; tests/test_catalog.py runs that.
+"""
+
+import inspect
+import re
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from tools import networks
+
+from hypersphere import cli, data, losses, models, orthogonal, recipes, similarity
+from hypersphere._internal.modules import import_all
+from hypersphere._internal.safe_files import write_text
+from hypersphere.data import _registry, sampling
+from hypersphere.energy import measures
+from hypersphere.train import building, schedule
+from hypersphere.train.config import Loss, Optimizer
+
+CHECK = "--check"
+ROOT = Path(__file__).parents[1]
+HEADER = '''"""Every name that configs and the command line take, readable without torch.
+
+Generated from the tables in the code. Do not edit: add the entry where it lives and run `make tables`.
+"""
+'''
+
+
+def tables() -> dict[str, tuple[str, Any]]:
+    """The name of each table → the comment above it and its content."""
+    commands = {each.__name__.rpartition(".")[2]: first_line(each) for each in import_all(cli.__name__, cli.__path__)}
+    return {
+        "COMMANDS": ("command → what it does", commands),
+        "RECIPES": ("recipe → what it is", {name: recipes.describe(name) for name in recipes.names()}),
+        "MODELS": ("network → the data it takes", {name: models.preset(name).data_kind for name in models.names()}),
+        "DATA": ("dataset → what it holds", {name: _registry.KINDS[name] for name in data.names()}),
+        "FOLDERS": ("dataset → the folders of its official files, below root", _registry.FOLDERS),
+        "AUGMENTATIONS": ("", (*data.AUGMENTATIONS,)),
+        "IMBALANCES": ("", sampling.IMBALANCES),
+        "SIMILARITIES": (
+            'similarity → how many numbers it takes in brackets, as in "sigmoid(0.7)"',
+            {name: len(positional(g)) - 1 for name, g in similarity.SIMILARITIES.items()},
+        ),
+        "MARGINS": ("", (*losses.MARGINS,)),
+        "LOSSES": ("loss → the settings it takes, beside label_smoothing and energy_weight", loss_settings()),
+        "MEASURES": (
+            "measure → the settings it takes",
+            {name: measure_settings(name) for name in measures.REGULARIZERS},
+        ),
+        "METHODS": ("method of a rotation → its inits", method_inits()),
+        "INITS": ("", orthogonal.INITS),
+        "OPTIMIZERS": ("optimizer → the settings it takes, beside lr", optimizer_settings()),
+        "SCHEDULES": ("", schedule.SCHEDULES),
+    }
+
+
+def first_line(thing: Any) -> str:
+    return (inspect.getdoc(thing) or "").partition("\n")[0]
+
+
+def positional(function: Any) -> list[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return [each.name for each in parameters if each.kind is not each.KEYWORD_ONLY]
+
+
+def loss_settings() -> dict[str, tuple[str, ...]]:
+    settings = [each.name for each in fields(Loss)]
+    heads = {name: positional(head) for name, head in losses.heads.HEADS.items()}
+    margins = dict.fromkeys(losses.MARGINS, positional(losses.AngularSoftmaxLoss))
+    taken = {"softmax": []} | margins | heads
+    order = ["softmax", *heads, *margins]
+    return {name: tuple(key for key in settings if key in taken[name]) for name in order}
+
+
+def measure_settings(name: str) -> tuple[str, ...]:
+    takes = {"half_space": measures.ENERGIES, "angular": measures.ANGULAR, "minibatch": ("energy",)}
+    return tuple(key for key, those in takes.items() if name in those)
+
+
+def method_inits() -> dict[str, tuple[str, ...]]:
+    def starts(method: orthogonal.Orthogonalizer, init: str) -> bool:
+        try:
+            method.start(4, init)
+        except ValueError:
+            return False
+        return True
+
+    found = {
+        name: tuple(init for init in orthogonal.INITS if starts(method, init))
+        for name, method in orthogonal.ORTHOGONALIZERS.items()
+    }
+    return found | {"none": orthogonal.INITS}
+
+
+def optimizer_settings() -> dict[str, tuple[str, ...]]:
+    settings = [each.name for each in fields(Optimizer) if each.name not in ("name", "lr")]
+    taken = {name: inspect.signature(kind).parameters for name, kind in building.OPTIMIZERS.items()}
+    return {name: tuple(key for key in settings if key in taken[name]) for name in taken}
+
+
+def catalog() -> str:
+    """The text of catalog.py: one line a name, as ruff formats it."""
+    text = HEADER
+    for name, (comment, table) in tables().items():
+        if isinstance(table, dict):
+            kind = type(next(iter(table.values()))).__name__.replace("tuple", "tuple[str, ...]")
+            lines = [f"    {quoted(key)}: {quoted(value)},\n" for key, value in table.items()]
+            body = f"dict[str, {kind}] = {{\n{''.join(lines)}}}"
+        else:
+            body = f"tuple[str, ...] = {quoted(table)}"
+            if len(f"{name}: {body}") > 120:
+                body = "tuple[str, ...] = (\n" + "".join(f"    {quoted(each)},\n" for each in table) + ")"
+        text += f"\n{f'#: {comment}' + chr(10) if comment else ''}{name}: {body}\n"
+    return text
+
+
+def quoted(value: Any) -> str:
+    """As ruff writes it: double quotes."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(quoted, value))}{',' if len(value) == 1 else ''})"
+    if isinstance(value, str):
+        return "'" + value + "'" if '"' in value else f'"{value}"'
+    return repr(value)
+
+
+def models_page(page: str) -> str:
+    """docs/models.md with the table of networks between its markers."""
+    table = networks.markdown()
+    return re.sub(r"(?<=<!-- networks -->\n).*?(?=<!-- end -->)", lambda _: table, page, flags=re.DOTALL)
+
+
+def generated() -> dict[Path, str]:
+    """Each file that is generated, and its text."""
+    page = ROOT / "docs" / "models.md"
+    return {
+        ROOT / "src" / "hypersphere" / "catalog.py": catalog(),
+        page: models_page(page.read_text(encoding="utf-8")),
+    }
+
+
+def main() -> int:
+    stale = {path: text for path, text in generated().items() if path.read_text(encoding="utf-8") != text}
+    for path, text in stale.items():
+        print(f"{'stale' if CHECK in sys.argv else 'wrote'}: {path.relative_to(ROOT)}")
+        if CHECK not in sys.argv:
+            write_text(path, text)
+    return int(bool(stale) and CHECK in sys.argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
