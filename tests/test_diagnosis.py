@@ -30,7 +30,7 @@ def angles(rows):
 
 
 def lower_bound(n, s, angular):
-    """REPRODUCTION.md: the simplex's distance, or the largest mean angle that there can be."""
+    """Compute the lower bound of the mean energy: from the simplex, or from the largest possible mean angle."""
     z = 2 * math.pi * (n * n // 4) / (n * (n - 1)) if angular else math.sqrt(2 * n / (n - 1))
     return -math.log(z) if s == 0 else z**-s
 

@@ -85,6 +85,33 @@ def test_commands_and_links_exist(page: Path) -> None:
                 assert anchor in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
+SOURCE = ROOT / "src" / "hypersphere"
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("file", "name"), sorted(set(re.findall(r"`([\w/]+\.py): ([\w.]+)`", ARCHITECTURE))))
+def test_architecture_names_what_exists(file: str, name: str) -> None:
+    body = ast.parse((SOURCE / file).read_text(encoding="utf-8")).body
+    for part in name.split("."):
+        found = [node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == part]
+        assert found, f"{file} has no {name}"
+        body = found[0].body
+
+
+def test_rooms_use_only_rooms_above_them() -> None:
+    rooms = re.findall(r"^\| `(\w+)` \|", ARCHITECTURE, re.MULTILINE)
+    files = [path for path in SOURCE.rglob("*.py") if path.parent != SOURCE or not path.name.startswith("__")]
+    assert {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in files} <= set(rooms)
+    for path in files:
+        own, *deeper = path.relative_to(SOURCE).parts
+        own = own.removesuffix(".py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.level == len(deeper) + 1:
+                used = [node.module.split(".")[0]] if node.module else [alias.name for alias in node.names]
+                above = rooms[: rooms.index(own) + 1]
+                assert not [room for room in used if room in rooms and room not in above], f"{path}: {used}"
+
+
 def test_pictures_are_those_that_the_code_draws(tmp_path: Path) -> None:
     runpy.run_path(str(ROOT / "docs" / "make_pictures.py"))["main"](tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == PICTURES

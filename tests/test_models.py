@@ -15,7 +15,7 @@ from hypersphere import models
 from hypersphere.models.gcn import normalized
 
 # fmt: off
-PRESETS = [  # REPRODUCTION.md
+PRESETS = [  # the networks of the papers' architecture tables
     "mlp.opt", "cnn3.spherenet", "cnn9.spherenet", "cnn18.spherenet", "cnn45.spherenet", "cnn60.spherenet",
     "cnn69.spherenet", "cnn6.mhe", "cnn9.mhe", "cnn15.mhe", "cnn6.opt", "cnn9.opt", "wide_cnn9.opt", "cnn10.opt",
     "cnn4.opt", "cnn_mnist.opt", "resnet32.spherenet", "resnet32w.spherenet", "resnet18.spherenet",

@@ -1,7 +1,7 @@
 """The networks layer by layer against the papers' tables, written out here as they are printed.
 
 A row is what a stage does and the size of its maps: [k×k, filters]×n are convolutions with BatchNorm and ReLU, {…; …}×n
-residual units, s2 means stride 2; "pool", "mean" and "FC" are what they say. Numbers of REPRODUCTION.md fill what the
+residual units, s2 means stride 2; "pool", "mean" and "FC" are what they say. What the authors' released code does fills what the
 papers leave out: BatchNorm and ReLU after every convolution, 1×1 shortcuts, stride 2 at the start of later stages.
 """
 
@@ -365,7 +365,7 @@ def test_gcn_of_opt():
     assert model.dropout == 0.5
 
 
-ROTATED = [  # network, classes, options of rotate (None: plain), numbers to learn (REPRODUCTION.md)
+ROTATED = [  # network, classes, options of rotate (None: plain), numbers to learn (Tables 10 and 11 of OPT)
     ("cnn6.opt", 100, None, 257_984),
     ("cnn6.opt", 100, {}, 1_358_527),
     ("cnn6.opt", 100, {"sample": 1 / 4}, 90_871),
