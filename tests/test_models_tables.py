@@ -1,8 +1,9 @@
 """The networks layer by layer against the papers' tables, written out here as they are printed.
 
 A row is what a stage does and the size of its maps: [k×k, filters]×n are convolutions with BatchNorm and ReLU, {…; …}×n
-residual units, s2 means stride 2; "pool", "mean" and "FC" are what they say. What the authors' released code does fills what the
-papers leave out: BatchNorm and ReLU after every convolution, 1×1 shortcuts, stride 2 at the start of later stages.
+residual units, s2 means stride 2; "pool", "mean" and "FC" are what they say. Where the papers
+leave something out, the authors' released code decides: BatchNorm and ReLU after every convolution, 1×1 shortcuts,
+stride 2 at the start of later stages.
 """
 
 import re
