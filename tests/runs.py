@@ -232,3 +232,16 @@ def same_run(a, b):
     assert lines(a) == lines(b)
     results = [without_times(json.loads((each / "result.json").read_text())) for each in (a, b)]
     assert results[0] == results[1]
+
+
+def quiet(config, *callbacks):
+    return fit(config, callbacks=callbacks, progress=False)
+
+
+def one_line(config):
+    """The one line of a ValueError."""
+    with pytest.raises(ValueError) as caught:
+        quiet(config)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text

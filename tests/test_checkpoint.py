@@ -677,3 +677,16 @@ def test_a_reader_beside_the_writer(replace, tmp_path):
         end.set()
         thread.join()
     assert last > 0
+
+
+def test_errors_of_writing_name_the_file_that_was_asked_for(tmp_path):
+    from hypersphere._internal.safe_files import write_bytes
+
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(IsADirectoryError) as caught:
+        write_bytes(tmp_path / "taken", b"x")
+    assert caught.value.filename == str(tmp_path / "taken")
+    assert ".tmp" not in str(caught.value)
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"could not be written: Not a directory$"):
+        checkpoint.save(tmp_path / "file" / "checkpoints", 1, {}, {})

@@ -323,3 +323,23 @@ def test_bar_goes_when_the_work_fails(monkeypatch):
     next(items)
     items.close()
     assert not any(isinstance(thread, threading.Timer) for thread in threading.enumerate())
+
+
+def test_nothing_is_said_on_stdout_where_there_is_no_stderr(monkeypatch, capsys):
+    from hypersphere.cli import main
+
+    monkeypatch.setattr("sys.stderr", None)
+    assert main(["evaluate", "nothing"]) == 2
+    monkeypatch.undo()
+    assert capsys.readouterr().out == ""
+
+
+def test_no_control_character_reaches_the_terminal(capsys):
+    from hypersphere.cli import main
+
+    for words in (["evaluate", "\x1b[31mred"], ["train", "--\x1b[31mred"], ["verify", "a\rb"]):
+        assert main(words) == 2
+        err = capsys.readouterr().err
+        assert "\x1b" not in err
+        assert "\r" not in err
+        assert err.count("\n") == 1

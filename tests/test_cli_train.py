@@ -14,6 +14,7 @@ from hypersphere import catalog, recipes
 from hypersphere.catalog import COMMANDS
 from hypersphere.cli import _output, completion, main
 from hypersphere.cli import list as listing
+from hypersphere.train import Data
 from hypersphere.train.config import Config, flags, from_tree, to_json
 from hypersphere.train.results import Result
 from tests.runs import rewritten
@@ -641,3 +642,45 @@ def test_tables_with_rich(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     assert not _output.print_rich(*table, 40)
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("folders", "message"),
+    [
+        (["cat", "dog"], "set data.name=image_folder for your own images"),
+        (["MNIST/raw"], "set data.name to what is there, mnist"),
+        (["cifar-10-batches-py", "FashionMNIST"], "set data.name to what is there, cifar10 or fashion_mnist"),
+    ],
+)
+def test_a_root_without_a_name_does_not_train_on_the_digits(folders, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for each in folders:
+        Path("files", each).mkdir(parents=True)
+    Path("c.yaml").write_text("data: {root: files}\n")
+    line = f"data.name=digits reads no files, but data.root is given: {message}"
+    for argv in (["--data.root", "files"], ["opt", "--data.root=files"], ["--config", "c.yaml"]):
+        assert main(["train", "--quiet", *argv]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert err.endswith(f"{line}\n")
+    assert not Path("runs").exists()
+    with pytest.raises(ValueError, match=r"data\.name=digits reads no files"):
+        Config(data=Data(root="files"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "--model.similarity cosine --model.scale big",
+            "model.scale must be true or false or a number or auto or null",
+        ),
+        ("--amp bfloat", "amp"),
+        ("--energy bogus", "energy must be on or off, got 'bogus'"),
+    ],
+)
+def test_a_wrong_value_after_a_switch_names_the_switch(words, message, capsys):
+    assert main(["train", "plain", *words.split()]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert "unrecognized" not in said

@@ -609,3 +609,11 @@ def test_the_printed_config_says_what_each_field_means(capsys):
     for kind in (Config, Model, Data, Loss, Energy, Rotation, Optimizer, Schedule):
         for each in dataclasses.fields(kind):
             assert each.metadata["help"].partition(";")[0] in printed
+
+
+def test_folders_of_the_official_files_are_those_of_the_loaders():
+    from hypersphere.catalog import FOLDERS
+    from hypersphere.data import cifar, idx, modelnet
+
+    sources = (idx.MNIST, idx.FASHION, cifar.CIFAR10.source, cifar.CIFAR100.source, modelnet.SOURCE)
+    assert {source.name: source.folders for source in sources} == FOLDERS

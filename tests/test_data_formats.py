@@ -389,11 +389,22 @@ def test_a_split_is_not_a_class(images):
         data.load("image_folder", root)
 
 
+def test_a_class_may_be_called_train(images):
+    root, _ = images
+    (root / "train" / "n01").rename(root / "train" / "train")
+    assert data.load("image_folder", root / "train").classes == ["n02", "train"]
+
+
 def test_image_folder_without_images(tmp_path):
     with pytest.raises(ValueError, match="has no folders"):
         data.load("image_folder", tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="empty has no image"):
+        data.load("image_folder", tmp_path)
+
+
+def test_what_an_image_folder_should_hold_is_said_for_all_endings(tmp_path):
+    with pytest.raises(ValueError, match=r"has no folders; expected .*<class>/\*\{\.jpg,\.jpeg,\.png,"):
         data.load("image_folder", tmp_path)
 
 

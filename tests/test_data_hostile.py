@@ -4,6 +4,7 @@ import gzip
 import os
 import pickle
 import re
+import signal
 import struct
 import sys
 import tracemalloc
@@ -13,8 +14,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import hypersphere as hs
 import hypersphere.data as data
 from hypersphere.data import _files, _pickles, cifar, planetoid
+from hypersphere.data.planetoid import _read_rows
 from tests import official_files as official
 
 MEGA = 1 << 20
@@ -757,3 +760,88 @@ def test_packages_that_are_missing(module, call, tmp_path, monkeypatch):
     with pytest.raises(ImportError, match=r"pip install 'hypersphere\[data\]'"):
         call(tmp_path)
     assert len(data.load("digits")) == 1280  # needs none of them
+
+
+def rows_of(path, ends, monkeypatch):
+    """A pickle of a csr matrix with three values, by a stand-in for the unpickler."""
+    from hypersphere.data import _pickles, planetoid
+
+    class Vector:
+        def __init__(self, values):
+            self.values, self.shape = values, values.shape
+
+        def numpy(self):
+            return self.values
+
+    class Matrix:
+        def __init__(self):
+            vectors = ends, np.array([0, 1, 2], np.int32), np.ones(3, np.float32)
+            self.parts = dict(zip((b"indptr", b"indices", b"data"), map(Vector, vectors), strict=True))
+            self.parts[b"_shape"] = (len(ends) - 1, 4)
+
+    monkeypatch.setattr(planetoid._pickles, "load", lambda path: Matrix())
+    monkeypatch.setattr(_pickles, "Matrix", Matrix)
+    monkeypatch.setattr(_pickles, "Array", Vector)
+    features = np.zeros((len(ends) - 1, 4), np.float32)
+    _read_rows(path, features, np.arange(len(features)))
+    return features
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        np.array([0, 2**63 - 1, -2, 3, 3], np.int64),
+        np.array([0, 2**31 - 1, -(2**31), 3, 3], np.int32),
+        np.array([0, 3, 1, 3], np.uint8),
+        np.array([0, 2**64 - 1, 3, 3], np.uint64),
+    ],
+    ids=["int64", "int32", "uint8", "uint64"],
+)
+def test_ends_of_rows_that_wrap_around(ends, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="must be whole numbers from 0 on that do not fall"):
+        rows_of(tmp_path / "allx", ends, monkeypatch)
+
+
+def test_ends_of_rows_of_small_numbers(tmp_path, monkeypatch):
+    features = rows_of(tmp_path / "allx", np.array([0, 2, 3, 3], np.uint8), monkeypatch)
+    assert features.tolist() == [[1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
+
+
+@pytest.fixture
+def two_images(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        image.fromarray(np.full((4, 5, 3), 7, np.uint8)).save(tmp_path / name / "1.png")
+    return tmp_path
+
+
+def test_pipes_links_and_folders_are_no_images(two_images):
+    os.mkfifo(two_images / "a" / "pipe.jpg")
+    (two_images / "a" / "folder.jpg").mkdir()
+    (two_images / "a" / "broken.jpg").symlink_to("nowhere")
+    (two_images / "loop").symlink_to("loop")
+    signal.alarm(20)
+    try:
+        data = hs.data.load("image_folder", two_images)
+        assert data.classes == ["a", "b"]
+        assert [tuple(data[i][0].shape) for i in range(len(data))] == [(3, 4, 5)] * 2
+    finally:
+        signal.alarm(0)
+
+
+def test_images_of_sixteen_bits_are_refused(two_images):
+    image = pytest.importorskip("PIL.Image")
+    ramp = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    image.fromarray(ramp).save(two_images / "a" / "2.png")
+    with pytest.raises(ValueError, match=r"2\.png.*8 bits a colour"):
+        hs.data.load("image_folder", two_images)[1]
+
+
+def test_an_empty_idx_file_is_refused(tmp_path):
+    from hypersphere.data.idx import MOST, read_idx
+
+    path = tmp_path / "train-images-idx3-ubyte"
+    path.write_bytes(bytes((0, 0, 8, 3)) + b"".join(n.to_bytes(4, "big") for n in (0, 28, 28)))
+    with pytest.raises(ValueError, match="must have the shape"):
+        read_idx(path, MOST)

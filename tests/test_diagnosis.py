@@ -15,6 +15,7 @@ from torch.nn.utils import parametrizations
 import hypersphere as hs
 from hypersphere.diagnosis import LISTED, Diagnosis, analysis, diagnose
 from tests import reference
+from tests.rotations import mlp
 
 DEGREE = math.pi / 180
 
@@ -730,3 +731,12 @@ def test_no_rows():
 def test_nothing_is_printed(capfd):
     diagnose(Net())
     assert capfd.readouterr() == ("", "")
+
+
+def test_diagnose_sees_fixed_neurons_and_asks_for_the_task_of_many():
+    net = hs.rotate(mlp(), "none")
+    assert [row.name for row in hs.diagnose(net.state_dict())] == [row.name for row in hs.diagnose(net)]
+    net = hs.rotate(mlp())
+    hs.add_task(net, "birds")
+    with pytest.raises(ValueError, match=r"merge_state_dict.*birds"):
+        hs.diagnose(net.state_dict())

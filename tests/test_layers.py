@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
+from torch.nn.utils import parametrizations
 
 import hypersphere as hs
 from hypersphere import functional as HF
 from tests import reference
+from tests.sphere_nets import SphereNet, sphere_batch
 
 NAMES = list(hs.similarity.SIMILARITIES)
 CONVS = {1: hs.SphereConv1d, 2: hs.SphereConv2d, 3: hs.SphereConv3d}
@@ -423,3 +425,68 @@ def test_bytes_kept_for_the_backward_pass():
 def test_bad_input(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_deepcopy_and_state_dict():
+    net = SphereNet(hs.ASoftmaxLoss(5, 16))
+    x, y = sphere_batch()
+    net(x, y)
+    other = copy.deepcopy(net)
+    assert torch.equal(net.eval()(x, y), other.eval()(x, y))
+    with torch.no_grad():
+        other.body[0].weight.add_(1)
+    assert not torch.equal(net(x, y), other(x, y))
+    other.load_state_dict(net.state_dict())
+    assert torch.equal(net(x, y), other(x, y))
+
+
+def test_parametrized_weights():
+    layer = hs.SphereLinear(6, 4, similarity="sigmoid", dtype=torch.float64)
+    x = torch.randn(3, 6, dtype=torch.float64)
+    parametrizations.weight_norm(layer)
+    y = layer(x)
+    y.sum().backward()
+    g, v = layer.parametrizations.weight.original0, layer.parametrizations.weight.original1
+    assert torch.allclose(g.grad, torch.zeros_like(g), atol=1e-12)  # the length of a neuron does not matter
+    assert v.grad.abs().max() > 0
+    conv = parametrizations.spectral_norm(hs.SphereConv2d(3, 4, 3))
+    conv(torch.randn(1, 3, 5, 5)).sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # clamp_ has no batching rule; it works
+def test_per_sample_gradients_and_vmap():
+    net, (x, _) = SphereNet(), sphere_batch(4)
+    parameters = dict(net.named_parameters())
+
+    def loss(parameters, one):
+        return torch.func.functional_call(net, parameters, one[None]).square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+    for i in range(4):
+        alone = torch.func.grad(loss)(parameters, x[i])
+        assert all(torch.allclose(each[k][i], alone[k], atol=1e-5) for k in parameters)
+
+
+@pytest.mark.parametrize("name", hs.similarity.SIMILARITIES)
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_vectorized_jacobian(name):
+    for layer, shape in ((hs.SphereConv2d(2, 3, 2, similarity=name), (1, 2, 3, 3)), (hs.SphereLinear(4, 3), (2, 4))):
+        x = torch.randn(shape)
+        slow = torch.autograd.functional.jacobian(layer, x)
+        assert torch.allclose(torch.autograd.functional.jacobian(layer, x, vectorize=True), slow, atol=1e-5)
+
+
+def test_meta_device_and_moving():
+    with torch.device("meta"):
+        net = SphereNet(hs.ArcFaceLoss(5, 16))
+    assert all(p.is_meta for p in net.parameters())
+    net = net.to_empty(device="cpu")
+    assert not any(p.is_meta for p in net.parameters())
+
+
+def test_gradient_checkpointing_gives_the_same_gradients():
+    net, (x, _) = SphereNet(), sphere_batch()
+    x.requires_grad_()
+    (expected,) = torch.autograd.grad(net(x).square().sum(), x)
+    (again,) = torch.autograd.grad(torch.utils.checkpoint.checkpoint(net, x, use_reentrant=False).square().sum(), x)
+    assert torch.allclose(expected, again)

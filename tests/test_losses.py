@@ -14,6 +14,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import hypersphere as hs
 from hypersphere.losses import MARGINS, sphereface_annealing
 from tests import reference
+from tests.sphere_nets import HEADS as SPHERE_HEADS
 
 F64 = torch.float64
 HEADS = {
@@ -469,3 +470,28 @@ def test_reset_parameters_after_to_empty():
         module.reset_parameters()
     assert not head.bias.any()
     assert torch.allclose(head.similarity.k, torch.full((4,), 0.5))
+
+
+@pytest.mark.parametrize("name", SPHERE_HEADS)
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_per_sample_gradients_of_heads(name):
+    head, x, y = SPHERE_HEADS[name]().eval(), torch.randn(4, 16), torch.randint(5, (4,))
+    weights = dict(head.named_parameters())
+
+    def loss(weights, one, label):
+        return torch.func.functional_call(head, weights, (one[None], label[None]))
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(weights, x, y)
+    for i in range(4):
+        alone = torch.func.grad(loss)(weights, x[i], y[i])
+        assert all(torch.allclose(each[k][i], alone[k], atol=1e-5) for k in weights)
+
+
+def test_called_as_pytorch_metric_learning_trainers_call_a_loss():
+    from pytorch_metric_learning import losses, miners
+
+    x, y = torch.randn(12, 16, requires_grad=True), torch.arange(12) % 4
+    mined = miners.MultiSimilarityMiner()(x, y)
+    combined = losses.MultipleLosses([hs.ArcFaceLoss(5, 16), losses.TripletMarginLoss()])
+    combined(x, y, mined).backward()
+    assert x.grad.isfinite().all()

@@ -513,3 +513,30 @@ def test_neurons_that_are_missing():
     del state["0.parametrizations.weight.original"]
     with pytest.raises(ValueError, match="0"):
         hs.merge_state_dict(state)
+
+
+def test_order_of_parameters_after_two_calls():
+    attention = nn.MultiheadAttention(8, 2, kdim=6, vdim=4)
+    names = [name for name, _ in attention.named_parameters()]
+    hs.rotate(attention, layers="k_proj_weight")
+    hs.rotate(attention, layers="q_proj_weight")
+    hs.merge(attention)
+    assert [name for name, _ in attention.named_parameters()] == names
+
+
+def test_another_parametrization_with_a_module_of_its_own_is_named():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(1, 1)
+
+        def forward(self, weight):
+            return weight * self.inner.weight
+
+    net = mlp()
+    parametrize.register_parametrization(net[-1], "weight", Scaled())
+    hs.rotate(net, layers="0")
+    with pytest.raises(ValueError, match="no rotation this package knows"):
+        hs.merge_state_dict(net.state_dict())
+    plain = copy.deepcopy(net)
+    assert isinstance(hs.merge(plain)[-1].parametrizations.weight[0], Scaled)

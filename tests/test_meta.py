@@ -180,3 +180,17 @@ def test_diagnose_says_what_is_missing():
         net = mlp()
     with pytest.raises(ValueError, match="no values on the meta device"):
         hs.diagnose(net)
+
+
+def test_rotate_and_merge():
+    with torch.device("meta"):
+        net = hs.rotate(mlp(), sample=0.5)
+    assert net(torch.empty(2, net[0].in_features, device="meta")).shape[0] == 2
+    assert hs.merge(net)[0].weight.is_meta
+    with torch.device("meta"):
+        assert hs.rotate(mlp().to_empty(device="cpu").apply(zero))[0].weight.device.type == "cpu"
+
+
+def zero(module):
+    for parameter in module.parameters(recurse=False):
+        nn.init.zeros_(parameter)

@@ -647,3 +647,15 @@ def test_bfloat16_autocast(name):
         logits = model(*inputs)
     assert logits.dtype == torch.bfloat16
     logits.float().sum().backward()
+
+
+@pytest.mark.parametrize("option", [{"batch_norm": "no"}, {"relu": 5}])
+def test_flags_must_be_flags(option):
+    with pytest.raises(TypeError, match=f"{next(iter(option))} must be True or False"):
+        hs.models.create("cnn6", **option)
+
+
+def test_a_name_must_be_a_name():
+    with pytest.raises(ValueError, match=r"hypersphere\.models\.names"):
+        hs.models.create(["cnn6"])
+    assert isinstance(hs.models.create("mlp"), nn.Module)

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hypersphere as hs
 from hypersphere.optim import guard
 from hypersphere.optim.ogd import OGD, ogd_step
+from tests.rotations import mlp
 
 
 def orthogonal(*shape, dtype=torch.float32):
@@ -621,3 +622,13 @@ def test_a_wrapper_is_judged_by_what_it_holds(inner):
     wrapper = Wrapper(hs.param_groups(net, ogd=True))
     with nullcontext() if inner is OGD else pytest.raises(ValueError, match="would not keep"):
         wrapper.step()
+
+
+@pytest.mark.parametrize("make", [hs.OGD, torch.optim.SGD])
+def test_ogd_matrices_in_a_plain_group_are_refused(make):
+    net = hs.rotate(mlp(), "ogd")
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    net(torch.randn(4, net[0].in_features, dtype=net[0].weight.dtype)).square().sum().backward()
+    with pytest.raises(ValueError, match="param_groups"):
+        make(net.parameters(), lr=0.1).step()
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())

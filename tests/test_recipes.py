@@ -178,3 +178,26 @@ def test_functions_that_are_refused(function, line, write):
 def test_ctrl_c_goes_through(write):
     with pytest.raises(KeyboardInterrupt):
         recipes.load(str(write("raise KeyboardInterrupt")))
+
+
+def test_the_sizes_of_a_recipe_stay_with_its_network():
+    from hypersphere import recipes
+    from hypersphere.train.config import apply
+
+    plain = recipes.load("plain")
+    assert apply(plain, {"model.name": "cnn6"}).model.widths == plain.model.widths
+    other = apply(plain, {"model.name": "resnet20"}).model
+    assert (other.widths, other.fc) == (None, None)
+    assert apply(plain, {"model.name": "resnet20", "model.widths": "4,8,8"}).model.widths == (4, 8, 8)
+
+
+def test_a_recipe_may_raise_anything(tmp_path):
+    from hypersphere import recipes
+
+    for text in (
+        "class E(Exception):\n def __str__(self): raise ValueError\ndef recipe(): raise E",
+        "class E(BaseException): pass\ndef recipe(): raise E('odd')",
+    ):
+        (tmp_path / "mine.py").write_text(text)
+        with pytest.raises(ValueError, match=r"mine\.py, line \d+: E"):
+            recipes.load(str(tmp_path / "mine.py"))

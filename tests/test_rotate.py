@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.func import functional_call, grad, vmap
 
 import hypersphere as hs
 from hypersphere.orthogonal import ORTHOGONALIZERS, Orthogonalizer
@@ -870,3 +871,36 @@ def test_all_methods_on_one_network():
     trained = net(x)
     assert (trained - before).abs().max() > 1e-4
     close(hs.merge(net)(x), trained)
+
+
+@pytest.mark.parametrize("method", ["cayley", "gram_schmidt", "householder", "lowdin", "exponential"])
+def test_gradients_of_single_samples(method):
+    net = shake(hs.rotate(mlp().double(), method))
+    parameters = {name: p.detach() for name, p in net.named_parameters()}
+    x = torch.randn(3, next(iter(mlp().modules()))[0].in_features, dtype=torch.float64)
+
+    def loss(parameters, x):
+        return functional_call(net, parameters, (x[None],)).square().sum()
+
+    together = vmap(grad(loss), (None, 0))(parameters, x)
+    for i in range(len(x)):
+        alone = grad(loss)(parameters, x[i])
+        for name, value in alone.items():
+            close(together[name][i], value)
+
+
+def test_start_is_exact_whatever_the_default_dtype():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        net = hs.rotate(nn.Sequential(nn.Linear(24, 8), nn.Linear(8, 2)).double(), "ogd", init="normal")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    r = net[0].parametrizations.weight[0].default.ogd[0]
+    assert (r.mT @ r - torch.eye(24)).abs().max() < 1e-13
+
+
+def test_learned_neurons_of_a_frozen_model_learn():
+    net = mlp().requires_grad_(False)
+    hs.rotate(net, neurons="learned")
+    assert net[0].parametrizations.weight.original.requires_grad
+    assert not hs.merge(net)[0].weight.requires_grad

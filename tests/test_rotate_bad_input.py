@@ -209,3 +209,22 @@ def test_a_failure_at_the_last_layer_leaves_the_first_alone():
         net[3] = nn.Linear(6, 6)
         with refused(ValueError, ".", net):
             hs.rotate(net, **options)
+
+
+@pytest.mark.parametrize(("d", "blocks"), [(16, 7), (8, 3), (8, 8)])
+def test_blocks_must_divide_the_dimensions(d, blocks):
+    net = nn.Sequential(nn.Linear(d, 4), nn.Linear(4, 3))
+    with refused(ValueError, f"{blocks} blocks", net):
+        hs.rotate(net, blocks=blocks)
+
+
+def test_quantized_and_odd_weights_are_named():
+    net = torch.ao.quantization.quantize_dynamic(mlp(), {nn.Linear})
+    with pytest.raises(ValueError, match=r"'0' \[Linear\] is quantized"):
+        hs.rotate(net)
+    eighth = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
+    eighth[0].weight = nn.Parameter(eighth[0].weight.detach().to(torch.float8_e4m3fn), requires_grad=False)
+    with pytest.raises(ValueError, match="'0' must have a floating point"):
+        hs.rotate(eighth)
+    with pytest.raises(ValueError, match="'0' must not be empty"):
+        hs.rotate(nn.Sequential(nn.Linear(0, 8), nn.Linear(8, 2)))

@@ -562,3 +562,90 @@ def test_a_folder_that_is_not_there(tmp_path):
     net = hs.rotate(mlp())
     with pytest.raises((OSError, ValueError), match="nowhere"):
         hs.save_rotations(net, tmp_path / "nowhere" / "file")
+
+
+def test_wrappers_are_no_part_of_the_names(tmp_path):
+    net = hs.rotate(mlp())
+    compiled = torch.compile(net)  # not run
+    hs.save_rotations(compiled, tmp_path / "rotations.safetensors")
+    fresh = hs.load_rotations(mlp(), tmp_path / "rotations.safetensors")
+    assert all(torch.equal(a, b) for a, b in zip(fresh.state_dict().values(), net.state_dict().values(), strict=True))
+
+
+def double(layers):
+    layers.append(layers[0])
+
+
+TAMPERED = {
+    "task": lambda layers: layers[1].update(task="forward"),
+    "dots": lambda layers: layers[1].update(task="a.b"),
+    "empty": lambda layers: layers[1].update(task=""),
+    "twice": double,
+    "init": lambda layers: layers[0]["plan"].update(init="zzz"),
+    "shared": lambda layers: layers[0]["plan"].update(shared="no"),
+    "seed": lambda layers: layers[0].update(seed=2**70),
+    "none": lambda layers: layers.clear(),
+    "blocks": lambda layers: layers[0]["plan"].update(blocks=5),
+}
+
+
+def tampered(path, header=None, tensors=None):
+    with safe_open(path, "pt") as file:
+        meta = json.loads(file.metadata()["hypersphere.rotations"])
+    content = load_file(path)
+    if header is not None:
+        header(meta["layers"])
+    if tensors is not None:
+        tensors(content)
+        from hypersphere.rotation._file import hash_of
+
+        meta["hashes"] = {key: hash_of(value) for key, value in content.items()}
+    save_file(content, path, {"hypersphere.rotations": json.dumps(meta)})
+
+
+@pytest.mark.parametrize("header", TAMPERED.values(), ids=TAMPERED)
+def test_tampered_headers_are_refused_and_nothing_changes(header, tmp_path):
+    path = tmp_path / "rotations.safetensors"
+    hs.save_rotations(hs.rotate(mlp()), path)
+    tampered(path, header=header)
+    net = mlp()
+    with refused(ValueError, "rotations.safetensors", net):
+        hs.load_rotations(net, path)
+
+
+@pytest.mark.parametrize("change", ["nan", "dims", "kind"])
+def test_tampered_tensors_are_refused_and_nothing_changes(change, tmp_path):
+    path = tmp_path / "rotations.safetensors"
+    hs.save_rotations(hs.rotate(mlp(), sample=0.5), path)
+
+    def change_it(content):
+        key = next(key for key in content if key.endswith({"nan": "cayley", "dims": "dims", "kind": "cayley"}[change]))
+        if change == "nan":
+            content[key].fill_(torch.nan)
+        else:
+            content[key] = content[key] + 1 if change == "dims" else content[key].to(torch.complex64)
+
+    tampered(path, tensors=change_it)
+    net = mlp()
+    with refused(ValueError, "rotations.safetensors", net):
+        hs.load_rotations(net, path)
+
+
+def test_a_flipped_bit_is_found(tmp_path):
+    path = tmp_path / "rotations.safetensors"
+    hs.save_rotations(hs.rotate(mlp()), path)
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+    net = mlp()
+    with refused(ValueError, "damaged", net):
+        hs.load_rotations(net, path)
+
+
+def test_loading_draws_nothing(tmp_path):
+    path = tmp_path / "rotations.safetensors"
+    hs.save_rotations(hs.rotate(mlp(), "gram_schmidt", init="normal"), path)
+    net = mlp()
+    before = torch.random.get_rng_state()
+    hs.load_rotations(net, path)
+    assert torch.equal(torch.random.get_rng_state(), before)

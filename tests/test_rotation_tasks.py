@@ -270,3 +270,24 @@ def test_a_layer_in_a_list():
     hs.add_task(net, "a b")  # any name that a module takes
     hs.use_task(net, "a b")
     assert list(rotations(net, "a b")) == ["0.parametrizations.weight.0.a b.cayley"]
+
+
+def test_a_task_that_a_layer_lacks_is_an_error_in_a_state_dict_too():
+    net = mlp()
+    hs.rotate(net, layers="0")
+    hs.add_task(net, "birds")
+    hs.rotate(net, layers="2")
+    with pytest.raises(ValueError, match=r"2\.parametrizations"):
+        hs.merge_state_dict(net.state_dict(), task="birds")
+    hs.add_task(net, "birds")  # for the layer that lacks it
+    hs.use_task(net, "birds")
+    assert set(hs.merge_state_dict(net.state_dict(), task="birds")) == set(mlp().state_dict())
+
+
+def test_tasks_that_are_not_in_use_are_in_no_group():
+    net = hs.rotate(mlp())
+    hs.add_task(net, "birds")
+    net.requires_grad_(True)
+    in_groups = {p for group in hs.param_groups(net) for p in group["params"]}
+    assert net[0].parametrizations.weight[0].default.cayley in in_groups
+    assert net[0].parametrizations.weight[0].birds.cayley not in in_groups

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hypersphere as hs
+from tests.rotations import mlp
 
 OPTIMIZERS = {
     "sgd": lambda model: torch.optim.SGD(hs.param_groups(model), lr=0.05, momentum=0.9),
@@ -519,3 +520,47 @@ def test_wrong_types():
         hs.Resampler(net.state_dict(), OPTIMIZERS["adam"](net))
     with pytest.raises(TypeError, match="optimizer"):
         hs.Resampler(net, list(net.parameters()))
+
+
+def test_folds_of_a_network_do_not_depend_on_the_global_seed():
+    states = []
+    for seed in (1, 2):
+        torch.manual_seed(0)
+        net = hs.rotate(mlp(), "network", sample=0.5)
+        resampler = hs.Resampler(net, torch.optim.SGD(hs.param_groups(net), lr=0.1), inner=1)
+        torch.manual_seed(seed)
+        before = torch.random.get_rng_state()
+        resampler.step()
+        assert torch.equal(torch.random.get_rng_state(), before)
+        states.append(net.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(*(state.values() for state in states), strict=True))
+
+
+def test_a_resampler_of_a_merged_model_says_so():
+    net = hs.rotate(mlp(), sample=0.5)
+    resampler = hs.Resampler(net, torch.optim.SGD(hs.param_groups(net), lr=0.1))
+    hs.merge(net)
+    with pytest.raises(ValueError, match="not rotated any more"):
+        resampler.step()
+
+
+def plain_step(net, optimizer):
+    net(torch.randn(4, net[0].in_features, dtype=net[-1].weight.dtype)).square().sum().backward()
+    optimizer.step()
+
+
+@pytest.fixture
+def _warnings_again(monkeypatch):
+    monkeypatch.setattr("hypersphere._internal.checks._warned", set())
+
+
+@pytest.mark.usefixtures("_warnings_again")
+def test_sampling_without_a_resampler_is_noticed(recwarn):
+    net = hs.rotate(mlp(), sample=0.5)
+    optimizer = torch.optim.SGD(hs.param_groups(net), lr=0.1)
+    hs.Resampler(net, optimizer)
+    plain_step(net, optimizer)
+    assert not [w for w in recwarn if "Resampler" in str(w.message)]
+    net = hs.rotate(mlp(), sample=0.5)
+    with pytest.warns(UserWarning, match="Resampler"):
+        plain_step(net, torch.optim.SGD(hs.param_groups(net), lr=0.1))

@@ -18,7 +18,7 @@ from hypersphere.train import TrainingError, building, derive, fit, splits
 from hypersphere.train.schedule import Schedule
 from hypersphere.train.storage import checkpoint
 from tests import runs
-from tests.runs import same_tensors, tiny
+from tests.runs import quiet, same_tensors, tiny
 
 CNN = {"model.name": "cnn3", "model.widths": (4, 4, 6), "model.fc": 8}
 CLASSES = {"model.widths": (12,)}
@@ -29,10 +29,6 @@ def _small_gan(monkeypatch):
     for name in ("generator.mhe", "discriminator.mhe"):
         monkeypatch.setitem(PRESETS, name, PRESETS[name])
     runs.small_gan()
-
-
-def quiet(config, *callbacks):
-    return fit(config, callbacks=callbacks, progress=False)
 
 
 # ------------------------------------------------------------------------------------------------------- schedules
@@ -539,3 +535,96 @@ def test_a_plain_run_from_before_the_automatic_scale_and_clip_resumes(tmp_path):
     spherical = derive(config, {"model.scale": "auto", "model.similarity": "cosine", "resume": True})
     with pytest.raises(ValueError, match=r"model\.similarity|model\.scale"):
         fit(spherical, progress=False)
+
+
+@pytest.mark.parametrize("loss", ["a_softmax", "sphereface_plus"])
+def test_annealing_goes_by_steps_however_many_batches_they_have(loss):
+    changes = {"loss.name": loss, "steps": 5, "eval_every": 5}
+    one = quiet(tiny(**changes, **{"data.batch_size": 32})).model
+    two = quiet(tiny(**changes, **{"data.batch_size": 16, "accumulate": 2})).model
+    assert int(one.head.step) == int(two.head.step) == 5
+    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=2e-6, rtol=1e-5)
+
+
+def test_a_head_is_taken_over_whole_but_for_its_annealing(tmp_path):
+    changes = {"loss.name": "ga_softmax", "loss.similarity": "learnable"}
+    first = quiet(tiny(out=str(tmp_path / "first"), **changes, **{"optimizer.lr": 0.5}))
+    seen = {}
+
+    def look(model, step, line):
+        if step == 0:
+            seen.update({key: value.clone() for key, value in model.state_dict().items()})
+
+    quiet(tiny(init_from=str(tmp_path / "first"), steps=1, seed=7, **changes), look)
+    for key, value in first.model.state_dict().items():
+        if key != "head.step":
+            assert torch.equal(seen[key], value), key
+    assert seen["head.step"] == 0
+    assert first.model.state_dict()["head.step"] == 12
+
+
+def test_a_gan_takes_over_both_networks(tmp_path):
+    runs.small_gan()
+    first = {}
+    second = {}
+
+    def look(into, at):
+        def callback(model, step, line):
+            if step == at:
+                into.update({key: value.clone() for key, value in model.state_dict().items()})
+
+        return callback
+
+    config = tiny(steps=2, **{"model.name": "generator.mhe", "model.widths": (4, 4, 4, 4)})
+    quiet(derive(config, out=str(tmp_path / "first")), look(first, 2))
+    tasks = []
+    from hypersphere.train import tasks as module
+
+    make = module.make
+
+    def kept(*given):
+        tasks.append(make(*given))
+        second["discriminator"] = {k: v.clone() for k, v in tasks[0].discriminator.state_dict().items()}
+        return tasks[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "make", kept)
+        quiet(derive(config, init_from=str(tmp_path / "first"), seed=5, steps=1), look(second, 0))
+    from safetensors.torch import load_file
+
+    theirs = load_file(tmp_path / "first" / "final" / "discriminator.safetensors")
+    assert all(torch.equal(value, theirs[key]) for key, value in second["discriminator"].items())
+    assert all(torch.equal(second[key], value) for key, value in first.items())
+
+
+def test_a_callback_may_look_in_eval_mode():
+    config = tiny(**{"model.name": "own_of_test", "model.widths": None})
+    losses = [
+        [line["loss"] for line in quiet(config, *callbacks).metrics if "loss" in line]
+        for callbacks in ((), (lambda model, step, line: model.eval(),))
+    ]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+def test_fit_learns_where_gradients_are_off(around):
+    plain = quiet(tiny())
+    with around():
+        inside = quiet(tiny())
+    assert inside.summary["loss"] == plain.summary["loss"]
+
+
+def test_fit_in_double_precision():
+    torch.set_default_dtype(torch.float64)
+    try:
+        model = quiet(tiny()).model
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {p.dtype for p in model.parameters()} == {torch.float64}
+
+
+def test_gradients_too_large_for_their_type_are_named():
+    config = tiny(**{"energy.weight_decay": 3e38})
+    with pytest.raises(TrainingError, match=r"step 1: (the gradients are too large|a gradient is not finite)"):
+        quiet(config)
