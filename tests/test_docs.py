@@ -6,6 +6,7 @@ An expression in a page's code that is followed by "# → text", on its line or 
 import ast
 import importlib
 import io
+import json
 import os
 import re
 import runpy
@@ -131,6 +132,19 @@ def test_site_builds_without_warnings_and_has_every_public_name(tmp_path: Path) 
     reference = "".join(html for path, html in pages.items() if path.parent.name == "api")
     names = set(re.findall(r'id="hypersphere\.(?:[\w.]*\.)?(\w+)"', reference))
     assert set(hs.__all__) <= names
+
+
+def test_notebook_runs_from_top_to_bottom() -> None:
+    """Cells run as plain code, which needs no Jupyter; nothing in them is of IPython."""
+    cells = json.loads((ROOT / "examples" / "quickstart.ipynb").read_text(encoding="utf-8"))["cells"]
+    namespace = {"__name__": "notebook"}
+    for cell in (cell for cell in cells if cell["cell_type"] == "code"):
+        assert cell["outputs"], "stored without its outputs"
+        exec("".join(cell["source"]), namespace)
+    test, model = (namespace[name] for name in ("y_test", "rotated"))
+    right = (model(namespace["x_test"]).argmax(1) == test).float().mean()
+    assert right > 0.8
+    assert list(model.state_dict()) == list(namespace["plain"].state_dict())
 
 
 @pytest.fixture
