@@ -17,7 +17,6 @@ ROOT = Path(hypersphere.__file__).parent
 FACADES = ("hypersphere", "hypersphere.train")  # their __init__ names everything below them
 LOWER = ("layers", "energy", "losses", "orthogonal", "rotation", "data", "models")
 UPPER = ("train", "recipes", "cli")
-PENDING = ("hypersphere.cli._shells", "hypersphere.train._names")  # to be replaced
 
 
 class Import(NamedTuple):
@@ -67,7 +66,7 @@ def test_imports_are_found():
 def test_no_import_cycle():
     edges: dict[str, set[str]] = {}
     for importer, module, _ in IMPORTS:
-        if importer not in FACADES and module not in FACADES and importer not in PENDING:
+        if importer not in FACADES and module not in FACADES:
             edges.setdefault(importer, set()).add(module)
 
     def reached(start: str) -> set[str]:
@@ -84,7 +83,7 @@ def test_no_import_cycle():
 def test_no_private_name_of_another_package():
     """What begins with an underscore is for the package that holds it, and for those inside that."""
     wrong = []
-    for importer, module, name in (each for each in IMPORTS if each.module not in PENDING):
+    for importer, module, name in IMPORTS:
         parts = [*module.split("."), *([name] if name is not None else [])]
         for i, part in enumerate(parts):
             owner = ".".join(parts[:i])
@@ -105,14 +104,14 @@ def test_lower_rooms_do_not_import_upper_ones(room):
 
 
 def test_the_config_knows_nothing_of_training():
-    """A config is read without torch: of train it may import itself and the table of names."""
+    """A config is read without torch: of train it may import only itself."""
     room = "hypersphere.train.config"
     wrong = {
         (each.importer, each.module)
         for each in IMPORTS
         if each.importer.startswith(room)
         and each.module.startswith("hypersphere.train.")
-        and not each.module.startswith((room, "hypersphere.train._names"))
+        and not each.module.startswith(room)
     }
     assert not wrong
 

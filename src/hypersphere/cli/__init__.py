@@ -108,6 +108,13 @@ def _main(argv: Sequence[str]) -> int:
         command, parser = parser_of(name)
         prepared = getattr(command, "prepared", None)
         return int(command.run(parser.read(rest if prepared is None else prepared(rest))))
+    parser = top_parser()
+    parser.read(argv)
+    parser.error(f"a command is needed: {', '.join(catalog.COMMANDS)}")
+
+
+def top_parser() -> Parser:
+    """The parser of `hypersphere` without a command."""
     width = max(map(len, catalog.COMMANDS))
     parser = Parser(
         prog="hypersphere",
@@ -115,13 +122,22 @@ def _main(argv: Sequence[str]) -> int:
         description="Learning on hyperspheres in PyTorch.",
         epilog="commands:\n"
         + "".join(f"  {name:{width}}  {text}\n" for name, text in catalog.COMMANDS.items())
-        + "\n`hypersphere COMMAND --help` tells what a command takes.",
+        + "\n`hypersphere COMMAND --help` lists the arguments of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"hypersphere {__version__}")
-    parser.read(argv)
-    parser.error(f"a command is needed: {', '.join(catalog.COMMANDS)}")
+    return parser
+
+
+def add_commands(parser: Parser) -> list[Parser]:
+    """Add every command to the parser, for what needs to know them all; return their parsers."""
+    commands = parser.add_subparsers()
+    found = []
+    for name, text in catalog.COMMANDS.items():
+        found.append(commands.add_parser(name, help=text, description=text))
+        import_module(f".{name}", __name__).add_arguments(found[-1])
+    return found
 
 
 def parser_of(name: str) -> tuple[ModuleType, Parser]:

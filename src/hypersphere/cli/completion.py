@@ -5,56 +5,82 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from .. import catalog
-from . import parser_of
-from ._shells import bash, fish, zsh
+from . import add_commands, top_parser
 
-SHELLS = {"bash": bash, "zsh": zsh, "fish": fish}
+SHELLS = ("bash", "zsh", "fish")
 
-_HOW = """put this line where your shell begins:
-  bash  ~/.bashrc                    source <(hypersphere completion bash)
-  zsh   ~/.zshrc                     source <(hypersphere completion zsh)
+_HOW = """Add this line to the startup file of your shell:
+  bash  ~/.bashrc                    eval "$(hypersphere completion bash)"
+  zsh   ~/.zshrc, after compinit     eval "$(hypersphere completion zsh)"
   fish  ~/.config/fish/config.fish   hypersphere completion fish | source
 """
-_FILES = re.compile(r"FILE|DIR|PATH|FOLDER|RUN")  # in a metavar
-
-
-class Word(NamedTuple):
-    """A flag or an argument of a command, as a shell needs to know it."""
-
-    flags: tuple[str, ...]  # none for an argument
-    value: str  # "none", "optional", "one" or "many"
-    names: tuple[str, ...]  # what it can be
-    files: bool  # or may be a file
-    help: str
+_FILES = re.compile(r"FILE|DIR|RUN")  # in a metavar
+_RECIPES = " ".join(catalog.RECIPES)
+#: what completes RECIPE: a name or a file
+RECIPE = {
+    "bash": "_hypersphere_recipe_or_file",
+    "zsh": "_hypersphere_recipe_or_file",
+    "fish": f"{_RECIPES} (__fish_complete_path (commandline -ct))",
+    "preamble": {
+        "bash": f"_hypersphere_recipe_or_file() {{ compgen -W '{_RECIPES}' -- $1; compgen -f -- $1; }}",
+        "zsh": f"_hypersphere_recipe_or_file() {{ compadd -- {_RECIPES}; _files; }}",
+    },
+}
+# bash splits --flag=value into three words, where shtab expects two.
+_BASH = """
+_hypersphere() {
+  local index cursor=$COMP_CWORD
+  local -a joined=()
+  for index in "${!COMP_WORDS[@]}"; do
+    if [[ ${COMP_WORDS[index]} != = ]]; then
+      joined+=("${COMP_WORDS[index]}")
+    elif (( index < COMP_CWORD )); then
+      (( cursor -= 1 ))
+    elif (( index == COMP_CWORD )); then
+      joined+=("")
+    fi
+  done
+  local -a COMP_WORDS=("${joined[@]}")
+  local COMP_CWORD=$cursor
+  _shtab_hypersphere
+}
+complete -o bashdefault -F _hypersphere hypersphere
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", metavar="SHELL", choices=[*SHELLS], help=", ".join(SHELLS))
+    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _HOW
+    parser.set_defaults(error=parser.error)
 
 
 def run(options: argparse.Namespace) -> int:
-    print(SHELLS[options.shell](catalog.COMMANDS, {command: words_of(command) for command in catalog.COMMANDS}), end="")
+    try:
+        import shtab
+    except ImportError:
+        options.error("completion needs shtab: pip install hypersphere[cli]")
+    parser = top_parser()
+    for command in add_commands(parser):
+        for action in command._actions:
+            _describe(action, shtab.FILE)
+    script = shtab.complete(parser, options.shell)
+    if options.shell == "bash":
+        script += _BASH
+    if options.shell == "zsh":  # --flag=value as well as --flag value
+        script = re.sub(r'^(  "--[\w.]+)(?=\[.*\]:)', r"\1=", script, flags=re.MULTILINE)
+    print(script)
     return 0
 
 
-def words_of(command: str) -> list[Word]:
-    """The flags and arguments of a command, read from its parser."""
-    found: list[Word] = []
-    for action in parser_of(command)[1]._actions:
-        names = tuple(getattr(action, "names", ()) or map(str, action.choices or ()))
-        if (command, action.dest) == ("train", "recipe"):
-            names = tuple(catalog.RECIPES)
-        files = action.type is Path or bool(_FILES.search(str(action.metavar or "")))
-        if not action.option_strings and not action.choices and action.type in (None, str):
-            files = True
-        value = {"?": "optional", "*": "many", "+": "many"}.get(str(action.nargs), "one")
-        if action.nargs == 0:
-            value, files = "none", False
-        help = re.sub(r" \(.*", "", (action.help or "").replace("%%", "%"))
-        found.append(Word(tuple(action.option_strings), value, names, files, help))
-    return found
+def _describe(action: Any, file: Any) -> None:
+    """Tell shtab what a flag or an argument takes."""
+    if action.dest == "recipe" and not action.option_strings:
+        action.complete = RECIPE
+    elif names := getattr(action, "names", ()):
+        action.choices = names
+    elif action.type is Path or _FILES.search(str(action.metavar or "")):
+        action.complete = file

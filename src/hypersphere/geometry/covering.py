@@ -244,4 +244,4 @@ def _scipy(module: str) -> Any:
     try:
         return import_module(f"scipy.{module}")
     except ImportError as error:
-        raise ImportError("the convex hull needs scipy: pip install 'hypersphere[cli]'") from error
+        raise ImportError("the convex hull needs scipy: pip install 'hypersphere[geometry]'") from error
