@@ -267,7 +267,7 @@ class TestCoveringRadius:
         monkeypatch.setattr(covering, "import_module", refuse)
         monkeypatch.setattr(builtins, "__import__", refuse)
         for function in (geometry.covering_radius, geometry.hole_radii):
-            with pytest.raises(ImportError, match=r"pip install 'hypersphere\[cli\]'"):
+            with pytest.raises(ImportError, match=r"pip install 'hypersphere\[geometry\]'"):
                 function(cube())
         assert geometry.covering_radius(circle(0, 90, 180)) == pytest.approx(math.pi / 2)
         assert geometry.covering_radius(cube(), method="estimate") == pytest.approx(
