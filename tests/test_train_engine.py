@@ -521,7 +521,8 @@ def test_compiled():
 def test_the_scale_of_a_similarity_is_automatic_but_for_the_papers_networks(changes, scale):
     config = derive(tiny(), {"model.similarity": "cosine", "model.widths": (16, 4, 4)} | changes)
     spec = splits.load(config.data, config.seed).spec
-    convolutions = [m for m in building.network(config, spec, num_classes=10).modules() if isinstance(m, nn.Conv2d)]
+    network = building.network(config.model, spec, num_classes=10)
+    convolutions = [each for each in network.modules() if isinstance(each, nn.Conv2d)]
     assert convolutions[1].scale == scale
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
@@ -22,6 +21,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 def loaded(options: argparse.Namespace) -> Run:
     """The run of the options. ValueError in one line if it cannot be had."""
     from .. import recipes
+    from ..train.config import ConfigError
     from ..train.inference.run import load_run
 
     if options.recipe is not None:
@@ -29,7 +29,7 @@ def loaded(options: argparse.Namespace) -> Run:
             recipes.load(options.recipe)
     try:
         return load_run(options.run)
-    except ValueError as error:
-        if options.recipe is None and (said := re.match(r".*unknown \w+\.name '[^']*'", str(error))):
-            raise ValueError(f"{said[0]}; if it is your own, give the recipe's file with --recipe") from None
-        raise
+    except ConfigError as error:
+        if options.recipe is not None or error.hint is None:
+            raise
+        raise ValueError(f"{error.message}; if it is your own, give the recipe's file with --recipe") from None

@@ -44,12 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     try:
         with redirect_stdout(sys.stderr):  # what a recipe's file prints is not our output
-            config = configs.apply(_base(options), options.changes)
+            base = _base(options)
+        values = configs.read_changes(base, options.changes)
         if options.print_config:
             if _rank() == 0:
-                configs.print_config(config)
+                configs.print_config(configs.derive(base, values))
             return 0
-        config = configs.derive(config, out=os.path.expanduser(_folder(config, options.recipe)))
+        config = configs.derive(base, values | {"out": os.path.expanduser(_folder(base, values, options.recipe))})
     except ValueError as error:
         _fail(options, error, everyone=False)
     result = _fit(config, options)
@@ -77,15 +78,16 @@ def _base(options: argparse.Namespace) -> Config:
     return Config()
 
 
-def _folder(config: Config, recipe: str | None) -> str:
+def _folder(base: Config, values: dict[str, Any], recipe: str | None) -> str:
     """The run's folder: `out`, or a new one in runs/."""
-    if config.out is not None:
-        return config.out
-    if config.resume:
+    out = values.get("out", base.out)
+    if out is not None:
+        return str(out)
+    if values.get("resume", base.resume):
         raise ConfigError("--resume needs --out, the folder of the run that goes on")
     if "WORLD_SIZE" in os.environ:
         raise ConfigError("give --out, so that all processes and restarts share a folder")
-    name = f"{config.model.name}-{config.data.name}"
+    name = f"{values.get('model.name', base.model.name)}-{values.get('data.name', base.data.name)}"
     if recipe is not None:
         file, _, function = recipe.partition(".py")
         name = f"{Path(file).name}{function.replace(':', '-')}"
@@ -99,6 +101,7 @@ def _folder(config: Config, recipe: str | None) -> str:
 
 def _fit(config: Config, options: argparse.Namespace) -> Any:
     from ..train import TrainingError, fit, keep_memory
+    from ..train.distributed import ProcessLost
 
     keep_memory()
     try:
@@ -110,12 +113,8 @@ def _fit(config: Config, options: argparse.Namespace) -> Any:
         if stop.code == TERMINATED:
             _tell_how_to_resume(config, options)
         raise
-    except (ValueError, OSError, TrainingError) as error:
+    except (ValueError, OSError, TrainingError, ProcessLost) as error:
         _fail(options, error)
-    except RuntimeError as error:
-        if "WORLD_SIZE" in os.environ and re.search("gloo|nccl|connection|timed out", str(error), re.IGNORECASE):
-            _fail(options, ValueError(f"another process is gone: {error}"))
-        raise
     except TypeError as error:
         if not _ours(error):  # a mistake in a program, which its author wants to see whole
             raise
@@ -177,7 +176,7 @@ def _print(result: Any, recipe: str | None) -> None:
 def _next(config: Config, path: str, recipe: str | None) -> str:
     """What people do with such a run."""
     own = f" --recipe {shlex.quote(recipe)}" if recipe is not None and recipe not in recipes.RECIPES else ""
-    if config.model.name.startswith("generator"):
+    if config.model.is_generator:
         return f"export {path}{own}"
     # What is of another kind than images has no files to predict.
     return f"predict {path} FILE...{own}" if kind_of_data(config.data.name) == "images" else f"evaluate {path}{own}"

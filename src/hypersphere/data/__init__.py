@@ -8,6 +8,7 @@ from ._dataset import ArrayDataset as ArrayDataset
 from ._dataset import Dataset as Dataset
 from ._dataset import Graph as Graph
 from ._dataset import LazyDataset as LazyDataset
+from ._dataset import MissingSplit as MissingSplit
 from ._random import SampleGenerator as SampleGenerator
 from ._registry import LOADERS as LOADERS
 from ._registry import load as load

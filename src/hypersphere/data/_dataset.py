@@ -13,6 +13,10 @@ from torch import Tensor
 Indices = Sequence[int] | Tensor
 
 
+class MissingSplit(ValueError):
+    """The data set is there, but not this split of it."""
+
+
 class Dataset(torch.utils.data.Dataset[tuple[Tensor, int]]):
     """N samples: ``len(ds)``, ``ds[i] -> (tensor, int)``, ``ds.labels`` (N,) int64, ``ds.classes`` their names.
 

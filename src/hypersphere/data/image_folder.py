@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._internal import checks
 from . import _files
-from ._dataset import LazyDataset
+from ._dataset import LazyDataset, MissingSplit
 from ._registry import register
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm")
@@ -40,7 +40,7 @@ def image_folder(root: Path | None, split: str) -> LazyDataset:
     divided = any(_files.folders(root / part) for part in SPLITS)
     if not divided or not folder.is_dir():
         if divided or split != "train" or not root.is_dir():
-            raise ValueError(f"image_folder: {folder} is missing; expected {folder}/<class>/{_IMAGE}")
+            raise MissingSplit(f"image_folder: {folder} is missing; expected {folder}/<class>/{_IMAGE}")
         folder = root
     classes = _files.folders(folder)
     if not classes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -19,7 +20,7 @@ from ..optim import OGD, param_groups
 from ..rotation import rotate
 from ..rotation.parametrization import rotated
 from ..selection import select
-from .config import Config, Energy, Loss, Rotation, derive
+from .config import Config, Energy, Loss, Model, Rotation
 from .config.groups import LAYERS
 from .splits import DataSpec
 
@@ -32,7 +33,6 @@ OPTIMIZERS: dict[str, Any] = {
     and name not in ("Optimizer", "LBFGS", "SparseAdam", "Muon")
 } | {"ogd": OGD}
 HEAD = "head"  # a loss head's name among the layers
-GENERATORS = ("generator.mhe",)  # networks that are trained against another
 
 
 class Classifier(nn.Module):
@@ -91,14 +91,13 @@ def flat(given: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 def classifier(config: Config, spec: DataSpec) -> Classifier:
     """The network of a config with its head, plain: not rotated yet. What does not fit the data is a ValueError."""
     has_head = config.loss.name != "softmax"
-    body = network(config, spec, num_classes=0 if has_head else len(spec.classes))
+    body = network(config.model, spec, num_classes=0 if has_head else len(spec.classes))
     head = _head(config.loss, spec, body) if has_head else None
     return Classifier(body, head, config.loss.label_smoothing)
 
 
-def network(config: Config, spec: DataSpec, **fixed: Any) -> nn.Module:
-    """The network alone; `fixed` are options it must take, all others are given where it has them."""
-    model = config.model
+def network(model: Model, spec: DataSpec, **fixed: Any) -> nn.Module:
+    """Build the network alone; `fixed` are options it must take, all others are given where it has them."""
     known = models.preset(model.name).accepted()
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
     handled = ("name", "similarity", "scale")  # every other field is an option of the network
@@ -220,16 +219,15 @@ def energies(body: nn.Module, head: nn.Module | None, settings: Energy | None) -
     return EnergyRegularizer(body, head=head, **kind).per_layer()
 
 
-def opponents(config: Config, spec: DataSpec) -> tuple[nn.Module, nn.Module]:
-    """The generator of a config and the discriminator of the same paper; similarity and widths are the latter's."""
-    asked = {"batch_norm": config.model.batch_norm}
-    options = {key: value for key, value in (asked | _of_data(spec)).items() if value is not None}
-    critic = derive(config, {"model.name": "discriminator" + config.model.name.removeprefix("generator")})
-    known = models.preset(config.model.name).accepted()
+def opponents(model: Model, spec: DataSpec) -> tuple[nn.Module, nn.Module]:
+    """Build a generator and the discriminator of the same paper; similarity and widths are the latter's."""
+    known = models.preset(model.name).accepted()
+    options = {"batch_norm": model.batch_norm} | _of_data(spec)
     try:
-        maker = models.create(config.model.name, **{key: value for key, value in options.items() if key in known})
+        maker = models.create(model.name, **{k: v for k, v in options.items() if k in known and v is not None})
     except (TypeError, ValueError) as error:
-        raise ValueError(f"model.name={config.model.name}: {error}") from None
+        raise ValueError(f"model.name={model.name}: {error}") from None
+    critic = replace(model, name="discriminator" + model.name.removeprefix("generator"))
     return maker, network(critic, spec, num_classes=1)
 
 

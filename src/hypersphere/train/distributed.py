@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 # Short on the CPU: with the default of half an hour the others hang where one process is killed.
 _PATIENCE = {"gloo": timedelta(seconds=60), "nccl": timedelta(minutes=10)}
+
+
+class ProcessLost(RuntimeError):
+    """Another process of the group is gone."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,12 @@ def session(device: str) -> Iterator[World]:
         torch.cuda.set_device(place)
     try:
         yield world
+    except RuntimeError as error:
+        # gloo and NCCL have no error type of their own in torch: this is the one place that reads their text
+        text = " ".join(str(error).split())
+        if world.size > 1 and re.search("gloo|nccl|connection|timed out", text, re.IGNORECASE):
+            raise ProcessLost(f"another process is gone: {text}") from error
+        raise
     finally:
         if not begun and world.size > 1:
             dist.destroy_process_group()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Generator, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
@@ -188,11 +189,8 @@ def _test(data: Data, options: dict[str, Any]) -> Any:
     if data.name != "image_folder":
         return datasets.load(data.name, data.root, "test", **options)
     for split in ("test", "val"):
-        try:
+        with suppress(datasets.MissingSplit):
             return datasets.load(data.name, data.root, split)
-        except ValueError as error:
-            if "is missing" not in str(error):
-                raise
     return None
 
 
@@ -275,9 +273,8 @@ def steps(splits: Splits, config: Config, start: int, world: World) -> Generator
     """The batches of every step from `start` on, without end: a pure function of its arguments."""
     data, accumulate = config.data, config.accumulate
     if isinstance(splits.train, Graph):
-        graph = splits.train
         while True:
-            yield [Batch(graph.features, graph.labels, total=len(graph.labels))]
+            yield [_nodes(splits.train, "train")]
     length, each = len(splits.train), data.batch_size // world.size
     count = num_batches(splits.train, each, world.size)
     epoch, place = divmod(start, steps_per_epoch(splits, data, accumulate))
@@ -296,8 +293,11 @@ def steps(splits: Splits, config: Config, start: int, world: World) -> Generator
 
 
 def evaluation(splits: Splits, split: str, data: Data, world: World) -> Iterator[Batch]:
-    """This process's part of a split, in order and without chance."""
+    """Yield this process's part of a split, in order, deterministic; a graph is one batch."""
     whole = splits.split(split)
+    if isinstance(whole, Graph):
+        yield _nodes(whole, split)
+        return
     if len(whole) < world.size:  # too few to share: the first process takes all
         if world.rank:
             return
@@ -308,6 +308,12 @@ def evaluation(splits: Splits, split: str, data: Data, world: World) -> Iterator
     for number, pair in enumerate(source):
         low, high = bounds(len(whole), each * world.size, world.size, number)
         yield _part(pair, high - low, number, world, high - low)
+
+
+def _nodes(graph: Graph, split: str) -> Batch:
+    """Return the graph as a batch; nodes without a label or outside the split have label -100."""
+    labels = graph.labels.where(mask_of(graph, split) & (graph.labels >= 0), -100)
+    return Batch(graph.features, labels, total=len(labels))
 
 
 def _part(pair: tuple[Tensor, Tensor], length: int, number: int, world: World, total: int) -> Batch:

@@ -23,7 +23,8 @@ from ..rotation import Resampler, rotation_penalty
 from . import building
 from .config import Config
 from .distributed import World
-from .splits import Batch, Splits, evaluation, first_two, mask_of
+from .evaluation import evaluate, predictions
+from .splits import Batch, Splits, evaluation, first_two
 from .storage.layout import FINAL, weights
 from .storage.weights import read_tensors
 
@@ -141,6 +142,7 @@ class Classification(Task):
     """Samples and their labels; also text, where every place has the next character as its label."""
 
     main = "classifier"
+    edges: Tensor | None = None  # of a graph
 
     def __init__(self, config: Config, splits: Splits, world: World, start: nn.Module | None = None) -> None:
         super().__init__(config, splits, world)
@@ -167,7 +169,7 @@ class Classification(Task):
         return building.energies(self.model.network, self.model.head, self.config.energy)
 
     def _try_out(self, batch: Batch) -> None:
-        self._check_logits(self.model(batch.inputs))
+        self._check_logits(self.model(batch.inputs, edges=self.edges))
 
     def _gains_by_channels_last(self) -> bool:
         spec = self.splits.spec
@@ -183,7 +185,7 @@ class Classification(Task):
 
     def loss(self, batch: Batch) -> Tensor:
         self._begin(batch)
-        loss, given = self.run(batch.inputs, batch.labels)
+        loss, given = self.run(batch.inputs, batch.labels, self.edges)
         self.given = given.detach()
         return loss
 
@@ -196,26 +198,16 @@ class Classification(Task):
     @torch.no_grad()
     def count_correct(self, batch: Batch) -> tuple[int, int]:
         assert self.given is not None
-        return _correct(self.model, self.given, batch)
+        _, hits = predictions(self.model, self.given, batch)
+        return int(hits.sum()), len(hits)
 
-    @torch.no_grad()
     def evaluate(self, split: str, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
-        loss = correct = count = 0.0
-        for batch in evaluation(self.splits, split, self.config.data, self.world):
-            if interrupted():
-                return None
-            batch = self.placed(batch)
-            value, given = self.model(batch.inputs, batch.labels)
-            right, of = _correct(self.model, given, batch)
-            loss, correct, count = loss + float(value) * of, correct + right, count + of
-        loss, correct, count = self.world.sums(loss, correct, count)
+        batches = map(self.placed, evaluation(self.splits, split, self.config.data, self.world))
+        totals = evaluate(self.model, batches, len(self.splits.spec.classes), self.edges, interrupted)
+        if totals is None:
+            return None
+        loss, correct, count = self.world.sums(totals.loss, int(totals.correct.sum()), int(totals.samples.sum()))
         return {"loss": loss / count, "accuracy": correct / count}
-
-
-def _correct(model: building.Classifier, given: Tensor, batch: Batch) -> tuple[int, int]:
-    targets = building.targets_of(batch.inputs, batch.labels, given)
-    right = model.logits(given.float()).argmax(-1) == targets
-    return int(right.sum()), right.numel()
 
 
 class NodeClassification(Classification):
@@ -225,40 +217,7 @@ class NodeClassification(Classification):
         if world.size > 1:
             raise ValueError(f"data.name={config.data.name} is one batch: it takes one process, got {world.size}")
         super().__init__(config, splits, world, start)
-        graph: Graph = splits.train
-        self.edges = graph.adjacency.to(world.device)
-        self.masks = {
-            split: (mask_of(graph, split) & (graph.labels >= 0)).to(world.device)
-            for split in ("train", "validation", "test")
-        }
-
-    def _try_out(self, batch: Batch) -> None:
-        self._check_logits(self.model(batch.inputs, edges=self.edges))
-
-    def loss(self, batch: Batch) -> Tensor:
-        loss, given = self.run(batch.inputs, self._labels("train", batch), self.edges)
-        self.given = given.detach()
-        return loss
-
-    def _labels(self, split: str, batch: Batch) -> Tensor:
-        return torch.where(self.masks[split], batch.labels, -100)
-
-    @torch.no_grad()
-    def count_correct(self, batch: Batch) -> tuple[int, int]:
-        assert self.given is not None
-        return self._correct("train", batch, self.given)
-
-    def _correct(self, split: str, batch: Batch, given: Tensor) -> tuple[int, int]:
-        right = (self.model.logits(given.float()).argmax(-1) == batch.labels)[self.masks[split]]
-        return int(right.sum()), right.numel()
-
-    @torch.no_grad()
-    def evaluate(self, split: str, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
-        graph: Graph = self.splits.train
-        batch = Batch(graph.features, graph.labels).to(self.world.device)
-        loss, given = self.model(batch.inputs, self._labels(split, batch), self.edges)
-        right, of = self._correct(split, batch, given)
-        return {"loss": float(loss), "accuracy": right / of}
+        self.edges = splits.train.adjacency.to(world.device)
 
 
 class Adversarial(Task):
@@ -273,7 +232,7 @@ class Adversarial(Task):
         super().__init__(config, splits, world)
         if splits.spec.kind != "images":
             raise ValueError(f"model.name={config.model.name} makes images, but data.name={config.data.name} has none")
-        self.generator, self.discriminator = building.opponents(config, splits.spec)
+        self.generator, self.discriminator = building.opponents(config.model, splits.spec)
         if start is not None:
             building.load_same(self.generator, start.state_dict(), f"init_from={config.init_from}")
             self._load_discriminator(Path(str(config.init_from), FINAL, weights("discriminator")))
@@ -358,7 +317,7 @@ class _frozen:
 
 def make(config: Config, splits: Splits, world: World, start: nn.Module | None = None) -> Task:
     """The task of a config."""
-    if config.model.name in building.GENERATORS:
+    if config.model.is_generator:
         return Adversarial(config, splits, world, start)
     if isinstance(splits.train, Graph):
         return NodeClassification(config, splits, world, start)

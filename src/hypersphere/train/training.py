@@ -58,7 +58,9 @@ class Training:
         start = None if config.init_from is None or newest is not None else _start(config.init_from)
         self.task = tasks.make(config, self.splits, world, start)
         self.task.try_out()
-        self.config = config = self.task.config = derive(config, channels_last=self.task.channels_last)
+        if config.channels_last is None:
+            config = derive(config, channels_last=self.task.channels_last)
+        self.config = self.task.config = config
         self.epoch = splits.steps_per_epoch(self.splits, config.data, config.accumulate)
         self.total = config.steps if config.steps is not None else (config.epochs or 0) * self.epoch
         self.eval_every = config.eval_every or (GRAPH_EVERY if self.splits.spec.kind == "graph" else self.epoch)

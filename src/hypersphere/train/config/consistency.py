@@ -31,7 +31,7 @@ def check(config: Any) -> None:
         _energy(config.energy)
     if config.rotation is not None:
         _rotation(config.rotation)
-    if config.model.name.startswith("generator"):
+    if config.model.is_generator:
         _adversarial(config)
     _optimizer(config.optimizer, config.rotation)
     _schedule(config.schedule)

@@ -75,12 +75,13 @@ def _unknown(prefix: str, names: list[str], key: Any) -> ConfigError:
 
 
 def load_file(path: str | os.PathLike[str]) -> Config:
-    """The config of a YAML file, or a JSON file by its ending; an error names the file and the key."""
+    """Read the config of a YAML file, or a JSON file by its ending; an error names the file and the key."""
+    name = os.fspath(path)
+    where = name if name.isprintable() else ascii(name)
     try:
         return from_tree(files.read_tree(path))
     except ConfigError as error:
-        name = os.fspath(path)
-        raise ConfigError(f"{name if name.isprintable() else ascii(name)}: {error}") from None
+        raise ConfigError(f"{where}: {error.message}", error.hint) from None
 
 
 class Flag(NamedTuple):
@@ -144,6 +145,11 @@ def apply(config: Config, changes: Mapping[str, str]) -> Config:
         >>> config.optimizer.lr, config.energy.half_space, config.model.widths
         (0.001, True, (16, 32, 64))
     """
+    return derive(config, read_changes(config, changes))
+
+
+def read_changes(config: Config, changes: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values of flags of a command line for :func:`derive`, read as :func:`apply` does."""
     known = {flag.key: flag.field for flag in flags()}
     values: dict[str, Any] = {}
     for key, text in changes.items():
@@ -164,7 +170,7 @@ def apply(config: Config, changes: Mapping[str, str]) -> Config:
             raise ConfigError(f"{key} must be on or off, got {shown(text)}")
     if "model.name" in values and _family(values["model.name"]) != _family(config.model.name):
         values = {"model.widths": None, "model.fc": None} | values  # a recipe's sizes are those of its network
-    return derive(config, values)
+    return values
 
 
 def _family(model: str) -> str:

@@ -55,6 +55,11 @@ class Model(Group):
     batch_norm: bool | None = setting(None, "BatchNorm after each layer")
     relu: bool | None = setting(None, "ReLU after each layer")
 
+    @property
+    def is_generator(self) -> bool:
+        """Whether it makes images and is trained against a discriminator."""
+        return self.name == "generator.mhe"
+
 
 @dataclass(frozen=True)
 class Data(Group):

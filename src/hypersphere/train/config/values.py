@@ -62,9 +62,13 @@ def _live(module: str, table: str) -> dict[str, Any]:
 
 
 class ConfigError(ValueError):
-    """A config that cannot be: one line that names the key."""
+    """Raised for an invalid config: one line that names the key; `hint` only for a name that is in no table."""
 
     __module__ = "hypersphere.train.config"
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message if hint is None else f"{message}, {hint}")
+        self.message, self.hint = message, hint
 
 
 def setting(
@@ -261,7 +265,7 @@ def _text(key: str, rule: Any, value: str) -> str:
 def unknown_name(key: str, names: str | tuple[str, ...], value: str) -> ConfigError:
     near = nearest(value, known(names))
     hint = f"did you mean {near}?" if near else f"there are {', '.join(known(names))}"
-    return ConfigError(f"unknown {key} {shown(value)}, {hint}")
+    return ConfigError(f"unknown {key} {shown(value)}", hint)
 
 
 def _similarity(key: str, value: str) -> str:

@@ -87,7 +87,7 @@ class Run:
         return self.spec
 
     def check_labels(self) -> None:
-        if self.config.model.name in building.GENERATORS:
+        if self.config.model.is_generator:
             raise ValueError(f"{self.path} is a generator's run: it makes images of noise and has no labels")
 
     def _parts(self, inputs: Any) -> Iterator[tuple[Tensor, ...]]:
@@ -204,8 +204,7 @@ def _from_checkpoint(path: Path, source: Path) -> Run:
     spec = read_spec(source / STATE, state.get("data"))
     config = _config(path)
     outline = _outline(config, spec)
-    classifies = config.model.name not in building.GENERATORS
-    name = "classifier" if classifies else "generator"
+    name = "generator" if config.model.is_generator else "classifier"
     nested = checkpoint.unflatten(tensors, state.get("tree"))
     weights = nested.get(name) if isinstance(nested, Mapping) else None
     if not isinstance(weights, Mapping) or not all(
@@ -242,8 +241,8 @@ def _run(path: Path, source: Path, config: Config, spec: DataSpec, model: nn.Mod
 def _network(config: Config, spec: DataSpec) -> nn.Module:
     """The network of a run with a start that is thrown away; torch's random state is left as it was."""
     with torch.random.fork_rng(devices=[]):
-        if config.model.name in building.GENERATORS:
-            return building.opponents(config, spec)[0]
+        if config.model.is_generator:
+            return building.opponents(config.model, spec)[0]
         return building.classifier(config, spec)
 
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
-
 from ...data import Graph
 from .. import building
 from ..config import Config
 from ..distributed import World, device_of
-from ..splits import Splits, evaluation, load, mask_of
+from ..evaluation import evaluate
+from ..splits import Splits, evaluation, load
 from .run import Run
 
 
-@torch.no_grad()
 def scores(run: Run, split: str | None = None, config: Config | None = None) -> dict[str, Any]:
     """The figures of a run on a split of its data, as a training logs them.
 
@@ -39,43 +37,30 @@ def scores(run: Run, split: str | None = None, config: Config | None = None) -> 
     splits = load(config.data, run.config.seed)
     split = split or ("test" if splits.count("test") else "validation")
     _check_same(run, splits)
-    classifier, device = run.classifier, device_of(config.device)
-    classifier.to(device)
-    right, there = torch.zeros(2, len(run.labels), dtype=torch.long)
-    total = 0.0
-    for inputs, labels, edges in _batches(splits, split, config):
-        loss, given = classifier(inputs.to(device), labels.to(device), None if edges is None else edges.to(device))
-        targets = building.targets_of(inputs, labels, given).flatten()
-        hits = classifier.logits(given).argmax(-1).flatten().cpu() == targets
-        kept = targets >= 0
-        there += targets[kept].bincount(minlength=len(run.labels))
-        right += targets[kept & hits].bincount(minlength=len(run.labels))
-        total += float(loss) * int(kept.sum())
-    if not math.isfinite(total):
+    classifier, world = run.classifier, World(device_of(config.device))
+    classifier.to(world.device)
+    batches = (batch.to(world.device) for batch in evaluation(splits, split, config.data, world))
+    whole = splits.split(split)
+    edges = whole.adjacency.to(world.device) if isinstance(whole, Graph) else None
+    totals = evaluate(classifier, batches, len(run.labels), edges)
+    assert totals is not None  # which only an interruption makes it
+    if not math.isfinite(totals.loss):
         raise ValueError(f"the loss of {run.path} is not finite: its weights are no good")
+    samples, correct = totals.samples.tolist(), totals.correct.tolist()
     energies = building.energies(classifier.network, classifier.head, run.config.energy)
     return {
         "split": split,
         "step": run.step,
         "samples": splits.count(split),
-        "loss": total / int(there.sum()),
-        "accuracy": int(right.sum()) / int(there.sum()),
+        "loss": totals.loss / sum(samples),
+        "accuracy": sum(correct) / sum(samples),
         "classes": {
             name: {"samples": n, "accuracy": hits / n if n else None}
-            for name, n, hits in zip(run.labels, there.tolist(), right.tolist(), strict=True)
+            for name, n, hits in zip(run.labels, samples, correct, strict=True)
         },
         "energy": sum(energies.values()),
         "energies": energies,
     }
-
-
-def _batches(splits: Splits, split: str, config: Config) -> Any:
-    """Inputs, labels and, of a graph, its edges; labels of nodes outside the split are -100."""
-    whole = splits.split(split)
-    if isinstance(whole, Graph):
-        return [(whole.features, torch.where(mask_of(whole, split), whole.labels, -100), whole.adjacency)]
-    alone = World(torch.device("cpu"))
-    return ((batch.inputs, batch.labels, None) for batch in evaluation(splits, split, config.data, alone))
 
 
 def _check_same(run: Run, splits: Splits) -> None:

@@ -107,7 +107,7 @@ def settled(config: Config, world: World) -> Iterator[None]:
 
 def config_text(config: Config) -> str:
     """Return the text of config.json."""
-    return signed.signed(to_tree(derive(config, resume=False)))
+    return signed.signed(to_tree(config) | {"resume": False})
 
 
 def _check_same(old: Config, new: Config, path: Path) -> None:
