@@ -439,7 +439,7 @@ def damaged(path, said):
     assert "\n" not in text
     assert verify(path)[0] == text
     one(path.parent, 0)
-    with pytest.warns(UserWarning, match="are passed over") as warned:
+    with pytest.warns(UserWarning, match="skipping damaged") as warned:
         assert latest(path.parent) == path.parent / "0"
     assert text in str(warned[0].message)
 
@@ -478,7 +478,7 @@ def test_a_missing_file(file, tmp_path):
 
 def test_no_checkpoint(tmp_path):
     for path in (tmp_path / "none", tmp_path):
-        with pytest.raises(ValueError, match=r"state.json is missing|is not the folder of a checkpoint"):
+        with pytest.raises(ValueError, match=r"state.json is missing|is not a checkpoint folder"):
             load(path)
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="must be a folder of checkpoints"):
@@ -564,12 +564,12 @@ def test_latest_passes_over_all_that_are_damaged(tmp_path):
         one(tmp_path, step, best=True)
     (tmp_path / "3" / "state.json").write_text("{")
     (tmp_path / "2" / "tensors.safetensors").write_bytes(b"")
-    with pytest.warns(UserWarning, match=r"passed over: .*3/state.json .*2/tensors.safetensors"):
+    with pytest.warns(UserWarning, match=r"skipping damaged checkpoints: .*3/state.json .*2/tensors.safetensors"):
         assert latest(tmp_path) == tmp_path / "1"
     with pytest.warns(UserWarning, match=r"2/tensors.safetensors"):
         assert best_of(tmp_path) == tmp_path / "1"
     (tmp_path / "1" / "state.json").unlink()
-    with pytest.warns(UserWarning, match="passed over"):
+    with pytest.warns(UserWarning, match="skipping damaged"):
         assert latest(tmp_path) is None
 
 

@@ -63,8 +63,8 @@ def fails(capsys, *argv):
 @pytest.mark.parametrize("argv", [["evaluate"], ["predict", "b.png"], ["export"]], ids=lambda argv: argv[0])
 def test_what_is_no_run(argv, capsys, images):
     name, *rest = argv
-    assert fails(capsys, name, "nothing", *rest) == "nothing is no folder of a run"
-    assert fails(capsys, name, "photos", *rest) == "photos is no run: it has no config.json"
+    assert fails(capsys, name, "nothing", *rest) == "nothing is not a folder"
+    assert fails(capsys, name, "photos", *rest) == "photos is not a run folder: it has no config.json"
 
 
 # ------------------------------------------------------------------------------------------------------- evaluate
@@ -121,7 +121,7 @@ def test_evaluate_takes_data_from_elsewhere(folder, capsys, monkeypatch, digits,
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        (["--split", "validation"], "split must be one that the data has, train, test; got 'validation'"),
+        (["--split", "validation"], "split must be one of train, test, got 'validation'"),
         (["--batch_size", "0"], "data.batch_size must be an integer >= 1 and <= 1e+07, got 0"),
         (["--device", "gpu"], "device must be like auto|cpu|mps|cuda(:[0-9]{1,4})?, got 'gpu'"),
     ],
@@ -318,7 +318,7 @@ def test_export_by_the_ending(folder, capsys, tmp_path):
     ("argv", "line"),
     [
         (["--to", "safetensors"], "--out is needed: the file to write, such as model.safetensors"),
-        (["--out", "a.bin"], "path must end in .onnx, .pt2, .safetensors, or `to` say the format; got a.bin"),
+        (["--out", "a.bin"], "path must end in .onnx, .pt2, .safetensors, or give the format as `to`; got a.bin"),
         (["--out", "no/a.onnx"], "--out must be a file in a folder that exists, got 'no/a.onnx'"),
         (
             ["--out", "a.safetensors", "--embeddings"],

@@ -139,7 +139,7 @@ def test_of_a_flag_given_twice_the_last_counts(capsys):
         ("--optimizer.lr nan", "optimizer.lr must be a number > 0, got 'nan'"),
         ("--model.name cn9", "unknown model.name 'cn9', did you mean cnn9?"),
         ("--optimizer.name ogd", "optimizer.name=ogd needs rotation.method=ogd, got none at all"),
-        ("--energy.half_space --energy.hidden_weight 0", "energy.half_space concerns hidden layers"),
+        ("--energy.half_space --energy.hidden_weight 0", "energy.half_space applies to hidden layers"),
         ("--config none.yaml", "none.yaml: No such file or directory"),
         ("optt", "there is no recipe 'optt'; did you mean opt? `hypersphere list recipes` lists them"),
         ("none.py:f", "none.py: No such file or directory"),
@@ -312,7 +312,7 @@ def test_a_real_run_is_whole(capsys):
     assert err == ""
     assert (summary["path"], summary["step"], summary["parameters"]["trained"] > 300) == ("run", 3, True)
     assert main(["train", *TINY, "--steps=3", "--out=run"]) == 2
-    assert capsys.readouterr().err.startswith("hypersphere train: out=run holds a run already")
+    assert capsys.readouterr().err.startswith("hypersphere train: out=run already holds a run")
     assert main(["verify", "run", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["ok"]
@@ -479,7 +479,7 @@ def test_verify_names_what_is_damaged(copy, capsys):
     found = [line for line in lines(["run"], capsys, 1) if line.startswith("damaged")]
     begins = [
         "checkpoints/1: state.json is missing",
-        "checkpoints/2: tensors.safetensors is damaged: the numbers of ",
+        "checkpoints/2: tensors.safetensors is damaged: the checksum of ",
         "config.json: sed is unknown; did you mean seed?",
         "metrics.jsonl: line 2 is no JSON object",
         "result.json: cannot be read: it must be an object, got list",
@@ -652,8 +652,11 @@ def test_tables_with_rich(monkeypatch, capsys):
     ("folders", "message"),
     [
         (["cat", "dog"], "set data.name=image_folder for your own images"),
-        (["MNIST/raw"], "set data.name to what is there, mnist"),
-        (["cifar-10-batches-py", "FashionMNIST"], "set data.name to what is there, cifar10 or fashion_mnist"),
+        (["MNIST/raw"], "set data.name to what the folder contains, mnist"),
+        (
+            ["cifar-10-batches-py", "FashionMNIST"],
+            "set data.name to what the folder contains, cifar10 or fashion_mnist",
+        ),
     ],
 )
 def test_a_root_without_a_name_does_not_train_on_the_digits(folders, message, tmp_path, monkeypatch, capsys):

@@ -100,7 +100,7 @@ RESULTS = {
 def test_a_result_that_cannot_be_true_is_made_anew(copy, finished, name):
     """Also if its checksum is right."""
     rewritten(copy / "result.json", lambda tree: tree | RESULTS[name])
-    with pytest.warns(UserWarning, match=r"result\.json is malformed: .*finished again") as warned:
+    with pytest.warns(UserWarning, match=r"result\.json is malformed: .*finishing again") as warned:
         result = resumed(copy)
     assert len(warned) == 1
     assert "\n" not in str(warned[0].message)
@@ -122,7 +122,7 @@ def test_a_result_without_checkpoints_is_not_trained_anew(copy):
     shutil.rmtree(copy / "checkpoints")
     resumed(copy)
     (copy / "result.json").write_text("{")
-    with pytest.raises(ValueError, match="there is no checkpoint to finish the run from again"):
+    with pytest.raises(ValueError, match="there is no checkpoint to finish from again"):
         resumed(copy)
     assert (copy / "final" / "model.safetensors").exists()
 
@@ -130,7 +130,7 @@ def test_a_result_without_checkpoints_is_not_trained_anew(copy):
 def test_damaged_final_weights_are_made_anew(copy, finished):
     file = copy / "final" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-4] + b"\0\1\2\3")
-    with pytest.warns(UserWarning, match=r"model\.safetensors cannot be read: the checksum .*finished again"):
+    with pytest.warns(UserWarning, match=r"model\.safetensors cannot be read: the checksum .*finishing again"):
         resumed(copy)
     same_run(finished, copy)
 
@@ -176,7 +176,7 @@ def test_half_a_line_is_excused_while_it_is_written(copy, unfinished, tmp_path):
 def test_a_history_that_was_changed_is_said_when_it_goes_on(begun):
     file = begun / "metrics.jsonl"
     file.write_text(file.read_text().replace('"split": "train"', '"split": "brain"', 1))
-    with pytest.warns(UserWarning, match=r"metrics\.jsonl is damaged: its lines are not those that were written"):
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl is damaged: the checksum does not match"):
         resumed(begun)
 
 
@@ -185,7 +185,7 @@ def test_a_history_with_figures_that_are_none_goes_on_without_them(begun, value)
     """The line and those after it are left out; whoever reads the lines needs no doubts."""
     file = begun / "metrics.jsonl"
     file.write_text(re.sub(r'"loss": [0-9.]+', f'"loss": {value}', file.read_text()))
-    with pytest.warns(UserWarning, match=r"metrics\.jsonl is damaged: 1 of \d lines are whole"):
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl is damaged: 1 of \d lines are intact"):
         result = resumed(begun)
     assert result.summary["step"] == 6
 
@@ -197,7 +197,7 @@ def test_names_in_checksums_that_are_absent(copy, capsys, drop):
         file.unlink()
     else:
         rewritten(copy / "final" / "model.json", lambda tree: tree["checksums"]["head"].update(more="01234567"))
-        said = "it has no tensor 'more', of which there is a checksum"
+        said = "it has no tensor 'more', but model.json has its checksum"
         with pytest.raises(ValueError, match=said):
             load_run(copy)
         (copy / "result.json").unlink()  # which has a checksum of model.json
@@ -208,7 +208,7 @@ def test_names_in_checksums_that_are_absent(copy, capsys, drop):
 def test_wrong_names_of_classes_are_refused(copy):
     file = copy / "final" / "model.json"
     file.write_text(file.read_text().replace('"3"', '"8"'))
-    with pytest.raises(ValueError, match=r"model\.json is damaged: its text is not what was saved"):
+    with pytest.raises(ValueError, match=r"model\.json is damaged: the checksum does not match"):
         load_run(copy)
 
 
@@ -482,7 +482,7 @@ def test_indices_that_lead_nowhere(tmp_path, capsys):
     tensors, state = checkpoint.load(folder)
     name = next(name for name in tensors if name.endswith("dims"))
     checkpoint.save(folder.parent, 2, tensors | {name: tensors[name] + 2**40}, state)
-    assert "is not of this config" in fails(capsys, "train", "--resume", "--quiet", "--out", tmp_path)
+    assert "does not match the config" in fails(capsys, "train", "--resume", "--quiet", "--out", tmp_path)
 
 
 def test_aliases_replace_no_tensor(copy):
@@ -491,10 +491,10 @@ def test_aliases_replace_no_tensor(copy):
     names = [name for name in tensors if tensors[name].shape == (8,)]
     for alias, name in ((names[0], names[1]), ("new", "nothing"), ("new", 3)):
         save_file(tensors, file, {"aliases": json.dumps({alias: name})})
-        with pytest.raises(ValueError, match=rf"its alias {alias!r} must be a new name for a tensor that is there"):
+        with pytest.raises(ValueError, match=rf"its alias {alias!r} must be a new name for an existing tensor"):
             load_run(copy)
     save_file(tensors, file, {"aliases": json.dumps({"new": names[0]})})
-    with pytest.raises(ValueError, match="does not fit: it has new"):
+    with pytest.raises(ValueError, match="does not fit: unexpected tensor new"):
         load_run(copy)
 
 
@@ -567,7 +567,7 @@ def test_a_failed_write_names_the_file_that_was_asked_for(tmp_path):
 def test_a_run_that_cannot_be_loaded_says_so_once(begun, capsys):
     for folder in (begun / "checkpoints").iterdir():
         (folder / "state.json").write_text("{")
-    assert "nor a whole checkpoint; " in fails(capsys, "evaluate", begun)
+    assert "nor an intact checkpoint; " in fails(capsys, "evaluate", begun)
     assert "none of the checkpoints can be read" in fails(capsys, "train", "--resume", "--quiet", "--out", begun)
 
 
@@ -577,6 +577,6 @@ def test_a_damaged_checkpoint_is_said_once(begun):
     checkpoint.save(folder, 6, *checkpoint.load(folder / "5"), keep=9, best=True)
     shutil.rmtree(folder / "4")
     (folder / "6" / "tensors.safetensors").write_bytes(b"")
-    with pytest.warns(UserWarning, match="are passed over") as warned:
+    with pytest.warns(UserWarning, match="skipping damaged") as warned:
         assert load_run(begun).step == 5
     assert [str(each.message).count("tensors.safetensors") for each in warned] == [1]

@@ -104,7 +104,7 @@ def test_before_its_end_the_latest_or_the_best(copy):
     assert load_run(path).step == 20
     state = path / "checkpoints" / "20" / "state.json"
     state.write_text(state.read_text().replace("e", "f", 1))
-    with pytest.warns(UserWarning, match="damaged checkpoints are passed over"):
+    with pytest.warns(UserWarning, match="skipping damaged checkpoints"):
         assert load_run(path).step == 10
     tensors, state = checkpoint.load(path / "checkpoints" / "10")
     checkpoint.save(path / "checkpoints", 5, tensors, state | {"step": 5}, keep=9, best=True)
@@ -144,11 +144,11 @@ def spoil(text, old, new):
         ("config.json", ('"widths"', '"widhts"'), r"config\.json: model\.widhts is unknown"),
         ("config.json", ("16", "17"), r"model\.safetensors does not fit: layers\.0\.weight is \(16"),
         ("config.json", lambda t: spoil(t, "16", "17"), r'config\.json: damaged: .* remove its line "checksum"$'),
-        ("config.json", None, r"run is no run: it has no config\.json"),
+        ("config.json", None, r"run is not a run folder: it has no config\.json"),
         ("final/model.json", lambda t: "[]", r"model\.json cannot be read: it must be an object, got list"),
         ("final/model.json", ('"format": 2', '"format": 3'), r"model\.json has format 3; this .* 1 and 2$"),
         ("final/model.json", ('"format": 2', '"a": 1'), r"model\.json has format None"),
-        ("final/model.json", lambda t: spoil(t, '"3"', '"8"'), r"model\.json is damaged: its text is not what"),
+        ("final/model.json", lambda t: spoil(t, '"3"', '"8"'), r"model\.json is damaged: the checksum does not match"),
         ("final/model.json", ('"images"', '"pictures"'), r"model\.json is malformed: .*'pictures'"),
         ("final/model.json", ('"uint8"', '"save"'), r"model\.json is malformed: .*'save'"),
         ("final/model.json", ('"shape"', '"size"'), r"model\.json is malformed: .*KeyError"),
@@ -181,7 +181,7 @@ def test_bad_files_in_one_line(copy, file, change, message):
     ("change", "message"),
     [
         (lambda t: t.pop("layers.0.bias"), "has no tensor 'layers.0.bias'"),
-        (lambda t: t.update(more=torch.ones(1)), "does not fit: it has more"),
+        (lambda t: t.update(more=torch.ones(1)), "does not fit: unexpected tensor more"),
         (lambda t: t.update({"layers.0.bias": torch.ones(3)}), r"layers.0.bias is \(3,\) there and \(16,\) here"),
         (lambda t: t.pop("layers.0.scale"), "has no tensor 'layers.0.scale'"),  # which has a start
     ],
@@ -210,9 +210,9 @@ def test_one_flipped_bit_is_found(copy):
 
 
 def test_where_there_is_nothing(tmp_path, copy):
-    with pytest.raises(ValueError, match="no folder of a run"):
+    with pytest.raises(ValueError, match="is not a folder"):
         load_run(tmp_path / "nothing")
-    with pytest.raises(ValueError, match=r"is no run: it has no config\.json"):
+    with pytest.raises(ValueError, match=r"is not a run folder: it has no config\.json"):
         load_run(tmp_path)
     path = copy()
     for each in ("final", "checkpoints"):
@@ -454,7 +454,7 @@ def test_scores_of_other_splits(trained):
     figures = scores(run, "validation")
     assert figures["accuracy"] == result.summary["validation"]["accuracy"]
     assert figures["samples"] + scores(run, "train")["samples"] == 1280
-    with pytest.raises(ValueError, match="split must be one that the data has, train, test; got 'validation'"):
+    with pytest.raises(ValueError, match="split must be one of train, test, got 'validation'"):
         scores(load_run(trained("plain").path), "validation")
 
 
@@ -557,13 +557,13 @@ def test_export_of_what_cannot_be(trained, tmp_path, monkeypatch):
             export(run, tmp_path / path, **options)
     for own in (run.path / "final" / "model.safetensors", run.path / "checkpoints" / "20" / "tensors.safetensors"):
         before = own.read_bytes()
-        with pytest.raises(ValueError, match="must not be a file of the run itself"):
+        with pytest.raises(ValueError, match="must not be a file of the run"):
             export(load_run(own.parent if own.parent.name == "20" else run.path), own)
         assert own.read_bytes() == before
     with pytest.raises(FileNotFoundError, match="no such folder"):
         export(run, tmp_path / "none" / "a.pt2")
     monkeypatch.setattr(exporting, "_torch", lambda *_: (b"", torch.ones(3, 10)))
-    with pytest.raises(ValueError, match="what was exported gives other logits: they differ by"):
+    with pytest.raises(ValueError, match="the exported file gives different logits, off by"):
         export(run, tmp_path / "a.pt2")
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ImportError, match=r"exporting to ONNX needs onnxscript: pip install 'hypersphere\[export\]'"):

@@ -13,7 +13,7 @@ def test_what_is_somebody_else_s_is_left_alone(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     assert "model_type is unknown" in one_line(tiny(out=str(tmp_path)))
     (tmp_path / "model.safetensors").write_text("w")
-    assert "other files and no run, model.safetensors say" in one_line(tiny(out=str(tmp_path)))
+    assert "is not a run folder (contains model.safetensors)" in one_line(tiny(out=str(tmp_path)))
     assert (tmp_path / "config.json").read_text() == '{"model_type": "bert"}'
 
 
@@ -26,7 +26,7 @@ def test_notes_in_the_folder_of_a_run_do_not_keep_it_from_going_on(tmp_path):
 
 def test_a_folder_is_one_process_s_at_a_time(tmp_path):
     config = tiny(out=str(tmp_path))
-    with folder.settled(config, World(torch.device("cpu"))):
+    with folder.locked(config, World(torch.device("cpu"))):
         assert one_line(config) == f"out={tmp_path}: another process is training there"
     assert quiet(config).summary["step"] == 12
     assert not (tmp_path / ".lock").exists()
@@ -34,7 +34,7 @@ def test_a_folder_is_one_process_s_at_a_time(tmp_path):
 
 def test_a_run_cannot_be_made_shorter(tmp_path):
     quiet(tiny(out=str(tmp_path), steps=9))
-    assert "is at step 9 already, beyond the 5 asked for" in one_line(tiny(out=str(tmp_path), steps=5, resume=True))
+    assert "is already at step 9, beyond the requested 5" in one_line(tiny(out=str(tmp_path), steps=5, resume=True))
     assert json.loads((tmp_path / "config.json").read_text())["steps"] == 9
 
 
@@ -49,6 +49,6 @@ def test_a_folder_that_became_another_run_s_meanwhile_is_left_alone(tmp_path, mo
         return load(*given)
 
     monkeypatch.setattr(splits, "load", slow)
-    assert "holds a run already" in one_line(tiny(out=str(tmp_path), seed=2))
+    assert "already holds a run" in one_line(tiny(out=str(tmp_path), seed=2))
     assert json.loads((tmp_path / "config.json").read_text())["seed"] == 1
     assert json.loads((tmp_path / "result.json").read_text())["seed"] == 1

@@ -65,8 +65,8 @@ def test_numbers_of_other_types_are_taken(dtype):
 @pytest.mark.parametrize(
     ("inputs", "labels", "said"),
     [
-        (X, Y.float(), "split train must have one integer a sample as labels, got (12,) torch.float32"),
-        (X, Y[:, None], "split train must have one integer a sample as labels, got (12, 1) torch.int64"),
+        (X, Y.float(), "split train must have one integer label per sample, got (12,) torch.float32"),
+        (X, Y[:, None], "split train must have one integer label per sample, got (12, 1) torch.int64"),
         (X[:0], Y[:0], "split train has no samples"),
         (X, Y + 1, "split train has label 3, but there are 3 classes"),
         (X > 0, Y, "does not fit data.name=own"),
@@ -81,8 +81,8 @@ def test_a_network_that_does_not_fit_leaves_nothing_behind(tmp_path):
     models.register("pair", lambda num_classes=3: Pair())
     models.register("narrow", lambda num_classes=3: nn.Linear(4, num_classes))
     for name, said in (
-        ("two_of_three", "it must give a logit for each of 3 classes, (B, 3), got (2, 2)"),
-        ("pair", "it must give a logit for each of 3 classes, (B, 3), got tuple"),
+        ("two_of_three", "it must return a logit for each of 3 classes, (B, 3), got (2, 2)"),
+        ("pair", "it must return a logit for each of 3 classes, (B, 3), got tuple"),
         ("narrow", "model.name=narrow does not fit data.name=own: mat1 and mat2"),
     ):
         config = own(X, Y, **{"model.name": name, "model.widths": None, "out": str(tmp_path / name)})
@@ -101,7 +101,7 @@ class Pair(nn.Linear):
 def test_inputs_that_are_not_finite_are_named():
     inputs = X.clone()
     inputs[7, 2] = torch.nan
-    with pytest.raises(TrainingError, match="its inputs are not finite: look at the data"):
+    with pytest.raises(TrainingError, match="the inputs are not finite: check the data"):
         quiet(own(inputs, Y, steps=6))
 
 

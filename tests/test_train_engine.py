@@ -389,7 +389,7 @@ def test_a_start_that_is_no_run(path, tmp_path, monkeypatch):
 
 def test_the_folder_of_another_run_is_refused(softmax, tmp_path):
     before = sorted((each, each.read_bytes()) for each in softmax.path.rglob("*") if each.is_file())
-    with pytest.raises(ValueError, match="holds a run already"):
+    with pytest.raises(ValueError, match="already holds a run"):
         quiet(tiny(out=str(softmax.path)))
     with pytest.raises(ValueError, match=r"another run: there optimizer\.lr is 0\.02, here it is 0\.5"):
         quiet(tiny(out=str(softmax.path), resume=True, **CLASSES, **{"optimizer.lr": 0.5}))

@@ -90,7 +90,7 @@ def read(path: str | os.PathLike[str], formats: tuple[int, ...]) -> tuple[dict[s
         reads = " and ".join(map(str, formats))
         raise ValueError(f"{path} has format {version!r:.40}; this version of hypersphere reads {reads}")
     if version > 1 and not is_whole(data):
-        raise ValueError(f"{path} is damaged: its text is not what was saved")
+        raise ValueError(f"{path} is damaged: the checksum does not match")
     return {key: value for key, value in tree.items() if key != KEY}, version > 1
 
 

@@ -1,6 +1,6 @@
-"""Training: ``fit(config)`` does what ``hypersphere train`` does, ``load_run(path)`` gives back what it left.
+"""Train from a config: ``fit(config)`` is ``hypersphere train``, ``load_run(path)`` loads what it trained.
 
-A config needs no torch; what does is imported when it is first used.
+A config needs no torch; everything else is imported when it is first used.
 """
 
 from typing import TYPE_CHECKING, Any

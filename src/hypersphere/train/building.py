@@ -1,4 +1,4 @@
-"""From a config to what is trained: network and head, rotated; their optimizer; the terms beside the loss."""
+"""Build what a config describes: network and head, rotations, optimizer, regularizer."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ HEAD = "head"  # a loss head's name among the layers
 class Classifier(nn.Module):
     """A network and, with an angular loss, the head that holds its classes.
 
-    ``classifier(inputs)`` gives logits, ``classifier(inputs, labels)`` (loss, what the network gave): one call for
-    training, since DistributedDataParallel and torch.compile see calls alone. A graph's adjacency goes to
+    ``classifier(inputs)`` returns logits, ``classifier(inputs, labels)`` (loss, network output): one call for
+    training, since DistributedDataParallel and torch.compile only see calls. A graph's adjacency goes to
     :meth:`loss_of` and :meth:`logits` as `edges`.
     """
 
@@ -59,37 +59,37 @@ class Classifier(nn.Module):
         return F.cross_entropy(rows.float(), targets, label_smoothing=self.label_smoothing), given
 
     def logits(self, given: Tensor) -> Tensor:
-        """Of what the network gave: its own, or the head's."""
+        """Return the logits: what the network gave, or what the head makes of it."""
         if self.head is None:
             return given
         rows: Tensor = self.head.logits(given.flatten(0, -2))  # type: ignore[operator]
         return rows.unflatten(0, given.shape[:-1])
 
     def embed(self, inputs: Tensor) -> Tensor:
-        """(B, d): what the classes are told from."""
+        """Return the embeddings (B, d): the input of the last layer, or of the head."""
         if self.head is not None:
             embeddings: Tensor = self.network(inputs)
             return embeddings
         features = getattr(self.network, "forward_features", None)
         if features is None:
-            raise ValueError("this network gives no embeddings: it has no forward_features")
+            raise ValueError("this network has no embeddings: it has no forward_features")
         return features(inputs)
 
 
 def targets_of(inputs: Tensor, labels: Tensor, given: Tensor) -> Tensor:
-    """The labels, or in text the next character of every place: the label is the one after the window."""
+    """Return the labels; of text, the next character at every position (the label follows the window)."""
     if given.dim() == 3 and labels.dim() == 1:
         return torch.cat([inputs[:, 1:], labels[:, None]], 1)
     return labels
 
 
 def flat(given: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows (n, d) and their targets (n,)."""
+    """Flatten to rows (n, d) and their targets (n,)."""
     return given.flatten(0, -2), targets.flatten()
 
 
 def classifier(config: Config, spec: DataSpec) -> Classifier:
-    """The network of a config with its head, plain: not rotated yet. What does not fit the data is a ValueError."""
+    """Build the network of a config with its head, not rotated yet; ValueError if it does not fit the data."""
     has_head = config.loss.name != "softmax"
     body = network(config.model, spec, num_classes=0 if has_head else len(spec.classes))
     head = _head(config.loss, spec, body) if has_head else None
@@ -106,12 +106,12 @@ def network(model: Model, spec: DataSpec, **fixed: Any) -> nn.Module:
         options["fc"] = None
     of_data = {key: value for key, value in _of_data(spec).items() if key in known}
     by_itself = model.similarity is not None and ("similarity" in known or open_ended)
-    papers_own = model.scale == "auto" and "." in model.name  # cnn9.spherenet and its like have no scale
+    papers_own = model.scale == "auto" and "." in model.name  # such as cnn9.spherenet, which has no scale
     scale = None if papers_own else model.scale
     if by_itself:
         options |= {"similarity": model.similarity, "scale": scale}
     if fixed.get("num_classes") is not None and "num_classes" not in known and not open_ended:
-        raise ValueError(f"model.name={model.name} cannot be told the number of classes, and so cannot classify")
+        raise ValueError(f"model.name={model.name} takes no num_classes and cannot classify")
     try:
         made = models.create(model.name, **(of_data | options | fixed))
     except (TypeError, ValueError) as error:
@@ -122,7 +122,7 @@ def network(model: Model, spec: DataSpec, **fixed: Any) -> nn.Module:
 
 
 def _of_data(spec: DataSpec) -> dict[str, Any]:
-    """What a network must know of its input."""
+    """Return the options of a network that depend on the data."""
     if spec.kind == "images":
         channels, height, width = spec.shape
         return {"in_channels": channels, "out_channels": channels, "input_size": (height, width)}
@@ -144,7 +144,7 @@ def _head(loss: Loss, spec: DataSpec, body: nn.Module) -> nn.Module:
 
 
 def prepare(body: nn.Module, head: nn.Module | None, settings: Rotation | None, seed: int) -> None:
-    """Gives the neurons their start and rotates them, in place (OPT)."""
+    """Initialize the neurons and rotate them, in place (OPT)."""
     if settings is None:
         return
     asked, exclude = _listed(settings.layers), _listed(settings.exclude)
@@ -182,7 +182,7 @@ def _matches(names: Iterable[str], layer: str) -> bool:
 
 
 def _check_layers(body: nn.Module, head: nn.Module | None, names: dict[str, Iterable[str]]) -> None:
-    """What a config names is there."""
+    """Raise ValueError if a config names a layer that the network does not have."""
     there = [*select(body), *([] if head is None else [HEAD])]
     for key, each in ((key, each) for key, those in names.items() for each in those):
         if not any(_matches([each], layer) for layer in there):
@@ -191,12 +191,12 @@ def _check_layers(body: nn.Module, head: nn.Module | None, names: dict[str, Iter
 
 
 def optimizer(module: nn.Module, config: Config) -> Optimizer:
-    """The optimizer of all that `module` learns, with weight decay where it means something."""
+    """Build the optimizer of a module; no weight decay on scale-free weights."""
     settings = config.optimizer
     uses_ogd = config.rotation is not None and config.rotation.method == "ogd"
     groups = param_groups(module, settings.weight_decay, ogd=uses_ogd)
     if not groups:
-        raise ValueError("there is nothing to learn: every parameter is fixed")
+        raise ValueError("no parameters to train: every parameter is fixed")
     taken = [key for key in catalog.OPTIMIZERS[settings.name] if key != "weight_decay"]  # which is in the groups
     options = {key: getattr(settings, key) for key in taken if getattr(settings, key) is not None}
     if settings.name == "sgd":
@@ -207,12 +207,12 @@ def optimizer(module: nn.Module, config: Config) -> Optimizer:
 
 
 def regularizer(body: nn.Module, head: nn.Module | None, settings: Energy, seed: int) -> EnergyRegularizer:
-    """The term that a config adds to the loss."""
+    """Build the regularizer that a config adds to the loss."""
     return EnergyRegularizer(body, head=head, seed=seed, **vars(settings))
 
 
 def energies(body: nn.Module, head: nn.Module | None, settings: Energy | None) -> dict[str, float]:
-    """The hyperspherical energy of every layer, to look at: of the config's kind if it has one."""
+    """Return the hyperspherical energy of every layer, for the logs; with the config's options if it has energy."""
     if head is None and not select(body):
         return {}
     kind = {} if settings is None else {name: getattr(settings, name) for name in ("s", "half_space", "angular")}
@@ -232,13 +232,13 @@ def opponents(model: Model, spec: DataSpec) -> tuple[nn.Module, nn.Module]:
 
 
 def start_from(target: Classifier, source: nn.Module, path: str) -> None:
-    """Gives `target` the weights of another run's model (``init_from``); the classes too if there are as many.
+    """Copy the weights of another run's model into `target` (``init_from``); the classes too if their number is equal.
 
-    Softmax after an angular loss or the other way: the classifier's matrix and the head's are the same thing.
+    Softmax after an angular loss, or the other way round: the last layer's matrix and the head's are interchangeable.
     """
     given = source if isinstance(source, Classifier) else Classifier(source)
     if target.head is not None and type(target.head) is type(given.head):
-        kept = target.head.state_dict()  # its annealing begins anew, and so does what is of another number of classes
+        kept = target.head.state_dict()  # annealing restarts, and so do tensors of another number of classes
         same = {key: value for key, value in given.head.state_dict().items() if key != "step" and key in kept}
         target.head.load_state_dict({k: v for k, v in same.items() if v.shape == kept[k].shape}, strict=False)
     mine, theirs = _classes_of(target), _classes_of(given)
@@ -250,14 +250,14 @@ def start_from(target: Classifier, source: nn.Module, path: str) -> None:
 
 
 def _classes_of(model: Classifier) -> tuple[str, Tensor | None, Tensor | None]:
-    """The name of the network's classifier ("" if it has none), and the matrix and bias that hold the classes."""
+    """Return the name of the network's last layer ("" if the head classifies), and the classes' matrix and bias."""
     named = [(name, each.module) for name, each in select(model.network).items() if each.is_output]
     name, module = named[-1] if named and model.head is None else ("", model.head)
     return name, getattr(module, "weight", None), getattr(module, "bias", None)
 
 
 def check_same(target: nn.Module, shapes: Mapping[str, tuple[int, ...]], where: str, but: tuple[str, ...] = ()) -> None:
-    """Tensors of these shapes fit the module's but for the layers named in `but`; ValueError in one line else."""
+    """Raise ValueError unless tensors of these shapes fit the module, except for the layers named in `but`."""
     mine = {name: value for name, value in target.state_dict().items() if _is_kept(name, but)}
     theirs = {name: tuple(shape) for name, shape in shapes.items() if _is_kept(name, but)}
     for name, value in mine.items():
@@ -266,11 +266,11 @@ def check_same(target: nn.Module, shapes: Mapping[str, tuple[int, ...]], where: 
             raise ValueError(f"{where} does not fit: {name} is {got}")
     more = [name for name in theirs if name not in mine]
     if more:
-        raise ValueError(f"{where} does not fit: it has {more[0]}, and the network of this config has not")
+        raise ValueError(f"{where} does not fit: unexpected tensor {more[0]}")
 
 
 def load_same(target: nn.Module, state: dict[str, Tensor], where: str, but: tuple[str, ...] = ()) -> None:
-    """Loads a state that must fit but for the layers named in `but`; ValueError in one line else."""
+    """Load a state into a module, except for the layers named in `but`; ValueError if it does not fit."""
     check_same(target, {name: value.shape for name, value in state.items()}, where, but)
     theirs = {name: value for name, value in state.items() if _is_kept(name, but)}
     missing = [name for name in target.load_state_dict(theirs, strict=False).missing_keys if _is_kept(name, but)]

@@ -1,7 +1,6 @@
-"""What a person sees of a training, on stderr: a live bar on a terminal, plain lines elsewhere.
+"""Show a training on stderr: a live bar on a terminal, plain lines elsewhere.
 
-Of every training step the display only remembers the numbers: the bar is drawn by a thread of its own, a few times a
-second, whatever the length of a step.
+A training step only stores its numbers: a thread of its own draws the bar a few times a second.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _DROPPED = ("title", "energy", "rate", "accuracy", "bar", "loss", "left")  # in 
 
 
 def make(title: str, total: int, start: int = 0, *, enabled: bool = True) -> Display:
-    """The display of a training of `total` steps that begins after step `start`; use it in a `with`.
+    """Make the display of a training of `total` steps that begins after step `start`; use it in a `with`.
 
     Args:
         title: what is trained, in a few words.
@@ -38,11 +37,10 @@ def make(title: str, total: int, start: int = 0, *, enabled: bool = True) -> Dis
 
 
 class Display:
-    """Remembers how far a training is and how fast it goes, and shows nothing; the others show it.
+    """Track the progress and speed of a training and show nothing; subclasses show it.
 
-    `rate` is in samples a second of training, without what passes between the last step and a line of metrics (an
-    evaluation); `left` is in seconds and counts everything. Both look at the last half minute, and are None before
-    there is something to see.
+    `rate` is in samples per second of training, without evaluations; `left` is in seconds and includes them. Both are
+    measured over the last half minute, and None before that is possible.
     """
 
     def __init__(self, title: str, total: int, start: int = 0) -> None:
@@ -57,7 +55,7 @@ class Display:
         self._marks = deque[tuple[float, float, int, int]]()  # clock, seconds of training, samples, steps
 
     def advance(self, step: int, samples: int, loss: float | None = None) -> None:
-        """After every training step, the last one being `step`, with `samples` samples in it."""
+        """Record a training step: its number and how many samples it had."""
         now = time.monotonic()
         self._busy += now - self._last
         self._samples += samples
@@ -68,7 +66,7 @@ class Display:
             self._measure(now)
 
     def show(self, line: dict[str, Any]) -> None:
-        """A line of metrics."""
+        """Show a line of metrics."""
         self._last = time.monotonic()
         if line.get("split") == "train":
             self.loss = line.get("loss", self.loss)
@@ -78,10 +76,10 @@ class Display:
             self.energy = energy
 
     def note(self, text: str) -> None:
-        """One line of text."""
+        """Show one line of text."""
 
     def close(self) -> None:
-        """At the end, also after an error: takes the bar away."""
+        """Remove the bar, at the end and after an error."""
 
     def __enter__(self) -> Display:
         return self
@@ -91,7 +89,7 @@ class Display:
 
     @property
     def left(self) -> float | None:
-        """Goes down also while a step or an evaluation takes long."""
+        """Seconds left; counts down during a long step or evaluation too."""
         if self._pace is None:
             return None
         return max(0.0, (self.total - self.step) * self._pace - (time.monotonic() - self._marks[-1][0]))
@@ -101,7 +99,7 @@ class Display:
         marks.append((now, self._busy, self._samples, self.step))
         while len(marks) > 2 and now - marks[1][0] >= RECENT:
             marks.popleft()
-        # The first mark is after the first step, which is often slow for reasons of its own (a compiler, say).
+        # The first mark is after the first step, which is often slow (compilation).
         clock, busy, samples, step = (new - old for new, old in zip(marks[-1], marks[0], strict=True))
         if step > 0 and busy > 0:
             self.rate, self._pace = samples / busy, clock / step
@@ -109,11 +107,11 @@ class Display:
 
 
 class Plain(Display):
-    """A line for every evaluation, and one of the training where that takes long."""
+    """Print a line for every evaluation, and one every ten seconds in between."""
 
     def __init__(self, title: str, total: int, start: int, stream: TextIO | None) -> None:
         super().__init__(title, total, start)
-        self._stream: TextIO | None = stream  # sys.stderr is None where there is no console at all
+        self._stream: TextIO | None = stream  # sys.stderr may be None
         self._spoke = 0.0
         self._say(f"{self.title}: {total} steps")
 
@@ -140,7 +138,7 @@ class Plain(Display):
         try:
             if self._stream is not None:
                 print(text.rstrip(), file=self._stream, flush=True)
-        except (OSError, ValueError):  # whoever read it is gone; that is no reason to stop a training
+        except (OSError, ValueError):  # a closed stream must not stop the training
             self._stream = None
 
 
@@ -152,7 +150,7 @@ class Bar(Display):
         self.bar = progress.Bar(console, self._cells, lambda: min(1.0, self.step / max(1, self.total)), _DROPPED)
         self.bar.print([("", f"{self.title}: {total} steps")], style="bold")
 
-    # Only now, so that what fails between the making of a display and its `with` leaves no bar behind.
+    # Not in __init__: an error before the `with` would leave the bar behind.
     def __enter__(self) -> Display:
         self.bar.start()
         return self
@@ -169,7 +167,7 @@ class Bar(Display):
         self.bar.stop()
 
     def _measure(self, now: float) -> None:
-        if not self._marks:  # the first step, for those who use no `with`
+        if not self._marks:  # the first step, if there was no `with`
             self.bar.start()
         super()._measure(now)
 
@@ -195,7 +193,7 @@ class Bar(Display):
 
 
 def described(line: dict[str, Any], total: int) -> list[Cell]:
-    """A line of metrics, the most important first."""
+    """Return the cells of a line of metrics, the most important first."""
     cells = [("step", f"{line['step']:>{len(str(total))}}"), ("", f"{line.get('split', ''):10}")]
     for key in ("loss", "discriminator_loss", "generator_loss"):
         if key in line:
@@ -210,13 +208,13 @@ def described(line: dict[str, Any], total: int) -> list[Cell]:
 
 
 def _energy(line: dict[str, Any]) -> float | None:
-    """The sum over the layers; None where one of them is."""
+    """Return the sum over the layers; None if one of them is."""
     energies = (line.get("energies") or {}).values()
     return sum(energies) if energies and None not in energies else None
 
 
 def short(value: float | None) -> str:
-    """Six characters for most numbers."""
+    """Format a number, mostly in six characters."""
     if value is None:
         return "nan"
     if value and not 0.001 <= abs(value) < 1e5:  # NaN and infinity as well
@@ -235,5 +233,5 @@ def count(value: float) -> str:
 
 
 def one_line(text: str) -> str:
-    """No control characters and no second line, which would tear the display."""
+    """Replace control characters and line breaks, which would break the display."""
     return "".join(each if each.isprintable() else " " for each in text)

@@ -1,4 +1,4 @@
-"""One process or many: the same functions. Many means torchrun, which says in the environment who is who."""
+"""Run the same code in one process or in many, started by torchrun."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from torch import nn
 from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-# Short on the CPU: with the default of half an hour the others hang where one process is killed.
+# Short on the CPU: with the default of 30 minutes the others would hang after one process is killed.
 _PATIENCE = {"gloo": timedelta(seconds=60), "nccl": timedelta(minutes=10)}
 
 
 class ProcessLost(RuntimeError):
-    """Another process of the group is gone."""
+    """Raised when another process of the group is gone."""
 
 
 @dataclass(frozen=True)
 class World:
-    """Which of how many processes this is, and its device."""
+    """This process's rank, the number of processes, and its device."""
 
     device: torch.device
     rank: int = 0
@@ -35,11 +35,11 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that writes and prints."""
+        """Whether this is the main process, which writes and prints."""
         return self.rank == 0
 
     def sums(self, *values: float) -> list[float]:
-        """Each value summed over the processes."""
+        """Sum each value over the processes."""
         if self.size == 1:
             return list(values)
         together = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -47,7 +47,7 @@ class World:
         return together.tolist()
 
     def broadcast_text(self, text: str) -> str:
-        """The first process's text, in all of them."""
+        """Return the main process's text in all processes."""
         if self.size == 1:
             return text
         data = text.encode()
@@ -60,13 +60,13 @@ class World:
         return bytes(letters.tolist()).decode()
 
     def same_buffers(self, module: nn.Module) -> None:
-        """Gives every process the first one's buffers: running means differ, since each has seen its own samples."""
+        """Broadcast the main process's buffers: running means differ, since each process sees its own samples."""
         if self.size > 1:
             for buffer in module.buffers():
                 dist.broadcast(buffer, 0)
 
     def wrapped(self, module: nn.Module) -> nn.Module:
-        """The module whose gradients are averaged over the processes."""
+        """Wrap a module so that its gradients are averaged over the processes."""
         if self.size == 1 or not any(p.requires_grad for p in module.parameters()):
             return module
         devices = [self.device] if self.device.type == "cuda" else None
@@ -74,7 +74,7 @@ class World:
 
 
 def device_of(name: str) -> torch.device:
-    """The device that a config names; auto: CUDA, else MPS, else the CPU. ValueError if it is not there."""
+    """Return the device that a config names; auto: CUDA, else MPS, else the CPU. ValueError if it is missing."""
     local = int(os.environ.get("LOCAL_RANK", 0))
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
@@ -82,25 +82,25 @@ def device_of(name: str) -> torch.device:
     if kind == "cuda":
         index = int(number) if number else local
         if index >= torch.cuda.device_count():
-            raise ValueError(f"device must be one that is there, got {name}: torch finds {torch.cuda.device_count()}")
+            raise ValueError(f"device={name} not found: torch finds {torch.cuda.device_count()} CUDA devices")
         return torch.device("cuda", index)
     if kind == "mps" and not torch.backends.mps.is_available():
-        raise ValueError("device must be one that is there, got mps: torch finds none")
+        raise ValueError("device=mps not found")
     return torch.device(kind)
 
 
 def restarts() -> int:
-    """How often torchrun has started the processes anew."""
+    """Return how often torchrun has restarted the processes."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 
 
-_groups = count()  # of this process
+_groups = count()  # made by this process
 
 
 def _begin(place: torch.device) -> None:
-    """Makes the group of processes, which finds itself by a name of its own in torchrun's store.
+    """Initialize the process group, under a prefix of its own in torchrun's store.
 
-    That store outlives a group: under the same names another would find the addresses of the one before.
+    The store outlives a group: without the prefix the next group would find the addresses of the previous one.
     """
     backend = "nccl" if place.type == "cuda" else "gloo"
     options: dict[str, Any] = {"device_id": place} if place.type == "cuda" else {}
@@ -112,7 +112,7 @@ def _begin(place: torch.device) -> None:
 
 @contextmanager
 def session(device: str) -> Iterator[World]:
-    """This process's place: alone, or of a group that torchrun has started."""
+    """Enter the process group that torchrun has started, or run alone."""
     place = device_of(device)
     begun = dist.is_initialized()
     if begun or int(os.environ.get("WORLD_SIZE", 1)) > 1:

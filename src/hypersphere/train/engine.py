@@ -1,4 +1,4 @@
-"""``fit``: one training, from a config to its results. :func:`_train` is the loop."""
+"""Train from a config to results: :func:`fit`. :func:`_train` is the loop."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .training import TrainingError as TrainingError
 
 
 def fit(config: Config, *, callbacks: Sequence[Callback] = (), progress: bool = True) -> Result:
-    """Trains what `config` says and returns the results.
+    """Train as `config` says and return the results.
 
     Files are written if the config has ``out``. Ctrl-C and SIGTERM leave a checkpoint there, from which
-    ``resume=True`` gives the run that would have been. The state of torch's random generators is left as it was.
+    ``resume=True`` continues, bit-identical to an uninterrupted run. torch's random state is restored.
 
     Args:
         config: a :class:`~hypersphere.train.config.Config`; recipes make one.
         callbacks: functions called as callback(model, step, metrics) with every line of metrics.
-        progress: show it on stderr.
+        progress: show progress on stderr.
 
     Returns:
         A :class:`Result`: ``summary`` (what result.json holds), ``metrics`` (the lines of metrics.jsonl), ``model`` (in
@@ -44,7 +44,7 @@ def fit(config: Config, *, callbacks: Sequence[Callback] = (), progress: bool = 
     if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise TypeError(f"callbacks must be a list of functions (model, step, metrics), got {callbacks!r}")
     if restarts() and config.out is not None:
-        config = derive(config, resume=True)  # torchrun starts all processes anew where one has died
+        config = derive(config, resume=True)  # torchrun restarts all processes when one has died
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
@@ -54,19 +54,19 @@ def fit(config: Config, *, callbacks: Sequence[Callback] = (), progress: bool = 
         folder.check_out(config, world)
         if config.resume and (found := finished(config)) is not None:
             return found
-        training = Training(folder.with_recorded(config, world), world, callbacks)
+        training = Training(folder.with_recorded_layout(config, world), world, callbacks)
         config = training.config
-        with folder.settled(config, world), training.running(progress):
+        with folder.locked(config, world), training.running(progress):
             with closing(splits.steps(training.splits, config, training.done.step, world)) as source:
                 _train(training, source)
             result = training.finish()
         training.warn_if_diverged(result.summary)
-        training.interruptions.reraise()  # what came too late to stop it, for whoever called
+        training.interruptions.reraise()  # a signal received during finish()
         return result
 
 
 def _train(t: Training, source: Iterator[list[splits.Batch]]) -> None:
-    """The loop. A step is some batches, forward and backward; each phase then updates what it learns."""
+    """Train until the end. In each step every phase runs its batches forward and backward, then updates."""
     config, task, precision = t.config, t.task, t.precision
     while True:
         if t.evaluation_is_due:
@@ -78,7 +78,7 @@ def _train(t: Training, source: Iterator[list[splits.Batch]]) -> None:
             return
         t.stop_if_requested()
 
-        # All that is random in a step depends on seed and step alone: nothing of it needs to be in a checkpoint.
+        # Randomness in a step depends on seed and step only, so that no generator state needs a checkpoint.
         torch.manual_seed(stable_hash(config.seed, "step", t.done.step, t.world.rank) & (2**63 - 1))
         batches = [task.placed(batch) for batch in next(source)]
         task.step = t.done.step
@@ -87,7 +87,7 @@ def _train(t: Training, source: Iterator[list[splits.Batch]]) -> None:
         for phase in task.phases:
             set_rate(phase.optimizer, rate)
             phase.optimizer.zero_grad(set_to_none=True)
-            parts = []  # of the mean loss over the samples of the step
+            parts = []  # sum to the mean loss over the samples of the step
             for i, batch in enumerate(batches):
                 last = i == len(batches) - 1
                 with precision.synchronized(phase.wrapped, last):
@@ -97,7 +97,7 @@ def _train(t: Training, source: Iterator[list[splits.Batch]]) -> None:
                     precision.backward(sum(terms, part))
                 parts.append(part.detach())
             norm = precision.gradient_norm(phase.module, phase.optimizer)
-            # the only place where a step waits for the device
+            # the only synchronization with the device in a step
             losses[phase.name], size = torch.stack([sum(parts, norm.new_zeros(())), norm]).tolist()
             t.check_finite(phase, batches, losses[phase.name], size)
             precision.step(phase.module, phase.optimizer, norm)

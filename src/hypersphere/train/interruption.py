@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C wait until the step is done, so that a checkpoint can be written."""
+"""Delay SIGTERM and Ctrl-C until the step is done, so that a checkpoint can be written."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Self
 
 
 class Interruptions:
-    """While it is entered, the first signal is only noted in `.signal`; the second has its usual effect.
+    """Record the first signal in `.signal` inside the `with`; the second one has its usual effect.
 
-    Handlers belong to the main thread: in any other nothing is caught.
+    Handlers belong to the main thread: in any other thread nothing is caught.
     """
 
     def __init__(self) -> None:
@@ -37,6 +37,6 @@ class Interruptions:
         self._restore()
 
     def reraise(self) -> None:
-        """What the signal that was noted asks for: KeyboardInterrupt, or SystemExit with a shell's code for SIGTERM."""
+        """Raise what the recorded signal means: KeyboardInterrupt, or SystemExit with a shell's code for SIGTERM."""
         if self.signal is not None:
             raise KeyboardInterrupt if self.signal == signal.SIGINT else SystemExit(128 + self.signal)

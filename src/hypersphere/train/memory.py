@@ -1,4 +1,4 @@
-"""Memory that a process frees and needs again in the next step."""
+"""Reuse memory from step to step on a CPU."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _OF_THE_USER = re.compile(r"(mmap_threshold|mmap_max|trim_threshold|top_pad)", r
 def keep_memory() -> bool:
     """Keep freed memory in the process instead of giving it back to the system; for training on a CPU.
 
-    By default glibc gives large blocks back when they are freed, so every step pays for its memory anew, in page
-    faults. Call this once, before or after torch is imported; `hypersphere train` does. It concerns the whole process,
-    which from then on keeps the most memory that it ever needed.
+    By default glibc gives large blocks back when they are freed, so every step pays for its memory again, in page
+    faults. Call this once, before or after torch is imported; `hypersphere train` does. From then on the whole
+    process keeps its peak memory.
 
     Nothing is changed, and False returned, on systems without glibc, under another allocator (LD_PRELOAD), and where
-    the environment says how glibc is to do it (MALLOC_TRIM_THRESHOLD_, GLIBC_TUNABLES and the like).
+    the environment configures glibc (MALLOC_TRIM_THRESHOLD_, GLIBC_TUNABLES and the like).
 
     Example:
         >>> keep_memory() in (True, False)
@@ -37,7 +37,7 @@ def keep_memory() -> bool:
 
 
 def _is_decided() -> bool:
-    """Whether the environment has chosen another allocator, or set glibc's."""
+    """Whether the environment selects another allocator, or configures glibc's."""
     if re.search(r"malloc|hoard", os.environ.get("LD_PRELOAD", "")):  # jemalloc, tcmalloc, mimalloc
         return True
     own = [name for name in os.environ if name.startswith("MALLOC_")]

@@ -1,4 +1,4 @@
-"""Mixed precision, clipping, and gradients that are averaged over processes once a step."""
+"""Mixed precision, gradient clipping, and one gradient synchronization per step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .config import Config
 from .distributed import World
 from .storage import restoring
 
-SLOW = 1.5  # times float32 from which on mixed precision is pointed out as slow
+SLOW = 1.5  # slowdown against float32 that is worth a warning
 _ROUNDS = 3
 
 
@@ -32,7 +32,7 @@ def _clip(config: Config) -> float | None:
 
 
 class Precision:
-    """What lies between a loss and the optimizer's step."""
+    """Everything between the loss and the optimizer's step: autocast, scaling, clipping."""
 
     def __init__(self, config: Config, world: World) -> None:
         self.device = world.device.type
@@ -43,7 +43,7 @@ class Precision:
         self.scaler = torch.amp.GradScaler(self.device, enabled=self.dtype == torch.float16)
 
     def warn_if_slow(self) -> None:
-        """Say so if this CPU has no fast kernels for the type. The type stays: a resumed run must have the same."""
+        """Warn if this CPU has no fast kernels for the type. The type stays: a resumed run must have the same."""
         if self.dtype is None or self.device != "cpu":
             return
         factor = slowdown(self.dtype)
@@ -56,14 +56,14 @@ class Precision:
 
     @property
     def may_skip(self) -> bool:
-        """Whether a gradient that is not finite is the scale's fault: the step is left out, the scale made smaller."""
+        """Whether a non-finite gradient may be due to the scale: the step is skipped and the scale lowered."""
         return self.scaler.is_enabled() and self.scaler.get_scale() >= 1
 
     def autocast(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.dtype is None else torch.autocast(self.device, self.dtype)
 
     def synchronized(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
-        """Gradients are averaged over processes with the last batch of a step alone."""
+        """Average gradients over processes with the last batch of a step only."""
         wait = isinstance(module, DistributedDataParallel) and not last
         return module.no_sync() if wait else nullcontext()  # type: ignore[operator]
 
@@ -71,7 +71,7 @@ class Precision:
         self.scaler.scale(loss).backward()
 
     def gradient_norm(self, module: nn.Module, optimizer: Optimizer) -> Tensor:
-        """The norm of all gradients, true to scale."""
+        """Return the norm of all gradients, unscaled."""
         self.scaler.unscale_(optimizer)
         return get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
 
@@ -91,11 +91,11 @@ class Precision:
 
 @cache
 def slowdown(dtype: torch.dtype) -> float:
-    """How many times as long as in float32 a small convolution takes on the CPU in `dtype`, forward and backward."""
-    # No random numbers: a training that measures must be the training that does not.
+    """Measure how much slower than float32 a small convolution is on this CPU in `dtype`, forward and backward."""
+    # No random numbers: measuring must not change the training.
     images, filters = torch.ones(16, 32, 16, 16), torch.full((32, 32, 3, 3), 0.01, requires_grad=True)
     best = {torch.float32: math.inf, dtype: math.inf}
-    for _ in range(_ROUNDS):  # both in turn, so that what else the machine does meets both; the first is a warm-up
+    for _ in range(_ROUNDS):  # alternating, so that other load affects both; the first round is a warm-up
         for each in best:
             begin = time.process_time()
             with torch.autocast("cpu", dtype, enabled=each is dtype):

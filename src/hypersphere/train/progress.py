@@ -1,4 +1,4 @@
-"""How far a training is."""
+"""The progress of a training."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 @dataclass
 class Progress:
-    """Where a training stands: with the weights and the optimizers, all that a checkpoint needs."""
+    """Counters and figures of a training that a checkpoint stores beside weights and optimizers."""
 
     step: int = 0
     evaluated: int = 0  # the step of the last evaluation
-    lines: int = 0  # of the metrics
+    lines: int = 0  # of metrics.jsonl
     seconds: float = 0.0
     samples: int = 0
     loss: list[float] = field(default_factory=lambda: [0.0, 0.0])  # sum of losses and steps since the last line
-    round: list[float] = field(default_factory=lambda: [0.0, 0.0])  # the same since the schedule last looked
+    round: list[float] = field(default_factory=lambda: [0.0, 0.0])  # the same since the schedule last observed it
     figures: dict[str, float] = field(default_factory=dict)  # of the last evaluation
-    best: dict[str, Any] | None = None  # the evaluation that was the best on validation
+    best: dict[str, Any] | None = None  # the best evaluation on validation
     waited: int = 0  # evaluations since then
     first: float | None = None  # the loss of the first step

@@ -1,4 +1,4 @@
-"""What a training leaves: its summary and the files of a finished run, written and read back."""
+"""Write and read the result of a training: summary, final weights, model."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from .tasks import Task
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a training.
+    """The result of a training.
 
     Attributes:
         summary: final figures, seconds, versions, the data's hash; what result.json holds.
         metrics: the lines of metrics.jsonl.
         model: in eval mode, rotations merged; with an angular loss a network with its head, which gives logits.
-        path: the run's folder; None if there is none.
+        path: the run folder; None without `out`.
         config: as it was run.
     """
 
@@ -48,7 +48,7 @@ class Result:
 
 
 def finished(config: Config) -> Result | None:
-    """Return the result in `out` if it is of a training as long as the config's; one that is damaged is made anew."""
+    """Read the result in `out` if its training length is the config's; None if it must be trained or written again."""
     if config.out is None or not os.path.lexists(Path(config.out, layout.RESULT)):
         return None
     path = Path(config.out)
@@ -59,14 +59,14 @@ def finished(config: Config) -> Result | None:
         history = path / layout.METRICS
         lines = [signed.parse(line) for line in safe_files.read_plain(history).splitlines()]
         if not all(isinstance(line, dict) for line in lines):
-            raise ValueError(f"{history} has lines that are no objects")
+            raise ValueError(f"{history} has lines that are not JSON objects")
         return Result(summary, lines, load_run(path).model, path, config)
     except (OSError, ValueError) as error:
         problem = one_line(error)
     where = path / layout.CHECKPOINTS
     if not (where.is_dir() and steps(where)):
-        raise ValueError(f"{problem}; there is no checkpoint to finish the run from again")
-    checks.warn(f"{problem}; the run is finished again from its last checkpoint")
+        raise ValueError(f"{problem}; there is no checkpoint to finish from again")
+    checks.warn(f"{problem}; finishing again from the last checkpoint")
     return None
 
 

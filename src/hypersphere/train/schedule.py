@@ -12,11 +12,11 @@ from .config import Schedule as Settings
 from .storage import restoring
 
 SCHEDULES = ("constant", "step", "cosine", "plateau")
-PATIENCE = 10  # where a config gives none
+PATIENCE = 10  # default
 
 
 class Schedule:
-    """lr(step) = base · warm-up · what falls, a function of the step alone; on a plateau, of the losses too.
+    """Compute lr(step) = base · warm-up · decay, a function of the step only; for plateau, of the losses too.
 
     The step is the number of updates done: milestone m is the first step with the smaller rate.
 
@@ -42,7 +42,7 @@ class Schedule:
         return self.base * warmth * self.factor
 
     def observe(self, loss: float) -> None:
-        """The mean training loss of a round: after `patience` rounds without a smaller one the rate falls (plateau)."""
+        """Record the mean loss of a round; plateau lowers the rate after `patience` rounds without a smaller one."""
         if self.settings.name != "plateau":
             return
         if loss < self.best:

@@ -1,4 +1,4 @@
-"""The data of a training: its splits, its batches by step, and what of it a network must fit."""
+"""The data of a training: splits, batches per step, and the specification a network is built for."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ CONTEXT = 128  # characters of a window of text
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What a network is built for, and what a file of it must remember: no data is needed to load a run.
+    """What a network must know of its data; stored with a run, so that loading it needs no dataset.
 
     Attributes:
         kind: images | points | text | graph | other.
-        shape: of one sample as the network sees it.
-        dtype: of the samples as they are stored; uint8 images are normalized.
-        classes: their names.
+        shape: of one sample, after augmentation.
+        dtype: of the stored samples; uint8 images are normalized.
+        classes: class names.
     """
 
     kind: str
@@ -60,7 +60,7 @@ class DataSpec:
 
 @dataclass(frozen=True)
 class Batch:
-    """What this process has of a batch; `share` is what its mean loss counts in the mean over all processes."""
+    """This process's part of a batch; `share` is the weight of its mean loss in the mean over all processes."""
 
     inputs: Tensor
     labels: Tensor
@@ -73,24 +73,24 @@ class Batch:
         return len(self.labels)
 
     def to(self, device: torch.device) -> Batch:
-        """On the device, numbers in torch's default type as the network has it."""
+        """Move to the device, floats in torch's default dtype."""
         dtype = torch.get_default_dtype() if self.inputs.is_floating_point() else self.inputs.dtype
         inputs = self.inputs.to(device, dtype, non_blocking=True)
         return replace(self, inputs=inputs, labels=self.labels.to(device, torch.int64, non_blocking=True))
 
     def in_channels_last(self) -> Batch:
-        """With inputs (B, C, H, W) whose channels lie side by side, also where there is but one."""
+        """Convert inputs (B, C, H, W) to channels_last strides, for a single channel too."""
         inputs = self.inputs
         if inputs.dim() != 4:
             return self
-        # not inputs.to(): one channel lies in either layout, and would count as the other
+        # not inputs.to(): with one channel both layouts are equal, and the strides would stay
         placed = torch.empty_like(inputs, memory_format=torch.channels_last)
         return replace(self, inputs=placed.copy_(inputs))
 
 
 @dataclass(frozen=True)
 class Splits:
-    """The splits; `validation` or `test` may be missing, but not both. A graph holds all its splits itself."""
+    """The splits of a dataset; `validation` or `test` may be missing, but not both. A graph holds all its splits."""
 
     spec: DataSpec
     train: Any
@@ -101,25 +101,25 @@ class Splits:
 
     @property
     def eval_split(self) -> str:
-        """The split that a training is judged by while it runs."""
+        """The split that a training is evaluated on."""
         return "test" if self.validation is None else "validation"
 
     def split(self, name: str) -> Any:
         found = {"train": self.train, "validation": self.validation, "test": self.test}.get(name)
         if found is None:
             there = [each for each in ("train", "validation", "test") if self.count(each)]
-            raise ValueError(f"split must be one that the data has, {', '.join(there)}; got {name!r}")
+            raise ValueError(f"split must be one of {', '.join(there)}, got {name!r}")
         return found
 
     def count(self, name: str) -> int:
-        """Samples of a split; 0 if there is none."""
+        """Return the number of samples of a split; 0 if it is missing."""
         split = {"train": self.train, "validation": self.validation, "test": self.test}[name]
         if isinstance(split, Graph):
             return int(mask_of(split, name).sum())
         return 0 if split is None else len(split)
 
     def chance(self, name: str) -> float:
-        """The accuracy in a split of who always says its most frequent class; 1 / classes where there are no labels."""
+        """Return the accuracy of always predicting the most frequent class; 1 / classes if there are no labels."""
         split = {"train": self.train, "validation": self.validation, "test": self.test}[name]
         labels = getattr(split, "labels", None)
         if isinstance(split, Graph):
@@ -129,7 +129,7 @@ class Splits:
         return int(labels.bincount().max()) / len(labels)
 
     def hash(self) -> str:
-        """Of all samples and labels; of images in folders, their names and labels."""
+        """Hash all samples and labels; of image folders, file names and labels."""
         digest = hashlib.sha256()
         for split in (self.train, self.validation, self.test):
             if isinstance(split, Graph):
@@ -146,19 +146,19 @@ class Splits:
 
 
 def first_two(splits: Splits) -> tuple[Tensor, Tensor]:
-    """Samples of the training set to try a network with; of a graph all nodes."""
+    """Return two training samples to try a network with; of a graph all nodes."""
     if isinstance(splits.train, Graph):
         return splits.train.features, splits.train.labels
     return next(datasets.batches(splits.train, 2, shuffle=False, augment=splits.eval_augment))
 
 
 def mask_of(graph: Graph, split: str) -> Tensor:
-    """The nodes of a split."""
+    """Return the mask of the nodes of a split."""
     return {"train": graph.train, "validation": graph.val, "test": graph.test}[split]
 
 
 def load(data: Data, seed: int) -> Splits:
-    """The splits of a config's data. What is missing or wrong is a ValueError in one line."""
+    """Load the splits of a config's data. ValueError in one line if files are missing or wrong."""
     options = {"context": CONTEXT} if data.name == "text" else {}
     train = datasets.load(data.name, data.root, "train", **options)
     if isinstance(train, Graph):
@@ -185,7 +185,7 @@ def load(data: Data, seed: int) -> Splits:
 
 
 def _test(data: Data, options: dict[str, Any]) -> Any:
-    """The split test; of images in folders val where there is no test, and None where there is neither."""
+    """Load the split test; of image folders val if there is no test, and None if there is neither."""
     if data.name != "image_folder":
         return datasets.load(data.name, data.root, "test", **options)
     for split in ("test", "val"):
@@ -195,7 +195,7 @@ def _test(data: Data, options: dict[str, Any]) -> Any:
 
 
 def _classes(name: str, train: Any, test: Any) -> list[str]:
-    """Names of the classes; every label has one."""
+    """Return the names of the classes, after checking that every label has one."""
     for split, each in (("train", train), ("test", test)):
         _check_labels(f"data.name={name}: split {split}", each)
     named = getattr(train, "classes", None)
@@ -219,7 +219,7 @@ def _check_labels(what: str, split: Any) -> None:
         raise ValueError(f"{what} has no samples")
     labels = getattr(split, "labels", None)
     if isinstance(labels, Tensor) and (labels.dim() != 1 or labels.is_floating_point() or labels.is_complex()):
-        raise ValueError(f"{what} must have one integer a sample as labels, got {tuple(labels.shape)} {labels.dtype}")
+        raise ValueError(f"{what} must have one integer label per sample, got {tuple(labels.shape)} {labels.dtype}")
 
 
 def check_range(what: str, labels: Tensor, classes: int) -> None:
@@ -229,7 +229,7 @@ def check_range(what: str, labels: Tensor, classes: int) -> None:
 
 
 def augmentations(data: Data) -> tuple[Augmentation, Augmentation]:
-    """For training and for testing: the latter by its name with .eval, else the plain one."""
+    """Return the augmentations for training and evaluation: NAME and NAME.eval, or none."""
     twin = f"{data.augment}.eval"
     both = resolve(data.augment), resolve(twin if twin in AUGMENTATIONS else None)
     if data.size is None:
@@ -238,7 +238,7 @@ def augmentations(data: Data) -> tuple[Augmentation, Augmentation]:
 
 
 def _kind(sample: Tensor) -> str:
-    """Of a batch that a network sees."""
+    """Return the kind of data of a batch."""
     if sample.dim() == 4:
         return "images"
     if not sample.is_floating_point():
@@ -263,14 +263,14 @@ def _graph(graph: Graph) -> Splits:
 
 
 def steps_per_epoch(splits: Splits, data: Data, accumulate: int) -> int:
-    """Updates in an epoch; its last may have fewer batches, so that an epoch ends with an update."""
+    """Return the updates per epoch; the last may have fewer batches, so that an epoch ends with an update."""
     if isinstance(splits.train, Graph):
         return 1
     return -(-num_batches(splits.train, data.batch_size) // accumulate)
 
 
 def steps(splits: Splits, config: Config, start: int, world: World) -> Generator[list[Batch], None, None]:
-    """The batches of every step from `start` on, without end: a pure function of its arguments."""
+    """Yield the batches of every step from `start` on, endlessly: a pure function of its arguments."""
     data, accumulate = config.data, config.accumulate
     if isinstance(splits.train, Graph):
         while True:
@@ -298,7 +298,7 @@ def evaluation(splits: Splits, split: str, data: Data, world: World) -> Iterator
     if isinstance(whole, Graph):
         yield _nodes(whole, split)
         return
-    if len(whole) < world.size:  # too few to share: the first process takes all
+    if len(whole) < world.size:  # too few to share: the main process takes all
         if world.rank:
             return
         world = replace(world, size=1)
@@ -317,7 +317,7 @@ def _nodes(graph: Graph, split: str) -> Batch:
 
 
 def _part(pair: tuple[Tensor, Tensor], length: int, number: int, world: World, total: int) -> Batch:
-    """This process's part of a batch of `length` samples in a step of `total`."""
+    """Return this process's part of a batch of `length` samples in a step of `total`."""
     each, more = divmod(length, world.size)
     inputs, labels = pair
     share = len(labels) * world.size / total

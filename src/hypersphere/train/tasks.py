@@ -1,4 +1,4 @@
-"""What is learned: to classify samples, to classify the nodes of a graph, or to make images against a critic.
+"""The training tasks: classify samples, classify the nodes of a graph, or train a GAN.
 
 A task has modules, which a checkpoint holds, and phases: a step takes each in turn. A classifier has one phase, a GAN
 two, a graph one whose only batch is the graph.
@@ -28,17 +28,17 @@ from .splits import Batch, Splits, evaluation, first_two
 from .storage.layout import FINAL, weights
 from .storage.weights import read_tensors
 
-LARGE = 16 * 16  # pixels from which on channels_last is the default on a CPU
-INNER, PENALTY = 750, 0.1  # steps between draws and weight of the penalty where a config gives none
+LARGE = 16 * 16  # pixels; from this size channels_last is the default on a CPU
+INNER, PENALTY = 750, 0.1  # defaults: steps between draws, weight of the penalty
 
 
 @dataclass
 class Phase:
-    """What one optimizer learns in a step.
+    """One optimizer's part of a step.
 
     Attributes:
         name: of its loss in the metrics.
-        module: whose parameters it learns.
+        module: whose parameters it updates.
         loss: of a batch, the mean over its samples.
         wrapped: what `loss` calls, if its gradients are averaged over processes.
         terms: what is added to the loss, once a step.
@@ -55,24 +55,24 @@ class Phase:
 
 
 class Task:
-    """What all tasks have; `modules` by the name that checkpoints know them by."""
+    """Base of all tasks; `modules` by their names in checkpoints."""
 
     modules: dict[str, nn.Module]
     phases: list[Phase]
-    regularizer: EnergyRegularizer | None = None  # the term that the config asks for
-    main: str  # the module that a run is for
+    regularizer: EnergyRegularizer | None = None  # the energy term of the config
+    main: str  # the module that load_run returns
     step = 0  # steps done
-    channels_last = False  # how inputs lie in memory
+    channels_last = False  # memory format of the inputs
 
     def __init__(self, config: Config, splits: Splits, world: World) -> None:
         self.config, self.splits, self.world = config, splits, world
 
     def energies(self) -> dict[str, float]:
-        """Of every layer, now."""
+        """Return the current energy of every layer."""
         raise NotImplementedError
 
     def try_out(self) -> None:
-        """A look at whether network and data fit, before anything is written. ValueError if they do not."""
+        """Run two samples through the network before anything is written. ValueError if that fails."""
         for module in self.modules.values():
             module.eval()
         inputs, labels = first_two(self.splits)
@@ -86,7 +86,7 @@ class Task:
                 except RuntimeError:
                     if wanted is not None or not self.channels_last:
                         raise
-                    self.channels_last = False  # such as of a network that calls view
+                    self.channels_last = False  # such as a network that calls view
                     self._try_out(self.placed(batch))
         except Exception as error:
             names = f"model.name={self.config.model.name} does not fit data.name={self.config.data.name}"
@@ -95,23 +95,23 @@ class Task:
             module.train()
 
     def placed(self, batch: Batch) -> Batch:
-        """On the device, in the layout of this training."""
+        """Move a batch to the device, in the memory format of this training."""
         batch = batch.to(self.world.device)
         return batch.in_channels_last() if self.channels_last else batch
 
     def _gains_by_channels_last(self) -> bool:
-        """Whether the layout makes steps faster: a rule, since a timing would make results depend on it."""
+        """Whether channels_last makes steps faster: a fixed rule, since a timing would make results depend on it."""
         return False
 
     def _try_out(self, batch: Batch) -> None:
         raise NotImplementedError
 
     def count_correct(self, batch: Batch) -> tuple[int, int]:
-        """How many of the batch just learned from were right, and of how many; nothing where nothing is right."""
+        """Return the correct predictions and the samples of the last training batch; (0, 0) without classes."""
         return 0, 0
 
     def evaluate(self, split: str, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
-        """The figures of a split; None if it was interrupted."""
+        """Evaluate a split; None if it was interrupted."""
         raise NotImplementedError
 
     def phase(
@@ -121,7 +121,7 @@ class Task:
         loss: Callable[[Batch], Tensor],
         regularizer: EnergyRegularizer | None = None,
     ) -> Phase:
-        """The phase of a module that is on its device and rotated."""
+        """Build the phase of a module that is on its device and rotated."""
         config = self.config
         optimizer = building.optimizer(module, config)
         wrapped = self.world.wrapped(module)
@@ -139,7 +139,7 @@ class Task:
 
 
 class Classification(Task):
-    """Samples and their labels; also text, where every place has the next character as its label."""
+    """Classify samples; also text, where the label of every position is the next character."""
 
     main = "classifier"
     edges: Tensor | None = None  # of a graph
@@ -163,7 +163,7 @@ class Classification(Task):
         phase = self.phase("loss", self.model, self.loss, self.regularizer)
         self.phases = [phase]
         self.run = self.compiled(phase.wrapped)
-        self.given: Tensor | None = None  # what the network gave last
+        self.given: Tensor | None = None  # the last output of the network
 
     def energies(self) -> dict[str, float]:
         return building.energies(self.model.network, self.model.head, self.config.energy)
@@ -181,7 +181,7 @@ class Classification(Task):
         classes = len(self.splits.spec.classes)
         if not isinstance(logits, Tensor) or logits.dim() < 2 or logits.shape[-1] != classes:
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise ValueError(f"it must give a logit for each of {classes} classes, (B, {classes}), got {got}")
+            raise ValueError(f"it must return a logit for each of {classes} classes, (B, {classes}), got {got}")
 
     def loss(self, batch: Batch) -> Tensor:
         self._begin(batch)
@@ -190,7 +190,7 @@ class Classification(Task):
         return loss
 
     def _begin(self, batch: Batch) -> None:
-        """The head's annealing goes by steps, and a step may have several batches."""
+        """Keep the head's annealing at one count per step, however many batches a step has."""
         head, step = self.model.head, getattr(self.model.head, "step", None)
         if batch.number and head is not None and isinstance(step, Tensor):
             head.step = step - 1
@@ -211,7 +211,7 @@ class Classification(Task):
 
 
 class NodeClassification(Classification):
-    """The nodes of one graph, which is the only batch."""
+    """Classify the nodes of one graph, which is the only batch."""
 
     def __init__(self, config: Config, splits: Splits, world: World, start: nn.Module | None = None) -> None:
         if world.size > 1:
@@ -221,7 +221,7 @@ class NodeClassification(Classification):
 
 
 class Adversarial(Task):
-    """A generator of images and a discriminator that tells them from the data (MHE, 5.3): softplus losses.
+    """Train a generator of images against a discriminator (MHE, 5.3), with softplus losses.
 
     The energy is the discriminator's. Noise is a function of seed and step, one draw for all processes.
     """
@@ -246,7 +246,7 @@ class Adversarial(Task):
         maker = self.phase("generator_loss", self.generator, self.generator_loss)
         self.phases = [critic, maker]
         self.discriminate, self.generate = self.compiled(critic.wrapped), self.compiled(maker.wrapped)
-        self.fooled = self.compiled(self.discriminator)  # without averaging: its gradients are not learned from
+        self.fooled = self.compiled(self.discriminator)  # not averaged over processes: it is not updated by this loss
 
     def energies(self) -> dict[str, float]:
         return building.energies(self.discriminator, None, self.config.energy)
@@ -258,11 +258,11 @@ class Adversarial(Task):
     def _try_out(self, batch: Batch) -> None:
         made = self.generator(self.noise("try", 0, batch))
         if made.shape != batch.inputs.shape:
-            raise ValueError(f"it makes {tuple(made.shape[1:])}, the data have {tuple(batch.inputs.shape[1:])}")
+            raise ValueError(f"it generates {tuple(made.shape[1:])}, the data have {tuple(batch.inputs.shape[1:])}")
         self.discriminator(made)
 
     def noise(self, name: str, number: int, batch: Batch) -> Tensor:
-        """Of a batch of all processes one draw, of which this one takes its part."""
+        """Draw noise for the batch of all processes and return this process's part."""
         latent: int = self.generator.latent  # type: ignore[assignment]
         whole = torch.randn(
             batch.total, latent, generator=generator(self.config.seed, f"{name} {batch.number}", number)
@@ -301,7 +301,7 @@ class Adversarial(Task):
 
 
 class _frozen:
-    """Within it the module's parameters get no gradient; what had none before has none after."""
+    """Give the module's parameters no gradient inside the `with`."""
 
     def __init__(self, module: nn.Module) -> None:
         self.parameters = [p for p in module.parameters() if p.requires_grad]
@@ -316,7 +316,7 @@ class _frozen:
 
 
 def make(config: Config, splits: Splits, world: World, start: nn.Module | None = None) -> Task:
-    """The task of a config."""
+    """Build the task of a config."""
     if config.model.is_generator:
         return Adversarial(config, splits, world, start)
     if isinstance(splits.train, Graph):

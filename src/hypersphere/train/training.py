@@ -1,4 +1,4 @@
-"""What the loop works with: where a training stands, and what happens between its steps."""
+"""The state of a training and what happens between its steps: logs, evaluations, checkpoints."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from .storage.layout import CHECKPOINTS
 from .storage.metrics import Metrics
 from .storage.reading import find, one_line, warn_of
 
-FEW = 100  # steps that are hardly enough for anything
-SETTLED = 20  # steps after which a loss above the first one is no longer the start's unrest
-FAR = 2.0  # times the loss of the first step: far above it
+FEW = 100  # fewer steps than this deserve a note
+SETTLED = 20  # steps before a rising loss counts as divergence
+FAR = 2.0  # times the first loss that count as divergence
 GRAPH_EVERY = 10  # steps between evaluations of a graph, whose epoch is a single step
 
 Callback = Callable[[nn.Module, int, dict[str, Any]], object]
 
 
 class TrainingError(RuntimeError):
-    """A training that cannot go on, in one line."""
+    """Raised when a training cannot continue, such as on a loss of NaN."""
 
 
 class Training:
-    """One training: what is learned and from what, and its files."""
+    """One training: data, task, schedule, progress and files."""
 
     def __init__(self, config: Config, world: World, callbacks: Sequence[Callback] = ()) -> None:
         self.config, self.world, self.callbacks = config, world, callbacks
@@ -53,7 +53,7 @@ class Training:
         torch.manual_seed(config.seed)
         self.path = None if config.out is None else Path(config.out)
         newest = self.newest()
-        if newest is not None and config.channels_last is None:  # begun by a version that had no such layout
+        if newest is not None and config.channels_last is None:  # started by a version without channels_last
             self.config = config = derive(config, channels_last=False)
         start = None if config.init_from is None or newest is not None else _start(config.init_from)
         self.task = tasks.make(config, self.splits, world, start)
@@ -65,7 +65,8 @@ class Training:
         self.total = config.steps if config.steps is not None else (config.epochs or 0) * self.epoch
         self.eval_every = config.eval_every or (GRAPH_EVERY if self.splits.spec.kind == "graph" else self.epoch)
         resampler = self.task.phases[0].resampler
-        self.round = self.eval_every if resampler is None else resampler.inner  # steps between looks at a plateau
+        # steps between observations of the plateau schedule
+        self.round = self.eval_every if resampler is None else resampler.inner
         self.schedule = Schedule(config.schedule, config.optimizer.lr, self.total)
         self.precision = Precision(config, world)
         if world.is_main:
@@ -73,15 +74,15 @@ class Training:
         self.done = Progress()
         self.best_weights: dict[str, Any] | None = None
         self.saver, self.interruptions = checkpoint.Saver(), Interruptions()
-        self.saved = (0, 0)  # the step of the last checkpoint, and that of the last evaluation it knows of
-        self.stop_requested = False  # to stop, by a signal to any process
-        self.resumed, self.mark = newest is not None, None  # of the history, when the checkpoint was written
+        self.saved = (0, 0)  # steps of the last checkpoint and of the last evaluation in it
+        self.stop_requested = False  # by a signal to any process
+        self.resumed, self.mark = newest is not None, None  # size and checksum of metrics.jsonl at the checkpoint
         if newest is not None:
             self.resume(newest)
 
     @contextmanager
     def running(self, progress: bool) -> Iterator[None]:
-        """While it trains: files are open, the screen shows it, signals are noted."""
+        """Open files and display, and delay signals, while the training runs."""
         config, is_main = self.config, self.world.is_main
         keep = self.done.lines if self.resumed else None
         self.history = Metrics(self.path if is_main else None, keep=keep, mark=self.mark)
@@ -98,9 +99,7 @@ class Training:
                 else:
                     self.log({"split": "train", "energies": self.task.energies()})
                     if self.total < FEW and config.steps is None:
-                        self.screen.note(
-                            f"only {self.total} steps in all: more epochs or a smaller data.batch_size give more"
-                        )
+                        self.screen.note(f"only {self.total} steps: use more epochs or a smaller data.batch_size")
                 yield
             finally:
                 try:
@@ -108,7 +107,7 @@ class Training:
                 finally:
                     self.history.close()
 
-    # ------------------------------------------------------------------------------------------- when what is due
+    # ------------------------------------------------------------------------------------------- due events
 
     @property
     def is_over(self) -> bool:
@@ -128,7 +127,7 @@ class Training:
     # ------------------------------------------------------------------------------------------- between the steps
 
     def end_step(self, losses: dict[str, float], batch: splits.Batch, samples: int, rate: float) -> None:
-        """A step is done."""
+        """Count a step: sums, display, metrics every `log_every` steps, plateau schedule."""
         done = self.done
         done.step += 1
         loss, flags = next(iter(losses.values())), float(self.interruptions.signal is not None)
@@ -159,7 +158,7 @@ class Training:
             done.round = [0.0, 0.0]
 
     def stop_if_requested(self) -> None:
-        """Leaves a checkpoint and goes, if a signal has come to any process."""
+        """Save a checkpoint and stop, if any process has received a signal."""
         if self.stop_requested or (self.world.size == 1 and self.interruptions.signal is not None):
             self._stop()
 
@@ -167,11 +166,11 @@ class Training:
         self.stop_requested = True
         self.save()
         self.saver.wait()
-        self.interruptions.signal = self.interruptions.signal or signal.SIGTERM  # another process was asked
+        self.interruptions.signal = self.interruptions.signal or signal.SIGTERM  # the signal went to another process
         self.interruptions.reraise()
 
     def check_finite(self, phase: tasks.Phase, batches: list[splits.Batch], loss: float, norm: float) -> None:
-        """Raises TrainingError before a step that would spoil the weights."""
+        """Raise TrainingError if loss or gradient is not finite, before it reaches the weights."""
         if math.isfinite(loss) and (math.isfinite(norm) or self.precision.may_skip):
             return
         bad = [
@@ -182,7 +181,7 @@ class Training:
         what = f"{phase.name} is {loss}" if not math.isfinite(loss) else "a gradient is not finite"
         hint = f"a smaller optimizer.lr{'' if self.precision.clip is not None else ' or clip=1'} may help"
         if any(batch.inputs.is_floating_point() and not bool(batch.inputs.isfinite().all()) for batch in batches):
-            hint = "its inputs are not finite: look at the data"
+            hint = "the inputs are not finite: check the data"
         elif not bad and math.isfinite(loss):
             what = "the gradients are too large for their type"
         where = f", first in the gradient of {bad[0]}" if bad else ""
@@ -192,9 +191,9 @@ class Training:
         raise TrainingError(f"step {self.done.step + 1}: {what}{where}{last}; {hint}")
 
     def evaluate(self) -> None:
-        """A line of figures and energies; whether they are the best on validation."""
+        """Evaluate, log, and keep the weights if they are the best on validation."""
         self._eval_mode(True)
-        with cached():  # rotations are made once, not for every batch
+        with cached():  # compute rotations once, not for every batch
             figures = self.task.evaluate(self.splits.eval_split, self._is_interrupted)
             energies = self.task.energies()
         self._eval_mode(False)
@@ -228,7 +227,7 @@ class Training:
             self.done.waited += 1
 
     def log(self, figures: dict[str, Any]) -> None:
-        """A line of metrics, to the file, the screen and the callbacks."""
+        """Log a line of metrics to the file, the display and the callbacks."""
         step = self.done.step
         line = {"step": step, "epoch": round(step / self.epoch, 4), **figures, "seconds": round(self.seconds(), 3)}
         self.done.lines += 1
@@ -237,17 +236,17 @@ class Training:
         modes = [(module, module.training) for module in self.task.modules.values()]
         for callback in self.callbacks:
             callback(self.task.modules[self.task.main], step, dict(line))
-        for module, training in modes:  # a callback may have looked at it in eval mode
+        for module, training in modes:  # a callback may have switched it to eval mode
             module.train(training)
 
     def seconds(self) -> float:
-        """Of this training, those before it was resumed included."""
+        """Return the seconds of this training, including those before it was resumed."""
         return self.done.seconds + time.perf_counter() - self.clock
 
     # ------------------------------------------------------------------------------------------- files
 
     def save(self) -> None:
-        """A checkpoint, written while training goes on; not where none is due, nor twice."""
+        """Save a checkpoint in the background, if one is due and not saved yet."""
         step, every = self.done.step, self.config.checkpoint_every
         is_best = self.done.best is not None and self.done.best["step"] == step
         due = every is None or step % every == 0 or is_best or self.stop_requested or self.is_over
@@ -260,7 +259,7 @@ class Training:
         self.saver.save(self.path / CHECKPOINTS, step, tensors, state, keep=self.config.keep, best=is_best)
 
     def state(self) -> dict[str, Any]:
-        """All that the rest of the training depends on."""
+        """Return the state that a resumed training needs."""
         progress = {**vars(self.done), "seconds": self.seconds()}
         return {
             **{name: module.state_dict() for name, module in self.task.modules.items()},
@@ -272,37 +271,37 @@ class Training:
         }
 
     def newest(self) -> Path | None:
-        """The checkpoint to go on from, the newest whole one; None if there is none, or none is wanted."""
+        """Return the newest intact checkpoint; None if there is none, or `resume` is off."""
         if not self.config.resume or self.path is None:
             return None
         where = self.path / CHECKPOINTS
         found, damaged = find(where, marked=False) if self.world.is_main else (None, [])
         if found is None and damaged:
-            raise ValueError(f"none of the checkpoints can be read, {damaged[0]}; move {where} away to begin anew")
+            raise ValueError(f"none of the checkpoints can be read, {damaged[0]}; to start over, move {where} away")
         warn_of(damaged)
         name = self.world.broadcast_text("" if found is None else found.name)
         return where / name if name else None
 
     def resume(self, newest: Path) -> None:
-        """Takes up a checkpoint."""
+        """Load a checkpoint."""
         tensors, state = checkpoint.load(newest)
         if state.get("data") != self.splits.spec.to_tree():
-            raise ValueError(f"{newest} is of data with another shape or other classes")
+            raise ValueError(f"{newest} was trained on data of another shape or other classes")
         try:
             self._take(checkpoint.unflatten(tensors, state.get("tree")))
             self.mark = state.get("history")
-            self.task.try_out()  # with what was loaded: indices may lead nowhere
+            self.task.try_out()  # with the loaded state, whose indices may be out of range
         except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError) as error:
-            raise ValueError(f"{newest} is not of this config: {one_line(error)[:200]}") from None
+            raise ValueError(f"{newest} does not match the config: {one_line(error)[:200]}") from None
         if self.done.best is not None:
             self._load_best(newest.parent)
         if self.done.step > self.total:
             raise ValueError(
-                f"{newest.parent.parent} is at step {self.done.step} already, beyond the {self.total} asked for"
+                f"{newest.parent.parent} is already at step {self.done.step}, beyond the requested {self.total}"
             )
 
     def _take(self, nested: dict[str, Any]) -> None:
-        """What :meth:`state` gave."""
+        """Load what :meth:`state` returned."""
         self._load(nested)
         for phase, each in zip(self.task.phases, nested["optimizers"], strict=True):
             restoring.load_optimizer(phase.optimizer, each)
@@ -321,7 +320,7 @@ class Training:
         found = checkpoint.best_of(where)
         tensors, state = ({}, {}) if found is None else checkpoint.load(found)
         if state.get("step") != (self.done.best or {}).get("step"):
-            checks.warn(f"{where}: the best checkpoint is missing; the next evaluation counts as the best")
+            checks.warn(f"{where}: the best checkpoint is missing; the next evaluation becomes the best")
             self.done.best = None
             return
         nested = checkpoint.unflatten(tensors, state.get("tree"))
@@ -330,11 +329,11 @@ class Training:
             for name, module in self.task.modules.items():
                 building.check_same(module, {key: value.shape for key, value in weights[name].items()}, str(found))
         except (LookupError, TypeError, AttributeError) as error:
-            raise ValueError(f"{found} is not of this config: {one_line(error)[:200]}") from None
+            raise ValueError(f"{found} does not match the config: {one_line(error)[:200]}") from None
         self.best_weights = weights
 
     def finish(self) -> results.Result:
-        """The final figures and files; with a validation split, of the weights that were the best there."""
+        """Evaluate and write the final weights; with a validation split, those that were best on it."""
         if self.best_weights is not None:
             self._load(self.best_weights)
         self._eval_mode(True)
@@ -349,10 +348,10 @@ class Training:
         return results.finish(self.task, self.done, self.history, self.seconds(), final)
 
     def _has_diverged(self, figures: dict[str, Any], split: str) -> bool:
-        """Whether a classifier ends with the accuracy of a guess after a loss far above that of its first step.
+        """Whether a classifier ends at chance accuracy after a loss far above that of its first step.
 
-        By the training loss: that of `split` is as high where samples are learned by heart. It may have come down to
-        that of a guess, as the loss of a network does whose ReLUs are all dead.
+        Judged by the training loss: overfitting raises that of `split` too. The last loss may be that of a guess, as
+        for a network whose ReLUs are all dead.
         """
         accuracy, first, losses = figures.get("accuracy"), self.done.first, self._losses()
         if accuracy is None or first is None or not losses or self.done.step < SETTLED:
@@ -362,7 +361,7 @@ class Training:
         return accuracy <= at_most and max(losses) > FAR * max(first, guess) and losses[-1] > 0.9 * guess
 
     def _losses(self) -> list[float]:
-        """The training losses of the metrics, each a mean over some steps."""
+        """Return the training losses of the metrics, each a mean over some steps."""
         return [
             line["loss"] for line in self.history.lines if line.get("split") == "train" and line.get("loss") is not None
         ]
@@ -372,7 +371,7 @@ class Training:
             clip = "" if self.precision.clip is not None else " or clip=1"
             checks.warn(
                 f"the training diverged: its loss rose from {self.done.first:.4g} to {max(self._losses()):.4g}, and it "
-                f"ends with the accuracy of a guess, {summary['accuracy']:.2%}; "
+                f"ends at chance accuracy, {summary['accuracy']:.2%}; "
                 f"try optimizer.lr below {self.config.optimizer.lr:g}{clip}"
             )
 

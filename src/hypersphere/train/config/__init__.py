@@ -1,4 +1,4 @@
-"""The config of a training: flags, YAML, JSON and Python alike. None of this imports torch."""
+"""The config of a training, from flags, YAML, JSON or Python. None of this imports torch."""
 
 from .config import Config as Config
 from .convert import Flag as Flag

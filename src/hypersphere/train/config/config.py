@@ -15,7 +15,7 @@ EPOCHS = 10  # where neither steps nor epochs are given
 
 @dataclass(frozen=True)
 class Config(Group):
-    """One training. The defaults train a small network on the embedded digits.
+    """Configure one training. The defaults train a small network on the embedded digits.
 
     Example:
         >>> config = Config(model=Model("cnn9.mhe"), data=Data("cifar10"), energy=Energy(half_space=True))
@@ -26,38 +26,40 @@ class Config(Group):
         hypersphere.train.config.ConfigError: unknown model.name 'cn9.mhe', did you mean cnn9.mhe?
     """
 
-    seed: int = setting(0, "of all that is random", low=0)
-    steps: int | None = setting(None, "length of the training in steps", low=1)
-    epochs: int | None = setting(None, f"length in epochs; null with steps null: {EPOCHS}", low=1)
+    seed: int = setting(0, "random seed", low=0)
+    steps: int | None = setting(None, "training length in steps", low=1)
+    epochs: int | None = setting(None, f"training length in epochs; {EPOCHS} if steps is null too", low=1)
     out: str | None = setting(None, "the run's folder; the command line's default is a new one in runs/")
-    resume: bool = setting(False, "go on where the run in that folder stopped")
-    init_from: str | None = setting(None, "begin with the weights of another run")
+    resume: bool = setting(False, "continue the run in that folder")
+    init_from: str | None = setting(None, "start from the weights of another run")
     eval_every: int | None = setting(None, "steps between evaluations; null: an epoch (10 steps of a graph)", low=1)
     checkpoint_every: int | None = setting(None, "steps between checkpoints; null: at each evaluation", low=1)
-    keep: int = setting(2, "last checkpoints that stay, beside the best", low=1)
+    keep: int = setting(2, "checkpoints to keep, besides the best", low=1)
     log_every: int = setting(50, "steps between lines of metrics", low=1)
-    patience: int | None = setting(None, "stop after so many evaluations without a better validation", low=1)
-    amp: bool | str = setting(False, "mixed precision; true: what the device has", names=("bfloat16", "float16"))
+    patience: int | None = setting(None, "early stopping: evaluations without a better validation accuracy", low=1)
+    amp: bool | str = setting(
+        False, "mixed precision; true: the best type of the device", names=("bfloat16", "float16")
+    )
     compile: bool = setting(False, "use torch.compile")
     channels_last: bool | None = setting(
-        None, "keep the channels of a pixel side by side; null: for convolutions of images on a CPU, from 16×16 pixels"
+        None, "use the channels_last memory format; null: for convolutions on a CPU, from 16×16 pixels"
     )
     clip: float | str | None = setting(
-        "auto", "largest norm of the gradient; auto is 1 with energy and none without", names=("auto",), above=0
+        "auto", "clip the gradient norm; auto: at 1 with energy, else not", names=("auto",), above=0
     )
-    accumulate: int = setting(1, "batches a step is made of", low=1)
+    accumulate: int = setting(1, "gradient accumulation: batches per step", low=1)
     device: str = setting("auto", "auto, cpu, cuda, cuda:0, mps", pattern=r"auto|cpu|mps|cuda(:[0-9]{1,4})?")
-    model: Model = field(default=Model(), metadata={"help": "the network"})
-    data: Data = field(default=Data(), metadata={"help": "what is learned from"})
-    loss: Loss = field(default=Loss(), metadata={"help": "what is made small"})
+    model: Model = field(default=Model(), metadata={"help": "network"})
+    data: Data = field(default=Data(), metadata={"help": "dataset"})
+    loss: Loss = field(default=Loss(), metadata={"help": "loss"})
     energy: Energy | None = field(
         default=None, metadata={"help": "neurons spread evenly over the sphere (MHE); null: off"}
     )
     rotation: Rotation | None = field(
         default=None, metadata={"help": "rotate fixed neurons in place of learning them (OPT); null: off"}
     )
-    optimizer: Optimizer = field(default=Optimizer(), metadata={"help": "how it is learned"})
-    schedule: Schedule = field(default=Schedule(), metadata={"help": "how the learning rate changes"})
+    optimizer: Optimizer = field(default=Optimizer(), metadata={"help": "optimizer"})
+    schedule: Schedule = field(default=Schedule(), metadata={"help": "learning rate schedule"})
 
     def __post_init__(self) -> None:
         if self.steps is None and self.epochs is None:
@@ -75,7 +77,7 @@ class Config(Group):
 
 @cache
 def group_of(name: str) -> tuple[type[Group] | None, bool]:
-    """The class of a group of the config and whether it may be off; None for a plain field."""
+    """Return the class of a group of the config and whether it may be off; None for a plain field."""
     hint = types_of(Config)[name]
     kinds = [each for each in (hint, *get_args(hint)) if isinstance(each, type) and issubclass(each, Group)]
     return (kinds[0], kinds[0] is not hint) if kinds else (None, False)

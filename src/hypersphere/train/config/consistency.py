@@ -56,8 +56,8 @@ def _top(config: Any) -> None:
     _reject_if(
         config.patience is not None
         and config.data.validation is None
-        and kind_of_data(config.data.name) != "graph",  # which comes with a validation split
-        "patience needs data.validation: stopping early by the test set would be choosing by it",
+        and kind_of_data(config.data.name) != "graph",  # a graph has a validation split
+        "patience needs data.validation: early stopping must not use the test set",
     )
     kind = kind_of_data(config.data.name)
     _reject_if(
@@ -69,7 +69,7 @@ def _top(config: Any) -> None:
 def _model(model: Model) -> None:
     _reject_if(model.scale is False, "model.scale must be auto, true, a number or null, got False")
     alone = model.scale not in (None, "auto") and model.similarity is None
-    _reject_if(alone, "model.scale goes with model.similarity, and there is none")
+    _reject_if(alone, "model.scale needs model.similarity")
 
 
 def _data(data: Data, model: Model) -> None:
@@ -106,11 +106,11 @@ def _data(data: Data, model: Model) -> None:
 
 
 def _name_for(root: str) -> str:
-    """What data.name may be meant by a root, by a look at the folder."""
+    """Guess the data.name that was meant from what the folder `root` contains."""
     where = Path(root).expanduser()
     there = [name for name, folders in catalog.FOLDERS.items() if any((where / each).is_dir() for each in folders)]
     if there:
-        return f"set data.name to what is there, {' or '.join(there)}"
+        return f"set data.name to what the folder contains, {' or '.join(there)}"
     return "set data.name=image_folder for your own images"
 
 
@@ -132,7 +132,7 @@ def _loss(loss: Loss) -> None:
 def _energy(energy: Energy) -> None:
     _reject_if(
         energy.half_space and energy.hidden_weight == 0,
-        "energy.half_space concerns hidden layers, whose energy.hidden_weight is 0; the output is always full space",
+        "energy.half_space applies to hidden layers only, but energy.hidden_weight is 0",
     )
     for key in ("half_space", "angular", "minibatch"):
         those = [name for name, options in catalog.MEASURES.items() if key in options]
@@ -161,15 +161,11 @@ def _rotation(rotation: Rotation) -> None:
         rotation.init not in catalog.METHODS.get(rotation.method, (rotation.init,)),
         f"rotation.method={rotation.method} cannot begin at the identity: set rotation.init=normal",
     )
-    if isinstance(rotation.sample, float):
-        fits = rotation.sample < 1
-        _reject_if(
-            not fits, f"rotation.sample must be a share below 1 or an integer >= 2, got {shown(rotation.sample)}"
-        )
-    _reject_if(rotation.sample == 1, "rotation.sample must be a share below 1 or an integer >= 2, got 1")
     _reject_if(
-        rotation.inner is not None and not sampled, "rotation.inner goes with rotation.sample, and there is none"
+        rotation.sample == 1 or (isinstance(rotation.sample, float) and rotation.sample > 1),
+        f"rotation.sample must be a share below 1 or an integer >= 2, got {shown(rotation.sample)}",
     )
+    _reject_if(rotation.inner is not None and not sampled, "rotation.inner needs rotation.sample")
     _reject_if(
         rotation.penalty is not None and rotation.method != "regularized",
         f"rotation.penalty goes with rotation.method=regularized; got {rotation.method}",

@@ -1,4 +1,4 @@
-"""The config of a training: flags, YAML, JSON and Python alike. It names entries of our tables and runs no code.
+"""Convert configs: to and from trees, files and flags. A config names entries of our tables and runs no code.
 
 Values are checked when a group is made, cross-field rules when a :class:`Config` is: every Config instance is valid.
 None of this imports torch.
@@ -23,7 +23,7 @@ from .values import TABLES, ConfigError, parse, shown
 
 
 def from_tree(tree: Mapping[str, Any]) -> Config:
-    """A config from plain dicts, lists and numbers, as YAML and JSON give them; what is left out is the default.
+    """Build a config from plain dicts, lists and numbers, as YAML and JSON give them; missing keys are defaults.
 
     Example:
         >>> config = from_tree({"data": {"name": "mnist"}, "rotation": {}})
@@ -56,7 +56,7 @@ def _known_keys(prefix: str, kind: type[Group], tree: Any) -> dict[str, Any]:
 
 
 def _key(prefix: str, key: Any) -> str:
-    """A key as it stands in a message, whatever it is."""
+    """Format a key of any type for a message."""
     text = key if isinstance(key, str) else shown(key)
     return prefix + (text if text.isprintable() and len(text) <= 60 else shown(key))
 
@@ -85,7 +85,7 @@ def load_file(path: str | os.PathLike[str]) -> Config:
 
 
 class Flag(NamedTuple):
-    """What a command line needs to know of a field."""
+    """A flag of the command line and the field it sets."""
 
     flag: str
     field: dataclasses.Field[Any]
@@ -97,7 +97,7 @@ class Flag(NamedTuple):
 
 
 def flags() -> list[Flag]:
-    """All leaf flags, and one that turns each optional group on or off.
+    """Return all leaf flags, and one that turns each optional group on or off.
 
     Example:
         >>> [flag.flag for flag in flags()][:3], len(flags()) > 60
@@ -136,7 +136,7 @@ def _help(leaf: dataclasses.Field[Any]) -> str:
 
 
 def apply(config: Config, changes: Mapping[str, str]) -> Config:
-    """The config with flags of a command line: dotted keys, and values as text that is read by the field's type.
+    """Apply flags of a command line to a config: dotted keys, and text that is parsed by the field's type.
 
     A flag of a group that is off turns it on; ``{"energy": "off"}`` turns it off.
 
@@ -169,12 +169,12 @@ def read_changes(config: Config, changes: Mapping[str, str]) -> dict[str, Any]:
         else:
             raise ConfigError(f"{key} must be on or off, got {shown(text)}")
     if "model.name" in values and _family(values["model.name"]) != _family(config.model.name):
-        values = {"model.widths": None, "model.fc": None} | values  # a recipe's sizes are those of its network
+        values = {"model.widths": None, "model.fc": None} | values  # widths and fc of a recipe fit its network only
     return values
 
 
 def _family(model: str) -> str:
-    """cnn of cnn9.mhe."""
+    """Return the family of a network: cnn of cnn9.mhe."""
     return model.partition(".")[0].rstrip("0123456789")
 
 
@@ -189,7 +189,7 @@ def _unknown_flag(key: Any, known: list[str]) -> ConfigError:
 
 
 def derive(config: Config, changes: Mapping[str, Any] | None = None, /, **more: Any) -> Config:
-    """The config with a few fields changed, all else as it is: how a recipe is made of another.
+    """Return the config with some fields changed: how one recipe is made from another.
 
     Args:
         changes, more: ``{"optimizer.lr": 0.1}``, ``optimizer={"lr": 0.1}``, or a whole group such as
@@ -212,7 +212,7 @@ def derive(config: Config, changes: Mapping[str, Any] | None = None, /, **more: 
             tree[key] = value
         elif isinstance(tree.get(group), dict):
             tree[group][name] = value
-        else:  # a group that is off begins with its defaults
+        else:  # a group that was off starts from its defaults
             tree[group] = {name: value}
 
     pairs = [*(changes or {}).items(), *more.items()]
@@ -235,7 +235,7 @@ def derive(config: Config, changes: Mapping[str, Any] | None = None, /, **more: 
 
 
 def to_tree(config: Config) -> dict[str, Any]:
-    """Plain dicts, lists and numbers, with every field: :func:`from_tree` gives the same config back."""
+    """Return plain dicts, lists and numbers with every field, which :func:`from_tree` takes back."""
     return _tree_of(config)
 
 
@@ -250,12 +250,12 @@ def _plain(value: Any) -> Any:
 
 
 def to_json(config: Config) -> str:
-    """The whole config as JSON; every number comes back as it was, to the last bit."""
+    """Return the whole config as JSON; floats round-trip exactly."""
     return json.dumps(to_tree(config), indent=2, allow_nan=False) + "\n"
 
 
 def to_yaml(config: Config) -> str:
-    """The whole config as YAML that :func:`load_file` reads, with what each field means beside it."""
+    """Return the whole config as YAML that :func:`load_file` reads, with each field's help as a comment."""
     lines: list[tuple[str, str]] = []
     for each in fields(Config):
         value = getattr(config, each.name)
@@ -272,5 +272,5 @@ def to_yaml(config: Config) -> str:
 
 
 def print_config(config: Config, file: TextIO | None = None) -> None:
-    """Prints :func:`to_yaml`."""
+    """Print :func:`to_yaml`."""
     print(to_yaml(config), end="", file=file or sys.stdout)

@@ -1,4 +1,4 @@
-"""Configs in files: YAML and JSON as plain trees. Nothing in a file can make an object, whatever its tags say."""
+"""Read YAML and JSON files of configs as plain trees. No tag in a file can create an object."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _FLOAT = re.compile(
 
 
 class Tree(dict[Any, Any]):
-    """A mapping of a file; `doubled` is a key that stands in it twice."""
+    """A mapping in a file; `doubled` is a duplicate key."""
 
     doubled: Any = None
 
 
 def read_tree(path: str | os.PathLike[str]) -> Any:
-    """What a file holds; ``.json`` is read as JSON, all else as YAML. An empty YAML file holds nothing: {}."""
+    """Read a file, ``.json`` as JSON and all else as YAML. An empty YAML file is {}."""
     path = Path(path)
     text = _text(path)
     try:
@@ -40,7 +40,7 @@ def read_tree(path: str | os.PathLike[str]) -> Any:
 
 
 def _text(path: Path) -> str:
-    if path.exists() and not path.is_file():  # a pipe would wait for ever
+    if path.exists() and not path.is_file():  # a pipe would block
         raise ConfigError("not a file")
     try:
         with open(path, "rb") as file:
@@ -48,7 +48,7 @@ def _text(path: Path) -> str:
     except (OSError, ValueError) as error:
         raise ConfigError(getattr(error, "strerror", None) or str(error)) from None
     if len(data) > LARGEST_FILE:
-        raise ConfigError(f"larger than {LARGEST_FILE // 1024} KiB, which no config is")
+        raise ConfigError(f"larger than {LARGEST_FILE // 1024} KiB")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -72,18 +72,18 @@ def _json(text: str) -> Any:
 
 
 def _unsigned(tree: Any, text: str) -> Any:
-    """The tree without the checksum that a run's config.json has, once that is compared."""
+    """Verify and remove the checksum of a run's config.json."""
     if isinstance(tree, Tree) and signed.KEY in tree and tree.doubled != signed.KEY:
         if not signed.is_whole(text.encode()):
             hint = 'if it was edited on purpose, remove its line "checksum"'
-            raise ConfigError(f"damaged: its text is not what was saved; {hint}")
+            raise ConfigError(f"damaged: the checksum does not match; {hint}")
         del tree[signed.KEY]
     return tree
 
 
 def _integer(text: str) -> int:
-    if len(text) > 1000:  # the time to read it grows with the square
-        raise ConfigError(f"an integer of {len(text)} digits")
+    if len(text) > 1000:  # parsing time is quadratic
+        raise ConfigError(f"an integer of {len(text)} digits is too long")
     return int(text)
 
 
@@ -94,7 +94,7 @@ def _yaml(text: str) -> Any:
         raise ConfigError("YAML needs PyYAML: pip install hypersphere[cli], or write JSON") from None
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        """Nodes alone, without aliases and tags; what is no number, truth or null is text, as in YAML 1.2."""
+        """Compose nodes without aliases and tags; scalars are typed as in YAML 1.2."""
 
         yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
         depth = 0
@@ -102,9 +102,9 @@ def _yaml(text: str) -> Any:
         def compose_node(self, parent: Any, index: Any) -> Any:
             event = self.peek_event()
             if self.check_event(yaml.AliasEvent) or event.anchor is not None:
-                raise ConfigError(f"line {event.start_mark.line + 1}: anchors and aliases (& and *) are not taken")
+                raise ConfigError(f"line {event.start_mark.line + 1}: anchors and aliases (& and *) are not allowed")
             if getattr(event, "tag", None) is not None:
-                raise ConfigError(f"line {event.start_mark.line + 1}: tags are not taken, got {shown(event.tag)}")
+                raise ConfigError(f"line {event.start_mark.line + 1}: tags are not allowed, got {shown(event.tag)}")
             self.depth += 1
             if self.depth > DEEPEST:
                 raise ConfigError(f"line {event.start_mark.line + 1}: nested deeper than {DEEPEST} levels")
@@ -116,7 +116,7 @@ def _yaml(text: str) -> Any:
         node = yaml.compose(text, Loader)
     except ConfigError:
         raise
-    except (ValueError, OverflowError):  # its own, of "\\UFFFFFFFF"
+    except (ValueError, OverflowError):  # raised by PyYAML for "\\UFFFFFFFF"
         raise ConfigError("not YAML: an escape beyond Unicode") from None
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
@@ -127,7 +127,7 @@ def _yaml(text: str) -> Any:
 
 
 def _value(node: Any) -> Any:
-    """The plain value of a node. Without tags there are three kinds."""
+    """Return the plain value of a YAML node. Without tags there are three kinds."""
     if node.id == "mapping":
         pairs = [(_value(key), _value(value)) for key, value in node.value]
         for (key, _), (at, _) in zip(pairs, node.value, strict=True):
@@ -140,7 +140,7 @@ def _value(node: Any) -> Any:
 
 
 def _scalar(text: str) -> Any:
-    """What plain text stands for; NaN and infinity are left to the walk, which knows the key."""
+    """Parse an unquoted scalar; NaN and infinity are rejected later, where the key is known."""
     if _NULL.fullmatch(text):
         return None
     if _BOOL.fullmatch(text):
@@ -153,7 +153,7 @@ def _scalar(text: str) -> Any:
 
 
 def scalar(value: Any) -> str:
-    """A value as YAML 1.1 and 1.2 read it alike."""
+    """Format a value so that YAML 1.1 and 1.2 read it alike."""
     if isinstance(value, list):
         return f"[{', '.join(map(scalar, value))}]"
     if value is None or isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""One value of a config: what it may be, read from a tree or from the text of a flag."""
+"""Check one value of a config, from a tree or from the text of a flag."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ _LIVE = {
 
 
 def known(names: str | tuple[str, ...]) -> tuple[str, ...]:
-    """The names of a kind, with those that the user has registered; names themselves as they are."""
+    """Return the names of a table, with those that the user has registered; a tuple of names as it is."""
     if not isinstance(names, str):
         return names
     return tuple(dict.fromkeys((*TABLES[names], *_live(*_LIVE.get(names, ("", ""))))))
 
 
 def kind_of_data(name: str) -> str | None:
-    """images | points | text | graph; None for a data set of the user's own that does not say."""
+    """Return images | points | text | graph; None for a user's dataset that does not declare it."""
     return catalog.DATA.get(name) or _live("hypersphere.data._registry", "KINDS").get(name)
 
 
@@ -83,7 +83,7 @@ def setting(
     below: float | None = None,
     pattern: str | None = None,
 ) -> Any:
-    """A field of a config.
+    """Define a field of a config.
 
     Args:
         names: the allowed values, or their kind: a key of :data:`TABLES`.
@@ -105,12 +105,12 @@ def setting(
 
 
 def shown(value: Any) -> str:
-    """A value in a message: short, on one line, whatever it is."""
+    """Format a value of any type for a message: short, on one line."""
     if isinstance(value, dict):
         return "a group"
     if isinstance(value, list | tuple):
         return "a list"
-    if isinstance(value, int) and abs(value) > 10**30:  # its text may be refused by Python, or take minutes
+    if isinstance(value, int) and abs(value) > 10**30:  # formatting it may fail or take minutes
         return "a huge integer"
     if isinstance(value, str):
         return repr(value if len(value) <= 60 else value[:57] + "...")
@@ -118,7 +118,7 @@ def shown(value: Any) -> str:
 
 
 def read(key: str, kind: Any, rule: Any, value: Any) -> Any:
-    """`value` as the field's own type: 1 becomes 1.0 where a float is asked for, a list a tuple."""
+    """Convert `value` to the field's type: 1 to 1.0 for a float, a list to a tuple."""
     kinds = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     if value is None and _NONE in kinds:
         return None
@@ -154,7 +154,7 @@ def _is_text_list(kinds: tuple[Any, ...]) -> bool:
 
 
 def _texts(key: str, kind: Any, rule: Any, value: Any) -> str | tuple[str, ...]:
-    """One text or several; "a, b" are two, and a list of one is that one."""
+    """Read one text or several; "a, b" are two, and a list of one is that one."""
     parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
     for part in parts:
         if not isinstance(part, str):
@@ -164,7 +164,7 @@ def _texts(key: str, kind: Any, rule: Any, value: Any) -> str | tuple[str, ...]:
 
 
 def parse(key: str, kind: Any, rule: Any, text: str) -> Any:
-    """The value that the text of a flag stands for."""
+    """Parse the text of a flag."""
     kinds = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     if not isinstance(text, str):
         raise ConfigError(f"{key} must be text here, got {shown(text)}")
@@ -172,7 +172,7 @@ def parse(key: str, kind: Any, rule: Any, text: str) -> Any:
 
 
 def _parsed(kinds: tuple[Any, ...], text: str) -> Any:
-    """What `text` is among the kinds; the text itself if it is none of them."""
+    """Parse `text` as one of the kinds; return the text itself if it is none of them."""
     if _NONE in kinds and text in ("null", "none"):
         return None
     if bool in kinds and text in ("true", "false"):
@@ -189,7 +189,7 @@ def _parsed(kinds: tuple[Any, ...], text: str) -> Any:
 
 
 def allowed(kind: Any, rule: Any) -> str:
-    """What a field takes, in words."""
+    """Describe the values that a field takes."""
     words: list[str] = []
     kinds = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     for each in kinds:
@@ -221,7 +221,7 @@ def _hint(kinds: tuple[Any, ...], value: Any) -> str:
     if isinstance(value, str) and str not in kinds:
         parsed = _parsed(kinds, value.strip())
         if not isinstance(parsed, str | list) and parsed is not None:
-            return " (without the quotes it would be right)"
+            return " (remove the quotes)"
     return ""
 
 
@@ -269,7 +269,7 @@ def unknown_name(key: str, names: str | tuple[str, ...], value: str) -> ConfigEr
 
 
 def _similarity(key: str, value: str) -> str:
-    """A name, or one with numbers as in "sigmoid(0.7)"."""
+    """Check a name, or one with numbers as in "sigmoid(0.7)"."""
     match = re.fullmatch(r"\s*(\w+)\s*(?:\(([^()]*)\))?\s*", value)
     name = match[1] if match else value
     if match is None or name not in known("similarity"):

@@ -1,1 +1,1 @@
-"""A finished run: load it, score it, predict with it, export it."""
+"""Use a finished run: load, evaluate, predict, export."""

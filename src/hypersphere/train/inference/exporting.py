@@ -1,4 +1,4 @@
-"""A trained network in formats that need no hypersphere: ONNX, torch.export, safetensors."""
+"""Export a trained network to formats that need no hypersphere: ONNX, torch.export, safetensors."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from .run import Run
 
 #: format → ending of its files
 ENDINGS = {"onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors"}
-_WRONG = 1e-2  # a relative difference that rounding does not explain
-_EXAMPLES = 3  # samples it is traced with: sizes 0 and 1 are taken for constants
+_WRONG = 1e-2  # relative difference above rounding errors
+_EXAMPLES = 3  # batch size for tracing: sizes 0 and 1 become constants
 
 
 class _Embeddings(nn.Module):
-    """Embeddings of length 1, as :meth:`Run.embed` gives them."""
+    """Return embeddings of length 1, as :meth:`Run.embed` does."""
 
     def __init__(self, classifier: building.Classifier) -> None:
         super().__init__()
@@ -44,23 +44,22 @@ class _Embeddings(nn.Module):
 
 
 def format_of(path: str | os.PathLike[str], to: str | None = None) -> str:
-    """The format to export to: `to`, or what the file's ending says."""
+    """Return the format to export to: `to`, or by the file's ending."""
     if to is None:
         to = next((name for name, ending in ENDINGS.items() if ending == Path(path).suffix.lower()), None)
         if to is None:
-            raise ValueError(f"path must end in {', '.join(ENDINGS.values())}, or `to` say the format; got {path}")
+            raise ValueError(f"path must end in {', '.join(ENDINGS.values())}, or give the format as `to`; got {path}")
     checks.choice("to", to, ENDINGS)
     return to
 
 
 def export(run: Run, path: str | os.PathLike[str], to: str | None = None, embeddings: bool = False) -> float | None:
-    """Writes the network of a run, merged and in eval mode, for any number of samples in a batch.
+    """Write the network of a run, merged and in eval mode, for any batch size.
 
-    What goes in, called ``inputs``, is what ``run.preprocess`` gives (:func:`inputs_of` says it in words); what comes
-    out is called ``logits``, or ``embeddings`` of length 1, or ``images`` of a generator. Beside it, in the metadata of
-    ONNX and safetensors and as extra files of torch.export: ``labels``, the names of the classes in JSON, and
-    ``inputs``, those words. With an angular loss the
-    safetensors have the head's tensors too, as ``head.weight``.
+    The input is called ``inputs`` and is what ``run.preprocess`` returns; the output is called ``logits``,
+    ``embeddings`` (of length 1) or ``images`` (of a generator). The metadata of ONNX and safetensors, and the extra
+    files of torch.export, have ``labels``, the class names in JSON, and ``inputs``, the text of :func:`inputs_of`. With
+    an angular loss the safetensors have the head's tensors too, as ``head.weight``.
 
     Args:
         path: the file; replaced if it is there.
@@ -81,7 +80,7 @@ def export(run: Run, path: str | os.PathLike[str], to: str | None = None, embedd
     to, path = format_of(path, to), Path(path)
     own = [run.path / layout.FINAL / layout.weights(part) for part in layout.PARTS]
     if path.resolve() in [file.resolve() for file in (*own, run.source / layout.TENSORS)]:
-        raise ValueError(f"path must not be a file of the run itself, got {path}")
+        raise ValueError(f"path must not be a file of the run, got {path}")
     if to == "safetensors":
         if embeddings:
             raise ValueError("embeddings go with onnx and torch: a file of tensors has no output")
@@ -101,7 +100,7 @@ def export(run: Run, path: str | os.PathLike[str], to: str | None = None, embedd
     expected = expected.cpu()
     difference = None if given is None else float((given - expected).abs().max())
     if difference is not None and not difference <= _WRONG * (1 + float(expected.abs().max())):
-        raise ValueError(f"what was exported gives other {name}: they differ by {difference:.2g}; nothing is written")
+        raise ValueError(f"the exported file gives different {name}, off by {difference:.2g}; nothing is written")
     write_bytes(path, data)
     return difference
 
@@ -114,13 +113,13 @@ def _examples(run: Run) -> Tensor:
 
 
 def _metadata(run: Run) -> dict[str, str]:
-    """What a file says of itself, beside its numbers."""
+    """Return the metadata of an exported file."""
     named = {"labels": json.dumps(run.labels), "model": run.config.model.name, "step": str(run.step)}
     return named | {"inputs": inputs_of(run)}
 
 
 def inputs_of(run: Run) -> str:
-    """What the exported network takes, in words: type, layout, channels, range.
+    """Describe the input of the exported network: type, layout, channels, range.
 
     Example:
         >>> import tempfile
@@ -146,7 +145,7 @@ def inputs_of(run: Run) -> str:
 
 
 def _is_normalized(run: Run) -> bool:
-    """Whether pixels reach the network by our own scale; an augmentation of the user's may have another."""
+    """Whether pixels are scaled as by :class:`Normalize`; a user's augmentation may differ."""
     if run.preprocess.spec.dtype != "uint8":
         return False
     pixels = torch.tensor([0, 200], dtype=torch.uint8)
@@ -156,7 +155,7 @@ def _is_normalized(run: Run) -> bool:
 
 def _safetensors(run: Run) -> bytes:
     tensors = run.model.state_dict()
-    if isinstance(run.model, building.Classifier):  # the network's names are its own again
+    if isinstance(run.model, building.Classifier):  # restore the network's own names
         tensors = {name.removeprefix("network."): value for name, value in tensors.items()}
     kept, aliases = unshared(tensors)
     return save(kept, _metadata(run) | ({"aliases": json.dumps(aliases)} if aliases else {}))
@@ -205,13 +204,13 @@ def _any_batch() -> tuple[dict[int, Any]]:
 def _traced(make: Any, to: str) -> Any:
     try:
         return make()
-    except Exception as error:  # torch has many of its own
+    except Exception as error:  # torch raises many types
         raise ValueError(f"this network cannot be exported to {to}: {one_line(error)[:300]}") from None
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's and onnxscript's talk of what they are doing."""
+    """Silence the logs of torch and onnxscript."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

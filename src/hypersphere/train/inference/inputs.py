@@ -1,4 +1,4 @@
-"""From what a person has (image files, arrays, text) to the batch a trained network takes."""
+"""Convert image files, arrays and text to the batch that a trained network takes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ...data.image_folder import PIXELS, decode
 from ..splits import DataSpec
 
 _LUMA = (19595, 38470, 7471)  # of red, green and blue in 65536: ITU-R 601, as Pillow has it
-#: of samples as they are stored
+#: dtypes of stored samples
 DTYPES = {name: getattr(torch, name) for name in ("uint8", "float16", "bfloat16", "float32", "float64", "int64")}
-_NORMALIZED = 10.0  # no normalized image has such numbers; pixels have
+_NORMALIZED = 10.0  # larger numbers are pixels that were not normalized
 
 
 @dataclass(frozen=True)
 class Preprocess:
-    """``preprocess(inputs)``: a batch (B, ...) as the network saw it when it was evaluated.
+    """``preprocess(inputs)`` returns a batch (B, ...) as in the evaluation of the training.
 
-    What it takes depends on the data the network was trained on, `spec.kind`; a list of any is a batch.
+    What it takes depends on `spec.kind`, the data the network was trained on; a list is a batch.
 
     - images: the path of a file, a Pillow image, or uint8 pixels (H, W), (H, W, C), (C, H, W), (N, C, H, W) or
       (N, H, W, C). Grey becomes three equal channels and colours become grey as the network needs it, and the size
@@ -79,13 +79,13 @@ class Preprocess:
         channels, *size = self.spec.shape
         pixels = _with_channels(pixels, channels)
         given = self._augmented(pixels)
-        if list(given.shape[2:]) != size:  # nothing brings images to a size: those it was trained on had one
+        if list(given.shape[2:]) != size:  # the augmentation does not resize
             pixels = F.interpolate(pixels.contiguous(), size, mode="bilinear", antialias=True, align_corners=False)
             given = self._augmented(pixels)
         return self._checked(given)
 
     def _as_it_is(self, numbers: Tensor) -> Tensor:
-        """Floating point samples. Those that were stored as pixels are normalized already."""
+        """Check floating point samples; those of pixel data must be normalized already."""
         rows = self._rows(numbers)
         if self.spec.dtype != "uint8":
             return self._checked(self._augmented(rows.to(DTYPES[self.spec.dtype])))
@@ -102,7 +102,7 @@ class Preprocess:
         return self.augment(rows, SampleGenerator(0, 0, range(len(rows))))
 
     def _checked(self, rows: Tensor, varies: int = 0) -> Tensor:
-        """`rows` are one or more samples of the network's shape; the first `varies` of its dimensions may be any."""
+        """Check that `rows` are samples of the network's shape; the first `varies` dimensions may have any size."""
         shape = self.spec.shape
         if not len(rows) or rows.dim() != len(shape) + 1 or rows.shape[1 + varies :] != shape[varies:]:
             sizes = [*("P" * varies), *map(str, shape[varies:])]
@@ -169,12 +169,12 @@ _OF_KIND: dict[str, Callable[[Preprocess, Any], Tensor]] = {
 
 
 def _opened(inputs: Any) -> Tensor | None:
-    """An image file or a Pillow image as uint8 (1, 3, H, W); None for what is neither."""
+    """Read an image file or a Pillow image as uint8 (1, 3, H, W); None if it is neither."""
     if isinstance(inputs, str | os.PathLike):
         if not os.path.isfile(inputs):
             raise FileNotFoundError(f"no such file: {os.fspath(inputs)!r}")
         return decode(os.fspath(inputs)).unsqueeze(0)
-    if not (hasattr(inputs, "getbands") and hasattr(inputs, "convert")):  # Pillow's, told without importing it
+    if not (hasattr(inputs, "getbands") and hasattr(inputs, "convert")):  # duck typing: Pillow may be missing
         return None
     width, height = inputs.size
     check_pixels(height, width)
@@ -184,7 +184,7 @@ def _opened(inputs: Any) -> Tensor | None:
 
 
 def check_pixels(height: int, width: int) -> None:
-    """ValueError for an image of so many pixels that the memory it would take is no accident's."""
+    """Raise ValueError for an image with too many pixels to decode safely."""
     if height * width > PIXELS:
         raise ValueError(f"an image must have at most {PIXELS} pixels, got {width}×{height}")
 
@@ -200,7 +200,7 @@ def _array(inputs: Any) -> Tensor:
 
 
 def _channels_first(pixels: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Pixels as (N, C, H, W); ValueError where it could be two things."""
+    """Return pixels as (N, C, H, W); ValueError if the layout is ambiguous."""
     known = {1, 3, shape[0]}
     if pixels.dim() == 2:
         return pixels[None, None]
@@ -219,7 +219,7 @@ def _channels_first(pixels: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _with_channels(pixels: Tensor, channels: int) -> Tensor:
-    """uint8 (N, 1 or 3, H, W) with as many channels as asked for."""
+    """Convert uint8 (N, 1 or 3, H, W) to `channels` channels."""
     if not pixels.numel():
         raise ValueError(f"inputs must hold pixels, got (N, C, H, W) = {tuple(pixels.shape)}")
     there = pixels.shape[1]

@@ -1,4 +1,4 @@
-"""A run read back from its folder: the network, what it takes, and what its answers are called."""
+"""Load a run from its folder: the network, its preprocessing and the class names."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from ..storage.summary import is_count, read_summary
 from ..storage.weights import read_model, read_tensors, shapes_of
 from .inputs import DTYPES, KINDS, Preprocess
 
-BATCH = 256  # samples that a network sees at once
+BATCH = 256  # samples per forward pass
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Run:
-    """A trained network with all that is needed to use it.
+    """A trained network with its preprocessing and class names.
 
     Attributes:
         model: in eval mode, with plain layers; ``model(preprocess(inputs))`` are logits. With an angular loss it is the
@@ -59,7 +59,7 @@ class Run:
 
     @torch.no_grad()
     def predict(self, inputs: Any) -> tuple[list[str], Tensor]:
-        """The likeliest label of each sample, and the probabilities of all classes, (B, C).
+        """Return the most likely label of each sample, and the probabilities (B, C).
 
         Args:
             inputs: what `preprocess` takes; of text, the character that follows is predicted.
@@ -70,20 +70,20 @@ class Run:
 
     @torch.no_grad()
     def embed(self, inputs: Any) -> Tensor:
-        """Embeddings of length 1, (B, d): what the classes are told from. `inputs` are what `preprocess` takes."""
+        """Return embeddings of length 1, (B, d). `inputs` are what `preprocess` takes."""
         self.check_labels()
         return torch.cat([F.normalize(_last(self._features(*part)).float(), dim=1) for part in self._parts(inputs)])
 
     @property
     def classifier(self) -> building.Classifier:
-        """The model as what was trained: ``classifier(inputs, labels)`` gives its loss too."""
+        """The model as it was trained: ``classifier(inputs, labels)`` returns the loss too."""
         if isinstance(self.model, building.Classifier):
             return self.model
         return building.Classifier(self.model, None, self.config.loss.label_smoothing)
 
     @property
     def facts(self) -> DataSpec:
-        """Return `spec` by its old name."""
+        """The old name of `spec`."""
         return self.spec
 
     def check_labels(self) -> None:
@@ -91,7 +91,7 @@ class Run:
             raise ValueError(f"{self.path} is a generator's run: it makes images of noise and has no labels")
 
     def _parts(self, inputs: Any) -> Iterator[tuple[Tensor, ...]]:
-        """What the network is called with, some samples at a time; a graph is one."""
+        """Yield the network's arguments in batches; a graph is one batch."""
         batch = self.preprocess(inputs)
         first = next(self.model.parameters(), None)
         device = batch.device if first is None else first.device
@@ -116,12 +116,12 @@ class Run:
 
 
 def _last(rows: Tensor) -> Tensor:
-    """Of text (B, T, d), what stands at its end."""
+    """Return the last position of text (B, T, d)."""
     return rows[:, -1] if rows.dim() == 3 else rows
 
 
 def load_run(path: str | os.PathLike[str]) -> Run:
-    """The network of a run with its preprocessing and the names of its classes; the data are not needed.
+    """Load the network of a run with its preprocessing and class names; the dataset is not needed.
 
     Args:
         path: the run's folder, or one of its checkpoints, ``run/checkpoints/300``. Of a run that is not finished the
@@ -139,12 +139,12 @@ def load_run(path: str | os.PathLike[str]) -> Run:
     """
     path = Path(path)
     if not path.is_dir():
-        raise ValueError(f"{path} is no folder of a run")
+        raise ValueError(f"{path} is not a folder")
     if is_plain(path / STATE) or (path.parent.name == CHECKPOINTS and STEP.fullmatch(path.name)):
         path = Path(os.path.abspath(path))
         return _from_checkpoint(path.parent.parent, path)
     if not os.path.lexists(path / CONFIG):
-        raise ValueError(f"{path} is no run: it has no {CONFIG}")
+        raise ValueError(f"{path} is not a run folder: it has no {CONFIG}")
     config = _config(path)
     if _is_finished(path, config):
         return _from_final(path, config)
@@ -156,7 +156,7 @@ def load_run(path: str | os.PathLike[str]) -> Run:
         warn_of(damaged)
         return _from_final(path, config) if found is None else _from_checkpoint(path, found)
     why = f"; {damaged[0]}" if damaged else ""
-    raise ValueError(f"{path} has no trained network yet: neither {FINAL}/{MODEL} nor a whole checkpoint{why}")
+    raise ValueError(f"{path} has no trained network yet: neither {FINAL}/{MODEL} nor an intact checkpoint{why}")
 
 
 def _config(path: Path) -> Config:
@@ -171,7 +171,7 @@ def _folder(path: Path) -> Path:
 
 
 def _is_finished(path: Path, config: Config) -> bool:
-    """Whether final/ is the end of what the config asks for; a run that is made longer has one before its end."""
+    """Whether the training length of result.json is the config's; it is not while a finished run is extended."""
     if not os.path.lexists(path / RESULT):
         return False
     summary, _ = read_summary(path)
@@ -239,7 +239,7 @@ def _run(path: Path, source: Path, config: Config, spec: DataSpec, model: nn.Mod
 
 
 def _network(config: Config, spec: DataSpec) -> nn.Module:
-    """The network of a run with a start that is thrown away; torch's random state is left as it was."""
+    """Build the network of a run; torch's random state is restored."""
     with torch.random.fork_rng(devices=[]):
         if config.model.is_generator:
             return building.opponents(config.model, spec)[0]
@@ -247,27 +247,27 @@ def _network(config: Config, spec: DataSpec) -> nn.Module:
 
 
 def _outline(config: Config, spec: DataSpec) -> nn.Module | None:
-    """The network without memory, which takes no time however large it is; None if it cannot be had so."""
+    """Build the network on the meta device, without memory; None if that fails."""
     try:
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return _network(config, spec)
-    except Exception:  # of a network of the user's own anything; what is wrong with the config is said by _build
+    except Exception:  # a user's network may raise anything; _build reports errors of the config
         return None
 
 
 def _build(path: Path, config: Config, spec: DataSpec) -> nn.Module:
     try:
         return _network(config, spec)
-    except (TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError) as error:  # no memory may be either
+    except (TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError) as error:  # Runtime: out of memory
         raise ValueError(f"{path / CONFIG}: its network cannot be built: {one_line(error)}") from None
 
 
 def _check_fit(module: nn.Module, file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    # Heads whose annealing is off had no step once, and it means nothing to them.
+    # Heads without annealing had no `step` in older versions, and do not use it.
     heads = ((name, each) for name, each in module.named_modules() if isinstance(each, AngularSoftmaxLoss))
     unused = {f"{name}.step".lstrip(".") for name, head in heads if head.annealing is None}
-    for name in module.state_dict():  # first: a layer may have a start for what is missing
+    for name in module.state_dict():  # before loading: a layer may fill in missing tensors
         if name not in shapes and name not in unused:
             raise ValueError(f"{file} has no tensor {name!r}, which the network of {CONFIG} has")
     building.check_same(module, shapes, str(file))
@@ -279,12 +279,12 @@ def _fill(module: nn.Module, file: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_spec(file: Path, tree: Any) -> DataSpec:
-    """What the network was built for, as `file` has it."""
+    """Parse and check the data specification in `file`."""
     try:
         spec = DataSpec.from_tree(tree)
         dims = KINDS.get(spec.kind, 0)
         if not spec.shape or min(spec.shape) < 1 or dims not in (None, len(spec.shape)):
-            raise ValueError(f"data cannot be {shown(spec.kind)} of shape {spec.shape}")
+            raise ValueError(f"inconsistent data: {shown(spec.kind)} of shape {spec.shape}")
         if spec.dtype not in DTYPES or not spec.classes:
             raise ValueError(f"data must have classes and a known dtype, got {shown(spec.dtype)}")
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""How good a run is on a split: loss, accuracy, accuracy of every class, energies."""
+"""Evaluate a run on a split: loss, accuracy, accuracy per class, energies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .run import Run
 
 
 def scores(run: Run, split: str | None = None, config: Config | None = None) -> dict[str, Any]:
-    """The figures of a run on a split of its data, as a training logs them.
+    """Evaluate a run on a split of its data, as the training does.
 
     Args:
         split: train, validation or test; None: test, or validation where there is no test.
@@ -43,9 +43,9 @@ def scores(run: Run, split: str | None = None, config: Config | None = None) -> 
     whole = splits.split(split)
     edges = whole.adjacency.to(world.device) if isinstance(whole, Graph) else None
     totals = evaluate(classifier, batches, len(run.labels), edges)
-    assert totals is not None  # which only an interruption makes it
+    assert totals is not None  # nothing interrupts it
     if not math.isfinite(totals.loss):
-        raise ValueError(f"the loss of {run.path} is not finite: its weights are no good")
+        raise ValueError(f"the loss of {run.path} is not finite")
     samples, correct = totals.samples.tolist(), totals.correct.tolist()
     energies = building.energies(classifier.network, classifier.head, run.config.energy)
     return {
@@ -64,7 +64,7 @@ def scores(run: Run, split: str | None = None, config: Config | None = None) -> 
 
 
 def _check_same(run: Run, splits: Splits) -> None:
-    """The data are of the kind that the run was trained on."""
+    """Raise ValueError unless the data have the classes and shape that the run was trained on."""
     theirs, ours = splits.spec.classes, run.labels
     if theirs != ours:
         at = next((i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b), None)

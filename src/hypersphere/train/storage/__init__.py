@@ -1,1 +1,1 @@
-"""What a run leaves on disk."""
+"""Read and write the files of a run."""

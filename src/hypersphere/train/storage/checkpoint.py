@@ -1,7 +1,7 @@
-"""Checkpoints on disk: ``<folder>/<step>/`` holds tensors.safetensors and state.json. Nothing in them can run code.
+"""Save and load checkpoints: ``<folder>/<step>/`` holds tensors.safetensors and state.json, which cannot run code.
 
-A checkpoint is there whole or not at all: it is written under another name, flushed and renamed. state.json has a
-checksum of itself and of every tensor, and names the schema by its version.
+A checkpoint is written atomically: under a temporary name, flushed, then renamed. state.json has a checksum of itself
+and of every tensor, and the format version.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DTYPES = {
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8),
     *(torch.bool, torch.complex64),
 }
-_writing = threading.Lock()  # so that half a checkpoint found at the start of a save is a dead process's
+_writing = threading.Lock()  # a temporary found at the start of a save is then of a dead process
 
 Folder = str | os.PathLike[str]
 
@@ -43,18 +43,18 @@ Folder = str | os.PathLike[str]
 def save(
     folder: Folder, step: int, tensors: dict[str, Tensor], state: dict[str, Any], *, keep: int = 3, best: bool = False
 ) -> Path:
-    """Writes ``folder/<step>/`` and removes what is older than the last `keep`, but never the best.
+    """Write ``folder/<step>/`` and remove all but the last `keep` checkpoints and the best.
 
-    Tensors that are the same memory are stored once, and are one tensor again when loaded. A step that is there is
-    replaced, and stays marked if it was the best. If anything fails, a full disk say, the others are as they were and
-    nothing is left behind; what fails in writing is an OSError that names the checkpoint. One process at a time saves
-    to a folder; not to be called in a signal handler.
+    Tensors that share memory are stored once, and share it again when loaded. An existing step is replaced, and stays
+    marked if it was the best. On an error, such as a full disk, the other checkpoints stay intact and no files are left
+    behind; a failed write is an OSError that names the checkpoint. Only one process may save to a folder; not to be
+    called in a signal handler.
 
     Args:
-        folder: made if it is not there.
+        folder: created if missing.
         step: >= 0.
         tensors: by name, dense ones on any device.
-        state: what JSON gives back as it is; :func:`flatten` makes such a tree of anything nested.
+        state: a dict that survives JSON unchanged; :func:`flatten` makes one from a nested state.
         keep: how many checkpoints up to this one stay, >= 1.
         best: marks this one as the best so far, which stays until another is marked.
 
@@ -70,9 +70,9 @@ def save(
 
 
 class Saver:
-    """Saves in a thread of its own, so that training waits for a copy of the tensors alone.
+    """Save in a background thread, so that training only waits for a copy of the tensors.
 
-    One checkpoint is written at a time: the next call waits for the last one, and raises what went wrong with it.
+    One checkpoint is written at a time: the next call waits for the last one, and raises its error.
 
     Example:
         >>> import tempfile
@@ -99,7 +99,7 @@ class Saver:
         keep: int = 3,
         best: bool = False,
     ) -> None:
-        """As :func:`save`; it is on disk after :meth:`wait`, or when the process has ended in order."""
+        """Save as :func:`save` does; it is on disk after :meth:`wait` or a normal exit of the process."""
         self.wait()
         _check(step, tensors, state, keep)
         kept, aliases = unshared(tensors)
@@ -117,7 +117,7 @@ class Saver:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until nothing is being written; raises what went wrong since the last call."""
+        """Wait for the write to finish; raise the error of a failed one."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -127,7 +127,7 @@ class Saver:
 
 
 def load(path: Folder) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors, on the CPU, and the state of the checkpoint `path`. ValueError in one line if it is not whole."""
+    """Load the tensors, on the CPU, and the state of a checkpoint. ValueError in one line if it is damaged."""
     tensors, state, problems = read(Path(path), keep=True)
     if problems:
         raise ValueError(problems[0])
@@ -135,17 +135,17 @@ def load(path: Folder) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def verify(path: Folder) -> list[str]:
-    """What is wrong with the checkpoint `path`, one line each; nothing if :func:`load` would read it."""
+    """Return the validation errors of a checkpoint, one line each; empty if :func:`load` would read it."""
     return read(Path(path), keep=False)[2]
 
 
 def latest(folder: Folder) -> Path | None:
-    """The newest checkpoint that is whole; warns of damaged ones that are newer. None if there is none."""
+    """Return the newest intact checkpoint, with a warning for damaged newer ones. None if there is none."""
     return _found(Path(folder), marked=False)
 
 
 def best_of(folder: Folder) -> Path | None:
-    """The newest whole one of those that were marked as the best so far. None if there is none."""
+    """Return the newest intact checkpoint that was marked as the best. None if there is none."""
     return _found(Path(folder), marked=True)
 
 
@@ -164,7 +164,7 @@ def _check(step: Any, tensors: Any, state: Any, keep: Any) -> None:
     if not isinstance(tensors, dict):
         raise TypeError(f"tensors must be a dict of Tensors, got {type(tensors).__name__}")
     for name, value in tensors.items():
-        if not isinstance(name, str) or name == "__metadata__":  # safetensors' own
+        if not isinstance(name, str) or name == "__metadata__":  # reserved by safetensors
             raise ValueError(f"names of tensors must be text other than '__metadata__', got {name!r}")
         if not isinstance(value, Tensor):
             raise TypeError(f"tensors[{name!r}] must be a Tensor, got {type(value).__name__}")
@@ -175,8 +175,8 @@ def _check(step: Any, tensors: Any, state: Any, keep: Any) -> None:
         same = isinstance(state, dict) and json.loads(json.dumps(state, allow_nan=False)) == state
     except (TypeError, ValueError, RecursionError) as error:
         raise type(error)(f"state must be a dict for JSON (flatten makes one): {error}") from None
-    if not same:  # tuples and keys that are no text would come back as something else
-        raise TypeError("state must be a dict that JSON gives back as it is; flatten makes one")
+    if not same:  # JSON turns tuples and keys that are not str into something else
+        raise TypeError("state must survive JSON unchanged (flatten makes such a dict)")
 
 
 def _write(
@@ -197,14 +197,14 @@ def _write(
             best = best or is_best(target)
             temporary.mkdir()
             _fill(temporary, tensors, {"step": step, "best": best, "aliases": aliases, "state": state})
-            # No folder can be renamed onto a full one. Readers take the old one from `aside` in between.
+            # A folder cannot be renamed onto a non-empty one. Readers use `aside` in between.
             if target.exists():
                 os.rename(target, aside)
             os.rename(temporary, target)
             placed = True
             _flush(folder)
         except BaseException as error:
-            with suppress(OSError):  # on a disk that fails this fails too, and would hide why
+            with suppress(OSError):  # on a failing disk this fails too, and would hide the first error
                 if placed:
                     os.rename(target, temporary)
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -233,7 +233,7 @@ def _fill(folder: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> N
         except BaseException as error:
             errors.append(error)
 
-    # Both at once, as summing, writing and flushing leave the interpreter to others.
+    # In parallel: checksums, writing and flushing release the GIL.
     thread = threading.Thread(target=describe)
     thread.start()
     try:
@@ -247,7 +247,7 @@ def _fill(folder: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> N
 
 
 def _flush(path: Path) -> None:
-    if os.name == "nt" and path.is_dir():  # Windows has no such thing
+    if os.name == "nt" and path.is_dir():  # not possible on Windows
         return
     file = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
@@ -257,7 +257,7 @@ def _flush(path: Path) -> None:
 
 
 def _tidy(folder: Path) -> None:
-    """Takes away what a killed process left, and puts back what it had set aside."""
+    """Clean up after a killed process: remove temporaries, restore a checkpoint that was being replaced."""
     for path in folder.iterdir():
         if UNFINISHED.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True)
@@ -270,7 +270,7 @@ def _tidy(folder: Path) -> None:
 
 def _prune(folder: Path, step: int, keep: int) -> None:
     found = steps(folder)
-    older = sorted(each for each in found if each <= step)  # later ones are not ours to count: a run begun anew
+    older = sorted(each for each in found if each <= step)  # later ones are of an earlier run
     kept = {*older[-keep:], next((each for each in sorted(found, reverse=True) if is_best(found[each])), None)}
     for each in older:
         if each not in kept:
@@ -278,7 +278,7 @@ def _prune(folder: Path, step: int, keep: int) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Renamed first, so that no half of it is ever taken for a checkpoint. Failing here must not fail the save."""
+    """Remove a checkpoint: renamed first, so that no part of it is taken for one. An error must not fail the save."""
     try:
         away = path.rename(temporary_name(path.with_name(path.name.removesuffix(REPLACED))))
         shutil.rmtree(away)

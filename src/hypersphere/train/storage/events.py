@@ -1,4 +1,4 @@
-"""TensorBoard's event files, written without TensorBoard: numbers by tag and step."""
+"""Write TensorBoard event files without TensorBoard."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .layout import EVENTS
 
 
 class Events:
-    """A new event file in `folder`, ``events.out.tfevents.<seconds>.<host>``. Every call of add is at once on file.
+    """Write a new event file ``events.out.tfevents.<seconds>.<host>`` in `folder`, unbuffered.
 
     Example:
         >>> import tempfile
@@ -35,7 +35,7 @@ class Events:
         append(self._file, _record(_double(1, now) + _bytes(3, b"brain.Event:2")))
 
     def add(self, step: int, wall_time: float, values: dict[str, float]) -> None:
-        """The `values` by tag at `step`, at `wall_time` in seconds since 1970. Nothing is written for no values."""
+        """Add `values` by tag at `step` and `wall_time` (seconds since 1970)."""
         if values:
             summary = b"".join(_bytes(1, _bytes(1, k.encode()) + _float(2, v)) for k, v in values.items())
             append(self._file, _record(_double(1, wall_time) + _integer(2, step) + _bytes(5, summary)))
@@ -45,7 +45,7 @@ class Events:
 
 
 def scalars(line: dict[str, Any]) -> dict[str, float]:
-    """The numbers of a line of metrics by TensorBoard's tags.
+    """Return the numbers of a line of metrics by TensorBoard tag.
 
     Example:
         >>> scalars({"step": 5, "split": "test", "loss": 0.25, "energies": {"layers.0": 1.5}})
@@ -57,9 +57,9 @@ def scalars(line: dict[str, Any]) -> dict[str, float]:
 
 
 def append(file: FileIO, data: bytes) -> None:
-    """Writes all of `data`; OSError with the file's name if it cannot, on a full disk say."""
+    """Write all of `data`; OSError that names the file if it fails, such as on a full disk."""
     try:
-        while data:  # a nearly full disk takes a part
+        while data:  # a nearly full disk may write a part
             data = data[file.write(data) :]
     except OSError as error:
         raise OSError(f"{file.name} could not be written: {error.strerror}") from error

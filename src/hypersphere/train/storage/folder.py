@@ -1,4 +1,4 @@
-"""The folder of a run: whether it may be used, its lock, its config."""
+"""Check, lock and prepare the folder of a run."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ try:
 except ImportError:  # pragma: no cover
     fcntl = None  # type: ignore[assignment]
 
-#: what may be another when a run is resumed: none of it changes what is learned
+#: fields that may differ when a run is resumed: none of them changes the weights
 FREE = ("out", "resume", "keep", "log_every", "checkpoint_every", "device", "data.root", "data.workers", "compile")
 
 
 def check_out(config: Config, world: World) -> None:
-    """Check that this run may use the folder `out`; ValueError if it is another's."""
+    """Raise ValueError if the folder `out` belongs to another run or to something else."""
     if config.out is None:
         if config.resume:
-            raise ConfigError("resume needs out, the folder of the run to go on with")
+            raise ConfigError("resume needs out, the folder of the run to continue")
         return
     path, problem = Path(config.out), ""
     if world.is_main:
@@ -36,7 +36,7 @@ def check_out(config: Config, world: World) -> None:
         except (ValueError, OSError) as error:
             if world.size == 1:
                 raise
-            problem = str(error)  # the others must not wait for what will never come
+            problem = str(error)  # all processes must raise, or the others would hang
     problem = world.broadcast_text(problem)
     if problem:
         raise ValueError(problem)
@@ -46,28 +46,28 @@ def _check(config: Config, path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise ValueError(f"out must be a folder, got the file {path}")
     names = [each.name for each in path.iterdir()] if path.is_dir() else []
-    for name in (FINAL, CHECKPOINTS):  # a link would have files written and removed outside the folder
+    for name in (FINAL, CHECKPOINTS):  # through a link files would be written and removed elsewhere
         if name in names and not safe_files.is_folder(path / name):
-            raise ValueError(f"{path / name} must be a folder itself; a link may stand for the whole run's folder only")
+            raise ValueError(f"{path / name} must be a folder itself, not a link; only the whole run folder may be one")
     for name in (CONFIG, METRICS, RESULT):
         if name in names:
             safe_files.check_plain(path / name)
     checkpoints = path / CHECKPOINTS
     if RESULT in names or (checkpoints.is_dir() and any(checkpoints.iterdir())):
         if not config.resume:
-            raise ValueError(f"out={path} holds a run already: resume=true goes on with it, or choose another folder")
+            raise ValueError(f"out={path} already holds a run: continue it with resume=true, or choose another folder")
         _check_same(load_file(path / CONFIG), config, path)
         return
-    # A run that failed before its first checkpoint has nothing to lose; what is somebody else's has.
+    # A run that failed before its first checkpoint may be overwritten; other files may not.
     strange = [name for name in names if not OURS.fullmatch(name)]
     if strange:
-        raise ValueError(f"out={path} holds other files and no run, {strange[0]} say: choose another folder")
+        raise ValueError(f"out={path} is not a run folder (contains {strange[0]}): choose another folder")
     if CONFIG in names:
         load_file(path / CONFIG)
 
 
-def with_recorded(config: Config, world: World) -> Config:
-    """The config with the layout that the run in its folder began with, where it leaves that open."""
+def with_recorded_layout(config: Config, world: World) -> Config:
+    """Return the config with the channels_last of the run in `out`, if the config leaves it open."""
     if not config.resume or config.out is None or config.channels_last is not None:
         return config
     file = Path(config.out, CONFIG)
@@ -77,8 +77,8 @@ def with_recorded(config: Config, world: World) -> Config:
 
 
 @contextmanager
-def settled(config: Config, world: World) -> Iterator[None]:
-    """The folder is the run's own within this: entered once all that can fail at the start has not."""
+def locked(config: Config, world: World) -> Iterator[None]:
+    """Lock the run folder; enter after setup succeeded."""
     if config.out is None or not world.is_main:
         yield
         return
@@ -86,22 +86,22 @@ def settled(config: Config, world: World) -> Iterator[None]:
     path.mkdir(parents=True, exist_ok=True)
     lock = safe_files.open_plain(path / LOCK, os.O_RDWR | os.O_CREAT)
     with open(lock, "a") as file:
-        if fcntl is not None:  # which Windows has not
+        if fcntl is not None:  # missing on Windows
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # gone with the process, however it ends
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends
                 taken = not os.path.samestat(os.fstat(lock), os.lstat(path / LOCK))
             except OSError:
                 taken = True
             if taken:
                 raise ValueError(f"out={path}: another process is training there")
         try:
-            _check(config, path)  # again: it may have been another's while the data were read
+            _check(config, path)  # again: another run may have started there since
             safe_files.remove_temporaries(path, (CONFIG, METRICS, RESULT))
             safe_files.remove_temporaries(path / FINAL, (MODEL, *map(weights, PARTS)))
             safe_files.write_text(path / CONFIG, config_text(config))
             yield
         finally:
-            with suppress(OSError):  # the lock is gone with the process; a disk that fails must say its own error
+            with suppress(OSError):  # the lock ends with the process; an error here would hide that of a failing disk
                 (path / LOCK).unlink(missing_ok=True)
 
 
@@ -111,12 +111,13 @@ def config_text(config: Config) -> str:
 
 
 def _check_same(old: Config, new: Config, path: Path) -> None:
-    """The same run: everything but :data:`FREE` is as it was, and the length if no schedule depends on it."""
+    """Raise ValueError if a field other than :data:`FREE` differs, or the length if the schedule depends on it."""
     free: tuple[str, ...] = FREE if new.schedule.name == "cosine" else (*FREE, "steps", "epochs")
-    free += ("model.scale",) if new.model.similarity is None else ()  # its default was null once, as was that of clip
+    # The defaults of model.scale and clip were null in older versions.
+    free += ("model.scale",) if new.model.similarity is None else ()
     free += ("clip",) if new.energy is None and {old.clip, new.clip} == {None, "auto"} else ()
     before, now = _flat(to_tree(old)), _flat(to_tree(new))
-    if None in (old.channels_last, new.channels_last):  # left open, or not there yet
+    if None in (old.channels_last, new.channels_last):  # open, or written by a version without it
         free = (*free, "channels_last")
     for key in before | now:
         if key not in free and before.get(key) != now.get(key):
@@ -124,7 +125,7 @@ def _check_same(old: Config, new: Config, path: Path) -> None:
             why = " (the cosine schedule depends on it)" if key in ("steps", "epochs") else ""
             raise ValueError(
                 f"out={path} is another run: there {key} is {was}, here it is {wanted}{why}; "
-                f"init_from={path} would begin a new one with its weights"
+                f"to start a new run from its weights use init_from={path}"
             )
 
 

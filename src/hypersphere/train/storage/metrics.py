@@ -1,4 +1,4 @@
-"""The history of a run: metrics.jsonl, one JSON object a line, and the same for TensorBoard."""
+"""Write the metrics of a run: metrics.jsonl, one JSON object per line, and the same for TensorBoard."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .summary import is_count, is_number
 
 
 class Metrics:
-    """Collects the lines of a run, and writes them to `folder` as they come.
+    """Collect the lines of a run, and write them to `folder` as they come.
 
     Args:
         folder: made if it is not there; None: nothing is written.
-        keep: None for a new run: what an earlier one left is removed. A number when a run is resumed: the first `keep`
-            lines of its metrics.jsonl stay, the rest is cut off, and TensorBoard's file is written anew from them, so
-            that the history becomes the one of a run that was never stopped.
+        keep: None for a new run: files of an earlier one are removed. A number when a run is resumed: the first `keep`
+            lines of its metrics.jsonl stay, the rest is cut off, and TensorBoard's file is rewritten from them, so
+            that the history is that of an uninterrupted run.
         mark: what :meth:`mark` gave after those lines; it warns if they have changed since.
 
     Example:
@@ -62,14 +62,14 @@ class Metrics:
             raise OSError(f"{path} could not be written: {error.strerror}") from error
         for old in folder.glob(f"{layout.EVENTS}*"):
             old.unlink()
-        self._file = FileIO(path, "a")  # without a buffer: a line is on file once it is written
+        self._file = FileIO(path, "a")  # unbuffered: a written line is on file
         self._events = Events(folder)
         begin = time.time() - max((line.get("seconds") or 0 for line in self.lines), default=0)
         for line in self.lines:
             self._events.add(line["step"], begin + (line.get("seconds") or 0), scalars(line))
 
     def write(self, line: dict[str, Any]) -> None:
-        """Adds a line; numbers that are not finite become None. It is in `lines` as it would be read back."""
+        """Add a line; non-finite numbers become None. `lines` has it as it would be read back."""
         text = _text(finite(line))
         line = json.loads(text)
         self.lines.append(line)
@@ -79,7 +79,7 @@ class Metrics:
             self._events.add(line["step"], time.time(), scalars(line))
 
     def mark(self) -> dict[str, Any]:
-        """How much is on file by now and its checksum, by which damage to it is found later."""
+        """Return the size and checksum of the file so far, to detect damage later."""
         return {"bytes": self._bytes, "checksum": f"{self._sum:08x}"}
 
     def _count(self, data: bytes) -> None:
@@ -96,7 +96,7 @@ def _text(line: dict[str, Any]) -> str:
 
 
 def finite(value: Any) -> Any:
-    """`value` with None for numbers that are not finite, which JSON does not have."""
+    """Replace non-finite numbers by None, since JSON has none."""
     if isinstance(value, dict):
         return {key: finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -105,16 +105,16 @@ def finite(value: Any) -> Any:
 
 
 def has_mark(data: bytes, mark: Any) -> bool:
-    """Whether the history `data` begins with what it was when :meth:`Metrics.mark` gave `mark`."""
+    """Whether `data` begins with what was on file when :meth:`Metrics.mark` returned `mark`."""
     known = isinstance(mark, dict) and type(mark.get("bytes")) is int and 0 <= mark["bytes"] <= len(data)
     return known and mark.get("checksum") == f"{zlib.crc32(data[: mark['bytes']]):08x}"
 
 
 def _kept(path: Path, keep: int, mark: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The first `keep` lines of `path`, or those before the first that is not whole."""
+    """Return the first `keep` lines of `path`, or those before the first damaged one."""
     lines: list[dict[str, Any]] = []
     data = safe_files.read_plain(path) if os.path.lexists(path) else b""
-    # What follows the last end of line was never finished.
+    # Text after the last newline is an incomplete line.
     for text in data.split(b"\n")[:-1][:keep]:
         try:
             line = signed.parse(text)
@@ -124,14 +124,14 @@ def _kept(path: Path, keep: int, mark: dict[str, Any] | None) -> list[dict[str, 
             break
         lines.append(line)
     if len(lines) < keep:
-        checks.warn(f"{path} is damaged: {len(lines)} of {keep} lines are whole, the history goes on from them")
+        checks.warn(f"{path} is damaged: {len(lines)} of {keep} lines are intact, the history continues from them")
     elif mark is not None and not has_mark(data, mark):
-        checks.warn(f"{path} is damaged: its lines are not those that were written, the history goes on from them")
+        checks.warn(f"{path} is damaged: the checksum does not match, the history continues from its lines")
     return lines
 
 
 def is_line(line: Any) -> bool:
-    """Whether it may be a line of metrics.jsonl: numbers that a file of TensorBoard can hold too."""
+    """Whether it is a valid line of metrics.jsonl, whose numbers TensorBoard can hold too."""
     if not isinstance(line, dict) or not is_count(line.get("step")):
         return False
     figures = [line.get(name) for name in ("epoch", "loss", "accuracy", "lr", "samples_per_second")]

@@ -1,4 +1,4 @@
-"""States of optimizers, schedules and random generators as tensors and JSON, and back again."""
+"""Convert nested states (optimizers, schedules, generators) to tensors and JSON, and back."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_KIND = "$"  # the key of an object that stands for what JSON does not have
+_KIND = "$"  # marks an object that encodes a type JSON does not have
 _FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 _DICTS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
 _DEEPEST = 100
 
 
 def flatten(state: Any) -> tuple[dict[str, Tensor], Any]:
-    """A nested state as tensors by name and a tree for JSON, from which :func:`unflatten` makes the same state.
+    """Split a nested state into tensors by name and a JSON tree, from which :func:`unflatten` rebuilds it.
 
     Dicts (with keys of any kind below, OrderedDict and Counter too), lists, tuples, tensors, NumPy's arrays and
-    scalars, text, whole numbers of any length, floats, bools and None come back as they were, in type, order and every
-    bit (a NaN as the usual one). Tensors come back without gradient, contiguous and on the CPU. Anything else, a
+    scalars, text, integers of any length, floats, bools and None keep type, order and every bit (a NaN becomes the
+    default one). Tensors come back without gradient, contiguous and on the CPU. Anything else, a
     subclass too, is a TypeError that says where it lies.
 
     Example:
@@ -41,7 +41,7 @@ def flatten(state: Any) -> tuple[dict[str, Tensor], Any]:
 
 
 def unflatten(tensors: Mapping[str, Tensor], tree: Any) -> Any:
-    """What :func:`flatten` was given. A tree that it did not make is a ValueError in one line."""
+    """Rebuild the state that :func:`flatten` was given. ValueError in one line for any other tree."""
     try:
         return _nested(tree, tensors)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

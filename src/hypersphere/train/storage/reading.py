@@ -1,4 +1,4 @@
-"""Reading checkpoints, with every doubt about them in one line each."""
+"""Read checkpoints and report validation errors, one line each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..._internal import checks, safe_files, signed
 from ..._internal.tensors import checksum_of
 from .layout import CHECKPOINT_FORMAT, REPLACED, STATE, STEP, TENSORS
 
-_TRIES = 10  # of a reader whose checkpoint is replaced or removed under its eyes
+_TRIES = 10  # if the checkpoint is replaced or removed while it is read
 
 
 def steps(folder: Path) -> dict[int, Path]:
@@ -29,7 +29,7 @@ def steps(folder: Path) -> dict[int, Path]:
 
 
 def find(folder: Path, marked: bool) -> tuple[Path | None, list[str]]:
-    """The newest whole checkpoint, of those that were marked as the best if `marked`; what is wrong with newer ones."""
+    """Return the newest intact checkpoint (if `marked`, of those marked as best), and the errors of newer ones."""
     if not folder.exists():
         return None, []
     if not folder.is_dir():
@@ -37,7 +37,7 @@ def find(folder: Path, marked: bool) -> tuple[Path | None, list[str]]:
     valid, damaged = None, list[str]()
     for _ in range(_TRIES):
         found, damaged = steps(folder), []
-        # Someone who saves renames: what is listed may be gone, and a listing may miss both names.
+        # A concurrent save renames: what is listed may be gone, and a listing may miss both names.
         moving = not found and any(folder.iterdir())
         for step in sorted(found, reverse=True):
             path = found[step]
@@ -58,7 +58,7 @@ def find(folder: Path, marked: bool) -> tuple[Path | None, list[str]]:
 
 def warn_of(damaged: list[str]) -> None:
     if damaged:
-        checks.warn(f"damaged checkpoints are passed over: {'; '.join(dict.fromkeys(damaged))}")
+        checks.warn(f"skipping damaged checkpoints: {'; '.join(dict.fromkeys(damaged))}")
 
 
 def read(path: Path, keep: bool) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
@@ -84,7 +84,7 @@ def _read_once(path: Path, keep: bool) -> tuple[dict[str, Tensor], dict[str, Any
     tensors: dict[str, Tensor] = {}
     problems: list[str] = []
     if not path.is_dir():
-        return {}, {}, [f"{path} is not the folder of a checkpoint"]
+        return {}, {}, [f"{path} is not a checkpoint folder"]
     try:
         header = _header(path / STATE)
         checksums = header["checksums"]
@@ -97,10 +97,10 @@ def _read_once(path: Path, keep: bool) -> tuple[dict[str, Tensor], dict[str, Any
                 more = sorted(names - {*checksums})
                 problems += [f"{file} has a tensor {name!r} that was not saved" for name in more]
                 for name in (name for name in checksums if name in names):
-                    # A copy: what is checked here must be what the caller gets, not what the disk says later.
+                    # A copy: the caller must get what was checked, not what is on disk later.
                     value = opened.get_tensor(name).clone()
                     if checksum_of(value) != checksums[name]:
-                        problems.append(f"{file} is damaged: the numbers of {name!r} are not those that were saved")
+                        problems.append(f"{file} is damaged: the checksum of {name!r} does not match")
                     elif keep:
                         tensors[name] = value
         except (SafetensorError, ValueError, RuntimeError, OSError, KeyError, AttributeError) as error:
@@ -115,7 +115,7 @@ def _read_once(path: Path, keep: bool) -> tuple[dict[str, Tensor], dict[str, Any
 
 
 def _header(file: Path) -> dict[str, Any]:
-    """state.json, whole and of this version; else a ValueError that names the file."""
+    """Read and validate state.json; ValueError that names the file."""
     safe_files.check_plain(file)
     try:
         header = signed.parse(safe_files.read_plain(file))
@@ -128,11 +128,11 @@ def _header(file: Path) -> dict[str, Any]:
         raise ValueError(f"{file} has schema version {header['format']}; {reads}")
     body = {key: value for key, value in header.items() if key not in ("format", "checksum")}
     try:
-        whole = header.get("checksum") == checksum(body)
+        matches = header.get("checksum") == checksum(body)
     except (ValueError, RecursionError):  # 1e999 is read as infinity
-        whole = False
-    if not whole:
-        raise ValueError(f"{file} is damaged: its text is not what was saved")
+        matches = False
+    if not matches:
+        raise ValueError(f"{file} is damaged: the checksum does not match")
     sums, aliases = header.get("checksums"), header.get("aliases")
     if (
         not isinstance(header.get("state"), dict)

@@ -1,4 +1,4 @@
-"""What a checkpoint says of a training, checked before it is believed: types, ranges and sizes."""
+"""Validate the training state in a checkpoint: types, ranges and sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from ..config.values import shown
 from .summary import is_count, is_number
 
-#: what every checkpoint has of a training's progress
+#: fields of Progress that every checkpoint has
 _PROGRESS = {
     *("step", "evaluated", "lines", "samples", "waited", "seconds"),
     *("loss", "round", "figures", "best"),
@@ -27,7 +27,7 @@ def need(what: str, is_right: bool, allowed: str, value: Any) -> None:
 
 
 def mapping(what: str, value: Any, keys: set[str] | None = None) -> Mapping[str, Any]:
-    """`value` as a mapping, with these keys if they are given."""
+    """Check that `value` is a mapping, with these keys if they are given."""
     need(what, isinstance(value, Mapping), "a mapping", value)
     if keys is not None and set(value) != keys:
         got = ", ".join(map(str, value))[:100] or "nothing"
@@ -36,12 +36,12 @@ def mapping(what: str, value: Any, keys: set[str] | None = None) -> Mapping[str,
 
 
 def progress(tree: Any, known: set[str]) -> dict[str, Any]:
-    """The fields of :class:`Progress`."""
+    """Check the fields of :class:`Progress`."""
     tree = mapping("progress", tree)
     odd = [*(_PROGRESS - set(tree)), *(set(tree) - known)]
     if odd:
         raise ValueError(f"progress has {'no ' if odd[0] in _PROGRESS else ''}{odd[0]!s:.40}")
-    for name in set(tree) - _PROGRESS:  # those that a version after the first has added
+    for name in set(tree) - _PROGRESS:  # added by later versions
         need(f"progress.{name}", tree[name] is None or is_number(tree[name]), "null or a number", tree[name])
     for name in ("step", "evaluated", "lines", "samples", "waited"):
         need(f"progress.{name}", is_count(tree[name]), "an integer >= 0", tree[name])
@@ -58,14 +58,14 @@ def progress(tree: Any, known: set[str]) -> dict[str, Any]:
 
 
 def _are_figures(value: Any) -> bool:
-    """Figures of an evaluation; a loss may be infinite."""
+    """Whether `value` holds figures of an evaluation; a loss may be infinite."""
     return isinstance(value, dict) and all(
         isinstance(name, str) and (is_number(each) or isinstance(each, float)) for name, each in value.items()
     )
 
 
 def schedule(tree: Any) -> tuple[float, int, float]:
-    """Best loss, rounds waited and factor of a :class:`Schedule`."""
+    """Check and return best loss, rounds waited and factor of a :class:`Schedule`."""
     tree = mapping("schedule", tree, {"best", "waited", "factor"})
     best, waited, factor = tree["best"], tree["waited"], tree["factor"]
     need("schedule.best", is_number(best) or best == math.inf, "a number", best)
@@ -75,7 +75,7 @@ def schedule(tree: Any) -> tuple[float, int, float]:
 
 
 def scaler(tree: Any, own: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of a GradScaler."""
+    """Check the state of a GradScaler."""
     tree = mapping("precision", tree, set(own))
     for name, value in tree.items():
         if isinstance(own[name], int):
@@ -86,7 +86,7 @@ def scaler(tree: Any, own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_optimizer(optimizer: Optimizer, tree: Any) -> None:
-    """Gives an optimizer the state of a checkpoint: that of the same groups, with which it can step."""
+    """Load the state of a checkpoint into an optimizer with the same groups, and try a step with it."""
     tree = mapping("an optimizer", tree, {"state", "param_groups"})
     own, groups = optimizer.state_dict()["param_groups"], tree["param_groups"]
     need("param_groups", isinstance(groups, list) and len(groups) == len(own), f"a list of {len(own)}", groups)
@@ -94,7 +94,7 @@ def load_optimizer(optimizer: Optimizer, tree: Any) -> None:
         theirs = mapping("a group of an optimizer", theirs)
         need("lr", is_number(theirs.get("lr"), 0), "a number >= 0", theirs.get("lr"))
         for name, value in mine.items():
-            # A torch of another version may have more or fewer settings; those that both have are the config's.
+            # Another torch version may have more or fewer settings; common ones must equal the config's.
             if name != "lr" and name in theirs and not (type(theirs[name]) is type(value) and theirs[name] == value):
                 raise ValueError(f"{name} of an optimizer must be {shown(value)}, got {shown(theirs[name])}")
         mine["lr"] = theirs["lr"]
@@ -111,7 +111,7 @@ def load_optimizer(optimizer: Optimizer, tree: Any) -> None:
 
 
 def _try_out(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> None:
-    """A step with a copy of one parameter: what its state must be only the optimizer knows."""
+    """Step with a copy of one parameter: only the optimizer knows what its state must be."""
     twin = parameter.detach().clone().requires_grad_()
     twin.grad = torch.zeros_like(twin)
     state: defaultdict[Any, Any] = defaultdict(dict)
@@ -120,6 +120,6 @@ def _try_out(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tenso
     trial.__setstate__({"defaults": optimizer.defaults, "state": state, "param_groups": [{**group, "params": [twin]}]})
     try:
         trial.step()
-    except Exception as error:  # whatever a number or a shape that is not the optimizer's leads to
+    except Exception as error:  # a wrong number or shape may raise anything
         what = " ".join(str(error).split())
         raise ValueError(f"the optimizer cannot step with its state: {type(error).__name__}: {what}") from None

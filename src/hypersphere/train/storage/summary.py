@@ -1,4 +1,4 @@
-"""result.json: what a finished run says of itself, written last and believed only where it can be true."""
+"""Read and validate result.json, the summary of a finished run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DEEPEST = 3
 
 
 def read_summary(path: Path) -> tuple[dict[str, Any], dict[str, str] | None]:
-    """What result.json in the run's folder `path` holds, and the checksums of other files; None if it is of format 1.
+    """Read result.json in the run folder `path`, and the checksums of other files; None for format 1.
 
     ValueError in one line that names the file if it is missing, damaged, or not what a training writes.
     """
@@ -33,7 +33,7 @@ def read_summary(path: Path) -> tuple[dict[str, Any], dict[str, str] | None]:
 
 
 def is_number(value: Any, low: float = -math.inf, high: float = math.inf) -> bool:
-    """Whether it is a finite number within [low, high], an integer in 64 bits."""
+    """Whether it is a finite number in [low, high]; an integer must fit in 64 bits."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return (abs(value) <= LARGEST if isinstance(value, int) else math.isfinite(value)) and low <= value <= high
@@ -44,7 +44,7 @@ def is_count(value: Any) -> bool:
 
 
 def _of(kind: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """A test of an object, all of whose values pass `kind`."""
+    """Return a test for dicts whose values all pass `kind`."""
     return lambda value: isinstance(value, dict) and all(map(kind, value.values()))
 
 
@@ -52,7 +52,7 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-#: what every result.json has; figures may be None where they were not finite
+#: required keys; figures are None where they were not finite
 _NEEDED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "accuracy": ("null or a number in [0, 1]", lambda v: v is None or is_number(v, 0, 1)),
     "energy": ("null or a number", lambda v: v is None or is_number(v)),
@@ -82,9 +82,9 @@ def _check(tree: dict[str, Any]) -> None:
 
 
 def _check_plain(key: str, value: Any, levels: int) -> None:
-    """Text, numbers and objects of them a few levels deep: all that is ever written."""
+    """Raise ValueError unless `value` is text, a number or a shallow object of them, as a training writes."""
     if isinstance(value, dict | list) and levels:
         for each in value.values() if isinstance(value, dict) else value:
             _check_plain(key, each, levels - 1)
     elif not (value is None or isinstance(value, bool | str) or is_number(value)):
-        raise ValueError(f"{key} holds {shown(value)}")
+        raise ValueError(f"{key} must not hold {shown(value)}")

@@ -29,7 +29,7 @@ def write(folder: Path, parts: Mapping[str, nn.Module], step: int, spec: Mapping
     for name, module in parts.items():
         tensors, aliases = unshared(module.state_dict())
         sums = {key: checksum_of(value) for key, value in tensors.items()}
-        # An alias has one too: which tensor it stands for is damaged as easily as the tensor.
+        # An alias has a checksum too: a damaged one could name another tensor of the same shape.
         checksums[name] = sums | {alias: sums[key] for alias, key in aliases.items()}
         write_bytes(folder / layout.weights(name), save(tensors, {"aliases": json.dumps(aliases)}))
     text = signed.signed({"format": layout.FORMAT, "step": step, "checksums": checksums, "data": spec})
@@ -38,7 +38,7 @@ def write(folder: Path, parts: Mapping[str, nn.Module], step: int, spec: Mapping
 
 
 def read_model(file: Path) -> dict[str, Any]:
-    """final/model.json: what the network was built for, and checksums of its tensors."""
+    """Read final/model.json: the data specification, and checksums of the tensors."""
     described, _ = signed.read(file, layout.FORMATS)
     sums = described.get("checksums")
     if not isinstance(sums, Mapping) or not all(isinstance(each, Mapping) for each in sums.values()):
@@ -47,14 +47,14 @@ def read_model(file: Path) -> dict[str, Any]:
 
 
 def shapes_of(file: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors in a file of final/, from its header alone."""
+    """Read the shapes of the tensors in a file of final/, from its header only."""
     with _opened(file) as opened:
         shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
         return shapes | {alias: shapes[name] for alias, name in _aliases(opened, shapes).items()}
 
 
 def read_tensors(file: Path, described: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
-    """The tensors of a file in final/, each compared with its checksum in model.json: all of those and no others."""
+    """Read the tensors of a file in final/ and verify their checksums in model.json; none may be missing or extra."""
     described = read_model(file.with_name(layout.MODEL)) if described is None else described
     known = described["checksums"].get(file.stem)
     if known is None:
@@ -64,19 +64,19 @@ def read_tensors(file: Path, described: Mapping[str, Any] | None = None) -> dict
         aliases = _aliases(opened, tensors)
         tensors |= {alias: tensors[name] for alias, name in aliases.items()}
         for name, value in tensors.items():
-            if described["format"] == 1 and name in aliases:  # which had none
+            if described["format"] == 1 and name in aliases:  # aliases had no checksums
                 continue
             if known.get(name) != checksum_of(value):
                 raise ValueError(f"the checksum of {name!r} is wrong")
         for name in known:
             if name not in tensors:
-                raise ValueError(f"it has no tensor {name!r}, of which there is a checksum")
+                raise ValueError(f"it has no tensor {name!r}, but {layout.MODEL} has its checksum")
         return tensors
 
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    """A file of tensors; all that is wrong with it, and that is said of it within, is a ValueError in one line."""
+    """Open a file of tensors; errors of reading and checking it become a ValueError in one line."""
     check_plain(file)
     try:
         with safe_open(os.fspath(file), framework="pt") as opened:
@@ -86,9 +86,9 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def _aliases(opened: Any, tensors: Mapping[str, Any]) -> dict[str, str]:
-    """Names that stand for another tensor of the file; they never replace one that is there."""
+    """Read the aliases of shared tensors; they must not replace a tensor of the file."""
     aliases = signed.parse((opened.metadata() or {}).get("aliases", "{}").encode())
     for alias, name in aliases.items():
         if alias in tensors or not isinstance(name, str) or name not in tensors:
-            raise ValueError(f"its alias {shown(alias)} must be a new name for a tensor that is there")
+            raise ValueError(f"its alias {shown(alias)} must be a new name for an existing tensor")
     return dict(aliases)
