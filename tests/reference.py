@@ -26,7 +26,12 @@ def sigmoid(theta: Tensor, k: float | Tensor = 0.3) -> Tensor:
     return (1 + e) / (1 - e) * (1 - z) / (1 + z)  # Eq. 4
 
 
-SIMILARITIES = {"cosine": cosine, "linear": linear, "sigmoid": sigmoid, "learnable": lambda theta: sigmoid(theta, 0.5)}
+SIMILARITIES = {
+    "cosine": cosine,
+    "linear": linear,
+    "sigmoid": sigmoid,
+    "learnable": lambda theta: sigmoid(theta, 0.5),
+}
 
 
 def angle(x: Tensor, w: Tensor) -> Tensor:
@@ -113,7 +118,11 @@ def arcface(theta: Tensor, m: float, g=cosine) -> Tensor:
     return g(theta + m) if theta <= math.pi - m else g(theta) - m * math.sin(m)
 
 
-MARGINS = {"multiplicative": psi, "additive_cosine": am_softmax, "additive_angle": arcface}
+MARGINS = {
+    "multiplicative": psi,
+    "additive_cosine": am_softmax,
+    "additive_angle": arcface,
+}
 
 
 def annealed_lambda(n: int) -> float:

