@@ -48,6 +48,18 @@ def fitted(monkeypatch):
     return calls
 
 
+@pytest.mark.parametrize("argv", [["plain"], ["--steps", "2", "--out", "run"], ["--config", "c.yaml", "--seed", "1"]])
+def test_the_config_is_validated_once_after_its_source(argv, fitted, monkeypatch, tmp_path):
+    """The recipe, the file or the defaults are one config, and that with all flags and the folder is the other."""
+    built, check = [], Config.__post_init__
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text("steps: 3\n")
+    monkeypatch.setattr(Config, "__post_init__", lambda config: (built.append(config), check(config)))
+    assert main(["train", "--quiet", *argv]) == 0
+    assert built[-1] is fitted[0][0]
+    assert len(built) == 2
+
+
 def fails(monkeypatch, error):
     def fit(config, *, progress):
         raise error

@@ -120,5 +120,5 @@ def _parsed(layer: dict[str, Any]) -> Entry:
         check_new_name(entry.task)
     whole = plan.sample is None and plan.blocks >= 1 and plan.dimension % plan.blocks == 0
     if not whole and not (plan.blocks == 1 and 2 <= (plan.sample or 0) <= plan.dimension):
-        raise ValueError(f"{plan} cannot be")
+        raise ValueError(f"inconsistent plan: {plan}")
     return entry
