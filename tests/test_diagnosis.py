@@ -483,7 +483,7 @@ def test_nothing_in_a_state_dict():
         diagnose(state, exclude="*")
     with pytest.raises(ValueError, match=r"diagnose: no weight.*none"):
         diagnose({})
-    with pytest.raises(ValueError, match=r"inside, under 'model'$"):
+    with pytest.raises(ValueError, match=r"maybe under 'model'$"):
         diagnose({"model": state, "step": 3})
     with pytest.raises(ValueError, match=r"output must be .*'fc', 'embed'; got 'nowhere'"):
         diagnose(state, output="nowhere")

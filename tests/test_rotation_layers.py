@@ -9,8 +9,8 @@ from torch import nn
 
 import hypersphere as hs
 from hypersphere.cli import main
-from hypersphere.rotation.parametrization import Plan, rotated
-from hypersphere.rotation.plans import work
+from hypersphere.rotation.parametrization import Plan, find_rotated
+from hypersphere.rotation.plans import step_cost
 from hypersphere.train import Config, Model, Rotation, building, fit
 from hypersphere.train.config import ConfigError, apply, from_tree, load_file, to_tree, to_yaml
 
@@ -34,7 +34,7 @@ def said(model, **options):
 
 
 def names(model):
-    return [each.name for each in rotated(model)]
+    return [each.name for each in find_rotated(model)]
 
 
 # one layer takes most of the work
@@ -95,13 +95,13 @@ def test_ways_out_that_are_none_are_not_named():
 
 def test_the_formula_of_the_work():
     """d³/k² and 4nd²/k for k blocks of their own, d³/k³ for one that they share."""
-    whole = work(Plan("cayley", 600), 10)
+    whole = step_cost(Plan("cayley", 600), 10)
     assert whole == (600**3, 4 * 10 * 600**2)
-    assert work(Plan("cayley", 600, blocks=5), 10) == (whole[0] / 25, whole[1] / 5)
-    assert work(Plan("cayley", 600, blocks=5, shared=True), 10) == (whole[0] / 125, whole[1] / 5)
-    assert work(Plan("cayley", 600, sample=150), 10) == (150**3, 4 * 10 * 150**2)
-    assert work(Plan("gram_schmidt", 600), 10)[0] > whole[0]
-    assert work(Plan("none", 600), 10)[0] == 0
+    assert step_cost(Plan("cayley", 600, blocks=5), 10) == (whole[0] / 25, whole[1] / 5)
+    assert step_cost(Plan("cayley", 600, blocks=5, shared=True), 10) == (whole[0] / 125, whole[1] / 5)
+    assert step_cost(Plan("cayley", 600, sample=150), 10) == (150**3, 4 * 10 * 150**2)
+    assert step_cost(Plan("gram_schmidt", 600), 10)[0] > whole[0]
+    assert step_cost(Plan("none", 600), 10)[0] == 0
 
 
 WIDE = ["--model.name", "cnn3", "--model.widths", "4,4,720", "--model.fc", "4", "--rotation", "--steps", "1", "--quiet"]

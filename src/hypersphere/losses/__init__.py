@@ -1,4 +1,4 @@
-"""Softmax losses on angles: margins, the softmax they share, and the heads."""
+"""Softmax losses on angles: margins, the shared softmax, and the heads."""
 
 from .heads import AMSoftmaxLoss as AMSoftmaxLoss
 from .heads import ArcFaceLoss as ArcFaceLoss

@@ -1,12 +1,12 @@
-"""Softmax losses on angles: one softmax, a table of margins, thin heads (SphereNet, 3 and App. C).
+"""The heads: softmax losses on angles with different margins (SphereNet, 3 and App. C).
 
-Every head holds class weights `weight` (C, d), looks at the angles θ_j between an embedding x and the class weights,
-and takes the softmax of
+Every head has class weights `weight` (C, d), computes the angles θ_j between an embedding x and the class weights, and
+takes the softmax of
 
     f_j = s·g(θ_j) + b_j            for the other classes,
     f_y = s·margin(θ_y) + b_y       for the label y,
 
-where s is the embedding's own norm ‖x‖ (``scale=None``) or a number.
+where s is the norm ‖x‖ of the embedding (``scale=None``) or a number.
 
 ================  ================================  =============================================  =============
 head              g                                 margin(θ)                                      s
@@ -19,9 +19,9 @@ AMSoftmaxLoss     cosine                            cos θ − m                
 ArcFaceLoss       cosine                            cos(θ + m)                                     s
 ================  ================================  =============================================  =============
 
-SphereFacePlusLoss is ASoftmaxLoss plus the energy of the classes (MHE, Eq. 8), which every head can add.
+SphereFacePlusLoss is ASoftmaxLoss plus the energy of the classes (MHE, Eq. 8); every head can add it.
 
-ψ(θ) = g(mθ − kπ) − k·(g(0) − g(π)) with k = ⌊mθ/π⌋ continues g(mθ) so that it falls all the way to θ = π. For the
+ψ(θ) = g(mθ − kπ) − k·(g(0) − g(π)) with k = ⌊mθ/π⌋ continues g(mθ) so that it decreases up to θ = π. For the
 cosine this is A-Softmax, for the linear g it is 1 − 2mθ/π.
 
 At θ = 0 and θ = π the gradient is finite: dθ/dc is bounded (see :mod:`hypersphere.similarity`) and the cosine itself
@@ -91,7 +91,7 @@ class GASoftmaxLoss(AngularSoftmaxLoss):
 
     Args:
         margin: m, a real factor >= 1.
-        scale: None for the embedding's own norm, or the length that embeddings are given.
+        scale: None for the norm of the embedding, or the length to which embeddings are scaled.
         annealing: see :class:`AngularSoftmaxLoss`.
 
     Example:
@@ -115,7 +115,7 @@ class GASoftmaxLoss(AngularSoftmaxLoss):
         if m >= 4 and annealing is False:
             checks.warn_once(
                 f"{type(self).__name__} with margin >= 4 and annealing=False rarely starts to learn: "
-                "keep annealing=True, or begin with a smaller margin"
+                "use annealing=True or a smaller margin"
             )
         super().__init__(num_classes, embedding_size, similarity, ("multiplicative", m), scale, annealing, **options)
 
@@ -142,7 +142,7 @@ class ASoftmaxLoss(GASoftmaxLoss):
 
 
 class SphereFacePlusLoss(ASoftmaxLoss):
-    """SphereFace+ (MHE, Eq. 8): A-Softmax brings samples near their class, the energy drives the classes apart.
+    """SphereFace+ (MHE, Eq. 8): A-Softmax pulls samples to their class, the energy pushes the classes apart.
 
     It is :class:`ASoftmaxLoss` with ``energy_weight=1.0``; every other head takes ``energy_weight`` too.
 

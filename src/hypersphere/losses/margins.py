@@ -1,4 +1,4 @@
-"""Margins: what takes the place of g(θ) at the label, as pure functions of the angle θ (B,), a number m, and g."""
+"""Margins, which replace g(θ) at the label: pure functions of the angle θ (B,), a number m, and g."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-#: g at angles (B,): what a margin may ask of the similarity
+#: the similarity g as a function of angles (B,)
 AtAngle = Callable[[Tensor], Tensor]
 
 
 def multiplicative(theta: Tensor, margin: float, g: AtAngle) -> Tensor:
-    """ψ(θ) = g(mθ − kπ) − k·(g(0) − g(π)), k = ⌊mθ/π⌋: g(mθ), continued so that it keeps falling (Eq. 11)."""
+    """Compute ψ(θ) = g(mθ − kπ) − k·(g(0) − g(π)), k = ⌊mθ/π⌋: g(mθ), continued monotonically (Eq. 11)."""
     scaled = margin * theta
     k = torch.floor(scaled / math.pi)
     fall = g(torch.zeros_like(theta)) - g(torch.full_like(theta, math.pi))
@@ -21,12 +21,12 @@ def multiplicative(theta: Tensor, margin: float, g: AtAngle) -> Tensor:
 
 
 def additive_cosine(theta: Tensor, margin: float, g: AtAngle) -> Tensor:
-    """g(θ) − m: AM-Softmax, CosFace."""
+    """Compute g(θ) − m (AM-Softmax, CosFace)."""
     return g(theta) - margin
 
 
 def additive_angle(theta: Tensor, margin: float, g: AtAngle) -> Tensor:
-    """g(θ + m): ArcFace; beyond θ = π − m, where it would rise again, g(θ) − m·sin m."""
+    """Compute g(θ + m) (ArcFace); beyond θ = π − m, where it would increase again, g(θ) − m·sin m."""
     inside = theta <= math.pi - margin
     return torch.where(inside, g((theta + margin).clamp(max=math.pi)), g(theta) - margin * math.sin(margin))
 
@@ -40,6 +40,6 @@ MARGINS: dict[str, Callable[[Tensor, float, AtAngle], Tensor]] = {
 
 
 def sphereface_annealing(step: Tensor) -> Tensor:
-    """λ = max(5, 1000/(1 + 0.12·n)) of the n-th iteration, as SphereFace is trained."""
+    """Compute λ = max(5, 1000/(1 + 0.12·n)) of the n-th iteration, as in SphereFace."""
     n = step if step.device.type == "mps" else step.double()  # Apple's GPUs have no float64
     return (1000 / (1 + 0.12 * n)).clamp_min(5.0)

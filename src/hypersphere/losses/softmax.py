@@ -1,6 +1,6 @@
-"""The softmax under all heads: logits s·g(θ) + b with a margin at the label, and their cross-entropy.
+"""The softmax shared by all heads: logits s·g(θ) + b with a margin at the label, and their cross-entropy.
 
-The formulas and the table of heads are in :mod:`hypersphere.losses`.
+The formulas and the table of heads are in :mod:`hypersphere.losses.heads`.
 
 Shapes: B batch, C classes, d embedding size.
 """
@@ -29,22 +29,22 @@ Annealing = bool | Callable[[Tensor], Tensor | float]
 
 
 class HeadOptions(TypedDict, total=False):
-    """The keywords with which every head ends."""
+    """The keyword arguments of every head."""
 
     bias: bool
     """Learn b_j (C,), starting at 0; for imbalanced data."""
     class_weight: Tensor | Sequence[float] | None
-    """(C,) factors of the classes' losses."""
+    """(C,) weights of the classes."""
     label_smoothing: float
     """in [0, 1], as in F.cross_entropy."""
     ignore_index: int
-    """Samples with this label do not count (-100)."""
+    """Samples with this label are ignored (-100)."""
     reduction: str
-    """"mean" (over the sum of class_weight·sample_weight of samples that count), "sum" or "none"."""
+    """"mean" (divided by the sum of class_weight·sample_weight of samples that are not ignored), "sum" or "none"."""
     energy_weight: float
-    """λ_M: adds λ_M·class_energy of the head's own weight at the labels that count (MHE, Eq. 8), 0 by default. With
-    "sum" it is their number times that, with "none" each sample gets its class's share. The gradient of the mean by a
-    class weight w is shortened to ‖w‖ where it is longer, as in :class:`hypersphere.EnergyRegularizer`."""
+    """λ_M: adds λ_M·class_energy of the head's weight at the labels that are not ignored (MHE, Eq. 8), default 0. "sum"
+    multiplies it by their number, "none" adds each sample's part. The gradient of the mean by a class weight w is
+    clipped to a length of ‖w‖, as in :class:`hypersphere.EnergyRegularizer`."""
     energy_s: float
     """The power of that energy (2)."""
     device: torch.device | str | None
@@ -52,17 +52,17 @@ class HeadOptions(TypedDict, total=False):
 
 
 class AngularSoftmaxLoss(nn.Module):
-    """The softmax under all heads: f = s·g(θ) + b with a margin at the label; the named heads choose its parts.
+    """The softmax shared by all heads: f = s·g(θ) + b with a margin at the label.
 
     Args:
         num_classes, embedding_size: the shape (C, d) of `weight`.
-        similarity: g, as in the layers; a learnable one has a k for every class.
+        similarity: g, as in the layers; "learnable" has a k for every class.
         margin: None, or (name of :data:`MARGINS`, m).
-        scale: None for the embedding's own norm, or the length that embeddings are given.
+        scale: None for the norm of the embedding, or the length to which embeddings are scaled.
         annealing: True for :func:`sphereface_annealing`, False, or a callable of the step n (a 0-d int64 tensor): the
-            target is (λ·g + margin)/(1 + λ). n counts forward passes in training mode with grad enabled; the first
-            has n = 1. It is the buffer `step`, which is there with False too, so that both load each other's
-            state_dict; a state_dict without it leaves it as it is. None: a head that has no annealing, and no `step`.
+            target is (λ·g + margin)/(1 + λ). n counts forward passes in training mode with grad enabled, from 1. It
+            is the buffer `step`, which exists with False too, so that both can load each other's state_dict; a
+            state_dict without it keeps the current one. None: no annealing and no `step`.
     """
 
     is_loss_head = True
@@ -115,7 +115,7 @@ class AngularSoftmaxLoss(nn.Module):
         self.annealing = sphereface_annealing if annealing is True else annealing or None
         if annealing is not None:
             self.register_buffer("step", torch.zeros((), dtype=torch.int64, device=device))
-        self.register_buffer("class_weight", self._checked_class_weight(class_weight, factory), persistent=False)
+        self.register_buffer("class_weight", self._check_class_weight(class_weight, factory), persistent=False)
 
     def reset_parameters(self) -> None:
         nn.init.xavier_normal_(self.weight)
@@ -123,7 +123,7 @@ class AngularSoftmaxLoss(nn.Module):
             nn.init.zeros_(self.bias)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        if "step" in self._buffers:  # older state_dicts of heads without annealing have none
+        if "step" in self._buffers:  # older state_dicts of heads without annealing lack it
             state_dict.setdefault(prefix + "step", self.step)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -139,40 +139,43 @@ class AngularSoftmaxLoss(nn.Module):
         *,
         sample_weight: Tensor | None = None,
     ) -> Tensor:
-        """The loss of embeddings (B, d) with labels (B,).
+        """Compute the loss of embeddings (B, d) with labels (B,).
 
         Args:
-            indices_tuple: what a miner of pytorch-metric-learning gives; samples weigh as often as they occur in it.
-            sample_weight: (B,) factors of the samples' losses.
+            indices_tuple: the output of a miner of pytorch-metric-learning; samples are weighted by how often they
+                occur in it.
+            sample_weight: (B,) weights of the samples.
         """
-        weight = self.weight  # once: it may be parametrized
-        self._check(embeddings, weight, labels)
+        weight = self.weight  # read once: it may be parametrized
+        self._check_inputs(embeddings, weight, labels)
         if sample_weight is not None and (not isinstance(sample_weight, Tensor) or sample_weight.shape != labels.shape):
             raise ValueError(
-                f"sample_weight must be a tensor of shape {tuple(labels.shape)}, got {_brief(sample_weight)}"
+                f"sample_weight must be a tensor of shape {tuple(labels.shape)}, got {_describe(sample_weight)}"
             )
         with without_autocast(embeddings):  # a logit of 30 has a resolution of 0.1 in bfloat16
             return self._loss(embeddings, weight, labels, indices_tuple, sample_weight)
 
     def logits(self, embeddings: Tensor) -> Tensor:
-        """s·g(θ) + b for all classes (B, C), without a margin: for inference."""
+        """Compute s·g(θ) + b for all classes (B, C), without a margin: for inference."""
         weight = self.weight
-        self._check(embeddings, weight)
+        self._check_inputs(embeddings, weight)
         with without_autocast(embeddings):  # a logit of 30 has a resolution of 0.1 in bfloat16
-            x, neurons, up = self._in_range(embeddings, weight)
+            x, neurons, up = self._scale_into_range(embeddings, weight)
             logits = self._logits(x, neurons, up)[0]
             return logits if up is None else rescale(logits, up, up / up.amax())
 
-    def _in_range(self, embeddings: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return embeddings and weight in one dtype, and the powers of two (B, 1) that very long embeddings lack.
+    def _scale_into_range(self, embeddings: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return embeddings and weight in one dtype, and the powers of two `up` (B, 1) that very long embeddings were
+        divided by.
 
-        Logits lack them too. Gradients of logits come times up/max up, which stays in range, and are made up for here.
+        Logits are divided by them too. Their gradients arrive multiplied by up/max(up), which is finite; the rest of
+        the factor is applied here.
         """
         limit = min(2.0**16, max_root(weight.dtype, 1) / (4 * self.embedding_size**0.5))
         up = row_divisors(embeddings, limit)
         if up is None:
             return finite_gradient(embeddings.to(weight.dtype)), finite_gradient(weight), None
-        if self.scale is not None:  # their length does not matter
+        if self.scale is not None:  # the length of embeddings does not matter
             return rescale(embeddings, 1 / up, 1 / up).to(weight.dtype), finite_gradient(weight), None
         most = up.amax()
         return rescale(embeddings, 1 / up, most / up).to(weight.dtype), rescale(weight, 1.0, most), up
@@ -187,14 +190,14 @@ class AngularSoftmaxLoss(nn.Module):
     ) -> Tensor:
         kept = labels != self.ignore_index
         target = torch.where(kept, labels, 0).unsqueeze(1)
-        x, neurons, up = self._in_range(embeddings, weight)
+        x, neurons, up = self._scale_into_range(embeddings, weight)
         logits, target_cosine, s = self._logits(x, neurons, up, target)
         logits = logits.to(accumulation_dtype(logits.dtype))
         if self.margin_kind in MARGINS:
-            # Only the B target logits change; adding the difference leaves the gradient of all others as it is.
-            difference = self._with_margin(target_cosine.squeeze(1), target.squeeze(1))
+            # Only the B target logits change: add the difference to them.
+            difference = self._margin_difference(target_cosine.squeeze(1), target.squeeze(1))
             logits.scatter_add_(1, target, (s * difference.unsqueeze(1)).to(logits.dtype))
-        if up is not None:  # losses of logits within these bounds add up to a finite number
+        if up is not None:  # logits within these bounds have a finite loss
             logits = rescale(logits, up, up / up.amax(), max_root(logits.dtype, 1) / (16 * max(logits.numel(), 1)))
         if self.class_weight is None and not self.label_smoothing:
             losses = apply(_CrossEntropy, logits, target)[0] * kept
@@ -204,7 +207,7 @@ class AngularSoftmaxLoss(nn.Module):
                 logits, labels, weights, None, self.ignore_index, None, "none", self.label_smoothing
             )
         if indices_tuple is not None:
-            losses = losses * _mined_weight(indices_tuple, labels).to(losses.dtype)
+            losses = losses * _miner_weights(indices_tuple, labels).to(losses.dtype)
         loss = self._reduce(losses, target.squeeze(1), kept, sample_weight)
         if not self.energy_weight or not len(labels):
             return loss
@@ -215,14 +218,14 @@ class AngularSoftmaxLoss(nn.Module):
     def _logits(
         self, embeddings: Tensor, weight: Tensor, up: Tensor | None, target: Tensor | None = None
     ) -> tuple[Tensor, Any, Any]:
-        """Logits without margin (B, C), the target's cosine (B, 1), and s as a number or (B, 1)."""
+        """Return logits without margin (B, C), the target's cosine (B, 1), and s as a number or (B, 1)."""
         x, exact = embeddings, embeddings.to(accumulation_dtype(embeddings.dtype))
         s: Any = self.scale
         if self.scale is None:
             s = (exact * unit(exact)).sum(1, keepdim=True)  # ‖x‖, with gradient 0 at x = 0
         target_cosine = None
         if self.similarity == Similarity("cosine"):
-            # s·cos is one product: no (B, C) tensor of cosines is formed
+            # s·cos is one product, without a (B, C) tensor of cosines
             logits, own = project(x if self.scale is None else unit(x) * self.scale, weight, target)
             target_cosine = own / (torch.where(s > 0, s, 1.0) if self.scale is None else s)
         else:
@@ -234,8 +237,8 @@ class AngularSoftmaxLoss(nn.Module):
             logits = logits + bias.to(logits.dtype)
         return logits, target_cosine, s
 
-    def _with_margin(self, target_cosine: Tensor, target: Tensor) -> Tensor:
-        """What the margin adds to g(θ) at the label, (B,)."""
+    def _margin_difference(self, target_cosine: Tensor, target: Tensor) -> Tensor:
+        """Compute margin(θ) − g(θ) at the label, (B,)."""
 
         def g(theta: Tensor) -> Tensor:
             at_angle = getattr(self.similarity, "at_angle", None)
@@ -250,12 +253,12 @@ class AngularSoftmaxLoss(nn.Module):
         if self.annealing is None:
             return difference
         if self.training and torch.is_grad_enabled():
-            # A new tensor: a compiled backward pass may compute λ again from the step it was given.
+            # A new tensor, because a compiled backward pass may compute λ again from the old step.
             self.step = self.step + 1
         return difference / (1 + self.annealing(self.step))  # (λ·g + ψ)/(1 + λ) − g
 
     def _energy(self, weight: Tensor, target: Tensor, counts: Tensor) -> Tensor:
-        """λ_M·class_energy of the weight at the labels, reduced as the losses are; counts (B,) weigh the samples."""
+        """Compute λ_M·class_energy at the labels, reduced as the losses are; counts (B,) weight the samples."""
         rows, share = weight.to(accumulation_dtype(weight.dtype)), self.energy_weight * counts
         if self.reduction == "none":
             return bound_gradient(lambda r: share.to(r.dtype) * sample_energies(r, target, self.energy_law), rows)
@@ -278,21 +281,23 @@ class AngularSoftmaxLoss(nn.Module):
         if sample_weight is not None:
             weights = weights * sample_weight.to(losses.dtype)
         share = weights.sum()
-        return total / torch.where(share > 0, share, 1.0)  # 0 when no sample counts
+        return total / torch.where(share > 0, share, 1.0)  # 0 if all samples are ignored
 
-    def _checked_class_weight(self, class_weight: Any, factory: dict[str, Any]) -> Tensor | None:
+    def _check_class_weight(self, class_weight: Any, factory: dict[str, Any]) -> Tensor | None:
         if class_weight is None:
             return None
-        wrong = ValueError(f"class_weight must be {self.num_classes} finite numbers >= 0, got {_brief(class_weight)}")
+        error = ValueError(
+            f"class_weight must be {self.num_classes} finite numbers >= 0, got {_describe(class_weight)}"
+        )
         try:
             weights = torch.as_tensor(class_weight, device="cpu", dtype=factory["dtype"] or torch.get_default_dtype())
         except (TypeError, ValueError, RuntimeError):
-            raise wrong from None
+            raise error from None
         if weights.shape != (self.num_classes,) or not bool((weights >= 0).all() and weights.isfinite().all()):
-            raise wrong
+            raise error
         return weights.to(self.weight.device)
 
-    def _check(self, embeddings: Tensor, weight: Tensor, labels: Tensor | None = None) -> None:
+    def _check_inputs(self, embeddings: Tensor, weight: Tensor, labels: Tensor | None = None) -> None:
         checks.floating("embeddings", embeddings)
         if embeddings.dim() != 2 or embeddings.shape[1] != self.embedding_size:
             raise ValueError(f"embeddings must be (B, {self.embedding_size}), got {tuple(embeddings.shape)}")
@@ -325,7 +330,7 @@ class AngularSoftmaxLoss(nn.Module):
 
 
 class _CrossEntropy(Function):
-    """−log softmax (B,) at the targets (B, 1); its backward pass forms one (B, C) tensor where torch's forms two."""
+    """−log softmax (B,) at the targets (B, 1); the backward pass allocates one (B, C) tensor, torch's two."""
 
     generate_vmap_rule = True
 
@@ -350,8 +355,8 @@ class _CrossEntropy(Function):
         return result, None
 
 
-def _mined_weight(indices_tuple: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """(B,): how often a miner of pytorch-metric-learning chose each sample, 1 for the most frequent."""
+def _miner_weights(indices_tuple: Sequence[Tensor], labels: Tensor) -> Tensor:
+    """Return how often a miner of pytorch-metric-learning chose each sample, (B,), 1 for the most frequent."""
     if not isinstance(indices_tuple, tuple | list) or not all(isinstance(part, Tensor) for part in indices_tuple):
         raise TypeError(f"indices_tuple must be None or a tuple of index tensors, got {indices_tuple!r}")
     if not sum(len(indices) for indices in indices_tuple):
@@ -362,5 +367,5 @@ def _mined_weight(indices_tuple: Sequence[Tensor], labels: Tensor) -> Tensor:
     return counts.to(torch.get_default_dtype()) / counts.max()
 
 
-def _brief(value: Any) -> str:
+def _describe(value: Any) -> str:
     return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)

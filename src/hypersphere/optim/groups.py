@@ -8,34 +8,34 @@ from torch import nn
 
 from .._internal import checks
 from ..layers import SphereOptions
-from ..rotation.parametrization import rotated
+from ..rotation.parametrization import find_rotated
 from ..selection import is_loss_head
-from .guard import watch_orthogonal
+from .guard import refuse_other_optimizers
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def param_groups(model: nn.Module, weight_decay: float = 0.0, *, ogd: bool = False) -> list[dict[str, Any]]:
-    """Groups for any torch optimizer, with weight decay only where it means something.
+    """Make parameter groups for any torch optimizer, without weight decay on scale-free weights.
 
     ==========  ======  ==========================================================================================
     name        decays  parameters
     ==========  ======  ==========================================================================================
-    weights     yes     all that is not below; the learned neurons of rotated layers too
+    weights     yes     all other parameters; also the learned neurons of rotated layers
     no_decay    no      biases, norms, k, scale, and the weights of sphere layers and angular losses, whose length
                         does not matter (SphereNet, 2.4)
-    rotations   yes     what rotated layers learn in place of neurons (OPT, App. D)
-    orthogonal  no      the matrices of method "ogd", for :class:`hypersphere.OGD` alone; with ``orthogonal=True``
+    rotations   yes     the rotations of rotated layers (OPT, App. D)
+    orthogonal  no      the matrices of method "ogd", only for :class:`hypersphere.OGD`; with ``orthogonal=True``
     ==========  ======  ==========================================================================================
 
-    Groups without parameters are left out; so are frozen parameters and the fixed neurons of rotated layers, which
-    nothing may train even after ``model.requires_grad_(True)``.
+    Empty groups, frozen parameters and the fixed neurons of rotated layers are left out, even after
+    ``model.requires_grad_(True)``.
 
     Args:
         model: the network.
         weight_decay: of the groups that decay.
-        ogd: make the group "orthogonal". Without it a model that learns such matrices is an error, as any other
-            optimizer would not keep them orthogonal; with it they are refused by optimizers other than OGD.
+        ogd: make the group "orthogonal". Without it, a model with such matrices is an error, because other optimizers
+            would not keep them orthogonal; with it, optimizers other than OGD refuse the group.
 
     Example:
         >>> import torch, hypersphere as hs
@@ -58,9 +58,9 @@ def param_groups(model: nn.Module, weight_decay: float = 0.0, *, ogd: bool = Fal
         for name, parameter in module.named_parameters()
         if not name.startswith("weight_hr")  # the projection of an LSTM is plain
     }
-    found = list(rotated(model))
+    found = list(find_rotated(model))
     methods = {each.rotation.task.parameter: each.rotation.plan.method for each in found}
-    # what nothing may train: fixed neurons, and the rotations of tasks that are not in use
+    # never trained: fixed neurons, and the rotations of inactive tasks
     fixed = {each.neurons for each in found if not each.rotation.learned}
     fixed |= {p for each in found for p in each.rotation.parameters() if p not in methods}
     groups: dict[str, list[nn.Parameter]] = {"weights": [], "no_decay": [], "rotations": [], "orthogonal": []}
@@ -77,10 +77,10 @@ def param_groups(model: nn.Module, weight_decay: float = 0.0, *, ogd: bool = Fal
     if groups["orthogonal"]:
         if not ogd:
             raise ValueError(
-                'the model learns matrices of method "ogd", which only OGD keeps orthogonal: use '
+                'the model has matrices of method "ogd", which only OGD keeps orthogonal: use '
                 "param_groups(model, ogd=True) with hypersphere.OGD"
             )
-        watch_orthogonal()
+        refuse_other_optimizers()
     options: dict[str, dict[str, Any]] = {
         "weights": {"weight_decay": decay},
         "no_decay": {"weight_decay": 0.0},

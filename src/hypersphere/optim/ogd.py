@@ -1,4 +1,4 @@
-"""Gradient descent that keeps matrices orthogonal (OPT, 3.5), beside SGD for all else.
+"""Gradient descent that keeps matrices orthogonal (OPT, 3.5), with SGD for all other parameters.
 
 Letters: X (..., m, m) orthogonal matrices, G their gradient, M the momentum, W skew-symmetric, λ the step.
 """
@@ -18,7 +18,7 @@ from torch.optim.sgd import sgd
 from .._internal import checks
 from ..cosine import accumulation_dtype, without_autocast
 
-_FAR_FROM_ORTHOGONAL = 2e-2  # max|XᵀX − I|; beyond it the polish may not converge. bfloat16 rounds to 6e-3
+_FAR_FROM_ORTHOGONAL = 2e-2  # max|XᵀX − I|; beyond it the series may not converge. bfloat16 rounds to 6e-3
 
 
 class OGD(Optimizer):
@@ -27,17 +27,17 @@ class OGD(Optimizer):
         M ← μM − G,   Ŵ = MXᵀ − ½X(XᵀMXᵀ),   W = Ŵ − Ŵᵀ,   M ← WX,   λ = min(lr, 1/(‖W‖_F + 10⁻⁸))
         X ← (I − λ/2·W)⁻¹(I + λ/2·W)X        (Eq. 3), or a few of its fixed-point iterations (Eq. 4)
 
-    with one λ a block, then a polish that takes off what the iterations leave: max|XᵀX − I| stays below 1e-6 in
-    float32 however long the training and whatever lr (with full float32 products, not TF32's).
-    :func:`hypersphere.param_groups` with ``ogd=True`` makes the groups. The others step as torch.optim.SGD does, bit
-    for bit, so that one optimizer and one schedule serve.
+    with one λ per block, then a re-orthogonalization: max|XᵀX − I| stays below 1e-6 in float32, for any lr and any
+    number of steps (with full float32 products, not TF32).
+    :func:`hypersphere.param_groups` with ``ogd=True`` makes the groups. Other groups are stepped
+    exactly as by torch.optim.SGD, so one optimizer and one schedule are enough.
 
     Args:
-        params: parameters or groups. Those with ``orthogonal=True`` hold orthogonal matrices (..., m, m), one a block.
+        params: parameters or groups. Those with ``orthogonal=True`` hold orthogonal matrices (..., m, m).
         lr: the learning rate; a group may have its own (the paper's code: 0.02 for the matrices, 0.1 for the rest).
         momentum: μ in [0, 1).
-        weight_decay: for SGD; orthogonal groups ignore it, as ‖X‖ is what it is.
-        iterations: fixed-point iterations n, whose error is O(λⁿ⁺²); None: the exact form by a solve.
+        weight_decay: for SGD; orthogonal groups ignore it, as ‖X‖ is constant.
+        iterations: the number n of fixed-point iterations, with error O(λⁿ⁺²); None: exact, by a linear solve.
 
     Example:
         >>> x = torch.nn.Parameter(torch.eye(3))
@@ -71,7 +71,7 @@ class OGD(Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group; one with ``orthogonal=True`` must hold orthogonal matrices (..., m, m)."""
+        """Add a group; with ``orthogonal=True`` it must hold orthogonal matrices (..., m, m)."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
@@ -83,12 +83,12 @@ class OGD(Optimizer):
             raise
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state; the same groups must be orthogonal in it, or their matrices would drift without a word."""
+        """Load a state; the same groups must be orthogonal in it, or their matrices would drift silently."""
         ours, theirs = (
             [bool(group.get("orthogonal")) for group in groups]
             for groups in (self.param_groups, state_dict["param_groups"])
         )
-        if len(ours) == len(theirs) and ours != theirs:  # another number of groups is torch's to refuse
+        if len(ours) == len(theirs) and ours != theirs:  # torch refuses another number of groups
             raise ValueError(
                 f"state_dict must be of an optimizer with the same orthogonal groups, {ours}; got {theirs} (True: "
                 "orthogonal)"
@@ -97,7 +97,7 @@ class OGD(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step; `closure` evaluates the model anew and gives the loss."""
+        """Take one step; `closure` evaluates the model again and returns the loss."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -132,14 +132,14 @@ class OGD(Optimizer):
                 self.state[p]["momentum_buffer"] = buffer
 
     def _step_orthogonal(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        """Six products of X's size beside the iterations; nothing waits for a value."""
+        """Step one parameter: six products of X's size beside the iterations, no synchronization."""
         dtype, momentum, iterations = accumulation_dtype(parameter.dtype), group["momentum"], group["iterations"]
         with without_autocast(parameter):
             x = parameter.to(dtype)
             m = parameter.grad.to(dtype).neg()  # type: ignore[union-attr]
             if momentum and "momentum_buffer" in self.state[parameter]:
                 m.add_(self.state[parameter]["momentum_buffer"], alpha=momentum)
-            # X(XᵀMXᵀ) = (XXᵀ)MXᵀ = MXᵀ as X is square and, by the last step's polish, orthogonal: Ŵ = ½MXᵀ.
+            # X(XᵀMXᵀ) = (XXᵀ)MXᵀ = MXᵀ as X is square and orthogonal: Ŵ = ½MXᵀ.
             w = m @ x.mT
             w = (w - w.mT).mul_(0.5)
             wx = w @ x
@@ -147,12 +147,12 @@ class OGD(Optimizer):
                 self.state[parameter]["momentum_buffer"] = wx.to(parameter.dtype)
             norm = torch.linalg.matrix_norm(w, keepdim=True)
             step = (norm + 1e-8).reciprocal_().clamp_(max=group["lr"])
-            y = _along_curve(x, w, wx, step, iterations)
-            parameter.copy_(_polished(y, near=iterations is None))
+            y = _cayley_step(x, w, wx, step, iterations)
+            parameter.copy_(_reorthogonalize(y, near=iterations is None))
 
 
 def ogd_step(x: Tensor, w: Tensor, step: float | Tensor, iterations: int | None = 2) -> Tensor:
-    """Where the curve of OGD leads from X, before the polish (OPT, Eq. 3 and 4).
+    """Compute the step of OGD from X, before the re-orthogonalization (OPT, Eq. 3 and 4).
 
         Y(λ) = (I − λ/2·W)⁻¹(I + λ/2·W)X,   or   Y ← X + λ/2·W(X + Y), n times from Y = X + λWX
 
@@ -161,7 +161,7 @@ def ogd_step(x: Tensor, w: Tensor, step: float | Tensor, iterations: int | None 
     Args:
         x: orthogonal matrices X (..., m, m).
         w: skew-symmetric matrices W (..., m, m).
-        step: λ, a number or one a block (...).
+        step: λ, a number or one per block (...).
         iterations: n, or None for the exact form.
 
     Example:
@@ -173,16 +173,16 @@ def ogd_step(x: Tensor, w: Tensor, step: float | Tensor, iterations: int | None 
     _check_iterations(iterations)
     if isinstance(step, Tensor):
         step = step[..., None, None]
-    return _along_curve(x, w, w @ x, step, iterations)
+    return _cayley_step(x, w, w @ x, step, iterations)
 
 
-def _along_curve(x: Tensor, w: Tensor, wx: Tensor, step: float | Tensor, iterations: int | None) -> Tensor:
-    """:func:`ogd_step` with WX at hand and λ as (..., 1, 1)."""
+def _cayley_step(x: Tensor, w: Tensor, wx: Tensor, step: float | Tensor, iterations: int | None) -> Tensor:
+    """Compute :func:`ogd_step` from WX and λ as (..., 1, 1)."""
     half, half_x = w * (step / 2), wx * (step / 2)
     if iterations is None:
         identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
-        # Y = X + (I − λ/2·W)⁻¹·λWX: what is solved for is small. I minus a skew matrix is never singular, so nothing
-        # need be read back to see whether it went well.
+        # Y = X + (I − λ/2·W)⁻¹·λWX: the solution is small. I minus a skew matrix is never singular, so the error code
+        # need not be read, which would synchronize.
         solution, _ = torch.linalg.solve_ex(identity - half, half_x.mul_(2.0))
         return solution.add_(x)
     fixed = x + half_x
@@ -192,15 +192,15 @@ def _along_curve(x: Tensor, w: Tensor, wx: Tensor, step: float | Tensor, iterati
     return y
 
 
-def _polished(y: Tensor, near: bool) -> Tensor:
-    """Y(YᵀY)^(−½), the nearest orthogonal matrix, by its series in E = I − YᵀY: Newton–Schulz.
+def _reorthogonalize(y: Tensor, near: bool) -> Tensor:
+    """Compute Y(YᵀY)^(−½), the nearest orthogonal matrix, by its series in E = I − YᵀY (Newton–Schulz).
 
-    The first term, Y + ½YE = Y(3I − YᵀY)/2, leaves ¾‖E‖², enough for what is orthogonal to rounding (`near`). The
-    longest steps, λ‖W‖_F = 1, come with ‖E‖ up to 0.06 after two iterations: three more terms leave 3e-7 of it, for
-    two products more.
+    The first term, Y + ½YE = Y(3I − YᵀY)/2, leaves an error of ¾‖E‖², enough if Y is orthogonal up to rounding
+    (`near`). With the longest steps, λ‖W‖_F = 1, ‖E‖ is up to 0.06 after two iterations: three more terms reduce it to
+    3e-7, for two more products.
     """
     e = (y.mT @ y).neg_()
-    # A long sum of squares is where a product rounds most: with this the error falls from 9e-7 to 4e-7 at m = 576.
+    # A product rounds long sums of squares most: this lowers the error from 9e-7 to 4e-7 at m = 576.
     e.diagonal(dim1=-2, dim2=-1).copy_(1.0 - y.square().sum(-2))
     if near:
         return y + (y @ e).mul_(0.5)
@@ -226,13 +226,13 @@ def _check_iterations(iterations: Any) -> None:
 
 
 def _check_orthogonal(x: Tensor) -> None:
-    """`x` can be stepped by OGD. Its values are read once, when the optimizer is made."""
+    """Require orthogonal matrices. Values are read once, when the optimizer is made."""
     shape = tuple(x.shape)
     dtensor = sys.modules.get("torch.distributed.tensor")  # not imported: none can exist
     if dtensor is not None and isinstance(x, dtensor.DTensor):
         raise ValueError(
-            f"an orthogonal group needs whole matrices, got a DTensor {shape}: OGD works with DistributedDataParallel, "
-            "not with FSDP2; leave rotated layers out of fully_shard or use a method such as 'cayley'"
+            f"an orthogonal group must hold unsharded matrices, got a DTensor {shape}: OGD supports DDP, "
+            "not FSDP2; exclude rotated layers from fully_shard or use a method such as 'cayley'"
         )
     if not x.is_floating_point():
         raise TypeError(f"an orthogonal group must hold real floating point matrices, got {x.dtype} {shape}")
@@ -246,6 +246,6 @@ def _check_orthogonal(x: Tensor) -> None:
         error = float((gram - torch.eye(shape[-1], dtype=gram.dtype, device=gram.device)).abs().max())
     if not error <= _FAR_FROM_ORTHOGONAL:
         raise ValueError(
-            f"an orthogonal group must hold orthogonal matrices, got {shape} with max|XᵀX − I| = {error:.2g}; start at "
-            "the identity, or from hypersphere.orthogonal.gram_schmidt"
+            f"an orthogonal group must hold orthogonal matrices, got {shape} with max|XᵀX − I| = {error:.2g}; start "
+            "from the identity or hypersphere.orthogonal.gram_schmidt"
         )

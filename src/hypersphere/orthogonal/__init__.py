@@ -1,12 +1,12 @@
-"""Orthogonal matrices from free numbers, and their products with neurons without forming them (OPT, 3.3–3.6, App. A).
+"""Orthogonal matrices from free parameters, and their products with neurons (OPT, 3.3–3.6, App. A).
 
 ========================  ==========================================================  =========  ================
-method                    R                                                           det R      its numbers P
+method                    R                                                           det R      shape of P
 ========================  ==========================================================  =========  ================
 gram_schmidt              Q of P = QT, diagonal of T positive (Algorithm 2)           sign det P  (m, m)
 modified_gram_schmidt     the same map, computed in another order (Eq. 8)             sign det P  (m, m)
 iterative_gram_schmidt    the same map, computed twice (Algorithm 3)                  sign det P  (m, m)
-householder               Gram-Schmidt's with the last column turned to det = +1      +1         (m, m)
+householder               Gram-Schmidt's, sign of the last column such that det = +1  +1         (m, m)
 givens                    the same map, computed by plane rotations                   +1         (m, m)
 lowdin                    P(PᵀP)^(−½), the orthogonal matrix nearest to P (Eq. 15)    sign det P  (m, m)
 canonical                 the left singular vectors of P (Eq. 16)                     ±1         (m, m)
@@ -15,10 +15,10 @@ exponential               exp(A)                                                
 ogd                       P itself, kept orthogonal by :class:`hypersphere.OGD`       its own    (m, m)
 ========================  ==========================================================  =========  ================
 
-A = T − Tᵀ with T strictly upper triangular. Beside them stand matrices that are not orthogonal: ``regularized`` and
-``unconstrained`` (P itself), and the constraints of generalized OPT (App. J) in ``_constraints``.
+A = T − Tᵀ with T strictly upper triangular. Methods that are not orthogonal: ``regularized`` and ``unconstrained`` (P
+itself), and the constraints of generalized OPT (App. J) in ``_constraints``.
 
-Shapes: m dimensions, n neurons (rows), any leading dimensions: one a block.
+Shapes: m dimensions, n neurons (rows), any leading dimensions, one matrix per block.
 """
 
 from __future__ import annotations
@@ -38,101 +38,101 @@ from ._method import INITS as INITS
 from ._method import Orthogonalizer as Orthogonalizer
 from ._method import Product, RowsFunction, from_matrix, from_product, identity, normal, only_normal
 from ._polar import PolarRows
-from ._triangle import pack, size_of
+from ._triangle import matrix_size, pack
 from ._triangular import TriangularRows
 
 
 def gram_schmidt(matrix: Tensor) -> Tensor:
-    """The columns of `matrix` (..., m, m) orthonormalized one after the other (OPT, Algorithm 2).
+    """Orthonormalize the columns of `matrix` (..., m, m) one after the other (OPT, Algorithm 2).
 
-    It is the Q of a QR factorization with positive diagonal, which is orthogonal to rounding where the loop in
-    float32 is not (2e-2 at m = 576). Columns that depend on those before them get some direction orthogonal to all.
+    Computed as the Q of a QR factorization with positive diagonal, which is orthogonal up to rounding; the loop in
+    float32 is not (2e-2 at m = 576). Linearly dependent columns get an arbitrary direction orthogonal to all.
 
     Example:
         >>> gram_schmidt(torch.tensor([[3.0, 1.0], [4.0, 0.0]]))
         tensor([[ 0.6000,  0.8000],
                 [ 0.8000, -0.6000]])
     """
-    return ORTHOGONALIZERS["gram_schmidt"].matrix(_square(matrix))
+    return ORTHOGONALIZERS["gram_schmidt"].matrix(_check_square(matrix))
 
 
 def householder(matrix: Tensor) -> Tensor:
-    """Orthogonalization by reflections (OPT, Algorithm 4), the last column turned so that the determinant is +1.
+    """Orthogonalize by reflections (OPT, Algorithm 4), the sign of the last column such that the determinant is +1.
 
-    The literal matrix has its last column times (−1)^(m−1) and so could not start at the identity.
+    The paper's matrix has its last column times (−1)^(m−1) and cannot start at the identity.
 
     Example:
         >>> householder(torch.tensor([[3.0, 1.0], [4.0, 0.0]]))
         tensor([[ 0.6000, -0.8000],
                 [ 0.8000,  0.6000]])
     """
-    return ORTHOGONALIZERS["householder"].matrix(_square(matrix))
+    return ORTHOGONALIZERS["householder"].matrix(_check_square(matrix))
 
 
 def givens(matrix: Tensor) -> Tensor:
-    """Orthogonalization by plane rotations (OPT, 3.3): the same matrix as :func:`householder`."""
+    """Orthogonalize by plane rotations (OPT, 3.3): the same matrix as :func:`householder`."""
     return householder(matrix)
 
 
 def lowdin(matrix: Tensor) -> Tensor:
-    """U(UᵀU)^(−½), the orthogonal matrix nearest to U (OPT, Eq. 15); its gradient divides by σᵢ + σⱼ alone.
+    """Compute U(UᵀU)^(−½), the orthogonal matrix nearest to U (OPT, Eq. 15); the gradient only divides by σᵢ + σⱼ.
 
     Example:
         >>> lowdin(torch.tensor([[2.0, 0.0], [0.0, -5.0]]))
         tensor([[ 1.,  0.],
                 [ 0., -1.]])
     """
-    return ORTHOGONALIZERS["lowdin"].matrix(_square(matrix))
+    return ORTHOGONALIZERS["lowdin"].matrix(_check_square(matrix))
 
 
 def canonical(matrix: Tensor) -> Tensor:
-    """The left singular vectors of `matrix`, UZ·d^(−½) with UᵀU = Z d Zᵀ (OPT, Eq. 16).
+    """Compute the left singular vectors of `matrix`, UZ·d^(−½) with UᵀU = Z d Zᵀ (OPT, Eq. 16).
 
-    By falling singular value, the largest number of each column positive. Where singular values repeat there is no
-    gradient (0 is what it gives), and next to such a matrix (the identity is one) no continuity.
+    Sorted by decreasing singular value; the largest element of each column is positive. For repeated singular values
+    (of the identity, for example) the function is not continuous and the gradient is 0.
 
     Example:
         >>> canonical(torch.tensor([[0.0, -2.0], [1.0, 0.0]])).abs()
         tensor([[1., 0.],
                 [0., 1.]])
     """
-    return ORTHOGONALIZERS["canonical"].matrix(_square(matrix))
+    return ORTHOGONALIZERS["canonical"].matrix(_check_square(matrix))
 
 
 def cayley(matrix: Tensor) -> Tensor:
-    """(I + A)(I − A)⁻¹ with A = T − Tᵀ, T the strict upper triangle of `matrix` (OPT, 3.4).
+    """Compute (I + A)(I − A)⁻¹ with A = T − Tᵀ, T the strict upper triangle of `matrix` (OPT, 3.4).
 
     Example:
         >>> cayley(torch.tensor([[0.0, -1.0], [7.0, 7.0]]))
         tensor([[ 0., -1.],
                 [ 1.,  0.]])
     """
-    return ORTHOGONALIZERS["cayley"].matrix(pack(_square(matrix)))
+    return ORTHOGONALIZERS["cayley"].matrix(pack(_check_square(matrix)))
 
 
 def exponential(matrix: Tensor) -> Tensor:
-    """exp(A) with A = T − Tᵀ, T the strict upper triangle of `matrix` (OPT, 3.4); evaluated in float64.
+    """Compute exp(A) with A = T − Tᵀ, T the strict upper triangle of `matrix` (OPT, 3.4), in float64.
 
     Example:
         >>> exponential(torch.tensor([[0.0, -torch.pi / 2], [0.0, 0.0]])).round(decimals=4) + 0.0
         tensor([[ 0., -1.],
                 [ 1.,  0.]])
     """
-    return ORTHOGONALIZERS["exponential"].matrix(pack(_square(matrix)))
+    return ORTHOGONALIZERS["exponential"].matrix(pack(_check_square(matrix)))
 
 
-def _square(matrix: Tensor) -> Tensor:
+def _check_square(matrix: Tensor) -> Tensor:
     checks.floating("matrix", matrix)
     if matrix.dim() < 2 or matrix.shape[-1] != matrix.shape[-2] or not matrix.numel():
         raise ValueError(f"matrix must be square matrices (..., m, m), got {tuple(matrix.shape)}")
     return matrix
 
 
-def _product(function: type[RowsFunction], *options: bool, sizeless: tuple[int, ...] = ()) -> Product:
-    """`sizeless`: the dimensions of P along which R does not see its size."""
+def _product_of(function: type[RowsFunction], *options: bool, scale_free: tuple[int, ...] = ()) -> Product:
+    """Make the product of a Function; R does not depend on the scale of P along the dimensions `scale_free`."""
 
     def product(p: Tensor, v: Tensor) -> Tensor:
-        rows: Tensor = apply(function, scale_to_one(p, sizeless) if sizeless else p, v, *options)[0]
+        rows: Tensor = apply(function, scale_to_one(p, scale_free) if scale_free else p, v, *options)[0]
         return rows
 
     return product
@@ -144,7 +144,7 @@ def _canonical(p: Tensor) -> Tensor:
     return u * torch.where(u.detach().gather(-2, largest) < 0, -1.0, 1.0).to(u.dtype)
 
 
-def _itself(p: Tensor) -> Tensor:
+def _return_unchanged(p: Tensor) -> Tensor:
     return p
 
 
@@ -153,23 +153,23 @@ def _orthogonal_start(m: int, init: str) -> Tensor:
 
 
 _METHODS = [
-    from_product("gram_schmidt", _product(TriangularRows, False, sizeless=(-2,))),
-    from_product("modified_gram_schmidt", _product(TriangularRows, False, sizeless=(-2,))),
-    from_product("iterative_gram_schmidt", _product(TriangularRows, False, sizeless=(-2,))),
-    from_product("householder", _product(TriangularRows, True, sizeless=(-2,))),
-    from_product("givens", _product(TriangularRows, True, sizeless=(-2,))),
-    from_product("lowdin", _product(PolarRows, sizeless=(-2, -1))),
+    from_product("gram_schmidt", _product_of(TriangularRows, False, scale_free=(-2,))),
+    from_product("modified_gram_schmidt", _product_of(TriangularRows, False, scale_free=(-2,))),
+    from_product("iterative_gram_schmidt", _product_of(TriangularRows, False, scale_free=(-2,))),
+    from_product("householder", _product_of(TriangularRows, True, scale_free=(-2,))),
+    from_product("givens", _product_of(TriangularRows, True, scale_free=(-2,))),
+    from_product("lowdin", _product_of(PolarRows, scale_free=(-2, -1))),
     from_matrix(
         "canonical",
         _canonical,
-        start=only_normal("canonical", "which has no gradient and no continuity at the identity"),
+        start=only_normal("canonical", "which is not continuous at the identity"),
         orthogonal=True,
     ),
-    from_product("cayley", _product(CayleyRows), size=size_of),
-    from_product("exponential", _product(ExponentialRows), size=size_of),
-    replace(from_matrix("ogd", _itself, start=_orthogonal_start), orthogonal=True),
-    from_matrix("regularized", _itself),
-    from_matrix("unconstrained", _itself),
+    from_product("cayley", _product_of(CayleyRows), size=matrix_size),
+    from_product("exponential", _product_of(ExponentialRows), size=matrix_size),
+    replace(from_matrix("ogd", _return_unchanged, start=_orthogonal_start), orthogonal=True),
+    from_matrix("regularized", _return_unchanged),
+    from_matrix("unconstrained", _return_unchanged),
 ]
 ORTHOGONALIZERS: dict[str, Orthogonalizer] = {method.name: method for method in _METHODS} | CONSTRAINTS
 BUILT_IN = frozenset(ORTHOGONALIZERS)

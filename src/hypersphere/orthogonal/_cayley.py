@@ -1,4 +1,4 @@
-"""Rows times the Cayley transform of a skew-symmetric matrix, by one factorization."""
+"""Multiply rows with the Cayley transform of a skew-symmetric matrix, by one factorization."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ._triangle import pack, skew
 
 
 def factors(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """LU of I + A, whose inverse has norm at most one. Numbers beside which 1 would be rounded away are cut off."""
+    """Factorize I + A (LU), whose inverse has norm at most one. A is clamped where 1 would be lost to rounding."""
     limit = 0.01 / torch.finfo(packed.dtype).eps
     matrix = skew((-packed).clamp(-limit, limit))
     matrix.diagonal(dim1=-2, dim2=-1).add_(1)
-    # (I − A)ᵀ: by columns, as LAPACK wants it; _ex: no look at the outcome, which would synchronize
+    # (I − A)ᵀ: column-major, as LAPACK needs it; _ex: no error check, which would synchronize
     lu, pivots, _ = torch.linalg.lu_factor_ex(matrix.mT)
     return lu, pivots
 
@@ -37,7 +37,7 @@ class CayleyRows(RowsFunction):
     @in_full_precision
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         packed, rows, solved, lu, pivots = ctx.saved_tensors
-        if torch.is_grad_enabled():  # this pass is differentiated in its turn: from the inputs, not what was kept
+        if torch.is_grad_enabled():  # double backward: saved intermediates have no history
             lu, pivots = factors(packed)
             solved = torch.linalg.lu_solve(lu, pivots, rows, left=False)
         back = torch.linalg.lu_solve(lu, pivots, grad, left=False, adjoint=True)

@@ -1,4 +1,4 @@
-"""Generalized OPT: a matrix with another constraint than orthogonality, or a small network (OPT, App. J)."""
+"""Generalized OPT: matrices with other constraints than orthogonality, or a small network (OPT, App. J)."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ._method import Orthogonalizer, exact_product, from_matrix, limited, normal, only_normal, zeros
+from ._method import Orthogonalizer, clamp_numbers, from_matrix, normal, only_normal, scaled_product, zeros
 
 
 def positive_definite(p: Tensor) -> Tensor:
-    """LLᵀ with a positive diagonal of L: the exponential of P's."""
+    """Compute LLᵀ; the diagonal of L is exp of P's diagonal."""
     lower = _cholesky(p)
     return lower @ lower.mT
 
 
 def banded(p: Tensor) -> Tensor:
-    """Tridiagonal."""
+    """Keep the three middle diagonals."""
     return p.triu(-1).tril(1)
 
 
@@ -30,7 +30,7 @@ def skew(p: Tensor) -> Tensor:
 
 
 def _cholesky(p: Tensor) -> Tensor:
-    # e^±15 squared and divided still has digits in float32
+    # (e^±15)² and its inverse still have digits in float32
     return p.tril(-1) + torch.diag_embed(p.diagonal(dim1=-2, dim2=-1).clamp(-15.0, 15.0).exp())
 
 
@@ -39,13 +39,13 @@ def _cholesky_start(m: int, init: str) -> Tensor:
 
 
 def _network(p: Tensor, v: Tensor) -> Tensor:
-    """v + W₂ᵀ·relu(W₁v) for every row, P = (W₁, W₂)."""
-    first, second = limited(p).unbind(-3)
+    """Compute v + W₂ᵀ·relu(W₁v) for every row, P = (W₁, W₂)."""
+    first, second = clamp_numbers(p).unbind(-3)
     return v + (v @ first.mT).relu() @ second
 
 
 def _network_start(m: int, init: str) -> Tensor:
-    first, second = normal(2, m, m) / m**0.5  # so that W₁v is of v's size
+    first, second = normal(2, m, m) / m**0.5  # so that W₁v is about as long as v
     return torch.stack([first, torch.zeros_like(second) if init == "identity" else second])
 
 
@@ -54,14 +54,14 @@ def _no_matrix(p: Tensor) -> Tensor:
 
 
 def _apply_positive_definite(p: Tensor, v: Tensor) -> Tensor:
-    lower = _cholesky(limited(p))
+    lower = _cholesky(clamp_numbers(p))
     return v @ lower @ lower.mT
 
 
 _MATRICES = [
     replace(
         from_matrix("positive_definite", positive_definite, start=_cholesky_start, free=lambda m: m * (m + 1) // 2),
-        apply=lambda p, v: exact_product(_apply_positive_definite, p, v),
+        apply=lambda p, v: scaled_product(_apply_positive_definite, p, v),
     ),
     from_matrix("upper", torch.triu, free=lambda m: m * (m + 1) // 2),
     from_matrix("lower", torch.tril, free=lambda m: m * (m + 1) // 2),
@@ -70,7 +70,7 @@ _MATRICES = [
     from_matrix(
         "skew",
         skew,
-        start=only_normal("skew", "whose vᵀRv is 0, so that no R is the identity"),
+        start=only_normal("skew", "whose R is never the identity, as vᵀRv = 0"),
         free=lambda m: m * (m - 1) // 2,
     ),
     from_matrix("hessenberg_upper", lambda p: p.triu(-1), free=lambda m: m * (m + 1) // 2 + m - 1),
@@ -80,7 +80,7 @@ _MATRICES = [
         lambda m: (2, m, m),
         _network_start,
         _no_matrix,
-        lambda p, v: exact_product(_network, p, v),
+        lambda p, v: scaled_product(_network, p, v),
         orthogonal=False,
     ),
 ]

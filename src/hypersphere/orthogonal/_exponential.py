@@ -1,10 +1,10 @@
-"""Rows times the exponential of a skew-symmetric matrix, by one symmetric eigenproblem in float64.
+"""Multiply rows with the exponential of a skew-symmetric matrix, by one symmetric eigenproblem in float64.
 
 With S = −A², which is symmetric and has no negative eigenvalue,
 
     exp(A) = cos √S + A·(sin √S)/√S
 
-so one factorization S = Z diag(λ) Zᵀ serves A of any size, without scaling, squaring or a look at its norm.
+so one factorization S = Z diag(λ) Zᵀ works for A of any norm, without scaling and squaring.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class ExponentialRows(RowsFunction):
 
     @staticmethod
     def forward(packed: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        a = _skew(packed.double())
+        a = _clamped_skew(packed.double())
         values, z = torch.linalg.eigh(a.mT @ a)
         roots = values.clamp(min=0).sqrt()
-        out = _turned(rows.double(), a, roots, z)
+        out = _rotate_rows(rows.double(), a, roots, z)
         return out.to(rows.dtype), roots, z
 
     @staticmethod
@@ -41,25 +41,25 @@ class ExponentialRows(RowsFunction):
             return _differentiable_backward(packed, rows, grad)
         to_packed = to_rows = None
         if ctx.needs_input_grad[0]:
-            to_packed = pack(_to_skew(_skew(packed), rows, grad, roots, z))
+            to_packed = pack(_skew_gradient(_clamped_skew(packed), rows, grad, roots, z))
         if ctx.needs_input_grad[1]:
-            to_rows = _turned(grad.double(), -_skew(packed.double()), roots, z).to(grad.dtype)
+            to_rows = _rotate_rows(grad.double(), -_clamped_skew(packed.double()), roots, z).to(grad.dtype)
         return to_packed, to_rows
 
 
-def _skew(packed: Tensor) -> Tensor:
-    """A, of angles that float64 can tell: beyond 10⁵ even it knows a sine to five digits only."""
+def _clamped_skew(packed: Tensor) -> Tensor:
+    """Return A, its elements clamped to ±10⁵: sines of larger angles are inaccurate even in float64."""
     return skew(packed.clamp(-1e5, 1e5))
 
 
-def _turned(rows: Tensor, a: Tensor, roots: Tensor, z: Tensor) -> Tensor:
+def _rotate_rows(rows: Tensor, a: Tensor, roots: Tensor, z: Tensor) -> Tensor:
     in_basis = rows @ z
     cosines, sines = roots.cos().unsqueeze(-2), _sinc(roots).unsqueeze(-2)
     return (in_basis * cosines) @ z.mT - (in_basis * sines) @ z.mT @ a
 
 
-def _to_skew(a: Tensor, rows: Tensor, grad: Tensor, roots: Tensor, z: Tensor) -> Tensor:
-    """The gradient to A, less its transpose: that of the numbers of its upper triangle."""
+def _skew_gradient(a: Tensor, rows: Tensor, grad: Tensor, roots: Tensor, z: Tensor) -> Tensor:
+    """Compute the gradient of A minus its transpose: that of the packed upper triangle."""
     of_cosine, of_sine = _divided_differences(roots, a.dtype)
     sines, z = _sinc(roots).to(a.dtype).unsqueeze(-2), z.to(a.dtype)
     v, g, e = (x @ z for x in (rows, grad, grad @ a))  # e: of G·(−A)ᵀ
@@ -74,12 +74,12 @@ def _sinc(x: Tensor) -> Tensor:
 
 
 def _divided_differences(roots: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """[f(a) − f(b)]/(a − b) of cos √ and of sin √/√ for all pairs of eigenvalues; f′ where they are equal.
+    """Compute [f(a) − f(b)]/(a − b) of cos √ and of sin √/√ for all pairs of eigenvalues; f′ where they are equal.
 
     With s and h half the sum and half the difference of the roots x and y of a and b, the first is
     −½ sinc s sinc h and the second ½ (cos s sinc h − sinc s cos h)/(xy). Where xy is too small for that, the roots
-    are apart (the plain quotient) or both small (the series). No sine is taken of a matrix: sin s and the rest come
-    from those of x/2 and y/2.
+    are apart (the plain quotient) or both small (the series). sin s and the others come from the sines and cosines of
+    x/2 and y/2, so none is computed for a whole matrix.
     """
     sine, cosine, sinc = ((roots / 2).sin().to(dtype), (roots / 2).cos().to(dtype), _sinc(roots).to(dtype))
     x, y = roots.to(dtype).unsqueeze(-1), roots.to(dtype).unsqueeze(-2)
@@ -100,7 +100,7 @@ def _outer(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _safe_sinc(angle: Tensor, sine: Tensor) -> Tensor:
-    """sin x/x for given sin x, by its series where x is small."""
+    """Compute sin x/x from sin x, by its series where x is small."""
     square = angle * angle
     series = 1 - square / 6 * (1 - square / 20 * (1 - square / 42))
     near = square < 0.01
@@ -108,15 +108,15 @@ def _safe_sinc(angle: Tensor, sine: Tensor) -> Tensor:
 
 
 def _series(a: Tensor, b: Tensor) -> Tensor:
-    """The divided difference of sin √/√ for small a, b: −1/3! + h₁/5! − h₂/7! + h₃/9!, hₖ the sum of all aⁱbᵏ⁻ⁱ."""
+    """Compute the divided difference of sin √/√ by its series: −1/3! + h₁/5! − h₂/7! + h₃/9!, hₖ = Σ aⁱbᵏ⁻ⁱ."""
     total, product = a + b, a * b
     square = total * total
     return total * (square - 2 * product + 3024) / 362880 - (square - product) / 5040 - 1 / 6
 
 
 def _differentiable_backward(packed: Tensor, rows: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """The same from torch's exponential, which can be differentiated again: exp of [[−A, GᵀV], [0, −A]]."""
-    a = _skew(packed.double())
+    """Compute the gradients with torch's exponential, for double backward: exp of [[−A, GᵀV], [0, −A]]."""
+    a = _clamped_skew(packed.double())
     outer = grad.mT.double() @ rows.double()
     top = torch.cat([-a, outer], -1)
     both = torch.linalg.matrix_exp(torch.cat([top, torch.cat([torch.zeros_like(a), -a], -1)], -2))

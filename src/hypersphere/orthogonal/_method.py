@@ -1,4 +1,4 @@
-"""What a method of OPT is: its numbers, its start, its matrix and its product with neurons."""
+"""A method of OPT: its parameters P, their start, the matrix R and its product with neurons."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ INITS = ("identity", "normal")
 
 @dataclass(frozen=True)
 class Orthogonalizer:
-    """A way to get R from numbers P that are free to learn.
+    """A map from learnable parameters P to a matrix R.
 
     Args:
-        name: what :func:`hypersphere.rotate` calls it, and the last part of its key in a state_dict.
-        shape: of P for a block of m dimensions.
-        start: (m, init) → P, with init "identity" (R = I) or "normal" (N(0, 1)); a ValueError where there is none.
+        name: the method's name in :func:`hypersphere.rotate`, and the last part of its key in a state_dict.
+        shape: m → the shape of P for a block of m dimensions.
+        start: (m, init) → P, with init "identity" (R = I) or "normal" (N(0, 1)); raises ValueError if unsupported.
         matrix: P (..., *shape) → R (..., m, m).
-        apply: (P, V) → V Rᵀ for rows V (..., n, m), without forming R where that is cheaper.
-        orthogonal: whether R is orthogonal for every P that training can reach.
-        free: how many free numbers a block of m dimensions has; None: m(m−1)/2 if orthogonal, else those of P.
+        apply: (P, V) → V Rᵀ for rows V (..., n, m), without computing R if that is cheaper.
+        orthogonal: whether R is always orthogonal.
+        free: m → the degrees of freedom of a block; None: m(m−1)/2 if orthogonal, else the size of P.
 
     Example:
         >>> flip = Orthogonalizer(
@@ -53,7 +53,7 @@ class Orthogonalizer:
     free: Callable[[int], int] | None = None
 
     def count(self, m: int) -> int:
-        """The free numbers of a block of m dimensions."""
+        """Return the degrees of freedom of a block of m dimensions."""
         if self.free is not None:
             return self.free(m)
         return m * (m - 1) // 2 if self.orthogonal else torch.Size(self.shape(m)).numel()
@@ -68,7 +68,7 @@ def triangle(m: int) -> tuple[int, ...]:
 
 
 def identity(m: int) -> Tensor:
-    """Starts are in float64, so that every parameter gets them to its last digit."""
+    """Return the identity; all starts are float64, for parameters of any dtype."""
     return torch.eye(m, dtype=torch.float64)
 
 
@@ -89,7 +89,7 @@ def zero_or_normal(m: int, init: str) -> Tensor:
 
 
 def only_normal(name: str, why: str) -> Callable[[int, str], Tensor]:
-    """The start of a method that cannot be the identity."""
+    """Make the start of a method that cannot be the identity."""
 
     def start(m: int, init: str) -> Tensor:
         if init == "identity":
@@ -99,8 +99,8 @@ def only_normal(name: str, why: str) -> Callable[[int, str], Tensor]:
     return start
 
 
-def exactly(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """function(*tensors) in float32 at least, whatever autocast says; the result has the last tensor's dtype."""
+def at_full_precision(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """Call function(*tensors) in at least float32, without autocast; the result has the last tensor's dtype."""
     for tensor in tensors:
         checks.floating("P and V", tensor)
     dtype = accumulation_dtype(reduce(torch.promote_types, (t.dtype for t in tensors)))
@@ -110,26 +110,26 @@ def exactly(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         )
 
 
-def exact_product(product: Product, p: Tensor, v: Tensor) -> Tensor:
-    """product(p, v) as by :func:`exactly`, of rows v of any size: the product grows as they do."""
+def scaled_product(product: Product, p: Tensor, v: Tensor) -> Tensor:
+    """Call product(p, v), homogeneous in v, by :func:`at_full_precision`; huge rows v are scaled first."""
     checks.floating("P and V", v)
     up = power_of_two_divisor(v, max_root(v.dtype, 2 if v.dtype is torch.float16 else 4))
     if up == 1:
-        return exactly(product, p, v)
-    return rescale(exactly(product, rescale(p, 1.0, up), rescale(v, 1 / up, 1.0)), up, 1.0)
+        return at_full_precision(product, p, v)
+    return rescale(at_full_precision(product, rescale(p, 1.0, up), rescale(v, 1 / up, 1.0)), up, 1.0)
 
 
-def limited(p: Tensor) -> Tensor:
-    """Numbers whose products with each other and with rows stay finite: at most the fourth root of the largest."""
+def clamp_numbers(p: Tensor) -> Tensor:
+    """Clamp p to the fourth root of the largest number, so that products with itself and with rows are finite."""
     return clamp_abs(p, max_root(p.dtype, 4))
 
 
 class RowsFunction(Function):
-    """A product V Rᵀ of rows with a matrix that is not formed, and what was computed on the way, for the backward pass.
+    """A product V Rᵀ without computing R.
 
-    ``forward(numbers, rows, *options)`` gives the product first; ``backward(ctx, grad)`` finds all tensors in
-    ``ctx.saved_tensors`` and the rest in ``ctx.options``. If it is differentiated in its turn (grad mode is on), it
-    must begin with the inputs again: what was kept has no history.
+    ``forward(numbers, rows, *options)`` returns the product, then intermediates for the backward pass.
+    ``backward(ctx, grad)`` finds inputs and intermediates in ``ctx.saved_tensors`` and the rest in ``ctx.options``. For
+    double backward (grad mode is on) it must start from the inputs, because intermediates have no history.
     """
 
     generate_vmap_rule = True
@@ -143,7 +143,7 @@ class RowsFunction(Function):
 
 
 def in_full_precision(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """A backward pass that autocast does not round, also when it is started under autocast."""
+    """Decorate a backward pass to run without autocast."""
 
     @wraps(backward)
     def exact(ctx: Any, grad: Tensor | None, *others: Any) -> Any:
@@ -163,31 +163,31 @@ def from_matrix(
     orthogonal: bool = False,
     free: Callable[[int], int] | None = None,
 ) -> Orthogonalizer:
-    """A method whose R is formed from P (..., m, m)."""
+    """Make a method that computes R from P (..., m, m)."""
     return Orthogonalizer(
         name,
         square,
         start,
-        matrix=lambda p: exactly(lambda p: matrix(limited(p)), p),
-        apply=lambda p, v: exact_product(lambda p, v: v @ matrix(limited(p)).mT, p, v),
+        matrix=lambda p: at_full_precision(lambda p: matrix(clamp_numbers(p)), p),
+        apply=lambda p, v: scaled_product(lambda p, v: v @ matrix(clamp_numbers(p)).mT, p, v),
         orthogonal=orthogonal,
         free=free,
     )
 
 
 def from_product(name: str, product: Product, *, size: Callable[[Tensor], int] | None = None) -> Orthogonalizer:
-    """A method that gives V Rᵀ itself. `size`: m from a packed triangle P; None: P is (..., m, m)."""
+    """Make a method that computes V Rᵀ directly. `size`: m from a packed triangle P; None: P is (..., m, m)."""
 
     def matrix(p: Tensor) -> Tensor:
         m = p.shape[-1] if size is None else size(p)
         leading = p.shape[:-2] if size is None else p.shape[:-1]
         rows = torch.eye(m, dtype=accumulation_dtype(p.dtype), device=p.device).expand(*leading, m, m)
-        return exactly(lambda p: product(p, rows).mT, p)
+        return at_full_precision(lambda p: product(p, rows).mT, p)
 
     return Orthogonalizer(
         name,
         square if size is None else triangle,
         identity_or_normal if size is None else zero_or_normal,
         matrix,
-        apply=lambda p, v: exact_product(product, p, v),
+        apply=lambda p, v: scaled_product(product, p, v),
     )

@@ -1,4 +1,4 @@
-"""Rows times the orthogonal factor of a polar decomposition: Löwdin's symmetric orthogonalization."""
+"""Multiply rows with the orthogonal factor of a polar decomposition (Löwdin's symmetric orthogonalization)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PolarRows(RowsFunction):
         to_matrix = None
         if ctx.needs_input_grad[0]:
             k = turned.mT @ (rows @ zt.mT)
-            to_matrix = w @ ((k - k.mT) / _sums(sigma)) @ zt
+            to_matrix = w @ ((k - k.mT) / _pairwise_sums(sigma)) @ zt
         return to_matrix, turned @ zt if ctx.needs_input_grad[1] else None
 
 
@@ -47,14 +47,14 @@ def _differentiable_backward(matrix: Tensor, rows: Tensor, grad: Tensor) -> tupl
 
 
 class Sylvester(Function):
-    """The X of HX + XH = C, for H symmetric and without negative eigenvalues."""
+    """Solve HX + XH = C for X; H is symmetric without negative eigenvalues."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(h: Tensor, c: Tensor) -> Tensor:
         values, z = torch.linalg.eigh(h)
-        return z @ ((z.mT @ c @ z) / _sums(values.clamp(min=0))) @ z.mT
+        return z @ ((z.mT @ c @ z) / _pairwise_sums(values.clamp(min=0))) @ z.mT
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -67,8 +67,8 @@ class Sylvester(Function):
         return -(to_c @ x.mT + x.mT @ to_c), to_c
 
 
-def _sums(sigma: Tensor) -> Tensor:
-    """σᵢ + σⱼ, no smaller than rounding leaves of the largest."""
+def _pairwise_sums(sigma: Tensor) -> Tensor:
+    """Compute σᵢ + σⱼ, at least eps times the largest."""
     largest = sigma.amax(-1, keepdim=True)[..., None]
     floor = torch.where(largest > 0, largest, 1.0) * torch.finfo(sigma.dtype).eps
     return torch.maximum(sigma.unsqueeze(-1) + sigma.unsqueeze(-2), floor)

@@ -1,4 +1,4 @@
-"""Rows times the orthogonal factor of a QR factorization: Gram-Schmidt, Householder, Givens."""
+"""Multiply rows with the orthogonal factor of a QR factorization: Gram-Schmidt, Householder, Givens."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ._method import RowsFunction, in_full_precision
 
 
 def factors(matrix: Tensor, proper: bool) -> tuple[Tensor, Tensor]:
-    """Q and T of matrix = QT with a positive diagonal of T; `proper` turns Q's last column so that det Q = +1.
+    """Factorize matrix = QT with a positive diagonal of T; `proper` sets the sign of the last column: det Q = +1.
 
-    Numbers on T's diagonal that are too small to divide by are raised: a singular matrix has a finite gradient.
+    Elements of T's diagonal that are too small to divide by are raised, so a singular matrix has a finite gradient.
     """
     if proper:
         if matrix.is_meta:
@@ -26,7 +26,7 @@ def factors(matrix: Tensor, proper: bool) -> tuple[Tensor, Tensor]:
     else:
         q, t = torch.linalg.qr(matrix)
     signs = _signs(t.diagonal(dim1=-2, dim2=-1))
-    if proper:  # det Q is −1 for every reflection there is, times the signs
+    if proper:  # det Q = Π signs · (−1)^(number of reflections)
         determinant = _signs(0.5 - (scales != 0).to(q.dtype)).prod(-1) * signs.prod(-1)
         last = torch.arange(q.shape[-1], device=q.device) == q.shape[-1] - 1
         signs = torch.where(last, signs * determinant.unsqueeze(-1), signs)
@@ -39,7 +39,7 @@ def factors(matrix: Tensor, proper: bool) -> tuple[Tensor, Tensor]:
 
 
 def differentiable_factors(matrix: Tensor, proper: bool) -> tuple[Tensor, Tensor]:
-    """The same by torch's own QR, whose derivative can be taken again."""
+    """Compute :func:`factors` by torch's QR, for double backward."""
     q, t = torch.linalg.qr(matrix)
     with torch.no_grad():
         signs = _signs(t.diagonal(dim1=-2, dim2=-1) * factors(matrix, proper)[1].diagonal(dim1=-2, dim2=-1))

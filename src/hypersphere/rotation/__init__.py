@@ -1,4 +1,4 @@
-"""Orthogonal over-parameterized training: fixed neurons, learned rotations, merged away for inference (OPT).
+"""Orthogonal over-parameterized training (OPT): fixed neurons, learned rotations, merged for inference.
 
 - :func:`rotate` and :func:`merge`, :func:`merge_state_dict` without a model
 - :class:`Resampler`: stochastic OPT

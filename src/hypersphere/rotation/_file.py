@@ -1,4 +1,4 @@
-"""The file of :func:`save_rotations`: safetensors with a header in JSON that says what is rotated and how."""
+"""The file of :func:`save_rotations`: safetensors with a JSON header that describes the rotations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from .._internal.safe_files import write_bytes
 from .._internal.tensors import hash_of, unshared
 from ..orthogonal import INITS
-from .parametrization import Plan, key_of, shown
+from .parametrization import Plan, key_prefix, label
 from .tasks import check_new_name
 
 FORMAT = 1
@@ -23,14 +23,14 @@ _HEADER = "hypersphere.rotations"
 
 @dataclass(frozen=True)
 class Entry:
-    """One rotated layer of a file."""
+    """A rotated layer in the file."""
 
     name: str
     tensor: str
     task: str
     seed: int
     shape: list[int]
-    hash: str | None  # of the neurons; None if they are in the file
+    hash: str | None  # of the neurons; None if the file holds them
     plan: Plan
 
     @property
@@ -39,16 +39,16 @@ class Entry:
 
     @property
     def layer(self) -> str:
-        return f"layer {shown(self.name)!r}"
+        return f"layer {label(self.name)!r}"
 
     @property
     def key(self) -> str:
-        return key_of(*self.where)
+        return key_prefix(*self.where)
 
 
 @dataclass(frozen=True)
 class File:
-    """What a file holds: layers, tensors by their key, and hashes of parameters that were frozen and are not in it."""
+    """Content of a file: layers, tensors by key, and hashes of frozen parameters, which are not in it."""
 
     entries: list[Entry]
     tensors: dict[str, Tensor]
@@ -56,7 +56,7 @@ class File:
 
 
 def write(path: str | os.PathLike[str], layers: list[dict[str, Any]], kept: dict[str, Tensor], frozen: Any) -> None:
-    """`kept` once each, whatever shares memory; the header beside it."""
+    """Write the tensors `kept`, shared ones once, and the header."""
     tensors, aliases = unshared(kept)
     hashes = {key: hash_of(value) for key, value in tensors.items()}
     hashes |= {alias: hashes[key] for alias, key in aliases.items()}
@@ -65,7 +65,7 @@ def write(path: str | os.PathLike[str], layers: list[dict[str, Any]], kept: dict
 
 
 def read(path: str | os.PathLike[str]) -> File:
-    """A ValueError in one line for whatever is not such a file, or not whole."""
+    """Read and check a file; a one-line ValueError if it is damaged or another kind of file."""
     if not os.path.isfile(path):
         raise ValueError(f"path must be a file that save_rotations wrote, got {os.fspath(path)!r}")
     wrong = f"{path} is not a file that save_rotations wrote"
@@ -77,17 +77,17 @@ def read(path: str | os.PathLike[str]) -> File:
     except (SafetensorError, ValueError, RecursionError) as error:
         raise ValueError(f"{wrong}: {error}") from None
     if not isinstance(header, dict) or "format" not in header:
-        raise ValueError(f"{wrong}: it has no such header")
+        raise ValueError(f"{wrong}: the header is missing")
     if type(header["format"]) is not int or header["format"] != FORMAT:
         raise ValueError(f"{path} has format {header['format']!r}; this version reads {FORMAT}")
     try:
-        entries = [_parsed(layer) for layer in header["layers"]]
+        entries = [_parse_entry(layer) for layer in header["layers"]]
         if not entries or len({entry.where for entry in entries}) < len(entries):
             raise ValueError("every layer must be listed once")
         hashes, aliases = dict(header["hashes"]), dict(header["aliases"])
         damaged = [key for key, value in tensors.items() if hashes[key] != hash_of(value)]
         odd = [key for key in hashes if key not in tensors and key not in aliases]
-        # An alias names a tensor anew and replaces none; its hash, if it has one, is that of the tensor.
+        # An alias must not replace a tensor; its hash, if given, is that of the tensor.
         odd += [
             alias for alias, key in aliases.items() if alias in tensors or hashes.get(alias, hashes[key]) != hashes[key]
         ]
@@ -98,11 +98,11 @@ def read(path: str | os.PathLike[str]) -> File:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{wrong}: its header is malformed ({type(error).__name__}: {error})") from None
     if damaged:
-        raise ValueError(f"{path} is damaged: the numbers of {damaged[0]!r} are not those that were saved")
+        raise ValueError(f"{path} is damaged: wrong hash of {damaged[0]!r}")
     return File(entries, tensors, frozen)
 
 
-def _parsed(layer: dict[str, Any]) -> Entry:
+def _parse_entry(layer: dict[str, Any]) -> Entry:
     plan = Plan(**layer["plan"])
     entry = Entry(**layer | {"plan": plan})
     numbers = (entry.seed, plan.dimension, plan.blocks, plan.sample or 2, plan.transposed_groups or 1, *entry.shape)
@@ -113,7 +113,7 @@ def _parsed(layer: dict[str, Any]) -> Entry:
         or not all(type(number) is int and 0 <= number < 2**63 for number in numbers)
         or not all(isinstance(flag, bool) for flag in flags)
     ):
-        raise TypeError("names must be text, sizes whole numbers, flags true or false")
+        raise TypeError("names must be strings, sizes integers, flags true or false")
     if plan.init not in INITS:
         raise ValueError(f"init must be one of {', '.join(INITS)}, got {plan.init!r}")
     if entry.task != "default":

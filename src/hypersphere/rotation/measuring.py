@@ -1,4 +1,4 @@
-"""What a rotated model has to learn, and how far its matrices are from orthogonal."""
+"""Count the parameters of a rotated model, and penalize matrices that are not orthogonal."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from torch import Tensor, nn
 from .._internal import checks
 from ..cosine import accumulation_dtype, without_autocast
 from ..energy.measures import deviation_from_orthonormal
-from .parametrization import rotated
+from .parametrization import find_rotated
 
 
 def count_parameters(model: nn.Module) -> dict[str, int]:
-    """What there is to learn, counted as the paper does (OPT, Tables 10–13, 19, 20).
+    """Count parameters as the paper does (OPT, Tables 10–13, 19, 20).
 
     Returns:
-        - rotations: free numbers of the active task's rotations, m(m−1)/2 a block of m dimensions if orthogonal
-        - matrices: m² a block, as Tables 19 and 20 count
-        - weights: numbers of learned weight matrices, the output layer's too
-        - other: learned biases, norms, scales and the like
+        - rotations: degrees of freedom of the active task's rotations, m(m−1)/2 per block of m dimensions if orthogonal
+        - matrices: m² per block, as in Tables 19 and 20
+        - weights: elements of learned weight matrices, including the output layer
+        - other: learned biases, norms, scales and so on
         - total: rotations + weights + other
-        - stored: all numbers of all parameters, fixed neurons and inactive tasks included
+        - stored: elements of all parameters, including fixed neurons and inactive tasks
 
     Example:
         >>> import hypersphere as hs
@@ -30,29 +30,29 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
     """
     checks.module("model", model)
     counts = dict.fromkeys(("rotations", "matrices", "weights", "other"), 0)
-    of_rotations: set[Tensor] = set()
-    for each in rotated(model):
+    excluded: set[Tensor] = set()
+    for each in find_rotated(model):
         plan, rotation = each.rotation.plan, each.rotation
-        of_rotations |= set(rotation.parameters())
+        excluded |= set(rotation.parameters())
         if not plan.learned:
-            of_rotations.add(each.neurons)
+            excluded.add(each.neurons)
         parameter, method = rotation.task.parameter, rotation.task.method
         if parameter is not None and method is not None and parameter.requires_grad:
             counts["rotations"] += len(parameter) * method.count(plan.size)
             counts["matrices"] += len(parameter) * plan.size**2
     for parameter in model.parameters():
-        if parameter.requires_grad and parameter not in of_rotations:
+        if parameter.requires_grad and parameter not in excluded:
             counts["weights" if parameter.dim() > 1 else "other"] += parameter.numel()
     total = counts["rotations"] + counts["weights"] + counts["other"]
     return counts | {"total": total, "stored": sum(p.numel() for p in model.parameters())}
 
 
 def rotation_penalty(model: nn.Module, weight: float = 0.1, *, squared: bool = True) -> Tensor:
-    """weight·Σ‖RᵀR − I‖²_F over the layers rotated with method="regularized" (OPT, Eq. 5); add it to the loss.
+    """Compute weight·Σ‖RᵀR − I‖²_F over the layers rotated with method="regularized" (OPT, Eq. 5); add it to the loss.
 
     Args:
         weight: β.
-        squared: False gives the norm itself, as the authors' released code has it.
+        squared: False: the norm itself, as in the authors' released code.
 
     Example:
         >>> import hypersphere as hs
@@ -62,7 +62,7 @@ def rotation_penalty(model: nn.Module, weight: float = 0.1, *, squared: bool = T
     """
     factor = checks.number("weight", weight, low=0.0)
     checks.module("model", model)
-    found = [each.rotation for each in rotated(model) if each.rotation.plan.method == "regularized"]
+    found = [each.rotation for each in find_rotated(model) if each.rotation.plan.method == "regularized"]
     if not found:
         raise ValueError('rotation_penalty: no layer is rotated with method="regularized"')
     terms = []
@@ -70,14 +70,14 @@ def rotation_penalty(model: nn.Module, weight: float = 0.1, *, squared: bool = T
         matrix, plan = rotation.task.parameter, rotation.plan
         assert matrix is not None
         with without_autocast(matrix):
-            # a block-diagonal R has the sum of its blocks' squares, one that all share counts as often as it stands
+            # the sum over the blocks of R; a shared block counts once per use
             square = deviation_from_orthonormal(matrix.to(accumulation_dtype(matrix.dtype))).sum()
             square = square * (plan.blocks if plan.shared else 1)
-            terms.append(square if squared else _root(square))
+            terms.append(square if squared else _safe_sqrt(square))
     return factor * torch.stack([term.to(terms[0]) for term in terms]).sum()
 
 
-def _root(square: Tensor) -> Tensor:
-    """√x with gradient 0 at 0."""
+def _safe_sqrt(square: Tensor) -> Tensor:
+    """Compute √x with gradient 0 at 0."""
     positive = square > 0
     return torch.where(positive, torch.where(positive, square, 1.0).sqrt(), 0.0)

@@ -1,4 +1,4 @@
-"""Merging a state_dict without its model."""
+"""Merge the rotations in a state_dict, without the model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..orthogonal import ORTHOGONALIZERS, Orthogonalizer
 from ..selection import neuron_rows
-from .parametrization import turned
+from .parametrization import rotate_weight
 
 _NEURONS = re.compile(r"(?P<layer>(?:.*\.)?)parametrizations\.(?P<tensor>[^.]+)\.original")
 _ROTATION = re.compile(r"(?P<prefix>(?:.*\.)?parametrizations\.[^.]+\.)0\.(?P<task>[^.]+)\.(?P<name>[^.]+)")
@@ -19,14 +19,13 @@ _BUFFERS = ("dims", "draw", "inner", "seed", "groups")
 
 
 def merge_state_dict(state_dict: Mapping[str, Any], *, task: str | None = None) -> dict[str, Any]:
-    """The state_dict of the merged network from that of a rotated one, without a model; the given one is left alone.
+    """Return the state_dict of the merged network from that of a rotated one, without a model.
 
-    Keys that are no rotation's stay as they are; but a parametrization of another's that has no tensors of its own is
-    taken for ``method="none"``, which has none either. A weight takes its place before the other tensors of its layer,
-    as plain layers have it.
+    Other keys stay as they are, but a foreign parametrization without tensors of its own is taken for
+    ``method="none"``, which has none either. A weight comes before the other tensors of its layer, as in plain layers.
 
     Args:
-        task: which task's rotations; may be None where there is one.
+        task: whose rotations to merge; may be None if there is only one task.
 
     Example:
         >>> import hypersphere as hs
@@ -37,14 +36,14 @@ def merge_state_dict(state_dict: Mapping[str, Any], *, task: str | None = None) 
     """
     if not isinstance(state_dict, Mapping):
         raise TypeError(f"state_dict must be a mapping of names to tensors, got {type(state_dict).__name__}")
-    parts = {key: parts for key in state_dict if (parts := _parts(state_dict, key)) is not None}
+    parts = {key: parts for key in state_dict if (parts := _rotation_tensors(state_dict, key)) is not None}
     found = {key: match for key in parts if (match := _NEURONS.fullmatch(key))}
     _check_neurons(state_dict)
     if not found:
-        raise ValueError("state_dict holds no rotated layer (no key ends with parametrizations.<tensor>.original)")
+        raise ValueError("state_dict has no rotated layer (no key ends with parametrizations.<tensor>.original)")
     tasks = list(dict.fromkeys(name for of_key in parts.values() for name in of_key))
     if task is None and len(tasks) > 1:
-        raise ValueError(f"task must be one of {', '.join(tasks)}: the state_dict holds several")
+        raise ValueError(f"task must be one of {', '.join(tasks)}, got None")
     if task is not None and task not in tasks:
         raise ValueError(f"task must be one of {', '.join(tasks) or 'none'}, got {task!r}")
     wanted = task if task is not None else next(iter(tasks), None)
@@ -53,7 +52,7 @@ def merge_state_dict(state_dict: Mapping[str, Any], *, task: str | None = None) 
     for key, match in found.items():
         if parts[key] and wanted not in parts[key]:
             raise ValueError(f"task must be one of {', '.join(parts[key])} for {key!r}, got {wanted!r}")
-        weight = _merged(key, state_dict[key], parts[key].get(wanted or "", {}))
+        weight = _merge_weight(key, state_dict[key], parts[key].get(wanted or "", {}))
         merged.setdefault(match["layer"], {})[match["layer"] + match["tensor"]] = weight
     dropped = [key.removesuffix("original") for key in found]
     out: dict[str, Any] = {}
@@ -66,7 +65,7 @@ def merge_state_dict(state_dict: Mapping[str, Any], *, task: str | None = None) 
 
 
 def holds_rotations(state_dict: Mapping[Any, Any]) -> bool:
-    """Whether a layer of the state_dict is rotated."""
+    """Return whether the state_dict has a rotated layer."""
     keys = [key for key in state_dict if isinstance(key, str)]
     known = (match for key in keys if (match := _ROTATION.fullmatch(key)))
     if any(match["name"] in ORTHOGONALIZERS for match in known):
@@ -77,15 +76,15 @@ def holds_rotations(state_dict: Mapping[Any, Any]) -> bool:
 
 
 def _check_neurons(state_dict: Mapping[str, Any]) -> None:
-    """Every rotation has neurons to turn."""
+    """Require the neurons of every rotation."""
     for key in state_dict:
         match = _ROTATION.fullmatch(key) if isinstance(key, str) else None
         if match and match["name"] in ORTHOGONALIZERS and match["prefix"] + "original" not in state_dict:
-            raise ValueError(f"state_dict: {match['prefix'] + 'original'!r} is missing, the neurons of {key!r}")
+            raise ValueError(f"state_dict: {match['prefix'] + 'original'!r}, the neurons of {key!r}, is missing")
 
 
-def _parts(state_dict: Mapping[str, Any], key: Any) -> dict[str, dict[str, Tensor]] | None:
-    """The tensors of the rotation over the neurons at `key`, by task and name; None if nothing is rotated there."""
+def _rotation_tensors(state_dict: Mapping[str, Any], key: Any) -> dict[str, dict[str, Tensor]] | None:
+    """Return the tensors of the rotation of the neurons at `key`, by task and name; None if it is not rotated."""
     neurons = state_dict[key]
     if not isinstance(key, str) or not _NEURONS.fullmatch(key) or not isinstance(neurons, Tensor) or neurons.dim() < 2:
         return None
@@ -93,30 +92,30 @@ def _parts(state_dict: Mapping[str, Any], key: Any) -> dict[str, dict[str, Tenso
     others = [other for other in state_dict if other.startswith(prefix) and other != key]
     matches = [_ROTATION.fullmatch(other) for other in others]
     if others and not any(matches):
-        return None  # another's parametrization
+        return None  # a foreign parametrization
     found: dict[str, dict[str, Tensor]] = {}
     for other, match in zip(others, matches, strict=True):
         if match is None or match["name"] not in (*ORTHOGONALIZERS, *_BUFFERS):
             methods = ", ".join(ORTHOGONALIZERS)
-            raise ValueError(f"state_dict: {other!r} is no rotation this package knows; the methods are {methods}")
+            raise ValueError(f"state_dict: unknown rotation {other!r}; the methods are {methods}")
         found.setdefault(match["task"], {})[match["name"]] = state_dict[other]
     return found
 
 
-def _merged(key: str, neurons: Tensor, parts: dict[str, Tensor]) -> Tensor:
+def _merge_weight(key: str, neurons: Tensor, parts: dict[str, Tensor]) -> Tensor:
     method = next((ORTHOGONALIZERS[name] for name in parts if name in ORTHOGONALIZERS), None)
     if method is None:
         return neurons  # fixed, not rotated
     groups = int(parts["groups"]) if "groups" in parts else None
     numbers, dims = parts[method.name], parts.get("dims")
     dimension = neuron_rows(neurons, groups).shape[2]
-    size = len(dims) if dims is not None else _size(key, method, numbers, dimension)
+    size = len(dims) if dims is not None else _block_size(key, method, numbers, dimension)
     with torch.no_grad():
-        return turned(method, numbers, neurons, size, dims, groups)
+        return rotate_weight(method, numbers, neurons, size, dims, groups)
 
 
-def _size(key: str, method: Orthogonalizer, numbers: Tensor, dimension: int) -> int:
-    """m of a block: d divided by their number, or by what fits if all share one."""
+def _block_size(key: str, method: Orthogonalizer, numbers: Tensor, dimension: int) -> int:
+    """Return m of a block: d divided by the number of blocks, or by what fits if they share one."""
     for blocks in [len(numbers)] if len(numbers) > 1 else range(1, dimension + 1):
         if dimension % blocks == 0 and tuple(numbers.shape[1:]) == tuple(method.shape(dimension // blocks)):
             return dimension // blocks

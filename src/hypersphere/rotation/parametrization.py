@@ -1,9 +1,9 @@
-"""The parametrization that rotates a layer's neurons, and the names under which a state_dict keeps it.
+"""The parametrization that rotates a layer's neurons, and its keys in a state_dict.
 
 ``<layer>.parametrizations.weight.original`` holds the neurons, ``<layer>.parametrizations.weight.0.<task>.<method>``
-the numbers of the rotation, (blocks, *shape of the method): one block if all share it. With ``sample`` int64 buffers
-lie beside them: ``dims`` (the dimensions that are rotated), ``draw`` (how often they were drawn), ``inner`` (steps
-since then), ``seed`` (of the draws, mixed with the layer's name). A transposed convolution keeps its ``groups`` there.
+the parameters of the rotation, (blocks, *shape of the method): one block if it is shared. With ``sample`` there are
+int64 buffers too: ``dims`` (the dimensions that are rotated), ``draw`` (how often they were drawn), ``inner`` (steps
+since the last draw), ``seed`` (hashed with the layer's name). Transposed convolutions also store their ``groups``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..cosine import accumulation_dtype, without_autocast
 from ..orthogonal import ORTHOGONALIZERS, Orthogonalizer
 from ..selection import from_neuron_rows, neuron_rows
 
-NONE = "none"  # fixed random neurons, no rotation
+NONE = "none"  # fixed neurons without rotation
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Plan:
         return not self.learned and (self.orthogonalizer is None or self.orthogonalizer.orthogonal)
 
     def start(self) -> Tensor | None:
-        """(blocks, *shape): the numbers to begin with, None if there are none."""
+        """Return the initial parameters (blocks, *shape); None if the method has none."""
         method = self.orthogonalizer
         if method is None:
             return None
@@ -60,12 +60,12 @@ class Plan:
         for block in blocks:
             if tuple(block.shape) != tuple(method.shape(self.size)):
                 wanted, got = tuple(method.shape(self.size)), tuple(block.shape)
-                raise ValueError(f"method {method.name!r} must start with numbers of its shape {wanted}, got {got}")
+                raise ValueError(f"start of method {method.name!r} must return shape {wanted}, got {got}")
         return torch.stack(blocks)
 
 
 class TaskRotation(nn.Module):
-    """The numbers of one rotation, as a parameter that is named after their method."""
+    """The parameters of one rotation, named after the method."""
 
     dims: Tensor
     draw: Tensor
@@ -75,14 +75,14 @@ class TaskRotation(nn.Module):
     def __init__(self, plan: Plan, seed: int, like: Tensor) -> None:
         super().__init__()
         self.method = plan.orthogonalizer
-        self.trainable = True  # what requires_grad is while the task is active
+        self.trainable = True  # requires_grad while the task is active
         with torch.device("meta" if like.is_meta else "cpu"):
             numbers = plan.start()
         if self.method is not None and numbers is not None:
             dtype = accumulation_dtype(like.dtype)
             self.register_parameter(self.method.name, nn.Parameter(numbers.to(like.device, dtype)))
         if plan.sample is not None:
-            buffers = {"dims": drawn(seed, 0, plan.dimension, plan.sample), "draw": 0, "inner": 0, "seed": seed}
+            buffers = {"dims": draw_dims(seed, 0, plan.dimension, plan.sample), "draw": 0, "inner": 0, "seed": seed}
             for name, value in buffers.items():
                 self.register_buffer(name, torch.as_tensor(value, dtype=torch.int64).to(like.device))
         if plan.transposed_groups is not None:
@@ -98,27 +98,27 @@ class TaskRotation(nn.Module):
         return f"{self.method.name}: {tuple(self.parameter.shape)}"
 
 
-# what a method may not be called, as its numbers are a parameter of a TaskRotation
+# names that a method cannot have, because its parameters are an attribute of TaskRotation
 RESERVED = frozenset({*dir(TaskRotation), "method", "trainable", "training", "dims", "draw", "inner", "seed", "groups"})
 
 
 class Rotation(nn.Module):
-    """w = R v for the neurons of a weight (OPT, Eq. 1), one child a task; fixed neurons get no gradient."""
+    """w = R v for the neurons of a weight (OPT, Eq. 1), one child per task; fixed neurons get no gradient."""
 
     def __init__(self, plan: Plan, like: nn.Parameter, order: list[str], seed: int, task: str = "default") -> None:
         super().__init__()
         self.plan = plan
         self.learned = plan.learned
-        self.order = order  # of the layer's parameters, and what their requires_grad was: for merge
+        self.order = order  # of the layer's parameters; merge restores it and requires_grad
         self.required_grad = like.requires_grad
         self.active = task
         self.seed = seed
-        self.resampled = False  # whether a Resampler draws its dimensions
+        self.resampled = False  # whether there is a Resampler
         self.add_module(task, TaskRotation(plan, seed, like))
 
     @property
     def keeps_angles(self) -> bool:
-        """Whether the neurons' energy is constant."""
+        """Whether the energy of the neurons is constant."""
         return self.plan.keeps_angles
 
     @property
@@ -127,7 +127,7 @@ class Rotation(nn.Module):
 
     @property
     def task(self) -> TaskRotation:
-        """The one that is in use."""
+        """The active task."""
         child = self._modules[self.active]
         assert isinstance(child, TaskRotation)
         return child
@@ -139,7 +139,7 @@ class Rotation(nn.Module):
             return neurons
         dims = task.dims if self.plan.sample is not None else None
         assert task.parameter is not None
-        return turned(task.method, task.parameter, neurons, self.plan.size, dims, self.plan.transposed_groups)
+        return rotate_weight(task.method, task.parameter, neurons, self.plan.size, dims, self.plan.transposed_groups)
 
     def extra_repr(self) -> str:
         plan = self.plan
@@ -152,7 +152,7 @@ class Rotation(nn.Module):
         return ", ".join(parts) + (f", task {self.active!r}" if len(self.tasks) > 1 else "")
 
 
-def turned(
+def rotate_weight(
     method: Orthogonalizer,
     numbers: Tensor,
     weight: Tensor,
@@ -160,47 +160,47 @@ def turned(
     dims: Tensor | None = None,
     transposed_groups: int | None = None,
 ) -> Tensor:
-    """The weight with every neuron v replaced by R v, block by block of `size` or in the dimensions `dims` alone."""
+    """Replace every neuron v of a weight by R v, in blocks of `size` dimensions or in the dimensions `dims` only."""
     rows = neuron_rows(weight, transposed_groups)
     exact = rows.flatten(0, 1).to(accumulation_dtype(weight.dtype))
     with without_autocast(weight):
-        out = _turned_rows(method, numbers.to(accumulation_dtype(numbers.dtype)), exact, size, dims)
+        out = _rotate_rows(method, numbers.to(accumulation_dtype(numbers.dtype)), exact, size, dims)
     return from_neuron_rows(saturating_cast(out.view_as(rows), weight.dtype), weight.shape, transposed_groups)
 
 
-def _turned_rows(method: Orthogonalizer, numbers: Tensor, rows: Tensor, size: int, dims: Tensor | None) -> Tensor:
-    """Rows (n, d) → (n, d); numbers (blocks, ...)."""
+def _rotate_rows(method: Orthogonalizer, numbers: Tensor, rows: Tensor, size: int, dims: Tensor | None) -> Tensor:
+    """Rotate rows (n, d); numbers (blocks, ...)."""
     if dims is not None:
         return rows.index_copy(1, dims, method.apply(numbers.squeeze(0), rows.index_select(1, dims)))
-    if len(numbers) == 1:  # one block, or one for all
+    if len(numbers) == 1:  # one block, or a shared one
         return method.apply(numbers.squeeze(0), rows.reshape(-1, size)).view_as(rows)
     blocks = rows.unflatten(1, (-1, size)).transpose(0, 1)
     return method.apply(numbers, blocks).transpose(0, 1).flatten(1)
 
 
-def mixed(seed: int, name: str) -> int:
-    """A seed for the layer of this name, the same in every process, whatever wraps the model."""
-    return stable_hash(seed, unwrapped_name(name)) >> 1  # an int64 holds it
+def layer_seed(seed: int, name: str) -> int:
+    """Hash a seed for the layer of this name: the same in every process and under any wrapper."""
+    return stable_hash(seed, unwrapped_name(name)) >> 1  # fits int64
 
 
-def drawn(seed: int, draw: int, dimension: int, sample: int) -> Tensor:
-    """The dimensions of draw number `draw`, in rising order."""
+def draw_dims(seed: int, draw: int, dimension: int, sample: int) -> Tensor:
+    """Draw `sample` dimensions for draw number `draw`, sorted."""
     return torch.randperm(dimension, generator=generator(seed, "", draw), device="cpu")[:sample].sort().values
 
 
-def key_of(layer: str, tensor: str) -> str:
-    """How the keys of a rotated weight begin."""
+def key_prefix(layer: str, tensor: str) -> str:
+    """Return the prefix of the keys of a rotated weight."""
     return f"{layer}.parametrizations.{tensor}." if layer else f"parametrizations.{tensor}."
 
 
-def shown(layer: str) -> str:
-    """A layer's name in messages."""
+def label(layer: str) -> str:
+    """Return a layer's name for messages."""
     return layer or "(root)"
 
 
 @dataclass(frozen=True)
 class Rotated:
-    """A weight that is rotated, and where."""
+    """A rotated weight: its module, names and rotation."""
 
     name: str
     module: nn.Module
@@ -221,12 +221,12 @@ class Rotated:
 
     @property
     def key(self) -> str:
-        """The start of its keys in the model's state_dict."""
-        return key_of(self.name, self.tensor_name)
+        """The prefix of its keys in the model's state_dict."""
+        return key_prefix(self.name, self.tensor_name)
 
 
-def rotated(model: nn.Module) -> Iterator[Rotated]:
-    """Every rotated weight of the model, in the model's order."""
+def find_rotated(model: nn.Module) -> Iterator[Rotated]:
+    """Yield every rotated weight of the model, in the model's order."""
     for name, module in model.named_modules():
         if parametrize.is_parametrized(module):
             for tensor_name, parametrizations in module.parametrizations.items():
@@ -234,10 +234,10 @@ def rotated(model: nn.Module) -> Iterator[Rotated]:
                     yield Rotated(name, module, tensor_name, parametrizations[0])
 
 
-def rotated_strictly(verb: str, model: nn.Module) -> list[Rotated]:
-    """:func:`rotated`, an error if there is none."""
+def require_rotated(verb: str, model: nn.Module) -> list[Rotated]:
+    """Return :func:`find_rotated` as a list; raise if it is empty."""
     checks.module("model", model)
-    found = list(rotated(model))
+    found = list(find_rotated(model))
     if not found:
         raise ValueError(f"{verb}: no layer of the model is rotated; call hypersphere.rotate first")
     return found

@@ -1,4 +1,4 @@
-"""Which rotation each layer gets: whole, in blocks, or of a few dimensions at a time."""
+"""Plan the rotation of each layer: whole, in blocks, or of a sample of dimensions."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 from .._internal import checks
 from ..selection import Neurons
-from .parametrization import NONE, Plan, shown
+from .parametrization import NONE, Plan, label
 
-# The work of a factorization of d dimensions, a step of its optimizer or its penalty included, over Cayley's: measured
-# (benchmarks/rotation.py). Others only multiply, or are the user's own.
+# Measured cost of a factorization of d dimensions, including OGD's step or the penalty, relative to Cayley's
+# (benchmarks/rotation.py). Other methods only multiply, or are the user's own.
 _FACTORIZATION = {
     "cayley": 1.0,
     "gram_schmidt": 3.0,
@@ -26,11 +26,11 @@ _FACTORIZATION = {
     "ogd": 3.5,
     "regularized": 1.5,
 }
-SHARE = 0.6  # of all rotation work: what one layer may take unsaid
-LARGE = 700.0**3  # where Cayley takes some 15 ms a step on a core: what is less is not worth a word
+SHARE = 0.6  # of the cost of all rotations: one layer above it gives a warning
+LARGE = 700.0**3  # Cayley takes about 15 ms per step on one core: no warning below
 
 
-def plans(
+def make_plans(
     found: dict[str, Neurons],
     method: str,
     *,
@@ -42,7 +42,7 @@ def plans(
     sample: Any,
     first: str,
 ) -> dict[str, Plan]:
-    """A plan for every layer; `first` is the model's first layer, which is not sampled unless it is alone."""
+    """Make a plan for every layer; `first` is the model's first layer, which is sampled only if it is the only one."""
     made = {
         name: Plan(method, dimension(neurons), init=init, learned=learned, transposed_groups=neurons.transposed_groups)
         for name, neurons in found.items()
@@ -51,94 +51,94 @@ def plans(
         raise TypeError(f"share_blocks must be True or False, got {share_blocks!r}")
     split = checks.integer("blocks", blocks, low=1) != 1 or block_size is not None
     if method == NONE and (split or sample is not None):
-        raise ValueError("blocks, block_size and sample go with a rotation, got method='none'")
+        raise ValueError("blocks, block_size and sample need a rotation, got method='none'")
     if split:
-        made = _split(made, found, blocks, block_size, share_blocks)
+        made = _split_into_blocks(made, found, blocks, block_size, share_blocks)
     if sample is not None:
         if split or init != "identity":
-            raise ValueError("sample goes with one block a layer and init='identity' alone")
+            raise ValueError("sample needs blocks=1 and init='identity'")
         whole = {first} if len(made) > 1 else set()
-        made = {name: plan if name in whole else _sampled(name, plan, sample) for name, plan in made.items()}
+        made = {name: plan if name in whole else _with_sample(name, plan, sample) for name, plan in made.items()}
     return made
 
 
 def dimension(neurons: Neurons) -> int:
-    """d: the numbers of one neuron."""
+    """Return d, the dimension of a neuron."""
     weight, groups = neurons.stored, neurons.transposed_groups
-    return math.prod(weight.shape[1:]) if groups is None else len(weight) // groups * _kernel(neurons)
+    return math.prod(weight.shape[1:]) if groups is None else len(weight) // groups * _kernel_size(neurons)
 
 
-def _kernel(neurons: Neurons) -> int:
-    """The numbers of one channel."""
+def _kernel_size(neurons: Neurons) -> int:
+    """Return the number of elements of one channel."""
     return math.prod(neurons.stored.shape[2:])
 
 
-def _split(
+def _split_into_blocks(
     made: dict[str, Plan], found: dict[str, Neurons], blocks: int, block_size: Any, share_blocks: bool
 ) -> dict[str, Plan]:
     if block_size is not None:
         checks.integer("block_size", block_size, low=1)
         if blocks != 1:
-            raise ValueError(f"give blocks or block_size, not both; got blocks={blocks} and block_size={block_size}")
-    numbers = {name: _blocks(plan.dimension, _kernel(found[name]), blocks, block_size) for name, plan in made.items()}
+            raise ValueError(f"pass blocks or block_size, not both; got blocks={blocks} and block_size={block_size}")
+    numbers = {n: _count_blocks(plan.dimension, _kernel_size(found[n]), blocks, block_size) for n, plan in made.items()}
     if not any(numbers.values()):
-        wanted = f"{blocks} blocks" if block_size is None else f"blocks of {block_size} numbers"
-        there = ", ".join(f"{shown(name)} ({_sizes(plan, found[name])})" for name, plan in made.items())
-        raise ValueError(f"no layer can be split into {wanted} of whole channels: {there}")
+        wanted = f"{blocks} blocks" if block_size is None else f"blocks of {block_size} elements"
+        layers = ", ".join(f"{label(name)} ({_describe_size(plan, found[name])})" for name, plan in made.items())
+        raise ValueError(f"no layer can be split into {wanted} of whole channels: {layers}")
     return {
         name: replace(plan, blocks=numbers[name], shared=share_blocks and numbers[name] > 1) if numbers[name] else plan
         for name, plan in made.items()
     }
 
 
-def work(plan: Plan, neurons: int) -> tuple[float, float]:
-    """What a step costs, of factorizing R and of applying it to so many neurons; in units of Cayley's d³."""
-    factorized = 1 if plan.shared or plan.sample is not None else plan.blocks
-    turned = plan.dimension if plan.sample is None else plan.sample
+def step_cost(plan: Plan, neurons: int) -> tuple[float, float]:
+    """Estimate the cost per step of factorizing R and of applying it to the neurons, in units of Cayley's d³."""
+    factorizations = 1 if plan.shared or plan.sample is not None else plan.blocks
+    dimensions = plan.dimension if plan.sample is None else plan.sample
     factor = _FACTORIZATION.get(plan.method, 0.0)
-    return factor * factorized * plan.size**3, 4.0 * neurons * turned * plan.size
+    return factor * factorizations * plan.size**3, 4.0 * neurons * dimensions * plan.size
 
 
-def costly(made: dict[str, Plan], found: dict[str, Neurons], first: str) -> str | None:
-    """What there is to say if one whole layer takes most of the rotations' work, and that is much: with the ways out.
+def cost_warning(made: dict[str, Plan], found: dict[str, Neurons], first: str) -> str | None:
+    """Return a warning, with remedies, if one layer takes most of the cost of all rotations; else None.
 
-    `first` is the model's first layer, which is not sampled unless it is alone.
+    `first` is the model's first layer, which is not sampled unless it is the only one.
     """
-    parts = {name: work(plan, found[name].stored.numel() // plan.dimension) for name, plan in made.items()}
+    parts = {name: step_cost(plan, found[name].stored.numel() // plan.dimension) for name, plan in made.items()}
     name = max(parts, key=lambda each: sum(parts[each]))
     share = sum(parts[name]) / (sum(map(sum, parts.values())) or 1.0)
     plan, alone = made[name], len(made) == 1
     if share <= SHARE or parts[name][0] < LARGE or plan.size < plan.dimension:
         return None
-    others = [each for each in made.values() if each.size < each.dimension]
-    ways = [] if alone else [f"exclude={name!r} leaves it plain"]
-    if not others:
-        kernel = _kernel(found[name])
+    reduced = [each for each in made.values() if each.size < each.dimension]
+    options = [] if alone else [f"exclude={name!r} leaves it plain"]
+    if not reduced:
+        kernel = _kernel_size(found[name])
         sizes = [m for m in range(kernel, 65, kernel) if m > 1 and plan.dimension % m == 0]
-        ways += [f"block_size={sizes[-1]} splits it"] if sizes else []
+        options += [f"block_size={sizes[-1]} splits it"] if sizes else []
         if plan.init == "identity" and (alone or name != first):
-            ways.append("sample=0.25 turns a quarter of it at a time")
-    way_out = f" ({'; '.join(ways)}; on the command line with rotation. before it)" if ways else ""
+            options.append("sample=0.25 rotates a quarter of it at a time")
+    remedies = f" ({'; '.join(options)}; on the command line prefix them with rotation.)" if options else ""
     return (
-        f"layer {shown(name)!r} takes {int(100 * share)}% of the work of all rotations, which grows as the cube of its "
-        f"{plan.dimension} dimensions{way_out}"
+        f"layer {label(name)!r} takes {int(100 * share)}% of the cost of all rotations, which grows as the cube of "
+        f"its {plan.dimension} dimensions{remedies}"
     )
 
 
-def _blocks(dimension: int, kernel: int, blocks: int, block_size: int | None) -> int:
-    """The number of blocks, 0 if the layer cannot be split so; a block of one number has nothing to turn."""
+def _count_blocks(dimension: int, kernel: int, blocks: int, block_size: int | None) -> int:
+    """Return the number of blocks; 0 if the layer cannot be split like this. A block has at least two dimensions."""
     if block_size is None:
         block_size = dimension // blocks if dimension % blocks == 0 else 0
     fits = block_size > 1 and dimension % block_size == 0 and block_size % kernel == 0
     return dimension // block_size if fits else 0
 
 
-def _sizes(plan: Plan, neurons: Neurons) -> str:
-    kernel = _kernel(neurons)
-    return f"{plan.dimension // kernel} channels of {kernel}" if kernel > 1 else f"{plan.dimension} numbers"
+def _describe_size(plan: Plan, neurons: Neurons) -> str:
+    kernel = _kernel_size(neurons)
+    return f"{plan.dimension // kernel} channels of {kernel}" if kernel > 1 else f"{plan.dimension} elements"
 
 
-def _sampled(name: str, plan: Plan, sample: Any) -> Plan:
+def _with_sample(name: str, plan: Plan, sample: Any) -> Plan:
     is_share = isinstance(sample, Real) and not isinstance(sample, Integral)
     if not isinstance(sample, Real) or isinstance(sample, bool):
         raise TypeError(f"sample must be an int >= 2 or a share between 0 and 1, got {sample!r}")
@@ -151,7 +151,7 @@ def _sampled(name: str, plan: Plan, sample: Any) -> Plan:
     if not 2 <= p <= plan.dimension:
         share = f" ({sample!r} of them)" if is_share else ""
         raise ValueError(
-            f"sample must give from 2 to all dimensions of a layer, got {p}{share} of the {plan.dimension} "
-            f"of layer {shown(name)!r}, which exclude leaves out"
+            f"sample must be 2 to {plan.dimension} dimensions for layer {label(name)!r}, got {p}{share}; exclude skips "
+            "the layer"
         )
     return replace(plan, sample=p)

@@ -1,4 +1,4 @@
-"""Rotations in a file of their own."""
+"""Save and load rotations."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ from .._internal.tensors import hash_of
 from ..orthogonal import ORTHOGONALIZERS
 from ..selection import Neurons, select, unwrapped
 from ._file import Entry, File, read, write
-from .parametrization import NONE, Plan, Rotated, Rotation, drawn, rotated, rotated_strictly, shown
+from .parametrization import NONE, Plan, Rotated, Rotation, draw_dims, find_rotated, label, require_rotated
 from .plans import dimension
 from .tasks import activate
-from .verbs import attach, check_layer, is_sharded, order
+from .verbs import attach, check_layer, is_sharded, parameter_order
 
 M = TypeVar("M", bound=nn.Module)
 
 
 def save_rotations(model: nn.Module, path: str | os.PathLike[str], *, task: str | None = None) -> None:
-    """Writes a rotated model's rotations, with every other trainable parameter and every buffer, to `path`.
+    """Save the rotations of a model, all other trainable parameters and all buffers to `path`, as safetensors.
 
-    The neurons are not in it, but a hash of them is, so that they are put over the same neurons only; neurons that
-    training changes (``sample``, ``neurons="learned"``) are. Parameters that are frozen are not in it either, and have
-    a hash as well. The file is safetensors.
+    Fixed neurons and frozen parameters are not saved, only their hashes: loading requires the same ones. Neurons that
+    training changes (``sample``, ``neurons="learned"``) are saved.
 
     Args:
-        task: whose rotations; None: those in use.
+        task: whose rotations; None: the active task's.
 
     Example:
         >>> import copy, tempfile, hypersphere as hs
@@ -44,55 +43,61 @@ def save_rotations(model: nn.Module, path: str | os.PathLike[str], *, task: str 
     """
     checks.module("model", model)
     model = unwrapped(model)
-    found = rotated_strictly("save_rotations", model)
+    found = require_rotated("save_rotations", model)
     for each in found:
         if is_sharded(each.neurons):
-            raise ValueError(f"save_rotations: layer {shown(each.name)!r} is sharded: save from a model that is not")
+            raise ValueError(f"save_rotations: layer {label(each.name)!r} is sharded: save from an unsharded model")
         if task is not None and task not in each.rotation.tasks:
             raise ValueError(f"task must be one of {', '.join(each.rotation.tasks)}, got {task!r}")
-    kept, frozen = _kept(model, found, task)
-    write(path, [_entry(each, task) for each in found], kept, {key: hash_of(value) for key, value in frozen.items()})
+    kept, frozen = _split_state(model, found, task)
+    write(
+        path,
+        [_describe_layer(each, task) for each in found],
+        kept,
+        {key: hash_of(value) for key, value in frozen.items()},
+    )
 
 
 def load_rotations(model: M, path: str | os.PathLike[str]) -> M:
-    """Puts rotations that :func:`save_rotations` wrote onto a model, rotating it if it is plain; returns the model.
+    """Load rotations that :func:`save_rotations` wrote, rotating the model if it is plain; return the model.
 
-    All is checked before anything changes.
+    The model changes only after all checks have passed.
 
     Args:
-        model: plain, or rotated the same way. Its neurons, and what was frozen, must be those of the model that was
-            saved: another hash is an error. A task that it does not have yet is added. The file's task is in use
-            afterwards.
+        model: plain, or rotated the same way. Its fixed neurons and frozen parameters must be those of the saved model:
+            other hashes are an error. A task that it does not have is added. The file's task is active afterwards.
         path: the file.
     """
     checks.module("model", model)
-    whole, file = unwrapped(model), read(path)
-    there = {(each.name, each.tensor_name): each for each in rotated(whole)}
-    plain = {(_module_name(name, n), n.tensor_name): n for name, n in select(whole).items()}
+    unwrapped_model, file = unwrapped(model), read(path)
+    there = {(each.name, each.tensor_name): each for each in find_rotated(unwrapped_model)}
+    plain = {(_module_name(name, n), n.tensor_name): n for name, n in select(unwrapped_model).items()}
     for where in there:
         if where not in {entry.where for entry in file.entries}:
-            raise ValueError(f"{path}: layer {shown(where[0])!r} is rotated in the model, but not in the file")
-    ready: list[tuple[Entry, Rotated | Neurons, Rotation]] = []
-    with torch.random.fork_rng(devices=[]):  # a start is made only to be overwritten
+            raise ValueError(f"{path}: layer {label(where[0])!r} is rotated in the model, but not in the file")
+    checked: list[tuple[Entry, Rotated | Neurons, Rotation]] = []
+    with torch.random.fork_rng(devices=[]):  # the start is overwritten
         for entry in file.entries:
             found = there.get(entry.where) or plain.get(entry.where)
             if found is None:
                 raise ValueError(f"{path}: the model has no {entry.layer} with neurons in {entry.tensor}")
-            ready.append((entry, found, _checked(path, whole, entry, found, file.tensors)))
-    _check_rest(path, whole, file)
+            checked.append((entry, found, _check_entry(path, unwrapped_model, entry, found, file.tensors)))
+    _check_other_tensors(path, unwrapped_model, file)
 
-    attach("load_rotations", [(found, rotation) for _, found, rotation in ready if isinstance(found, Neurons)])
-    for entry, found, rotation in ready:
+    attach("load_rotations", [(found, rotation) for _, found, rotation in checked if isinstance(found, Neurons)])
+    for entry, found, rotation in checked:
         if isinstance(found, Rotated):
             if entry.task not in found.rotation.tasks:
                 found.rotation.add_module(entry.task, rotation.task)
             activate(found, entry.task)
-    whole.load_state_dict(file.tensors, strict=False)
+    unwrapped_model.load_state_dict(file.tensors, strict=False)
     return model
 
 
-def _kept(model: nn.Module, found: list[Rotated], task: str | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What is saved, by its key in the state_dict, and what is not because it is frozen."""
+def _split_state(
+    model: nn.Module, found: list[Rotated], task: str | None
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return what is saved, by key in the state_dict, and what is frozen and not saved."""
     kept: dict[str, Tensor] = {}
     frozen: dict[str, Tensor] = {}
     no_grad = {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
@@ -100,41 +105,41 @@ def _kept(model: nn.Module, found: list[Rotated], task: str | None) -> tuple[dic
     again = [f"{name}." for name, _ in model.named_modules(remove_duplicate=False) if name not in once]
     for key, value in model.state_dict().items():
         each = next((each for each in found if key.startswith(each.key)), None)
-        if any(key.startswith(prefix) for prefix in again):  # a module that stands in two places is saved once
+        if any(key.startswith(prefix) for prefix in again):  # a module with two names is saved once
             continue
         if each is None:
             (frozen if key in no_grad else kept)[key] = value
         elif key == each.key + "original":
-            kept |= {key: value} if _changes(each.rotation.plan) else {}
+            kept |= {key: value} if _neurons_change(each.rotation.plan) else {}
         elif key.startswith(f"{each.key}0.{task or each.rotation.active}."):
             kept[key] = value
     return kept, frozen
 
 
-def _changes(plan: Plan) -> bool:
-    """Whether training changes the neurons."""
+def _neurons_change(plan: Plan) -> bool:
+    """Return whether training changes the neurons."""
     return plan.learned or plan.sample is not None
 
 
-def _entry(each: Rotated, task: str | None) -> dict[str, Any]:
+def _describe_layer(each: Rotated, task: str | None) -> dict[str, Any]:
     return {
         "name": each.name,
         "tensor": each.tensor_name,
         "task": task or each.rotation.active,
         "seed": each.rotation.seed,
         "shape": list(each.neurons.shape),
-        "hash": None if _changes(each.rotation.plan) else hash_of(each.neurons),
+        "hash": None if _neurons_change(each.rotation.plan) else hash_of(each.neurons),
         "plan": asdict(each.rotation.plan),
     }
 
 
-def _checked(
+def _check_entry(
     path: Any, model: nn.Module, entry: Entry, found: Rotated | Neurons, tensors: dict[str, Tensor]
 ) -> Rotation:
-    """The file's rotation at its start, if the layer can have it and the file holds all of it."""
+    """Return the initial rotation of an entry; raise if the layer or the file's tensors do not fit."""
     plan, layer = entry.plan, entry.layer
     if plan.method != NONE and plan.method not in ORTHOGONALIZERS:
-        raise ValueError(f"{path}: method {plan.method!r} is not known; register its Orthogonalizer with rotate")
+        raise ValueError(f"{path}: unknown method {plan.method!r}; register its Orthogonalizer with rotate")
     if isinstance(found, Rotated):
         _check_same_plan(path, layer, found.rotation.plan, plan)
         neurons, names = found.neurons, found.rotation.order
@@ -142,36 +147,38 @@ def _checked(
         check_layer(model, entry.name, found)
         stored = found.stored
         assert isinstance(stored, nn.Parameter)
-        neurons, names = stored, order(found)
+        neurons, names = stored, parameter_order(found)
         if (plan.dimension, plan.transposed_groups) != (dimension(found), found.transposed_groups):
-            raise ValueError(f"{path}: {layer} was of another kind: its neurons had {plan.dimension} dimensions")
+            raise ValueError(
+                f"{path}: the neurons of {layer} must have {plan.dimension} dimensions, got {dimension(found)}"
+            )
     if list(neurons.shape) != entry.shape:
         raise ValueError(f"{path}: {layer} must have neurons {entry.shape}, got {list(neurons.shape)}")
-    if not _changes(plan) and entry.hash != hash_of(neurons):
+    if not _neurons_change(plan) and entry.hash != hash_of(neurons):
         raise ValueError(
-            f"{path}: the neurons of {layer} are not those that were rotated (another hash): start from the same "
+            f"{path}: the neurons of {layer} are not those that were saved (the hashes differ): start from the same "
             "seed or checkpoint"
         )
     rotation = Rotation(plan, neurons, names, entry.seed, entry.task)
     prefix = f"{entry.key}0.{entry.task}."
     wanted = {prefix + key: value for key, value in rotation.task.state_dict().items()}
-    if _changes(plan):
+    if _neurons_change(plan):
         wanted[entry.key + "original"] = neurons
     held = {key: value for key, value in tensors.items() if key.startswith(entry.key)}
     for key in sorted(wanted.keys() | held.keys()):
-        want, have = (_kind(of.get(key)) for of in (wanted, held))
+        want, have = (_describe_tensor(of.get(key)) for of in (wanted, held))
         if want != have:
             raise ValueError(f"{path}: {key!r} must be {want}, got {have}")
         if held[key].is_floating_point() and not bool(torch.isfinite(held[key]).all()):
             raise ValueError(f"{path}: {key!r} must be finite")
     if plan.sample is not None:
         seed, draw, dims = (held[prefix + name] for name in ("seed", "draw", "dims"))
-        if not torch.equal(dims, drawn(int(seed), int(draw), plan.dimension, plan.sample)):
-            raise ValueError(f"{path}: {prefix + 'dims'!r} are not the dimensions of that draw")
+        if not torch.equal(dims, draw_dims(int(seed), int(draw), plan.dimension, plan.sample)):
+            raise ValueError(f"{path}: {prefix + 'dims'!r} does not match seed and draw")
     return rotation
 
 
-def _kind(tensor: Tensor | None) -> str:
+def _describe_tensor(tensor: Tensor | None) -> str:
     if tensor is None:
         return "nothing"
     return f"{'floating point' if tensor.is_floating_point() else tensor.dtype} {tuple(tensor.shape)}"
@@ -184,28 +191,28 @@ def _check_same_plan(path: Any, layer: str, have: Plan, want: Plan) -> None:
         if value != getattr(have, key) and key != "init"
     ]
     if different:
-        raise ValueError(f"{path}: {layer} is rotated otherwise in the file: {', '.join(different)}")
+        raise ValueError(f"{path}: {layer} is rotated differently in the file: {', '.join(different)}")
 
 
-def _check_rest(path: Any, model: nn.Module, file: File) -> None:
-    """All that is no rotation's has its place in the model; what was frozen is in the model as it was."""
+def _check_other_tensors(path: Any, model: nn.Module, file: File) -> None:
+    """Check all other tensors against the model, and frozen parameters against their hashes."""
     state = model.state_dict()
     for key, value in file.tensors.items():
         if any(key.startswith(entry.key) for entry in file.entries):
             continue
         if key not in state:
-            raise ValueError(f"{path} holds {key!r}, which the model does not have")
-        if _kind(state[key]) != _kind(value):
-            raise ValueError(f"{path}: {key!r} must be {_kind(state[key])}, got {_kind(value)}")
+            raise ValueError(f"{path}: the model has no {key!r}")
+        if _describe_tensor(state[key]) != _describe_tensor(value):
+            raise ValueError(f"{path}: {key!r} must be {_describe_tensor(state[key])}, got {_describe_tensor(value)}")
     for key, hashed in file.frozen.items():
         if key not in state or hash_of(state[key]) != hashed:
             raise ValueError(
-                f"{path}: {key!r} was frozen when it was saved and is not in the file; the model's is another one"
+                f"{path}: {key!r} was frozen and is not in the file, and the model's is different (the hashes differ)"
             )
 
 
 def _module_name(name: str, neurons: Neurons) -> str:
-    """select's names of an attention's single projections end with the tensor's."""
+    """Return the module's name: select's names of separate attention projections end with the tensor's."""
     if isinstance(neurons.module, nn.MultiheadAttention) and neurons.tensor_name != "in_proj_weight":
         return name.removesuffix(neurons.tensor_name).removesuffix(".")
     return name

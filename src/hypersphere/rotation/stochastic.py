@@ -1,4 +1,4 @@
-"""Stochastic OPT: small rotations of a few dimensions, folded into the neurons and drawn anew (OPT, Sec. 4)."""
+"""Stochastic OPT: rotate a sample of dimensions, fold the rotation into the neurons, sample again (OPT, Sec. 4)."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from torch.optim import Optimizer
 
 from .._internal import checks
 from .._internal.draws import generator
-from .parametrization import Rotated, drawn, rotated, shown
+from .parametrization import Rotated, draw_dims, find_rotated, label
 
 
 class Resampler:
     """The outer loop of stochastic OPT (Algorithm 1), stepped like a learning rate scheduler.
 
-    After `inner` steps each small rotation is folded into its neurons, which leaves the network's function and the
-    neurons' energy as they are (Theorem 2); other dimensions are drawn, the rotation starts at the identity again, and
-    the optimizer forgets what it knew of the old one. Draws are a function of seed, layer and their number alone, and
-    all counters are buffers of the model: model and optimizer state resume a training anywhere, also between draws.
+    After `inner` steps each small rotation is folded into its neurons, which changes neither the network's function nor
+    the neurons' energy (Theorem 2). Then new dimensions are drawn, the rotation is reset to the identity, and the
+    optimizer's state of it is cleared. Draws depend only on seed, layer and draw number, and all counters are buffers
+    of the model, so training can be resumed at any step.
 
     Args:
         model: rotated with ``sample``; layers rotated without it are left alone.
-        optimizer: the one that learns the rotations.
+        optimizer: the one that holds the rotations.
         inner: steps between draws (the paper: 750 on CIFAR-100, 1000 on ImageNet).
 
     Example:
@@ -45,24 +45,24 @@ class Resampler:
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
         self.optimizer = optimizer
         self.inner = checks.integer("inner", inner, low=1)
-        self.sampled = [each for each in rotated(model) if each.rotation.plan.sample is not None]
+        self.sampled = [each for each in find_rotated(model) if each.rotation.plan.sample is not None]
         if not self.sampled:
             raise ValueError("model must be rotated with sample: hypersphere.rotate(model, sample=0.25)")
         known = {parameter for group in optimizer.param_groups for parameter in group["params"]}
         for each in self.sampled:
             if each.rotation.task.parameter not in known:
                 raise ValueError(
-                    f"optimizer must hold the rotation of layer {shown(each.name)!r}: make it after rotate"
+                    f"optimizer must hold the rotation of layer {label(each.name)!r}: make the optimizer after rotate"
                 )
         for each in self.sampled:
             each.rotation.resampled = True
 
     def __repr__(self) -> str:
-        layers = ", ".join(shown(each.name) for each in self.sampled)
+        layers = ", ".join(label(each.name) for each in self.sampled)
         return f"Resampler(inner={self.inner}; {layers})"
 
     def step(self) -> None:
-        """One training step is done; where that makes `inner` of them, fold and draw anew."""
+        """Count one training step; after `inner` of them fold and draw again."""
         tasks = [each.rotation.task for each in self.sampled]
         self._check_rotated()
         for task in tasks:
@@ -73,7 +73,7 @@ class Resampler:
                 self._resample(each)
 
     def resample(self) -> None:
-        """Fold and draw anew now."""
+        """Fold and draw again now."""
         self._check_rotated()
         for each in self.sampled:
             self._resample(each)
@@ -81,7 +81,7 @@ class Resampler:
     def _check_rotated(self) -> None:
         for each in self.sampled:
             if not is_parametrized(each.module, each.tensor_name):
-                raise ValueError(f"layer {shown(each.name)!r} is not rotated any more: make a new Resampler")
+                raise ValueError(f"layer {label(each.name)!r} is no longer rotated: make a new Resampler")
 
     @torch.no_grad()
     def _resample(self, each: Rotated) -> None:
@@ -89,7 +89,10 @@ class Resampler:
         seed, draw, parameter = int(task.seed), int(task.draw) + 1, task.parameter
         assert plan.sample is not None
         assert parameter is not None
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # "network" draws its start: that of this draw
+        with (
+            torch.random.fork_rng(devices=[]),
+            torch.device("cpu"),
+        ):  # the start of "network" is random: seed it by the draw
             torch.manual_seed(generator(seed, "start", draw).initial_seed())
             start = plan.start()
         assert start is not None
@@ -99,4 +102,4 @@ class Resampler:
         self.optimizer.state.pop(parameter, None)
         task.draw.fill_(draw)
         task.inner.zero_()
-        task.dims.copy_(drawn(seed, draw, plan.dimension, plan.sample))
+        task.dims.copy_(draw_dims(seed, draw, plan.dimension, plan.sample))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from torch import nn
 
-from .parametrization import Rotated, Rotation, TaskRotation, rotated_strictly, shown
+from .parametrization import Rotated, Rotation, TaskRotation, label, require_rotated
 
 
 def add_task(model: nn.Module, name: str) -> None:
-    """Adds a set of rotations called `name`, at the start the first set had; :func:`use_task` switches to it.
+    """Add a set of rotations called `name`, initialized like the first; :func:`use_task` switches to it.
 
-    Only the active task learns: the others have requires_grad False. What is not rotated (biases, norms, the output
-    layer) is shared by all tasks; :func:`save_rotations` saves it with each.
+    Only the active task is trained: the others have requires_grad False. Parameters that are not rotated (biases,
+    norms, the output layer) are shared by all tasks; :func:`save_rotations` saves them with each.
 
     Example:
         >>> import hypersphere as hs
@@ -21,17 +21,19 @@ def add_task(model: nn.Module, name: str) -> None:
         >>> [name for name, p in net[0].named_parameters() if p.requires_grad]
         ['bias', 'parametrizations.weight.0.birds.cayley']
     """
-    found = rotated_strictly("add_task", model)
+    found = require_rotated("add_task", model)
     check_new_name(name)
     missing = [each for each in found if name not in each.rotation.tasks]
     if not missing:
-        raise ValueError(f"name must be new, got {name!r}; there are {', '.join(found[0].rotation.tasks)}")
+        raise ValueError(f"name must be new, got {name!r}; the tasks are {', '.join(found[0].rotation.tasks)}")
     for each in missing:
-        rotation, layer = each.rotation, f"layer {shown(each.name)!r}"
+        rotation, layer = each.rotation, f"layer {label(each.name)!r}"
         if rotation.plan.sample is not None:
-            raise ValueError(f"add_task: {layer} is rotated with sample, whose neurons change: it has one task")
+            raise ValueError(
+                f"add_task: {layer} is rotated with sample, which changes the neurons: tasks need fixed neurons"
+            )
         if rotation.learned:
-            raise ValueError(f"add_task: {layer} learns its neurons: tasks need fixed ones to share")
+            raise ValueError(f"add_task: {layer} learns its neurons: tasks need fixed neurons")
     for each in missing:
         task = TaskRotation(each.rotation.plan, each.rotation.seed, each.neurons)
         task.train(each.rotation.training)
@@ -41,34 +43,34 @@ def add_task(model: nn.Module, name: str) -> None:
 
 
 def use_task(model: nn.Module, name: str) -> None:
-    """Switches every rotated layer to the task `name` ("default" is the first); the others stop learning.
+    """Switch every rotated layer to the task `name` ("default" is the first); the others are frozen.
 
     Example:
         >>> import hypersphere as hs
         >>> net = hs.rotate(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)))
         >>> hs.use_task(net, "birds")
         Traceback (most recent call last):
-        ValueError: name must be a task of the model, got 'birds'; there are default
+        ValueError: name must be a task of the model (default), got 'birds'
     """
-    found = rotated_strictly("use_task", model)
+    found = require_rotated("use_task", model)
     _check_name(name)
     for each in found:
         if name not in each.rotation.tasks:
             there = ", ".join(each.rotation.tasks)
             lacking = f" of layer {each.name!r}" if len(found) > 1 else ""
-            raise ValueError(f"name must be a task of the model, got {name!r}; there are {there}{lacking}")
+            raise ValueError(f"name must be a task of the model ({there}{lacking}), got {name!r}")
     for each in found:
         activate(each, name)
 
 
 def activate(each: Rotated, name: str) -> None:
-    """Makes a task of one layer the one in use."""
+    """Make a task of one layer active."""
     rotation = each.rotation
     if rotation.active == name:
         return
     old = rotation.task
     if old.parameter is not None:
-        old.trainable = old.parameter.requires_grad  # a task that was frozen is frozen when it comes back
+        old.trainable = old.parameter.requires_grad  # a frozen task stays frozen when it is used again
         old.parameter.requires_grad_(False)
     rotation.active = name
     if rotation.task.parameter is not None:
@@ -76,7 +78,7 @@ def activate(each: Rotated, name: str) -> None:
 
 
 def check_new_name(name: object) -> None:
-    """A task may be called so: its name becomes a part of keys and an attribute of the rotation."""
+    """Require a valid task name: it becomes a part of keys and an attribute of the rotation."""
     _check_name(name)
     assert isinstance(name, str)
     taken = {
@@ -91,7 +93,7 @@ def check_new_name(name: object) -> None:
         "resampled",
     }
     if not name or "." in name or name in taken:
-        raise ValueError(f"name must be without dots and no attribute of nn.Module, got {name!r}")
+        raise ValueError(f"name must not have dots or be an attribute of nn.Module, got {name!r}")
 
 
 def _check_name(name: object) -> None:

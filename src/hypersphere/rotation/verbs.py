@@ -1,4 +1,4 @@
-"""rotate and merge: an existing network learns rotations of its neurons, and is the plain network again."""
+"""rotate: train rotations of a network's neurons. merge: make it a plain network again."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .._internal.guards import record_change
 from ..orthogonal import BUILT_IN, INITS, ORTHOGONALIZERS, Orthogonalizer
 from ..selection import Neurons, Specs, as_list, matches, no_layer_error, select, select_to_change
 from . import guard
-from .parametrization import NONE, RESERVED, Rotated, Rotation, mixed, rotated, rotated_strictly, shown
-from .plans import costly, dimension, plans
+from .parametrization import NONE, RESERVED, Rotated, Rotation, find_rotated, label, layer_seed, require_rotated
+from .plans import cost_warning, dimension, make_plans
 
 M = TypeVar("M", bound=nn.Module)
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -38,33 +38,33 @@ def rotate(
     exclude: Specs = (),
     output: str | None = "auto",
 ) -> M:
-    """Train rotations instead of neurons: w = R v, one R a layer (OPT, 3.1), in place; returns the model.
+    """Train rotations instead of neurons: w = R v, one R per layer (OPT, 3.1), in place; return the model.
 
-    The neurons stay as they are, with their energy, and training learns R. Any optimizer and any loop will do; make
-    the optimizer after this call, best from :func:`param_groups`. :func:`merge` gives the plain network back. The
-    output layer is left alone unless `layers` matches it, as are layers that a network names in its attribute
-    ``not_rotated``; recurrent layers and embeddings are passed over. All is checked before anything changes.
+    The neurons and their energy do not change; training learns R. Any optimizer and any loop work; make the optimizer
+    after this call, best from :func:`param_groups`. :func:`merge` gives the plain network back. The output layer, and
+    layers that a network names in its attribute ``not_rotated``, are skipped unless `layers` matches them; recurrent
+    layers and embeddings are skipped. The model changes only after all checks have passed.
 
-    The work of a step grows as d³, d being the numbers that a neuron sees, and not with the batch: where one layer of
-    many dimensions takes more than 60 % of it, a warning says so, once.
+    The cost of a step grows as d³ with the dimension d of a neuron, but not with the batch: if one large layer takes
+    more than 60 % of it, there is a warning, once.
 
     Args:
-        method: how R is made of free numbers. Orthogonal: "cayley" (the fastest), "exponential", "gram_schmidt" (also
+        method: how R is parametrized. Orthogonal: "cayley" (the fastest), "exponential", "gram_schmidt" (also
             "modified_gram_schmidt", "iterative_gram_schmidt"), "householder", "givens", "lowdin", "canonical", "ogd"
-            (for :class:`OGD`). Nearly, or not: "regularized" (with :func:`rotation_penalty`), "unconstrained",
+            (for :class:`OGD`). Not or nearly: "regularized" (with :func:`rotation_penalty`), "unconstrained",
             "positive_definite", "upper", "lower", "banded", "symmetric", "skew", "hessenberg_upper",
-            "hessenberg_lower", "network". "none": fixed random neurons. Or an
+            "hessenberg_lower", "network". "none": fixed neurons without rotation. Or an
             :class:`hypersphere.orthogonal.Orthogonalizer` of your own, which is registered by its name.
-        init: "identity" leaves the network's function as it is; "normal" is the paper's N(0, 1).
+        init: "identity" does not change the network's function; "normal" is the paper's N(0, 1).
         neurons: "fixed", or "learned" together with R.
-        blocks: R is block-diagonal with so many blocks of the same size, each over whole channels (App. I). A layer
-            that cannot be split stays whole.
-        block_size: in place of `blocks`, the size of one block in numbers of the flattened filter.
-        share_blocks: one block for all.
-        sample: rotate only so many dimensions at a time (an int from 2 on) or such a share of them (a float below
-            one): stochastic OPT (Sec. 4), which needs a :class:`Resampler`. The model's first layer stays whole, as
-            in the paper, unless it is the only one that is rotated.
-        seed: of the dimensions that are drawn.
+        blocks: the number of equal blocks of a block-diagonal R, each over whole channels (App. I). A layer that cannot
+            be split stays whole.
+        block_size: instead of `blocks`, the size of a block in elements of the flattened filter.
+        share_blocks: use the same block everywhere.
+        sample: the number of dimensions to rotate at a time (an int >= 2) or their share (a float < 1): stochastic
+            OPT (Sec. 4), which needs a :class:`Resampler`. The model's first layer stays whole, as in the paper,
+            unless it is the only one.
+        seed: for the draw of dimensions.
         layers, exclude, output: which layers, as in :func:`select`.
 
     Example:
@@ -81,15 +81,15 @@ def rotate(
         >>> [name for name, _ in net.named_parameters()]
         ['0.weight', '0.bias', '2.weight', '2.bias']
     """
-    chosen_method = _checked_method(method)
+    chosen_method = _check_method(method)
     checks.choice("init", init, INITS)
     checks.choice("neurons", neurons, ("fixed", "learned"))
     checks.integer("seed", seed)
-    found = _selected(model, layers, exclude, output)
+    found = _select_layers(model, layers, exclude, output)
     for name, each in found.items():
         check_layer(model, name, each)
     first = next(iter(select(model, output=output)))
-    made = plans(
+    made = make_plans(
         found,
         chosen_method,
         init=init,
@@ -100,18 +100,18 @@ def rotate(
         sample=sample,
         first=first,
     )
-    if layers is None or len(made) > 1:  # who asks for a single layer knows it
-        costs = costly(made, found, first)
-        if costs is not None:
-            checks.warn_once(costs)
+    if layers is None or len(made) > 1:  # not for a single layer that was asked for
+        warning = cost_warning(made, found, first)
+        if warning is not None:
+            checks.warn_once(warning)
     if chosen_method == "cayley" and init == "normal":
         checks.warn_once(
-            "the Cayley transform of N(0, 1) is close to -I in high dimensions: such a start turns every neuron around "
-            "and learns slowly; init='identity' begins at the neurons themselves"
+            "the Cayley transform of N(0, 1) is close to -I in high dimensions: it flips every neuron and trains "
+            "slowly; use init='identity'"
         )
-    with _registered(method):
+    with _register_method(method):
         rotations = {
-            name: Rotation(plan, _parameter(found[name]), order(found[name]), mixed(seed, name))
+            name: Rotation(plan, _parameter(found[name]), parameter_order(found[name]), layer_seed(seed, name))
             for name, plan in made.items()
         }
     attach("rotate", [(found[name], rotation) for name, rotation in rotations.items()])
@@ -119,30 +119,30 @@ def rotate(
 
 
 def merge(model: M) -> M:
-    """Gives every rotated layer the weight it has learned and takes the rotation away, in place; returns the model.
+    """Fold every rotation into its layer's weight and remove it, in place; return the model.
 
-    What is left is the plain network: the same module types, keys, order of parameters and requires_grad as before
-    :func:`rotate`, and the same output. Of several tasks the active one is taken. To go on, rotate again (progressive
-    training, App. H), with a new optimizer.
+    The result is the plain network, with the module types, keys, order of parameters and requires_grad from before
+    :func:`rotate`, and the same output. Of several tasks the active one is merged. To continue training, rotate again
+    (progressive training, App. H) and make a new optimizer.
 
     Example:
         >>> net = rotate(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)))
         >>> merge(net)[0]
         Linear(in_features=8, out_features=16, bias=True)
     """
-    found = rotated_strictly("merge", model)
+    found = require_rotated("merge", model)
     for each in found:
         _check_mergeable(each)
     gone = [task.parameter for each in found for task in each.rotation.tasks.values()]
     for each in found:
-        _detach(each)
+        _remove_rotation(each)
     record_change("merge", [(numbers, ()) for numbers in gone if numbers is not None])
     return model
 
 
 @contextmanager
-def _registered(method: str | Orthogonalizer) -> Iterator[None]:
-    """A method of the user's own is known by its name from here on, unless what follows fails."""
+def _register_method(method: str | Orthogonalizer) -> Iterator[None]:
+    """Register a user's method by its name; undo that if the body raises."""
     if isinstance(method, str):
         yield
         return
@@ -157,16 +157,16 @@ def _registered(method: str | Orthogonalizer) -> Iterator[None]:
         raise
 
 
-def order(neurons: Neurons) -> list[str]:
-    """The names of the layer's parameters in their order, as it was before any of them was rotated."""
-    for each in rotated(neurons.module):
+def parameter_order(neurons: Neurons) -> list[str]:
+    """Return the names of the layer's parameters in the order before any of them was rotated."""
+    for each in find_rotated(neurons.module):
         if each.module is neurons.module:
             return each.rotation.order
     return list(neurons.module._parameters)
 
 
 def attach(verb: str, pairs: list[tuple[Neurons, Rotation]]) -> None:
-    """Puts the parametrizations in place; nothing is computed."""
+    """Register the parametrizations without computing a weight."""
     added = [(_parameter(neurons), rotation.task.parameter) for neurons, rotation in pairs]
     for (neurons, rotation), (weight, _) in zip(pairs, added, strict=True):
         rotation.train(neurons.module.training)
@@ -176,13 +176,13 @@ def attach(verb: str, pairs: list[tuple[Neurons, Rotation]]) -> None:
     record_change(verb, [(weight, (numbers,)) for weight, numbers in added if numbers is not None])
 
 
-def _detach(each: Rotated) -> None:
+def _remove_rotation(each: Rotated) -> None:
     module, name, rotation, neurons = each.module, each.tensor_name, each.rotation, each.neurons
     with torch.no_grad():
         neurons.copy_(rotation(neurons))
     del module.parametrizations[name]  # type: ignore[operator, union-attr]
-    # Deepcopies share the class that parametrize made: what the layer gets is the class before it, or one of its own
-    # without this property, so that they stay as they are.
+    # Deepcopies share the class that parametrize made, so it must not change: the layer gets its plain class back, or
+    # a new class without this property.
     made, (plain, *_) = type(module), type(module).__bases__
     if len(module.parametrizations) == 0:  # type: ignore[arg-type]
         del module.parametrizations
@@ -194,36 +194,36 @@ def _detach(each: Rotated) -> None:
     neurons.requires_grad_(rotation.required_grad)
     parameters = module._parameters
     for key in [key for key in rotation.order if key in parameters]:
-        parameters[key] = parameters.pop(key)  # to the end, one after the other: the order they had
+        parameters[key] = parameters.pop(key)  # move to the end, one by one: restores the order
 
 
-def _selected(model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None) -> dict[str, Neurons]:
+def _select_layers(model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None) -> dict[str, Neurons]:
     checks.module("model", model)
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise ValueError(f"model must be rotated before it is wrapped, got {type(model).__name__}")
+        raise ValueError(f"model must be rotated before wrapping, got {type(model).__name__}")
     for name, module in model.named_modules():
         if _is_quantized(module) and matches(layers, name, module) and not matches(exclude, name, module):
-            raise ValueError(f"layer {shown(name)!r} [{type(module).__name__}] is quantized and cannot be rotated")
+            raise ValueError(f"layer {label(name)!r} [{type(module).__name__}] is quantized and cannot be rotated")
     for spec in [] if layers is None else as_list("layers", layers):
         for name, module in model.named_modules():
             asked = name == spec if isinstance(spec, str) else isinstance(spec, type) and issubclass(spec, _NOT_NEURONS)
             if asked and isinstance(module, _NOT_NEURONS):
                 raise ValueError(
-                    f"layers: {shown(name)} [{type(module).__name__}] cannot be rotated: recurrent layers and "
-                    "embeddings have no neurons that see one input"
+                    f"layers: {label(name)} [{type(module).__name__}] cannot be rotated: rotate does not support "
+                    "recurrent layers and embeddings"
                 )
     found = select_to_change("rotate", model, layers, exclude, output)
     if layers is None:
-        found = _without_plain(model, found)
+        found = _drop_not_rotated(model, found)
     if not found:
         kept = [name for name, n in select(model, layers, exclude, output=output).items() if n.is_output]
-        left = f"; {kept[0]!r} is taken for the output layer: rotate it with layers= or output=None" if kept else ""
+        left = f"; {kept[0]!r} is the output layer: rotate it with layers= or output=None" if kept else ""
         raise no_layer_error(model, "rotate", left)
     return found
 
 
-def _without_plain(model: nn.Module, found: dict[str, Neurons]) -> dict[str, Neurons]:
-    """Without the layers that a network itself names in ``not_rotated``."""
+def _drop_not_rotated(model: nn.Module, found: dict[str, Neurons]) -> dict[str, Neurons]:
+    """Drop the layers that a network names in ``not_rotated``, with a warning."""
     plain = {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in model.named_modules()
@@ -231,8 +231,8 @@ def _without_plain(model: nn.Module, found: dict[str, Neurons]) -> dict[str, Neu
     }
     for name in plain.intersection(found):
         checks.warn_once(
-            f"rotate leaves layer {name!r} with its {dimension(found[name])} dimensions plain, as its network says: "
-            f"layers={name!r} rotates it (on the command line rotation.layers=hidden,{name})"
+            f"rotate skips layer {name!r} with {dimension(found[name])} dimensions (not_rotated of its network): use "
+            f"layers={name!r} to rotate it (on the command line rotation.layers=hidden,{name})"
         )
     return {name: neurons for name, neurons in found.items() if name not in plain}
 
@@ -243,14 +243,14 @@ def _is_quantized(module: nn.Module) -> bool:
 
 
 def check_layer(model: nn.Module, name: str, neurons: Neurons) -> None:
-    layer = f"layer {shown(name)!r}"
+    layer = f"layer {label(name)!r}"
     if len(neurons.parametrizations):
         if isinstance(neurons.parametrizations[0], Rotation):
-            raise ValueError(f"{layer} is rotated already: merge first, or leave it out with exclude")
-        raise ValueError(f"{layer} is parametrized already: rotate plain layers only, or leave it out with exclude")
+            raise ValueError(f"{layer} is already rotated: merge first, or exclude it")
+        raise ValueError(f"{layer} is already parametrized: rotate needs plain layers, exclude it")
     weight = neurons.tensor
     if nn.parameter.is_lazy(weight):
-        raise ValueError(f"{layer} has no weight yet (lazy): run the model once first")
+        raise ValueError(f"{layer} is lazy and has no weight yet: run the model once first")
     if not isinstance(weight, nn.Parameter) or weight.dtype not in _DTYPES:
         kind = str(weight.dtype) if isinstance(weight, torch.Tensor) else type(weight).__name__
         raise ValueError(f"{layer} must have a floating point nn.Parameter as its weight to be rotated, got {kind}")
@@ -266,7 +266,7 @@ def check_layer(model: nn.Module, name: str, neurons: Neurons) -> None:
     ]
     if len(holders) > 1:
         raise ValueError(f"{layer} has a tied weight ({' and '.join(holders)}): rotating it would untie it")
-    checks.finite_weight(shown(name), weight)
+    checks.finite_weight(label(name), weight)
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
@@ -274,17 +274,17 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 def _check_mergeable(each: Rotated) -> None:
-    layer = f"layer {shown(each.name)!r}"
+    layer = f"layer {label(each.name)!r}"
     if len(each.parametrizations) > 1:
         last = type(each.parametrizations[-1]).__name__
-        raise ValueError(f"merge: {layer} has a further parametrization over its rotation ({last}): remove that first")
+        raise ValueError(f"merge: {layer} has another parametrization after its rotation ({last}): remove it first")
     if is_sharded(each.neurons):
         raise ValueError(
             f"merge: {layer} is sharded; gather the model's full state_dict and call hypersphere.merge_state_dict"
         )
 
 
-def _checked_method(method: Any) -> str:
+def _check_method(method: Any) -> str:
     if isinstance(method, Orthogonalizer):
         if not isinstance(method.name, str) or not method.name.isidentifier():
             raise ValueError(f"method: the name of an Orthogonalizer must be an identifier, got {method.name!r}")

@@ -18,7 +18,7 @@ from ..energy import EnergyRegularizer, normalize_neurons, spread
 from ..losses import heads
 from ..optim import OGD, param_groups
 from ..rotation import rotate
-from ..rotation.parametrization import rotated
+from ..rotation.parametrization import find_rotated
 from ..selection import select
 from .config import Config, Energy, Loss, Model, Rotation
 from .config.groups import LAYERS
@@ -168,7 +168,7 @@ def prepare(body: nn.Module, head: nn.Module | None, settings: Rotation | None, 
         named += [HEAD] if head is not None else outputs
     if head is not None and _matches(named, HEAD) and not _matches(exclude, HEAD):
         rotate(head, **options | {"exclude": ()})
-    done = {each.name for each in rotated(body)}
+    done = {each.name for each in find_rotated(body)}
     if rest := [name for name in select(body, named, exclude) if name not in done]:
         rotate(body, layers=rest, **options)
 

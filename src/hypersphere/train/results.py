@@ -15,7 +15,7 @@ from torch import nn
 from .. import __version__
 from .._internal import checks, safe_files, signed
 from ..rotation import count_parameters, merge
-from ..rotation.parametrization import rotated
+from ..rotation.parametrization import find_rotated
 from . import building
 from .config import Config
 from .inference.run import load_run
@@ -109,7 +109,7 @@ def finish(task: Task, progress: Progress, history: Metrics, seconds: float, fin
 def _merged(module: nn.Module) -> nn.Module:
     """Return a copy on the CPU with plain layers, in eval mode."""
     copy = deepcopy(module).cpu().eval()
-    return merge(copy) if any(rotated(copy)) else copy
+    return merge(copy) if any(find_rotated(copy)) else copy
 
 
 def _write(path: Path, task: Task, modules: dict[str, nn.Module], summary: dict[str, Any], history: Metrics) -> None:
