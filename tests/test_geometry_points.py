@@ -114,7 +114,7 @@ class TestSeparation:
         (torch.randn(4, 0), ValueError, "not empty"),
         (torch.ones(4, 2, dtype=torch.int64), TypeError, "floating point"),
         ([[1.0, 0.0]], TypeError, "weight must be a Tensor, got list"),
-        (torch.tensor([[1.0, 0.0], [0.0, 0.0]]), ValueError, "row 1 is zero"),
+        (torch.tensor([[1.0, 0.0], [0.0, 0.0]]), ValueError, "zero rows, got one at 1"),
         (torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, math.nan]]), ValueError, "in row 2"),
     ],
     ids=["one neuron", "vector", "empty", "int", "list", "zero", "nan"],
@@ -202,7 +202,7 @@ class TestCoveringRadius:
         assert value == geometry.covering_radius(rows, method="estimate", starts=8)  # no warning: it is meant
         with pytest.raises(ValueError, match='method must be "estimate" for 200 neurons in 16 dimensions'):
             geometry.covering_radius(rows, method="exact")
-        with pytest.raises(ValueError, match="no convex hull of 200 neurons in 16 dimensions"):
+        with pytest.raises(ValueError, match="for a convex hull, got 200 neurons in 16 dimensions"):
             geometry.hole_radii(rows)
 
     def test_outside_the_hull_it_is_exact_in_any_dimension(self):
@@ -235,7 +235,7 @@ class TestCoveringRadius:
 
     def test_the_lower_bound_by_area_counts(self, monkeypatch):
         monkeypatch.setattr(covering, "_MOST_FACETS", 0)
-        monkeypatch.setattr(covering, "_search", lambda *_: 0.0)
+        monkeypatch.setattr(covering, "_search_widest_hole", lambda *_: 0.0)
         lower, _ = geometry.covering_bounds(geometry.random_points(200, 6))
         assert lower == geometry.covering_lower_bound(200, 6)
 
@@ -338,7 +338,7 @@ class TestHoles:
         "rows", [torch.eye(3), torch.eye(2)[:, :1] + 1, cross(3)[[0, 1, 3, 4]], circle(5).repeat(4, 2)]
     )
     def test_neurons_in_one_plane_have_none(self, rows):
-        with pytest.raises(ValueError, match="weight must have rows that do not all lie in one plane, got"):
+        with pytest.raises(ValueError, match="weight must have rows that are not all in one plane, got"):
             geometry.hole_radii(rows)
 
     def test_negative_powers(self):
@@ -434,7 +434,7 @@ class TestPointSets:
             (lambda: geometry.fibonacci_points(0), "n must be >= 1, got 0"),
             (lambda: geometry.spherical_design(0), "t must be >= 1, got 0"),
             (lambda: geometry.spherical_design(2, 1), "dim must be >= 2, got 1"),
-            (lambda: geometry.spherical_design(30), "t must be smaller in 3 dimensions: 30 takes 496 moments"),
+            (lambda: geometry.spherical_design(30), "t=30 is too large for dim=3: it needs 496 moments"),
             (lambda: geometry.design_error(torch.ones(4, 1), 2), "points must have at least 2 dimensions"),
             (lambda: geometry.design_error(torch.eye(3), 0), "t must be >= 1, got 0"),
         ],

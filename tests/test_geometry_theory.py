@@ -133,7 +133,7 @@ class TestExpectedEnergy:
         assert geometry.expected_energy(0, 9, n=1, half_space=True, angular=True) == pytest.approx(-math.log(math.pi))
 
     def test_half_space_asks_for_n(self):
-        with pytest.raises(ValueError, match="n, the number of neurons, must be given in half space"):
+        with pytest.raises(ValueError, match="n, the number of neurons, must be an int in half space"):
             geometry.expected_energy(2, 9, half_space=True)
 
 
@@ -425,7 +425,7 @@ class TestDiversity:
             (lambda: geometry.training_error_bound(torch.eye(3), torch.eye(3), torch.ones(2)), r"y must be \(3,\)"),
             (lambda: geometry.diversity_bound(torch.eye(3), 0, 0.1), "m must be >= 1"),
             (lambda: geometry.diversity_bound(torch.eye(3), 9, 0.0), "delta must be finite and > 0 and <= 1"),
-            (lambda: geometry.kernel_discrepancy(torch.zeros(2, 3)), "row 0 is zero"),
+            (lambda: geometry.kernel_discrepancy(torch.zeros(2, 3)), "zero rows, got one at 0"),
         ],
         ids=range(7),
     )
@@ -447,7 +447,7 @@ class TestDiversity:
         (lambda: geometry.energy_lower_bound(0, 3), ValueError, "n must be >= 1"),
         (lambda: geometry.energy_lower_bound(3, 0), ValueError, "dim must be >= 1"),
         (lambda: geometry.energy_lower_bound(3, 3, "2"), TypeError, "s must be a number"),
-        (lambda: geometry.excess_energy(torch.zeros(2, 2)), ValueError, "row 0 is zero"),
+        (lambda: geometry.excess_energy(torch.zeros(2, 2)), ValueError, "zero rows, got one at 0"),
         (lambda: geometry.facet_constant(1), ValueError, "dim must be >= 2"),
         (lambda: geometry.expected_hole_moment(5, 3, -1), ValueError, "p must be finite and >= 0"),
         (lambda: geometry.cap_area(4.0, 3), ValueError, "angle must be finite and >= 0 and <= 3.14"),

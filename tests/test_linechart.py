@@ -157,7 +157,7 @@ def test_any_finite_data_gives_a_picture(triples):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"series": {}}, "series is empty"),
+        ({"series": {}}, "series must have at least one name"),
         ({"series": {"a": ([0],)}}, r"series\['a'\] must be \(x, y\) or \(x, y, spread\), got 1 parts"),
         ({"series": {"a": ([], [])}}, r"series\['a'\] must have parts of one length, at least 1, got lengths \[0, 0\]"),
         ({"series": {"a": ([0, 1], [0])}}, r"got lengths \[2, 1\]"),

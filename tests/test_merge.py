@@ -536,7 +536,7 @@ def test_another_parametrization_with_a_module_of_its_own_is_named():
     net = mlp()
     parametrize.register_parametrization(net[-1], "weight", Scaled())
     hs.rotate(net, layers="0")
-    with pytest.raises(ValueError, match="no rotation this package knows"):
+    with pytest.raises(ValueError, match="unknown rotation"):
         hs.merge_state_dict(net.state_dict())
     plain = copy.deepcopy(net)
     assert isinstance(hs.merge(plain)[-1].parametrizations.weight[0], Scaled)

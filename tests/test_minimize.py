@@ -329,10 +329,10 @@ def test_unknown_minimum(args):
 
 
 def test_closed_forms_equal_the_table_where_both_exist():
-    from hypersphere.geometry.minima import _ON_THE_SPHERE
+    from hypersphere.geometry.minima import _ENERGIES
 
     for n, s in itertools.product((6, 12), (0, 1, 2)):
-        assert abs(known_minimum(n, s=float(s)) - _ON_THE_SPHERE[n][s]) < 1e-11
+        assert abs(known_minimum(n, s=float(s)) - _ENERGIES[n][s]) < 1e-11
 
 
 def test_half_of_the_paper_s_sum():

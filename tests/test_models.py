@@ -12,7 +12,7 @@ from torch import nn
 
 import hypersphere as hs
 from hypersphere import models
-from hypersphere.models.gcn import normalized
+from hypersphere.models.gcn import normalize_adjacency
 
 # fmt: off
 PRESETS = [  # the networks of the papers' architecture tables
@@ -363,10 +363,10 @@ def dense(adjacency):
 def test_normalized_adjacency(form):
     adjacency = graph()
     given = getattr(adjacency, form)()
-    assert torch.allclose(normalized(given).to_dense(), dense(adjacency), atol=1e-6)
-    assert normalized(given).to_dense()[-1, -1] == 1  # isolated
+    assert torch.allclose(normalize_adjacency(given).to_dense(), dense(adjacency), atol=1e-6)
+    assert normalize_adjacency(given).to_dense()[-1, -1] == 1  # isolated
     weighted = adjacency.double() * 2.5
-    exact = normalized(weighted, torch.float64)
+    exact = normalize_adjacency(weighted, torch.float64)
     assert exact.dtype == torch.float64
     assert torch.allclose(exact.to_dense(), dense(weighted))
     model = models.create("gcn", 3, in_features=5).eval()
@@ -378,7 +378,9 @@ def test_normalized_adjacency(form):
 
 def test_the_normalized_adjacency_is_kept(monkeypatch):
     made = []
-    monkeypatch.setattr("hypersphere.models.gcn.normalized", lambda *args: made.append(1) or normalized(*args))
+    monkeypatch.setattr(
+        "hypersphere.models.gcn.normalize_adjacency", lambda *args: made.append(1) or normalize_adjacency(*args)
+    )
     model = models.create("gcn", 3, in_features=5).eval()
     x, adjacency, other = torch.rand(12, 5), graph().to_sparse(), graph(seed=1)
     first = model(x, adjacency)
@@ -507,7 +509,7 @@ def test_gan_learns():
 
 
 def test_unknown_names_are_met_with_the_nearest():
-    with pytest.raises(ValueError, match=r"got 'cnn9.mee'; the nearest are .*cnn9\.mhe"):
+    with pytest.raises(ValueError, match=r"unknown network 'cnn9.mee', did you mean .*'cnn9\.mhe'"):
         models.create("cnn9.mee")
     with pytest.raises(ValueError, match=r"models\.names\(\), got 'zzz'$"):
         models.create("zzz")
@@ -517,10 +519,11 @@ def test_unknown_names_are_met_with_the_nearest():
 
 def test_unknown_options_are_met_with_those_there_are():
     with pytest.raises(
-        ValueError, match=r"cnn9 has no option 'width' \(did you mean widths\?\); it has depth, widths, fc"
+        ValueError,
+        match=r"unknown cnn9 option 'width', did you mean 'widths'\? \(cnn9 option must be one of depth, widths, fc",
     ):
         models.create("cnn9", width=(1, 2, 3))
-    with pytest.raises(ValueError, match="gcn has no option 'input_size'"):
+    with pytest.raises(ValueError, match="gcn option 'input_size'"):
         models.create("gcn", input_size=3)
     with pytest.raises(ValueError, match=r"generator\.mhe has no classes, got num_classes=3"):
         models.create("generator.mhe", 3)
@@ -529,7 +532,7 @@ def test_unknown_options_are_met_with_those_there_are():
 @pytest.mark.parametrize(
     ("name", "options", "error", "match"),
     [
-        ("cnn9", {"widths": (1, 2)}, ValueError, r"widths must be 3 numbers of filters, .*got \(1, 2\)"),
+        ("cnn9", {"widths": (1, 2)}, ValueError, r"widths must have 3 elements, .*got \(1, 2\)"),
         ("cnn9", {"widths": 64}, ValueError, "widths must be a sequence"),
         ("cnn9", {"widths": "abc"}, ValueError, "widths must be a sequence"),
         ("cnn9", {"widths": (1, 0, 2)}, ValueError, "widths must be >= 1, got 0"),
@@ -539,14 +542,14 @@ def test_unknown_options_are_met_with_those_there_are():
         ("resnet18", {"depth": (2, 0, 2, 2)}, ValueError, "depth must be >= 1, got 0"),
         ("cnn9", {"input_size": 0}, ValueError, "input_size must be >= 1, got 0"),
         ("cnn9", {"input_size": (32, 32, 3)}, TypeError, "input_size must be an int"),
-        ("cnn4.opt", {"input_size": 15}, ValueError, "input_size is too small for 4 pools of size 2, got 15"),
+        ("cnn4.opt", {"input_size": 15}, ValueError, "input_size must be larger for 4 pools of size 2, got 15"),
         ("cnn9", {"in_channels": 0}, ValueError, "in_channels must be >= 1"),
         ("cnn9", {"fc": 0}, ValueError, "fc must be >= 1"),
         ("cnn9", {"pool": 0}, ValueError, "pool must be >= 1"),
         ("cnn9", {"num_classes": -1}, ValueError, "num_classes must be >= 0"),
         ("cnn9", {"num_classes": 2.5}, TypeError, "num_classes must be an int"),
         ("cnn9", {"similarity": "cosin"}, ValueError, "similarity"),
-        ("cnn9", {"scale": True}, ValueError, "scale belongs to a similarity"),
+        ("cnn9", {"scale": True}, ValueError, "scale needs a similarity"),
         ("cnn9", {"init": "he"}, ValueError, "init must be one of"),
         ("resnet20", {"stem": "big"}, ValueError, "stem must be one of cifar, imagenet; got 'big'"),
         ("resnet20", {"shortcut": None}, ValueError, "shortcut must be one of"),
@@ -569,10 +572,10 @@ def test_wrong_options_are_named(name, options, error, match):
 @pytest.mark.parametrize(
     ("name", "shapes", "match"),
     [
-        ("cnn6", [(4, 3, 24, 24)], r"images must be 12×12 .*takes 32 numbers, got 72"),
+        ("cnn6", [(4, 3, 24, 24)], r"images must be 12×12 .*needs 32 features, got 72"),
         ("cnn6", [(4, 1, 12, 12)], r"images must be \(B, 3, H, W\), got \(4, 1, 12, 12\)"),
         ("cnn6", [(3, 12, 12)], r"images must be \(B, 3, H, W\), got \(3, 12, 12\)"),
-        ("mlp", [(4, 1, 7, 7)], "images must be 6×6 .*takes 36 numbers, got 49"),
+        ("mlp", [(4, 1, 7, 7)], "images must be 6×6 .*needs 36 features, got 49"),
         ("resnet20", [(4, 1, 8, 8)], r"images must be \(B, 3, H, W\)"),
         ("sphereface20", [(4, 3, 40, 12)], "images must be 14×12"),
         ("discriminator.mhe", [(4, 3, 16, 16)], "images must be 8×8"),
@@ -591,7 +594,7 @@ def test_wrong_inputs_are_named(name, shapes, match):
 def test_gcn_needs_a_graph():
     model, (x, adjacency) = small("gcn")
     for args in ((x,), (x, adjacency.numpy())):
-        with pytest.raises(TypeError, match="needs the graph's adjacency as a Tensor"):
+        with pytest.raises(TypeError, match="adjacency must be a Tensor"):
             model(*args)
 
 
@@ -606,7 +609,7 @@ def test_a_network_of_ones_own(monkeypatch):
     assert models.preset("mine").options == {"width": 4}
     assert models.create("mine").weight.shape == (2, 4)
     assert models.create("mine", 5, width=6).weight.shape == (5, 6)
-    with pytest.raises(ValueError, match=r"mine has no option 'height'.*; it has width"):
+    with pytest.raises(ValueError, match=r"mine option .*width; got 'height'"):
         models.create("mine", height=1)
     models.register("any", lambda **options: build(**options))
     assert models.create("any", 5, width=6).weight.shape == (5, 6)

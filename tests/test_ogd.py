@@ -598,7 +598,7 @@ def test_nobody_is_watched_for_nothing():
 
 @pytest.mark.usefixtures("_nothing_watched")
 def test_a_group_without_a_name_is_named_by_its_number():
-    guard.watch_orthogonal()
+    guard.refuse_other_optimizers()
     x = nn.Parameter(torch.eye(3))
     with pytest.raises(ValueError, match="group 1 orthogonal"):
         torch.optim.SGD([{"params": [nn.Parameter(torch.eye(2))]}, {"params": [x], "orthogonal": True}], lr=1.0).step()

@@ -47,7 +47,7 @@ def convolutional(features=1568):
 
 def test_a_layer_that_takes_most_of_the_work_is_named_once_with_the_ways_out():
     (message,) = said(on_meta(convolutional))
-    assert message.startswith("layer '5' takes 99% of the work of all rotations")
+    assert message.startswith("layer '5' takes 99% of the cost of all rotations")
     assert "1568 dimensions" in message
     for way in ("exclude='5'", "block_size=56", "sample=0.25", "rotation."):
         assert way in message
@@ -278,7 +278,7 @@ def test_inside_another_module():
 
 def test_in_a_config_too():
     net = on_meta(lambda: hs.models.create("cnn10.opt"))
-    with pytest.warns(UserWarning, match="leaves layer 'fc'"):
+    with pytest.warns(UserWarning, match="skips layer 'fc'"):
         building.prepare(net, None, Rotation(layers="all"), 0)
     assert "fc" not in names(net)
     assert "classifier" in names(net)

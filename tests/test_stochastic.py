@@ -540,7 +540,7 @@ def test_a_resampler_of_a_merged_model_says_so():
     net = hs.rotate(mlp(), sample=0.5)
     resampler = hs.Resampler(net, torch.optim.SGD(hs.param_groups(net), lr=0.1))
     hs.merge(net)
-    with pytest.raises(ValueError, match="not rotated any more"):
+    with pytest.raises(ValueError, match="no longer rotated"):
         resampler.step()
 
 

@@ -1,4 +1,4 @@
-"""The docs' table of networks: what each has and costs, read off the registry."""
+"""The table of networks in the docs: sizes and costs, computed from the registry."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Row:
 
 
 def multiply_adds(model: nn.Module, *inputs: Tensor) -> int:
-    """Multiply-adds of all convolutions, linear layers and attentions in one forward pass.
+    """Count the multiply-adds of all convolutions, linear layers and attentions in one forward pass.
 
     Example:
         >>> multiply_adds(nn.Conv2d(3, 8, 3, padding=1), torch.empty(1, 3, 10, 10))  # 8 filters of 27, at 100 places
@@ -40,7 +40,7 @@ def multiply_adds(model: nn.Module, *inputs: Tensor) -> int:
     counts: list[int] = []
 
     def count(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        if isinstance(module, nn.MultiheadAttention):  # its Linear is never called; scores and their use come on top
+        if isinstance(module, nn.MultiheadAttention):  # its Linear is never called; plus scores and weighted sum
             batch, length, width = args[0].shape
             counts.append(batch * length * width * (4 * width + 2 * length))
         elif isinstance(module, _TRANSPOSED):
@@ -56,19 +56,19 @@ def multiply_adds(model: nn.Module, *inputs: Tensor) -> int:
 
 
 def row(name: str) -> Row:
-    """What there is to say of a network of the registry."""
+    """Build the table row of a network."""
     found = preset(name)
-    with torch.device("cpu" if found.build is GCN else "meta"):  # a sparse adjacency has no meta form
+    with torch.device("cpu" if found.build is GCN else "meta"):  # sparse tensors do not work on meta
         model = create(name).eval()
-        said, inputs = _inputs(model)
+        description, inputs = _example_input(model)
         cost = multiply_adds(model, *inputs)
     output = getattr(model, "num_classes", 0) or getattr(model, "num_features", 0)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return Row(name, found.paper, found.table, said, output, parameters, cost)
+    return Row(name, found.paper, found.table, description, output, parameters, cost)
 
 
-def _inputs(model: nn.Module) -> tuple[str, tuple[Tensor, ...]]:
-    """One input, in words and as tensors."""
+def _example_input(model: nn.Module) -> tuple[str, tuple[Tensor, ...]]:
+    """Return one input as text and as tensors."""
     if isinstance(model, GCN):
         return f"a node, {model.in_features:,}", (torch.zeros(1, model.in_features), torch.zeros(1, 1))
     if isinstance(model, PointNet):
@@ -82,7 +82,7 @@ def _inputs(model: nn.Module) -> tuple[str, tuple[Tensor, ...]]:
 
 
 def markdown() -> str:
-    """The table of all registered networks."""
+    """Return the table of all registered networks."""
     lines = ["| name | paper | table | input | output | parameters | multiply-adds |", "|---|---|---|---|---|---|---|"]
     for each in map(row, names()):
         output = each.output or "image"

@@ -61,7 +61,7 @@ def sphere_conv(
 
     Args:
         options: stride, padding, dilation and groups.
-        in_parts: the same function of (x, weight, scale, bias) that can be differentiated twice.
+        unfused: the same function of (x, weight, scale, bias) that can be differentiated twice.
     """
     x, weight = shrink_huge(x, range(1, x.dim())), shrink_huge(weight, range(1, weight.dim()))
     tensors = [each for each in (x, weight, scale, bias) if isinstance(each, Tensor)]

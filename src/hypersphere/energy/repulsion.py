@@ -118,7 +118,7 @@ def tile_sides(
 
     Args:
         squares: ‖x‖² (G, b) and ‖y‖² (G, m); None if all are 1.
-        own: None if no neuron is in both.
+        fill_self: None if no neuron is in both.
     """
     total = x.new_full((1, 1, 1), 2.0) if squares is None else squares[0].unsqueeze(2) + squares[1].unsqueeze(1)
     shape = (x.shape[0], x.shape[1], y.shape[1])

@@ -1,6 +1,6 @@
-"""The geometry behind the energy: separation and holes, the least energy, what theory knows of them.
+"""The geometry behind the energy: separation and holes, minimal energies, and theory.
 
-`dim` is the dimension of the space that the neurons live in; the sphere is S^(dim−1). Angles are in radians.
+`dim` is the dimension of the neurons; the sphere is S^(dim−1). Angles are in radians.
 """
 
 from .covering import covering_bounds as covering_bounds

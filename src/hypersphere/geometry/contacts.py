@@ -1,4 +1,4 @@
-"""Tammes' problem from near its optimum: Newton's method on the conditions that hold there."""
+"""Refine a near-optimal solution of Tammes' problem by Newton's method on the optimality conditions."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-STEPS = 24  # 3 to 5 do; now and then the rank of the singular system is misjudged and a step goes astray
-LARGEST_SYSTEM = 2000  # unknowns; beyond, a solution would take longer than the search
+STEPS = 24  # usually 3 to 5 are enough; a misjudged rank of the singular system costs a step
+LARGEST_SYSTEM = 2000  # unknowns; beyond, solving would take longer than the search
 
 
 def equalize_contacts(x: Tensor, s: float, half_space: bool) -> Tensor:
-    """Bring points x (n, dim) that are optimal for a large s to the optimum of s = inf; as they are if that fails."""
-    moved = _solve(x, s, half_space)
+    """Move points x (n, dim) that are optimal for a large s to the optimum for s = inf; return x if that fails."""
+    moved = _newton(x, s, half_space)
     return moved if largest_cosine(moved, half_space) < largest_cosine(x, half_space) else x
 
 
 def largest_cosine(x: Tensor, half_space: bool) -> float:
-    """Of any two of the points (n, dim); of the lines through them in half space.
+    """Return the largest cosine of two points (n, dim); in half space, of the lines through them.
 
     Example:
         >>> square = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
@@ -28,12 +28,12 @@ def largest_cosine(x: Tensor, half_space: bool) -> float:
     return float((cosines.abs() if half_space else cosines).fill_diagonal_(-1).amax())
 
 
-def _solve(x: Tensor, s: float, half_space: bool) -> Tensor:
+def _newton(x: Tensor, s: float, half_space: bool) -> Tensor:
     """Minimize τ with ±x_i·x_j = τ at the m contacts and ‖x_i‖ = 1.
 
     With multipliers λ (m,) and μ (n,) an optimum has Σ_j ±λ_ij x_j + μ_i x_i = 0 and Σλ = 1. The weights r^(−s) of the
-    pairs tell which of them are contacts, and are λ but for terms of order 1/s. Rotations, and points without contact,
-    leave the equations singular; their shortest solution does not move along these.
+    pairs show which of them are contacts, and equal λ up to terms of order 1/s. Rotations, and points without contact,
+    make the equations singular; the shortest solution does not move along these.
     """
     start, (n, dim) = x, x.shape
     i, j = torch.triu_indices(n, n, 1, device=x.device)
@@ -60,7 +60,7 @@ def _solve(x: Tensor, s: float, half_space: bool) -> Tensor:
     best, least = start, x.new_tensor(1.0)
     for _ in range(STEPS):
         pull = stress(multipliers)
-        constraints = x.new_zeros(m + n, n, dim)  # their derivatives
+        constraints = x.new_zeros(m + n, n, dim)  # derivatives
         constraints[row, i], constraints[row, j] = sign[:, None] * x[j], sign[:, None] * x[i]
         constraints[m + point, point] = x
         values = torch.cat([sign * (x[i] * x[j]).sum(1) - tau, (x.square().sum(1) - 1) / 2])

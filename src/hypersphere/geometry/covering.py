@@ -1,12 +1,12 @@
-"""Holes: how far a point of the sphere can be from all neurons (OPT, appendix L).
+"""Covering radius and holes: how far a point of the sphere can be from all neurons (OPT, appendix L).
 
 The widest hole is the covering radius. With K the convex hull of the unit neurons and h(u) = max_i⟨u, ŵ_i⟩ it is
 arccos(min h) over all unit u, so that
 
-- with the origin inside K it is arccos of the distance from the origin to the nearest facet: exact by a convex hull,
+- if the origin is inside K, it is arccos of the distance from the origin to the nearest facet: exact by a convex hull,
   which has too many facets in high dimension,
-- with the origin outside K it is π minus the radius of the least cap that holds all neurons, at −x/‖x‖ with x the point
-  of K nearest to the origin: exact in every dimension. So it is for N ≤ d, where it is a right angle or more.
+- if the origin is outside K, it is π minus the radius of the smallest cap that holds all neurons, at −x/‖x‖ with x the
+  point of K nearest to the origin: exact in every dimension. This is the case for N ≤ d, with a right angle or more.
 
 Everything is computed in float64, without gradients. Shapes: N neurons, d their dimension, F facets.
 """
@@ -25,21 +25,21 @@ from ..cosine import unit
 from .points import angle_between, random_points, unit_rows
 from .theory import covering_lower_bound, expected_holes
 
-_MOST_FACETS = 4e6  # about a minute
-_FLAT = 1e-10  # lengths below this count as zero
+_MOST_FACETS = 4e6  # takes about a minute
+_FLAT = 1e-10  # lengths below count as zero
 
 
 def covering_radius(weight: Tensor, *, method: str = "auto", starts: int = 64, seed: int = 0) -> Tensor:
-    """The widest hole's radius: the largest angle from a point of the sphere to its nearest neuron (OPT, Eq. 50).
+    """Compute the covering radius: the largest angle from a point of the sphere to its nearest neuron (OPT, Eq. 50).
 
         max_{‖u‖=1} min_i arccos⟨u, ŵ_i⟩
 
     Args:
         weight: (N, ...), flattened to (N, d): rows are neurons, none zero.
-        method: "exact" takes a convex hull (with scipy) and raises where it would have over four million facets;
-            "estimate" is the widest hole that a search finds, hence a lower bound; "auto" is exact where that is
-            possible, else the estimate, with a warning. :func:`covering_bounds` gives both sides.
-        starts, seed: of the search, in which many points flee from the neurons.
+        method: "exact" uses a convex hull (scipy) and raises if it would have more than four million facets;
+            "estimate" is the widest hole that a search finds, a lower bound; "auto" is exact if possible, else the
+            estimate, with a warning. :func:`covering_bounds` gives both bounds.
+        starts, seed: of the search.
 
     Returns:
         The angle in radians, a float64 scalar.
@@ -52,25 +52,25 @@ def covering_radius(weight: Tensor, *, method: str = "auto", starts: int = 64, s
     checks.choice("method", method, ("auto", "exact", "estimate"))
     rows = unit_rows(weight)
     if method != "estimate":
-        exact = _exact(rows, _balanced(rows))
+        exact = _exact_radius(rows, _balancing_weights(rows))
         if exact is not None:
             return rows.new_tensor(exact)
         if method == "exact":
-            raise ValueError(f'method must be "estimate" for {_too_large(rows)}')
+            raise ValueError(f'method must be "estimate" for {_describe_size(rows)}')
         checks.warn_once(
-            "covering_radius gives the widest hole that it found, which is a lower bound: the convex hull has too many "
-            'facets to be exact. covering_bounds gives both sides; method="estimate" says that this is meant.'
+            "covering_radius returns the widest hole it found, a lower bound: the convex hull has too many facets. "
+            'covering_bounds gives both bounds; method="estimate" avoids this warning.'
         )
-    return rows.new_tensor(_search(rows, starts, seed))
+    return rows.new_tensor(_search_widest_hole(rows, starts, seed))
 
 
 def covering_bounds(weight: Tensor, *, starts: int = 64, seed: int = 0) -> tuple[float, float]:
-    """Angles that the covering radius lies between, in any dimension; equal where it is known exactly.
+    """Return a lower and an upper bound of the covering radius, in any dimension; equal if it is known exactly.
 
-    Below: the widest hole that a search finds, and the radius at which N caps are as large as the sphere. Above: with
+    Lower: the widest hole that a search finds, and the radius at which N caps have the area of the sphere. Upper: with
     weights λ_i > 0, Σλ_i = 1, that balance the neurons, Σλ_i·ŵ_i = 0, every unit u has
-    max_i⟨u, ŵ_i⟩ ≥ Σλ_i⟨u, ŵ_i⟩² ≥ σ, the smallest eigenvalue of Σλ_i·ŵ_i·ŵ_iᵀ (for x between −1 and h is
-    (h − x)(x + 1) ≥ 0; take the mean over λ): the radius is at most arccos σ. The simplex reaches this.
+    max_i⟨u, ŵ_i⟩ ≥ Σλ_i⟨u, ŵ_i⟩² ≥ σ, the smallest eigenvalue of Σλ_i·ŵ_i·ŵ_iᵀ ((h − x)(x + 1) ≥ 0
+    for −1 ≤ x ≤ h; take the mean over λ): the radius is at most arccos σ. The simplex attains this.
 
     Args:
         weight, starts, seed: as in :func:`covering_radius`.
@@ -81,20 +81,20 @@ def covering_bounds(weight: Tensor, *, starts: int = 64, seed: int = 0) -> tuple
     """
     rows = unit_rows(weight)
     n, d = rows.shape
-    balanced = _balanced(rows)
-    exact = _exact(rows, balanced)
+    balanced = _balancing_weights(rows)
+    exact = _exact_radius(rows, balanced)
     if exact is not None:
         return exact, exact
-    lower = max(_search(rows, starts, seed), covering_lower_bound(n, d))
+    lower = max(_search_widest_hole(rows, starts, seed), covering_lower_bound(n, d))
     if balanced is None:
         return lower, math.pi / 2
-    residue = float((balanced @ rows).norm())  # what rounding leaves of Σλ·ŵ
-    sigma = _second_moment(rows, balanced)
-    return lower, math.acos(max(0.0, (sigma - residue) / (1 - residue)))
+    residual = float((balanced @ rows).norm())  # what rounding leaves of Σλ·ŵ
+    sigma = _smallest_moment(rows, balanced)
+    return lower, math.acos(max(0.0, (sigma - residual) / (1 - residual)))
 
 
 def hole_radii(weight: Tensor) -> Tensor:
-    """The radii ρ = 2 sin(α/2) of all holes, largest first: (F,) float64 (OPT, appendix L).
+    """Compute the radii ρ = 2 sin(α/2) of all holes, largest first: (F,) float64 (OPT, appendix L).
 
     A hole is the cap of angular radius α cut off by a facet of the neurons' convex hull; ρ is the distance from its
     centre to its rim. A facet with more than d corners is one hole: the cube has 6, not 12. On the circle the holes are
@@ -110,21 +110,21 @@ def hole_radii(weight: Tensor) -> Tensor:
     rows = unit_rows(weight)
     n, d = rows.shape
     if d == 2:
-        angles = _gaps(rows)
+        angles = _half_gaps(rows)
     elif d == 1 or n <= d or torch.linalg.matrix_rank(rows - rows.mean(0), atol=_FLAT, rtol=0.0) < d:
-        raise ValueError(f"weight must have rows that do not all lie in one plane, got {n} in {d} dimensions")
-    elif _hull_size(n, d) > _MOST_FACETS:
-        raise ValueError(f"weight must have fewer rows or columns: there is no convex hull of {_too_large(rows)}")
+        raise ValueError(f"weight must have rows that are not all in one plane, got {n} in {d} dimensions")
+    elif _count_facets(n, d) > _MOST_FACETS:
+        raise ValueError(f"weight must have fewer rows or columns for a convex hull, got {_describe_size(rows)}")
     else:
         rounding = 100 * torch.finfo(weight.dtype).eps
-        angles = _hull_angles(rows, merge=min(max(rounding, 1e-9), 1e-4))  # half precision cannot say what is one facet
+        angles = _hull_angles(rows, merge=min(max(rounding, 1e-9), 1e-4))  # coarser for half precision
     return (2 * torch.sin(angles / 2)).sort(descending=True).values
 
 
 def hole_moment(weight: Tensor, p: float) -> Tensor:
-    """Σ ρ^p over all holes (OPT, Eq. 52); p = 0 counts them, and (Σ ρ^p)^(1/p) goes to the widest as p grows.
+    """Compute Σ ρ^p over all holes (OPT, Eq. 52); p = 0 counts them, and (Σ ρ^p)^(1/p) tends to the widest as p grows.
 
-    For random neurons :func:`expected_hole_moment` says what to expect.
+    :func:`expected_hole_moment` is the expected value for random neurons.
 
     Example:
         >>> hole_moment(torch.cat([torch.eye(3), -torch.eye(3)]), p=2)
@@ -134,46 +134,46 @@ def hole_moment(weight: Tensor, p: float) -> Tensor:
     return hole_radii(weight).pow(p).sum()
 
 
-def _exact(rows: Tensor, balanced: Tensor | None) -> float | None:
-    """The covering radius, or None if its convex hull would be too large."""
+def _exact_radius(rows: Tensor, balanced: Tensor | None) -> float | None:
+    """Compute the covering radius; None if the convex hull would be too large."""
     n, d = rows.shape
     if d == 1:
         return 0.0 if rows.min() < 0 < rows.max() else math.pi
     if d == 2:
-        return float(_gaps(rows).max())
-    if balanced is None:  # the origin is not inside, or only just
+        return float(_half_gaps(rows).max())
+    if balanced is None:  # the origin is not inside, or close to the surface
         nearest = _nearest_to_origin(rows)
         if nearest.norm() > _FLAT:
             return float(angle_between(rows, -unit(nearest)).min())
         if n <= d or torch.linalg.matrix_rank(rows, atol=_FLAT, rtol=0.0) < d:
-            return math.pi / 2  # at right angles to the space that the neurons span
-    if _hull_size(n, d) > _MOST_FACETS:
+            return math.pi / 2  # at right angles to the span of the neurons
+    if _count_facets(n, d) > _MOST_FACETS:
         return None
     return float(_hull_angles(rows, merge=None).max())
 
 
-def _gaps(rows: Tensor) -> Tensor:
-    """Half the angles between neighbours on the circle; neurons at the same place count once."""
+def _half_gaps(rows: Tensor) -> Tensor:
+    """Return half the angles between neighbours on the circle; coincident neurons count once."""
     turns = torch.atan2(rows[:, 1], rows[:, 0]).sort().values
     gaps = torch.diff(turns, append=turns[:1] + 2 * math.pi)
     return gaps[gaps > 1e-15] / 2
 
 
-def _hull_size(n: int, d: int) -> float:
-    """About how many facets the convex hull of n points in d dimensions has, at most."""
+def _count_facets(n: int, d: int) -> float:
+    """Estimate an upper bound for the number of facets of the convex hull of n points in d dimensions."""
     half, rest = d // 2, d - d // 2
     most = math.comb(n - rest, half) + math.comb(n - half - 1, rest - 1)  # the upper bound theorem
     return min(float(most) if most < 1e300 else math.inf, expected_holes(n, d))
 
 
-def _too_large(rows: Tensor) -> str:
+def _describe_size(rows: Tensor) -> str:
     n, d = rows.shape
-    return f"{n} neurons in {d} dimensions (about {_hull_size(n, d):.0e} facets; {_MOST_FACETS:.0e} are the limit)"
+    return f"{n} neurons in {d} dimensions (about {_count_facets(n, d):.0e} facets; {_MOST_FACETS:.0e} are the limit)"
 
 
 def _hull_angles(rows: Tensor, merge: float | None) -> Tensor:
-    """α for every facet; simplices of one facet, whose normals differ by less than `merge`, count once."""
-    hull = _scipy("spatial").ConvexHull(rows.cpu().numpy())
+    """Return α of every facet; neighbouring simplices whose normals differ by less than `merge` are one facet."""
+    hull = _import_scipy("spatial").ConvexHull(rows.cpu().numpy())
     normals = rows.new_tensor(hull.equations[:, :-1])
     angles = angle_between(normals, rows[torch.as_tensor(hull.simplices[:, 0], device=rows.device).long()])
     if merge is None:
@@ -181,28 +181,28 @@ def _hull_angles(rows: Tensor, merge: float | None) -> Tensor:
     neighbours = torch.as_tensor(hull.neighbors, device=rows.device).long()
     same = ((normals[neighbours] - normals[:, None]).norm(dim=-1) < merge).nonzero().cpu()
     pairs = (same[:, 0].numpy(), neighbours.cpu()[same[:, 0], same[:, 1]].numpy())
-    graph = _scipy("sparse").coo_array(([True] * len(same), pairs), shape=(len(angles), len(angles)))
-    facet = _scipy("sparse.csgraph").connected_components(graph, directed=False)[1]
+    graph = _import_scipy("sparse").coo_array(([True] * len(same), pairs), shape=(len(angles), len(angles)))
+    facet = _import_scipy("sparse.csgraph").connected_components(graph, directed=False)[1]
     largest = angles.new_zeros(int(facet.max()) + 1)
     return largest.scatter_reduce(0, torch.as_tensor(facet, device=rows.device).long(), angles, "amax")
 
 
 def _nearest_to_origin(rows: Tensor) -> Tensor:
-    """The point of the convex hull nearest to the origin (d,).
+    """Find the point of the convex hull nearest to the origin (d,).
 
     Minimizing ‖Wᵀλ‖² + (Σλ − 1)² over λ ≥ 0 gives its weights up to their sum.
     """
     system = torch.cat([rows, rows.new_ones(len(rows), 1)], 1).mT.cpu().numpy()
     target = [0.0] * rows.shape[1] + [1.0]
-    weights = rows.new_tensor(_scipy("optimize").nnls(system, target, maxiter=10 * sum(system.shape))[0])
+    weights = rows.new_tensor(_import_scipy("optimize").nnls(system, target, maxiter=10 * sum(system.shape))[0])
     return weights @ rows / weights.sum()
 
 
-def _balanced(rows: Tensor) -> Tensor | None:
-    """Weights λ > 0, Σλ = 1, with Σλ_i·ŵ_i = 0: neurons that span the space have some if the origin is inside the hull.
+def _balancing_weights(rows: Tensor) -> Tensor | None:
+    """Find weights λ > 0, Σλ = 1, with Σλ_i·ŵ_i = 0; they exist if the origin is inside the convex hull.
 
-    Of all such weights the most even, λ ∝ exp(W·a), where a minimizes log Σ exp(W·a): Newton's method. None if it does
-    not come to an end (the origin is outside, on the surface or very close to it) or the neurons lie in a plane.
+    The most even ones are λ ∝ exp(W·a), where a minimizes log Σ exp(W·a), by Newton's method. None if it does not
+    converge (the origin is outside, on the surface or very close to it) or the neurons lie in a plane.
     """
     n, d = rows.shape
     if n <= d:
@@ -215,7 +215,7 @@ def _balanced(rows: Tensor) -> Tensor | None:
         weights = heights.softmax(0)
         mean = weights @ rows
         if mean.norm() < 1e-13:
-            return weights if _second_moment(rows, weights) > _FLAT else None
+            return weights if _smallest_moment(rows, weights) > _FLAT else None
         covariance = (rows * weights[:, None]).mT @ rows - torch.outer(mean, mean)
         step = -torch.linalg.solve(covariance + 1e-14 * eye, mean)
         slope, value, length = float(mean @ step), heights.logsumexp(0), 1.0
@@ -225,13 +225,13 @@ def _balanced(rows: Tensor) -> Tensor | None:
     return None
 
 
-def _second_moment(rows: Tensor, weights: Tensor) -> float:
-    """The smallest eigenvalue of Σλ_i·ŵ_i·ŵ_iᵀ."""
+def _smallest_moment(rows: Tensor, weights: Tensor) -> float:
+    """Return the smallest eigenvalue of Σλ_i·ŵ_i·ŵ_iᵀ."""
     return float(torch.linalg.eigvalsh((rows * weights[:, None]).mT @ rows)[0])
 
 
-def _search(rows: Tensor, starts: int, seed: int) -> float:
-    """The widest hole found: points flee from the neurons near them, in ever smaller steps from ever fewer neurons."""
+def _search_widest_hole(rows: Tensor, starts: int, seed: int) -> float:
+    """Search for the widest hole: move points away from their nearest neurons, in ever smaller steps."""
     u = random_points(checks.integer("starts", starts, low=1), rows.shape[1], seed).to(rows.device)
     for step in torch.logspace(math.log10(0.5), -5, 300).tolist():
         push = (10 / step * u @ rows.mT).softmax(1) @ rows
@@ -240,7 +240,7 @@ def _search(rows: Tensor, starts: int, seed: int) -> float:
     return float(angle_between(u, rows[(u @ rows.mT).argmax(1)]).max())
 
 
-def _scipy(module: str) -> Any:
+def _import_scipy(module: str) -> Any:
     try:
         return import_module(f"scipy.{module}")
     except ImportError as error:

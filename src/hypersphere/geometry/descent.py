@@ -1,6 +1,6 @@
-"""The energy of many small sets of points at once, and L-BFGS on the sphere that lowers it.
+"""The energy of many small sets of points at once, and L-BFGS on the sphere to minimize it.
 
-K starts at once, n points, dim dimensions. What is minimized is F = (1/s)·log mean‖x_i − x_j‖^(−s), the logarithm of
+K starts at once, n points, dim dimensions. The objective is F = (1/s)·log mean‖x_i − x_j‖^(−s), the logarithm of
 the energy without its scale: it never overflows, its limit for s → 0 is the mean of −log‖x_i − x_j‖ (Whyte's problem),
 and for s → ∞ minus the logarithm of the least distance (Tammes' problem).
 
@@ -14,16 +14,16 @@ import math
 import torch
 from torch import Tensor
 
-_BLOCK = 2**17  # pairs that are looked at together: 1 MB, which stays in the cache
-_MEMORY = 8  # steps that L-BFGS remembers
+_BLOCK = 2**17  # pairs per block: 1 MB, which fits in the cache
+_MEMORY = 8  # steps in the history of L-BFGS
 _HALVINGS = 25
 
 
 def mean_log_energy(x: Tensor, s: float, half_space: bool = False) -> tuple[Tensor, Tensor]:
-    """F (K,) of x (K, dim, n), unit columns, n > 1, and its gradient on the sphere; computed in blocks of points.
+    """Compute F (K,) of x (K, dim, n), unit columns, n > 1, and its gradient on the sphere, in blocks of points.
 
     With c = x_i·x_j and r² = 2 − 2c, dF/dx_i = (2/Σw)·Σ_j w_ij·x_j/r_ij² for the weights w = r^(−s) of ordered pairs.
-    In half space the pairs of x_i and −x_j are in the mean too (each point's own antipode is not).
+    In half space the pairs of x_i and −x_j, i ≠ j, are in the mean too.
 
     Example:
         >>> square = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
@@ -43,13 +43,13 @@ def mean_log_energy(x: Tensor, s: float, half_space: bool = False) -> tuple[Tens
             squared = cosines.mul(-2 * sign).add_(2).clamp_(min=1e-15)
             diagonal = squared.diagonal(-first, 1, 2)
             if s == 0:
-                diagonal.fill_(1)  # its log is 0, and its gradient is along x_i
+                diagonal.fill_(1)  # log 1 = 0, and the gradient along x_i is projected away
                 logs -= 0.5 * squared.log().sum((1, 2))
                 weights = 1 / squared
             else:
                 diagonal.fill_(math.inf)
                 weights = squared.log().mul_(-s / 2)
-                # The largest term so far is taken out of all; what was summed before is brought to the same scale.
+                # Factor out the largest term so far and rescale the previous sums.
                 previous, top = top, torch.maximum(top, weights.amax((1, 2), keepdim=True))
                 scale = (previous - top).exp_()
                 weights.sub_(top).exp_()
@@ -63,66 +63,66 @@ def mean_log_energy(x: Tensor, s: float, half_space: bool = False) -> tuple[Tens
 
 
 def descend(x: Tensor, s: float, half_space: bool, steps: int, tolerance: float) -> tuple[Tensor, Tensor]:
-    """L-BFGS for all starts x (K, dim, n) at once, each with its own step length; the points and their F (K,).
+    """Run L-BFGS for all starts x (K, dim, n) at once, each with its own step length; return points and F (K,).
 
-    A step follows the straight line and is normalized back; what is remembered is projected to the new tangent space.
-    A start ends when n times its gradient is no longer than `tolerance` at any point, or when rounding ends it.
+    A step is straight and normalized back to the sphere; the history is projected to the new tangent space. A start
+    ends when n times its gradient is at most `tolerance` at every point, or when rounding prevents progress.
     """
     starts, dim, n = x.shape
-    reach = 0.5 * n ** (-1 / (dim - 1))  # about a quarter of the distance between neighbours
-    first = n * reach**2  # the first step, per gradient: of the size of an inverse second derivative
+    reach = 0.5 * n ** (-1 / (dim - 1))  # about a quarter of the distance of neighbours
+    first = n * reach**2  # first step / gradient: about an inverse second derivative
     points, values, index = x.clone(), x.new_empty(starts), torch.arange(starts, device=x.device)
     f, g = mean_log_energy(x, s, half_space)
-    moves = turns = x.new_zeros(0, *x.shape)  # the steps, latest last, and what they changed in the gradient
+    moves = changes = x.new_zeros(0, *x.shape)  # steps, latest last, and changes of the gradient
     failed = x.new_zeros(starts, dtype=torch.bool)
     stuck = failed
     for _ in range(steps):
-        ended = (n * _longest(g).view(-1) <= tolerance) | stuck
-        if ended.any():
-            points[index[ended]], values[index[ended]] = x[ended], f[ended]
-            x, f, g, index, failed = (v[~ended] for v in (x, f, g, index, failed))
-            moves, turns = moves[:, ~ended], turns[:, ~ended]
+        finished = (n * _longest(g).view(-1) <= tolerance) | stuck
+        if finished.any():
+            points[index[finished]], values[index[finished]] = x[finished], f[finished]
+            x, f, g, index, failed = (v[~finished] for v in (x, f, g, index, failed))
+            moves, changes = moves[:, ~finished], changes[:, ~finished]
         if not len(index):
             break
-        direction = -_times_inverse_hessian(g, moves, turns, first)
+        direction = -_times_inverse_hessian(g, moves, changes, first)
         slope = _dot(direction, g)
         if (uphill := (slope >= 0).view(-1)).any():
             direction[uphill], moves[:, uphill] = -first * g[uphill], 0
             slope = _dot(direction, g)
         length = (reach / _longest(direction)).clamp_(max=1)
-        new_x, new_f, new_g, fails = _search(x, f, g, direction, slope, length, s, half_space)
+        new_x, new_f, new_g, fails = _line_search(x, f, g, direction, slope, length, s, half_space)
         moves = torch.cat([_tangent(new_x, moves[1 - _MEMORY :]), _tangent(new_x, length * direction)[None]])
-        turns = torch.cat([_tangent(new_x, turns[1 - _MEMORY :]), (new_g - _tangent(new_x, g))[None]])
-        moves[:, fails] = 0  # forget all and try the gradient itself; if that fails too, rounding has ended it
+        changes = torch.cat([_tangent(new_x, changes[1 - _MEMORY :]), (new_g - _tangent(new_x, g))[None]])
+        moves[:, fails] = 0  # drop the history and try the gradient; if that fails too, stop
         stuck, failed = fails & failed, fails
         x, f, g = new_x, new_f, new_g
     points[index], values[index] = x, f
     return points, values
 
 
-def _times_inverse_hessian(g: Tensor, moves: Tensor, turns: Tensor, first: float) -> Tensor:
-    """The two loops of L-BFGS; a pair without positive curvature counts for nothing."""
-    curvature = _dot(moves, turns)
+def _times_inverse_hessian(g: Tensor, moves: Tensor, changes: Tensor, first: float) -> Tensor:
+    """Run the two loops of L-BFGS; pairs without positive curvature are ignored."""
+    curvature = _dot(moves, changes)
     inverse = torch.where(curvature > 0, 1 / curvature, 0.0)
     q, parts = g.clone(), []
-    for move, turn, c in zip(moves.flip(0), turns.flip(0), inverse.flip(0), strict=True):
+    for move, change, c in zip(moves.flip(0), changes.flip(0), inverse.flip(0), strict=True):
         parts.append(c * _dot(move, q))
-        q -= parts[-1] * turn
+        q -= parts[-1] * change
     if len(moves):
-        q *= torch.where(curvature[-1] > 0, curvature[-1] / _dot(turns[-1], turns[-1]), first)
+        q *= torch.where(curvature[-1] > 0, curvature[-1] / _dot(changes[-1], changes[-1]), first)
     else:
         q *= first
-    for move, turn, c, part in zip(moves, turns, inverse, reversed(parts), strict=True):
-        q += (part - c * _dot(turn, q)) * move
+    for move, change, c, part in zip(moves, changes, inverse, reversed(parts), strict=True):
+        q += (part - c * _dot(change, q)) * move
     return q
 
 
-def _search(
+def _line_search(
     x: Tensor, f: Tensor, g: Tensor, direction: Tensor, slope: Tensor, length: Tensor, s: float, half_space: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Shorten `length`, in place, for every start until F falls enough: the new x, F and gradient, and which failed.
+    """Backtrack `length`, in place, for every start until F decreases enough; return x, F, gradient, and which failed.
 
-    The slack is what rounding does to F: near the minimum the gradient still improves where F no longer can.
+    The slack covers rounding of F: near the minimum the gradient still improves when F no longer can.
     """
     slack = 1e-15 * (1 + f.abs())
     new_x = _unit(x + length * direction)
@@ -133,7 +133,7 @@ def _search(
         k = fails.nonzero()[:, 0]
         if not len(k):
             break
-        # The lowest point of the parabola through what is known, within reason.
+        # the minimum of the interpolating parabola, clamped
         length[k] *= (fall[k] / (2 * (fall[k] + f[k] - new_f[k]))).clamp_(0.1, 0.5)[:, None, None]
         new_x[k] = _unit(x[k] + length[k] * direction[k])
         new_f[k], new_g[k] = mean_log_energy(new_x[k], s, half_space)

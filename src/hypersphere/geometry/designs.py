@@ -1,6 +1,6 @@
-"""Spherical designs: point sets over which polynomials have the mean that they have over the whole sphere.
+"""Spherical designs: point sets over which polynomials have the same mean as over the sphere.
 
-A t-design averages every polynomial of degree up to t exactly. Shapes: N points, dim their dimension.
+A t-design does so for every polynomial of degree up to t. Shapes: N points, dim their dimension.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _MOST_CONDITIONS = 210
 
 
 def design_error(points: Tensor, t: int) -> float:
-    """The largest error that the mean over the points makes for a polynomial: zero for a t-design and only for that.
+    """Compute the largest error of the mean over the points, among polynomials of degree ≤ t with mean square one.
 
-    Among all polynomials of degree ≤ t whose mean square over the sphere is one. Its square is, with Z_l the number of
-    harmonics of degree l and P_l the Legendre polynomial of the dimension, P_l(1) = 1 (the addition theorem),
+    It is zero only for a t-design. Its square is, with Z_l the number of harmonics of degree l and P_l the Legendre
+    polynomial of the dimension, P_l(1) = 1 (the addition theorem),
 
         Σ_{l=1..t} Z_l/N²·Σ_{i,j} P_l(⟨u_i, u_j⟩)
 
-    Rounding leaves about 1e-7 of a zero.
+    With rounding, zero becomes about 1e-7.
 
     Args:
         points: (N, ...), flattened to (N, dim), dim ≥ 2; only their directions count.
@@ -52,7 +52,7 @@ def design_error(points: Tensor, t: int) -> float:
 
 
 def spherical_design(t: int, dim: int = 3) -> Tensor:
-    """A spherical t-design of few points, (N, dim) float64.
+    """Return a spherical t-design of few points, (N, dim) float64.
 
     The regular polygon on the circle; elsewhere two poles (t = 1), the simplex (2), the cross-polytope (3), the
     icosahedron, the 24-cell and the 600-cell where they fit; else points ±u that solve the moment equations, found by
@@ -85,11 +85,11 @@ def spherical_design(t: int, dim: int = 3) -> Tensor:
         return unit(torch.cat([quarter, -quarter]))
     if dim == 4 and t in (4, 5, 10, 11):
         return _cell24() if t <= 5 else _cell600()
-    return _solved(t, dim)
+    return _solve_moments(t, dim)
 
 
 def _harmonics(degree: int, dim: int) -> int:
-    """The number of independent harmonics of a degree, 1 at least."""
+    """Return the number of independent harmonics of a degree >= 1."""
     return math.comb(degree + dim - 1, dim - 1) - math.comb(degree + dim - 3, dim - 1)
 
 
@@ -99,7 +99,7 @@ def _cell24() -> Tensor:
 
 
 def _cell600() -> Tensor:
-    """The 24-cell and the even permutations of (±φ, ±1, ±1/φ, 0)/2."""
+    """Return the 24-cell and the even permutations of (±φ, ±1, ±1/φ, 0)/2."""
     golden = (1 + math.sqrt(5)) / 2
     corners = []
     for order in itertools.permutations(range(4)):
@@ -110,23 +110,21 @@ def _cell600() -> Tensor:
     return torch.cat([_cell24(), torch.tensor(corners, dtype=torch.float64)])
 
 
-def _solved(t: int, dim: int) -> Tensor:
-    """Points ±u over which all monomials of the even degree next to t have their mean; odd ones have it by symmetry.
+def _solve_moments(t: int, dim: int) -> Tensor:
+    """Find points ±u over which all monomials of the largest even degree ≤ t have their mean; odd ones do by symmetry.
 
     Monomials of one even degree span the polynomials of all lower even degrees too, as ‖u‖ = 1.
     """
     degree = t - t % 2
     if (conditions := math.comb(degree + dim - 1, degree)) > _MOST_CONDITIONS:
-        raise ValueError(
-            f"t must be smaller in {dim} dimensions: {t} takes {conditions} moments, over {_MOST_CONDITIONS}"
-        )
+        raise ValueError(f"t={t} is too large for dim={dim}: it needs {conditions} moments, over {_MOST_CONDITIONS}")
     chosen = itertools.combinations_with_replacement(range(dim), degree)
     powers = torch.tensor([[c.count(k) for k in range(dim)] for c in chosen], dtype=torch.float64)
-    # The scales make Σ monomial(u)·monomial(v) = ⟨u, v⟩^degree: no direction outweighs the others.
+    # With these scales Σ monomial(u)·monomial(v) = ⟨u, v⟩^degree: no direction is preferred.
     scale = torch.exp((math.lgamma(degree + 1) - torch.lgamma(powers + 1).sum(1)) / 2)
     mean = scale * torch.tensor([_moment(p) for p in powers.long().tolist()], dtype=torch.float64)
 
-    # As many angles as equations and rotations would do; a few more make it easy.
+    # As many angles as equations and rotations are enough; a few more make it easy.
     least = math.ceil((conditions - 1 + dim * (dim - 1) / 2) / (dim - 1))
     for more in range(3, 40):
         n = least + more
@@ -137,13 +135,13 @@ def _solved(t: int, dim: int) -> Tensor:
 
 
 def _levenberg_marquardt(powers: Tensor, scale: Tensor, mean: Tensor, x: Tensor) -> Tensor | None:
-    """Unit rows x (N, dim) near the start over which the monomials (M,) have their mean, or None after 60 steps."""
+    """Find unit rows x (N, dim) near the start over which the monomials (M,) have their mean; None after 60 steps."""
     damping, value = 1e-2, _monomials(x, powers, scale)
     for _ in range(60):
         error = value.mean(0) - mean
         if error.norm() < 1e-13:
             return x
-        slope = [powers[:, k] * _monomials(x, _lowered(powers, k), scale) for k in range(x.shape[1])]
+        slope = [powers[:, k] * _monomials(x, _lower_power(powers, k), scale) for k in range(x.shape[1])]
         # Along the sphere; Σ x_k·∂/∂x_k gives a monomial times its degree.
         tangent = torch.stack(slope, 2) - powers[0].sum() * value.unsqueeze(2) * x.unsqueeze(1)
         jacobian = tangent.transpose(0, 1).flatten(1) / len(x)
@@ -160,18 +158,18 @@ def _levenberg_marquardt(powers: Tensor, scale: Tensor, mean: Tensor, x: Tensor)
 
 
 def _monomials(x: Tensor, powers: Tensor, scale: Tensor) -> Tensor:
-    """scale·Π x_k^power_k, (N, M), of points (N, dim) and powers (M, dim)."""
+    """Compute scale·Π x_k^power_k, (N, M), of points (N, dim) and powers (M, dim)."""
     return scale * x.unsqueeze(1).pow(powers).prod(2)
 
 
-def _lowered(powers: Tensor, k: int) -> Tensor:
+def _lower_power(powers: Tensor, k: int) -> Tensor:
     lowered = powers.clone()
     lowered[:, k] = (lowered[:, k] - 1).clamp_min(0)
     return lowered
 
 
 def _moment(powers: list[int]) -> float:
-    """The mean of Π x_k^p_k over the sphere: Π (p_k − 1)!! / (dim·(dim + 2)···(dim + Σp − 2)), zero for odd powers."""
+    """Compute the mean of Π x_k^p_k on the sphere: Π (p_k − 1)!! / (dim·(dim + 2)···(dim + Σp − 2)), 0 for odd p_k."""
     if any(k % 2 for k in powers):
         return 0.0
     above = math.prod(math.prod(range(1, k, 2)) for k in powers)

@@ -18,9 +18,9 @@ from .points import row_blocks, unit_rows
 
 
 def arc_cosine_kernel(weight: Tensor) -> Tensor:
-    """k(u, v) = 1/2 − arccos⟨û, v̂⟩/(2π) of all pairs of neurons, (n, n) float64 (OPT, Lemma 4).
+    """Compute k(u, v) = 1/2 − arccos⟨û, v̂⟩/(2π) of all pairs of neurons, (n, n) float64 (OPT, Lemma 4).
 
-    It is the chance that a random input makes both active: 1/2 for equal neurons, 0 for opposite ones.
+    It is the probability that a random input makes both active: 1/2 for equal neurons, 0 for opposite ones.
 
     Example:
         >>> arc_cosine_kernel(torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]))[0]
@@ -31,7 +31,7 @@ def arc_cosine_kernel(weight: Tensor) -> Tensor:
 
 
 def kernel_discrepancy(weight: Tensor) -> float:
-    """L₂(W) = 1/n²·Σ_{i,j} k(w_i, w_j)² − E[k(u, v)²] (OPT, Lemma 4): 0 for neurons that fill the sphere evenly.
+    """Compute L₂(W) = 1/n²·Σ_{i,j} k(w_i, w_j)² − E[k(u, v)²] (OPT, Lemma 4): 0 for evenly spread neurons.
 
     The expectation over independent uniform directions is 1/16 + ψ'(d/2)/(8π²), with ψ' the trigamma function.
 
@@ -47,12 +47,12 @@ def kernel_discrepancy(weight: Tensor) -> float:
 
 
 def diversity_bound(weight: Tensor, m: int, delta: float) -> float:
-    """The right side of OPT's Eq. 46, which bounds ρ(W): small for evenly spread neurons.
+    """Compute the right side of OPT's Eq. 46, which bounds ρ(W): small for evenly spread neurons.
 
         (log d/√d)·(√(2L₂)·m·(4/m·log 1/δ)^¼ + 2m·√(4/(3m)·log 1/δ) + m·L₂) + 2
 
-    Lemma 4 then has s_m(D)² ≥ n·m·γ_m/2 − c·n·ρ(W), with probability 1 − δ less two small terms; its γ_m and c are not
-    given.
+    By Lemma 4 s_m(D)² ≥ n·m·γ_m/2 − c·n·ρ(W), with probability 1 − δ minus two small terms; the paper does not give γ_m
+    and c.
 
     Args:
         weight: (n, ...), flattened to (n, d): rows are neurons, none zero.
@@ -66,15 +66,15 @@ def diversity_bound(weight: Tensor, m: int, delta: float) -> float:
     """
     m, d = checks.integer("m", m, low=1), unit_rows(weight).shape[1]
     log = -math.log(checks.number("delta", delta, low=0.0, high=1.0, open_low=True))
-    even = max(0.0, kernel_discrepancy(weight))  # never negative but for rounding
+    even = max(0.0, kernel_discrepancy(weight))  # negative only by rounding
     terms = math.sqrt(2 * even) * m * (4 / m * log) ** 0.25 + 2 * m * math.sqrt(4 / (3 * m) * log) + m * even
     return math.log(d) / math.sqrt(d) * terms + 2
 
 
 def smallest_singular_value(weight: Tensor, x: Tensor, v: Tensor | None = None) -> float:
-    """s_m(D), the m-th singular value of D (d·n × m), whose block i, j is v_i·relu'(⟨w_i, x_j⟩)·x_j (OPT, Eq. 44).
+    """Compute s_m(D), the m-th singular value of D (d·n × m) with blocks v_i·relu'(⟨w_i, x_j⟩)·x_j (OPT, Eq. 44).
 
-    It comes from DᵀD = (XXᵀ) ∘ (SᵀS), S_ij = v_i·relu'(⟨w_i, x_j⟩), m × m, and is zero below about 1e-7 of the largest.
+    Computed from DᵀD = (XXᵀ) ∘ (SᵀS), S_ij = v_i·relu'(⟨w_i, x_j⟩), m × m; zero below about 1e-7 of the largest.
 
     Args:
         weight: (n, ...), flattened to (n, d): rows are neurons.
@@ -85,14 +85,14 @@ def smallest_singular_value(weight: Tensor, x: Tensor, v: Tensor | None = None) 
         >>> smallest_singular_value(torch.eye(2), torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
         1.0
     """
-    _, x, _, slopes = _network(weight, x, v)
-    return _smallest(x, slopes)
+    _, x, _, slopes = _check_network(weight, x, v)
+    return _smallest_singular(x, slopes)
 
 
 def training_error_bound(weight: Tensor, x: Tensor, y: Tensor, v: Tensor | None = None) -> tuple[float, float]:
-    """(‖r‖, ‖∂L/∂W‖/s_m(D)): the training error and what bounds it (OPT, Eq. 45), r = (f(x) − y)/m.
+    """Return the training error ‖r‖ and its bound ‖∂L/∂W‖/s_m(D) (OPT, Eq. 45), r = (f(x) − y)/m.
 
-    L = 1/(2m)·Σ(f(x_i) − y_i)². The bound is infinite where s_m(D) is zero: for more samples than weights, for example.
+    L = 1/(2m)·Σ(f(x_i) − y_i)². The bound is infinite if s_m(D) is zero, with more samples than weights for example.
 
     Args:
         weight, x, v: as in :func:`smallest_singular_value`.
@@ -102,13 +102,13 @@ def training_error_bound(weight: Tensor, x: Tensor, y: Tensor, v: Tensor | None 
         >>> training_error_bound(torch.eye(2), torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([1.0, 0.0]))
         (1.0, 2.0)
     """
-    rows, x, v, slopes = _network(weight, x, v)
+    rows, x, v, slopes = _check_network(weight, x, v)
     checks.floating("y", y)
     if y.shape != x.shape[:1]:
         raise ValueError(f"y must be ({len(x)},) for {len(x)} inputs, got {tuple(y.shape)}")
     r = (v @ (rows @ x.mT).relu() - y.detach().to(x)) / len(x)
     gradient = (slopes * r) @ x  # Eq. 43, a row for each neuron
-    smallest = _smallest(x, slopes)
+    smallest = _smallest_singular(x, slopes)
     return float(r.norm()), float(gradient.norm()) / smallest if smallest else math.inf
 
 
@@ -116,8 +116,8 @@ def _kernel(u: Tensor, v: Tensor) -> Tensor:
     return 0.5 - torch.arccos((u @ v.mT).clamp(-1, 1)) / (2 * math.pi)
 
 
-def _network(weight: Tensor, x: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """weight (n, d), x (m, d), v (n,) in float64, and S (n, m)."""
+def _check_network(weight: Tensor, x: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return weight (n, d), x (m, d), v (n,) in float64, and S (n, m)."""
     rows = checks.rows("weight", weight).detach().double()
     for name, tensor in {"x": x, "v": v}.items():
         if tensor is not None:
@@ -132,7 +132,7 @@ def _network(weight: Tensor, x: Tensor, v: Tensor | None) -> tuple[Tensor, Tenso
     return rows, x, v, v[:, None] * (rows @ x.mT > 0)
 
 
-def _smallest(x: Tensor, slopes: Tensor) -> float:
+def _smallest_singular(x: Tensor, slopes: Tensor) -> float:
     gram = (x @ x.mT) * (slopes.mT @ slopes)
     values = torch.linalg.eigvalsh(gram)
     rounding = len(x) * torch.finfo(x.dtype).eps * float(values[-1])

@@ -1,4 +1,4 @@
-"""The least energies and largest separations that are known, to compare points on the sphere with."""
+"""Known minimal energies and largest separations of points on the sphere."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 
 from .minimize import check_problem
 
-# Points on S², n: the sums over unordered pairs for s = 0, 1 and 2. Those for s = 1 (Thomson) were often published.
-# All were computed here with minimize_energy, each as the least of two searches of 300 starts, which agree to 3e-14.
-# They agree with closed forms: bipyramids (n = 5, 7; s = 2 gives 17/4 and 41/4), the octahedron (n = 6), icosahedron
-# (n = 12; s = 2 gives 39). That they are minima is proven for n = 5, 6 and 12, and believed of the others.
-_ON_THE_SPHERE = {
+# Points on S², n: the sums over unordered pairs for s = 0, 1 and 2. Computed with minimize_energy, each as the smaller
+# result of two searches of 300 starts, which agree to 3e-14; those for s = 1 (Thomson) are well known. They agree with
+# closed forms: bipyramids (n = 5, 7; s = 2 gives 17/4 and 41/4), the octahedron (n = 6), the icosahedron (n = 12; s = 2
+# gives 39). For n = 5, 6 and 12 they are proven to be minima, for the others conjectured.
+_ENERGIES = {
     5: (-4.420507155242, 6.474691494688, 4.25),
     6: (-6.23832462504, 9.985281374239, 6.75),
     7: (-8.182477864445, 14.452977414221, 10.25),
@@ -42,7 +42,7 @@ _ON_THE_SPHERE = {
     32: (-127.37886761478, 412.261274650529, 401.5),
 }
 
-# Tammes on S²: the angles in radians that are proven, beyond those that follow from what is below.
+# Tammes on S²: proven angles in radians that do not follow from the table below.
 _SEPARATIONS = {
     7: 1.35907989763266,
     8: math.acos((2 * math.sqrt(2) - 1) / 7),  # the square antiprism
@@ -55,7 +55,7 @@ _SEPARATIONS = {
 }
 
 # Points that are optimal for every s (Cohn and Kumar, Universally optimal distribution of points on spheres, Table 1):
-# (n, dim): {cosine: how many of the others a point sees under it}.
+# (n, dim): {cosine: number of other points at it}.
 _φ = (1 + math.sqrt(5)) / 2
 _UNIVERSAL: dict[tuple[int, int], dict[float, int]] = {
     (12, 3): {-1: 1, -1 / math.sqrt(5): 5, 1 / math.sqrt(5): 5},  # the icosahedron
@@ -77,7 +77,7 @@ _UNIVERSAL: dict[tuple[int, int], dict[float, int]] = {
 
 
 def known_minimum(n: int, dim: int = 3, s: float = 1.0) -> float | None:
-    """The least known energy of n points on the unit sphere of R^dim; the largest known separation angle for s = inf.
+    """Return the smallest known energy of n points on the unit sphere of R^dim; for s = inf the largest separation.
 
     The energy is the sum over unordered pairs of ‖x_i − x_j‖^(−s), or of −log‖x_i − x_j‖ for s = 0: half of what
     `hyperspherical_energy(points, s, reduction="sum")` counts. Known are: for every s regular polygons (dim 2),
@@ -85,7 +85,7 @@ def known_minimum(n: int, dim: int = 3, s: float = 1.0) -> float | None:
     1 and 2 n up to 32; for s = inf n up to 2·dim, and on S² n up to 14 and 24.
 
     Returns:
-        The energy, at most the largest float; for s = inf the angle in radians; None where nothing is known.
+        The energy, at most the largest float; for s = inf the angle in radians; None if unknown.
 
     Example:
         >>> known_minimum(5), known_minimum(12, s=2.0), known_minimum(5, dim=3, s=3.0)
@@ -94,23 +94,23 @@ def known_minimum(n: int, dim: int = 3, s: float = 1.0) -> float | None:
         0.76254773875098
     """
     n, dim, s = check_problem(n, dim, s)
-    seen = _seen_from_a_point(n, dim)
+    counts = _distance_counts(n, dim)
     if s == math.inf:
-        if seen:
-            return 2 * math.asin(math.sqrt(min(seen)) / 2)
+        if counts:
+            return 2 * math.asin(math.sqrt(min(counts)) / 2)
         if dim + 1 < n < 2 * dim:
-            return math.pi / 2  # that of n = 2·dim, however many of its points are left out
+            return math.pi / 2  # that of n = 2·dim with points left out
         return _SEPARATIONS.get(n) if dim == 3 else None
-    if seen is not None:
-        total = n / 2 * sum(count * _energy(squared, s) for squared, count in seen.items())
+    if counts is not None:
+        total = n / 2 * sum(count * _energy(squared, s) for squared, count in counts.items())
         return min(total, sys.float_info.max)
-    if dim == 3 and n in _ON_THE_SPHERE and s in (0, 1, 2):
-        return _ON_THE_SPHERE[n][int(s)]
+    if dim == 3 and n in _ENERGIES and s in (0, 1, 2):
+        return _ENERGIES[n][int(s)]
     return None
 
 
-def _seen_from_a_point(n: int, dim: int) -> dict[float, int] | None:
-    """{squared distance: how many} where all points see the same of each other and are optimal for every s."""
+def _distance_counts(n: int, dim: int) -> dict[float, int] | None:
+    """Return {squared distance: count} from each point, for configurations that are optimal for every s; else None."""
     if n == 1:
         return {}
     if dim == 2:

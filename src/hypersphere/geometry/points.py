@@ -1,4 +1,4 @@
-"""Points on the sphere: how close the closest two are, and point sets to compare neurons with.
+"""Points on the sphere: the closest pair, and reference point sets.
 
 Everything is computed in float64, without gradients. Shapes: N neurons, d their dimension.
 """
@@ -18,9 +18,9 @@ _BY_DIFFERENCE = "donot_use_mm_for_euclid_dist"
 
 
 def separation(weight: Tensor) -> Tensor:
-    """The least angle between two neurons, in radians (OPT, Eq. 51): min_{i≠j} arccos⟨ŵ_i, ŵ_j⟩.
+    """Compute the smallest angle between two neurons, in radians (OPT, Eq. 51): min_{i≠j} arccos⟨ŵ_i, ŵ_j⟩.
 
-    Accurate for close pairs too: the angle comes from the difference of the two neurons, not from their cosine.
+    Accurate for close pairs too: the angle is computed from the difference of the neurons, not from their cosine.
 
     Args:
         weight: (N, ...), flattened to (N, d): rows are neurons, two at least, none zero.
@@ -33,24 +33,24 @@ def separation(weight: Tensor) -> Tensor:
         (tensor(1.5708, dtype=torch.float64), tensor(1.0000e-09, dtype=torch.float64))
     """
     rows = unit_rows(weight)
-    i, j = _closest(rows)
+    i, j = _closest_indices(rows)
     return angle_between(rows[i], rows[j])
 
 
 def closest_pair(weight: Tensor) -> tuple[int, int, float]:
-    """(i, j, angle) of the two neurons closest to each other, i < j; among equals the first found.
+    """Return (i, j, angle) of the closest two neurons, i < j; among equals the first found.
 
     Example:
         >>> closest_pair(torch.tensor([[1.0, 0.0], [-1.0, 0.1], [0.0, 1.0]]))
         (1, 2, 1.47...)
     """
     rows = unit_rows(weight)
-    i, j = _closest(rows)
+    i, j = _closest_indices(rows)
     return i, j, float(angle_between(rows[i], rows[j]))
 
 
 def random_points(n: int, dim: int, seed: int = 0) -> Tensor:
-    """n points drawn uniformly from the unit sphere of `dim` dimensions, (n, dim) float64; equal seeds, equal points.
+    """Draw n points uniformly from the unit sphere of `dim` dimensions, (n, dim) float64; equal seeds, equal points.
 
     Example:
         >>> random_points(2, 3)
@@ -62,9 +62,9 @@ def random_points(n: int, dim: int, seed: int = 0) -> Tensor:
 
 
 def fibonacci_points(n: int, dim: int = 3) -> Tensor:
-    """n nearly even points, (n, dim) float64: the Fibonacci lattice on the sphere of dim 3, the regular n-gon in dim 2.
+    """Return n nearly even points, (n, dim) float64: the Fibonacci lattice for dim 3, the regular n-gon for dim 2.
 
-    On the sphere point i lies at height 1 − (2i + 1)/n, turned by i golden angles.
+    On the sphere point i is at height 1 − (2i + 1)/n, rotated by i golden angles.
 
     Example:
         >>> fibonacci_points(4, dim=2).round()
@@ -83,33 +83,33 @@ def fibonacci_points(n: int, dim: int = 3) -> Tensor:
 
 @torch.no_grad()
 def unit_rows(weight: Tensor) -> Tensor:
-    """The directions (N, d) of neurons (N, ...) in float64; ValueError for a neuron that has none."""
+    """Return the directions (N, d) of neurons (N, ...) in float64; raise for a zero neuron."""
     rows = checks.rows("weight", weight).detach().double()
     if not bool(rows.isfinite().all()):
-        raise ValueError(f"weight must be finite, got NaN or infinity in row {_first(~rows.isfinite().all(1))}")
+        raise ValueError(f"weight must be finite, got NaN or infinity in row {_first_true(~rows.isfinite().all(1))}")
     rows = unit(rows / rows.abs().amax(1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny))
     if not bool(rows.any(1).all()):
-        raise ValueError(f"weight must have a direction in every row, row {_first(~rows.any(1))} is zero")
+        raise ValueError(f"weight must not have zero rows, got one at {_first_true(~rows.any(1))}")
     return rows
 
 
 def angle_between(u: Tensor, v: Tensor) -> Tensor:
-    """The angle of unit vectors along the last dimension, accurate near 0 and near π alike."""
+    """Compute the angle of unit vectors along the last dimension, accurate near 0 and near π."""
     return 2 * torch.atan2((u - v).norm(dim=-1), (u + v).norm(dim=-1))
 
 
 def row_blocks(n: int) -> list[slice]:
-    """Slices of n rows such that a block of an n × n matrix has some millions of numbers."""
+    """Return slices of n rows such that a block of an n × n matrix has about two million elements."""
     size = max(1, _BLOCK // n)
     return [slice(start, min(start + size, n)) for start in range(0, n, size)]
 
 
-def _closest(rows: Tensor) -> tuple[int, int]:
-    """The indices i < j of the closest pair."""
+def _closest_indices(rows: Tensor) -> tuple[int, int]:
+    """Return the indices i < j of the closest pair."""
     n, d = rows.shape
     if n < 2:
-        raise ValueError(f"weight must have at least 2 rows, for one neuron has no other; got {n}")
-    rounding = 4 * d * torch.finfo(rows.dtype).eps  # no cosine of float64 rows is further off
+        raise ValueError(f"weight must have at least 2 rows, got {n}")
+    rounding = 4 * d * torch.finfo(rows.dtype).eps  # bound of the error of a cosine
     highest, nearest, pair = -math.inf, math.inf, (0, 1)
     for block in row_blocks(n):
         cosine = rows[block] @ rows[block.start :].mT  # column k is row block.start + k
@@ -120,7 +120,7 @@ def _closest(rows: Tensor) -> tuple[int, int]:
         if top < highest - rounding:
             continue
         highest = max(highest, top)
-        if highest > 0.99:  # close pairs differ by less than a cosine can say: each that may be the closest is measured
+        if highest > 0.99:  # cosines of close pairs are too coarse: measure all candidates
             candidates = cosine >= highest - rounding
             i, j = candidates.any(1).nonzero()[:, 0], candidates.any(0).nonzero()[:, 0]
         else:
@@ -137,6 +137,6 @@ def _closest(rows: Tensor) -> tuple[int, int]:
     return pair
 
 
-def _first(rows: Tensor) -> int:
-    """The first index at which it is true."""
+def _first_true(rows: Tensor) -> int:
+    """Return the first index that is true."""
     return int(rows.nonzero()[0])

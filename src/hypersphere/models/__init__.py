@@ -1,6 +1,6 @@
 """The networks of the three papers, by name: ``create("cnn9.mhe", num_classes=100)``.
 
-A family name (``cnn9``, ``resnet18``) takes every option of the family; ``family.paper`` has those of the paper.
+A family name (``cnn9``, ``resnet18``) takes every option of the family; ``family.paper`` is the paper's network.
 """
 
 from .._internal.modules import import_all

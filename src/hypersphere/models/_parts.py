@@ -1,4 +1,4 @@
-"""What all networks share: timm's conventions, layers with or without angles, the papers' initializations."""
+"""Shared by all networks: timm's conventions, plain or sphere layers, the papers' initializations."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ INITS = ("kaiming", "xavier", "normal(mean, std)")
 
 
 class Network(nn.Module):
-    """A network with a classifier at its end, as timm has them.
+    """A network with a classifier at its end, following timm.
 
-    ``forward_features`` gives what the classifier takes, (B, num_features); ``get_classifier()`` is nn.Identity with
-    ``num_classes=0``: then the network gives embeddings, for a loss head.
+    ``forward_features`` returns the input of the classifier, (B, num_features). With ``num_classes=0`` the classifier is
+    nn.Identity and the network returns embeddings, for a loss head.
     """
 
     num_features: int
     num_classes: int
     classifier: nn.Module
     data_kind = "images"  # what it takes: images, points, text or graph
-    init: str | None = None  # of the layers; None: torch's own
-    not_rotated: tuple[str, ...] = ()  # layers that rotate leaves plain unless it is told their names, as the papers do
+    init: str | None = None  # of the layers; None: torch's default
+    not_rotated: tuple[str, ...] = ()  # layers that rotate skips unless they are named, as in the papers
     _bias = True
 
     def forward_features(self, x: Tensor) -> Tensor:
         raise NotImplementedError
 
     def forward_head(self, features: Tensor) -> Tensor:
-        """What the classifier makes of the features."""
+        """Apply the classifier to the features."""
         logits: Tensor = self.classifier(features)
         return logits
 
@@ -49,7 +49,7 @@ class Network(nn.Module):
         return self.classifier
 
     def reset_classifier(self, num_classes: int) -> None:
-        """A new classifier, of so many classes; 0: none."""
+        """Replace the classifier by one with this number of classes; 0: none."""
         like = next(self.parameters(), None)
         self.set_classifier(self.num_features, num_classes, self._bias)
         if num_classes and self.init is not None:
@@ -58,7 +58,7 @@ class Network(nn.Module):
             self.classifier.to(like)
 
     def set_classifier(self, num_features: int, num_classes: int, bias: bool = True) -> None:
-        """The classifier of a network that is being built."""
+        """Make the classifier, in the constructor of a network."""
         self.num_features, self._bias = num_features, bias
         self.num_classes = checks.integer("num_classes", num_classes, low=0)
         self.classifier = nn.Linear(num_features, num_classes, bias=bias) if num_classes else nn.Identity()
@@ -70,7 +70,7 @@ class Network(nn.Module):
 
 @dataclass(frozen=True)
 class Style:
-    """What a network's layers are: plain or answering to angles, with BatchNorm and ReLU or without."""
+    """The layers of a network: plain or sphere layers, with or without BatchNorm and ReLU."""
 
     similarity: SimilarityLike | None = None
     scale: Scale = None
@@ -82,19 +82,19 @@ class Style:
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.similarity is None and self.scale is not None:
-            raise ValueError(f"scale belongs to a similarity, and there is none; got scale={self.scale!r}")
+            raise ValueError(f"scale needs a similarity, got similarity=None and scale={self.scale!r}")
 
     def conv(
         self, channels: int, filters: int, kernel: int = 3, stride: int = 1, *, bias: bool = False, plain: bool = False
     ) -> nn.Module:
-        """A convolution that divides the size by its stride, rounding up if its kernel is odd."""
+        """Make a convolution that divides the size by its stride, rounding up if its kernel is odd."""
         options: dict[str, Any] = {"stride": stride, "padding": (kernel - 1) // 2, "bias": bias}
         if self.similarity is None or plain:
             return nn.Conv2d(channels, filters, kernel, **options)
         return SphereConv2d(channels, filters, kernel, similarity=self.similarity, scale=self.scale, **options)
 
     def pointwise(self, channels: int, filters: int) -> nn.Module:
-        """A convolution of size 1 over a sequence, without bias."""
+        """Make a convolution of size 1 over a sequence, without bias."""
         if self.similarity is None:
             return nn.Conv1d(channels, filters, 1, bias=False)
         return SphereConv1d(channels, filters, 1, bias=False, similarity=self.similarity, scale=self.scale)
@@ -111,16 +111,16 @@ class Style:
         return [nn.ReLU()] if self.relu else []
 
     def unit(self, channels: int, filters: int, kernel: int = 3, stride: int = 1) -> list[nn.Module]:
-        """Convolution, BatchNorm, ReLU."""
+        """Make a convolution, BatchNorm and ReLU."""
         return [self.conv(channels, filters, kernel, stride), *self.norm(filters), *self.activation()]
 
 
 def initialize(model: nn.Module, init: str, *, output: bool = True) -> None:
-    """Gives every layer's weight a start by name; biases become 0.
+    """Initialize the weights of all layers; biases become 0.
 
     Args:
-        init: "kaiming" is normal of variance 2/fan_in, "xavier" uniform after Glorot, "normal(mean, std)" what it says.
-        output: the classifier too.
+        init: "kaiming" (normal with variance 2/fan_in), "xavier" (uniform), or "normal(mean, std)".
+        output: whether to initialize the classifier too.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(3, 64, 3), nn.Flatten(), nn.Linear(64, 10))
@@ -141,8 +141,8 @@ def initialize(model: nn.Module, init: str, *, output: bool = True) -> None:
         if neurons.is_output and not output:
             continue
         if parametrize.is_parametrized(neurons.module, neurons.tensor_name):
-            raise ValueError(f"layer {name!r} is rotated or parametrized otherwise: initialize before that")
-        if neurons.tensor.is_meta:  # nothing to draw, and torch takes a second to find out how
+            raise ValueError(f"layer {name!r} is parametrized: initialize before rotate")
+        if neurons.tensor.is_meta:  # has no values, and the first call would take a second
             continue
         if numbers is not None:
             nn.init.normal_(neurons.tensor, mean, std)
@@ -154,40 +154,40 @@ def initialize(model: nn.Module, init: str, *, output: bool = True) -> None:
             nn.init.zeros_(neurons.module.bias)  # type: ignore[arg-type]
 
 
-def numbers_of(name: str, values: Any, *, least: int = 1, low: int = 1) -> tuple[int, ...]:
-    """At least so many numbers, each at least `low`: the units or filters of every stage."""
-    if not isinstance(values, Iterable) or isinstance(values, str) or len(listed := tuple(values)) < least:
-        raise ValueError(f"{name} must be a sequence of {least} or more numbers, got {values!r}")
-    return tuple(checks.integer(name, value, low=low) for value in listed)
+def check_ints(name: str, values: Any, *, least: int = 1, low: int = 1) -> tuple[int, ...]:
+    """Return `values` as a tuple of at least `least` ints, each at least `low`: units or filters of every stage."""
+    if not isinstance(values, Iterable) or isinstance(values, str) or len(items := tuple(values)) < least:
+        raise ValueError(f"{name} must be a sequence of {least} or more ints, got {values!r}")
+    return tuple(checks.integer(name, value, low=low) for value in items)
 
 
-def stages_of(depth: Any, widths: Any, *, low: int = 1) -> list[tuple[int, int]]:
-    """(units, filters) of every stage."""
-    units, filters = numbers_of("depth", depth, low=low), numbers_of("widths", widths)
+def check_stages(depth: Any, widths: Any, *, low: int = 1) -> list[tuple[int, int]]:
+    """Return (units, filters) of every stage."""
+    units, filters = check_ints("depth", depth, low=low), check_ints("widths", widths)
     if len(units) != len(filters):
-        raise ValueError(f"widths must be {len(units)} numbers of filters, one for each of depth, got {widths!r}")
+        raise ValueError(f"widths must have {len(units)} elements, as depth has, got {widths!r}")
     return list(zip(units, filters, strict=True))
 
 
-def pair(name: str, size: Any) -> tuple[int, int]:
-    """An image size: one number or (height, width)."""
+def check_size(name: str, size: Any) -> tuple[int, int]:
+    """Return (height, width) of an image size: one int or a pair."""
     height, width = size if isinstance(size, tuple | list) and len(size) == 2 else (size, size)
     return checks.integer(name, height, low=1), checks.integer(name, width, low=1)
 
 
-def images(x: Tensor, channels: int) -> Tensor:
-    """`x` if it is images of so many channels."""
+def check_images(x: Tensor, channels: int) -> Tensor:
+    """Return x; raise if it is not images with this number of channels."""
     if x.dim() != 4 or x.shape[1] != channels:
         raise ValueError(f"images must be (B, {channels}, H, W), got {tuple(x.shape)}")
     return x
 
 
-def flat(x: Tensor, features: int, size: tuple[int, int]) -> Tensor:
-    """`x` (B, ...) as rows (B, features) for a linear layer that was built for images of this size."""
+def flatten_features(x: Tensor, features: int, size: tuple[int, int]) -> Tensor:
+    """Flatten x (B, ...) to (B, features) for a linear layer that was built for images of this size."""
     x = x.flatten(1)
     if x.shape[1] != features:
         raise ValueError(
-            f"images must be {size[0]}×{size[1]} (say input_size=... for others): the layer after them takes "
-            f"{features} numbers, got {x.shape[1]}"
+            f"images must be {size[0]}×{size[1]} (set input_size for other sizes): the linear layer needs "
+            f"{features} features, got {x.shape[1]}"
         )
     return x

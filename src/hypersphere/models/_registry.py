@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from .._internal.nearest import nearest_few
+from .._internal.nearest import nearest_few, unknown
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Preset:
 
     @property
     def data_kind(self) -> str | None:
-        """What it takes: images, points, text or graph; None where the network does not say."""
+        """The input: images, points, text or graph; None if the network does not declare it."""
         return getattr(self.build, "data_kind", None)
 
     def accepted(self) -> dict[str, inspect.Parameter]:
-        """What it can be built with, by name."""
+        """Return the parameters of `build` by name."""
         return dict(inspect.signature(self.build).parameters)
 
 
@@ -36,11 +36,12 @@ PRESETS: dict[str, Preset] = {}
 
 
 def register(name: str, build: Callable[..., nn.Module], *, paper: str = "", table: str = "", **options: Any) -> None:
-    """Makes a network of your own known by name; `options` are what it is built with unless told otherwise.
+    """Register a network under a name, for :func:`create`.
 
     Args:
-        build: gives the network; what it can be told are its own arguments, `num_classes` among them if it has classes.
+        build: returns the network; its arguments are the options, with `num_classes` if the network has classes.
         paper, table: where it comes from.
+        options: defaults of the options.
 
     Example:
         >>> register("tiny", lambda num_classes=10, width=4: nn.Linear(width, num_classes), width=8)
@@ -50,31 +51,31 @@ def register(name: str, build: Callable[..., nn.Module], *, paper: str = "", tab
     if not isinstance(name, str) or not name:
         raise TypeError(f"name must be a str, got {name!r}")
     if not callable(build):
-        raise TypeError(f"build must be a class or function that gives a network, got {build!r}")
+        raise TypeError(f"build must be a class or function that returns a network, got {build!r}")
     PRESETS[name] = Preset(name, build, options, paper, table)
 
 
 def names() -> list[str]:
-    """Every name that :func:`create` takes."""
+    """Return all names for :func:`create`."""
     return list(PRESETS)
 
 
 def preset(name: str) -> Preset:
-    """What is known of a name."""
+    """Return the preset of a name."""
     if not isinstance(name, str) or name not in PRESETS:
         near = nearest_few(str(name), PRESETS)
-        hint = f"; the nearest are {', '.join(near)}" if near else ""
-        raise ValueError(f"name must be a network of hypersphere.models.names(), got {name!r}{hint}")
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "see hypersphere.models.names()"
+        raise ValueError(f"unknown network {name!r}, {hint}")
     return PRESETS[name]
 
 
 def create(name: str, num_classes: int | None = None, **options: Any) -> nn.Module:
-    """A network by name.
+    """Create a network by name.
 
     Args:
         name: one of :func:`names`.
-        num_classes: of the classifier; 0: no classifier, the network gives embeddings for a loss head; None: what the
-            paper has, or the family.
+        num_classes: of the classifier; 0: no classifier, the network returns embeddings for a loss head; None: the
+            default of the paper or the family.
         options: of the family (widths=, fc=, in_channels=, input_size=, similarity=, batch_norm=, relu=, ...).
 
     Example:
@@ -92,9 +93,7 @@ def create(name: str, num_classes: int | None = None, **options: Any) -> nn.Modu
         allowed = [option for option in accepted if option != "num_classes"]
         for option in options:
             if option not in allowed:
-                near = nearest_few(option, allowed, 1)
-                hint = f" (did you mean {near[0]}?)" if near else ""
-                raise ValueError(f"{name} has no option {option!r}{hint}; it has {', '.join(allowed) or 'none'}")
+                raise ValueError(unknown(f"{name} option", option, allowed or ["none"]))
     if num_classes is not None:
         options["num_classes"] = num_classes
     return found.build(**found.options | options)

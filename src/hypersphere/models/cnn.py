@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .._internal import checks
 from ..layers import Scale, SimilarityLike
-from ._parts import Network, Style, flat, images, pair, stages_of
+from ._parts import Network, Style, check_images, check_size, check_stages, flatten_features
 from ._registry import register
 
 
@@ -19,11 +19,11 @@ class CNN(Network):
     Args:
         depth: convolutions in each stage.
         widths: filters of each stage.
-        fc: neurons of the linear layer after the last stage, a hidden layer without bias; None: there is none.
-        stem: begin with a 7×7 convolution of stride 2 and a 3×3 pool of stride 2, of the first stage's width. It is for
-            large images, of which `fc` sees so much (12,544 numbers at 224×224) that rotations leave it plain.
+        fc: neurons of the linear layer after the last stage, a hidden layer without bias; None: no such layer.
+        stem: begin with a 7×7 convolution of stride 2 and a 3×3 pool of stride 2, as wide as the first stage. For large
+            images; then `fc` has so many inputs (12,544 at 224×224) that rotate skips it.
         pool: the size of the pools, of stride 2.
-        round_up: what a pool makes of an odd size; True: 28×28 becomes 4×4 after three. False: pools without padding.
+        round_up: True: pools round odd sizes up (28×28 becomes 4×4 after three). False: pools without padding.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class CNN(Network):
     ) -> None:
         super().__init__()
         style = Style(similarity, scale, batch_norm, relu)
-        plan = stages_of(depth, widths)
+        plan = check_stages(depth, widths)
         checks.integer("pool", pool, low=1)
         channels = self.in_channels = checks.integer("in_channels", in_channels, low=1)
-        height, width = self.input_size = pair("input_size", input_size)
+        height, width = self.input_size = check_size("input_size", input_size)
         first: list[nn.Module] = []
         if stem:
             filters = plan[0][1]
@@ -62,14 +62,14 @@ class CNN(Network):
             for _ in range(count):
                 layers += style.unit(channels, filters)
                 channels = filters
-            if round_up:  # an even pool needs ceil_mode to do so, an odd one its padding
+            if round_up:  # even pools need ceil_mode for that, odd ones padding
                 layers.append(nn.MaxPool2d(pool, 2, padding=(pool - 1) // 2, ceil_mode=pool % 2 == 0))
                 height, width = (height + 1) // 2, (width + 1) // 2
             else:
                 layers.append(nn.MaxPool2d(pool, 2))
                 height, width = (height - pool) // 2 + 1, (width - pool) // 2 + 1
             if height < 1 or width < 1:
-                raise ValueError(f"input_size is too small for {len(plan)} pools of size {pool}, got {input_size}")
+                raise ValueError(f"input_size must be larger for {len(plan)} pools of size {pool}, got {input_size}")
             stages.append(nn.Sequential(*layers))
         self.stages = nn.Sequential(*stages)
         features = self._flat = channels * height * width
@@ -82,28 +82,30 @@ class CNN(Network):
         self._initialize(init)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        maps = self.stages(self.stem(images(x, self.in_channels)))
-        features: Tensor = self.fc(flat(maps, self._flat, self.input_size))
+        maps = self.stages(self.stem(check_images(x, self.in_channels)))
+        features: Tensor = self.fc(flatten_features(maps, self._flat, self.input_size))
         return features
 
 
-def _plain(layers: int, **options: Any) -> dict[str, Any]:
+def _three_stages(layers: int, **options: Any) -> dict[str, Any]:
     return {"depth": (layers // 3,) * 3, **options}
 
 
 for _layers in (3, 6, 9, 15, 18, 45, 60, 69):
-    register(f"cnn{_layers}", CNN, **_plain(_layers))
+    register(f"cnn{_layers}", CNN, **_three_stages(_layers))
 for _layers in (3, 9, 18, 45, 60, 69):
-    register(f"cnn{_layers}.spherenet", CNN, paper="SphereNet", table="5", **_plain(_layers, widths=(64, 96, 128)))
+    register(
+        f"cnn{_layers}.spherenet", CNN, paper="SphereNet", table="5", **_three_stages(_layers, widths=(64, 96, 128))
+    )
 for _layers in (6, 9, 15):
-    register(f"cnn{_layers}.mhe", CNN, paper="MHE", table="11", **_plain(_layers, widths=(64, 128, 256)))
+    register(f"cnn{_layers}.mhe", CNN, paper="MHE", table="11", **_three_stages(_layers, widths=(64, 128, 256)))
 _cifar100: dict[str, Any] = {"num_classes": 100}
 for _layers in (6, 9):
-    _options = _plain(_layers, widths=(64, 64, 64), fc=64)
+    _options = _three_stages(_layers, widths=(64, 64, 64), fc=64)
     register(f"cnn{_layers}.opt", CNN, paper="OPT", table="14", **_cifar100, **_options)
-register("wide_cnn9.opt", CNN, paper="OPT", table="17", **_cifar100, **_plain(9, widths=(64, 128, 256)))
+register("wide_cnn9.opt", CNN, paper="OPT", table="17", **_cifar100, **_three_stages(9, widths=(64, 128, 256)))
 _imagenet: dict[str, Any] = {"num_classes": 1000, "input_size": 224}
-register("cnn10.opt", CNN, paper="OPT", table="14", stem=True, **_imagenet, **_plain(9, widths=(64, 128, 256)))
+register("cnn10.opt", CNN, paper="OPT", table="14", stem=True, **_imagenet, **_three_stages(9, widths=(64, 128, 256)))
 _four: dict[str, Any] = {"depth": (1, 1, 1, 1), "widths": (64,) * 4, "fc": None, "input_size": 84, "round_up": False}
 register("cnn4.opt", CNN, paper="OPT", table="16", num_classes=64, **_four)  # mini-ImageNet trains on 64 classes
 _mnist: dict[str, Any] = {"depth": (2, 2, 2), "widths": (32, 64, 128), "fc": 3, "in_channels": 1, "input_size": 28}

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from .._internal import checks
 from ..layers import Scale, SimilarityLike
-from ._parts import Network, Style, flat, images, initialize, numbers_of, pair
+from ._parts import Network, Style, check_images, check_ints, check_size, flatten_features, initialize
 from ._registry import register
 
 
@@ -29,9 +29,9 @@ class Generator(nn.Module):
     ) -> None:
         super().__init__()
         style = Style(batch_norm=batch_norm)
-        first, *rest = numbers_of("widths", widths)
+        first, *rest = check_ints("widths", widths)
         factor = 2 ** len(rest)
-        height, width = pair("input_size", input_size)
+        height, width = check_size("input_size", input_size)
         if height % factor or width % factor:
             raise ValueError(f"input_size must be a multiple of {factor}, got {input_size}")
         self.latent = checks.integer("latent", latent, low=1)
@@ -47,7 +47,7 @@ class Generator(nn.Module):
         initialize(self, init)
 
     def get_classifier(self) -> nn.Module:
-        """A generator has none: every layer is hidden."""
+        """Return nn.Identity: a generator has no classifier, every layer is hidden."""
         return nn.Identity()
 
     def forward(self, z: Tensor) -> Tensor:
@@ -75,8 +75,8 @@ class Discriminator(Network):
     ) -> None:
         super().__init__()
         style = Style(similarity, scale, batch_norm)
-        *first, last = numbers_of("widths", widths)
-        height, width = self.input_size = pair("input_size", input_size)
+        *first, last = check_ints("widths", widths)
+        height, width = self.input_size = check_size("input_size", input_size)
         factor = 2 ** len(first)
         if height % factor or width % factor:
             raise ValueError(f"input_size must be a multiple of {factor}, got {input_size}")
@@ -92,7 +92,7 @@ class Discriminator(Network):
         self._initialize(init)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        return flat(self.layers(images(x, self.in_channels)), self.num_features, self.input_size)
+        return flatten_features(self.layers(check_images(x, self.in_channels)), self.num_features, self.input_size)
 
 
 register("generator.mhe", Generator, paper="MHE", table="15")

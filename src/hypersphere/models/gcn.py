@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from .._internal import checks
 from ..layers import Scale, SimilarityLike
-from ._parts import Network, Style, numbers_of
+from ._parts import Network, Style, check_ints
 from ._registry import register
 
 
-def normalized(adjacency: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """D^(−½)(A + I)D^(−½) of an adjacency (N, N), sparse or dense; D holds the row sums of A + I.
+def normalize_adjacency(adjacency: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Compute D^(−½)(A + I)D^(−½) of an adjacency (N, N), sparse or dense; D has the row sums of A + I.
 
     Example:
         >>> normalized(torch.tensor([[0.0, 1.0], [1.0, 0.0]])).to_dense()
@@ -36,9 +36,8 @@ def normalized(adjacency: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 class GCN(Network):
     """forward(features, adjacency): node features (N, F), the graph's adjacency (N, N) → logits (N, classes).
 
-    The normalized adjacency is made once for an adjacency tensor and kept until another comes or it is changed. Since
-    Â(H W) = (Â H) W, what ``forward_features`` gives is the last Â·H: a classifier or a loss head after it is all that
-    is missing.
+    The normalized adjacency is cached until another tensor is passed or the tensor changes. Since Â(H W) = (Â H) W,
+    ``forward_features`` returns the last Â·H, ready for a classifier or a loss head.
     """
 
     data_kind = "graph"
@@ -61,17 +60,17 @@ class GCN(Network):
         self.dropout = checks.number("dropout", dropout, low=0.0, high=1.0)
         layers: list[nn.Module] = []
         features = self.in_features = checks.integer("in_features", in_features, low=1)
-        for width in numbers_of("widths", widths, least=0):
+        for width in check_ints("widths", widths, least=0):
             layers.append(style.linear(features, width))
             features = width
         self.layers = nn.ModuleList(layers)
         self.set_classifier(features, num_classes, bias=False)
         self._initialize(init)
-        self._seen: Any = None  # the adjacency, weakly, and what else the kept one depends on
-        self._kept: Tensor | None = None
+        self._cache_key: Any = None  # a weak reference to the adjacency, its version and the dtype
+        self._cached: Tensor | None = None
 
     def forward_features(self, x: Tensor, adjacency: Tensor | None = None) -> Tensor:
-        edges = self._edges(x, adjacency)
+        edges = self._normalized_adjacency(x, adjacency)
         for layer in self.layers:
             x = edges @ layer(F.dropout(x, self.dropout, self.training))
             x = x.relu() if self.relu else x
@@ -80,20 +79,20 @@ class GCN(Network):
     def forward(self, x: Tensor, adjacency: Tensor | None = None) -> Tensor:
         return self.forward_head(self.forward_features(x, adjacency))
 
-    def _edges(self, x: Tensor, adjacency: Any) -> Tensor:
+    def _normalized_adjacency(self, x: Tensor, adjacency: Any) -> Tensor:
         if not isinstance(adjacency, Tensor):
             got = type(adjacency).__name__
-            raise TypeError(f"forward(features, adjacency) needs the graph's adjacency as a Tensor, got {got}")
+            raise TypeError(f"adjacency must be a Tensor, got {got}")
         if x.dim() != 2 or x.shape[1] != self.in_features or adjacency.shape != (len(x), len(x)):
             got = f"{tuple(x.shape)} and {tuple(adjacency.shape)}"
             raise ValueError(f"features must be (N, {self.in_features}) and adjacency (N, N), got {got}")
         state = (x.dtype, -1 if adjacency.is_inference() else adjacency._version)
-        if self._kept is None or self._seen[0]() is not adjacency or self._seen[1:] != state:
-            self._seen, self._kept = (ref(adjacency), *state), normalized(adjacency, x.dtype)
-        return self._kept
+        if self._cached is None or self._cache_key[0]() is not adjacency or self._cache_key[1:] != state:
+            self._cache_key, self._cached = (ref(adjacency), *state), normalize_adjacency(adjacency, x.dtype)
+        return self._cached
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_seen": None, "_kept": None}  # a weak reference cannot be pickled
+        return self.__dict__ | {"_cache_key": None, "_cached": None}  # a weak reference cannot be pickled
 
 
 register("gcn", GCN)

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from .._internal import checks
 from ..layers import Scale, SimilarityLike
-from ._parts import Network, Style, flat, numbers_of, pair
+from ._parts import Network, Style, check_ints, check_size, flatten_features
 from ._registry import register
 
 
 class MLP(Network):
-    """Flattened images (B, C, H, W) or vectors through layers with ReLU."""
+    """Linear layers with ReLU on flattened images (B, C, H, W) or vectors."""
 
     def __init__(
         self,
@@ -30,11 +30,11 @@ class MLP(Network):
     ) -> None:
         super().__init__()
         style = Style(similarity, scale, batch_norm, relu)
-        height, width = self.input_size = pair("input_size", input_size)
+        height, width = self.input_size = check_size("input_size", input_size)
         self.in_channels = checks.integer("in_channels", in_channels, low=1)
         features = self._flat = in_channels * height * width
         layers: list[nn.Module] = []
-        for neurons in numbers_of("widths", widths, least=0):
+        for neurons in check_ints("widths", widths, least=0):
             layers += [style.linear(features, neurons, bias=True), *style.norm(neurons, 1), *style.activation()]
             features = neurons
         self.layers = nn.Sequential(*layers)
@@ -42,7 +42,7 @@ class MLP(Network):
         self._initialize(init)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        features: Tensor = self.layers(flat(x, self._flat, self.input_size))
+        features: Tensor = self.layers(flatten_features(x, self._flat, self.input_size))
         return features
 
 

@@ -1,4 +1,4 @@
-"""PointNet without transformation networks (OPT, App. D): one MLP for every point, the maximum over all."""
+"""PointNet without transformation networks (OPT, App. D): a shared MLP for all points, then the maximum."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from .._internal import checks
 from ..layers import Scale, SimilarityLike
-from ._parts import Network, Style, numbers_of
+from ._parts import Network, Style, check_ints
 from ._registry import register
 
 
@@ -41,12 +41,12 @@ class PointNet(Network):
         style = Style(similarity, scale, batch_norm, relu)
         channels = self.in_channels = checks.integer("in_channels", in_channels, low=1)
         shared: list[nn.Module] = []
-        for width in numbers_of("widths", widths):
+        for width in check_ints("widths", widths):
             shared += [style.pointwise(channels, width), *style.norm(width, 1), *style.activation()]
             channels = width
         self.shared = nn.Sequential(*shared)
         layers: list[nn.Module] = []
-        for width in numbers_of("fc", fc, least=0):
+        for width in check_ints("fc", fc, least=0):
             layers += [style.linear(channels, width), *style.norm(width, 1), *style.activation()]
             channels = width
         self.layers = nn.Sequential(*layers, nn.Dropout(checks.number("dropout", dropout, low=0.0, high=1.0)))

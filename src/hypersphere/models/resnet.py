@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from .._internal import checks
 from ..layers import Scale, SimilarityLike
-from ._parts import Network, Style, images, pair, stages_of
+from ._parts import Network, Style, check_images, check_size, check_stages
 from ._registry import register
 
 
 class Pad(nn.Module):
-    """A shortcut without parameters: every stride-th pixel, and zeros for the channels that are new."""
+    """A shortcut without parameters: every stride-th pixel, and zeros for new channels."""
 
     def __init__(self, channels: int, filters: int, stride: int) -> None:
         super().__init__()
@@ -77,9 +77,9 @@ class ResNet(Network):
         super().__init__()
         checks.choice("stem", stem, ("cifar", "imagenet"))
         checks.choice("shortcut", shortcut, ("conv", "plain", "pad"))
-        self.input_size = pair("input_size", input_size)  # any will do: the mean is over what is left
+        self.input_size = check_size("input_size", input_size)  # any size works
         style = Style(similarity, scale, batch_norm, relu)
-        plan = stages_of(depth, widths)
+        plan = check_stages(depth, widths)
         channels = plan[0][1]
         kernel, stride = (3, 1) if stem == "cifar" else (7, 2)
         self.in_channels = checks.integer("in_channels", in_channels, low=1)
@@ -97,7 +97,7 @@ class ResNet(Network):
         self._initialize(init)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        features: Tensor = self.stages(self.stem(images(x, self.in_channels))).mean((2, 3))
+        features: Tensor = self.stages(self.stem(check_images(x, self.in_channels))).mean((2, 3))
         return features
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from .._internal import checks
 from ..layers import Scale, SimilarityLike
-from ._parts import Network, Style, flat, images, initialize, pair, stages_of
+from ._parts import Network, Style, check_images, check_size, check_stages, flatten_features, initialize
 from ._registry import register
 
 
@@ -17,8 +17,10 @@ class Unit(nn.Module):
 
     def __init__(self, style: Style, width: int) -> None:
         super().__init__()
-        twice = [style.conv(width, width) for _ in range(2)]
-        self.layers = nn.Sequential(*(layer for conv in twice for layer in (conv, *_after(style, width))))
+        convolutions = [style.conv(width, width) for _ in range(2)]
+        self.layers = nn.Sequential(
+            *(layer for conv in convolutions for layer in (conv, *_norm_and_prelu(style, width)))
+        )
         initialize(self, "normal(0, 0.01)")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -32,7 +34,7 @@ class SphereFace(Network):
     Args:
         depth: residual units of each stage: (1, 2, 4, 1) for 20 layers, (3, 8, 16, 3) for 64.
         widths: filters of each stage.
-        fc: the size of the embedding; the layer sees 21,504 numbers of a face, and rotations leave it plain.
+        fc: the size of the embedding; the layer has 21,504 inputs, so rotate skips it.
         relu: PReLU, a slope for every filter.
     """
 
@@ -56,13 +58,13 @@ class SphereFace(Network):
         super().__init__()
         style = Style(similarity, scale, batch_norm, relu)
         channels = self.in_channels = checks.integer("in_channels", in_channels, low=1)
-        height, width = self.input_size = pair("input_size", input_size)
+        height, width = self.input_size = check_size("input_size", input_size)
         stages: list[nn.Module] = []
-        for count, filters in stages_of(depth, widths, low=0):
+        for count, filters in check_stages(depth, widths, low=0):
             first = style.conv(channels, filters, 3, 2, bias=True)
             initialize(first, "xavier")
             units = [Unit(style, filters) for _ in range(count)]
-            stages.append(nn.Sequential(first, *_after(style, filters), *units))
+            stages.append(nn.Sequential(first, *_norm_and_prelu(style, filters), *units))
             channels, height, width = filters, (height + 1) // 2, (width + 1) // 2
         self.stages = nn.Sequential(*stages)
         self._flat = channels * height * width
@@ -72,12 +74,12 @@ class SphereFace(Network):
             initialize(layer, "xavier")
 
     def forward_features(self, x: Tensor) -> Tensor:
-        maps = self.stages(images(x, self.in_channels))
-        features: Tensor = self.fc(flat(maps, self._flat, self.input_size))
+        maps = self.stages(check_images(x, self.in_channels))
+        features: Tensor = self.fc(flatten_features(maps, self._flat, self.input_size))
         return features
 
 
-def _after(style: Style, filters: int) -> list[nn.Module]:
+def _norm_and_prelu(style: Style, filters: int) -> list[nn.Module]:
     return [*style.norm(filters), *([nn.PReLU(filters)] if style.relu else [])]
 
 

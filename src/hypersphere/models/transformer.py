@@ -1,4 +1,4 @@
-"""A small causal language model: today's use of rotations."""
+"""A small causal language model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ._registry import register
 
 
 class Block(nn.Module):
-    """Attention to what came before, then an MLP; each after a LayerNorm and added to its input."""
+    """Causal attention, then an MLP; each after a LayerNorm and added to its input."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -39,9 +39,9 @@ class Transformer(Network):
     """Tokens (B, T) int64 → logits of the next token (B, T, num_classes).
 
     Args:
-        num_classes: the tokens there are; 0: the network gives embeddings (B, T, width).
-        vocabulary: tokens that go in; None: num_classes, or 65 without a classifier.
-        context: the longest text.
+        num_classes: the number of tokens; 0: the network returns embeddings (B, T, width).
+        vocabulary: the number of input tokens; None: num_classes, or 65 without a classifier.
+        context: the largest T.
     """
 
     data_kind = "text"

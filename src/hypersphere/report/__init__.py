@@ -1,4 +1,4 @@
-"""Pictures and pages made from results."""
+"""Charts of results."""
 
 from .._internal.safe_files import write_text
 from .linechart import line_chart

@@ -1,4 +1,4 @@
-"""A line chart as one SVG text, with nothing but the standard library."""
+"""Line charts as SVG, with the standard library only."""
 
 import math
 import os
@@ -9,16 +9,16 @@ from xml.sax.saxutils import escape
 
 from .._internal.safe_files import write_text
 
-# Okabe and Ito's colours, told apart with any colour vision, without their yellow, which is too faint on white.
+# Okabe and Ito's colours, distinct for all kinds of colour vision, without yellow, which is too faint on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-DASHES = ("", "7 4", "2 3", "9 3 2 3")  # one for each round through the palette
+DASHES = ("", "7 4", "2 3", "9 3 2 3")  # one for each cycle of the palette
 
 TITLE, LABEL, TICK = 16, 13, 12  # font sizes in pixels
-EDGE = 14  # free space along the picture's border
+EDGE = 14  # margin
 ROW = 20  # height of a row of the legend
 SWATCH = 32  # width of the legend's line sample with the gap to its name
-LETTER = 0.56  # width of a letter as a share of the font size, on the safe side for the usual sans-serif fonts
-BLEED = 3  # pixels a line may reach beyond the plot, so that one along the border keeps its full width
+LETTER = 0.56  # width of a letter / font size, at most, in common sans-serif fonts
+BLEED = 3  # pixels beyond the plot that are not clipped, so that lines along the border keep their width
 SMALLEST_PLOT = 80  # pixels, in both directions
 
 Numbers = Iterable[float]
@@ -37,16 +37,16 @@ def line_chart(
     width: float = 720,
     height: float = 420,
 ) -> str:
-    """Draw named lines, each with a band around it if wanted, and return the SVG.
+    """Draw named lines, each with an optional band around it, and return the SVG.
 
     Args:
         series: name -> (x, y) or (x, y, spread), all of one length; the band covers y ± spread.
         path: a file to write the picture to as well.
-        title: stands above the plot. All texts are plain and escaped here.
-        xlabel: stands below the plot.
-        ylabel: stands left of the plot, turned.
+        title: above the plot. All texts are escaped.
+        xlabel: below the plot.
+        ylabel: left of the plot, rotated.
         xlim: (low, high); None: the range of the data.
-        ylim: (low, high); None: the range of the data within xlim, and a little more.
+        ylim: (low, high); None: the range of the data within xlim, with a margin.
         width: of the whole picture, in pixels.
         height: of the whole picture with the legend, which is below the plot.
 
@@ -55,19 +55,19 @@ def line_chart(
         >>> svg.startswith("<svg") and ">cosine</text>" in svg
         True
     """
-    lines = [_line(name, values) for name, values in series.items()]
+    lines = [_parse_line(name, values) for name, values in series.items()]
     if not lines:
-        raise ValueError("series is empty; give at least one name -> (x, y)")
+        raise ValueError("series must have at least one name -> (x, y), got none")
     for argument, size in (("width", width), ("height", height)):
         if not (math.isfinite(size) and size > 0):
             raise ValueError(f"{argument} must be a positive number of pixels, got {size}")
 
     xs = [x for line in lines for x in line.x]
-    x_range = _given_range("xlim", xlim) if xlim is not None else _data_range(xs, margin=0.0)
+    x_range = _check_range("xlim", xlim) if xlim is not None else _data_range(xs, margin=0.0)
     seen = [y for line in lines for y in line.reach(*x_range)] or [y for line in lines for y in line.reach()]
-    y_range = _given_range("ylim", ylim) if ylim is not None else _data_range(seen, margin=0.05)
+    y_range = _check_range("ylim", ylim) if ylim is not None else _data_range(seen, margin=0.05)
 
-    # What the texts around the plot leave for it decides its size.
+    # The plot gets the space that the texts leave.
     top = EDGE + (TITLE + 14 if title else 0)
     y_ticks = _ticks(*y_range, wanted=height / 70)
     left = EDGE + (LABEL + 10 if ylabel else 0) + max(_text_width(label, TICK) for _, label in y_ticks) + 8
@@ -83,12 +83,12 @@ def line_chart(
         raise ValueError(f"height must be at least {need} for {len(lines)} lines and their legend, got {height}")
     plot = _Plot(left, top, plot_width, plot_height, x_range, y_range)
 
-    whole = all(x.is_integer() for x in xs) and x_range[1] - x_range[0] >= 1  # epochs have no halves
-    for spacing in (80, 110, 150):  # fewer ticks where the labels would touch
+    whole = all(x.is_integer() for x in xs) and x_range[1] - x_range[0] >= 1  # integers, such as epochs
+    for spacing in (80, 110, 150):  # fewer ticks if the labels would touch
         x_ticks = _ticks(*x_range, wanted=plot_width / spacing, smallest_step=1.0 if whole else 0.0)
         if sum(_text_width(label, TICK) + 14 for _, label in x_ticks) < plot_width:
             break
-    name = _escaped(title or ", ".join(line.name for line in lines))
+    name = _escape(title or ", ".join(line.name for line in lines))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width:g}" height="{height:g}" '
         f'viewBox="0 0 {width:g} {height:g}" font-family="system-ui, Helvetica, Arial, sans-serif" fill="#333">',
@@ -105,7 +105,7 @@ def line_chart(
     return svg
 
 
-# What is drawn
+# Drawing
 
 
 @dataclass(frozen=True)
@@ -116,18 +116,18 @@ class _Line:
     spread: list[float]  # empty: no band
 
     def band(self) -> list[tuple[float, float]]:
-        """The corners of the band, along its upper edge and back along the lower."""
+        """Return the corners of the band, along its upper edge and back along the lower."""
         triples = list(zip(self.x, self.y, self.spread, strict=True)) if self.spread else []
         return [(x, y + s) for x, y, s in triples] + [(x, y - s) for x, y, s in reversed(triples)]
 
     def reach(self, low: float = -math.inf, high: float = math.inf) -> list[float]:
-        """Every y of the line and its band at points with low <= x <= high."""
+        """Return every y of the line and its band with low <= x <= high."""
         return [y for x, y in [*zip(self.x, self.y, strict=True), *self.band()] if low <= x <= high]
 
 
 @dataclass(frozen=True)
 class _Plot:
-    """The rectangle of the plot in the picture, and the numbers at its borders."""
+    """The rectangle of the plot in pixels, and its data ranges."""
 
     left: float
     top: float
@@ -144,18 +144,18 @@ class _Plot:
     def bottom(self) -> float:
         return self.top + self.height
 
-    def across(self, x: float) -> float:
+    def to_x(self, x: float) -> float:
         low, high = self.x_range
         return self.left + (x - low) / (high - low) * self.width
 
-    def down(self, y: float) -> float:
+    def to_y(self, y: float) -> float:
         low, high = self.y_range
         return self.top + (high - y) / (high - low) * self.height
 
     def points(self, pairs: Iterable[tuple[float, float]]) -> str:
-        # Renderers count in float32: a diverged loss of 1e30 far outside ylim is drawn as merely very far.
-        places = ((self.across(x), self.down(y)) for x, y in pairs)
-        return " ".join(f"{_clamp(across):.2f},{_clamp(down):.2f}" for across, down in places)
+        # Renderers use float32: clamp a diverged loss of 1e30 far outside of ylim.
+        places = ((self.to_x(x), self.to_y(y)) for x, y in pairs)
+        return " ".join(f"{_clamp(to_x):.2f},{_clamp(to_y):.2f}" for to_x, to_y in places)
 
 
 def _axes(
@@ -163,11 +163,11 @@ def _axes(
 ) -> list[str]:
     parts = []
     for y, label in y_ticks:
-        at = plot.down(y)
+        at = plot.to_y(y)
         parts.append(f'<path d="M{plot.left:.2f} {at:.2f}H{plot.right:.2f}" stroke="#e4e4e4"/>')
         parts.append(_text(label, plot.left - 8, at + TICK * 0.35, TICK, anchor="end"))
     for x, label in x_ticks:
-        at = plot.across(x)
+        at = plot.to_x(x)
         parts.append(f'<path d="M{at:.2f} {plot.bottom:.2f}v5" stroke="#888"/>')
         parts.append(_text(label, at, plot.bottom + 8 + TICK, TICK, anchor="middle"))
     parts.append(f'<path d="M{plot.left:.2f} {plot.bottom:.2f}H{plot.right:.2f}" stroke="#888"/>')
@@ -180,26 +180,26 @@ def _axes(
 
 
 def _curves(plot: _Plot, lines: list[_Line]) -> list[str]:
-    # An inner svg clips what leaves the plot. A clipPath would need an id, unique in every page that takes the picture.
+    # An inner svg clips the plot. A clipPath would need an id that is unique in every page that embeds the chart.
     left, top = f"{plot.left - BLEED:.2f}", f"{plot.top - BLEED:.2f}"
     width, height = f"{plot.width + 2 * BLEED:.2f}", f"{plot.height + 2 * BLEED:.2f}"
     parts = [
         f'<svg x="{left}" y="{top}" width="{width}" height="{height}" '
         f'viewBox="{left} {top} {width} {height}" overflow="hidden">'
     ]
-    for index, line in enumerate(lines):  # all bands come first, so that none veils a line
+    for index, line in enumerate(lines):  # bands first, so that none covers a line
         if line.spread:
-            colour, _ = _look(index)
+            colour, _ = _line_style(index)
             parts.append(f'<polygon points="{plot.points(line.band())}" fill="{colour}" fill-opacity="0.18"/>')
     for index, line in enumerate(lines):
-        colour, dash = _look(index)
+        colour, dash = _line_style(index)
         if len(line.x) == 1:
-            at = f'cx="{plot.across(line.x[0]):.2f}" cy="{plot.down(line.y[0]):.2f}"'
-            parts.append(f'<circle {at} r="4" fill="{colour}"><title>{_escaped(line.name)}</title></circle>')
+            at = f'cx="{plot.to_x(line.x[0]):.2f}" cy="{plot.to_y(line.y[0]):.2f}"'
+            parts.append(f'<circle {at} r="4" fill="{colour}"><title>{_escape(line.name)}</title></circle>')
         else:
             parts.append(
                 f'<polyline points="{plot.points(zip(line.x, line.y, strict=True))}" fill="none" stroke="{colour}" '
-                f'stroke-width="2" stroke-linejoin="round"{dash}><title>{_escaped(line.name)}</title></polyline>'
+                f'stroke-width="2" stroke-linejoin="round"{dash}><title>{_escape(line.name)}</title></polyline>'
             )
     return [*parts, "</svg>"]
 
@@ -209,7 +209,7 @@ def _legend(lines: list[_Line], left: float, top: float, columns: int, column: f
     for index, line in enumerate(lines):
         x = left + index % columns * column
         y = top + (index // columns + 0.5) * ROW
-        colour, dash = _look(index)
+        colour, dash = _line_style(index)
         if len(line.x) == 1:
             parts.append(f'<circle cx="{x + 12:.2f}" cy="{y:.2f}" r="4" fill="{colour}"/>')
         else:
@@ -222,8 +222,8 @@ def _clamp(pixels: float) -> float:
     return min(max(pixels, -1e5), 1e5)
 
 
-def _look(index: int) -> tuple[str, str]:
-    """The colour of a line and its dash attribute."""
+def _line_style(index: int) -> tuple[str, str]:
+    """Return the colour of a line and its dash attribute."""
     dash = DASHES[index // len(PALETTE) % len(DASHES)]
     return PALETTE[index % len(PALETTE)], f' stroke-dasharray="{dash}"' if dash else ""
 
@@ -231,13 +231,13 @@ def _look(index: int) -> tuple[str, str]:
 # Numbers
 
 
-def _line(name: str, values: tuple[Numbers, ...]) -> _Line:
+def _parse_line(name: str, values: tuple[Numbers, ...]) -> _Line:
     if not isinstance(name, str):
         raise TypeError(f"series must have strings as keys, got {name!r}")
     if len(values) not in (2, 3):
         raise ValueError(f"series[{name!r}] must be (x, y) or (x, y, spread), got {len(values)} parts")
     named = zip(("x", "y", "spread"), values, strict=False)
-    parts = {part: _floats(f"{part} of series[{name!r}]", numbers) for part, numbers in named}
+    parts = {part: _parse_floats(f"{part} of series[{name!r}]", numbers) for part, numbers in named}
     lengths = [len(part) for part in parts.values()]
     if min(lengths) == 0 or min(lengths) != max(lengths):
         raise ValueError(f"series[{name!r}] must have parts of one length, at least 1, got lengths {lengths}")
@@ -247,7 +247,7 @@ def _line(name: str, values: tuple[Numbers, ...]) -> _Line:
     return line
 
 
-def _floats(argument: str, values: Numbers) -> list[float]:
+def _parse_floats(argument: str, values: Numbers) -> list[float]:
     try:
         numbers = [float(value) for value in values]
     except (TypeError, ValueError) as error:
@@ -259,39 +259,39 @@ def _floats(argument: str, values: Numbers) -> list[float]:
     return numbers
 
 
-def _given_range(argument: str, limits: tuple[float, float]) -> tuple[float, float]:
-    numbers = _floats(argument, limits)
-    if len(numbers) != 2 or _is_point(*numbers):
+def _check_range(argument: str, limits: tuple[float, float]) -> tuple[float, float]:
+    numbers = _parse_floats(argument, limits)
+    if len(numbers) != 2 or _is_empty_range(*numbers):
         raise ValueError(f"{argument} must be (low, high) with low < high, got {limits!r}")
     return numbers[0], numbers[1]
 
 
 def _data_range(numbers: list[float], margin: float) -> tuple[float, float]:
     low, high = min(numbers), max(numbers)
-    if _is_point(low, high):
+    if _is_empty_range(low, high):
         pad = 0.1 * abs(high) or 1.0
     else:
         pad = margin * (high - low)
     return low - pad, high + pad
 
 
-def _is_point(low: float, high: float) -> bool:
-    """Whether there is no room for ticks: high is not above low, or by rounding errors only."""
+def _is_empty_range(low: float, high: float) -> bool:
+    """Return whether the range is empty up to rounding errors."""
     return high - low <= max(1e-9 * max(abs(low), abs(high)), 1e-300)
 
 
 def _ticks(low: float, high: float, wanted: float, smallest_step: float = 0.0) -> list[tuple[float, str]]:
-    """Round numbers from low to high, about `wanted` of them, and what to write at each."""
+    """Return about `wanted` round numbers from low to high with their labels."""
     rough = (high - low) / max(2.0, wanted)
     power = 10.0 ** math.floor(math.log10(rough))
     step = max(next(f * power for f in (1.0, 2.0, 5.0, 10.0) if f * power >= 0.75 * rough), smallest_step)
-    slack = 1e-6  # a border that is a round number but for its last digits gets its tick
+    slack = 1e-6  # for borders that are round numbers up to rounding
     numbers = [k * step for k in range(math.ceil(low / step - slack), math.floor(high / step + slack) + 1)]
     return [(number, _tick_label(number, step, max(abs(low), abs(high)))) for number in numbers]
 
 
 def _tick_label(number: float, step: float, largest: float) -> str:
-    """As many digits as the step needs; powers of ten where zeros would be many."""
+    """Format with as many digits as the step needs; powers of ten for very large or small numbers."""
     if abs(number) < step / 2:
         return "0"
     if 1e-3 <= largest < 1e6:
@@ -303,7 +303,7 @@ def _tick_label(number: float, step: float, largest: float) -> str:
 
 
 def _decimals(step: float) -> int:
-    """How many decimals a multiple of the step has: of 0.05 two."""
+    """Return the number of decimals of multiples of the step: two for 0.05."""
     return next((n for n in range(12) if abs(step * 10**n - round(step * 10**n)) < 1e-6 * step * 10**n), 12)
 
 
@@ -313,18 +313,18 @@ def _decimals(step: float) -> int:
 def _text(
     text: str, x: float, y: float, size: float, *, anchor: str = "start", room: float = math.inf, more: str = ""
 ) -> str:
-    """One line of text, in smaller letters if it would not fit into `room` pixels; nothing for no text."""
+    """Draw one line of text, smaller if it would not fit into `room` pixels; "" for an empty text."""
     if not text:
         return ""
     size = max(min(size, size * room / _text_width(text, size)), 7.0)
     place = f'x="{x:.2f}" y="{y:.2f}" font-size="{size:.3g}" text-anchor="{anchor}"'
-    return f"<text {place}{more and ' ' + more}>{_escaped(text)}</text>"
+    return f"<text {place}{more and ' ' + more}>{_escape(text)}</text>"
 
 
 def _text_width(text: str, size: float) -> float:
     return LETTER * size * len(text)
 
 
-def _escaped(text: str) -> str:
-    # XML has no way to write control characters and lone surrogates.
+def _escape(text: str) -> str:
+    # XML does not allow control characters and lone surrogates.
     return escape(re.sub("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text))
