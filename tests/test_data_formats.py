@@ -243,7 +243,7 @@ def test_records_longer_than_one_chunk(tmp_path):
 
     content = np.random.default_rng(0).integers(0, 256, (2000, 1500), np.uint8)
     path = official.write(tmp_path / "records", b"head" + content.tobytes())
-    parts = [(start, part.copy()) for start, part in _files.records(path, 4, 2000, 1500)]
+    parts = [(start, part.copy()) for start, part in _files.iter_records(path, 4, 2000, 1500)]
     assert len(parts) > 2
     assert (np.concatenate([part for _, part in parts]) == content).all()
     assert [start for start, _ in parts] == np.cumsum([0] + [len(part) for _, part in parts[:-1]]).tolist()

@@ -66,7 +66,7 @@ class TestGrowth:
         assert geometry.growth_law(2, 3).p(10) == pytest.approx(100 * math.log(10))
         assert geometry.growth_law(4, 3).p(10) == pytest.approx(1000)
         assert geometry.growth_law(1, 3).energy(10) == pytest.approx(100)
-        with pytest.raises(ValueError, match="not known"):
+        with pytest.raises(ValueError, match="unknown"):
             geometry.growth_law(4, 3).energy(10)
 
     @pytest.mark.parametrize("s", [0, 0.5, 1, 2, 3])

@@ -1,6 +1,6 @@
-"""The data of the three papers from their official files: ``load("cifar10", root)``, and batches of it.
+"""Load the papers' data sets from their official files, ``load("cifar10", root)``, and make batches.
 
-Nothing is fetched. A set of your own: ``register("mine", loader)``.
+Nothing is downloaded. Register your own data set by ``register("mine", loader)``.
 """
 
 from .._internal.modules import import_all

@@ -1,4 +1,4 @@
-"""What the loaders give: sets in memory, sets decoded image by image, and graphs."""
+"""Data sets: in memory, decoded image by image, and graphs."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, int]]):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def _index(self, index: int) -> int:
+    def _check_index(self, index: int) -> int:
         if not -len(self) <= index < len(self):
             raise IndexError(f"index must be -{len(self)} to {len(self) - 1}, got {index}")
         return index % len(self)
 
     def subset(self, indices: Indices) -> Self:
-        """The set of these rows, in this order; the classes stay as they are."""
+        """Return the data set of these rows, in this order, with the same classes."""
         raise NotImplementedError
 
-    def _rows(self, indices: Indices) -> Tensor:
+    def _check_indices(self, indices: Indices) -> Tensor:
         rows = torch.as_tensor(indices)
         if rows.dim() != 1 or (rows.numel() and (rows.is_floating_point() or rows.dtype == torch.bool)):
             raise ValueError(f"indices must be (n,) integers, got {tuple(rows.shape)} of {rows.dtype}")
@@ -62,7 +62,7 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, int]]):
 
 
 class ArrayDataset(Dataset):
-    """A set in memory: ``ds.inputs`` (N, ...) holds all samples.
+    """A data set in memory: ``ds.inputs`` (N, ...) holds all samples.
 
     Example:
         >>> ds = ArrayDataset(torch.zeros(3, 1, 2, 2, dtype=torch.uint8), [0, 1, 1], ["cat", "dog"])
@@ -75,16 +75,16 @@ class ArrayDataset(Dataset):
     def __init__(self, inputs: Tensor, labels: Any, classes: Sequence[str]) -> None:
         super().__init__(labels, classes)
         if not isinstance(inputs, Tensor) or not inputs.dim() or len(inputs) != len(self.labels):
-            came = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
-            raise ValueError(f"inputs must be a tensor of {len(self.labels)} samples, one a label, got {came}")
+            got = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
+            raise ValueError(f"inputs must be a tensor of {len(self.labels)} samples, one per label, got {got}")
         self.inputs = inputs
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        index = self._index(index)
+        index = self._check_index(index)
         return self.inputs[index], int(self.labels[index])
 
     def subset(self, indices: Indices) -> Self:
-        rows = self._rows(indices)
+        rows = self._check_indices(indices)
         return type(self)(self.inputs[rows], self.labels[rows], self.classes)
 
     def __repr__(self) -> str:
@@ -93,7 +93,7 @@ class ArrayDataset(Dataset):
 
 
 class LazyDataset(Dataset):
-    """A set of files: ``ds[i]`` decodes ``ds.paths[i]`` when asked, with ``decode(path) -> tensor``."""
+    """A data set of files: ``ds[i]`` decodes ``ds.paths[i]`` with ``decode(path) -> tensor``."""
 
     paths: list[str]
     decode: Callable[[str], Tensor]
@@ -103,16 +103,16 @@ class LazyDataset(Dataset):
     ) -> None:
         super().__init__(labels, classes)
         if len(paths) != len(self.labels):
-            raise ValueError(f"paths must be {len(self.labels)}, one a label, got {len(paths)}")
+            raise ValueError(f"paths must have {len(self.labels)} elements, one per label, got {len(paths)}")
         self.paths = list(paths)
         self.decode = decode
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        index = self._index(index)
+        index = self._check_index(index)
         return self.decode(self.paths[index]), int(self.labels[index])
 
     def subset(self, indices: Indices) -> Self:
-        rows = self._rows(indices)
+        rows = self._check_indices(indices)
         return type(self)([self.paths[i] for i in rows.tolist()], self.labels[rows], self.classes, self.decode)
 
     def __repr__(self) -> str:
@@ -121,12 +121,12 @@ class LazyDataset(Dataset):
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """One graph of N nodes whose nodes are classified.
+    """A graph of N nodes with classes.
 
     Attributes:
-        features: (N, F) float32, as the files have them (not normalized).
+        features: (N, F) float32, as in the files (not normalized).
         adjacency: (N, N) sparse COO float32 of ones, coalesced, symmetric, without loops.
-        labels: (N,) int64; −1 where the files give none (the isolated nodes of Citeseer).
+        labels: (N,) int64; −1 if unknown (the isolated nodes of Citeseer).
         train, val, test: (N,) bool, the nodes of each split.
         classes: names of the classes.
     """

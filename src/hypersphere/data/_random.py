@@ -1,6 +1,6 @@
-"""Random numbers by counter: the j-th number of sample i is a hash of (seed, epoch, what for, i, j).
+"""Counter-based random numbers: the j-th number of sample i is a hash of (seed, epoch, purpose, i, j).
 
-No number depends on one drawn before it, so a sample gets the same ones in whatever batch, process or order it comes:
+No number depends on earlier draws, so a sample gets the same numbers in every batch, process and order:
 
     key  = the first 8 bytes of BLAKE2b("seed/epoch/what")
     word = mix(mix(key + (i + 1)·γ) + (j + 1)·γ)  mod 2⁶⁴,     γ = 0x9E3779B97F4A7C15
@@ -30,17 +30,17 @@ _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def key(seed: int, epoch: int, what: str) -> int:
-    """64 bits that stand for all three."""
+    """Hash seed, epoch and purpose to 64 bits."""
     return stable_hash(seed, epoch, what)
 
 
 def words(key: int, indices: npt.ArrayLike) -> Words:
-    """One word for each index, in its shape."""
+    """Return one random word for each index, in the shape of `indices`."""
     return _mix(np.uint64(key) + (np.asarray(indices).astype(np.uint64) + np.uint64(1)) * _GAMMA)
 
 
 def order(seed: int, epoch: int, what: str, indices: npt.ArrayLike) -> Indices:
-    """`indices`, sorted by their words: a random order in which the place of each depends on itself alone."""
+    """Shuffle `indices` by sorting them by their words."""
     indices = np.asarray(indices, dtype=np.int64)
     return indices[np.argsort(words(key(seed, epoch, what), indices), kind="stable")]
 
@@ -52,10 +52,10 @@ def _mix(x: Words) -> Words:
 
 
 class SampleGenerator:
-    """Random numbers for the samples of a batch, a row each: what an augmentation gets.
+    """Random numbers for an augmentation, one row per sample of a batch.
 
-    A sample's row depends on (seed, epoch, index of the sample) and on how many numbers were asked for before, not on
-    the batch. So an augmentation that draws from nothing else is a pure function of those.
+    The row of a sample depends on (seed, epoch, index of the sample) and on how many numbers were drawn before, not on
+    the batch. An augmentation that only draws from it is a pure function of those.
 
     Args:
         seed, epoch: >= 0.
@@ -78,18 +78,18 @@ class SampleGenerator:
         return len(self._states)
 
     def words(self, *shape: int) -> Words:
-        """64 random bits each, (B, *shape) uint64."""
+        """Draw 64 random bits each, (B, *shape) uint64."""
         count = math.prod(shape)
         counters = np.arange(self._drawn + 1, self._drawn + count + 1, dtype=np.uint64) * _GAMMA
         self._drawn += count
         return _mix(self._states[:, None] + counters).reshape(len(self), *shape)
 
     def uniform(self, *shape: int) -> Tensor:
-        """In [0, 1), (B, *shape) float32: multiples of 2⁻²⁴."""
+        """Draw from [0, 1), (B, *shape) float32: multiples of 2⁻²⁴."""
         return torch.from_numpy((self.words(*shape) >> np.uint64(40)).astype(np.float32) * np.float32(2**-24))
 
     def integers(self, low: int, high: int, *shape: int) -> Tensor:
-        """In [low, high), (B, *shape) int64; for up to 2³² values, which are equally likely to 1 part in 2³²/values."""
+        """Draw from [low, high), (B, *shape) int64; up to 2³² values, uniform to 1 part in 2³²/values."""
         values = checks.integer("high", high, low=low + 1) - low
         if values > 2**32:
             raise ValueError(f"high must be <= low + 2**32, got {low} and {high}")
@@ -97,8 +97,8 @@ class SampleGenerator:
         return torch.from_numpy(scaled.astype(np.int64) + low)
 
     def normal(self, *shape: int) -> Tensor:
-        """N(0, 1), (B, *shape) float32, by Box and Muller from the two halves of a word."""
-        # numpy, not torch: MKL's log and cos may round by where a number lies in memory, which a batch decides
+        """Draw from N(0, 1), (B, *shape) float32, by Box and Muller from the two halves of a word."""
+        # numpy, not torch: MKL's log and cos may round differently by memory alignment, that is, by batch
         bits = self.words(*shape)
         radius = np.sqrt(-2 * np.log(((bits >> np.uint64(32)) + np.uint64(1)) * 2.0**-32))
         return torch.from_numpy(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from .._internal.nearest import nearest_few
+from .._internal.nearest import nearest_few, unknown
 from ._dataset import ArrayDataset, Graph, LazyDataset
 
 Loader = Callable[..., Any]
@@ -25,11 +25,11 @@ _InMemory = Literal[
 
 
 def register(name: str, loader: Loader, *, kind: str | None = None, folders: tuple[str, ...] = ()) -> None:
-    """Makes a data set of your own known by name.
+    """Register a data set under a name, for :func:`load`.
 
     Args:
-        loader: ``loader(root, split, **options)`` gives a torch Dataset with ``labels`` and ``classes`` (such as
-            :class:`ArrayDataset`); root is a Path, or None where none was given.
+        loader: ``loader(root, split, **options)`` returns a torch Dataset with ``labels`` and ``classes`` (such as
+            :class:`ArrayDataset`); root is a Path or None.
         kind: images, points, text or graph; a config is then checked for a network that takes it. None: not checked.
         folders: the folders its official files come in, below root.
 
@@ -53,7 +53,7 @@ def register(name: str, loader: Loader, *, kind: str | None = None, folders: tup
 
 
 def names() -> list[str]:
-    """Every name that :func:`load` takes."""
+    """Return all names for :func:`load`."""
     return sorted(LOADERS)
 
 
@@ -78,19 +78,19 @@ def load(
 @overload
 def load(name: str, root: str | os.PathLike[str] | None = None, split: str = "train", **options: Any) -> Any: ...
 def load(name: str, root: str | os.PathLike[str] | None = None, split: str = "train", **options: Any) -> Any:
-    """A data set from its official files. Nothing is fetched.
+    """Load a data set from its official files. Nothing is downloaded.
 
     Args:
         name: one of :func:`names`.
-        root: the folder that holds the official ones (MNIST/raw, cifar-10-batches-bin, planetoid, ...), or the official
-            one itself; None: the environment variable HYPERSPHERE_DATA. ``digits`` needs none.
+        root: the folder that holds the official folders (MNIST/raw, cifar-10-batches-bin, planetoid, ...), or one of
+            these itself; None: the environment variable HYPERSPHERE_DATA. ``digits`` needs none.
         split: train | test; also val for cifar_fs, fc100 and image_folder, all for orl and lfw.
         options: labels="fine" | "coarse" for cifar100; classes=10 | 40 and points for modelnet; context and stride for
             text.
 
     Returns:
-        A torch Dataset with len(), ds[i] -> (tensor, int), ``.labels`` (N,) int64 and ``.classes``. What fits in memory
-        has ``.inputs``: uint8 images (N, C, H, W), float32 points (N, P, 3), int64 text. A :class:`Graph` for cora,
+        A torch Dataset with len(), ds[i] -> (tensor, int), ``.labels`` (N,) int64 and ``.classes``. Sets in memory
+        have ``.inputs``: uint8 images (N, C, H, W), float32 points (N, P, 3), int64 text. A :class:`Graph` for cora,
         citeseer and pubmed, with a mask for each split.
 
     Example:
@@ -103,23 +103,20 @@ def load(name: str, root: str | os.PathLike[str] | None = None, split: str = "tr
     """
     if not isinstance(name, str) or name not in LOADERS:
         near = nearest_few(str(name), LOADERS)
-        hint = f"; the nearest are {', '.join(near)}" if near else f"; there are {', '.join(names())}"
-        raise ValueError(f"name must be a data set of hypersphere.data.names(), got {name!r}{hint}")
+        hint = f", did you mean {' or '.join(map(repr, near))}?" if near else f": must be one of {', '.join(names())}"
+        raise ValueError(f"unknown data set {name!r}{hint}")
     loader = LOADERS[name]
     accepted = list(inspect.signature(loader).parameters.values())[2:]
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted):
         known = [parameter.name for parameter in accepted]
         for option in options:
             if option not in known:
-                near = nearest_few(option, known, 1)
-                hint = f" (did you mean {near[0]}?)" if near else ""
-                has = f"it has {', '.join(known)}" if known else "it has none"
-                raise ValueError(f"{name} has no option {option!r}{hint}; {has}")
-    return loader(_root(root), split, **options)
+                raise ValueError(unknown(f"{name} option", option, known or ["none"]))
+    return loader(_resolve_root(root), split, **options)
 
 
-def _root(root: str | os.PathLike[str] | None) -> Path | None:
-    """`root`, else the environment's, else None."""
+def _resolve_root(root: str | os.PathLike[str] | None) -> Path | None:
+    """Return `root`, else HYPERSPHERE_DATA, else None."""
     if root is not None and not isinstance(root, str | os.PathLike):
         raise TypeError(f"root must be a path, got {root!r}")
     given = os.environ.get("HYPERSPHERE_DATA") if root is None else root

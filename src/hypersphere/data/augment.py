@@ -1,9 +1,8 @@
-"""What the papers do to images and points before a network sees them, for whole batches at once.
+"""The papers' augmentations of images and points, for whole batches.
 
-An augmentation is a callable(inputs, generator): inputs (B, ...) as they are stored, a
-:class:`~hypersphere.data._random.SampleGenerator` with a row of random numbers for each sample. The classes below are
-its parts, ``Compose`` chains them, ``AUGMENTATIONS`` has the papers' own by name. They leave the inputs they are given
-as they are.
+An augmentation is a callable(inputs, generator): stored inputs (B, ...), and a
+:class:`~hypersphere.data._random.SampleGenerator` with a row of random numbers for each sample. ``Compose`` chains the
+classes below, ``AUGMENTATIONS`` has the papers' ones by name. They do not change their inputs.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ PADDINGS = ("symmetric", "zeros")
 
 
 class Compose:
-    """One after the other.
+    """Apply augmentations one after the other.
 
     Example:
         >>> generator = SampleGenerator(0, 0, [0, 1])
@@ -57,7 +56,7 @@ class Compose:
 
 @dataclass(frozen=True)
 class Normalize:
-    """Pixels of 0…255 as float32 (x−127.5)/128, within ±1 (the released code of all three papers); exact in float32."""
+    """Map pixels 0…255 to float32 (x−127.5)/128, within ±1, as the released code of all three papers does."""
 
     def __call__(self, inputs: Tensor, generator: SampleGenerator | None = None) -> Tensor:
         if inputs.dtype != torch.uint8:
@@ -67,7 +66,7 @@ class Normalize:
 
 @dataclass(frozen=True)
 class Flip:
-    """Each image mirrored left-right with this probability, or upside down with `vertical`."""
+    """Flip each image left-right with this probability, or upside down with `vertical`."""
 
     probability: float = 0.5
     vertical: bool = False
@@ -76,7 +75,7 @@ class Flip:
         checks.number("probability", self.probability, low=0, high=1)
 
     def __call__(self, inputs: Tensor, generator: SampleGenerator) -> Tensor:
-        images(inputs)
+        check_images(inputs)
         chosen = (generator.uniform() < self.probability).numpy()
         x = inputs.numpy()
         out = x.copy()
@@ -86,12 +85,12 @@ class Flip:
 
 @dataclass(frozen=True)
 class Crop:
-    """A window of size×size out of each image, every place equally likely.
+    """Crop a random window of size×size pixels from each image.
 
     Args:
         size: of the window, pixels.
         padding: pixels added on every side first.
-        mode: "symmetric", the image mirrored at its border, border pixels twice (…cba|abc…), or "zeros", black.
+        mode: of the padding: "symmetric" (…cba|abc…) or "zeros".
     """
 
     size: int
@@ -104,18 +103,20 @@ class Crop:
         checks.choice("mode", self.mode, PADDINGS)
 
     def __call__(self, inputs: Tensor, generator: SampleGenerator) -> Tensor:
-        height, width = (pixels + 2 * self.padding - self.size for pixels in window(inputs, self.size, self.padding))
-        x = padded(inputs.numpy(), self.padding, self.mode)
+        height, width = (
+            pixels + 2 * self.padding - self.size for pixels in check_window(inputs, self.size, self.padding)
+        )
+        x = pad_images(inputs.numpy(), self.padding, self.mode)
         top, left = generator.integers(0, height + 1).numpy(), generator.integers(0, width + 1).numpy()
-        # all windows of all images as a view, (B, tops, lefts, C, size, size), of which one an image is copied
-        every = np.lib.stride_tricks.sliding_window_view(x, (self.size, self.size), axis=(2, 3)).transpose(
+        # a view of all windows of all images, (B, tops, lefts, C, size, size); one per image is copied
+        windows = np.lib.stride_tricks.sliding_window_view(x, (self.size, self.size), axis=(2, 3)).transpose(
             0, 2, 3, 1, 4, 5
         )
-        return torch.from_numpy(every[np.arange(len(x)), top, left])
+        return torch.from_numpy(windows[np.arange(len(x)), top, left])
 
 
-def padded(x: npt.NDArray[Any], padding: int, mode: str) -> npt.NDArray[Any]:
-    """Images (B, C, H, W) with `padding` pixels on every side, as np.pad makes them, in half its time."""
+def pad_images(x: npt.NDArray[Any], padding: int, mode: str) -> npt.NDArray[Any]:
+    """Pad images (B, C, H, W) on every side like np.pad, in half its time."""
     if not padding:
         return x
     height, width = x.shape[2:]
@@ -134,7 +135,7 @@ def padded(x: npt.NDArray[Any], padding: int, mode: str) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True)
 class CenterCrop:
-    """The middle size×size pixels."""
+    """Crop the middle size×size pixels."""
 
     size: int
 
@@ -142,13 +143,13 @@ class CenterCrop:
         checks.integer("size", self.size, low=1)
 
     def __call__(self, inputs: Tensor, generator: SampleGenerator | None = None) -> Tensor:
-        top, left = ((pixels - self.size) // 2 for pixels in window(inputs, self.size))
+        top, left = ((pixels - self.size) // 2 for pixels in check_window(inputs, self.size))
         return inputs[:, :, top : top + self.size, left : left + self.size]
 
 
 @dataclass(frozen=True)
 class Resize:
-    """To size×size pixels whatever the shape was, bilinear and antialiased."""
+    """Resize to size×size pixels, bilinear and antialiased; the aspect ratio may change."""
 
     size: int
 
@@ -157,15 +158,15 @@ class Resize:
 
     def __call__(self, inputs: Tensor, generator: SampleGenerator | None = None) -> Tensor:
         size = (self.size, self.size)
-        if images(inputs) == size:
+        if check_images(inputs) == size:
             return inputs
         return F.interpolate(inputs.contiguous(), size, mode="bilinear", antialias=True, align_corners=False)
 
 
 @dataclass(frozen=True)
 class TakePoints:
-    """`count` points of each cloud (B, P, 3): the first, as the official code of PointNet does (the files hold them in
-    random order), or a fresh draw without repetition with `random`."""
+    """Take `count` points of each cloud (B, P, 3): the first, as PointNet's official code does (the files are in random
+    order), or with `random` a draw without replacement."""
 
     count: int = 1024
     random: bool = False
@@ -174,18 +175,18 @@ class TakePoints:
         checks.integer("count", self.count, low=1)
 
     def __call__(self, inputs: Tensor, generator: SampleGenerator) -> Tensor:
-        there = points(inputs)
-        if there < self.count:
-            raise ValueError(f"inputs must have at least {self.count} points, got {there}")
+        available = check_points(inputs)
+        if available < self.count:
+            raise ValueError(f"inputs must have at least {self.count} points, got {available}")
         if not self.random:
             return inputs[:, : self.count]
-        drawn = torch.from_numpy(np.argsort(generator.words(there), axis=1, kind="stable")[:, : self.count])
+        drawn = torch.from_numpy(np.argsort(generator.words(available), axis=1, kind="stable")[:, : self.count])
         return inputs.gather(1, drawn.unsqueeze(2).expand(-1, -1, 3))
 
 
 @dataclass(frozen=True)
 class RotateUp:
-    """Each cloud turned about the up axis (y in ModelNet's files) by an angle from [0, 2π)."""
+    """Rotate each cloud about the up axis (y in ModelNet's files) by an angle from [0, 2π)."""
 
     axis: int = 1
 
@@ -193,20 +194,20 @@ class RotateUp:
         checks.choice("axis", self.axis, (0, 1, 2))
 
     def __call__(self, inputs: Tensor, generator: SampleGenerator) -> Tensor:
-        points(inputs)
+        check_points(inputs)
         angle = generator.uniform().double().mul_(math.tau).unsqueeze(1).numpy()
         cos, sin = (torch.from_numpy(f(angle)).to(inputs.dtype) for f in (np.cos, np.sin))
         first, second = (axis for axis in range(3) if axis != self.axis)
         a, b = inputs[..., first], inputs[..., second]
         out = inputs.clone()
-        # products and sums one by one: a matrix product may round by the size of the batch
+        # elementwise, because the rounding of a matrix product may depend on the batch size
         out[..., first], out[..., second] = a * cos - b * sin, a * sin + b * cos
         return out
 
 
 @dataclass(frozen=True)
 class Jitter:
-    """Every coordinate moved by N(0, sigma), at most by `clip`."""
+    """Add noise from N(0, sigma), clipped to ±`clip`, to every coordinate."""
 
     sigma: float = 0.01
     clip: float = 0.05
@@ -216,47 +217,49 @@ class Jitter:
         checks.number("clip", self.clip, low=0)
 
     def __call__(self, inputs: Tensor, generator: SampleGenerator) -> Tensor:
-        count = points(inputs)
+        count = check_points(inputs)
         return inputs + generator.normal(count, 3).mul_(self.sigma).clamp_(-self.clip, self.clip).to(inputs.dtype)
 
 
-def images(inputs: Any) -> tuple[int, int]:
-    """Height and width of (B, C, H, W)."""
+def check_images(inputs: Any) -> tuple[int, int]:
+    """Check images (B, C, H, W); return height and width."""
     if not isinstance(inputs, Tensor) or inputs.dim() != 4:
-        raise ValueError(f"inputs must be images (B, C, H, W), got {_what(inputs)}")
+        raise ValueError(f"inputs must be images (B, C, H, W), got {_describe(inputs)}")
     return inputs.shape[2], inputs.shape[3]
 
 
-def window(inputs: Any, size: int, padding: int = 0) -> tuple[int, int]:
-    """Height and width of images (B, C, H, W) that have room for a window, padded on every side."""
-    height, width = images(inputs)
+def check_window(inputs: Any, size: int, padding: int = 0) -> tuple[int, int]:
+    """Check that padded images (B, C, H, W) are at least as large as a window; return height and width."""
+    height, width = check_images(inputs)
     if min(height, width) + 2 * padding < size:
-        raise ValueError(f"inputs must be images of at least {size - 2 * padding} pixels a side, got {height}×{width}")
+        raise ValueError(
+            f"inputs must be images of at least {size - 2 * padding} pixels per side, got {height}×{width}"
+        )
     return height, width
 
 
-def points(inputs: Any) -> int:
-    """P of (B, P, 3)."""
+def check_points(inputs: Any) -> int:
+    """Check points (B, P, 3); return P."""
     if not isinstance(inputs, Tensor) or inputs.dim() != 3 or inputs.shape[2] != 3 or not inputs.is_floating_point():
-        raise ValueError(f"inputs must be points (B, P, 3) of floating point numbers, got {_what(inputs)}")
+        raise ValueError(f"inputs must be floating point (B, P, 3), got {_describe(inputs)}")
     return inputs.shape[1]
 
 
-def _what(inputs: Any) -> str:
+def _describe(inputs: Any) -> str:
     return f"{tuple(inputs.shape)} {inputs.dtype}" if isinstance(inputs, Tensor) else type(inputs).__name__
 
 
 def as_stored(inputs: Tensor, generator: SampleGenerator | None = None) -> Tensor:
-    """What ``augment=None`` does: uint8 images are normalized as every name of the tables does it, the rest is left."""
+    """Apply ``augment=None``: normalize uint8 images as all named augmentations do; return other inputs unchanged."""
     return Normalize()(inputs) if inputs.dtype == torch.uint8 else inputs
 
 
 _PAD_CROP_FLIP = Compose(Crop(32, padding=4), Flip(), Normalize())
 
-#: The papers' own by name; ``<name>.eval`` is what the same network sees when it is tested, without chance.
+#: The papers' augmentations by name; ``<name>.eval`` is the deterministic one for evaluation.
 AUGMENTATIONS: dict[str, Augmentation] = {
     # 001, 4: "CIFAR10 (only with random left-right flipping)"; CIFAR-10+ and CIFAR-100 with the full augmentation,
-    # padded symmetrically in the released code. 4.5 also names vertical flips, which the released code leaves out.
+    # padded symmetrically in the released code. 4.5 also names vertical flips, which the released code does not have.
     "cifar10.spherenet": Compose(Flip(), Normalize()),
     "cifar10+.spherenet": _PAD_CROP_FLIP,
     "cifar10+.spherenet.vertical": Compose(Crop(32, padding=4), Flip(), Flip(vertical=True), Normalize()),
@@ -275,7 +278,7 @@ AUGMENTATIONS |= {
 
 
 def resolve(augment: AugmentationLike) -> Augmentation:
-    """The callable that `augment` stands for."""
+    """Return the augmentation for a name, a callable or None."""
     if augment is None:
         return as_stored
     if isinstance(augment, str) and augment in AUGMENTATIONS:

@@ -61,7 +61,7 @@ FC100 = {
 
 @dataclass(frozen=True)
 class Layout:
-    """The official files of a set: how they are called and what is in them."""
+    """Names and content of the official files of a data set."""
 
     source: _files.Source  # folders: binary, Python
     files: dict[str, tuple[str, ...]]
@@ -94,48 +94,48 @@ CIFAR100 = Layout(
 
 
 def cifar10(root: Path | None, split: str) -> ArrayDataset:
-    """Images uint8 (N, 3, 32, 32); split: train (50,000) | test (10,000)."""
+    """Load images uint8 (N, 3, 32, 32); split: train (50,000) | test (10,000)."""
     checks.choice("split", split, ("train", "test"))
-    return _whole(CIFAR10, root, split, "fine")
+    return _load_split(CIFAR10, root, split, "fine")
 
 
 def cifar100(root: Path | None, split: str, labels: str = "fine") -> ArrayDataset:
-    """Images uint8 (N, 3, 32, 32); split: train (50,000) | test (10,000); labels: fine (100) | coarse (20)."""
+    """Load images uint8 (N, 3, 32, 32); split: train (50,000) | test (10,000); labels: fine (100) | coarse (20)."""
     checks.choice("split", split, ("train", "test"))
     checks.choice("labels", labels, ("fine", "coarse"))
-    return _whole(CIFAR100, root, split, labels)
+    return _load_split(CIFAR100, root, split, labels)
 
 
 def cifar_fs(root: Path | None, split: str) -> ArrayDataset:
-    """CIFAR-FS: all images of 64 (train), 16 (val) or 20 (test) of CIFAR-100's classes, 600 of each."""
+    """Load CIFAR-FS: all images of 64 (train), 16 (val) or 20 (test) of CIFAR-100's classes, 600 of each."""
     checks.choice("split", split, ("train", "val", "test"))
     held = {part: names.split() for part, names in CIFAR_FS.items()}
     rest = [name for name in FINE if name not in held["val"] + held["test"]]
-    return _few_shot("cifar_fs", root, held.get(split, rest))
+    return _load_classes("cifar_fs", root, held.get(split, rest))
 
 
 def fc100(root: Path | None, split: str) -> ArrayDataset:
-    """FC100: all images of 12 (train), 4 (val) or 4 (test) of CIFAR-100's coarse classes: 60, 20 or 20 fine ones."""
+    """Load FC100: all images of 12 (train), 4 (val) or 4 (test) of CIFAR-100's coarse classes: 60, 20, 20 fine ones."""
     checks.choice("split", split, ("train", "val", "test"))
     held = {part: names.split() for part, names in FC100.items()}
     rest = [name for name in COARSE if name not in held["val"] + held["test"]]
-    return _few_shot("fc100", root, [name for group in held.get(split, rest) for name in TREE[group].split()])
+    return _load_classes("fc100", root, [name for group in held.get(split, rest) for name in TREE[group].split()])
 
 
-def _whole(layout: Layout, root: Path | None, split: str, kind: str) -> ArrayDataset:
+def _load_split(layout: Layout, root: Path | None, split: str, kind: str) -> ArrayDataset:
     count, classes = layout.images[split], layout.labels[kind][1]
-    parts = _parts(layout, root, split, kind)
+    parts = _open_files(layout, root, split, kind)
     images = np.empty((len(parts) * count, PIXELS), np.uint8)
     labels = np.empty(len(images), np.int64)
     for i, part in enumerate(parts):
         for start, pixels, found in part():
             rows = slice(i * count + start, i * count + start + len(found))
             images[rows], labels[rows] = pixels, found
-    return _dataset(images, labels, classes)
+    return _make_dataset(images, labels, classes)
 
 
-def _few_shot(name: str, root: Path | None, wanted: list[str]) -> ArrayDataset:
-    """All images of some of CIFAR-100's classes; the labels are numbered anew, in alphabetical order."""
+def _load_classes(name: str, root: Path | None, wanted: list[str]) -> ArrayDataset:
+    """Load all images of some of CIFAR-100's classes; labels are renumbered in alphabetical order."""
     layout = replace(CIFAR100, source=replace(CIFAR100.source, name=name))
     classes = sorted(wanted)
     number = np.full(len(FINE), -1)
@@ -147,7 +147,7 @@ def _few_shot(name: str, root: Path | None, wanted: list[str]) -> ArrayDataset:
     labels = np.empty(total, np.int64)
     done = 0
     for split in ("train", "test"):
-        for part in _parts(layout, root, split, "fine"):
+        for part in _open_files(layout, root, split, "fine"):
             for _, pixels, found in part():
                 rows = np.flatnonzero(number[found] >= 0)
                 if done + len(rows) > total:
@@ -157,35 +157,35 @@ def _few_shot(name: str, root: Path | None, wanted: list[str]) -> ArrayDataset:
                 done += len(rows)
     if done < total or (np.bincount(labels) != each).any():
         raise ValueError(uneven)
-    return _dataset(images, labels, classes)
+    return _make_dataset(images, labels, classes)
 
 
-def _dataset(images: _files.Bytes, labels: npt.NDArray[np.int64], classes: list[str]) -> ArrayDataset:
+def _make_dataset(images: _files.Bytes, labels: npt.NDArray[np.int64], classes: list[str]) -> ArrayDataset:
     return ArrayDataset(torch.from_numpy(images).view(-1, 3, 32, 32), torch.from_numpy(labels), classes)
 
 
-# A file, a few hundred images at a time: number of the first, pixels (n, PIXELS), labels (n,); the next overwrite them.
-Part = Callable[[], Iterator[tuple[int, _files.Bytes, npt.NDArray[Any]]]]
+# Iterates over a file in chunks: index of the first image, pixels (n, PIXELS), labels (n,), in a reused buffer.
+ReadChunks = Callable[[], Iterator[tuple[int, _files.Bytes, npt.NDArray[Any]]]]
 
 
-def _parts(layout: Layout, root: Path | None, split: str, kind: str) -> list[Part]:
-    """The files of a split, all looked at before the first is read."""
+def _open_files(layout: Layout, root: Path | None, split: str, kind: str) -> list[ReadChunks]:
+    """Open the files of a split; all are checked before the first is read."""
     names = layout.files[split]
     folder = layout.source.find(root, *(name + ".bin" for name in names), *names)
     paths = [layout.source.file(folder, name + ".bin", name) for name in names]
     if all(path.suffix == ".bin" for path in paths):
-        return [_binary(layout, path, split, kind) for path in paths]
-    return [_python(layout, path, split, kind) for path in paths]
+        return [_open_binary(layout, path, split, kind) for path in paths]
+    return [_open_pickle(layout, path, split, kind) for path in paths]
 
 
-def _binary(layout: Layout, path: Path, split: str, kind: str) -> Part:
-    """Records of one byte for each kind of label, then red, green and blue."""
+def _open_binary(layout: Layout, path: Path, split: str, kind: str) -> ReadChunks:
+    """Open a binary file: records of one byte for each kind of label, then red, green and blue."""
     count, skip = layout.images[split], len(layout.labels)
     column, classes = list(layout.labels).index(kind), len(layout.labels[kind][1])
     _files.check_size(path, count * (skip + PIXELS))
 
     def read() -> Iterator[tuple[int, _files.Bytes, npt.NDArray[Any]]]:
-        for start, part in _files.records(path, 0, count, skip + PIXELS):
+        for start, part in _files.iter_records(path, 0, count, skip + PIXELS):
             labels = part[:, column]
             _files.check_labels(path, labels, classes, start)
             yield start, part[:, skip:], labels
@@ -193,21 +193,21 @@ def _binary(layout: Layout, path: Path, split: str, kind: str) -> Part:
     return read
 
 
-def _python(layout: Layout, path: Path, split: str, kind: str) -> Part:
-    """A pickled dict: data, an array (images, PIXELS) of bytes, and a list for each kind of label."""
+def _open_pickle(layout: Layout, path: Path, split: str, kind: str) -> ReadChunks:
+    """Open a pickled dict: data, an array (images, PIXELS) of bytes, and a list for each kind of label."""
     count, (key, classes) = layout.images[split], layout.labels[kind]
     content = _pickles.load(path)
     data, given = (content.get(b"data"), content.get(key)) if type(content) is dict else (None, None)
     if type(data) is not _pickles.Array or data.dtype != np.uint8 or data.shape != (count, PIXELS) or data.fortran:
-        raise ValueError(f"{path} must have under 'data' an array ({count}, {PIXELS}) of bytes")
+        raise ValueError(f"{path}: 'data' must be an array ({count}, {PIXELS}) of bytes")
     if type(given) is not list or len(given) != count or not all(type(label) is int for label in given):
-        raise ValueError(f"{path} must have under {key.decode()!r} a list of {count} labels")
+        raise ValueError(f"{path}: {key.decode()!r} must be a list of {count} labels")
     labels = np.array(given)
     _files.check_labels(path, labels, len(classes))
     offset = data.content.offset if isinstance(data.content, _pickles.Span) else 0
 
     def read() -> Iterator[tuple[int, _files.Bytes, npt.NDArray[Any]]]:
-        for start, part in _files.records(path, offset, count, PIXELS):
+        for start, part in _files.iter_records(path, offset, count, PIXELS):
             yield start, part, labels[start : start + len(part)]
 
     return read

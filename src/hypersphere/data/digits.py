@@ -1,7 +1,7 @@
-"""Handwritten digits that come with the package: 1797 images of 8×8, for a first try without any file.
+"""Handwritten digits that come with the package: 1797 images of 8×8.
 
 They are the test set of E. Alpaydin and C. Kaynak's "Optical Recognition of Handwritten Digits" (UCI Machine Learning
-Repository, CC BY 4.0), the one that scikit-learn has too; digits.npz holds it as it is, grey levels 0 to 16.
+Repository, CC BY 4.0), which scikit-learn has too; digits.npz holds it unchanged, grey levels 0 to 16.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ TRAIN = 1280
 
 
 def digits(root: Path | None, split: str) -> ArrayDataset:
-    """Images uint8 (N, 1, 8, 8), their 17 grey levels spread over 0 to 255; split: train (1280) | test (517).
+    """Load images uint8 (N, 1, 8, 8), the 17 grey levels scaled to 0…255; split: train (1280) | test (517).
 
-    The images stand in the order they were collected in, so the last 517 are mostly by other hands than the first.
+    The images are in the order of collection, so the last 517 are mostly by other writers than the first.
     """
     checks.choice("split", split, ("train", "test"))
     rows = slice(TRAIN) if split == "train" else slice(TRAIN, None)

@@ -17,7 +17,7 @@ from .._internal import checks
 from . import _files
 from ._dataset import ArrayDataset, LazyDataset
 from ._registry import register
-from .image_folder import lazy
+from .image_folder import list_images
 
 ORL = _files.Source(
     "orl",
@@ -39,13 +39,13 @@ LFW = _files.Source(
     "<person>/<person>_0001.jpg and so on, and beside it or in it pairs.txt, peopleDevTrain.txt and peopleDevTest.txt",
     "http://vis-www.cs.umass.edu/lfw/",
 )
-PEOPLE, EACH, HEIGHT, WIDTH = 40, 10, 112, 92
+PEOPLE, HEIGHT, WIDTH = 40, 112, 92
 
 
 def orl(root: Path | None, split: str) -> ArrayDataset:
-    """Images uint8 (N, 1, 112, 92) of 40 people, 10 of each; split: train (images 1–5) | test (6–10) | all.
+    """Load images uint8 (N, 1, 112, 92) of 40 people, 10 of each; split: train (images 1–5) | test (6–10) | all.
 
-    The set has no official split.
+    There is no official split.
     """
     checks.choice("split", split, ("train", "test", "all"))
     wanted = {"train": range(1, 6), "test": range(6, 11), "all": range(1, 11)}[split]
@@ -59,58 +59,58 @@ def orl(root: Path | None, split: str) -> ArrayDataset:
 
 
 def _read_pgm(path: Path, image: _files.Bytes) -> None:
-    """The pixels of a binary PGM of the size of `image`: ``P5 width height 255``, one white space, the bytes."""
+    """Read a binary PGM into `image`: ``P5 width height 255``, one white space, the bytes."""
     with open(path, "rb") as file:
         head = re.match(rb"P5\s+(?:#[^\n]*\n\s*)*(\d{1,9})\s+(\d{1,9})\s+(\d{1,9})\s", file.read(512))
         if head is None:
-            raise ValueError(f"{path} is no binary PGM file: expected P5, width, height and 255")
+            raise ValueError(f"{path} is not a binary PGM file: expected P5, width, height and 255")
         width, height, white = (int(number) for number in head.groups())
         if (height, width, white) != (*image.shape, 255):
             expected = f"{image.shape[1]}×{image.shape[0]} pixels of 0 to 255"
             raise ValueError(f"{path} must have {expected}, got {width}×{height} of 0 to {white}")
         _files.check_size(path, head.end() + image.size)
         file.seek(head.end())
-        _files.fill(file, image, path)
+        _files.read_into(file, image, path)
 
 
 def lfw(root: Path | None, split: str) -> LazyDataset:
-    """Images uint8 (3, 250, 250), 13,233 of 5749 people, who are the classes; decoded when they are asked for.
+    """Load images uint8 (3, 250, 250), 13,233 of 5749 people, who are the classes; decoded on access.
 
     Args:
         split: train | test, the people of peopleDevTrain.txt and peopleDevTest.txt (View 1) | all, which the pair
             lists of :func:`read_pairs` refer to.
     """
     checks.choice("split", split, ("train", "test", "all"))
-    folder = _lfw_folder(root)
+    folder = _find_lfw(root)
     if split == "all":
-        return lazy(folder, _files.folders(folder))
+        return list_images(folder, _files.list_folders(folder))
     name = {"train": "peopleDevTrain.txt", "test": "peopleDevTest.txt"}[split]
     path = LFW.file(folder, name, os.path.join(os.pardir, name))
     lines = [line.split() for line in _files.read_text(path).splitlines() if line.strip()]
-    if not lines or len(lines[0]) != 1 or len(lines) - 1 != _files.integers(path, lines[0])[0]:
-        raise ValueError(f"{path} must begin with the number of people that follow, one a line")
+    if not lines or len(lines[0]) != 1 or len(lines) - 1 != _files.parse_integers(path, lines[0])[0]:
+        raise ValueError(f"{path} must begin with the number of people that follow, one per line")
     people = {}
     for line in lines[1:]:
         if len(line) != 2:
             raise ValueError(f"{path} must have a name and a number in each line, got {' '.join(line)[:80]!r}")
-        people[_person(path, line[0])] = _files.integers(path, line[1:], low=1)[0]
+        people[_check_person(path, line[0])] = _files.parse_integers(path, line[1:], low=1)[0]
     for person in people:
         if not (folder / person).is_dir():
-            raise ValueError(f"lfw: {folder / person} is missing, which {path} names")
-    data = lazy(folder, sorted(people))
+            raise ValueError(f"lfw: {folder / person}, listed in {path}, is missing")
+    data = list_images(folder, sorted(people))
     counts = torch.bincount(data.labels, minlength=len(people)).tolist()
     for person, count in zip(data.classes, counts, strict=True):
         if count != people[person]:
-            raise ValueError(f"{folder / person} must have {people[person]} images by {path}, got {count}")
+            raise ValueError(f"{folder / person} must have {people[person]} images (see {path}), got {count}")
     return data
 
 
-def _lfw_folder(root: Path | None) -> Path:
+def _find_lfw(root: Path | None) -> Path:
     if root is not None:
         for folder in [root / name for name in LFW.folders] + [root]:
             if folder.is_dir() and any(
                 (folder / person / f"{person}_0001{suffix}").is_file()
-                for person in _files.folders(folder)
+                for person in _files.list_folders(folder)
                 for suffix in (".jpg", ".png")
             ):
                 return folder
@@ -118,7 +118,7 @@ def _lfw_folder(root: Path | None) -> Path:
 
 
 class Pair(NamedTuple):
-    """Two images by name, whether they show the same person, and the fold they belong to."""
+    """Two images by name, whether they show the same person, and their fold."""
 
     first: str
     second: str
@@ -134,7 +134,7 @@ class Pairs(Sequence[Pair]):
         first, second: names of the images, such as "Abel_Pacheco_0001".
         same: (P,) bool.
         fold: (P,) int64, 0 to folds − 1.
-        folds: their number; 1 for a list without folds.
+        folds: the number of folds; 1 for a list without folds.
     """
 
     first: list[str]
@@ -156,12 +156,12 @@ class Pairs(Sequence[Pair]):
         return Pair(self.first[index], self.second[index], bool(self.same[index]), int(self.fold[index]))
 
     def locate(self, dataset: LazyDataset) -> Tensor:
-        """(P, 2) int64: where the images of each pair stand in `dataset`, LFW's split all."""
-        places = {os.path.splitext(os.path.basename(path))[0]: i for i, path in enumerate(dataset.paths)}
+        """Return the indices (P, 2) int64 of the images of each pair in `dataset`, LFW's split all."""
+        indices = {os.path.splitext(os.path.basename(path))[0]: i for i, path in enumerate(dataset.paths)}
         for name in (*self.first, *self.second):
-            if name not in places:
-                raise ValueError(f"the data set has no image {name}, which the list of pairs names")
-        return torch.tensor([[places[a], places[b]] for a, b in zip(self.first, self.second, strict=True)])
+            if name not in indices:
+                raise ValueError(f"dataset must have the image {name} of the list of pairs")
+        return torch.tensor([[indices[a], indices[b]] for a, b in zip(self.first, self.second, strict=True)])
 
     def __repr__(self) -> str:
         folds = "1 fold" if self.folds == 1 else f"{self.folds} folds"
@@ -169,9 +169,9 @@ class Pairs(Sequence[Pair]):
 
 
 def read_pairs(path: str | os.PathLike[str]) -> Pairs:
-    """The pairs of LFW's pairs.txt, pairsDevTrain.txt or pairsDevTest.txt.
+    """Read the pairs of LFW's pairs.txt, pairsDevTrain.txt or pairsDevTest.txt.
 
-    The first line has the number of folds (left out: one) and n; then follow for each fold n pairs of the same person,
+    The first line has the number of folds (default: one) and n; then each fold has n pairs of the same person,
     ``name i j``, and n of different ones, ``name i name j``.
 
     Example:
@@ -184,11 +184,11 @@ def read_pairs(path: str | os.PathLike[str]) -> Pairs:
     path = Path(path)
     lines = [line.split() for line in _files.read_text(path).splitlines() if line.strip()]
     if not lines or len(lines[0]) > 2:
-        raise ValueError(f"{path} must begin with the number of folds and of pairs in each, or the latter alone")
-    head = _files.integers(path, lines[0], low=1)
+        raise ValueError(f"{path} must begin with the number of folds and of pairs per fold, or only the latter")
+    head = _files.parse_integers(path, lines[0], low=1)
     folds, count = (head[0], head[1]) if len(head) == 2 else (1, head[0])
     if len(lines) - 1 != folds * 2 * count:
-        raise ValueError(f"{path} must have {folds * 2 * count} pairs by its first line, got {len(lines) - 1}")
+        raise ValueError(f"{path} must have {folds * 2 * count} pairs (see its first line), got {len(lines) - 1}")
     first, second = [], []
     for i, line in enumerate(lines[1:]):
         same = i // count % 2 == 0
@@ -196,15 +196,15 @@ def read_pairs(path: str | os.PathLike[str]) -> Pairs:
             expected = "name i j" if same else "name i name j"
             raise ValueError(f"{path}: pair {i + 1} must be '{expected}', got {' '.join(line)[:80]!r}")
         other = line[0] if same else line[2]
-        a, b = _files.integers(path, [line[1], line[-1]], low=1)
-        first.append(f"{_person(path, line[0])}_{a:04d}")
-        second.append(f"{_person(path, other)}_{b:04d}")
+        a, b = _files.parse_integers(path, [line[1], line[-1]], low=1)
+        first.append(f"{_check_person(path, line[0])}_{a:04d}")
+        second.append(f"{_check_person(path, other)}_{b:04d}")
     number = torch.arange(len(first))
     return Pairs(first, second, number // count % 2 == 0, number // (2 * count), folds)
 
 
-def _person(path: Path, name: str) -> str:
-    """A name that is a folder's, and leads nowhere else."""
+def _check_person(path: Path, name: str) -> str:
+    """Require a name that is safe as a folder."""
     if "/" in name or "\\" in name or "\0" in name or name.startswith("."):
         raise ValueError(f"{path} must have names of people, got {name[:80]!r}")
     return name

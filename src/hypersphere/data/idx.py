@@ -1,7 +1,7 @@
 """MNIST and Fashion-MNIST: idx files, plain or gzipped.
 
-An idx file: two zero bytes, the type of its numbers (8: unsigned bytes), the number of its dimensions, each dimension
-as a big-endian 32-bit number, then the numbers.
+An idx file: two zero bytes, the dtype (8: unsigned bytes), the number of dimensions, the shape as big-endian 32-bit
+numbers, then the data.
 """
 
 from __future__ import annotations
@@ -33,61 +33,65 @@ FASHION = _files.Source(
 )
 DIGITS = [str(digit) for digit in range(10)]
 CLOTHES = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
-WHAT = ("images-idx3", "labels-idx1")
-# No deflate stream grows by more than this.
-DEFLATE = 1032
-# What the official files hold; a file that promises more is not read.
-MOST = (60_000, 28, 28)
+PARTS = ("images-idx3", "labels-idx1")
+# The largest ratio by which deflate can expand.
+MAX_EXPANSION = 1032
+# The shape of the official files; larger ones are refused.
+MAX_SHAPE = (60_000, 28, 28)
 
 
 def mnist(root: Path | None, split: str) -> ArrayDataset:
-    """Images uint8 (N, 1, 28, 28); split: train (60,000) | test (10,000)."""
+    """Load images uint8 (N, 1, 28, 28); split: train (60,000) | test (10,000)."""
     return _load(MNIST, root, split, DIGITS)
 
 
 def fashion_mnist(root: Path | None, split: str) -> ArrayDataset:
-    """Images uint8 (N, 1, 28, 28); split: train (60,000) | test (10,000)."""
+    """Load images uint8 (N, 1, 28, 28); split: train (60,000) | test (10,000)."""
     return _load(FASHION, root, split, CLOTHES)
 
 
 def _load(source: _files.Source, root: Path | None, split: str, classes: list[str]) -> ArrayDataset:
     checks.choice("split", split, ("train", "test"))
     stem = {"train": "train", "test": "t10k"}[split]
-    names = [[f"{stem}-{what}-ubyte", f"{stem}-{what.replace('-', '.', 1)}-ubyte"] for what in WHAT]
+    names = [[f"{stem}-{part}-ubyte", f"{stem}-{part.replace('-', '.', 1)}-ubyte"] for part in PARTS]
     names = [[*plain, *(name + ".gz" for name in plain)] for plain in names]
     folder = source.find(root, *names[0], *names[1])
     images_path, labels_path = (source.file(folder, *options) for options in names)
-    images, labels = read_idx(images_path, MOST), read_idx(labels_path, MOST[:1])
+    images, labels = read_idx(images_path, MAX_SHAPE), read_idx(labels_path, MAX_SHAPE[:1])
     if len(images) != len(labels):
         raise ValueError(
-            f"{images_path} has {len(images)} images, {labels_path} {len(labels)} labels: expected as many"
+            f"{labels_path} must have {len(images)} labels, one per image of {images_path}, got {len(labels)}"
         )
     _files.check_labels(labels_path, labels, len(classes))
     return ArrayDataset(torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels), classes)
 
 
-def read_idx(path: Path, most: tuple[int, ...]) -> _files.Bytes:
-    """The unsigned bytes of an idx file of shape `most`, or with a smaller first dimension."""
-    dimensions = len(most)
+def read_idx(path: Path, max_shape: tuple[int, ...]) -> _files.Bytes:
+    """Read an idx file of shape `max_shape`, or with a smaller first dimension."""
+    dimensions = len(max_shape)
     zipped = path.suffix == ".gz"
     with gzip.open(path, "rb") if zipped else open(path, "rb", buffering=0) as file:
         try:
             head = np.empty(4 + 4 * dimensions, np.uint8)
-            _files.fill(file, head, path)
+            _files.read_into(file, head, path)
             expected = bytes((0, 0, 8, dimensions))
             if head[:4].tobytes() != expected:
-                raise ValueError(f"{path} is no idx file: expected the bytes {expected!r}, got {head[:4].tobytes()!r}")
+                raise ValueError(
+                    f"{path} is not an idx file: expected the bytes {expected!r}, got {head[:4].tobytes()!r}"
+                )
             shape = [int(n) for n in head[4:].view(">u4")]
-            if not 0 < shape[0] <= most[0] or tuple(shape[1:]) != most[1:]:
-                raise ValueError(f"{path} must have the shape {most}, or less in the first place, got {tuple(shape)}")
+            if not 0 < shape[0] <= max_shape[0] or tuple(shape[1:]) != max_shape[1:]:
+                raise ValueError(
+                    f"{path} must have the shape {max_shape} or a smaller first dimension, got {tuple(shape)}"
+                )
             count = math.prod(shape)
             if not zipped:
                 _files.check_size(path, len(head) + count)
-            elif count > DEFLATE * _files.size_of(path):
-                raise ValueError(f"{path} is truncated: it promises {count} bytes and cannot hold them")
+            elif count > MAX_EXPANSION * _files.file_size(path):
+                raise ValueError(f"{path} is truncated: it cannot hold the {count} bytes of its header")
             data = np.empty(shape, np.uint8)
-            _files.fill(file, data, path)
-            if file.read(1):  # of a gzip file this also compares the checksum
+            _files.read_into(file, data, path)
+            if file.read(1):  # also checks the checksum of a gzip file
                 raise ValueError(f"{path} is too long: expected {len(head) + count} bytes")
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ValueError(f"{path} is a damaged gzip file: {error}") from None

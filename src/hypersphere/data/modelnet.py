@@ -29,16 +29,16 @@ CLASSES = {
     "glass_box guitar keyboard lamp laptop mantel monitor night_stand person piano plant radio range_hood sink sofa "
     "stairs stool table tent toilet tv_stand vase wardrobe xbox",
 }
-# Coordinates hardly compress; a file that promises more than this many times its size has none to give.
+# Coordinates hardly compress: a file that declares more than this many times its size is damaged.
 GROWTH = 16
 
 
 def modelnet(root: Path | None, split: str, classes: int | None = None, points: int = 2048) -> ArrayDataset:
-    """Points float32 (N, points, 3); split: train | test, the files of train_files.txt and test_files.txt.
+    """Load points float32 (N, points, 3); split: train | test, the files of train_files.txt and test_files.txt.
 
     Args:
-        classes: 40 | 10: which ModelNet; None: the one that is there, 40 before 10.
-        points: of each shape, the first so many of 2048; no more are kept.
+        classes: 40 | 10: which ModelNet; None: the one that exists, 40 before 10.
+        points: how many of the 2048 points of each shape to load, the first ones.
     """
     checks.choice("split", split, ("train", "test"))
     checks.choice("classes", classes, (None, 10, 40))
@@ -49,18 +49,18 @@ def modelnet(root: Path | None, split: str, classes: int | None = None, points: 
         folders = (f"modelnet{classes}_ply_hdf5_2048",)
         source = _files.Source(SOURCE.name, folders, SOURCE.files, SOURCE.origin)
     folder = source.find(root, listing)
-    there = 10 if folder.name.lower().startswith("modelnet10") else 40
-    if classes is not None and classes != there and folder.name.lower().startswith("modelnet"):
-        raise ValueError(f"classes must be {there} for {folder}, got {classes}")
-    classes = classes or there
-    h5py = _files.extra("h5py", "h5py", "modelnet")
-    # The lists name the files with a path of their authors' machine.
+    found_classes = 10 if folder.name.lower().startswith("modelnet10") else 40
+    if classes is not None and classes != found_classes and folder.name.lower().startswith("modelnet"):
+        raise ValueError(f"classes must be {found_classes} for {folder}, got {classes}")
+    classes = classes or found_classes
+    h5py = _files.import_extra("h5py", "h5py", "modelnet")
+    # The lists have paths of the authors' machine.
     names = [line.rsplit("/", 1)[-1] for line in _files.read_text(folder / listing).split()]
     if not names or len(set(names)) < len(names):
-        wrong = "it names one twice" if names else "it is empty"
-        raise ValueError(f"{folder / listing} must name the files of the split, one a line; {wrong}")
+        wrong = "a duplicate" if names else "an empty file"
+        raise ValueError(f"{folder / listing} must list the files of the split, one per line, got {wrong}")
     paths = [source.file(folder, name) for name in names]
-    sizes = [_shape(h5py, path, points) for path in paths]
+    sizes = [_count_shapes(h5py, path, points) for path in paths]
     inputs = np.empty((sum(sizes), points, 3), np.float32)
     labels = np.empty(len(inputs), np.int64)
     start = 0
@@ -68,43 +68,43 @@ def modelnet(root: Path | None, split: str, classes: int | None = None, points: 
         rows = slice(start, start + size)
         try:
             with h5py.File(path, "r") as file:
-                _read(file["data"], inputs[rows], path)
+                _read_into(file["data"], inputs[rows], path)
                 label = np.empty(file["label"].shape, np.int64)
-                _read(file["label"], label, path)
+                _read_into(file["label"], label, path)
                 labels[rows] = label.reshape(-1)
         except (OSError, RuntimeError) as error:
-            raise ValueError(f"{path} is damaged: {_line(error)}") from None
+            raise ValueError(f"{path} is damaged: {_first_line(error)}") from None
         _files.check_labels(path, labels[rows], classes)
         start += size
     if not np.isfinite(inputs).all():
-        raise ValueError(f"modelnet in {folder} must have finite coordinates, got NaN or infinity")
+        raise ValueError(f"modelnet: {folder} must have finite coordinates, got NaN or infinity")
     return ArrayDataset(torch.from_numpy(inputs), torch.from_numpy(labels), CLASSES[classes].split())
 
 
-def _shape(h5py: Any, path: Path, points: int) -> int:
-    """The number of shapes in a file, once it is sure that it can hold them."""
-    size = _files.size_of(path)
+def _count_shapes(h5py: Any, path: Path, points: int) -> int:
+    """Check a file; return the number of shapes."""
+    size = _files.file_size(path)
     try:
         with h5py.File(path, "r") as file:
-            data, label = (_member(h5py, file, path, name) for name in ("data", "label"))
+            data, label = (_get_dataset(h5py, file, path, name) for name in ("data", "label"))
             if data.dtype.kind != "f" or len(data.shape) != 3 or data.shape[1] < points or data.shape[2] != 3:
                 expected = f"floats (N, {points} or more, 3)"
-                raise ValueError(f"{path} must have under 'data' {expected}, got {data.shape} of {data.dtype}")
+                raise ValueError(f"{path}: 'data' must be {expected}, got {data.shape} of {data.dtype}")
             count = int(data.shape[0])
             if not count:
-                raise ValueError(f"{path} must hold shapes, got none")
+                raise ValueError(f"{path} must have at least one shape, got none")
             if label.dtype.kind not in "iu" or label.shape not in ((count, 1), (count,)):
-                expected = f"whole numbers ({count}, 1)"
-                raise ValueError(f"{path} must have under 'label' {expected}, got {label.shape} of {label.dtype}")
-            if max(_bytes(data), _bytes(label)) > size * GROWTH:
-                raise ValueError(f"{path} promises {data.shape} numbers and cannot hold them in {size} bytes")
+                expected = f"integers ({count}, 1)"
+                raise ValueError(f"{path}: 'label' must be {expected}, got {label.shape} of {label.dtype}")
+            if max(_required_bytes(data), _required_bytes(label)) > size * GROWTH:
+                raise ValueError(f"{path} declares {data.shape} elements, too many for its {size} bytes")
             return count
     except (OSError, RuntimeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no HDF5 file that can be read: {_line(error)}") from None
+        raise ValueError(f"{path} is not a readable HDF5 file: {_first_line(error)}") from None
 
 
-def _member(h5py: Any, file: Any, path: Path, name: str) -> Any:
-    """A data set that stands in this very file: a link or a virtual data set may read any other."""
+def _get_dataset(h5py: Any, file: Any, path: Path, name: str) -> Any:
+    """Return a data set stored in this file: links and virtual data sets could read other files."""
     if not isinstance(file.get(name, getlink=True), h5py.HardLink):
         raise ValueError(f"{path} must have a data set {name!r} of its own")
     member = file[name]
@@ -113,20 +113,19 @@ def _member(h5py: Any, file: Any, path: Path, name: str) -> Any:
     filters = member.id.get_create_plist()
     kinds = [filters.get_filter(i)[0] for i in range(filters.get_nfilters())]
     if kinds not in ([], [h5py.h5z.FILTER_DEFLATE], [h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE]):
-        raise ValueError(f"{path} must have {name!r} stored plain or with gzip, got HDF5's filters {kinds}")
+        raise ValueError(f"{path}: {name!r} must be stored plain or with gzip, got HDF5's filters {kinds}")
     return member
 
 
-def _read(member: Any, out: npt.NDArray[Any], path: Path) -> None:
-    """The first rows of a data set, as many as `out` has in each dimension, into `out`.
+def _read_into(member: Any, out: npt.NDArray[Any], path: Path) -> None:
+    """Read the beginning of a data set, as much as fits in each dimension of `out`, into `out`.
 
-    Chunks that lie outside are not read. HDF5 would unpack a chunk to whatever length it has; here it ends where it
-    should.
+    Other chunks are not read. HDF5 would decompress a chunk to any length; here the length is bounded.
     """
     if member.chunks is None:
         member.read_direct(out, tuple(slice(size) for size in out.shape))
         return
-    size, length = _files.size_of(path), math.prod(member.chunks) * member.dtype.itemsize
+    size, length = _files.file_size(path), math.prod(member.chunks) * member.dtype.itemsize
     zipped, shuffled = bool(member.compression), member.shuffle
     for start in product(*(range(0, end, step) for end, step in zip(out.shape, member.chunks, strict=True))):
         stored = member.id.get_chunk_info_by_coord(start)
@@ -137,7 +136,7 @@ def _read(member: Any, out: npt.NDArray[Any], path: Path) -> None:
             try:
                 raw = zlib.decompressobj().decompress(raw, length + 1)
             except zlib.error as error:
-                raise OSError(f"the chunk at {start} cannot be unpacked: {error}") from None
+                raise OSError(f"the chunk at {start} is damaged: {error}") from None
         if len(raw) != length or mask:
             raise OSError(f"the chunk at {start} must have {length} bytes, got {len(raw)}")
         block = np.frombuffer(raw, np.uint8)
@@ -147,12 +146,12 @@ def _read(member: Any, out: npt.NDArray[Any], path: Path) -> None:
         target[...] = block.reshape(-1).view(member.dtype).reshape(member.chunks)[tuple(map(slice, target.shape))]
 
 
-def _bytes(member: Any) -> int:
-    """What reading it takes: itself, or one of its chunks if that is larger."""
+def _required_bytes(member: Any) -> int:
+    """Return the bytes that reading it takes: its size, or that of a chunk if larger."""
     return int(max(member.size, math.prod(member.chunks or ())) * member.dtype.itemsize)
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return str(error).split("\n", 1)[0][:200]
 
 

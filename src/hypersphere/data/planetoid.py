@@ -22,8 +22,8 @@ VAL = 500
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What a graph must have."""
+class GraphSpec:
+    """The expected sizes and classes of a graph."""
 
     nodes: int
     features: int
@@ -31,7 +31,7 @@ class Facts:
 
 
 GRAPHS = {
-    "cora": Facts(
+    "cora": GraphSpec(
         2708,
         1433,
         (
@@ -44,76 +44,76 @@ GRAPHS = {
             "Rule_Learning",
         ),
     ),
-    "citeseer": Facts(3327, 3703, ("AI", "ML", "IR", "DB", "Agents", "HCI")),
-    "pubmed": Facts(19717, 500, ("Diabetes_Experimental", "Diabetes_Type_1", "Diabetes_Type_2")),
+    "citeseer": GraphSpec(3327, 3703, ("AI", "ML", "IR", "DB", "Agents", "HCI")),
+    "pubmed": GraphSpec(19717, 500, ("Diabetes_Experimental", "Diabetes_Type_1", "Diabetes_Type_2")),
 }
 
 
 def planetoid(name: str, root: Path | None, split: str = "train") -> Graph:
-    """The graph `name`; its masks are the splits, so it is the same for each.
+    """Load the graph `name`; its masks are the splits, so it is the same for each.
 
-    The first nodes are those of allx, of which len(y) are train and the next 500 val; test.index says at which place
-    each row of tx stands. Citeseer's indices leave gaps: isolated nodes, without features or label.
+    The first nodes are those of allx, of which len(y) are train and the next 500 val; test.index has the node of each
+    row of tx. Citeseer's indices have gaps: isolated nodes, without features or label.
     """
     checks.choice("split", split, ("train", "val", "test"))
-    facts = GRAPHS[name]
+    spec = GRAPHS[name]
     stem = f"ind.{name}."
     parts = ("allx", "ally", "tx", "ty", "y", "graph", "test.index")
     source = _files.Source(name, ("planetoid", name), ", ".join(stem + part for part in parts), ORIGIN)
     folder = source.find(root, *(stem + part for part in parts))
     paths = {part: source.file(folder, stem + part) for part in parts}
-    places = _places(paths["test.index"], facts.nodes)
-    known = facts.nodes - (int(places.max()) - int(places.min()) + 1)
-    if int(places.max()) != facts.nodes - 1:
-        raise ValueError(f"{paths['test.index']} must end at node {facts.nodes - 1}, got {int(places.max())}")
+    test_nodes = _read_test_index(paths["test.index"], spec.nodes)
+    known = spec.nodes - (int(test_nodes.max()) - int(test_nodes.min()) + 1)
+    if int(test_nodes.max()) != spec.nodes - 1:
+        raise ValueError(f"{paths['test.index']} must end at node {spec.nodes - 1}, got {int(test_nodes.max())}")
 
-    features = np.zeros((facts.nodes, facts.features), np.float32)
-    labels = np.full(facts.nodes, -1, np.int64)
-    for x, y, rows in (("allx", "ally", np.arange(known)), ("tx", "ty", places)):
+    features = np.zeros((spec.nodes, spec.features), np.float32)
+    labels = np.full(spec.nodes, -1, np.int64)
+    for x, y, rows in (("allx", "ally", np.arange(known)), ("tx", "ty", test_nodes)):
         _read_rows(paths[x], features, rows)
-        labels[rows] = _read_labels(paths[y], len(rows), len(facts.classes))
-    train = len(_read_labels(paths["y"], None, len(facts.classes)))
+        labels[rows] = _read_labels(paths[y], len(rows), len(spec.classes))
+    train = len(_read_labels(paths["y"], None, len(spec.classes)))
     if train + VAL > known:
         raise ValueError(f"{paths['y']} must leave {VAL} of {known} nodes for val, got {train}")
-    if (labels[: train + VAL] < 0).any() or (labels[places] < 0).any():
+    if (labels[: train + VAL] < 0).any() or (labels[test_nodes] < 0).any():
         raise ValueError(f"{paths['ally']} and {paths['ty']} must have a class for every node of train, val and test")
-    node = torch.arange(facts.nodes)
-    test = torch.zeros(facts.nodes, dtype=torch.bool)
-    test[torch.from_numpy(places)] = True
+    node = torch.arange(spec.nodes)
+    test = torch.zeros(spec.nodes, dtype=torch.bool)
+    test[torch.from_numpy(test_nodes)] = True
     return Graph(
         torch.from_numpy(features),
-        _read_edges(paths["graph"], facts.nodes),
+        _read_edges(paths["graph"], spec.nodes),
         torch.from_numpy(labels),
         node < train,
         (node >= train) & (node < train + VAL),
         test,
-        list(facts.classes),
+        list(spec.classes),
     )
 
 
-def _places(path: Path, nodes: int) -> npt.NDArray[np.int64]:
+def _read_test_index(path: Path, nodes: int) -> npt.NDArray[np.int64]:
     words = _files.read_text(path, 12 * nodes).split()
-    places = np.array(_files.integers(path, words, high=nodes - 1), np.int64)
-    if not len(places) or len(np.unique(places)) != len(places):
-        raise ValueError(f"{path} must name nodes, each once")
-    return places
+    test_nodes = np.array(_files.parse_integers(path, words, high=nodes - 1), np.int64)
+    if not len(test_nodes) or len(np.unique(test_nodes)) != len(test_nodes):
+        raise ValueError(f"{path} must list nodes without duplicates")
+    return test_nodes
 
 
 def _read_rows(path: Path, features: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]) -> None:
-    """The rows of a sparse matrix into these rows of `features`."""
+    """Read the rows of a sparse matrix into these rows of `features`."""
     matrix = _pickles.load(path)
     parts = matrix.parts if type(matrix) is _pickles.Matrix else {}
     shape = parts.get(b"_shape")
     if shape != (len(rows), features.shape[1]):
         raise ValueError(f"{path} must be a sparse matrix ({len(rows)}, {features.shape[1]})")
-    ends, columns, values = (_vector(path, parts.get(key), key) for key in (b"indptr", b"indices", b"data"))
-    whole = ends.dtype.kind in "iu" and columns.dtype.kind in "iu" and len(ends) == len(rows) + 1
-    # compared, not subtracted: a difference can wrap around
-    if not whole or ends[0] != 0 or (ends[1:] < ends[:-1]).any():
-        raise ValueError(f"{path}: the ends of its {len(rows)} rows must be whole numbers from 0 on that do not fall")
+    ends, columns, values = (_read_vector(path, parts.get(key), key) for key in (b"indptr", b"indices", b"data"))
+    valid = ends.dtype.kind in "iu" and columns.dtype.kind in "iu" and len(ends) == len(rows) + 1
+    # compared, because a difference can wrap around
+    if not valid or ends[0] != 0 or (ends[1:] < ends[:-1]).any():
+        raise ValueError(f"{path}: indptr must have {len(rows) + 1} nondecreasing integers from 0 on")
     if not int(ends[-1]) == len(columns) == len(values):
         raise ValueError(f"{path} must have {int(ends[-1])} values, got {len(values)} in {len(columns)} columns")
-    ends = ends.astype(np.int64)  # all between 0 and the number of values now
+    ends = ends.astype(np.int64)  # in range now
     if len(columns) and not 0 <= int(columns.min()) <= int(columns.max()) < features.shape[1]:
         raise ValueError(f"{path}: columns must be 0 to {features.shape[1] - 1}")
     if not np.isfinite(values).all():
@@ -121,16 +121,16 @@ def _read_rows(path: Path, features: npt.NDArray[np.float32], rows: npt.NDArray[
     features[np.repeat(rows, np.diff(ends)), columns] = values
 
 
-def _vector(path: Path, value: Any, key: bytes) -> npt.NDArray[Any]:
+def _read_vector(path: Path, value: Any, key: bytes) -> npt.NDArray[Any]:
     if type(value) is not _pickles.Array or len(value.shape) != 1:
         raise ValueError(f"{path} must be a sparse matrix with a vector {key.decode()!r}")
     return value.numpy()
 
 
 def _read_labels(path: Path, count: int | None, classes: int) -> npt.NDArray[np.int64]:
-    """Classes of rows that have a one at theirs; −1 for a row of zeros."""
+    """Read one-hot rows as classes; −1 for a row of zeros."""
     value = _pickles.load(path)
-    expected = f"an array ({'N' if count is None else count}, {classes}) of zeros with at most one 1 a row"
+    expected = f"an array ({'N' if count is None else count}, {classes}) of zeros with at most one 1 per row"
     if type(value) is not _pickles.Array or len(value.shape) != 2 or value.shape[1] != classes:
         raise ValueError(f"{path} must be {expected}")
     rows = value.numpy()
@@ -140,27 +140,27 @@ def _read_labels(path: Path, count: int | None, classes: int) -> npt.NDArray[np.
 
 
 def _read_edges(path: Path, nodes: int) -> torch.Tensor:
-    """The adjacency of {node: [neighbours]}, both ways, each edge once, without loops."""
+    """Read {node: [neighbours]} as a symmetric adjacency without duplicates and loops."""
     graph = _pickles.load(path)
     if type(graph) is not dict or not all(type(ends) is list for ends in graph.values()):
         raise ValueError(f"{path} must be a dict of lists, the neighbours of each node")
     counts = [len(ends) for ends in graph.values()]
-    # One list may stand for many nodes' in a pickle: no honest file has more ends than bytes.
-    if sum(counts) > _files.size_of(path):
-        raise ValueError(f"{path} names {sum(counts)} neighbours and cannot hold them in {_files.size_of(path)} bytes")
+    # In a pickle many nodes can share one list; a valid file has at most one neighbour per byte.
+    if sum(counts) > _files.file_size(path):
+        raise ValueError(f"{path} declares {sum(counts)} neighbours, too many for its {_files.file_size(path)} bytes")
     if not all(type(node) is int for node in chain(graph, *graph.values())):
-        raise ValueError(f"{path} must have nodes that are whole numbers")
+        raise ValueError(f"{path} must have integers as nodes")
     start = np.repeat(np.fromiter(graph, np.int64, len(graph)), counts)
     end = np.fromiter(chain.from_iterable(graph.values()), np.int64, len(start))
     both = np.concatenate([start, end])
     if len(both) and not 0 <= int(both.min()) <= int(both.max()) < nodes:
         raise ValueError(f"{path}: nodes must be 0 to {nodes - 1}, got {int(both.min())} to {int(both.max())}")
-    apart = start != end
-    start, end = start[apart], end[apart]
+    different = start != end
+    start, end = start[different], end[different]
     pairs = np.unique(np.concatenate([start * nodes + end, end * nodes + start]))
-    places = torch.from_numpy(np.stack([pairs // nodes, pairs % nodes]))
+    test_nodes = torch.from_numpy(np.stack([pairs // nodes, pairs % nodes]))
     return torch.sparse_coo_tensor(
-        places, torch.ones(len(pairs)), (nodes, nodes), is_coalesced=True, check_invariants=True
+        test_nodes, torch.ones(len(pairs)), (nodes, nodes), is_coalesced=True, check_invariants=True
     )
 
 

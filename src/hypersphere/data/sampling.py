@@ -1,8 +1,8 @@
 """Batches, splits and episodes of a data set: pure functions of a seed, an epoch and the indices of the samples.
 
-A data set here is any torch Dataset with ``len()``, ``ds[i] -> (tensor, int)`` and ``.labels``, and if it has them
-``.classes`` (labels must lie within them), ``.inputs`` (all samples as one tensor, from which whole batches are taken)
-and ``.subset(indices)``. What is random comes from :mod:`hypersphere.data._random`.
+A data set is any torch Dataset with ``len()``, ``ds[i] -> (tensor, int)`` and ``.labels``. Optional are ``.classes``
+(labels must be valid indices), ``.inputs`` (all samples as one tensor, for whole batches at once) and
+``.subset(indices)``. Random numbers come from :mod:`hypersphere.data._random`.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ def batches(
     world_size: int = 1,
     workers: int = 0,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """One epoch of (inputs, labels): the same bytes for the same arguments, whatever `workers` and from any `start` on.
+    """Yield one epoch of (inputs, labels), bit-identical for the same arguments, any `workers` and any `start`.
 
-    The place of a sample in the epoch and what augmentation makes of it depend on (seed, epoch, its index) alone, not
-    on the batch it falls into. The last batch may be smaller.
+    The position of a sample in the epoch and its augmentation depend only on (seed, epoch, its index), not on the
+    batch. The last batch may be smaller.
 
     Args:
-        dataset: a torch Dataset (:func:`hypersphere.data.load`); one with ``.inputs`` gives whole batches at once, any
-            other is read sample by sample.
+        dataset: a torch Dataset (:func:`hypersphere.data.load`); with ``.inputs`` whole batches are read at once,
+            otherwise sample by sample.
         batch_size: samples in a batch, on each rank.
         seed, epoch: of order and augmentation.
-        start: the batch to begin with; the number of batches gives none, more is an error.
+        start: the first batch; the number of batches yields none, more is an error.
         augment: a name of :data:`~hypersphere.data.augment.AUGMENTATIONS`, or a callable(inputs (B, ...), generator)
             whose random numbers come from `generator`, a :class:`~hypersphere.data._random.SampleGenerator` with a row
-            for each sample. Data without ``.inputs`` come to it one by one, B = 1, since their sizes may differ. None:
-            uint8 images become float32 (x−127.5)/128, as in all the names, so that a network trained with any of
-            ``cifar…`` is tested with None; anything else comes as it is stored.
+            for each sample. Without ``.inputs`` it gets samples one by one, B = 1, since their sizes may differ. None:
+            uint8 images become float32 (x−127.5)/128, as in all named ones, so a network trained with any ``cifar…``
+            can be tested with None; other inputs are not changed.
         shuffle: False: in the order of the data set.
-        rank, world_size: the part of every batch of world_size·batch_size that this process gets: one process with
-            that batch size sees the same samples at the same step. Every rank has equally many batches; if fewer
-            samples than ranks are left for the last, those before it give it some of theirs.
-        workers: processes that prepare batches; worth it where samples are decoded (image folders).
+        rank, world_size: this process gets its part of every batch of world_size·batch_size: one process with that
+            batch size sees the same samples at the same step. All ranks have equally many batches; if there are fewer
+            samples than ranks for the last one, it takes some from the batch before.
+        workers: processes that prepare batches; useful if samples are decoded (image folders).
 
-    Batches come in pinned memory where there is a CUDA device.
+    Batches are in pinned memory if there is a CUDA device.
 
     Example:
         >>> data = torch.utils.data.TensorDataset(torch.arange(10.0), torch.arange(10) % 2)
@@ -81,44 +81,44 @@ def batches(
     augmentation = resolve(augment)
     if hasattr(dataset, "labels"):
         _check_labels(dataset)
-    everything = np.arange(_length(dataset))
+    everything = np.arange(_check_length(dataset))
     order = _random.order(seed, epoch, "order", everything) if shuffle else everything
-    # A generator of its own, or the loader would draw a number from torch's global one. Nothing else uses it.
+    # With its own generator the loader does not draw from torch's global one.
     loader: DataLoader[Any] = DataLoader(
         _Batches(dataset, order, batch_size, rank, world_size, augmentation, seed, epoch),
         batch_size=None,
         sampler=range(start, count),
         num_workers=workers,
-        worker_init_fn=_leave_signals_to_the_parent if workers else None,
+        worker_init_fn=_ignore_signals if workers else None,
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator().manual_seed(0),
     )
     if not workers:
         return iter(loader)
-    # A worker inherits the mask, so no signal can kill it before it has handlers of its own.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+    # A worker inherits the mask, so no signal can kill it before it has set its handlers.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         return iter(loader)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-_HANDLED = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def _leave_signals_to_the_parent(worker: int) -> None:
-    """Ctrl-C and a batch system's SIGTERM reach all processes, and a worker's death would be taken for an accident.
+def _ignore_signals(worker: int) -> None:
+    """Ignore SIGINT and the first SIGTERM, which reach all processes: the death of a worker would be an error.
 
-    The second SIGTERM is the parent's own, which ends its workers so where nothing else does.
+    The second SIGTERM comes from the parent, to end its workers.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 def num_batches(dataset: Dataset[Any], batch_size: int, world_size: int = 1) -> int:
-    """How many batches an epoch of :func:`batches` has on every rank."""
-    n = _length(dataset)
+    """Return the number of batches per epoch of :func:`batches` on every rank."""
+    n = _check_length(dataset)
     batch_size = checks.integer("batch_size", batch_size, low=1)
     world_size = checks.integer("world_size", world_size, low=1)
     count = -(-n // (batch_size * world_size))
@@ -131,23 +131,23 @@ def num_batches(dataset: Dataset[Any], batch_size: int, world_size: int = 1) -> 
 
 
 def bounds(samples: int, batch_size: int, world_size: int, i: int) -> tuple[int, int]:
-    """Where batch i of all ranks, of `batch_size` samples in all, begins and ends in the order of an epoch."""
+    """Return where batch i of all ranks, `batch_size` samples in total, begins and ends in the order of an epoch."""
     last = (samples - 1) // batch_size
-    # a last batch with fewer samples than ranks takes some of the one before
+    # a last batch with fewer samples than ranks takes some from the one before
     last_begin = min(last * batch_size, samples - world_size)
     begin = last_begin if i == last else i * batch_size
     return begin, samples if i == last else min(begin + batch_size, last_begin)
 
 
 def imbalance(dataset: Dataset[Any], kind: str, seed: int = 0) -> Dataset[Any]:
-    """The data set with some classes thinned out at random, as in the class-imbalance experiments of MHE.
+    """Remove random samples of some classes, as in the class-imbalance experiments of MHE.
 
     Args:
         dataset: with labels.
         kind: "single": the first tenth of the classes (at least one) keeps a tenth of its samples (CIFAR-10: class 0
             keeps 500; CIFAR-100: classes 0 to 9 keep 50); "multiple": class c of C keeps (c+1)/C (CIFAR-10:
             500·(c+1); CIFAR-100: 5·(c+1)); "mnist0": class 0 keeps 100 samples.
-        seed: of the choice. What is kept stays in order.
+        seed: of the choice. The order is kept.
 
     Paper: 003, Sec. 5.1.3, Appendices A and H.1.
 
@@ -158,9 +158,9 @@ def imbalance(dataset: Dataset[Any], kind: str, seed: int = 0) -> Dataset[Any]:
         tensor([25, 50])
     """
     checks.choice("kind", kind, IMBALANCES)
-    members = _members(dataset)
-    classes = len(members)
-    kept = [len(indices) for indices in members]
+    by_class = _indices_by_class(dataset)
+    classes = len(by_class)
+    kept = [len(indices) for indices in by_class]
     if kind == "single":
         for c in range(max(1, classes // 10)):
             kept[c] = -(-kept[c] // 10)
@@ -171,17 +171,17 @@ def imbalance(dataset: Dataset[Any], kind: str, seed: int = 0) -> Dataset[Any]:
             raise ValueError(f"dataset must have {MNIST0_KEPT} samples of class 0 for 'mnist0', got {kept[0]}")
         kept[0] = MNIST0_KEPT
     seed = checks.integer("seed", seed, low=0)
-    chosen = [_random.order(seed, 0, "imbalance", indices)[:n] for indices, n in zip(members, kept, strict=True)]
-    return _subset(dataset, np.sort(np.concatenate(chosen)))
+    chosen = [_random.order(seed, 0, "imbalance", indices)[:n] for indices, n in zip(by_class, kept, strict=True)]
+    return _make_subset(dataset, np.sort(np.concatenate(chosen)))
 
 
 def holdout(dataset: Dataset[Any], size: int | float, seed: int = 0) -> tuple[Dataset[Any], Dataset[Any]]:
-    """(train, validation): `size` samples held out at random, of every class in proportion.
+    """Split into (train, validation): `size` random samples are held out, in proportion to the classes.
 
     Args:
         dataset: with labels.
-        size: of the validation part, samples; a float is a fraction of the data set.
-        seed: of the choice. Both parts stay in order.
+        size: number of validation samples; a float is a fraction of the data set.
+        seed: of the choice. Both parts keep the order.
 
     Example:
         >>> data = torch.utils.data.TensorDataset(torch.zeros(100, 2), torch.arange(100) % 4)
@@ -189,22 +189,22 @@ def holdout(dataset: Dataset[Any], size: int | float, seed: int = 0) -> tuple[Da
         >>> [part.labels.bincount().tolist() for part in holdout(data, 20)]
         [[20, 20, 20, 20], [5, 5, 5, 5]]
     """
-    members = _members(dataset)
-    n = sum(map(len, members))
+    by_class = _indices_by_class(dataset)
+    n = sum(map(len, by_class))
     if isinstance(size, float):
         size = round(checks.number("size", size, low=0, high=1) * n)
     if not 1 <= checks.integer("size", size) < n:
-        raise ValueError(f"size must leave samples on both sides, 1 to {n - 1} of {n}, got {size}")
-    exact = [size * len(indices) / n for indices in members]
+        raise ValueError(f"size must be 1 to {n - 1} of {n} samples, got {size}")
+    exact = [size * len(indices) / n for indices in by_class]
     quota = [int(share) for share in exact]
-    # what rounding down left over goes to the largest remainders
+    # the rest goes to the largest remainders
     for c in sorted(range(len(exact)), key=lambda c: quota[c] - exact[c])[: size - sum(quota)]:
         quota[c] += 1
     seed = checks.integer("seed", seed, low=0)
-    held = [_random.order(seed, 0, "holdout", indices)[:k] for indices, k in zip(members, quota, strict=True)]
+    held = [_random.order(seed, 0, "holdout", indices)[:k] for indices, k in zip(by_class, quota, strict=True)]
     inside = np.zeros(n, dtype=bool)
     inside[np.concatenate(held)] = True
-    return _subset(dataset, np.flatnonzero(~inside)), _subset(dataset, np.flatnonzero(inside))
+    return _make_subset(dataset, np.flatnonzero(~inside)), _make_subset(dataset, np.flatnonzero(inside))
 
 
 def episode(
@@ -217,14 +217,14 @@ def episode(
     seed: int = 0,
     augment: AugmentationLike = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Few-shot episode number `index`: (support, support_labels, query, query_labels).
+    """Draw few-shot episode number `index`: (support, support_labels, query, query_labels).
 
-    Draws `ways` classes among those that have samples and, from each, `shots` samples to learn from and `queries`
-    others to be tested on. Labels are the place of the class in the episode, 0 to ways−1; samples come class by class.
+    Draws `ways` classes that have samples and, from each, `shots` samples for training and `queries` others for
+    testing. Labels are 0 to ways−1; samples are ordered by class.
 
     Args:
         dataset: with labels.
-        index: of the episode; classes and samples depend on (seed, index) alone.
+        index: of the episode; classes and samples depend only on (seed, index).
         augment: as in :func:`batches`.
 
     Paper: 002, Appendix D (5-way, 5-shot).
@@ -240,18 +240,18 @@ def episode(
     ways, shots = checks.integer("ways", ways, low=1), checks.integer("shots", shots, low=1)
     queries = checks.integer("queries", queries, low=0)
     augmentation = resolve(augment)
-    members = _members(dataset)
-    there = [c for c, indices in enumerate(members) if len(indices)]
-    if ways > len(there):
-        raise ValueError(f"ways must be <= {len(there)}, the classes that have samples, got {ways}")
-    for c in there:
-        if len(members[c]) < shots + queries:
+    by_class = _indices_by_class(dataset)
+    nonempty = [c for c, indices in enumerate(by_class) if len(indices)]
+    if ways > len(nonempty):
+        raise ValueError(f"ways must be <= {len(nonempty)}, the number of classes with samples, got {ways}")
+    for c in nonempty:
+        if len(by_class[c]) < shots + queries:
             raise ValueError(
                 f"shots + queries must be <= the samples of every class, got {shots} + {queries}, "
-                f"but class {c} has {len(members[c])}"
+                f"but class {c} has {len(by_class[c])}"
             )
-    classes = _random.order(seed, index, "episode classes", there)[:ways]
-    drawn = np.stack([_random.order(seed, index, "episode", members[c])[: shots + queries] for c in classes])
+    classes = _random.order(seed, index, "episode classes", nonempty)[:ways]
+    drawn = np.stack([_random.order(seed, index, "episode", by_class[c])[: shots + queries] for c in classes])
     parts: list[Tensor] = []
     for part in (drawn[:, :shots], drawn[:, shots:]):
         inputs, _ = _fetch(dataset, part.reshape(-1), augmentation, seed, index)
@@ -262,7 +262,7 @@ def episode(
 
 @dataclass(frozen=True, eq=False)
 class _Batches(Dataset[tuple[Tensor, Tensor]]):
-    """Batch number i of a rank as item i."""
+    """Item i is batch i of a rank."""
 
     dataset: Dataset[Any]
     order: Indices
@@ -277,7 +277,7 @@ class _Batches(Dataset[tuple[Tensor, Tensor]]):
         return _fetch(self.dataset, self.indices(i), self.augmentation, self.seed, self.epoch)
 
     def indices(self, i: int) -> Indices:
-        """Of batch i: its share of batch i of all ranks, as even as can be."""
+        """Return the indices of batch i: this rank's part of batch i of all ranks, as even as possible."""
         begin, end = bounds(len(self.order), self.batch_size * self.world_size, self.world_size, i)
         each, more = divmod(end - begin, self.world_size)
         low = begin + self.rank * each + min(self.rank, more)
@@ -289,46 +289,52 @@ def _fetch(
 ) -> tuple[Tensor, Tensor]:
     rows = torch.from_numpy(indices)
     inputs, labels = getattr(dataset, "inputs", None), getattr(dataset, "labels", None)
-    if isinstance(inputs, Tensor) and isinstance(labels, Tensor) and len(inputs) == len(labels) == _length(dataset):
+    if (
+        isinstance(inputs, Tensor)
+        and isinstance(labels, Tensor)
+        and len(inputs) == len(labels) == _check_length(dataset)
+    ):
         generator = SampleGenerator(seed, epoch, indices)
-        return _augmented(inputs.index_select(0, rows), augmentation, generator), labels[rows]
-    made: list[Tensor] = []
+        return _augment(inputs.index_select(0, rows), augmentation, generator), labels[rows]
+    inputs_of_items: list[Tensor] = []
     labels_of_items: list[Any] = []
     for i in indices.tolist():
-        x, y = _pair(dataset, i)
-        made.append(_augmented(torch.as_tensor(x).unsqueeze(0), augmentation, SampleGenerator(seed, epoch, [i])))
+        x, y = _get_pair(dataset, i)
+        inputs_of_items.append(
+            _augment(torch.as_tensor(x).unsqueeze(0), augmentation, SampleGenerator(seed, epoch, [i]))
+        )
         labels_of_items.append(y)
-        if made[-1].shape != made[0].shape:
-            first, this = (tuple(x.shape[1:]) for x in (made[0], made[-1]))
+        if inputs_of_items[-1].shape != inputs_of_items[0].shape:
+            first, this = (tuple(x.shape[1:]) for x in (inputs_of_items[0], inputs_of_items[-1]))
             images = len(first) == len(this) == 3 and first[0] == this[0]
-            remedy = "bring images to one size by data.size of a training or augment='imagenet' of batches: "
+            hint = "resize images with data.size in a config or augment='imagenet' in batches: "
             raise ValueError(
-                f"{remedy if images else ''}samples of a batch must have one shape, got {first} and {this} (sample {i})"
+                f"{hint if images else ''}samples of a batch must have one shape, got {first} and {this} (sample {i})"
             )
-    return torch.cat(made), torch.stack([torch.as_tensor(y) for y in labels_of_items])
+    return torch.cat(inputs_of_items), torch.stack([torch.as_tensor(y) for y in labels_of_items])
 
 
-def _pair(dataset: Dataset[Any], i: int) -> tuple[Any, Any]:
+def _get_pair(dataset: Dataset[Any], i: int) -> tuple[Any, Any]:
     item = dataset[i]
     if not isinstance(item, tuple | list) or len(item) != 2:
-        came = f"a {type(item).__name__} of {len(item)}" if isinstance(item, tuple | list) else type(item).__name__
-        raise TypeError(f"dataset[{i}] must be a pair (input, label), got {came}")
+        got = f"a {type(item).__name__} of {len(item)}" if isinstance(item, tuple | list) else type(item).__name__
+        raise TypeError(f"dataset[{i}] must be a pair (input, label), got {got}")
     return item[0], item[1]
 
 
-def _augmented(inputs: Tensor, augmentation: Augmentation, generator: SampleGenerator) -> Tensor:
+def _augment(inputs: Tensor, augmentation: Augmentation, generator: SampleGenerator) -> Tensor:
     out = augmentation(inputs, generator)
     if not isinstance(out, Tensor) or len(out) != len(inputs):
-        came = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise ValueError(f"augment must give a tensor of {len(inputs)} samples, as many as it gets, got {came}")
+        got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise ValueError(f"augment must return a tensor of {len(inputs)} samples, got {got}")
     return out.contiguous()
 
 
-def _length(dataset: Any) -> int:
+def _check_length(dataset: Any) -> int:
     if isinstance(dataset, np.ndarray | Tensor):
         raise TypeError(
             f"dataset must be a torch Dataset of (input, label), got {type(dataset).__name__}; "
-            "hypersphere.data.ArrayDataset(torch.as_tensor(inputs), labels, classes) makes one of arrays"
+            "use hypersphere.data.ArrayDataset(torch.as_tensor(inputs), labels, classes)"
         )
     if (
         not hasattr(dataset, "__len__")
@@ -343,11 +349,11 @@ def _length(dataset: Any) -> int:
 
 
 def _check_labels(dataset: Any) -> None:
-    """As many labels as samples, and those of classes within the classes."""
-    labels, n = dataset.labels, _length(dataset)
+    """Require one label per sample, in the range of the classes."""
+    labels, n = dataset.labels, _check_length(dataset)
     if not isinstance(labels, Tensor) or len(labels) != n:
-        came = f"{len(labels)}" if isinstance(labels, Tensor) else type(labels).__name__
-        raise ValueError(f"dataset.labels must be a tensor of {n} labels, one a sample, got {came}")
+        got = f"{len(labels)}" if isinstance(labels, Tensor) else type(labels).__name__
+        raise ValueError(f"dataset.labels must be a tensor of {n} labels, one per sample, got {got}")
     classes = getattr(dataset, "classes", None)
     if classes is not None and labels.dim() == 1:
         low, high = labels.min().item(), labels.max().item()
@@ -356,11 +362,13 @@ def _check_labels(dataset: Any) -> None:
             raise ValueError(f"dataset.labels must be 0 to {len(classes) - 1} for {len(classes)} classes, got {wrong}")
 
 
-def _members(dataset: Any) -> list[Indices]:
-    """The indices of every class."""
-    _length(dataset)
+def _indices_by_class(dataset: Any) -> list[Indices]:
+    """Return the indices of every class."""
+    _check_length(dataset)
     if not isinstance(getattr(dataset, "labels", None), Tensor):
-        raise TypeError(f"dataset must have .labels, a tensor of one int a sample; {type(dataset).__name__} has not")
+        raise TypeError(
+            f"dataset must have .labels, a tensor of one int per sample, got {type(dataset).__name__} without"
+        )
     _check_labels(dataset)
     labels: Tensor = dataset.labels
     if labels.dim() != 1 or labels.is_floating_point():
@@ -373,7 +381,7 @@ def _members(dataset: Any) -> list[Indices]:
     return np.split(ordered, np.searchsorted(labels.numpy()[ordered], np.arange(1, count)))
 
 
-def _subset(dataset: Any, indices: Indices) -> Dataset[Any]:
+def _make_subset(dataset: Any, indices: Indices) -> Dataset[Any]:
     if hasattr(dataset, "subset"):
         chosen: Dataset[Any] = dataset.subset(torch.from_numpy(indices))
         return chosen
@@ -381,7 +389,7 @@ def _subset(dataset: Any, indices: Indices) -> Dataset[Any]:
 
 
 class LabelledSubset(Subset[Any]):
-    """Some samples of a data set that has no ``.subset`` of its own, with their labels and the classes."""
+    """A subset, with labels and classes, of a data set that has no ``.subset``."""
 
     def __init__(self, dataset: Any, indices: Indices) -> None:
         super().__init__(dataset, indices.tolist())

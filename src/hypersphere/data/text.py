@@ -1,4 +1,4 @@
-"""Plain text by characters."""
+"""Plain text, character by character."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ LIMIT = 1 << 30
 
 
 def text(root: Path | None, split: str, context: int | None = None, stride: int | None = None) -> ArrayDataset:
-    """Characters as int64 numbers, which are places in `classes`, all characters of the file, sorted.
+    """Load characters as int64 indices into `classes`, the sorted characters of the file.
 
-    Without context the inputs are (N,), one character each, and its label is the next one. With context=T they are
-    windows (M, T), stride (default T) characters apart, and the label is the character after the window: the targets
-    of all T places are ``torch.cat([inputs[:, 1:], labels[:, None]], 1)``.
+    Without context the inputs are (N,), one character each, and the label is the next one. With context=T they are
+    windows (M, T), stride (default T) characters apart, and the label is the character after the window; the targets
+    of all T positions are ``torch.cat([inputs[:, 1:], labels[:, None]], 1)``.
 
     Args:
         split: train, the first 90 % of the characters | test, the rest.
@@ -36,19 +36,21 @@ def text(root: Path | None, split: str, context: int | None = None, stride: int 
     if context is not None:
         context = checks.integer("context", context, low=1)
     elif stride is not None:
-        raise ValueError(f"stride goes with context, got stride={stride!r} alone")
+        raise ValueError(f"stride needs context, got stride={stride!r} and context=None")
     stride = context if stride is None else checks.integer("stride", stride, low=1)
     path = root if root is not None and root.is_file() else SOURCE.find(root, "input.txt") / "input.txt"
-    # Code points as numbers: no Python object is made of each character.
+    # As code points: faster than one Python object per character.
     points = np.frombuffer(_files.read_text(path, LIMIT).encode("utf-32-le"), "<u4")
-    there = np.zeros(sys.maxunicode + 1, np.bool_)
-    there[points] = True
-    kinds, place = np.flatnonzero(there), np.cumsum(there) - 1
+    used = np.zeros(sys.maxunicode + 1, np.bool_)
+    used[points] = True
+    code_points, index_of = np.flatnonzero(used), np.cumsum(used) - 1
     cut = len(points) * 9 // 10
-    part = torch.from_numpy(place[points[:cut] if split == "train" else points[cut:]])
+    part = torch.from_numpy(index_of[points[:cut] if split == "train" else points[cut:]])
     if len(part) <= (context or 1):
-        raise ValueError(f"{path} is too short: its {split} part has {len(part)} characters, one window needs more")
-    classes = [chr(kind) for kind in kinds]
+        raise ValueError(
+            f"{path} is too short: its {split} split must have more than {context or 1} characters, got {len(part)}"
+        )
+    classes = [chr(point) for point in code_points]
     if context is None:
         return ArrayDataset(part[:-1], part[1:], classes)
     assert stride is not None

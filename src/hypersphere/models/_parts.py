@@ -22,7 +22,7 @@ INITS = ("kaiming", "xavier", "normal(mean, std)")
 class Network(nn.Module):
     """A network with a classifier at its end, following timm.
 
-    ``forward_features`` returns the input of the classifier, (B, num_features). With ``num_classes=0`` the classifier is
+    ``forward_features`` returns the input of the classifier, (B, num_features). With ``num_classes=0`` it is
     nn.Identity and the network returns embeddings, for a loss head.
     """
 

@@ -20,7 +20,7 @@ def normalize_adjacency(adjacency: Tensor, dtype: torch.dtype | None = None) -> 
     """Compute D^(−½)(A + I)D^(−½) of an adjacency (N, N), sparse or dense; D has the row sums of A + I.
 
     Example:
-        >>> normalized(torch.tensor([[0.0, 1.0], [1.0, 0.0]])).to_dense()
+        >>> normalize_adjacency(torch.tensor([[0.0, 1.0], [1.0, 0.0]])).to_dense()
         tensor([[0.5000, 0.5000],
                 [0.5000, 0.5000]])
     """
