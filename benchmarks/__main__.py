@@ -1,4 +1,4 @@
-"""Run benchmarks, print their figures beside the goals, and keep them as JSON."""
+"""Run benchmarks, print the results with their goals, and save them as JSON."""
 
 from __future__ import annotations
 
@@ -37,9 +37,11 @@ PACKAGES = ("torch", "hypersphere", "pytorch-metric-learning", "geotorch")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(BENCHMARKS)}; all by default")
-    parser.add_argument("--json", type=Path, metavar="FOLDER", help="where <name>.json goes (benchmarks/results)")
-    parser.add_argument("--quick", action="store_true", help="a smoke test: one round, no torch.compile, nothing kept")
+    parser.add_argument("names", nargs="*", metavar="name", help=f"one of {', '.join(BENCHMARKS)}; default: all")
+    parser.add_argument(
+        "--json", type=Path, metavar="FOLDER", help="folder for <name>.json (default: benchmarks/results)"
+    )
+    parser.add_argument("--quick", action="store_true", help="smoke test: one round, no torch.compile, nothing saved")
     options = parser.parse_args(arguments)
     unknown = set(options.names) - set(BENCHMARKS)
     if unknown:
@@ -52,37 +54,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
             figures = list(BENCHMARKS[name](plan))
         show(figures)
         if folder is not None:
-            keep(figures, plan, folder / f"{name}.json")
+            save(figures, plan, folder / f"{name}.json")
 
 
 def show(figures: Iterable[Figure], console: Console | None = None) -> None:
-    """A table for each case: a row for each contestant, a column for each name of a figure."""
+    """Print a table for each case: a row per contestant, a column per figure."""
     console = console or Console(width=None if sys.stdout.isatty() else 120)
     for case in dict.fromkeys(figure.case for figure in figures):
         here = {(figure.contestant, figure.name): figure for figure in figures if figure.case == case}
         columns = list(dict.fromkeys(name for _, name in here))
         table = Table(Column(no_wrap=True), *columns, title=case)
         for contestant in dict.fromkeys(contestant for contestant, _ in here):
-            table.add_row(contestant, *(_cell(here.get((contestant, name))) for name in columns))
+            table.add_row(contestant, *(_format_cell(here.get((contestant, name))) for name in columns))
         console.print(table)
-    missed = [figure for figure in figures if met(figure) is False]
+    missed = [figure for figure in figures if meets_goal(figure) is False]
     goals = sum(figure.goal is not None for figure in figures)
     console.print(f"{goals - len(missed)} of {goals} goals met")
 
 
-def keep(figures: Iterable[Figure], plan: Plan, path: Path) -> None:
+def save(figures: Iterable[Figure], plan: Plan, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     record = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
+        "machine": describe_machine(),
         "versions": {"python": platform.python_version()} | {package: version(package) for package in PACKAGES},
         "plan": asdict(plan),
-        "figures": [asdict(figure) | {"met": met(figure)} for figure in figures],
+        "figures": [asdict(figure) | {"met": meets_goal(figure)} for figure in figures],
     }
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
 
-def machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -94,15 +96,15 @@ def machine() -> dict[str, Any]:
     }
 
 
-def met(figure: Figure) -> bool | None:
+def meets_goal(figure: Figure) -> bool | None:
     return None if figure.goal is None else figure.value <= figure.goal
 
 
-def _cell(figure: Figure | None) -> str:
+def _format_cell(figure: Figure | None) -> str:
     if figure is None:
         return ""
     text = f"{figure.value:.4g}"
-    return text if figure.goal is None else f"[{'green' if met(figure) else 'red'}]{text}[/] ≤ {figure.goal:.4g}"
+    return text if figure.goal is None else f"[{'green' if meets_goal(figure) else 'red'}]{text}[/] ≤ {figure.goal:.4g}"
 
 
 if __name__ == "__main__":

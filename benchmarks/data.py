@@ -1,4 +1,4 @@
-"""Data and networks: augmented batches against a loader that goes image by image, and against training; opening
+"""Data and networks: augmented batches against a loader that works image by image, and against training; loading
 CIFAR-10 against reading its files; building the presets; importing them."""
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ FILES = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_b
 IMAGES, PIXELS = 10_000, 3 * 32 * 32  # of each file, of an image
 
 BUILD_GOAL, IMPORT_GOAL = 0.2, 0.1  # seconds
-#: what importing takes beyond torch, in seconds
+#: prints the time of an import after torch, in seconds
 IMPORT = "import time, torch; start = time.process_time(); import {}; print(time.process_time() - start)"
 
 
 class Images(Dataset[tuple[Tensor, int]]):
-    """Random images in memory, of the shape and type of CIFAR-10's."""
+    """Random images in memory, with the shape and dtype of CIFAR-10."""
 
     classes = tuple("0123456789")
 
@@ -59,7 +59,7 @@ class Images(Dataset[tuple[Tensor, int]]):
 
 
 class ByImage(Images):
-    """As one writes it down for a DataLoader; black borders, which are the quicker ones to make."""
+    """The naive version for a DataLoader, with zero padding, which is faster than symmetric."""
 
     def __getitem__(self, i: int) -> tuple[Tensor, int]:
         top, left, flipped = (int(torch.randint(high, ())) for high in (9, 9, 2))
@@ -70,21 +70,21 @@ class ByImage(Images):
 
 
 def figures(plan: Plan) -> Iterator[Figure]:
-    yield from _augmenting(plan)
-    yield from _opening(plan)
-    yield from _building(plan)
-    yield from _importing(plan)
+    yield from _augment_figures(plan)
+    yield from _load_figures(plan)
+    yield from _build_figures(plan)
+    yield from _import_figures(plan)
 
 
-def _augmenting(plan: Plan) -> Iterator[Figure]:
+def _augment_figures(plan: Plan) -> Iterator[Figure]:
     size, count = (16, 2) if plan.quick else (128, 10)
     case = f"{count} batches of {size} images, 3×32×32: pad, crop, flip, normalize"
     images, by_image = Images(size * count), ByImage(size * count)
     contestants = [
-        Contestant(BY_IMAGE, partial(_last, DataLoader(by_image, size, shuffle=True))),
-        Contestant(STEP, partial(_training, _trained(), size, count)),
-        Contestant(OURS, partial(_ours, images, size, "cifar10+.spherenet"), against=BY_IMAGE, goals=GOALS),
-        *(Contestant(name, partial(_ours, images, size, augment)) for name, augment in OTHERS.items()),
+        Contestant(BY_IMAGE, partial(_exhaust, DataLoader(by_image, size, shuffle=True))),
+        Contestant(STEP, partial(_train, _make_training(), size, count)),
+        Contestant(OURS, partial(_iterate_ours, images, size, "cifar10+.spherenet"), against=BY_IMAGE, goals=GOALS),
+        *(Contestant(name, partial(_iterate_ours, images, size, augment)) for name, augment in OTHERS.items()),
     ]
     taken = seconds(case, contestants, plan.fewer(2))
     for contestant in contestants:
@@ -95,22 +95,22 @@ def _augmenting(plan: Plan) -> Iterator[Figure]:
             yield contestant.figure(case, STEP_TIME, taken[name] / taken[STEP])
 
 
-def _last(batches: Iterable[Any]) -> Tensor:
-    """Goes through all of them."""
+def _exhaust(batches: Iterable[Any]) -> Tensor:
+    """Iterate over all batches; return the last inputs."""
     ((inputs, _),) = deque(batches, maxlen=1)
     return inputs
 
 
-def _ours(images: Images, size: int, augment: str | None) -> Tensor:
-    return _last(batches(images, size, augment=augment))
+def _iterate_ours(images: Images, size: int, augment: str | None) -> Tensor:
+    return _exhaust(batches(images, size, augment=augment))
 
 
-def _trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def _make_training() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     model = models.create("cnn9", num_classes=10, widths=(16, 32, 48))
     return model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
 
 
-def _training(trained: tuple[torch.nn.Module, torch.optim.Optimizer], size: int, count: int) -> Tensor:
+def _train(trained: tuple[torch.nn.Module, torch.optim.Optimizer], size: int, count: int) -> Tensor:
     model, optimizer = trained
     x, y = torch.randn(size, 3, 32, 32), torch.randint(10, (size,))
     for _ in range(count):
@@ -121,26 +121,26 @@ def _training(trained: tuple[torch.nn.Module, torch.optim.Optimizer], size: int,
     return loss.detach()
 
 
-def _opening(plan: Plan) -> Iterator[Figure]:
-    """Both splits from the official files, or from files of their size; the quick run has the test split alone."""
+def _load_figures(plan: Plan) -> Iterator[Figure]:
+    """Load both splits from the official files, or from files of that size; the quick run only loads the test split."""
     splits = ("test",) if plan.quick else ("train", "test")
     given = Path(os.environ.get("HYPERSPHERE_DATA") or "nowhere") / "cifar-10-batches-bin"
     files = [name for split in splits for name in FILES[split]]
     case = f"CIFAR-10, {len(files)} × {IMAGES * (PIXELS + 1) / 1e6:.2f} MB"
     with TemporaryDirectory() as folder:
-        root = given if all((given / name).is_file() for name in files) else _written(Path(folder), files)
-        reading = Contestant(READING, partial(_read, [root / name for name in files]))
-        opening = Contestant(OPENING, partial(_opened, root, splits), against=READING, goals=OPENING_GOALS)
+        root = given if all((given / name).is_file() for name in files) else _write_files(Path(folder), files)
+        reading = Contestant(READING, partial(_read_files, [root / name for name in files]))
+        opening = Contestant(OPENING, partial(_load, root, splits), against=READING, goals=OPENING_GOALS)
         taken = seconds(case, [reading, opening], plan.fewer(2))
         for contestant in (reading, opening):
             time = taken[contestant.name]
             yield contestant.figure(case, "ms", 1e3 * time)
             yield contestant.figure(case, READ_TIME, time / taken[READING])
-            yield contestant.figure(case, PEAK, _peak(contestant) / (len(files) * IMAGES * PIXELS))
+            yield contestant.figure(case, PEAK, _peak_bytes(contestant) / (len(files) * IMAGES * PIXELS))
 
 
-def _written(folder: Path, names: Iterable[str]) -> Path:
-    """Files of CIFAR-10's format and size with random images."""
+def _write_files(folder: Path, names: Iterable[str]) -> Path:
+    """Write files of CIFAR-10's format and size with random images."""
     random = np.random.default_rng(0)
     for name in names:
         records = random.integers(256, size=(IMAGES, PIXELS + 1), dtype=np.uint8)
@@ -149,17 +149,17 @@ def _written(folder: Path, names: Iterable[str]) -> Path:
     return folder
 
 
-def _read(paths: Iterable[Path]) -> Tensor:
-    # all of them stay, as all pixels of a data set do
+def _read_files(paths: Iterable[Path]) -> Tensor:
+    # all arrays stay in memory, like the pixels of a data set
     return torch.from_numpy([np.fromfile(path, np.uint8) for path in paths][-1])
 
 
-def _opened(root: Path, splits: Iterable[str]) -> Tensor:
+def _load(root: Path, splits: Iterable[str]) -> Tensor:
     return [data.load("cifar10", root, split) for split in splits][-1].inputs
 
 
-def _peak(contestant: Contestant) -> int:
-    """The most bytes of Python and numpy at once; torch has none of its own here."""
+def _peak_bytes(contestant: Contestant) -> int:
+    """Measure the peak bytes of Python and numpy; torch allocates nothing here."""
     tracemalloc.start()
     try:
         contestant.forward()
@@ -168,20 +168,20 @@ def _peak(contestant: Contestant) -> int:
         tracemalloc.stop()
 
 
-def _building(plan: Plan) -> Iterator[Figure]:
+def _build_figures(plan: Plan) -> Iterator[Figure]:
     case = f"{len(catalog.MODELS)} presets on the meta device"
-    taken = seconds(case, [Contestant(name, partial(_built, name)) for name in catalog.MODELS], plan.fewer(4))
+    taken = seconds(case, [Contestant(name, partial(_build, name)) for name in catalog.MODELS], plan.fewer(4))
     slowest = max(taken, key=lambda name: taken[name])
     yield Figure(case, f"the slowest, {slowest}", "s", taken[slowest], BUILD_GOAL)
     yield Figure(case, "the median", "s", statistics.median(taken.values()))
 
 
-def _built(name: str) -> Tensor:
+def _build(name: str) -> Tensor:
     with torch.device("meta"):
         return next(models.create(name).parameters())
 
 
-def _importing(plan: Plan) -> Iterator[Figure]:
+def _import_figures(plan: Plan) -> Iterator[Figure]:
     case = "a fresh process that has imported torch"
     for module, goal in {"hypersphere.models": IMPORT_GOAL, "hypersphere.data": None}.items():
         command = [sys.executable, "-c", IMPORT.format(module)]

@@ -1,4 +1,4 @@
-"""The energy of neurons: time against the matrix product it cannot do without, memory, and minima that are known."""
+"""The energy of neurons: time against the matrix product it needs, memory, and known minima."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ STEP_TIME = "time / plain step"
 PRODUCT, BARE_PRODUCT = "the product", "its arithmetic alone"
 PLAIN, STEP = "plain autograd, s=2", "plain step"
 
-#: (neurons, dimensions) → the most that the energy may take
+#: (neurons, dimensions) → the largest ratio or size allowed
 ENERGY_GOALS = {(256, 576): {TIME: 5.0}, (2048, 512): {TIME: 2.5}, (8192, 512): {TIME: 2.5, PEAK: 80.0}}
-#: at B = d the gradient is as large as the weight, and so is B × N; N × N would be N/d times as large
+#: for B = d both the gradient and B × N are as large as the weight; N × N would be N/d times as large
 CLASS_GOALS = {TIME: 3.0, PEAK_IN_WEIGHTS: 2.0}
 STEP_GOALS = {STEP_TIME: 0.03}
 THOMSON_GOALS = {"seconds": 60.0, "largest difference": 1e-6}
@@ -50,10 +50,10 @@ def figures(plan: Plan) -> Iterator[Figure]:
 def _energy(n: int, d: int, plan: Plan) -> Iterator[Figure]:
     case, weight = f"energy of {n} neurons, {d}-d", torch.randn(n, d, requires_grad=True)
     ours = Contestant("s=2", partial(hyperspherical_energy, weight), (weight,), PRODUCT, ENERGY_GOALS[n, d])
-    if plan.quick and n > 256:  # only what is the same at every run
+    if plan.quick and n > 256:  # only deterministic figures
         yield from _peak(case, ours)
         return
-    plain = Contestant(PLAIN, partial(_plain_energy, weight), (weight,), PRODUCT)
+    plain = Contestant(PLAIN, partial(_naive_energy, weight), (weight,), PRODUCT)
     check_same(ours, plain)
     contestants = [*_products(weight, weight), plain, ours]
     if n <= 2048:
@@ -65,7 +65,7 @@ def _energy(n: int, d: int, plan: Plan) -> Iterator[Figure]:
 def _class_energy(n: int, d: int, batch: int, plan: Plan) -> Iterator[Figure]:
     weight, labels = torch.randn(n, d, requires_grad=True), torch.randint(n, (batch,))
     ours = Contestant("class_energy, s=2", partial(class_energy, weight, labels), (weight,), PRODUCT, CLASS_GOALS)
-    plain = Contestant(PLAIN, partial(_plain_class_energy, weight, labels), (weight,), PRODUCT)
+    plain = Contestant(PLAIN, partial(_naive_class_energy, weight, labels), (weight,), PRODUCT)
     check_same(ours, plain)
     case = f"energy of {n:,} classes, {d}-d, batch {batch}"
     if plan.quick:
@@ -75,7 +75,7 @@ def _class_energy(n: int, d: int, batch: int, plan: Plan) -> Iterator[Figure]:
 
 
 def _products(a: Tensor, b: Tensor) -> list[Contestant]:
-    """a·bᵀ: one that asks for memory, as all contestants do, and one that writes into memory that is there."""
+    """Return a·bᵀ twice: with allocation, as in all contestants, and with preallocated output."""
     a, b = a.detach(), b.detach()
     bare = partial(torch.mm, a, b.T, out=a.new_empty(len(a), len(b)))
     return [Contestant(PRODUCT, partial(torch.mm, a, b.T)), Contestant(BARE_PRODUCT, bare)]
@@ -98,21 +98,21 @@ def _peak(case: str, contestant: Contestant) -> Iterator[Figure]:
     yield contestant.figure(case, PEAK_IN_WEIGHTS, peak / contestant.leaves[0].nbytes)
 
 
-def _plain_energy(weight: Tensor) -> Tensor:
-    """As one writes it down."""
+def _naive_energy(weight: Tensor) -> Tensor:
+    """Compute the energy with naive autograd."""
     w = F.normalize(weight)
-    own = torch.eye(len(w), dtype=torch.bool)
-    return _mean_inverse(w @ w.T, own, len(w) - 1)
+    same = torch.eye(len(w), dtype=torch.bool)
+    return _mean_inverse(w @ w.T, same, len(w) - 1)
 
 
-def _plain_class_energy(weight: Tensor, labels: Tensor) -> Tensor:
+def _naive_class_energy(weight: Tensor, labels: Tensor) -> Tensor:
     w = F.normalize(weight)
-    own = labels.unsqueeze(1) == torch.arange(len(w))
-    return _mean_inverse(w[labels] @ w.T, own, len(w) - 1)
+    same = labels.unsqueeze(1) == torch.arange(len(w))
+    return _mean_inverse(w[labels] @ w.T, same, len(w) - 1)
 
 
-def _mean_inverse(cosines: Tensor, own: Tensor, others: int) -> Tensor:
-    squared = (2 - 2 * cosines + 1e-6).masked_fill(own, math.inf)
+def _mean_inverse(cosines: Tensor, same: Tensor, others: int) -> Tensor:
+    squared = (2 - 2 * cosines + 1e-6).masked_fill(same, math.inf)
     return (squared ** (-2 / 2)).sum() / (len(cosines) * others)
 
 
@@ -130,8 +130,8 @@ def _training_step(batch: int, plan: Plan) -> Iterator[Figure]:
         optimizer.step()
         return loss.detach()
 
-    def added() -> Tensor:
-        """What the term adds, without the scatter of two long times; its gradients join those that are there."""
+    def regularize() -> Tensor:
+        """Run the term alone, without the noise of a difference of two long times; gradients accumulate."""
         term = regularizer()
         term.backward()
         return term.detach()
@@ -139,7 +139,7 @@ def _training_step(batch: int, plan: Plan) -> Iterator[Figure]:
     contestants = [
         Contestant(STEP, partial(step, False)),
         Contestant("with EnergyRegularizer", partial(step, True), against=STEP),
-        Contestant("EnergyRegularizer alone", added, against=STEP, goals=STEP_GOALS),
+        Contestant("EnergyRegularizer alone", regularize, against=STEP, goals=STEP_GOALS),
     ]
     taken = seconds(case, contestants, plan)
     for contestant in contestants:
@@ -162,11 +162,11 @@ def _cnn9(classes: int, widths: tuple[int, ...] = (64, 128, 256), hidden: int = 
 
 
 def _thomson(most: int) -> Iterator[Figure]:
-    case, taken, off = f"Thomson's problem, N = 2 to {most}", 0.0, 0.0
+    case, taken, difference = f"Thomson's problem, N = 2 to {most}", 0.0, 0.0
     for n in track(range(2, most + 1), case, auto_refresh=False):
         start = time.process_time()
         points = minimize_energy(n)
         taken += time.process_time() - start
-        off = max(off, abs(torch.pdist(points).reciprocal().sum().item() - known_minimum(n)))
-    for name, value in (("seconds", taken), ("largest difference", off)):
+        difference = max(difference, abs(torch.pdist(points).reciprocal().sum().item() - known_minimum(n)))
+    for name, value in (("seconds", taken), ("largest difference", difference)):
         yield Figure(case, "minimize_energy", name, value, THOMSON_GOALS[name])

@@ -1,4 +1,4 @@
-"""Layers against torch's: time of forward and backward, and what is kept between them."""
+"""Layers against torch's: time of forward and backward, and memory saved for the backward pass."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .measure import Contestant, Figure, Plan, check_same, kept_bytes, seconds
 
 TIME, KEPT = "time / baseline", "kept beyond it, outputs"
 
-#: form → similarity → the most that its time may be, in that of the torch layer in the same form
+#: form → similarity → the largest ratio of its time to that of the torch layer in the same form
 TIME_GOALS = {
     "eager": {"cosine": 1.15, "linear": 1.40, "sigmoid": 1.40, "learnable": 1.50},
     "compiled": {"cosine": 1.10, "linear": 1.30, "sigmoid": 1.30, "learnable": 1.50},
 }
-#: similarity → how many whole outputs it may keep for the backward pass
+#: similarity → how many tensors of the output's size it may save for the backward pass
 KEPT_GOALS = {"cosine": 1, "linear": 2, "sigmoid": 2, "learnable": 2}
 
 
@@ -43,10 +43,10 @@ def _cases(plan: Plan) -> Iterator[tuple[str, list[Contestant]]]:
         channels = shape[1]
         conv = nn.Conv2d(channels, channels, 3, padding=1)
         spheres = {g: SphereConv2d(channels, channels, 3, padding=1, similarity=g) for g in KEPT_GOALS}
-        # beside whole outputs: the one-channel map of patch norms, and a few numbers for each filter
-        aside = 1 / channels + 4 / (shape[0] * shape[2] * shape[3])
+        # besides: the one-channel map of patch norms, and a few numbers for each filter
+        extra = 1 / channels + 4 / (shape[0] * shape[2] * shape[3])
         case = f"conv 3×3, {'×'.join(map(str, shape))} → {channels}"
-        yield case, _against_torch(shape, conv, spheres, literal.conv2d, plan, aside)
+        yield case, _against_torch(shape, conv, spheres, literal.conv2d, plan, extra)
     spheres = {g: SphereLinear(1024, 1024, similarity=g) for g in KEPT_GOALS}
     yield "linear, 256×1024 → 1024", _against_torch((256, 1024), nn.Linear(1024, 1024), spheres, literal.linear, plan)
     yield "lstm, 32 steps, 16×64 → 64", _lstm()
@@ -56,27 +56,27 @@ def _against_torch(
     shape: Sequence[int],
     plain: nn.Module,
     spheres: dict[str, nn.Module],
-    write_down: Callable[..., Tensor],
+    naive: Callable[..., Tensor],
     plan: Plan,
-    aside: float | None = None,
+    extra: float | None = None,
 ) -> list[Contestant]:
-    """The torch layer and ours in every form; goals if `aside` is given, the outputs that may be kept beyond them."""
+    """Compare the torch layer and ours in every form; with goals if `extra`, the additional outputs, is given."""
     x = torch.randn(shape, requires_grad=True)
     base = f"nn.{type(plain).__name__}"
     contestants = {}
     for form in ("eager", "literal", "compiled") if plan.compile else ("eager", "literal"):
         if form == "compiled":
-            torch.compiler.reset()  # or a second shape would be compiled for sizes that vary
+            torch.compiler.reset()  # a second shape would be compiled as dynamic
         layers = spheres if form == "literal" else {base: plain} | spheres
         for g, layer in track(layers.items(), f"preparing {form}", auto_refresh=False):
             run: Callable[[Tensor], Tensor] = layer
             if form == "literal":
-                run = partial(write_down, layer, literal.similarity(layer))
+                run = partial(naive, layer, literal.similarity(layer))
             elif form == "compiled":
                 run = torch.compile(layer, dynamic=False)
             goals = {}
-            if aside is not None and g in TIME_GOALS.get(form, {}):
-                goals = {TIME: TIME_GOALS[form][g], KEPT: KEPT_GOALS[g] + aside}
+            if extra is not None and g in TIME_GOALS.get(form, {}):
+                goals = {TIME: TIME_GOALS[form][g], KEPT: KEPT_GOALS[g] + extra}
             against = None if g == base else f"{base}, {'compiled' if form == 'compiled' else 'eager'}"
             contestant = Contestant(f"{g}, {form}", partial(run, x), (x, *layer.parameters()), against, goals)
             contestants[g, form] = contestant

@@ -1,4 +1,4 @@
-"""The formulas as one would write them down with torch's own operations, gradients by autograd."""
+"""The formulas with plain torch operations and autograd, for comparison."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypersphere import LearnableSigmoid
 
 
 def conv2d(layer: nn.Conv2d, g: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Every patch's norm is a convolution of x² with ones over all channels."""
+    """Compute the norm of every patch as a convolution of x² with ones over all channels."""
     ones = torch.ones_like(layer.weight[:1])
     patch_norm = F.conv2d(x * x, ones, None, layer.stride, layer.padding).sqrt()
     product = F.conv2d(x, layer.weight, None, layer.stride, layer.padding)
@@ -26,7 +26,7 @@ def linear(layer: nn.Linear, g: Callable[[Tensor], Tensor], x: Tensor) -> Tensor
 
 
 def lstm(layer: nn.LSTM, xs: Tensor) -> Tensor:
-    """A cosine cell, step by step."""
+    """Run a cosine cell step by step."""
     h = c = xs.new_zeros(xs.shape[1], layer.hidden_size)
     outputs = []
     for x in xs:
@@ -40,7 +40,7 @@ def lstm(layer: nn.LSTM, xs: Tensor) -> Tensor:
 
 
 def gram_schmidt(matrix: Tensor) -> Tensor:
-    """Column by column (OPT, Algorithm 2), those that are done as the rows of a matrix that grows."""
+    """Orthonormalize column by column (OPT, Algorithm 2), into the rows of a growing matrix."""
     done = matrix[:0]
     for column in matrix.T:
         rest = column - (done @ column) @ done
@@ -49,13 +49,13 @@ def gram_schmidt(matrix: Tensor) -> Tensor:
 
 
 def qr(matrix: Tensor) -> Tensor:
-    """The same by a factorization, its signs chosen."""
+    """Orthonormalize by a QR factorization with positive diagonal."""
     q, r = torch.linalg.qr(matrix)
     return q * r.diagonal().sign()
 
 
 def similarity(layer: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The layer's g as a function of the cosine, by way of θ = arccos (Eq. 2 and 4), with the k it learns."""
+    """Return the layer's g as a function of the cosine, through θ = arccos (Eq. 2 and 4), with its learned k."""
     g = layer.similarity
     if isinstance(g, LearnableSigmoid):
         return lambda c: reference.sigmoid(_angle(c), g.log_k.exp().view(-1, *[1] * (c.dim() - 2)))

@@ -45,7 +45,7 @@ def _contestants() -> list[Contestant]:
     x = torch.randn(BATCH, SIZE, requires_grad=True)
     labels = torch.randint(CLASSES, (BATCH,))
     pairs: list[tuple[nn.Module, nn.Module]] = [
-        # the peer does not anneal: with λ = 0 we compute the same
+        # the peer does not anneal: λ = 0 computes the same
         (ASoftmaxLoss(CLASSES, SIZE, annealing=lambda step: 0 * step), peers.SphereFaceLoss(CLASSES, SIZE, margin=4)),
         (ArcFaceLoss(CLASSES, SIZE, 0.5, 64), peers.ArcFaceLoss(CLASSES, SIZE, math.degrees(0.5), 64)),
         (AMSoftmaxLoss(CLASSES, SIZE, 0.35, 64), peers.CosFaceLoss(CLASSES, SIZE, margin=0.35, scale=64)),
@@ -64,7 +64,7 @@ def _contestants() -> list[Contestant]:
 
 
 def _products(x: Tensor, weight: Tensor, grad: Tensor) -> Tensor:
-    """What no linear head can do without: logits, gradient of the embeddings, gradient of the weight."""
+    """Compute the products every linear head needs: logits, gradient of the embeddings, gradient of the weight."""
     F.linear(x, weight)
     grad @ weight
     return grad.T @ x

@@ -1,4 +1,4 @@
-"""The measuring: CPU seconds, bytes kept for the backward pass, and peak memory of contestants side by side."""
+"""Measure CPU seconds, bytes saved for the backward pass, and peak memory of contestants."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ LARGEST_BLOCK = 31 * 2**20
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured."""
+    """How often to measure."""
 
     rounds: int = 40
-    """Every contestant runs once a round."""
+    """Every contestant runs once per round."""
     warmup: int = 3
-    """Rounds before those that count."""
+    """Additional first rounds that are not counted."""
     compile: bool = True
     """Measure torch.compile too."""
 
     @property
     def quick(self) -> bool:
-        """A smoke test, which leaves out what takes long."""
+        """Whether this is a smoke test, without slow cases."""
         return self.rounds == 1 and not self.warmup
 
     def fewer(self, times: int) -> Plan:
-        """For a case whose steps take long."""
+        """Return a plan with fewer rounds, for slow cases."""
         return replace(self, rounds=max(1, self.rounds // times), warmup=min(1, self.warmup))
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured number; `goal` is the most it should be."""
+    """A measured number; `goal` is its upper limit."""
 
     case: str
     contestant: str
@@ -53,7 +53,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Contestant:
-    """What is measured: `forward` and, if there are `leaves` whose gradients it fills, the backward pass."""
+    """A function to measure: `forward` and, with `leaves`, the backward pass."""
 
     name: str
     forward: Callable[[], Tensor]
@@ -61,7 +61,7 @@ class Contestant:
     against: str | None = None
     """The contestant its time is divided by."""
     goals: dict[str, float] = field(default_factory=dict)
-    """Name of a figure → the most it should be."""
+    """Name of a figure → its upper limit."""
 
     def step(self, grad: Tensor | None) -> None:
         y = self.forward()
@@ -73,7 +73,7 @@ class Contestant:
             leaf.grad = None
 
     def grad(self) -> Tensor | None:
-        """What comes in from behind."""
+        """Return the gradient of the output for the backward pass."""
         return torch.ones_like(self.forward()) if self.leaves else None
 
     def figure(self, case: str, name: str, value: float) -> Figure:
@@ -82,11 +82,11 @@ class Contestant:
 
 @contextmanager
 def quiet_process() -> Iterator[None]:
-    """One thread, and memory as in a process that has trained for a while."""
+    """Use one thread, and malloc's state as in a process that has trained for a while."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    # glibc returns large blocks to the system at every free and pays page faults for the next one, until a block of up
-    # to 32 MB was freed once: from then on it keeps blocks up to that size. In training this happens in the first step.
+    # glibc returns large blocks to the system at every free, and the next one costs page faults, until a block of up to
+    # 32 MB is freed once: then it keeps blocks up to that size. In training this happens in the first step.
     torch.ones(LARGEST_BLOCK // 4)
     try:
         yield
@@ -96,12 +96,12 @@ def quiet_process() -> Iterator[None]:
 
 @contextmanager
 def no_page_faults() -> Iterator[None]:
-    """Freed memory stays in the process, however much it is.
+    """Keep all freed memory in the process.
 
-    By itself glibc gives back what exceeds twice the largest block it keeps, so a step that holds more than 62 MB pays
-    page faults every time, and one that holds less does not: true to life, but not a matter of arithmetic.
+    By default glibc returns what exceeds twice the largest block it keeps, so a step that uses more than 62 MB has page
+    faults every time, and one that uses less has none: realistic, but not a cost of the computation.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda parameter, value: 0)  # glibc's alone
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda parameter, value: 0)  # glibc only
     trim_threshold = -1  # M_TRIM_THRESHOLD
     mallopt(trim_threshold, 2**30)
     try:
@@ -111,11 +111,11 @@ def no_page_faults() -> Iterator[None]:
 
 
 def seconds(case: str, contestants: Sequence[Contestant], plan: Plan) -> dict[str, float]:
-    """Median CPU seconds of a step, by name; every round runs all contestants, in random order."""
+    """Return the median CPU seconds of a step, by name; every round runs all contestants, in random order."""
     taken: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
     grads = {contestant.name: contestant.grad() for contestant in contestants}
     order, shuffle = list(contestants), random.Random(0).shuffle
-    # without auto_refresh: a thread that redraws the bar would spend the CPU time that is measured
+    # no auto_refresh: a thread that redraws the bar would add to the measured CPU time
     for _ in track(range(plan.warmup + plan.rounds), case, auto_refresh=False):
         shuffle(order)
         for contestant in order:
@@ -128,7 +128,7 @@ def seconds(case: str, contestants: Sequence[Contestant], plan: Plan) -> dict[st
 
 
 def kept_bytes(contestant: Contestant) -> int:
-    """Bytes that forward leaves for the backward pass, parameters and inputs included, each storage once."""
+    """Count the bytes saved for the backward pass, parameters and inputs included, each storage once."""
     storages: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -137,17 +137,17 @@ def kept_bytes(contestant: Contestant) -> int:
         return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        y = contestant.forward()  # must live until here, or an address could be given out twice
+        y = contestant.forward()  # keep it alive, or an address could be reused
     del y
     return sum(storages.values())
 
 
 def peak_bytes(contestant: Contestant) -> int:
-    """The most that a step holds beyond what was there before, new gradients included.
+    """Measure the peak memory of a step beyond what was allocated before, new gradients included.
 
-    Counts every request to torch's allocator, so it is the same at every run; scratch space of oneDNN is not in it.
+    Counts every request to torch's allocator, so it is deterministic; scratch space of oneDNN is not included.
     """
-    with torch.no_grad():  # only its shape is asked for
+    with torch.no_grad():  # only the shape is needed
         grad = contestant.grad()
     contestant.reset()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
@@ -159,6 +159,6 @@ def peak_bytes(contestant: Contestant) -> int:
 
 
 def check_same(contestant: Contestant, other: Contestant) -> None:
-    """A race between functions that differ would say nothing."""
+    """Require that both contestants compute the same."""
     a, b = contestant.forward().detach(), other.forward().detach()
     torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, msg=lambda m: f"{contestant.name}, {other.name}: {m}")

@@ -1,6 +1,6 @@
-"""Memory on a CPU: layers and whole training steps, where glibc gives freed blocks back and where it keeps them.
+"""Memory on a CPU: layers and training steps, with glibc returning freed blocks to the system or keeping them.
 
-Each regime is a process of its own, since it cannot be undone. Processes that are compared take turns, a step each.
+Each setting needs its own process, since it cannot be undone. The processes take turns, one step each.
 """
 
 from __future__ import annotations
@@ -40,19 +40,17 @@ def figures(plan: Plan) -> Iterator[Figure]:
     layer = f"conv 3×3, {'×'.join(map(str, shape))} → {shape[1]}"
     network = f"a step of CNN-9, {width} filters, batch {batch}"
     names = [name + layout for name in STEPS for layout in LAYOUTS]
-    with ExitStack() as open_ones:
-        processes = {
-            regime: open_ones.enter_context(_Process("steps", regime, *shape, width, batch)) for regime in REGIMES
-        }
-        for regime, said in REGIMES.items():  # layers first, as in a process that had no larger blocks yet
+    with ExitStack() as stack:
+        processes = {regime: stack.enter_context(_Process("steps", regime, *shape, width, batch)) for regime in REGIMES}
+        for regime, text in REGIMES.items():  # layers first, before any larger block is allocated
             turns = {name: (processes[regime], name) for name in LAYERS}
-            taken = _take_turns(turns, plan, f"layers, {said}")
-            yield from _figures(f"{layer}, {said}", taken, "nn.Conv2d", LAYERS if regime == "default" else {})
-        for regime, said in REGIMES.items():
+            taken = _take_turns(turns, plan, f"layers, {text}")
+            yield from _figures(f"{layer}, {text}", taken, "nn.Conv2d", LAYERS if regime == "default" else {})
+        for regime, text in REGIMES.items():
             turns = {name: (processes[regime], name) for name in names}
-            taken = _take_turns(turns, plan.fewer(5), f"steps, {said}")
-            yield from _figures(f"{network}, {said}", taken, "plain", {})
-        command = open_ones.enter_context(_Process("train", "kept", *shape, width, batch))
+            taken = _take_turns(turns, plan.fewer(5), f"steps, {text}")
+            yield from _figures(f"{network}, {text}", taken, "plain", {})
+        command = stack.enter_context(_Process("train", "kept", *shape, width, batch))
         turns = {HAND: (processes["default"], "plain"), COMMAND: (command, "")}
         taken = _take_turns(turns, plan.fewer(3), COMMAND)
         yield from _figures(f"{network}, the command", taken, HAND, {COMMAND: COMMAND_GOAL})
@@ -68,7 +66,7 @@ def _figures(case: str, taken: dict[str, list[Any]], base: str, goals: dict[str,
 
 
 def _take_turns(turns: dict[str, tuple[_Process, str]], plan: Plan, title: str) -> dict[str, list[Any]]:
-    """CPU seconds and page faults of a step, by name; every round has one of each, in random order."""
+    """Return CPU seconds and page faults of each step, by name; every round runs all of them, in random order."""
     taken: dict[str, list[Any]] = {name: [] for name in turns}
     order, shuffle = list(turns), random.Random(0).shuffle
     for _ in track(range(plan.warmup + plan.rounds), title, auto_refresh=False):
@@ -80,7 +78,7 @@ def _take_turns(turns: dict[str, tuple[_Process, str]], plan: Plan, title: str) 
 
 
 class _Process:
-    """A process that takes a step when it is asked to, and says what that took."""
+    """A process that runs a step on request and reports its cost."""
 
     def __init__(self, kind: str, regime: str, *sizes: int) -> None:
         words = [sys.executable, "-m", __name__, kind, regime, *map(str, sizes)]
@@ -93,17 +91,17 @@ class _Process:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         print(what, file=self.process.stdin, flush=True)
-        said = self.process.stdout.readline()
-        if not said:
-            raise RuntimeError(f"{' '.join(map(str, self.process.args))} ended before its time")  # type: ignore[arg-type]
-        return json.loads(said)
+        text = self.process.stdout.readline()
+        if not text:
+            raise RuntimeError(f"{' '.join(map(str, self.process.args))} ended unexpectedly")  # type: ignore[arg-type]
+        return json.loads(text)
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.communicate()
 
 
-# ------------------------------------------------------------------------------------------ within such a process
+# Inside of such a process
 
 
 def _serve(shape: tuple[int, ...], width: int, batch: int) -> None:
@@ -163,21 +161,21 @@ def _steps(width: int, batch: int) -> dict[str, Callable[[], object]]:
 
 
 def _train(width: int, batch: int) -> None:
-    """`hypersphere train`, which waits at each line of its metrics until the next step is asked for."""
+    """Run `hypersphere train`, waiting at each line of its metrics until the next step is requested."""
     images, labels = torch.randint(256, (10 * batch, 3, 32, 32), dtype=torch.uint8), torch.randint(10, (10 * batch,))
     whole = hs.data.ArrayDataset(images, labels, [str(i) for i in range(10)])
     names = {"model.name": "cnn9.opt", "model.widths": (width,) * 3, "data.name": "cifar10", "data.batch_size": batch}
     config = derive(Config(), names, steps=10**6, log_every=1, eval_every=10**9, device="cpu")
-    began = None
+    started = None
 
     def turn(model: nn.Module, step: int, line: dict[str, Any]) -> None:
-        nonlocal began
-        if began is not None:
-            seconds, faults = time.process_time() - began[0], _page_faults() - began[1]
+        nonlocal started
+        if started is not None:
+            seconds, faults = time.process_time() - started[0], _page_faults() - started[1]
             print(json.dumps([seconds, faults]), flush=True)
         if not sys.stdin.readline():
             raise SystemExit
-        began = time.process_time(), _page_faults()
+        started = time.process_time(), _page_faults()
 
     with patch("hypersphere.data._registry.LOADERS", {"cifar10": lambda root, split: whole}):
         fit(config, callbacks=[turn], progress=False)

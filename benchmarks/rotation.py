@@ -1,4 +1,4 @@
-"""Rotations of neurons: their cost against one matrix product and against peers, in training steps and in memory."""
+"""Rotations of neurons: cost against a matrix product and against peers, in training steps and in memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PRODUCT, STEP, PLAIN = "the product", "plain step", "plain"
 CAYLEY, SAMPLED = "cayley", "cayley, a quarter of the dimensions"
 TORCH_CAYLEY, GEOTORCH = "torch cayley", "geotorch at its start"
 
-#: method → the most that V Rᵀ and the gradient to its numbers may take; Cayley against peers too
+#: method → the largest ratio for V Rᵀ and its gradient; for Cayley against peers too
 GOALS: dict[str, dict[str, float]] = {
     CAYLEY: {TIME: 2.5, f"time / {TORCH_CAYLEY}": 1 / 3, f"time / {GEOTORCH}": 1 / 40},
     "gram_schmidt": {TIME: 7.0},
@@ -39,7 +39,7 @@ GOALS: dict[str, dict[str, float]] = {
 SPECTRAL = ("lowdin", "exponential")
 STEP_GOALS = {CAYLEY: 1.15, SAMPLED: 1.05}
 MERGED_GOAL = 1.05
-WHOLE_TIME, PART_GOAL = "time / whole", 0.5  # of what rotate names as ways out, where d is large enough to need them
+WHOLE_TIME, PART_GOAL = "time / whole", 0.5  # for the remedies that rotate suggests, if d is large enough to need them
 DIMENSIONS = (64, 144, 576, 784, 1152, 1568, 2304)  # of the docs' table of costs
 
 
@@ -56,18 +56,18 @@ def figures(plan: Plan) -> Iterator[Figure]:
 
 
 def layer_figures(plan: Plan) -> Iterator[Figure]:
-    """The docs' table of what a layer's rotation costs over its dimensions; apart, so that it is quickly remade."""
+    """Measure the docs' table of the cost of a layer's rotation over its dimensions; separate, because it is fast."""
     for d in (24, 576) if plan.quick else DIMENSIONS:
         yield from _one_layer(d, 64, plan.fewer(1 if d < 1000 else 4))
 
 
 def _products_and_peers(d: int, n: int, plan: Plan) -> Iterator[Figure]:
     rows = _neurons(n, d)
-    ours = {name: _ours(name, rows, goals=GOALS[name]) for name in GOALS}
+    ours = {name: _our_method(name, rows, goals=GOALS[name]) for name in GOALS}
     (packed,), (matrix,) = ours[CAYLEY].leaves, ours["gram_schmidt"].leaves
-    lower = _lower(packed.detach(), d)
+    lower = _unpack_lower(packed.detach(), d)
     fast = [
-        _peer(TORCH_CAYLEY, rows, _torch_layer(d, "cayley", 2 * lower)),  # theirs halves it
+        _peer(TORCH_CAYLEY, rows, _torch_layer(d, "cayley", 2 * lower)),  # torch halves it
         _peer("torch cayley without base", rows, _torch_layer(d, "cayley", 2 * lower, use_trivialization=False)),
         Contestant("QR under autograd", lambda: rows @ literal.qr(matrix).T, (matrix,), PRODUCT),
     ]
@@ -76,7 +76,7 @@ def _products_and_peers(d: int, n: int, plan: Plan) -> Iterator[Figure]:
         _peer("torch matrix_exp", rows, _torch_layer(d, "matrix_exp", lower)),
         _peer("torch matrix_exp at its start", rows, _torch_layer(d, "matrix_exp")),
         _peer("geotorch", rows, _geotorch_layer(d, lower)),
-        _peer(GEOTORCH, rows, _geotorch_layer(d)),  # where A = 0 its exponential is cheapest
+        _peer(GEOTORCH, rows, _geotorch_layer(d)),  # cheapest at A = 0
         Contestant("the paper's loop", lambda: rows @ literal.gram_schmidt(matrix).T, (matrix,), PRODUCT),
     ]
     peers = {peer.name: peer for peer in (*fast, *slow)}
@@ -84,22 +84,22 @@ def _products_and_peers(d: int, n: int, plan: Plan) -> Iterator[Figure]:
     check_same(ours[CAYLEY], peers["torch cayley without base"])
     check_same(ours["gram_schmidt"], peers["QR under autograd"])
     for name in ("torch matrix_exp", "geotorch"):
-        check_same(_ours("exponential", rows, packed), peers[name])
+        check_same(_our_method("exponential", rows, packed), peers[name])
     _check_loop(matrix, rows)
     yield from _against_product(f"{n} neurons times R, {d}-d", d, [*ours.values(), *fast], slow, plan, plan.fewer(13))
 
 
 def _products(d: int, n: int, plan: Plan, few: Plan) -> Iterator[Figure]:
     rows = _neurons(n, d)
-    fast = [_ours(name, rows) for name in GOALS if name not in SPECTRAL]
-    slow = [_ours(name, rows) for name in SPECTRAL]
+    fast = [_our_method(name, rows) for name in GOALS if name not in SPECTRAL]
+    slow = [_our_method(name, rows) for name in SPECTRAL]
     yield from _against_product(f"{n} neurons times R, {d}-d", d, fast, slow, plan, few)
 
 
 def _against_product(
     case: str, d: int, fast: list[Contestant], slow: list[Contestant], plan: Plan, few: Plan
 ) -> Iterator[Figure]:
-    """Two races, the second of few rounds, its first two for the ratios alone."""
+    """Run two comparisons, the slow one with few rounds; product and first contestant are in both for the ratios."""
     product, first = Contestant(PRODUCT, partial(torch.mm, torch.randn(d, d), torch.randn(d, d))), fast[0]
     for shown, besides, rounds in (([product, *fast], [], plan), (slow, [product, first], few)):
         taken = seconds(case, [*besides, *shown], rounds)
@@ -115,19 +115,21 @@ def _against_product(
 
 
 def _neurons(n: int, d: int) -> Tensor:
-    """Fixed, and as long as the paper starts them."""
+    """Return fixed neurons of the paper's initial length."""
     return torch.randn(n, d) * (2 / d) ** 0.5
 
 
-def _ours(name: str, rows: Tensor, numbers: Tensor | None = None, goals: dict[str, float] | None = None) -> Contestant:
+def _our_method(
+    name: str, rows: Tensor, numbers: Tensor | None = None, goals: dict[str, float] | None = None
+) -> Contestant:
     method = ORTHOGONALIZERS[name]
     if numbers is None:
         numbers = method.start(rows.shape[1], "normal").float().requires_grad_()
     return Contestant(name, partial(method.apply, numbers, rows), (numbers,), PRODUCT, goals or {})
 
 
-def _lower(packed: Tensor, d: int) -> Tensor:
-    """The strict lower triangle of A, from its packed upper one: where the peers keep their numbers."""
+def _unpack_lower(packed: Tensor, d: int) -> Tensor:
+    """Return the strict lower triangle of A, which the peers use, from its packed upper one."""
     rows, columns = torch.triu_indices(d, d, 1)
     return packed.new_zeros(d, d).index_put((columns, rows), -packed)
 
@@ -135,21 +137,21 @@ def _lower(packed: Tensor, d: int) -> Tensor:
 def _torch_layer(d: int, map_name: str, lower: Tensor | None = None, use_trivialization: bool = True) -> nn.Module:
     layer = nn.Linear(d, d, bias=False)
     orthogonal(layer, orthogonal_map=map_name, use_trivialization=use_trivialization)
-    return _with_numbers(layer, lower)
+    return _set_numbers(layer, lower)
 
 
 def _geotorch_layer(d: int, lower: Tensor | None = None) -> nn.Module:
     layer = nn.Linear(d, d, bias=False)
     geotorch.orthogonal(layer)
-    return _with_numbers(layer, lower)
+    return _set_numbers(layer, lower)
 
 
-def _with_numbers(layer: nn.Module, lower: Tensor | None) -> nn.Module:
-    """With these numbers below the diagonal, and no other matrix in front."""
+def _set_numbers(layer: nn.Module, lower: Tensor | None) -> nn.Module:
+    """Set the parameters below the diagonal, and the base matrix to the identity."""
     if lower is not None:
         held = layer.parametrizations.weight
         with torch.no_grad():
-            held.original.copy_(lower + held.original.diag().diag())  # torch keeps Householder's signs there
+            held.original.copy_(lower + held.original.diag().diag())  # torch keeps the signs for Householder there
             if getattr(held[0], "base", None) is not None:
                 held[0].base.copy_(torch.eye(len(lower)))
     return layer
@@ -160,10 +162,10 @@ def _peer(name: str, rows: Tensor, layer: nn.Module) -> Contestant:
 
 
 def _check_loop(matrix: Tensor, rows: Tensor) -> None:
-    """In float64: the loop in float32 is off by more than rounding."""
+    """Compare in float64: the loop in float32 is inaccurate."""
     matrix, rows = matrix.detach().double(), rows.double()
     loop = Contestant("the paper's loop", lambda: rows @ literal.gram_schmidt(matrix).T)
-    check_same(_ours("gram_schmidt", rows, matrix), loop)
+    check_same(_our_method("gram_schmidt", rows, matrix), loop)
 
 
 def _ogd(d: int, plan: Plan) -> Iterator[Figure]:
@@ -182,7 +184,7 @@ def _ogd(d: int, plan: Plan) -> Iterator[Figure]:
 
 
 def _one_layer(d: int, n: int, plan: Plan) -> Iterator[Figure]:
-    """A linear layer's own step, whose work goes as the batch, and what its rotation adds, which does not."""
+    """Measure the step of a linear layer, which grows with the batch, and of its rotation, which does not."""
     case, contestants = f"a layer of {n} neurons, {d}-d", []
     for batch in (64, 128):
         layer, inputs = nn.Linear(d, n, bias=False), torch.randn(batch, d, requires_grad=True)
@@ -196,7 +198,7 @@ def _one_layer(d: int, n: int, plan: Plan) -> Iterator[Figure]:
     }
     for name, each in options.items():
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # rotate says what is measured here
+            warnings.simplefilter("ignore")  # rotate warns of this cost
             layer = hs.rotate(nn.Linear(d, n, bias=False), **each)
         part = bool(each.keys() - {"method"})
         goals = {WHOLE_TIME: PART_GOAL} if part and d >= 576 else {}
@@ -222,7 +224,7 @@ def _training_step(batch: int, width: int, plan: Plan) -> Iterator[Figure]:
         goals = {STEP_TIME: STEP_GOALS[name]} if name in STEP_GOALS else {}
         contestants.append(Contestant(name, _step(model, *data), against=STEP, goals=goals))
     for name, model in rotated.items():
-        # what they add, without the scatter of two long times; the optimizer's share, OGD's above all, is not in it
+        # the rotations alone, without the noise of a difference of two long times; without the optimizer, OGD above all
         contestants.append(Contestant(f"{name}: rotations alone", _rotations(deepcopy(model)), against=STEP))
     yield from _against_plain(case, contestants, plan, STEP_TIME)
 
@@ -239,7 +241,7 @@ def _wide_training_step(batch: int, width: int, plan: Plan) -> Iterator[Figure]:
     yield from _against_plain(case, contestants, plan, STEP_TIME)
     plain_bytes = 0
     for contestant, model in zip(contestants, models.values(), strict=True):
-        # every learned number has a momentum by now; gradients are counted with the step
+        # by now every parameter has a momentum; gradients are counted with the step
         momentum = sum(p.nbytes for p in model.parameters() if p.requires_grad)
         held = sum(t.nbytes for t in chain(model.parameters(), model.buffers())) + momentum
         peak = peak_bytes(contestant)
@@ -260,7 +262,7 @@ def _merged(batch: int, width: int, plan: Plan) -> Iterator[Figure]:
         Contestant(PLAIN, torch.no_grad()(partial(plain, images))),
         Contestant("merged", torch.no_grad()(partial(merged, images)), against=PLAIN, goals={PLAIN_TIME: MERGED_GOAL}),
     ]
-    check_same(*contestants)  # it was merged where it started, at the identity
+    check_same(*contestants)  # merged at the start, the identity
     yield from _against_plain(case, contestants, plan, PLAIN_TIME)
 
 
@@ -273,12 +275,12 @@ def _against_plain(case: str, contestants: list[Contestant], plan: Plan, ratio: 
 
 
 def _step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], Tensor]:
-    """A whole training step: OGD where the model asks for it, else SGD."""
+    """Make a training step: with OGD if the model needs it, else SGD."""
     groups = hs.param_groups(model, ogd=True)
     by_ogd = any(group.get("orthogonal") for group in groups)
     optimizer = (hs.OGD if by_ogd else torch.optim.SGD)(groups, lr=1e-3, momentum=0.9)
     if any(name.endswith(".dims") for name, _ in model.named_buffers()):
-        hs.Resampler(model, optimizer)  # draws every 750 steps, too seldom to be seen here
+        hs.Resampler(model, optimizer)  # draws every 750 steps, too rare to matter here
 
     def step() -> Tensor:
         loss = F.cross_entropy(model(images), labels)
@@ -291,7 +293,7 @@ def _step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], Tens
 
 
 def _rotations(model: nn.Module) -> Callable[[], Tensor]:
-    """The weights of all rotated layers, and the gradients to their numbers."""
+    """Make a step that computes the weights of all rotated layers and their gradients."""
     layers = [module for module in model.modules() if is_parametrized(module)]
     grads = [torch.randn_like(layer.weight) for layer in layers]
 
@@ -313,7 +315,7 @@ def _cnn6(width: int) -> nn.Sequential:
 
 
 def _cnn(depth: int, widths: tuple[int, ...], hidden: int) -> nn.Sequential:
-    """CNN-6 (depth 2) and CNN-9 (depth 3) of OPT for 3×32×32 images of 100 classes: the hidden layer is linear."""
+    """Build CNN-6 (depth 2) or CNN-9 (depth 3) of OPT for 3×32×32 images; the hidden layer has no ReLU."""
     modules: list[nn.Module] = []
     channels = 3
     for width in widths:

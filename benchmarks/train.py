@@ -1,4 +1,4 @@
-"""Training: what the engine adds to a loop written by hand, and what a checkpoint adds to its file."""
+"""Training: overhead of the engine over a hand-written loop, and of a checkpoint over its file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def figures(plan: Plan) -> Iterator[Figure]:
 
 
 def _loop(width: int, batch: int, steps: int, plan: Plan) -> Iterator[Figure]:
-    """A callback of the engine takes `steps` of the other loop after every `steps` of the engine's."""
+    """Alternate: a callback of the engine runs `steps` of the hand-written loop after every `steps` of the engine."""
     images, labels = torch.randint(256, (CIFAR_SIZE, 3, 32, 32), dtype=torch.uint8), torch.randint(10, (CIFAR_SIZE,))
     whole = hs.data.ArrayDataset(images, labels, [str(i) for i in range(10)])
     data = {"train": whole, "test": whole.subset(range(10))}
@@ -46,7 +46,7 @@ def _loop(width: int, batch: int, steps: int, plan: Plan) -> Iterator[Figure]:
         steps=steps * (plan.warmup + plan.rounds + 1),
         log_every=steps,
         eval_every=10**9,
-        channels_last=False,  # as the loop by hand has it
+        channels_last=False,  # as in the hand-written loop
     )
     by_hand, taken = _by_hand(width, batch, whole, config), {HAND: [], ENGINE: []}
     clock, rounds = time.process_time, iter(track(range(config.steps // steps + 2), "engine", auto_refresh=False))
@@ -64,7 +64,7 @@ def _loop(width: int, batch: int, steps: int, plan: Plan) -> Iterator[Figure]:
 
     with patch("hypersphere.data._registry.LOADERS", {"cifar10": lambda root, split: data[split]}):
         fit(config, callbacks=[turn], progress=False)
-    # The first line is written before any step; the last two are of the final step and the evaluation.
+    # The first line comes before any step; the last two are the final step and the evaluation.
     counted = {name: values[1 + plan.warmup : -2] or values[1:2] for name, values in taken.items()}
     ratios = [a / b for a, b in zip(counted[ENGINE], counted[HAND], strict=True)]
     case = f"CNN-9, {width} filters, batch {batch}"
@@ -85,13 +85,13 @@ def _by_hand(width: int, batch: int, data: hs.data.ArrayDataset, config: Config)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            loss.item()  # to be shown
+            loss.item()  # for display
             yield
         epoch += 1
 
 
 def _checkpoint(name: str, plan: Plan) -> Iterator[Figure]:
-    """Seconds by the clock, since flushing waits for the disk. The folder is that of the temporary files."""
+    """Measure wall time, since flushing waits for the disk, in the folder for temporary files."""
     network = hs.models.create(name)
     tensors = {key: value.detach() for key, value in network.state_dict().items()}
     saver = checkpoint.Saver()
@@ -116,7 +116,7 @@ def _checkpoint(name: str, plan: Plan) -> Iterator[Figure]:
                 run()
                 taken[each].append(time.perf_counter() - begin)
                 saver.wait()
-                for rest in place.iterdir():  # a file that is there is overwritten in another time than a new one
+                for rest in place.iterdir():  # overwriting a file takes another time than creating it
                     shutil.rmtree(rest) if rest.is_dir() else rest.unlink()
     counted = {each: statistics.median(values[plan.warmup :]) for each, values in taken.items()}
     size = sum(value.numel() * value.element_size() for value in tensors.values()) / 1e6

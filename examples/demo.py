@@ -1,9 +1,9 @@
-"""One small network, four ways to train it, on the digits that come with the package: plain, SphereNet, MHE and OPT.
+"""Train one small network in four ways on the digits that come with the package: plain, SphereNet, MHE and OPT.
 
     python examples/demo.py [--seeds 5] [--epochs N] [--out demo.svg]
 
 Each is a recipe (`hypersphere list recipes`), and each run is what `hypersphere train RECIPE --seed N` does. All start
-from the same weights, see the same batches and differ in what the recipe says. What comes out is shown as it is.
+from the same weights and see the same batches; only the recipes differ.
 """
 
 import argparse
@@ -27,34 +27,34 @@ Runs = dict[str, list[dict]]  # recipe -> for each seed the summary of its run, 
 
 
 def train(recipe: str, seed: int, epochs: int | None) -> dict:
-    """One run: its summary with the test accuracy and the energy of the hidden layers after every epoch."""
+    """Train once; return the summary with test accuracy and energy of the hidden layers after every epoch."""
     import torch
 
     from hypersphere.train import fit
 
-    torch.set_num_threads(1)  # a core for every run
+    torch.set_num_threads(1)  # one core per run
     config = derive(recipes.load(recipe), seed=seed, **({} if epochs is None else {"epochs": epochs}))
     result = fit(config, progress=False)
     tests = [line for line in result.metrics if line["split"] == "test"]
-    looks = [line for line in result.metrics if "energies" in line]  # the start too
+    energies_lines = [line for line in result.metrics if "energies" in line]  # with the start
     return {
         **result.summary,
         "accuracies": [(line["step"], 100 * line["accuracy"]) for line in tests],
-        "hidden energies": [(line["step"], _hidden(line["energies"])) for line in looks],
+        "hidden energies": [(line["step"], _mean_hidden(line["energies"])) for line in energies_lines],
     }
 
 
-def _hidden(energies: dict[str, float]) -> float:
-    """The mean over the hidden layers; the classifier, which is the last, is learned by all four alike."""
+def _mean_hidden(energies: dict[str, float]) -> float:
+    """Compute the mean over the hidden layers; the last layer is the classifier."""
     return statistics.mean(list(energies.values())[:-1])
 
 
 def train_all(console: Console, seeds: int, epochs: int | None) -> Runs:
-    """Every run, as many at a time as there are cores; a bar on a terminal, and a line for each run."""
+    """Run all jobs in parallel on all cores; show a progress bar and one line per run."""
     jobs = list(product(NAMES, range(seeds)))
     runs: Runs = {name: [] for name in NAMES}
-    bar, deaf = Progress(console=console, disable=not console.is_terminal), (signal.SIGINT, signal.SIG_IGN)
-    with bar, get_context("spawn").Pool(min(os.cpu_count() or 1, 8), signal.signal, deaf) as pool:
+    bar, ignore_sigint = Progress(console=console, disable=not console.is_terminal), (signal.SIGINT, signal.SIG_IGN)
+    with bar, get_context("spawn").Pool(min(os.cpu_count() or 1, 8), signal.signal, ignore_sigint) as pool:
         pending = [(*job, pool.apply_async(train, (*job, epochs))) for job in jobs]
         for name, seed, result in bar.track(pending, description=f"{len(jobs)} runs"):
             run = result.get()
@@ -65,7 +65,7 @@ def train_all(console: Console, seeds: int, epochs: int | None) -> Runs:
     return runs
 
 
-def over_seeds(values: list[float], digits: int) -> str:
+def mean_and_std(values: list[float], digits: int) -> str:
     spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.{digits}f}{spread}"
 
@@ -78,16 +78,16 @@ def make_table(runs: Runs) -> Table:
     for name, of_seeds in runs.items():
         table.add_row(
             NAMES[name],
-            over_seeds([100 * run["accuracy"] for run in of_seeds], 1),
-            over_seeds([run["hidden energies"][-1][1] for run in of_seeds], 4),
+            mean_and_std([100 * run["accuracy"] for run in of_seeds], 1),
+            mean_and_std([run["hidden energies"][-1][1] for run in of_seeds], 4),
             f"{of_seeds[0]['parameters']['trained']:,}",
-            over_seeds([run["seconds"] for run in of_seeds], 1),
+            mean_and_std([run["seconds"] for run in of_seeds], 1),
         )
     return table
 
 
-def picture(runs: Runs) -> str:
-    """Two panels by step, mean and a band of one standard deviation: test accuracy, energy of the hidden layers."""
+def draw_curves(runs: Runs) -> str:
+    """Draw two panels over steps, mean ± standard deviation: test accuracy, energy of the hidden layers."""
     from hypersphere.report import line_chart
 
     panels = []
@@ -105,9 +105,9 @@ def picture(runs: Runs) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5, help="runs of each recipe (5)")
-    parser.add_argument("--epochs", type=int, help="length of a run (the recipe's)")
-    parser.add_argument("--out", type=Path, default=Path("demo.svg"), help="the picture (demo.svg)")
+    parser.add_argument("--seeds", type=int, default=5, help="number of runs per recipe (default: 5)")
+    parser.add_argument("--epochs", type=int, help="epochs per run (default: the recipe's)")
+    parser.add_argument("--out", type=Path, default=Path("demo.svg"), help="SVG file of the curves (default: demo.svg)")
     options = parser.parse_args()
     if options.seeds < 1 or (options.epochs is not None and options.epochs < 1):
         parser.error("--seeds and --epochs must be at least 1")
@@ -117,10 +117,10 @@ def main() -> None:
     from hypersphere.report import write_text
 
     path = options.out.resolve()
-    write_text(path, picture(runs))
+    write_text(path, draw_curves(runs))
     console.print(make_table(runs))
-    console.print(f"{time.perf_counter() - started:.0f} seconds in all. The curves are in", path, soft_wrap=True)
-    console.print("One of them by itself: .venv/bin/hypersphere train spherenet", soft_wrap=True)
+    console.print(f"{time.perf_counter() - started:.0f} seconds in total. Curves:", path, soft_wrap=True)
+    console.print("Run one of them: .venv/bin/hypersphere train spherenet", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The graph convolutional network of OPT (App. D) on Cora, by a plain loop: the baseline that rotations have to beat.
+"""Train the graph convolutional network of OPT (App. D) on Cora with a plain loop: the baseline for rotations.
 
     python examples/gcn_cora.py [ROOT] [--seeds 10]
 
 ROOT holds the folder planetoid with ind.cora.*, as https://github.com/kimiyoung/planetoid has it; without ROOT the
-environment variable HYPERSPHERE_DATA says where. The known result is 81.4 ± 0.5 % over ten seeds (the paper has 81.3).
+environment variable HYPERSPHERE_DATA is used. The known result is 81.4 ± 0.5 % over ten seeds (the paper has 81.3).
 """
 
 import argparse
@@ -21,7 +21,7 @@ EPOCHS, LEARNING_RATE, WEIGHT_DECAY = 200, 0.01, 5e-4
 
 
 def train(graph: Graph, seed: int, epochs: int = EPOCHS) -> float:
-    """The accuracy on the test nodes after the last epoch; neither val nor test has a say in the training."""
+    """Return the accuracy on the test nodes after the last epoch; val and test are not used for training."""
     torch.manual_seed(seed)
     features = F.normalize(graph.features, p=1.0)  # every row sums to 1
     network = hs.models.create("gcn.opt", num_classes=len(graph.classes), in_features=features.shape[1])
@@ -44,8 +44,8 @@ def train(graph: Graph, seed: int, epochs: int = EPOCHS) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("root", nargs="?", help="the folder that holds planetoid")
-    parser.add_argument("--seeds", type=int, default=10, help="how many runs (10)")
+    parser.add_argument("root", nargs="?", help="folder that holds planetoid")
+    parser.add_argument("--seeds", type=int, default=10, help="number of runs (default: 10)")
     options = parser.parse_args()
     if options.seeds < 1:
         parser.error(f"--seeds must be >= 1, got {options.seeds}")

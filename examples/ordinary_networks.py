@@ -1,4 +1,4 @@
-"""spherize on ordinary networks, with its default scale and without: the table of docs/layers.md.
+"""Compare spherize with and without its default scale on ordinary networks: the table of docs/layers.md.
 
     python examples/ordinary_networks.py --data DIR [--seeds 3]
 

@@ -1,8 +1,8 @@
-"""The same small CNN with ordinary and with sphere layers, on scikit-learn's handwritten digits.
+"""Compare a small CNN with ordinary and with sphere layers on scikit-learn's handwritten digits.
 
 Four settings, three seeds each. Both networks of a setting start from the same weights, see the same batches, and have
-the same optimizer, learning rate and softmax loss. What comes out is shown as it is: the paper (SphereNet, Liu et al.
-2017, 4.2 and 5) itself finds that the gain comes with width, and that narrow networks may end slightly lower.
+the same optimizer, learning rate and softmax loss. The paper (SphereNet, Liu et al. 2017, 4.2 and 5) finds that the
+gain grows with width, and that narrow networks may end slightly lower.
 
 It needs more than the package: `pip install 'hypersphere[cli]' scikit-learn`.
 """
@@ -31,7 +31,7 @@ from hypersphere.report import line_chart, write_text
 # (filters of the first layers, BatchNorm)
 SETTINGS = {"narrow": (8, False), "narrow + BN": (8, True), "wide": (24, False), "wide + BN": (24, True)}
 LAYERS, SEEDS = ("ordinary", "sphere"), (0, 1, 2)
-STEPS, EVERY = 200, 10  # steps of a run; the test accuracy is taken after every tenth
+STEPS, EVERY = 200, 10  # steps per run; test after every tenth
 BATCH, LEARNING_RATE = 128, 1e-3
 GOAL = 95.0  # % test accuracy
 MEASURES = ACCURACY, SPEED, SECONDS = "test accuracy %", f"steps to {GOAL:g} %", "seconds"
@@ -39,12 +39,12 @@ Results = dict[tuple[str, str], list[dict]]  # (setting, layers) -> for each see
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Images (N, 1, 8, 8) and labels (N,): 1280 to learn from, then the other 517, to test on."""
+    """Load images (N, 1, 8, 8) and labels (N,): 1280 for training, the other 517 for testing."""
     data = load_digits()
     images = torch.tensor(data.images / 16, dtype=torch.float32).unsqueeze(1)
     labels = torch.tensor(data.target, dtype=torch.int64)
-    learn, test = train_test_split(range(len(labels)), train_size=1280, stratify=labels, random_state=0)
-    return images[learn], labels[learn], images[test], labels[test]
+    train_rows, test_rows = train_test_split(range(len(labels)), train_size=1280, stratify=labels, random_state=0)
+    return images[train_rows], labels[train_rows], images[test_rows], labels[test_rows]
 
 
 def make_network(width: int, batch_norm: bool) -> nn.Module:
@@ -58,11 +58,11 @@ def make_network(width: int, batch_norm: bool) -> nn.Module:
 
 
 def train(setting: str, layers: str, seed: int, steps: int = STEPS) -> dict:
-    torch.set_num_threads(1)  # a core for every run
+    torch.set_num_threads(1)  # one core per run
     torch.manual_seed(seed)
-    network = make_network(*SETTINGS[setting]).to(memory_format=torch.channels_last)  # the faster one
+    network = make_network(*SETTINGS[setting]).to(memory_format=torch.channels_last)  # faster
     if layers == "sphere":
-        hs.spherize(network, scale=None)  # as in the paper; all but the last layer, which gives the logits
+        hs.spherize(network, scale=None)  # as in the paper; all but the last layer
     optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
     images, labels, test_images, test_labels = digits()
     curve, started = [], time.perf_counter()
@@ -83,10 +83,10 @@ def train(setting: str, layers: str, seed: int, steps: int = STEPS) -> dict:
 
 
 def train_all(console: Console, seeds: tuple[int, ...] = SEEDS, steps: int = STEPS) -> Results:
-    """Every run, as many at a time as there are cores; a bar on a terminal, and a line for each run."""
+    """Run all jobs in parallel on all cores; show a progress bar and one line per run."""
     jobs, runs = list(product(SETTINGS, LAYERS, seeds)), {}
-    bar, deaf = Progress(console=console, disable=not console.is_terminal), (signal.SIGINT, signal.SIG_IGN)
-    with bar, get_context("spawn").Pool(min(os.cpu_count() or 1, 8), signal.signal, deaf) as pool:
+    bar, ignore_sigint = Progress(console=console, disable=not console.is_terminal), (signal.SIGINT, signal.SIG_IGN)
+    with bar, get_context("spawn").Pool(min(os.cpu_count() or 1, 8), signal.signal, ignore_sigint) as pool:
         pending = {job: pool.apply_async(train, (*job, steps)) for job in reversed(jobs)}  # the long ones first
         for job, result in bar.track(pending.items(), description=f"{len(jobs)} runs"):
             runs[job] = run = result.get()
@@ -96,7 +96,7 @@ def train_all(console: Console, seeds: tuple[int, ...] = SEEDS, steps: int = STE
 
 
 def summary(runs: list[dict], measure: str) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation over seeds; infinite when a run never got there."""
+    """Return mean and standard deviation over seeds; infinite if a run never reached the goal."""
     values = torch.tensor([run[measure] for run in runs], dtype=torch.float64)
     return values.mean(0), values.std(0)
 
@@ -115,8 +115,8 @@ def make_table(results: Results) -> Table:
     return table
 
 
-def reading(results: Results) -> Iterator[str]:
-    """What the table says; higher or lower: every run of one network is above every run of the other."""
+def conclusions(results: Results) -> Iterator[str]:
+    """Summarize the table; higher or lower: every run of one network is above every run of the other."""
     for measure in MEASURES:
         settings: dict[str, list[str]] = {}
         for setting in SETTINGS:
@@ -127,8 +127,8 @@ def reading(results: Results) -> Iterator[str]:
         yield f"With sphere layers, {measure}: {'; '.join(verdicts)}."
 
 
-def picture(results: Results) -> str:
-    """A panel for each setting: the mean test accuracy, in a band of one standard deviation to each side."""
+def draw_curves(results: Results) -> str:
+    """Draw a panel for each setting: mean test accuracy ± standard deviation."""
     options, panels = {"xlabel": "step", "ylabel": ACCURACY, "ylim": (0, 100), "width": 460, "height": 320}, []
     for i, setting in enumerate(SETTINGS):
         curves = {layers: summary(results[setting, layers], "curve") for layers in LAYERS}
@@ -142,9 +142,9 @@ def main() -> None:
     console, started = Console(highlight=False), time.perf_counter()
     results = train_all(console)
     path = Path("sphere_layers.svg").resolve()
-    write_text(path, picture(results))
-    console.print(make_table(results), *reading(results), sep="\n")
-    console.print(f"{time.perf_counter() - started:.0f} seconds in all. The curves are in", path, soft_wrap=True)
+    write_text(path, draw_curves(results))
+    console.print(make_table(results), *conclusions(results), sep="\n")
+    console.print(f"{time.perf_counter() - started:.0f} seconds in total. Curves:", path, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -186,7 +186,7 @@ def test_padding_is_that_of_numpy(mode, padding):
     images = random_images(3, 5, 7).numpy()
     sides = ((0, 0), (0, 0), (padding, padding), (padding, padding))
     expected = np.pad(images, sides, mode="symmetric" if mode == "symmetric" else "constant")
-    np.testing.assert_array_equal(augment.padded(images, padding, mode), expected)
+    np.testing.assert_array_equal(augment.pad_images(images, padding, mode), expected)
 
 
 def test_flips_and_crops_are_as_frequent_as_they_should_be():
@@ -330,9 +330,9 @@ def test_points_are_the_first_or_a_draw():
     [
         (lambda g: Flip()(torch.zeros(3, 32, 32), g), r"inputs must be images \(B, C, H, W\), got \(3, 32, 32\)"),
         (lambda g: Normalize()(torch.zeros(1, 3, 4, 4), g), "uint8 pixels of 0 to 255, got torch.float32"),
-        (lambda g: Crop(33)(random_images(2), g), "at least 33 pixels a side, got 32×32"),
-        (lambda g: Crop(41, 4)(random_images(2), g), "at least 33 pixels a side, got 32×32"),
-        (lambda g: CenterCrop(33)(random_images(2), g), "at least 33 pixels a side, got 32×32"),
+        (lambda g: Crop(33)(random_images(2), g), "at least 33 pixels per side, got 32×32"),
+        (lambda g: Crop(41, 4)(random_images(2), g), "at least 33 pixels per side, got 32×32"),
+        (lambda g: CenterCrop(33)(random_images(2), g), "at least 33 pixels per side, got 32×32"),
         (lambda g: TakePoints(1024)(torch.zeros(2, 1000, 3), g), "at least 1024 points, got 1000"),
         (lambda g: RotateUp()(random_images(2), g), r"points \(B, P, 3\)"),
         (lambda g: Jitter()(torch.zeros(2, 5, 3, dtype=torch.int64), g), r"points \(B, P, 3\)"),

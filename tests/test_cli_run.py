@@ -202,7 +202,7 @@ def array(shape, dtype=np.uint8):
     ("make", "file", "line"),
     [
         (lambda: None, "nothing.png", "no such file: 'nothing.png'"),
-        (lambda: None, "photos/notes.txt", "photos/notes.txt is no image that can be read: cannot identify"),
+        (lambda: None, "photos/notes.txt", "photos/notes.txt is not a readable image: cannot identify"),
         (lambda: Path("bad.npy").write_text("junk"), "bad.npy", "bad.npy is no array that can be read: "),
         (lambda: np.save("bad.npy", np.array([{}])), "bad.npy", "bad.npy is no array that can be read: Array"),
         (archive, "bad.npy", "bad.npy is no array that can be read: it is an archive of several"),

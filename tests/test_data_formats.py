@@ -69,7 +69,7 @@ def test_labels_outside_the_classes(labels, message):
 def test_as_many_inputs_as_labels():
     with pytest.raises(ValueError, match="2 samples"):
         ArrayDataset(torch.zeros(3, 2), [0, 0], ["a"])
-    with pytest.raises(ValueError, match="paths must be 2"):
+    with pytest.raises(ValueError, match="paths must have 2"):
         LazyDataset(["x"], [0, 0], ["a"], decode=torch.tensor)
 
 
@@ -82,7 +82,7 @@ def test_names():
 
 
 def test_unknown_names_and_options(tmp_path):
-    with pytest.raises(ValueError, match=r"'cifar'; the nearest are cifar10, cifar_fs, cifar100"):
+    with pytest.raises(ValueError, match=r"'cifar', did you mean 'cifar10' or 'cifar_fs' or 'cifar100'"):
         data.load("cifar")
     with pytest.raises(ValueError, match=r"got \['mnist'\]"):
         data.load(["mnist"])
@@ -113,7 +113,7 @@ def test_a_missing_set_is_named_in_one_line(name, tmp_path, monkeypatch):
             assert re.search("https?://", text)
         else:
             assert str(root) in text
-            assert "fetched" in text or name == "image_folder"  # images of the user's own
+            assert "download" in text or name == "image_folder"  # images of the user's own
 
 
 def test_root_from_the_environment(tmp_path, monkeypatch):
@@ -140,7 +140,7 @@ def test_register(tmp_path, monkeypatch):
     assert data.load("mine", str(tmp_path), "val", size=4) == "mine"
     assert data.load("mine") == "mine"
     assert seen == [(tmp_path, "val", 4), (None, "train", 1)]
-    with pytest.raises(ValueError, match="no option 'sise'"):
+    with pytest.raises(ValueError, match="option 'sise', did you mean 'size'"):
         data.load("mine", sise=4)
     with pytest.raises(TypeError, match="name must be a str"):
         data.register(3, loader)
@@ -527,7 +527,7 @@ def test_lfw(lfw):
     [
         ("2\nCy\t1\n", "number of people"),
         ("1\nCy\t2\n", "must have 2 images"),
-        ("1\nNobody\t1\n", "Nobody is missing"),
+        ("1\nNobody\t1\n", "Nobody.*is missing"),
         ("1\n../Cy\t1\n", "names of people"),
         ("1\nCy\n", "a name and a number"),
         ("", "number of people"),
@@ -550,7 +550,7 @@ def test_pairs(lfw):
     assert pairs.fold.tolist() == [0, 0, 1, 1]
     assert pairs.folds == 2
     assert pairs.locate(data.load("lfw", lfw, "all")).tolist() == [[0, 2], [3, 1], [4, 5], [5, 3]]
-    with pytest.raises(ValueError, match="no image Di-Di_E_0001"):
+    with pytest.raises(ValueError, match="the image Di-Di_E_0001"):
         pairs.locate(data.load("lfw", lfw))
 
 
@@ -602,7 +602,7 @@ def test_text_in_windows(tmp_path, stride):
     assert "".join(ds.classes[i] for i in ds.labels) == "".join(part[i + 5] for i in starts)
     with pytest.raises(ValueError, match="too short"):
         data.load("text", path, "test", context=5)
-    with pytest.raises(ValueError, match="stride goes with context"):
+    with pytest.raises(ValueError, match="stride needs context"):
         data.load("text", path, stride=2)
 
 
@@ -621,7 +621,7 @@ def test_real_shakespeare(tmp_path_factory):
 
 @pytest.fixture
 def small_graph(tmp_path, monkeypatch):
-    monkeypatch.setitem(planetoid.GRAPHS, "cora", planetoid.Facts(540, 6, ("a", "b", "c")))
+    monkeypatch.setitem(planetoid.GRAPHS, "cora", planetoid.GraphSpec(540, 6, ("a", "b", "c")))
     files = official.planetoid_files()
     official.write_planetoid(tmp_path / "planetoid", files)
     return tmp_path, files

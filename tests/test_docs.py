@@ -173,7 +173,7 @@ def test_demo_trains_its_recipes_as_the_command_does(demo: ModuleType, console: 
         config = hs.train.derive(hs.recipes.load(name), seed=1, epochs=1, out=str(tmp_path / name))
         summary = hs.train.fit(config, progress=False).summary
         assert of_seeds[1]["loss"] == pytest.approx(summary["loss"], rel=1e-3)  # threads add up in another order
-    assert demo.picture(runs).count(">OPT<") == 4  # the title and the legend of each panel
+    assert demo.draw_curves(runs).count(">OPT<") == 4  # the title and the legend of each panel
 
 
 def test_demo_says_what_the_runs_say(demo: ModuleType, console: Console) -> None:
@@ -194,7 +194,7 @@ def test_sphere_layers_train_the_same_way_in_every_process(sphere_layers: Module
     assert set(results) == {(setting, layers) for setting in sphere_layers.SETTINGS for layers in sphere_layers.LAYERS}
     assert all(len(runs) == 2 and len(run["curve"]) == 2 for runs in results.values() for run in runs)
     assert results["narrow", "sphere"][0]["curve"] != results["narrow", "ordinary"][0]["curve"]
-    assert sphere_layers.picture(results).count("<polyline") == 8
+    assert sphere_layers.draw_curves(results).count("<polyline") == 8
     threads = torch.get_num_threads()
     again = sphere_layers.train("narrow", "sphere", 1, steps=20)
     torch.set_num_threads(threads)
@@ -223,7 +223,7 @@ def test_sphere_layers_say_what_the_runs_say(sphere_layers: ModuleType, console:
     assert shown["narrow", "sphere"] == "never"
     assert shown["narrow + BN", "ordinary"] == "in 1 of 2 runs"
     assert shown["wide", "ordinary"] == "100.0 ± 14.1"
-    accuracy, speed, _ = sphere_layers.reading(results)
+    accuracy, speed, _ = sphere_layers.conclusions(results)
     assert accuracy.endswith("test accuracy %: no clear difference in narrow, narrow + BN, wide, wide + BN.")
     assert "no clear difference in narrow, wide + BN" in speed
     assert "lower in narrow + BN, wide" in speed

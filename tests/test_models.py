@@ -513,7 +513,7 @@ def test_unknown_names_are_met_with_the_nearest():
         models.create("cnn9.mee")
     with pytest.raises(ValueError, match=r"unknown network 'zzz', see hypersphere\.models\.names\(\)$"):
         models.create("zzz")
-    with pytest.raises(ValueError, match="got None"):
+    with pytest.raises(ValueError, match="unknown network None"):
         models.preset(None)
 
 

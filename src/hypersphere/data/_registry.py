@@ -102,7 +102,7 @@ def load(name: str, root: str | os.PathLike[str] | None = None, split: str = "tr
         '4'
     """
     if not isinstance(name, str) or name not in LOADERS:
-        near = nearest_few(str(name), LOADERS)
+        near = nearest_few(name, LOADERS) if isinstance(name, str) else []
         hint = f", did you mean {' or '.join(map(repr, near))}?" if near else f": must be one of {', '.join(names())}"
         raise ValueError(f"unknown data set {name!r}{hint}")
     loader = LOADERS[name]

@@ -241,7 +241,7 @@ def check_window(inputs: Any, size: int, padding: int = 0) -> tuple[int, int]:
 def check_points(inputs: Any) -> int:
     """Check points (B, P, 3); return P."""
     if not isinstance(inputs, Tensor) or inputs.dim() != 3 or inputs.shape[2] != 3 or not inputs.is_floating_point():
-        raise ValueError(f"inputs must be floating point (B, P, 3), got {_describe(inputs)}")
+        raise ValueError(f"inputs must be floating point points (B, P, 3), got {_describe(inputs)}")
     return inputs.shape[1]
 
 

@@ -63,7 +63,7 @@ def names() -> list[str]:
 def preset(name: str) -> Preset:
     """Return the preset of a name."""
     if not isinstance(name, str) or name not in PRESETS:
-        near = nearest_few(str(name), PRESETS)
+        near = nearest_few(name, PRESETS) if isinstance(name, str) else []
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "see hypersphere.models.names()"
         raise ValueError(f"unknown network {name!r}, {hint}")
     return PRESETS[name]
