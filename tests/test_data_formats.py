@@ -84,7 +84,7 @@ def test_names():
 def test_unknown_names_and_options(tmp_path):
     with pytest.raises(ValueError, match=r"'cifar', did you mean 'cifar10' or 'cifar_fs' or 'cifar100'"):
         data.load("cifar")
-    with pytest.raises(ValueError, match=r"got \['mnist'\]"):
+    with pytest.raises(ValueError, match=r"unknown data set \['mnist'\]"):
         data.load(["mnist"])
     with pytest.raises(ValueError, match=r"got 'zzz'; there are cifar10, cifar100, "):
         data.load("zzz")

@@ -395,8 +395,8 @@ GRAPH = {
     "allx columns": ("allx", sparse(_shape=(530, 2**31 - 1)), r"\(530, 6\)"),
     "allx dense": ("allx", np.eye(530, 6), "sparse matrix"),
     "allx end": ("allx", sparse(indptr=np.arange(531, dtype="<i4")), "must have 530 values, got 6"),
-    "allx falls": ("allx", sparse(indptr=np.r_[0, 9, np.full(529, 6)].astype("<i4")), "do not fall"),
-    "allx below": ("allx", sparse(indptr=np.r_[-1, np.full(530, 6)].astype("<i4")), "do not fall"),
+    "allx falls": ("allx", sparse(indptr=np.r_[0, 9, np.full(529, 6)].astype("<i4")), "nondecreasing"),
+    "allx below": ("allx", sparse(indptr=np.r_[-1, np.full(530, 6)].astype("<i4")), "nondecreasing"),
     "allx floats": ("allx", sparse(indptr=np.zeros(531)), "integers"),
     "allx column": ("allx", sparse(indices=np.array([0, 1, 2, 3, 4, 6], "<i4")), "columns must be 0 to 5"),
     "allx negative": ("allx", sparse(indices=np.array([0, 1, 2, 3, 4, -1], "<i4")), "columns must be 0 to 5"),
@@ -427,13 +427,13 @@ def test_planetoid(small_graph, name):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "each once"),
-        ("539\n539", "each once"),
+        ("", "without duplicates"),
+        ("539\n539", "without duplicates"),
         ("540", "from 0 to 539"),
-        ("-1", "whole"),
-        ("5 a", "whole"),
+        ("-1", "integers"),
+        ("5 a", "integers"),
         ("538", "end at node 539"),
-        ("٣", "whole"),
+        ("٣", "integers"),
         ("9" * 20_000, "too long"),
     ],
     ids=["empty", "twice", "high", "negative", "word", "short", "arabic", "long"],
@@ -446,7 +446,7 @@ def test_places_of_test_nodes(small_graph, text, message):
 
 def test_one_list_for_many_nodes(small_graph):
     path = official.write(small_graph / "ind.cora.graph", SHARED_NEIGHBOURS)
-    with memory_below(2 * MEGA), refused(path, "names 1000000 neighbours"):
+    with memory_below(2 * MEGA), refused(path, "declares 1000000 neighbours"):
         data.load("cora", small_graph)
 
 
@@ -459,7 +459,7 @@ def test_planetoid_with_a_damaged_file(small_graph, part):
         with refused(path):
             data.load("cora", small_graph)
         official.write(path, HOSTILE["eval"])
-        with refused(path, "asks for"):
+        with refused(path, "refers to"):
             data.load("cora", small_graph)
     path.unlink()
     with refused(path, "missing"):
@@ -732,7 +732,7 @@ def test_modelnet_lists(clouds):
     with refused(listing, "an empty file"):
         data.load("modelnet", clouds.parent)
     official.write(listing, f"{clouds.name}\ndata/{clouds.name}\n")
-    with refused(listing, "names one twice"):
+    with refused(listing, "a duplicate"):
         data.load("modelnet", clouds.parent)
     official.write(listing, "../../../etc/passwd\n")  # the last part counts
     with refused(clouds.parent / "passwd", "is missing"):
