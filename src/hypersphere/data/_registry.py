@@ -111,7 +111,8 @@ def load(name: str, root: str | os.PathLike[str] | None = None, split: str = "tr
         known = [parameter.name for parameter in accepted]
         for option in options:
             if option not in known:
-                raise ValueError(unknown(f"{name} option", option, known or ["none"]))
+                none = f"{name} has no options, got {option!r}"
+                raise ValueError(unknown(f"{name} option", option, known) if known else none)
     return loader(_resolve_root(root), split, **options)
 
 

@@ -93,7 +93,8 @@ def create(name: str, num_classes: int | None = None, **options: Any) -> nn.Modu
         allowed = [option for option in accepted if option != "num_classes"]
         for option in options:
             if option not in allowed:
-                raise ValueError(unknown(f"{name} option", option, allowed or ["none"]))
+                none = f"{name} has no options, got {option!r}"
+                raise ValueError(unknown(f"{name} option", option, allowed) if allowed else none)
     if num_classes is not None:
         options["num_classes"] = num_classes
     return found.build(**found.options | options)
