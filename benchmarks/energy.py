@@ -149,7 +149,7 @@ def _training_step(batch: int, plan: Plan) -> Iterator[Figure]:
 
 
 def _cnn9(classes: int, widths: tuple[int, ...] = (64, 128, 256), hidden: int = 256) -> nn.Sequential:
-    """CNN-9 of MHE for 3×32×32 images: three stages of three 3×3 convolutions, each followed by pooling."""
+    """Build CNN-9 of MHE for 3×32×32 images: three stages of three 3×3 convolutions, each followed by pooling."""
     modules: list[nn.Module] = []
     channels = 3
     for width in widths:

@@ -556,7 +556,7 @@ def test_a_doubled_key_of_the_right_checksum(tmp_path):
     path = one(tmp_path)
     text = (path / "state.json").read_text()
     (path / "state.json").write_text(text.replace('"best": false', '"best": true, "best": false'))
-    damaged(path, "a key is there twice")
+    damaged(path, "duplicate key")
 
 
 def test_latest_passes_over_all_that_are_damaged(tmp_path):

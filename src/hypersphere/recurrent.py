@@ -33,7 +33,7 @@ def rnn_cell(nonlinearity: Callable[[Tensor], Tensor]) -> Cell:
 
 
 def gru_cell(gates_x: Tensor, gates_h: Tensor, state: State) -> State:
-    """r, z, n in torch's order; the reset gate r acts on the state's bracket."""
+    """Step a GRU: gates r, z, n in torch's order; the reset gate r acts on the state's gates."""
     reset_x, update_x, new_x = gates_x.chunk(3, 1)
     reset_h, update_h, new_h = gates_h.chunk(3, 1)
     new = torch.tanh(new_x + torch.sigmoid(reset_x + reset_h) * new_h)
@@ -41,7 +41,7 @@ def gru_cell(gates_x: Tensor, gates_h: Tensor, state: State) -> State:
 
 
 def lstm_cell(gates_x: Tensor, gates_h: Tensor, state: State) -> State:
-    """i, f, g, o in torch's order."""
+    """Step an LSTM: gates i, f, g, o in torch's order."""
     i, f, g, o = (gates_x + gates_h).chunk(4, 1)
     c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(c), c

@@ -21,5 +21,5 @@ def unwrapped_name(name: str) -> str:
 
 @torch.compiler.disable
 def generator(seed: int, name: str, draw: int) -> Generator:
-    """Make a generator that depends on these three alone, in every process."""
+    """Make a generator that depends only on these three, in every process."""
     return Generator().manual_seed(stable_hash(seed, draw, name) & (2**63 - 1))

@@ -1,4 +1,4 @@
-"""Show how far some work is: one line on stderr, drawn by rich on a terminal, gone at the end."""
+"""A progress bar: one line on stderr, drawn by rich on a terminal, removed at the end."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
             bar = Bar(console, cells, lambda: done / (total or max(done, 1)), ("bar", "time", "what"))
             bar.start()
 
-    # A timer and not a look at the clock between items: the first item may be the one that takes long.
+    # A timer, because the first item may be the slow one.
     timer = Timer(DELAY, show)
     timer.daemon = True
     timer.start()
@@ -60,7 +60,7 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
             done += 1
     finally:
         timer.cancel()
-        timer.join()  # it may be at work right now
+        timer.join()  # it may be running
         if bar is not None:
             bar.stop()
 
@@ -78,7 +78,7 @@ def terminal() -> Any:
 
 
 class Bar:
-    """A line at the bottom of the terminal that rich redraws a few times a second; what is printed goes above it.
+    """A line at the bottom of the terminal that rich redraws a few times a second; other output goes above it.
 
     Args:
         console: what :func:`terminal` returned.
@@ -109,16 +109,16 @@ class Bar:
             self.live.stop()
 
     def print(self, cells: Sequence[Cell], style: str = "") -> None:
-        """Print a line above the bar, without the last cells where there is no room for them."""
+        """Print a line above the bar; drop the last cells if there is no room."""
         from rich.text import Text
 
         while len(cells) > 1 and len(joined(cells)) > self.console.width:
             cells = cells[:-1]
-        with suppress(OSError):  # a terminal that is gone is no reason to stop the work
+        with suppress(OSError):  # a closed terminal must not stop the work
             self.console.print(Text("  ", style=style).join(map(_styled, cells)))
 
     def render(self) -> Any:
-        """Return the line as it is now, with as many cells as there is room for."""
+        """Return the current line, with as many cells as fit."""
         from rich.cells import cell_len
         from rich.text import Text
 

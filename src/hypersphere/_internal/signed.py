@@ -1,7 +1,7 @@
-"""JSON files that carry a checksum of their own text, and JSON read from files that anybody may have written.
+"""JSON files with a checksum of their text, and safe parsing of JSON from untrusted files.
 
-The checksum is the first key and covers every byte of the file, its own digits taken as zeros. It is against damage,
-not against people: who can change a file can change its checksum.
+The checksum is the first key and covers every byte of the file, with its own digits as zeros. It detects damage, not
+tampering: whoever can change a file can change its checksum.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from . import safe_files
 KEY = "checksum"
 LARGEST = 1 << 28  # bytes of a JSON file
 DEEPEST = 400  # flatten stores 100 levels, in up to three of JSON each
-_UNSIGNED = "0" * 8
+_ZEROS = "0" * 8
 _SIGNED = re.compile(rb'\{\s*"checksum": "([0-9a-f]{8})"')
 
 
 def checksum(data: bytes) -> str:
-    """CRC-32, as the tensors have it."""
+    """Compute the CRC-32, as for tensors."""
     return f"{zlib.crc32(data):08x}"
 
 
 def signed(tree: Mapping[str, Any]) -> str:
-    """`tree` as JSON with its checksum.
+    """Format `tree` as JSON with its checksum.
 
     Example:
         >>> print(signed({"a": 1}), end="")
@@ -39,25 +39,25 @@ def signed(tree: Mapping[str, Any]) -> str:
         >>> is_whole(signed({"a": 1}).encode())
         True
     """
-    text = json.dumps({KEY: _UNSIGNED, **tree}, indent=2, allow_nan=False) + "\n"
-    return text.replace(_UNSIGNED, checksum(text.encode()), 1)
+    text = json.dumps({KEY: _ZEROS, **tree}, indent=2, allow_nan=False) + "\n"
+    return text.replace(_ZEROS, checksum(text.encode()), 1)
 
 
 def is_whole(data: bytes) -> bool:
-    """Whether `data` is what :func:`signed` gave."""
+    """Return whether the checksum of `data` is right."""
     found = _SIGNED.match(data)
     if found is None:
         return False
     begin, end = found.span(1)
-    return found[1] == checksum(data[:begin] + _UNSIGNED.encode() + data[end:]).encode()
+    return found[1] == checksum(data[:begin] + _ZEROS.encode() + data[end:]).encode()
 
 
 def parse(data: bytes) -> Any:
-    """JSON without doubled keys, NaN and deep nesting; ValueError for all that is not."""
+    """Parse JSON; raise ValueError for duplicate keys, NaN and deep nesting."""
     if len(data) > LARGEST:
         raise ValueError(f"expected at most {LARGEST} bytes, got {len(data)}")
     try:
-        tree = json.loads(data, object_pairs_hook=_once, parse_constant=_no_constant)
+        tree = json.loads(data, object_pairs_hook=_reject_duplicates, parse_constant=_reject_constant)
     except RecursionError:
         raise ValueError(f"it is nested deeper than {DEEPEST} levels") from None
     level = [tree]
@@ -74,9 +74,9 @@ def parse(data: bytes) -> Any:
 
 
 def read(path: str | os.PathLike[str], formats: tuple[int, ...]) -> tuple[dict[str, Any], bool]:
-    """An object of a known ``format``, and whether its checksum was compared: format 1 has none.
+    """Read an object of a known ``format``; return it and whether it has a checksum (format 1 has none).
 
-    ValueError in one line that names the file if it is missing, damaged or of another format.
+    Raises a one-line ValueError that names the file if it is missing, damaged or of another format.
     """
     data = safe_files.read_plain(path, LARGEST)
     try:
@@ -94,12 +94,12 @@ def read(path: str | os.PathLike[str], formats: tuple[int, ...]) -> tuple[dict[s
     return {key: value for key, value in tree.items() if key != KEY}, version > 1
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("duplicate key")
     return found
 
 
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+def _reject_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not allowed in JSON")

@@ -29,11 +29,6 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
-def key(seed: int, epoch: int, what: str) -> int:
-    """Hash seed, epoch and purpose to 64 bits."""
-    return stable_hash(seed, epoch, what)
-
-
 def words(key: int, indices: npt.ArrayLike) -> Words:
     """Return one random word for each index, in the shape of `indices`."""
     return _mix(np.uint64(key) + (np.asarray(indices).astype(np.uint64) + np.uint64(1)) * _GAMMA)
@@ -42,7 +37,7 @@ def words(key: int, indices: npt.ArrayLike) -> Words:
 def order(seed: int, epoch: int, what: str, indices: npt.ArrayLike) -> Indices:
     """Shuffle `indices` by sorting them by their words."""
     indices = np.asarray(indices, dtype=np.int64)
-    return indices[np.argsort(words(key(seed, epoch, what), indices), kind="stable")]
+    return indices[np.argsort(words(stable_hash(seed, epoch, what), indices), kind="stable")]
 
 
 def _mix(x: Words) -> Words:
@@ -71,7 +66,7 @@ class SampleGenerator:
 
     def __init__(self, seed: int, epoch: int, indices: Any) -> None:
         seed, epoch = checks.integer("seed", seed, low=0), checks.integer("epoch", epoch, low=0)
-        self._states = words(key(seed, epoch, "augment"), indices)
+        self._states = words(stable_hash(seed, epoch, "augment"), indices)
         self._drawn = 0
 
     def __len__(self) -> int:

@@ -48,12 +48,12 @@ class Law:
         return self.s > LARGE_S
 
     def energy(self, squared_distance: Tensor) -> Tensor:
-        """φ; for s > LARGE_S it may overflow."""
+        """Compute φ; it may overflow for s > LARGE_S."""
         z = self._z(squared_distance)
         return z.log().mul(-0.5) if self.s == 0 else self._power(z)
 
     def log_energy(self, squared_distance: Tensor) -> Tensor:
-        """log φ for s > 0."""
+        """Compute log φ for s > 0."""
         return self._z(squared_distance).log().mul(-0.5 * self.s)
 
     def force(self, squared_distance: Tensor, shift: Tensor, energy: Tensor | None = None) -> Tensor:
@@ -255,7 +255,7 @@ def add_energies(e: Tensor, tile: Tensor, dim: int, law: Law) -> Tensor:
 
 
 def range_factors(a: Tensor, log_scale: Tensor, peak: Tensor, law: Law) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what keeps forces finite for large s, each (G, 1, 1): the largest weight, the logarithm subtracted from
+    """Return factors that keep forces finite for large s, each (G, 1, 1): the largest weight, the logarithm taken from
     every term, and the logarithm of the factor that restores both at the end."""
     if not law.in_logs:
         return a.new_ones(len(a), 1, 1), a.new_zeros(len(a), 1, 1), a.new_zeros(len(a), 1, 1)

@@ -292,12 +292,8 @@ def _sweep_classes(rows: Tensor, labels: Tensor, share: Tensor, law: Law, needs_
             _unit_backward(to_y[0], y[0], inverse[j], gradient[j])
         gradient.index_add_(0, labels, _unit_backward(to_x[0], x[0], inverse[labels], torch.empty_like(x[0])))
         gradient = rescale_capped(gradient.unsqueeze(0), log_factor, law).squeeze(0)
-    e = (
-        (e.squeeze(0) - others.log()).exp().clamp(max=torch.finfo(e.dtype).max)
-        if law.in_logs
-        else e.squeeze(0) / others
-    )
-    # Zero classes are at right angles to all others: subtract what they added.
+    e = _exp_capped(e.squeeze(0) - others.log()) if law.in_logs else e.squeeze(0) / others
+    # Zero classes are at right angles to all others: subtract their energy.
     e = e - (inverse == 0).sum() / others * law.energy(rows.new_tensor(2.0))
     return torch.where(inverse[labels] > 0, e, 0.0), gradient
 
@@ -311,7 +307,7 @@ def _scale_gradient(gradient: Tensor, grad: Tensor) -> Tensor:
 
 
 def _class_tiles(rows: Tensor, inverse: Tensor, labels: Tensor) -> Iterator[tuple[slice, Tensor, FillSelf]]:
-    """Yield slices of the classes, their unit weights (1, m, d), and what fills a tile (1, B, m) at the labels."""
+    """Yield slices of the classes, their unit weights (1, m, d), and a function that fills a tile at the labels."""
     n, side = len(rows), max(64, (2**20 if rows.device.type == "cpu" else 2**25) // len(labels))
     if torch.compiler.is_compiling():  # it unrolls the loop
         side = max(side, -(-n // 8))

@@ -88,7 +88,7 @@ def covering_bounds(weight: Tensor, *, starts: int = 64, seed: int = 0) -> tuple
     lower = max(_search_widest_hole(rows, starts, seed), covering_lower_bound(n, d))
     if balanced is None:
         return lower, math.pi / 2
-    residual = float((balanced @ rows).norm())  # what rounding leaves of Σλ·ŵ
+    residual = float((balanced @ rows).norm())  # Σλ·ŵ, zero up to rounding
     sigma = _smallest_moment(rows, balanced)
     return lower, math.acos(max(0.0, (sigma - residual) / (1 - residual)))
 

@@ -136,12 +136,12 @@ def _solve_moments(t: int, dim: int) -> Tensor:
 
 def _levenberg_marquardt(powers: Tensor, scale: Tensor, mean: Tensor, x: Tensor) -> Tensor | None:
     """Find unit rows x (N, dim) near the start over which the monomials (M,) have their mean; None after 60 steps."""
-    damping, value = 1e-2, _monomials(x, powers, scale)
+    damping, value, eye = 1e-2, _monomials(x, powers, scale), torch.eye(x.shape[1], dtype=powers.dtype)
     for _ in range(60):
         error = value.mean(0) - mean
         if error.norm() < 1e-13:
             return x
-        slope = [powers[:, k] * _monomials(x, _lower_power(powers, k), scale) for k in range(x.shape[1])]
+        slope = [powers[:, k] * _monomials(x, (powers - eye[k]).clamp_min(0), scale) for k in range(len(eye))]
         # Along the sphere; Σ x_k·∂/∂x_k gives a monomial times its degree.
         tangent = torch.stack(slope, 2) - powers[0].sum() * value.unsqueeze(2) * x.unsqueeze(1)
         jacobian = tangent.transpose(0, 1).flatten(1) / len(x)
@@ -160,12 +160,6 @@ def _levenberg_marquardt(powers: Tensor, scale: Tensor, mean: Tensor, x: Tensor)
 def _monomials(x: Tensor, powers: Tensor, scale: Tensor) -> Tensor:
     """Compute scale·Π x_k^power_k, (N, M), of points (N, dim) and powers (M, dim)."""
     return scale * x.unsqueeze(1).pow(powers).prod(2)
-
-
-def _lower_power(powers: Tensor, k: int) -> Tensor:
-    lowered = powers.clone()
-    lowered[:, k] = (lowered[:, k] - 1).clamp_min(0)
-    return lowered
 
 
 def _moment(powers: list[int]) -> float:

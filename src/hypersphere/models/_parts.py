@@ -29,7 +29,7 @@ class Network(nn.Module):
     num_features: int
     num_classes: int
     classifier: nn.Module
-    data_kind = "images"  # what it takes: images, points, text or graph
+    data_kind = "images"  # the input: images, points, text or graph
     init: str | None = None  # of the layers; None: torch's default
     not_rotated: tuple[str, ...] = ()  # layers that rotate skips unless they are named, as in the papers
     _bias = True

@@ -14,7 +14,7 @@ from .._internal.nearest import nearest_few, unknown
 
 @dataclass(frozen=True)
 class Preset:
-    """A network that :func:`create` knows."""
+    """A registered network."""
 
     name: str
     build: Callable[..., nn.Module]

@@ -15,7 +15,7 @@ from ._registry import register
 class Generator(nn.Module):
     """Noise (B, 128) → images (B, 3, 32, 32) in [−1, 1]: dense, three 4×4 deconvolutions of stride 2, one 3×3."""
 
-    data_kind = "images"  # what it makes and is compared with
+    data_kind = "images"  # its output
 
     def __init__(
         self,

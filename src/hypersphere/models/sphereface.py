@@ -13,7 +13,7 @@ from ._registry import register
 
 
 class Unit(nn.Module):
-    """Two 3×3 convolutions with PReLU, added to what came in."""
+    """Two 3×3 convolutions with PReLU, added to the input."""
 
     def __init__(self, style: Style, width: int) -> None:
         super().__init__()
