@@ -129,7 +129,7 @@ def test_nodes_without_label_count_nowhere():
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     config = tiny(**{"data.name": "image_folder", "data.root": str(tmp_path / "pest")})
-    assert one_line(config).startswith(f"image_folder: {tmp_path / 'pest'} is no folder")
+    assert one_line(config).startswith(f"image_folder: {tmp_path / 'pest'} is not a folder")
 
 
 def test_too_few_samples_to_hold_some_out():
