@@ -1,10 +1,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
+# Both workers and the processes that tests start read the modules compiled by whoever was first.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 NEEDS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint tables bench docs gpu clean
+.PHONY: help demo test quick lint wheel tables bench docs gpu clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' Makefile
@@ -13,7 +15,13 @@ demo: .venv/demo.stamp ## install what it needs and run examples/demo.py
 	$(BIN)/python examples/demo.py
 
 test: lint ## lint, then all tests
-	$(BIN)/python -m pytest -n 2 -q
+	$(PYTEST) -n 2 --dist worksteal -q
+
+quick: .venv/test.stamp ## the tests that take less than a minute together, without lint
+	$(PYTEST) -n 2 --dist worksteal -q --quick
+
+wheel: .venv/test.stamp ## build the wheel, install it into an empty environment and train with it
+	$(BIN)/python -m tools.check_wheel
 
 lint: .venv/test.stamp ## ruff and mypy
 	$(BIN)/ruff check .
@@ -31,7 +39,7 @@ docs: .venv/docs.stamp ## build these pages and the API reference into site/; op
 
 gpu: .venv/test.stamp ## the tests that have a device, on CUDA
 	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("make gpu: torch finds no CUDA device")'
-	$(BIN)/python -m pytest --device cuda -q
+	$(PYTEST) --device cuda -q
 
 clean: ## remove caches and build leftovers; .venv stays
 	rm -rf build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

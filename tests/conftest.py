@@ -1,11 +1,20 @@
 """What every test shares: the device option and fixture, and the seed."""
 
+import gc
 import os
+from pathlib import Path
 
 import pytest
 import torch
 
-CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"))
+# Files that take more than about 4 seconds: processes, torch.compile, long trainings, gradients of many cases.
+SLOW = (
+    *("benchmarks", "checkpoint", "close_neurons", "compile", "contributing", "distributed", "docs", "energy"),
+    *("energy_losses", "energy_regularizer", "export", "meta", "minimize", "models", "models_tables", "notebook"),
+    *("ogd", "orthogonal", "outdated_optimizers", "overflow", "real_data", "recurrent", "rotation_torch_utils"),
+    *("rotation_training", "stochastic", "train_distributed", "train_engine", "train_kill", "train_resume"),
+)
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -14,11 +23,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("cpu", "cuda"),
         help="cpu: leave the CUDA variants out; cuda: run those alone, the smoke test for a GPU; default: both",
     )
+    parser.addoption("--quick", action="store_true", help="leave out the files of tests that take seconds (make quick)")
 
 
 def pytest_configure() -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores already
         torch.set_num_threads(1)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    slow = config.getoption("--quick") and collection_path.stem.removeprefix("test_") in SLOW
+    return True if slow and collection_path.parent == Path(__file__).parent else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -28,13 +43,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if _device_of(item) == wanted]
 
 
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays to the end: no collection of garbage looks at it again."""
+    gc.collect()
+    gc.freeze()
+
+
 def _device_of(item: pytest.Item) -> str:
     """What a test without the fixture runs on is the CPU."""
     callspec = getattr(item, "callspec", None)
     return str(callspec.params.get("device", "cpu")) if callspec else "cpu"
 
 
-@pytest.fixture(params=["cpu", CUDA])
+@pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 

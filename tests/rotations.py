@@ -26,6 +26,13 @@ ORTHOGONAL = [
 ]
 
 
+ALIASES = {  # names of one map: their training is bit-equal (test_rotation_training), the rest is tested once
+    "givens": "householder",
+    "modified_gram_schmidt": "gram_schmidt",
+    "iterative_gram_schmidt": "gram_schmidt",
+}
+
+
 def mlp(dtype=torch.float64):
     """Two hidden layers and an output."""
     torch.manual_seed(1)

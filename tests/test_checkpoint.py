@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import hypersphere as hs
+from hypersphere.train.building import OPTIMIZERS
 from hypersphere.train.storage import checkpoint
 from hypersphere.train.storage.checkpoint import Saver, best_of, flatten, latest, load, save, unflatten, verify
 from hypersphere.train.storage.reading import checksum
@@ -111,10 +112,10 @@ def make(name, net):
     options = {"sgd": {"lr": 0.1, "momentum": 0.9, "nesterov": True}, "adam": {"lr": 0.01, "amsgrad": True}}
     options |= {"lbfgs": {"lr": 0.5, "max_iter": 2}, "adamw": {"lr": torch.tensor(0.01)}}
     kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "lbfgs": torch.optim.LBFGS, "adamw": torch.optim.AdamW}
-    return kinds[name](net.parameters(), **options[name])
+    return (OPTIMIZERS | kinds)[name](net.parameters(), **options.get(name, {"lr": 0.01}))
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lbfgs", "ogd"])
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "lbfgs"])
 def test_optimizers_go_on_as_if_nothing_had_been(name, tmp_path):
     def build():
         torch.manual_seed(1)

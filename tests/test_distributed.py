@@ -1,5 +1,8 @@
-"""Spherical and rotated networks in DistributedDataParallel: two processes compute what one does."""
+"""Spherical and rotated networks and the energy regularizer in DistributedDataParallel: as in one process."""
 
+import os
+
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -10,85 +13,105 @@ import hypersphere as hs
 from tests.rotated_nets import loss_of, rotated_batch, rotated_net
 from tests.sphere_nets import SphereNet, sphere_batch
 
+ROTATED = {  # case: method and options
+    "cayley": ("cayley", {}),
+    "gram_schmidt": ("gram_schmidt", {}),
+    "ogd": ("ogd", {}),
+    "sampled": ("cayley", {"sample": 0.25}),
+}
+EVERY, HALVES = slice(None), (slice(0, None, 2), slice(1, None, 2))
 
-def _rank(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+
+def same(model):
+    return model
+
+
+def sphere_gradients(part, wrap=same):
+    """The gradients of the second of two batches, and how many steps the head has counted."""
     torch.manual_seed(0)
-    torch.set_num_threads(1)
-    net = nn.parallel.DistributedDataParallel(SphereNet(hs.ASoftmaxLoss(5, 16)))
-    x, y = sphere_batch(8)
+    inner = SphereNet(hs.ASoftmaxLoss(5, 16))
+    model, (x, y) = wrap(inner), sphere_batch(8)
     for _ in range(2):
-        net.zero_grad()
-        net(x[rank::2], y[rank::2]).backward()
-    if rank == 0:
-        grads = {name: p.grad for name, p in net.module.named_parameters()}
-        torch.save({"grads": grads, "step": net.module.head.step}, f"{folder}/rank0.pt")
-    dist.destroy_process_group()
+        inner.zero_grad()
+        model(x[part], y[part]).backward()
+    return {name: p.grad for name, p in inner.named_parameters()} | {"steps": torch.tensor(int(inner.head.step))}
 
 
-def test_distributed_data_parallel(tmp_path):
-    mp.spawn(_rank, args=(str(tmp_path),), nprocs=2)
+def energy_parameters(part, wrap=same):
+    """The parameters after three steps with the energy of a minibatch of neurons in the loss."""
     torch.manual_seed(0)
-    net = SphereNet(hs.ASoftmaxLoss(5, 16))
-    x, y = sphere_batch(8)
-    for _ in range(2):
-        net.zero_grad()
-        net(x, y).backward()
-    saved = torch.load(tmp_path / "rank0.pt", weights_only=True)
-    assert saved["step"] == 2
-    for name, p in net.named_parameters():
-        assert torch.allclose(p.grad, saved["grads"][name], atol=1e-6), name
+    inner = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 7), nn.ReLU(), nn.Linear(7, 3))
+    regularizer = hs.EnergyRegularizer(inner, minibatch=3)
+    model, optimizer = wrap(inner), torch.optim.SGD(inner.parameters(), lr=0.01)
+    assert hs.EnergyRegularizer(model)().isfinite()
+    generator = torch.Generator().manual_seed(5)
+    x, y = torch.randn(8, 5, generator=generator), torch.randint(3, (8,), generator=generator)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (nn.functional.cross_entropy(model(x[part]), y[part]) + regularizer()).backward()
+        optimizer.step()
+    return {name: p.detach().clone() for name, p in inner.named_parameters()}
 
 
-CASES = {"cayley": {}, "gram_schmidt": {}, "ogd": {}, "sampled": {"sample": 0.25}}
-
-
-METHODS = {"sampled": "cayley"}  # of cases that are not named after theirs
-
-
-def _steps(model, inner, case, x, y):
-    """A few training steps of `model`, which is `inner` or wraps it."""
-    groups = hs.param_groups(inner, weight_decay=0.01, ogd=case == "ogd")
-    optimizer = hs.OGD(groups, lr=0.1) if case == "ogd" else torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+def rotated_state(case, part, wrap=same):
+    """The state after five steps of a rotated network."""
+    method, options = ROTATED[case]
+    inner, (x, y) = rotated_net(method, **options), rotated_batch(8)
+    model = wrap(inner)
+    groups = hs.param_groups(inner, weight_decay=0.01, ogd=method == "ogd")
+    optimizer = hs.OGD(groups, lr=0.1) if method == "ogd" else torch.optim.SGD(groups, lr=0.1, momentum=0.9)
     resampler = hs.Resampler(model, optimizer, inner=2) if case == "sampled" else None
     for _ in range(5):
         optimizer.zero_grad()
-        loss_of(model, x, y).backward()
+        loss_of(model, x[part], y[part]).backward()
         optimizer.step()
         if resampler is not None:
             resampler.step()
     return {key: value.clone() for key, value in inner.state_dict().items()}
 
 
-def _start(case):
-    return rotated_net(METHODS.get(case, case), **CASES[case])
-
-
-def _rank_rotated(rank: int, folder: str) -> None:
+def _rank(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     torch.set_num_threads(1)
-    x, y = rotated_batch(8)
-    states = {}
-    for case in CASES:
-        inner = _start(case)
-        states[case] = _steps(DistributedDataParallel(inner), inner, case, x[rank::2], y[rank::2])
+    part, wrap = HALVES[rank], DistributedDataParallel
+    states = {"sphere": sphere_gradients(part, wrap), "energy": energy_parameters(part, wrap)}
+    states |= {case: rotated_state(case, part, wrap) for case in ROTATED}
     torch.save(states, f"{folder}/rank{rank}.pt")
-    dist.destroy_process_group()
+    dist.barrier()
+    # No destructors: DDP's waits for gloo's thread while it holds the GIL, which that thread may be waiting for.
+    os._exit(0)
 
 
-def test_distributed_data_parallel_rotated(tmp_path):
-    """Both ranks hold the same rotations to the last bit, and those of one process with the whole batch."""
-    mp.spawn(_rank_rotated, args=(str(tmp_path),), nprocs=2)
-    ranks = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
-    for case in CASES:
-        first, second = (states[case] for states in ranks)
-        for key in first:
-            assert torch.equal(first[key], second[key]), (case, key)
-        model = _start(case)
-        start = model.state_dict()["conv.parametrizations.weight.0.default." + METHODS.get(case, case)].clone()
-        alone = _steps(model, model, case, *rotated_batch(8))
-        for key, value in alone.items():
-            torch.testing.assert_close(first[key], value, rtol=0, atol=1e-6, msg=f"{case}: {key}")
-        moved = first["conv.parametrizations.weight.0.default." + METHODS.get(case, case)]
-        assert (moved - start).abs().max() > 1e-3, case
-    assert ranks[0]["sampled"]["fc1.parametrizations.weight.0.default.draw"] == 2
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """What each of two processes computed."""
+    folder = tmp_path_factory.mktemp("ranks")
+    mp.spawn(_rank, args=(str(folder),), nprocs=2)
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+def check(ranks, case, alone, atol=1e-6):
+    """The ranks agree to the last bit, and with one process that has the whole batch."""
+    first, second = (states[case] for states in ranks)
+    for key, value in alone.items():
+        assert torch.equal(first[key], second[key]), (case, key)
+        torch.testing.assert_close(first[key], value, rtol=1e-5, atol=atol, msg=f"{case}: {key}")
+    return first
+
+
+def test_sphere_layers_and_a_loss_head(ranks):
+    assert check(ranks, "sphere", sphere_gradients(EVERY))["steps"] == 2
+
+
+def test_every_rank_adds_the_same_energy(ranks):
+    """Draws of a minibatch included."""
+    check(ranks, "energy", energy_parameters(EVERY))
+
+
+@pytest.mark.parametrize("case", ROTATED)
+def test_rotations(ranks, case):
+    state = check(ranks, case, rotated_state(case, EVERY))
+    key = f"conv.parametrizations.weight.0.default.{ROTATED[case][0]}"
+    start = rotated_net(ROTATED[case][0], **ROTATED[case][1]).state_dict()[key]
+    assert (state[key] - start).abs().max() > 1e-3
+    assert case != "sampled" or state["fc1.parametrizations.weight.0.default.draw"] == 2

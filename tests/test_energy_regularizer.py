@@ -6,8 +6,6 @@ import math
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -322,22 +320,22 @@ def test_layers_of_different_dtypes():
 
 def small():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 7), nn.ReLU(), nn.Linear(7, 3))
+    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-def train(model, term, compiled=False, part=slice(None), wrapped=None):
+def train(model, term, compiled):
     """The parameters after three steps on a fixed batch; term(y) is added to the loss."""
     generator = torch.Generator().manual_seed(5)
     x, y = torch.randn(8, 5, generator=generator), torch.randint(3, (8,), generator=generator)
-    optimizer, forward = torch.optim.SGD(model.parameters(), lr=0.01), wrapped or model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def loss(x, y):
-        return nn.functional.cross_entropy(forward(x), y) + term(y)
+        return nn.functional.cross_entropy(model(x), y) + term(y)
 
     loss = torch.compile(loss, backend="aot_eager") if compiled else loss
     for _ in range(3):
         optimizer.zero_grad()
-        loss(x[part], y[part]).backward()
+        loss(x, y).backward()
         optimizer.step()
     return [p.detach().clone() for p in model.parameters()]
 
@@ -351,29 +349,6 @@ def test_a_compiled_training_step():
         results.append(train(model, regularizer, compiled))  # with labels
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-
-
-def _rank(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    torch.set_num_threads(1)
-    model = small()
-    regularizer = hs.EnergyRegularizer(model, minibatch=3)
-    wrapped = nn.parallel.DistributedDataParallel(model)
-    assert hs.EnergyRegularizer(wrapped)().isfinite()
-    results = train(model, lambda y: regularizer(), part=slice(rank, None, 2), wrapped=wrapped)
-    torch.save(results, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
-
-
-def test_distributed_data_parallel(tmp_path):
-    """Every rank adds the same term, draws included: the training is that of one process."""
-    mp.spawn(_rank, args=(str(tmp_path),), nprocs=2)
-    model = small()
-    regularizer = hs.EnergyRegularizer(model, minibatch=3)
-    alone = train(model, lambda y: regularizer())
-    for rank in range(2):
-        for a, b in zip(torch.load(tmp_path / f"{rank}.pt", weights_only=True), alone, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
 # what is refused

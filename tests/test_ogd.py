@@ -168,8 +168,8 @@ def test_blocks_do_not_see_each_other(iterations):
 @pytest.mark.parametrize(
     ("m", "rank", "size", "lr", "steps"),
     [
-        (16, 1, 100.0, 0.05, 2000),  # λ‖W‖ = 1 in one plane: the worst that can come out of the iterations
-        (16, 16, 0.3, 0.05, 800),
+        (16, 1, 100.0, 0.05, 1000),  # λ‖W‖ = 1 in one plane: the worst that can come out of the iterations
+        (16, 16, 0.3, 0.05, 400),
         (3, 1, 1.0, 1.0, 500),
         (576, 64, 0.1, 0.05, 12),
         (576, 1, 10.0, 0.05, 12),

@@ -8,13 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import hypersphere as hs
+from tests.rotations import ALIASES
 
 ORTHOGONAL = ["cayley", "exponential", "gram_schmidt", "householder", "lowdin", "canonical"]
-ALIASES = {  # of one map: bit-equal training instead of another thousand steps
-    "givens": "householder",
-    "modified_gram_schmidt": "gram_schmidt",
-    "iterative_gram_schmidt": "gram_schmidt",
-}
 OPTIMIZERS = {  # fused: the same updates in half the time
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, fused=True),
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01, fused=True),
@@ -80,10 +76,10 @@ def train(model, optimizer, steps, loss=None, watch=lambda: None):
     return losses
 
 
-# what must hold over a thousand steps
+# what must hold over many steps
 
 
-def check_training(net, optimizer, steps=1000):
+def check_training(net, optimizer, steps):
     """Training turns R and nothing else happens to the neurons: their energy, their lengths, R's orthogonality."""
     layer = net[0]
     start, before, kept = matrix_of(layer), energy(layer), layer.parametrizations.weight.original.clone()
@@ -103,12 +99,13 @@ def check_training(net, optimizer, steps=1000):
     torch.testing.assert_close(layer.weight.detach(), kept @ r.T, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("method", ORTHOGONAL)
+@pytest.mark.parametrize(
+    ("method", "optimizer"), [*((method, "adamw") for method in ORTHOGONAL), ("cayley", "sgd"), ("cayley", "adam")]
+)
 def test_energy_and_orthogonality_last(method, optimizer):
     net = hs.rotate(small(), method, init="normal" if method == "canonical" else "identity")
     net.requires_grad_(True)  # trains nothing that it should not: weight decay would shrink the neurons
-    check_training(net, OPTIMIZERS[optimizer](net.parameters()))
+    check_training(net, OPTIMIZERS[optimizer](net.parameters()), steps=300)  # R is computed anew at every step
 
 
 @pytest.mark.parametrize("name", ALIASES)
@@ -133,7 +130,7 @@ def test_energy_and_orthogonality_last_with_ogd(iterations, grouped):
         matrix = numbers_of(net[0], "ogd")
         rest = [p for p in net.parameters() if p.requires_grad and p is not matrix]
         groups = [{"params": [matrix], "orthogonal": True}, {"params": rest}]
-    check_training(net, hs.OGD(groups, lr=0.05, iterations=iterations))
+    check_training(net, hs.OGD(groups, lr=0.05, iterations=iterations), steps=1000)
     assert error(matrix_of(net[0])) <= 1e-6
 
 

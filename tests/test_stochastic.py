@@ -353,8 +353,7 @@ def test_inner_is_750_by_default():
     assert (task(net[2]).draw.item(), task(net[2]).inner.item()) == (1, 0)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("inner", [1, 5])
+@pytest.mark.parametrize(("name", "inner"), [("sgd", 1), ("adam", 5), ("adamw", 1), ("ogd", 5)])
 def test_theorem_2_at_every_fold(name, inner):
     """Forty folds of three small rotations each: energy, lengths and orthogonality of what was turned stay."""
     method = "ogd" if name == "ogd" else "cayley"
