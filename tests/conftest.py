@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-# Files that take more than about 4 seconds: processes, torch.compile, long trainings, gradients of many cases.
+# Files of tests that take more than about 4 seconds: processes, torch.compile, long trainings, gradients of many cases.
 SLOW = (
     *("benchmarks", "checkpoint", "close_neurons", "compile", "contributing", "distributed", "docs", "energy"),
     *("energy_losses", "energy_regularizer", "export", "meta", "minimize", "models", "models_tables", "notebook"),
