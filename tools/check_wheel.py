@@ -1,5 +1,7 @@
 """Build the wheel, install it into an empty environment and use it there: make wheel."""
 
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,6 +26,7 @@ def main() -> None:
         folder = Path(made)
         pip = ("-m", "pip", "--disable-pip-version-check")
         constraints = ("--constraint", ROOT / "constraints.txt")
+        shutil.rmtree(ROOT / "build", ignore_errors=True)  # setuptools would take modules of before from there
         run(sys.executable, *pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT)
         (wheel,) = folder.glob("*.whl")
         names = zipfile.ZipFile(wheel).namelist()
