@@ -16,9 +16,9 @@ IMPORT = "import hypersphere as hs; hs.SphereConv2d(3, 4, 3); print(hs.__file__)
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:
     """Run a command and return what it printed; its errors go to the terminal."""
-    return subprocess.run(
-        [str(word) for word in command], cwd=cwd, check=True, stdout=subprocess.PIPE, text=True
-    ).stdout
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    words = [str(word) for word in command]
+    return subprocess.run(words, cwd=cwd, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def main() -> None:
