@@ -203,16 +203,16 @@ def array(shape, dtype=np.uint8):
     [
         (lambda: None, "nothing.png", "no such file: 'nothing.png'"),
         (lambda: None, "photos/notes.txt", "photos/notes.txt is not a readable image: cannot identify"),
-        (lambda: Path("bad.npy").write_text("junk"), "bad.npy", "bad.npy is no array that can be read: "),
-        (lambda: np.save("bad.npy", np.array([{}])), "bad.npy", "bad.npy is no array that can be read: Array"),
-        (archive, "bad.npy", "bad.npy is no array that can be read: it is an archive of several"),
+        (lambda: Path("bad.npy").write_text("junk"), "bad.npy", "bad.npy cannot be read as an array: "),
+        (lambda: np.save("bad.npy", np.array([{}])), "bad.npy", "bad.npy cannot be read as an array: Array"),
+        (archive, "bad.npy", "bad.npy cannot be read as an array: it is an archive"),
         (lambda: None, "bad.npy", "no such file: 'bad.npy'"),
         (array((8, 8)), "bad.npy", "bad.npy must hold samples (N, 1, 8, 8), got (8, 8)"),
         (array((0, 1, 8, 8)), "bad.npy", "bad.npy must hold samples (N, 1, 8, 8), got (0, 1, 8, 8)"),
         (array((9, 8, 3)), "bad.npy", "bad.npy must hold samples (N, 1, 8, 8), got (9, 8, 3)"),
         (array((2, 8, 8), np.float32), "bad.npy", "bad.npy must hold samples (N, 1, 8, 8), got (2, 8, 8)"),
         (array((2, 1, 8, 8), np.int32), "bad.npy", "bad.npy[0] and on: inputs must be uint8 pixels or normalized"),
-        (lambda: os.mkdir("void"), "void", "'void' holds no image ending in .jpg"),
+        (lambda: os.mkdir("void"), "void", "'void' contains no image ending in .jpg"),
     ],
 )
 def test_predict_of_what_cannot_be_read(folder, capsys, images, make, file, line):
@@ -246,7 +246,7 @@ def test_predict_of_other_kinds(capsys, images, monkeypatch, digits):
     np.save("d.npy", data.inputs.numpy())
     code, out, _ = run(capsys, "predict", "run", "d.npy", "--json")
     assert (code, [each["label"] for each in json.loads(out)]) == (0, load_run("run").predict(data.inputs)[0])
-    assert fails(capsys, "predict", "run", "b.png") == "b.png: this run takes other, which only .npy arrays hold here"
+    assert fails(capsys, "predict", "run", "b.png") == "b.png: this run takes other: pass .npy arrays"
 
 
 def test_a_generator_has_no_labels(capsys, images, monkeypatch, digits):
@@ -262,7 +262,7 @@ def test_ink_on_paper_is_not_what_the_digits_look_like(folder, images, digits, c
     assert run(capsys, "predict", folder, "b.png", "photos")[2] == ""
     for i in range(2):
         Image.fromarray(255 - digits.inputs[i, 0].numpy()).resize((90, 90)).save(f"paper{i}.png")
-    line = "dark on a light ground, but digits are light on dark; inverted images may be what you want\n"
+    line = "dark on light, but digits is light on dark: try inverting the images\n"
     code, out, err = run(capsys, "predict", folder, "b.png", "paper0.png", "--json")
     assert (code, err, len(json.loads(out))) == (0, f"hypersphere predict: paper0.png: {line}", 2)
     err = run(capsys, "predict", folder, "paper0.png", "b.png", "paper1.png")[2]
@@ -365,7 +365,7 @@ def mine():
         assert main(["train", "mine.py", "--out", "run", "--quiet"]) == 0
     capsys.readouterr()
     assert fails(capsys, "evaluate", "run").endswith(
-        "unknown model.name 'tiny'; if it is your own, give the recipe's file with --recipe"
+        "unknown model.name 'tiny'; if it is your own, pass the recipe file with --recipe"
     )
     with monkeypatch.context() as patch:
         patch.setattr("hypersphere.models._registry.PRESETS", dict(hs.models.PRESETS))

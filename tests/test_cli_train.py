@@ -145,17 +145,17 @@ def test_of_a_flag_given_twice_the_last_counts(capsys):
         ("--dataset mnist", "unrecognized arguments: --dataset; did you mean --data.name?"),
         ("--mometum 0.5", "unrecognized arguments: --mometum; did you mean --optimizer.momentum?"),
         ("--optimizer.foo 1", "unrecognized arguments: --optimizer.foo; there are --optimizer.name, --optimizer.lr, "),
-        ("--rotation.method caley", "unknown rotation.method 'caley', did you mean cayley?"),
+        ("--rotation.method caley", "unknown rotation.method 'caley', did you mean 'cayley'?"),
         ("opt --config c.yaml", "give RECIPE or --config, not both"),
         ("--out", "argument --out: expected one argument"),
         ("--optimizer.lr nan", "optimizer.lr must be a number > 0, got 'nan'"),
-        ("--model.name cn9", "unknown model.name 'cn9', did you mean cnn9?"),
+        ("--model.name cn9", "unknown model.name 'cn9', did you mean 'cnn9'?"),
         ("--optimizer.name ogd", "optimizer.name=ogd needs rotation.method=ogd, got none at all"),
         ("--energy.half_space --energy.hidden_weight 0", "energy.half_space applies to hidden layers"),
         ("--config none.yaml", "none.yaml: No such file or directory"),
-        ("optt", "there is no recipe 'optt'; did you mean opt? `hypersphere list recipes` lists them"),
+        ("optt", "unknown recipe 'optt', did you mean 'opt'? (`hypersphere list recipes` lists them)"),
         ("none.py:f", "none.py: No such file or directory"),
-        ("opt --resume", "--resume needs --out, the folder of the run that goes on"),
+        ("opt --resume", "--resume needs --out, the folder of the run"),
         ("--energy maybe", "energy must be on or off, got 'maybe'"),
         ("--resume=maybe", "resume must be true or false, got 'maybe'"),
     ],
@@ -174,7 +174,7 @@ def test_help_tells_every_flag(capsys):
     assert main(["train", "--help"]) == 0
     text = capsys.readouterr().out
     assert all(f"  {flag.flag} " in text for flag in flags())
-    assert "\nrotation: rotate fixed neurons" in text
+    assert "\nrotation - train rotations of fixed random neurons (OPT):\n" in text
     assert all(name in text for name in recipes.names())
 
 
@@ -287,7 +287,7 @@ def test_interrupted(stop, code, monkeypatch, capsys):
     fails(monkeypatch, stop)
     assert main(["train", "opt", "--seed", "3", "--data.name=mnist", "--data.root=a b"]) == code
     line = "hypersphere train opt --seed=3 --data.name=mnist '--data.root=a b' --out=runs/opt --resume=true"
-    assert capsys.readouterr() == ("", f"hypersphere train: to go on: {line}\n")
+    assert capsys.readouterr() == ("", f"hypersphere train: to resume: {line}\n")
     Path("c.yaml").write_text("seed: 1\n")
     assert main(["train", "--config", "c.yaml", "--out", "x", "--resume"]) == code
     assert capsys.readouterr().err.endswith(": hypersphere train --config c.yaml --out=x --resume=true\n")
@@ -311,7 +311,7 @@ def test_under_torchrun(fitted, monkeypatch, capsys):
     line = "give --out, so that all processes and restarts share a folder"
     assert capsys.readouterr().err == f"hypersphere train: {line}\n"
     assert main(["train", "opt", "--out=x"]) == 130
-    assert capsys.readouterr().err == "hypersphere train: to go on, give the same command with --resume\n"
+    assert capsys.readouterr().err == "hypersphere train: to resume, repeat the command with --resume\n"
 
 
 TINY = ["plain", "--model.widths=4,4,4", "--quiet"]
@@ -348,7 +348,7 @@ def test_sigterm_leaves_a_checkpoint_and_says_how_to_go_on():
     assert (process.returncode, out) == (143, "")
     told = err.splitlines()[-1]
     words = f"{' '.join(TINY[:2])} --steps=100000 --checkpoint_every=5 --out=runs/plain --resume=true"
-    assert told == f"hypersphere train: to go on: hypersphere train {words}"
+    assert told == f"hypersphere train: to resume: hypersphere train {words}"
     assert main(["verify", "runs/plain"]) == 0
 
 
@@ -493,7 +493,7 @@ def test_verify_names_what_is_damaged(copy, capsys):
         "checkpoints/1: state.json is missing",
         "checkpoints/2: tensors.safetensors is damaged: the checksum of ",
         "config.json: sed is unknown; did you mean seed?",
-        "metrics.jsonl: line 2 is no JSON object",
+        "metrics.jsonl: line 2 is not a JSON object",
         "result.json: cannot be read: it must be an object, got list",
         "final/model.safetensors: cannot be read: ",
     ]
@@ -664,10 +664,10 @@ def test_tables_with_rich(monkeypatch, capsys):
     ("folders", "message"),
     [
         (["cat", "dog"], "set data.name=image_folder for your own images"),
-        (["MNIST/raw"], "set data.name to what the folder contains, mnist"),
+        (["MNIST/raw"], "set data.name to what the folder contains: mnist"),
         (
             ["cifar-10-batches-py", "FashionMNIST"],
-            "set data.name to what the folder contains, cifar10 or fashion_mnist",
+            "set data.name to what the folder contains: cifar10 or fashion_mnist",
         ),
     ],
 )

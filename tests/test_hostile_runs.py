@@ -218,7 +218,7 @@ def test_files_of_another_run_of_the_same_kind(copy, finished, tmp_path, capsys)
     for name in ("config.json", "metrics.jsonl", "final/model.json"):
         shutil.copy(tmp_path / "b" / name, copy / name)
         assert main(["verify", str(copy)]) == 1
-        assert f"damaged  {copy / name}: it is not what was saved" in capsys.readouterr().out
+        assert f"damaged  {copy / name}: it does not match its checksum" in capsys.readouterr().out
         shutil.copy(finished / name, copy / name)
 
 
@@ -238,7 +238,7 @@ def test_a_run_of_format_1(older, capsys):
     assert (run.step, run.labels) == (4, [*"0123456789"])
     assert main(["verify", str(older)]) == 0
     out = capsys.readouterr().out
-    assert f"ok       {older}/config.json (not compared: it has no checksum)\n" in out
+    assert f"ok       {older}/config.json (not compared: no checksum)\n" in out
     assert f"ok       {older}/final/model.safetensors\n" in out
     assert main(["verify", str(older), "--json"]) == 0
     parts = json.loads(capsys.readouterr().out)["parts"]
@@ -340,7 +340,7 @@ def test_verify_finds_a_link_in_place_of_a_checkpoint(copy, capsys, tmp_path):
     (copy / "checkpoints" / "6").rename(tmp_path / "6")
     (copy / "checkpoints" / "6").symlink_to(tmp_path / "6")
     assert main(["verify", str(copy)]) == 1
-    assert f"damaged  {copy}/checkpoints/6: it must be a folder itself" in capsys.readouterr().out
+    assert f"damaged  {copy}/checkpoints/6: it must be a folder, not a file or a link" in capsys.readouterr().out
 
 
 def test_the_folder_of_a_run_may_be_a_link_itself(copy, tmp_path):
@@ -398,7 +398,7 @@ def test_a_damaged_header_of_an_array(copy, capsys, tmp_path):
     data = (tmp_path / "a.npy").read_bytes()
     for old, new in ((b"}", b" "), (b"(1, 8, 8)", b"(1, 8, -8"), (b"|u1", b"|O8"), (b"'shape'", b"'shope'")):
         (tmp_path / "a.npy").write_bytes(data.replace(old, new))
-        assert "is no array that can be read: " in fails(capsys, "predict", copy, tmp_path / "a.npy")
+        assert "cannot be read as an array: " in fails(capsys, "predict", copy, tmp_path / "a.npy")
 
 
 def test_large_images_of_an_array_are_taken_one_by_one(copy, capsys, tmp_path, monkeypatch):

@@ -105,12 +105,12 @@ def mine():
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("plian", "there is no recipe 'plian'; did you mean plain? `hypersphere list recipes` lists them"),
-        ("Plain", "there is no recipe 'Plain'; did you mean plain?"),
-        ("zzzzzz", "your own is a file, my.py or my.py:function; `hypersphere list recipes` lists them"),
-        ("", "there is no recipe ''"),
-        ("a\nb" * 1000, "there is no recipe 'a\\nba"),
-        ("my.yaml", "a recipe is a name or a Python file, got 'my.yaml'; a config's file goes with --config"),
+        ("plian", "unknown recipe 'plian', did you mean 'plain'? (`hypersphere list recipes` lists them)"),
+        ("Plain", "unknown recipe 'Plain', did you mean 'plain'?"),
+        ("zzzzzz", "your own is a file, my.py or my.py:function (`hypersphere list recipes` lists them)"),
+        ("", "unknown recipe ''"),
+        ("a\nb" * 1000, "unknown recipe 'a\\nba"),
+        ("my.yaml", "a recipe is a name or a Python file, got 'my.yaml'; pass a config file with --config"),
         ("/nowhere/my.py", "/nowhere/my.py: No such file or directory"),
         ("/nowhere/my.py:f", "/nowhere/my.py: No such file or directory"),
         ("a\0b.py", "null byte"),
@@ -123,7 +123,7 @@ def test_what_is_no_recipe(text, line):
 
 def test_a_folder_is_no_recipe(tmp_path):
     (tmp_path / "my.py").mkdir()
-    assert refused(tmp_path / "my.py") == f"{tmp_path / 'my.py'}: is no file"
+    assert refused(tmp_path / "my.py") == f"{tmp_path / 'my.py'}: not a file"
 
 
 @pytest.mark.parametrize(
@@ -157,13 +157,13 @@ def test_files_that_are_refused(text, line, write):
 
 def test_a_config_that_cannot_be(write):
     file = write(HEAD + "def f():\n    return Config(model=Model('cnn 9'))\n")
-    assert refused(file) == f"{file}, line 3: ConfigError: unknown model.name 'cnn 9', did you mean cnn9?"
+    assert refused(file) == f"{file}, line 3: ConfigError: unknown model.name 'cnn 9', did you mean 'cnn9'?"
 
 
 @pytest.mark.parametrize(
     ("function", "line"),
     [
-        ("mien", " has no function 'mien'; did you mean mine?"),
+        ("mien", " has no function 'mien'; did you mean 'mine'?"),
         ("zzz", " has no function 'zzz'; it has mine, of"),
         ("number", " has no function 'number'; "),
         ("of", ": a recipe takes no arguments, but of needs width"),

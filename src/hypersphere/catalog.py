@@ -17,12 +17,12 @@ COMMANDS: dict[str, str] = {
 
 #: recipe → what it is
 RECIPES: dict[str, str] = {
-    "plain": "a small plain CNN on the embedded digits",
-    "spherenet": "the same network with layers that answer to angles (SphereNet)",
-    "mhe": "the plain network with its neurons' energy in the loss (MHE)",
-    "opt": "the plain network, its random neurons fixed and rotated (OPT)",
-    "s_opt": "OPT with a quarter of the dimensions at a time (S-OPT)",
-    "sphereface_plus": "the plain network with angular margin and class energy (SphereFace+)",
+    "plain": "Train a small CNN on the digits that come with the package.",
+    "spherenet": "Use layers that compare by angle instead of inner product (SphereNet).",
+    "mhe": "Add the hyperspherical energy of the neurons to the loss (MHE).",
+    "opt": "Train rotations of fixed random neurons instead of the neurons (OPT).",
+    "s_opt": "Rotate a random quarter of the dimensions at a time (S-OPT).",
+    "sphereface_plus": "Use a loss with an angular margin and the energy of the classes (SphereFace+).",
 }
 
 #: network → the data it takes

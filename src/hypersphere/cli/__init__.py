@@ -1,8 +1,8 @@
-"""The command `hypersphere`. Each command is a module here, imported when it is called: help comes without torch.
+"""The command `hypersphere`. Each subcommand is a module here, imported when it is called, so that help needs no torch.
 
-A command's module has `add_arguments(parser)` and `run(options)`, which returns the exit code: 0, or 2 for what the
-user can mend, after one line on stderr. When interrupted it is 130. It may have `prepared(argv)`, which sees the words
-before the parser does.
+A command's module has `add_arguments(parser)` and `run(options)`, which returns the exit code: 0, or 2 for a user
+error, after one line on stderr; 130 when interrupted. An optional `prepared(argv)` edits the arguments before they are
+parsed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ INTERRUPTED, BROKEN_PIPE = 130, 141  # what a shell reports for SIGINT and SIGPI
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line; how it would be right is what --help is for."""
+    """Report an error in one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, printable(f"{self.prog}: {message}") + "\n")
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
-        """As parse_args, but an unknown flag comes with the nearest."""
+        """Parse as parse_args does; for an unknown flag, suggest the nearest."""
         options, strange = self.parse_known_args(argv)
         if strange:
             self.error(f"unrecognized arguments: {' '.join(strange)}{self._hint(strange)}")
@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
         return ""
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """As argparse's own, with the nearest of the choices."""
+        """Check as argparse does; suggest the nearest of the choices."""
         if action.choices is not None and value not in action.choices:
             what = "/".join(action.option_strings) or str(action.metavar or action.dest)
             self.error(unknown(what, value, action.choices))
@@ -87,13 +87,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _warn(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
-    """A line without the place in our own code that it comes from; what torch means to change is not the user's."""
+    """Print a warning in one line, without its place in our code; skip deprecations inside torch."""
     if not issubclass(category, DeprecationWarning | FutureWarning):
         say(f"hypersphere: {' '.join(str(message).split())}")
 
 
 def _give_up_stdout() -> None:
-    """The interpreter flushes once more at its end, and would fail again."""
+    """Redirect stdout to nowhere: the interpreter flushes it once more at exit and would fail again."""
     with suppress(OSError, ValueError, AttributeError):  # a stdout that is no file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -114,7 +114,7 @@ def _main(argv: Sequence[str]) -> int:
 
 
 def top_parser() -> Parser:
-    """The parser of `hypersphere` without a command."""
+    """Build the parser of `hypersphere` without a command."""
     width = max(map(len, catalog.COMMANDS))
     parser = Parser(
         prog="hypersphere",
@@ -131,7 +131,7 @@ def top_parser() -> Parser:
 
 
 def add_commands(parser: Parser) -> list[Parser]:
-    """Add every command to the parser, for what needs to know them all; return their parsers."""
+    """Add every command to the parser and return their parsers."""
     commands = parser.add_subparsers()
     found = []
     for name, text in catalog.COMMANDS.items():
@@ -141,7 +141,7 @@ def add_commands(parser: Parser) -> list[Parser]:
 
 
 def parser_of(name: str) -> tuple[ModuleType, Parser]:
-    """A command's module and its parser."""
+    """Import a command and build its parser."""
     command = import_module(f".{name}", __name__)
     parser = Parser(prog=f"hypersphere {name}", description=catalog.COMMANDS[name], allow_abbrev=False)
     command.add_arguments(parser)

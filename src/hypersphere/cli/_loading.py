@@ -1,4 +1,4 @@
-"""The run that evaluate, predict and export are about."""
+"""Load the run that evaluate, predict and export work on."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="the folder of a run, or of one of its checkpoints")
+    parser.add_argument("run", metavar="RUN", help="run folder, or the folder of one of its checkpoints")
     parser.add_argument(
-        "--recipe", metavar="FILE", help="the recipe's file it was trained from, if that registers the data or network"
+        "--recipe", metavar="FILE", help="recipe file of the run, if that registers the dataset or the network"
     )
 
 
 def loaded(options: argparse.Namespace) -> Run:
-    """The run of the options. ValueError in one line if it cannot be had."""
+    """Load the run of the options. Raise ValueError in one line if that fails."""
     from .. import recipes
     from ..train.config import ConfigError
     from ..train.inference.run import load_run
@@ -32,4 +32,4 @@ def loaded(options: argparse.Namespace) -> Run:
     except ConfigError as error:
         if options.recipe is not None or error.hint is None:
             raise
-        raise ValueError(f"{error.message}; if it is your own, give the recipe's file with --recipe") from None
+        raise ValueError(f"{error.message}; if it is your own, pass the recipe file with --recipe") from None

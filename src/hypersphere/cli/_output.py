@@ -1,4 +1,4 @@
-"""What people read: tables, with rich on a terminal and as plain columns elsewhere."""
+"""Print tables: with rich on a terminal, as plain columns elsewhere."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def print_table(
 
 
 def print_rich(header: Sequence[str], rows: Sequence[Sequence[str]], title: str | None, left: int, width: int) -> bool:
-    """Whether rich is there and the terminal is wide enough: numbers must not be broken over lines."""
+    """Print with rich and return True; False without rich or if the terminal is too narrow for unbroken numbers."""
     try:
         from rich.console import Console
         from rich.table import Table
@@ -51,11 +51,11 @@ def print_rich(header: Sequence[str], rows: Sequence[Sequence[str]], title: str 
 
 
 def printable(text: str) -> str:
-    """The text with control characters spelled out, lines apart: none of them reaches the terminal."""
+    """Escape control characters except line ends, so that none reaches the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def say(text: str) -> None:
-    """A line on stderr, if there is one: print would take stdout in its place."""
+    """Print a line to stderr, if there is one: print would use stdout instead."""
     if sys.stderr is not None:
         print(printable(text), file=sys.stderr)

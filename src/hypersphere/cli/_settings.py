@@ -1,4 +1,4 @@
-"""The flags of a config: one for each field, `--a.b=value` or `--a.b value`, kept as text until they are applied."""
+"""The flags of a config: one per field, `--a.b=value` or `--a.b value`, kept as text until they are applied."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _SWITCH = ("on", "true", *_OFF)  # what turns a whole group on or off
 
 
 class Setting(argparse.Action):
-    """Adds the flag's text to `changes`; `names` are what a shell may complete it with.
+    """Add the flag's text to `changes`; a shell completes it with `names`.
 
-    The last of several counts: of one flag, and of a group's flags before the one that turns the group off.
+    A later flag replaces an earlier one, and one that turns a group off replaces the group's flags before it.
     """
 
     names: tuple[str, ...] = ()
@@ -40,15 +40,15 @@ class Setting(argparse.Action):
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Adds all of them, in groups as the config has them; `options.changes` is what :func:`config.apply` takes."""
-    titles = {
-        each.name: f"{each.name}: {each.metadata['help'].partition(';')[0]}"
-        for each in fields(Config)
-        if group_of(each.name)[0] is not None
-    }
+    """Add a flag for every field, grouped as in the config; :func:`config.apply` takes `options.changes`."""
+    titles = {}
+    for each in fields(Config):
+        if group_of(each.name)[0] is not None:
+            help = each.metadata["help"].partition(";")[0]
+            titles[each.name] = each.name if help == each.name else f"{each.name} - {help}"
     groups: dict[str, Any] = {}
     for flag in flags():
-        title = titles.get(flag.key.partition(".")[0], "the training")
+        title = titles.get(flag.key.partition(".")[0], "training")
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
         switch = _is_switch(flag.key)
@@ -64,11 +64,12 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         )
         names = names_of(flag.field)
         added.names = ("true", "false", *names) if switch else names
+    parser.epilog = "A flag without a default is null unless it is given; --flag=null resets it."
     parser.set_defaults(changes={})
 
 
 def prepared(argv: Sequence[str]) -> list[str]:
-    """`--resume` alone is `--resume=true`, also before another flag or a recipe, as in `--resume opt`."""
+    """Turn `--resume` without a value into `--resume=true`, also before another flag or a recipe: `--resume opt`."""
     switches = {flag.flag: flag for flag in flags() if _is_switch(flag.key)}
     return [
         f"{word}=true" if word in switches and not _is_value(switches[word], following) else word
@@ -77,12 +78,12 @@ def prepared(argv: Sequence[str]) -> list[str]:
 
 
 def _is_value(flag: Flag, text: str) -> bool:
-    """Whether `text` after a switch is meant as its value, right or wrong."""
+    """Whether `text` after a switch is meant as its value, valid or not."""
     return _fits(flag, text) or not (text.startswith("-") or text in catalog.RECIPES or ".py" in text)
 
 
 def _fits(flag: Flag, text: str) -> bool:
-    """Whether `text` is a value of the flag."""
+    """Whether `text` is a valid value of the flag."""
     kind = _type(flag.key)
     if kind is None:
         return text in _SWITCH
@@ -94,7 +95,7 @@ def _fits(flag: Flag, text: str) -> bool:
 
 
 def _type(key: str) -> Any:
-    """The type of a flag's field; None for one that turns a group on or off."""
+    """Return the type of a flag's field; None for a flag that turns a group on or off."""
     prefix, dot, name = key.rpartition(".")
     group, _ = group_of(prefix or name)
     if group is None:

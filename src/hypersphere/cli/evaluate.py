@@ -17,12 +17,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--split",
         choices=("test", "validation", "train"),
-        help="what to evaluate on (default: test, or validation where there is no test)",
+        help="split to evaluate (default: test, or validation if there is no test split)",
     )
-    parser.add_argument("--data.root", metavar="DIR", dest="root", help="where the data are (default: as in training)")
-    parser.add_argument("--batch_size", metavar="N", help="samples at a time (default: as in training)")
-    parser.add_argument("--device", metavar="NAME", default="auto", help="auto, cpu, cuda, cuda:0, mps (default: auto)")
-    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    parser.add_argument("--data.root", metavar="DIR", dest="root", help="dataset folder (default: as in training)")
+    parser.add_argument("--batch_size", metavar="N", help="batch size (default: as in training)")
+    parser.add_argument(
+        "--device", metavar="NAME", default="auto", help="device: auto, cpu, cuda, cuda:0, mps (default: auto)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.set_defaults(error=parser.error)
 
 
@@ -72,5 +74,5 @@ def _percent(share: float | None) -> str:
 
 
 def _shown(name: str) -> str:
-    """A name of a class: of text, it may be a line's end."""
+    """Format a class name; in text data it may be a line end."""
     return name if name.isprintable() and name.strip() else repr(name)

@@ -15,15 +15,15 @@ ENDINGS = {"onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors"}  # a
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _loading.add_run(parser)
-    parser.add_argument("--to", choices=ENDINGS, help="the format (default: by the ending of --out, else onnx)")
+    parser.add_argument("--to", choices=ENDINGS, help="format (default: by the suffix of --out, else onnx)")
     parser.add_argument(
         "--out",
         metavar="FILE",
         type=Path,
-        help="the file (default: RUN/final/model.onnx or model.pt2 of a finished run)",
+        help="output file (default for a finished run: RUN/final/model.onnx or RUN/final/model.pt2)",
     )
-    parser.add_argument("--embeddings", action="store_true", help="give unit embeddings, not logits")
-    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    parser.add_argument("--embeddings", action="store_true", help="export unit embeddings instead of logits")
+    parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.set_defaults(error=parser.error)
 
 

@@ -13,8 +13,8 @@ from ._output import print_table
 
 #: what is listed → its table, the flag that takes the names, and the title of the column beside them
 KINDS: dict[str, tuple[Collection[str], str, str]] = {
-    "models": (catalog.MODELS, "--model.name", "takes"),
-    "data": (catalog.DATA, "--data.name", "has"),
+    "models": (catalog.MODELS, "--model.name", "data"),
+    "data": (catalog.DATA, "--data.name", "kind"),
     "similarities": (catalog.SIMILARITIES, "--model.similarity", ""),
     "losses": (catalog.LOSSES, "--loss.name", "settings"),
     "methods": (catalog.METHODS, "--rotation.method", ""),
@@ -22,15 +22,15 @@ KINDS: dict[str, tuple[Collection[str], str, str]] = {
     "optimizers": (catalog.OPTIMIZERS, "--optimizer.name", ""),
     "schedules": (catalog.SCHEDULES, "--schedule.name", ""),
     "augmentations": (catalog.AUGMENTATIONS, "--data.augment", ""),
-    "recipes": (catalog.RECIPES, "hypersphere train", "what it is"),
+    "recipes": (catalog.RECIPES, "hypersphere train", "description"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "kind", metavar="KIND", nargs="?", choices=[*KINDS], help=f"{', '.join(KINDS)}; all in short if left out"
+        "kind", metavar="KIND", nargs="?", choices=[*KINDS], help=f"{', '.join(KINDS)}; without KIND: all, in short"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    parser.add_argument("--json", action="store_true", help="print JSON only")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -31,14 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "files",
         metavar="FILE",
         nargs="+",
-        help="images, folders of images, and .npy arrays (N, ...) of samples: uint8 pixels, or normalized numbers",
+        help="images, folders of images, or .npy arrays (N, ...) of uint8 pixels or normalized floats",
     )
-    parser.add_argument("--embeddings", action="store_true", help="give unit embeddings, not labels")
+    parser.add_argument("--embeddings", action="store_true", help="print unit embeddings instead of labels")
     parser.add_argument(
-        "--out", metavar="FILE", type=Path, help="write .csv, or .npy: all probabilities, or embeddings"
+        "--out", metavar="FILE", type=Path, help="write the result to .csv, or all probabilities or embeddings to .npy"
     )
-    parser.add_argument("--top", metavar="K", type=_count, help="give the K likeliest labels (default: 1)")
-    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    parser.add_argument("--top", metavar="K", type=_count, help="print the K most likely labels (default: 1)")
+    parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.set_defaults(error=parser.error)
 
 
@@ -71,8 +71,8 @@ def run(options: argparse.Namespace) -> int:
                 turned += _inverted(loaded, inputs)
         if turned:
             more = f" and {len(turned) - 1} more" if turned[1:] else ""
-            known = f"{loaded.config.data.name} are light on dark; inverted images may be what you want"
-            say(f"hypersphere predict: {printable(turned[0])}{more}: dark on a light ground, but {known}")
+            known = f"{loaded.config.data.name} is light on dark: try inverting the images"
+            say(f"hypersphere predict: {printable(turned[0])}{more}: dark on light, but {known}")
         numbers = torch.cat(found)
         made = (
             _embedded(names, numbers) if options.embeddings else _labelled(names, numbers, loaded.labels, options.top)
@@ -100,7 +100,7 @@ def _count(text: str) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """What can be said before anything is read."""
+    """Check the arguments before any file is read."""
     out = options.out
     if out is not None and out.suffix.lower() not in (".csv", ".npy"):
         options.error(f"argument --out: must end in .csv or .npy, got {str(out)!r}")
@@ -116,7 +116,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _parts(run: Run, files: list[str]) -> Iterator[tuple[list[str], Any]]:
-    """Some samples at a time, with their names: a list of paths of images, or rows of an array."""
+    """Yield batches of samples with their names: a list of image paths, or rows of an array."""
     images: list[str] = []
     for file in files:
         if file.lower().endswith(".npy") and not os.path.isdir(file):
@@ -125,7 +125,7 @@ def _parts(run: Run, files: list[str]) -> Iterator[tuple[list[str], Any]]:
             yield from _rows(run, file)
             continue
         if run.spec.kind != "images":
-            raise ValueError(f"{file}: this run takes {run.spec.kind}, which only .npy arrays hold here")
+            raise ValueError(f"{file}: this run takes {run.spec.kind}: pass .npy arrays")
         if os.path.isdir(file):
             images += _images_in(file)
         elif os.path.isfile(file):
@@ -142,7 +142,7 @@ def _batched(images: list[str]) -> Iterator[tuple[list[str], list[str]]]:
 
 
 def _inverted(run: Run, images: list[str]) -> list[str]:
-    """Those of the images whose border is light, where the network knows a dark one."""
+    """Return the images with a light border, if the training images have a dark one."""
     if run.config.data.name not in LIGHT_ON_DARK:
         return []
     grey = run.preprocess(images).mean(1)
@@ -160,7 +160,7 @@ def _images_in(folder: str) -> list[str]:
         if name.lower().endswith(SUFFIXES) and not name.startswith(".") and os.path.isfile(os.path.join(place, name))
     ]
     if not found:
-        raise ValueError(f"{folder!r} holds no image ending in {' '.join(SUFFIXES)}")
+        raise ValueError(f"{folder!r} contains no image ending in {' '.join(SUFFIXES)}")
     return sorted(found)
 
 
@@ -174,9 +174,9 @@ def _rows(run: Run, file: str) -> Iterator[tuple[list[str], Any]]:
     try:
         array = np.load(file, mmap_mode="r", allow_pickle=False)
         if not isinstance(array, np.ndarray):
-            raise ValueError("it is an archive of several")
+            raise ValueError("it is an archive")
     except Exception as error:  # NumPy reads the header as Python, and what is wrong with it may raise anything
-        raise ValueError(f"{file} is no array that can be read: {error}") from None
+        raise ValueError(f"{file} cannot be read as an array: {error}") from None
     shape, sample = tuple(array.shape), run.spec.shape
     grey = run.spec.kind == "images" and array.dtype == np.uint8 and array.ndim == 3
     may_be_one = grey and (shape[2] in (1, 3) or shape[0] == sample[0] == 3)  # image, and not N grey ones
@@ -209,7 +209,7 @@ def _embedded(names: list[str], embeddings: Tensor) -> list[dict[str, Any]]:
 
 
 def _columns(made: list[dict[str, Any]]) -> list[list[Any]]:
-    """Header and rows: a column for everything."""
+    """Return header and rows, one column per value."""
     if "embedding" in made[0]:
         header = ["file", *(f"e{i}" for i in range(len(made[0]["embedding"])))]
         return [header, *([each["file"], *each["embedding"]] for each in made)]

@@ -19,25 +19,29 @@ MOST_POINTS, MOST_NUMBERS, LARGEST_S, LARGEST_SEED = 100_000, 10_000_000, 1e6, 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "n", metavar="N", nargs="+", type=_points, help="number of points; a range like 2-32 or several give a row each"
+        "n",
+        metavar="N",
+        nargs="+",
+        type=_points,
+        help="number of points; a range such as 2-32 or several numbers give one row each",
     )
     parser.add_argument("--dim", type=_integer(2, MOST_NUMBERS), default=3, help="dimension of the space (default: 3)")
     parser.add_argument(
         "--s",
         type=_exponent,
         default=1.0,
-        help="the energy is the sum of distance^-s over pairs, of -log distance for 0; inf: the largest least distance "
-        "(default: 1)",
+        help="exponent of the energy, the sum of distance^-s over pairs; 0: sum of -log distance; inf: maximize the "
+        "smallest distance (default: 1)",
     )
     parser.add_argument(
         "--starts",
         type=_integer(1),
-        help="random starts (default: 64, fewer for many points; twice that for s above 160)",
+        help="number of random starts (default: 64, fewer for many points, twice as many for s above 160)",
     )
-    parser.add_argument("--seed", type=_integer(0, LARGEST_SEED), default=0, help="of the starts (default: 0)")
-    parser.add_argument("--json", action="store_true", help="print JSON, with angles in radians, and nothing else")
+    parser.add_argument("--seed", type=_integer(0, LARGEST_SEED), default=0, help="random seed (default: 0)")
+    parser.add_argument("--json", action="store_true", help="print JSON only, with angles in radians")
     parser.add_argument(
-        "--points", metavar="FILE", type=Path, help="write the points as CSV, a row each; for a single N"
+        "--points", metavar="FILE", type=Path, help="write the points as CSV, one per row; for a single N only"
     )
     parser.set_defaults(error=parser.error)
 
@@ -88,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _points(text: str) -> range:
-    """The numbers that 12 or 2-32 stands for."""
+    """Parse 12 or 2-32."""
     match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", text)
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= first <= last <= MOST_POINTS:
@@ -119,7 +123,7 @@ def _exponent(text: str) -> float:
 
 
 def _check(options: argparse.Namespace, numbers: list[int]) -> None:
-    """What can be said only when all arguments are known."""
+    """Check arguments that depend on each other."""
     if (size := max(numbers) * options.dim) > MOST_NUMBERS:
         options.error(f"argument --dim: N times dim must be at most {MOST_NUMBERS}, got {size}")
     if options.points and len(numbers) > 1:
@@ -131,7 +135,7 @@ def _check(options: argparse.Namespace, numbers: list[int]) -> None:
 
 
 def _print_table(rows: list[dict[str, Any]], dim: int, s: float) -> None:
-    """For people: angles in degrees."""
+    """Print a table with angles in degrees."""
     if s == math.inf:
         title = f"largest least angle between two points, {dim} dimensions"
         header = ["N", "separation (degrees)", "known (degrees)", "difference (degrees)", "seconds"]

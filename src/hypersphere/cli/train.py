@@ -31,12 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "recipe",
         metavar="RECIPE",
         nargs="?",
-        help=f"what to begin with: {', '.join(catalog.RECIPES)}, or a file of your own, my.py or my.py:function",
+        help=f"recipe to start from: {', '.join(catalog.RECIPES)}, or your own file, my.py or my.py:function",
     )
-    parser.add_argument("--config", metavar="FILE", help="begin with a config in YAML or JSON instead")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON, and nothing else")
-    parser.add_argument("--print_config", action="store_true", help="print the whole config as YAML, and train nothing")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    parser.add_argument("--config", metavar="FILE", help="start from a config file, YAML or JSON, instead")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON only")
+    parser.add_argument("--print_config", action="store_true", help="print the whole config as YAML and exit")
+    parser.add_argument("--quiet", action="store_true", help="hide the progress bar")
     add_settings(parser)
     parser.set_defaults(error=parser.error)
 
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _base(options: argparse.Namespace) -> Config:
-    """The config that the flags change."""
+    """Return the config that the flags change."""
     if options.recipe is not None and options.config is not None:
         raise ConfigError("give RECIPE or --config, not both")
     if options.recipe is not None:
@@ -79,12 +79,12 @@ def _base(options: argparse.Namespace) -> Config:
 
 
 def _folder(base: Config, values: dict[str, Any], recipe: str | None) -> str:
-    """The run's folder: `out`, or a new one in runs/."""
+    """Return the run folder: `out`, or a new one in runs/."""
     out = values.get("out", base.out)
     if out is not None:
         return str(out)
     if values.get("resume", base.resume):
-        raise ConfigError("--resume needs --out, the folder of the run that goes on")
+        raise ConfigError("--resume needs --out, the folder of the run")
     if "WORLD_SIZE" in os.environ:
         raise ConfigError("give --out, so that all processes and restarts share a folder")
     name = f"{values.get('model.name', base.model.name)}-{values.get('data.name', base.data.name)}"
@@ -122,7 +122,7 @@ def _fit(config: Config, options: argparse.Namespace) -> Any:
 
 
 def _ours(error: BaseException) -> bool:
-    """Whether it was raised by hypersphere itself, as it does for what it cannot take."""
+    """Whether hypersphere itself raised it, as it does for invalid arguments."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -130,7 +130,7 @@ def _ours(error: BaseException) -> bool:
 
 
 def _fail(options: argparse.Namespace, error: BaseException, *, everyone: bool = True) -> NoReturn:
-    """One line on stderr and exit code 2; what all processes find alike is said by the first."""
+    """Print one line and exit with code 2; only the main process reports what every process finds."""
     rank = _rank()
     if rank != 0 and not everyone:
         raise SystemExit(2)
@@ -140,7 +140,7 @@ def _fail(options: argparse.Namespace, error: BaseException, *, everyone: bool =
 
 
 def _rank() -> int:
-    """The number of this process under torchrun."""
+    """Return the rank of this process under torchrun."""
     text = os.environ.get("RANK", "0") if "WORLD_SIZE" in os.environ else "0"
     return int(text) if text.isdecimal() else 0
 
@@ -149,13 +149,13 @@ def _tell_how_to_resume(config: Config, options: argparse.Namespace) -> None:
     if _rank() != 0:
         return
     if "WORLD_SIZE" in os.environ:
-        say("hypersphere train: to go on, give the same command with --resume")
+        say("hypersphere train: to resume, repeat the command with --resume")
         return
     begun = [options.recipe] if options.recipe is not None else []
     begun += ["--config", options.config] if options.config is not None else []
     changes = {**options.changes, "out": config.out, "resume": "true"}
     words = ["hypersphere", "train", *begun, *(f"--{key}={text}" for key, text in changes.items())]
-    say(f"hypersphere train: to go on: {shlex.join(words)}")
+    say(f"hypersphere train: to resume: {shlex.join(words)}")
 
 
 def _print(result: Any, recipe: str | None) -> None:
@@ -174,7 +174,7 @@ def _print(result: Any, recipe: str | None) -> None:
 
 
 def _next(config: Config, path: str, recipe: str | None) -> str:
-    """What people do with such a run."""
+    """Return the command to try next."""
     own = f" --recipe {shlex.quote(recipe)}" if recipe is not None and recipe not in recipes.RECIPES else ""
     if config.model.is_generator:
         return f"export {path}{own}"

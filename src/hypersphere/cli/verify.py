@@ -18,9 +18,9 @@ DAMAGED = 1  # the exit code
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "folder", metavar="DIR", type=Path, help="a run, its folder checkpoints, or one checkpoint in it"
+        "folder", metavar="DIR", type=Path, help="run folder, its checkpoints folder, or one checkpoint"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.set_defaults(error=parser.error)
 
 
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _cause(path: str, problem: str) -> str:
-    """A problem without the name and the word that stand before it already."""
+    """Strip the path and the word `damaged` from a problem: they are printed before it."""
     return problem.removeprefix(path).lstrip("/: ").removeprefix("is damaged: ").removeprefix("damaged: ")
 
 
@@ -57,7 +57,7 @@ Part = tuple[Path, list[str], str]  # a file or checkpoint, what is wrong with i
 
 
 def _parts(folder: Path) -> Iterator[Part]:
-    """What there is to look at, and what is wrong with each."""
+    """Yield every file and checkpoint with its problems."""
     from .._internal.safe_files import is_folder
     from ..train.storage import checkpoint
     from ..train.storage.reading import steps
@@ -73,7 +73,7 @@ def _parts(folder: Path) -> Iterator[Part]:
     if saved != folder:
         for path in sorted(saved.iterdir()):
             if STEP.fullmatch(path.name) and not is_folder(path) and os.path.lexists(path):
-                yield path, ["it must be a folder itself, not a file or a link"], ""
+                yield path, ["it must be a folder, not a file or a link"], ""
     if {each.name for each in folder.iterdir()} & {CHECKPOINTS, RESULT, FINAL, CONFIG}:
         yield from _Run(folder).parts()
 
@@ -113,7 +113,7 @@ class _Run:
             return
         try:
             if path.parent != self.folder and os.path.lexists(path.parent) and not is_folder(path.parent):
-                raise ValueError(f"{path.parent} must be a folder itself, not a link to one")
+                raise ValueError(f"{path.parent} must be a folder, not a link")
             check_plain(path)
             note = check(path) or ""
         except (ValueError, OSError) as error:
@@ -127,12 +127,12 @@ class _Run:
         return NO_CHECKSUM if read_summary(self.folder)[1] is None else ""
 
     def _compare(self, path: Path, data: bytes) -> None:
-        """With the checksum in result.json."""
+        """Compare with the checksum in result.json."""
         from .._internal.signed import checksum
 
         name = path.relative_to(self.folder).as_posix()
         if self.is_finished and self.sums is not None and self.sums.get(name) != checksum(data):
-            raise ValueError("it is not what was saved")
+            raise ValueError("it does not match its checksum")
 
     def _check_config(self, path: Path) -> str:
         from .._internal.safe_files import read_plain
@@ -162,7 +162,7 @@ class _Run:
             except ValueError:
                 whole = False
             if not whole:
-                raise ValueError(f"line {number} is no JSON object of metrics")
+                raise ValueError(f"line {number} is not a JSON object of metrics")
         if self.is_finished:
             self._compare(path, data)
             return NO_CHECKSUM if self.sums is None else ""
@@ -171,7 +171,7 @@ class _Run:
         if mark is None:
             return NO_CHECKSUM
         if not has_mark(data, mark):
-            raise ValueError(f"it does not begin with what was saved by {newest}")
+            raise ValueError(f"it does not start with the metrics saved by {newest}")
         return ""
 
     def _check_model(self, path: Path) -> str:
@@ -191,11 +191,11 @@ class _Run:
         read_tensors(path)
 
 
-NO_CHECKSUM = "not compared: it has no checksum"
+NO_CHECKSUM = "not compared: no checksum"
 
 
 def _length(config: Path) -> list[Any] | None:
-    """Steps and epochs that a config asks for; None if it cannot be read, which is said of itself."""
+    """Return steps and epochs of a config; None if it cannot be read, which is reported for the file itself."""
     from ..train.config.files import read_tree
 
     try:

@@ -25,7 +25,7 @@ RECIPES: dict[str, Callable[[], Config]] = {
 
 
 def names() -> list[str]:
-    """The recipes of the package.
+    """Return the names of the package's recipes.
 
     Example:
         >>> names()[:3]
@@ -35,17 +35,17 @@ def names() -> list[str]:
 
 
 def describe(name: str) -> str:
-    """What a recipe is, in a line.
+    """Return the description of a recipe, one line.
 
     Example:
         >>> describe("plain")
-        'a small plain CNN on the embedded digits'
+        'Train a small CNN on the digits that come with the package.'
     """
     return (RECIPES[name].__doc__ or "").strip().partition("\n")[0]
 
 
 def load(text: str) -> Config:
-    """The config of a recipe. ValueError in one line if there is none.
+    """Return the config of a recipe. Raise ValueError in one line if there is none.
 
     Args:
         text: a name of the table, or a file ``my.py`` or ``my.py:function``, which is executed: your own code. Without
@@ -56,14 +56,14 @@ def load(text: str) -> Config:
         'cayley'
         >>> load("optt")
         Traceback (most recent call last):
-        ValueError: there is no recipe 'optt'; did you mean opt? `hypersphere list recipes` lists them
+        ValueError: unknown recipe 'optt', did you mean 'opt'? (`hypersphere list recipes` lists them)
     """
     if text in RECIPES:
         return RECIPES[text]()
     if (found := split(text)) is not None:
         return load_file(*found)
     if text.lower().endswith((".yaml", ".yml", ".json")):
-        raise ValueError(f"a recipe is a name or a Python file, got {text!r}; a config's file goes with --config")
+        raise ValueError(f"a recipe is a name or a Python file, got {text!r}; pass a config file with --config")
     near = nearest(text, names())
-    hint = f"did you mean {near}?" if near else "your own is a file, my.py or my.py:function;"
-    raise ValueError(f"there is no recipe {text[:100]!r}; {hint} `hypersphere list recipes` lists them")
+    hint = f"did you mean {near!r}?" if near else "your own is a file, my.py or my.py:function"
+    raise ValueError(f"unknown recipe {text[:100]!r}, {hint} (`hypersphere list recipes` lists them)")

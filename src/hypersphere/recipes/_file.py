@@ -1,4 +1,4 @@
-"""A recipe in a file of the user's own: executed as a script is, and every way it can fail said in one line."""
+"""Load a recipe from a user's file: executed like a script; every failure is one line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT = "recipe"  # the function that is taken where there are several
 
 
 def split(text: str) -> tuple[Path, str | None] | None:
-    """The file and function of ``my.py:function``, the function None in ``my.py``; None if it names no file."""
+    """Split ``my.py:function`` into file and function, None in ``my.py``; return None if it names no file."""
     file, colon, function = text.rpartition(":")
     if colon and file.endswith(".py") and function.isidentifier():
         return Path(file), function
@@ -27,11 +27,11 @@ def split(text: str) -> tuple[Path, str | None] | None:
 
 
 def load_file(path: Path, function: str | None) -> Config:
-    """The config that a function of the file returns. ValueError in one line if that fails in any way."""
+    """Return the config that a function of the file returns. Raise ValueError in one line if anything fails."""
     where = str(path) if str(path).isprintable() else ascii(str(path))
     try:
         if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise ValueError("is no file")
+            raise ValueError("not a file")
         source = path.read_bytes()
     except (OSError, ValueError) as error:
         raise ValueError(f"{where}: {getattr(error, 'strerror', None) or error}") from None
@@ -56,7 +56,7 @@ def load_file(path: Path, function: str | None) -> Config:
 
 @contextmanager
 def _as_a_script(path: Path, where: str) -> Iterator[None]:
-    """With its folder first in sys.path, as Python does; what it raises becomes a line with the place in the file."""
+    """Put its folder first in sys.path, as Python does; turn what it raises into one line with the line number."""
     folder = str(path.absolute().parent)
     sys.path.insert(0, folder)
     try:
@@ -81,7 +81,7 @@ def _text(error: BaseException) -> str:
 
 
 def _line(error: BaseException, file: str) -> int | None:
-    """The line of the innermost frame in `file`."""
+    """Return the line number of the innermost frame in `file`."""
     found = error.lineno if isinstance(error, SyntaxError) and error.filename == file else None
     trace = error.__traceback__
     while trace is not None:
@@ -92,7 +92,7 @@ def _line(error: BaseException, file: str) -> int | None:
 
 
 def _choose(where: str, module: ModuleType, function: str | None) -> str:
-    """The name of the function that is meant."""
+    """Choose the function by name, or the only one that qualifies."""
     ours = {
         name: value
         for name, value in vars(module).items()
@@ -103,7 +103,7 @@ def _choose(where: str, module: ModuleType, function: str | None) -> str:
         found = getattr(module, function, None)
         if found is None or not callable(found):
             near = nearest(function, list(ours))
-            hint = f"did you mean {near}?" if near else f"it has {', '.join(ours) or 'none'}"
+            hint = f"did you mean {near!r}?" if near else f"it has {', '.join(ours) or 'none'}"
             raise ValueError(f"{where} has no function {function!r}; {hint}")
         if needed := _needs(found):
             raise ValueError(f"{where}: a recipe takes no arguments, but {function} needs {', '.join(needed)}")
@@ -118,7 +118,7 @@ def _choose(where: str, module: ModuleType, function: str | None) -> str:
 
 
 def _needs(function: Callable[..., Any]) -> list[str]:
-    """The arguments that must be given."""
+    """Return the arguments without a default."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # some builtins have none

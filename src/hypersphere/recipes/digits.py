@@ -1,4 +1,4 @@
-"""The ideas of the three papers, one recipe each, on the digits that come with the package."""
+"""One recipe for each idea of the three papers, on the digits that come with the package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..train.config import Config, Data, Energy, Loss, Model, Optimizer, Rotatio
 
 
 def plain() -> Config:
-    """a small plain CNN on the embedded digits"""
+    """Train a small CNN on the digits that come with the package."""
     return Config(
         epochs=12,
         model=Model("cnn3", widths=(32, 32, 128), fc=0),
@@ -17,25 +17,25 @@ def plain() -> Config:
 
 
 def spherenet() -> Config:
-    """the same network with layers that answer to angles (SphereNet)"""
+    """Use layers that compare by angle instead of inner product (SphereNet)."""
     return derive(plain(), model={"similarity": "cosine"})
 
 
 def mhe() -> Config:
-    """the plain network with its neurons' energy in the loss (MHE)"""
+    """Add the hyperspherical energy of the neurons to the loss (MHE)."""
     return derive(plain(), energy=Energy())
 
 
 def opt() -> Config:
-    """the plain network, its random neurons fixed and rotated (OPT)"""
+    """Train rotations of fixed random neurons instead of the neurons (OPT)."""
     return derive(plain(), rotation=Rotation("cayley", init="identity"), **{"optimizer.weight_decay": 0.0})
 
 
 def s_opt() -> Config:
-    """OPT with a quarter of the dimensions at a time (S-OPT)"""
+    """Rotate a random quarter of the dimensions at a time (S-OPT)."""
     return derive(opt(), {"rotation.sample": 0.25, "rotation.inner": 10})
 
 
 def sphereface_plus() -> Config:
-    """the plain network with angular margin and class energy (SphereFace+)"""
+    """Use a loss with an angular margin and the energy of the classes (SphereFace+)."""
     return derive(plain(), loss=Loss("sphereface_plus"))

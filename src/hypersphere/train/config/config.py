@@ -23,16 +23,16 @@ class Config(Group):
         (2.0, None, 10)
         >>> Config(model=Model("cn9.mhe"))
         Traceback (most recent call last):
-        hypersphere.train.config.ConfigError: unknown model.name 'cn9.mhe', did you mean cnn9.mhe?
+        hypersphere.train.config.ConfigError: unknown model.name 'cn9.mhe', did you mean 'cnn9.mhe'?
     """
 
     seed: int = setting(0, "random seed", low=0)
     steps: int | None = setting(None, "training length in steps", low=1)
     epochs: int | None = setting(None, f"training length in epochs; {EPOCHS} if steps is null too", low=1)
-    out: str | None = setting(None, "the run's folder; the command line's default is a new one in runs/")
-    resume: bool = setting(False, "continue the run in that folder")
+    out: str | None = setting(None, "run folder; null: a new folder in runs/")
+    resume: bool = setting(False, "continue the run in the folder out")
     init_from: str | None = setting(None, "start from the weights of another run")
-    eval_every: int | None = setting(None, "steps between evaluations; null: an epoch (10 steps of a graph)", low=1)
+    eval_every: int | None = setting(None, "steps between evaluations; null: one epoch (graphs: 10 steps)", low=1)
     checkpoint_every: int | None = setting(None, "steps between checkpoints; null: at each evaluation", low=1)
     keep: int = setting(2, "checkpoints to keep, besides the best", low=1)
     log_every: int = setting(50, "steps between lines of metrics", low=1)
@@ -48,15 +48,15 @@ class Config(Group):
         "auto", "clip the gradient norm; auto: at 1 with energy, else not", names=("auto",), above=0
     )
     accumulate: int = setting(1, "gradient accumulation: batches per step", low=1)
-    device: str = setting("auto", "auto, cpu, cuda, cuda:0, mps", pattern=r"auto|cpu|mps|cuda(:[0-9]{1,4})?")
+    device: str = setting("auto", "device: auto, cpu, cuda, cuda:0, mps", pattern=r"auto|cpu|mps|cuda(:[0-9]{1,4})?")
     model: Model = field(default=Model(), metadata={"help": "network"})
     data: Data = field(default=Data(), metadata={"help": "dataset"})
     loss: Loss = field(default=Loss(), metadata={"help": "loss"})
     energy: Energy | None = field(
-        default=None, metadata={"help": "neurons spread evenly over the sphere (MHE); null: off"}
+        default=None, metadata={"help": "hyperspherical energy added to the loss (MHE); null: off"}
     )
     rotation: Rotation | None = field(
-        default=None, metadata={"help": "rotate fixed neurons in place of learning them (OPT); null: off"}
+        default=None, metadata={"help": "train rotations of fixed random neurons (OPT); null: off"}
     )
     optimizer: Optimizer = field(default=Optimizer(), metadata={"help": "optimizer"})
     schedule: Schedule = field(default=Schedule(), metadata={"help": "learning rate schedule"})

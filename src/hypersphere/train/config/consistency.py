@@ -110,14 +110,14 @@ def _name_for(root: str) -> str:
     where = Path(root).expanduser()
     there = [name for name, folders in catalog.FOLDERS.items() if any((where / each).is_dir() for each in folders)]
     if there:
-        return f"set data.name to what the folder contains, {' or '.join(there)}"
+        return f"set data.name to what the folder contains: {' or '.join(there)}"
     return "set data.name=image_folder for your own images"
 
 
 def _loss(loss: Loss) -> None:
     is_margin = loss.name not in catalog.LOSSES or loss.name in catalog.MARGINS
     has = catalog.LOSSES.get(loss.name, catalog.LOSSES[catalog.MARGINS[0]])
-    _reject_if(is_margin and loss.margin is None, f"loss.name={loss.name} needs loss.margin, the number of the margin")
+    _reject_if(is_margin and loss.margin is None, f"loss.name={loss.name} needs loss.margin")
     _reject_foreign(loss, catalog.LOSSES, (*has, "label_smoothing", "energy_weight"))
     _reject_if(
         loss.energy_weight is not None and loss.name == "softmax",

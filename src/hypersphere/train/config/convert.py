@@ -129,10 +129,10 @@ def names_of(leaf: dataclasses.Field[Any]) -> tuple[str, ...]:
 def _help(leaf: dataclasses.Field[Any]) -> str:
     text: str = leaf.metadata["help"]
     names = names_of(leaf)
-    if 0 < len(names) <= 13:
+    if 1 < len(names) <= 13:
         text += f" ({', '.join(names)})"
     default = files.scalar(_plain(leaf.default))
-    return text if leaf.default is None else f"{text} (default: {default})"
+    return text if leaf.default in (None, ()) else f"{text} (default: {default})"
 
 
 def apply(config: Config, changes: Mapping[str, str]) -> Config:

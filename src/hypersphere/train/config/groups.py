@@ -86,9 +86,11 @@ class Loss(Group):
 
     prefix: ClassVar[str] = "loss."
     name: str = setting("softmax", "loss", names="loss")
-    similarity: str | None = setting(None, "similarity of w_softmax, ga_softmax and s_softmax", names="similarity")
+    similarity: str | None = setting(
+        None, "similarity of embedding and class, where the loss has one", names="similarity"
+    )
     margin: float | None = setting(
-        None, "angular margin: a factor of the angle, a cosine (am_softmax) or radians (arcface)", low=0
+        None, "margin: a factor of the angle, a difference of cosines (am_softmax) or radians (arcface)", low=0
     )
     scale: float | None = setting(None, "length that embeddings are normalized to", above=0)
     annealing: bool | None = setting(None, "anneal the margin")
@@ -101,7 +103,7 @@ class Energy(Group):
     """Hyperspherical energy added to the loss (MHE)."""
 
     prefix: ClassVar[str] = "energy."
-    measure: str = setting("energy", "diversity measure", names="measure")
+    measure: str = setting("energy", "measure of how evenly neurons are spread, to be minimized", names="measure")
     hidden_weight: float | None = setting(None, "weight for hidden layers; null: the measure's default", low=0)
     output_weight: float | None = setting(
         None, "weight for the output layer; null: the measure's default, 0 if the loss has an energy_weight", low=0
@@ -121,22 +123,22 @@ class Rotation(Group):
     prefix: ClassVar[str] = "rotation."
     method: str = setting("cayley", "orthogonalization method; none: fixed random neurons", names="method")
     init: str = setting("identity", "initial rotation", names="init")
-    neurons: str = setting("fixed", "fixed or trained neurons", names=("fixed", "learned"))
-    blocks: int = setting(1, "diagonal blocks of the rotation", low=1)
-    block_size: int | None = setting(None, "block size, instead of blocks", low=1)
-    share_blocks: bool = setting(False, "share one block")
+    neurons: str = setting("fixed", "whether the rotated neurons are fixed or trained too", names=("fixed", "learned"))
+    blocks: int = setting(1, "number of diagonal blocks of a rotation", low=1)
+    block_size: int | None = setting(None, "size of a diagonal block, instead of their number", low=1)
+    share_blocks: bool = setting(False, "use the same rotation in every block")
     sample: int | float | None = setting(
-        None, "dimensions rotated at a time, or their share if below 1 (S-OPT)", above=0
+        None, "S-OPT: dimensions rotated at a time, or their share if below 1", above=0
     )
-    inner: int | None = setting(None, "steps between draws of a sample; null: 750", low=1)
+    inner: int | None = setting(None, "S-OPT: steps until other dimensions are drawn; null: 750", low=1)
     layers: str | tuple[str, ...] = setting(
         "hidden",
-        "layers to rotate, output is CLS-OPT; or names and patterns of layers, separated by commas",
+        "layers to rotate (output: CLS-OPT), or comma-separated names and patterns of layers",
         names=LAYERS,
         others=True,
     )
     exclude: str | tuple[str, ...] = setting((), "names and patterns of layers not to rotate")
-    spread: bool = setting(False, "start from neurons of low energy")
+    spread: bool = setting(False, "start from evenly spread neurons")
     normalize: bool = setting(False, "start from neurons of norm one")
     penalty: float | None = setting(None, "penalty weight of method regularized; null: 0.1", low=0)
 
@@ -158,10 +160,10 @@ class Schedule(Group):
     """The learning rate schedule."""
 
     prefix: ClassVar[str] = "schedule."
-    name: str = setting("constant", "schedule", names="schedule")
-    milestones: tuple[int, ...] = setting((), "schedule step: the steps at which lr falls", low=1)
-    gamma: float = setting(0.1, "schedules step and plateau: factor of each fall", above=0, high=1)
+    name: str = setting("constant", "learning rate schedule", names="schedule")
+    milestones: tuple[int, ...] = setting((), "schedule step: steps at which lr drops", low=1)
+    gamma: float = setting(0.1, "schedules step and plateau: factor of each drop", above=0, high=1)
     warmup: int = setting(0, "linear warm-up steps", low=0)
     patience: int | None = setting(
-        None, "schedule plateau: evaluations (S-OPT: draws) without a smaller training loss; null: 10", low=0
+        None, "schedule plateau: evaluations (S-OPT: draws) without a lower training loss; null: 10", low=0
     )

@@ -264,7 +264,7 @@ def _text(key: str, rule: Any, value: str) -> str:
 
 def unknown_name(key: str, names: str | tuple[str, ...], value: str) -> ConfigError:
     near = nearest(value, known(names))
-    hint = f"did you mean {near}?" if near else f"there are {', '.join(known(names))}"
+    hint = f"did you mean {near!r}?" if near else f"must be one of {', '.join(known(names))}"
     return ConfigError(f"unknown {key} {shown(value)}", hint)
 
 
