@@ -218,7 +218,7 @@ def test_where_there_is_nothing(tmp_path, copy):
     for each in ("final", "checkpoints"):
         shutil.rmtree(path / each)
     (path / "result.json").unlink()
-    with pytest.raises(ValueError, match=r"run has no trained network yet: neither final/model\.json nor a whole"):
+    with pytest.raises(ValueError, match=r"run has no trained network yet: neither final/model\.json nor an intact"):
         load_run(path)
     (path / "checkpoints" / "7").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"state\.json is missing"):
