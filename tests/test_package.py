@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import hypersphere as hs
+from hypersphere.catalog import PUBLIC
 
 
 def test_importing_the_package_does_not_import_torch():
@@ -20,7 +21,7 @@ def test_names_resolved_lazily_are_the_names_that_type_checkers_see():
     branch = next(node for node in ast.parse(Path(hs.__file__).read_text()).body if isinstance(node, ast.If))
     seen = {alias.asname for node in branch.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     seen |= {target.id for node in branch.body if isinstance(node, ast.Assign) for target in node.targets}
-    assert seen == {*hs._HOME, *hs._MODULES}
+    assert seen == set(PUBLIC)
     assert all(getattr(hs, name) is not None for name in seen)
     assert seen <= set(dir(hs))
     with pytest.raises(AttributeError, match="no attribute 'SphereConv4d'"):

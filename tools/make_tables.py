@@ -4,15 +4,19 @@
 stale; tests/test_catalog.py runs that.
 """
 
+import ast
 import inspect
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from tools import networks
 
+import hypersphere
 from hypersphere import cli, data, losses, models, orthogonal, recipes, similarity
 from hypersphere._internal.modules import import_all
 from hypersphere._internal.safe_files import write_text
@@ -27,6 +31,7 @@ HEADER = '''"""Every name that configs and the command line take, readable witho
 
 Generated from the tables in the code. Do not edit: add the entry where it lives and run `make tables`.
 """
+# fmt: off
 '''
 
 
@@ -34,6 +39,7 @@ def tables() -> dict[str, tuple[str, Any]]:
     """The name of each table → the comment above it and its content."""
     commands = {each.__name__.rpartition(".")[2]: first_line(each) for each in import_all(cli.__name__, cli.__path__)}
     return {
+        "PUBLIC": ('name of the package → the module that has it; "" for a module', public_names()),
         "COMMANDS": ("command → what it does", commands),
         "RECIPES": ("recipe → what it is", {name: recipes.describe(name) for name in recipes.names()}),
         "MODELS": ("network → the data it takes", {name: models.preset(name).data_kind for name in models.names()}),
@@ -56,6 +62,21 @@ def tables() -> dict[str, tuple[str, Any]]:
         "OPTIMIZERS": ("optimizer → the settings it takes, beside lr", optimizer_settings()),
         "SCHEDULES": ("", schedule.SCHEDULES),
     }
+
+
+def public_names() -> dict[str, str]:
+    """The names that a type checker sees in hypersphere/__init__.py."""
+    branch = next(node for node in ast.parse(Path(hypersphere.__file__).read_text()).body if isinstance(node, ast.If))
+    homes = {}
+    for node in branch.body:
+        if isinstance(node, ast.ImportFrom):
+            home = node.module or ""
+            for name in (alias.name for alias in node.names):
+                is_module = not home or inspect.ismodule(getattr(import_module(f"hypersphere.{home}"), name))
+                homes[name] = "" if is_module else home
+        elif isinstance(node, ast.Assign):  # a module under its old name
+            homes |= {target.id: "" for target in node.targets if isinstance(target, ast.Name)}
+    return homes
 
 
 def first_line(thing: Any) -> str:
@@ -103,19 +124,26 @@ def optimizer_settings() -> dict[str, tuple[str, ...]]:
 
 
 def catalog() -> str:
-    """The text of catalog.py: one line a name, as ruff formats it."""
+    """The text of catalog.py."""
     text = HEADER
     for name, (comment, table) in tables().items():
         if isinstance(table, dict):
             kind = type(next(iter(table.values()))).__name__.replace("tuple", "tuple[str, ...]")
-            lines = [f"    {quoted(key)}: {quoted(value)},\n" for key, value in table.items()]
-            body = f"dict[str, {kind}] = {{\n{''.join(lines)}}}"
+            body = f"dict[str, {kind}] = {{\n{packed(f'{quoted(k)}: {quoted(v)},' for k, v in table.items())}}}"
         else:
-            body = f"tuple[str, ...] = {quoted(table)}"
-            if len(f"{name}: {body}") > 120:
-                body = "tuple[str, ...] = (\n" + "".join(f"    {quoted(each)},\n" for each in table) + ")"
+            body = f"tuple[str, ...] = (\n{packed(f'{quoted(each)},' for each in table)})"
         text += f"\n{f'#: {comment}' + chr(10) if comment else ''}{name}: {body}\n"
     return text
+
+
+def packed(entries: Iterable[str]) -> str:
+    """As many entries a line as fit."""
+    lines = [""]
+    for entry in entries:
+        if len(lines[-1]) + len(entry) > 115:
+            lines.append("")
+        lines[-1] += f" {entry}"
+    return "".join(f"   {line}\n" for line in lines if line)
 
 
 def quoted(value: Any) -> str:

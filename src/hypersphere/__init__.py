@@ -1,8 +1,10 @@
 """Neural networks that learn on hyperspheres: angles instead of inner products."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ._internal import moved
+from ._internal.lazy import lazy
+from .catalog import PUBLIC
 
 __version__ = "0.1.0"
 moved.install()
@@ -71,84 +73,7 @@ if TYPE_CHECKING:
 
     regularizers = energy
 else:
-    # Names are found when they are first used, so that importing the package does not import torch. A type checker
-    # must not see this branch: with a module __getattr__ every misspelt name would pass.
-    _NAMES = {
-        "conversion": ["spherize"],
-        "diagnosis": ["Diagnosis", "diagnose"],
-        "energy": [
-            "EnergyRegularizer",
-            "class_energy",
-            "hyperspherical_energy",
-            "normalize_neurons",
-            "orthonormal_penalty",
-            "spread",
-        ],
-        "layers": ["SphereConv1d", "SphereConv2d", "SphereConv3d", "SphereLinear"],
-        "losses": [
-            "AMSoftmaxLoss",
-            "AngularSoftmaxLoss",
-            "ArcFaceLoss",
-            "ASoftmaxLoss",
-            "GASoftmaxLoss",
-            "SphereFacePlusLoss",
-            "SSoftmaxLoss",
-            "WSoftmaxLoss",
-        ],
-        "optim": ["OGD", "param_groups"],
-        "recurrent": ["SphereGRU", "SphereLSTM", "SphereRNN"],
-        "rotation": [
-            "Resampler",
-            "add_task",
-            "count_parameters",
-            "load_rotations",
-            "merge",
-            "merge_state_dict",
-            "rotate",
-            "rotation_penalty",
-            "save_rotations",
-            "use_task",
-        ],
-        "selection": ["Neurons", "select"],
-        "similarity": ["LearnableSigmoid"],
-        "train": ["load_run"],
-    }
-    _MODULES = (
-        "cosine",
-        "data",
-        "diagnosis",
-        "energy",
-        "functional",
-        "geometry",
-        "layers",
-        "losses",
-        "margins",
-        "measures",
-        "models",
-        "optim",
-        "orthogonal",
-        "recipes",
-        "recurrent",
-        "regularizers",
-        "report",
-        "rotation",
-        "selection",
-        "similarity",
-        "train",
-    )
-    _HOME = {name: module for module, names in _NAMES.items() for name in names}
-
-    def __getattr__(name: str) -> Any:
-        from importlib import import_module
-
-        if name in _MODULES:
-            return import_module(f".{name}", __name__)
-        if name in _HOME:
-            value = globals()[name] = getattr(import_module(f".{_HOME[name]}", __name__), name)
-            return value
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-    __all__ = list(_HOME)
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *_HOME, *_MODULES})
+    # Importing the package does not import torch. A type checker must not see this branch: with a module __getattr__
+    # every misspelt name would pass. `make tables` reads the names from the branch above.
+    __all__ = [name for name, home in PUBLIC.items() if home]
+    __getattr__, __dir__ = lazy(__name__, PUBLIC)

@@ -2,6 +2,25 @@
 
 Generated from the tables in the code. Do not edit: add the entry where it lives and run `make tables`.
 """
+# fmt: off
+
+#: name of the package → the module that has it; "" for a module
+PUBLIC: dict[str, str] = {
+    "cosine": "", "data": "", "diagnosis": "", "energy": "", "functional": "", "geometry": "", "layers": "",
+    "losses": "", "models": "", "optim": "", "orthogonal": "", "recipes": "", "recurrent": "", "report": "",
+    "rotation": "", "selection": "", "similarity": "", "train": "", "spherize": "conversion", "Diagnosis": "diagnosis",
+    "diagnose": "diagnosis", "EnergyRegularizer": "energy", "class_energy": "energy",
+    "hyperspherical_energy": "energy", "measures": "", "normalize_neurons": "energy", "orthonormal_penalty": "energy",
+    "spread": "energy", "SphereConv1d": "layers", "SphereConv2d": "layers", "SphereConv3d": "layers",
+    "SphereLinear": "layers", "AMSoftmaxLoss": "losses", "AngularSoftmaxLoss": "losses", "ArcFaceLoss": "losses",
+    "ASoftmaxLoss": "losses", "GASoftmaxLoss": "losses", "SphereFacePlusLoss": "losses", "SSoftmaxLoss": "losses",
+    "WSoftmaxLoss": "losses", "margins": "", "OGD": "optim", "param_groups": "optim", "SphereGRU": "recurrent",
+    "SphereLSTM": "recurrent", "SphereRNN": "recurrent", "Resampler": "rotation", "add_task": "rotation",
+    "count_parameters": "rotation", "load_rotations": "rotation", "merge": "rotation", "merge_state_dict": "rotation",
+    "rotate": "rotation", "rotation_penalty": "rotation", "save_rotations": "rotation", "use_task": "rotation",
+    "Neurons": "selection", "select": "selection", "LearnableSigmoid": "similarity", "load_run": "train.inference.run",
+    "regularizers": "",
+}
 
 #: command → what it does
 COMMANDS: dict[str, str] = {
@@ -27,123 +46,59 @@ RECIPES: dict[str, str] = {
 
 #: network → the data it takes
 MODELS: dict[str, str] = {
-    "cnn3": "images",
-    "cnn6": "images",
-    "cnn9": "images",
-    "cnn15": "images",
-    "cnn18": "images",
-    "cnn45": "images",
-    "cnn60": "images",
-    "cnn69": "images",
-    "cnn3.spherenet": "images",
-    "cnn9.spherenet": "images",
-    "cnn18.spherenet": "images",
-    "cnn45.spherenet": "images",
-    "cnn60.spherenet": "images",
-    "cnn69.spherenet": "images",
-    "cnn6.mhe": "images",
-    "cnn9.mhe": "images",
-    "cnn15.mhe": "images",
-    "cnn6.opt": "images",
-    "cnn9.opt": "images",
-    "wide_cnn9.opt": "images",
-    "cnn10.opt": "images",
-    "cnn4.opt": "images",
-    "cnn_mnist.opt": "images",
-    "generator.mhe": "images",
-    "discriminator.mhe": "images",
-    "gcn": "graph",
-    "gcn.opt": "graph",
-    "mlp": "images",
-    "mlp.opt": "images",
-    "pointnet": "points",
-    "pointnet.opt": "points",
-    "resnet20": "images",
-    "resnet32": "images",
-    "resnet18": "images",
-    "resnet34": "images",
-    "resnet32.spherenet": "images",
-    "resnet32w.spherenet": "images",
-    "resnet18.spherenet": "images",
-    "resnet18v2.spherenet": "images",
-    "resnet32.mhe": "images",
-    "resnet18.mhe": "images",
-    "resnet34.mhe": "images",
-    "resnet20.opt": "images",
-    "resnet32.opt": "images",
-    "resnet18.opt": "images",
-    "resnet18a.opt": "images",
-    "resnet18b.opt": "images",
-    "sphereface20": "images",
-    "sphereface64": "images",
-    "cnn20.opt": "images",
-    "transformer": "text",
+    "cnn3": "images", "cnn6": "images", "cnn9": "images", "cnn15": "images", "cnn18": "images", "cnn45": "images",
+    "cnn60": "images", "cnn69": "images", "cnn3.spherenet": "images", "cnn9.spherenet": "images",
+    "cnn18.spherenet": "images", "cnn45.spherenet": "images", "cnn60.spherenet": "images", "cnn69.spherenet": "images",
+    "cnn6.mhe": "images", "cnn9.mhe": "images", "cnn15.mhe": "images", "cnn6.opt": "images", "cnn9.opt": "images",
+    "wide_cnn9.opt": "images", "cnn10.opt": "images", "cnn4.opt": "images", "cnn_mnist.opt": "images",
+    "generator.mhe": "images", "discriminator.mhe": "images", "gcn": "graph", "gcn.opt": "graph", "mlp": "images",
+    "mlp.opt": "images", "pointnet": "points", "pointnet.opt": "points", "resnet20": "images", "resnet32": "images",
+    "resnet18": "images", "resnet34": "images", "resnet32.spherenet": "images", "resnet32w.spherenet": "images",
+    "resnet18.spherenet": "images", "resnet18v2.spherenet": "images", "resnet32.mhe": "images",
+    "resnet18.mhe": "images", "resnet34.mhe": "images", "resnet20.opt": "images", "resnet32.opt": "images",
+    "resnet18.opt": "images", "resnet18a.opt": "images", "resnet18b.opt": "images", "sphereface20": "images",
+    "sphereface64": "images", "cnn20.opt": "images", "transformer": "text",
 }
 
 #: dataset → what it holds
 DATA: dict[str, str] = {
-    "cifar10": "images",
-    "cifar100": "images",
-    "cifar_fs": "images",
-    "citeseer": "graph",
-    "cora": "graph",
-    "digits": "images",
-    "fashion_mnist": "images",
-    "fc100": "images",
-    "image_folder": "images",
-    "lfw": "images",
-    "mnist": "images",
-    "modelnet": "points",
-    "orl": "images",
-    "pubmed": "graph",
-    "text": "text",
+    "cifar10": "images", "cifar100": "images", "cifar_fs": "images", "citeseer": "graph", "cora": "graph",
+    "digits": "images", "fashion_mnist": "images", "fc100": "images", "image_folder": "images", "lfw": "images",
+    "mnist": "images", "modelnet": "points", "orl": "images", "pubmed": "graph", "text": "text",
 }
 
 #: dataset → the folders of its official files, below root
 FOLDERS: dict[str, tuple[str, ...]] = {
-    "cifar10": ("cifar-10-batches-bin", "cifar-10-batches-py"),
-    "cifar100": ("cifar-100-binary", "cifar-100-python"),
+    "cifar10": ("cifar-10-batches-bin", "cifar-10-batches-py"), "cifar100": ("cifar-100-binary", "cifar-100-python"),
     "mnist": ("MNIST/raw", "mnist", "MNIST"),
     "fashion_mnist": ("FashionMNIST/raw", "fashion-mnist", "fashion_mnist", "FashionMNIST"),
     "modelnet": ("modelnet40_ply_hdf5_2048", "modelnet10_ply_hdf5_2048"),
 }
 
 AUGMENTATIONS: tuple[str, ...] = (
-    "cifar10.spherenet",
-    "cifar10+.spherenet",
-    "cifar10+.spherenet.vertical",
-    "cifar.mhe",
-    "imagenet",
-    "modelnet.opt",
-    "cifar10.spherenet.eval",
-    "cifar10+.spherenet.eval",
-    "cifar10+.spherenet.vertical.eval",
-    "cifar.mhe.eval",
-    "imagenet.eval",
-    "modelnet.opt.eval",
+    "cifar10.spherenet", "cifar10+.spherenet", "cifar10+.spherenet.vertical", "cifar.mhe", "imagenet", "modelnet.opt",
+    "cifar10.spherenet.eval", "cifar10+.spherenet.eval", "cifar10+.spherenet.vertical.eval", "cifar.mhe.eval",
+    "imagenet.eval", "modelnet.opt.eval",
 )
 
-IMBALANCES: tuple[str, ...] = ("single", "multiple", "mnist0")
+IMBALANCES: tuple[str, ...] = (
+    "single", "multiple", "mnist0",
+)
 
 #: similarity → how many numbers it takes in brackets, as in "sigmoid(0.7)"
 SIMILARITIES: dict[str, int] = {
-    "cosine": 0,
-    "linear": 2,
-    "sigmoid": 1,
-    "learnable": 1,
+    "cosine": 0, "linear": 2, "sigmoid": 1, "learnable": 1,
 }
 
-MARGINS: tuple[str, ...] = ("multiplicative", "additive_cosine", "additive_angle")
+MARGINS: tuple[str, ...] = (
+    "multiplicative", "additive_cosine", "additive_angle",
+)
 
 #: loss → the settings it takes, beside label_smoothing and energy_weight
 LOSSES: dict[str, tuple[str, ...]] = {
-    "softmax": (),
-    "w_softmax": ("similarity",),
-    "ga_softmax": ("similarity", "margin", "scale", "annealing"),
-    "a_softmax": ("margin", "scale", "annealing"),
-    "s_softmax": ("similarity", "scale"),
-    "am_softmax": ("margin", "scale"),
-    "arcface": ("margin", "scale"),
+    "softmax": (), "w_softmax": ("similarity",), "ga_softmax": ("similarity", "margin", "scale", "annealing"),
+    "a_softmax": ("margin", "scale", "annealing"), "s_softmax": ("similarity", "scale"),
+    "am_softmax": ("margin", "scale"), "arcface": ("margin", "scale"),
     "sphereface_plus": ("margin", "scale", "annealing"),
     "multiplicative": ("similarity", "margin", "scale", "annealing"),
     "additive_cosine": ("similarity", "margin", "scale", "annealing"),
@@ -152,61 +107,37 @@ LOSSES: dict[str, tuple[str, ...]] = {
 
 #: measure → the settings it takes
 MEASURES: dict[str, tuple[str, ...]] = {
-    "energy": ("half_space", "angular", "minibatch"),
-    "comhe_random": ("half_space", "angular"),
-    "comhe_angle": ("half_space", "angular"),
-    "orthonormal": (),
-    "orthoreg": (),
-    "srip": (),
-    "separation": (),
-    "polarization": ("angular",),
-    "covering": (),
-    "gram_determinant": (),
+    "energy": ("half_space", "angular", "minibatch"), "comhe_random": ("half_space", "angular"),
+    "comhe_angle": ("half_space", "angular"), "orthonormal": (), "orthoreg": (), "srip": (), "separation": (),
+    "polarization": ("angular",), "covering": (), "gram_determinant": (),
 }
 
 #: method of a rotation → its inits
 METHODS: dict[str, tuple[str, ...]] = {
-    "gram_schmidt": ("identity", "normal"),
-    "modified_gram_schmidt": ("identity", "normal"),
-    "iterative_gram_schmidt": ("identity", "normal"),
-    "householder": ("identity", "normal"),
-    "givens": ("identity", "normal"),
-    "lowdin": ("identity", "normal"),
-    "canonical": ("normal",),
-    "cayley": ("identity", "normal"),
-    "exponential": ("identity", "normal"),
-    "ogd": ("identity", "normal"),
-    "regularized": ("identity", "normal"),
-    "unconstrained": ("identity", "normal"),
-    "positive_definite": ("identity", "normal"),
-    "upper": ("identity", "normal"),
-    "lower": ("identity", "normal"),
-    "banded": ("identity", "normal"),
-    "symmetric": ("identity", "normal"),
-    "skew": ("normal",),
-    "hessenberg_upper": ("identity", "normal"),
-    "hessenberg_lower": ("identity", "normal"),
-    "network": ("identity", "normal"),
-    "none": ("identity", "normal"),
+    "gram_schmidt": ("identity", "normal"), "modified_gram_schmidt": ("identity", "normal"),
+    "iterative_gram_schmidt": ("identity", "normal"), "householder": ("identity", "normal"),
+    "givens": ("identity", "normal"), "lowdin": ("identity", "normal"), "canonical": ("normal",),
+    "cayley": ("identity", "normal"), "exponential": ("identity", "normal"), "ogd": ("identity", "normal"),
+    "regularized": ("identity", "normal"), "unconstrained": ("identity", "normal"),
+    "positive_definite": ("identity", "normal"), "upper": ("identity", "normal"), "lower": ("identity", "normal"),
+    "banded": ("identity", "normal"), "symmetric": ("identity", "normal"), "skew": ("normal",),
+    "hessenberg_upper": ("identity", "normal"), "hessenberg_lower": ("identity", "normal"),
+    "network": ("identity", "normal"), "none": ("identity", "normal"),
 }
 
-INITS: tuple[str, ...] = ("identity", "normal")
+INITS: tuple[str, ...] = (
+    "identity", "normal",
+)
 
 #: optimizer → the settings it takes, beside lr
 OPTIMIZERS: dict[str, tuple[str, ...]] = {
-    "adadelta": ("weight_decay",),
-    "adafactor": ("weight_decay",),
-    "adagrad": ("weight_decay",),
-    "adam": ("weight_decay", "betas"),
-    "adamax": ("weight_decay", "betas"),
-    "adamw": ("weight_decay", "betas"),
-    "asgd": ("weight_decay",),
-    "nadam": ("weight_decay", "betas"),
-    "radam": ("weight_decay", "betas"),
-    "rmsprop": ("momentum", "weight_decay"),
-    "rprop": (),
-    "sgd": ("momentum", "weight_decay"),
+    "adadelta": ("weight_decay",), "adafactor": ("weight_decay",), "adagrad": ("weight_decay",),
+    "adam": ("weight_decay", "betas"), "adamax": ("weight_decay", "betas"), "adamw": ("weight_decay", "betas"),
+    "asgd": ("weight_decay",), "nadam": ("weight_decay", "betas"), "radam": ("weight_decay", "betas"),
+    "rmsprop": ("momentum", "weight_decay"), "rprop": (), "sgd": ("momentum", "weight_decay"),
     "ogd": ("momentum", "weight_decay"),
 }
 
-SCHEDULES: tuple[str, ...] = ("constant", "step", "cosine", "plateau")
+SCHEDULES: tuple[str, ...] = (
+    "constant", "step", "cosine", "plateau",
+)

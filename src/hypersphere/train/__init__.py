@@ -3,8 +3,9 @@
 A config needs no torch; everything else is imported when it is first used.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from .._internal.lazy import lazy
 from .config import Config as Config
 from .config import ConfigError as ConfigError
 from .config import Data as Data
@@ -32,19 +33,8 @@ else:
         "Run": "inference.run",
         "load_run": "inference.run",
     }
-
-    def __getattr__(name: str) -> Any:
-        from importlib import import_module
-
-        if name in _HOME:
-            value = globals()[name] = getattr(import_module(f".{_HOME[name]}", __name__), name)
-            return value
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
     __all__ = [
         *("Config", "ConfigError", "Data", "Energy", "Loss", "Model", "Optimizer", "Rotation", "Schedule"),
         *("derive", "keep_memory", "load_file", *_HOME),
     ]
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *_HOME})
+    __getattr__, __dir__ = lazy(__name__, _HOME)
