@@ -583,11 +583,11 @@ BAD = {
     "sparse": ({"tensors": {"a": torch.eye(2).to_sparse()}}, r"tensors\['a'\] must be dense"),
     "complex128": ({"tensors": {"a": torch.ones(1, dtype=torch.complex128)}}, "complex128"),
     "meta": ({"tensors": {"a": torch.ones(1, device="meta")}}, "meta"),
-    "nan": ({"state": {"a": float("nan")}}, "state must survive JSON"),
-    "tuple": ({"state": {"a": (1,)}}, "state must survive JSON"),
-    "int key": ({"state": {1: 2}}, "state must survive JSON"),
-    "tensor": ({"state": {"a": torch.ones(1)}}, "state must survive JSON"),
-    "list": ({"state": []}, "state must survive JSON"),
+    "nan": ({"state": {"a": float("nan")}}, "state must (be|survive)"),
+    "tuple": ({"state": {"a": (1,)}}, "state must (be|survive)"),
+    "int key": ({"state": {1: 2}}, "state must (be|survive)"),
+    "tensor": ({"state": {"a": torch.ones(1)}}, "state must (be|survive)"),
+    "list": ({"state": []}, "state must (be|survive)"),
 }
 
 
