@@ -5,9 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
+else:  # importlib.abc imports zipfile and tempfile: a quarter of the time of --help
+    Loader = object
 
 #: old path → new path, both below hypersphere
 MOVED = {
@@ -24,7 +29,7 @@ MOVED = {
 }
 
 
-class _Moved(MetaPathFinder, Loader):
+class _Moved(Loader):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         package, _, old = name.partition(".")
         return ModuleSpec(name, self) if package == "hypersphere" and old in MOVED else None
