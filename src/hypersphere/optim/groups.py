@@ -16,7 +16,7 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm
 
 
 def param_groups(model: nn.Module, weight_decay: float = 0.0, *, ogd: bool = False) -> list[dict[str, Any]]:
-    """Make parameter groups for any torch optimizer, without weight decay on scale-free weights.
+    """Make parameter groups for any torch optimizer, without weight decay on scale-invariant weights.
 
     ==========  ======  ==========================================================================================
     name        decays  parameters

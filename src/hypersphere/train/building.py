@@ -191,7 +191,7 @@ def _check_layers(body: nn.Module, head: nn.Module | None, names: dict[str, Iter
 
 
 def optimizer(module: nn.Module, config: Config) -> Optimizer:
-    """Build the optimizer of a module; no weight decay on scale-free weights."""
+    """Build the optimizer of a module; no weight decay on scale-invariant weights."""
     settings = config.optimizer
     uses_ogd = config.rotation is not None and config.rotation.method == "ogd"
     groups = param_groups(module, settings.weight_decay, ogd=uses_ogd)
