@@ -163,7 +163,7 @@ def _legend(diagnosis: Diagnosis) -> str:
     parts = [
         f"energy: mean {law} over pairs of neurons",
         "half: with their antipodes",
-        "excess: over the least possible",
+        "excess: above the lower bound",
         "random: what random neurons have",
         f"near-dupl.: neurons within {_format_angle(diagnosis.duplicate_angle)} of an earlier one",
     ]
