@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hypersphere import data, models
-from hypersphere._internal import signed
+from hypersphere._internal import checksummed_json
 from hypersphere.models.gan import Discriminator, Generator
 from hypersphere.models.pointnet import PointNet
 from hypersphere.models.transformer import Transformer
@@ -179,7 +179,7 @@ def rewritten(file, change):
         tree = json.loads(text)
         tree = change(tree) or tree
     tree.pop("checksum", None)
-    file.write_text(signed.signed(tree))
+    file.write_text(checksummed_json.with_checksum(tree))
 
 
 # ------------------------------------------------------------------------------------------------------- comparing

@@ -8,7 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 import hypersphere as hs
-from hypersphere import _cpu_conv
+from hypersphere import _fused_conv
 
 SIMILARITIES = ["cosine", "linear", "linear(-0.5, 0.8)", "sigmoid", "sigmoid(7)"]
 OPTIONS = {
@@ -22,13 +22,13 @@ OPTIONS = {
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(_cpu_conv, "CHUNK", 300)  # two samples of those below
+    monkeypatch.setattr(_fused_conv, "CHUNK", 300)  # two samples of those below
 
 
 @pytest.fixture
 def in_parts(monkeypatch):
     """Switch to the composition of cosine_conv and the similarity."""
-    return lambda: monkeypatch.setattr(_cpu_conv, "is_supported", lambda *tensors: False)
+    return lambda: monkeypatch.setattr(_fused_conv, "is_supported", lambda *tensors: False)
 
 
 def make(name, options, **more):

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import hypersphere as hs
-from hypersphere._internal import safe_files, signed
+from hypersphere._internal import checksummed_json, safe_files
 from hypersphere.cli import main
 from hypersphere.train import fit, load_run
 from hypersphere.train.inference import run as run_files
@@ -503,7 +503,7 @@ def test_tied_tensors_have_their_own_checksums(tmp_path):
     file = tmp_path / "model.safetensors"
     a, b = torch.zeros(2), torch.ones(2)
     sums = {key: weights.checksum_of(value) for key, value in {"a": a, "b": b, "tied": a}.items()}
-    (tmp_path / "model.json").write_text(signed.signed({"format": 2, "checksums": {"model": sums}}))
+    (tmp_path / "model.json").write_text(checksummed_json.with_checksum({"format": 2, "checksums": {"model": sums}}))
     save_file({"a": a, "b": b}, file, {"aliases": json.dumps({"tied": "a"})})
     assert weights.read_tensors(file)["tied"].tolist() == [0.0, 0.0]
     save_file({"a": a, "b": b}, file, {"aliases": json.dumps({"tied": "b"})})

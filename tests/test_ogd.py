@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hypersphere as hs
-from hypersphere.optim import guard
+from hypersphere.optim import optimizer_checks
 from hypersphere.optim.ogd import OGD, ogd_step
 from tests.rotations import mlp
 
@@ -555,9 +555,9 @@ def test_a_network_learns_and_keeps_its_energy(iterations, options):
 
 @pytest.fixture
 def _nothing_watched():
-    if guard._orthogonal_hook is not None:
-        guard._orthogonal_hook.remove()
-        guard._orthogonal_hook = None
+    if optimizer_checks._orthogonal_hook is not None:
+        optimizer_checks._orthogonal_hook.remove()
+        optimizer_checks._orthogonal_hook = None
 
 
 OTHERS = {
@@ -587,18 +587,18 @@ def test_nobody_is_watched_for_nothing():
     hs.param_groups(nn.Linear(3, 3), ogd=True)
     hs.param_groups(hs.rotate(nn.Linear(3, 3)), ogd=True)
     optimizer_of(nn.Parameter(torch.eye(3)))
-    assert guard._orthogonal_hook is None
+    assert optimizer_checks._orthogonal_hook is None
     for _ in range(2):
         hs.param_groups(hs.rotate(nn.Linear(3, 3), "ogd"), ogd=True)
-    hook = guard._orthogonal_hook
+    hook = optimizer_checks._orthogonal_hook
     assert hook is not None
     hs.param_groups(hs.rotate(nn.Linear(3, 3), "ogd"), ogd=True)
-    assert guard._orthogonal_hook is hook
+    assert optimizer_checks._orthogonal_hook is hook
 
 
 @pytest.mark.usefixtures("_nothing_watched")
 def test_a_group_without_a_name_is_named_by_its_number():
-    guard.refuse_other_optimizers()
+    optimizer_checks.refuse_other_optimizers()
     x = nn.Parameter(torch.eye(3))
     with pytest.raises(ValueError, match="group 1 orthogonal"):
         torch.optim.SGD([{"params": [nn.Parameter(torch.eye(2))]}, {"params": [x], "orthogonal": True}], lr=1.0).step()

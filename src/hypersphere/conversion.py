@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from ._internal import checks
-from ._internal.guards import record_change
+from ._internal.optimizer_checks import record_change
 from .layers import (
     Scale,
     SimilarityLike,

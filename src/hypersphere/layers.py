@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.utils import _ntuple
 
-from . import _cpu_conv
+from . import _fused_conv
 from ._internal import checks
-from ._internal.guards import watch_weight_decay
+from ._internal.optimizer_checks import watch_weight_decay
 from ._internal.overflow import finite_gradient
 from .cosine import autocast_enabled, cosine_conv, cosine_linear
 from .similarity import Similarity, chunked, cosine, resolve
@@ -144,11 +144,11 @@ def _sphere_conv(
     def unfused(x: Tensor, weight: Tensor, scale: Tensor | float | None, bias: Tensor | None) -> Tensor:
         return apply_similarity(cosine_conv(x, weight, *options), bias, g, scale)
 
-    chunked_g = chunked(g) if _cpu_conv.is_supported(x, weight, scale, bias) else None
+    chunked_g = chunked(g) if _fused_conv.is_supported(x, weight, scale, bias) else None
     if chunked_g is None:
         y = unfused(x, weight, scale, bias)
     else:
-        y = _cpu_conv.sphere_conv(x, weight, scale, bias, chunked_g, options, unfused)
+        y = _fused_conv.sphere_conv(x, weight, scale, bias, chunked_g, options, unfused)
     return y if input.dim() == n + 2 else y.squeeze(0)
 
 

@@ -128,15 +128,15 @@ class _Run:
 
     def _compare(self, path: Path, data: bytes) -> None:
         """Compare with the checksum in result.json."""
-        from .._internal.signed import checksum
+        from .._internal.checksummed_json import checksum
 
         name = path.relative_to(self.folder).as_posix()
         if self.is_finished and self.sums is not None and self.sums.get(name) != checksum(data):
             raise ValueError("it does not match its checksum")
 
     def _check_config(self, path: Path) -> str:
+        from .._internal.checksummed_json import KEY
         from .._internal.safe_files import read_plain
-        from .._internal.signed import KEY
         from ..train.config.files import LARGEST_FILE, read_tree
 
         data = read_plain(path, LARGEST_FILE)
@@ -146,8 +146,8 @@ class _Run:
         return "" if f'"{KEY}"'.encode() in data else NO_CHECKSUM
 
     def _check_metrics(self, path: Path) -> str:
+        from .._internal.checksummed_json import parse
         from .._internal.safe_files import read_plain
-        from .._internal.signed import parse
         from ..train.storage import checkpoint
         from ..train.storage.metrics import has_mark, is_line
         from ..train.storage.reading import find

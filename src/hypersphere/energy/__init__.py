@@ -3,9 +3,9 @@
 from .hyperspherical import class_energy as class_energy
 from .hyperspherical import group_energy as group_energy
 from .hyperspherical import hyperspherical_energy as hyperspherical_energy
+from .initialization import normalize_neurons as normalize_neurons
+from .initialization import spread as spread
 from .measures import REGULARIZERS as REGULARIZERS
 from .regularizer import EnergyRegularizer as EnergyRegularizer
 from .regularizer import orthonormal as orthonormal
 from .regularizer import orthonormal_penalty as orthonormal_penalty
-from .start import normalize_neurons as normalize_neurons
-from .start import spread as spread

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from .._internal import checks
-from .._internal.guards import watch_weight_decay
+from .._internal.optimizer_checks import watch_weight_decay
 from .._internal.overflow import finite_gradient, max_root, rescale, row_divisors
 from ..cosine import accumulation_dtype, apply, autocast_enabled, chain, cosine_linear, project, unit, without_autocast
 from ..energy.bounded_force import bound_gradient

@@ -10,7 +10,7 @@ from .._internal import checks
 from ..layers import SphereOptions
 from ..rotation.parametrization import find_rotated
 from ..selection import is_loss_head
-from .guard import refuse_other_optimizers
+from .optimizer_checks import refuse_other_optimizers
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 

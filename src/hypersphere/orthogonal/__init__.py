@@ -37,9 +37,9 @@ from ._exponential import ExponentialRows
 from ._method import INITS as INITS
 from ._method import Orthogonalizer as Orthogonalizer
 from ._method import Product, RowsFunction, from_matrix, from_product, identity, normal, only_normal
+from ._packed import matrix_size, pack
 from ._polar import PolarRows
-from ._triangle import matrix_size, pack
-from ._triangular import TriangularRows
+from ._qr import QRRows
 
 
 def gram_schmidt(matrix: Tensor) -> Tensor:
@@ -153,11 +153,11 @@ def _orthogonal_start(m: int, init: str) -> Tensor:
 
 
 _METHODS = [
-    from_product("gram_schmidt", _product_of(TriangularRows, False, scale_free=(-2,))),
-    from_product("modified_gram_schmidt", _product_of(TriangularRows, False, scale_free=(-2,))),
-    from_product("iterative_gram_schmidt", _product_of(TriangularRows, False, scale_free=(-2,))),
-    from_product("householder", _product_of(TriangularRows, True, scale_free=(-2,))),
-    from_product("givens", _product_of(TriangularRows, True, scale_free=(-2,))),
+    from_product("gram_schmidt", _product_of(QRRows, False, scale_free=(-2,))),
+    from_product("modified_gram_schmidt", _product_of(QRRows, False, scale_free=(-2,))),
+    from_product("iterative_gram_schmidt", _product_of(QRRows, False, scale_free=(-2,))),
+    from_product("householder", _product_of(QRRows, True, scale_free=(-2,))),
+    from_product("givens", _product_of(QRRows, True, scale_free=(-2,))),
     from_product("lowdin", _product_of(PolarRows, scale_free=(-2, -1))),
     from_matrix(
         "canonical",

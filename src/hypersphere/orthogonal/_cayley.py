@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ._method import RowsFunction, in_full_precision
-from ._triangle import pack, skew
+from ._packed import pack, skew
 
 
 def factors(packed: Tensor) -> tuple[Tensor, Tensor]:

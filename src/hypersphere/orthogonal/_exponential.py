@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ._method import RowsFunction, in_full_precision
-from ._triangle import pack, skew
+from ._packed import pack, skew
 
 
 class ExponentialRows(RowsFunction):

@@ -7,13 +7,13 @@
 - :func:`count_parameters`, :func:`rotation_penalty`
 """
 
-from .measuring import count_parameters as count_parameters
-from .measuring import rotation_penalty as rotation_penalty
+from .counting import count_parameters as count_parameters
+from .counting import rotation_penalty as rotation_penalty
+from .merging import merge as merge
 from .merging import merge_state_dict as merge_state_dict
+from .rotating import rotate as rotate
 from .saving import load_rotations as load_rotations
 from .saving import save_rotations as save_rotations
 from .stochastic import Resampler as Resampler
 from .tasks import add_task as add_task
 from .tasks import use_task as use_task
-from .verbs import merge as merge
-from .verbs import rotate as rotate

@@ -1,21 +1,78 @@
-"""Merge the rotations in a state_dict, without the model."""
+"""Merge rotations into the weights of a model, or of a state_dict without the model."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from .._internal.optimizer_checks import record_change
 from ..orthogonal import ORTHOGONALIZERS, Orthogonalizer
 from ..selection import neuron_rows
-from .parametrization import rotate_weight
+from .parametrization import Rotated, is_sharded, label, require_rotated, rotate_weight
 
+M = TypeVar("M", bound=nn.Module)
 _NEURONS = re.compile(r"(?P<layer>(?:.*\.)?)parametrizations\.(?P<tensor>[^.]+)\.original")
 _ROTATION = re.compile(r"(?P<prefix>(?:.*\.)?parametrizations\.[^.]+\.)0\.(?P<task>[^.]+)\.(?P<name>[^.]+)")
 _BUFFERS = ("dims", "draw", "inner", "seed", "groups")
+
+
+def merge(model: M) -> M:
+    """Fold every rotation into its layer's weight and remove it, in place; return the model.
+
+    The result is the plain network, with the module types, keys, order of parameters and requires_grad from before
+    :func:`rotate`, and the same output. Of several tasks the active one is merged. To continue training, rotate again
+    (progressive training, App. H) and make a new optimizer.
+
+    Example:
+        >>> import hypersphere as hs
+        >>> net = hs.rotate(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)))
+        >>> merge(net)[0]
+        Linear(in_features=8, out_features=16, bias=True)
+    """
+    found = require_rotated("merge", model)
+    for each in found:
+        _check_mergeable(each)
+    gone = [task.parameter for each in found for task in each.rotation.tasks.values()]
+    for each in found:
+        _remove_rotation(each)
+    record_change("merge", [(numbers, ()) for numbers in gone if numbers is not None])
+    return model
+
+
+def _check_mergeable(each: Rotated) -> None:
+    layer = f"layer {label(each.name)!r}"
+    if len(each.parametrizations) > 1:
+        last = type(each.parametrizations[-1]).__name__
+        raise ValueError(f"merge: {layer} has another parametrization after its rotation ({last}): remove it first")
+    if is_sharded(each.neurons):
+        raise ValueError(
+            f"merge: {layer} is sharded; gather the model's full state_dict and call hypersphere.merge_state_dict"
+        )
+
+
+def _remove_rotation(each: Rotated) -> None:
+    module, name, rotation, neurons = each.module, each.tensor_name, each.rotation, each.neurons
+    with torch.no_grad():
+        neurons.copy_(rotation(neurons))
+    del module.parametrizations[name]  # type: ignore[operator, union-attr]
+    # Deepcopies share the class that parametrize made, so it must not change: the layer gets its plain class back, or
+    # a new class without this property.
+    made, (plain, *_) = type(module), type(module).__bases__
+    if len(module.parametrizations) == 0:  # type: ignore[arg-type]
+        del module.parametrizations
+        module.__class__ = plain
+    else:
+        left = {key: value for key, value in vars(made).items() if key not in (name, "__dict__", "__weakref__")}
+        module.__class__ = type(made.__name__, (plain,), left)
+    module.register_parameter(name, neurons)
+    neurons.requires_grad_(rotation.required_grad)
+    parameters = module._parameters
+    for key in [key for key in rotation.order if key in parameters]:
+        parameters[key] = parameters.pop(key)  # move to the end, one by one: restores the order
 
 
 def merge_state_dict(state_dict: Mapping[str, Any], *, task: str | None = None) -> dict[str, Any]:
@@ -29,7 +86,6 @@ def merge_state_dict(state_dict: Mapping[str, Any], *, task: str | None = None) 
 
     Example:
         >>> import hypersphere as hs
-        >>> from torch import nn
         >>> net = hs.rotate(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)))
         >>> list(merge_state_dict(net.state_dict()))
         ['0.weight', '0.bias', '2.weight', '2.bias']

@@ -188,6 +188,10 @@ def draw_dims(seed: int, draw: int, dimension: int, sample: int) -> Tensor:
     return torch.randperm(dimension, generator=generator(seed, "", draw), device="cpu")[:sample].sort().values
 
 
+def is_sharded(tensor: Tensor) -> bool:
+    return hasattr(tensor, "device_mesh")
+
+
 def key_prefix(layer: str, tensor: str) -> str:
     """Return the prefix of the keys of a rotated weight."""
     return f"{layer}.parametrizations.{tensor}." if layer else f"parametrizations.{tensor}."

@@ -14,10 +14,10 @@ from .._internal.tensors import hash_of
 from ..orthogonal import ORTHOGONALIZERS
 from ..selection import Neurons, select, unwrapped
 from ._file import Entry, File, read, write
-from .parametrization import NONE, Plan, Rotated, Rotation, draw_dims, find_rotated, label, require_rotated
+from .parametrization import NONE, Plan, Rotated, Rotation, draw_dims, find_rotated, is_sharded, label, require_rotated
 from .plans import dimension
+from .rotating import attach, check_layer, parameter_order
 from .tasks import activate
-from .verbs import attach, check_layer, is_sharded, parameter_order
 
 M = TypeVar("M", bound=nn.Module)
 

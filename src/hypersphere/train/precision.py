@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from .._internal import checks
 from .config import Config
 from .distributed import World
-from .storage import restoring
+from .storage import state_checks
 
 SLOW = 1.5  # slowdown against float32 that is worth a warning
 _ROUNDS = 3
@@ -86,7 +86,7 @@ class Precision:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.scaler.is_enabled():
-            self.scaler.load_state_dict(restoring.scaler(state, self.scaler.state_dict()))
+            self.scaler.load_state_dict(state_checks.scaler(state, self.scaler.state_dict()))
 
 
 @cache

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from .. import __version__
-from .._internal import checks, safe_files, signed
+from .._internal import checks, checksummed_json, safe_files
 from ..rotation import count_parameters, merge
 from ..rotation.parametrization import find_rotated
 from . import building
@@ -57,7 +57,7 @@ def finished(config: Config) -> Result | None:
         if summary["length"] != [config.steps, config.epochs]:
             return None
         history = path / layout.METRICS
-        lines = [signed.parse(line) for line in safe_files.read_plain(history).splitlines()]
+        lines = [checksummed_json.parse(line) for line in safe_files.read_plain(history).splitlines()]
         if not all(isinstance(line, dict) for line in lines):
             raise ValueError(f"{history} has lines that are not JSON objects")
         return Result(summary, lines, load_run(path).model, path, config)
@@ -124,6 +124,6 @@ def _write(path: Path, task: Task, modules: dict[str, nn.Module], summary: dict[
     step = summary["best_step"] or summary["step"]
     model = weights.write(path / layout.FINAL, parts, step, task.splits.spec.to_tree())
     files = {layout.CONFIG: config_text(task.config), f"{layout.FINAL}/{layout.MODEL}": model}
-    sums = {name: signed.checksum(text.encode()) for name, text in files.items()}
+    sums = {name: checksummed_json.checksum(text.encode()) for name, text in files.items()}
     sums[layout.METRICS] = history.mark()["checksum"]
-    safe_files.write_text(path / layout.RESULT, signed.signed(finite(summary) | {SUMS: sums}))
+    safe_files.write_text(path / layout.RESULT, checksummed_json.with_checksum(finite(summary) | {SUMS: sums}))

@@ -9,7 +9,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from .config import Schedule as Settings
-from .storage import restoring
+from .storage import state_checks
 
 SCHEDULES = ("constant", "step", "cosine", "plateau")
 PATIENCE = 10  # default
@@ -56,7 +56,7 @@ class Schedule:
         return {"best": self.best, "waited": self.waited, "factor": self.factor}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best, self.waited, self.factor = restoring.schedule(state)
+        self.best, self.waited, self.factor = state_checks.schedule(state)
 
 
 def set_rate(optimizer: Optimizer, rate: float) -> None:

@@ -23,7 +23,7 @@ from .interruption import Interruptions
 from .precision import Precision
 from .progress import Progress
 from .schedule import Schedule
-from .storage import checkpoint, restoring
+from .storage import checkpoint, state_checks
 from .storage.layout import CHECKPOINTS
 from .storage.metrics import Metrics
 from .storage.reading import find, one_line, warn_of
@@ -304,12 +304,12 @@ class Training:
         """Load what :meth:`state` returned."""
         self._load(nested)
         for phase, each in zip(self.task.phases, nested["optimizers"], strict=True):
-            restoring.load_optimizer(phase.optimizer, each)
+            state_checks.load_optimizer(phase.optimizer, each)
         if self.task.regularizer is not None:
             self.task.regularizer.load_state_dict(nested["regularizer"])
         self.schedule.load_state_dict(nested["schedule"])
         self.precision.load_state_dict(nested["precision"])
-        self.done = Progress(**restoring.progress(nested["progress"], set(vars(Progress()))))
+        self.done = Progress(**state_checks.progress(nested["progress"], set(vars(Progress()))))
         self.saved = self.done.step, self.done.evaluated
 
     def _load(self, nested: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..._internal import signed
+from ..._internal import checksummed_json
 from .values import ConfigError, shown
 
 LARGEST_FILE = 64 * 1024  # bytes; PyYAML takes some seconds for the worst of them
@@ -73,11 +73,11 @@ def _json(text: str) -> Any:
 
 def _unsigned(tree: Any, text: str) -> Any:
     """Verify and remove the checksum of a run's config.json."""
-    if isinstance(tree, Tree) and signed.KEY in tree and tree.doubled != signed.KEY:
-        if not signed.is_whole(text.encode()):
+    if isinstance(tree, Tree) and checksummed_json.KEY in tree and tree.doubled != checksummed_json.KEY:
+        if not checksummed_json.is_whole(text.encode()):
             hint = 'if it was edited on purpose, remove its line "checksum"'
             raise ConfigError(f"damaged: the checksum does not match; {hint}")
-        del tree[signed.KEY]
+        del tree[checksummed_json.KEY]
     return tree
 
 

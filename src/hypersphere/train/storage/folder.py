@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ..._internal import safe_files, signed
+from ..._internal import checksummed_json, safe_files
 from ..config import Config, ConfigError, derive, load_file, to_tree
 from ..distributed import World
 from .layout import CHECKPOINTS, CONFIG, FINAL, LOCK, METRICS, MODEL, OURS, PARTS, RESULT, weights
@@ -107,7 +107,7 @@ def locked(config: Config, world: World) -> Iterator[None]:
 
 def config_text(config: Config) -> str:
     """Return the text of config.json."""
-    return signed.signed(to_tree(config) | {"resume": False})
+    return checksummed_json.with_checksum(to_tree(config) | {"resume": False})
 
 
 def _check_same(old: Config, new: Config, path: Path) -> None:

@@ -11,7 +11,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from ..._internal import checks, safe_files, signed
+from ..._internal import checks, checksummed_json, safe_files
 from . import layout
 from .events import Events, append, scalars
 from .summary import is_count, is_number
@@ -117,7 +117,7 @@ def _kept(path: Path, keep: int, mark: dict[str, Any] | None) -> list[dict[str, 
     # Text after the last newline is an incomplete line.
     for text in data.split(b"\n")[:-1][:keep]:
         try:
-            line = signed.parse(text)
+            line = checksummed_json.parse(text)
         except ValueError:
             break
         if not is_line(line):

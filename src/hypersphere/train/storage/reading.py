@@ -13,7 +13,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..._internal import checks, safe_files, signed
+from ..._internal import checks, checksummed_json, safe_files
 from ..._internal.tensors import checksum_of
 from .layout import CHECKPOINT_FORMAT, REPLACED, STATE, STEP, TENSORS
 
@@ -118,7 +118,7 @@ def _header(file: Path) -> dict[str, Any]:
     """Read and validate state.json; ValueError that names the file."""
     safe_files.check_plain(file)
     try:
-        header = signed.parse(safe_files.read_plain(file))
+        header = checksummed_json.parse(safe_files.read_plain(file))
         if not isinstance(header, dict) or type(header.get("format")) is not int:
             raise ValueError("it has no schema version")
     except (ValueError, RecursionError, OSError) as error:

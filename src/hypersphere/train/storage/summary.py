@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..._internal import signed
+from ..._internal import checksummed_json
 from ..config.values import LARGEST, shown
 from .layout import FORMATS, RESULT
 
@@ -21,7 +21,7 @@ def read_summary(path: Path) -> tuple[dict[str, Any], dict[str, str] | None]:
     ValueError in one line that names the file if it is missing, damaged, or not what a training writes.
     """
     file = path / RESULT
-    tree, has_sums = signed.read(file, FORMATS)
+    tree, has_sums = checksummed_json.read(file, FORMATS)
     sums = tree.pop(SUMS, None)
     try:
         _check(tree)

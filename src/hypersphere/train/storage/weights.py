@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from ..._internal import signed
+from ..._internal import checksummed_json
 from ..._internal.safe_files import check_plain, is_folder, write_bytes, write_text
 from ..._internal.tensors import checksum_of, unshared
 from ..config.values import shown
@@ -32,14 +32,14 @@ def write(folder: Path, parts: Mapping[str, nn.Module], step: int, spec: Mapping
         # An alias has a checksum too: a damaged one could name another tensor of the same shape.
         checksums[name] = sums | {alias: sums[key] for alias, key in aliases.items()}
         write_bytes(folder / layout.weights(name), save(tensors, {"aliases": json.dumps(aliases)}))
-    text = signed.signed({"format": layout.FORMAT, "step": step, "checksums": checksums, "data": spec})
+    text = checksummed_json.with_checksum({"format": layout.FORMAT, "step": step, "checksums": checksums, "data": spec})
     write_text(folder / layout.MODEL, text)
     return text
 
 
 def read_model(file: Path) -> dict[str, Any]:
     """Read final/model.json: the data specification, and checksums of the tensors."""
-    described, _ = signed.read(file, layout.FORMATS)
+    described, _ = checksummed_json.read(file, layout.FORMATS)
     sums = described.get("checksums")
     if not isinstance(sums, Mapping) or not all(isinstance(each, Mapping) for each in sums.values()):
         raise ValueError(f"{file} is malformed: it has no checksums of tensors")
@@ -87,7 +87,7 @@ def _opened(file: Path) -> Iterator[Any]:
 
 def _aliases(opened: Any, tensors: Mapping[str, Any]) -> dict[str, str]:
     """Read the aliases of shared tensors; they must not replace a tensor of the file."""
-    aliases = signed.parse((opened.metadata() or {}).get("aliases", "{}").encode())
+    aliases = checksummed_json.parse((opened.metadata() or {}).get("aliases", "{}").encode())
     for alias, name in aliases.items():
         if alias in tensors or not isinstance(name, str) or name not in tensors:
             raise ValueError(f"its alias {shown(alias)} must be a new name for an existing tensor")

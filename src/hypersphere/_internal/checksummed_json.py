@@ -27,16 +27,16 @@ def checksum(data: bytes) -> str:
     return f"{zlib.crc32(data):08x}"
 
 
-def signed(tree: Mapping[str, Any]) -> str:
+def with_checksum(tree: Mapping[str, Any]) -> str:
     """Format `tree` as JSON with its checksum.
 
     Example:
-        >>> print(signed({"a": 1}), end="")
+        >>> print(with_checksum({"a": 1}), end="")
         {
           "checksum": "8da47a6a",
           "a": 1
         }
-        >>> is_whole(signed({"a": 1}).encode())
+        >>> is_whole(with_checksum({"a": 1}).encode())
         True
     """
     text = json.dumps({KEY: _ZEROS, **tree}, indent=2, allow_nan=False) + "\n"

@@ -46,7 +46,7 @@ def differentiable_factors(matrix: Tensor, proper: bool) -> tuple[Tensor, Tensor
     return q * signs.unsqueeze(-2), t * signs.unsqueeze(-1)
 
 
-class TriangularRows(RowsFunction):
+class QRRows(RowsFunction):
     """V Qᵀ for U = QT.
 
     dQ = QΩ with Ω skew and the strict lower triangle of QᵀdU T⁻¹, so with K = QᵀGᵀV (G the gradient to V Qᵀ) the

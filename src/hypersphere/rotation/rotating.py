@@ -1,4 +1,4 @@
-"""rotate: train rotations of a network's neurons. merge: make it a plain network again."""
+"""Make a network train rotations of its neurons."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from .._internal import checks
-from .._internal.guards import record_change
+from .._internal.optimizer_checks import record_change
 from ..orthogonal import BUILT_IN, INITS, ORTHOGONALIZERS, Orthogonalizer
 from ..selection import Neurons, Specs, as_list, matches, no_layer_error, select, select_to_change
-from . import guard
-from .parametrization import NONE, RESERVED, Rotated, Rotation, find_rotated, label, layer_seed, require_rotated
+from . import optimizer_checks
+from .parametrization import NONE, RESERVED, Rotation, find_rotated, is_sharded, label, layer_seed
 from .plans import cost_warning, dimension, make_plans
 
 M = TypeVar("M", bound=nn.Module)
@@ -118,28 +118,6 @@ def rotate(
     return model
 
 
-def merge(model: M) -> M:
-    """Fold every rotation into its layer's weight and remove it, in place; return the model.
-
-    The result is the plain network, with the module types, keys, order of parameters and requires_grad from before
-    :func:`rotate`, and the same output. Of several tasks the active one is merged. To continue training, rotate again
-    (progressive training, App. H) and make a new optimizer.
-
-    Example:
-        >>> net = rotate(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)))
-        >>> merge(net)[0]
-        Linear(in_features=8, out_features=16, bias=True)
-    """
-    found = require_rotated("merge", model)
-    for each in found:
-        _check_mergeable(each)
-    gone = [task.parameter for each in found for task in each.rotation.tasks.values()]
-    for each in found:
-        _remove_rotation(each)
-    record_change("merge", [(numbers, ()) for numbers in gone if numbers is not None])
-    return model
-
-
 @contextmanager
 def _register_method(method: str | Orthogonalizer) -> Iterator[None]:
     """Register a user's method by its name; undo that if the body raises."""
@@ -172,29 +150,8 @@ def attach(verb: str, pairs: list[tuple[Neurons, Rotation]]) -> None:
         rotation.train(neurons.module.training)
         parametrize.register_parametrization(neurons.module, neurons.tensor_name, rotation, unsafe=True)
         weight.requires_grad_(rotation.learned)
-        guard.ROTATED.add(neurons.module)
+        optimizer_checks.ROTATED.add(neurons.module)
     record_change(verb, [(weight, (numbers,)) for weight, numbers in added if numbers is not None])
-
-
-def _remove_rotation(each: Rotated) -> None:
-    module, name, rotation, neurons = each.module, each.tensor_name, each.rotation, each.neurons
-    with torch.no_grad():
-        neurons.copy_(rotation(neurons))
-    del module.parametrizations[name]  # type: ignore[operator, union-attr]
-    # Deepcopies share the class that parametrize made, so it must not change: the layer gets its plain class back, or
-    # a new class without this property.
-    made, (plain, *_) = type(module), type(module).__bases__
-    if len(module.parametrizations) == 0:  # type: ignore[arg-type]
-        del module.parametrizations
-        module.__class__ = plain
-    else:
-        left = {key: value for key, value in vars(made).items() if key not in (name, "__dict__", "__weakref__")}
-        module.__class__ = type(made.__name__, (plain,), left)
-    module.register_parameter(name, neurons)
-    neurons.requires_grad_(rotation.required_grad)
-    parameters = module._parameters
-    for key in [key for key in rotation.order if key in parameters]:
-        parameters[key] = parameters.pop(key)  # move to the end, one by one: restores the order
 
 
 def _select_layers(model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None) -> dict[str, Neurons]:
@@ -267,21 +224,6 @@ def check_layer(model: nn.Module, name: str, neurons: Neurons) -> None:
     if len(holders) > 1:
         raise ValueError(f"{layer} has a tied weight ({' and '.join(holders)}): rotating it would untie it")
     checks.finite_weight(label(name), weight)
-
-
-def is_sharded(tensor: torch.Tensor) -> bool:
-    return hasattr(tensor, "device_mesh")
-
-
-def _check_mergeable(each: Rotated) -> None:
-    layer = f"layer {label(each.name)!r}"
-    if len(each.parametrizations) > 1:
-        last = type(each.parametrizations[-1]).__name__
-        raise ValueError(f"merge: {layer} has another parametrization after its rotation ({last}): remove it first")
-    if is_sharded(each.neurons):
-        raise ValueError(
-            f"merge: {layer} is sharded; gather the model's full state_dict and call hypersphere.merge_state_dict"
-        )
 
 
 def _check_method(method: Any) -> str:
