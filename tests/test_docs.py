@@ -87,6 +87,7 @@ def test_commands_and_links_exist(page: Path) -> None:
 
 
 SOURCE = ROOT / "src" / "hypersphere"
+BASE = {"_internal", "catalog", "cosine", "selection"}
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 
@@ -99,10 +100,12 @@ def test_architecture_names_what_exists(file: str, name: str) -> None:
         body = found[0].body
 
 
-def test_rooms_use_only_rooms_above_them() -> None:
+def test_packages_import_each_other_as_shown() -> None:
+    """Only those above them in the table, and exactly those of the list, beside the base."""
     rooms = re.findall(r"^\| `(\w+)` \|", ARCHITECTURE, re.MULTILINE)
     files = [path for path in SOURCE.rglob("*.py") if path.parent != SOURCE or not path.name.startswith("__")]
     assert {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in files} <= set(rooms)
+    found: dict[str, set[str]] = {}
     for path in files:
         own, *deeper = path.relative_to(SOURCE).parts
         own = own.removesuffix(".py")
@@ -111,6 +114,12 @@ def test_rooms_use_only_rooms_above_them() -> None:
                 used = [node.module.split(".")[0]] if node.module else [alias.name for alias in node.names]
                 above = rooms[: rooms.index(own) + 1]
                 assert not [room for room in used if room in rooms and room not in above], f"{path}: {used}"
+                found.setdefault(own, set()).update({*used} & {*rooms} - BASE - {own})
+    shown = re.findall(r"^([\w, ]+?) +→ ([\w, ]+)$", ARCHITECTURE, re.MULTILINE)
+    lines = [(each, targets) for names, targets in shown for each in names.split(", ")]
+    expected = {each: {*targets.split(", ")} & {*rooms} for each, targets in lines}
+    assert len(lines) == len(expected)
+    assert {each: found.get(each, set()) for each in {*rooms} - BASE} == expected
 
 
 def test_pictures_are_those_that_the_code_draws(tmp_path: Path) -> None:
