@@ -64,15 +64,15 @@ def hyperspherical_energy(
     lengths = None if beta is None else _check_beta(beta, rows, law)
     p = unit(at_least_float32(rows)).unsqueeze(0)
     _reject_dead("weight", is_alive(p).squeeze(0))
-    return energies(p, law, lengths, mean=reduction == "mean", per_neuron=reduction == "none").squeeze(0)
+    return point_energies(p, law, lengths, mean=reduction == "mean", per_neuron=reduction == "none").squeeze(0)
 
 
 def group_energy(rows: Tensor, law: Law) -> Tensor:
     """Compute the mean energy of each group of neurons (G, N, d): (G,). Zero neurons are ignored."""
-    return energies(unit(at_least_float32(rows)), law, mean=True)
+    return point_energies(unit(at_least_float32(rows)), law, mean=True)
 
 
-def energies(
+def point_energies(
     p: Tensor, law: Law, lengths: Tensor | None = None, *, mean: bool = False, per_neuron: bool = False
 ) -> Tensor:
     """Compute the energy of groups of points (G, N, d) of length one or zero: (G,), or (G, N) with `per_neuron`.
@@ -80,7 +80,7 @@ def energies(
     Args:
         lengths: β (N,) as in :func:`hyperspherical_energy`.
         mean: divide by the number of pairs.
-        each: return the energy of every neuron. Without it, points of length zero are ignored.
+        per_neuron: return the energy of every neuron. Without it, points of length zero are ignored.
     """
     alive = is_alive(p)
     num_alive = alive.sum(1, keepdim=True).to(p.dtype)
@@ -134,7 +134,7 @@ def class_energy(weight: Tensor, labels: Tensor, s: float = 2.0, *, angular: boo
     return batch_energy(rows, labels, torch.full_like(labels, 1 / len(labels), dtype=rows.dtype), law)
 
 
-def estimated_energy(rows: Tensor, law: Law, index: Tensor) -> Tensor:
+def estimate_energy(rows: Tensor, law: Law, index: Tensor) -> Tensor:
     """Estimate the mean energy of groups of neurons (G, N, d) from those at `index` (n,), without bias: (G,).
 
     The sum over the drawn pairs is scaled by N(N − 1)/(n(n − 1)). Pairs of a neuron and its own antipode are not a
@@ -142,7 +142,7 @@ def estimated_energy(rows: Tensor, law: Law, index: Tensor) -> Tensor:
     """
     n, total_n = len(index), rows.shape[1]
     drawn = rows[:, index]
-    total = energies(unit(at_least_float32(drawn)), law)
+    total = point_energies(unit(at_least_float32(drawn)), law)
     num_alive, all_alive = (_count_alive(r) for r in (drawn, rows))
     antipodes = 2 * law.energy(total.new_tensor(4.0)) if law.half_space else total.new_zeros(())
     total = (total - num_alive * antipodes) * (total_n * (total_n - 1) / (n * (n - 1))) + all_alive * antipodes

@@ -43,10 +43,12 @@ PROJECTIONS = 8  # random projections a call
 
 
 def energy(rows: Tensor, law: Law, draw: Draw) -> Tensor:
+    """Compute the mean hyperspherical energy (MHE, Eq. 4)."""
     return group_energy(rows, law)
 
 
 def comhe_random(rows: Tensor, law: Law, draw: Draw) -> Tensor:
+    """Compute the mean energy after random projections."""
     groups, _, d = rows.shape
     k = min(PROJECTED, d)
     # drawn on the CPU for the same numbers on every device
@@ -56,6 +58,7 @@ def comhe_random(rows: Tensor, law: Law, draw: Draw) -> Tensor:
 
 
 def comhe_angle(rows: Tensor, law: Law, draw: Draw, steps: int = 5) -> Tensor:
+    """Compute the energy after the projection that best keeps the cosines."""
     p = unit(rows)
     k = min(PROJECTED, *p.shape[1:])
     with torch.no_grad():
@@ -82,6 +85,7 @@ def _principal_axes(p: Tensor) -> Tensor:
 
 
 def orthonormal(rows: Tensor, law: Law, draw: Draw) -> Tensor:
+    """Compute ‖WᵀW − I‖²_F over the neurons as they are (SphereNet, 2.4)."""
     return deviation_from_orthonormal(rows)
 
 
@@ -100,12 +104,14 @@ def _with_finite_squares(rows: Tensor) -> Tensor:
 
 
 def orthoreg(rows: Tensor, law: Law, draw: Draw, sharpness: float = 10.0) -> Tensor:
+    """Compute Σ_{i≠j} log(1 + exp(sharpness·(cos θ_ij − 1)))."""
     p = unit(rows)
     terms = torch.nn.functional.softplus(sharpness * (p @ p.mT - 1))
     return (terms * _distinct_pairs(p)).sum((1, 2))
 
 
 def srip(rows: Tensor, law: Law, draw: Draw, iterations: int = 10) -> Tensor:
+    """Compute the spectral norm of WᵀW − I, from below by power iterations."""
     n = rows.shape[1]
     rows = _with_finite_squares(rows)
     v = torch.arange(1, n + 1, device=rows.device, dtype=rows.dtype).cos().view(1, n, 1).expand(len(rows), n, 1)
@@ -117,6 +123,7 @@ def srip(rows: Tensor, law: Law, draw: Draw, iterations: int = 10) -> Tensor:
 
 
 def separation(rows: Tensor, law: Law, draw: Draw) -> Tensor:
+    """Compute minus the least angle between two neurons."""
     p = unit(rows)
     with torch.no_grad():
         others = _distinct_pairs(p)
@@ -127,6 +134,7 @@ def separation(rows: Tensor, law: Law, draw: Draw) -> Tensor:
 
 
 def polarization(rows: Tensor, law: Law, draw: Draw) -> Tensor:
+    """Compute minus the least mean energy that a point of the sphere has with all neurons."""
     p = unit(rows)
     alive = is_alive(p).unsqueeze(1)
 
@@ -139,6 +147,7 @@ def polarization(rows: Tensor, law: Law, draw: Draw) -> Tensor:
 
 
 def covering(rows: Tensor, law: Law, draw: Draw) -> Tensor:
+    """Compute the largest angle that a point of the sphere has to the nearest neuron."""
     p = unit(rows)
     alive = is_alive(p).unsqueeze(1)
 
@@ -152,6 +161,7 @@ def covering(rows: Tensor, law: Law, draw: Draw) -> Tensor:
 
 
 def gram_determinant(rows: Tensor, law: Law, draw: Draw) -> Tensor:
+    """Compute −1/N·log det K with K_ij = exp(−‖ŵ_i − ŵ_j‖²)."""
     p = unit(rows).to(torch.float64)
     kernel = torch.exp(2 * p @ p.mT - 2) * _distinct_pairs(p)  # exp(−‖ŵ_i − ŵ_j‖²)
     diagonal = (1 + 1e-6) * torch.eye(p.shape[1], dtype=p.dtype, device=p.device)  # not singular for coincident neurons
@@ -226,7 +236,7 @@ def _distinct_pairs(p: Tensor) -> Tensor:
 def _find_lowest(
     p: Tensor, function: Callable[[Tensor, Tensor], Tensor], draw: Draw, starts: int = 64, steps: int = 30
 ) -> Tensor:
-    """Find a point (G, 1, d) of the sphere where height(points, p) is small, by gradient descent from many starts."""
+    """Find a point (G, 1, d) of the sphere where function(points, p) is small, by gradient descent from many starts."""
     v = unit(torch.randn(starts, p.shape[2], generator=draw(), dtype=torch.float64).to(p)).expand(len(p), -1, -1)
     for step in range(steps):
         with torch.enable_grad():

@@ -17,7 +17,7 @@ from .._internal.overflow import max_root, power_of_two_divisor, rescale
 from ..cosine import unit, without_autocast
 from ..selection import Neurons, Specs, no_layer_error, select, select_strictly, select_to_change
 from .bounded_force import bound_gradient
-from .hyperspherical import at_least_float32, batch_energy, check_labels, estimated_energy, make_law, warn_zero_neurons
+from .hyperspherical import at_least_float32, batch_energy, check_labels, estimate_energy, make_law, warn_zero_neurons
 from .measures import (
     RANDOM,
     MeasureLike,
@@ -212,7 +212,7 @@ class EnergyRegularizer:
         measure, rows, name = self.measure, at_least_float32(rows), unwrapped_name(name)
         if sample and self.minibatch is not None and self.minibatch < rows.shape[1]:
             index = _draw_indices(rows.shape[1], self.minibatch, self.seed, name, self.draws).to(rows.device)
-            return bound_gradient(lambda r: weight * estimated_energy(r, law, index).mean(), rows)
+            return bound_gradient(lambda r: weight * estimate_energy(r, law, index).mean(), rows)
         draw = partial(generator, self.seed, name, self.draws)
         return bound_gradient(lambda r: weight * compute_measure(measure, r, law, draw).mean(), rows)
 

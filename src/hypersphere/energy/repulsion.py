@@ -37,7 +37,7 @@ LARGE_S = 4.0  # FLOOR^-4 is far below float32's largest number; beyond, terms a
 
 @dataclass(frozen=True)
 class Law:
-    """Which energy: its power s, with antipodes or without, of distances or angles."""
+    """Specify the energy: exponent, half space, angles."""
 
     s: float = 2.0
     half_space: bool = False
@@ -48,7 +48,7 @@ class Law:
         return self.s > LARGE_S
 
     def energy(self, squared_distance: Tensor) -> Tensor:
-        """Compute φ; it may overflow for s > LARGE_S."""
+        """Compute the pair energy φ; it may overflow for s > LARGE_S."""
         z = self._z(squared_distance)
         return z.log().mul(-0.5) if self.s == 0 else self._power(z)
 
@@ -57,7 +57,7 @@ class Law:
         return self._z(squared_distance).log().mul(-0.5 * self.s)
 
     def force(self, squared_distance: Tensor, shift: Tensor, energy: Tensor | None = None) -> Tensor:
-        """Compute D/strength, divided by exp(shift) if energies are summed in logs; may overwrite `energy`."""
+        """Compute D/force_factor, divided by exp(shift) if energies are summed in logs; may overwrite `energy`."""
         z = self._z(squared_distance)
         if self.in_logs:
             force = z.log().mul_(-0.5 * self.s).sub_(shift).exp_().div_(z)
@@ -72,7 +72,7 @@ class Law:
         return force
 
     @property
-    def strength(self) -> float:
+    def force_factor(self) -> float:
         """The constant factor of D, which the sums leave out."""
         return self.s if self.s > 0 else 1.0
 
@@ -103,17 +103,17 @@ class ClosePairs(NamedTuple):
     squared: Tensor
 
 
-class Side(NamedTuple):
-    """A tile of pairs: of p with p' (sign +1), or with −p' (sign −1)."""
+class SignedTile(NamedTuple):
+    """Squared distances of a tile of pairs: of p with p' (sign +1), or with −p' (sign −1)."""
 
     sign: int
     squared: Tensor
     close: ClosePairs | None
 
 
-def tile_sides(
+def signed_tiles(
     x: Tensor, y: Tensor, squares: tuple[Tensor, Tensor] | None, fill_self: FillSelf | None, law: Law
-) -> Iterator[Side]:
+) -> Iterator[SignedTile]:
     """Yield the squared distances of x (G, b, d) to y (G, m, d), and to −y in half space.
 
     Args:
@@ -131,7 +131,7 @@ def tile_sides(
         if close is not None:  # value from the difference, derivative from the product
             better = (close.squared - squared.detach()[close.at]) * close.counts
             squared.index_put_(close.at, better, accumulate=True)
-        yield Side(sign, squared, close)
+        yield SignedTile(sign, squared, close)
 
 
 def _close_pairs(squared: Tensor, total: Tensor, x: Tensor, y: Tensor, sign: int) -> ClosePairs | None:
@@ -156,7 +156,7 @@ def _close_pairs(squared: Tensor, total: Tensor, x: Tensor, y: Tensor, sign: int
 
 def add_near_forces(
     forces: Tensor,
-    side: Side,
+    side: SignedTile,
     points: tuple[Tensor, Tensor],
     indices: tuple[Tensor, Tensor],
     out: tuple[Tensor, Tensor | None],
@@ -200,7 +200,7 @@ def _index_vectors(indices: Tensor, like: Tensor) -> Tensor:
     return (torch.outer(indices.to(torch.float64), steps * 2**0.5).cos() / d**0.5).to(like.dtype)
 
 
-def tile_energies(sides: Iterable[Side], fill_self: FillSelf | None, law: Law) -> list[Tensor]:
+def tile_energies(sides: Iterable[SignedTile], fill_self: FillSelf | None, law: Law) -> list[Tensor]:
     """Compute φ of every side of a tile, or log φ if energies are summed in logs; self pairs add nothing."""
     tiles = []
     for side in sides:
@@ -211,7 +211,7 @@ def tile_energies(sides: Iterable[Side], fill_self: FillSelf | None, law: Law) -
     return tiles
 
 
-def smooth_energy(sides: Iterable[Side], law: Law, shift: Tensor) -> Tensor:
+def smooth_energy(sides: Iterable[SignedTile], law: Law, shift: Tensor) -> Tensor:
     """Compute φ (over exp(shift) for large s) for autograd: constant for pairs nearer than NEAR."""
     low, high = NEAR * NEAR, 4 - 1e-5 if law.angular else math.inf
     parts = [side.squared.clamp(low, high) for side in sides]
@@ -220,7 +220,7 @@ def smooth_energy(sides: Iterable[Side], law: Law, shift: Tensor) -> Tensor:
 
 
 def tile_forces(
-    sides: Iterable[Side],
+    sides: Iterable[SignedTile],
     energies: list[Tensor],
     weights: Tensor | None,
     fill_self: FillSelf | None,
@@ -230,9 +230,9 @@ def tile_forces(
     law: Law,
     shift: Tensor,
 ) -> Tensor:
-    """Compute weights·D/strength of a tile, to be multiplied with its points; near pairs are added to `out` directly.
+    """Compute weights·D/force_factor of a tile, to be multiplied with its points.
 
-    `energies` may hold those of the tile; they are overwritten.
+    Near pairs are added to `out` directly. `energies` may hold those of the tile; they are overwritten.
     """
     tile: Tensor | None = None
     for k, side in enumerate(sides):

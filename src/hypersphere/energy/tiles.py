@@ -22,21 +22,22 @@ from .repulsion import (
     NEAR,
     FillSelf,
     Law,
-    Side,
+    SignedTile,
     add_energies,
     clamp_finite,
     range_factors,
     rescale_capped,
+    signed_tiles,
     smooth_energy,
     tile_energies,
     tile_forces,
-    tile_sides,
 )
 
 
 class TotalEnergy(Function):
-    """Σ_i e_i (G,) of points (G, N, d) that are `alive` (G, N), among themselves; for large s times exp(log_scale),
-    capped at the largest number.
+    """Compute the total energy Σ_i e_i (G,) of points (G, N, d) that are `alive` (G, N), among themselves.
+
+    For large s it is multiplied by exp(log_scale) and capped at the largest number.
 
     The other points are zero, at right angles to all. The gradient is computed in the same pass over the tiles and is
     an output so that it has second derivatives.
@@ -57,7 +58,7 @@ class TotalEnergy(Function):
             dead = (~alive).sum(1, keepdim=True)
             sides = 2 if law.half_space else 1
             total = torch.where(alive, e - dead * (sides * law.energy(p.new_tensor(2.0))), 0.0).sum(1)
-        return total, gradient.mul_(2 * law.strength) if at_once else gradient, peak
+        return total, gradient.mul_(2 * law.force_factor) if at_once else gradient, peak
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -78,7 +79,9 @@ class TotalEnergy(Function):
 
 
 class RowEnergies(Function):
-    """e_i = Σ_j φ_ij (G, N) of points (G, N, d), and for large s times exp(log_scale), capped at the largest number.
+    """Compute the energy of each neuron: e_i = Σ_j φ_ij (G, N) of points (G, N, d).
+
+    For large s they are multiplied by exp(log_scale) and capped at the largest number.
 
     The backward pass computes the tiles again; only the points are saved. The second output is the largest log e_i of
     each group (G,), with which the backward pass avoids overflow for large s.
@@ -103,7 +106,7 @@ class RowEnergies(Function):
 
 
 class _Forces(Function):
-    """G_i = Σ_j (a_i + a_j)·D_ij·p_j of points (G, N, d) and weights (G, N)."""
+    """Compute the forces G_i = Σ_j (a_i + a_j)·D_ij·p_j of points (G, N, d) with weights a (G, N)."""
 
     @staticmethod
     def forward(p: Tensor, a: Tensor, squares: Tensor | None, log_scale: Tensor, peak: Tensor, law: Law) -> Tensor:
@@ -126,7 +129,7 @@ def _forces(p: Tensor, a: Tensor | None, squares: Tensor | None, log_scale: Tens
     largest, shift, log_factor = range_factors(p.new_ones(len(p), 1) if a is None else a, log_scale, peak, law)
     weights = None if a is None else a / largest.squeeze(2)
     _, g = _sweep_pairs(p, squares, law, forces=True, weights=weights, shift=shift)
-    return rescale_capped(g.mul_(law.strength * (2 if a is None else 1)), log_factor, law)
+    return rescale_capped(g.mul_(law.force_factor * (2 if a is None else 1)), log_factor, law)
 
 
 def _sweep_pairs(
@@ -139,14 +142,17 @@ def _sweep_pairs(
     weights: Tensor | None = None,
     shift: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Visit all pairs once: energies e (G, N), or their logarithms, and Σ_j (a_i + a_j or 1)·D_ij·p_j / strength."""
+    """Sum energies and forces over all pairs, tile by tile.
+
+    Returns the energies e (G, N), or their logarithms, and Σ_j (a_i + a_j or 1)·D_ij·p_j / force_factor (G, N, d).
+    """
     e = p.new_full(p.shape[:2], -math.inf if law.in_logs else 0.0)
     g, all_indices = torch.zeros_like(p) if forces else p.new_empty(0), torch.arange(p.shape[1], device=p.device)
     shift = p.new_zeros(()) if shift is None else shift
     for i, j in _tiles(p):
         fill_self = _fill_diagonal if i == j else None
         pair_squares = None if squares is None else (squares[:, i], squares[:, j])
-        sides = list(tile_sides(p[:, i], p[:, j], pair_squares, fill_self, law))
+        sides = list(signed_tiles(p[:, i], p[:, j], pair_squares, fill_self, law))
         energies = tile_energies(sides, fill_self, law) if energy else []
         for tile in energies:
             e[:, i] = add_energies(e[:, i], tile, -1, law)
@@ -174,7 +180,7 @@ def _curvature(
             x, a_x = _leaf(p[:, i]), _leaf(a[:, i] / largest.squeeze(2))
             y, a_y = (x, a_x) if i == j else (_leaf(p[:, j]), _leaf(a[:, j] / largest.squeeze(2)))
             pair_squares = None if squares is None else (squares[:, i], squares[:, j])
-            phi = smooth_energy(tile_sides(x, y, pair_squares, _fill_diagonal if i == j else None, law), law, shift)
+            phi = smooth_energy(signed_tiles(x, y, pair_squares, _fill_diagonal if i == j else None, law), law, shift)
             loss = ((a_x.unsqueeze(2) + a_y.unsqueeze(1)) * phi).sum() * (0.5 if i == j else 1.0)
             g_x, g_y = torch.autograd.grad(loss, (x, y), create_graph=True)
             along = (g_x * v[:, i]).sum() + (0 if i == j else (g_y * v[:, j]).sum())
@@ -212,7 +218,7 @@ def _leaf(x: Tensor) -> Tensor:
 
 
 class BatchEnergy(Function):
-    """The sum of the samples' energies, and its gradient from the same pass over the tiles."""
+    """Sum the samples' energies, with the gradient from the same pass over the tiles."""
 
     @staticmethod
     def forward(
@@ -244,6 +250,8 @@ class BatchEnergy(Function):
 
 
 class SampleEnergies(Function):
+    """Compute the energy of each sample: that of its class with all other classes."""
+
     @staticmethod
     def forward(rows: Tensor, labels: Tensor, law: Law) -> Tensor:
         return _sweep_classes(rows, labels, rows.new_ones(len(labels)), law, False)[0]
@@ -270,16 +278,16 @@ def _sweep_classes(rows: Tensor, labels: Tensor, share: Tensor, law: Law, needs_
     e, gradient = rows.new_full((1, len(labels)), -math.inf if law.in_logs else 0.0), rows.new_empty(0)
     if law.in_logs or not needs_grad:
         for _, y, fill_self in _class_tiles(rows, inverse, labels):
-            (tile,) = tile_energies(tile_sides(x, y, None, fill_self, law), fill_self, law)
+            (tile,) = tile_energies(signed_tiles(x, y, None, fill_self, law), fill_self, law)
             e = add_energies(e, tile, -1, law)
     others = ((inverse > 0).sum().to(rows.dtype) - 1).clamp(min=1)
     if needs_grad:
         largest, shift, log_factor = range_factors(share.unsqueeze(0), -others.log(), e.amax(1), law)
-        weights = share.unsqueeze(1) / largest * law.strength / (1 if law.in_logs else others)
+        weights = share.unsqueeze(1) / largest * law.force_factor / (1 if law.in_logs else others)
         all_indices = torch.arange(len(rows), device=rows.device)
         gradient, to_x = torch.empty_like(rows), torch.zeros_like(x)
         for j, y, fill_self in _class_tiles(rows, inverse, labels):
-            sides = list(tile_sides(x, y, None, fill_self, law))
+            sides = list(signed_tiles(x, y, None, fill_self, law))
             tiles = [] if law.in_logs else tile_energies(sides, fill_self, law)
             for tile in tiles:
                 e = add_energies(e, tile, -1, law)
@@ -336,7 +344,7 @@ def _class_curvature(rows: Tensor, labels: Tensor, share: Tensor, law: Law, v: T
         squared = torch.where(F.one_hot(labels, len(rows)).bool(), 1.0, 2 - 2 * p[labels] @ p.mT)
         zero = squared.new_zeros(())
         shift = law.log_energy(squared.detach().clamp(min=NEAR * NEAR)).amax() if law.in_logs else zero
-        phi = smooth_energy([Side(1, squared, None)], law, shift)
+        phi = smooth_energy([SignedTile(1, squared, None)], law, shift)
         (gradient,) = torch.autograd.grad((share.unsqueeze(1) * phi).sum(), leaf, create_graph=True)
         along = (gradient * v).sum()
     curvature, to_share = torch.autograd.grad(along, (leaf, share))

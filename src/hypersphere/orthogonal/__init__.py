@@ -36,7 +36,7 @@ from ._constraints import CONSTRAINTS
 from ._exponential import ExponentialRows
 from ._method import INITS as INITS
 from ._method import Orthogonalizer as Orthogonalizer
-from ._method import Product, RowsFunction, from_matrix, from_product, identity, normal, only_normal
+from ._method import Product, RowsFunction, from_matrix, from_product, identity, normal, normal_start
 from ._packed import matrix_size, pack
 from ._polar import PolarRows
 from ._qr import QRRows
@@ -162,7 +162,7 @@ _METHODS = [
     from_matrix(
         "canonical",
         _canonical,
-        start=only_normal("canonical", "which is not continuous at the identity"),
+        start=normal_start("canonical", "which is not continuous at the identity"),
         orthogonal=True,
     ),
     from_product("cayley", _product_of(CayleyRows), size=matrix_size),

@@ -22,8 +22,9 @@ def factors(packed: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class CayleyRows(RowsFunction):
-    """V Rᵀ for R = (I + A)(I − A)⁻¹: as (I − A)ᵀ = I + A, Rᵀ = 2(I + A)⁻¹ − I, one factorization and n solves.
+    """Multiply rows V with Rᵀ, R = (I + A)(I − A)⁻¹, by one factorization and n solves.
 
+    As (I − A)ᵀ = I + A, Rᵀ = 2(I + A)⁻¹ − I.
     With Z = V(I + A)⁻¹ and S = G(I − A)⁻¹ the gradients are −2 ZᵀS to A and 2S − G to V.
     """
 

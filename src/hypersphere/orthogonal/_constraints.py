@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ._method import Orthogonalizer, clamp_numbers, from_matrix, normal, only_normal, scaled_product, zeros
+from ._method import Orthogonalizer, clamp_parameters, from_matrix, normal, normal_start, scaled_product, zeros
 
 
 def positive_definite(p: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def _cholesky_start(m: int, init: str) -> Tensor:
 
 def _network(p: Tensor, v: Tensor) -> Tensor:
     """Compute v + W₂ᵀ·relu(W₁v) for every row, P = (W₁, W₂)."""
-    first, second = clamp_numbers(p).unbind(-3)
+    first, second = clamp_parameters(p).unbind(-3)
     return v + (v @ first.mT).relu() @ second
 
 
@@ -54,7 +54,7 @@ def _no_matrix(p: Tensor) -> Tensor:
 
 
 def _apply_positive_definite(p: Tensor, v: Tensor) -> Tensor:
-    lower = _cholesky(clamp_numbers(p))
+    lower = _cholesky(clamp_parameters(p))
     return v @ lower @ lower.mT
 
 
@@ -70,7 +70,7 @@ _MATRICES = [
     from_matrix(
         "skew",
         skew,
-        start=only_normal("skew", "whose R is never the identity, as vᵀRv = 0"),
+        start=normal_start("skew", "whose R is never the identity, as vᵀRv = 0"),
         free=lambda m: m * (m - 1) // 2,
     ),
     from_matrix("hessenberg_upper", lambda p: p.triu(-1), free=lambda m: m * (m + 1) // 2 + m - 1),

@@ -19,7 +19,7 @@ from ._packed import pack, skew
 
 
 class ExponentialRows(RowsFunction):
-    """V exp(A)ᵀ = V cos √S − V (sin √S)/√S A.
+    """Multiply rows V with exp(A)ᵀ: V cos √S − V (sin √S)/√S A.
 
     The gradient to S comes from the divided differences of both functions of λ (Daleckii and Krein), that to A from
     dS = −(dA A + A dA).

@@ -59,11 +59,11 @@ class Orthogonalizer:
         return m * (m - 1) // 2 if self.orthogonal else torch.Size(self.shape(m)).numel()
 
 
-def square(m: int) -> tuple[int, ...]:
+def square_shape(m: int) -> tuple[int, ...]:
     return (m, m)
 
 
-def triangle(m: int) -> tuple[int, ...]:
+def triangle_shape(m: int) -> tuple[int, ...]:
     return (m * (m - 1) // 2,)
 
 
@@ -85,10 +85,10 @@ def identity_or_normal(m: int, init: str) -> Tensor:
 
 
 def zero_or_normal(m: int, init: str) -> Tensor:
-    return zeros(*triangle(m)) if init == "identity" else normal(*triangle(m))
+    return zeros(*triangle_shape(m)) if init == "identity" else normal(*triangle_shape(m))
 
 
-def only_normal(name: str, why: str) -> Callable[[int, str], Tensor]:
+def normal_start(name: str, why: str) -> Callable[[int, str], Tensor]:
     """Make the start of a method that cannot be the identity."""
 
     def start(m: int, init: str) -> Tensor:
@@ -119,13 +119,13 @@ def scaled_product(product: Product, p: Tensor, v: Tensor) -> Tensor:
     return rescale(at_full_precision(product, rescale(p, 1.0, up), rescale(v, 1 / up, 1.0)), up, 1.0)
 
 
-def clamp_numbers(p: Tensor) -> Tensor:
+def clamp_parameters(p: Tensor) -> Tensor:
     """Clamp p to the fourth root of the largest number, so that products with itself and with rows are finite."""
     return clamp_abs(p, max_root(p.dtype, 4))
 
 
 class RowsFunction(Function):
-    """A product V Rᵀ without computing R.
+    """Multiply rows V with Rᵀ, without computing R.
 
     ``forward(numbers, rows, *options)`` returns the product, then intermediates for the backward pass.
     ``backward(ctx, grad)`` finds inputs and intermediates in ``ctx.saved_tensors`` and the rest in ``ctx.options``. For
@@ -166,10 +166,10 @@ def from_matrix(
     """Make a method that computes R from P (..., m, m)."""
     return Orthogonalizer(
         name,
-        square,
+        square_shape,
         start,
-        matrix=lambda p: at_full_precision(lambda p: matrix(clamp_numbers(p)), p),
-        apply=lambda p, v: scaled_product(lambda p, v: v @ matrix(clamp_numbers(p)).mT, p, v),
+        matrix=lambda p: at_full_precision(lambda p: matrix(clamp_parameters(p)), p),
+        apply=lambda p, v: scaled_product(lambda p, v: v @ matrix(clamp_parameters(p)).mT, p, v),
         orthogonal=orthogonal,
         free=free,
     )
@@ -186,7 +186,7 @@ def from_product(name: str, product: Product, *, size: Callable[[Tensor], int] |
 
     return Orthogonalizer(
         name,
-        square if size is None else triangle,
+        square_shape if size is None else triangle_shape,
         identity_or_normal if size is None else zero_or_normal,
         matrix,
         apply=lambda p, v: scaled_product(product, p, v),

@@ -12,7 +12,7 @@ from ._method import RowsFunction, in_full_precision
 
 
 class PolarRows(RowsFunction):
-    """V Rᵀ for R = U(UᵀU)^(−½) = WZᵀ with U = WΣZᵀ.
+    """Multiply rows V with Rᵀ, R = U(UᵀU)^(−½) = WZᵀ with U = WΣZᵀ.
 
     dR = R Ω, where Ω is skew and HΩ + ΩH = RᵀdU − dUᵀR with H = RᵀU = ZΣZᵀ. So the gradient to U is RΨ with
     HΨ + ΨH = K − Kᵀ, K = RᵀGᵀV: in the basis Z a division by σᵢ + σⱼ, never by a difference.

@@ -47,7 +47,7 @@ def differentiable_factors(matrix: Tensor, proper: bool) -> tuple[Tensor, Tensor
 
 
 class QRRows(RowsFunction):
-    """V Qᵀ for U = QT.
+    """Multiply rows V with Qᵀ, U = QT.
 
     dQ = QΩ with Ω skew and the strict lower triangle of QᵀdU T⁻¹, so with K = QᵀGᵀV (G the gradient to V Qᵀ) the
     gradient to U is Q·tril(K − Kᵀ, −1)·T⁻ᵀ, and that to V is GQ.

@@ -14,7 +14,7 @@ from torch import Tensor
 from .._internal.safe_files import write_bytes
 from .._internal.tensors import hash_of, unshared
 from ..orthogonal import INITS
-from .parametrization import Plan, key_prefix, label
+from .parametrization import Plan, key_prefix, layer_label
 from .tasks import check_new_name
 
 FORMAT = 1
@@ -39,7 +39,7 @@ class Entry:
 
     @property
     def layer(self) -> str:
-        return f"layer {label(self.name)!r}"
+        return f"layer {layer_label(self.name)!r}"
 
     @property
     def key(self) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .._internal.optimizer_checks import record_change
 from ..orthogonal import ORTHOGONALIZERS, Orthogonalizer
 from ..selection import neuron_rows
-from .parametrization import Rotated, is_sharded, label, require_rotated, rotate_weight
+from .parametrization import RotatedWeight, is_sharded, layer_label, require_rotated, rotate_weight
 
 M = TypeVar("M", bound=nn.Module)
 _NEURONS = re.compile(r"(?P<layer>(?:.*\.)?)parametrizations\.(?P<tensor>[^.]+)\.original")
@@ -43,8 +43,8 @@ def merge(model: M) -> M:
     return model
 
 
-def _check_mergeable(each: Rotated) -> None:
-    layer = f"layer {label(each.name)!r}"
+def _check_mergeable(each: RotatedWeight) -> None:
+    layer = f"layer {layer_label(each.name)!r}"
     if len(each.parametrizations) > 1:
         last = type(each.parametrizations[-1]).__name__
         raise ValueError(f"merge: {layer} has another parametrization after its rotation ({last}): remove it first")
@@ -54,7 +54,7 @@ def _check_mergeable(each: Rotated) -> None:
         )
 
 
-def _remove_rotation(each: Rotated) -> None:
+def _remove_rotation(each: RotatedWeight) -> None:
     module, name, rotation, neurons = each.module, each.tensor_name, each.rotation, each.neurons
     with torch.no_grad():
         neurons.copy_(rotation(neurons))

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from .._internal.checks import warn_once
 from .._internal.optimizer_checks import OptimizerCheck
-from .parametrization import Rotated, find_rotated, label
+from .parametrization import RotatedWeight, find_rotated, layer_label
 
 
 def _check_optimizer(optimizer: Optimizer, layers: list[nn.Module]) -> None:
@@ -20,7 +20,7 @@ def _check_optimizer(optimizer: Optimizer, layers: list[nn.Module]) -> None:
                 _check_rotation(type(optimizer).__name__, groups, each)
 
 
-def _check_rotation(name: str, groups: dict[nn.Parameter, dict[str, Any]], each: Rotated) -> None:
+def _check_rotation(name: str, groups: dict[nn.Parameter, dict[str, Any]], each: RotatedWeight) -> None:
     plan, numbers = each.rotation.plan, each.rotation.task.parameter
     if numbers is None:
         return
@@ -30,7 +30,7 @@ def _check_rotation(name: str, groups: dict[nn.Parameter, dict[str, Any]], each:
             warn_once(f"{name} holds the rotations of another task than {each.rotation.active!r}: make one per task")
     elif plan.method == "ogd" and not groups[numbers].get("orthogonal"):
         raise ValueError(
-            f"{name} would not keep the matrix of layer {label(each.name)!r} orthogonal: use "
+            f"{name} would not keep the matrix of layer {layer_label(each.name)!r} orthogonal: use "
             "hypersphere.OGD(param_groups(model, ogd=True))"
         )
     elif plan.sample is not None and not each.rotation.resampled:

@@ -197,13 +197,13 @@ def key_prefix(layer: str, tensor: str) -> str:
     return f"{layer}.parametrizations.{tensor}." if layer else f"parametrizations.{tensor}."
 
 
-def label(layer: str) -> str:
+def layer_label(layer: str) -> str:
     """Return a layer's name for messages."""
     return layer or "(root)"
 
 
 @dataclass(frozen=True)
-class Rotated:
+class RotatedWeight:
     """A rotated weight: its module, names and rotation."""
 
     name: str
@@ -229,16 +229,16 @@ class Rotated:
         return key_prefix(self.name, self.tensor_name)
 
 
-def find_rotated(model: nn.Module) -> Iterator[Rotated]:
+def find_rotated(model: nn.Module) -> Iterator[RotatedWeight]:
     """Yield every rotated weight of the model, in the model's order."""
     for name, module in model.named_modules():
         if parametrize.is_parametrized(module):
             for tensor_name, parametrizations in module.parametrizations.items():
                 if isinstance(parametrizations[0], Rotation):
-                    yield Rotated(name, module, tensor_name, parametrizations[0])
+                    yield RotatedWeight(name, module, tensor_name, parametrizations[0])
 
 
-def require_rotated(verb: str, model: nn.Module) -> list[Rotated]:
+def require_rotated(verb: str, model: nn.Module) -> list[RotatedWeight]:
     """Return :func:`find_rotated` as a list; raise if it is empty."""
     checks.module("model", model)
     found = list(find_rotated(model))

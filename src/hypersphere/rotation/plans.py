@@ -9,7 +9,7 @@ from typing import Any
 
 from .._internal import checks
 from ..selection import Neurons
-from .parametrization import NONE, Plan, label
+from .parametrization import NONE, Plan, layer_label
 
 # Measured cost of a factorization of d dimensions, including OGD's step or the penalty, relative to Cayley's
 # (benchmarks/rotation.py). Other methods only multiply, or are the user's own.
@@ -58,7 +58,7 @@ def make_plans(
         if split or init != "identity":
             raise ValueError("sample needs blocks=1 and init='identity'")
         whole = {first} if len(made) > 1 else set()
-        made = {name: plan if name in whole else _with_sample(name, plan, sample) for name, plan in made.items()}
+        made = {name: plan if name in whole else _add_sample(name, plan, sample) for name, plan in made.items()}
     return made
 
 
@@ -83,7 +83,7 @@ def _split_into_blocks(
     numbers = {n: _count_blocks(plan.dimension, _kernel_size(found[n]), blocks, block_size) for n, plan in made.items()}
     if not any(numbers.values()):
         wanted = f"{blocks} blocks" if block_size is None else f"blocks of {block_size} elements"
-        layers = ", ".join(f"{label(name)} ({_describe_size(plan, found[name])})" for name, plan in made.items())
+        layers = ", ".join(f"{layer_label(name)} ({_describe_size(plan, found[name])})" for name, plan in made.items())
         raise ValueError(f"no layer can be split into {wanted} of whole channels: {layers}")
     return {
         name: replace(plan, blocks=numbers[name], shared=share_blocks and numbers[name] > 1) if numbers[name] else plan
@@ -120,8 +120,8 @@ def cost_warning(made: dict[str, Plan], found: dict[str, Neurons], first: str) -
             options.append("sample=0.25 rotates a quarter of it at a time")
     remedies = f" ({'; '.join(options)}; on the command line prefix them with rotation.)" if options else ""
     return (
-        f"layer {label(name)!r} takes {int(100 * share)}% of the cost of all rotations, which grows as the cube of "
-        f"its {plan.dimension} dimensions{remedies}"
+        f"layer {layer_label(name)!r} takes {int(100 * share)}% of the cost of all rotations, which grows as the cube "
+        f"of its {plan.dimension} dimensions{remedies}"
     )
 
 
@@ -138,7 +138,7 @@ def _describe_size(plan: Plan, neurons: Neurons) -> str:
     return f"{plan.dimension // kernel} channels of {kernel}" if kernel > 1 else f"{plan.dimension} elements"
 
 
-def _with_sample(name: str, plan: Plan, sample: Any) -> Plan:
+def _add_sample(name: str, plan: Plan, sample: Any) -> Plan:
     is_share = isinstance(sample, Real) and not isinstance(sample, Integral)
     if not isinstance(sample, Real) or isinstance(sample, bool):
         raise TypeError(f"sample must be an int >= 2 or a share between 0 and 1, got {sample!r}")
@@ -151,7 +151,7 @@ def _with_sample(name: str, plan: Plan, sample: Any) -> Plan:
     if not 2 <= p <= plan.dimension:
         share = f" ({sample!r} of them)" if is_share else ""
         raise ValueError(
-            f"sample must be 2 to {plan.dimension} dimensions for layer {label(name)!r}, got {p}{share}; exclude skips "
-            "the layer"
+            f"sample must be 2 to {plan.dimension} dimensions for layer {layer_label(name)!r}, got {p}{share}; "
+            "exclude skips the layer"
         )
     return replace(plan, sample=p)

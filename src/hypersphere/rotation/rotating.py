@@ -15,7 +15,7 @@ from .._internal.optimizer_checks import record_change
 from ..orthogonal import BUILT_IN, INITS, ORTHOGONALIZERS, Orthogonalizer
 from ..selection import Neurons, Specs, as_list, matches, no_layer_error, select, select_to_change
 from . import optimizer_checks
-from .parametrization import NONE, RESERVED, Rotation, find_rotated, is_sharded, label, layer_seed
+from .parametrization import NONE, RESERVED, Rotation, find_rotated, is_sharded, layer_label, layer_seed
 from .plans import cost_warning, dimension, make_plans
 
 M = TypeVar("M", bound=nn.Module)
@@ -160,13 +160,15 @@ def _select_layers(model: nn.Module, layers: Specs | None, exclude: Specs, outpu
         raise ValueError(f"model must be rotated before wrapping, got {type(model).__name__}")
     for name, module in model.named_modules():
         if _is_quantized(module) and matches(layers, name, module) and not matches(exclude, name, module):
-            raise ValueError(f"layer {label(name)!r} [{type(module).__name__}] is quantized and cannot be rotated")
+            raise ValueError(
+                f"layer {layer_label(name)!r} [{type(module).__name__}] is quantized and cannot be rotated"
+            )
     for spec in [] if layers is None else as_list("layers", layers):
         for name, module in model.named_modules():
             asked = name == spec if isinstance(spec, str) else isinstance(spec, type) and issubclass(spec, _NOT_NEURONS)
             if asked and isinstance(module, _NOT_NEURONS):
                 raise ValueError(
-                    f"layers: {label(name)} [{type(module).__name__}] cannot be rotated: rotate does not support "
+                    f"layers: {layer_label(name)} [{type(module).__name__}] cannot be rotated: rotate does not support "
                     "recurrent layers and embeddings"
                 )
     found = select_to_change("rotate", model, layers, exclude, output)
@@ -200,7 +202,7 @@ def _is_quantized(module: nn.Module) -> bool:
 
 
 def check_layer(model: nn.Module, name: str, neurons: Neurons) -> None:
-    layer = f"layer {label(name)!r}"
+    layer = f"layer {layer_label(name)!r}"
     if len(neurons.parametrizations):
         if isinstance(neurons.parametrizations[0], Rotation):
             raise ValueError(f"{layer} is already rotated: merge first, or exclude it")
@@ -223,7 +225,7 @@ def check_layer(model: nn.Module, name: str, neurons: Neurons) -> None:
     ]
     if len(holders) > 1:
         raise ValueError(f"{layer} has a tied weight ({' and '.join(holders)}): rotating it would untie it")
-    checks.finite_weight(label(name), weight)
+    checks.finite_weight(layer_label(name), weight)
 
 
 def _check_method(method: Any) -> str:

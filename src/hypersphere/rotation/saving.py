@@ -14,7 +14,17 @@ from .._internal.tensors import hash_of
 from ..orthogonal import ORTHOGONALIZERS
 from ..selection import Neurons, select, unwrapped
 from ._file import Entry, File, read, write
-from .parametrization import NONE, Plan, Rotated, Rotation, draw_dims, find_rotated, is_sharded, label, require_rotated
+from .parametrization import (
+    NONE,
+    Plan,
+    RotatedWeight,
+    Rotation,
+    draw_dims,
+    find_rotated,
+    is_sharded,
+    layer_label,
+    require_rotated,
+)
 from .plans import dimension
 from .rotating import attach, check_layer, parameter_order
 from .tasks import activate
@@ -46,7 +56,9 @@ def save_rotations(model: nn.Module, path: str | os.PathLike[str], *, task: str 
     found = require_rotated("save_rotations", model)
     for each in found:
         if is_sharded(each.neurons):
-            raise ValueError(f"save_rotations: layer {label(each.name)!r} is sharded: save from an unsharded model")
+            raise ValueError(
+                f"save_rotations: layer {layer_label(each.name)!r} is sharded: save from an unsharded model"
+            )
         if task is not None and task not in each.rotation.tasks:
             raise ValueError(f"task must be one of {', '.join(each.rotation.tasks)}, got {task!r}")
     kept, frozen = _split_state(model, found, task)
@@ -74,8 +86,8 @@ def load_rotations(model: M, path: str | os.PathLike[str]) -> M:
     plain = {(_module_name(name, n), n.tensor_name): n for name, n in select(unwrapped_model).items()}
     for where in there:
         if where not in {entry.where for entry in file.entries}:
-            raise ValueError(f"{path}: layer {label(where[0])!r} is rotated in the model, but not in the file")
-    checked: list[tuple[Entry, Rotated | Neurons, Rotation]] = []
+            raise ValueError(f"{path}: layer {layer_label(where[0])!r} is rotated in the model, but not in the file")
+    checked: list[tuple[Entry, RotatedWeight | Neurons, Rotation]] = []
     with torch.random.fork_rng(devices=[]):  # the start is overwritten
         for entry in file.entries:
             found = there.get(entry.where) or plain.get(entry.where)
@@ -86,7 +98,7 @@ def load_rotations(model: M, path: str | os.PathLike[str]) -> M:
 
     attach("load_rotations", [(found, rotation) for _, found, rotation in checked if isinstance(found, Neurons)])
     for entry, found, rotation in checked:
-        if isinstance(found, Rotated):
+        if isinstance(found, RotatedWeight):
             if entry.task not in found.rotation.tasks:
                 found.rotation.add_module(entry.task, rotation.task)
             activate(found, entry.task)
@@ -95,7 +107,7 @@ def load_rotations(model: M, path: str | os.PathLike[str]) -> M:
 
 
 def _split_state(
-    model: nn.Module, found: list[Rotated], task: str | None
+    model: nn.Module, found: list[RotatedWeight], task: str | None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return what is saved, by key in the state_dict, and what is frozen and not saved."""
     kept: dict[str, Tensor] = {}
@@ -121,7 +133,7 @@ def _neurons_change(plan: Plan) -> bool:
     return plan.learned or plan.sample is not None
 
 
-def _describe_layer(each: Rotated, task: str | None) -> dict[str, Any]:
+def _describe_layer(each: RotatedWeight, task: str | None) -> dict[str, Any]:
     return {
         "name": each.name,
         "tensor": each.tensor_name,
@@ -134,13 +146,13 @@ def _describe_layer(each: Rotated, task: str | None) -> dict[str, Any]:
 
 
 def _check_entry(
-    path: Any, model: nn.Module, entry: Entry, found: Rotated | Neurons, tensors: dict[str, Tensor]
+    path: Any, model: nn.Module, entry: Entry, found: RotatedWeight | Neurons, tensors: dict[str, Tensor]
 ) -> Rotation:
     """Return the initial rotation of an entry; raise if the layer or the file's tensors do not fit."""
     plan, layer = entry.plan, entry.layer
     if plan.method != NONE and plan.method not in ORTHOGONALIZERS:
         raise ValueError(f"{path}: unknown method {plan.method!r}; register its Orthogonalizer with rotate")
-    if isinstance(found, Rotated):
+    if isinstance(found, RotatedWeight):
         _check_same_plan(path, layer, found.rotation.plan, plan)
         neurons, names = found.neurons, found.rotation.order
     else:

@@ -1,4 +1,4 @@
-"""Stochastic OPT: rotate a sample of dimensions, fold the rotation into the neurons, sample again (OPT, Sec. 4)."""
+"""Stochastic OPT: rotate a sample of dimensions, merge the rotation into the neurons, sample again (OPT, Sec. 4)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch.optim import Optimizer
 
 from .._internal import checks
 from .._internal.draws import generator
-from .parametrization import Rotated, draw_dims, find_rotated, label
+from .parametrization import RotatedWeight, draw_dims, find_rotated, layer_label
 
 
 class Resampler:
-    """The outer loop of stochastic OPT (Algorithm 1), stepped like a learning rate scheduler.
+    """Draw new dimensions every `inner` steps (stochastic OPT, Algorithm 1).
 
-    After `inner` steps each small rotation is folded into its neurons, which changes neither the network's function nor
-    the neurons' energy (Theorem 2). Then new dimensions are drawn, the rotation is reset to the identity, and the
-    optimizer's state of it is cleared. Draws depend only on seed, layer and draw number, and all counters are buffers
-    of the model, so training can be resumed at any step.
+    Step it after the optimizer, like a learning rate scheduler. After `inner` steps each small rotation is merged into
+    its neurons, which changes neither the network's function nor the neurons' energy (Theorem 2). Then new dimensions
+    are drawn, the rotation is reset to the identity, and the optimizer's state of it is cleared. Draws depend only on
+    seed, layer and draw number, and all counters are buffers of the model, so training can be resumed at any step.
 
     Args:
         model: rotated with ``sample``; layers rotated without it are left alone.
@@ -52,17 +52,18 @@ class Resampler:
         for each in self.sampled:
             if each.rotation.task.parameter not in known:
                 raise ValueError(
-                    f"optimizer must hold the rotation of layer {label(each.name)!r}: make the optimizer after rotate"
+                    f"optimizer must hold the rotation of layer {layer_label(each.name)!r}: make the optimizer "
+                    "after rotate"
                 )
         for each in self.sampled:
             each.rotation.resampled = True
 
     def __repr__(self) -> str:
-        layers = ", ".join(label(each.name) for each in self.sampled)
+        layers = ", ".join(layer_label(each.name) for each in self.sampled)
         return f"Resampler(inner={self.inner}; {layers})"
 
     def step(self) -> None:
-        """Count one training step; after `inner` of them fold and draw again."""
+        """Count one training step; after `inner` of them merge and draw again."""
         tasks = [each.rotation.task for each in self.sampled]
         self._check_rotated()
         for task in tasks:
@@ -73,7 +74,7 @@ class Resampler:
                 self._resample(each)
 
     def resample(self) -> None:
-        """Fold and draw again now."""
+        """Merge the rotations into the neurons and draw new dimensions."""
         self._check_rotated()
         for each in self.sampled:
             self._resample(each)
@@ -81,10 +82,10 @@ class Resampler:
     def _check_rotated(self) -> None:
         for each in self.sampled:
             if not is_parametrized(each.module, each.tensor_name):
-                raise ValueError(f"layer {label(each.name)!r} is no longer rotated: make a new Resampler")
+                raise ValueError(f"layer {layer_label(each.name)!r} is no longer rotated: make a new Resampler")
 
     @torch.no_grad()
-    def _resample(self, each: Rotated) -> None:
+    def _resample(self, each: RotatedWeight) -> None:
         plan, task, neurons = each.rotation.plan, each.rotation.task, each.neurons
         seed, draw, parameter = int(task.seed), int(task.draw) + 1, task.parameter
         assert plan.sample is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from .parametrization import Rotated, Rotation, TaskRotation, label, require_rotated
+from .parametrization import RotatedWeight, Rotation, TaskRotation, layer_label, require_rotated
 
 
 def add_task(model: nn.Module, name: str) -> None:
@@ -27,7 +27,7 @@ def add_task(model: nn.Module, name: str) -> None:
     if not missing:
         raise ValueError(f"name must be new, got {name!r}; the tasks are {', '.join(found[0].rotation.tasks)}")
     for each in missing:
-        rotation, layer = each.rotation, f"layer {label(each.name)!r}"
+        rotation, layer = each.rotation, f"layer {layer_label(each.name)!r}"
         if rotation.plan.sample is not None:
             raise ValueError(
                 f"add_task: {layer} is rotated with sample, which changes the neurons: tasks need fixed neurons"
@@ -63,7 +63,7 @@ def use_task(model: nn.Module, name: str) -> None:
         activate(each, name)
 
 
-def activate(each: Rotated, name: str) -> None:
+def activate(each: RotatedWeight, name: str) -> None:
     """Make a task of one layer active."""
     rotation = each.rotation
     if rotation.active == name:
