@@ -104,9 +104,9 @@ def test_random_numbers_are_the_hash():
 
 def test_random_numbers_by_value():
     """Written down once: what a checkpoint resumes must not change with a release."""
-    words = _random.words(stable_hash(0, 0, "order"), [0, 1])
+    words = _random.random_bits(stable_hash(0, 0, "order"), [0, 1])
     assert words.tolist() == [1740827241258054275, 4771869751480827356]
-    assert _random.order(0, 0, "order", range(8)).tolist() == [0, 4, 5, 1, 7, 3, 6, 2]
+    assert _random.shuffle(0, 0, "order", range(8)).tolist() == [0, 4, 5, 1, 7, 3, 6, 2]
 
 
 @pytest.mark.parametrize("draw", ["uniform", "integers", "normal"])

@@ -521,7 +521,7 @@ def test_compiled():
 def test_the_scale_of_a_similarity_is_automatic_but_for_the_papers_networks(changes, scale):
     config = derive(tiny(), {"model.similarity": "cosine", "model.widths": (16, 4, 4)} | changes)
     spec = splits.load(config.data, config.seed).spec
-    network = building.network(config.model, spec, num_classes=10)
+    network = building.build_network(config.model, spec, num_classes=10)
     convolutions = [each for each in network.modules() if isinstance(each, nn.Conv2d)]
     assert convolutions[1].scale == scale
 

@@ -1,8 +1,8 @@
 """The command `hypersphere`. Each subcommand is a module here, imported when it is called, so that help needs no torch.
 
 A command's module has `add_arguments(parser)` and `run(options)`, which returns the exit code: 0, or 2 for a user
-error, after one line on stderr; 130 when interrupted. An optional `prepared(argv)` edits the arguments before they are
-parsed.
+error, after one line on stderr; 130 when interrupted. An optional `expand_switches(argv)` edits the arguments
+before they are parsed.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def _main(argv: Sequence[str]) -> int:
             hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(catalog.COMMANDS)}"
             Parser(prog="hypersphere").error(f"unknown command {name!r}; {hint}")
         command, parser = parser_of(name)
-        prepared = getattr(command, "prepared", None)
-        return int(command.run(parser.read(rest if prepared is None else prepared(rest))))
+        expand = getattr(command, "expand_switches", None)
+        return int(command.run(parser.read(rest if expand is None else expand(rest))))
     parser = top_parser()
     parser.read(argv)
     parser.error(f"a command is needed: {', '.join(catalog.COMMANDS)}")

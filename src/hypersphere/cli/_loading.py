@@ -18,7 +18,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def loaded(options: argparse.Namespace) -> Run:
+def load_options_run(options: argparse.Namespace) -> Run:
     """Load the run of the options. Raise ValueError in one line if that fails."""
     from .. import recipes
     from ..train.config import ConfigError

@@ -68,7 +68,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(changes={})
 
 
-def prepared(argv: Sequence[str]) -> list[str]:
+def expand_switches(argv: Sequence[str]) -> list[str]:
     """Turn `--resume` without a value into `--resume=true`, also before another flag or a recipe: `--resume opt`."""
     switches = {flag.flag: flag for flag in flags() if _is_switch(flag.key)}
     return [

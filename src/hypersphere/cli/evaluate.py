@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
 
     given = {"data.root": options.root, "data.batch_size": options.batch_size, "device": options.device}
     try:
-        loaded = _loading.loaded(options)
+        loaded = _loading.load_options_run(options)
         config = apply(loaded.config, {key: text for key, text in given.items() if text is not None})
         figures = scores(loaded, options.split, config)
     except (OSError, ImportError, ValueError) as error:

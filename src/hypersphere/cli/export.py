@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
                 raise ValueError(f"--out must be a file in a folder that exists, got {str(options.out)!r}")
         else:
             to = options.to or "onnx"
-        loaded = _loading.loaded(options)
+        loaded = _loading.load_options_run(options)
         out = options.out
         if out is None:
             if to == "safetensors" or loaded.source != loaded.path / FINAL:

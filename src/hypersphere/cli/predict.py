@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     from ..train.distributed import device_of
 
     try:
-        loaded = _loading.loaded(options)
+        loaded = _loading.load_options_run(options)
         loaded.check_labels()
         if (options.top or 1) > len(loaded.labels):
             raise ValueError(f"argument --top: must be at most {len(loaded.labels)}, the classes of the run")

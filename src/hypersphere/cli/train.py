@@ -18,9 +18,9 @@ from ..train.config import convert as configs
 from ..train.config.values import kind_of_data
 from ..train.storage.layout import CONFIG
 from ._output import print_table, say
-from ._settings import add_settings, prepared
+from ._settings import add_settings, expand_switches
 
-__all__ = ["add_arguments", "prepared", "run"]
+__all__ = ["add_arguments", "expand_switches", "run"]
 
 TERMINATED = 143  # what a shell reports for SIGTERM
 

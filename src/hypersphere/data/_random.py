@@ -29,15 +29,15 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
-def words(key: int, indices: npt.ArrayLike) -> Words:
+def random_bits(key: int, indices: npt.ArrayLike) -> Words:
     """Return one random word for each index, in the shape of `indices`."""
     return _mix(np.uint64(key) + (np.asarray(indices).astype(np.uint64) + np.uint64(1)) * _GAMMA)
 
 
-def order(seed: int, epoch: int, what: str, indices: npt.ArrayLike) -> Indices:
+def shuffle(seed: int, epoch: int, what: str, indices: npt.ArrayLike) -> Indices:
     """Shuffle `indices` by sorting them by their words."""
     indices = np.asarray(indices, dtype=np.int64)
-    return indices[np.argsort(words(stable_hash(seed, epoch, what), indices), kind="stable")]
+    return indices[np.argsort(random_bits(stable_hash(seed, epoch, what), indices), kind="stable")]
 
 
 def _mix(x: Words) -> Words:
@@ -66,7 +66,7 @@ class SampleGenerator:
 
     def __init__(self, seed: int, epoch: int, indices: Any) -> None:
         seed, epoch = checks.integer("seed", seed, low=0), checks.integer("epoch", epoch, low=0)
-        self._states = words(stable_hash(seed, epoch, "augment"), indices)
+        self._states = random_bits(stable_hash(seed, epoch, "augment"), indices)
         self._drawn = 0
 
     def __len__(self) -> int:

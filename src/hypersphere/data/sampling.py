@@ -82,7 +82,7 @@ def batches(
     if hasattr(dataset, "labels"):
         _check_labels(dataset)
     everything = np.arange(_check_length(dataset))
-    order = _random.order(seed, epoch, "order", everything) if shuffle else everything
+    order = _random.shuffle(seed, epoch, "order", everything) if shuffle else everything
     # With its own generator the loader does not draw from torch's global one.
     loader: DataLoader[Any] = DataLoader(
         _Batches(dataset, order, batch_size, rank, world_size, augmentation, seed, epoch),
@@ -171,7 +171,7 @@ def imbalance(dataset: Dataset[Any], kind: str, seed: int = 0) -> Dataset[Any]:
             raise ValueError(f"dataset must have {MNIST0_KEPT} samples of class 0 for 'mnist0', got {kept[0]}")
         kept[0] = MNIST0_KEPT
     seed = checks.integer("seed", seed, low=0)
-    chosen = [_random.order(seed, 0, "imbalance", indices)[:n] for indices, n in zip(by_class, kept, strict=True)]
+    chosen = [_random.shuffle(seed, 0, "imbalance", indices)[:n] for indices, n in zip(by_class, kept, strict=True)]
     return _make_subset(dataset, np.sort(np.concatenate(chosen)))
 
 
@@ -201,7 +201,7 @@ def holdout(dataset: Dataset[Any], size: int | float, seed: int = 0) -> tuple[Da
     for c in sorted(range(len(exact)), key=lambda c: quota[c] - exact[c])[: size - sum(quota)]:
         quota[c] += 1
     seed = checks.integer("seed", seed, low=0)
-    held = [_random.order(seed, 0, "holdout", indices)[:k] for indices, k in zip(by_class, quota, strict=True)]
+    held = [_random.shuffle(seed, 0, "holdout", indices)[:k] for indices, k in zip(by_class, quota, strict=True)]
     inside = np.zeros(n, dtype=bool)
     inside[np.concatenate(held)] = True
     return _make_subset(dataset, np.flatnonzero(~inside)), _make_subset(dataset, np.flatnonzero(inside))
@@ -250,8 +250,8 @@ def episode(
                 f"shots + queries must be <= the samples of every class, got {shots} + {queries}, "
                 f"but class {c} has {len(by_class[c])}"
             )
-    classes = _random.order(seed, index, "episode classes", nonempty)[:ways]
-    drawn = np.stack([_random.order(seed, index, "episode", by_class[c])[: shots + queries] for c in classes])
+    classes = _random.shuffle(seed, index, "episode classes", nonempty)[:ways]
+    drawn = np.stack([_random.shuffle(seed, index, "episode", by_class[c])[: shots + queries] for c in classes])
     parts: list[Tensor] = []
     for part in (drawn[:, :shots], drawn[:, shots:]):
         inputs, _ = _fetch(dataset, part.reshape(-1), augmentation, seed, index)

@@ -88,15 +88,15 @@ def flat(given: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return given.flatten(0, -2), targets.flatten()
 
 
-def classifier(config: Config, spec: DataSpec) -> Classifier:
+def build_classifier(config: Config, spec: DataSpec) -> Classifier:
     """Build the network of a config with its head, not rotated yet; ValueError if it does not fit the data."""
     has_head = config.loss.name != "softmax"
-    body = network(config.model, spec, num_classes=0 if has_head else len(spec.classes))
+    body = build_network(config.model, spec, num_classes=0 if has_head else len(spec.classes))
     head = _head(config.loss, spec, body) if has_head else None
     return Classifier(body, head, config.loss.label_smoothing)
 
 
-def network(model: Model, spec: DataSpec, **fixed: Any) -> nn.Module:
+def build_network(model: Model, spec: DataSpec, **fixed: Any) -> nn.Module:
     """Build the network alone; `fixed` are options it must take, all others are given where it has them."""
     known = models.preset(model.name).accepted()
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
@@ -190,7 +190,7 @@ def _check_layers(body: nn.Module, head: nn.Module | None, names: dict[str, Iter
             raise ValueError(f"rotation.{key} must be {also}layers of the network, {', '.join(there)}; got {each!r}")
 
 
-def optimizer(module: nn.Module, config: Config) -> Optimizer:
+def build_optimizer(module: nn.Module, config: Config) -> Optimizer:
     """Build the optimizer of a module; no weight decay on scale-invariant weights."""
     settings = config.optimizer
     uses_ogd = config.rotation is not None and config.rotation.method == "ogd"
@@ -206,7 +206,7 @@ def optimizer(module: nn.Module, config: Config) -> Optimizer:
     return made
 
 
-def regularizer(body: nn.Module, head: nn.Module | None, settings: Energy, seed: int) -> EnergyRegularizer:
+def build_regularizer(body: nn.Module, head: nn.Module | None, settings: Energy, seed: int) -> EnergyRegularizer:
     """Build the regularizer that a config adds to the loss."""
     return EnergyRegularizer(body, head=head, seed=seed, **vars(settings))
 
@@ -219,7 +219,7 @@ def energies(body: nn.Module, head: nn.Module | None, settings: Energy | None) -
     return EnergyRegularizer(body, head=head, **kind).per_layer()
 
 
-def opponents(model: Model, spec: DataSpec) -> tuple[nn.Module, nn.Module]:
+def build_gan(model: Model, spec: DataSpec) -> tuple[nn.Module, nn.Module]:
     """Build a generator and the discriminator of the same paper; similarity and widths are the latter's."""
     known = models.preset(model.name).accepted()
     options = {"batch_norm": model.batch_norm} | _of_data(spec)
@@ -228,7 +228,7 @@ def opponents(model: Model, spec: DataSpec) -> tuple[nn.Module, nn.Module]:
     except (TypeError, ValueError) as error:
         raise ValueError(f"model.name={model.name}: {error}") from None
     critic = replace(model, name="discriminator" + model.name.removeprefix("generator"))
-    return maker, network(critic, spec, num_classes=1)
+    return maker, build_network(critic, spec, num_classes=1)
 
 
 def start_from(target: Classifier, source: nn.Module, path: str) -> None:
@@ -242,7 +242,7 @@ def start_from(target: Classifier, source: nn.Module, path: str) -> None:
         same = {key: value for key, value in given.head.state_dict().items() if key != "step" and key in kept}
         target.head.load_state_dict({k: v for k, v in same.items() if v.shape == kept[k].shape}, strict=False)
     mine, theirs = _classes_of(target), _classes_of(given)
-    load_same(target.network, given.network.state_dict(), f"init_from={path}", but=(mine[0], theirs[0]))
+    load_fitting(target.network, given.network.state_dict(), f"init_from={path}", exclude=(mine[0], theirs[0]))
     for tensor, other in zip(mine[1:], theirs[1:], strict=True):
         if tensor is not None and other is not None and tensor.shape == other.shape:
             with torch.no_grad():
@@ -256,10 +256,12 @@ def _classes_of(model: Classifier) -> tuple[str, Tensor | None, Tensor | None]:
     return name, getattr(module, "weight", None), getattr(module, "bias", None)
 
 
-def check_same(target: nn.Module, shapes: Mapping[str, tuple[int, ...]], where: str, but: tuple[str, ...] = ()) -> None:
-    """Raise ValueError unless tensors of these shapes fit the module, except for the layers named in `but`."""
-    mine = {name: value for name, value in target.state_dict().items() if _is_kept(name, but)}
-    theirs = {name: tuple(shape) for name, shape in shapes.items() if _is_kept(name, but)}
+def check_fits(
+    target: nn.Module, shapes: Mapping[str, tuple[int, ...]], where: str, exclude: tuple[str, ...] = ()
+) -> None:
+    """Raise ValueError unless tensors of these shapes fit the module, except for the layers named in `exclude`."""
+    mine = {name: value for name, value in target.state_dict().items() if _is_kept(name, exclude)}
+    theirs = {name: tuple(shape) for name, shape in shapes.items() if _is_kept(name, exclude)}
     for name, value in mine.items():
         if name in theirs and theirs[name] != tuple(value.shape):
             got = f"{theirs[name]} there and {tuple(value.shape)} here"
@@ -269,14 +271,14 @@ def check_same(target: nn.Module, shapes: Mapping[str, tuple[int, ...]], where: 
         raise ValueError(f"{where} does not fit: unexpected tensor {more[0]}")
 
 
-def load_same(target: nn.Module, state: dict[str, Tensor], where: str, but: tuple[str, ...] = ()) -> None:
-    """Load a state into a module, except for the layers named in `but`; ValueError if it does not fit."""
-    check_same(target, {name: value.shape for name, value in state.items()}, where, but)
-    theirs = {name: value for name, value in state.items() if _is_kept(name, but)}
-    missing = [name for name in target.load_state_dict(theirs, strict=False).missing_keys if _is_kept(name, but)]
+def load_fitting(target: nn.Module, state: dict[str, Tensor], where: str, exclude: tuple[str, ...] = ()) -> None:
+    """Load a state into a module, except for the layers named in `exclude`; ValueError if it does not fit."""
+    check_fits(target, {name: value.shape for name, value in state.items()}, where, exclude)
+    theirs = {name: value for name, value in state.items() if _is_kept(name, exclude)}
+    missing = [name for name in target.load_state_dict(theirs, strict=False).missing_keys if _is_kept(name, exclude)]
     if missing:
         raise ValueError(f"{where} does not fit: it has no {missing[0]}")
 
 
-def _is_kept(name: str, but: tuple[str, ...]) -> bool:
-    return not any(layer and name.startswith(f"{layer}.") for layer in but)
+def _is_kept(name: str, exclude: tuple[str, ...]) -> bool:
+    return not any(layer and name.startswith(f"{layer}.") for layer in exclude)

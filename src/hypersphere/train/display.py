@@ -118,7 +118,7 @@ class Plain(Display):
     def show(self, line: dict[str, Any]) -> None:
         super().show(line)
         if line.get("split") != "train":
-            self._say(joined(described(line, self.total)))
+            self._say(joined(metric_cells(line, self.total)))
 
     def note(self, text: str) -> None:
         self._say(one_line(text))
@@ -126,7 +126,7 @@ class Plain(Display):
     def _measure(self, now: float) -> None:
         super()._measure(now)
         if now - self._spoke >= SILENCE:
-            cells = described({"step": self.step, "split": "train"}, self.total)
+            cells = metric_cells({"step": self.step, "split": "train"}, self.total)
             if self.loss is not None:
                 cells.append(("loss", f"{short(self.loss):>7}"))
             if self.rate is not None and self.left is not None:
@@ -158,7 +158,7 @@ class Bar(Display):
     def show(self, line: dict[str, Any]) -> None:
         super().show(line)
         if line.get("split") != "train":
-            self.bar.print(described(line, self.total))
+            self.bar.print(metric_cells(line, self.total))
 
     def note(self, text: str) -> None:
         self.bar.print([("", one_line(text))])
@@ -192,7 +192,7 @@ class Bar(Display):
 # ---------------------------------------------------------------------------------------------------------- text
 
 
-def described(line: dict[str, Any], total: int) -> list[Cell]:
+def metric_cells(line: dict[str, Any], total: int) -> list[Cell]:
     """Return the cells of a line of metrics, the most important first."""
     cells = [("step", f"{line['step']:>{len(str(total))}}"), ("", f"{line.get('split', ''):10}")]
     for key in ("loss", "discriminator_loss", "generator_loss"):

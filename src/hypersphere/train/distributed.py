@@ -38,7 +38,7 @@ class World:
         """Whether this is the main process, which writes and prints."""
         return self.rank == 0
 
-    def sums(self, *values: float) -> list[float]:
+    def all_sum(self, *values: float) -> list[float]:
         """Sum each value over the processes."""
         if self.size == 1:
             return list(values)
@@ -59,13 +59,13 @@ class World:
         dist.broadcast(letters, 0)
         return bytes(letters.tolist()).decode()
 
-    def same_buffers(self, module: nn.Module) -> None:
+    def broadcast_buffers(self, module: nn.Module) -> None:
         """Broadcast the main process's buffers: running means differ, since each process sees its own samples."""
         if self.size > 1:
             for buffer in module.buffers():
                 dist.broadcast(buffer, 0)
 
-    def wrapped(self, module: nn.Module) -> nn.Module:
+    def wrap_ddp(self, module: nn.Module) -> nn.Module:
         """Wrap a module so that its gradients are averaged over the processes."""
         if self.size == 1 or not any(p.requires_grad for p in module.parameters()):
             return module

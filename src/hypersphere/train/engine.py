@@ -11,7 +11,7 @@ from .._internal.draws import stable_hash
 from . import splits
 from .config import Config, derive
 from .distributed import restarts, session
-from .results import Result, finished
+from .results import Result, read_result
 from .schedule import set_rate
 from .storage import folder
 from .training import Callback, Training
@@ -52,7 +52,7 @@ def fit(config: Config, *, callbacks: Sequence[Callback] = (), progress: bool = 
         torch.random.fork_rng([world.device] if world.device.type == "cuda" else []),
     ):
         folder.check_out(config, world)
-        if config.resume and (found := finished(config)) is not None:
+        if config.resume and (found := read_result(config)) is not None:
             return found
         training = Training(folder.with_recorded_layout(config, world), world, callbacks)
         config = training.config
@@ -80,7 +80,7 @@ def _train(t: Training, source: Iterator[list[splits.Batch]]) -> None:
 
         # Randomness in a step depends on seed and step only, so that no generator state needs a checkpoint.
         torch.manual_seed(stable_hash(config.seed, "step", t.done.step, t.world.rank) & (2**63 - 1))
-        batches = [task.placed(batch) for batch in next(source)]
+        batches = [task.to_device(batch) for batch in next(source)]
         task.step = t.done.step
         rate = t.schedule.rate(t.done.step)
         losses = {}

@@ -53,7 +53,7 @@ def evaluate(
 
 
 def predictions(model: Classifier, given: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the targets (n,) of what the network gave, and whether each was predicted.
+    """Return targets (n,) and whether each prediction is correct.
 
     Negative labels, such as those of nodes outside the split, are left out.
     """

@@ -27,7 +27,7 @@ def keep_memory() -> bool:
         >>> keep_memory() in (True, False)
         True
     """
-    if not sys.platform.startswith("linux") or _is_decided():
+    if not sys.platform.startswith("linux") or _allocator_is_configured():
         return False
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "gnu_get_libc_version"):
@@ -36,7 +36,7 @@ def keep_memory() -> bool:
     return bool(libc.mallopt(_TRIM_THRESHOLD, _NEVER)) and keeps
 
 
-def _is_decided() -> bool:
+def _allocator_is_configured() -> bool:
     """Whether the environment selects another allocator, or configures glibc's."""
     if re.search(r"malloc|hoard", os.environ.get("LD_PRELOAD", "")):  # jemalloc, tcmalloc, mimalloc
         return True

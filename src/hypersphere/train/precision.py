@@ -24,7 +24,7 @@ SLOW = 1.5  # slowdown against float32 that is worth a warning
 _ROUNDS = 3
 
 
-def _clip(config: Config) -> float | None:
+def _max_norm(config: Config) -> float | None:
     """Return the largest gradient norm. An energy term can be steep at the start, so "auto" clips at 1 beside one."""
     if isinstance(config.clip, str):
         return None if config.energy is None else 1.0
@@ -32,11 +32,11 @@ def _clip(config: Config) -> float | None:
 
 
 class Precision:
-    """Everything between the loss and the optimizer's step: autocast, scaling, clipping."""
+    """Apply autocast, loss scaling and clipping."""
 
     def __init__(self, config: Config, world: World) -> None:
         self.device = world.device.type
-        self.clip = _clip(config)
+        self.clip = _max_norm(config)
         names = {"bfloat16": torch.bfloat16, "float16": torch.float16}
         own = "float16" if self.device == "cuda" and not torch.cuda.is_bf16_supported() else "bfloat16"
         self.dtype = names[own if config.amp is True else str(config.amp)] if config.amp else None
@@ -86,7 +86,7 @@ class Precision:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.scaler.is_enabled():
-            self.scaler.load_state_dict(state_checks.scaler(state, self.scaler.state_dict()))
+            self.scaler.load_state_dict(state_checks.check_scaler(state, self.scaler.state_dict()))
 
 
 @cache

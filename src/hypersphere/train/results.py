@@ -47,7 +47,7 @@ class Result:
     config: Config
 
 
-def finished(config: Config) -> Result | None:
+def read_result(config: Config) -> Result | None:
     """Read the result in `out` if its training length is the config's; None if it must be trained or written again."""
     if config.out is None or not os.path.lexists(Path(config.out, layout.RESULT)):
         return None
@@ -70,7 +70,7 @@ def finished(config: Config) -> Result | None:
     return None
 
 
-def finish(task: Task, progress: Progress, history: Metrics, seconds: float, final: dict[str, Any]) -> Result:
+def write_result(task: Task, progress: Progress, history: Metrics, seconds: float, final: dict[str, Any]) -> Result:
     """Merge the rotations, sum up the training and, in the main process, write final/ and then result.json."""
     config, splits, best = task.config, task.splits, progress.best
     modules = {name: _merged(module) for name, module in task.modules.items()}

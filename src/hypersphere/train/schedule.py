@@ -56,7 +56,7 @@ class Schedule:
         return {"best": self.best, "waited": self.waited, "factor": self.factor}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best, self.waited, self.factor = state_checks.schedule(state)
+        self.best, self.waited, self.factor = state_checks.check_schedule(state)
 
 
 def set_rate(optimizer: Optimizer, rate: float) -> None:

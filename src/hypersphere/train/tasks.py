@@ -82,19 +82,19 @@ class Task:
         try:
             with torch.no_grad():
                 try:
-                    self._try_out(self.placed(batch))
+                    self._try_out(self.to_device(batch))
                 except RuntimeError:
                     if wanted is not None or not self.channels_last:
                         raise
                     self.channels_last = False  # such as a network that calls view
-                    self._try_out(self.placed(batch))
+                    self._try_out(self.to_device(batch))
         except Exception as error:
             names = f"model.name={self.config.model.name} does not fit data.name={self.config.data.name}"
             raise ValueError(f"{names}: {' '.join(str(error).split())}") from error
         for module in self.modules.values():
             module.train()
 
-    def placed(self, batch: Batch) -> Batch:
+    def to_device(self, batch: Batch) -> Batch:
         """Move a batch to the device, in the memory format of this training."""
         batch = batch.to(self.world.device)
         return batch.in_channels_last() if self.channels_last else batch
@@ -123,8 +123,8 @@ class Task:
     ) -> Phase:
         """Build the phase of a module that is on its device and rotated."""
         config = self.config
-        optimizer = building.optimizer(module, config)
-        wrapped = self.world.wrapped(module)
+        optimizer = building.build_optimizer(module, config)
+        wrapped = self.world.wrap_ddp(module)
         terms: list[Callable[[], Tensor]] = [] if regularizer is None else [regularizer]
         rotation, resampler = config.rotation, None
         if rotation is not None and rotation.method == "regularized":
@@ -152,13 +152,15 @@ class Classification(Task):
                 f"data.name={config.data.name}: a classifier needs at least two classes, got {len(classes)}"
                 f"{f', {classes[0]!r}' if classes else ''}"
             )
-        self.model = building.classifier(config, splits.spec)
+        self.model = building.build_classifier(config, splits.spec)
         if start is not None:
             building.start_from(self.model, start, str(config.init_from))
         building.prepare(self.model.network, self.model.head, config.rotation, config.seed)
         self.model.to(world.device)
         if config.energy is not None:
-            self.regularizer = building.regularizer(self.model.network, self.model.head, config.energy, config.seed)
+            self.regularizer = building.build_regularizer(
+                self.model.network, self.model.head, config.energy, config.seed
+            )
         self.modules = {"classifier": self.model}
         phase = self.phase("loss", self.model, self.loss, self.regularizer)
         self.phases = [phase]
@@ -202,11 +204,11 @@ class Classification(Task):
         return int(hits.sum()), len(hits)
 
     def evaluate(self, split: str, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
-        batches = map(self.placed, evaluation(self.splits, split, self.config.data, self.world))
+        batches = map(self.to_device, evaluation(self.splits, split, self.config.data, self.world))
         totals = evaluate(self.model, batches, len(self.splits.spec.classes), self.edges, interrupted)
         if totals is None:
             return None
-        loss, correct, count = self.world.sums(totals.loss, int(totals.correct.sum()), int(totals.samples.sum()))
+        loss, correct, count = self.world.all_sum(totals.loss, int(totals.correct.sum()), int(totals.samples.sum()))
         return {"loss": loss / count, "accuracy": correct / count}
 
 
@@ -232,15 +234,15 @@ class Adversarial(Task):
         super().__init__(config, splits, world)
         if splits.spec.kind != "images":
             raise ValueError(f"model.name={config.model.name} makes images, but data.name={config.data.name} has none")
-        self.generator, self.discriminator = building.opponents(config.model, splits.spec)
+        self.generator, self.discriminator = building.build_gan(config.model, splits.spec)
         if start is not None:
-            building.load_same(self.generator, start.state_dict(), f"init_from={config.init_from}")
+            building.load_fitting(self.generator, start.state_dict(), f"init_from={config.init_from}")
             self._load_discriminator(Path(str(config.init_from), FINAL, weights("discriminator")))
         for module in (self.generator, self.discriminator):
             building.prepare(module, None, config.rotation, config.seed)
             module.to(world.device)
         if config.energy is not None:
-            self.regularizer = building.regularizer(self.discriminator, None, config.energy, config.seed)
+            self.regularizer = building.build_regularizer(self.discriminator, None, config.energy, config.seed)
         self.modules = {"generator": self.generator, "discriminator": self.discriminator}
         critic = self.phase("discriminator_loss", self.discriminator, self.discriminator_loss, self.regularizer)
         maker = self.phase("generator_loss", self.generator, self.generator_loss)
@@ -253,7 +255,7 @@ class Adversarial(Task):
 
     def _load_discriminator(self, file: Path) -> None:
         if file.is_file():
-            building.load_same(self.discriminator, read_tensors(file), str(file))
+            building.load_fitting(self.discriminator, read_tensors(file), str(file))
 
     def _try_out(self, batch: Batch) -> None:
         made = self.generator(self.noise("try", 0, batch))
@@ -288,7 +290,7 @@ class Adversarial(Task):
         for batch in evaluation(self.splits, split, self.config.data, self.world):
             if interrupted():
                 return None
-            batch = self.placed(batch)
+            batch = self.to_device(batch)
             real = self.discriminator(batch.inputs).float()
             made = self.generator(self.noise(split, 0, batch))
             false = self.discriminator(made).float()
@@ -296,7 +298,7 @@ class Adversarial(Task):
             told_apart = ((real > 0).float() + (false < 0).float()).sum() / 2
             figures = torch.stack([critic, critic, F.softplus(-false).sum(), told_apart])
             sums, count = [a + b for a, b in zip(sums, figures.tolist(), strict=True)], count + len(batch)
-        *sums, samples = self.world.sums(*sums, count)
+        *sums, samples = self.world.all_sum(*sums, count)
         return {name: value / samples for name, value in zip(names, sums, strict=True)}
 
 

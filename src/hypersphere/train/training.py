@@ -26,7 +26,7 @@ from .schedule import Schedule
 from .storage import checkpoint, state_checks
 from .storage.layout import CHECKPOINTS
 from .storage.metrics import Metrics
-from .storage.reading import find, one_line, warn_of
+from .storage.reading import find, one_line, warn_damaged
 
 FEW = 100  # fewer steps than this deserve a note
 SETTLED = 20  # steps before a rising loss counts as divergence
@@ -55,7 +55,7 @@ class Training:
         newest = self.newest()
         if newest is not None and config.channels_last is None:  # started by a version without channels_last
             self.config = config = derive(config, channels_last=False)
-        start = None if config.init_from is None or newest is not None else _start(config.init_from)
+        start = None if config.init_from is None or newest is not None else _load_init_from(config.init_from)
         self.task = tasks.make(config, self.splits, world, start)
         self.task.try_out()
         if config.channels_last is None:
@@ -132,7 +132,7 @@ class Training:
         done.step += 1
         loss, flags = next(iter(losses.values())), float(self.interruptions.signal is not None)
         if self.world.size > 1:
-            summed = self.world.sums(*losses.values(), samples, flags)
+            summed = self.world.all_sum(*losses.values(), samples, flags)
             losses = {name: value / self.world.size for name, value in zip(losses, summed, strict=False)}
             loss, samples, flags = next(iter(losses.values())), int(summed[-2]), summed[-1]
         self.stop_requested = flags > 0
@@ -144,7 +144,7 @@ class Training:
             sums[1] += 1
         self.screen.advance(done.step, samples, loss)
         if done.step % self.config.log_every == 0 or done.step == self.total:
-            right, of = self.world.sums(*self.task.count_correct(batch))
+            right, of = self.world.all_sum(*self.task.count_correct(batch))
             accuracy = {"accuracy": right / of} if of else {}
             others = losses if len(losses) > 1 else {}
             now = time.perf_counter()
@@ -204,7 +204,7 @@ class Training:
         self.log({"split": self.splits.eval_split, **figures, "energies": energies})
         self.window, self.window_samples = time.perf_counter(), 0
         if self.splits.eval_split == "validation" and "accuracy" in figures:
-            self._compare(figures)
+            self._update_best(figures)
 
     def _is_interrupted(self) -> bool:
         return self.world.size == 1 and self.interruptions.signal is not None
@@ -212,10 +212,10 @@ class Training:
     def _eval_mode(self, on: bool) -> None:
         for module in self.task.modules.values():
             if on:
-                self.world.same_buffers(module)
+                self.world.broadcast_buffers(module)
             module.train(not on)
 
-    def _compare(self, figures: dict[str, float]) -> None:
+    def _update_best(self, figures: dict[str, float]) -> None:
         best = self.done.best
         if best is None or (figures["accuracy"], -figures["loss"]) > (best["accuracy"], -best["loss"]):
             self.done.best, self.done.waited = {"step": self.done.step, **figures}, 0
@@ -278,7 +278,7 @@ class Training:
         found, damaged = find(where, marked=False) if self.world.is_main else (None, [])
         if found is None and damaged:
             raise ValueError(f"none of the checkpoints can be read, {damaged[0]}; to start over, move {where} away")
-        warn_of(damaged)
+        warn_damaged(damaged)
         name = self.world.broadcast_text("" if found is None else found.name)
         return where / name if name else None
 
@@ -288,7 +288,7 @@ class Training:
         if state.get("data") != self.splits.spec.to_tree():
             raise ValueError(f"{newest} was trained on data of another shape or other classes")
         try:
-            self._take(checkpoint.unflatten(tensors, state.get("tree")))
+            self._load_state(checkpoint.unflatten(tensors, state.get("tree")))
             self.mark = state.get("history")
             self.task.try_out()  # with the loaded state, whose indices may be out of range
         except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError) as error:
@@ -300,7 +300,7 @@ class Training:
                 f"{newest.parent.parent} is already at step {self.done.step}, beyond the requested {self.total}"
             )
 
-    def _take(self, nested: dict[str, Any]) -> None:
+    def _load_state(self, nested: dict[str, Any]) -> None:
         """Load what :meth:`state` returned."""
         self._load(nested)
         for phase, each in zip(self.task.phases, nested["optimizers"], strict=True):
@@ -309,7 +309,7 @@ class Training:
             self.task.regularizer.load_state_dict(nested["regularizer"])
         self.schedule.load_state_dict(nested["schedule"])
         self.precision.load_state_dict(nested["precision"])
-        self.done = Progress(**state_checks.progress(nested["progress"], set(vars(Progress()))))
+        self.done = Progress(**state_checks.check_progress(nested["progress"], set(vars(Progress()))))
         self.saved = self.done.step, self.done.evaluated
 
     def _load(self, nested: dict[str, Any]) -> None:
@@ -327,7 +327,7 @@ class Training:
         try:
             weights = {name: nested[name] for name in self.task.modules}
             for name, module in self.task.modules.items():
-                building.check_same(module, {key: value.shape for key, value in weights[name].items()}, str(found))
+                building.check_fits(module, {key: value.shape for key, value in weights[name].items()}, str(found))
         except (LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"{found} does not match the config: {one_line(error)[:200]}") from None
         self.best_weights = weights
@@ -345,7 +345,7 @@ class Training:
         self.saver.wait()
         diverged = self._has_diverged(figures, split)
         final = {**figures, "split": split, "energies": energies, "diverged": diverged}
-        return results.finish(self.task, self.done, self.history, self.seconds(), final)
+        return results.write_result(self.task, self.done, self.history, self.seconds(), final)
 
     def _has_diverged(self, figures: dict[str, Any], split: str) -> bool:
         """Whether a classifier ends at chance accuracy after a loss far above that of its first step.
@@ -376,7 +376,7 @@ class Training:
             )
 
 
-def _start(path: str) -> nn.Module:
+def _load_init_from(path: str) -> nn.Module:
     """Load the model of another run, for ``init_from``."""
     try:
         return load_run(path).model

@@ -42,7 +42,7 @@ def _reject_if(wrong: Any, message: str) -> None:
         raise ConfigError(message)
 
 
-def _reject_foreign(group: Loss | Optimizer, taken: dict[str, tuple[str, ...]], allowed: tuple[str, ...]) -> None:
+def _reject_unused(group: Loss | Optimizer, taken: dict[str, tuple[str, ...]], allowed: tuple[str, ...]) -> None:
     """Raise for a field that is set, but belongs to other names of the group's table."""
     for each in fields(group):
         if each.name not in ("name", *allowed) and getattr(group, each.name) != each.default:
@@ -118,7 +118,7 @@ def _loss(loss: Loss) -> None:
     is_margin = loss.name not in catalog.LOSSES or loss.name in catalog.MARGINS
     has = catalog.LOSSES.get(loss.name, catalog.LOSSES[catalog.MARGINS[0]])
     _reject_if(is_margin and loss.margin is None, f"loss.name={loss.name} needs loss.margin")
-    _reject_foreign(loss, catalog.LOSSES, (*has, "label_smoothing", "energy_weight"))
+    _reject_unused(loss, catalog.LOSSES, (*has, "label_smoothing", "energy_weight"))
     _reject_if(
         loss.energy_weight is not None and loss.name == "softmax",
         "loss.energy_weight goes with the angular losses; with softmax use energy.output_weight",
@@ -190,7 +190,7 @@ def _optimizer(optimizer: Optimizer, rotation: Rotation | None) -> None:
     _reject_if(name == "ogd" and method != "ogd", f"optimizer.name=ogd needs rotation.method=ogd, got {method}")
     _reject_if(method == "ogd" and name != "ogd", f"rotation.method=ogd needs optimizer.name=ogd, got {name}")
     has = catalog.OPTIMIZERS[name]
-    _reject_foreign(optimizer, catalog.OPTIMIZERS, (*has, "lr", "weight_decay"))
+    _reject_unused(optimizer, catalog.OPTIMIZERS, (*has, "lr", "weight_decay"))
     _reject_if(
         optimizer.weight_decay > 0 and "weight_decay" not in has,
         f"optimizer.weight_decay must be 0: {name} has no weight decay",

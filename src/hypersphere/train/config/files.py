@@ -34,7 +34,7 @@ def read_tree(path: str | os.PathLike[str]) -> Any:
     path = Path(path)
     text = _text(path)
     try:
-        return _unsigned(_json(text), text) if path.suffix.lower() == ".json" else _yaml(text)
+        return _strip_checksum(_json(text), text) if path.suffix.lower() == ".json" else _yaml(text)
     except RecursionError:
         raise ConfigError(f"nested deeper than {DEEPEST} levels") from None
 
@@ -71,7 +71,7 @@ def _json(text: str) -> Any:
         raise ConfigError(f"line {error.lineno}: not JSON: {error.msg}") from None
 
 
-def _unsigned(tree: Any, text: str) -> Any:
+def _strip_checksum(tree: Any, text: str) -> Any:
     """Verify and remove the checksum of a run's config.json."""
     if isinstance(tree, Tree) and checksummed_json.KEY in tree and tree.doubled != checksummed_json.KEY:
         if not checksummed_json.is_whole(text.encode()):

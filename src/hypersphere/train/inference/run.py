@@ -24,7 +24,7 @@ from ..config.values import shown
 from ..splits import DataSpec, augmentations
 from ..storage import checkpoint
 from ..storage.layout import CHECKPOINTS, CONFIG, FINAL, MODEL, RESULT, STATE, STEP, TENSORS, weights
-from ..storage.reading import find, one_line, warn_of
+from ..storage.reading import find, one_line, warn_damaged
 from ..storage.summary import is_count, read_summary
 from ..storage.weights import read_model, read_tensors, shapes_of
 from .inputs import DTYPES, KINDS, Preprocess
@@ -153,7 +153,7 @@ def load_run(path: str | os.PathLike[str]) -> Run:
         found, more = find(path / CHECKPOINTS, marked=False)
         damaged += more
     if found is not None or is_plain(path / FINAL / MODEL):
-        warn_of(damaged)
+        warn_damaged(damaged)
         return _from_final(path, config) if found is None else _from_checkpoint(path, found)
     why = f"; {damaged[0]}" if damaged else ""
     raise ValueError(f"{path} has no trained network yet: neither {FINAL}/{MODEL} nor an intact checkpoint{why}")
@@ -242,8 +242,8 @@ def _network(config: Config, spec: DataSpec) -> nn.Module:
     """Build the network of a run; torch's random state is restored."""
     with torch.random.fork_rng(devices=[]):
         if config.model.is_generator:
-            return building.opponents(config.model, spec)[0]
-        return building.classifier(config, spec)
+            return building.build_gan(config.model, spec)[0]
+        return building.build_classifier(config, spec)
 
 
 def _outline(config: Config, spec: DataSpec) -> nn.Module | None:
@@ -270,12 +270,12 @@ def _check_fit(module: nn.Module, file: Path, shapes: Mapping[str, tuple[int, ..
     for name in module.state_dict():  # before loading: a layer may fill in missing tensors
         if name not in shapes and name not in unused:
             raise ValueError(f"{file} has no tensor {name!r}, which the network of {CONFIG} has")
-    building.check_same(module, shapes, str(file))
+    building.check_fits(module, shapes, str(file))
 
 
 def _fill(module: nn.Module, file: Path, tensors: Mapping[str, Tensor]) -> None:
     _check_fit(module, file, {name: value.shape for name, value in tensors.items()})
-    building.load_same(module, dict(tensors), str(file))
+    building.load_fitting(module, dict(tensors), str(file))
 
 
 def read_spec(file: Path, tree: Any) -> DataSpec:

@@ -26,7 +26,7 @@ from ..._internal.safe_files import temporary_name
 from ..._internal.tensors import checksum_of, unshared
 from .layout import CHECKPOINT_FORMAT, REPLACED, STATE, STEP, TENSORS, UNFINISHED
 from .nested import flatten, unflatten
-from .reading import checksum, find, is_best, one_line, read, steps, warn_of
+from .reading import checksum, find, is_best, one_line, read, steps, warn_damaged
 
 __all__ = ["Saver", "best_of", "flatten", "latest", "load", "save", "unflatten", "verify"]
 
@@ -151,7 +151,7 @@ def best_of(folder: Folder) -> Path | None:
 
 def _found(folder: Path, marked: bool) -> Path | None:
     found, damaged = find(folder, marked)
-    warn_of(damaged)
+    warn_damaged(damaged)
     return found
 
 

@@ -20,7 +20,10 @@ except ImportError:  # pragma: no cover
     fcntl = None  # type: ignore[assignment]
 
 #: fields that may differ when a run is resumed: none of them changes the weights
-FREE = ("out", "resume", "keep", "log_every", "checkpoint_every", "device", "data.root", "data.workers", "compile")
+CHANGEABLE_ON_RESUME = (
+    *("out", "resume", "keep", "log_every", "checkpoint_every"),
+    *("device", "data.root", "data.workers", "compile"),
+)
 
 
 def check_out(config: Config, world: World) -> None:
@@ -111,8 +114,9 @@ def config_text(config: Config) -> str:
 
 
 def _check_same(old: Config, new: Config, path: Path) -> None:
-    """Raise ValueError if a field other than :data:`FREE` differs, or the length if the schedule depends on it."""
-    free: tuple[str, ...] = FREE if new.schedule.name == "cosine" else (*FREE, "steps", "epochs")
+    """Raise ValueError if a field differs that must not: those of :data:`CHANGEABLE_ON_RESUME` may."""
+    free: tuple[str, ...] = CHANGEABLE_ON_RESUME
+    free += () if new.schedule.name == "cosine" else ("steps", "epochs")
     # The defaults of model.scale and clip were null in older versions.
     free += ("model.scale",) if new.model.similarity is None else ()
     free += ("clip",) if new.energy is None and {old.clip, new.clip} == {None, "auto"} else ()

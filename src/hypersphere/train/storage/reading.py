@@ -56,7 +56,7 @@ def find(folder: Path, marked: bool) -> tuple[Path | None, list[str]]:
     return valid, damaged
 
 
-def warn_of(damaged: list[str]) -> None:
+def warn_damaged(damaged: list[str]) -> None:
     if damaged:
         checks.warn(f"skipping damaged checkpoints: {'; '.join(dict.fromkeys(damaged))}")
 

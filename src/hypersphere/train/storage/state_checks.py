@@ -21,39 +21,39 @@ _PROGRESS = {
 }
 
 
-def need(what: str, is_right: bool, allowed: str, value: Any) -> None:
+def require(what: str, is_right: bool, allowed: str, value: Any) -> None:
     if not is_right:
         raise ValueError(f"{what} must be {allowed}, got {shown(value)}")
 
 
-def mapping(what: str, value: Any, keys: set[str] | None = None) -> Mapping[str, Any]:
+def check_mapping(what: str, value: Any, keys: set[str] | None = None) -> Mapping[str, Any]:
     """Check that `value` is a mapping, with these keys if they are given."""
-    need(what, isinstance(value, Mapping), "a mapping", value)
+    require(what, isinstance(value, Mapping), "a mapping", value)
     if keys is not None and set(value) != keys:
         got = ", ".join(map(str, value))[:100] or "nothing"
         raise ValueError(f"{what} must hold {', '.join(sorted(keys))}, got {got}")
     return dict(value)
 
 
-def progress(tree: Any, known: set[str]) -> dict[str, Any]:
+def check_progress(tree: Any, known: set[str]) -> dict[str, Any]:
     """Check the fields of :class:`Progress`."""
-    tree = mapping("progress", tree)
+    tree = check_mapping("progress", tree)
     odd = [*(_PROGRESS - set(tree)), *(set(tree) - known)]
     if odd:
         raise ValueError(f"progress has {'no ' if odd[0] in _PROGRESS else ''}{odd[0]!s:.40}")
     for name in set(tree) - _PROGRESS:  # added by later versions
-        need(f"progress.{name}", tree[name] is None or is_number(tree[name]), "null or a number", tree[name])
+        require(f"progress.{name}", tree[name] is None or is_number(tree[name]), "null or a number", tree[name])
     for name in ("step", "evaluated", "lines", "samples", "waited"):
-        need(f"progress.{name}", is_count(tree[name]), "an integer >= 0", tree[name])
-    need("progress.seconds", is_number(tree["seconds"], 0, 1e12), "a number >= 0", tree["seconds"])
+        require(f"progress.{name}", is_count(tree[name]), "an integer >= 0", tree[name])
+    require("progress.seconds", is_number(tree["seconds"], 0, 1e12), "a number >= 0", tree["seconds"])
     for name in ("loss", "round"):
         pair = tree[name]
         right = isinstance(pair, list) and len(pair) == 2 and is_number(pair[0]) and is_number(pair[1], 0)
-        need(f"progress.{name}", right, "a sum of losses and a number of steps", pair)
-    need("progress.figures", _are_figures(tree["figures"]), "numbers by name", tree["figures"])
+        require(f"progress.{name}", right, "a sum of losses and a number of steps", pair)
+    require("progress.figures", _are_figures(tree["figures"]), "numbers by name", tree["figures"])
     best = tree["best"]
     right = best is None or (_are_figures(best) and is_count(best.get("step")) and {"accuracy", "loss"} <= set(best))
-    need("progress.best", right, "null, or step, accuracy and loss", best)
+    require("progress.best", right, "null, or step, accuracy and loss", best)
     return dict(tree)
 
 
@@ -64,45 +64,45 @@ def _are_figures(value: Any) -> bool:
     )
 
 
-def schedule(tree: Any) -> tuple[float, int, float]:
+def check_schedule(tree: Any) -> tuple[float, int, float]:
     """Check and return best loss, rounds waited and factor of a :class:`Schedule`."""
-    tree = mapping("schedule", tree, {"best", "waited", "factor"})
+    tree = check_mapping("schedule", tree, {"best", "waited", "factor"})
     best, waited, factor = tree["best"], tree["waited"], tree["factor"]
-    need("schedule.best", is_number(best) or best == math.inf, "a number", best)
-    need("schedule.waited", is_count(waited), "an integer >= 0", waited)
-    need("schedule.factor", is_number(factor, 0, 1), "a number in [0, 1]", factor)
+    require("schedule.best", is_number(best) or best == math.inf, "a number", best)
+    require("schedule.waited", is_count(waited), "an integer >= 0", waited)
+    require("schedule.factor", is_number(factor, 0, 1), "a number in [0, 1]", factor)
     return best, waited, factor
 
 
-def scaler(tree: Any, own: Mapping[str, Any]) -> dict[str, Any]:
+def check_scaler(tree: Any, own: Mapping[str, Any]) -> dict[str, Any]:
     """Check the state of a GradScaler."""
-    tree = mapping("precision", tree, set(own))
+    tree = check_mapping("precision", tree, set(own))
     for name, value in tree.items():
         if isinstance(own[name], int):
-            need(f"precision.{name}", is_count(value) and value < 2**31, "an integer >= 0", value)
+            require(f"precision.{name}", is_count(value) and value < 2**31, "an integer >= 0", value)
         else:
-            need(f"precision.{name}", is_number(value, 0, 1e30) and value > 0, "a number > 0", value)
+            require(f"precision.{name}", is_number(value, 0, 1e30) and value > 0, "a number > 0", value)
     return dict(tree)
 
 
 def load_optimizer(optimizer: Optimizer, tree: Any) -> None:
     """Load the state of a checkpoint into an optimizer with the same groups, and try a step with it."""
-    tree = mapping("an optimizer", tree, {"state", "param_groups"})
+    tree = check_mapping("an optimizer", tree, {"state", "param_groups"})
     own, groups = optimizer.state_dict()["param_groups"], tree["param_groups"]
-    need("param_groups", isinstance(groups, list) and len(groups) == len(own), f"a list of {len(own)}", groups)
+    require("param_groups", isinstance(groups, list) and len(groups) == len(own), f"a list of {len(own)}", groups)
     for mine, theirs in zip(own, groups, strict=True):
-        theirs = mapping("a group of an optimizer", theirs)
-        need("lr", is_number(theirs.get("lr"), 0), "a number >= 0", theirs.get("lr"))
+        theirs = check_mapping("a group of an optimizer", theirs)
+        require("lr", is_number(theirs.get("lr"), 0), "a number >= 0", theirs.get("lr"))
         for name, value in mine.items():
             # Another torch version may have more or fewer settings; common ones must equal the config's.
             if name != "lr" and name in theirs and not (type(theirs[name]) is type(value) and theirs[name] == value):
                 raise ValueError(f"{name} of an optimizer must be {shown(value)}, got {shown(theirs[name])}")
         mine["lr"] = theirs["lr"]
-    states = mapping("the state of an optimizer", tree["state"])
+    states = check_mapping("the state of an optimizer", tree["state"])
     numbers = {number for group in own for number in group["params"]}
     for number, state in states.items():
-        need("the state of an optimizer", number in numbers, "of its parameters", number)
-        mapping("the state of a parameter", state)
+        require("the state of an optimizer", number in numbers, "of its parameters", number)
+        check_mapping("the state of a parameter", state)
     optimizer.load_state_dict({"state": states, "param_groups": own})
     for group in optimizer.param_groups:
         for parameter in group["params"]:

@@ -43,7 +43,7 @@ def is_count(value: Any) -> bool:
     return type(value) is int and is_number(value, 0)
 
 
-def _of(kind: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def _dict_of(kind: Callable[[Any], bool]) -> Callable[[Any], bool]:
     """Return a test for dicts whose values all pass `kind`."""
     return lambda value: isinstance(value, dict) and all(map(kind, value.values()))
 
@@ -56,18 +56,18 @@ def _is_text(value: Any) -> bool:
 _NEEDED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "accuracy": ("null or a number in [0, 1]", lambda v: v is None or is_number(v, 0, 1)),
     "energy": ("null or a number", lambda v: v is None or is_number(v)),
-    "energies": ("numbers by layer", _of(lambda v: v is None or is_number(v))),
+    "energies": ("numbers by layer", _dict_of(lambda v: v is None or is_number(v))),
     "step": ("an integer >= 0", is_count),
     "best_step": ("null or an integer >= 0", lambda v: v is None or is_count(v)),
-    "validation": ("null or numbers by name", lambda v: v is None or _of(lambda x: x is None or is_number(x))(v)),
-    "parameters": ("integers >= 0 by name", _of(is_count)),
+    "validation": ("null or numbers by name", lambda v: v is None or _dict_of(lambda x: x is None or is_number(x))(v)),
+    "parameters": ("integers >= 0 by name", _dict_of(is_count)),
     "seconds": ("a number >= 0", lambda v: is_number(v, 0)),
     "samples_per_second": ("a number >= 0", lambda v: is_number(v, 0)),
     "seed": ("an integer", lambda v: type(v) is int and is_number(v)),
     "model": ("text", _is_text),
     "length": ("steps and epochs", lambda v: isinstance(v, list) and all(x is None or is_count(x) for x in v)),
     "data": ("an object", lambda v: isinstance(v, dict)),
-    "versions": ("text by package", _of(_is_text)),
+    "versions": ("text by package", _dict_of(_is_text)),
 }
 
 
