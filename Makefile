@@ -6,10 +6,10 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 NEEDS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick lint wheel tables bench docs gpu clean
+.PHONY: help demo test quick lint wheel tables bench mutants docs gpu clean
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' Makefile
 
 demo: .venv/demo.stamp ## install what it needs and run examples/demo.py
 	$(BIN)/python examples/demo.py
@@ -33,6 +33,9 @@ tables: .venv/test.stamp ## write the generated tables: src/hypersphere/catalog.
 
 bench: .venv/test.stamp ## the benchmarks against other libraries
 	$(BIN)/python -m benchmarks
+
+mutants: .venv/test.stamp ## break the source one line at a time; the tests must notice (tools/mutations.toml)
+	$(BIN)/python -m tools.mutations
 
 docs: .venv/docs.stamp ## build these pages and the API reference into site/; open site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
