@@ -18,7 +18,9 @@ else:  # importlib.abc imports zipfile and tempfile: a quarter of the time of --
 MOVED = {
     "margins": "losses.margins",
     "measures": "energy.measures",
+    "ogd": "optim.ogd",
     "regularizers": "energy",
+    "softmax": "losses.softmax",
     "train.checkpoint": "train.storage.checkpoint",
     "train.exporting": "train.inference.exporting",
     "train.folder": "train.storage.folder",

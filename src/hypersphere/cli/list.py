@@ -46,11 +46,8 @@ def run(options: argparse.Namespace) -> int:
     else:
         names, flag, title = KINDS[options.kind]
         if title and isinstance(names, dict):
-            print_table([flag, title], [[name, _shown(value)] for name, value in names.items()], left=2)
+            rows = [[name, value if isinstance(value, str) else ", ".join(value)] for name, value in names.items()]
+            print_table([flag, title], rows, left=2)
         else:
             print("\n".join(names))
     return 0
-
-
-def _shown(value: str | tuple[str, ...]) -> str:
-    return value if isinstance(value, str) else ", ".join(value)

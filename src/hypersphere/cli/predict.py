@@ -88,8 +88,10 @@ def run(options: argparse.Namespace) -> int:
     elif options.embeddings:
         print(_csv(made), end="")
     else:
-        rows_of_text = [[_cell(value) for value in row] for row in _columns(made)]
-        print_table(rows_of_text[0], rows_of_text[1:], left=2)
+        header, *lines = (
+            [f"{x:.4f}" if isinstance(x, float) else _printable(x) for x in row] for row in _columns(made)
+        )
+        print_table(header, lines, left=2)
     return 0
 
 
@@ -244,7 +246,3 @@ def _write(path: Path, made: list[dict[str, Any]], numbers: Tensor) -> None:
 
 def _printable(name: str) -> str:
     return name if name.isprintable() else ascii(name)
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else _printable(value)

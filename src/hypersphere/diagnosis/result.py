@@ -108,11 +108,10 @@ def _format_table(diagnosis: Diagnosis) -> str:
     body = [[cell(row) for _, _, cell in columns] for row in diagnosis.rows]
     lines = [[top for top, _, _ in columns], [title for _, title, _ in columns], *body]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    names = ["", "layer", *(_layer_label(row) for row in diagnosis.rows)]
+    names = ["", "layer", *((row.name or "(root)") + (" *" if row.is_output else "") for row in diagnosis.rows)]
     room = min(max(map(len, names)), max(SHORTEST_NAME, WIDTH - sum(widths) - 2 * len(widths)))
-    while len({_shorten(name, room) for name in names}) < len(
-        set(names)
-    ):  # names stay distinct, even if the table gets wider
+    # names stay distinct, even if the table gets wider
+    while len({_shorten(name, room) for name in names}) < len(set(names)):
         room += 1
     text = [
         "  ".join([_shorten(name, room).ljust(room), *(cell.rjust(k) for cell, k in zip(cells, widths, strict=True))])
@@ -121,10 +120,6 @@ def _format_table(diagnosis: Diagnosis) -> str:
     text.insert(2, "-" * len(text[-1]))
     notes = [line for note in (_legend(diagnosis), _summary(diagnosis)) for line in wrap(note, WIDTH)]
     return "\n".join(line.rstrip() for line in [*text, "", *notes])
-
-
-def _layer_label(row: Row) -> str:
-    return (row.name or "(root)") + (" *" if row.is_output else "")
 
 
 def _shorten(name: str, room: int) -> str:

@@ -122,7 +122,7 @@ def read(key: str, kind: Any, rule: Any, value: Any) -> Any:
     kinds = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     if value is None and _NONE in kinds:
         return None
-    if _is_text_list(kinds) and isinstance(value, str | list | tuple):
+    if str in kinds and tuple[str, ...] in kinds and isinstance(value, str | list | tuple):
         return _texts(key, kind, rule, value)
     if isinstance(value, bool):
         if bool in kinds:
@@ -147,10 +147,6 @@ def read(key: str, kind: Any, rule: Any, value: Any) -> Any:
             if get_origin(each) is tuple:
                 return _list(key, each, rule, value)
     raise ConfigError(f"{key} must be {allowed(kind, rule)}, got {shown(value)}{_hint(kinds, value)}")
-
-
-def _is_text_list(kinds: tuple[Any, ...]) -> bool:
-    return str in kinds and tuple[str, ...] in kinds
 
 
 def _texts(key: str, kind: Any, rule: Any, value: Any) -> str | tuple[str, ...]:
