@@ -63,7 +63,7 @@ def fails(capsys, *argv):
 @pytest.mark.parametrize("argv", [["evaluate"], ["predict", "b.png"], ["export"]], ids=lambda argv: argv[0])
 def test_what_is_no_run(argv, capsys, images):
     name, *rest = argv
-    assert fails(capsys, name, "nothing", *rest) == "nothing is not a folder"
+    assert fails(capsys, name, "nothing", *rest) == "nothing does not exist"
     assert fails(capsys, name, "photos", *rest) == "photos is not a run folder: it has no config.json"
 
 
@@ -121,13 +121,29 @@ def test_evaluate_takes_data_from_elsewhere(folder, capsys, monkeypatch, digits,
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        (["--split", "validation"], "split must be one of train, test, got 'validation'"),
-        (["--batch_size", "0"], "data.batch_size must be an integer >= 1 and <= 1e+07, got 0"),
-        (["--device", "gpu"], "device must be like auto|cpu|mps|cuda(:[0-9]{1,4})?, got 'gpu'"),
+        (
+            ["--split", "validation"],
+            "this run has no validation split (data.validation was not set); it has train and test",
+        ),
+        (["--batch_size", "0"], "argument --batch_size: must be an integer from 1 to 10,000,000, got '0'"),
+        (["--data.root", "x"], "this run uses digits, which needs no files: remove --data.root"),
+        (["--device", "gpu"], "device must be auto, cpu, mps, cuda or cuda:N, got 'gpu'"),
     ],
 )
 def test_evaluate_in_one_line(folder, capsys, argv, line):
     assert fails(capsys, "evaluate", folder, *argv) == line
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        ("--data.validation 2000", "data.validation must be below the 1280 training samples, got 2000"),
+        ("--init_from nowhere", "init_from: nowhere does not exist"),
+        ("--model.widths 8", "model.name=cnn3: widths must have 3 numbers, one per stage, such as 32,64,128; got 8"),
+    ],
+)
+def test_train_in_one_line(argv, line, capsys):
+    assert fails(capsys, "train", "plain", *argv.split()) == line
 
 
 # ------------------------------------------------------------------------------------------------------- predict
@@ -226,10 +242,10 @@ def test_predict_of_what_cannot_be_read(folder, capsys, images, make, file, line
     [
         (["--top", "0"], "argument --top: must be an integer >= 1, got '0'"),
         (["--top", "11"], "argument --top: must be at most 10, the classes of the run"),
-        (["--top", "2", "--embeddings"], "argument --top: goes with labels, not with --embeddings"),
+        (["--top", "2", "--embeddings"], "argument --top: needs labels: remove --embeddings"),
         (
             ["--top", "2", "--out", "x.npy"],
-            "argument --top: goes with a table, .csv or --json; .npy has all probabilities",
+            "argument --top: needs a table, .csv or --json; .npy has all probabilities",
         ),
         (["--out", "x.txt"], "argument --out: must end in .csv or .npy, got 'x.txt'"),
         (["--out", "no/x.csv"], "argument --out: must be a file in a folder that exists, got 'no/x.csv'"),
@@ -318,7 +334,7 @@ def test_export_by_the_ending(folder, capsys, tmp_path):
     ("argv", "line"),
     [
         (["--to", "safetensors"], "--out is needed: the file to write, such as model.safetensors"),
-        (["--out", "a.bin"], "path must end in .onnx, .pt2, .safetensors, or give the format as `to`; got a.bin"),
+        (["--out", "a.bin"], "--out must end in .onnx, .pt2, .safetensors, or add --to; got 'a.bin'"),
         (["--out", "no/a.onnx"], "--out must be a file in a folder that exists, got 'no/a.onnx'"),
         (
             ["--out", "a.safetensors", "--embeddings"],

@@ -532,7 +532,12 @@ def test_unknown_options_are_met_with_those_there_are():
 @pytest.mark.parametrize(
     ("name", "options", "error", "match"),
     [
-        ("cnn9", {"widths": (1, 2)}, ValueError, r"widths must have 3 elements, .*got \(1, 2\)"),
+        (
+            "cnn9",
+            {"widths": (1, 2)},
+            ValueError,
+            r"widths must have 3 numbers, one per stage, such as 32,64,128; got 1,2",
+        ),
         ("cnn9", {"widths": 64}, ValueError, "widths must be a sequence"),
         ("cnn9", {"widths": "abc"}, ValueError, "widths must be a sequence"),
         ("cnn9", {"widths": (1, 0, 2)}, ValueError, "widths must be >= 1, got 0"),

@@ -105,9 +105,9 @@ def mine():
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("plian", "unknown recipe 'plian', did you mean 'plain'? (`hypersphere list recipes` lists them)"),
+        ("plian", "unknown recipe 'plian', did you mean 'plain'? (`hypersphere list recipes`)"),
         ("Plain", "unknown recipe 'Plain', did you mean 'plain'?"),
-        ("zzzzzz", "your own is a file, my.py or my.py:function (`hypersphere list recipes` lists them)"),
+        ("zzzzzz", "your own is a file, my.py or my.py:function (`hypersphere list recipes`)"),
         ("", "unknown recipe ''"),
         ("a\nb" * 1000, "unknown recipe 'a\\nba"),
         ("my.yaml", "a recipe is a name or a Python file, got 'my.yaml'; pass a config file with --config"),
@@ -122,6 +122,8 @@ def test_what_is_no_recipe(text, line):
 
 
 def test_a_folder_is_no_recipe(tmp_path):
+    (tmp_path / "config.json").touch()
+    assert refused(tmp_path) == f"{tmp_path} is a run folder: use --out {tmp_path} --resume"
     (tmp_path / "my.py").mkdir()
     assert refused(tmp_path / "my.py") == f"{tmp_path / 'my.py'}: not a file"
 
@@ -132,7 +134,8 @@ def test_a_folder_is_no_recipe(tmp_path):
         ("x = 1\n1 / 0\n", ", line 2: ZeroDivisionError: division by zero"),
         ("def f():\n    return g()\ndef g(n=0):\n    raise KeyError\n", ", line 4: KeyError"),
         ("def f():\n    import json\n    json.loads('{')\n", ", line 3: JSONDecodeError: Expecting property name"),
-        ("def f(:\n", ", line 1: SyntaxError: "),
+        ("def f(:\n", ", line 1: SyntaxError: invalid syntax"),
+        ("exec(compile('(', 'other.py', 'exec'))\n", ", line 1: SyntaxError: '(' was never closed (other.py, line 1)"),
         ("def f():\n    raise SystemExit('I go')\n", ", line 2: SystemExit: I go"),
         ("import sys\nsys.exit()\n", ", line 2: SystemExit"),
         ("raise ValueError('two\\nlines')\n", ", line 1: ValueError: two lines"),
@@ -157,15 +160,18 @@ def test_files_that_are_refused(text, line, write):
 
 def test_a_config_that_cannot_be(write):
     file = write(HEAD + "def f():\n    return Config(model=Model('cnn 9'))\n")
-    assert refused(file) == f"{file}, line 3: ConfigError: unknown model.name 'cnn 9', did you mean 'cnn9'?"
+    assert (
+        refused(file)
+        == f"{file}, line 3: ConfigError: unknown model.name 'cnn 9', did you mean 'cnn9'? (`hypersphere list models`)"
+    )
 
 
 @pytest.mark.parametrize(
     ("function", "line"),
     [
-        ("mien", " has no function 'mien'; did you mean 'mine'?"),
-        ("zzz", " has no function 'zzz'; it has mine, of"),
-        ("number", " has no function 'number'; "),
+        ("mien", ": unknown function 'mien', did you mean 'mine'?"),
+        ("zzz", ": unknown function 'zzz', it has mine, of"),
+        ("number", ": unknown function 'number', "),
         ("of", ": a recipe takes no arguments, but of needs width"),
     ],
 )

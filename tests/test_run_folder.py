@@ -11,7 +11,7 @@ from tests.runs import one_line, quiet, tiny
 
 def test_what_is_somebody_else_s_is_left_alone(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    assert "model_type is unknown" in one_line(tiny(out=str(tmp_path)))
+    assert "unknown setting 'model_type'" in one_line(tiny(out=str(tmp_path)))
     (tmp_path / "model.safetensors").write_text("w")
     assert "is not a run folder (contains model.safetensors)" in one_line(tiny(out=str(tmp_path)))
     assert (tmp_path / "config.json").read_text() == '{"model_type": "bert"}'

@@ -48,7 +48,7 @@ def tables() -> dict[str, tuple[str, Any]]:
         "AUGMENTATIONS": ("", (*data.AUGMENTATIONS,)),
         "IMBALANCES": ("", sampling.IMBALANCES),
         "SIMILARITIES": (
-            'similarity → how many numbers it takes in brackets, as in "sigmoid(0.7)"',
+            'similarity → how many numbers it takes in parentheses, as in "sigmoid(0.7)"',
             {name: len(positional(g)) - 1 for name, g in similarity.SIMILARITIES.items()},
         ),
         "MARGINS": ("", (*losses.MARGINS,)),

@@ -85,7 +85,7 @@ IMBALANCES: tuple[str, ...] = (
     "single", "multiple", "mnist0",
 )
 
-#: similarity → how many numbers it takes in brackets, as in "sigmoid(0.7)"
+#: similarity → how many numbers it takes in parentheses, as in "sigmoid(0.7)"
 SIMILARITIES: dict[str, int] = {
     "cosine": 0, "linear": 2, "sigmoid": 1, "learnable": 1,
 }

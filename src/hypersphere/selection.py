@@ -57,7 +57,7 @@ class Neurons:
 
     @property
     def is_constant(self) -> bool:
-        """Whether training keeps the angles between neurons: they are fixed and rotated orthogonally."""
+        """Return whether training keeps the angles between neurons: they are fixed and rotated orthogonally."""
         parts = self.parametrizations
         return len(parts) == 1 and getattr(parts[0], "keeps_angles", False) is True
 

@@ -210,7 +210,7 @@ def resolve(
     try:
         values = [float(number) for number in numbers]
     except ValueError:
-        raise ValueError(f"similarity {similarity!r}: the numbers in brackets must be floats") from None
+        raise ValueError(f"similarity {similarity!r}: the numbers in parentheses must be floats") from None
     try:
         if isinstance(SIMILARITIES[name], type):
             module: Callable[[Tensor], Tensor] = SIMILARITIES[name](num_filters, *values, device=device, dtype=dtype)

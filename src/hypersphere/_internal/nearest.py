@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import SequenceMatcher, get_close_matches
+from difflib import SequenceMatcher
 from typing import Any
 
-_CLOSE = 0.5  # smallest similarity of two names, by difflib
+_CLOSE = 0.6  # smallest likeness of two names
 _LONGEST = 100  # number of characters compared
 
 #: names that other programs use for settings and that difflib would not find
@@ -30,13 +30,19 @@ ALIASES = {
 
 def nearest_few(name: str, among: Iterable[str], n: int = 3) -> list[str]:
     """Return at most `n` names similar to `name`, the nearest first, ignoring case."""
-    small = {each.lower(): each for each in among}
-    return [small[each] for each in get_close_matches(name[:_LONGEST].lower(), small, n, _CLOSE)]
+    likeness = {each: _likeness(each.lower(), name[:_LONGEST].lower()) for each in among}
+    return sorted((each for each in likeness if likeness[each] >= _CLOSE), key=lambda each: -likeness[each])[:n]
 
 
-def nearest(name: str, among: Iterable[str]) -> str | None:
-    """Return the nearest name; None if none is near."""
-    return next(iter(nearest_few(name, among, 1)), None)
+def _likeness(one: str, other: str) -> float:
+    """Return difflib's similarity, and a little more for every letter of a common prefix."""
+    prefix = sum(other.startswith(one[: i + 1]) for i in range(len(one)))
+    return SequenceMatcher(None, one, other).ratio() + 0.03 * prefix
+
+
+def unknown_name(what: str, value: str, near: list[str], otherwise: str) -> str:
+    """Return the error message for an unknown name: the near ones as a question, or `otherwise` if there are none."""
+    return f"unknown {what} {value!r}, " + (f"did you mean {' or '.join(map(repr, near))}?" if near else otherwise)
 
 
 def unknown(what: str, value: Any, allowed: Iterable[Any], also: str = "") -> str:
@@ -53,9 +59,9 @@ def unknown(what: str, value: Any, allowed: Iterable[Any], also: str = "") -> st
         'method must be one of cayley, givens; got 3'
     """
     names = list(map(str, allowed))
-    near = nearest(value, names) if isinstance(value, str) else None
+    near = nearest_few(value, names, 1) if isinstance(value, str) else []
     rule = f"{what} must be one of {', '.join(names)}{also}"
-    return f"{rule}; got {value!r}" if near is None else f"unknown {what} {value!r}, did you mean {near!r}? ({rule})"
+    return f"{unknown_name(what, value, near, '')} ({rule})" if near else f"{rule}; got {value!r}"
 
 
 def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
@@ -73,20 +79,17 @@ def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
     alias = ALIASES.get(name)
     if alias in known:
         return [alias]
-    for found in (
-        [each for each in known if each.endswith(f".{name}")],  # in another group
-        [each for each in known if each.startswith(f"{name}.")][:1] if not group else [],  # the name of a group
-    ):
-        if found:
-            return found
+    if others := [each for each in known if each.endswith(f".{name}")]:  # in another group
+        return [f"{each}.{name}" for each in nearest_few(group, [e.rpartition(".")[0] for e in others], 1)] or others
+    if not group and (found := [each for each in known if each.startswith(f"{name}.")]):  # the name of a group
+        return found[:1]
     of_group = [each for each in known if group and each.startswith(f"{group}.")]
     if of_group:
-        near = nearest(name, [each.rpartition(".")[2] for each in of_group])
-        return [] if near is None else [f"{group}.{near}"]
+        return [f"{group}.{each}" for each in nearest_few(name, [e.rpartition(".")[2] for e in of_group], 1)]
 
     def likeness(each: str) -> float:
         """Compare whole keys and last parts; the better one counts."""
-        return max(SequenceMatcher(None, *pair).ratio() for pair in ((key, each), (name, each.rpartition(".")[2])))
+        return max(_likeness(each, key), _likeness(each.rpartition(".")[2], name))
 
     best = max(known, key=likeness, default=None)
     return [] if best is None or likeness(best) < _CLOSE else [best]

@@ -65,6 +65,12 @@ def is_plain(path: Name) -> bool:
     return _mode_is(path, stat.S_ISREG)
 
 
+def check_folder(run: Path) -> None:
+    """Require that a run is a folder, or a link to one."""
+    if not run.is_dir():
+        raise ValueError(f"{run} is a file, not a run folder" if run.exists() else f"{run} does not exist")
+
+
 def is_folder(path: Name) -> bool:
     """Return whether `path` is a folder, not a link to one."""
     return _mode_is(path, stat.S_ISDIR)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from .. import __version__, catalog
-from .._internal.nearest import nearest, nearest_keys, unknown
+from .._internal.nearest import nearest_few, nearest_keys, unknown, unknown_name
 from ._output import printable, say
 
 INTERRUPTED, BROKEN_PIPE = 130, 141  # what a shell reports for SIGINT and SIGPIPE
@@ -29,24 +30,28 @@ class Parser(argparse.ArgumentParser):
     """Report an error in one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
+        message = re.sub(r"^argument (\S+): expected one argument$", r"\1 needs a value", message)
         self.exit(2, printable(f"{self.prog}: {message}") + "\n")
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse as parse_args does; for an unknown flag, suggest the nearest."""
         options, strange = self.parse_known_args(argv)
         if strange:
-            self.error(f"unrecognized arguments: {' '.join(strange)}{self._hint(strange)}")
+            self.error(self._cause(options, strange))
         return options
 
-    def _hint(self, strange: Sequence[str]) -> str:
-        known = [flag[2:] for flag in self._option_string_actions if flag.startswith("--")]
-        for key in (word[2:].partition("=")[0] for word in strange if word.startswith("--")):
-            if near := nearest_keys(key, known):
-                return f"; did you mean {' or '.join(f'--{each}' for each in near)}?"
-            group = key.partition(".")[0]
-            if of_group := [each for each in known if each.startswith(f"{group}.")]:
-                return f"; there are {', '.join(f'--{each}' for each in of_group)}"
-        return ""
+    def _cause(self, options: argparse.Namespace, strange: Sequence[str]) -> str:
+        flag = next((word.partition("=")[0] for word in strange if word.startswith("-")), None)
+        if flag is None:
+            for each in self._get_positional_actions()[-1:]:
+                if each.nargs != "+":
+                    return f"one {each.metavar} only, got {getattr(options, each.dest)} and {' and '.join(strange)}"
+            return f"unknown argument {strange[0]!r}"
+        known = [each for each in self._option_string_actions if each.startswith("--")]
+        near = [f"--{each}" for each in nearest_keys(flag[2:], (each[2:] for each in known))]
+        of_group = [each for each in known if each.startswith(flag.partition(".")[0] + ".")]
+        otherwise = f"must be one of {', '.join(of_group)}" if of_group else f"see `{self.prog} --help`"
+        return unknown_name("flag", flag, near, otherwise)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Check as argparse does; suggest the nearest of the choices."""
@@ -102,9 +107,9 @@ def _main(argv: Sequence[str]) -> int:
     if argv and not argv[0].startswith("-"):
         name, *rest = argv
         if name not in catalog.COMMANDS:
-            near = nearest(name, catalog.COMMANDS)
-            hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(catalog.COMMANDS)}"
-            Parser(prog="hypersphere").error(f"unknown command {name!r}; {hint}")
+            otherwise = f"must be one of {', '.join(catalog.COMMANDS)}"
+            near = nearest_few(name, catalog.COMMANDS, 1)
+            Parser(prog="hypersphere").error(unknown_name("command", name, near, otherwise))
         command, parser = parser_of(name)
         expand = getattr(command, "expand_switches", None)
         return int(command.run(parser.read(rest if expand is None else expand(rest))))

@@ -1,9 +1,12 @@
-"""Print tables: with rich on a terminal, as plain columns elsewhere."""
+"""Print tables: with rich on a terminal, as plain columns elsewhere. Read integers."""
 
 from __future__ import annotations
 
+import argparse
+import math
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 def print_table(
@@ -59,3 +62,15 @@ def say(text: str) -> None:
     """Print a line to stderr, if there is one: print would use stdout instead."""
     if sys.stderr is not None:
         print(printable(text), file=sys.stderr)
+
+
+def integer(low: int, high: float = math.inf) -> Callable[[str], int]:
+    """Return a function that reads the integer of a flag, for argparse."""
+
+    def read(text: str) -> int:
+        if not re.fullmatch(r"[+-]?[0-9]{1,19}", text) or not low <= int(text) <= high:
+            allowed = f">= {low}" if high == math.inf else f"from {low} to {high:,}"
+            raise argparse.ArgumentTypeError(f"must be an integer {allowed}, got {text!r}")
+        return int(text)
+
+    return read

@@ -78,12 +78,12 @@ def expand_switches(argv: Sequence[str]) -> list[str]:
 
 
 def _is_value(flag: Flag, text: str) -> bool:
-    """Whether `text` after a switch is meant as its value, valid or not."""
+    """Return whether `text` after a switch is meant as its value, valid or not."""
     return _fits(flag, text) or not (text.startswith("-") or text in catalog.RECIPES or ".py" in text)
 
 
 def _fits(flag: Flag, text: str) -> bool:
-    """Whether `text` is a valid value of the flag."""
+    """Return whether `text` is a valid value of the flag."""
     kind = _type(flag.key)
     if kind is None:
         return text in _SWITCH

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from . import _loading
-from ._output import print_table
+from ._output import integer, print_table
 
 MOST_CLASSES = 20  # that are listed, of many the worst
 
@@ -20,7 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="split to evaluate (default: test, or validation if there is no test split)",
     )
     parser.add_argument("--data.root", metavar="DIR", dest="root", help="dataset folder (default: as in training)")
-    parser.add_argument("--batch_size", metavar="N", help="batch size (default: as in training)")
+    parser.add_argument(
+        "--batch_size", metavar="N", type=integer(1, 10**7), help="batch size (default: as in training)"
+    )
     parser.add_argument(
         "--device", metavar="NAME", default="auto", help="device: auto, cpu, cuda, cuda:0, mps (default: auto)"
     )
@@ -29,13 +31,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..train.config import apply
+    from ..train.config import derive
     from ..train.inference.scores import scores
 
     given = {"data.root": options.root, "data.batch_size": options.batch_size, "device": options.device}
     try:
         loaded = _loading.load_options_run(options)
-        config = apply(loaded.config, {key: text for key, text in given.items() if text is not None})
+        if options.root is not None and loaded.config.data.name == "digits":
+            raise ValueError("this run uses digits, which needs no files: remove --data.root")
+        config = derive(loaded.config, {key: value for key, value in given.items() if value is not None})
         figures = scores(loaded, options.split, config)
     except (OSError, ImportError, ValueError) as error:
         options.error(" ".join(str(error).split()))

@@ -28,15 +28,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..train.inference.exporting import export, format_of, inputs_of
+    from ..train.inference.exporting import export, inputs_of
 
     try:
-        if options.out is not None:
-            to = format_of(options.out, options.to)
-            if not options.out.absolute().parent.is_dir():
-                raise ValueError(f"--out must be a file in a folder that exists, got {str(options.out)!r}")
-        else:
-            to = options.to or "onnx"
+        suffix = ".onnx" if options.out is None else options.out.suffix.lower()
+        to = options.to or next((name for name, ending in ENDINGS.items() if ending == suffix), "")
+        if not to:
+            raise ValueError(f"--out must end in {', '.join(ENDINGS.values())}, or add --to; got {str(options.out)!r}")
+        if options.out is not None and not options.out.absolute().parent.is_dir():
+            raise ValueError(f"--out must be a file in a folder that exists, got {str(options.out)!r}")
         loaded = _loading.load_options_run(options)
         out = options.out
         if out is None:

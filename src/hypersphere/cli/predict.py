@@ -8,13 +8,12 @@ import io
 import json
 import math
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import _loading
-from ._output import print_table, printable, say
+from ._output import integer, print_table, printable, say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", metavar="FILE", type=Path, help="write the result to .csv, or all probabilities or embeddings to .npy"
     )
-    parser.add_argument("--top", metavar="K", type=_count, help="print the K most likely labels (default: 1)")
+    parser.add_argument("--top", metavar="K", type=integer(1), help="print the K most likely labels (default: 1)")
     parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.set_defaults(error=parser.error)
 
@@ -95,12 +94,6 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _count(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,9}", text) or not int(text):
-        raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {text!r}")
-    return int(text)
-
-
 def _check(options: argparse.Namespace) -> None:
     """Check the arguments before any file is read."""
     out = options.out
@@ -109,9 +102,9 @@ def _check(options: argparse.Namespace) -> None:
     if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
         options.error(f"argument --out: must be a file in a folder that exists, got {str(out)!r}")
     if options.top is not None and options.embeddings:
-        options.error("argument --top: goes with labels, not with --embeddings")
+        options.error("argument --top: needs labels: remove --embeddings")
     if options.top is not None and out is not None and out.suffix.lower() == ".npy" and not options.json:
-        options.error("argument --top: goes with a table, .csv or --json; .npy has all probabilities")
+        options.error("argument --top: needs a table, .csv or --json; .npy has all probabilities")
 
 
 # ------------------------------------------------------------------------------------------------------- what goes in

@@ -7,11 +7,11 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ._output import print_table
+from ._output import integer, print_table
 
 # As in geometry.minimize, which imports torch; a test keeps them equal.
 MOST_POINTS, MOST_NUMBERS, LARGEST_S, LARGEST_SEED = 100_000, 10_000_000, 1e6, 2**63 - 1
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_points,
         help="number of points; a range such as 2-32 or several numbers give one row each",
     )
-    parser.add_argument("--dim", type=_integer(2, MOST_NUMBERS), default=3, help="dimension of the space (default: 3)")
+    parser.add_argument("--dim", type=integer(2, MOST_NUMBERS), default=3, help="dimension of the space (default: 3)")
     parser.add_argument(
         "--s",
         type=_exponent,
@@ -35,10 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--starts",
-        type=_integer(1),
+        type=integer(1),
         help="number of random starts (default: 64, fewer for many points, twice as many for s above 160)",
     )
-    parser.add_argument("--seed", type=_integer(0, LARGEST_SEED), default=0, help="random seed (default: 0)")
+    parser.add_argument("--seed", type=integer(0, LARGEST_SEED), default=0, help="random seed (default: 0)")
     parser.add_argument("--json", action="store_true", help="print JSON only, with angles in radians")
     parser.add_argument(
         "--points", metavar="FILE", type=Path, help="write the points as CSV, one per row; for a single N only"
@@ -102,16 +102,6 @@ def _points(text: str) -> range:
     return range(first, last + 1)
 
 
-def _integer(low: int, high: float = math.inf) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        if not re.fullmatch(r"[+-]?[0-9]{1,19}", text) or not low <= int(text) <= high:
-            most = "" if high == math.inf else f" and <= {high}"
-            raise argparse.ArgumentTypeError(f"must be an integer >= {low}{most}, got {text!r}")
-        return int(text)
-
-    return read
-
-
 def _exponent(text: str) -> float:
     try:
         s = float(text)
@@ -127,7 +117,7 @@ def _check(options: argparse.Namespace, numbers: list[int]) -> None:
     if (size := max(numbers) * options.dim) > MOST_NUMBERS:
         options.error(f"argument --dim: N times dim must be at most {MOST_NUMBERS}, got {size}")
     if options.points and len(numbers) > 1:
-        options.error(f"argument --points: goes with a single N, got {len(numbers)}")
+        options.error(f"argument --points: needs a single N, got {len(numbers)}")
     if options.points and not options.points.absolute().parent.is_dir():
         options.error(f"argument --points: must be a file in a folder that exists, got {str(options.points)!r}")
     if options.points and options.points.is_dir():

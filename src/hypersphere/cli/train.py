@@ -122,7 +122,7 @@ def _fit(config: Config, options: argparse.Namespace) -> Any:
 
 
 def _ours(error: BaseException) -> bool:
-    """Whether hypersphere itself raised it, as it does for invalid arguments."""
+    """Return whether hypersphere itself raised it, as it does for invalid arguments."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

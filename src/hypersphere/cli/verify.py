@@ -26,14 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     folder = options.folder
-    if not folder.is_dir():
-        options.error(f"DIR must be a folder, got {str(folder)!r}")
     try:
         found = {str(path): (problems, note) for path, problems, note in _parts(folder)}
     except (OSError, ValueError) as error:
         options.error(str(error))
     if not found:
-        options.error(f"DIR must be a run, a folder of checkpoints or a checkpoint, got {str(folder)!r}")
+        options.error(f"{folder} is not a run folder or a checkpoint")
     damaged = any(problems for problems, _ in found.values())
     if options.json:
         parts = [
@@ -58,10 +56,11 @@ Part = tuple[Path, list[str], str]  # a file or checkpoint, what is wrong with i
 
 def _parts(folder: Path) -> Iterator[Part]:
     """Yield every file and checkpoint with its problems."""
-    from .._internal.safe_files import is_folder
+    from .._internal.safe_files import check_folder, is_folder
     from ..train.storage import checkpoint
     from ..train.storage.reading import steps
 
+    check_folder(folder)
     if any((folder / name).exists() for name in (STATE, TENSORS)):
         yield folder, checkpoint.verify(folder), ""
         return

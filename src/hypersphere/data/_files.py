@@ -35,8 +35,8 @@ class Source:
         """Return the folder that holds one of the files `marks`."""
         if root is None:
             raise ValueError(
-                f"{self.name} needs root, or the environment variable HYPERSPHERE_DATA: the folder that holds "
-                f"{self.folders[0]} with {self.files}, from {self.origin}"
+                f"{self.name} needs root (--data.root), or the environment variable HYPERSPHERE_DATA: the folder that "
+                f"holds {self.folders[0]} with {self.files}, from {self.origin}"
             )
         for folder in [root / name for name in self.folders] + [root]:
             if any((folder / mark).is_file() for mark in marks):

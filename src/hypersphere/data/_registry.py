@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from .._internal.nearest import nearest_few, unknown
+from .._internal.nearest import nearest_few, unknown, unknown_name
 from ._dataset import ArrayDataset, Graph, LazyDataset
 
 Loader = Callable[..., Any]
@@ -103,8 +103,7 @@ def load(name: str, root: str | os.PathLike[str] | None = None, split: str = "tr
     """
     if not isinstance(name, str) or name not in LOADERS:
         near = nearest_few(name, LOADERS) if isinstance(name, str) else []
-        hint = f", did you mean {' or '.join(map(repr, near))}?" if near else f": must be one of {', '.join(names())}"
-        raise ValueError(f"unknown data set {name!r}{hint}")
+        raise ValueError(unknown_name("data set", name, near, f"must be one of {', '.join(names())}"))
     loader = LOADERS[name]
     accepted = list(inspect.signature(loader).parameters.values())[2:]
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted):

@@ -31,8 +31,8 @@ def image_folder(root: Path | None, split: str) -> LazyDataset:
     checks.choice("split", split, SPLITS)
     if root is None:
         raise ValueError(
-            "image_folder needs root, or the environment variable HYPERSPHERE_DATA: a folder of your own, or ImageNet "
-            f"from https://image-net.org, with root/<class>/{_IMAGE} or root/train/<class>/{_IMAGE}"
+            "image_folder needs root (--data.root), or the environment variable HYPERSPHERE_DATA: a folder of yours, "
+            f"or ImageNet from https://image-net.org, with root/<class>/{_IMAGE} or root/train/<class>/{_IMAGE}"
         )
     if not root.is_dir():
         raise ValueError(f"image_folder: {root} is not a folder; expected {root}/<class>/{_IMAGE}")

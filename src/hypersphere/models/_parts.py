@@ -165,7 +165,8 @@ def check_stages(depth: Any, widths: Any, *, low: int = 1) -> list[tuple[int, in
     """Return (units, filters) of every stage."""
     units, filters = check_ints("depth", depth, low=low), check_ints("widths", widths)
     if len(units) != len(filters):
-        raise ValueError(f"widths must have {len(units)} elements, as depth has, got {widths!r}")
+        such, given = (",".join(map(str, each)) for each in ([32 * 2**i for i in range(len(units))], filters))
+        raise ValueError(f"widths must have {len(units)} numbers, one per stage, such as {such}; got {given}")
     return list(zip(units, filters, strict=True))
 
 

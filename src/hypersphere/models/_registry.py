@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from .._internal.nearest import nearest_few, unknown
+from .._internal.nearest import nearest_few, unknown, unknown_name
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,7 @@ def preset(name: str) -> Preset:
     """Return the preset of a name."""
     if not isinstance(name, str) or name not in PRESETS:
         near = nearest_few(name, PRESETS) if isinstance(name, str) else []
-        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "see hypersphere.models.names()"
-        raise ValueError(f"unknown network {name!r}, {hint}")
+        raise ValueError(unknown_name("network", name, near, "see hypersphere.models.names()"))
     return PRESETS[name]
 
 

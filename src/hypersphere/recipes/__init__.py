@@ -6,11 +6,13 @@ Those of the package are known by name; one of your own is a Python file, ``my.p
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 
 from .._internal.modules import import_all
-from .._internal.nearest import nearest
+from .._internal.nearest import nearest_few, unknown_name
 from ..train.config import Config
+from ..train.storage.layout import CONFIG
 from ._file import load_file, split
 
 __all__ = ["RECIPES", "describe", "load", "names"]
@@ -56,7 +58,7 @@ def load(text: str) -> Config:
         'cayley'
         >>> load("optt")
         Traceback (most recent call last):
-        ValueError: unknown recipe 'optt', did you mean 'opt'? (`hypersphere list recipes` lists them)
+        ValueError: unknown recipe 'optt', did you mean 'opt'? (`hypersphere list recipes`)
     """
     if text in RECIPES:
         return RECIPES[text]()
@@ -64,6 +66,7 @@ def load(text: str) -> Config:
         return load_file(*found)
     if text.lower().endswith((".yaml", ".yml", ".json")):
         raise ValueError(f"a recipe is a name or a Python file, got {text!r}; pass a config file with --config")
-    near = nearest(text, names())
-    hint = f"did you mean {near!r}?" if near else "your own is a file, my.py or my.py:function"
-    raise ValueError(f"unknown recipe {text[:100]!r}, {hint} (`hypersphere list recipes` lists them)")
+    if os.path.isfile(os.path.join(text, CONFIG)):
+        raise ValueError(f"{text} is a run folder: use --out {text} --resume")
+    near, own = nearest_few(text, names(), 1), "your own is a file, my.py or my.py:function"
+    raise ValueError(f"{unknown_name('recipe', text[:100], near, own)} (`hypersphere list recipes`)")

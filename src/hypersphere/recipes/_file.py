@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .._internal.nearest import nearest
+from .._internal.nearest import nearest_few, unknown_name
 from ..train.config import Config
 
 DEFAULT = "recipe"  # the function that is taken where there are several
@@ -66,6 +66,8 @@ def _as_a_script(path: Path, where: str) -> Iterator[None]:
     except BaseException as error:
         line = _line(error, str(path.absolute()))
         words = " ".join(_text(error).split())
+        if isinstance(error, SyntaxError):
+            words = words.removesuffix(f" ({path.name}, line {line})")
         what = f"{type(error).__name__}: {words[:300]}" if words else type(error).__name__
         raise ValueError(f"{where}{f', line {line}' if line else ''}: {what}") from None
     finally:
@@ -102,9 +104,8 @@ def _choose(where: str, module: ModuleType, function: str | None) -> str:
     if function is not None:
         found = getattr(module, function, None)
         if found is None or not callable(found):
-            near = nearest(function, list(ours))
-            hint = f"did you mean {near!r}?" if near else f"it has {', '.join(ours) or 'none'}"
-            raise ValueError(f"{where} has no function {function!r}; {hint}")
+            near, those = nearest_few(function, ours, 1), f"it has {', '.join(ours) or 'none'}"
+            raise ValueError(f"{where}: {unknown_name('function', function, near, those)}")
         if needed := _needs(found):
             raise ValueError(f"{where}: a recipe takes no arguments, but {function} needs {', '.join(needed)}")
         return function

@@ -118,7 +118,7 @@ class Rotation(nn.Module):
 
     @property
     def keeps_angles(self) -> bool:
-        """Whether the energy of the neurons is constant."""
+        """Return whether the energy of the neurons is constant."""
         return self.plan.keeps_angles
 
     @property

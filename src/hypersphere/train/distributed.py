@@ -35,7 +35,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the main process, which writes and prints."""
+        """Return whether this is the main process, which writes and prints."""
         return self.rank == 0
 
     def all_sum(self, *values: float) -> list[float]:

@@ -37,7 +37,7 @@ def keep_memory() -> bool:
 
 
 def _allocator_is_configured() -> bool:
-    """Whether the environment selects another allocator, or configures glibc's."""
+    """Return whether the environment selects another allocator, or configures glibc's."""
     if re.search(r"malloc|hoard", os.environ.get("LD_PRELOAD", "")):  # jemalloc, tcmalloc, mimalloc
         return True
     own = [name for name in os.environ if name.startswith("MALLOC_")]

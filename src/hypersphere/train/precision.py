@@ -56,7 +56,7 @@ class Precision:
 
     @property
     def may_skip(self) -> bool:
-        """Whether a non-finite gradient may be due to the scale: the step is skipped and the scale lowered."""
+        """Return whether a non-finite gradient may be due to the scale: the step is skipped and the scale lowered."""
         return self.scaler.is_enabled() and self.scaler.get_scale() >= 1
 
     def autocast(self) -> AbstractContextManager[Any]:

@@ -107,8 +107,9 @@ class Splits:
     def split(self, name: str) -> Any:
         found = {"train": self.train, "validation": self.validation, "test": self.test}.get(name)
         if found is None:
-            there = [each for each in ("train", "validation", "test") if self.count(each)]
-            raise ValueError(f"split must be one of {', '.join(there)}, got {name!r}")
+            there = " and ".join(each for each in ("train", "validation", "test") if self.count(each))
+            why = " (data.validation was not set)" if name == "validation" else ""
+            raise ValueError(f"this run has no {name} split{why}; it has {there}")
         return found
 
     def count(self, name: str) -> int:
@@ -170,7 +171,9 @@ def load(data: Data, seed: int) -> Splits:
         try:
             train, validation = datasets.holdout(train, data.validation, seed)
         except ValueError as error:
-            raise ValueError(f"data.validation={data.validation} of {len(train)} samples: {error}") from None
+            n, size = len(train), data.validation
+            many = f"data.validation must be below the {n} training samples, got {size}"
+            raise ValueError(many if size >= n else f"data.validation={size} of {n} samples: {error}") from None
     if test is None and validation is None:
         raise ValueError(
             f"data.name={data.name}: {data.root or 'the data'} has no split test; data.validation=0.2 holds out a fifth"

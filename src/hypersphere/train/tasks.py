@@ -100,7 +100,7 @@ class Task:
         return batch.in_channels_last() if self.channels_last else batch
 
     def _gains_by_channels_last(self) -> bool:
-        """Whether channels_last makes steps faster: a fixed rule, since a timing would make results depend on it."""
+        """Return whether channels_last makes steps faster: a fixed rule, since results must not depend on a timing."""
         return False
 
     def _try_out(self, batch: Batch) -> None:

@@ -348,7 +348,7 @@ class Training:
         return results.write_result(self.task, self.done, self.history, self.seconds(), final)
 
     def _has_diverged(self, figures: dict[str, Any], split: str) -> bool:
-        """Whether a classifier ends at chance accuracy after a loss far above that of its first step.
+        """Return whether a classifier ends at chance accuracy after a loss far above that of its first step.
 
         Judged by the training loss: overfitting raises that of `split` too. The last loss may be that of a guess, as
         for a network whose ReLUs are all dead.

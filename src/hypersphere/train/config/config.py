@@ -21,9 +21,9 @@ class Config(Group):
         >>> config = Config(model=Model("cnn9.mhe"), data=Data("cifar10"), energy=Energy(half_space=True))
         >>> config.energy.s, config.rotation, config.epochs
         (2.0, None, 10)
-        >>> Config(model=Model("cn9.mhe"))
+        >>> Config(model=Model("cnn9.mh"))
         Traceback (most recent call last):
-        hypersphere.train.config.ConfigError: unknown model.name 'cn9.mhe', did you mean 'cnn9.mhe'?
+        hypersphere.train.config.ConfigError: unknown model.name 'cnn9.mh', did you mean 'cnn9.mhe'? (...)
     """
 
     seed: int = setting(0, "random seed", low=0)
@@ -36,7 +36,9 @@ class Config(Group):
     checkpoint_every: int | None = setting(None, "steps between checkpoints; null: at each evaluation", low=1)
     keep: int = setting(2, "checkpoints to keep, besides the best", low=1)
     log_every: int = setting(50, "steps between lines of metrics", low=1)
-    patience: int | None = setting(None, "early stopping: evaluations without a better validation accuracy", low=1)
+    patience: int | None = setting(
+        None, "early stopping: evaluations without a better validation accuracy; schedule.patience lowers lr", low=1
+    )
     amp: bool | str = setting(
         False, "mixed precision; true: the best type of the device", names=("bfloat16", "float16")
     )
@@ -48,7 +50,9 @@ class Config(Group):
         "auto", "clip the gradient norm; auto: at 1 with energy, else not", names=("auto",), above=0
     )
     accumulate: int = setting(1, "gradient accumulation: batches per step", low=1)
-    device: str = setting("auto", "device: auto, cpu, cuda, cuda:0, mps", pattern=r"auto|cpu|mps|cuda(:[0-9]{1,4})?")
+    device: str = setting(
+        "auto", "device", pattern=r"auto|cpu|mps|cuda(:[0-9]{1,4})?", words="auto, cpu, mps, cuda or cuda:N"
+    )
     model: Model = field(default=Model(), metadata={"help": "network"})
     data: Data = field(default=Data(), metadata={"help": "dataset"})
     loss: Loss = field(default=Loss(), metadata={"help": "loss"})

@@ -19,6 +19,7 @@ _MARGINS = {
     "am_softmax": (0.0, 1.0, "a cosine from 0 to 1"),
     "arcface": (0.0, math.nextafter(math.pi, 0), "radians, >= 0 and < pi"),
 }
+_KINDS = {"images": "an image", "points": "a point cloud", "text": "a text", "graph": "a graph"}
 
 
 def check(config: Any) -> None:
@@ -47,7 +48,8 @@ def _reject_unused(group: Loss | Optimizer, taken: dict[str, tuple[str, ...]], a
     for each in fields(group):
         if each.name not in ("name", *allowed) and getattr(group, each.name) != each.default:
             those = ", ".join(name for name, options in taken.items() if each.name in options)
-            raise ConfigError(f"{group.prefix}{each.name} goes with {group.prefix}name {those}; got {group.name}")
+            this, name = group.prefix + each.name, group.prefix + "name"
+            raise ConfigError(f"{this} needs {name} to be one of {those}; got {group.name}")
 
 
 def _top(config: Any) -> None:
@@ -67,7 +69,7 @@ def _top(config: Any) -> None:
 
 
 def _model(model: Model) -> None:
-    _reject_if(model.scale is False, "model.scale must be auto, true, a number or null, got False")
+    _reject_if(model.scale is False, "model.scale must be true, a number, auto or null, got False")
     alone = model.scale not in (None, "auto") and model.similarity is None
     _reject_if(alone, "model.scale needs model.similarity")
 
@@ -76,9 +78,11 @@ def _data(data: Data, model: Model) -> None:
     if data.root is not None and data.name == "digits":
         raise ConfigError(f"data.name=digits reads no files, but data.root is given: {_name_for(data.root)}")
     kind, wanted = kind_of_data(data.name), catalog.MODELS.get(model.name)
+    those = ", ".join(name for name, each in catalog.DATA.items() if each == wanted)
     _reject_if(
         kind is not None and wanted is not None and kind != wanted,
-        f"model.name={model.name} takes {wanted}, but data.name={data.name} is {kind}",
+        f"model.name={model.name} needs {_KINDS.get(str(wanted))} dataset ({those}), but data.name={data.name} has "
+        f"{'a graph' if kind == 'graph' else kind}",
     )
     if data.augment in catalog.AUGMENTATIONS and kind is not None:
         fits = "points" if data.augment.startswith("modelnet") else "images"
@@ -121,7 +125,7 @@ def _loss(loss: Loss) -> None:
     _reject_unused(loss, catalog.LOSSES, (*has, "label_smoothing", "energy_weight"))
     _reject_if(
         loss.energy_weight is not None and loss.name == "softmax",
-        "loss.energy_weight goes with the angular losses; with softmax use energy.output_weight",
+        "loss.energy_weight needs an angular loss; with softmax use energy.output_weight",
     )
     if loss.margin is not None and not is_margin:
         low, high, unit = _MARGINS[loss.name]
@@ -139,7 +143,7 @@ def _energy(energy: Energy) -> None:
         own = energy.measure not in catalog.MEASURES and key != "minibatch"  # the user's
         _reject_if(
             getattr(energy, key) and not own and energy.measure not in those,
-            f"energy.{key} goes with energy.measure {', '.join(those)}; got {energy.measure}",
+            f"energy.{key} needs energy.measure to be one of {', '.join(those)}; got {energy.measure}",
         )
 
 
@@ -150,13 +154,13 @@ def _rotation(rotation: Rotation) -> None:
         rotation.blocks != 1 and rotation.block_size is not None,
         "give rotation.blocks or rotation.block_size, not both",
     )
-    _reject_if(rotation.share_blocks and not split, "rotation.share_blocks goes with rotation.blocks > 1 or block_size")
+    _reject_if(rotation.share_blocks and not split, "rotation.share_blocks needs rotation.blocks > 1 or block_size")
     _reject_if(
         rotation.method == "none" and (split or sampled),
-        "rotation.method=none rotates nothing: blocks, block_size and sample go with another",
+        "rotation.method=none rotates nothing: blocks, block_size and sample need another method",
     )
-    _reject_if(sampled and split, "rotation.sample goes with whole layers, not with blocks or block_size")
-    _reject_if(sampled and rotation.init != "identity", "rotation.sample goes with rotation.init=identity")
+    _reject_if(sampled and split, "rotation.sample needs whole layers: remove blocks and block_size")
+    _reject_if(sampled and rotation.init != "identity", "rotation.sample needs rotation.init=identity")
     _reject_if(
         rotation.init not in catalog.METHODS.get(rotation.method, (rotation.init,)),
         f"rotation.method={rotation.method} cannot begin at the identity: set rotation.init=normal",
@@ -168,20 +172,20 @@ def _rotation(rotation: Rotation) -> None:
     _reject_if(rotation.inner is not None and not sampled, "rotation.inner needs rotation.sample")
     _reject_if(
         rotation.penalty is not None and rotation.method != "regularized",
-        f"rotation.penalty goes with rotation.method=regularized; got {rotation.method}",
+        f"rotation.penalty needs rotation.method=regularized, got {rotation.method}",
     )
 
 
 def _adversarial(config: Any) -> None:
     name = config.model.name
     _reject_if(
-        config.loss.name != "softmax", f"loss.name goes with classifiers; {name} is trained against another network"
+        config.loss.name != "softmax", f"loss.name needs a classifier, but {name} is trained against another network"
     )
-    _reject_if(config.data.validation is not None, f"data.validation goes with classifiers; {name} has no accuracy")
+    _reject_if(config.data.validation is not None, f"data.validation needs a classifier, but {name} has no accuracy")
     rotated = config.rotation is not None and config.rotation.layers != "hidden"
     _reject_if(rotated, f"rotation.layers must be hidden for {name}, which has no classes")
     named = config.rotation is not None and config.rotation.exclude
-    _reject_if(named, f"rotation.exclude goes with classifiers; {name} is trained against another network")
+    _reject_if(named, f"rotation.exclude needs a classifier, but {name} is trained against another network")
 
 
 def _optimizer(optimizer: Optimizer, rotation: Rotation | None) -> None:
@@ -200,7 +204,7 @@ def _optimizer(optimizer: Optimizer, rotation: Rotation | None) -> None:
 def _schedule(schedule: Schedule) -> None:
     step, plateau = schedule.name == "step", schedule.name == "plateau"
     milestones = schedule.milestones
-    _reject_if(milestones and not step, f"schedule.milestones goes with schedule.name=step; got {schedule.name}")
+    _reject_if(milestones and not step, f"schedule.milestones needs schedule.name=step, got {schedule.name}")
     _reject_if(step and not milestones, "schedule.name=step needs schedule.milestones, the steps at which lr falls")
     for i in range(1, len(milestones)):
         _reject_if(
@@ -209,5 +213,5 @@ def _schedule(schedule: Schedule) -> None:
         )
     _reject_if(
         schedule.patience is not None and not plateau,
-        f"schedule.patience goes with schedule.name=plateau; got {schedule.name}",
+        f"schedule.patience needs schedule.name=plateau, got {schedule.name}",
     )

@@ -15,7 +15,7 @@ from dataclasses import fields
 from functools import cache
 from typing import Any, NamedTuple, TextIO
 
-from ..._internal.nearest import nearest_keys
+from ..._internal.nearest import nearest_keys, unknown_name
 from . import files
 from .config import Config, group_of
 from .groups import Group, types_of
@@ -31,7 +31,7 @@ def from_tree(tree: Mapping[str, Any]) -> Config:
         ('mnist', 'cayley', None)
         >>> from_tree({"model": {"nmae": "cnn9.mhe"}})
         Traceback (most recent call last):
-        hypersphere.train.config.ConfigError: model.nmae is unknown; did you mean model.name?
+        hypersphere.train.config.ConfigError: unknown setting 'model.nmae', did you mean 'model.name'?
     """
     values = _known_keys("", Config, tree)
     for name, value in values.items():
@@ -47,7 +47,8 @@ def _known_keys(prefix: str, kind: type[Group], tree: Any) -> dict[str, Any]:
         raise ConfigError(f"{what}, got {shown(tree)}")
     doubled = getattr(tree, "doubled", None)
     if doubled is not None:
-        raise ConfigError(f"{_key(prefix, doubled)} is given twice")
+        line = getattr(tree, "line", None)
+        raise ConfigError(f"{f'line {line}: ' if line else ''}{_key(prefix, doubled)} is given twice")
     names = [each.name for each in fields(kind)]
     for key in tree:
         if not isinstance(key, str) or key not in names:
@@ -65,19 +66,18 @@ def _unknown(prefix: str, names: list[str], key: Any) -> ConfigError:
     text = key if isinstance(key, str) else shown(key)
     everywhere = [flag.key for flag in flags()]
     near = nearest_keys(prefix + text, dict.fromkeys([*(prefix + name for name in names), *everywhere]))
+    hint = f"must be one of {', '.join(prefix + name for name in names)}"
     if prefix + text in everywhere:  # with a dot in a single key
-        hint = f"write it as {text.partition('.')[0]}: {{{text.partition('.')[2]}: ...}}"
-    elif near:
-        hint = f"did you mean {' or '.join(near)}?"
-    else:
-        hint = f"there are {', '.join(prefix + name for name in names)}"
-    return ConfigError(f"{_key(prefix, key)} is unknown; {hint}")
+        near, hint = [], f"write it as {text.partition('.')[0]}: {{{text.partition('.')[2]}: ...}}"
+    return ConfigError(unknown_name("setting", prefix + (text if len(text) <= 60 else text[:57] + "..."), near, hint))
 
 
 def load_file(path: str | os.PathLike[str]) -> Config:
     """Read the config of a YAML file, or a JSON file by its ending; an error names the file and the key."""
     name = os.fspath(path)
     where = name if name.isprintable() else ascii(name)
+    if os.path.isdir(path):
+        raise ConfigError(f"{where} is a folder, not a config file")
     try:
         return from_tree(files.read_tree(path))
     except ConfigError as error:
@@ -129,8 +129,8 @@ def names_of(leaf: dataclasses.Field[Any]) -> tuple[str, ...]:
 def _help(leaf: dataclasses.Field[Any]) -> str:
     text: str = leaf.metadata["help"]
     names = names_of(leaf)
-    if 1 < len(names) <= 13:
-        text += f" ({', '.join(names)})"
+    if words := leaf.metadata.get("words") or (", ".join(names) if 1 < len(names) <= 13 else ""):
+        text += f" ({words})"
     default = files.scalar(_plain(leaf.default))
     return text if leaf.default in (None, ()) else f"{text} (default: {default})"
 

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,9 +24,10 @@ _FLOAT = re.compile(
 
 
 class Tree(dict[Any, Any]):
-    """A mapping in a file; `doubled` is a duplicate key."""
+    """A mapping in a file; `doubled` is a duplicate key, `line` its line if known."""
 
     doubled: Any = None
+    line: int | None = None
 
 
 def read_tree(path: str | os.PathLike[str]) -> Any:
@@ -55,11 +56,11 @@ def _text(path: Path) -> str:
         raise ConfigError(f"not UTF-8 text (byte {error.start})") from None
 
 
-def _tree(pairs: list[tuple[Any, Any]]) -> Tree:
+def _tree(pairs: list[tuple[Any, Any]], lines: Sequence[int] = ()) -> Tree:
     tree = Tree()
-    for key, value in pairs:
+    for i, (key, value) in enumerate(pairs):
         if key in tree:
-            tree.doubled = key
+            tree.doubled, tree.line = key, lines[i] if lines else None
         tree[key] = value
     return tree
 
@@ -68,7 +69,7 @@ def _json(text: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_tree, parse_int=_integer)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"line {error.lineno}: not JSON: {error.msg}") from None
+        raise ConfigError(f"line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from None
 
 
 def _strip_checksum(tree: Any, text: str) -> Any:
@@ -133,7 +134,7 @@ def _value(node: Any) -> Any:
         for (key, _), (at, _) in zip(pairs, node.value, strict=True):
             if not isinstance(key, Hashable) or isinstance(key, list | dict):
                 raise ConfigError(f"line {at.start_mark.line + 1}: a key must be text, got {shown(key)}")
-        return _tree(pairs)
+        return _tree(pairs, [key.start_mark.line + 1 for key, _ in node.value])
     if node.id == "sequence":
         return [_value(each) for each in node.value]
     return _scalar(node.value) if node.style is None else node.value

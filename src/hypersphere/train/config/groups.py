@@ -49,6 +49,7 @@ class Model(Group):
         "output scale of similarity layers: auto fits the layer's size (1 in the papers' networks, such as "
         "cnn9.spherenet), true is learned, a number is fixed, null is 1",
         names=("auto",),
+        words="true, a number, auto or null",
     )
     widths: tuple[int, ...] | None = setting(None, "filters of each stage", low=1, high=1_000_000)
     fc: int | None = setting(None, "neurons of the hidden linear layer; 0: none", low=0, high=1_000_000)
@@ -57,7 +58,7 @@ class Model(Group):
 
     @property
     def is_generator(self) -> bool:
-        """Whether it makes images and is trained against a discriminator."""
+        """Return whether it makes images and is trained against a discriminator."""
         return self.name == "generator.mhe"
 
 
@@ -108,7 +109,7 @@ class Energy(Group):
     output_weight: float | None = setting(
         None, "weight for the output layer; null: the measure's default, 0 if the loss has an energy_weight", low=0
     )
-    s: float = setting(2.0, "exponent s of the energy", low=0, high=1e6)
+    s: float = setting(2.0, "exponent s of the energy", low=0, high=1_000_000)
     half_space: bool = setting(False, "half-space energy in hidden layers: neurons and their antipodes")
     angular: bool = setting(False, "use angles instead of distances")
     minibatch: int | None = setting(None, "estimate from this many neurons per step", low=2)
@@ -152,7 +153,9 @@ class Optimizer(Group):
     lr: float = setting(0.02, "learning rate", above=0)
     momentum: float | None = setting(None, "momentum of sgd and ogd (null: 0.9) and rmsprop (null: 0)", low=0, below=1)
     weight_decay: float = setting(5e-4, "weight decay of weights and rotations", low=0)
-    betas: tuple[float, float] | None = setting(None, "betas of the adam family; null: torch's default", low=0, below=1)
+    betas: tuple[float, float] | None = setting(
+        None, "betas of the adam family; null: torch's default", low=0, below=1, words="two numbers such as 0.9,0.999"
+    )
 
 
 @dataclass(frozen=True)
@@ -162,8 +165,8 @@ class Schedule(Group):
     prefix: ClassVar[str] = "schedule."
     name: str = setting("constant", "learning rate schedule", names="schedule")
     milestones: tuple[int, ...] = setting((), "schedule step: steps at which lr drops", low=1)
-    gamma: float = setting(0.1, "schedules step and plateau: factor of each drop", above=0, high=1)
+    gamma: float = setting(0.1, "schedules step and plateau: factor by which lr is multiplied", above=0, high=1)
     warmup: int = setting(0, "linear warm-up steps", low=0)
     patience: int | None = setting(
-        None, "schedule plateau: evaluations (S-OPT: draws) without a lower training loss; null: 10", low=0
+        None, "plateau: evaluations (S-OPT: draws) without a lower training loss; null: 10; patience stops early", low=0
     )

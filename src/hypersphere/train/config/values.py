@@ -9,10 +9,11 @@ import sys
 import types
 import unicodedata
 from collections.abc import Iterable
+from operator import ge, gt, le, lt
 from typing import Any, get_args, get_origin
 
 from ... import catalog
-from ..._internal.nearest import nearest
+from ..._internal.nearest import nearest_few
 
 LARGEST = 2**63 - 1
 _NONE: Any = type(None)
@@ -33,6 +34,8 @@ TABLES: dict[str, Iterable[str]] = {
     "optimizer": catalog.OPTIMIZERS,
     "schedule": catalog.SCHEDULES,
 }
+# What `hypersphere list` calls them, if not by the plural with s; "": not at all.
+_LISTS = {"data": "data", "similarity": "similarities", "loss": "losses", "init": "", "imbalance": ""}
 # Where users register names of their own. Only read if the module is imported already.
 _LIVE = {
     "model": ("hypersphere.models._registry", "PRESETS"),
@@ -82,6 +85,7 @@ def setting(
     above: float | None = None,
     below: float | None = None,
     pattern: str | None = None,
+    words: str | None = None,
 ) -> Any:
     """Define a field of a config.
 
@@ -90,18 +94,10 @@ def setting(
         others: whether other names may be known where the value is used.
         low, high, above, below: the range, of each number in a list too; above and below are not in it.
         pattern: a regular expression of the whole text.
+        words: what is allowed, for messages, where the type and the range do not say it.
     """
-    rule = {
-        "help": help,
-        "names": names,
-        "others": others,
-        "low": low,
-        "high": high,
-        "above": above,
-        "below": below,
-        "pattern": pattern,
-    }
-    return dataclasses.field(default=default, metadata={key: value for key, value in rule.items() if value is not None})
+    rule = {key: value for key, value in locals().items() if key != "default" and value is not None}
+    return dataclasses.field(default=default, metadata=rule)
 
 
 def shown(value: Any) -> str:
@@ -131,16 +127,16 @@ def read(key: str, kind: Any, rule: Any, value: Any) -> Any:
         if int in kinds:
             if abs(value) > LARGEST:
                 raise ConfigError(f"{key} must fit in 64 bits, got {shown(value)}")
-            return _within(key, rule, int(value))
+            return _within(key, kind, rule, int(value))
         if float in kinds:
             if abs(value) > 1e300:
                 raise ConfigError(f"{key} must be a finite number, got {shown(value)}")
-            return _within(key, rule, float(value))
+            return _within(key, kind, rule, float(value))
     elif isinstance(value, float):
         if float in kinds:
-            return _within(key, rule, float(value))
+            return _within(key, kind, rule, float(value))
     elif isinstance(value, str):
-        if str in kinds and not (float in kinds and value not in known(rule["names"])):
+        if str in kinds and not ((bool in kinds or float in kinds) and value not in known(rule["names"])):
             return _text(key, rule, value)
     elif isinstance(value, list | tuple):
         for each in kinds:
@@ -185,31 +181,33 @@ def _parsed(kinds: tuple[Any, ...], text: str) -> Any:
 
 
 def allowed(kind: Any, rule: Any) -> str:
-    """Describe the values that a field takes."""
+    """Describe the values that a field takes: "a number > 0, auto or null"."""
+    if "words" in rule:
+        return str(rule["words"])
     words: list[str] = []
     kinds = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     for each in kinds:
         if each is int and float in kinds:
             continue
         if get_origin(each) is tuple:
-            each, *rest = get_args(each)
-            number = {int: "integers", str: "texts"}.get(each, "numbers")
-            words.append(f"a list of {number}" if rest == [...] else f"a list of {1 + len(rest)} {number}")
+            words.append("a list of " + {int: "integers", str: "texts"}.get(get_args(each)[0], "numbers"))
         elif each is str and "names" in rule:
-            names = known(rule["names"])
-            one_of = names[0] if len(names) == 1 else f"one of {', '.join(names)}"
-            words.append(f"{one_of} or another name" if rule.get("others") else one_of)
+            words += [*known(rule["names"]), *(["another name"] if rule.get("others") else [])]
+        elif each is bool:
+            words += ["true", "false"]
         else:
             words.append(_WORDS[each] + (_range(rule) if each in (int, float) else ""))
-    return " or ".join(words)
+    return " or ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
 
 
-_WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", _NONE: "null"}
+_BOUNDS = {"low": (">=", ge), "above": (">", gt), "high": ("<=", le), "below": ("<", lt)}
+_WORDS = {int: "an integer", float: "a number", str: "text", _NONE: "null"}
 
 
 def _range(rule: Any) -> str:
-    signs = {"low": ">=", "above": ">", "high": "<=", "below": "<"}
-    parts = [f"{sign} {rule[name]:g}" for name, sign in signs.items() if name in rule]
+    if "low" in rule and "high" in rule:
+        return f" from {rule['low']:,} to {rule['high']:,}"
+    parts = [f"{sign} {rule[name]:g}" for name, (sign, _) in _BOUNDS.items() if name in rule]
     return f" {' and '.join(parts)}" if parts else ""
 
 
@@ -221,24 +219,20 @@ def _hint(kinds: tuple[Any, ...], value: Any) -> str:
     return ""
 
 
-def _within(key: str, rule: Any, value: Any) -> Any:
+def _within(key: str, kind: Any, rule: Any, value: Any) -> Any:
     if not math.isfinite(value):
         raise ConfigError(f"{key} must be a finite number, got {shown(value)}")
-    if (
-        ("low" in rule and value < rule["low"])
-        or ("high" in rule and value > rule["high"])
-        or ("above" in rule and value <= rule["above"])
-        or ("below" in rule and value >= rule["below"])
-    ):
-        what = "an integer" if isinstance(value, int) else "a number"
-        raise ConfigError(f"{key} must be {what}{_range(rule)}, got {shown(value)}")
+    if not all(holds(value, rule[name]) for name, (_, holds) in _BOUNDS.items() if name in rule):
+        raise ConfigError(f"{key} must be {allowed(kind, rule)}, got {shown(value)}")
     return value
 
 
 def _list(key: str, kind: Any, rule: Any, values: Any) -> tuple[Any, ...]:
     element, *rest = get_args(kind)
     if rest != [...] and len(values) != 1 + len(rest):
-        raise ConfigError(f"{key} must be {allowed(kind, rule)}, got {len(values)}")
+        given = ",".join(map(shown, values[:5])) or "none"
+        raise ConfigError(f"{key} must be {allowed(kind, rule)}, got {given}")
+    rule = {name: each for name, each in rule.items() if name != "words"}  # which are of the whole list
     return tuple(read(f"{key}[{i}]", element, rule, value) for i, value in enumerate(values))
 
 
@@ -254,13 +248,15 @@ def _text(key: str, rule: Any, value: str) -> str:
     if kind is not None and not rule.get("others") and value not in known(kind):
         raise unknown_name(key, kind, value)
     if "pattern" in rule and not re.fullmatch(rule["pattern"], value):
-        raise ConfigError(f"{key} must be like {rule['pattern']}, got {shown(value)}")
+        raise ConfigError(f"{key} must be {rule['words']}, got {shown(value)}")
     return value
 
 
 def unknown_name(key: str, names: str | tuple[str, ...], value: str) -> ConfigError:
-    near = nearest(value, known(names))
-    hint = f"did you mean {near!r}?" if near else f"must be one of {', '.join(known(names))}"
+    near = nearest_few(value, known(names), 1)
+    listed = _LISTS.get(names, f"{names}s") if isinstance(names, str) else ""
+    where = f" (`hypersphere list {listed}`)" if listed else ""
+    hint = f"did you mean {near[0]!r}?{where}" if near else f"must be one of {', '.join(known(names))}"
     return ConfigError(f"unknown {key} {shown(value)}", hint)
 
 
@@ -273,8 +269,8 @@ def _similarity(key: str, value: str) -> str:
     numbers = [part.strip() for part in match[2].split(",")] if (match[2] or "").strip() else []
     for number in numbers:
         if not _FLOAT.fullmatch(number) or not math.isfinite(float(number)):
-            raise ConfigError(f"{key} takes finite numbers in brackets, got {shown(value)}")
+            raise ConfigError(f"{key} takes finite numbers in parentheses, as in sigmoid(0.7); got {shown(value)}")
     most = catalog.SIMILARITIES.get(name)
     if most is not None and len(numbers) > most:
-        raise ConfigError(f"{key}: {name} takes at most {most} numbers in brackets, got {shown(value)}")
+        raise ConfigError(f"{key}: {name} takes at most {most} numbers in parentheses, got {shown(value)}")
     return value

@@ -145,7 +145,7 @@ def inputs_of(run: Run) -> str:
 
 
 def _is_normalized(run: Run) -> bool:
-    """Whether pixels are scaled as by :class:`Normalize`; a user's augmentation may differ."""
+    """Return whether pixels are scaled as by :class:`Normalize`; a user's augmentation may differ."""
     if run.preprocess.spec.dtype != "uint8":
         return False
     pixels = torch.tensor([0, 200], dtype=torch.uint8)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..._internal.safe_files import check_plain, is_folder, is_plain
+from ..._internal.safe_files import check_folder, check_plain, is_folder, is_plain
 from ...data import Graph
 from ...data.augment import as_stored
 from ...losses import AngularSoftmaxLoss
@@ -138,8 +138,7 @@ def load_run(path: str | os.PathLike[str]) -> Run:
         torch.Size([5, 10])
     """
     path = Path(path)
-    if not path.is_dir():
-        raise ValueError(f"{path} is not a folder")
+    check_folder(path)
     if is_plain(path / STATE) or (path.parent.name == CHECKPOINTS and STEP.fullmatch(path.name)):
         path = Path(os.path.abspath(path))
         return _from_checkpoint(path.parent.parent, path)
@@ -171,7 +170,7 @@ def _folder(path: Path) -> Path:
 
 
 def _is_finished(path: Path, config: Config) -> bool:
-    """Whether the training length of result.json is the config's; it is not while a finished run is extended."""
+    """Return whether the training length of result.json is the config's; it is not while a finished run is extended."""
     if not os.path.lexists(path / RESULT):
         return False
     summary, _ = read_summary(path)

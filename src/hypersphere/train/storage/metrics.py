@@ -105,7 +105,7 @@ def finite(value: Any) -> Any:
 
 
 def has_mark(data: bytes, mark: Any) -> bool:
-    """Whether `data` begins with what was on file when :meth:`Metrics.mark` returned `mark`."""
+    """Return whether `data` begins with what was on file when :meth:`Metrics.mark` returned `mark`."""
     known = isinstance(mark, dict) and type(mark.get("bytes")) is int and 0 <= mark["bytes"] <= len(data)
     return known and mark.get("checksum") == f"{zlib.crc32(data[: mark['bytes']]):08x}"
 
@@ -131,7 +131,7 @@ def _kept(path: Path, keep: int, mark: dict[str, Any] | None) -> list[dict[str, 
 
 
 def is_line(line: Any) -> bool:
-    """Whether it is a valid line of metrics.jsonl, whose numbers TensorBoard can hold too."""
+    """Return whether it is a valid line of metrics.jsonl, whose numbers TensorBoard can hold too."""
     if not isinstance(line, dict) or not is_count(line.get("step")):
         return False
     figures = [line.get(name) for name in ("epoch", "loss", "accuracy", "lr", "samples_per_second")]

@@ -58,7 +58,7 @@ def check_progress(tree: Any, known: set[str]) -> dict[str, Any]:
 
 
 def _are_figures(value: Any) -> bool:
-    """Whether `value` holds figures of an evaluation; a loss may be infinite."""
+    """Return whether `value` holds figures of an evaluation; a loss may be infinite."""
     return isinstance(value, dict) and all(
         isinstance(name, str) and (is_number(each) or isinstance(each, float)) for name, each in value.items()
     )

@@ -33,7 +33,7 @@ def read_summary(path: Path) -> tuple[dict[str, Any], dict[str, str] | None]:
 
 
 def is_number(value: Any, low: float = -math.inf, high: float = math.inf) -> bool:
-    """Whether it is a finite number in [low, high]; an integer must fit in 64 bits."""
+    """Return whether it is a finite number in [low, high]; an integer must fit in 64 bits."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return (abs(value) <= LARGEST if isinstance(value, int) else math.isfinite(value)) and low <= value <= high
