@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 from pathlib import Path
 
@@ -22,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 
 # torch is imported once; every training is a child that the parent forks, which has no threads then.
 SERVER = """
-import json, os, random, resource, signal, sys, threading, time
+import json, os, pathlib, random, resource, signal, sys, threading, time
 import torch
 torch.set_num_threads(1)
 from hypersphere.train import checkpoint, fit
@@ -37,21 +36,22 @@ def child(work):
             work()
             code = 0
         except OSError as error:
-            os.write(1, json.dumps({"error": str(error)}).encode() + b"\\n")
+            say(error=str(error))
         except BaseException as error:
-            os.write(1, json.dumps({"failed": repr(error)}).encode() + b"\\n")
+            say(failed=repr(error))
         finally:
             os._exit(code)
     return number
 
 def say(**what):
-    os.write(1, json.dumps(what).encode() + b"\\n")
+    os.write(1, json.dumps(what | {"part": part}).encode() + b"\\n")
 
-orders = json.loads(sys.stdin.read())
+everything = json.loads(sys.stdin.read())
 """
 
 # A training tells of its lines, flushes and renames; it is killed after a number of them, whatever time they take.
 KILL = """
+part, orders = "kill", everything["kill"]
 draw = random.Random(orders["seed"])
 kills, run = 0, 0
 
@@ -89,7 +89,8 @@ while kills < orders["kills"]:
 """
 
 DISK = """
-for order in orders:
+part = "disk"
+for order in everything["disk"]:
     config = from_tree(order["config"])
 
     def callback(model, step, line, order=order):
@@ -103,10 +104,47 @@ for order in orders:
 """
 
 
-def server(body, orders):
-    """What the server says, line by line."""
+# To the whole group of a training: while its workers run, or from the first worker of a later epoch when it has
+# torch's handlers and not yet its own.
+SIGNALS = """
+from hypersphere.data import sampling
+part = "signals"
+ignore = sampling._ignore_signals
+
+def is_under_way(folder):
+    history = pathlib.Path(folder, "metrics.jsonl")
+    return history.exists() and history.read_bytes().count(b"\\n") > 4
+
+def train(config, number, starting):
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def signal_first(worker):
+        if worker == 0 and is_under_way(config.out):
+            os.killpg(0, number)
+        ignore(worker)
+
+    if starting:
+        sampling._ignore_signals = signal_first
+    fit(config, progress=False)
+
+for order in everything["signals"]:
+    config = from_tree(order["config"])
+    number = child(lambda: train(config, order["number"], order["starting"]))
+    while not order["starting"] and not is_under_way(config.out):
+        assert os.waitpid(number, os.WNOHANG) == (0, 0)
+        time.sleep(0.02)
+    if not order["starting"]:
+        os.killpg(number, order["number"])
+    os.waitpid(number, 0)
+    say(ended=order["name"])
+"""
+
+
+def serve(orders):
+    """What the server says of each part, line by line."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    command, said = [sys.executable, "-c", SERVER + body], b""
+    command, said = [sys.executable, "-c", SERVER + KILL + DISK + SIGNALS], b""
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(
@@ -124,25 +162,67 @@ def server(body, orders):
             process.kill()
         errors.seek(0)
         assert code == 0, errors.read().decode()
-    return [json.loads(line) for line in said.splitlines()]
+    found = {part: [] for part in orders}
+    for line in map(json.loads, said.splitlines()):
+        found[line.pop("part")].append(line)
+    return found
 
 
 PLAIN = {"steps": 20, "checkpoint_every": 2, "optimizer.name": "adam", "data.validation": 30, "optimizer.lr": 0.03}
 SAMPLED = {"steps": 20, "checkpoint_every": 3, "rotation.sample": 4, "rotation.inner": 4, "energy.minibatch": 4}
 ANGULAR = {"steps": 20, "eval_every": 2, "loss.name": "a_softmax", "model.name": "cnn3", "model.widths": (4, 4, 6)}
+KILLED = (PLAIN, SAMPLED, ANGULAR)
+WIDE = {"model.widths": (48, 48), "checkpoint_every": 4, "keep": 3, "log_every": 1}
+HELD = {**WIDE, "data.validation": 30}
+# from the line of this step and split on no file can grow beyond so many bytes; the file that is named then
+DISKS = {
+    "checkpoint": (WIDE, 6, "train", 16384, "checkpoints/8"),
+    "history": (WIDE, 6, "train", 300, "metrics.jsonl"),
+    "final": (HELD, 12, "test", 8192, "final/model.safetensors"),
+    "start": (WIDE, 0, "train", 10, "metrics.jsonl"),
+}
 
 
-def test_killed_at_thirty_points(tmp_path):
-    configs = [tiny(**changes) for changes in (PLAIN, SAMPLED, ANGULAR)]
-    whole = [fit(derive(config, out=str(tmp_path / f"whole{i}")), progress=False) for i, config in enumerate(configs)]
+def signalled(which, starting):
+    return f"{signal.Signals(which).name} {'starting' if starting else 'running'}"
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """The folder of all trainings that are killed, and what was said of them."""
+    folder = tmp_path_factory.mktemp("killed")
+    long = {"steps": 100_000, "eval_every": 100_000, "log_every": 1, "data.workers": 2, "data.name": "slow_digits"}
+    signals = [(which, starting) for which in (signal.SIGINT, signal.SIGTERM) for starting in (False, True)]
     orders = {
-        "seed": 0,
-        "kills": 30,
-        "folder": str(tmp_path),
-        "configs": [to_tree(config) for config in configs],
-        "places": 40,  # a whole run has 57 to 82
+        "kill": {
+            "seed": 0,
+            "kills": 30,
+            "folder": str(folder),
+            "configs": [to_tree(tiny(**changes)) for changes in KILLED],
+            "places": 40,  # a whole run has 57 to 82
+        },
+        "disk": [
+            {"config": to_tree(tiny(out=str(folder / name), **changes)), "step": step, "split": split, "bytes": size}
+            for name, (changes, step, split, size, _) in DISKS.items()
+        ],
+        "signals": [
+            {
+                "name": signalled(which, starting),
+                "config": to_tree(tiny(out=str(folder / signalled(which, starting)), **long)),
+                "number": which,
+                "starting": starting,
+            }
+            for which, starting in signals
+        ],
     }
-    said = server(KILL, orders)
+    return folder, serve(orders)
+
+
+def test_killed_at_thirty_points(tmp_path, said):
+    configs = [tiny(**changes) for changes in KILLED]
+    whole = [fit(derive(config, out=str(tmp_path / f"whole{i}")), progress=False) for i, config in enumerate(configs)]
+    folder, lines = said
+    said = lines["kill"]
     kills = [line for line in said if "killed" in line]
     ends = [line for line in said if "ended" in line]
     assert len(kills) == 30
@@ -151,55 +231,20 @@ def test_killed_at_thirty_points(tmp_path):
     assert len({line["steps"] for line in kills}) > 3  # they were killed at different places
     assert {line["code"] for line in ends} == {0}
     for line in ends:
-        same_run(whole[line["ended"] % 3].path, tmp_path / str(line["ended"]))
+        same_run(whole[line["ended"] % 3].path, folder / str(line["ended"]))
 
 
-ALONE = """
-import sys
-import torch
-torch.set_num_threads(1)
-from hypersphere.train import fit
-from tests.runs import tiny
-workers = {"data.workers": 2, "data.name": "slow_digits"}
-fit(tiny(out=sys.argv[1], steps=100_000, eval_every=100_000, log_every=1, **workers), progress=False)
-"""
-
-
-# The first worker of a later epoch sends the signal when it has torch's handlers and not yet its own.
-STARTING = """
-import os, pathlib, sys
-from hypersphere.data import sampling
-prepare = sampling._leave_signals_to_the_parent
-def signal_first(worker):
-    history = pathlib.Path(sys.argv[1], "metrics.jsonl")
-    if worker == 0 and history.exists() and history.read_bytes().count(b"\\n") > 4:
-        os.killpg(0, int(sys.argv[2]))
-    prepare(worker)
-sampling._leave_signals_to_the_parent = signal_first
-"""
-
-
-@pytest.mark.parametrize("script", [ALONE, STARTING + ALONE], ids=["running", "starting"])
-@pytest.mark.parametrize(("which", "code"), [(signal.SIGINT, -2), (signal.SIGTERM, 143)])
-def test_a_signal_to_the_process_and_its_workers(which, code, script, tmp_path):
+@pytest.mark.parametrize("starting", [False, True], ids=["running", "starting"])
+@pytest.mark.parametrize(
+    ("which", "raised"), [(signal.SIGINT, "KeyboardInterrupt()"), (signal.SIGTERM, "SystemExit(143)")]
+)
+def test_a_signal_to_the_process_and_its_workers(which, raised, starting, said):
     """Ctrl-C goes to all processes of a terminal, and batch systems end all of a job."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", script, str(tmp_path / "run"), str(int(which))]
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, start_new_session=True)
-    history = tmp_path / "run" / "metrics.jsonl"
-    try:
-        deadline = time.monotonic() + 100
-        while not (history.exists() and history.read_bytes().count(b"\n") > 4):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        if script == ALONE:
-            os.killpg(process.pid, which)
-        _, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == code, errors.decode()
-    assert int(checkpoint.latest(tmp_path / "run" / "checkpoints").name) >= 4
+    folder, lines = said
+    name = signalled(which, starting)
+    at = next(i for i, line in enumerate(lines["signals"]) if line.get("ended") == name)
+    assert lines["signals"][at - 1].get("failed") == raised, lines["signals"]
+    assert int(checkpoint.latest(folder / name / "checkpoints").name) >= 4
 
 
 # ------------------------------------------------------------------------------------------------------- damage
@@ -274,34 +319,19 @@ def test_a_damaged_best_checkpoint_is_said(tmp_path):
 
 # ------------------------------------------------------------------------------------------------------- full disk
 
-WIDE = {"model.widths": (48, 48), "checkpoint_every": 4, "keep": 3, "log_every": 1}
-HELD = {**WIDE, "data.validation": 30}
-# from the line of this step and split on no file can grow beyond so many bytes; the file that is named then
-DISKS = {
-    "checkpoint": (WIDE, 6, "train", 16384, "checkpoints/8"),
-    "history": (WIDE, 6, "train", 300, "metrics.jsonl"),
-    "final": (HELD, 12, "test", 8192, "final/model.safetensors"),
-    "start": (WIDE, 0, "train", 10, "metrics.jsonl"),
-}
 
-
-@pytest.fixture(scope="module")
-def full_disks(tmp_path_factory):
-    """Every training of DISKS, which its disk has stopped, and what it said."""
-    folder = tmp_path_factory.mktemp("disks")
-    configs = {name: tiny(out=str(folder / name), **case[0]) for name, case in DISKS.items()}
-    orders = [
-        {"config": to_tree(config), "step": DISKS[name][1], "split": DISKS[name][2], "bytes": DISKS[name][3]}
-        for name, config in configs.items()
-    ]
-    said = server(DISK, orders)
-    assert [list(line) for line in said] == [["error"], ["ended"]] * len(DISKS)
-    return {name: (config, said[2 * i]["error"]) for i, (name, config) in enumerate(configs.items())}
+@pytest.fixture
+def full_disk(said, name):
+    """The config of a training of DISKS, which its disk has stopped, and what it said."""
+    folder, lines = said
+    assert [set(line) for line in lines["disk"]] == [{"error"}, {"ended"}] * len(DISKS)
+    error = lines["disk"][2 * list(DISKS).index(name)]["error"]
+    return tiny(out=str(folder / name), **DISKS[name][0]), error
 
 
 @pytest.mark.parametrize("name", DISKS)
-def test_a_full_disk(name, full_disks, tmp_path):
-    config, _ = full_disks[name]
+def test_a_full_disk(name, full_disk, tmp_path):
+    config, _ = full_disk
     path = Path(config.out)
     assert not (path / "result.json").exists()
     folder = path / "checkpoints"
@@ -314,8 +344,8 @@ def test_a_full_disk(name, full_disks, tmp_path):
 
 
 @pytest.mark.parametrize("name", DISKS)
-def test_a_full_disk_is_said_in_a_line(name, full_disks):
-    config, error = full_disks[name]
+def test_a_full_disk_is_said_in_a_line(name, full_disk):
+    config, error = full_disk
     assert "\n" not in error
     assert "File too large" in error
     assert f"{config.out}/{DISKS[name][4]}" in error
