@@ -20,12 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="split to evaluate (default: test, or validation if there is no test split)",
     )
     parser.add_argument("--data.root", metavar="DIR", dest="root", help="dataset folder (default: as in training)")
-    parser.add_argument(
-        "--batch_size", metavar="N", type=integer(1, 10**7), help="batch size (default: as in training)"
-    )
-    parser.add_argument(
-        "--device", metavar="NAME", default="auto", help="device: auto, cpu, cuda, cuda:0, mps (default: auto)"
-    )
+    size = "batch size (default: as in training)"
+    parser.add_argument("--batch_size", metavar="N", type=integer(1, 10**7), help=size)
+    device = "device (auto, cpu, mps, cuda or cuda:N) (default: auto)"
+    parser.add_argument("--device", metavar="NAME", default="auto", help=device)
     parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.set_defaults(error=parser.error)
 
