@@ -15,6 +15,7 @@ OPTIONS = {
     "same": {"padding": 1},
     "strided": {"padding": 1, "stride": 2, "dilation": (1, 2)},
     "padded more than the kernel": {"padding": 4},
+    "dilated": {"padding": 2, "dilation": 2},
     "groups": {"padding": 1, "groups": 2},
     "depthwise": {"padding": 1, "groups": 4},
 }

@@ -571,11 +571,27 @@ def test_orl_with_an_image_missing(tmp_path):
         ("1 1\nA 1 2\nA 1 2\n", "pair 2 must be 'name i name j'"),
         ("1 1\nA 0 2\nA 1 B 1\n", "from 1"),
         ("1 1\nA 1 2\nA/../../A 1 B 1\n", "names of people"),
+        ("1 1\nA 1 2\n.. 1 B 1\n", "names of people"),
         ("99999999999 1\n", "integers"),
         ("2147483647 2147483647\nA 1 2\n", "pairs .see its first line."),
         (b"1 1\nA 1 2\n\xff 1 B 1\n", "utf-8"),
     ],
-    ids=["empty", "word", "three", "zero", "few", "many", "pair", "same", "number", "path", "digits", "huge", "latin"],
+    ids=[
+        "empty",
+        "word",
+        "three",
+        "zero",
+        "few",
+        "many",
+        "pair",
+        "same",
+        "number",
+        "path",
+        "dots",
+        "digits",
+        "huge",
+        "latin",
+    ],
 )
 def test_pairs(tmp_path, text, message):
     path = official.write(tmp_path / "pairs.txt", text)

@@ -158,3 +158,16 @@ def test_dead_neurons_never_stop_a_training():
             assert value.isfinite()
             assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
             assert (model[0].weight.grad[dead] == 0).all()
+
+
+def test_a_random_measure_draws_anew_at_each_call():
+    energy = hs.EnergyRegularizer(net(), measure="comhe_random")
+    first, second = energy().item(), energy().item()
+    assert first != second
+
+
+def test_a_compiled_model_draws_as_the_plain_one():
+    model = net()
+    plain = hs.EnergyRegularizer(model, measure="comhe_random")
+    wrapped = hs.EnergyRegularizer(torch.compile(model), measure="comhe_random")
+    assert wrapped().item() == plain().item()

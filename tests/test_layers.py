@@ -492,3 +492,10 @@ def test_gradient_checkpointing_gives_the_same_gradients():
     (expected,) = torch.autograd.grad(net(x).square().sum(), x)
     (again,) = torch.autograd.grad(torch.utils.checkpoint.checkpoint(net, x, use_reentrant=False).square().sum(), x)
     assert torch.allclose(expected, again)
+
+
+def test_a_linear_layer_has_cosines_of_at_most_one():
+    layer = hs.SphereLinear(7, 2000, bias=False)
+    cosines = layer(layer.weight.detach())
+    assert cosines.abs().max() <= 1
+    assert torch.allclose(cosines.diagonal(), torch.ones(2000))

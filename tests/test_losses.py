@@ -495,3 +495,8 @@ def test_called_as_pytorch_metric_learning_trainers_call_a_loss():
     combined = losses.MultipleLosses([hs.ArcFaceLoss(5, 16), losses.TripletMarginLoss()])
     combined(x, y, mined).backward()
     assert x.grad.isfinite().all()
+
+
+def test_arcface_refuses_a_margin_of_pi():
+    with pytest.raises(ValueError, match="margin"):
+        hs.ArcFaceLoss(3, 4, margin=math.pi)

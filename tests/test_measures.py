@@ -7,7 +7,7 @@ import torch
 
 import hypersphere as hs
 from hypersphere._internal.draws import generator
-from hypersphere.energy.measures import PROJECTED, REGULARIZERS, compute_measure
+from hypersphere.energy.measures import ENERGIES, PROJECTED, REGULARIZERS, WEIGHTS, compute_measure, default_weights
 from hypersphere.energy.repulsion import Law
 from tests import reference
 
@@ -134,3 +134,8 @@ def test_groups_are_independent(name):
     together = compute_measure(name, rows, Law(), lambda: generator(0, "layer", 0))
     apart = torch.stack([value(name, group) for group in rows])
     torch.testing.assert_close(together, apart)
+
+
+def test_only_energies_have_another_weight_in_half_space():
+    different = {name for name in WEIGHTS if default_weights(name, True) != default_weights(name, False)}
+    assert different == {name for name in WEIGHTS if name in ENERGIES}

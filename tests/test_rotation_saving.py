@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import hypersphere as hs
+from hypersphere._internal.tensors import hash_of
 from tests.rotations import METHODS, close, inputs, mlp, originals, refused, registry, shake, signs, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:the Cayley transform of N")
@@ -649,3 +650,8 @@ def test_loading_draws_nothing(tmp_path):
     before = torch.random.get_rng_state()
     hs.load_rotations(net, path)
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_hash_knows_shape_and_dtype():
+    tensors = [torch.zeros(4), torch.zeros(2, 2), torch.zeros(4, dtype=torch.int32)]
+    assert len({hash_of(tensor) for tensor in tensors}) == 3
