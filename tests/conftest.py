@@ -9,10 +9,12 @@ import torch
 
 # Files of tests that take more than about 4 seconds: processes, torch.compile, long trainings, gradients of many cases.
 SLOW = (
-    *("benchmarks", "checkpoint", "close_neurons", "compile", "contributing", "distributed", "docs", "energy"),
-    *("energy_losses", "energy_regularizer", "export", "meta", "minimize", "models", "models_tables", "notebook"),
-    *("ogd", "orthogonal", "outdated_optimizers", "overflow", "real_data", "recurrent", "rotation_torch_utils"),
-    *("rotation_training", "stochastic", "train_distributed", "train_engine", "train_kill", "train_resume"),
+    *("benchmarks", "catalog", "checkpoint", "cli_train", "close_neurons", "compile", "contributing"),
+    *("data_formats", "distributed", "docs", "energy", "energy_losses", "energy_regularizer", "export"),
+    *("hostile_runs", "meta", "minimize", "models", "models_tables", "notebook", "ogd", "orthogonal"),
+    *("outdated_optimizers", "overflow", "real_data", "recurrent", "rotation_torch_utils"),
+    *("rotation_training", "run", "stochastic", "train_distributed", "train_engine", "train_kill"),
+    *("train_resume", "cli_run", "data_hostile", "moved"),
 )
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
