@@ -168,15 +168,17 @@ def test_accumulated_batches_of_a_gan_have_noise_of_their_own():
     assert not torch.equal(*seen)
 
 
-def test_clipping_is_torchs(monkeypatch):
-    """Whatever the loss, a step is no longer than lr·clip."""
+@pytest.mark.parametrize("amp", [False, "float16"])
+def test_clipping_is_torchs(amp):
+    """Whatever the loss and the scale of float16, a step is as long as lr·clip."""
     before = {}
 
     def first(model, step, line):
         if step == 0:
             before.update({name: p.detach().clone() for name, p in model.named_parameters()})
 
-    config = tiny(steps=1, clip=0.01, **{"optimizer.lr": 2.0, "optimizer.momentum": 0.0, "optimizer.weight_decay": 0.0})
+    plain = {"optimizer.lr": 2.0, "optimizer.momentum": 0.0, "optimizer.weight_decay": 0.0}
+    config = tiny(steps=1, clip=0.01, amp=amp, **plain)
     after = dict(quiet(config, first).model.named_parameters())
     moved = torch.cat([(after[name.removeprefix("network.")] - p).flatten() for name, p in before.items()]).norm()
     assert float(moved.detach()) == pytest.approx(0.02, rel=1e-4)
