@@ -162,6 +162,29 @@ def test_without_weight_the_energy_is_not_looked_at():
     assert head(x, y).isfinite()
 
 
+@pytest.mark.parametrize("s", [0.0, 2.0, 40.0])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_classes_with_a_zero_weight_have_no_energy(reduction, s):
+    """They have no direction: the energy is that of the others among themselves, and 0 for their own samples."""
+    head, plain = twins("am", energy_s=s, reduction=reduction)
+    for each in (head, plain):
+        with torch.no_grad():
+            each.weight.mul_(1000)[[2, 5]] = 0  # s = 40 is steep: its force is bounded for shorter weights
+    x, y = data()
+    y[:4] = torch.tensor([2, 0, 5, 6])
+    there = torch.tensor([0, 1, 3, 4, 6])
+    kept = (y.unsqueeze(1) == there).any(1)
+    weight = head.weight.detach()[there].requires_grad_()
+    terms = torch.zeros(len(y), dtype=F64)
+    terms[kept] = reference.class_energies(weight, torch.searchsorted(there, y[kept]), s)
+    energy = 0.3 * {"mean": torch.mean, "sum": torch.sum, "none": lambda losses: losses}[reduction](terms)
+    value, without = head(x, y), plain(x, y)
+    torch.testing.assert_close(value, without + energy, rtol=1e-10, atol=1e-10)
+    (wanted,) = torch.autograd.grad(without.sum(), plain.weight)
+    wanted = wanted.index_add(0, there, torch.autograd.grad(energy.sum(), weight)[0])
+    torch.testing.assert_close(torch.autograd.grad(value.sum(), head.weight)[0], wanted, rtol=1e-8, atol=1e-9)
+
+
 @every_head
 def test_coincident_and_zero_class_weights_stay_finite(name):
     head, _ = twins(name, dtype=torch.float32)
