@@ -193,6 +193,15 @@ def test_unknown_layers_on_the_command_line(tmp_path, capsys):
     assert not out.exists()
 
 
+@pytest.mark.parametrize("text", ["", " ", "[]", ","])
+def test_no_layers_on_the_command_line(text, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(["train", "--rotation.layers", text, "--steps", "1", "--out", str(out)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "rotation.layers must not be empty" in line
+    assert not out.exists()
+
+
 FORMS = [
     lambda: Config(rotation=Rotation(layers=("a", "b*"), exclude="c")),
     lambda: Config(rotation=Rotation(layers="a, b*", exclude=["c"])),
@@ -220,7 +229,7 @@ def test_words_stay_words():
     assert apply(Config(), {"rotation.exclude": ""}).rotation.exclude == ()
 
 
-@pytest.mark.parametrize("value", [3, [3], ["a", None], "", "a,,b", [""], None])
+@pytest.mark.parametrize("value", [3, [3], ["a", None], "", "a,,b", [""], [], None])
 def test_what_is_no_name_is_refused(value):
     with pytest.raises(ConfigError, match=r"rotation\.layers"):
         Rotation(layers=value)

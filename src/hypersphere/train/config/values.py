@@ -151,6 +151,8 @@ def _texts(key: str, kind: Any, rule: Any, value: Any) -> str | tuple[str, ...]:
     for part in parts:
         if not isinstance(part, str):
             raise ConfigError(f"{key} must be {allowed(kind, rule)}, got {shown(part)} in a list")
+    if not parts and "names" in rule:
+        raise ConfigError(f"{key} must not be empty; give {allowed(kind, rule)}")
     texts = tuple(_text(key, rule, part) for part in parts)
     return texts[0] if len(texts) == 1 else texts
 
