@@ -151,7 +151,7 @@ def prepare(body: nn.Module, head: nn.Module | None, settings: Rotation | None, 
     named = [each for each in asked if each not in LAYERS]
     _check_layers(body, head, {"layers": named, "exclude": exclude})
     if settings.spread:
-        spread(body, seed=seed)
+        _spread(body, settings, seed)
     if settings.normalize:
         normalize_neurons(body)
     options: dict[str, Any] = {
@@ -171,6 +171,15 @@ def prepare(body: nn.Module, head: nn.Module | None, settings: Rotation | None, 
     done = {each.name for each in find_rotated(body)}
     if rest := [name for name in select(body, named, exclude) if name not in done]:
         rotate(body, layers=rest, **options)
+
+
+def _spread(body: nn.Module, settings: Rotation, seed: int) -> None:
+    """Spread the hidden neurons. Half space by default: in full space neurons may end in opposite pairs."""
+    measure, half_space = settings.spread_measure or "energy", settings.spread_half_space
+    if half_space is None:
+        half_space = "half_space" in catalog.MEASURES.get(measure, ())
+    steps = {} if settings.spread_steps is None else {"steps": settings.spread_steps}
+    spread(body, measure=measure, half_space=half_space, seed=seed, **steps)
 
 
 def _listed(names: str | tuple[str, ...]) -> tuple[str, ...]:

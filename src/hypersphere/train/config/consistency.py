@@ -170,6 +170,15 @@ def _rotation(rotation: Rotation) -> None:
         f"rotation.sample must be a share below 1 or an integer >= 2, got {shown(rotation.sample)}",
     )
     _reject_if(rotation.inner is not None and not sampled, "rotation.inner needs rotation.sample")
+    for key in ("spread_measure", "spread_half_space", "spread_steps"):
+        given = getattr(rotation, key) is not None
+        _reject_if(given and not rotation.spread, f"rotation.{key} needs rotation.spread")
+    those = [name for name, options in catalog.MEASURES.items() if "half_space" in options]
+    measure = rotation.spread_measure or "energy"
+    _reject_if(
+        rotation.spread_half_space and measure in catalog.MEASURES and measure not in those,
+        f"rotation.spread_half_space needs rotation.spread_measure to be one of {', '.join(those)}; got {measure}",
+    )
     _reject_if(
         rotation.penalty is not None and rotation.method != "regularized",
         f"rotation.penalty needs rotation.method=regularized, got {rotation.method}",

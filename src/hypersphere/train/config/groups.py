@@ -140,6 +140,11 @@ class Rotation(Group):
     )
     exclude: str | tuple[str, ...] = setting((), "names and patterns of layers not to rotate")
     spread: bool = setting(False, "start from evenly spread neurons")
+    spread_measure: str | None = setting(None, "what spread minimizes; null: energy", names="measure")
+    spread_half_space: bool | None = setting(
+        None, "spread neurons and their antipodes; null: true where the measure has a half space"
+    )
+    spread_steps: int | None = setting(None, "optimization steps of spread, at most; null: 200", low=1)
     normalize: bool = setting(False, "start from neurons of norm one")
     penalty: float | None = setting(None, "penalty weight of method regularized; null: 0.1", low=0)
 
