@@ -178,7 +178,7 @@ def _spread(body: nn.Module, settings: Rotation, seed: int) -> None:
     measure, half_space = settings.spread_measure or "energy", settings.spread_half_space
     if half_space is None:
         half_space = "half_space" in catalog.MEASURES.get(measure, ())
-    steps = {} if settings.spread_steps is None else {"steps": settings.spread_steps}
+    steps: dict[str, Any] = {} if settings.spread_steps is None else {"steps": settings.spread_steps}
     spread(body, measure=measure, half_space=half_space, seed=seed, **steps)
 
 
