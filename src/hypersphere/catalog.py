@@ -29,6 +29,7 @@ COMMANDS: dict[str, str] = {
     "export": "Export a run's merged network as ONNX, torch.export or safetensors.",
     "list": "List the names that configs and flags take: models, datasets, losses, recipes, ...",
     "predict": "Predict labels or embeddings of images, folders or arrays.",
+    "reproduce": "Run a table of the papers and compare the results with the paper's figures.",
     "thomson": "Spread N points on the sphere with the least energy, and compare with the known minimum.",
     "train": "Train a network from a recipe, a config file or flags.",
     "verify": "Check a run's files and checkpoints for damage.",

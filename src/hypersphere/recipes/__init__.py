@@ -14,13 +14,17 @@ from .._internal.nearest import nearest_few, unknown_name
 from ..train.config import Config
 from ..train.storage.layout import CONFIG
 from ._file import load_file, split
+from .papers import PAPERS
 
 __all__ = ["RECIPES", "describe", "load", "names"]
 
-#: name → function: every public one of this package's modules
+_OF_TABLES = ("papers", "table", *PAPERS)  # modules whose functions make tables, not configs
+
+#: name → function: every public one of this package's other modules
 RECIPES: dict[str, Callable[[], Config]] = {
     name: value
     for module in import_all(__name__, __path__)
+    if module.__name__.rpartition(".")[2] not in _OF_TABLES
     for name, value in vars(module).items()
     if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
 }

@@ -1,0 +1,119 @@
+"""Run a table of the papers and compare the results with the paper's figures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from ..recipes import papers
+from ..reproduce import compare
+from ._output import integer, print_table, say
+
+RESULTS, RUNS = "results", "runs/reproduce"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("table", metavar="TABLE", nargs="?", help="table, such as opt.6; without it: list all tables")
+    parser.add_argument("--rows", metavar="A,B", help="only these rows")
+    parser.add_argument("--seeds", metavar="K", type=integer(1, 1000), help="runs of each row (default: the row's own)")
+    parser.add_argument("--full", action="store_true", help="the paper's own size instead of the small form")
+    parser.add_argument("--jobs", metavar="N", type=integer(1, 256), default=1, help="runs at a time (default: 1)")
+    parser.add_argument("--budget", metavar="MINUTES", type=_minutes, help="stop after this time; go on another time")
+    parser.add_argument("--show", action="store_true", help="run nothing; print what has been measured")
+    parser.add_argument("--device", default="auto", help="auto, cpu, mps, cuda or cuda:N (default: auto)")
+    parser.add_argument(
+        "--data.root", dest="root", metavar="DIR", help="folder of the official files (default: HYPERSPHERE_DATA)"
+    )
+    parser.add_argument("--results", metavar="DIR", default=RESULTS, help=f"results files (default: {RESULTS})")
+    parser.add_argument("--runs", metavar="DIR", default=RUNS, help=f"run folders (default: {RUNS})")
+    parser.add_argument("--json", action="store_true", help="print JSON only")
+    parser.set_defaults(error=parser.error)
+
+
+def run(options: argparse.Namespace) -> int:
+    from ..reproduce import runner
+
+    folder, runs = (Path(os.path.expanduser(each)) for each in (options.results, options.runs))
+    try:
+        if options.table is None:
+            return _list(folder, options)
+        rows = [each for each in (options.rows or "").split(",") if each]
+        tasks = runner.missing(options.table, folder, rows=rows, seeds=options.seeds, full=options.full)
+        if options.budget is not None and tasks and options.budget < (least := min(task.minutes for task in tasks)):
+            raise ValueError(
+                f"--budget {options.budget:g} is too small: one run of {options.table} takes about {least:.1f} minutes"
+            )
+        left = []
+        if tasks and not options.show:
+            left = runner.run(
+                tasks,
+                folder,
+                runs,
+                jobs=options.jobs,
+                budget=options.budget,
+                device=options.device,
+                root=options.root,
+                tell=say,
+            )
+    except (ValueError, OSError, runner.RunFailed) as error:
+        options.error(" ".join(str(error).split()))
+    _show(options, folder)
+    if left:
+        say(f"hypersphere reproduce: {len(left)} of {len(tasks)} runs are not finished; repeat the command to go on")
+    return 0
+
+
+def _minutes(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number of minutes above 0, got {text!r}")
+    return value
+
+
+def _list(folder: Path, options: argparse.Namespace) -> int:
+    """Print all tables, how much of each has been run, and what the rest costs here."""
+    listed = [compare.overview(name, folder, options.full) for name in papers.TABLES]
+    if options.json:
+        print(json.dumps(listed, indent=2))
+        return 0
+    cells = [
+        [each["table"], f"{each['done']} of {each['runs']}", _cost(each["minutes"]), each["title"]] for each in listed
+    ]
+    print_table(["table", "runs done", "minutes left", "what"], cells, left=4)
+    return 0
+
+
+def _cost(minutes: float | None) -> str:
+    return "-" if minutes is None else f"{minutes:.0f}" if minutes >= 10 else f"{minutes:.1f}"
+
+
+def _show(options: argparse.Namespace, folder: Path) -> None:
+    found = compare.compare(options.table, folder, options.full)
+    if options.json:
+        print(json.dumps(found, indent=2))
+        return
+    unit = found["unit"]
+    print(f"{options.table}: {found['title']}")
+    if not options.full and found["reduced"]:
+        print(f"small form: {found['reduced']}")
+    rows = [_cells(row) for row in found["rows"]]
+    header = ["row", f"paper{f' ({unit})' if unit else ''}", "measured", "seeds", "against the first row"]
+    print_table(header, rows, left=1)
+    if found["summary"]:
+        print(found["summary"])
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    measured = "-"
+    if row["mean"] is not None:
+        spread = "" if row["deviation"] is None else f" ± {compare.rounded(row['deviation'])}"
+        measured = compare.rounded(row["mean"]) + spread
+    paper = "-" if row["paper"] is None else compare.rounded(row["paper"])
+    return [row["row"], paper, measured, str(row["seeds"]) if row["seeds"] else "-", row["verdict"] or "-"]

@@ -1,0 +1,41 @@
+"""Find the tables of the papers by name."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from importlib import import_module
+
+from .._internal.nearest import nearest_few, unknown_name
+from .table import Table
+
+PAPERS = ("spherenet", "mhe", "opt")  # modules beside this one
+
+
+def _tables() -> dict[str, Callable[[], Table]]:
+    found: dict[str, Callable[[], Table]] = {}
+    for paper in PAPERS:
+        module = import_module(f".{paper}", __package__)
+        for name, value in vars(module).items():
+            if inspect.isfunction(value) and (match := re.fullmatch(r"(table|figure|section)_(\w+)", name)):
+                kind = {"table": "", "figure": "fig", "section": "sec"}[match[1]]
+                found[f"{paper}.{kind}{match[2]}"] = value
+    return found
+
+
+#: name, such as "opt.6" or "spherenet.fig5" → the function that makes the table
+TABLES: dict[str, Callable[[], Table]] = _tables()
+
+
+def describe(name: str) -> str:
+    """Return the description of a table, one line."""
+    return (TABLES[name].__doc__ or "").strip().partition("\n")[0]
+
+
+def load(name: str) -> Table:
+    """Return a table by name. ValueError with the nearest names if there is none."""
+    if name not in TABLES:
+        near = nearest_few(name, TABLES, 1)
+        raise ValueError(unknown_name("table", name[:100], near, f"must be one of {', '.join(TABLES)}"))
+    return TABLES[name]()

@@ -1,0 +1,107 @@
+"""The tables of the papers: rows with the paper's figure, the full-size config and a stated smaller form.
+
+One module a paper (spherenet.py, mhe.py, opt.py) with one function a table, named ``table_N`` or ``figure_N``. A row's
+config derives from another row's by changing a few fields.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .._internal.nearest import nearest_few, unknown_name
+from ..train.config import Config
+
+#: figure of a row → its unit, and whether more is better; None: neither (a count)
+FIGURES: dict[str, tuple[str, bool | None]] = {
+    "accuracy": ("%", True),
+    "error": ("%", False),
+    "top5_error": ("%", False),
+    "class0_accuracy": ("%", True),
+    "steps": ("steps", False),
+    "verification": ("%", True),
+    "few_shot": ("%", True),
+    "score": ("", True),
+    "energy": ("", False),
+    "parameters": ("", None),
+}
+
+Compute = Callable[[int], Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table.
+
+    Attributes:
+        name: unique in its table; lower case, words joined by "-". ``column/method`` in tables with several columns:
+            rows are compared within their column.
+        paper: the paper's figure, in the table's unit; None if it gives none.
+        full: the config as the paper has it.
+        small: a smaller config for two cores; None: there is none.
+        seeds: of the small form, by default.
+        start: a row whose trained weights this one starts from (second stages).
+        compute: instead of configs: a function of the seed that computes the figures; full and small alike.
+        note: what a reader must know of this row, one sentence.
+    """
+
+    name: str
+    paper: float | None = None
+    full: Config | None = None
+    small: Config | None = None
+    seeds: int = 1
+    start: str | None = None
+    compute: Compute | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z0-9][a-z0-9.+_-]*(/[a-z0-9][a-z0-9.+_-]*)?", self.name):
+            raise ValueError(f"the name of a row is lower case without spaces, got {self.name!r}")
+
+    @property
+    def column(self) -> str:
+        """The column of the table; "" if it has one only."""
+        return self.name.partition("/")[0] if "/" in self.name else ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table or figure of a paper.
+
+    Attributes:
+        figure: what is compared, a key of :data:`FIGURES`.
+        rows: the first of a column is the baseline that its others are compared with.
+        reduced: how the small forms differ from the paper, one sentence.
+        minutes: core-minutes of one run of the small form, roughly; for estimates before anything has run.
+        target: with figure steps: the validation accuracy (%) to be reached.
+        options: of the figure's evaluation, such as the number of episodes.
+    """
+
+    title: str
+    figure: str
+    rows: tuple[Row, ...]
+    reduced: str = ""
+    minutes: float = 1.0
+    target: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = [row.name for row in self.rows]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"rows must have different names, got {', '.join(sorted(twice))} twice")
+        if self.figure not in FIGURES:
+            raise ValueError(f"figure must be one of {', '.join(FIGURES)}, got {self.figure!r}")
+
+    def baseline(self, row: Row) -> Row:
+        """Return the first row of the same column."""
+        return next(each for each in self.rows if each.column == row.column)
+
+    def row(self, name: str) -> Row:
+        """Return a row by name. ValueError with the nearest if there is none."""
+        for row in self.rows:
+            if row.name == name:
+                return row
+        near = nearest_few(name, [row.name for row in self.rows], 1)
+        raise ValueError(unknown_name("row", name[:100], near, f"it has {', '.join(r.name for r in self.rows)}"))

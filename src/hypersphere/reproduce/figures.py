@@ -1,0 +1,48 @@
+"""Take the figures of a table's row from a finished run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..recipes.table import Table
+from ..train.inference.run import load_run
+from ..train.inference.scores import scores
+from ..train.results import Result
+
+
+def figures_of(table: Table, result: Result) -> dict[str, float]:
+    """Return the figures of a run, the table's own first."""
+    summary = result.summary
+    found: dict[str, Any] = {}
+    if summary.get("accuracy") is not None:
+        found = {"accuracy": 100 * summary["accuracy"], "error": 100 - 100 * summary["accuracy"]}
+    if summary.get("top5_accuracy") is not None:
+        found["top5_error"] = 100 - 100 * summary["top5_accuracy"]
+    if summary.get("energy") is not None:
+        found["energy"] = summary["energy"]
+    if summary.get("validation"):
+        found["validation_accuracy"] = 100 * summary["validation"]["accuracy"]
+    if special := _SPECIAL.get(table.figure):
+        assert result.path is not None
+        found |= special(table, result, result.path)
+    if found.get(table.figure) is None:
+        raise ValueError(f"the run {result.path} has no figure {table.figure}")
+    return {table.figure: found.pop(table.figure), **{k: v for k, v in found.items() if v is not None}}
+
+
+def _steps(table: Table, result: Result, path: Path) -> dict[str, float]:
+    """Return the first step whose validation accuracy reaches the target; the last step + 1 if none does."""
+    assert table.target is not None
+    lines = [line for line in result.metrics if line.get("split") == "validation"]
+    reached = [line["step"] for line in lines if 100 * line["accuracy"] >= table.target]
+    return {"steps": float(reached[0] if reached else result.summary["step"] + 1)}
+
+
+def _class0(table: Table, result: Result, path: Path) -> dict[str, float]:
+    """Return the test accuracy of the first class, the one with few samples."""
+    first = next(iter(scores(load_run(path))["classes"].values()))
+    return {"class0_accuracy": 100 * first["accuracy"]}
+
+
+_SPECIAL = {"steps": _steps, "class0_accuracy": _class0}

@@ -1,0 +1,105 @@
+"""The results file of a table: one JSON file with an entry for every row and seed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from .._internal import checksummed_json, safe_files
+from .._internal.checks import warn
+from ..recipes.table import Row
+from ..train.config import convert
+
+FORMAT = 2  # of the file; from 2 on files have checksums (see checksummed_json)
+
+FULL, SMALL = "full", "small"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The result of one run: a row, a seed, a form.
+
+    Attributes:
+        config: hash of what was run; a row that has changed since runs again.
+        figures: what was measured, by name.
+        facts: seconds, steps, versions, data hash, machine.
+    """
+
+    row: str
+    seed: int
+    form: str
+    config: str
+    figures: Mapping[str, float]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        return self.row, self.seed, self.form
+
+
+def fingerprint(row: Row, form: str, options: Mapping[str, Any]) -> str:
+    """Hash what a row runs, without the seed and the place of files."""
+    config = row.full if form == FULL else row.small
+    what: Any = row.name if row.compute is not None else convert.to_tree(config) if config is not None else None
+    if isinstance(what, dict):
+        what = {key: value for key, value in what.items() if key not in ("seed", "out", "resume", "device")}
+        what["data"] = {key: value for key, value in what["data"].items() if key not in ("root", "workers")}
+    text = json.dumps([what, row.start, dict(options)], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def machine() -> str:
+    """Name the processor, for the results."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def path_of(folder: Path, table: str) -> Path:
+    """Return the results file of a table."""
+    return folder / f"{table}.json"
+
+
+def read(folder: Path, table: str) -> list[Entry]:
+    """Read the results of a table; none if there is no file or it is of another version. ValueError if damaged."""
+    file = path_of(folder, table)
+    if not file.exists():
+        return []
+    tree, _ = checksummed_json.read(file, (FORMAT,))
+    if tree.get("hypersphere") != __version__:
+        return []
+    try:
+        return [Entry(**each) for each in tree["runs"]]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{file} is malformed: {type(error).__name__}: {error}") from None
+
+
+def add(folder: Path, table: str, entry: Entry) -> None:
+    """Add an entry to the file, in place of the one of the same row, seed and form; keep a file of another version."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _keep_other_version(path_of(folder, table))
+    entries = {each.key: each for each in read(folder, table)} | {entry.key: entry}
+    ordered = [vars(each) | {"figures": dict(each.figures), "facts": dict(each.facts)} for each in entries.values()]
+    tree = {"format": FORMAT, "table": table, "hypersphere": __version__, "runs": ordered}
+    safe_files.write_text(path_of(folder, table), checksummed_json.with_checksum(tree))
+
+
+def _keep_other_version(file: Path) -> None:
+    """Rename a results file that another version of hypersphere has written."""
+    if not file.exists():
+        return
+    tree = checksummed_json.parse(safe_files.read_plain(file))
+    version = tree.get("hypersphere") if isinstance(tree, dict) else None
+    if version == __version__ and tree.get("format") == FORMAT:
+        return
+    kept = file.with_name(f"{file.stem}.version-{str(version)[:20].replace('/', '_')}{file.suffix}")
+    file.replace(kept)
+    warn(f"{file} was written by version {version!s:.20} of hypersphere: kept as {kept.name}, a new one begins")

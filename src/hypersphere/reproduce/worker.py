@@ -1,0 +1,77 @@
+"""Run one row with one seed in a process of its own: ``python -m hypersphere.reproduce.worker``.
+
+The request is JSON on stdin, the entry of the results file JSON on stdout. A failure is one line on stderr, exit 2.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..recipes import papers
+from ..train.config import derive
+from .results import FULL, Entry, fingerprint, machine
+
+
+def folder_of(runs: str, table: str, form: str, row: str, seed: int) -> Path:
+    """Return the run folder of a row."""
+    return Path(runs, table, form, row, f"seed{seed}")
+
+
+def run(request: dict[str, Any]) -> Entry:
+    """Run or resume what the request names, and return its figures."""
+    import torch
+
+    torch.set_num_threads(request["threads"])
+    table = papers.load(request["table"])
+    row, seed, form = table.row(request["row"]), request["seed"], request["form"]
+    begin = time.perf_counter()
+    facts: dict[str, Any] = {
+        "hypersphere": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": machine(),
+        "threads": request["threads"],
+    }
+    if row.compute is not None:
+        figures = {name: float(value) for name, value in row.compute(seed).items()}
+        facts["seconds"] = round(time.perf_counter() - begin, 2)
+    else:
+        from ..train import fit, keep_memory
+        from .figures import figures_of
+
+        keep_memory()
+        config = row.full if form == FULL else row.small
+        assert config is not None
+        path = folder_of(request["runs"], request["table"], form, row.name, seed)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        changes = {"seed": seed, "out": str(path), "resume": True, "device": request["device"]}
+        if request["root"] is not None and config.data.name != "digits":
+            changes["data.root"] = request["root"]
+        if row.start is not None:
+            changes["init_from"] = str(folder_of(request["runs"], request["table"], form, row.start, seed))
+        result = fit(derive(config, changes), progress=False)
+        figures = figures_of(table, result)
+        summary = result.summary
+        facts |= {"seconds": summary["seconds"], "steps": summary["step"], "data": summary["data"]}
+    return Entry(row.name, seed, form, fingerprint(row, form, table.options), figures, facts)
+
+
+def main() -> int:
+    request = json.loads(sys.stdin.read())
+    try:
+        entry = run(request)
+    except (ValueError, OSError, RuntimeError) as error:
+        print(" ".join(str(error).split())[:500], file=sys.stderr)
+        return 2
+    print(json.dumps(vars(entry)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
