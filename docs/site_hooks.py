@@ -24,6 +24,7 @@ API = {  # page: title, and the modules whose public names it has
     "models": ("Networks", ["models"]),
     "data": ("Data", ["data"]),
     "train": ("Training", ["train", "recipes", "report"]),
+    "openset": ("Open set", ["openset"]),
     "functional": ("Functions", ["functional"]),
 }
 NOT_SHOWN = {"margins", "measures", "write_text"}  # modules, and a helper

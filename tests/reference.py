@@ -7,6 +7,7 @@ import itertools
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -219,3 +220,47 @@ def class_energies(weight: Tensor, labels: Tensor, s: float, *, angular=False) -
     """(m,): what each sample adds to the second term of Eq. 8, 1/(N − 1) Σ_{j ≠ y_i} f_s; their mean is that term."""
     distances, n = neuron_distances(weight, angular=angular), len(weight)
     return torch.stack([sum(riesz(distances[y, j], s) for j in range(n) if j != y) / (n - 1) for y in labels.tolist()])
+
+
+# ------------------------------------------------------------------------------------------------ open-set evaluation
+
+
+def verification(first, second, same, fold):
+    """SphereFace's protocol, pair by pair: (accuracy of each fold, cosines), with every threshold tried."""
+    accuracies, cosines = [], [None] * len(same)
+    for k in sorted(set(fold.tolist())):
+        others = [i for i in range(len(same)) if fold[i] != k]
+        mean = sum(first[i] + second[i] for i in others) / (2 * len(others))
+        cosine = [float(F.cosine_similarity(first[i] - mean, second[i] - mean, dim=0)) for i in range(len(same))]
+        cuts = sorted(cosine[i] for i in others)
+        cuts = [cuts[0] - 1, *((a + b) / 2 for a, b in itertools.pairwise(cuts)), cuts[-1] + 1]
+        right = [sum((cosine[i] >= cut) == bool(same[i]) for i in others) for cut in cuts]
+        allowed = [cut for cut, count in zip(cuts, right, strict=True) if count == max(right)]
+        here = [i for i in range(len(same)) if fold[i] == k]
+        accuracies.append({sum((cosine[i] >= cut) == bool(same[i]) for i in here) / len(here) for cut in allowed})
+        for i in here:
+            cosines[i] = cosine[i]
+    return accuracies, cosines
+
+
+def few_shot_episode(support, query, weight, bias, orders, cosine):
+    """Train a classifier on one episode (ways, shots, d), sample by sample, and return the logits of the queries."""
+    shots = support.shape[1]
+    weight, bias = weight.clone().requires_grad_(), bias.clone().requires_grad_()
+    optimizer = torch.optim.SGD(
+        [weight] if cosine else [weight, bias], lr=0.01, momentum=0.9, dampening=0.9, weight_decay=1e-3
+    )
+
+    def logits(x):
+        if not cosine:
+            return torch.stack([w @ x for w in weight]) + bias
+        return torch.stack([2 * (w @ x) / (w.norm() * x.norm()) for w in weight])
+
+    for order in orders:
+        for start in range(0, len(order), 4):
+            rows = order[start : start + 4]
+            losses = [F.cross_entropy(logits(support[i // shots, i % shots]), torch.tensor(i // shots)) for i in rows]
+            optimizer.zero_grad()
+            (sum(losses) / len(losses)).backward()
+            optimizer.step()
+    return torch.stack([logits(x) for x in query.flatten(0, 1)]).detach()

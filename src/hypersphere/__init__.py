@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from . import layers as layers
     from . import losses as losses
     from . import models as models
+    from . import openset as openset
     from . import optim as optim
     from . import orthogonal as orthogonal
     from . import recipes as recipes

@@ -236,10 +236,31 @@ def episode(
         >>> support.shape, support_labels.tolist(), query.shape
         (torch.Size([5, 2]), [0, 1, 2, 3, 4], torch.Size([75, 2]))
     """
+    augmentation = resolve(augment)
+    drawn = episode_indices(dataset, index, ways=ways, shots=shots, queries=queries, seed=seed).numpy()
+    parts: list[Tensor] = []
+    for part in (drawn[:, :shots], drawn[:, shots:]):
+        inputs, _ = _fetch(dataset, part.reshape(-1), augmentation, seed, index)
+        parts += [inputs, torch.arange(ways).repeat_interleave(part.shape[1])]
+    support, support_labels, query, query_labels = parts
+    return support, support_labels, query, query_labels
+
+
+def episode_indices(
+    dataset: Dataset[Any], index: int, *, ways: int = 5, shots: int = 5, queries: int = 15, seed: int = 0
+) -> Tensor:
+    """Return which samples :func:`episode` draws, (ways, shots + queries) int64, the support first.
+
+    Example:
+        >>> data = torch.utils.data.TensorDataset(torch.randn(200, 2), torch.arange(200) % 10)
+        >>> data.labels, data.classes = data.tensors[1], list("abcdefghij")
+        >>> drawn = episode_indices(data, 0, shots=1)
+        >>> drawn.shape, torch.equal(data.tensors[0][drawn[:, 0]], episode(data, 0, shots=1)[0])
+        (torch.Size([5, 16]), True)
+    """
     index, seed = checks.integer("index", index, low=0), checks.integer("seed", seed, low=0)
     ways, shots = checks.integer("ways", ways, low=1), checks.integer("shots", shots, low=1)
     queries = checks.integer("queries", queries, low=0)
-    augmentation = resolve(augment)
     by_class = _indices_by_class(dataset)
     nonempty = [c for c, indices in enumerate(by_class) if len(indices)]
     if ways > len(nonempty):
@@ -251,13 +272,8 @@ def episode(
                 f"but class {c} has {len(by_class[c])}"
             )
     classes = _random.shuffle(seed, index, "episode classes", nonempty)[:ways]
-    drawn = np.stack([_random.shuffle(seed, index, "episode", by_class[c])[: shots + queries] for c in classes])
-    parts: list[Tensor] = []
-    for part in (drawn[:, :shots], drawn[:, shots:]):
-        inputs, _ = _fetch(dataset, part.reshape(-1), augmentation, seed, index)
-        parts += [inputs, torch.arange(ways).repeat_interleave(part.shape[1])]
-    support, support_labels, query, query_labels = parts
-    return support, support_labels, query, query_labels
+    drawn = [_random.shuffle(seed, index, "episode", by_class[c])[: shots + queries] for c in classes]
+    return torch.from_numpy(np.stack(drawn))
 
 
 @dataclass(frozen=True, eq=False)
