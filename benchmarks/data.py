@@ -150,7 +150,7 @@ def _write_files(folder: Path, names: Iterable[str]) -> Path:
 
 
 def _read_files(paths: Iterable[Path]) -> Tensor:
-    # all arrays stay in memory, like the pixels of a data set
+    # all arrays stay in memory, like the pixels of a dataset
     return torch.from_numpy([np.fromfile(path, np.uint8) for path in paths][-1])
 
 

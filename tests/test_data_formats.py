@@ -33,7 +33,7 @@ def counts(dataset):
     return torch.bincount(dataset.labels, minlength=len(dataset.classes)).tolist()
 
 
-# --- what a data set is
+# --- what a dataset is
 
 
 def test_array_dataset():
@@ -84,9 +84,9 @@ def test_names():
 def test_unknown_names_and_options(tmp_path):
     with pytest.raises(ValueError, match=r"'cifar', did you mean 'cifar10' or 'cifar100' or 'cifar_fs'"):
         data.load("cifar")
-    with pytest.raises(ValueError, match=r"unknown data set \['mnist'\]"):
+    with pytest.raises(ValueError, match=r"unknown dataset \['mnist'\]"):
         data.load(["mnist"])
-    with pytest.raises(ValueError, match=r"unknown data set 'zzz', must be one of cifar10, cifar100, "):
+    with pytest.raises(ValueError, match=r"unknown dataset 'zzz', must be one of cifar10, cifar100, "):
         data.load("zzz")
     with pytest.raises(ValueError, match=r"unknown cifar100 option 'label', did you mean 'labels'\?"):
         data.load("cifar100", tmp_path, label="fine")

@@ -648,14 +648,14 @@ def h5_members(outside):
     import h5py
 
     return {
-        "missing": ({"data": None}, "data set 'data' of its own"),
-        "group": ({"data": h5py.SoftLink("/")}, "data set 'data' of its own"),
-        "external link": ({"data": h5py.ExternalLink(str(outside), "data")}, "data set 'data' of its own"),
+        "missing": ({"data": None}, "dataset 'data' of its own"),
+        "group": ({"data": h5py.SoftLink("/")}, "dataset 'data' of its own"),
+        "external link": ({"data": h5py.ExternalLink(str(outside), "data")}, "dataset 'data' of its own"),
         "external file": (
             {"data": {"shape": (3, 2048, 3), "dtype": "f4", "external": [(str(outside), 0, 73728)]}},
-            "data set 'data' of its own",
+            "dataset 'data' of its own",
         ),
-        "null": ({"data": h5py.Empty("f4")}, "data set 'data' of its own"),
+        "null": ({"data": h5py.Empty("f4")}, "dataset 'data' of its own"),
         "promise": ({"data": PROMISE}, r"integers \(10000000, 1\)"),
         "promise of both": (
             {"data": PROMISE, "label": {"shape": (10**7, 1), "dtype": "u1", "chunks": (1, 1)}},
@@ -697,7 +697,7 @@ def test_modelnet_that_reads_another_file(clouds):
     with h5py.File(clouds, "w") as file:
         file.create_virtual_dataset("data", layout)
         file["label"] = np.zeros((3, 1), np.uint8)
-    with refused(clouds, "data set 'data' of its own"):
+    with refused(clouds, "dataset 'data' of its own"):
         data.load("modelnet", clouds.parent)
 
 

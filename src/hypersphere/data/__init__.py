@@ -1,6 +1,6 @@
-"""Load the papers' data sets from their official files, ``load("cifar10", root)``, and make batches.
+"""Load the papers' datasets from their official files, ``load("cifar10", root)``, and make batches.
 
-Nothing is downloaded. Register your own data set by ``register("mine", loader)``.
+Nothing is downloaded. Register your own dataset by ``register("mine", loader)``.
 """
 
 from .._internal.modules import import_all
@@ -25,4 +25,4 @@ from .sampling import holdout as holdout
 from .sampling import imbalance as imbalance
 from .sampling import num_batches as num_batches
 
-import_all(__name__, __path__)  # each registers its data sets
+import_all(__name__, __path__)  # each registers its datasets

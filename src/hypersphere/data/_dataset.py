@@ -1,4 +1,4 @@
-"""Data sets: in memory, decoded image by image, and graphs."""
+"""Datasets: in memory, decoded image by image, and graphs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Indices = Sequence[int] | Tensor
 
 
 class MissingSplit(ValueError):
-    """The data set is there, but not this split of it."""
+    """The dataset is there, but not this split of it."""
 
 
 class Dataset(torch.utils.data.Dataset[tuple[Tensor, int]]):
@@ -48,7 +48,7 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, int]]):
         return index % len(self)
 
     def subset(self, indices: Indices) -> Self:
-        """Return the data set of these rows, in this order, with the same classes."""
+        """Return the dataset of these rows, in this order, with the same classes."""
         raise NotImplementedError
 
     def _check_indices(self, indices: Indices) -> Tensor:
@@ -62,7 +62,7 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, int]]):
 
 
 class ArrayDataset(Dataset):
-    """A data set in memory: ``ds.inputs`` (N, ...) holds all samples.
+    """A dataset in memory: ``ds.inputs`` (N, ...) holds all samples.
 
     Example:
         >>> ds = ArrayDataset(torch.zeros(3, 1, 2, 2, dtype=torch.uint8), [0, 1, 1], ["cat", "dog"])
@@ -93,7 +93,7 @@ class ArrayDataset(Dataset):
 
 
 class LazyDataset(Dataset):
-    """A data set of files: ``ds[i]`` decodes ``ds.paths[i]`` with ``decode(path) -> tensor``."""
+    """A dataset of files: ``ds[i]`` decodes ``ds.paths[i]`` with ``decode(path) -> tensor``."""
 
     paths: list[str]
     decode: Callable[[str], Tensor]

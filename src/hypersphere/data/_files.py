@@ -17,7 +17,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Source:
-    """A data set as its authors publish it.
+    """A dataset as its authors publish it.
 
     Attributes:
         name: its name in :func:`hypersphere.data.load`.

@@ -54,7 +54,7 @@ class SampleGenerator:
 
     Args:
         seed, epoch: >= 0.
-        indices: of the samples in their data set, (B,).
+        indices: of the samples in their dataset, (B,).
 
     Example:
         >>> batch, alone = SampleGenerator(0, 0, [7, 8, 9]), SampleGenerator(0, 0, [8])

@@ -61,7 +61,7 @@ FC100 = {
 
 @dataclass(frozen=True)
 class Layout:
-    """Names and content of the official files of a data set."""
+    """Names and content of the official files of a dataset."""
 
     source: _files.Source  # folders: binary, Python
     files: dict[str, tuple[str, ...]]

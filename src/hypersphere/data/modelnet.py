@@ -104,12 +104,12 @@ def _count_shapes(h5py: Any, path: Path, points: int) -> int:
 
 
 def _get_dataset(h5py: Any, file: Any, path: Path, name: str) -> Any:
-    """Return a data set stored in this file: links and virtual data sets could read other files."""
+    """Return a dataset stored in this file: links and virtual datasets could read other files."""
     if not isinstance(file.get(name, getlink=True), h5py.HardLink):
-        raise ValueError(f"{path} must have a data set {name!r} of its own")
+        raise ValueError(f"{path} must have a dataset {name!r} of its own")
     member = file[name]
     if not isinstance(member, h5py.Dataset) or member.is_virtual or member.external or member.shape is None:
-        raise ValueError(f"{path} must have a data set {name!r} of its own")
+        raise ValueError(f"{path} must have a dataset {name!r} of its own")
     filters = member.id.get_create_plist()
     kinds = [filters.get_filter(i)[0] for i in range(filters.get_nfilters())]
     if kinds not in ([], [h5py.h5z.FILTER_DEFLATE], [h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE]):
@@ -118,7 +118,7 @@ def _get_dataset(h5py: Any, file: Any, path: Path, name: str) -> Any:
 
 
 def _read_into(member: Any, out: npt.NDArray[Any], path: Path) -> None:
-    """Read the beginning of a data set, as much as fits in each dimension of `out`, into `out`.
+    """Read the beginning of a dataset, as much as fits in each dimension of `out`, into `out`.
 
     Other chunks are not read. HDF5 would decompress a chunk to any length; here the length is bounded.
     """

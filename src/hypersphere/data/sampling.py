@@ -1,6 +1,6 @@
-"""Batches, splits and episodes of a data set: pure functions of a seed, an epoch and the indices of the samples.
+"""Batches, splits and episodes of a dataset: pure functions of a seed, an epoch and the indices of the samples.
 
-A data set is any torch Dataset with ``len()``, ``ds[i] -> (tensor, int)`` and ``.labels``. Optional are ``.classes``
+A dataset is any torch Dataset with ``len()``, ``ds[i] -> (tensor, int)`` and ``.labels``. Optional are ``.classes``
 (labels must be valid indices), ``.inputs`` (all samples as one tensor, for whole batches at once) and
 ``.subset(indices)``. Random numbers come from :mod:`hypersphere.data._random`.
 """
@@ -55,7 +55,7 @@ def batches(
             for each sample. Without ``.inputs`` it gets samples one by one, B = 1, since their sizes may differ. None:
             uint8 images become float32 (x−127.5)/128, as in all named ones, so a network trained with any ``cifar…``
             can be tested with None; other inputs are not changed.
-        shuffle: False: in the order of the data set.
+        shuffle: False: in the order of the dataset.
         rank, world_size: this process gets its part of every batch of world_size·batch_size: one process with that
             batch size sees the same samples at the same step. All ranks have equally many batches; if there are fewer
             samples than ranks for the last one, it takes some from the batch before.
@@ -180,7 +180,7 @@ def holdout(dataset: Dataset[Any], size: int | float, seed: int = 0) -> tuple[Da
 
     Args:
         dataset: with labels.
-        size: number of validation samples; a float is a fraction of the data set.
+        size: number of validation samples; a float is a fraction of the dataset.
         seed: of the choice. Both parts keep the order.
 
     Example:
@@ -405,7 +405,7 @@ def _make_subset(dataset: Any, indices: Indices) -> Dataset[Any]:
 
 
 class LabelledSubset(Subset[Any]):
-    """A subset, with labels and classes, of a data set that has no ``.subset``."""
+    """A subset, with labels and classes, of a dataset that has no ``.subset``."""
 
     def __init__(self, dataset: Any, indices: Indices) -> None:
         super().__init__(dataset, indices.tolist())

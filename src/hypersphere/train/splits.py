@@ -204,7 +204,7 @@ def _classes(name: str, train: Any, test: Any) -> list[str]:
     named = getattr(train, "classes", None)
     if named is None:
         if not isinstance(getattr(train, "labels", None), Tensor):
-            raise ValueError(f"data.name={name}: the data set must have .labels or .classes")
+            raise ValueError(f"data.name={name}: the dataset must have .labels or .classes")
         named = [str(i) for i in range(int(train.labels.max()) + 1)]
     for split, each in (("train", train), ("test", test)):
         labels = getattr(each, "labels", None)
