@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from ._internal.overflow import finite_gradient, has_overflow, shrink_factors, shrink_huge
+from ._internal.overflow import StatelessFunction, finite_gradient, has_overflow, shrink_factors, shrink_huge
 
 
 def unit(x: Tensor) -> Tensor:
@@ -218,16 +218,10 @@ class _Project(Function):
         return grad_x, row_norm_backward(grad_weight, grad_inverse, weight, inverse).to(dtype), None, None
 
 
-class _ClampCosine(Function):
-    generate_vmap_rule = True
-
+class _ClampCosine(StatelessFunction):
     @staticmethod
     def forward(c: Tensor) -> Tensor:
         return c.clamp(-1, 1)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:

@@ -137,18 +137,22 @@ def _clamp_cast(x: Tensor, limit: float | None, dtype: torch.dtype) -> Tensor:
     return x.clamp(-limit, limit).to(dtype)
 
 
-class NanGradientToZero(Function):
-    """Return x; a NaN gradient becomes 0."""
+class StatelessFunction(Function):
+    """A Function whose backward pass needs neither its inputs nor its output."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x.view_as(x)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+
+class NanGradientToZero(StatelessFunction):
+    """Return x; a NaN gradient becomes 0."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
+    def forward(x: Tensor) -> Tensor:
+        return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:

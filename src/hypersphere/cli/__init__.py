@@ -150,4 +150,5 @@ def parser_of(name: str) -> tuple[ModuleType, Parser]:
     command = import_module(f".{name}", __name__)
     parser = Parser(prog=f"hypersphere {name}", description=catalog.COMMANDS[name], allow_abbrev=False)
     command.add_arguments(parser)
+    parser.set_defaults(error=parser.error)
     return command, parser

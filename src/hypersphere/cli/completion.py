@@ -55,7 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _HOW
-    parser.set_defaults(error=parser.error)
 
 
 def run(options: argparse.Namespace) -> int:

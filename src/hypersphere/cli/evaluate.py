@@ -25,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     device = "device (auto, cpu, mps, cuda or cuda:N) (default: auto)"
     parser.add_argument("--device", metavar="NAME", default="auto", help=device)
     parser.add_argument("--json", action="store_true", help="print JSON only")
-    parser.set_defaults(error=parser.error)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -24,7 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--embeddings", action="store_true", help="export unit embeddings instead of logits")
     parser.add_argument("--json", action="store_true", help="print JSON only")
-    parser.set_defaults(error=parser.error)
 
 
 def run(options: argparse.Namespace) -> int:

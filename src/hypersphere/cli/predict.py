@@ -38,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--top", metavar="K", type=integer(1), help="print the K most likely labels (default: 1)")
     parser.add_argument("--json", action="store_true", help="print JSON only")
-    parser.set_defaults(error=parser.error)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -43,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--points", metavar="FILE", type=Path, help="write the points as CSV, one per row; for a single N only"
     )
-    parser.set_defaults(error=parser.error)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -134,14 +133,8 @@ def _print_table(rows: list[dict[str, Any]], dim: int, s: float) -> None:
     else:
         title = f"sum of {'-log distance' if s == 0 else f'distance^-{s:g}'} over unordered pairs, {dim} dimensions"
         header = ["N", "energy", "known minimum", "difference", "separation (degrees)", "seconds"]
-        cells = [
-            [
-                *map(_figure, (row["energy"], row["known"])),
-                _small(row["difference"]),
-                _figure(_degrees(row["separation"])),
-            ]
-            for row in rows
-        ]
+        energies = [[_figure(row["energy"]), _figure(row["known"]), _small(row["difference"])] for row in rows]
+        cells = [[*cell, _figure(_degrees(row["separation"]))] for cell, row in zip(energies, rows, strict=True)]
     table = [[str(row["n"]), *cell, f"{row['seconds']:.2f}"] for row, cell in zip(rows, cells, strict=True)]
     print_table(header, table, title=title)
 

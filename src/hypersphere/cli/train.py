@@ -38,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--print_config", action="store_true", help="print the whole config as YAML and exit")
     parser.add_argument("--quiet", action="store_true", help="hide the progress bar")
     add_settings(parser)
-    parser.set_defaults(error=parser.error)
 
 
 def run(options: argparse.Namespace) -> int:

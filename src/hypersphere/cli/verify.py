@@ -10,7 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .._internal.checksummed_json import KEY, checksum, parse
+from .._internal.safe_files import check_folder, check_plain, is_folder, read_plain
+from ..train.config import flags, from_tree
+from ..train.config.files import LARGEST_FILE, read_tree
+from ..train.config.values import known
 from ..train.storage.layout import CHECKPOINTS, CONFIG, FINAL, METRICS, MODEL, RESULT, STATE, STEP, TENSORS, weights
+from ..train.storage.summary import read_summary
 from ._output import printable
 
 DAMAGED = 1  # the exit code
@@ -21,7 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "folder", metavar="DIR", type=Path, help="run folder, its checkpoints folder, or one checkpoint"
     )
     parser.add_argument("--json", action="store_true", help="print JSON only")
-    parser.set_defaults(error=parser.error)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -56,7 +61,6 @@ Part = tuple[Path, list[str], str]  # a file or checkpoint, what is wrong with i
 
 def _parts(folder: Path) -> Iterator[Part]:
     """Yield every file and checkpoint with its problems."""
-    from .._internal.safe_files import check_folder, is_folder
     from ..train.storage import checkpoint
     from ..train.storage.reading import steps
 
@@ -86,8 +90,6 @@ class _Run:
     """
 
     def __init__(self, folder: Path) -> None:
-        from ..train.storage.summary import read_summary
-
         self.folder = folder
         self.tensors: list[str] = []  # files of them in final/, which model.json names
         self.is_finished, self.sums = False, None
@@ -105,8 +107,6 @@ class _Run:
             yield from self._part(f"{FINAL}/{weights(name)}", self._check_tensors)
 
     def _part(self, name: str, check: Any, needed: bool = True) -> Iterator[Part]:
-        from .._internal.safe_files import check_plain, is_folder
-
         path = self.folder / name
         if not needed and not os.path.lexists(path):
             return
@@ -121,23 +121,15 @@ class _Run:
             yield path, [], note
 
     def _check_result(self, path: Path) -> str:
-        from ..train.storage.summary import read_summary
-
         return NO_CHECKSUM if read_summary(self.folder)[1] is None else ""
 
     def _compare(self, path: Path, data: bytes) -> None:
         """Compare with the checksum in result.json."""
-        from .._internal.checksummed_json import checksum
-
         name = path.relative_to(self.folder).as_posix()
         if self.is_finished and self.sums is not None and self.sums.get(name) != checksum(data):
             raise ValueError("it does not match its checksum")
 
     def _check_config(self, path: Path) -> str:
-        from .._internal.checksummed_json import KEY
-        from .._internal.safe_files import read_plain
-        from ..train.config.files import LARGEST_FILE, read_tree
-
         data = read_plain(path, LARGEST_FILE)
         tree = read_tree(path)
         _check_config(tree)
@@ -145,8 +137,6 @@ class _Run:
         return "" if f'"{KEY}"'.encode() in data else NO_CHECKSUM
 
     def _check_metrics(self, path: Path) -> str:
-        from .._internal.checksummed_json import parse
-        from .._internal.safe_files import read_plain
         from ..train.storage import checkpoint
         from ..train.storage.metrics import has_mark, is_line
         from ..train.storage.reading import find
@@ -174,7 +164,6 @@ class _Run:
         return ""
 
     def _check_model(self, path: Path) -> str:
-        from .._internal.safe_files import read_plain
         from ..train.inference.run import read_spec
         from ..train.storage.weights import read_model
 
@@ -195,8 +184,6 @@ NO_CHECKSUM = "not compared: no checksum"
 
 def _length(config: Path) -> list[Any] | None:
     """Return steps and epochs of a config; None if it cannot be read, which is reported for the file itself."""
-    from ..train.config.files import read_tree
-
     try:
         tree = read_tree(config)
         return [tree.get("steps"), tree.get("epochs")] if isinstance(tree, dict) else None
@@ -205,16 +192,11 @@ def _length(config: Path) -> list[Any] | None:
 
 
 def _check_config(tree: Any) -> None:
-    from ..train.config import flags, from_tree
-    from ..train.config.values import known
-
     # Names of the user's own are known only once their file has run, and that is not done here.
     for flag in flags():
         group, _, name = flag.key.partition(".")
-        settings, kind = (
-            tree.get(group) if isinstance(tree, dict) else None,
-            flag.field.metadata.get("names", "similarity"),
-        )
+        settings = tree.get(group) if isinstance(tree, dict) else None
+        kind = flag.field.metadata.get("names", "similarity")
         if kind != "similarity" and isinstance(settings, dict) and isinstance(settings.get(name), str):
             settings[name] = settings[name] if settings[name] in known(kind) else flag.field.default
     from_tree(tree)

@@ -1,4 +1,4 @@
-"""Data sets by name. Each module of the package registers its own."""
+"""Datasets by name. Each module of the package registers its own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from .._internal.nearest import nearest_few, unknown, unknown_name
 from ._dataset import ArrayDataset, Graph, LazyDataset
 
 Loader = Callable[..., Any]
+Root = str | os.PathLike[str] | None
 
 LOADERS: dict[str, Loader] = {}
 #: name → images, points, text or graph
@@ -22,10 +23,12 @@ FOLDERS: dict[str, tuple[str, ...]] = {}
 _InMemory = Literal[
     "digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "cifar_fs", "fc100", "modelnet", "orl", "text"
 ]
+_OnDisk = Literal["image_folder", "lfw"]
+_Graphs = Literal["cora", "citeseer", "pubmed"]
 
 
 def register(name: str, loader: Loader, *, kind: str | None = None, folders: tuple[str, ...] = ()) -> None:
-    """Register a data set under a name, for :func:`load`.
+    """Register a dataset under a name, for :func:`load`.
 
     Args:
         loader: ``loader(root, split, **options)`` returns a torch Dataset with ``labels`` and ``classes`` (such as
@@ -58,27 +61,15 @@ def names() -> list[str]:
 
 
 @overload
-def load(
-    name: _InMemory, root: str | os.PathLike[str] | None = None, split: str = "train", **options: Any
-) -> ArrayDataset: ...
+def load(name: _InMemory, root: Root = None, split: str = "train", **options: Any) -> ArrayDataset: ...
 @overload
-def load(
-    name: Literal["image_folder", "lfw"],
-    root: str | os.PathLike[str] | None = None,
-    split: str = "train",
-    **options: Any,
-) -> LazyDataset: ...
+def load(name: _OnDisk, root: Root = None, split: str = "train", **options: Any) -> LazyDataset: ...
 @overload
-def load(
-    name: Literal["cora", "citeseer", "pubmed"],
-    root: str | os.PathLike[str] | None = None,
-    split: str = "train",
-    **options: Any,
-) -> Graph: ...
+def load(name: _Graphs, root: Root = None, split: str = "train", **options: Any) -> Graph: ...
 @overload
-def load(name: str, root: str | os.PathLike[str] | None = None, split: str = "train", **options: Any) -> Any: ...
-def load(name: str, root: str | os.PathLike[str] | None = None, split: str = "train", **options: Any) -> Any:
-    """Load a data set from its official files. Nothing is downloaded.
+def load(name: str, root: Root = None, split: str = "train", **options: Any) -> Any: ...
+def load(name: str, root: Root = None, split: str = "train", **options: Any) -> Any:
+    """Load a dataset from its official files. Nothing is downloaded.
 
     Args:
         name: one of :func:`names`.
@@ -103,7 +94,7 @@ def load(name: str, root: str | os.PathLike[str] | None = None, split: str = "tr
     """
     if not isinstance(name, str) or name not in LOADERS:
         near = nearest_few(name, LOADERS) if isinstance(name, str) else []
-        raise ValueError(unknown_name("data set", name, near, f"must be one of {', '.join(names())}"))
+        raise ValueError(unknown_name("dataset", name, near, f"must be one of {', '.join(names())}"))
     loader = LOADERS[name]
     accepted = list(inspect.signature(loader).parameters.values())[2:]
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted):
@@ -115,7 +106,7 @@ def load(name: str, root: str | os.PathLike[str] | None = None, split: str = "tr
     return loader(_resolve_root(root), split, **options)
 
 
-def _resolve_root(root: str | os.PathLike[str] | None) -> Path | None:
+def _resolve_root(root: Root) -> Path | None:
     """Return `root`, else HYPERSPHERE_DATA, else None."""
     if root is not None and not isinstance(root, str | os.PathLike):
         raise TypeError(f"root must be a path, got {root!r}")

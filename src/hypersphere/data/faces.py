@@ -28,13 +28,8 @@ ORL = _files.Source(
 LFW = _files.Source(
     "lfw",
     (
-        "lfw-deepfunneled",
-        "lfw-py/lfw-deepfunneled",
-        "lfw_funneled",
-        "lfw-py/lfw_funneled",
-        "lfw",
-        "lfw-py/lfw",
-        "lfw64",
+        *("lfw-deepfunneled", "lfw-py/lfw-deepfunneled", "lfw_funneled", "lfw-py/lfw_funneled"),
+        *("lfw", "lfw-py/lfw", "lfw64"),
     ),
     "<person>/<person>_0001.jpg and so on, and beside it or in it pairs.txt, peopleDevTrain.txt and peopleDevTest.txt",
     "http://vis-www.cs.umass.edu/lfw/",

@@ -27,25 +27,16 @@ class GraphSpec:
 
     nodes: int
     features: int
-    classes: tuple[str, ...]
+    classes: list[str]
 
 
+_CORA = (
+    "Theory Reinforcement_Learning Genetic_Algorithms Neural_Networks Probabilistic_Methods Case_Based Rule_Learning"
+)
 GRAPHS = {
-    "cora": GraphSpec(
-        2708,
-        1433,
-        (
-            "Theory",
-            "Reinforcement_Learning",
-            "Genetic_Algorithms",
-            "Neural_Networks",
-            "Probabilistic_Methods",
-            "Case_Based",
-            "Rule_Learning",
-        ),
-    ),
-    "citeseer": GraphSpec(3327, 3703, ("AI", "ML", "IR", "DB", "Agents", "HCI")),
-    "pubmed": GraphSpec(19717, 500, ("Diabetes_Experimental", "Diabetes_Type_1", "Diabetes_Type_2")),
+    "cora": GraphSpec(2708, 1433, _CORA.split()),
+    "citeseer": GraphSpec(3327, 3703, ["AI", "ML", "IR", "DB", "Agents", "HCI"]),
+    "pubmed": GraphSpec(19717, 500, ["Diabetes_Experimental", "Diabetes_Type_1", "Diabetes_Type_2"]),
 }
 
 

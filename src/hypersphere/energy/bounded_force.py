@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from .._internal.overflow import can_read_for_free
+from .._internal.overflow import StatelessFunction, can_read_for_free
 from ..cosine import apply
 
 MAX_GRADIENT_RATIO = 1.0
@@ -62,16 +62,12 @@ class _ClipGradient(Function):
         return grad * _clip_factor(grad.detach(), length, limit)
 
 
-class _SendScale(Function):
+class _SendScale(StatelessFunction):
     """Return the value; send Σ|gradient| to `scale`."""
 
     @staticmethod
     def forward(value: Tensor, scale: Tensor) -> Tensor:
         return value.view_as(value)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:

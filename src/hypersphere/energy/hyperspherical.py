@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from .._internal import checks
+from .._internal.overflow import StatelessFunction
 from ..cosine import accumulation_dtype, apply, inverse_row_norm, unit, without_autocast
 from .repulsion import Law, clamp_finite
 from .tiles import BatchEnergy, RowEnergies, SampleEnergies, TotalEnergy
@@ -84,9 +84,8 @@ def point_energies(
     """
     alive = is_alive(p)
     num_alive = alive.sum(1, keepdim=True).to(p.dtype)
-    points, copies = (
-        (2 * num_alive, 2) if law.half_space else (num_alive, 1)
-    )  # a neuron and its antipode have the same energy
+    # A neuron and its antipode have the same energy.
+    points, copies = (2 * num_alive, 2) if law.half_space else (num_alive, 1)
     pairs = (points * (points - 1)).clamp(min=1) if mean else torch.ones_like(points)
     shortest, squares = p.new_ones(()), None
     if lengths is not None:  # E(β) = b^(−s)·E(β/b): scale the shortest to length one
@@ -175,14 +174,10 @@ def at_least_float32(weight: Tensor) -> Tensor:
     return weight.to(accumulation_dtype(weight.dtype))
 
 
-class _FromFloat16(Function):
+class _FromFloat16(StatelessFunction):
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         return x.float()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:

@@ -59,16 +59,8 @@ _SEPARATIONS = {
 _φ = (1 + math.sqrt(5)) / 2
 _UNIVERSAL: dict[tuple[int, int], dict[float, int]] = {
     (12, 3): {-1: 1, -1 / math.sqrt(5): 5, 1 / math.sqrt(5): 5},  # the icosahedron
-    (120, 4): {
-        -1: 1,
-        -_φ / 2: 12,
-        -0.5: 20,
-        (1 - _φ) / 2: 12,
-        0: 30,
-        (_φ - 1) / 2: 12,
-        0.5: 20,
-        _φ / 2: 12,
-    },  # 600-cell
+    # the 600-cell
+    (120, 4): {-1: 1, -_φ / 2: 12, -0.5: 20, (1 - _φ) / 2: 12, 0: 30, (_φ - 1) / 2: 12, 0.5: 20, _φ / 2: 12},
     (16, 5): {-0.6: 5, 0.2: 10},  # every other corner of the cube
     (27, 6): {-0.5: 10, 0.25: 16},  # Schläfli's
     (56, 7): {-1: 1, -1 / 3: 27, 1 / 3: 27},  # the 28 equiangular lines

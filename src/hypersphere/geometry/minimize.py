@@ -22,10 +22,8 @@ MOST_NUMBERS = 10_000_000  # n·dim
 LARGEST_SEED = 2**63 - 1
 LARGEST_S = 1e6  # distances of its optimum differ from those of inf by about 1e-5
 
-_FACTORY: dict[str, Any] = {
-    "dtype": torch.float64,
-    "device": "cpu",
-}  # `with torch.device` would slow down every operation
+# `with torch.device` would slow down every operation.
+_FACTORY: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
 _PAIRS = 2**19  # pairs of points in a chunk of starts
 _FINALISTS = 8  # starts that are refined to the end
 _ROUGH = 1e-5  # tolerance of the first search, which selects them

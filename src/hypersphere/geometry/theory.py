@@ -108,9 +108,8 @@ def expected_energy(
         return pair
     if n is None:
         raise ValueError("n, the number of neurons, must be an int in half space, got None")
-    return _mean_in_half_space(
-        checks.integer("n", n, low=1), 2 * pair, s, angular
-    )  # θ and π − θ have the same distribution
+    # θ and π − θ have the same distribution.
+    return _mean_in_half_space(checks.integer("n", n, low=1), 2 * pair, s, angular)
 
 
 def energy_lower_bound(n: int, dim: int, s: float = 2.0, *, half_space: bool = False, angular: bool = False) -> float:

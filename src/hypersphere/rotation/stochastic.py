@@ -90,10 +90,8 @@ class Resampler:
         seed, draw, parameter = int(task.seed), int(task.draw) + 1, task.parameter
         assert plan.sample is not None
         assert parameter is not None
-        with (
-            torch.random.fork_rng(devices=[]),
-            torch.device("cpu"),
-        ):  # the start of "network" is random: seed it by the draw
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            # The start of "network" is random: seed it by the draw.
             torch.manual_seed(generator(seed, "start", draw).initial_seed())
             start = plan.start()
         assert start is not None

@@ -81,18 +81,8 @@ def check_new_name(name: object) -> None:
     """Require a valid task name: it becomes a part of keys and an attribute of the rotation."""
     _check_name(name)
     assert isinstance(name, str)
-    taken = {
-        *dir(nn.Module()),
-        *dir(Rotation),
-        "plan",
-        "learned",
-        "order",
-        "required_grad",
-        "active",
-        "seed",
-        "resampled",
-    }
-    if not name or "." in name or name in taken:
+    own = ("plan", "learned", "order", "required_grad", "active", "seed", "resampled")
+    if not name or "." in name or name in (*dir(nn.Module()), *dir(Rotation), *own):
         raise ValueError(f"name must not have dots or be an attribute of nn.Module, got {name!r}")
 
 

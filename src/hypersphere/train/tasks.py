@@ -6,7 +6,8 @@ two, a graph one whose only batch is the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -302,18 +303,16 @@ class Adversarial(Task):
         return {name: value / samples for name, value in zip(names, sums, strict=True)}
 
 
-class _frozen:
+@contextmanager
+def _frozen(module: nn.Module) -> Iterator[None]:
     """Give the module's parameters no gradient inside the `with`."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.parameters = [p for p in module.parameters() if p.requires_grad]
-
-    def __enter__(self) -> None:
-        for parameter in self.parameters:
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    try:
+        for parameter in parameters:
             parameter.requires_grad_(False)
-
-    def __exit__(self, *_: object) -> None:
-        for parameter in self.parameters:
+        yield
+    finally:
+        for parameter in parameters:
             parameter.requires_grad_(True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -55,17 +56,12 @@ def _reject_unused(group: Loss | Optimizer, taken: dict[str, tuple[str, ...]], a
 def _top(config: Any) -> None:
     both = config.steps is not None and config.epochs is not None
     _reject_if(both, f"give steps or epochs, not both; got steps={config.steps} and epochs={config.epochs}")
-    _reject_if(
-        config.patience is not None
-        and config.data.validation is None
-        and kind_of_data(config.data.name) != "graph",  # a graph has a validation split
-        "patience needs data.validation: early stopping must not use the test set",
-    )
     kind = kind_of_data(config.data.name)
-    _reject_if(
-        config.channels_last and kind not in ("images", None),
-        f"channels_last is for images, but data.name={config.data.name} is {kind}",
-    )
+    held_out = config.data.validation is not None or kind == "graph"  # which has a validation split
+    stops_by_test = config.patience is not None and not held_out
+    _reject_if(stops_by_test, "patience needs data.validation: early stopping must not use the test set")
+    has_layout = kind in ("images", None) or not config.channels_last
+    _reject_if(not has_layout, f"channels_last is for images, but data.name={config.data.name} is {kind}")
 
 
 def _model(model: Model) -> None:
@@ -89,23 +85,16 @@ def _data(data: Data, model: Model) -> None:
         _reject_if(kind in ("text", "graph"), f"data.augment: there is none for {kind}, got data.name={data.name}")
         _reject_if(fits != kind, f"data.augment={data.augment} is for {fits}, but data.name={data.name} is {kind}")
         crops = data.augment in ("cifar10+.spherenet", "cifar10+.spherenet.vertical", "cifar.mhe")
-        _reject_if(
-            crops and data.name == "digits" and data.size is None,
-            f"data.augment={data.augment} crops to 32 pixels, and the images of data.name=digits have 8",
-        )
-    _reject_if(
-        data.size is not None and kind not in ("images", None), f"data.size: only images have one, got {data.name}"
-    )
-    share = isinstance(data.validation, float)
-    _reject_if(
-        share and data.validation is not None and data.validation >= 1,
-        f"data.validation must be a share below 1 or an integer, got {shown(data.validation)}",
-    )
+        too_small = crops and data.name == "digits" and data.size is None
+        message = f"data.augment={data.augment} crops to 32 pixels, and the images of data.name=digits have 8"
+        _reject_if(too_small, message)
+    sized = data.size is not None and kind not in ("images", None)
+    _reject_if(sized, f"data.size: only images have one, got {data.name}")
+    too_large = isinstance(data.validation, float) and data.validation >= 1
+    _reject_if(too_large, f"data.validation must be a share below 1 or an integer, got {shown(data.validation)}")
     for key in ("imbalance", "validation"):
-        _reject_if(
-            getattr(data, key) is not None and kind == "graph",
-            f"data.{key}: the samples of a graph are split already, got data.name={data.name}",
-        )
+        splits = getattr(data, key) is not None and kind == "graph"
+        _reject_if(splits, f"data.{key}: the samples of a graph are split already, got data.name={data.name}")
     _reject_if(data.imbalance is not None and kind == "text", "data.imbalance: text has no classes, got data.name=text")
 
 
@@ -123,10 +112,8 @@ def _loss(loss: Loss) -> None:
     has = catalog.LOSSES.get(loss.name, catalog.LOSSES[catalog.MARGINS[0]])
     _reject_if(is_margin and loss.margin is None, f"loss.name={loss.name} needs loss.margin")
     _reject_unused(loss, catalog.LOSSES, (*has, "label_smoothing", "energy_weight"))
-    _reject_if(
-        loss.energy_weight is not None and loss.name == "softmax",
-        "loss.energy_weight needs an angular loss; with softmax use energy.output_weight",
-    )
+    no_head = loss.energy_weight is not None and loss.name == "softmax"
+    _reject_if(no_head, "loss.energy_weight needs an angular loss; with softmax use energy.output_weight")
     if loss.margin is not None and not is_margin:
         low, high, unit = _MARGINS[loss.name]
         fits = low <= loss.margin <= high
@@ -134,26 +121,20 @@ def _loss(loss: Loss) -> None:
 
 
 def _energy(energy: Energy) -> None:
-    _reject_if(
-        energy.half_space and energy.hidden_weight == 0,
-        "energy.half_space applies to hidden layers only, but energy.hidden_weight is 0",
-    )
+    unused = energy.half_space and energy.hidden_weight == 0
+    _reject_if(unused, "energy.half_space applies to hidden layers only, but energy.hidden_weight is 0")
     for key in ("half_space", "angular", "minibatch"):
         those = [name for name, options in catalog.MEASURES.items() if key in options]
         own = energy.measure not in catalog.MEASURES and key != "minibatch"  # the user's
-        _reject_if(
-            getattr(energy, key) and not own and energy.measure not in those,
-            f"energy.{key} needs energy.measure to be one of {', '.join(those)}; got {energy.measure}",
-        )
+        wrong = getattr(energy, key) and not own and energy.measure not in those
+        _reject_if(wrong, f"energy.{key} needs energy.measure to be one of {', '.join(those)}; got {energy.measure}")
 
 
 def _rotation(rotation: Rotation) -> None:
     split = rotation.blocks != 1 or rotation.block_size is not None
     sampled = rotation.sample is not None
-    _reject_if(
-        rotation.blocks != 1 and rotation.block_size is not None,
-        "give rotation.blocks or rotation.block_size, not both",
-    )
+    both = rotation.blocks != 1 and rotation.block_size is not None
+    _reject_if(both, "give rotation.blocks or rotation.block_size, not both")
     _reject_if(rotation.share_blocks and not split, "rotation.share_blocks needs rotation.blocks > 1 or block_size")
     _reject_if(
         rotation.method == "none" and (split or sampled),
@@ -179,10 +160,8 @@ def _rotation(rotation: Rotation) -> None:
         rotation.spread_half_space and measure in catalog.MEASURES and measure not in those,
         f"rotation.spread_half_space needs rotation.spread_measure to be one of {', '.join(those)}; got {measure}",
     )
-    _reject_if(
-        rotation.penalty is not None and rotation.method != "regularized",
-        f"rotation.penalty needs rotation.method=regularized, got {rotation.method}",
-    )
+    penalized = rotation.penalty is not None and rotation.method != "regularized"
+    _reject_if(penalized, f"rotation.penalty needs rotation.method=regularized, got {rotation.method}")
 
 
 def _adversarial(config: Any) -> None:
@@ -204,10 +183,8 @@ def _optimizer(optimizer: Optimizer, rotation: Rotation | None) -> None:
     _reject_if(method == "ogd" and name != "ogd", f"rotation.method=ogd needs optimizer.name=ogd, got {name}")
     has = catalog.OPTIMIZERS[name]
     _reject_unused(optimizer, catalog.OPTIMIZERS, (*has, "lr", "weight_decay"))
-    _reject_if(
-        optimizer.weight_decay > 0 and "weight_decay" not in has,
-        f"optimizer.weight_decay must be 0: {name} has no weight decay",
-    )
+    decays = optimizer.weight_decay > 0 and "weight_decay" not in has
+    _reject_if(decays, f"optimizer.weight_decay must be 0: {name} has no weight decay")
 
 
 def _schedule(schedule: Schedule) -> None:
@@ -215,12 +192,7 @@ def _schedule(schedule: Schedule) -> None:
     milestones = schedule.milestones
     _reject_if(milestones and not step, f"schedule.milestones needs schedule.name=step, got {schedule.name}")
     _reject_if(step and not milestones, "schedule.name=step needs schedule.milestones, the steps at which lr falls")
-    for i in range(1, len(milestones)):
-        _reject_if(
-            milestones[i] <= milestones[i - 1],
-            f"schedule.milestones must increase, got {milestones[i]} after {milestones[i - 1]}",
-        )
-    _reject_if(
-        schedule.patience is not None and not plateau,
-        f"schedule.patience needs schedule.name=plateau, got {schedule.name}",
-    )
+    for before, after in pairwise(milestones):
+        _reject_if(after <= before, f"schedule.milestones must increase, got {after} after {before}")
+    waits = schedule.patience is not None and not plateau
+    _reject_if(waits, f"schedule.patience needs schedule.name=plateau, got {schedule.name}")
