@@ -1,4 +1,4 @@
-"""Write what is generated from the tables in the code: src/hypersphere/catalog.py and the table of docs/models.md.
+"""Write what is generated: src/hypersphere/catalog.py, the table of docs/models.md, docs/results.md with its pictures.
 
 `make tables` runs `python -m tools.make_tables`. With --check nothing is written, and the exit code is 1 if a file is
 stale; tests/test_catalog.py runs that.
@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tools import networks
+from tools import networks, results_page
 
 import hypersphere
 from hypersphere import cli, data, losses, models, orthogonal, recipes, similarity
@@ -167,14 +167,16 @@ def generated() -> dict[Path, str]:
     return {
         ROOT / "src" / "hypersphere" / "catalog.py": catalog(),
         page: models_page(page.read_text(encoding="utf-8")),
+        **results_page.generated(ROOT),
     }
 
 
 def main() -> int:
-    stale = {path: text for path, text in generated().items() if path.read_text(encoding="utf-8") != text}
+    stale = {path: text for path, text in generated().items() if not path.exists() or path.read_text("utf-8") != text}
     for path, text in stale.items():
         print(f"{'stale' if CHECK in sys.argv else 'wrote'}: {path.relative_to(ROOT)}")
         if CHECK not in sys.argv:
+            path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, text)
     return int(bool(stale) and CHECK in sys.argv)
 

@@ -74,6 +74,8 @@ class Table:
         figure: what is compared, a key of :data:`FIGURES`.
         rows: the first of a column is the baseline that its others are compared with.
         reduced: how the small forms differ from the paper, one sentence.
+        tried: what a reader of the results should know, such as what was tried where a claim did not come out; without
+            figures, which come from the results.
         minutes: core-minutes of one run of the small form, roughly; for estimates before anything has run.
         target: with figure steps: the validation accuracy (%) to be reached.
         options: of the figure's evaluation, such as the number of episodes.
@@ -83,6 +85,7 @@ class Table:
     figure: str
     rows: tuple[Row, ...]
     reduced: str = ""
+    tried: str = ""
     minutes: float = 1.0
     target: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -67,6 +67,7 @@ def compare(name: str, folder: Path, full: bool = False) -> Row:
         "unit": unit,
         "form": form,
         "reduced": table.reduced,
+        "tried": table.tried,
         "rows": rows,
         "order": counts,
         "summary": _summary(table, counts),
@@ -93,7 +94,8 @@ def _summary(table: Table, counts: dict[str, int]) -> str:
         return ""
     return (
         f"Of {pairs} pairs of rows that the paper orders, {counts['same']} came out in the same order, "
-        f"{counts['opposite']} in the opposite one, {counts['undecided']} are undecided (Welch's test, p < {SIGNIFICANT})."
+        f"{counts['opposite']} in the opposite one, {counts['undecided']} are undecided "
+        f"(Welch's test over seeds, p < {SIGNIFICANT})."
     )
 
 

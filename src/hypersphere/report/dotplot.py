@@ -1,0 +1,90 @@
+"""Dot plots as SVG: one line for each row, a filled dot with its spread and a hollow one to compare with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from .._internal.safe_files import write_text
+from .linechart import EDGE, LABEL, PALETTE, TICK, TITLE, _data_range, _escape, _text, _text_width, _ticks
+
+LINE = 22  # height of a row
+Dot = tuple[str, float | None, float | None, float | None]
+
+
+def dot_plot(
+    rows: Sequence[Dot],
+    path: str | os.PathLike[str] | None = None,
+    *,
+    names: tuple[str, str] = ("paper", "measured"),
+    title: str = "",
+    xlabel: str = "",
+    width: float = 720,
+) -> str:
+    """Draw one line for each row with up to two dots, and return the SVG.
+
+    Args:
+        rows: (label, hollow dot, filled dot, spread of the filled dot); None where there is none.
+        path: a file to write the picture to as well.
+        names: of the hollow and the filled dots, in the legend.
+
+    Example:
+        >>> svg = dot_plot([("cosine", 1.0, 1.2, 0.1), ("linear", None, 0.9, None)], xlabel="points")
+        >>> svg.startswith("<svg") and ">cosine</text>" in svg
+        True
+    """
+    if not rows:
+        raise ValueError("rows must have at least one (label, hollow, filled, spread), got none")
+    reach = [0.0]
+    for _, hollow, filled, spread in rows:
+        reach += [hollow] if hollow is not None else []
+        reach += [filled - (spread or 0), filled + (spread or 0)] if filled is not None else []
+    low, high = _data_range(reach, margin=0.06)
+    left = EDGE + max(_text_width(label, TICK) for label, *_ in rows) + 10
+    room = width - left - 2 * EDGE
+    top = EDGE + (TITLE + 14 if title else 0)
+    bottom = top + LINE * len(rows)
+    height = bottom + TICK + 12 + (LABEL + 10 if xlabel else 0) + LINE + EDGE
+
+    def x(value: float) -> float:
+        return left + (value - low) / (high - low) * room
+
+    blue, orange = PALETTE[0], PALETTE[1]
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width:g}" height="{height:g}" '
+        f'viewBox="0 0 {width:g} {height:g}" font-family="system-ui, Helvetica, Arial, sans-serif" fill="#333">',
+        f'<title>{_escape(title or xlabel)}</title><rect width="{width:g}" height="{height:g}" fill="#fff"/>',
+        _text(title, left, EDGE + TITLE * 0.8, TITLE, room=room, more='font-weight="600"'),
+    ]
+    for number, label in _ticks(low, high, wanted=room / 90):
+        colour = "#888" if abs(number) < 1e-12 * (high - low) else "#e4e4e4"
+        parts.append(f'<path d="M{x(number):.1f} {top:.1f}V{bottom:.1f}" stroke="{colour}"/>')
+        parts.append(_text(label, x(number), bottom + TICK + 4, TICK, anchor="middle"))
+    for i, (label, hollow, filled, spread) in enumerate(rows):
+        y = top + LINE * (i + 0.5)
+        parts.append(_text(label, left - 8, y + TICK * 0.35, TICK, anchor="end"))
+        if filled is not None:
+            if spread:
+                ends = f"M{x(filled - spread):.1f} {y:.1f}H{x(filled + spread):.1f}"
+                parts.append(f'<path d="{ends}" stroke="{blue}" stroke-width="2"/>')
+            parts.append(f'<circle cx="{x(filled):.1f}" cy="{y:.1f}" r="4.5" fill="{blue}"/>')
+        if hollow is not None:
+            parts.append(_hollow(x(hollow), y, orange))
+    below = bottom + TICK + 12
+    if xlabel:
+        parts.append(_text(xlabel, left + room / 2, below + LABEL, LABEL, anchor="middle", room=room))
+        below += LABEL + 10
+    y, second = below + LINE / 2, left + _text_width(names[1], LABEL) + 50
+    parts += [f'<circle cx="{left + 6:.1f}" cy="{y:.1f}" r="4.5" fill="{blue}"/>', _hollow(second, y, orange)]
+    parts += [
+        _text(names[1], left + 18, y + LABEL * 0.35, LABEL),
+        _text(names[0], second + 12, y + LABEL * 0.35, LABEL),
+    ]
+    svg = "\n".join(part for part in (*parts, "</svg>") if part) + "\n"
+    if path is not None:
+        write_text(path, svg)
+    return svg
+
+
+def _hollow(x: float, y: float, colour: str) -> str:
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="none" stroke="{colour}" stroke-width="2"/>'

@@ -1,0 +1,114 @@
+"""docs/results.md and its pictures, made from the files in results/. `make tables` writes them."""
+
+from pathlib import Path
+from typing import Any
+
+from hypersphere.recipes import papers
+from hypersphere.recipes.table import FIGURES
+from hypersphere.report import dot_plot
+from hypersphere.reproduce import compare, results
+
+NAMES = {"spherenet": "SphereNet", "mhe": "MHE", "opt": "OPT"}
+PICTURES = "pictures/results"
+HEADER = """# What was measured
+
+This page is generated from the files in `results/` (`make tables`). No number on it is typed by hand. Each table has
+the command that measures it again on your machine. The small forms run on two cores; they are much smaller than the
+papers' networks and trainings, so compare the differences between rows, not the rows with the paper. `± ` is the
+standard deviation over seeds. "better" and "worse" are against the first row of the column, by Welch's t-test over
+the seeds at p < 0.05; a single seed cannot decide. Choices were made on held-out training images, never on test
+images.
+
+"""
+
+
+def tables_with_results(folder: Path) -> list[dict[str, Any]]:
+    found = [compare.compare(name, folder) for name in papers.TABLES if results.path_of(folder, name).exists()]
+    return [each for each in found if any(row["seeds"] for row in each["rows"])]
+
+
+def markdown(folder: Path) -> str:
+    """The page."""
+    found = tables_with_results(folder)
+    parts = [HEADER, _overview(found)]
+    for each in found:
+        parts.append(_section(each))
+    return "".join(parts)
+
+
+def _title(name: str) -> str:
+    paper, _, number = name.partition(".")
+    kind = "Figure " if number.startswith("fig") else "Section " if number.startswith("sec") else "Table "
+    return f"{NAMES[paper]}, {kind}{number.removeprefix('fig').removeprefix('sec').replace('_', ', ')}"
+
+
+def _overview(found: list[dict[str, Any]]) -> str:
+    lines = [
+        "| table | what | runs | core-minutes | same order | opposite | undecided |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for each in found:
+        rows = [row for row in each["rows"] if row["seeds"]]
+        minutes = sum(row["seconds"] for row in rows) / 60
+        counts = [str(each["order"][key]) if each["summary"] else "-" for key in ("same", "opposite", "undecided")]
+        anchor = _title(each["table"])
+        link = "".join(c for c in anchor.lower().replace(" ", "-") if c.isalnum() or c in "-_")
+        runs = sum(row["seeds"] for row in rows)
+        lines.append(f"| [{anchor}](#{link}) | {each['title']} | {runs} | {minutes:.0f} | {' | '.join(counts)} |")
+    return "\n".join(lines) + "\n\n"
+
+
+def _section(each: dict[str, Any]) -> str:
+    unit = f" ({each['unit']})" if each["unit"] else ""
+    title = _title(each["table"])
+    text = f"## {title}\n\n{each['title'][0].upper()}{each['title'][1:]}; {each['figure'].replace('_', ' ')}{unit}.\n\n"
+    text += f"```bash\nhypersphere reproduce {each['table']}\n```\n\n"
+    if each["reduced"]:
+        text += f"Small form: {each['reduced']}\n\n"
+    text += "| row | paper | measured | seeds | against the first row |\n|---|---|---|---|---|\n"
+    for row in each["rows"]:
+        if row["seeds"]:
+            spread = "" if row["deviation"] is None else f" ± {compare.rounded(row['deviation'])}"
+            paper = "-" if row["paper"] is None else compare.rounded(row["paper"])
+            measured = f"{compare.rounded(row['mean'])}{spread}"
+            text += f"| {row['row']} | {paper} | {measured} | {row['seeds']} | {row['verdict'] or '-'} |\n"
+    text += "\n"
+    if each["summary"]:
+        text += f"{each['summary']}\n\n"
+    notes = {row["row"]: row["note"] for row in each["rows"] if row["note"] and row["seeds"]}
+    text += "".join(f"- {name}: {note}\n" for name, note in notes.items()) + ("\n" if notes else "")
+    if each["tried"]:
+        text += f"{each['tried']}\n\n"
+    if picture(each):
+        text += f"![{title}: differences from the first row]({PICTURES}/{each['table']}.svg)\n\n"
+    return text
+
+
+def picture(each: dict[str, Any]) -> str | None:
+    """The differences from the first row of the column, measured and in the paper; None if there are none."""
+    better = FIGURES[each["figure"]][1]
+    if better is None:
+        return None
+    rows, first = [], {}
+    for row in each["rows"]:
+        column = row["row"].partition("/")[0] if "/" in row["row"] else ""
+        base = first.setdefault(column, row)
+        if row is base or not row["seeds"] or not base["seeds"]:
+            continue
+        paper = None if row["paper"] is None or base["paper"] is None else row["paper"] - base["paper"]
+        rows.append((row["row"], paper, row["mean"] - base["mean"], row["deviation"]))
+    if not rows:
+        return None
+    word = "more is better" if better else "less is better"
+    label = f"difference from the first row, {each['unit'] or each['figure']} ({word})"
+    return dot_plot(rows, title=_title(each["table"]), xlabel=label.replace(", %", ", percentage points"))
+
+
+def generated(root: Path) -> dict[Path, str]:
+    """Each file → its text."""
+    folder = root / "results"
+    files = {root / "docs" / "results.md": markdown(folder)}
+    for each in tables_with_results(folder):
+        if (svg := picture(each)) is not None:
+            files[root / "docs" / PICTURES / f"{each['table']}.svg"] = svg
+    return files
