@@ -339,6 +339,17 @@ def test_what_is_wrong_is_said_in_one_line_that_names_the_key(tree, message):
             "rotation.spread_half_space needs rotation.spread_measure to be one of energy, comhe_random, comhe_angle; "
             "got srip",
         ),
+        ({"optimizer.iterations": None}, "optimizer.iterations needs optimizer.name to be one of ogd; got sgd"),
+        ({"optimizer.rest": "adam"}, "optimizer.rest needs optimizer.name to be one of ogd; got sgd"),
+        (
+            {"rotation.method": "ogd", "optimizer.name": "ogd", "optimizer.betas": (0.5, 0.9)},
+            "optimizer.betas with optimizer.name=ogd needs optimizer.rest=adam",
+        ),
+        ({"optimizer.rotation_lr": 0.1}, "optimizer.rotation_lr needs rotations"),
+        (
+            {"optimizer.decay_layers": "layers.0", "optimizer.weight_decay": 0},
+            "optimizer.decay_layers needs optimizer.weight_decay > 0",
+        ),
         ({"patience": 3}, "patience needs data.validation"),
         ({"data.validation": 1.0}, "data.validation must be a share below 1 or an integer, got 1.0"),
         (

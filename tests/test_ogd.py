@@ -261,6 +261,42 @@ def test_other_groups_step_as_sgd_does(momentum, weight_decay, device):
     assert (len(optimizers[0].state) == 1 + 4) if momentum else not optimizers[0].state
 
 
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_other_groups_step_as_adam_does(weight_decay, device):
+    ours, theirs = [nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(2, 2)).to(device) for _ in range(2)]
+    theirs.load_state_dict(ours.state_dict())
+    matrix, alone = [nn.Parameter(torch.eye(3, device=device)) for _ in range(2)]
+    options = {"lr": 0.01, "betas": (0.5, 0.99), "weight_decay": weight_decay}
+    optimizers = [
+        OGD([{"params": [matrix], "orthogonal": True}, {"params": ours.parameters()}], rest="adam", **options),
+        torch.optim.Adam(theirs.parameters(), **options),
+    ]
+    plain = OGD([{"params": [alone], "orthogonal": True}], lr=0.01)
+    for _ in range(10):
+        batch = torch.randn(5, 4, device=device)
+        matrix.grad = alone.grad = torch.randn_like(matrix)
+        for model, optimizer in zip((ours, theirs), optimizers, strict=True):
+            model.zero_grad()
+            model[1](model[0](batch)).square().sum().backward()  # the third layer gets no gradient
+            optimizer.step()
+        plain.step()
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(p, q)
+    assert torch.equal(matrix, alone)
+    assert len(optimizers[0].state) == 1 + 4
+
+
+def test_a_state_from_before_rest_and_betas_loads():
+    model = Matching()
+    optimizer = OGD(model.groups(), lr=0.05)
+    train(model, optimizer, 3)
+    state = copy.deepcopy(optimizer.state_dict())
+    for group in state["param_groups"]:
+        del group["rest"], group["betas"]
+    optimizer.load_state_dict(state)
+    train(model, optimizer, 3)
+
+
 def test_sparse_gradients_as_in_sgd():
     ours, theirs = [nn.Embedding(5, 3, sparse=True, _weight=torch.ones(5, 3)) for _ in range(2)]
     for model, make in ((ours, OGD), (theirs, torch.optim.SGD)):
@@ -297,10 +333,10 @@ def test_it_learns_what_stands_beside_too():
     assert train(model, OGD(model.groups(), lr=0.02, momentum=0.5), 300) < 1e-3 * start
 
 
-@pytest.mark.parametrize("iterations", [2, None])
-def test_a_resumed_run_is_the_same_run(iterations):
+@pytest.mark.parametrize(("iterations", "rest"), [(2, "sgd"), (None, "sgd"), (2, "adam")])
+def test_a_resumed_run_is_the_same_run(iterations, rest):
     model = Matching(blocks=(2,))
-    optimizer = OGD(model.groups(), lr=0.05, iterations=iterations)
+    optimizer = OGD(model.groups(), lr=0.05, iterations=iterations, rest=rest)
     train(model, optimizer, 5)
     file = io.BytesIO()
     torch.save([model.state_dict(), optimizer.state_dict()], file)

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import hypersphere as hs
-from hypersphere.train import Rotation, building
+from hypersphere.train import Rotation, building, splits
 from tests import reference
+from tests.runs import one_line, quiet, tiny
 
 
 def paper_energy(net):
@@ -40,3 +41,51 @@ def test_spread_in_full_space_pairs_opposite_neurons_unless_it_stops_early():
 def test_spread_by_other_measures_lowers_the_energy_too(measure):
     before, after = start(spread_measure=measure, spread_steps=10)
     assert after < before - 0.005
+
+
+# ------------------------------------------------------------------------------------------------------- optimizer
+
+
+def test_only_the_named_layers_decay():
+    """OPT, App. D: weight decay on the first layer of a GCN alone."""
+    config = tiny(**{"model.widths": (8, 8), "optimizer.decay_layers": "layers.0"})
+    spec = splits.DataSpec("images", (1, 8, 8), "uint8", [str(i) for i in range(10)])
+    model = building.build_classifier(config, spec)
+    building.prepare(model.network, None, Rotation("cayley", layers="layers.2"), 0)
+    optimizer = building.build_optimizer(model, config)
+    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    decays = {name for name, p in model.named_parameters() if decay.get(id(p))}
+    assert decays == {"network.layers.0.weight"}
+    trained = {id(p) for name, p in model.named_parameters() if not name.endswith("original")}
+    assert set(decay) == trained
+    two = building.build_optimizer(model, tiny(**{"optimizer.decay_layers": "layers.*"}))
+    decays = [(group["name"], len(group["params"])) for group in two.param_groups if group["weight_decay"]]
+    assert decays == [("weights", 1), ("rotations", 1)]
+
+
+def test_a_gcn_steps_by_exact_ogd_and_adam_each_at_its_rate():
+    """Table 9's setting: OGD with its own rate for the rotation, Adam for the classifier."""
+    changes = {"model.name": "gcn", "model.widths": (5,), "data.name": "graph_of_test", "rotation.method": "ogd"}
+    changes |= {"optimizer.name": "ogd", "optimizer.rest": "adam", "optimizer.lr": 0.01, "optimizer.rotation_lr": 0.1}
+    changes |= {"optimizer.iterations": None, "rotation.init": "identity", "steps": 1, "eval_every": 1}
+    config = tiny(**changes)
+    start, end = {}, {}
+    quiet(config, lambda model, step, line: (start if step == 0 else end).update(detached(model)))
+    moved = {name: (end[name] - start[name]) for name in start}
+    assert moved["network.classifier.weight"].abs().max() <= 0.01 * 1.001  # Adam's first step is lr·sign
+    assert moved["network.classifier.weight"].abs().median() == pytest.approx(0.01, rel=1e-2)
+    rotation = next(name for name in start if name.endswith("ogd"))
+    x, y = start[rotation][0].double(), end[rotation][0].double()
+    # Y = (I − λ/2·W)⁻¹(I + λ/2·W)X, so W is skew with ‖λW‖_F = min(lr·‖W‖, 1)
+    w = torch.linalg.solve((x + y).mT, (y - x).mT).mT * 2
+    assert (w + w.mT).abs().max() < 1e-5
+    assert 0 < float(w.norm()) <= 1
+
+
+def detached(model):
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def test_decay_layers_that_do_not_exist_are_named():
+    text = one_line(tiny(**{"optimizer.decay_layers": "layer.0"}))
+    assert text == "optimizer.decay_layers must be layers of the network, layers.0, layers.2, classifier; got 'layer.0'"

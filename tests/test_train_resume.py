@@ -70,6 +70,12 @@ def draws_are_counted(result, lines, state):
     return any(state["regularizer"].values())
 
 
+def rotations_have_their_own_rate(result, lines, state):
+    groups = {group["name"]: group for group in state["optimizers"][0]["param_groups"]}
+    rates = [round(groups[name]["lr"], 9) for name in ("orthogonal", "weights")]
+    return rates == [0.005, 0.001] and groups["orthogonal"]["iterations"] is None
+
+
 CNN = {"model__name": "cnn3", "model__widths": (4, 4, 6), "model__fc": 8}
 RESNET = {"model__name": "resnet20", "model__widths": (4, 4, 6), "model__similarity": "sigmoid(0.7)"}
 TEXT = {"model__name": "transformer_of_test", "model__widths": None, "data__name": "letters_of_test"}
@@ -78,6 +84,9 @@ POINTS = {"model__name": "pointnet_of_test", "model__widths": None, "data__name"
 OWN = {"model__name": "own_of_test", "model__widths": None}
 GAN = {"model__name": "generator.mhe", "model__widths": (4, 4, 4, 4), "optimizer__name": "adam", "steps": 8}
 ADAM = {"optimizer__name": "adam", "optimizer__lr": 0.003}
+OGD_ADAM = {"rotation__method": "ogd", "optimizer__name": "ogd", "optimizer__rest": "adam"}
+OGD_ADAM |= {"optimizer__iterations": None, "optimizer__lr": 0.01, "optimizer__rotation_lr": 0.05}
+OGD_ADAM |= {"schedule__name": "step", "schedule__milestones": (4,)}
 SAMPLED = {"rotation__sample": 4, "rotation__inner": 4}
 SHARED = {"blocks": 2, "share_blocks": True, "neurons": "learned"}
 FAST = {"optimizer__lr": 4.0}
@@ -98,7 +107,7 @@ CASES = [
     case("cnn3 batchnorm accumulate", 11, step=6, **CNN, model__batch_norm=True, accumulate=2),
     case("resnet20 step schedule", 9, **RESNET, schedule__name="step", schedule__milestones=(4, 9), steps=10),
     case("transformer adamw s_softmax", 8, **TEXT, optimizer__name="adamw", loss__name="s_softmax"),
-    case("gcn adam", 7, **GRAPH, **ADAM),
+    case("gcn adam", 7, **GRAPH, **ADAM, optimizer__decay_layers="layers.0"),
     case("pointnet adam", 5, **POINTS, **ADAM, signal=TERM, workers=1),
     case("own network with dropout", 8, **OWN, workers=2),
     case("samples one by one", 7, workers=2, data__name="slow_digits"),
@@ -132,6 +141,7 @@ CASES = [
     case("opt lowdin", 7, rotation__method="lowdin", signal=TERM),
     case("opt exponential", 8, rotation__method="exponential", rotation__normalize=True),
     case("opt ogd", 9, rotation__method="ogd", optimizer__name="ogd"),
+    case("opt ogd exact beside adam", 6, **OGD_ADAM, proof=rotations_have_their_own_rate),
     case("opt regularized", 4, rotation__method="regularized", rotation__penalty=0.5),
     case("opt shared blocks of learned neurons", 6, **CNN, rotation=SHARED),
     case("opt normal canonical", 7, rotation__method="canonical", rotation__init="normal"),

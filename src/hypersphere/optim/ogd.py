@@ -1,4 +1,4 @@
-"""Gradient descent that keeps matrices orthogonal (OPT, 3.5), with SGD for all other parameters.
+"""Gradient descent that keeps matrices orthogonal (OPT, 3.5), with SGD or Adam for all other parameters.
 
 Letters: X (..., m, m) orthogonal matrices, G their gradient, M the momentum, W skew-symmetric, λ the step.
 """
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.adam import adam
 from torch.optim.optimizer import ParamsT
 from torch.optim.sgd import sgd
 
@@ -22,22 +23,23 @@ _FAR_FROM_ORTHOGONAL = 2e-2  # max|XᵀX − I|; beyond it the series may not co
 
 
 class OGD(Optimizer):
-    """Orthogonality-preserving gradient descent (OPT, 3.5) for groups with ``orthogonal=True``, SGD for all others.
+    """Orthogonality-preserving gradient descent (OPT, 3.5) for groups with ``orthogonal=True``.
 
         M ← μM − G,   Ŵ = MXᵀ − ½X(XᵀMXᵀ),   W = Ŵ − Ŵᵀ,   M ← WX,   λ = min(lr, 1/(‖W‖_F + 10⁻⁸))
         X ← (I − λ/2·W)⁻¹(I + λ/2·W)X        (Eq. 3), or a few of its fixed-point iterations (Eq. 4)
 
     with one λ per block, then a re-orthogonalization: max|XᵀX − I| stays below 1e-6 in float32, for any lr and any
     number of steps (with full float32 products, not TF32).
-    :func:`hypersphere.param_groups` with ``ogd=True`` makes the groups. Other groups are stepped
-    exactly as by torch.optim.SGD, so one optimizer and one schedule are enough.
+    :func:`hypersphere.param_groups` with ``ogd=True`` makes the groups. Other groups are stepped exactly as by
+    torch.optim.SGD or torch.optim.Adam, so one optimizer and one schedule are enough.
 
     Args:
         params: parameters or groups. Those with ``orthogonal=True`` hold orthogonal matrices (..., m, m).
         lr: the learning rate; a group may have its own (the paper's code: 0.02 for the matrices, 0.1 for the rest).
         momentum: μ in [0, 1).
-        weight_decay: for SGD; orthogonal groups ignore it, as ‖X‖ is constant.
+        weight_decay: of the other groups; orthogonal groups ignore it, as ‖X‖ is constant.
         iterations: the number n of fixed-point iterations, with error O(λⁿ⁺²); None: exact, by a linear solve.
+        rest: "sgd" (with `momentum`) or "adam" (with `betas`), for the other groups.
 
     Example:
         >>> x = torch.nn.Parameter(torch.eye(3))
@@ -59,12 +61,16 @@ class OGD(Optimizer):
         momentum: float = 0.9,
         weight_decay: float = 0.0,
         iterations: int | None = 2,
+        rest: str = "sgd",
+        betas: tuple[float, float] = (0.9, 0.999),
     ) -> None:
         defaults = {
             "lr": lr,
             "momentum": momentum,
             "weight_decay": weight_decay,
             "iterations": iterations,
+            "rest": rest,
+            "betas": betas,
             "orthogonal": False,
         }
         _check_options(defaults)
@@ -81,6 +87,12 @@ class OGD(Optimizer):
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:  # a state from before these options
+            group.setdefault("rest", "sgd")
+            group.setdefault("betas", (0.9, 0.999))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state; the same groups must be orthogonal in it, or their matrices would drift silently."""
@@ -107,9 +119,36 @@ class OGD(Optimizer):
                 for parameter in group["params"]:
                     if parameter.grad is not None:
                         self._step_orthogonal(parameter, group)
+            elif group["rest"] == "adam":
+                self._step_adam(group)
             else:
                 self._step_sgd(group)
         return loss
+
+    def _step_adam(self, group: dict[str, Any]) -> None:
+        params = [p for p in group["params"] if p.grad is not None]
+        for p in params:
+            if not self.state[p]:
+                self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
+                self.state[p]["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+                self.state[p]["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        averages, squares, steps = ([self.state[p][k] for p in params] for k in ("exp_avg", "exp_avg_sq", "step"))
+        beta1, beta2 = group["betas"]
+        adam(
+            params,
+            [p.grad for p in params],
+            averages,
+            squares,
+            [],
+            steps,
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=1e-8,
+            maximize=False,
+        )
 
     def _step_sgd(self, group: dict[str, Any]) -> None:
         params = [p for p in group["params"] if p.grad is not None]
@@ -216,6 +255,13 @@ def _check_options(options: dict[str, Any]) -> None:
     if checks.number("momentum", options["momentum"], low=0.0) >= 1.0:
         raise ValueError(f"momentum must be >= 0 and < 1, got {options['momentum']!r}")
     _check_iterations(options["iterations"])
+    checks.choice("rest", options["rest"], ("sgd", "adam"))
+    betas = options["betas"]
+    if not (isinstance(betas, tuple | list) and len(betas) == 2):
+        raise TypeError(f"betas must be two numbers, got {betas!r}")
+    for beta in betas:
+        if checks.number("betas", beta, low=0.0) >= 1.0:
+            raise ValueError(f"betas must be >= 0 and < 1, got {betas!r}")
     if not isinstance(options["orthogonal"], bool):
         raise TypeError(f"orthogonal must be True or False, got {options['orthogonal']!r}")
 

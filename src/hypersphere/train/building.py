@@ -149,7 +149,7 @@ def prepare(body: nn.Module, head: nn.Module | None, settings: Rotation | None, 
         return
     asked, exclude = _listed(settings.layers), _listed(settings.exclude)
     named = [each for each in asked if each not in LAYERS]
-    _check_layers(body, head, {"layers": named, "exclude": exclude})
+    _check_layers(body, head, {"rotation.layers": named, "rotation.exclude": exclude})
     if settings.spread:
         _spread(body, settings, seed)
     if settings.normalize:
@@ -195,8 +195,8 @@ def _check_layers(body: nn.Module, head: nn.Module | None, names: dict[str, Iter
     there = [*select(body), *([] if head is None else [HEAD])]
     for key, each in ((key, each) for key, those in names.items() for each in those):
         if not any(_matches([each], layer) for layer in there):
-            also = f"{', '.join(LAYERS)} or " if key == "layers" else ""
-            raise ValueError(f"rotation.{key} must be {also}layers of the network, {', '.join(there)}; got {each!r}")
+            also = f"{', '.join(LAYERS)} or " if key == "rotation.layers" else ""
+            raise ValueError(f"{key} must be {also}layers of the network, {', '.join(there)}; got {each!r}")
 
 
 def build_optimizer(module: nn.Module, config: Config) -> Optimizer:
@@ -206,13 +206,33 @@ def build_optimizer(module: nn.Module, config: Config) -> Optimizer:
     groups = param_groups(module, settings.weight_decay, ogd=uses_ogd)
     if not groups:
         raise ValueError("no parameters to train: every parameter is fixed")
+    if settings.decay_layers:
+        groups = _decay_only(module, groups, _listed(settings.decay_layers))
     taken = [key for key in catalog.OPTIMIZERS[settings.name] if key != "weight_decay"]  # which is in the groups
-    options = {key: getattr(settings, key) for key in taken if getattr(settings, key) is not None}
+    options = {k: getattr(settings, k) for k in taken if getattr(settings, k) is not None or k == "iterations"}
     if settings.name == "sgd":
         options = {"momentum": 0.9} | options
     options["lr"] = settings.lr
     made: Optimizer = OPTIMIZERS[settings.name](groups, **options)
     return made
+
+
+def _decay_only(module: nn.Module, groups: list[dict[str, Any]], names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Split the groups that decay: only the layers named so still do."""
+    body = module.network if isinstance(module, Classifier) else module
+    _check_layers(body, None, {"optimizer.decay_layers": names})
+    chosen: set[Tensor] = {p for each in select(body, names).values() for p in each.module.parameters()}
+    split = []
+    for group in groups:
+        parts = ([], group["params"]) if not group["weight_decay"] else _partition(group["params"], chosen)
+        for params, decay in zip(parts, (group["weight_decay"], 0.0), strict=True):
+            if params:
+                split.append({**group, "params": params, "weight_decay": decay})
+    return split
+
+
+def _partition(params: list[Tensor], chosen: set[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    return [p for p in params if p in chosen], [p for p in params if p not in chosen]
 
 
 def build_regularizer(body: nn.Module, head: nn.Module | None, settings: Energy, seed: int) -> EnergyRegularizer:

@@ -68,6 +68,7 @@ def fit(config: Config, *, callbacks: Sequence[Callback] = (), progress: bool = 
 def _train(t: Training, source: Iterator[list[splits.Batch]]) -> None:
     """Train until the end. In each step every phase runs its batches forward and backward, then updates."""
     config, task, precision = t.config, t.task, t.precision
+    rotations = (config.optimizer.rotation_lr or config.optimizer.lr) / config.optimizer.lr
     while True:
         if t.evaluation_is_due:
             t.evaluate()
@@ -85,7 +86,7 @@ def _train(t: Training, source: Iterator[list[splits.Batch]]) -> None:
         rate = t.schedule.rate(t.done.step)
         losses = {}
         for phase in task.phases:
-            set_rate(phase.optimizer, rate)
+            set_rate(phase.optimizer, rate, rotations)
             phase.optimizer.zero_grad(set_to_none=True)
             parts = []  # sum to the mean loss over the samples of the step
             for i, batch in enumerate(batches):

@@ -59,6 +59,7 @@ class Schedule:
         self.best, self.waited, self.factor = state_checks.check_schedule(state)
 
 
-def set_rate(optimizer: Optimizer, rate: float) -> None:
+def set_rate(optimizer: Optimizer, rate: float, rotations: float = 1.0) -> None:
+    """Set the learning rate of all groups; for rotations it is multiplied by `rotations`."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * rotations if group["name"] in ("rotations", "orthogonal") else rate

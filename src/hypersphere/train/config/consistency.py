@@ -172,6 +172,8 @@ def _adversarial(config: Any) -> None:
     _reject_if(config.data.validation is not None, f"data.validation needs a classifier, but {name} has no accuracy")
     rotated = config.rotation is not None and config.rotation.layers != "hidden"
     _reject_if(rotated, f"rotation.layers must be hidden for {name}, which has no classes")
+    only = config.optimizer.decay_layers
+    _reject_if(only, f"optimizer.decay_layers needs a classifier, but {name} is trained against another network")
     named = config.rotation is not None and config.rotation.exclude
     _reject_if(named, f"rotation.exclude needs a classifier, but {name} is trained against another network")
 
@@ -182,9 +184,15 @@ def _optimizer(optimizer: Optimizer, rotation: Rotation | None) -> None:
     _reject_if(name == "ogd" and method != "ogd", f"optimizer.name=ogd needs rotation.method=ogd, got {method}")
     _reject_if(method == "ogd" and name != "ogd", f"rotation.method=ogd needs optimizer.name=ogd, got {name}")
     has = catalog.OPTIMIZERS[name]
-    _reject_unused(optimizer, catalog.OPTIMIZERS, (*has, "lr", "weight_decay"))
+    _reject_unused(optimizer, catalog.OPTIMIZERS, (*has, "lr", "weight_decay", "rotation_lr", "decay_layers"))
     decays = optimizer.weight_decay > 0 and "weight_decay" not in has
     _reject_if(decays, f"optimizer.weight_decay must be 0: {name} has no weight decay")
+    sgd = name == "ogd" and optimizer.rest == "sgd"
+    _reject_if(sgd and optimizer.betas, "optimizer.betas with optimizer.name=ogd needs optimizer.rest=adam")
+    fixed = rotation is None or method == "none"
+    _reject_if(optimizer.rotation_lr and fixed, "optimizer.rotation_lr needs rotations (rotation.method)")
+    idle = optimizer.decay_layers and not optimizer.weight_decay
+    _reject_if(idle, "optimizer.decay_layers needs optimizer.weight_decay > 0")
 
 
 def _schedule(schedule: Schedule) -> None:

@@ -161,6 +161,12 @@ class Optimizer(Group):
     betas: tuple[float, float] | None = setting(
         None, "betas of the adam family; null: torch's default", low=0, below=1, words="two numbers such as 0.9,0.999"
     )
+    iterations: int | None = setting(2, "ogd: fixed-point iterations; null: the exact step, by a linear solve", low=1)
+    rest: str = setting("sgd", "ogd: optimizer of everything but the rotations", names=("sgd", "adam"))
+    rotation_lr: float | None = setting(None, "learning rate of rotations, on the same schedule; null: lr", above=0)
+    decay_layers: str | tuple[str, ...] = setting(
+        (), "the only layers with weight decay, comma-separated names and patterns; empty: all"
+    )
 
 
 @dataclass(frozen=True)
