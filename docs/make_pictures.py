@@ -25,7 +25,7 @@ from hypersphere._internal.safe_files import write_text
 from hypersphere.cosine import unit
 from hypersphere.losses import MARGINS
 from hypersphere.report import line_chart
-from hypersphere.report.linechart import PALETTE
+from hypersphere.report.svg import PALETTE
 
 THETA = torch.linspace(0, math.pi, 241, dtype=torch.float64)  # exact enough for the same bytes on every machine
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from hypersphere._internal.safe_files import write_text
 from hypersphere.report import line_chart
-from hypersphere.report.linechart import DASHES, PALETTE, _ticks
+from hypersphere.report.linechart import DASHES
+from hypersphere.report.svg import PALETTE, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -132,7 +133,7 @@ def test_whole_x_has_whole_ticks():
     ],
 )
 def test_tick_labels(low, high, labels):
-    assert [label for _, label in _ticks(low, high, wanted=5)] == labels
+    assert [label for _, label in ticks(low, high, wanted=5)] == labels
 
 
 def test_an_outlier_far_outside_the_limits_stays_drawable():

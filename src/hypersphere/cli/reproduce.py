@@ -6,11 +6,11 @@ import argparse
 import json
 import math
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 from ..recipes import papers
-from ..reproduce import compare
 from ._output import integer, print_table, say
 
 RESULTS, RUNS = "results", "runs/reproduce"
@@ -47,24 +47,42 @@ def run(options: argparse.Namespace) -> int:
             raise ValueError(
                 f"--budget {options.budget:g} is too small: one run of {options.table} takes about {least:.1f} minutes"
             )
-        left = []
-        if tasks and not options.show:
-            left = runner.run(
-                tasks,
-                folder,
-                runs,
-                jobs=options.jobs,
-                budget=options.budget,
-                device=options.device,
-                root=options.root,
-                tell=say,
-            )
+        left = _run(tasks, folder, runs, options) if tasks and not options.show else []
     except (ValueError, OSError, runner.RunFailed) as error:
         options.error(" ".join(str(error).split()))
     _show(options, folder)
     if left:
         say(f"hypersphere reproduce: {len(left)} of {len(tasks)} runs are not finished; repeat the command to go on")
     return 0
+
+
+def _run(tasks: list[Any], folder: Path, runs: Path, options: argparse.Namespace) -> list[Any]:
+    """Run the tasks; show a bar on a terminal, and a line for every run that begins or ends."""
+    from .._internal.progress import Bar, clock, terminal
+    from ..reproduce import runner
+
+    status, begin, console = runner.Status(len(tasks)), time.monotonic(), terminal()
+
+    def cells(brief: bool) -> dict[str, tuple[str, str]]:
+        names = ", ".join(f"{task.row} seed {task.seed}" for task in status.running)
+        passed = clock(time.monotonic() - begin)
+        return {
+            "what": ("", options.table),
+            "bar": ("", ""),
+            "done": ("", f"{status.done}/{status.total}"),
+            "time": ("", passed),
+            "running": ("", "" if brief else names),
+        }
+
+    bar = None if console is None else Bar(console, cells, lambda: status.done / status.total, ("bar", "time", "what"))
+    kept = {key: getattr(options, key) for key in ("jobs", "budget", "device", "root")}
+    if bar is not None:
+        bar.start()
+    try:
+        return runner.run(tasks, folder, runs, tell=say, status=status, **kept)
+    finally:
+        if bar is not None:
+            bar.stop()
 
 
 def _minutes(text: str) -> float:
@@ -79,6 +97,8 @@ def _minutes(text: str) -> float:
 
 def _list(folder: Path, options: argparse.Namespace) -> int:
     """Print all tables, how much of each has been run, and what the rest costs here."""
+    from ..reproduce import compare
+
     listed = [compare.overview(name, folder, options.full) for name in papers.TABLES]
     if options.json:
         print(json.dumps(listed, indent=2))
@@ -95,6 +115,8 @@ def _cost(minutes: float | None) -> str:
 
 
 def _show(options: argparse.Namespace, folder: Path) -> None:
+    from ..reproduce import compare
+
     found = compare.compare(options.table, folder, options.full)
     if options.json:
         print(json.dumps(found, indent=2))
@@ -111,9 +133,11 @@ def _show(options: argparse.Namespace, folder: Path) -> None:
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
+    from ..reproduce.compare import rounded
+
     measured = "-"
     if row["mean"] is not None:
-        spread = "" if row["deviation"] is None else f" ± {compare.rounded(row['deviation'])}"
-        measured = compare.rounded(row["mean"]) + spread
-    paper = "-" if row["paper"] is None else compare.rounded(row["paper"])
+        spread = "" if row["deviation"] is None else f" ± {rounded(row['deviation'])}"
+        measured = rounded(row["mean"]) + spread
+    paper = "-" if row["paper"] is None else rounded(row["paper"])
     return [row["row"], paper, measured, str(row["seeds"]) if row["seeds"] else "-", row["verdict"] or "-"]

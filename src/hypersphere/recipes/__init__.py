@@ -14,7 +14,7 @@ from .._internal.nearest import nearest_few, unknown_name
 from ..train.config import Config
 from ..train.storage.layout import CONFIG
 from ._file import load_file, split
-from .papers import PAPERS
+from .papers import PAPERS, TABLES
 
 __all__ = ["RECIPES", "describe", "load", "names"]
 
@@ -54,8 +54,9 @@ def load(text: str) -> Config:
     """Return the config of a recipe. Raise ValueError in one line if there is none.
 
     Args:
-        text: a name of the table, or a file ``my.py`` or ``my.py:function``, which is executed: your own code. Without
-            a function it is the only public one that needs no arguments, or the one called ``recipe``.
+        text: a name of :data:`RECIPES`; a row of a paper's table, such as ``opt.1/cnn6/gs-fixed``, at full size; or a
+            file ``my.py`` or ``my.py:function``, which is executed: your own code. Without a function it is the only
+            public one that needs no arguments, or the one called ``recipe``.
 
     Example:
         >>> load("opt").rotation.method
@@ -66,6 +67,8 @@ def load(text: str) -> Config:
     """
     if text in RECIPES:
         return RECIPES[text]()
+    if text.partition("/")[0] in TABLES:
+        return _of_row(*text.partition("/")[::2])
     if (found := split(text)) is not None:
         return load_file(*found)
     if text.lower().endswith((".yaml", ".yml", ".json")):
@@ -74,3 +77,14 @@ def load(text: str) -> Config:
         raise ValueError(f"{text} is a run folder: use --out {text} --resume")
     near, own = nearest_few(text, names(), 1), "your own is a file, my.py or my.py:function"
     raise ValueError(f"{unknown_name('recipe', text[:100], near, own)} (`hypersphere list recipes`)")
+
+
+def _of_row(table: str, row: str) -> Config:
+    """Return the full-size config of a row. ValueError if the table has no such row, or the row trains nothing."""
+    try:
+        found = TABLES[table]().row(row)
+    except ValueError as error:
+        raise ValueError(f"{table}: {error}") from None
+    if found.full is None:
+        raise ValueError(f"{table}/{row} trains nothing: use `hypersphere reproduce {table} --rows {row}`")
+    return found.full

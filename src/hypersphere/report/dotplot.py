@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from .._internal.safe_files import write_text
-from .linechart import EDGE, LABEL, PALETTE, TICK, TITLE, _data_range, _escape, _text, _text_width, _ticks
+from .svg import EDGE, LABEL, PALETTE, TICK, TITLE, data_range, escape, text_line, text_width, ticks
 
 LINE = 22  # height of a row
 Dot = tuple[str, float | None, float | None, float | None]
@@ -39,8 +39,8 @@ def dot_plot(
     for _, hollow, filled, spread in rows:
         reach += [hollow] if hollow is not None else []
         reach += [filled - (spread or 0), filled + (spread or 0)] if filled is not None else []
-    low, high = _data_range(reach, margin=0.06)
-    left = EDGE + max(_text_width(label, TICK) for label, *_ in rows) + 10
+    low, high = data_range(reach, margin=0.06)
+    left = EDGE + max(text_width(label, TICK) for label, *_ in rows) + 10
     room = width - left - 2 * EDGE
     top = EDGE + (TITLE + 14 if title else 0)
     bottom = top + LINE * len(rows)
@@ -53,16 +53,16 @@ def dot_plot(
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width:g}" height="{height:g}" '
         f'viewBox="0 0 {width:g} {height:g}" font-family="system-ui, Helvetica, Arial, sans-serif" fill="#333">',
-        f'<title>{_escape(title or xlabel)}</title><rect width="{width:g}" height="{height:g}" fill="#fff"/>',
-        _text(title, left, EDGE + TITLE * 0.8, TITLE, room=room, more='font-weight="600"'),
+        f'<title>{escape(title or xlabel)}</title><rect width="{width:g}" height="{height:g}" fill="#fff"/>',
+        text_line(title, left, EDGE + TITLE * 0.8, TITLE, room=room, more='font-weight="600"'),
     ]
-    for number, label in _ticks(low, high, wanted=room / 90):
+    for number, label in ticks(low, high, wanted=room / 90):
         colour = "#888" if abs(number) < 1e-12 * (high - low) else "#e4e4e4"
         parts.append(f'<path d="M{x(number):.1f} {top:.1f}V{bottom:.1f}" stroke="{colour}"/>')
-        parts.append(_text(label, x(number), bottom + TICK + 4, TICK, anchor="middle"))
+        parts.append(text_line(label, x(number), bottom + TICK + 4, TICK, anchor="middle"))
     for i, (label, hollow, filled, spread) in enumerate(rows):
         y = top + LINE * (i + 0.5)
-        parts.append(_text(label, left - 8, y + TICK * 0.35, TICK, anchor="end"))
+        parts.append(text_line(label, left - 8, y + TICK * 0.35, TICK, anchor="end"))
         if filled is not None:
             if spread:
                 ends = f"M{x(filled - spread):.1f} {y:.1f}H{x(filled + spread):.1f}"
@@ -72,13 +72,13 @@ def dot_plot(
             parts.append(_hollow(x(hollow), y, orange))
     below = bottom + TICK + 12
     if xlabel:
-        parts.append(_text(xlabel, left + room / 2, below + LABEL, LABEL, anchor="middle", room=room))
+        parts.append(text_line(xlabel, left + room / 2, below + LABEL, LABEL, anchor="middle", room=room))
         below += LABEL + 10
-    y, second = below + LINE / 2, left + _text_width(names[1], LABEL) + 50
+    y, second = below + LINE / 2, left + text_width(names[1], LABEL) + 50
     parts += [f'<circle cx="{left + 6:.1f}" cy="{y:.1f}" r="4.5" fill="{blue}"/>', _hollow(second, y, orange)]
     parts += [
-        _text(names[1], left + 18, y + LABEL * 0.35, LABEL),
-        _text(names[0], second + 12, y + LABEL * 0.35, LABEL),
+        text_line(names[1], left + 18, y + LABEL * 0.35, LABEL),
+        text_line(names[0], second + 12, y + LABEL * 0.35, LABEL),
     ]
     svg = "\n".join(part for part in (*parts, "</svg>") if part) + "\n"
     if path is not None:

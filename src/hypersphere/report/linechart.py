@@ -2,22 +2,16 @@
 
 import math
 import os
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
 
 from .._internal.safe_files import write_text
+from .svg import EDGE, LABEL, PALETTE, TICK, TITLE, data_range, escape, is_empty_range, text_line, text_width, ticks
 
-# Okabe and Ito's colours, distinct for all kinds of colour vision, without yellow, which is too faint on white.
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("", "7 4", "2 3", "9 3 2 3")  # one for each cycle of the palette
 
-TITLE, LABEL, TICK = 16, 13, 12  # font sizes in pixels
-EDGE = 14  # margin
 ROW = 20  # height of a row of the legend
 SWATCH = 32  # width of the legend's line sample with the gap to its name
-LETTER = 0.56  # width of a letter / font size, at most, in common sans-serif fonts
 BLEED = 3  # pixels beyond the plot that are not clipped, so that lines along the border keep their width
 SMALLEST_PLOT = 80  # pixels, in both directions
 
@@ -63,18 +57,18 @@ def line_chart(
             raise ValueError(f"{argument} must be a positive number of pixels, got {size}")
 
     xs = [x for line in lines for x in line.x]
-    x_range = _check_range("xlim", xlim) if xlim is not None else _data_range(xs, margin=0.0)
+    x_range = _check_range("xlim", xlim) if xlim is not None else data_range(xs, margin=0.0)
     seen = [y for line in lines for y in line.reach(*x_range)] or [y for line in lines for y in line.reach()]
-    y_range = _check_range("ylim", ylim) if ylim is not None else _data_range(seen, margin=0.05)
+    y_range = _check_range("ylim", ylim) if ylim is not None else data_range(seen, margin=0.05)
 
     # The plot gets the space that the texts leave.
     top = EDGE + (TITLE + 14 if title else 0)
-    y_ticks = _ticks(*y_range, wanted=height / 70)
-    left = EDGE + (LABEL + 10 if ylabel else 0) + max(_text_width(label, TICK) for _, label in y_ticks) + 8
+    y_ticks = ticks(*y_range, wanted=height / 70)
+    left = EDGE + (LABEL + 10 if ylabel else 0) + max(text_width(label, TICK) for _, label in y_ticks) + 8
     plot_width = width - left - 2 * EDGE
     if plot_width < SMALLEST_PLOT:
         raise ValueError(f"width must be at least {math.ceil(width - plot_width + SMALLEST_PLOT)} here, got {width}")
-    column = SWATCH + max(_text_width(line.name, LABEL) for line in lines) + 20
+    column = SWATCH + max(text_width(line.name, LABEL) for line in lines) + 20
     columns = max(1, int(plot_width // column))
     below = 8 + TICK + (LABEL + 10 if xlabel else 0) + 12
     plot_height = height - top - below - math.ceil(len(lines) / columns) * ROW - EDGE / 2
@@ -85,15 +79,15 @@ def line_chart(
 
     whole = all(x.is_integer() for x in xs) and x_range[1] - x_range[0] >= 1  # integers, such as epochs
     for spacing in (80, 110, 150):  # fewer ticks if the labels would touch
-        x_ticks = _ticks(*x_range, wanted=plot_width / spacing, smallest_step=1.0 if whole else 0.0)
-        if sum(_text_width(label, TICK) + 14 for _, label in x_ticks) < plot_width:
+        x_ticks = ticks(*x_range, wanted=plot_width / spacing, smallest_step=1.0 if whole else 0.0)
+        if sum(text_width(label, TICK) + 14 for _, label in x_ticks) < plot_width:
             break
-    name = _escape(title or ", ".join(line.name for line in lines))
+    name = escape(title or ", ".join(line.name for line in lines))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width:g}" height="{height:g}" '
         f'viewBox="0 0 {width:g} {height:g}" font-family="system-ui, Helvetica, Arial, sans-serif" fill="#333">',
         f'<title>{name}</title><rect width="{width:g}" height="{height:g}" fill="#fff"/>',
-        _text(title, left, EDGE + TITLE * 0.8, TITLE, room=plot_width / 1.12, more='font-weight="600"'),
+        text_line(title, left, EDGE + TITLE * 0.8, TITLE, room=plot_width / 1.12, more='font-weight="600"'),
         *_axes(plot, x_ticks, y_ticks, xlabel, ylabel),
         *_curves(plot, lines),
         *_legend(lines, left, plot.bottom + below, columns, column, room=plot_width - SWATCH),
@@ -165,17 +159,17 @@ def _axes(
     for y, label in y_ticks:
         at = plot.to_y(y)
         parts.append(f'<path d="M{plot.left:.2f} {at:.2f}H{plot.right:.2f}" stroke="#e4e4e4"/>')
-        parts.append(_text(label, plot.left - 8, at + TICK * 0.35, TICK, anchor="end"))
+        parts.append(text_line(label, plot.left - 8, at + TICK * 0.35, TICK, anchor="end"))
     for x, label in x_ticks:
         at = plot.to_x(x)
         parts.append(f'<path d="M{at:.2f} {plot.bottom:.2f}v5" stroke="#888"/>')
-        parts.append(_text(label, at, plot.bottom + 8 + TICK, TICK, anchor="middle"))
+        parts.append(text_line(label, at, plot.bottom + 8 + TICK, TICK, anchor="middle"))
     parts.append(f'<path d="M{plot.left:.2f} {plot.bottom:.2f}H{plot.right:.2f}" stroke="#888"/>')
     middle = plot.left + plot.width / 2
-    parts.append(_text(xlabel, middle, plot.bottom + TICK + 14 + LABEL, LABEL, anchor="middle", room=plot.width))
+    parts.append(text_line(xlabel, middle, plot.bottom + TICK + 14 + LABEL, LABEL, anchor="middle", room=plot.width))
     x, y = EDGE + LABEL * 0.8, plot.top + plot.height / 2
     turned = f'transform="rotate(-90 {x:.2f} {y:.2f})"'
-    parts.append(_text(ylabel, x, y, LABEL, anchor="middle", room=plot.height, more=turned))
+    parts.append(text_line(ylabel, x, y, LABEL, anchor="middle", room=plot.height, more=turned))
     return parts
 
 
@@ -195,11 +189,11 @@ def _curves(plot: _Plot, lines: list[_Line]) -> list[str]:
         colour, dash = _line_style(index)
         if len(line.x) == 1:
             at = f'cx="{plot.to_x(line.x[0]):.2f}" cy="{plot.to_y(line.y[0]):.2f}"'
-            parts.append(f'<circle {at} r="4" fill="{colour}"><title>{_escape(line.name)}</title></circle>')
+            parts.append(f'<circle {at} r="4" fill="{colour}"><title>{escape(line.name)}</title></circle>')
         else:
             parts.append(
                 f'<polyline points="{plot.points(zip(line.x, line.y, strict=True))}" fill="none" stroke="{colour}" '
-                f'stroke-width="2" stroke-linejoin="round"{dash}><title>{_escape(line.name)}</title></polyline>'
+                f'stroke-width="2" stroke-linejoin="round"{dash}><title>{escape(line.name)}</title></polyline>'
             )
     return [*parts, "</svg>"]
 
@@ -214,7 +208,7 @@ def _legend(lines: list[_Line], left: float, top: float, columns: int, column: f
             parts.append(f'<circle cx="{x + 12:.2f}" cy="{y:.2f}" r="4" fill="{colour}"/>')
         else:
             parts.append(f'<path d="M{x:.2f} {y:.2f}h24" stroke="{colour}" stroke-width="2.5"{dash}/>')
-        parts.append(_text(line.name, x + SWATCH, y + LABEL * 0.35, LABEL, room=room))
+        parts.append(text_line(line.name, x + SWATCH, y + LABEL * 0.35, LABEL, room=room))
     return parts
 
 
@@ -261,70 +255,6 @@ def _parse_floats(argument: str, values: Numbers) -> list[float]:
 
 def _check_range(argument: str, limits: tuple[float, float]) -> tuple[float, float]:
     numbers = _parse_floats(argument, limits)
-    if len(numbers) != 2 or _is_empty_range(*numbers):
+    if len(numbers) != 2 or is_empty_range(*numbers):
         raise ValueError(f"{argument} must be (low, high) with low < high, got {limits!r}")
     return numbers[0], numbers[1]
-
-
-def _data_range(numbers: list[float], margin: float) -> tuple[float, float]:
-    low, high = min(numbers), max(numbers)
-    if _is_empty_range(low, high):
-        pad = 0.1 * abs(high) or 1.0
-    else:
-        pad = margin * (high - low)
-    return low - pad, high + pad
-
-
-def _is_empty_range(low: float, high: float) -> bool:
-    """Return whether the range is empty up to rounding errors."""
-    return high - low <= max(1e-9 * max(abs(low), abs(high)), 1e-300)
-
-
-def _ticks(low: float, high: float, wanted: float, smallest_step: float = 0.0) -> list[tuple[float, str]]:
-    """Return about `wanted` round numbers from low to high with their labels."""
-    rough = (high - low) / max(2.0, wanted)
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = max(next(f * power for f in (1.0, 2.0, 5.0, 10.0) if f * power >= 0.75 * rough), smallest_step)
-    slack = 1e-6  # for borders that are round numbers up to rounding
-    numbers = [k * step for k in range(math.ceil(low / step - slack), math.floor(high / step + slack) + 1)]
-    return [(number, _tick_label(number, step, max(abs(low), abs(high)))) for number in numbers]
-
-
-def _tick_label(number: float, step: float, largest: float) -> str:
-    """Format with as many digits as the step needs; powers of ten for very large or small numbers."""
-    if abs(number) < step / 2:
-        return "0"
-    if 1e-3 <= largest < 1e6:
-        return f"{number:.{_decimals(step)}f}".replace("-", "−")
-    exponent = math.floor(math.log10(largest))
-    digits = f"{number / 10.0**exponent:.{_decimals(step / 10.0**exponent)}f}".replace("-", "−")
-    power = "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    return {"1": power, "−1": f"−{power}"}.get(digits, f"{digits}×{power}")
-
-
-def _decimals(step: float) -> int:
-    """Return the number of decimals of multiples of the step: two for 0.05."""
-    return next((n for n in range(12) if abs(step * 10**n - round(step * 10**n)) < 1e-6 * step * 10**n), 12)
-
-
-# Text
-
-
-def _text(
-    text: str, x: float, y: float, size: float, *, anchor: str = "start", room: float = math.inf, more: str = ""
-) -> str:
-    """Draw one line of text, smaller if it would not fit into `room` pixels; "" for an empty text."""
-    if not text:
-        return ""
-    size = max(min(size, size * room / _text_width(text, size)), 7.0)
-    place = f'x="{x:.2f}" y="{y:.2f}" font-size="{size:.3g}" text-anchor="{anchor}"'
-    return f"<text {place}{more and ' ' + more}>{_escape(text)}</text>"
-
-
-def _text_width(text: str, size: float) -> float:
-    return LETTER * size * len(text)
-
-
-def _escape(text: str) -> str:
-    # XML does not allow control characters and lone surrogates.
-    return escape(re.sub("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text))

@@ -49,6 +49,15 @@ class Running:
     errors: IO[str]
 
 
+@dataclass
+class Status:
+    """How far :func:`run` is, for a display."""
+
+    total: int = 0
+    done: int = 0
+    running: tuple[Task, ...] = ()
+
+
 class RunFailed(RuntimeError):
     """Raised when a row cannot be run, with its one-line reason."""
 
@@ -124,12 +133,14 @@ def run(
     device: str = "auto",
     root: str | None = None,
     tell: Callable[[str], None] = lambda line: None,
+    status: Status | None = None,
 ) -> list[Task]:
     """Run the tasks, each in its own process, and write every result as it comes.
 
     Args:
         budget: minutes; at their end running rows write a checkpoint and stop.
         tell: receives a line for every run that begins or ends.
+        status: is kept up to date.
 
     Returns:
         The tasks that were not finished. They continue where they stopped when run again.
@@ -141,6 +152,7 @@ def run(
     deadline = None if budget is None else time.monotonic() + 60 * budget
     starts = {(name, row.name): row.start for name in {t.table for t in tasks} for row in papers.load(name).rows}
     left = [*tasks]
+    status = status or Status()
     try:
         while waiting or running:
             for task in [*waiting]:
@@ -150,6 +162,8 @@ def run(
                     waiting.remove(task)
                     running.append(_start(task, runs, jobs, device, root))
                     tell(f"{task.name}: begins, about {task.minutes:.1f} minutes")
+            status.total, status.done = len(tasks), len(tasks) - len(left)
+            status.running = tuple(each.task for each in running)
             time.sleep(POLL)
             for each in [one for one in running if one.process.poll() is not None]:
                 running.remove(each)
@@ -193,10 +207,10 @@ def _start(task: Task, runs: Path, jobs: int, device: str, root: str | None) -> 
 def _entry(each: Running) -> Entry:
     """Read the result of a process that has ended."""
     assert each.process.stdout is not None
-    out = each.process.stdout.read()
-    each.errors.seek(0)
-    lines = each.errors.read().strip().splitlines()
-    each.errors.close()
+    with each.process.stdout, each.errors:
+        out = each.process.stdout.read()
+        each.errors.seek(0)
+        lines = each.errors.read().strip().splitlines()
     if code := each.process.returncode:
         raise RunFailed(f"{each.task.name}: {lines[-1] if lines else f'exit code {code}'}")
     return Entry(**json.loads(out.strip().splitlines()[-1]))

@@ -43,17 +43,14 @@ def welch(one: Sequence[float], other: Sequence[float]) -> float | None:
     return _tail(t, freedom)
 
 
-def _tail(t: float, freedom: float, pieces: int = 2000) -> float:
-    """Return P(|T| > t) of Student's distribution, by Simpson's rule over the angle of t = sqrt(freedom)·tan(angle)."""
-    # with t = sqrt(v)·tan(a) the density is proportional to cos(a)^(v-1), bounded on [0, π/2]
-    start, step = math.atan(t / math.sqrt(freedom)), 0.0
-    step = (math.pi / 2 - start) / pieces
+def _tail(t: float, freedom: float, pieces: int = 1000) -> float:
+    """Return P(|T| > t) of Student's distribution, by Simpson's rule."""
+    # With t = sqrt(v)·tan(a) the density is proportional to cos(a)^(v-1), which is smooth on [0, atan(t / sqrt(v))].
+    step = math.atan(t / math.sqrt(freedom)) / pieces
     weights = [1, *([4, 2] * (pieces // 2 - 1)), 4, 1]
-    values = [math.cos(start + i * step) ** (freedom - 1) for i in range(pieces)]
-    values.append(0.0 if freedom > 1 else 1.0)
-    area = math.fsum(w * v for w, v in zip(weights, values, strict=True)) * step / 3
+    area = math.fsum(w * math.cos(i * step) ** (freedom - 1) for i, w in enumerate(weights)) * step / 3
     scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
-    return min(1.0, 2 * scale * area)
+    return min(1.0, max(0.0, 1 - 2 * scale * area))
 
 
 def agreement(

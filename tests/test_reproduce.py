@@ -1,0 +1,273 @@
+"""`hypersphere reproduce`: rows run in processes, results beside the paper's figures, a page made of them."""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from hypersphere import __version__, recipes
+from hypersphere._internal import checksummed_json
+from hypersphere.cli import main
+from hypersphere.recipes import digits, papers
+from hypersphere.recipes.table import Row, Table
+from hypersphere.reproduce import compare, figures, results, runner, worker
+from hypersphere.reproduce.statistics import agreement, mean_and_deviation, welch
+from hypersphere.train import fit
+from hypersphere.train.config import derive
+
+
+def short(**changes):
+    return derive(digits.plain(), {"data.validation": 0.2, "steps": 4, "eval_every": 2, **changes})
+
+
+def seeds_only(seed):
+    return {"energy": 1.0 + seed}
+
+
+def made():
+    rows = (
+        Row("plain", 90.0, short(), short(), seeds=2),
+        Row("second", 91.0, short(), short(), start="plain"),
+        Row("full-only", 92.0, short()),
+    )
+    return Table("a table for tests", "accuracy", rows, "four steps.", minutes=0.2)
+
+
+def computed():
+    return Table("computed", "energy", (Row("one", 1.5, compute=seeds_only, seeds=3), Row("two", compute=seeds_only)))
+
+
+@pytest.fixture
+def tables(monkeypatch):
+    monkeypatch.setitem(papers.TABLES, "opt.made", made)
+    monkeypatch.setitem(papers.TABLES, "opt.computed", computed)
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Run the worker's function here: the tables of this file are unknown to another process."""
+
+    class Done:
+        returncode, stdout = 0, None
+
+        def poll(self):
+            return 0
+
+    def start(task, runs, jobs, device, root):
+        request = {**vars(task), "runs": str(runs), "threads": 1, "device": device, "root": root}
+        return replace_entry(task, worker.run(request))
+
+    def replace_entry(task, entry):
+        running = runner.Running(task, Done(), None)
+        entries[id(running)] = entry
+        kept.append(running)
+        return running
+
+    entries, kept = {}, []
+    monkeypatch.setattr(runner, "_start", start)
+    monkeypatch.setattr(runner, "_entry", lambda each: entries[id(each)])
+    monkeypatch.setattr(runner, "POLL", 0.0)
+
+
+# Statistics
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]), ([1.0, 1.1], [1.05, 1.2, 0.7, 0.9]), ([3.0, 9.0], [-40.0, 50.0])],
+)
+def test_welch_is_scipys(one, other):
+    stats = pytest.importorskip("scipy.stats")
+    assert welch(one, other) == pytest.approx(stats.ttest_ind(one, other, equal_var=False).pvalue, abs=2e-6)
+
+
+def test_welch_at_the_edges():
+    assert welch([1.0], [2.0, 3.0]) is None
+    assert welch([1.0, 1.0], [1.0, 1.0]) == 1
+    assert welch([1.0, 1.0], [2.0, 2.0]) == 0
+    assert mean_and_deviation([2.0]) == (2.0, None)
+
+
+def test_order_of_rows():
+    low, high, wide = [1.0, 1.1, 0.9], [2.0, 2.1, 1.9], [0.0, 1.0, 5.0]
+    assert agreement([1, 2], [high, low]) == {"same": 0, "opposite": 1, "undecided": 0}
+    assert agreement([1, 2], [low, wide]) == {"same": 0, "opposite": 0, "undecided": 1}
+    assert agreement([1, 1], [low, high]) == {"same": 0, "opposite": 0, "undecided": 0}
+    assert agreement([1, None, 2], [low, low, high]) == {"same": 1, "opposite": 0, "undecided": 0}
+    assert agreement([1, 2], [low, []]) == {"same": 0, "opposite": 0, "undecided": 0}
+
+
+# Running
+
+
+def test_missing_rows_run_once(tables, in_process, tmp_path):
+    folder, runs = tmp_path / "results", tmp_path / "runs"
+    tasks = runner.missing("opt.made", folder)
+    assert [(task.row, task.seed) for task in tasks] == [("plain", 0), ("second", 0), ("plain", 1)]
+    assert runner.run(tasks, folder, runs) == []
+    assert runner.missing("opt.made", folder) == []
+    assert [task.seed for task in runner.missing("opt.made", folder, rows=["plain"], seeds=3)] == [2]
+    found = compare.compare("opt.made", folder)
+    plain, second, full_only = found["rows"]
+    assert (plain["seeds"], second["seeds"], full_only["mean"]) == (2, 1, None)
+    config = json.loads((runs / "opt.made/small/second/seed0/config.json").read_text())
+    assert config["init_from"] == str(runs / "opt.made/small/plain/seed0")
+    again = worker.run({**vars(tasks[0]), "runs": str(tmp_path / "other"), "threads": 1, "device": "cpu", "root": None})
+    assert again.figures == results.read(folder, "opt.made")[0].figures  # a second run gives the same numbers
+
+
+def test_a_changed_row_runs_again(tables, in_process, monkeypatch, tmp_path):
+    runner.run(runner.missing("opt.made", tmp_path, rows=["plain"], seeds=1), tmp_path, tmp_path / "runs")
+    changed = replace(made(), rows=(replace(made().rows[0], small=short(steps=5)), *made().rows[1:]))
+    monkeypatch.setitem(papers.TABLES, "opt.made", lambda: changed)
+    assert [task.row for task in runner.missing("opt.made", tmp_path, rows=["plain"], seeds=1)] == ["plain"]
+    assert compare.compare("opt.made", tmp_path)["rows"][0]["seeds"] == 0
+
+
+def test_computed_rows(tables, in_process, tmp_path, capsys):
+    assert main(["reproduce", "opt.computed", "--results", str(tmp_path), "--runs", str(tmp_path / "runs")]) == 0
+    out = capsys.readouterr().out
+    assert "one    1.5     2 ± 1      3                      -" in out
+    assert main(["reproduce", "opt.computed", "--results", str(tmp_path), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["mean"], row["deviation"]) for row in rows] == [(2.0, 1.0), (1.0, None)]
+
+
+def test_results_of_another_version_are_kept_and_not_mixed(tables, in_process, tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "__version__", "0.0.1")
+    runner.run(runner.missing("opt.computed", tmp_path), tmp_path, tmp_path)
+    old = results.path_of(tmp_path, "opt.computed").read_bytes()
+    monkeypatch.setattr(results, "__version__", __version__)
+    assert results.read(tmp_path, "opt.computed") == []
+    with pytest.warns(UserWarning, match=r"was written by version 0.0.1 of hypersphere: kept as"):
+        runner.run(runner.missing("opt.computed", tmp_path, seeds=1), tmp_path, tmp_path)
+    assert (tmp_path / "opt.computed.version-0.0.1.json").read_bytes() == old
+    assert len(results.read(tmp_path, "opt.computed")) == 2
+
+
+def test_a_damaged_results_file(tables, tmp_path, capsys):
+    file = results.path_of(tmp_path, "opt.computed")
+    file.write_text(checksummed_json.with_checksum({"format": 2, "hypersphere": __version__, "runs": [{"a": 1}]}))
+    assert main(["reproduce", "opt.computed", "--results", str(tmp_path)]) == 2
+    assert "is malformed: TypeError" in capsys.readouterr().err
+    file.write_text(file.read_text().replace("1", "2"))
+    assert main(["reproduce", "opt.computed", "--results", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_run_in_its_own_process_stops_at_the_budget_and_goes_on(tmp_path):
+    """The budget ends while torch is being imported or later; either way nothing is lost and the next run finishes."""
+    folder, runs = tmp_path / "results", tmp_path / "runs"
+    tasks = runner.missing("opt.10_parameters", folder, rows=["cnn6/opt"])
+    assert runner.run(tasks, folder, runs, budget=0.1 / 60) == tasks
+    assert results.read(folder, "opt.10_parameters") == []
+    lines = []
+    assert runner.run(tasks, folder, runs, jobs=2, tell=lines.append) == []
+    assert [entry.figures for entry in results.read(folder, "opt.10_parameters")] == [{"parameters": 1_358_527.0}]
+    assert lines[0].startswith("opt.10_parameters cnn6/opt seed 0: begins")
+
+
+def test_a_row_that_fails_is_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("HYPERSPHERE_DATA", raising=False)
+    argv = ["reproduce", "opt.1", "--rows", "cnn6/baseline", "--seeds", "1", "--data.root", str(tmp_path)]
+    assert main([*argv, "--results", str(tmp_path / "r"), "--runs", str(tmp_path / "runs")]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("hypersphere reproduce: opt.1 cnn6/baseline seed 0: ")
+    assert str(tmp_path) in last
+
+
+def test_steps_to_an_accuracy(tmp_path):
+    result = fit(short(out=str(tmp_path / "run")), progress=False)
+    lines = [line for line in result.metrics if line.get("split") == "validation"]
+    best = max(line["accuracy"] for line in lines)
+    table = Table("", "steps", (Row("a"),), target=100 * best)
+    expected = next(line["step"] for line in lines if line["accuracy"] >= best)
+    assert figures.figures_of(table, result)["steps"] == expected
+    assert figures.figures_of(replace(table, target=101.0), result)["steps"] == 5  # never reached
+    of_class = figures.figures_of(replace(table, figure="class0_accuracy"), result)
+    assert 0 <= of_class["class0_accuracy"] <= 100
+    with pytest.raises(ValueError, match="has no figure score"):
+        figures.figures_of(replace(table, figure="score"), replace(result, path=None))
+
+
+# Command line
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["opt.1x"], "unknown table 'opt.1x', did you mean 'opt.1'?"),
+        (["nothing"], "unknown table 'nothing', must be one of "),
+        (["opt.1", "--rows", "cnn6/gs"], "unknown row 'cnn6/gs', did you mean 'cnn6/gs-fixed'?"),
+        (["opt.1", "--rows", "cnn9/baseline"], "row cnn9/baseline of opt.1 has no small form; use --full"),
+        (["opt.1", "--budget", "0"], "argument --budget: must be a number of minutes above 0, got '0'"),
+        (["opt.1", "--budget", "0.001"], "--budget 0.001 is too small: one run of opt.1 takes about "),
+        (["opt.1", "--seeds", "0"], "argument --seeds: must be an integer from 1 to 1,000, got '0'"),
+    ],
+)
+def test_bad_input(argv, line, capsys, tmp_path):
+    assert main(["reproduce", *argv, "--results", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"hypersphere reproduce: {line}")
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_list_of_tables(tables, in_process, tmp_path, capsys):
+    assert main(["reproduce", "--results", str(tmp_path), "--json"]) == 0
+    before = {each["table"]: each for each in json.loads(capsys.readouterr().out)}
+    assert list(before) == list(papers.TABLES)
+    assert (before["opt.computed"]["done"], before["opt.computed"]["runs"]) == (0, 4)
+    assert math.isclose(before["opt.made"]["minutes"], 3 * 0.2)
+    main(["reproduce", "opt.computed", "--results", str(tmp_path)])
+    capsys.readouterr()
+    assert main(["reproduce", "--results", str(tmp_path)]) == 0
+    assert "4 of 4" in capsys.readouterr().out
+
+
+def test_a_row_is_a_recipe():
+    assert recipes.load("opt.1/cnn6/gs-fixed").rotation.method == "gram_schmidt"
+    with pytest.raises(ValueError, match=r"opt.1: unknown row 'cnn6/gs-fixd', did you mean 'cnn6/gs-fixed'"):
+        recipes.load("opt.1/cnn6/gs-fixd")
+    with pytest.raises(ValueError, match="trains nothing: use `hypersphere reproduce"):
+        recipes.load("opt.10_parameters/cnn6/opt")
+
+
+def test_rows_are_checked():
+    with pytest.raises(ValueError, match="lower case without spaces, got 'A b'"):
+        Row("A b")
+    with pytest.raises(ValueError, match="different names, got a twice"):
+        Table("", "error", (Row("a"), Row("a")))
+    with pytest.raises(ValueError, match="figure must be one of"):
+        Table("", "errors", (Row("a"),))
+
+
+def test_interrupted(tmp_path):
+    """Ctrl-C stops the rows and exits with 130."""
+    argv = [sys.executable, "-m", "hypersphere", "reproduce", "opt.10_parameters", "--results", str(tmp_path)]
+    process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert "begins" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    begin = time.monotonic()
+    assert process.wait(60) == 130
+    assert time.monotonic() - begin < 60
+
+
+# The page
+
+
+def test_page_and_pictures_are_made_of_the_results(tables, in_process, tmp_path):
+    page = pytest.importorskip("tools.results_page")
+    runner.run(runner.missing("opt.computed", tmp_path / "results"), tmp_path / "results", tmp_path)
+    files = page.generated(tmp_path)
+    text = files[tmp_path / "docs" / "results.md"]
+    assert "| one | 1.5 | 2 ± 1 | 3 | - |" in text
+    assert "hypersphere reproduce opt.computed" in text
+    svg = files[tmp_path / "docs" / "pictures/results/opt.computed.svg"]
+    assert ">two</text>" in svg
