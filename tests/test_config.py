@@ -350,6 +350,17 @@ def test_what_is_wrong_is_said_in_one_line_that_names_the_key(tree, message):
             {"optimizer.decay_layers": "layers.0", "optimizer.weight_decay": 0},
             "optimizer.decay_layers needs optimizer.weight_decay > 0",
         ),
+        ({"model.init": "he"}, "model.init must be kaiming, xavier, normal or normal(mean, std), got 'he'"),
+        ({"model.k_per": "layer", "model.similarity": "sigmoid"}, "model.k_per needs model.similarity=learnable"),
+        ({"loss.bias": True}, "loss.bias needs an angular loss"),
+        (
+            {"loss.annealing_rate": 0.1, "loss.name": "arcface", "loss.margin": 0.5},
+            "loss.annealing_rate needs annealing and loss.name to be one of ga_softmax, a_softmax, sphereface_plus, ",
+        ),
+        (
+            {"loss.annealing_floor": 1, "loss.name": "a_softmax", "loss.annealing": False},
+            "loss.annealing_floor needs annealing and ",
+        ),
         ({"patience": 3}, "patience needs data.validation"),
         ({"data.validation": 1.0}, "data.validation must be a share below 1 or an integer, got 1.0"),
         (

@@ -89,3 +89,50 @@ def detached(model):
 def test_decay_layers_that_do_not_exist_are_named():
     text = one_line(tiny(**{"optimizer.decay_layers": "layer.0"}))
     assert text == "optimizer.decay_layers must be layers of the network, layers.0, layers.2, classifier; got 'layer.0'"
+
+
+# ------------------------------------------------------------------------------------------------------- network, loss
+
+
+def digits_network(**changes):
+    spec = splits.DataSpec("images", (1, 8, 8), "uint8", [str(i) for i in range(10)])
+    torch.manual_seed(0)
+    return building.build_classifier(tiny(**changes), spec)
+
+
+@pytest.mark.parametrize("name", ["mlp.opt", "own_of_test"])
+def test_init_is_the_start_of_every_layer(name):
+    """The second network has no option init."""
+    changes = {"model.name": name, "model.widths": None, "model.init": "normal"}
+    for each in hs.select(digits_network(**changes).network).values():
+        weight = each.tensor.detach()
+        assert float(weight.std()) == pytest.approx(1.0, abs=5 / weight.numel() ** 0.5)
+    xavier = digits_network(**changes | {"model.init": "xavier"}).network
+    for each in hs.select(xavier).values():
+        bound = (6 / sum(each.tensor.shape)) ** 0.5
+        assert 0.8 * bound < float(each.tensor.detach().abs().max()) <= bound
+
+
+def test_k_per_filter_layer_or_network():
+    def ks(k_per):
+        changes = {"model.name": "cnn3", "model.widths": (4, 4, 6), "model.fc": 8, "model.k_per": k_per}
+        net = digits_network(**changes | {"model.similarity": "learnable(0.7)"}).network
+        return [p for name, p in net.named_parameters() if name.endswith("log_k")]
+
+    assert [tuple(k.shape) for k in ks("filter")] == [tuple(k.shape) for k in ks(None)] == [(4,), (4,), (6,), (8,)]
+    assert [tuple(k.shape) for k in ks("layer")] == [()] * 4
+    assert [tuple(k.shape) for k in ks("network")] == [()]
+    for k_per in ("layer", "network"):
+        assert all(float(k.detach().exp()) == pytest.approx(0.7) for k in ks(k_per))
+
+
+def test_the_constants_of_the_annealing_and_the_bias():
+    changes = {"loss.annealing_base": 10.0, "loss.annealing_rate": 0.5, "loss.annealing_floor": 2.0, "loss.bias": True}
+    head = digits_network(**changes | {"loss.name": "a_softmax"}).head
+    assert head.bias.shape == (10,)
+    for n in (0, 1, 3, 7, 8, 9, 100):
+        assert float(head.annealing(torch.tensor(n))) == pytest.approx(max(2.0, 10.0 / (1 + 0.5 * n)), rel=1e-12)
+    one = digits_network(**{"loss.annealing_floor": 1.0, "loss.name": "a_softmax"}).head
+    assert float(one.annealing(torch.tensor(100_000))) == 1.0
+    assert float(one.annealing(torch.tensor(10))) == pytest.approx(1000 / 2.2)
+    assert digits_network(**{"loss.name": "a_softmax"}).head.bias is None

@@ -92,6 +92,8 @@ SHARED = {"blocks": 2, "share_blocks": True, "neurons": "learned"}
 FAST = {"optimizer__lr": 4.0}
 COSINE = {"model__similarity": "cosine", "model__scale": True}
 LEARNABLE = {"model__similarity": "learnable", "loss__name": "ga_softmax", "loss__similarity": "learnable"}
+ONE_K = {"model__similarity": "learnable(0.7)", "model__k_per": "network", "loss__name": "a_softmax"}
+ONE_K |= {"loss__bias": True, "loss__annealing_base": 10.0, "loss__annealing_rate": 0.5, "loss__annealing_floor": 0.0}
 SMOOTHED = {"loss__name": "arcface", "loss__label_smoothing": 0.1, "energy__measure": "orthonormal"}
 SMOOTHED |= {"energy__hidden_weight": 0.01, "energy__weight_decay": 0.1}
 HELD_OUT = {"data__validation": 30, "eval_every": 2}
@@ -132,6 +134,7 @@ CASES = [
     case("arcface smoothed and orthonormal", 9, **CNN, **SMOOTHED),
     case("angular energy, s=0, and clip", 6, energy__s=0.0, energy__angular=True, clip=0.1),
     case("a_softmax in its annealing", 6, workers=1, **CNN, loss__name="a_softmax", loss__margin=4),
+    case("one k, a bias and an annealing of its own", 7, **CNN, **ONE_K, model__init="xavier"),
     case("sphereface_plus", 10, **CNN, loss__name="sphereface_plus"),
     # what counts its steps or draws
     case("mhe minibatch", 7, energy__minibatch=3, proof=draws_are_counted),

@@ -39,7 +39,7 @@ MARGINS: dict[str, Callable[[Tensor, float, AtAngle], Tensor]] = {
 }
 
 
-def sphereface_annealing(step: Tensor) -> Tensor:
-    """Compute λ = max(5, 1000/(1 + 0.12·n)) of the n-th iteration, as in SphereFace."""
+def sphereface_annealing(step: Tensor, base: float = 1000.0, rate: float = 0.12, floor: float = 5.0) -> Tensor:
+    """Compute λ = max(floor, base/(1 + rate·n)) of the n-th iteration; the defaults are SphereFace's."""
     n = step if step.device.type == "mps" else step.double()  # Apple's GPUs have no float64
-    return (1000 / (1 + 0.12 * n)).clamp_min(5.0)
+    return (base / (1 + rate * n)).clamp_min(floor)

@@ -16,7 +16,7 @@ from .._internal.nearest import unknown
 from ..layers import Scale, SimilarityLike, SphereConv1d, SphereConv2d, SphereLinear
 from ..selection import select
 
-INITS = ("kaiming", "xavier", "normal(mean, std)")
+INITS = ("kaiming", "xavier", "normal", "normal(mean, std)")
 
 
 class Network(nn.Module):
@@ -119,7 +119,8 @@ def initialize(model: nn.Module, init: str, *, output: bool = True) -> None:
     """Initialize the weights of all layers; biases become 0.
 
     Args:
-        init: "kaiming" (normal with variance 2/fan_in), "xavier" (uniform), or "normal(mean, std)".
+        init: "kaiming" (normal with variance 2/fan_in), "xavier" (uniform), or "normal(mean, std)"; "normal" is
+            "normal(0, 1)".
         output: whether to initialize the classifier too.
 
     Example:
@@ -135,7 +136,7 @@ def initialize(model: nn.Module, init: str, *, output: bool = True) -> None:
         checks.number("the deviation of init", std, low=0.0)
     except ValueError:
         numbers = None
-    if numbers is None and init not in ("kaiming", "xavier"):
+    if numbers is None and init not in ("kaiming", "xavier", "normal"):
         raise ValueError(unknown("init", init, INITS))
     for name, neurons in select(model).items():
         if neurons.is_output and not output:
@@ -144,7 +145,7 @@ def initialize(model: nn.Module, init: str, *, output: bool = True) -> None:
             raise ValueError(f"layer {name!r} is parametrized: initialize before rotate")
         if neurons.tensor.is_meta:  # has no values, and the first call would take a second
             continue
-        if numbers is not None:
+        if numbers is not None or init == "normal":
             nn.init.normal_(neurons.tensor, mean, std)
         elif init == "kaiming":
             nn.init.normal_(neurons.tensor, 0.0, math.sqrt(2 / neurons.matrix().shape[2]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,11 +16,13 @@ from torch.optim import Optimizer
 from .. import catalog, models
 from ..conversion import spherize
 from ..energy import EnergyRegularizer, normalize_neurons, spread
+from ..layers import SphereOptions
 from ..losses import heads
 from ..optim import OGD, param_groups
 from ..rotation import rotate
 from ..rotation.parametrization import find_rotated
 from ..selection import select
+from ..similarity import LearnableSigmoid
 from .config import Config, Energy, Loss, Model, Rotation
 from .config.groups import LAYERS
 from .splits import DataSpec
@@ -32,6 +35,7 @@ OPTIMIZERS: dict[str, Any] = {
     and issubclass(kind, Optimizer)
     and name not in ("Optimizer", "LBFGS", "SparseAdam", "Muon")
 } | {"ogd": OGD}
+_ANNEALING = ("base", "rate", "floor")  # constants of the margin's annealing
 HEAD = "head"  # a loss head's name among the layers
 
 
@@ -100,8 +104,10 @@ def build_network(model: Model, spec: DataSpec, **fixed: Any) -> nn.Module:
     """Build the network alone; `fixed` are options it must take, all others are given where it has them."""
     known = models.preset(model.name).accepted()
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
-    handled = ("name", "similarity", "scale")  # every other field is an option of the network
+    handled = ("name", "similarity", "scale", "init", "k_per")  # every other field is an option of the network
     options = {key: value for key, value in vars(model).items() if key not in handled and value is not None}
+    if model.init is not None and "init" in known:
+        options["init"] = model.init
     if model.fc == 0:
         options["fc"] = None
     of_data = {key: value for key, value in _of_data(spec).items() if key in known}
@@ -116,9 +122,23 @@ def build_network(model: Model, spec: DataSpec, **fixed: Any) -> nn.Module:
         made = models.create(model.name, **(of_data | options | fixed))
     except (TypeError, ValueError) as error:
         raise ValueError(f"model.name={model.name}: {error}") from None
+    if model.init is not None and "init" not in known:
+        models.initialize(made, model.init)
     if model.similarity is not None and not by_itself:
         spherize(made, model.similarity, scale=scale)
+    if model.k_per in ("layer", "network"):
+        _share_k(made, whole=model.k_per == "network")
     return made
+
+
+def _share_k(network: nn.Module, whole: bool) -> None:
+    """Give every layer one learned k, or the `whole` network one, in place of one per filter."""
+    shared: LearnableSigmoid | None = None
+    for layer in network.modules():
+        if isinstance(layer, SphereOptions) and isinstance(layer.similarity, LearnableSigmoid):
+            if shared is None or not whole:
+                shared = LearnableSigmoid(k=layer.similarity.start, dtype=layer.similarity.log_k.dtype)
+            layer.similarity = shared
 
 
 def _of_data(spec: DataSpec) -> dict[str, Any]:
@@ -140,6 +160,9 @@ def _head(loss: Loss, spec: DataSpec, body: nn.Module) -> nn.Module:
     if not isinstance(size, int):
         raise ValueError(f"loss.name={loss.name} needs a network with num_features, the size of its embeddings")
     options = {key: value for key, value in vars(loss).items() if key != "name" and value is not None}
+    constants = {key: options.pop(f"annealing_{key}") for key in _ANNEALING if f"annealing_{key}" in options}
+    if constants:
+        options["annealing"] = partial(heads.sphereface_annealing, **constants)
     return heads.create(loss.name, len(spec.classes), size, **options)
 
 
@@ -251,7 +274,7 @@ def energies(body: nn.Module, head: nn.Module | None, settings: Energy | None) -
 def build_gan(model: Model, spec: DataSpec) -> tuple[nn.Module, nn.Module]:
     """Build a generator and the discriminator of the same paper; similarity and widths are the latter's."""
     known = models.preset(model.name).accepted()
-    options = {"batch_norm": model.batch_norm} | _of_data(spec)
+    options = {"batch_norm": model.batch_norm, "init": model.init} | _of_data(spec)
     try:
         maker = models.create(model.name, **{k: v for k, v in options.items() if k in known and v is not None})
     except (TypeError, ValueError) as error:

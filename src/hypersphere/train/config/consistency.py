@@ -68,6 +68,8 @@ def _model(model: Model) -> None:
     _reject_if(model.scale is False, "model.scale must be true, a number, auto or null, got False")
     alone = model.scale not in (None, "auto") and model.similarity is None
     _reject_if(alone, "model.scale needs model.similarity")
+    learned = (model.similarity or "").strip().startswith("learnable")
+    _reject_if(model.k_per is not None and not learned, "model.k_per needs model.similarity=learnable")
 
 
 def _data(data: Data, model: Model) -> None:
@@ -111,7 +113,17 @@ def _loss(loss: Loss) -> None:
     is_margin = loss.name not in catalog.LOSSES or loss.name in catalog.MARGINS
     has = catalog.LOSSES.get(loss.name, catalog.LOSSES[catalog.MARGINS[0]])
     _reject_if(is_margin and loss.margin is None, f"loss.name={loss.name} needs loss.margin")
-    _reject_unused(loss, catalog.LOSSES, (*has, "label_smoothing", "energy_weight"))
+    constants = ("annealing_base", "annealing_rate", "annealing_floor")
+    _reject_unused(loss, catalog.LOSSES, (*has, "label_smoothing", "energy_weight", "bias", *constants))
+    given = [key for key in constants if getattr(loss, key) is not None]
+    anneals = "annealing" in has and loss.annealing is not False
+    those = ", ".join(name for name, options in catalog.LOSSES.items() if "annealing" in options)
+    _reject_if(
+        given and not anneals,
+        f"loss.{''.join(given[:1])} needs annealing and loss.name to be one of {those}; got {loss.name}",
+    )
+    no_head = loss.bias is not None and loss.name == "softmax"
+    _reject_if(no_head, "loss.bias needs an angular loss; with softmax the network's last layer has its own")
     no_head = loss.energy_weight is not None and loss.name == "softmax"
     _reject_if(no_head, "loss.energy_weight needs an angular loss; with softmax use energy.output_weight")
     if loss.margin is not None and not is_margin:

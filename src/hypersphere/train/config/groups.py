@@ -55,6 +55,17 @@ class Model(Group):
     fc: int | None = setting(None, "neurons of the hidden linear layer; 0: none", low=0, high=1_000_000)
     batch_norm: bool | None = setting(None, "BatchNorm after each layer")
     relu: bool | None = setting(None, "ReLU after each layer")
+    init: str | None = setting(
+        None,
+        "initial weights; kaiming: N(0, 2/fan_in), normal: N(0, 1)",
+        pattern=r"kaiming|xavier|normal(\([^,()]+,[^,()]+\))?",
+        words="kaiming, xavier, normal or normal(mean, std)",
+    )
+    k_per: str | None = setting(
+        None,
+        "what has a k of its own with similarity learnable; null: each filter",
+        names=("filter", "layer", "network"),
+    )
 
     @property
     def is_generator(self) -> bool:
@@ -94,7 +105,11 @@ class Loss(Group):
         None, "margin: a factor of the angle, a difference of cosines (am_softmax) or radians (arcface)", low=0
     )
     scale: float | None = setting(None, "length that embeddings are normalized to", above=0)
-    annealing: bool | None = setting(None, "anneal the margin")
+    annealing: bool | None = setting(None, "anneal the margin: λ = max(floor, base / (1 + rate·step))")
+    annealing_base: float | None = setting(None, "base of the annealing; null: 1000", above=0)
+    annealing_rate: float | None = setting(None, "rate of the annealing; null: 0.12", low=0)
+    annealing_floor: float | None = setting(None, "floor of the annealing; null: 5", low=0)
+    bias: bool | None = setting(None, "learn a bias of each class; null: false")
     energy_weight: float | None = setting(None, "weight of the class energy of the batch", low=0)
     label_smoothing: float = setting(0.0, "label smoothing", low=0, below=1)
 
