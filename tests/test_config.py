@@ -361,6 +361,7 @@ def test_what_is_wrong_is_said_in_one_line_that_names_the_key(tree, message):
             {"loss.annealing_floor": 1, "loss.name": "a_softmax", "loss.annealing": False},
             "loss.annealing_floor needs annealing and ",
         ),
+        ({"data.labels": "coarse"}, "data.labels: only cifar100 has fine and coarse labels, got data.name=digits"),
         ({"patience": 3}, "patience needs data.validation"),
         ({"data.validation": 1.0}, "data.validation must be a share below 1 or an integer, got 1.0"),
         (

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import hypersphere as hs
-from hypersphere.train import Rotation, building, splits
-from tests import reference
+from hypersphere.cli import main
+from hypersphere.train import Data, Rotation, building, splits
+from tests import official_files, reference
 from tests.runs import one_line, quiet, tiny
 
 
@@ -136,3 +137,45 @@ def test_the_constants_of_the_annealing_and_the_bias():
     assert float(one.annealing(torch.tensor(100_000))) == 1.0
     assert float(one.annealing(torch.tensor(10))) == pytest.approx(1000 / 2.2)
     assert digits_network(**{"loss.name": "a_softmax"}).head.bias is None
+
+
+# ------------------------------------------------------------------------------------------------------- data, top 5
+
+
+def small_cifar100(root, split, labels="fine"):
+    """Images whose brightness is their class, a fine class i in the coarse class i // 5."""
+    fine = torch.arange({"train": 200, "test": 100}[split]) % 100
+    noise = torch.randint(0, 9, (len(fine), 3, 8, 8), generator=torch.Generator().manual_seed(len(fine)))
+    images = (noise + 2 * fine[:, None, None, None]).to(torch.uint8)
+    names = {"fine": 100, "coarse": 20}
+    classes = [f"{labels} {i}" for i in range(names[labels])]
+    return hs.data.ArrayDataset(images, fine if labels == "fine" else fine // 5, classes)
+
+
+def test_coarse_labels_and_top_5(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(hs.data.LOADERS, "cifar100", small_cifar100)
+    config = tiny(**{"data.name": "cifar100", "data.labels": "coarse", "out": str(tmp_path / "run"), "steps": 4})
+    result = quiet(config)
+    test = small_cifar100(None, "test", "coarse")
+    with torch.no_grad():
+        logits = result.model((test.inputs.float() - 127.5) / 128)
+    assert logits.shape == (100, 20)
+    ranks = [int((row > row[label]).sum()) for row, label in zip(logits, test.labels, strict=True)]
+    top5 = sum(rank < 5 for rank in ranks) / 100
+    assert 0.1 < top5 < 1
+    assert result.summary["top5"] == top5
+    assert [line["top5"] for line in result.metrics if "top5" in line][-1] == top5
+    assert hs.load_run(result.path).labels == test.classes
+    assert main(["evaluate", str(result.path)]) == 0
+    assert f"{top5:.2%}" in capsys.readouterr().out
+
+
+def test_no_top_5_of_ten_classes():
+    assert "top5" not in quiet(tiny(steps=1)).summary
+
+
+def test_fine_and_coarse_labels_of_the_real_files(tmp_path_factory):
+    root = official_files.real("cifar100", "cifar-100-binary", tmp_path_factory)
+    for labels, count in (("coarse", 20), ("fine", 100), (None, 100)):
+        loaded = splits.load(Data("cifar100", root=str(root), labels=labels), 0)
+        assert len(loaded.spec.classes) == count == int(loaded.train.labels.max()) + 1

@@ -55,7 +55,10 @@ def _print(figures: dict[str, Any], title: str) -> None:
         f"{figures['loss']:.4f}",
         f"{figures['energy']:.4f}",
     ]
-    print_table(["samples", "accuracy", "loss", "energy"], [cells], title=where)
+    names = ["samples", "accuracy", "loss", "energy"]
+    if "top5" in figures:
+        names[2:2], cells[2:2] = ["top 5"], [_percent(figures["top5"])]
+    print_table(names, [cells], title=where)
     classes = list(figures["classes"].items())
     header = "class"
     if len(classes) > MOST_CLASSES:

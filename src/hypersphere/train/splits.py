@@ -160,7 +160,9 @@ def mask_of(graph: Graph, split: str) -> Tensor:
 
 def load(data: Data, seed: int) -> Splits:
     """Load the splits of a config's data. ValueError in one line if files are missing or wrong."""
-    options = {"context": CONTEXT} if data.name == "text" else {}
+    options: dict[str, Any] = {"context": CONTEXT} if data.name == "text" else {}
+    if data.labels is not None:
+        options["labels"] = data.labels
     train = datasets.load(data.name, data.root, "train", **options)
     if isinstance(train, Graph):
         return _graph(train)

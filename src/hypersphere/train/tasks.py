@@ -209,8 +209,10 @@ class Classification(Task):
         totals = evaluate(self.model, batches, len(self.splits.spec.classes), self.edges, interrupted)
         if totals is None:
             return None
-        loss, correct, count = self.world.all_sum(totals.loss, int(totals.correct.sum()), int(totals.samples.sum()))
-        return {"loss": loss / count, "accuracy": correct / count}
+        sums = (totals.loss, int(totals.correct.sum()), int(totals.samples.sum()), totals.top5 or 0)
+        loss, correct, count, top5 = self.world.all_sum(*sums)
+        top = {} if totals.top5 is None else {"top5": top5 / count}
+        return {"loss": loss / count, "accuracy": correct / count, **top}
 
 
 class NodeClassification(Classification):

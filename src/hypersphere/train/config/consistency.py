@@ -92,6 +92,8 @@ def _data(data: Data, model: Model) -> None:
         _reject_if(too_small, message)
     sized = data.size is not None and kind not in ("images", None)
     _reject_if(sized, f"data.size: only images have one, got {data.name}")
+    other = data.labels is not None and data.name != "cifar100"
+    _reject_if(other, f"data.labels: only cifar100 has fine and coarse labels, got data.name={data.name}")
     too_large = isinstance(data.validation, float) and data.validation >= 1
     _reject_if(too_large, f"data.validation must be a share below 1 or an integer, got {shown(data.validation)}")
     for key in ("imbalance", "validation"):

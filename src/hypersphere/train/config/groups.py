@@ -89,6 +89,9 @@ class Data(Group):
     validation: int | float | None = setting(
         None, "validation samples held out of the training set, or their share if below 1", above=0
     )
+    labels: str | None = setting(
+        None, "labels of cifar100: 100 fine or 20 coarse classes; null: fine", names=("fine", "coarse")
+    )
     workers: int = setting(0, "worker processes of the data loader", low=0, high=256)
 
 

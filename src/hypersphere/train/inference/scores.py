@@ -23,7 +23,7 @@ def scores(run: Run, split: str | None = None, config: Config | None = None) -> 
 
     Returns:
         split, samples, loss, accuracy, classes (name → samples and accuracy, None where there are no samples),
-        energies (layer → energy), energy (their sum), step.
+        energies (layer → energy), energy (their sum), step; top5 with more than ten classes.
 
     Example:
         >>> import tempfile
@@ -54,6 +54,7 @@ def scores(run: Run, split: str | None = None, config: Config | None = None) -> 
         "samples": splits.count(split),
         "loss": totals.loss / sum(samples),
         "accuracy": sum(correct) / sum(samples),
+        **({} if totals.top5 is None else {"top5": totals.top5 / sum(samples)}),
         "classes": {
             name: {"samples": n, "accuracy": hits / n if n else None}
             for name, n, hits in zip(run.labels, samples, correct, strict=True)
