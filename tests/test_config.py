@@ -363,6 +363,13 @@ def test_what_is_wrong_is_said_in_one_line_that_names_the_key(tree, message):
         ),
         ({"data.labels": "coarse"}, "data.labels: only cifar100 has fine and coarse labels, got data.name=digits"),
         ({"patience": 3}, "patience needs data.validation"),
+        ({"data.fold": "0/5"}, "data.fold must be 1/K to K/K with K >= 2, got '0/5'"),
+        ({"data.fold": "1/1"}, "data.fold must be 1/K to K/K with K >= 2"),
+        ({"data.fold": "6/5"}, "data.fold must be 1/K to K/K with K >= 2"),
+        ({"data.fold": "2"}, "data.fold must be a fold such as 2/5, the second of five, or null, got '2'"),
+        ({"data.fold": "2/5", "data.validation": 9}, "give data.validation or data.fold, not both"),
+        ({"data.fold": "2/5", "model.name": "generator.mhe"}, "data.fold needs a classifier, but generator.mhe"),
+        ({"data.fold": "2/5", "data.name": "cora", "model.name": "gcn"}, "data.fold: the samples of a graph are"),
         ({"data.validation": 1.0}, "data.validation must be a share below 1 or an integer, got 1.0"),
         (
             {"model.name": "gcn"},

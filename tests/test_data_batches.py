@@ -8,7 +8,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from hypersphere.data._dataset import ArrayDataset, LazyDataset
 from hypersphere.data._random import SampleGenerator
 from hypersphere.data.augment import AUGMENTATIONS, Normalize
-from hypersphere.data.sampling import batches, episode, holdout, imbalance, num_batches
+from hypersphere.data.sampling import batches, episode, fold, holdout, imbalance, num_batches
 
 N = 103
 
@@ -309,6 +309,22 @@ def test_holdout_takes_each_sample_equally_often():
     assert holdout(data, 20)[1].inputs.max() > 50  # with seed 0 too
 
 
+def test_each_sample_is_in_one_fold():
+    labels = torch.arange(3).repeat_interleave(torch.tensor([503, 300, 200]))[torch.randperm(1003)]
+    data = ArrayDataset(torch.arange(1003), labels, names(3))
+    parts = [fold(data, number, 4) for number in (1, 2, 3, 4)]
+    held = torch.cat([validation.inputs for _, validation in parts])
+    assert torch.equal(held.sort().values, torch.arange(1003))
+    for train, validation in parts:
+        assert torch.equal(torch.cat([train.inputs, validation.inputs]).sort().values, torch.arange(1003))
+        assert torch.equal(validation.labels, data.labels[validation.inputs])
+        assert torch.equal(validation.inputs, validation.inputs.sort().values)
+        assert len(validation) in (250, 251)
+        assert all(abs(n - whole / 4) < 1 for n, whole in zip(counts(validation), (503, 300, 200), strict=True))
+    assert torch.equal(fold(data, 2, 4)[1].inputs, parts[1][1].inputs)
+    assert not torch.equal(fold(data, 2, 4, seed=1)[1].inputs, parts[1][1].inputs)
+
+
 def test_holdout_of_few_in_many_classes():
     train, validation = holdout(balanced(100, 5), 37)
     assert sum(counts(validation)) == 37
@@ -439,6 +455,10 @@ def wrong_labels():
         ),
         (lambda: imbalance(Plain(torch.zeros(2), torch.zeros(2, 2).long()), "single"), r"ints \(N,\), got \(2, 2\)"),
         (lambda: imbalance(Plain(torch.zeros(2), torch.tensor([0, -1])), "single"), "labels must be >= 0, got -1"),
+        (lambda: fold(numbered(5), 1, 1), "folds must be 2 to 5, the number of samples, got 1"),
+        (lambda: fold(numbered(5), 1, 6), "folds must be 2 to 5"),
+        (lambda: fold(numbered(5), 0, 2), "number must be 1 to 2, the number of folds, got 0"),
+        (lambda: fold(numbered(5), 3, 2), "number must be 1 to 2"),
         (lambda: holdout(numbered(5), 5), "size must be 1 to 4 of 5 samples, got 5"),
         (lambda: holdout(numbered(5), 0), "size must be 1 to 4 of 5 samples"),
         (lambda: holdout(numbered(5), 0.01), "size must be 1 to 4 of 5 samples"),

@@ -21,6 +21,7 @@ from .faces import read_pairs as read_pairs
 from .sampling import batches as batches
 from .sampling import episode as episode
 from .sampling import episode_indices as episode_indices
+from .sampling import fold as fold
 from .sampling import holdout as holdout
 from .sampling import imbalance as imbalance
 from .sampling import num_batches as num_batches

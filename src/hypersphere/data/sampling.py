@@ -202,8 +202,40 @@ def holdout(dataset: Dataset[Any], size: int | float, seed: int = 0) -> tuple[Da
         quota[c] += 1
     seed = checks.integer("seed", seed, low=0)
     held = [_random.shuffle(seed, 0, "holdout", indices)[:k] for indices, k in zip(by_class, quota, strict=True)]
-    inside = np.zeros(n, dtype=bool)
-    inside[np.concatenate(held)] = True
+    return _split(dataset, np.concatenate(held))
+
+
+def fold(dataset: Dataset[Any], number: int, folds: int, seed: int = 0) -> tuple[Dataset[Any], Dataset[Any]]:
+    """Split into (train, validation) for cross-validation: part `number` of `folds` equal parts is held out.
+
+    Each sample is in exactly one part. The parts differ by one sample at most, in total and in each class.
+
+    Args:
+        dataset: with labels.
+        number: from 1 to `folds`.
+        seed: of the choice. Both parts keep the order.
+
+    Example:
+        >>> data = torch.utils.data.TensorDataset(torch.zeros(100, 2), torch.arange(100) % 4)
+        >>> data.labels, data.classes = data.tensors[1], list("abcd")
+        >>> [part.labels.bincount().tolist() for part in fold(data, 1, 5)]
+        [[20, 20, 20, 20], [5, 5, 5, 5]]
+    """
+    by_class = _indices_by_class(dataset)
+    n = sum(map(len, by_class))
+    if not 2 <= checks.integer("folds", folds) <= n:
+        raise ValueError(f"folds must be 2 to {n}, the number of samples, got {folds}")
+    if not 1 <= checks.integer("number", number) <= folds:
+        raise ValueError(f"number must be 1 to {folds}, the number of folds, got {number}")
+    seed = checks.integer("seed", seed, low=0)
+    order = np.concatenate([_random.shuffle(seed, 0, "fold", indices) for indices in by_class])
+    return _split(dataset, order[number - 1 :: folds])
+
+
+def _split(dataset: Dataset[Any], held: Indices) -> tuple[Dataset[Any], Dataset[Any]]:
+    """Return the dataset without the samples `held`, and these; both keep the order."""
+    inside = np.zeros(_check_length(dataset), dtype=bool)
+    inside[held] = True
     return _make_subset(dataset, np.flatnonzero(~inside)), _make_subset(dataset, np.flatnonzero(inside))
 
 

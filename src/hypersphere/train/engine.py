@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import torch
 
 from .._internal.draws import stable_hash
 from . import splits
 from .config import Config, derive
-from .distributed import restarts, session
+from .distributed import World, restarts, session
 from .results import Result, read_result
 from .schedule import set_rate
 from .storage import folder
@@ -45,24 +45,64 @@ def fit(config: Config, *, callbacks: Sequence[Callback] = (), progress: bool = 
         raise TypeError(f"callbacks must be a list of functions (model, step, metrics), got {callbacks!r}")
     if restarts() and config.out is not None:
         config = derive(config, resume=True)  # torchrun restarts all processes when one has died
+    with _isolated(config) as world:
+        folder.check_out(config, world)
+        if config.resume and (found := read_result(config)) is not None:
+            return found
+        training = Training(folder.with_recorded_layout(config, world), world, callbacks)
+        with _trained(training, progress):
+            result = training.finish()
+        training.warn_if_diverged(result.summary)
+        training.interruptions.reraise()  # a signal received during finish()
+        return result
+
+
+def fit_part(config: Config, part: int = 1) -> dict[str, float]:
+    """Train the first 1/part of a training's steps and return the figures on its validation split.
+
+    The test split is not loaded. The schedule is that of the whole training. Called with a smaller `part`, the run in
+    `out` continues; with 1 its weights are those of an uninterrupted training.
+
+    Args:
+        config: with `out`, `resume` and a validation split.
+
+    Returns:
+        `accuracy`, `loss`, `step`, `total` (the steps of the whole training), `seconds`.
+    """
+    with _isolated(config) as world:
+        folder.check_out(config, world)
+        training = Training(folder.with_recorded_layout(config, world), world, with_test=False)
+        if training.splits.validation is None:
+            raise ValueError("there is no validation split: set data.validation or data.fold")
+        training.end = -(-training.total // part)
+        if training.done.step > training.end:
+            raise ValueError(f"{config.out} is already at step {training.done.step}, beyond step {training.end}")
+        with _trained(training, False):
+            seconds = training.seconds()
+        training.interruptions.reraise()
+        done = training.done
+        return {**done.figures, "step": done.step, "total": training.total, "seconds": round(seconds, 3)}
+
+
+@contextmanager
+def _isolated(config: Config) -> Iterator[World]:
+    """Enter the process group; leave torch's random state and gradient modes as they were."""
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
         session(config.device) as world,
         torch.random.fork_rng([world.device] if world.device.type == "cuda" else []),
     ):
-        folder.check_out(config, world)
-        if config.resume and (found := read_result(config)) is not None:
-            return found
-        training = Training(folder.with_recorded_layout(config, world), world, callbacks)
-        config = training.config
-        with folder.locked(config, world), training.running(progress):
-            with closing(splits.steps(training.splits, config, training.done.step, world)) as source:
-                _train(training, source)
-            result = training.finish()
-        training.warn_if_diverged(result.summary)
-        training.interruptions.reraise()  # a signal received during finish()
-        return result
+        yield world
+
+
+@contextmanager
+def _trained(t: Training, progress: bool) -> Iterator[None]:
+    """Lock the folder and train until the end; files are open inside the `with`."""
+    with folder.locked(t.config, t.world), t.running(progress):
+        with closing(splits.steps(t.splits, t.config, t.done.step, t.world)) as source:
+            _train(t, source)
+        yield
 
 
 def _train(t: Training, source: Iterator[list[splits.Batch]]) -> None:

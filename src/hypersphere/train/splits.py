@@ -158,15 +158,19 @@ def mask_of(graph: Graph, split: str) -> Tensor:
     return {"train": graph.train, "validation": graph.val, "test": graph.test}[split]
 
 
-def load(data: Data, seed: int) -> Splits:
-    """Load the splits of a config's data. ValueError in one line if files are missing or wrong."""
+def load(data: Data, seed: int, *, with_test: bool = True) -> Splits:
+    """Load the splits of a config's data. ValueError in one line if files are missing or wrong.
+
+    Args:
+        with_test: False: leave the test split out; of a graph, its labels.
+    """
     options: dict[str, Any] = {"context": CONTEXT} if data.name == "text" else {}
     if data.labels is not None:
         options["labels"] = data.labels
     train = datasets.load(data.name, data.root, "train", **options)
     if isinstance(train, Graph):
-        return _graph(train)
-    validation, test = None, _test(data, options)
+        return _graph(train, with_test)
+    validation, test = None, _test(data, options) if with_test else None
     if data.imbalance is not None:
         train = datasets.imbalance(train, data.imbalance, seed)
     if data.validation is not None:
@@ -176,7 +180,13 @@ def load(data: Data, seed: int) -> Splits:
             n, size = len(train), data.validation
             many = f"data.validation must be below the {n} training samples, got {size}"
             raise ValueError(many if size >= n else f"data.validation={size} of {n} samples: {error}") from None
-    if test is None and validation is None:
+    if data.fold is not None:
+        number, folds = map(int, data.fold.split("/"))
+        try:
+            train, validation = datasets.fold(train, number, folds, seed)
+        except ValueError as error:
+            raise ValueError(f"data.fold={data.fold}: {error}") from None
+    if test is None and validation is None and with_test:
         raise ValueError(
             f"data.name={data.name}: {data.root or 'the data'} has no split test; data.validation=0.2 holds out a fifth"
         )
@@ -251,17 +261,18 @@ def _kind(sample: Tensor) -> str:
     return "points" if sample.dim() == 3 and sample.shape[2] == 3 else "other"
 
 
-def _graph(graph: Graph) -> Splits:
+def _graph(graph: Graph, with_test: bool) -> Splits:
     for split in ("train", "validation", "test"):
         mask = mask_of(graph, split)
         if not bool((mask & (graph.labels >= 0)).any()):
             raise ValueError(f"the graph has no labelled nodes in its split {split}")
     check_range("the graph", graph.labels.clamp(min=0), len(graph.classes))
     features = F.normalize(graph.features, p=1.0)  # every row sums to 1
-    graph = Graph(features, graph.adjacency, graph.labels, graph.train, graph.val, graph.test, graph.classes)
+    labels = graph.labels if with_test else graph.labels.where(graph.train | graph.val, -1)
+    graph = Graph(features, graph.adjacency, labels, graph.train, graph.val, graph.test, graph.classes)
     spec = DataSpec("graph", (features.shape[1],), "float32", graph.classes)
     nothing = resolve(None)
-    return Splits(spec, graph, graph, graph, nothing, nothing)
+    return Splits(spec, graph, graph, graph if with_test else None, nothing, nothing)
 
 
 # ------------------------------------------------------------------------------------------------------- batches

@@ -41,15 +41,20 @@ class TrainingError(RuntimeError):
 
 
 class Training:
-    """One training: data, task, schedule, progress and files."""
+    """One training: data, task, schedule, progress and files.
 
-    def __init__(self, config: Config, world: World, callbacks: Sequence[Callback] = ()) -> None:
+    `end` is the step at which it stops, `total` by default; the schedule is always that of `total` steps.
+    """
+
+    def __init__(
+        self, config: Config, world: World, callbacks: Sequence[Callback] = (), *, with_test: bool = True
+    ) -> None:
         self.config, self.world, self.callbacks = config, world, callbacks
         if config.data.batch_size % world.size:
             raise ValueError(
                 f"data.batch_size must be a multiple of the {world.size} processes, got {config.data.batch_size}"
             )
-        self.splits = splits.load(config.data, config.seed)
+        self.splits = splits.load(config.data, config.seed, with_test=with_test)
         torch.manual_seed(config.seed)
         self.path = None if config.out is None else Path(config.out)
         newest = self.newest()
@@ -63,6 +68,7 @@ class Training:
         self.config = self.task.config = config
         self.epoch = splits.steps_per_epoch(self.splits, config.data, config.accumulate)
         self.total = config.steps if config.steps is not None else (config.epochs or 0) * self.epoch
+        self.end = self.total
         self.eval_every = config.eval_every or (GRAPH_EVERY if self.splits.spec.kind == "graph" else self.epoch)
         resampler = self.task.phases[0].resampler
         # steps between observations of the plateau schedule
@@ -112,12 +118,12 @@ class Training:
     @property
     def is_over(self) -> bool:
         patience = self.config.patience
-        return self.done.step >= self.total or (patience is not None and self.done.waited >= patience)
+        return self.done.step >= self.end or (patience is not None and self.done.waited >= patience)
 
     @property
     def evaluation_is_due(self) -> bool:
         step = self.done.step
-        return step > self.done.evaluated and (step % self.eval_every == 0 or step == self.total)
+        return step > self.done.evaluated and (step % self.eval_every == 0 or step == self.end)
 
     @property
     def checkpoint_is_due(self) -> bool:

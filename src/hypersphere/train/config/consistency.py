@@ -57,7 +57,8 @@ def _top(config: Any) -> None:
     both = config.steps is not None and config.epochs is not None
     _reject_if(both, f"give steps or epochs, not both; got steps={config.steps} and epochs={config.epochs}")
     kind = kind_of_data(config.data.name)
-    held_out = config.data.validation is not None or kind == "graph"  # which has a validation split
+    parts = config.data.validation, config.data.fold
+    held_out = parts != (None, None) or kind == "graph"  # which has a validation split
     stops_by_test = config.patience is not None and not held_out
     _reject_if(stops_by_test, "patience needs data.validation: early stopping must not use the test set")
     has_layout = kind in ("images", None) or not config.channels_last
@@ -96,7 +97,12 @@ def _data(data: Data, model: Model) -> None:
     _reject_if(other, f"data.labels: only cifar100 has fine and coarse labels, got data.name={data.name}")
     too_large = isinstance(data.validation, float) and data.validation >= 1
     _reject_if(too_large, f"data.validation must be a share below 1 or an integer, got {shown(data.validation)}")
-    for key in ("imbalance", "validation"):
+    if data.fold is not None:
+        number, of = map(int, data.fold.split("/"))
+        is_fold = 1 <= number <= of and of >= 2
+        _reject_if(not is_fold, f"data.fold must be 1/K to K/K with K >= 2, got {shown(data.fold)}")
+        _reject_if(data.validation is not None, "give data.validation or data.fold, not both")
+    for key in ("imbalance", "validation", "fold"):
         splits = getattr(data, key) is not None and kind == "graph"
         _reject_if(splits, f"data.{key}: the samples of a graph are split already, got data.name={data.name}")
     _reject_if(data.imbalance is not None and kind == "text", "data.imbalance: text has no classes, got data.name=text")
@@ -183,7 +189,9 @@ def _adversarial(config: Any) -> None:
     _reject_if(
         config.loss.name != "softmax", f"loss.name needs a classifier, but {name} is trained against another network"
     )
-    _reject_if(config.data.validation is not None, f"data.validation needs a classifier, but {name} has no accuracy")
+    for key in ("validation", "fold"):
+        held_out = getattr(config.data, key) is not None
+        _reject_if(held_out, f"data.{key} needs a classifier, but {name} has no accuracy")
     rotated = config.rotation is not None and config.rotation.layers != "hidden"
     _reject_if(rotated, f"rotation.layers must be hidden for {name}, which has no classes")
     only = config.optimizer.decay_layers

@@ -89,6 +89,12 @@ class Data(Group):
     validation: int | float | None = setting(
         None, "validation samples held out of the training set, or their share if below 1", above=0
     )
+    fold: str | None = setting(
+        None,
+        "cross-validation: part of the training set held out for validation; 2/5 is the second of five",
+        pattern=r"[0-9]{1,4}/[0-9]{1,4}",
+        words="a fold such as 2/5, the second of five, or null",
+    )
     labels: str | None = setting(
         None, "labels of cifar100: 100 fine or 20 coarse classes; null: fine", names=("fine", "coarse")
     )
