@@ -17,7 +17,7 @@ from hypersphere.recipes import digits, papers
 from hypersphere.recipes.table import Row, Table
 from hypersphere.reproduce import compare, figures, results, runner, worker
 from hypersphere.reproduce.statistics import agreement, mean_and_deviation, welch
-from hypersphere.train import fit
+from hypersphere.train import fit, processes
 from hypersphere.train.config import derive
 
 
@@ -58,20 +58,15 @@ def in_process(monkeypatch):
         def poll(self):
             return 0
 
-    def start(task, runs, jobs, device, root):
-        request = {**vars(task), "runs": str(runs), "threads": 1, "device": device, "root": root}
-        return replace_entry(task, worker.run(request))
+    def start(module, task, request, jobs):
+        assert module == "hypersphere.reproduce.worker"
+        answers[task] = vars(worker.run({**request, "threads": 1}))
+        return processes.Running(task, Done(), None)
 
-    def replace_entry(task, entry):
-        running = runner.Running(task, Done(), None)
-        entries[id(running)] = entry
-        kept.append(running)
-        return running
-
-    entries, kept = {}, []
-    monkeypatch.setattr(runner, "_start", start)
-    monkeypatch.setattr(runner, "_entry", lambda each: entries[id(each)])
-    monkeypatch.setattr(runner, "POLL", 0.0)
+    answers = {}
+    monkeypatch.setattr(processes, "_start", start)
+    monkeypatch.setattr(processes, "_answer", lambda each: answers[each.task])
+    monkeypatch.setattr(processes, "POLL", 0.0)
 
 
 # Statistics

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 from ..recipes import papers
 from ._output import integer, print_table, say
+from ._runs import add_run_arguments, shown
 
 RESULTS, RUNS = "results", "runs/reproduce"
 
@@ -21,8 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", metavar="A,B", help="only these rows")
     parser.add_argument("--seeds", metavar="K", type=integer(1, 1000), help="runs of each row (default: the row's own)")
     parser.add_argument("--full", action="store_true", help="the paper's own size instead of the small form")
-    parser.add_argument("--jobs", metavar="N", type=integer(1, 256), default=1, help="runs at a time (default: 1)")
-    parser.add_argument("--budget", metavar="MINUTES", type=_minutes, help="stop after this time; go on another time")
+    add_run_arguments(parser)
     parser.add_argument("--show", action="store_true", help="run nothing; print what has been measured")
     parser.add_argument("--device", default="auto", help="auto, cpu, mps, cuda or cuda:N (default: auto)")
     parser.add_argument(
@@ -58,41 +56,11 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(tasks: list[Any], folder: Path, runs: Path, options: argparse.Namespace) -> list[Any]:
     """Run the tasks; show a bar on a terminal, and a line for every run that begins or ends."""
-    from .._internal.progress import Bar, clock, terminal
     from ..reproduce import runner
 
-    status, begin, console = runner.Status(len(tasks)), time.monotonic(), terminal()
-
-    def cells(brief: bool) -> dict[str, tuple[str, str]]:
-        names = ", ".join(f"{task.row} seed {task.seed}" for task in status.running)
-        passed = clock(time.monotonic() - begin)
-        return {
-            "what": ("", options.table),
-            "bar": ("", ""),
-            "done": ("", f"{status.done}/{status.total}"),
-            "time": ("", passed),
-            "running": ("", "" if brief else names),
-        }
-
-    bar = None if console is None else Bar(console, cells, lambda: status.done / status.total, ("bar", "time", "what"))
     kept = {key: getattr(options, key) for key in ("jobs", "budget", "device", "root")}
-    if bar is not None:
-        bar.start()
-    try:
+    with shown(options.table) as status:
         return runner.run(tasks, folder, runs, tell=say, status=status, **kept)
-    finally:
-        if bar is not None:
-            bar.stop()
-
-
-def _minutes(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number of minutes above 0, got {text!r}")
-    return value
 
 
 def _list(folder: Path, options: argparse.Namespace) -> int:

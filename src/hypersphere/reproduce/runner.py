@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ..recipes import papers
 from ..recipes.table import Row, Table
+from ..train.processes import RunFailed as RunFailed
+from ..train.processes import Status, run_all
 from . import results
 from .results import FULL, SMALL, Entry, fingerprint
 from .statistics import mean_and_deviation
-
-POLL = 0.2  # seconds between looks at the processes
-GRACE = 60.0  # seconds that a process has to write its checkpoint
 
 
 @dataclass(frozen=True)
@@ -38,28 +30,6 @@ class Task:
     @property
     def name(self) -> str:
         return f"{self.table} {self.row} seed {self.seed}"
-
-
-@dataclass(frozen=True)
-class Running:
-    """A task in its process; `errors` is the file of its stderr, not a pipe, since a full one would block."""
-
-    task: Task
-    process: subprocess.Popen[str]
-    errors: IO[str]
-
-
-@dataclass
-class Status:
-    """How far :func:`run` is, for a display."""
-
-    total: int = 0
-    done: int = 0
-    running: tuple[Task, ...] = ()
-
-
-class RunFailed(RuntimeError):
-    """Raised when a row cannot be run, with its one-line reason."""
 
 
 def form_of(full: bool) -> str:
@@ -133,7 +103,7 @@ def run(
     device: str = "auto",
     root: str | None = None,
     tell: Callable[[str], None] = lambda line: None,
-    status: Status | None = None,
+    status: Status[Task] | None = None,
 ) -> list[Task]:
     """Run the tasks, each in its own process, and write every result as it comes.
 
@@ -148,69 +118,26 @@ def run(
     Raises:
         RunFailed: if a row fails; the others are stopped.
     """
-    waiting, running = [*tasks], list[Running]()
-    deadline = None if budget is None else time.monotonic() + 60 * budget
     starts = {(name, row.name): row.start for name in {t.table for t in tasks} for row in papers.load(name).rows}
-    left = [*tasks]
-    status = status or Status()
-    try:
-        while waiting or running:
-            for task in [*waiting]:
-                first = starts[task.table, task.row]
-                blocked = any((t.table, t.row, t.seed) == (task.table, first, task.seed) for t in left)
-                if len(running) < jobs and not blocked:
-                    waiting.remove(task)
-                    running.append(_start(task, runs, jobs, device, root))
-                    tell(f"{task.name}: begins, about {task.minutes:.1f} minutes")
-            status.total, status.done = len(tasks), len(tasks) - len(left)
-            status.running = tuple(each.task for each in running)
-            time.sleep(POLL)
-            for each in [one for one in running if one.process.poll() is not None]:
-                running.remove(each)
-                entry = _entry(each)
-                results.add(folder, each.task.table, entry)
-                left.remove(each.task)
-                name, value = next(iter(entry.figures.items()))
-                tell(f"{each.task.name}: {name} {value:.6g}, {entry.facts['seconds'] / 60:.1f} minutes")
-            if deadline is not None and time.monotonic() > deadline:
-                break
-    finally:
-        for each in running:
-            with suppress(ProcessLookupError):
-                each.process.send_signal(signal.SIGTERM)
-        for each in running:
-            with suppress(subprocess.TimeoutExpired):
-                each.process.wait(GRACE)
-            each.process.kill()
-    return left
 
+    def waits_for(task: Task, left: Sequence[Task]) -> bool:
+        first = task.table, starts[task.table, task.row], task.seed
+        return any((each.table, each.row, each.seed) == first for each in left)
 
-def _start(task: Task, runs: Path, jobs: int, device: str, root: str | None) -> Running:
-    threads = 1 if jobs > 1 else max(1, int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
-    request: dict[str, Any] = {**vars(task), "runs": str(runs), "threads": threads, "device": device, "root": root}
-    errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with its process
-    process = subprocess.Popen(
-        [sys.executable, "-m", f"{__package__}.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+    def ended(task: Task, answer: dict[str, Any]) -> None:
+        entry = Entry(**answer)
+        results.add(folder, task.table, entry)
+        name, value = next(iter(entry.figures.items()))
+        tell(f"{task.name}: {name} {value:.6g}, {entry.facts['seconds'] / 60:.1f} minutes")
+
+    return run_all(
+        f"{__package__}.worker",
+        tasks,
+        lambda task: {**vars(task), "runs": str(runs), "device": device, "root": root},
+        ended,
+        jobs=jobs,
+        deadline=None if budget is None else time.monotonic() + 60 * budget,
+        began=lambda task: tell(f"{task.name}: begins, about {task.minutes:.1f} minutes"),
+        waits_for=waits_for,
+        status=status,
     )
-    assert process.stdin is not None
-    with suppress(BrokenPipeError):  # it died at once; its stderr says why
-        process.stdin.write(json.dumps(request))
-        process.stdin.close()
-    return Running(task, process, errors)
-
-
-def _entry(each: Running) -> Entry:
-    """Read the result of a process that has ended."""
-    assert each.process.stdout is not None
-    with each.process.stdout, each.errors:
-        out = each.process.stdout.read()
-        each.errors.seek(0)
-        lines = each.errors.read().strip().splitlines()
-    if code := each.process.returncode:
-        raise RunFailed(f"{each.task.name}: {lines[-1] if lines else f'exit code {code}'}")
-    return Entry(**json.loads(out.strip().splitlines()[-1]))

@@ -1,11 +1,7 @@
-"""Run one row with one seed in a process of its own: ``python -m hypersphere.reproduce.worker``.
-
-The request is JSON on stdin, the entry of the results file JSON on stdout. A failure is one line on stderr, exit 2.
-"""
+"""Run one row with one seed: ``python -m hypersphere.reproduce.worker``, which :mod:`..train.processes` starts."""
 
 from __future__ import annotations
 
-import json
 import platform
 import sys
 import time
@@ -15,6 +11,7 @@ from typing import Any
 from .. import __version__
 from ..recipes import papers
 from ..train.config import derive
+from ..train.processes import serve
 from .results import FULL, Entry, fingerprint, machine
 
 
@@ -27,7 +24,6 @@ def run(request: dict[str, Any]) -> Entry:
     """Run or resume what the request names, and return its figures."""
     import torch
 
-    torch.set_num_threads(request["threads"])
     table = papers.load(request["table"])
     row, seed, form = table.row(request["row"]), request["seed"], request["form"]
     begin = time.perf_counter()
@@ -42,10 +38,9 @@ def run(request: dict[str, Any]) -> Entry:
         figures = {name: float(value) for name, value in row.compute(seed).items()}
         facts["seconds"] = round(time.perf_counter() - begin, 2)
     else:
-        from ..train import fit, keep_memory
+        from ..train import fit
         from .figures import figures_of
 
-        keep_memory()
         config = row.full if form == FULL else row.small
         assert config is not None
         path = folder_of(request["runs"], request["table"], form, row.name, seed)
@@ -62,16 +57,5 @@ def run(request: dict[str, Any]) -> Entry:
     return Entry(row.name, seed, form, fingerprint(row, form, table.options), figures, facts)
 
 
-def main() -> int:
-    request = json.loads(sys.stdin.read())
-    try:
-        entry = run(request)
-    except (ValueError, OSError, RuntimeError) as error:
-        print(" ".join(str(error).split())[:500], file=sys.stderr)
-        return 2
-    print(json.dumps(vars(entry)))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(serve(lambda request: vars(run(request))))

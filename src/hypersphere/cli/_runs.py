@@ -1,0 +1,55 @@
+"""What commands that run several trainings share: how many at a time, for how long, and a bar."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..train.processes import Status
+from ._output import integer
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--jobs", metavar="N", type=integer(1, 256), default=1, help="runs at a time (default: 1)")
+    parser.add_argument("--budget", metavar="MINUTES", type=_minutes, help="stop after this time; go on another time")
+
+
+def _minutes(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number of minutes above 0, got {text!r}")
+    return value
+
+
+@contextmanager
+def shown(what: str, *, enabled: bool = True) -> Iterator[Status[Any]]:
+    """Show a bar on a terminal; yield the status that it shows."""
+    from .._internal.progress import Bar, clock, terminal
+
+    status, begin, console = Status[Any](), time.monotonic(), terminal() if enabled else None
+
+    def cells(brief: bool) -> dict[str, tuple[str, str]]:
+        return {
+            "what": ("", what),
+            "bar": ("", ""),
+            "done": ("", f"{status.done}/{status.total}"),
+            "time": ("", clock(time.monotonic() - begin)),
+            "running": ("", "" if brief else ", ".join(task.name for task in status.running)),
+        }
+
+    if console is None:
+        yield status
+        return
+    bar = Bar(console, cells, lambda: status.done / max(1, status.total), ("bar", "time", "what"))
+    bar.start()
+    try:
+        yield status
+    finally:
+        bar.stop()

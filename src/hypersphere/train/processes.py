@@ -1,0 +1,168 @@
+"""Run tasks in processes of their own, several at a time, within a budget.
+
+A worker is a module that ends with ``sys.exit(serve(run))``: the request is JSON on stdin, the answer JSON on stdout, a
+failure one line on stderr and exit code 2.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass
+from typing import IO, Any, Generic, Protocol, TypeVar
+
+from .interruption import Interruptions
+
+POLL = 0.2  # seconds between looks at the processes
+GRACE = 60.0  # seconds that a process has to write its checkpoint
+
+
+class Named(Protocol):
+    """A task: what it is called in messages."""
+
+    @property
+    def name(self) -> str: ...
+
+
+T = TypeVar("T", bound=Named)
+
+
+class RunFailed(RuntimeError):
+    """Raised when a task cannot be run, with its one-line reason."""
+
+
+@dataclass
+class Status(Generic[T]):
+    """How far :func:`run_all` is, for a display."""
+
+    total: int = 0
+    done: int = 0
+    running: tuple[T, ...] = ()
+
+
+@dataclass(frozen=True)
+class Running(Generic[T]):
+    """A task in its process; `errors` is the file of its stderr, not a pipe, since a full one would block."""
+
+    task: T
+    process: subprocess.Popen[str]
+    errors: IO[str]
+
+
+def run_all(
+    worker: str,
+    tasks: Sequence[T],
+    request: Callable[[T], Mapping[str, Any]],
+    ended: Callable[[T, dict[str, Any]], None],
+    *,
+    jobs: int = 1,
+    deadline: float | None = None,
+    began: Callable[[T], None] = lambda task: None,
+    waits_for: Callable[[T, Sequence[T]], bool] = lambda task, left: False,
+    status: Status[T] | None = None,
+) -> list[T]:
+    """Run each task in a process of its own and return the tasks that were not finished.
+
+    At the deadline, or when this process is interrupted, the workers get SIGTERM, so that they can write a checkpoint.
+
+    Args:
+        worker: name of a module.
+        request: what the worker is told, and `threads`, how many it may use.
+        ended: receives the task and the worker's answer.
+        jobs: processes at a time; each has one thread if there are several.
+        deadline: of time.monotonic().
+        began: receives a task when it starts.
+        waits_for: whether a task must wait for one of those that are left.
+        status: is kept up to date.
+
+    Raises:
+        RunFailed: if a task fails; the others are stopped.
+    """
+    waiting, running, left = [*tasks], list[Running[T]](), [*tasks]
+    status = Status() if status is None else status
+    with Interruptions() as interruptions:
+        try:
+            while (waiting or running) and interruptions.signal is None:
+                for task in [*waiting]:
+                    if len(running) < jobs and not waits_for(task, left):
+                        waiting.remove(task)
+                        running.append(_start(worker, task, request(task), jobs))
+                        began(task)
+                status.total, status.done = len(tasks), len(tasks) - len(left)
+                status.running = tuple(each.task for each in running)
+                time.sleep(POLL)
+                for each in [one for one in running if one.process.poll() is not None]:
+                    running.remove(each)
+                    ended(each.task, _answer(each))
+                    left.remove(each.task)
+                if deadline is not None and time.monotonic() > deadline:
+                    break
+        finally:
+            for each in running:
+                with suppress(ProcessLookupError):
+                    each.process.send_signal(signal.SIGTERM)
+            for each in running:
+                with each.process, each.errors:
+                    with suppress(subprocess.TimeoutExpired):
+                        each.process.wait(GRACE)
+                    each.process.kill()
+    interruptions.reraise()
+    return left
+
+
+def _start(worker: str, task: T, request: Mapping[str, Any], jobs: int) -> Running[T]:
+    threads = 1 if jobs > 1 else max(1, int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
+    errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with its process
+    process = subprocess.Popen(
+        [sys.executable, "-m", worker],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        start_new_session=True,  # Ctrl-C reaches this process only, which then stops its workers once
+    )
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # it died at once; its stderr says why
+        process.stdin.write(json.dumps({**request, "threads": threads}))
+        process.stdin.close()
+    return Running(task, process, errors)
+
+
+def _answer(each: Running[T]) -> dict[str, Any]:
+    """Read the answer of a process that has ended."""
+    assert each.process.stdout is not None
+    with each.process.stdout, each.errors:
+        out = each.process.stdout.read()
+        each.errors.seek(0)
+        lines = each.errors.read().strip().splitlines()
+    if code := each.process.returncode:
+        raise RunFailed(f"{each.task.name}: {lines[-1] if lines else f'exit code {code}'}")
+    answer: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
+    return answer
+
+
+def serve(run: Callable[[dict[str, Any]], Mapping[str, Any]]) -> int:
+    """Answer the request of :func:`run_all` in a worker and return the exit code."""
+    import torch
+
+    from .memory import keep_memory
+
+    request = json.loads(sys.stdin.read())
+    torch.set_num_threads(request["threads"])
+    keep_memory()
+    try:
+        with redirect_stdout(sys.stderr):  # what a user's code prints is no answer
+            answer = run(request)
+    except (ValueError, OSError, RuntimeError) as error:
+        print(" ".join(str(error).split())[:500], file=sys.stderr)
+        return 2
+    print(json.dumps(dict(answer)))
+    return 0
