@@ -1,1 +1,405 @@
-"""The tables of mhe."""
+"""The tables of MHE (Learning towards Minimum Hyperspherical Energy)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..train.config import Config, Data, Energy, Loss, Model, Optimizer, Schedule, derive
+from .table import Row, Table
+
+KINDS: dict[str, dict[str, bool]] = {
+    "mhe": {},
+    "half-space": {"half_space": True},
+    "angular": {"angular": True},
+    "half-space-angular": {"half_space": True, "angular": True},
+}
+ORTHONORMAL = Energy(measure="orthonormal", hidden_weight=1e-5, output_weight=0.0)
+MARGINS = (1, 2, 3, 4)
+
+_RATE = "learning rate 0.02 instead of 0.1, by validation accuracy"
+_PIXELS = f"{_RATE}; 16×16 pixels instead of 32×32, flipped but not cropped"
+_NARROW = f"CNN-9 with 16/32/64 filters instead of 64/128/256; 1,500 steps instead of 42,500; {_PIXELS}"
+_HELD_OUT = "5,000 training images held out for validation."
+
+
+# ------------------------------------------------------------------------------------------------ configs
+
+
+def cnn9(data: str = "cifar100") -> Config:
+    """CNN-9 on CIFAR, the baseline of 5.1."""
+    return Config(
+        steps=42_500,
+        eval_every=500,
+        clip=None,
+        model=Model("cnn9.mhe"),
+        data=Data(data, batch_size=128, augment="cifar.mhe"),
+        optimizer=Optimizer("sgd", lr=0.1, momentum=0.9, weight_decay=1e-4),
+        schedule=Schedule("step", milestones=(20_000, 30_000, 37_500)),
+    )
+
+
+def energy(kind: str, s: float = 2, **changes: Any) -> Energy:
+    """A variant of :data:`KINDS`. By default λ is 10 (half space: 1) for hidden layers and 1 for the output."""
+    return Energy(**KINDS[kind] | {"s": s} | changes)
+
+
+def imagenet(network: str) -> Config:
+    """A ResNet on ImageNet, in a folder of images."""
+    return derive(
+        cnn9(),
+        steps=500_000,
+        eval_every=10_000,
+        model={"name": network},
+        data=Data("image_folder", batch_size=64, augment="imagenet"),
+        schedule={"milestones": (150_000, 300_000, 400_000)},
+    )
+
+
+def small(config: Config, steps: int = 1500, widths: tuple[int, ...] = (16, 32, 64)) -> Config:
+    """The small form: narrow, small images, few steps, milestones in proportion."""
+    assert config.steps is not None
+    milestones = tuple(steps * each // config.steps for each in config.schedule.milestones)
+    return derive(
+        config,
+        steps=steps,
+        eval_every=steps // 5,
+        optimizer={"lr": 0.02},
+        model={"widths": widths},
+        data={"size": 16, "augment": "cifar10.spherenet", "validation": 5000},
+        schedule={"milestones": milestones},
+    )
+
+
+# ------------------------------------------------------------------------------------------------ 5.1
+
+
+def table_1() -> Table:
+    """Variants of the energy: CNN-9 on CIFAR-10 and CIFAR-100."""
+    figures: dict[str, dict[str, tuple[float, ...]]] = {  # s = 2, 1, 0
+        "cifar10": {
+            "baseline": (7.75,),
+            "mhe": (6.22, 6.74, 6.44),
+            "half-space": (6.28, 6.54, 6.30),
+            "angular": (6.21, 6.77, 6.45),
+            "half-space-angular": (6.52, 6.49, 6.44),
+        },
+        "cifar100": {
+            "baseline": (28.13,),
+            "mhe": (27.15, 27.09, 26.16),
+            "half-space": (25.61, 26.30, 26.18),
+            "angular": (26.17, 27.31, 27.90),
+            "half-space-angular": (26.03, 26.52, 26.47),
+        },
+    }
+    return Table("variants of the energy", "error", _variants(figures), f"{_NARROW}; {_HELD_OUT}", minutes=1.8)
+
+
+def _variants(figures: dict[str, dict[str, tuple[float, ...]]], similarity: str | None = None) -> tuple[Row, ...]:
+    """Rows of every kind and s; the small form is on CIFAR-100 with plain layers."""
+    rows = []
+    for data, methods in figures.items():
+        base = derive(cnn9(data), model={"similarity": similarity})
+        for kind, papers in methods.items():
+            for s, paper in zip((2, 1, 0), papers, strict=False):
+                full = derive(base, energy=_term(kind, s))
+                runs_small = data == "cifar100" and similarity is None
+                name = f"{data}/{kind}" + (f"-s{s}" if kind in KINDS else "")
+                rows.append(Row(name, paper, full, small(full) if runs_small else None, 3))
+    return tuple(rows)
+
+
+def _term(kind: str, s: float = 2) -> Energy | None:
+    return energy(kind, s) if kind in KINDS else ORTHONORMAL if kind == "orthonormal" else None
+
+
+def table_2() -> Table:
+    """Network width: CNN-9 on CIFAR-100."""
+    figures = {
+        "baseline": (47.72, 38.64, 28.13, 24.95, 25.45),
+        "mhe": (36.84, 30.05, 26.75, 24.05, 23.14),
+        "half-space": (35.16, 29.33, 25.96, 23.38, 21.83),
+    }
+    rows = []
+    for i, width in enumerate((16, 32, 64, 128, 256)):
+        widths = (width, 2 * width, 4 * width)
+        for kind, papers in figures.items():
+            full = derive(cnn9(), model={"widths": widths}, energy=_term(kind))
+            narrower = small(full, widths=(8, 16, 32)) if width == 16 else None
+            rows.append(Row(f"{'-'.join(map(str, widths))}/{kind}", papers[i], full, narrower, 3))
+    reduced = f"Half of the narrowest network, 8/16/32 filters; 1,500 steps instead of 42,500; {_PIXELS}; {_HELD_OUT}"
+    return Table("network width, CIFAR-100", "error", tuple(rows), reduced, minutes=1.2)
+
+
+def table_3() -> Table:
+    """Network depth on CIFAR-100."""
+    figures = {
+        "baseline": (32.08, 28.13, None),
+        "mhe": (28.16, 26.75, 26.9),
+        "half-space": (27.56, 25.96, 25.84),
+    }
+    rows = []
+    for i, network in enumerate(("cnn6", "cnn9", "cnn15")):
+        for kind, papers in figures.items():
+            full = derive(cnn9(), model={"name": f"{network}.mhe"}, energy=_term(kind))
+            note = "" if papers[i] else "It did not converge in the paper."
+            rows.append(Row(f"{network}/{kind}", papers[i], full, note=note))
+    return Table("network depth, CIFAR-100", "error", tuple(rows))
+
+
+def table_4() -> Table:
+    """Where the gain comes from: energy of hidden layers, of the output, of both; CNN-9 on CIFAR-100."""
+    figures = {
+        "mhe": (26.85, 26.55, 26.16),
+        "half-space": (None, 26.28, 25.61),
+        "angular": (27.8, 26.56, 26.17),
+        "half-space-angular": (None, 26.64, 26.03),
+    }
+    parts: dict[str, dict[str, float]] = {"output": {"hidden_weight": 0}, "hidden": {"output_weight": 0}, "both": {}}
+    rows = [Row("baseline", 28.13, cnn9())]
+    for kind, papers in figures.items():
+        for (part, weights), paper in zip(parts.items(), papers, strict=True):
+            if paper is not None:  # half space is for hidden layers
+                rows.append(Row(f"{kind}-{part}", paper, derive(cnn9(), energy=energy(kind, **weights))))
+    return Table("hidden layers and output, CIFAR-100", "error", tuple(rows))
+
+
+def table_5() -> Table:
+    """ResNet-32 on CIFAR-10 and CIFAR-100."""
+    note = "The figures of Table 5 are missing in our text of the paper."
+    rows = [
+        Row(f"{data}/{kind}", None, derive(cnn9(data), model={"name": "resnet32.mhe"}, energy=_term(kind)), note=note)
+        for data in ("cifar10", "cifar100")
+        for kind in ("baseline", "mhe", "half-space")
+    ]
+    return Table("ResNet-32", "error", tuple(rows))
+
+
+def table_6() -> Table:
+    """ResNet-18 and ResNet-34 on ImageNet."""
+    orthogonal = Energy(measure="orthoreg")
+    methods = {
+        "baseline": (32.95, 30.04, None),
+        "orthogonal": (32.65, 29.74, orthogonal),
+        "orthonormal": (32.61, 29.75, ORTHONORMAL),
+        "mhe": (32.50, 29.60, energy("mhe")),
+        "half-space": (32.45, 29.50, energy("half-space")),
+    }
+    rows = []
+    for i, network in enumerate(("resnet18", "resnet34")):
+        for name, (*papers, term) in methods.items():
+            rows.append(Row(f"{network}/{name}", papers[i], derive(imagenet(f"{network}.mhe"), energy=term)))
+    return Table("ImageNet", "error", tuple(rows))
+
+
+# ------------------------------------------------------------------------------------------------ imbalance
+
+IMBALANCED = ("baseline", "orthonormal", "mhe", "half-space", "angular", "half-space-angular")
+
+
+def figure_4() -> Table:
+    """MNIST with 100 images of digit 0, 2-dimensional features: CNN-6."""
+    base = derive(
+        cnn9(), model={"name": "cnn6.mhe", "fc": 2}, data={"name": "mnist", "augment": None, "imbalance": "mnist0"}
+    )
+    rows = [
+        Row(name, paper, full, _small_mnist(full), 3)
+        for name, paper, full in (("baseline", 88.5, base), ("mhe", 98.0, derive(base, energy=energy("mhe"))))
+    ]
+    reduced = (
+        f"CNN-6 with 16/32/64 filters instead of 64/128/256; 2,500 steps instead of 42,500; {_RATE}; 14×14 "
+        f"pixels instead of 28×28; {_HELD_OUT}"
+    )
+    return Table("MNIST with few zeros", "accuracy", tuple(rows), reduced, minutes=1.8)
+
+
+def _small_mnist(config: Config) -> Config:
+    return derive(small(config, 2500), {"data.size": 14, "data.augment": None})
+
+
+def table_7() -> Table:
+    """Imbalanced CIFAR-10: class 0 has a tenth of its images, or class c has 500·(c + 1); CNN-9."""
+    single, multiple = (9.80, 8.34, 7.98, 7.90, 7.96, 7.59), (12.00, 10.80, 10.25, 9.59, 9.88, 9.89)
+    class0 = (30.40, 26.80, 25.80, 26.40, 26.00, 25.90)
+    rows = []
+    for i, kind in enumerate(IMBALANCED):
+        full = derive(cnn9("cifar10"), {"data.imbalance": "single"}, energy=_term(kind))
+        rows.append(Row(f"single/{kind}", single[i], full, small(full, 1200), 3, also={"class0_error": class0[i]}))
+    for i, kind in enumerate(IMBALANCED):
+        full = derive(cnn9("cifar10"), {"data.imbalance": "multiple"}, energy=_term(kind))
+        runs_small = kind in ("baseline", "mhe", "half-space")
+        rows.append(Row(f"multiple/{kind}", multiple[i], full, small(full, 1200) if runs_small else None, 3))
+    reduced = _NARROW.replace("1,500", "1,200") + f"; {_HELD_OUT}"
+    return Table("imbalanced CIFAR-10", "error", tuple(rows), reduced, minutes=1.45)
+
+
+def table_16() -> Table:
+    """Imbalanced CIFAR-100: ten classes have a tenth of their images, or class c has 5·(c + 1); CNN-9."""
+    figures = {
+        "single": (31.43, 30.75, 29.30, 29.40, 30.16, 29.60),
+        "multiple": (38.39, 37.89, 37.07, 36.52, 37.54, 37.07),
+    }
+    rows = [
+        Row(f"{column}/{kind}", paper, derive(cnn9(), {"data.imbalance": column}, energy=_term(kind)))
+        for column, papers in figures.items()
+        for kind, paper in zip(IMBALANCED, papers, strict=True)
+    ]
+    return Table("imbalanced CIFAR-100", "error", tuple(rows))
+
+
+# ------------------------------------------------------------------------------------------------ faces
+
+
+def sphereface(network: str, margin: int = 4) -> Config:
+    """A SphereFace network on CASIA-WebFace, a folder of aligned faces of 112×96 pixels."""
+    return Config(
+        steps=28_000,
+        eval_every=2000,
+        clip=None,
+        model=Model(network),
+        data=Data("image_folder", batch_size=512, augment="cifar10.spherenet"),
+        loss=Loss("a_softmax", margin=margin),
+        optimizer=Optimizer("sgd", lr=0.1, momentum=0.9, weight_decay=5e-4),
+        schedule=Schedule("step", milestones=(16_000, 24_000)),
+    )
+
+
+def plus(config: Config) -> Config:
+    """The second stage, SphereFace+: fine-tune with the energy of the classes at a tenth of the learning rate."""
+    return derive(
+        config,
+        steps=8000,
+        loss=Loss("sphereface_plus", margin=config.loss.margin),
+        optimizer={"lr": config.optimizer.lr / 10},
+        schedule=Schedule(),
+    )
+
+
+def table_8() -> Table:
+    """SphereFace and SphereFace+ by margin: 20 layers, verified on LFW."""
+    lfw = ((96.35, 97.15), (98.87, 99.05), (98.97, 99.13), (99.26, 99.32))
+    megaface = ((39.12, 45.90), (60.48, 68.51), (63.71, 66.89), (70.68, 71.30))
+    return Table("SphereFace-20", "verification", _faces("sphereface20", lfw, megaface))
+
+
+def table_9() -> Table:
+    """SphereFace and SphereFace+ by margin: 64 layers, verified on LFW."""
+    lfw = ((96.93, 97.47), (99.03, 99.22), (99.25, 99.35), (99.42, 99.47))
+    megaface = ((41.07, 45.55), (62.01, 67.07), (69.69, 70.89), (72.72, 73.03))
+    return Table("SphereFace-64", "verification", _faces("sphereface64", lfw, megaface))
+
+
+Pairs = tuple[tuple[float, float], ...]
+
+
+def _faces(network: str, figures: Pairs, megaface: Pairs | None = None) -> tuple[Row, ...]:
+    """Rows of both losses for every margin; with the rank-1 identification on MegaFace, if given."""
+    rows = []
+    for i, m in enumerate(MARGINS):
+        full, first = sphereface(network, m), f"m{m}/sphereface"
+        one, other = ({} if megaface is None else {"megaface": each} for each in (megaface or figures)[i])
+        rows.append(Row(first, figures[i][0], full, also=one))
+        rows.append(Row(f"{first}+", figures[i][1], plus(full), start=first, also=other))
+    return tuple(rows)
+
+
+def table_10() -> Table:
+    """Losses for faces: 64 layers, verified on LFW."""
+    base = sphereface("sphereface64")
+    rows = (
+        Row("softmax", 97.88, derive(base, loss=Loss()), also={"megaface": 54.86}),
+        Row("softmax+contrastive", 98.78, also={"megaface": 65.22}),
+        Row("triplet", 98.70, also={"megaface": 64.80}),
+        Row("l-softmax", 99.10, also={"megaface": 67.13}),
+        Row("softmax+center", 99.05, also={"megaface": 65.49}),
+        Row("cosineface", 99.10, derive(base, loss=Loss("additive_cosine", margin=0.35)), also={"megaface": 75.10}),
+        Row("sphereface", 99.42, base, also={"megaface": 72.72}),
+        Row("sphereface+", 99.47, plus(base), start="sphereface", also={"megaface": 73.03}),
+    )
+    return Table("losses for faces", "verification", rows)
+
+
+def section_f() -> Table:
+    """AM-Softmax with and without the energy of the classes: SphereFace-20, verified on LFW (Appendix F)."""
+    base = derive(sphereface("sphereface20"), loss=Loss("am_softmax", margin=0.35, scale=30))
+    rows = (
+        Row("am-softmax", 99.26, base),
+        Row("am-softmax-energy", 99.37, derive(base, loss={"energy_weight": 1.0})),
+    )
+    return Table("AM-Softmax", "verification", rows)
+
+
+def table_17() -> Table:
+    """SphereFace and SphereFace+ by margin, 20 layers: the rate of verification on MegaFace."""
+    megaface = ((42.46, 52.02), (71.79, 80.94), (76.34, 80.58), (82.56, 83.39))
+    return Table("SphereFace-20 on MegaFace", "verification", _faces("sphereface20", megaface))
+
+
+def table_18() -> Table:
+    """SphereFace+ trained on larger sets of faces: 20 layers, verified on LFW."""
+    figures = {
+        "imdb-face": ((99.53, 72.89), (99.57, 73.15)),
+        "ms-celeb": ((99.48, 73.93), (99.5, 74.16)),
+        "casia": ((99.27, 70.68), (99.32, 71.30)),
+    }
+    full, rows = sphereface("sphereface20"), []
+    for data, ((one, first), (other, second)) in figures.items():
+        rows.append(Row(f"{data}/sphereface", one, full, also={"megaface": first}))
+        start, also = f"{data}/sphereface", {"megaface": second}
+        rows.append(Row(f"{data}/sphereface+", other, plus(full), start=start, also=also))
+    return Table("SphereFace+ by training set", "verification", tuple(rows))
+
+
+# ------------------------------------------------------------------------------------------------ appendices
+
+
+def table_13() -> Table:
+    """Variants of the energy on SphereNets: CNN-9 of cosine layers on CIFAR-10 and CIFAR-100."""
+    figures: dict[str, dict[str, tuple[float, ...]]] = {  # s = 2, 1, 0
+        "cifar10": {
+            "baseline": (6.37,),
+            "orthonormal": (6.13,),
+            "mhe": (5.71, 5.99, 5.95),
+            "half-space": (6.12, 6.33, 6.31),
+            "angular": (5.91, 5.98, 6.06),
+            "half-space-angular": (6.14, 5.87, 6.11),
+        },
+        "cifar100": {
+            "baseline": (28.10,),
+            "orthonormal": (27.95,),
+            "mhe": (27.28, 26.99, 27.03),
+            "half-space": (27.17, 27.77, 27.46),
+            "angular": (27.07, 27.27, 26.70),
+            "half-space-angular": (27.35, 27.68, 27.58),
+        },
+    }
+    return Table("energy of SphereNets", "error", _variants(figures, "cosine"))
+
+
+def gan() -> Config:
+    """The GAN of Table 15 on CIFAR-10."""
+    return Config(
+        steps=200_000,
+        eval_every=10_000,
+        clip=None,
+        model=Model("generator.mhe"),
+        data=Data("cifar10", batch_size=64),
+        optimizer=Optimizer("adam", lr=1e-4, betas=(0.5, 0.999), weight_decay=0.0),
+    )
+
+
+def table_14() -> Table:
+    """GANs by the regularization of the discriminator, CIFAR-10."""
+    term = energy("half-space", output_weight=0.0)
+    rows = (
+        Row("weight-clipping", 6.41),
+        Row("gradient-penalty", 6.93),
+        Row("wgan-gp", 6.68),
+        Row("batch-norm", 6.27),
+        Row("layer-norm", 7.19),
+        Row("weight-norm", 6.84),
+        Row("orthonormal", 7.40, derive(gan(), energy=ORTHONORMAL)),
+        Row("spectral-norm", 7.42),
+        Row("mhe", 7.32, derive(gan(), energy=term), note="The released code weights the energy by 1e-7."),
+        Row("mhe+spectral-norm", 7.59),
+    )
+    return Table("GAN, CIFAR-10", "score", rows)

@@ -45,6 +45,7 @@ class Row:
         start: a row whose trained weights this one starts from (second stages).
         compute: instead of configs: a function of the seed that computes the figures; full and small alike.
         note: what a reader must know of this row, one sentence.
+        also: further figures that the paper prints for the same run, by name.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Row:
     start: str | None = None
     compute: Compute | None = None
     note: str = ""
+    also: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9][a-z0-9.+_-]*(/[a-z0-9][a-z0-9.+_-]*)?", self.name):
@@ -77,7 +79,7 @@ class Table:
         tried: what a reader of the results should know, such as what was tried where a claim did not come out; without
             figures, which come from the results.
         minutes: core-minutes of one run of the small form, roughly; for estimates before anything has run.
-        target: with figure steps: the validation accuracy (%) to be reached.
+        target: a validation accuracy (%): the step at which a run reaches it is a figure too.
         options: of the figure's evaluation, such as the number of episodes.
     """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from ..recipes.table import Table
@@ -23,26 +22,24 @@ def figures_of(table: Table, result: Result) -> dict[str, float]:
         found["energy"] = summary["energy"]
     if summary.get("validation"):
         found["validation_accuracy"] = 100 * summary["validation"]["accuracy"]
-    if special := _SPECIAL.get(table.figure):
-        assert result.path is not None
-        found |= special(table, result, result.path)
+    if table.target is not None:
+        found["steps"] = _steps_to(table.target, result)
+    if result.config.data.imbalance is not None or table.figure == "class0_accuracy":
+        found |= _class0(result)
     if found.get(table.figure) is None:
         raise ValueError(f"the run {result.path} has no figure {table.figure}")
     return {table.figure: found.pop(table.figure), **{k: v for k, v in found.items() if v is not None}}
 
 
-def _steps(table: Table, result: Result, path: Path) -> dict[str, float]:
+def _steps_to(target: float, result: Result) -> float:
     """Return the first step whose validation accuracy reaches the target; the last step + 1 if none does."""
-    assert table.target is not None
     lines = [line for line in result.metrics if line.get("split") == "validation"]
-    reached = [line["step"] for line in lines if 100 * line["accuracy"] >= table.target]
-    return {"steps": float(reached[0] if reached else result.summary["step"] + 1)}
+    reached = [line["step"] for line in lines if 100 * line["accuracy"] >= target]
+    return float(reached[0] if reached else result.summary["step"] + 1)
 
 
-def _class0(table: Table, result: Result, path: Path) -> dict[str, float]:
-    """Return the test accuracy of the first class, the one with few samples."""
-    first = next(iter(scores(load_run(path))["classes"].values()))
-    return {"class0_accuracy": 100 * first["accuracy"]}
-
-
-_SPECIAL = {"steps": _steps, "class0_accuracy": _class0}
+def _class0(result: Result) -> dict[str, float]:
+    """Return the test accuracy and error of the first class, the one with few samples."""
+    assert result.path is not None
+    first = next(iter(scores(load_run(result.path))["classes"].values()))
+    return {"class0_accuracy": 100 * first["accuracy"], "class0_error": 100 - 100 * first["accuracy"]}
