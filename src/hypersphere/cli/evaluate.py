@@ -1,4 +1,4 @@
-"""Compute the accuracy, loss and energies of a run."""
+"""Compute the accuracy, loss and energies of a run; on new classes, by pairs, episodes or ranks."""
 
 from __future__ import annotations
 
@@ -24,12 +24,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch_size", metavar="N", type=integer(1, 10**7), help=size)
     device = "device (auto, cpu, mps, cuda or cuda:N) (default: auto)"
     parser.add_argument("--device", metavar="NAME", default="auto", help=device)
+    _add_open_set(parser)
     parser.add_argument("--json", action="store_true", help="print JSON only")
 
 
+def _add_open_set(parser: argparse.ArgumentParser) -> None:
+    own = "by their embeddings; a dataset whose test classes are not trained on is evaluated so anyway"
+    group = parser.add_argument_group("classes not trained on", own)
+    group.add_argument("--pairs", metavar="FILE", help="verify the pairs of this list (default: the dataset's own)")
+    group.add_argument("--episodes", metavar="N", type=integer(2, 10**6), help="few-shot episodes")
+    for name, default, what in (("ways", 5, "classes"), ("shots", 5, "training samples"), ("queries", 15, "queries")):
+        of = "of an episode" if name == "ways" else "per class of an episode"
+        group.add_argument(
+            f"--{name}", metavar="N", type=integer(2 if name == "ways" else 1, 10**4), help=f"{what} {of} ({default})"
+        )
+    group.add_argument(
+        "--classifier",
+        choices=("linear", "cosine"),
+        help="classifier of an episode: baseline or baseline++ (default: cosine after an angular loss)",
+    )
+    group.add_argument(
+        "--identify", action="store_true", help="rank-k identification: the first sample of each class is the gallery"
+    )
+    group.add_argument(
+        "--distractors",
+        metavar="N",
+        type=integer(0, 10**7),
+        help="samples of other classes in the gallery, from classes with one sample (default: all)",
+    )
+
+
+def _measure(options: argparse.Namespace) -> tuple[str | None, dict[str, Any]]:
+    """Return what the flags ask for: the measure and its options. ValueError for flags that contradict each other."""
+    of_episodes = ("ways", "shots", "queries", "classifier")
+    asked = {
+        "pairs": options.pairs is not None,
+        "episodes": any(getattr(options, name) is not None for name in ("episodes", *of_episodes)),
+        "identification": options.identify or options.distractors is not None,
+    }
+    chosen = [name for name, given in asked.items() if given]
+    if len(chosen) > 1:
+        raise ValueError(f"one measure at a time, got flags of {' and '.join(chosen)}")
+    if not chosen:
+        return None, {}
+    names = {"pairs": (), "episodes": ("episodes", *of_episodes), "identification": ("distractors",)}[chosen[0]]
+    given = {name: getattr(options, name) for name in names}
+    return chosen[0], {name: value for name, value in given.items() if value is not None}
+
+
 def run(options: argparse.Namespace) -> int:
+    from ..data import read_pairs
     from ..train.config import derive
-    from ..train.inference.scores import scores
+    from ..train.inference.scores import open_scores, scores
 
     given = {"data.root": options.root, "data.batch_size": options.batch_size, "device": options.device}
     try:
@@ -37,7 +83,13 @@ def run(options: argparse.Namespace) -> int:
         if options.root is not None and loaded.config.data.name == "digits":
             raise ValueError("this run uses digits, which needs no files: remove --data.root")
         config = derive(loaded.config, {key: value for key, value in given.items() if value is not None})
-        figures = scores(loaded, options.split, config)
+        measure, given_to = _measure(options)
+        if measure is None:
+            figures = scores(loaded, options.split, config)
+        else:
+            if options.pairs is not None:
+                given_to["pairs"] = read_pairs(options.pairs)
+            figures = open_scores(loaded, options.split, config, measure=measure, **given_to)
     except (OSError, ImportError, ValueError) as error:
         options.error(" ".join(str(error).split()))
     if options.json:
@@ -49,6 +101,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _print(figures: dict[str, Any], title: str) -> None:
     where = f"{title}, {figures['split']}, step {figures['step']}"
+    if "measure" in figures:
+        _print_open(figures, where)
+        return
     cells = [
         f"{figures['samples']:,}",
         _percent(figures["accuracy"]),
@@ -71,6 +126,23 @@ def _print(figures: dict[str, Any], title: str) -> None:
     if figures["energies"]:
         print()
         print_table(["layer", "energy"], [[name, f"{x:.4f}"] for name, x in figures["energies"].items()], left=1)
+
+
+def _print_open(figures: dict[str, Any], where: str) -> None:
+    accuracy = _percent(figures.get("accuracy"))
+    if figures["measure"] == "pairs":
+        header = ["pairs", "accuracy", "AUC", "EER", *(f"TAR@FAR={far}" for far in figures["tar"])]
+        cells = [f"{accuracy} ± {_percent(figures['std'])}", f"{figures['auc']:.4f}", _percent(figures["eer"])]
+        cells = [f"{figures['pairs']:,}", *cells, *map(_percent, figures["tar"].values())]
+        where += f", {len(figures['folds'])} folds"
+    elif figures["measure"] == "episodes":
+        header = ["episodes", "accuracy", "loss"]
+        cells = [f"{figures['episodes']:,}", f"{accuracy} ± {_percent(figures['interval'])}", f"{figures['loss']:.4f}"]
+        where += f", {figures['ways']}-way {figures['shots']}-shot, {figures['classifier']} classifier"
+    else:
+        header = ["probes", "gallery", "distractors", *(f"rank {k}" for k in figures["rates"])]
+        cells = [f"{figures[key]:,}" for key in header[:3]] + [*map(_percent, figures["rates"].values())]
+    print_table(header, [cells], title=where)
 
 
 def _percent(share: float | None) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Literal, overload
 
 from .._internal.nearest import nearest_few, unknown, unknown_name
 from ._dataset import ArrayDataset, Graph, LazyDataset
+from ._pairs import Pairs
 
 Loader = Callable[..., Any]
 Root = str | os.PathLike[str] | None
@@ -20,6 +21,9 @@ KINDS: dict[str, str] = {}
 #: name → the folders its official files come in, below root
 FOLDERS: dict[str, tuple[str, ...]] = {}
 
+#: name → the function that reads its list of pairs for verification
+PAIRS: dict[str, Callable[[Path | None, str], Pairs]] = {}
+
 _InMemory = Literal[
     "digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "cifar_fs", "fc100", "modelnet", "orl", "text"
 ]
@@ -27,7 +31,14 @@ _OnDisk = Literal["image_folder", "lfw"]
 _Graphs = Literal["cora", "citeseer", "pubmed"]
 
 
-def register(name: str, loader: Loader, *, kind: str | None = None, folders: tuple[str, ...] = ()) -> None:
+def register(
+    name: str,
+    loader: Loader,
+    *,
+    kind: str | None = None,
+    folders: tuple[str, ...] = (),
+    pairs: Callable[[Path | None, str], Pairs] | None = None,
+) -> None:
     """Register a dataset under a name, for :func:`load`.
 
     Args:
@@ -35,6 +46,7 @@ def register(name: str, loader: Loader, *, kind: str | None = None, folders: tup
             :class:`ArrayDataset`); root is a Path or None.
         kind: images, points, text or graph; a config is then checked for a network that takes it. None: not checked.
         folders: the folders its official files come in, below root.
+        pairs: ``pairs(root, split)`` returns the :class:`Pairs` of a split, for a set whose test is verification.
 
     Example:
         >>> import torch
@@ -53,6 +65,8 @@ def register(name: str, loader: Loader, *, kind: str | None = None, folders: tup
         KINDS[name] = kind
     if folders:
         FOLDERS[name] = folders
+    if pairs is not None:
+        PAIRS[name] = pairs
 
 
 def names() -> list[str]:
@@ -104,6 +118,18 @@ def load(name: str, root: Root = None, split: str = "train", **options: Any) -> 
                 none = f"{name} has no options, got {option!r}"
                 raise ValueError(unknown(f"{name} option", option, known) if known else none)
     return loader(_resolve_root(root), split, **options)
+
+
+def load_pairs(name: str, root: Root = None, split: str = "test") -> Pairs:
+    """Load the dataset's own list of pairs for verification, such as LFW's pairsDevTest.txt.
+
+    Args:
+        name: of a dataset that has one; lfw.
+        root, split: as in :func:`load`.
+    """
+    if name not in PAIRS:
+        raise ValueError(f"{name} has no list of pairs; these have one: {', '.join(sorted(PAIRS))}")
+    return PAIRS[name](_resolve_root(root), split)
 
 
 def _resolve_root(root: Root) -> Path | None:

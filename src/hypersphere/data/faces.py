@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, overload
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from .._internal import checks
 from . import _files
 from ._dataset import ArrayDataset, LazyDataset
+from ._pairs import Pair as Pair
+from ._pairs import Pairs as Pairs
 from ._registry import register
 from .image_folder import list_images
 
@@ -100,6 +98,13 @@ def lfw(root: Path | None, split: str) -> LazyDataset:
     return data
 
 
+def lfw_pairs(root: Path | None, split: str) -> Pairs:
+    """Read the pairs of View 1: pairsDevTrain.txt or pairsDevTest.txt."""
+    checks.choice("split", split, ("train", "test"))
+    name = {"train": "pairsDevTrain.txt", "test": "pairsDevTest.txt"}[split]
+    return read_pairs(LFW.file(_find_lfw(root), name, os.path.join(os.pardir, name)))
+
+
 def _find_lfw(root: Path | None) -> Path:
     if root is not None:
         for folder in [root / name for name in LFW.folders] + [root]:
@@ -110,57 +115,6 @@ def _find_lfw(root: Path | None) -> Path:
             ):
                 return folder
     return LFW.find(root)
-
-
-class Pair(NamedTuple):
-    """Two images by name, whether they show the same person, and their fold."""
-
-    first: str
-    second: str
-    same: bool
-    fold: int
-
-
-@dataclass(frozen=True, eq=False)
-class Pairs(Sequence[Pair]):
-    """A list of P pairs.
-
-    Attributes:
-        first, second: names of the images, such as "Abel_Pacheco_0001".
-        same: (P,) bool.
-        fold: (P,) int64, 0 to folds − 1.
-        folds: the number of folds; 1 for a list without folds.
-    """
-
-    first: list[str]
-    second: list[str]
-    same: Tensor
-    fold: Tensor
-    folds: int
-
-    def __len__(self) -> int:
-        return len(self.first)
-
-    @overload
-    def __getitem__(self, index: int) -> Pair: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Pair]: ...
-    def __getitem__(self, index: int | slice) -> Pair | list[Pair]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        return Pair(self.first[index], self.second[index], bool(self.same[index]), int(self.fold[index]))
-
-    def locate(self, dataset: LazyDataset) -> Tensor:
-        """Return the indices (P, 2) int64 of the images of each pair in `dataset`, LFW's split all."""
-        indices = {os.path.splitext(os.path.basename(path))[0]: i for i, path in enumerate(dataset.paths)}
-        for name in (*self.first, *self.second):
-            if name not in indices:
-                raise ValueError(f"dataset must have the image {name} of the list of pairs")
-        return torch.tensor([[indices[a], indices[b]] for a, b in zip(self.first, self.second, strict=True)])
-
-    def __repr__(self) -> str:
-        folds = "1 fold" if self.folds == 1 else f"{self.folds} folds"
-        return f"Pairs({len(self)} pairs, {int(self.same.sum())} of the same person, {folds})"
 
 
 def read_pairs(path: str | os.PathLike[str]) -> Pairs:
@@ -206,4 +160,4 @@ def _check_person(path: Path, name: str) -> str:
 
 
 register("orl", orl, kind="images")
-register("lfw", lfw, kind="images")
+register("lfw", lfw, kind="images", pairs=lfw_pairs)

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from .. import data as datasets
 from .._internal.tensors import hash_of
-from ..data import Graph
+from ..data import Graph, Pairs
 from ..data.augment import AUGMENTATIONS, Augmentation, Compose, Resize, resolve
 from ..data.sampling import bounds, num_batches
 from .config import Config, Data
 from .distributed import World
 
 CONTEXT = 128  # characters of a window of text
+WAYS = 5  # classes of a few-shot episode
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class Splits:
-    """The splits of a dataset; `validation` or `test` may be missing, but not both. A graph holds all its splits."""
+    """The splits of a dataset; `validation` or `test` may be missing, but not both. A graph holds all its splits.
+
+    `validation` and `test` may have other classes than `train` (an open set); `pairs` are those of `test`, if the
+    dataset has a list for verification.
+    """
 
     spec: DataSpec
     train: Any
@@ -98,6 +103,7 @@ class Splits:
     test: Any
     augment: Augmentation
     eval_augment: Augmentation
+    pairs: Pairs | None = None
 
     @property
     def eval_split(self) -> str:
@@ -112,6 +118,12 @@ class Splits:
             raise ValueError(f"this run has no {name} split{why}; it has {there}")
         return found
 
+    def is_open(self, name: str) -> bool:
+        """Return whether the classes of a split are not those of the training."""
+        split = {"train": self.train, "validation": self.validation, "test": self.test}[name]
+        named = getattr(split, "classes", None)
+        return named is not None and [str(each) for each in named] != self.spec.classes
+
     def count(self, name: str) -> int:
         """Return the number of samples of a split; 0 if it is missing."""
         split = {"train": self.train, "validation": self.validation, "test": self.test}[name]
@@ -120,7 +132,12 @@ class Splits:
         return 0 if split is None else len(split)
 
     def chance(self, name: str) -> float:
-        """Return the accuracy of always predicting the most frequent class; 1 / classes if there are no labels."""
+        """Return the accuracy of always predicting the most frequent class; 1 / classes if there are no labels.
+
+        Of an open set, that of a guess: half of the pairs, or one of the classes of an episode.
+        """
+        if self.is_open(name):
+            return 1 / WAYS if self.pairs is None else 0.5
         split = {"train": self.train, "validation": self.validation, "test": self.test}[name]
         labels = getattr(split, "labels", None)
         if isinstance(split, Graph):
@@ -186,6 +203,13 @@ def load(data: Data, seed: int, *, with_test: bool = True) -> Splits:
             train, validation = datasets.fold(train, number, folds, seed)
         except ValueError as error:
             raise ValueError(f"data.fold={data.fold}: {error}") from None
+    pairs = None
+    if test is not None and _is_disjoint(train, test):
+        if data.name in datasets.PAIRS:
+            pairs = datasets.load_pairs(data.name, data.root)
+        elif validation is None and data.name != "image_folder":  # whose val is taken for a missing test
+            with suppress(ValueError):
+                validation = datasets.load(data.name, data.root, "val", **options)
     if test is None and validation is None and with_test:
         raise ValueError(
             f"data.name={data.name}: {data.root or 'the data'} has no split test; data.validation=0.2 holds out a fifth"
@@ -196,7 +220,14 @@ def load(data: Data, seed: int, *, with_test: bool = True) -> Splits:
     stored = getattr(train, "inputs", None)
     dtype = str((train[0][0] if stored is None else stored).dtype).removeprefix("torch.")
     shape = tuple(probe.shape[1:])
-    return Splits(DataSpec(_kind(probe), shape, dtype, classes), train, validation, test, augment, eval_augment)
+    spec = DataSpec(_kind(probe), shape, dtype, classes)
+    return Splits(spec, train, validation, test, augment, eval_augment, pairs)
+
+
+def _is_disjoint(train: Any, test: Any) -> bool:
+    """Return whether no class of `test` is one of `train`."""
+    ours, theirs = ({str(each) for each in getattr(split, "classes", None) or ()} for split in (train, test))
+    return bool(ours) and bool(theirs) and ours.isdisjoint(theirs)
 
 
 def _test(data: Data, options: dict[str, Any]) -> Any:
@@ -221,11 +252,12 @@ def _classes(name: str, train: Any, test: Any) -> list[str]:
     for split, each in (("train", train), ("test", test)):
         labels = getattr(each, "labels", None)
         if isinstance(labels, Tensor):
-            check_range(f"data.name={name}: split {split}", labels, len(named))
+            check_range(f"data.name={name}: split {split}", labels, len(getattr(each, "classes", named)))
     of_test = getattr(test, "classes", named)
-    if list(of_test) != list(named):
+    if list(of_test) != list(named) and not _is_disjoint(train, test):
         odd = sorted(set(map(str, of_test)) ^ set(map(str, named)))[:3]
-        raise ValueError(f"data.name={name}: train and test must have the same classes; only one has {', '.join(odd)}")
+        only = f"only one has {', '.join(odd)}" if odd else "their order differs"
+        raise ValueError(f"data.name={name}: train and test must have the same classes, or none in common; {only}")
     return [str(each) for each in named]
 
 

@@ -21,7 +21,7 @@ from .._internal.draws import generator
 from ..data import Graph
 from ..energy import EnergyRegularizer
 from ..rotation import Resampler, rotation_penalty
-from . import building
+from . import building, openset
 from .config import Config
 from .distributed import World
 from .evaluation import evaluate, predictions
@@ -167,6 +167,7 @@ class Classification(Task):
         self.phases = [phase]
         self.run = self.compiled(phase.wrapped)
         self.given: Tensor | None = None  # the last output of the network
+        openset.check_splits(self.model, splits, f"data.name={config.data.name}")
 
     def energies(self) -> dict[str, float]:
         return building.energies(self.model.network, self.model.head, self.config.energy)
@@ -205,6 +206,8 @@ class Classification(Task):
         return int(hits.sum()), len(hits)
 
     def evaluate(self, split: str, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
+        if self.splits.is_open(split):
+            return openset.evaluate(self.model, self.splits, split, self.config, self.to_device, interrupted)
         batches = map(self.to_device, evaluation(self.splits, split, self.config.data, self.world))
         totals = evaluate(self.model, batches, len(self.splits.spec.classes), self.edges, interrupted)
         if totals is None:

@@ -1,12 +1,14 @@
-"""Evaluate a run on a split: loss, accuracy, accuracy per class, energies."""
+"""Evaluate a run on a split: loss, accuracy, accuracy per class, energies; an open set by pairs or episodes."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from ...data import Graph
-from .. import building
+from ... import data as datasets
+from ..._internal import checks
+from ...data import Graph, Pairs
+from .. import building, openset
 from ..config import Config
 from ..distributed import World, device_of
 from ..evaluation import evaluate
@@ -23,7 +25,8 @@ def scores(run: Run, split: str | None = None, config: Config | None = None) -> 
 
     Returns:
         split, samples, loss, accuracy, classes (name → samples and accuracy, None where there are no samples),
-        energies (layer → energy), energy (their sum), step; top5 with more than ten classes.
+        energies (layer → energy), energy (their sum), step; top5 with more than ten classes. Of a split whose classes
+        were not trained on, what :func:`open_scores` returns.
 
     Example:
         >>> import tempfile
@@ -32,11 +35,10 @@ def scores(run: Run, split: str | None = None, config: Config | None = None) -> 
         >>> scores(load_run(result.path))["accuracy"] == result.summary["accuracy"]
         True
     """
-    run.check_labels()
     config = run.config if config is None else config
-    splits = load(config.data, run.config.seed)
-    split = split or ("test" if splits.count("test") else "validation")
-    _check_same(run, splits)
+    splits, split = _load(run, split, config)
+    if splits.is_open(split):
+        return open_scores(run, split, config, splits=splits)
     classifier, world = run.classifier, World(device_of(config.device))
     classifier.to(world.device)
     batches = (batch.to(world.device) for batch in evaluation(splits, split, config.data, world))
@@ -62,6 +64,71 @@ def scores(run: Run, split: str | None = None, config: Config | None = None) -> 
         "energy": sum(energies.values()),
         "energies": energies,
     }
+
+
+def open_scores(
+    run: Run,
+    split: str | None = None,
+    config: Config | None = None,
+    *,
+    measure: str | None = None,
+    pairs: Pairs | None = None,
+    splits: Splits | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Evaluate the embeddings of a run: by pairs, by few-shot episodes, or by identification.
+
+    Args:
+        split, config: as in :func:`scores`.
+        measure: pairs, episodes or identification; None: pairs if the dataset has a list of them, else episodes.
+        pairs: for the measure pairs; None: the dataset's own list, for its test set.
+        splits: the data, if they are loaded already.
+        options: of the measure. Episodes: episodes=600, ways=5, shots=5, queries=15, classifier="linear" | "cosine"
+            (default: cosine after an angular loss). Identification: distractors=None (all).
+
+    Returns:
+        split, step, measure and its figures, energies (layer → energy) and energy (their sum).
+    """
+    config = run.config if config is None else config
+    if splits is None:
+        splits, split = _load(run, split, config)
+    assert split is not None
+    measure = measure or ("episodes" if splits.pairs is None else "pairs")
+    classifier, world = run.classifier, World(device_of(config.device))
+    classifier.to(world.device)
+    embedder = openset.Embedder(classifier, splits, config, lambda batch: batch.to(world.device))
+    if measure == "pairs":
+        images = splits.split(split)
+        if pairs is None:
+            pairs = datasets.load_pairs(config.data.name, config.data.root, split)
+        elif config.data.name in datasets.PAIRS:  # a list may name images of any split
+            images = datasets.load(config.data.name, config.data.root, "all")
+        figures = openset.verify(embedder, images, pairs)
+        _warn_trained(run, images, pairs)
+    elif measure == "episodes":
+        settings = openset.episode_settings(run.config) | options
+        figures = openset.run_episodes(embedder, splits.split(split), **settings)
+    else:
+        figures = openset.identify(embedder, splits.split(split), **options)
+    energies = building.energies(classifier.network, classifier.head, run.config.energy)
+    found = {"split": split, "step": run.step, "measure": measure, **figures}
+    return found | {"energy": sum(energies.values()), "energies": energies}
+
+
+def _warn_trained(run: Run, images: Any, pairs: Pairs) -> None:
+    """Warn if pairs show classes that the run was trained on."""
+    trained = set(run.labels)
+    known = [images.classes[i] in trained for i in images.labels[pairs.locate(images)].flatten().tolist()]
+    if many := sum(a or b for a, b in zip(known[::2], known[1::2], strict=True)):
+        checks.warn(f"{many} of {len(pairs)} pairs show classes that {run.path} was trained on")
+
+
+def _load(run: Run, split: str | None, config: Config) -> tuple[Splits, str]:
+    """Load the data of a run and choose the split."""
+    run.check_labels()
+    splits = load(config.data, run.config.seed)
+    _check_same(run, splits)
+    return splits, split or ("test" if splits.count("test") else "validation")
 
 
 def _check_same(run: Run, splits: Splits) -> None:
