@@ -25,7 +25,7 @@ PUBLIC: dict[str, str] = {
 #: command → what it does
 COMMANDS: dict[str, str] = {
     "completion": "Print a script that completes commands, flags and names in your shell.",
-    "evaluate": "Compute the accuracy, loss and energies of a run; on new classes, verify pairs or run few-shot episodes.",
+    "evaluate": "Compute the accuracy, loss and energies of a run; on new classes, by pairs, episodes or ranks.",
     "export": "Export a run's merged network as ONNX, torch.export or safetensors.",
     "list": "List the names that configs and flags take: models, datasets, losses, recipes, ...",
     "predict": "Predict labels or embeddings of images, folders or arrays.",
