@@ -41,12 +41,12 @@ def mean(values):
 
 
 def test_gcn_learns_cora(tmp_path_factory):
-    """examples/gcn_cora.py with one seed and half of its 200 epochs; all of it gives 81.2 ± 0.6 over ten seeds."""
+    """examples/gcn_cora.py with one seed and a quarter of its 200 epochs; all of it gives 81.2 ± 0.6 over ten seeds."""
     graph = data.load("cora", official.real("planetoid", "planetoid", tmp_path_factory))
     spec = importlib.util.spec_from_file_location("gcn_cora", EXAMPLE)
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
-    assert example.train(graph, seed=0, epochs=100) > 0.78  # 0.58 without the edges
+    assert example.train(graph, seed=0, epochs=50) > 0.78  # 0.819 here; 0.583 without the edges
 
 
 def test_pointnet_learns_modelnet10():
