@@ -16,8 +16,7 @@ KINDS: dict[str, dict[str, bool]] = {
 ORTHONORMAL = Energy(measure="orthonormal", hidden_weight=1e-5, output_weight=0.0)
 MARGINS = (1, 2, 3, 4)
 
-_RATE = "learning rate 0.02 instead of 0.1, by validation accuracy"
-_PIXELS = f"{_RATE}; 16×16 pixels instead of 32×32, flipped but not cropped"
+_PIXELS = "16×16 pixels instead of 32×32, flipped but not cropped"
 _NARROW = f"CNN-9 with 16/32/64 filters instead of 64/128/256; 1,500 steps instead of 42,500; {_PIXELS}"
 _HELD_OUT = "5,000 training images held out for validation."
 
@@ -26,11 +25,15 @@ _HELD_OUT = "5,000 training images held out for validation."
 
 
 def cnn9(data: str = "cifar100") -> Config:
-    """CNN-9 on CIFAR, the baseline of 5.1."""
+    """CNN-9 on CIFAR, the baseline of 5.1.
+
+    The gradient of the released code's loss, log(softmax + 1e-4), is bounded. Here its norm is clipped, in all rows
+    alike: without that, lr 0.1 diverged or hardly learned in the small forms.
+    """
     return Config(
         steps=42_500,
         eval_every=500,
-        clip=None,
+        clip=1.0,
         model=Model("cnn9.mhe"),
         data=Data(data, batch_size=128, augment="cifar.mhe"),
         optimizer=Optimizer("sgd", lr=0.1, momentum=0.9, weight_decay=1e-4),
@@ -63,7 +66,6 @@ def small(config: Config, steps: int = 1500, widths: tuple[int, ...] = (16, 32, 
         config,
         steps=steps,
         eval_every=steps // 5,
-        optimizer={"lr": 0.02},
         model={"widths": widths},
         data={"size": 16, "augment": "cifar10.spherenet", "validation": 5000},
         schedule={"milestones": milestones},
@@ -206,7 +208,7 @@ def figure_4() -> Table:
         for name, paper, full in (("baseline", 88.5, base), ("mhe", 98.0, derive(base, energy=energy("mhe"))))
     ]
     reduced = (
-        f"CNN-6 with 16/32/64 filters instead of 64/128/256; 2,500 steps instead of 42,500; {_RATE}; 14×14 "
+        "CNN-6 with 16/32/64 filters instead of 64/128/256; 2,500 steps instead of 42,500; 14×14 "
         f"pixels instead of 28×28; {_HELD_OUT}"
     )
     return Table("MNIST with few zeros", "accuracy", tuple(rows), reduced, minutes=1.8)
