@@ -179,3 +179,44 @@ def test_fine_and_coarse_labels_of_the_real_files(tmp_path_factory):
     for labels, count in (("coarse", 20), ("fine", 100), (None, 100)):
         loaded = splits.load(Data("cifar100", root=str(root), labels=labels), 0)
         assert len(loaded.spec.classes) == count == int(loaded.train.labels.max()) + 1
+
+
+# ------------------------------------------------------------------------------------------------------- SphereNorm
+
+
+RESCALED = {"model.similarity": "cosine", "model.scale": True, "model.batch_norm": False}
+
+
+def test_rescaled_sphere_norm_learns_both_numbers():
+    """SphereNet, 2.5 and Fig. 5: every SphereConv gives β·F + γ."""
+    net = digits_network(**RESCALED, **{"model.name": "cnn9.spherenet", "model.widths": (4, 4, 6)}).network
+    layers = [each.module for each in hs.select(net).values() if not each.is_output]
+    assert len(layers) == 10
+    for layer in layers:
+        assert torch.equal(layer.scale, torch.ones(len(layer.weight)))
+        assert torch.equal(layer.bias, torch.zeros(len(layer.weight)))
+    first, x = layers[0], torch.randn(2, 1, 8, 8)
+    plain = hs.SphereConv2d(1, 4, 3, padding=1, bias=False)
+    plain.load_state_dict({"weight": first.weight.detach()})
+    torch.nn.init.normal_(first.scale)
+    torch.nn.init.normal_(first.bias)
+    expected = first.scale.view(-1, 1, 1) * plain(x) + first.bias.view(-1, 1, 1)
+    assert torch.allclose(first(x), expected, atol=1e-6)
+    groups = {group["name"]: group["params"] for group in hs.param_groups(net, 5e-4)}
+    assert all(any(p is each for each in groups["no_decay"]) for layer in layers for p in (layer.scale, layer.bias))
+
+
+@pytest.mark.parametrize("changes", [{"model.batch_norm": True}, {"model.scale": None}, {"model.scale": 2.0}])
+def test_other_networks_have_no_new_bias(changes):
+    net = digits_network(**RESCALED | changes | {"model.name": "cnn3.spherenet", "model.widths": (4, 4, 6)}).network
+    assert not any(name.endswith("bias") and "stages.0.0" in name for name, _ in net.named_parameters())
+
+
+def test_a_state_from_before_the_bias_loads():
+    net = digits_network(**RESCALED, **{"model.name": "cnn3.spherenet", "model.widths": (4, 4, 6)}).network
+    sphere = {name for name, each in net.named_modules() if isinstance(each, hs.SphereConv2d | hs.SphereLinear)}
+    old = {name: value for name, value in net.state_dict().items() if name.removesuffix(".bias") not in sphere}
+    assert len(old) == len(net.state_dict()) - 4
+    net.load_state_dict(old)
+    with pytest.raises(RuntimeError, match=r"Missing key.*classifier\.bias"):
+        net.load_state_dict({name: value for name, value in old.items() if not name.endswith("bias")})

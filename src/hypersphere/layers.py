@@ -265,8 +265,13 @@ class SphereOptions:
         watch_weight_decay(self)  # a copy is a new layer
 
     def _load_from_state_dict(self: Any, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Load a state_dict; without `scale` or `similarity.log_k` (a plain layer's) these keep their values."""
+        """Load a state_dict; without `scale` or `similarity.log_k` (a plain layer's) these keep their values.
+
+        So does `bias` beside a learned scale, which older networks did not have.
+        """
         own = {"scale": self.scale} if isinstance(self.scale, Tensor) else {}
+        if own and isinstance(getattr(self, "bias", None), Tensor):
+            own["bias"] = self.bias
         if isinstance(self.similarity, nn.Module):
             own |= {f"similarity.{name}": value for name, value in self.similarity.state_dict().items()}
         for name, value in own.items():

@@ -70,7 +70,10 @@ class Network(nn.Module):
 
 @dataclass(frozen=True)
 class Style:
-    """The layers of a network: plain or sphere layers, with or without BatchNorm and ReLU."""
+    """The layers of a network: plain or sphere layers, with or without BatchNorm and ReLU.
+
+    Sphere layers with a learned scale β learn SphereNorm's γ too, their bias, unless a BatchNorm shifts their output.
+    """
 
     similarity: SimilarityLike | None = None
     scale: Scale = None
@@ -84,25 +87,30 @@ class Style:
         if self.similarity is None and self.scale is not None:
             raise ValueError(f"scale needs a similarity, got similarity=None and scale={self.scale!r}")
 
+    def _sphere(self, bias: bool) -> dict[str, Any]:
+        """Return the options of a sphere layer."""
+        learns_shift = self.scale is True and not self.batch_norm
+        return {"bias": bias or learns_shift, "similarity": self.similarity, "scale": self.scale}
+
     def conv(
         self, channels: int, filters: int, kernel: int = 3, stride: int = 1, *, bias: bool = False, plain: bool = False
     ) -> nn.Module:
         """Make a convolution that divides the size by its stride, rounding up if its kernel is odd."""
-        options: dict[str, Any] = {"stride": stride, "padding": (kernel - 1) // 2, "bias": bias}
+        padding = (kernel - 1) // 2
         if self.similarity is None or plain:
-            return nn.Conv2d(channels, filters, kernel, **options)
-        return SphereConv2d(channels, filters, kernel, similarity=self.similarity, scale=self.scale, **options)
+            return nn.Conv2d(channels, filters, kernel, stride, padding, bias=bias)
+        return SphereConv2d(channels, filters, kernel, stride, padding, **self._sphere(bias))
 
     def pointwise(self, channels: int, filters: int) -> nn.Module:
-        """Make a convolution of size 1 over a sequence, without bias."""
+        """Make a convolution of size 1 over a sequence."""
         if self.similarity is None:
             return nn.Conv1d(channels, filters, 1, bias=False)
-        return SphereConv1d(channels, filters, 1, bias=False, similarity=self.similarity, scale=self.scale)
+        return SphereConv1d(channels, filters, 1, **self._sphere(False))
 
     def linear(self, features: int, neurons: int, *, bias: bool = False) -> nn.Module:
         if self.similarity is None:
             return nn.Linear(features, neurons, bias=bias)
-        return SphereLinear(features, neurons, bias=bias, similarity=self.similarity, scale=self.scale)
+        return SphereLinear(features, neurons, **self._sphere(bias))
 
     def norm(self, channels: int, dims: int = 2) -> list[nn.Module]:
         return [(nn.BatchNorm1d, nn.BatchNorm2d)[dims - 1](channels)] if self.batch_norm else []
