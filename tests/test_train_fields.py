@@ -220,3 +220,20 @@ def test_a_state_from_before_the_bias_loads():
     net.load_state_dict(old)
     with pytest.raises(RuntimeError, match=r"Missing key.*classifier\.bias"):
         net.load_state_dict({name: value for name, value in old.items() if not name.endswith("bias")})
+
+
+# ------------------------------------------------------------------------------------------------------- rotated GAN
+
+
+def test_whole_rotations_of_the_paper_s_gan_are_refused_on_a_cpu():
+    """One factorization of the generator's 8192 dimensions takes half a minute."""
+    config = tiny(**{"model.name": "generator.mhe", "model.widths": None, "data.size": 32, "rotation.method": "cayley"})
+    text = one_line(config)
+    assert text.startswith("rotation: a step would take about ")
+    assert "layers.0 of the generator has 8192 dimensions: set rotation.block_size=64 or rotation.sample=0.25" in text
+    with torch.device("meta"):
+        networks = hs.models.create("generator.mhe"), hs.models.create("discriminator.mhe")
+    for fields in ({"block_size": 64}, {"sample": 0.25}, {"method": "none"}):
+        building.check_gan_cost(*networks, Rotation(**fields))
+    with pytest.raises(ValueError, match="8192 dimensions"):
+        building.check_gan_cost(*networks, Rotation("ogd"))

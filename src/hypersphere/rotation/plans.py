@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any
@@ -27,7 +28,8 @@ _FACTORIZATION = {
     "regularized": 1.5,
 }
 SHARE = 0.6  # of the cost of all rotations: one layer above it gives a warning
-LARGE = 700.0**3  # Cayley takes about 15 ms per step on one core: no warning below
+LARGE = 700.0**3  # Cayley takes about SECONDS per step on one core: no warning below
+SECONDS = 0.015
 
 
 def make_plans(
@@ -97,6 +99,11 @@ def step_cost(plan: Plan, neurons: int) -> tuple[float, float]:
     dimensions = plan.dimension if plan.sample is None else plan.sample
     factor = _FACTORIZATION.get(plan.method, 0.0)
     return factor * factorizations * plan.size**3, 4.0 * neurons * dimensions * plan.size
+
+
+def estimate_seconds(plans: Iterable[Plan]) -> float:
+    """Estimate the seconds on one CPU core to factorize these rotations once, forward and backward."""
+    return SECONDS * sum(step_cost(plan, 0)[0] for plan in plans) / LARGE
 
 
 def cost_warning(made: dict[str, Plan], found: dict[str, Neurons], first: str) -> str | None:

@@ -21,6 +21,7 @@ from ..losses import heads
 from ..optim import OGD, param_groups
 from ..rotation import rotate
 from ..rotation.parametrization import find_rotated
+from ..rotation.plans import estimate_seconds, make_plans
 from ..selection import select
 from ..similarity import LearnableSigmoid
 from .config import Config, Energy, Loss, Model, Rotation
@@ -36,6 +37,7 @@ OPTIMIZERS: dict[str, Any] = {
     and name not in ("Optimizer", "LBFGS", "SparseAdam", "Muon")
 } | {"ogd": OGD}
 _ANNEALING = ("base", "rate", "floor")  # constants of the margin's annealing
+SLOW = 20.0  # seconds per step for the rotations of a GAN that are refused on a CPU
 HEAD = "head"  # a loss head's name among the layers
 
 
@@ -281,6 +283,25 @@ def build_gan(model: Model, spec: DataSpec) -> tuple[nn.Module, nn.Module]:
         raise ValueError(f"model.name={model.name}: {error}") from None
     critic = replace(model, name="discriminator" + model.name.removeprefix("generator"))
     return maker, build_network(critic, spec, num_classes=1)
+
+
+def check_gan_cost(generator: nn.Module, discriminator: nn.Module, settings: Rotation | None) -> None:
+    """Raise ValueError if the rotations of a GAN would take more than SLOW seconds of a step on a CPU."""
+    if settings is None:
+        return
+    total, largest = 0.0, (0, "")
+    # a step calls the generator twice and the discriminator twice
+    for name, network in (("generator", generator), ("discriminator", discriminator)):
+        found = {layer: neurons for layer, neurons in select(network).items() if not neurons.is_output}
+        options = {key: getattr(settings, key) for key in ("init", "blocks", "block_size", "share_blocks", "sample")}
+        plans = make_plans(found, settings.method, learned=False, first=next(iter(found)), **options)
+        total += 2 * estimate_seconds(plans.values())
+        largest = max(largest, *((plan.size, f"{layer} of the {name}") for layer, plan in plans.items()))
+    if total > SLOW:
+        raise ValueError(
+            f"rotation: a step would take about {total:.0f} s on one core of this CPU, since {largest[1]} has "
+            f"{largest[0]} dimensions: set rotation.block_size=64 or rotation.sample=0.25, or use a GPU"
+        )
 
 
 def start_from(target: Classifier, source: nn.Module, path: str) -> None:

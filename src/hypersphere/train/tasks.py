@@ -241,6 +241,8 @@ class Adversarial(Task):
         if splits.spec.kind != "images":
             raise ValueError(f"model.name={config.model.name} makes images, but data.name={config.data.name} has none")
         self.generator, self.discriminator = building.build_gan(config.model, splits.spec)
+        if world.device.type == "cpu":
+            building.check_gan_cost(self.generator, self.discriminator, config.rotation)
         if start is not None:
             building.load_fitting(self.generator, start.state_dict(), f"init_from={config.init_from}")
             self._load_discriminator(Path(str(config.init_from), FINAL, weights("discriminator")))
