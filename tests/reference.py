@@ -222,6 +222,15 @@ def class_energies(weight: Tensor, labels: Tensor, s: float, *, angular=False) -
     return torch.stack([sum(riesz(distances[y, j], s) for j in range(n) if j != y) / (n - 1) for y in labels.tolist()])
 
 
+def center_loss(x, y, weight, bias, centers, lam):
+    """Softmax plus λ/2·‖x − c_y‖², sample by sample."""
+    total = 0
+    for sample, label in zip(x, y.tolist(), strict=True):
+        exponents = torch.exp(torch.stack([w @ sample for w in weight]) + bias)
+        total = total - torch.log(exponents[label] / exponents.sum()) + lam / 2 * (sample - centers[label]).norm() ** 2
+    return total / len(x)
+
+
 # ------------------------------------------------------------------------------------------------ open-set evaluation
 
 

@@ -22,6 +22,7 @@ from hypersphere._internal.modules import import_all
 from hypersphere._internal.safe_files import write_text
 from hypersphere.data import _registry, sampling
 from hypersphere.energy import measures
+from hypersphere.losses.embedding import METRIC_LOSSES, PREFIX
 from hypersphere.train import building, schedule
 from hypersphere.train.config import Loss, Optimizer
 
@@ -92,8 +93,10 @@ def loss_settings() -> dict[str, tuple[str, ...]]:
     settings = [each.name for each in fields(Loss)]
     heads = {name: positional(head) for name, head in losses.heads.HEADS.items()}
     margins = dict.fromkeys(losses.MARGINS, positional(losses.AngularSoftmaxLoss))
-    taken = {"softmax": []} | margins | heads
-    order = ["softmax", *heads, *margins]
+    others = {"center": ["center_weight"]}
+    others |= {PREFIX + name: [*keys, "softmax_weight"] for name, keys in METRIC_LOSSES.items()}
+    taken: dict[str, list[str]] = {"softmax": []} | margins | heads | others
+    order = ["softmax", *heads, *margins, *others]
     return {name: tuple(key for key in settings if key in taken[name]) for name in order}
 
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .losses import AngularSoftmaxLoss as AngularSoftmaxLoss
     from .losses import ArcFaceLoss as ArcFaceLoss
     from .losses import ASoftmaxLoss as ASoftmaxLoss
+    from .losses import CenterLoss as CenterLoss
     from .losses import GASoftmaxLoss as GASoftmaxLoss
     from .losses import SphereFacePlusLoss as SphereFacePlusLoss
     from .losses import SSoftmaxLoss as SSoftmaxLoss

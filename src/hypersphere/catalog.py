@@ -13,13 +13,13 @@ PUBLIC: dict[str, str] = {
     "hyperspherical_energy": "energy", "measures": "", "normalize_neurons": "energy", "orthonormal_penalty": "energy",
     "spread": "energy", "SphereConv1d": "layers", "SphereConv2d": "layers", "SphereConv3d": "layers",
     "SphereLinear": "layers", "AMSoftmaxLoss": "losses", "AngularSoftmaxLoss": "losses", "ArcFaceLoss": "losses",
-    "ASoftmaxLoss": "losses", "GASoftmaxLoss": "losses", "SphereFacePlusLoss": "losses", "SSoftmaxLoss": "losses",
-    "WSoftmaxLoss": "losses", "margins": "", "OGD": "optim", "param_groups": "optim", "SphereGRU": "recurrent",
-    "SphereLSTM": "recurrent", "SphereRNN": "recurrent", "Resampler": "rotation", "add_task": "rotation",
-    "count_parameters": "rotation", "load_rotations": "rotation", "merge": "rotation", "merge_state_dict": "rotation",
-    "rotate": "rotation", "rotation_penalty": "rotation", "save_rotations": "rotation", "use_task": "rotation",
-    "Neurons": "selection", "select": "selection", "LearnableSigmoid": "similarity", "load_run": "train.inference.run",
-    "regularizers": "",
+    "ASoftmaxLoss": "losses", "CenterLoss": "losses", "GASoftmaxLoss": "losses", "SphereFacePlusLoss": "losses",
+    "SSoftmaxLoss": "losses", "WSoftmaxLoss": "losses", "margins": "", "OGD": "optim", "param_groups": "optim",
+    "SphereGRU": "recurrent", "SphereLSTM": "recurrent", "SphereRNN": "recurrent", "Resampler": "rotation",
+    "add_task": "rotation", "count_parameters": "rotation", "load_rotations": "rotation", "merge": "rotation",
+    "merge_state_dict": "rotation", "rotate": "rotation", "rotation_penalty": "rotation", "save_rotations": "rotation",
+    "use_task": "rotation", "Neurons": "selection", "select": "selection", "LearnableSigmoid": "similarity",
+    "load_run": "train.inference.run", "regularizers": "",
 }
 
 #: command → what it does
@@ -103,7 +103,20 @@ LOSSES: dict[str, tuple[str, ...]] = {
     "sphereface_plus": ("margin", "scale", "annealing"),
     "multiplicative": ("similarity", "margin", "scale", "annealing"),
     "additive_cosine": ("similarity", "margin", "scale", "annealing"),
-    "additive_angle": ("similarity", "margin", "scale", "annealing"),
+    "additive_angle": ("similarity", "margin", "scale", "annealing"), "center": ("center_weight",),
+    "pml.AngularLoss": ("softmax_weight",), "pml.CircleLoss": ("softmax_weight",),
+    "pml.ContrastiveLoss": ("softmax_weight",), "pml.FastAPLoss": ("softmax_weight",),
+    "pml.GeneralizedLiftedStructureLoss": ("softmax_weight",), "pml.IntraPairVarianceLoss": ("softmax_weight",),
+    "pml.LargeMarginSoftmaxLoss": ("margin", "scale", "softmax_weight"),
+    "pml.LiftedStructureLoss": ("softmax_weight",), "pml.MarginLoss": ("margin", "softmax_weight"),
+    "pml.MultiSimilarityLoss": ("softmax_weight",), "pml.NCALoss": ("softmax_weight",),
+    "pml.NPairsLoss": ("softmax_weight",), "pml.NTXentLoss": ("softmax_weight",),
+    "pml.NormalizedSoftmaxLoss": ("softmax_weight",), "pml.ProxyAnchorLoss": ("margin", "softmax_weight"),
+    "pml.ProxyNCALoss": ("softmax_weight",), "pml.SignalToNoiseRatioContrastiveLoss": ("softmax_weight",),
+    "pml.SoftTripleLoss": ("margin", "softmax_weight"),
+    "pml.SubCenterArcFaceLoss": ("margin", "scale", "softmax_weight"), "pml.SupConLoss": ("softmax_weight",),
+    "pml.TripletMarginLoss": ("margin", "softmax_weight"),
+    "pml.TupletMarginLoss": ("margin", "scale", "softmax_weight"),
 }
 
 #: measure → the settings it takes

@@ -1,5 +1,7 @@
-"""Softmax losses on angles: margins, the shared softmax, and the heads."""
+"""Softmax losses on angles: margins, the shared softmax, and the heads; losses of embeddings."""
 
+from .embedding import CenterLoss as CenterLoss
+from .embedding import MetricLoss as MetricLoss
 from .heads import AMSoftmaxLoss as AMSoftmaxLoss
 from .heads import ArcFaceLoss as ArcFaceLoss
 from .heads import ASoftmaxLoss as ASoftmaxLoss

@@ -36,8 +36,11 @@ from __future__ import annotations
 import math
 from typing import Any, Unpack
 
+from torch import nn
+
 from .._internal import checks
 from ..layers import SimilarityLike
+from .embedding import PREFIX, CenterLoss, MetricLoss
 from .margins import MARGINS as MARGINS
 from .margins import sphereface_annealing as sphereface_annealing
 from .softmax import AngularSoftmaxLoss as AngularSoftmaxLoss
@@ -226,8 +229,10 @@ HEADS: dict[str, type[AngularSoftmaxLoss]] = {
 }
 
 
-def create(name: str, num_classes: int, embedding_size: int, **options: Any) -> AngularSoftmaxLoss:
+def create(name: str, num_classes: int, embedding_size: int, **options: Any) -> nn.Module:
     """Make a head by name: one of :data:`HEADS`, or a margin of :data:`MARGINS`, which goes with any similarity.
+
+    Also "center", and "pml." with the name of a loss of pytorch-metric-learning.
 
     Example:
         >>> create("arcface", 10, 64, margin=0.3)
@@ -235,6 +240,10 @@ def create(name: str, num_classes: int, embedding_size: int, **options: Any) -> 
         >>> create("additive_angle", 10, 64, margin=0.3, similarity="linear", scale=30.0)
         AngularSoftmaxLoss(num_classes=10, embedding_size=64, margin=0.3, scale=30.0)
     """
+    if name == "center":
+        return CenterLoss(num_classes, embedding_size, **options)
+    if name.startswith(PREFIX):
+        return MetricLoss(name.removeprefix(PREFIX), num_classes, embedding_size, **options)
     if name in HEADS:
         return HEADS[name](num_classes, embedding_size, **options)
     return AngularSoftmaxLoss(num_classes, embedding_size, margin=(name, options.pop("margin")), **options)

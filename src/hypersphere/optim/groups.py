@@ -22,7 +22,7 @@ def param_groups(model: nn.Module, weight_decay: float = 0.0, *, ogd: bool = Fal
     name        decays  parameters
     ==========  ======  ==========================================================================================
     weights     yes     all other parameters; also the learned neurons of rotated layers
-    no_decay    no      biases, norms, k, scale, and the weights of sphere layers and angular losses, whose length
+    no_decay    no      biases, norms, k, scale, centres, the weights of sphere layers and angular losses, whose length
                         does not matter (SphereNet, 2.4)
     rotations   yes     the rotations of rotated layers (OPT, App. D)
     orthogonal  no      the matrices of method "ogd", only for :class:`hypersphere.OGD`; with ``orthogonal=True``
@@ -69,7 +69,7 @@ def param_groups(model: nn.Module, weight_decay: float = 0.0, *, ogd: bool = Fal
             continue
         if parameter in methods:
             group = "orthogonal" if methods[parameter] == "ogd" else "rotations"
-        elif parameter in no_decay or name.rpartition(".")[2].startswith("bias") or parameter.dim() < 2:
+        elif parameter in no_decay or name.rpartition(".")[2].startswith(("bias", "centers")) or parameter.dim() < 2:
             group = "no_decay"
         else:
             group = "weights"

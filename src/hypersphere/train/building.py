@@ -262,15 +262,21 @@ def _partition(params: list[Tensor], chosen: set[Tensor]) -> tuple[list[Tensor],
 
 def build_regularizer(body: nn.Module, head: nn.Module | None, settings: Energy, seed: int) -> EnergyRegularizer:
     """Build the regularizer that a config adds to the loss."""
-    return EnergyRegularizer(body, head=head, seed=seed, **vars(settings))
+    return EnergyRegularizer(body, head=_with_neurons(head), seed=seed, **vars(settings))
 
 
 def energies(body: nn.Module, head: nn.Module | None, settings: Energy | None) -> dict[str, float]:
     """Return the hyperspherical energy of every layer, for the logs; with the config's options if it has energy."""
+    head = _with_neurons(head)
     if head is None and not select(body):
         return {}
     kind = {} if settings is None else {name: getattr(settings, name) for name in ("s", "half_space", "angular")}
     return EnergyRegularizer(body, head=head, **kind).per_layer()
+
+
+def _with_neurons(head: nn.Module | None) -> nn.Module | None:
+    """Return the head if its class weights are rows that have an energy; those of pytorch-metric-learning are not."""
+    return head if head is not None and select(head, output=None) else None
 
 
 def build_gan(model: Model, spec: DataSpec) -> tuple[nn.Module, nn.Module]:

@@ -128,7 +128,7 @@ def folds_of(pairs: Pairs) -> Tensor:
 
 def episode_settings(config: Config) -> dict[str, Any]:
     """Return the default arguments of :func:`run_episodes`; the classifier is cosine after an angular loss."""
-    classifier = "linear" if config.loss.name == "softmax" else "cosine"
+    classifier = "linear" if config.loss.name in ("softmax", "center") else "cosine"
     return {"episodes": EPISODES, "ways": WAYS, "shots": SHOTS, "queries": QUERIES, "classifier": classifier}
 
 

@@ -130,11 +130,12 @@ def _loss(loss: Loss) -> None:
         given and not anneals,
         f"loss.{''.join(given[:1])} needs annealing and loss.name to be one of {those}; got {loss.name}",
     )
-    no_head = loss.bias is not None and loss.name == "softmax"
+    is_metric = loss.name.startswith("pml.")
+    no_head = loss.bias is not None and (loss.name == "softmax" or is_metric)
     _reject_if(no_head, "loss.bias needs an angular loss; with softmax the network's last layer has its own")
-    no_head = loss.energy_weight is not None and loss.name == "softmax"
-    _reject_if(no_head, "loss.energy_weight needs an angular loss; with softmax use energy.output_weight")
-    if loss.margin is not None and not is_margin:
+    no_head = loss.energy_weight is not None and (loss.name in ("softmax", "center") or is_metric)
+    _reject_if(no_head, f"loss.energy_weight needs an angular loss; with {loss.name} use energy.output_weight")
+    if loss.margin is not None and not is_margin and not is_metric:
         low, high, unit = _MARGINS[loss.name]
         fits = low <= loss.margin <= high
         _reject_if(not fits, f"loss.margin of {loss.name} must be {unit}, got {shown(loss.margin)}")

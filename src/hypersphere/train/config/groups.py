@@ -120,6 +120,8 @@ class Loss(Group):
     annealing_floor: float | None = setting(None, "floor of the annealing; null: 5", low=0)
     bias: bool | None = setting(None, "learn a bias of each class; null: false")
     energy_weight: float | None = setting(None, "weight of the class energy of the batch", low=0)
+    center_weight: float | None = setting(None, "center: weight of the squared distance to the centre", low=0)
+    softmax_weight: float | None = setting(None, "pml losses: weight of a softmax added to them; null: 0", low=0)
     label_smoothing: float = setting(0.0, "label smoothing", low=0, below=1)
 
 

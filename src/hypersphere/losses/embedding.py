@@ -1,0 +1,171 @@
+"""Losses of embeddings beside a linear classifier: center loss, and those of pytorch-metric-learning by name."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .._internal import checks
+from .._internal.nearest import unknown
+
+PREFIX = "pml."  # of the names of pytorch-metric-learning's losses in a config
+#: losses of pytorch-metric-learning → which of margin and scale they take
+METRIC_LOSSES: dict[str, tuple[str, ...]] = {
+    "AngularLoss": (),
+    "CircleLoss": (),
+    "ContrastiveLoss": (),
+    "FastAPLoss": (),
+    "GeneralizedLiftedStructureLoss": (),
+    "IntraPairVarianceLoss": (),
+    "LargeMarginSoftmaxLoss": ("margin", "scale"),
+    "LiftedStructureLoss": (),
+    "MarginLoss": ("margin",),
+    "MultiSimilarityLoss": (),
+    "NCALoss": (),
+    "NPairsLoss": (),
+    "NTXentLoss": (),
+    "NormalizedSoftmaxLoss": (),
+    "ProxyAnchorLoss": ("margin",),
+    "ProxyNCALoss": (),
+    "SignalToNoiseRatioContrastiveLoss": (),
+    "SoftTripleLoss": ("margin",),
+    "SubCenterArcFaceLoss": ("margin", "scale"),
+    "SupConLoss": (),
+    "TripletMarginLoss": ("margin",),
+    "TupletMarginLoss": ("margin", "scale"),
+}
+
+
+class CenterLoss(nn.Module):
+    """Softmax with center loss: cross-entropy of W x + b, plus λ/2·‖x − c_y‖², mean over the batch.
+
+    The centres c (C, d) are parameters, learned by their gradient λ·(c_y − x); they start at 0.
+
+    Args:
+        num_classes, embedding_size: C and d.
+        center_weight: λ.
+        bias: of the linear classifier.
+        label_smoothing: as in F.cross_entropy.
+
+    Example:
+        >>> loss = CenterLoss(10, 64)
+        >>> loss(torch.randn(32, 64), torch.randint(10, (32,))).backward()
+        >>> loss.logits(torch.randn(2, 64)).shape, loss.centers.grad.shape
+        (torch.Size([2, 10]), torch.Size([10, 64]))
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        center_weight: float = 0.003,
+        *,
+        bias: bool = True,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__()
+        classes = checks.integer("num_classes", num_classes, low=2)
+        self.linear = nn.Linear(checks.integer("embedding_size", embedding_size, low=1), classes, bias)
+        self.centers = nn.Parameter(torch.zeros_like(self.linear.weight))
+        self.center_weight = checks.number("center_weight", center_weight, low=0.0)
+        self.label_smoothing = checks.number("label_smoothing", label_smoothing, low=0.0, high=1.0)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.linear.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.linear.bias
+
+    def logits(self, embeddings: Tensor) -> Tensor:
+        """Return W x + b, (B, C)."""
+        return self.linear(embeddings)
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        logits = self.linear(embeddings).to(self.centers.dtype)
+        loss = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+        distances = (embeddings.to(self.centers.dtype) - self.centers[labels]).square().sum(1)
+        return loss + self.center_weight / 2 * distances.mean()
+
+
+class MetricLoss(nn.Module):
+    """A loss of pytorch-metric-learning by name, as a head of a classifier.
+
+    Losses with class weights (those with `get_logits`) classify by these. For all others, and with `softmax_weight`, a
+    linear classifier is trained beside the loss; with softmax_weight=0 on detached embeddings, so that it shows the
+    accuracy and does not change the embeddings, nor the loss's value.
+
+    Args:
+        name: a key of :data:`METRIC_LOSSES`; its own defaults apply.
+        num_classes, embedding_size: C and d.
+        margin, scale: for losses that take them, in their units.
+        softmax_weight: adds this times the cross-entropy of the linear classifier (Softmax + Contrastive: 1).
+        label_smoothing: of that cross-entropy.
+
+    Example:
+        >>> loss = MetricLoss("TripletMarginLoss", 10, 64, margin=0.2)
+        >>> loss(torch.randn(32, 64), torch.randint(10, (32,))).backward()
+        >>> loss.logits(torch.randn(2, 64)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        name: str,
+        num_classes: int,
+        embedding_size: int,
+        *,
+        margin: float | None = None,
+        scale: float | None = None,
+        softmax_weight: float = 0.0,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if name not in METRIC_LOSSES:
+            raise ValueError(unknown("loss of pytorch-metric-learning", name, METRIC_LOSSES))
+        given = {key: value for key, value in (("margin", margin), ("scale", scale)) if value is not None}
+        for key in given:
+            if key not in METRIC_LOSSES[name]:
+                raise ValueError(f"{name} takes no {key}")
+        classes = checks.integer("num_classes", num_classes, low=2)
+        sizes = {"num_classes": classes, "embedding_size": checks.integer("embedding_size", embedding_size, low=1)}
+        kind = getattr(_library(), name)
+        known = inspect.signature(kind).parameters
+        has_classes = hasattr(kind, "get_logits")
+        taken = {key: value for key, value in sizes.items() if has_classes or key in known}
+        self.loss = kind(**taken, **given)
+        self.softmax_weight = checks.number("softmax_weight", softmax_weight, low=0.0)
+        self.label_smoothing = checks.number("label_smoothing", label_smoothing, low=0.0, high=1.0)
+        self.linear = nn.Linear(embedding_size, classes) if softmax_weight or not has_classes else None
+
+    def logits(self, embeddings: Tensor) -> Tensor:
+        """Return logits (B, C): the loss's own, or those of the linear classifier."""
+        if self.linear is None:
+            found: Tensor = self.loss.get_logits(embeddings.float())
+            return found
+        return self.linear(embeddings)
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        loss: Tensor = self.loss(embeddings.float(), labels)
+        if self.linear is None:
+            return loss
+        seen = embeddings if self.softmax_weight else embeddings.detach()
+        entropy = F.cross_entropy(self.linear(seen).float(), labels, label_smoothing=self.label_smoothing)
+        if self.softmax_weight:
+            return loss + self.softmax_weight * entropy
+        return loss + entropy - entropy.detach()  # trains the classifier, adds 0 to the value
+
+
+def _library() -> Any:
+    try:
+        from pytorch_metric_learning import losses  # type: ignore[import-untyped]
+    except ImportError:
+        raise ValueError(
+            f"losses named {PREFIX}... need pytorch-metric-learning: pip install hypersphere[metric]"
+        ) from None
+    return losses
