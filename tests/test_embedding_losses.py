@@ -113,7 +113,7 @@ def test_metric_loss_bad_input(monkeypatch):
         {"loss.name": "center", "loss.center_weight": 0.1},
         {"loss.name": "pml.TripletMarginLoss", "loss.margin": 0.2},
         {"loss.name": "pml.ContrastiveLoss", "loss.softmax_weight": 1.0},
-        {"loss.name": "pml.LargeMarginSoftmaxLoss", "loss.margin": 2, "loss.scale": 1},
+        {"loss.name": "pml.NormalizedSoftmaxLoss"},
     ],
     ids=lambda loss: loss["loss.name"],
 )
