@@ -350,7 +350,10 @@ def test_what_is_wrong_is_said_in_one_line_that_names_the_key(tree, message):
             {"optimizer.decay_layers": "layers.0", "optimizer.weight_decay": 0},
             "optimizer.decay_layers needs optimizer.weight_decay > 0",
         ),
-        ({"model.init": "he"}, "model.init must be kaiming, xavier, normal or normal(mean, std), got 'he'"),
+        (
+            {"model.init": "he"},
+            "model.init must be kaiming, kaiming(mean), xavier, normal or normal(mean, std), got 'he'",
+        ),
         ({"model.k_per": "layer", "model.similarity": "sigmoid"}, "model.k_per needs model.similarity=learnable"),
         ({"loss.bias": True}, "loss.bias needs an angular loss"),
         (

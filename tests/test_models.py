@@ -279,6 +279,7 @@ def test_pad_shortcuts_subsample_and_fill_with_zeros():
     ("init", "mean", "std"),
     [
         ("kaiming", 0.0, lambda fan_in, fan_out: math.sqrt(2 / fan_in)),
+        ("kaiming(0.5)", 0.5, lambda fan_in, fan_out: math.sqrt(2 / fan_in)),
         ("xavier", 0.0, lambda fan_in, fan_out: math.sqrt(2 / (fan_in + fan_out))),
         ("normal", 0.0, lambda fan_in, fan_out: 1.0),
         ("normal(0.5, 0.25)", 0.5, lambda fan_in, fan_out: 0.25),

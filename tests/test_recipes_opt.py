@@ -93,3 +93,94 @@ def test_initial_energy(name, expected):
 def test_half_space_refinement_reaches_the_bound():
     assert row("opt.2_energy", "hs-mhe").compute(0)["energy"] == pytest.approx(3.4973, abs=1e-4)
     assert row("opt.2_energy", "original").compute(0)["energy"] > 3.508
+
+
+PRINTED = [  # table, row, figure, as written in the paper
+    ("opt.1", "cnn6/unconstrained-learned", 48.47),
+    ("opt.1", "cnn9/gs-fixed", 31.03),
+    ("opt.2", "ls/hs-mhe", 34.37),
+    ("opt.2", "cp/comhe", 33.27),
+    ("opt.2_energy", "comhe", 3.4954),
+    ("opt.3", "plain/ogd", 33.37),
+    ("opt.3", "norm/ls", 32.11),
+    ("opt.4", "mean-2e-2", 53.89),
+    ("opt.4_energy", "mean-1e-2", 3.5160),
+    ("opt.5", "hs-mhe", 36.90),
+    ("opt.5", "cp", 34.88),
+    ("opt.6", "mlp-n/baseline", 6.05),
+    ("opt.6", "mlp-x/gs", 1.45),
+    ("opt.6", "cnn6/ogd", 33.33),
+    ("opt.6", "cnn9/srip", 32.72),
+    ("opt.6", "resnet32/cp", 29.31),
+    ("opt.7", "hs-mhe", 43.92),
+    ("opt.8", "baseline++opt", 66.82),
+    ("opt.9", "cora/ogd", 82.3),
+    ("opt.9", "pubmed/baseline", 79.0),
+    ("opt.9", "pointnet/cp", 87.81),
+    ("opt.10", "cnn6/s-opt", 33.70),
+    ("opt.10", "resnet18/hs-mhe", 32.50),
+    ("opt.11", "p-16", 33.03),
+    ("opt.12", "resnet18b/cls-opt", 12.05),
+    ("opt.13", "1024/oracle", 96.4),
+    ("opt.19", "ls/k8", 45.62),
+    ("opt.19", "plain/fixed-neurons", 73.81),
+    ("opt.20", "ogd/k64", 54.93),
+    ("opt.20", "hr/k2", 35.65),
+]
+
+
+@pytest.mark.parametrize(("table", "name", "figure"), PRINTED)
+def test_figures_of_the_paper(table, name, figure):
+    assert row(table, name).paper == figure
+
+
+def test_settings_of_cifar100():
+    for name in ("opt.1", "opt.3", "opt.5", "opt.6", "opt.19"):
+        for each in papers.load(name).rows:
+            config = each.full
+            if config.data.name != "cifar100":
+                continue
+            assert (config.steps, config.data.batch_size, config.schedule.gamma) == (75_000, 128, 0.1)
+            assert config.schedule.milestones == (30_000, 50_000, 64_000)
+            assert (config.optimizer.lr, config.optimizer.momentum, config.optimizer.weight_decay) == (0.1, 0.9, 5e-4)
+            if config.rotation is not None and config.rotation.method == "ogd":
+                assert config.optimizer.rotation_lr == pytest.approx(0.02)
+                assert config.rotation.init == "identity"
+            elif config.rotation is not None and config.rotation.method != "none":
+                assert config.rotation.init == "normal"
+
+
+def test_settings_of_s_opt():
+    config = row("opt.10", "cnn6/s-opt").full
+    assert (config.steps, config.rotation.sample, config.rotation.inner or 750) == (300 * 750, 0.25, 750)
+    assert (config.rotation.method, config.rotation.init) == ("gram_schmidt", "identity")
+    config = row("opt.10", "resnet18/s-opt").full
+    assert (config.steps, config.rotation.inner) == (700 * 1000, 1000)
+
+
+def test_settings_of_mlp_gcn_pointnet():
+    config = row("opt.6", "mlp-n/cp").full
+    assert (config.model.init, config.epochs, config.data.batch_size, config.data.validation) == (
+        "normal",
+        100,
+        100,
+        5000,
+    )
+    assert (config.optimizer.lr, config.optimizer.momentum) == (0.01, 0.9)
+    config = row("opt.9", "cora/baseline").full
+    assert (config.epochs, config.optimizer.name, config.optimizer.lr) == (200, "adam", 0.01)
+    assert (config.optimizer.weight_decay, config.optimizer.decay_layers) == (5e-4, "layers.0")
+    config = row("opt.9", "cora/ogd").full
+    assert (config.optimizer.name, config.optimizer.rest) == ("ogd", "adam")
+    config = row("opt.9", "pointnet/baseline").full
+    assert (config.epochs, config.data.batch_size, config.optimizer.lr, config.schedule.gamma) == (250, 32, 1e-3, 0.7)
+    assert config.schedule.milestones[0] == 200_000 // 32
+
+
+def test_settings_of_few_shot_and_faces():
+    config = row("opt.8", "baseline++opt").full
+    assert (config.epochs, config.optimizer.name, config.optimizer.lr, config.loss.scale) == (200, "adam", 1e-3, 2.0)
+    assert (config.rotation.method, config.model.name, config.data.size) == ("cayley", "cnn4.opt", 84)
+    config = row("opt.13", "1024/cls-opt").full
+    assert (config.steps, config.data.batch_size, config.schedule.milestones) == (28_000, 512, (16_000, 24_000))
+    assert (config.rotation.layers, config.model.fc) == ("output", 1024)

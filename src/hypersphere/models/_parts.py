@@ -16,7 +16,7 @@ from .._internal.nearest import unknown
 from ..layers import Scale, SimilarityLike, SphereConv1d, SphereConv2d, SphereLinear
 from ..selection import select
 
-INITS = ("kaiming", "xavier", "normal", "normal(mean, std)")
+INITS = ("kaiming", "kaiming(mean)", "xavier", "normal", "normal(mean, std)")
 
 
 class Network(nn.Module):
@@ -127,8 +127,8 @@ def initialize(model: nn.Module, init: str, *, output: bool = True) -> None:
     """Initialize the weights of all layers; biases become 0.
 
     Args:
-        init: "kaiming" (normal with variance 2/fan_in), "xavier" (uniform), or "normal(mean, std)"; "normal" is
-            "normal(0, 1)".
+        init: "kaiming" (normal with variance 2/fan_in), "kaiming(mean)", "xavier" (uniform), or "normal(mean, std)";
+            "normal" is "normal(0, 1)".
         output: whether to initialize the classifier too.
 
     Example:
@@ -137,15 +137,15 @@ def initialize(model: nn.Module, init: str, *, output: bool = True) -> None:
         >>> net[0].weight.unique(), net[0].bias.unique()
         (tensor([1.], grad_fn=...), tensor([0.], grad_fn=...))
     """
-    numbers = re.fullmatch(r"normal\(\s*([^,]+?)\s*,\s*([^,]+?)\s*\)", init) if isinstance(init, str) else None
+    form = r"(kaiming)(?:\(([^,()]+)\))?|(xavier)|(normal)(?:\(([^,()]+),([^,()]+)\))?"
+    found = re.fullmatch(form, init) if isinstance(init, str) else None
     try:
-        mean, std = (float(number) for number in numbers.groups()) if numbers else (0.0, 1.0)
-        checks.number("the mean of init", mean)
-        checks.number("the deviation of init", std, low=0.0)
+        if found is None:
+            raise ValueError
+        mean = checks.number("the mean of init", float(found[2] or found[5] or 0))
+        std = checks.number("the deviation of init", float(found[6] or 1), low=0.0)
     except ValueError:
-        numbers = None
-    if numbers is None and init not in ("kaiming", "xavier", "normal"):
-        raise ValueError(unknown("init", init, INITS))
+        raise ValueError(unknown("init", init, INITS)) from None
     for name, neurons in select(model).items():
         if neurons.is_output and not output:
             continue
@@ -153,12 +153,10 @@ def initialize(model: nn.Module, init: str, *, output: bool = True) -> None:
             raise ValueError(f"layer {name!r} is parametrized: initialize before rotate")
         if neurons.tensor.is_meta:  # has no values, and the first call would take a second
             continue
-        if numbers is not None or init == "normal":
-            nn.init.normal_(neurons.tensor, mean, std)
-        elif init == "kaiming":
-            nn.init.normal_(neurons.tensor, 0.0, math.sqrt(2 / neurons.matrix().shape[2]))
-        else:
+        if found[3]:
             nn.init.xavier_uniform_(neurons.tensor)
+        else:
+            nn.init.normal_(neurons.tensor, mean, math.sqrt(2 / neurons.matrix().shape[2]) if found[1] else std)
         if getattr(neurons.module, "bias", None) is not None:
             nn.init.zeros_(neurons.module.bias)  # type: ignore[arg-type]
 

@@ -58,8 +58,8 @@ class Model(Group):
     init: str | None = setting(
         None,
         "initial weights; kaiming: N(0, 2/fan_in), normal: N(0, 1)",
-        pattern=r"kaiming|xavier|normal(\([^,()]+,[^,()]+\))?",
-        words="kaiming, xavier, normal or normal(mean, std)",
+        pattern=r"kaiming(\([^,()]+\))?|xavier|normal(\([^,()]+,[^,()]+\))?",
+        words="kaiming, kaiming(mean), xavier, normal or normal(mean, std)",
     )
     k_per: str | None = setting(
         None,
