@@ -403,9 +403,10 @@ GCN_RATES = {
 GRAPHS = (
     "Cora and Pubmed as in the paper; the test accuracy is that of the epoch with the best validation accuracy. "
     "Rotations have settings found on the validation nodes of seed 0 (R from the identity, no weight decay, Adam at "
-    "rates of 0.2 for the classifier and 0.0003 (Cora) or 0.001 (Pubmed) for R, OGD at 0.02); rows named literal have the paper's own. PointNet: ModelNet10 "
-    "instead of ModelNet40, shared layers of 16, 16, 16, 32 and 128 instead of 64, 64, 64, 128 and 1024, 20 epochs "
-    "instead of 250, R from the identity, a tenth of the training shapes held out for validation."
+    "rates of 0.2 for the classifier and 0.0003 (Cora) or 0.001 (Pubmed) for R, OGD at 0.02); rows named literal have "
+    "the paper's own. PointNet: ModelNet10 instead of ModelNet40, shared layers of 16, 16, 16, 32 and 128 instead of "
+    "64, 64, 64, 128 and 1024, 20 epochs instead of 250, R from the identity, a tenth of the training shapes held out "
+    "for validation."
 )
 
 
