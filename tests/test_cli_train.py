@@ -149,7 +149,7 @@ def test_of_a_flag_given_twice_the_last_counts(capsys):
         ("opt --config c.yaml", "give RECIPE or --config, not both"),
         ("--out", "--out needs a value"),
         ("--modle.name cnn3", "unknown flag '--modle.name', did you mean '--model.name'?"),
-        ("--foo.bar 3", "unknown flag '--foo.bar', see `hypersphere train --help`"),
+        ("--foo.quux 3", "unknown flag '--foo.quux', see `hypersphere train --help`"),
         ("--optimizer.lr nan", "optimizer.lr must be a number > 0, got 'nan'"),
         ("--model.name cn9", "unknown model.name 'cn9', did you mean 'cnn9'?"),
         ("--optimizer.name ogd", "optimizer.name=ogd needs rotation.method=ogd, got none at all"),
