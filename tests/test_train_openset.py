@@ -105,6 +105,21 @@ def test_held_out_faces_choose_the_weights_and_pairs_are_the_test(faces, tmp_pat
     assert scores(load_run(tmp_path / "run"), "validation")["accuracy"] == result.summary["validation"]["accuracy"]
 
 
+def test_sphereface_first_then_sphereface_plus(faces, tmp_path):
+    """The second stage begins with the network and the classes of the first, and its annealing anew (M5)."""
+    root = {"data.root": str(faces), "model.name": "sphereface20", "model.widths": (4, 4, 4, 4), "clip": None}
+    one = quiet(config("lfw", out=str(tmp_path / "one"), **root | {"loss.name": "a_softmax", "loss.margin": 2}))
+    stage = {"loss.name": "sphereface_plus", "loss.margin": 2, "loss.annealing_base": 5, "init_from": str(one.path)}
+    still = {"steps": 1, "optimizer.lr": 1e-12}
+    two = quiet(config("lfw", out=str(tmp_path / "two"), **root | stage | still))
+    first, second = one.model.state_dict(), two.model.state_dict()
+    assert first.keys() == second.keys()
+    assert (int(first.pop("head.step")), int(second.pop("head.step"))) == (6, 1)
+    for name, tensor in first.items():
+        torch.testing.assert_close(second[name], tensor, msg=name)
+    assert two.summary["accuracy"] == one.summary["accuracy"]
+
+
 @pytest.mark.usefixtures("shots")
 @pytest.mark.parametrize(("loss", "classifier"), [("softmax", "linear"), ("am_softmax", "cosine")])
 def test_few_shot_episodes_of_new_classes(loss, classifier, tmp_path):
