@@ -126,3 +126,12 @@ def test_transformer_learns_shakespeare(tmp_path_factory):
     with torch.no_grad():
         held_out = loss(others.inputs[::20], others.labels[::20])
     assert held_out < unigram - 0.5  # it looks at what came before
+
+
+def test_the_pairs_of_lfw_show_people_of_the_test_split_only(tmp_path_factory):
+    root = official.real("lfw64", "lfw64", tmp_path_factory)
+    train, test, pairs = data.load("lfw", root), data.load("lfw", root, "test"), data.load_pairs("lfw", root)
+    assert set(train.classes).isdisjoint(test.classes)
+    where = pairs.locate(test)  # an error if one is missing
+    assert where.shape == (1000, 2)
+    assert torch.equal(test.labels[where[:, 0]] == test.labels[where[:, 1]], pairs.same)
