@@ -10,7 +10,7 @@ import torch
 # Files of tests that take more than about 4 seconds: processes, torch.compile, long trainings, gradients of many cases.
 SLOW = (
     *("benchmarks", "catalog", "checkpoint", "cli_train", "close_neurons", "compile", "contributing"),
-    *("data_formats", "distributed", "docs", "energy", "energy_losses", "energy_regularizer", "export"),
+    *("data_formats", "distributed", "docs", "energy", "energy_losses", "energy_regularizer", "export", "gan"),
     *("hostile_runs", "meta", "minimize", "models", "models_tables", "notebook", "ogd", "orthogonal"),
     *("outdated_optimizers", "overflow", "real_data", "recurrent", "rotation_torch_utils"),
     *("rotation_training", "run", "stochastic", "train_distributed", "train_engine", "train_kill"),

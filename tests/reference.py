@@ -273,3 +273,15 @@ def few_shot_episode(support, query, weight, bias, orders, cosine):
             (sum(losses) / len(losses)).backward()
             optimizer.step()
     return torch.stack([logits(x) for x in query.flatten(0, 1)]).detach()
+
+
+def gradient_penalty(net, real, fake, shares, step=1e-6):
+    """Mean of (‖∇d(z)‖ − 1)² at z = share·x + (1 − share)·y, by central differences, for one image at a time."""
+    total = 0.0
+    for x, y, share in zip(real, fake, shares, strict=True):
+        z = share * x + (1 - share) * y
+        moves = step * torch.eye(z.numel(), dtype=z.dtype).reshape(-1, *z.shape)
+        with torch.no_grad():
+            slopes = (net(z + moves) - net(z - moves)) / (2 * step)
+        total += (float(slopes.square().sum()) ** 0.5 - 1) ** 2
+    return total / len(real)

@@ -18,6 +18,7 @@ from hypersphere.train.config import (
     ConfigError,
     Data,
     Energy,
+    Gan,
     Loss,
     Model,
     Optimizer,
@@ -667,8 +668,10 @@ def test_flags_tell_what_they_are():
     assert "constant, step, cosine, plateau" in by_flag["--schedule.name"].help
     assert by_flag["--energy"].help.endswith(": on or off")
     assert all(flag.help and flag.field.metadata["help"] for flag in flags())
-    leaves = sum(len(dataclasses.fields(kind)) for kind in (Model, Data, Loss, Energy, Rotation, Optimizer, Schedule))
-    assert len(flags()) == leaves + len(dataclasses.fields(Config)) - 5  # two groups can be turned off by their own
+    leaves = sum(
+        len(dataclasses.fields(kind)) for kind in (Model, Data, Loss, Energy, Rotation, Gan, Optimizer, Schedule)
+    )
+    assert len(flags()) == leaves + len(dataclasses.fields(Config)) - 5  # three groups can be turned off by their own
 
 
 def test_the_printed_config_says_what_each_field_means(capsys):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from .._internal import checks
 from ..layers import Scale, SimilarityLike
+from ..selection import select
 from ._parts import Network, Style, check_images, check_ints, check_size, flatten_features, initialize
 from ._registry import register
 
@@ -57,8 +59,26 @@ class Generator(nn.Module):
         return images
 
 
+def _weight_norm(layer: nn.Module) -> None:
+    """Give all neurons of a layer length one."""
+    length = weight_norm(layer).parametrizations.weight.original0
+    nn.init.ones_(length.requires_grad_(False))
+
+
+# normalizations of the discriminator, none with a learned scale
+_LAYER_NORMS: dict[str, Callable[[int], list[nn.Module]]] = {
+    "batch": lambda filters: [nn.BatchNorm2d(filters, affine=False)],
+    "layer": lambda filters: [nn.GroupNorm(1, filters, affine=False)],
+}
+_WEIGHT_NORMS: dict[str, Callable[[nn.Module], object]] = {"weight": _weight_norm, "spectral": spectral_norm}
+
+
 class Discriminator(Network):
-    """Images → one number: seven convolutions, 3×3 of stride 1 and 4×4 of stride 2 in turn, then dense."""
+    """Images → one number: seven convolutions, 3×3 of stride 1 and 4×4 of stride 2 in turn, then dense.
+
+    `norm` is "batch" or "layer" (of the layers' outputs), "weight" (neurons of length one) or "spectral" (weights
+    divided by their largest singular value); none has a learned scale.
+    """
 
     def __init__(
         self,
@@ -70,11 +90,17 @@ class Discriminator(Network):
         similarity: SimilarityLike | None = None,
         scale: Scale = None,
         batch_norm: bool = False,
+        norm: str | None = None,
         slope: float = 0.1,
         init: str = "normal(0, 0.02)",
     ) -> None:
         super().__init__()
         style = Style(similarity, scale, batch_norm)
+        if norm is not None:
+            checks.choice("norm", norm, (*_LAYER_NORMS, *_WEIGHT_NORMS))
+            if norm in _WEIGHT_NORMS and similarity is not None:
+                raise ValueError(f"norm={norm!r} changes the length of weights, which does not matter to a similarity")
+        between = _LAYER_NORMS.get(norm or "", lambda filters: [])
         *first, last = check_ints("widths", widths)
         height, width = self.input_size = check_size("input_size", input_size)
         factor = 2 ** len(first)
@@ -85,11 +111,19 @@ class Discriminator(Network):
         layers: list[nn.Module] = []
         for filters, kernel, stride in [*plan, (last, 3, 1)]:
             convolution = style.conv(channels, filters, kernel, stride, bias=True)
-            layers += [convolution, *style.norm(filters), nn.LeakyReLU(checks.number("slope", slope))]
+            layers += [
+                convolution,
+                *style.norm(filters),
+                *between(filters),
+                nn.LeakyReLU(checks.number("slope", slope)),
+            ]
             channels = filters
         self.layers = nn.Sequential(*layers)
         self.set_classifier(last * (height // factor) * (width // factor), num_classes)
         self._initialize(init)
+        if norm in _WEIGHT_NORMS:
+            for neurons in select(self).values():
+                _WEIGHT_NORMS[norm](neurons.module)
 
     def forward_features(self, x: Tensor) -> Tensor:
         return flatten_features(self.layers(check_images(x, self.in_channels)), self.num_features, self.input_size)

@@ -10,6 +10,7 @@ from .config import Config as Config
 from .config import ConfigError as ConfigError
 from .config import Data as Data
 from .config import Energy as Energy
+from .config import Gan as Gan
 from .config import Loss as Loss
 from .config import Model as Model
 from .config import Optimizer as Optimizer
@@ -34,7 +35,7 @@ else:
         "load_run": "inference.run",
     }
     __all__ = [
-        *("Config", "ConfigError", "Data", "Energy", "Loss", "Model", "Optimizer", "Rotation", "Schedule"),
+        *("Config", "ConfigError", "Data", "Energy", "Gan", "Loss", "Model", "Optimizer", "Rotation", "Schedule"),
         *("derive", "keep_memory", "load_file", *_HOME),
     ]
     __getattr__, __dir__ = lazy(__name__, _HOME)

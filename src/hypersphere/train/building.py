@@ -24,7 +24,7 @@ from ..rotation.parametrization import find_rotated
 from ..rotation.plans import estimate_seconds, make_plans
 from ..selection import select
 from ..similarity import LearnableSigmoid
-from .config import Config, Energy, Loss, Model, Rotation
+from .config import Config, Energy, Gan, Loss, Model, Rotation
 from .config.groups import LAYERS
 from .splits import DataSpec
 
@@ -279,16 +279,18 @@ def _with_neurons(head: nn.Module | None) -> nn.Module | None:
     return head if head is not None and select(head, output=None) else None
 
 
-def build_gan(model: Model, spec: DataSpec) -> tuple[nn.Module, nn.Module]:
-    """Build a generator and the discriminator of the same paper; similarity and widths are the latter's."""
+def build_gan(config: Config, spec: DataSpec) -> tuple[nn.Module, nn.Module]:
+    """Build a generator and the discriminator of the same paper; similarity and model.widths are the latter's."""
+    model, gan = config.model, config.gan or Gan()
     known = models.preset(model.name).accepted()
-    options = {"batch_norm": model.batch_norm, "init": model.init} | _of_data(spec)
+    options = {"batch_norm": model.batch_norm, "init": model.init, "widths": gan.widths} | _of_data(spec)
     try:
         maker = models.create(model.name, **{k: v for k, v in options.items() if k in known and v is not None})
     except (TypeError, ValueError) as error:
         raise ValueError(f"model.name={model.name}: {error}") from None
     critic = replace(model, name="discriminator" + model.name.removeprefix("generator"))
-    return maker, build_network(critic, spec, num_classes=1)
+    norm = {} if gan.norm is None else {"norm": gan.norm}
+    return maker, build_network(critic, spec, num_classes=1, **norm)
 
 
 def check_gan_cost(generator: nn.Module, discriminator: nn.Module, settings: Rotation | None) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -21,8 +20,8 @@ from .._internal.draws import generator
 from ..data import Graph
 from ..energy import EnergyRegularizer
 from ..rotation import Resampler, rotation_penalty
-from . import building, openset
-from .config import Config
+from . import adversarial, building, openset
+from .config import Config, Gan
 from .distributed import World
 from .evaluation import evaluate, predictions
 from .splits import Batch, Splits, evaluation, first_two
@@ -229,7 +228,7 @@ class NodeClassification(Classification):
 
 
 class Adversarial(Task):
-    """Train a generator of images against a discriminator (MHE, 5.3), with softplus losses.
+    """Train a generator of images against a discriminator (MHE, App. G).
 
     The energy is the discriminator's. Noise is a function of seed and step, one draw for all processes.
     """
@@ -240,9 +239,11 @@ class Adversarial(Task):
         super().__init__(config, splits, world)
         if splits.spec.kind != "images":
             raise ValueError(f"model.name={config.model.name} makes images, but data.name={config.data.name} has none")
-        self.generator, self.discriminator = building.build_gan(config.model, splits.spec)
+        self.generator, self.discriminator = building.build_gan(config, splits.spec)
         if world.device.type == "cpu":
             building.check_gan_cost(self.generator, self.discriminator, config.rotation)
+        self.gan = config.gan or Gan()
+        self.loss_of = adversarial.LOSSES[self.gan.loss]
         if start is not None:
             building.load_fitting(self.generator, start.state_dict(), f"init_from={config.init_from}")
             self._load_discriminator(Path(str(config.init_from), FINAL, weights("discriminator")))
@@ -255,6 +256,8 @@ class Adversarial(Task):
         critic = self.phase("discriminator_loss", self.discriminator, self.discriminator_loss, self.regularizer)
         maker = self.phase("generator_loss", self.generator, self.generator_loss)
         self.phases = [critic, maker]
+        if (limit := self.gan.clip_weights) is not None:
+            critic.optimizer.register_step_post_hook(lambda *_: adversarial.clip_weights(self.discriminator, limit))
         self.discriminate, self.generate = self.compiled(critic.wrapped), self.compiled(maker.wrapped)
         self.fooled = self.compiled(self.discriminator)  # not averaged over processes: it is not updated by this loss
 
@@ -274,22 +277,31 @@ class Adversarial(Task):
     def noise(self, name: str, number: int, batch: Batch) -> Tensor:
         """Draw noise for the batch of all processes and return this process's part."""
         latent: int = self.generator.latent  # type: ignore[assignment]
-        whole = torch.randn(
-            batch.total, latent, generator=generator(self.config.seed, f"{name} {batch.number}", number)
-        )
+        return self._own(torch.randn(batch.total, latent, generator=self._draw(name, number, batch)), batch)
+
+    def _draw(self, name: str, number: int, batch: Batch) -> torch.Generator:
+        return generator(self.config.seed, f"{name} {batch.number}", number)
+
+    def _own(self, whole: Tensor, batch: Batch) -> Tensor:
         return whole[batch.offset : batch.offset + len(batch)].to(self.world.device)
 
     def discriminator_loss(self, batch: Batch) -> Tensor:
         with torch.no_grad():
             fake = self.generator(self.noise("discriminator", self.step, batch))
-        both = self.discriminate(torch.cat([batch.inputs, fake.to(batch.inputs.dtype)]))
-        real, false = both.float().chunk(2)
-        return F.softplus(-real).mean() + F.softplus(false).mean()
+            fake = fake.to(batch.inputs.dtype)
+        real, false = self.discriminate(torch.cat([batch.inputs, fake])).float().chunk(2)
+        loss = self.loss_of(real).mean() + self.loss_of(-false).mean()
+        if not self.gan.gradient_penalty:
+            return loss
+        shares = self._own(torch.rand(batch.total, generator=self._draw("between", self.step, batch)), batch)
+        # the module itself: torch.compile has no second derivatives, and one call is averaged over processes
+        penalty = adversarial.gradient_penalty(self.discriminator, batch.inputs, fake, shares)
+        return loss + self.gan.gradient_penalty * penalty
 
     def generator_loss(self, batch: Batch) -> Tensor:
         fake = self.generate(self.noise("generator", self.step, batch))
         with _frozen(self.discriminator):
-            return F.softplus(-self.fooled(fake).float()).mean()
+            return self.loss_of(self.fooled(fake).float()).mean()
 
     @torch.no_grad()
     def evaluate(self, split: str, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
@@ -302,9 +314,9 @@ class Adversarial(Task):
             real = self.discriminator(batch.inputs).float()
             made = self.generator(self.noise(split, 0, batch))
             false = self.discriminator(made).float()
-            critic = F.softplus(-real).sum() + F.softplus(false).sum()
-            told_apart = ((real > 0).float() + (false < 0).float()).sum() / 2
-            figures = torch.stack([critic, critic, F.softplus(-false).sum(), told_apart])
+            critic = self.loss_of(real).sum() + self.loss_of(-false).sum()
+            told_apart = adversarial.told_apart(self.gan.loss, real, false)
+            figures = torch.stack([critic, critic, self.loss_of(false).sum(), told_apart.sum()])
             sums, count = [a + b for a, b in zip(sums, figures.tolist(), strict=True)], count + len(batch)
         *sums, samples = self.world.all_sum(*sums, count)
         return {name: value / samples for name, value in zip(names, sums, strict=True)}

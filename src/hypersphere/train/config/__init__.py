@@ -13,6 +13,7 @@ from .convert import to_tree as to_tree
 from .convert import to_yaml as to_yaml
 from .groups import Data as Data
 from .groups import Energy as Energy
+from .groups import Gan as Gan
 from .groups import Loss as Loss
 from .groups import Model as Model
 from .groups import Optimizer as Optimizer

@@ -7,7 +7,7 @@ from functools import cache
 from typing import get_args
 
 from . import consistency
-from .groups import Data, Energy, Group, Loss, Model, Optimizer, Rotation, Schedule, types_of
+from .groups import Data, Energy, Gan, Group, Loss, Model, Optimizer, Rotation, Schedule, types_of
 from .values import ConfigError, read, setting, shown
 
 EPOCHS = 10  # where neither steps nor epochs are given
@@ -62,6 +62,7 @@ class Config(Group):
     rotation: Rotation | None = field(
         default=None, metadata={"help": "train rotations of fixed random neurons (OPT); null: off"}
     )
+    gan: Gan | None = field(default=None, metadata={"help": "training of a generator; null: a plain GAN"})
     optimizer: Optimizer = field(default=Optimizer(), metadata={"help": "optimizer"})
     schedule: Schedule = field(default=Schedule(), metadata={"help": "learning rate schedule"})
 

@@ -35,6 +35,8 @@ def check(config: Any) -> None:
         _rotation(config.rotation)
     if config.model.is_generator:
         _adversarial(config)
+    else:
+        _reject_if(config.gan is not None, f"gan needs model.name=generator.mhe, got {config.model.name}")
     _optimizer(config.optimizer, config.rotation)
     _schedule(config.schedule)
 
@@ -199,6 +201,23 @@ def _adversarial(config: Any) -> None:
     _reject_if(only, f"optimizer.decay_layers needs a classifier, but {name} is trained against another network")
     named = config.rotation is not None and config.rotation.exclude
     _reject_if(named, f"rotation.exclude needs a classifier, but {name} is trained against another network")
+    if config.gan is not None:
+        _gan(config)
+
+
+def _gan(config: Any) -> None:
+    norm, of_weights = config.gan.norm, config.gan.norm in ("weight", "spectral")
+    of_batch = norm == "batch" or config.model.batch_norm
+    _reject_if(
+        config.gan.gradient_penalty and of_batch,
+        "gan.gradient_penalty needs the gradient of single images, which batch normalization mixes: use gan.norm=layer"
+        " and leave model.batch_norm out",
+    )
+    _reject_if(of_weights and config.rotation, f"gan.norm={norm} and rotation both change the weights: give one")
+    _reject_if(
+        config.gan.clip_weights is not None and (of_weights or config.rotation),
+        f"gan.clip_weights needs plain weights, got {f'gan.norm={norm}' if of_weights else 'rotation'}",
+    )
 
 
 def _optimizer(optimizer: Optimizer, rotation: Rotation | None) -> None:

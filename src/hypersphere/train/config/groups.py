@@ -176,6 +176,26 @@ class Rotation(Group):
 
 
 @dataclass(frozen=True)
+class Gan(Group):
+    """How a generator is trained against a discriminator (MHE, App. G)."""
+
+    prefix: ClassVar[str] = "gan."
+    loss: str = setting("logistic", "adversarial loss", names=("logistic", "wasserstein"))
+    norm: str | None = setting(
+        None,
+        "normalization of the discriminator, without a learned scale",
+        names=("batch", "layer", "weight", "spectral"),
+    )
+    gradient_penalty: float = setting(0.0, "weight of the discriminator's gradient penalty, such as 10", low=0)
+    clip_weights: float | None = setting(
+        None, "after each step clip the discriminator's weights to ± this, such as 0.01", above=0
+    )
+    widths: tuple[int, ...] | None = setting(
+        None, "filters of each stage of the generator; model.widths are the discriminator's", low=1, high=1_000_000
+    )
+
+
+@dataclass(frozen=True)
 class Optimizer(Group):
     """The optimizer."""
 

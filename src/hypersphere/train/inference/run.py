@@ -241,7 +241,7 @@ def _network(config: Config, spec: DataSpec) -> nn.Module:
     """Build the network of a run; torch's random state is restored."""
     with torch.random.fork_rng(devices=[]):
         if config.model.is_generator:
-            return building.build_gan(config.model, spec)[0]
+            return building.build_gan(config, spec)[0]
         return building.build_classifier(config, spec)
 
 
