@@ -184,3 +184,17 @@ def test_settings_of_few_shot_and_faces():
     config = row("opt.13", "1024/cls-opt").full
     assert (config.steps, config.data.batch_size, config.schedule.milestones) == (28_000, 512, (16_000, 24_000))
     assert (config.rotation.layers, config.model.fc) == ("output", 1024)
+
+
+def test_small_forms_of_one_table_differ_in_the_method_alone():
+    for name in ("opt.1", "opt.3", "opt.5", "opt.10", "opt.19"):
+        for each in papers.load(name).rows:
+            if (config := each.small) is not None:
+                assert (config.steps, config.data.batch_size, config.data.validation) == (2000, 64, 0.1)
+                assert (config.model.name, config.model.widths, config.optimizer.lr) == ("cnn6.opt", (16,) * 3, 0.05)
+                assert config.rotation is None or config.rotation.init == "identity"
+    for each in papers.load("opt.6").rows:
+        if (config := each.small) is not None:
+            assert config.epochs == 20
+            assert config.optimizer.lr == {"normal": 1e-4, "xavier": 0.01}[config.model.init]
+            assert each.seeds == (3 if each.name.endswith(("/baseline", "/cp")) else 1)
