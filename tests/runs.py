@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from hypersphere._internal import checksummed_json
 from hypersphere.models.gan import Discriminator, Generator
 from hypersphere.models.pointnet import PointNet
 from hypersphere.models.transformer import Transformer
-from hypersphere.train import Config, Data, Model, derive, fit
+from hypersphere.train import Config, Data, Model, derive, fit, processes
 from hypersphere.train.storage import checkpoint
 
 # ------------------------------------------------------------------------------------------------------- data
@@ -245,3 +247,21 @@ def one_line(config):
     text = str(caught.value)
     assert "\n" not in text
     return text
+
+
+def workers_in_this_process(monkeypatch, run):
+    """Let :func:`hypersphere.train.processes.run_all` call `run` here instead of starting workers."""
+
+    class Done:
+        def poll(self):
+            return 0
+
+    def start(worker, task, request, jobs):
+        with redirect_stdout(sys.stderr):
+            answers[id(task)] = run(json.loads(json.dumps({**request, "threads": 1})))
+        return processes.Running(task, Done(), None)
+
+    answers = {}
+    monkeypatch.setattr(processes, "_start", start)
+    monkeypatch.setattr(processes, "_answer", lambda each: answers.pop(id(each.task)))
+    monkeypatch.setattr(processes, "POLL", 0.0)

@@ -17,8 +17,9 @@ from hypersphere.recipes import digits, papers
 from hypersphere.recipes.table import Row, Table
 from hypersphere.reproduce import compare, figures, results, runner, worker
 from hypersphere.reproduce.statistics import agreement, mean_and_deviation, welch
-from hypersphere.train import fit, processes
+from hypersphere.train import fit
 from hypersphere.train.config import derive
+from tests.runs import workers_in_this_process
 
 
 def short(**changes):
@@ -51,22 +52,7 @@ def tables(monkeypatch):
 @pytest.fixture
 def in_process(monkeypatch):
     """Run the worker's function here: the tables of this file are unknown to another process."""
-
-    class Done:
-        returncode, stdout = 0, None
-
-        def poll(self):
-            return 0
-
-    def start(module, task, request, jobs):
-        assert module == "hypersphere.reproduce.worker"
-        answers[task] = vars(worker.run({**request, "threads": 1}))
-        return processes.Running(task, Done(), None)
-
-    answers = {}
-    monkeypatch.setattr(processes, "_start", start)
-    monkeypatch.setattr(processes, "_answer", lambda each: answers[each.task])
-    monkeypatch.setattr(processes, "POLL", 0.0)
+    workers_in_this_process(monkeypatch, lambda request: vars(worker.run(request)))
 
 
 # Statistics

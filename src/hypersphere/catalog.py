@@ -32,6 +32,7 @@ COMMANDS: dict[str, str] = {
     "reproduce": "Run a table of the papers and compare the results with the paper's figures.",
     "thomson": "Spread N points on the sphere with the least energy, and compare with the known minimum.",
     "train": "Train a network from a recipe, a config file or flags.",
+    "tune": "Choose settings by validation accuracy: trials in rungs, of which the best third goes on.",
     "verify": "Check a run's files and checkpoints for damage.",
 }
 

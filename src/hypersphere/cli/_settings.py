@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import re
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import fields
+from pathlib import Path
 from types import UnionType
 from typing import Any, get_args
 
-from .. import catalog
-from ..train.config import Config, ConfigError, Flag, flags
+from .. import catalog, recipes
+from ..train.config import Config, ConfigError, Flag, flags, load_file
 from ..train.config.config import group_of
 from ..train.config.convert import names_of
 from ..train.config.groups import types_of
 from ..train.config.values import parse
+from ..train.storage.layout import CONFIG
 
 FOLDERS = ("out", "init_from", "data.root")
 _OFF = ("off", "false", "null", "none")
@@ -37,6 +42,42 @@ class Setting(argparse.Action):
             if name != key and not (turned_off and name.startswith(f"{key}."))
         }
         namespace.changes = {**earlier, key: values}
+
+
+def add_base_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what a config starts from: a recipe or a file."""
+    parser.add_argument(
+        "recipe",
+        metavar="RECIPE",
+        nargs="?",
+        help=f"recipe to start from: {', '.join(catalog.RECIPES)}, or your own file, my.py or my.py:function",
+    )
+    parser.add_argument("--config", metavar="FILE", help="start from a config file, YAML or JSON, instead")
+
+
+def base_config(options: argparse.Namespace) -> Config:
+    """Return the config that the flags change."""
+    if options.recipe is not None and options.config is not None:
+        raise ConfigError("give RECIPE or --config, not both")
+    if options.recipe is not None:
+        with redirect_stdout(sys.stderr):  # what a recipe's file prints is not our output
+            return recipes.load(options.recipe)
+    if options.config is not None:
+        return load_file(options.config)
+    if options.changes.get("resume") == "true" and "out" in options.changes:
+        begun = Path(options.changes["out"], CONFIG)
+        if begun.exists():
+            return load_file(begun)
+    return Config()
+
+
+def folder_name(network: str, dataset: str, recipe: str | None) -> str:
+    """Return a name for the folder of what is run: that of the recipe, or of network and dataset."""
+    name = f"{network}-{dataset}"
+    if recipe is not None:
+        file, _, function = recipe.partition(".py")
+        name = f"{Path(file).name}{function.replace(':', '-')}"
+    return re.sub(r"[^\w.+-]+", "_", name)
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:

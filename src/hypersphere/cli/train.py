@@ -5,20 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shlex
-import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .. import catalog, recipes
+from .. import recipes
 from ..train.config import Config, ConfigError
 from ..train.config import convert as configs
 from ..train.config.values import kind_of_data
-from ..train.storage.layout import CONFIG
 from ._output import print_table, say
-from ._settings import add_settings, expand_switches
+from ._settings import add_base_arguments, add_settings, base_config, expand_switches, folder_name
 
 __all__ = ["add_arguments", "expand_switches", "run"]
 
@@ -27,13 +23,7 @@ TERMINATED = 143  # what a shell reports for SIGTERM
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [RECIPE | --config FILE] [--a.b=value ...]"
-    parser.add_argument(
-        "recipe",
-        metavar="RECIPE",
-        nargs="?",
-        help=f"recipe to start from: {', '.join(catalog.RECIPES)}, or your own file, my.py or my.py:function",
-    )
-    parser.add_argument("--config", metavar="FILE", help="start from a config file, YAML or JSON, instead")
+    add_base_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the results as JSON only")
     parser.add_argument("--print_config", action="store_true", help="print the whole config as YAML and exit")
     parser.add_argument("--quiet", action="store_true", help="hide the progress bar")
@@ -42,8 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     try:
-        with redirect_stdout(sys.stderr):  # what a recipe's file prints is not our output
-            base = _base(options)
+        base = base_config(options)
         values = configs.read_changes(base, options.changes)
         if options.print_config:
             if _rank() == 0:
@@ -62,21 +51,6 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _base(options: argparse.Namespace) -> Config:
-    """Return the config that the flags change."""
-    if options.recipe is not None and options.config is not None:
-        raise ConfigError("give RECIPE or --config, not both")
-    if options.recipe is not None:
-        return recipes.load(options.recipe)
-    if options.config is not None:
-        return configs.load_file(options.config)
-    if options.changes.get("resume") == "true" and "out" in options.changes:
-        begun = Path(options.changes["out"], CONFIG)
-        if begun.exists():
-            return configs.load_file(begun)
-    return Config()
-
-
 def _folder(base: Config, values: dict[str, Any], recipe: str | None) -> str:
     """Return the run folder: `out`, or a new one in runs/."""
     out = values.get("out", base.out)
@@ -86,11 +60,8 @@ def _folder(base: Config, values: dict[str, Any], recipe: str | None) -> str:
         raise ConfigError("--resume needs --out, the folder of the run")
     if "WORLD_SIZE" in os.environ:
         raise ConfigError("give --out, so that all processes and restarts share a folder")
-    name = f"{values.get('model.name', base.model.name)}-{values.get('data.name', base.data.name)}"
-    if recipe is not None:
-        file, _, function = recipe.partition(".py")
-        name = f"{Path(file).name}{function.replace(':', '-')}"
-    name = re.sub(r"[^\w.+-]+", "_", name)
+    network, dataset = values.get("model.name", base.model.name), values.get("data.name", base.data.name)
+    name = folder_name(network, dataset, recipe)
     folder, number = Path("runs", name), 1
     while folder.exists() or folder.is_symlink():
         number += 1

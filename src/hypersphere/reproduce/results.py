@@ -6,7 +6,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from .. import __version__
 from .._internal import checksummed_json, safe_files
 from .._internal.checks import warn
 from ..recipes.table import Row
-from ..train.config import convert
+from ..train.config import Config
+from ..train.config.groups import Group
 
 FORMAT = 2  # of the file; from 2 on files have checksums (see checksummed_json)
 
@@ -46,12 +47,35 @@ class Entry:
 def fingerprint(row: Row, form: str, options: Mapping[str, Any]) -> str:
     """Hash what a row runs, without the seed and the place of files."""
     config = row.full if form == FULL else row.small
-    what: Any = row.name if row.compute is not None else convert.to_tree(config) if config is not None else None
-    if isinstance(what, dict):
-        what = {key: value for key, value in what.items() if key not in ("seed", "out", "resume", "device")}
-        what["data"] = {key: value for key, value in what["data"].items() if key not in ("root", "workers")}
-    text = json.dumps([what, row.start, dict(options)], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    what = row.name if row.compute is not None else None if config is None else settings(config)
+    return short_hash(what, row.start, dict(options))
+
+
+def settings(config: Config) -> dict[str, Any]:
+    """Return what a config sets, without the seed and the place of files.
+
+    Defaults are left out, so that a field that is added later does not invalidate results.
+    """
+    found: dict[str, Any] = {}
+    for each in fields(config):
+        value = getattr(config, each.name)
+        if isinstance(value, Group):
+            found[each.name] = _changed(value)
+        elif value != each.default:
+            found[each.name] = value
+    found["data"] = {key: value for key, value in found["data"].items() if key not in ("root", "workers")}
+    return {key: value for key, value in found.items() if key not in ("seed", "out", "resume", "device")}
+
+
+def _changed(group: Group) -> dict[str, Any]:
+    """Return the fields of a group that are not at their defaults."""
+    values = {each.name: (getattr(group, each.name), each.default) for each in fields(group)}
+    return {name: value for name, (value, default) in values.items() if value != default}
+
+
+def short_hash(*parts: Any) -> str:
+    """Hash what JSON can say."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def machine() -> str:
