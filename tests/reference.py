@@ -285,3 +285,21 @@ def gradient_penalty(net, real, fake, shares, step=1e-6):
             slopes = (net(z + moves) - net(z - moves)) / (2 * step)
         total += (float(slopes.square().sum()) ** 0.5 - 1) ** 2
     return total / len(real)
+
+
+def class_score(probabilities):
+    """exp(mean over x of Σ_y p(y|x) log(p(y|x) / p(y))), the formula of the Inception score."""
+    count, classes = len(probabilities), len(probabilities[0])
+    marginal = [sum(row[y] for row in probabilities) / count for y in range(classes)]
+    total = sum(p * math.log(p / marginal[y]) for row in probabilities for y, p in enumerate(row) if p > 0)
+    return math.exp(total / count)
+
+
+def frechet_distance(a, b):
+    """‖μ₁ − μ₂‖² + tr(Σ₁ + Σ₂ − 2(Σ₁Σ₂)^½), with the root of the product itself."""
+    import numpy as np
+    from scipy.linalg import sqrtm
+
+    first, second = np.cov(a, rowvar=False), np.cov(b, rowvar=False)
+    root = np.real(sqrtm(first @ second))
+    return float(((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(first + second - 2 * root))

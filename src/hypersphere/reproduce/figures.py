@@ -8,6 +8,7 @@ from ..recipes.table import Table
 from ..train.inference.run import load_run
 from ..train.inference.scores import scores
 from ..train.results import Result
+from . import generated
 
 
 def figures_of(table: Table, result: Result) -> dict[str, float]:
@@ -28,6 +29,8 @@ def figures_of(table: Table, result: Result) -> dict[str, float]:
         found["steps"] = _steps_to(table.target, result)
     if result.config.data.imbalance is not None or table.figure == "class0_accuracy":
         found |= _class0(result)
+    if "classifier" in table.options:
+        found |= generated.score(table, result)
     if found.get(table.figure) is None:
         raise ValueError(f"the run {result.path} has no figure {table.figure}")
     return {table.figure: found.pop(table.figure), **{k: v for k, v in found.items() if v is not None}}

@@ -26,6 +26,10 @@ CHANGEABLE_ON_RESUME = (
 )
 
 
+class LockedError(ValueError):
+    """Raised when another process trains in the folder."""
+
+
 def check_out(config: Config, world: World) -> None:
     """Raise ValueError if the folder `out` belongs to another run or to something else."""
     if config.out is None:
@@ -96,7 +100,7 @@ def locked(config: Config, world: World) -> Iterator[None]:
             except OSError:
                 taken = True
             if taken:
-                raise ValueError(f"out={path}: another process is training there")
+                raise LockedError(f"out={path}: another process is training there")
         try:
             _check(config, path)  # again: another run may have started there since
             safe_files.remove_temporaries(path, (CONFIG, METRICS, RESULT))
