@@ -198,3 +198,9 @@ def test_small_forms_of_one_table_differ_in_the_method_alone():
             assert config.epochs == 20
             assert config.optimizer.lr == {"normal": 1e-4, "xavier": 0.01}[config.model.init]
             assert each.seeds == (3 if each.name.endswith(("/baseline", "/cp")) else 1)
+
+
+def test_no_row_clips_gradients_while_its_baseline_does_not():
+    for name in TABLES:
+        for each in papers.load(name).rows:
+            assert each.full is None or each.full.energy is None or each.full.clip is None
