@@ -1,8 +1,12 @@
 """The tables of OPT: the paper's figures, counts to the last number, settings, and validation data held out."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from hypersphere.recipes import papers
+from hypersphere.reproduce.figures import figures_of
+from hypersphere.train.config import Config
 
 TABLES = [name for name in papers.TABLES if name.startswith("opt.")]
 
@@ -204,3 +208,9 @@ def test_no_row_clips_gradients_while_its_baseline_does_not():
     for name in TABLES:
         for each in papers.load(name).rows:
             assert each.full is None or each.full.energy is None or each.full.clip is None
+
+
+def test_top5_error_comes_from_the_summary():
+    summary = {"accuracy": 0.5, "top5": 0.75, "energy": 1.0, "validation": None}
+    result = SimpleNamespace(summary=summary, config=Config(), path=None, metrics=[])
+    assert figures_of(papers.load("opt.12"), result)["top5_error"] == 25.0

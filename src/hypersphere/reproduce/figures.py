@@ -17,8 +17,8 @@ def figures_of(table: Table, result: Result) -> dict[str, float]:
     found: dict[str, Any] = {}
     if summary.get("accuracy") is not None:
         found = {"accuracy": 100 * summary["accuracy"], "error": 100 - 100 * summary["accuracy"]}
-    if summary.get("top5_accuracy") is not None:
-        found["top5_error"] = 100 - 100 * summary["top5_accuracy"]
+    if summary.get("top5") is not None:
+        found["top5_error"] = 100 - 100 * summary["top5"]
     if summary.get("energy") is not None:
         found["energy"] = summary["energy"]
     if summary.get("validation"):
