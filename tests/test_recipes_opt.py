@@ -214,3 +214,15 @@ def test_top5_error_comes_from_the_summary():
     summary = {"accuracy": 0.5, "top5": 0.75, "energy": 1.0, "validation": None}
     result = SimpleNamespace(summary=summary, config=Config(), path=None, metrics=[])
     assert figures_of(papers.load("opt.12"), result)["top5_error"] == 25.0
+
+
+def test_rotated_gcns_have_settings_of_their_own():
+    table = papers.load("opt.9")
+    for data, rate in (("cora", 3e-4), ("pubmed", 1e-3)):
+        for method in ("gs", "cp", "ogd"):
+            small = table.row(f"{data}/{method}").small
+            assert (small.optimizer.lr, small.optimizer.weight_decay, small.rotation.init) == (0.2, 0.0, "identity")
+            assert small.optimizer.rotation_lr == (0.02 if method == "ogd" else rate)
+            assert table.row(f"{data}/{method}").seeds == 10
+        assert table.row(f"{data}/cp-literal").small == table.row(f"{data}/cp").full
+        assert table.row(f"{data}/baseline").small == table.row(f"{data}/baseline").full
