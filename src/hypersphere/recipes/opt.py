@@ -55,9 +55,9 @@ def rotated(config: Config, method: str, **changes: Any) -> Config:
     rotation = Rotation(name, **{"init": "identity" if own else "normal"} | changes)
     if name != "ogd":
         return derive(config, rotation=rotation)
-    kept = config.optimizer
-    rate = kept.lr / 5 if kept.name == "sgd" else 0.02
-    return derive(config, rotation=rotation, optimizer={"name": "ogd", "rest": kept.name, "rotation_lr": rate})
+    return derive(
+        config, rotation=rotation, optimizer={"name": "ogd", "rest": config.optimizer.name, "rotation_lr": 0.02}
+    )
 
 
 def sampled(config: Config, sample: int | float = 0.25, method: str = "gs", steps: int = 225_000) -> Config:
