@@ -43,10 +43,10 @@ def test_a_folder_that_became_another_run_s_meanwhile_is_left_alone(tmp_path, mo
 
     load = splits.load
 
-    def slow(*given):
+    def slow(*given, **options):
         monkeypatch.setattr(splits, "load", load)
         quiet(tiny(out=str(tmp_path), seed=1))
-        return load(*given)
+        return load(*given, **options)
 
     monkeypatch.setattr(splits, "load", slow)
     assert "already holds a run" in one_line(tiny(out=str(tmp_path), seed=2))
