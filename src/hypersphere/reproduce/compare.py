@@ -84,7 +84,8 @@ def _verdict(table: Table, base: list[float], found: list[float]) -> str:
     if p is None:
         return f"{difference:+.3g}"
     word = "no difference" if p >= SIGNIFICANT else "better" if (difference > 0) == better else "worse"
-    return f"{difference:+.3g}, {word} (p = {p:.2g})"
+    chance = f"p = {p:.2g}" if p >= 1e-4 else "p < 0.0001"
+    return f"{difference:+.3g}, {word} ({chance})"
 
 
 def _summary(table: Table, counts: dict[str, int]) -> str:
