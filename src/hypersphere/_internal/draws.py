@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-import torch
 from torch import Generator
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def stable_hash(*parts: object) -> int:
@@ -19,7 +22,16 @@ def unwrapped_name(name: str) -> str:
     return name.replace("_orig_mod.", "").removeprefix("module.")
 
 
-@torch.compiler.disable
+def not_traced(function: F) -> F:
+    """Keep torch.compile from tracing a function.
+
+    As torch.compiler.disable does, which imports the compiler: more than a second at every start.
+    """
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return function
+
+
+@not_traced
 def generator(seed: int, name: str, draw: int) -> Generator:
     """Make a generator that depends only on these three, in every process."""
     return Generator().manual_seed(stable_hash(seed, draw, name) & (2**63 - 1))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .._internal import checks
-from .._internal.draws import generator, unwrapped_name
+from .._internal.draws import generator, not_traced, unwrapped_name
 from .._internal.overflow import max_root, power_of_two_divisor, rescale
 from ..cosine import unit, without_autocast
 from ..selection import Neurons, Specs, no_layer_error, select, select_strictly, select_to_change
@@ -280,6 +280,6 @@ def orthonormal_penalty(
     return factor * torch.stack([_sum_orthonormal(n.matrix(), normalized) for n in found.values()]).sum()
 
 
-@torch.compiler.disable
+@not_traced
 def _draw_indices(n: int, size: int, seed: int, name: str, draw: int) -> Tensor:
     return torch.randperm(n, generator=generator(seed, name, draw))[:size]
