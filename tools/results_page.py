@@ -68,10 +68,8 @@ def _section(each: dict[str, Any]) -> str:
     text += "| row | paper | measured | seeds | against the first row |\n|---|---|---|---|---|\n"
     for row in each["rows"]:
         if row["seeds"]:
-            spread = "" if row["deviation"] is None else f" ± {compare.rounded(row['deviation'])}"
             paper = "-" if row["paper"] is None else compare.rounded(row["paper"])
-            measured = f"{compare.rounded(row['mean'])}{spread}"
-            text += f"| {row['row']} | {paper} | {measured} | {row['seeds']} | {row['verdict'] or '-'} |\n"
+            text += f"| {row['row']} | {paper} | {compare.measured(row)} | {row['seeds']} | {row['verdict'] or '-'} |\n"
     text += "\n"
     if each["summary"]:
         text += f"{each['summary']}\n\n"

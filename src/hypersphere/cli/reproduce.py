@@ -101,11 +101,7 @@ def _show(options: argparse.Namespace, folder: Path) -> None:
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    from ..reproduce.compare import rounded
+    from ..reproduce.compare import measured, rounded
 
-    measured = "-"
-    if row["mean"] is not None:
-        spread = "" if row["deviation"] is None else f" ± {rounded(row['deviation'])}"
-        measured = rounded(row["mean"]) + spread
     paper = "-" if row["paper"] is None else rounded(row["paper"])
-    return [row["row"], paper, measured, str(row["seeds"]) if row["seeds"] else "-", row["verdict"] or "-"]
+    return [row["row"], paper, measured(row), str(row["seeds"]) if row["seeds"] else "-", row["verdict"] or "-"]

@@ -101,7 +101,14 @@ def _summary(table: Table, counts: dict[str, int]) -> str:
 
 
 def rounded(value: float) -> str:
-    """Format a figure for a table: counts whole, others with two to four digits."""
+    """Format a figure for a table: counts whole, others with two decimals or five digits."""
     if value == int(value) and abs(value) >= 1000:
         return f"{int(value):,}"
-    return f"{value:.2f}" if abs(value) >= 10 else f"{value:.4g}"
+    return f"{value:.2f}" if abs(value) >= 10 else f"{value:.5g}"
+
+
+def measured(row: Row) -> str:
+    """Format a row's mean and deviation; "-" if it has not been run."""
+    if row["mean"] is None:
+        return "-"
+    return rounded(row["mean"]) + ("" if row["deviation"] is None else f" ± {row['deviation']:.2g}")
