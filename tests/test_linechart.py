@@ -1,6 +1,7 @@
 """The chart is parsed as XML and its lines are read back as numbers."""
 
 import os
+import re
 import stat
 import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypersphere._internal.safe_files import write_text
-from hypersphere.report import line_chart
+from hypersphere.report import dot_plot, line_chart
 from hypersphere.report.linechart import DASHES
 from hypersphere.report.svg import PALETTE, ticks
 
@@ -218,3 +219,13 @@ def test_a_written_file_has_ordinary_permissions(tmp_path):
     (tmp_path / "plain").write_text("a")
     ours, plain = (stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("ours", "plain"))
     assert ours == plain
+
+
+def test_a_dot_far_from_the_others_is_a_number_at_the_edge():
+    near = [("a", 1.0, 1.5, 0.1), ("b", -1.0, 0.5, None)]
+    svg = dot_plot([*near, ("far", 2.0, 900.0, 400.0)])
+    assert ">900 →</text>" in svg
+    assert svg.count("<circle") == 5 + 2  # and the legend's two
+    places = [float(x) for x in re.findall(r'<circle cx="([0-9.]+)" cy="[0-9.]+" r="4.5"', svg)]
+    assert places[0] - places[1] > 100  # not squeezed together
+    assert "→" not in dot_plot(near)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
+import statistics
 from collections.abc import Sequence
 
 from .._internal.safe_files import write_text
 from .svg import EDGE, LABEL, PALETTE, TICK, TITLE, data_range, escape, text_line, text_width, ticks
 
 LINE = 22  # height of a row
+FAR = 20  # times the median: dots beyond are a number at the edge, so that the others can be told apart
 Dot = tuple[str, float | None, float | None, float | None]
 
 
@@ -35,10 +38,13 @@ def dot_plot(
     """
     if not rows:
         raise ValueError("rows must have at least one (label, hollow, filled, spread), got none")
+    sizes = [abs(dot) for _, hollow, filled, _ in rows for dot in (hollow, filled) if dot]
+    limit = FAR * statistics.median(sizes) if sizes else math.inf
     reach = [0.0]
     for _, hollow, filled, spread in rows:
-        reach += [hollow] if hollow is not None else []
-        reach += [filled - (spread or 0), filled + (spread or 0)] if filled is not None else []
+        reach += [hollow] if hollow is not None and abs(hollow) <= limit else []
+        near = filled is not None and abs(filled) <= limit
+        reach += [filled - (spread or 0), filled + (spread or 0)] if filled is not None and near else []
     low, high = data_range(reach, margin=0.06)
     left = EDGE + max(text_width(label, TICK) for label, *_ in rows) + 10
     room = width - left - 2 * EDGE
@@ -63,12 +69,16 @@ def dot_plot(
     for i, (label, hollow, filled, spread) in enumerate(rows):
         y = top + LINE * (i + 0.5)
         parts.append(text_line(label, left - 8, y + TICK * 0.35, TICK, anchor="end"))
-        if filled is not None:
+        if filled is not None and abs(filled) > limit:
+            arrow, place, anchor = ("→", left + room, "end") if filled > 0 else ("←", left, "start")
+            more = f'fill="{blue}"'
+            parts.append(text_line(f"{filled:.4g} {arrow}", place, y + TICK * 0.35, TICK, anchor=anchor, more=more))
+        elif filled is not None:
             if spread:
                 ends = f"M{x(filled - spread):.1f} {y:.1f}H{x(filled + spread):.1f}"
                 parts.append(f'<path d="{ends}" stroke="{blue}" stroke-width="2"/>')
             parts.append(f'<circle cx="{x(filled):.1f}" cy="{y:.1f}" r="4.5" fill="{blue}"/>')
-        if hollow is not None:
+        if hollow is not None and abs(hollow) <= limit:
             parts.append(_hollow(x(hollow), y, orange))
     below = bottom + TICK + 12
     if xlabel:
