@@ -1,7 +1,6 @@
 """What every test shares: the device option and fixture, and the seed."""
 
 import gc
-import os
 from pathlib import Path
 
 import pytest
@@ -29,8 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores already
-        torch.set_num_threads(1)
+    torch.set_num_threads(1)  # the workers share the cores, and runs are compared with those of other processes
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

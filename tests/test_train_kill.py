@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 # torch is imported once; every training is a child that the parent forks, which has no threads then.
 SERVER = """
 import json, os, pathlib, random, resource, signal, sys, threading, time
-import torch
+import torch, torch._dynamo  # which the first step of an optimizer imports
 torch.set_num_threads(1)
 from hypersphere.train import checkpoint, fit
 from hypersphere.train.config import from_tree
