@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FILES = ("hypersphere/py.typed", "hypersphere/data/digits.npz")
+FILES = ("py.typed", "data/digits.npz", "report/page.css", "report/page.js")
 IMPORT = "import hypersphere as hs; hs.SphereConv2d(3, 4, 3); print(hs.__file__)"
 
 
@@ -30,7 +30,7 @@ def main() -> None:
         run(sys.executable, *pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT)
         (wheel,) = folder.glob("*.whl")
         names = zipfile.ZipFile(wheel).namelist()
-        assert set(FILES) <= set(names), f"{wheel.name} lacks one of {FILES}"
+        assert {f"hypersphere/{name}" for name in FILES} <= set(names), f"{wheel.name} lacks one of {FILES}"
         assert not [name for name in names if name.startswith(("tests", "benchmarks", "tools"))], names
         venv.create(folder / "environment", with_pip=True)
         python = folder / "environment" / "bin" / "python"

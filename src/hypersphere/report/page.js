@@ -1,0 +1,163 @@
+"use strict";
+// Sort tables; after the first paint start plotly.js and draw each chart when it comes into view.
+(() => {
+  const MOST_WEBGL = 12; // live 3-D charts: browsers drop WebGL contexts beyond about 16
+  const root = document.documentElement;
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+
+  // Tables
+
+  const key = (row, column) => {
+    const cell = row.cells[column], value = cell.dataset.value;
+    if (value !== undefined) return Number(value);
+    return cell.classList.contains("number") ? NaN : cell.textContent;
+  };
+  const isMissing = (value) => Number.isNaN(value) || value === "";
+  const compare = (a, b) =>
+    typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
+
+  const sortTable = (header) => {
+    const body = header.closest("table").tBodies[0], column = header.cellIndex;
+    const sign = header.getAttribute("aria-sort") === "ascending" ? -1 : 1;
+    for (const each of header.parentNode.cells) each.removeAttribute("aria-sort");
+    header.setAttribute("aria-sort", sign === 1 ? "ascending" : "descending");
+    const rows = [...body.rows].map((row) => [key(row, column), row]);
+    rows.sort(([a], [b]) => isMissing(a) - isMissing(b) || (isMissing(a) ? 0 : sign * compare(a, b)));
+    body.append(...rows.map(([, row]) => row));
+  };
+  for (const header of document.querySelectorAll("th")) header.onclick = () => sortTable(header);
+
+  // Theme: colours "@index/alpha" of a figure, and the defaults of axes and texts
+
+  const style = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+  const rgba = (hex, alpha) => `rgba(${[1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)).join(",")},${alpha})`;
+  const resolve = (value, name) => {
+    if (typeof value === "string") {
+      const match = /color/i.test(name) && /^@(\d+)\/([\d.e-]+)$/.exec(value);
+      return match ? rgba(style(`--c${match[1] % 7}`), match[2]) : value;
+    }
+    if (Array.isArray(value)) return value.map((each) => resolve(each, name));
+    if (value === null || typeof value !== "object") return value;
+    return Object.fromEntries(Object.entries(value).map(([inner, each]) => [inner, resolve(each, inner)]));
+  };
+  const template = () => {
+    const text = style("--text"), grid = style("--grid"), line = style("--line"), card = style("--card");
+    const axis = { gridcolor: grid, zerolinecolor: line, linecolor: line, automargin: true, title: { standoff: 8 } };
+    const axis3d = { gridcolor: line, zerolinecolor: line, linecolor: line, backgroundcolor: card, showbackground: false };
+    return {
+      layout: {
+        font: { color: text, family: "system-ui, Helvetica, Arial, sans-serif", size: 13 },
+        title: { x: 0.02, xanchor: "left", font: { size: 15 } },
+        paper_bgcolor: card, plot_bgcolor: card, colorway: [0, 1, 2, 3, 4, 5, 6].map((i) => style(`--c${i}`)),
+        hoverlabel: { bgcolor: card, bordercolor: line, font: { color: text } },
+        legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0, bgcolor: rgba(card, 0.6) },
+        margin: { l: 55, r: 15, t: 45, b: 50 },
+        xaxis: axis, yaxis: axis,
+        scene: { xaxis: axis3d, yaxis: axis3d, zaxis: axis3d, aspectmode: "data" },
+      },
+    };
+  };
+
+  // Charts
+
+  const charts = [...document.querySelectorAll(".chart")].map((node) => ({
+    node, plot: node.querySelector(".plot"), webgl: "webgl" in node.dataset, visible: false, live: false, seen: 0,
+  }));
+  let clock = 0;
+  const figureOf = (chart) => (chart.figure ??= JSON.parse(document.getElementById(chart.node.dataset.figure).textContent));
+
+  const show = (chart, state, ...content) => {
+    chart.node.dataset.state = state;
+    if (content.length) chart.plot.replaceChildren(...content);
+  };
+  const element = (name, fields) => Object.assign(document.createElement(name), fields);
+
+  const draw = async (chart) => {
+    const { data, layout } = resolve(figureOf(chart), "");
+    if (chart.camera) layout.scene = { ...layout.scene, camera: chart.camera };
+    layout.template = template();
+    layout.height = chart.plot.clientHeight;
+    if (matchMedia("(pointer: coarse)").matches && !chart.webgl) layout.dragmode = false; // a finger scrolls the page
+    if (!chart.live) chart.plot.replaceChildren();
+    chart.live = true;
+    try {
+      await Plotly.react(chart.plot, data, layout, { displaylogo: false, responsive: true, scrollZoom: false });
+      if (chart.live) show(chart, "drawn");
+    } catch (error) {
+      chart.live = false;
+      show(chart, "failed", element("p", { textContent: `This chart could not be drawn: ${error.message}` }));
+      console.error(error);
+    }
+  };
+
+  // A picture of the chart takes its place until it comes into view again, turned as it was.
+  const release = (chart) => {
+    const canvas = chart.plot.querySelector("canvas"), scene = chart.plot._fullLayout?.scene?._scene;
+    const picture = scene && element("img", { src: scene.toImage("png"), alt: "" });
+    chart.camera = scene?.getCamera() ?? chart.camera;
+    chart.live = false;
+    Plotly.purge(chart.plot);
+    if (canvas) (canvas.getContext("webgl2") ?? canvas.getContext("webgl"))?.getExtension("WEBGL_lose_context")?.loseContext();
+    show(chart, "released", ...(picture ? [picture] : []));
+  };
+
+  const wanted = async (chart, force) => {
+    if (chart.live || !(chart.visible || force)) return;
+    const live = charts.filter((each) => each.webgl && each.live);
+    if (chart.webgl && live.length >= MOST_WEBGL) {
+      const free = live.filter((each) => force || !each.visible).sort((a, b) => a.seen - b.seen)[0];
+      if (!free) {
+        const onclick = () => enqueue(chart, true);
+        show(chart, "full", element("button", { type: "button", textContent: "Draw this 3-D chart", onclick }));
+        return;
+      }
+      release(free);
+    }
+    await draw(chart);
+  };
+  // One at a time: a chart must not be released while it is drawn.
+  let queue = Promise.resolve();
+  const enqueue = (chart, force) => (queue = queue.then(() => wanted(chart, force)));
+
+  const unpack = async () => {
+    const packed = atob(document.getElementById("plotly").textContent);
+    const bytes = Uint8Array.from(packed, (letter) => letter.charCodeAt(0));
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  };
+
+  const start = async () => {
+    try {
+      document.head.append(element("script", { textContent: await unpack() }));
+    } catch (error) {
+      for (const chart of charts) show(chart, "failed", element("p", { textContent: "Charts need a browser of 2023 or later." }));
+      console.error(error);
+      return;
+    }
+    const observer = new IntersectionObserver((entries) => {
+      for (const entry of entries) {
+        const chart = charts.find((each) => each.node === entry.target);
+        chart.visible = entry.isIntersecting;
+        if (chart.visible) {
+          chart.seen = ++clock;
+          enqueue(chart, false);
+        }
+      }
+    }, { rootMargin: "150px 0px" });
+    for (const chart of charts) observer.observe(chart.node);
+    const redraw = () => charts.filter((chart) => chart.live).forEach((chart) => (queue = queue.then(() => chart.live && draw(chart))));
+    dark.addEventListener("change", redraw);
+    // Paper is white and of one width. Nothing waits for a promise here; 2-D charts are drawn at once.
+    addEventListener("beforeprint", () => {
+      root.classList.add("printing");
+      charts.filter((chart) => chart.live || !chart.webgl).forEach(draw);
+    });
+    addEventListener("afterprint", () => {
+      root.classList.remove("printing");
+      redraw();
+    });
+  };
+
+  for (const chart of charts) show(chart, "waiting", element("p", { textContent: "The chart is drawn soon." }));
+  const afterPaint = () => requestAnimationFrame(() => setTimeout(start, 0));
+  if (charts.length) document.readyState === "complete" ? afterPaint() : addEventListener("load", afterPaint);
+})();
