@@ -28,8 +28,9 @@ lint: .venv/test.stamp ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-tables: .venv/test.stamp ## write the generated tables: src/hypersphere/catalog.py and docs/models.md
+tables: .venv/test.stamp ## write what is generated: src/hypersphere/catalog.py, tables and pictures of the docs
 	$(BIN)/python -m tools.make_tables
+	$(BIN)/python -m tools.make_pictures
 
 bench: .venv/test.stamp ## the benchmarks against other libraries
 	$(BIN)/python -m benchmarks

@@ -22,6 +22,7 @@ from hypersphere._internal.modules import import_all
 from hypersphere._internal.safe_files import write_text
 from hypersphere.data import _registry, sampling
 from hypersphere.energy import measures
+from hypersphere.figures import FIGURES
 from hypersphere.losses.embedding import METRIC_LOSSES, PREFIX
 from hypersphere.train import building, schedule
 from hypersphere.train.config import Loss, Optimizer
@@ -43,6 +44,7 @@ def tables() -> dict[str, tuple[str, Any]]:
         "PUBLIC": ('name of the package → the module that has it; "" for a module', public_names()),
         "COMMANDS": ("command → what it does", commands),
         "RECIPES": ("recipe → what it is", {name: recipes.describe(name) for name in recipes.names()}),
+        "FIGURES": ("figure → what it is", {name: each.summary for name, each in FIGURES.items()}),
         "MODELS": ("network → the data it takes", {name: models.preset(name).data_kind for name in models.names()}),
         "DATA": ("dataset → what it holds", {name: _registry.KINDS[name] for name in data.names()}),
         "FOLDERS": ("dataset → the folders of its official files, below root", _registry.FOLDERS),

@@ -27,7 +27,8 @@ COMMANDS: dict[str, str] = {
     "completion": "Print a script that completes commands, flags and names in your shell.",
     "evaluate": "Compute the accuracy, loss and energies of a run; on new classes, by pairs, episodes or ranks.",
     "export": "Export a run's merged network as ONNX, torch.export or safetensors.",
-    "list": "List the names that configs and flags take: models, datasets, losses, recipes, ...",
+    "figure": "Draw a figure of the papers or of their theory: SVG, PNG or HTML.",
+    "list": "List the names that configs and flags take: models, datasets, losses, recipes, figures, ...",
     "predict": "Predict labels or embeddings of images, folders or arrays.",
     "reproduce": "Run a table of the papers and compare the results with the paper's figures.",
     "thomson": "Spread N points on the sphere with the least energy, and compare with the known minimum.",
@@ -44,6 +45,16 @@ RECIPES: dict[str, str] = {
     "opt": "Train rotations of fixed random neurons instead of the neurons (OPT).",
     "s_opt": "Rotate a random quarter of the dimensions at a time (S-OPT).",
     "sphereface_plus": "Use a loss with an angular margin and the energy of the classes (SphereFace+).",
+}
+
+#: figure → what it is
+FIGURES: dict[str, str] = {
+    "ideas": "the ideas of the three papers on a sphere (SphereNet, MHE, OPT)",
+    "operators": "what a neuron answers to an angle (SphereNet, Fig. 2)",
+    "margins": "what the angular losses make of the label's angle (SphereNet, Eq. 11)",
+    "pair_energy": "the energy of a pair of neurons (MHE, Eq. 1)",
+    "sphere": "ten neurons moved by orthonormality, energy, half-space energy (MHE, Fig. 1)",
+    "rotation": "what OPT keeps: angles between neurons, energy (OPT, Fig. 1, 6)",
 }
 
 #: network → the data it takes

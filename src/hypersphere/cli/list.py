@@ -1,4 +1,4 @@
-"""List the names that configs and flags take: models, datasets, losses, recipes, ..."""
+"""List the names that configs and flags take: models, datasets, losses, recipes, figures, ..."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ KINDS: dict[str, tuple[Collection[str], str, str]] = {
     "schedules": (catalog.SCHEDULES, "--schedule.name", ""),
     "augmentations": (catalog.AUGMENTATIONS, "--data.augment", ""),
     "recipes": (catalog.RECIPES, "hypersphere train", "description"),
+    "figures": (catalog.FIGURES, "hypersphere figure", "what is drawn"),
 }
+DESCRIBED = ("recipes", "figures")  # with their descriptions in JSON
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     kinds = KINDS if options.kind is None else [options.kind]
     if options.json:
-        found = {kind: KINDS[kind][0] if kind == "recipes" else [*KINDS[kind][0]] for kind in kinds}
+        found = {kind: KINDS[kind][0] if kind in DESCRIBED else [*KINDS[kind][0]] for kind in kinds}
         print(json.dumps(found if options.kind is None else found[options.kind], indent=2))
     elif options.kind is None:
         width = max(shutil.get_terminal_size().columns - 2, 40)

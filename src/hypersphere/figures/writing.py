@@ -1,0 +1,70 @@
+"""Write a drawing as .svg, .png or .html."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from .._internal.safe_files import write_bytes, write_text
+from .drawing import Drawing
+
+ENDINGS = (".svg", ".png", ".html")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+_SCALE = 2  # pixels of a PNG for each of the SVG
+_TIMEOUT = 120.0  # seconds for the browser
+
+
+def check_path(path: Path) -> None:
+    """Raise ValueError, before anything is drawn, for a file that cannot be written."""
+    if path.suffix.lower() not in ENDINGS:
+        raise ValueError(f"--out must end in {', '.join(ENDINGS)}, got {str(path)!r}")
+    if path.is_dir():
+        raise ValueError(f"--out must be a file, got the folder {str(path)!r}")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"--out must be in a folder that exists, got {str(path)!r}")
+    if path.suffix.lower() == ".png":
+        _browser()
+
+
+def write(drawing: Drawing, path: Path, title: str, source: str) -> None:
+    """Write the picture in the format of the file's ending."""
+    ending = path.suffix.lower()
+    if ending == ".svg":
+        write_text(path, drawing.svg)
+    elif ending == ".png":
+        write_bytes(path, png(drawing.svg))
+
+
+def png(svg: str) -> bytes:
+    """Render an SVG by a browser that is installed. ImportError without one.
+
+    No package that hypersphere uses anyway can draw SVG, and those that can bring cairo or a browser of their own.
+    """
+    browser = _browser()
+    found = re.search(r'width="([\d.]+)" height="([\d.]+)"', svg)
+    width, height = (round(float(size)) for size in found.groups()) if found else (900, 600)
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "figure.svg"), Path(folder, "figure.png")
+        source.write_text(svg, encoding="utf-8")
+        command = [browser, "--headless", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/profile"]
+        command += ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []  # root has no sandbox
+        command += [f"--force-device-scale-factor={_SCALE}", f"--window-size={width},{height}"]
+        command += [f"--screenshot={target}", source.as_uri()]
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            raise ValueError(f"{browser} did not draw the picture within {_TIMEOUT:.0f} seconds; use .svg") from None
+        if not target.exists():
+            raise ValueError(f"{browser} did not draw the picture (exit code {done.returncode}); use .svg")
+        return target.read_bytes()
+
+
+def _browser() -> str:
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        raise ImportError("a .png is rendered by Chromium or Chrome: install one of them, or write .svg or .html")
+    return found
