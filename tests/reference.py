@@ -303,3 +303,61 @@ def frechet_distance(a, b):
     first, second = np.cov(a, rowvar=False), np.cov(b, rowvar=False)
     root = np.real(sqrtm(first @ second))
     return float(((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(first + second - 2 * root))
+
+
+# SphereNet, Lemma 1: the second derivatives of ½‖F − UVᵀ‖² one by one, over the columns of U, then those of V
+def plain_hessian(u: Tensor, v: Tensor, f: Tensor) -> Tensor:
+    places = _columns(u, v)
+    rest = u @ v.T - f
+    found = torch.zeros(len(places), len(places), dtype=u.dtype)
+    for i, (one, a, p) in enumerate(places):
+        for j, (other, b, q) in enumerate(places):
+            if one == other:
+                other_factor = v if one == "u" else u
+                found[i, j] = (a == b) * sum(row[p] * row[q] for row in other_factor)
+            elif one == "u":
+                found[i, j] = found[j, i] = v[b, p] * u[a, q] + (p == q) * rest[a, b]
+    return found
+
+
+# SphereNet, Lemma 2: at an optimum with rows of length 1 the Hessian is ΣJᵀJ; J has the derivatives of one cosine
+def sphere_hessian(u: Tensor, v: Tensor) -> Tensor:
+    places = _columns(u, v)
+    found = torch.zeros(len(places), len(places), dtype=u.dtype)
+    for x, row in enumerate(u):
+        for y, column in enumerate(v):
+            cosine = row @ column
+            slopes = {"u": column - cosine * row, "v": row - cosine * column}
+            owner = {"u": x, "v": y}
+            slope = torch.stack([slopes[which][p] * (a == owner[which]) for which, a, p in places])
+            found += torch.outer(slope, slope)
+    return found
+
+
+# SphereNet, D.2: the printed Hessian of G_S where UVᵀ = F; it is not the one above
+def printed_hessian(u: Tensor, v: Tensor) -> Tensor:
+    places, f = _columns(u, v), u @ v.T
+    found = torch.zeros(len(places), len(places), dtype=u.dtype)
+    for i, (one, a, p) in enumerate(places):
+        for j, (other, b, q) in enumerate(places):
+            if one == other == "u":
+                found[i, j] = (a == b) * (v[:, p] @ v[:, q] - u[a, p] * (f[a] @ v[:, q]))
+            elif one == other == "v":
+                found[i, j] = (a == b) * (u[:, p] @ u[:, q] - v[a, p] * (f[:, a] @ u[:, q]))
+            elif one == "u":
+                found[i, j] = found[j, i] = u[a, q] * v[b, p] - f[a, b] * u[a, p] * u[a, q]
+    return found
+
+
+def _columns(u: Tensor, v: Tensor) -> list[tuple[str, int, int]]:
+    return [(name, a, p) for name, each in (("u", u), ("v", v)) for p in range(each.shape[1]) for a in range(len(each))]
+
+
+# Poster of SphereNet: |F(b)|·exp(i·arg F(a)) transformed back, sum by sum
+def swapped_phase(a: Tensor, b: Tensor) -> Tensor:
+    height, width = a.shape
+    rows, columns = (torch.outer(torch.arange(n), torch.arange(n)).double() / n for n in (height, width))
+    left, right = (torch.exp(-2j * math.pi * each) for each in (rows, columns))
+    first, second = (left @ each.to(torch.complex128) @ right for each in (a, b))
+    mixed = second.abs() * torch.exp(1j * first.angle())
+    return (left.conj() @ mixed @ right.conj()).real / (height * width)

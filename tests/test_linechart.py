@@ -229,3 +229,22 @@ def test_a_dot_far_from_the_others_is_a_number_at_the_edge():
     places = [float(x) for x in re.findall(r'<circle cx="([0-9.]+)" cy="[0-9.]+" r="4.5"', svg)]
     assert places[0] - places[1] > 100  # not squeezed together
     assert "→" not in dot_plot(near)
+
+
+def test_logarithmic_axes():
+    svg = line_chart({"a": ([1, 10, 1000], [0.01, 1, 100])}, log="xy", xlim=(1, 1000), ylim=(0.01, 100))
+    (x0, y0), (x1, y1), (x2, y2) = points(drawn(svg, "polyline")[0])
+    assert (x1 - x0) / (x2 - x0) == pytest.approx(1 / 3, abs=1e-3)
+    assert (y1 - y0) / (y2 - y0) == pytest.approx(1 / 2, abs=1e-3)
+    assert {"0.01", "100", "1000"} <= {*texts(svg)}
+    narrow = line_chart({"a": ([2, 2.5, 3], [1, 2, 3])}, log="x")
+    assert "2.4" in texts(narrow)
+    for options, error in (
+        ({"log": "z"}, 'log must be "", "x", "y" or "xy", got \'z\''),
+        ({"log": "x"}, r"x of series\['a'\] must be positive on a logarithmic axis, got 0.0"),
+        ({"log": "y", "ylim": (-1, 3)}, "ylim must be positive"),
+    ):
+        with pytest.raises(ValueError, match=error):
+            line_chart({"a": ([0, 1], [1, 2])}, **options)
+    with pytest.raises(ValueError, match="must not have a band"):
+        line_chart({"a": ([1, 2], [1, 2], [0.1, 0.1])}, log="y")

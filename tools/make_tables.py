@@ -1,4 +1,4 @@
-"""Write what is generated: src/hypersphere/catalog.py, the table of docs/models.md, docs/results.md with its pictures.
+"""Write what is generated: catalog.py, tables of docs/models.md and docs/figures.md, docs/results.md and its pictures.
 
 `make tables` runs `python -m tools.make_tables`. With --check nothing is written, and the exit code is 1 if a file is
 stale; tests/test_catalog.py runs that.
@@ -162,16 +162,27 @@ def quoted(value: Any) -> str:
 
 def models_page(page: str) -> str:
     """docs/models.md with the table of networks between its markers."""
-    table = networks.markdown()
-    return re.sub(r"(?<=<!-- networks -->\n).*?(?=<!-- end -->)", lambda _: table, page, flags=re.DOTALL)
+    return between_markers(page, "networks", networks.markdown())
+
+
+def figures_page(page: str) -> str:
+    """docs/figures.md with the table of figures between its markers."""
+    rows = [(f"`{name} {each.takes}`".replace(" `", "`"), each.about, each.source) for name, each in FIGURES.items()]
+    lines = [("figure", "what is drawn", "paper"), ("---", "---", "---"), *rows]
+    return between_markers(page, "figures", "".join(f"| {' | '.join(line)} |\n" for line in lines))
+
+
+def between_markers(page: str, name: str, table: str) -> str:
+    return re.sub(rf"(?<=<!-- {name} -->\n).*?(?=<!-- end -->)", lambda _: table, page, flags=re.DOTALL)
 
 
 def generated() -> dict[Path, str]:
     """Each file that is generated, and its text."""
-    page = ROOT / "docs" / "models.md"
+    models, figures = ROOT / "docs" / "models.md", ROOT / "docs" / "figures.md"
     return {
         ROOT / "src" / "hypersphere" / "catalog.py": catalog(),
-        page: models_page(page.read_text(encoding="utf-8")),
+        models: models_page(models.read_text(encoding="utf-8")),
+        figures: figures_page(figures.read_text(encoding="utf-8")),
         **results_page.generated(ROOT),
     }
 

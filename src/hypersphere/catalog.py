@@ -54,7 +54,12 @@ FIGURES: dict[str, str] = {
     "margins": "what the angular losses make of the label's angle (SphereNet, Eq. 11)",
     "pair_energy": "the energy of a pair of neurons (MHE, Eq. 1)",
     "sphere": "ten neurons moved by orthonormality, energy, half-space energy (MHE, Fig. 1)",
+    "weighted": "paths of neurons that weigh more than the others (MHE, Fig. 5, 6)",
+    "phase": "two images with their phases swapped (SphereNet, poster); takes [IMAGE IMAGE]",
     "rotation": "what OPT keeps: angles between neurons, energy (OPT, Fig. 1, 6)",
+    "lemmas": "condition numbers over a scale c, by automatic differentiation (SphereNet, Lemma 1, 2)",
+    "growth": "the least energy of N neurons against its growth law (MHE, Theorem 2)",
+    "holes": "holes between neurons against their expected size (OPT, App. L)",
 }
 
 #: network → the data it takes

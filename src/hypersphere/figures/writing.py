@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from .._internal.safe_files import write_bytes, write_text
+from ..report.page import Page
 from .drawing import Drawing
 
 ENDINGS = (".svg", ".png", ".html")
@@ -37,6 +38,24 @@ def write(drawing: Drawing, path: Path, title: str, source: str) -> None:
         write_text(path, drawing.svg)
     elif ending == ".png":
         write_bytes(path, png(drawing.svg))
+    else:
+        write_text(path, html(drawing, title, source))
+
+
+def html(drawing: Drawing, title: str, source: str) -> str:
+    """Make one page that opens offline: the picture or its turnable scenes, then the table."""
+    page = Page(title, source)
+    page.section("Figure")
+    for name, scene in drawing.scenes.items():
+        page.chart(scene, caption=name)
+    if not drawing.scenes:
+        page.picture(drawing.svg, title)
+    if drawing.rows:
+        page.section("Numbers")
+        page.table(list(drawing.rows[0]), [list(row.values()) for row in drawing.rows])
+    for note in drawing.notes:
+        page.text(note)
+    return page.html()
 
 
 def png(svg: str) -> bytes:

@@ -6,7 +6,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from .._internal.safe_files import write_text
-from .svg import EDGE, LABEL, PALETTE, TICK, TITLE, data_range, escape, is_empty_range, text_line, text_width, ticks
+from .svg import (
+    EDGE,
+    LABEL,
+    PALETTE,
+    TICK,
+    TITLE,
+    data_range,
+    escape,
+    is_empty_range,
+    log_ticks,
+    text_line,
+    text_width,
+    ticks,
+)
 
 DASHES = ("", "7 4", "2 3", "9 3 2 3")  # one for each cycle of the palette
 
@@ -28,6 +41,7 @@ def line_chart(
     ylabel: str = "",
     xlim: tuple[float, float] | None = None,
     ylim: tuple[float, float] | None = None,
+    log: str = "",
     width: float = 720,
     height: float = 420,
 ) -> str:
@@ -41,6 +55,7 @@ def line_chart(
         ylabel: left of the plot, rotated.
         xlim: (low, high); None: the range of the data.
         ylim: (low, high); None: the range of the data within xlim, with a margin.
+        log: the axes that are logarithmic, "x", "y" or "xy"; their numbers must be positive, with y there is no band.
         width: of the whole picture, in pixels.
         height: of the whole picture with the legend, which is below the plot.
 
@@ -49,7 +64,9 @@ def line_chart(
         >>> svg.startswith("<svg") and ">cosine</text>" in svg
         True
     """
-    lines = [_parse_line(name, values) for name, values in series.items()]
+    if log not in ("", "x", "y", "xy"):
+        raise ValueError(f'log must be "", "x", "y" or "xy", got {log!r}')
+    lines = [_to_log(_parse_line(name, values), log) for name, values in series.items()]
     if not lines:
         raise ValueError("series must have at least one name -> (x, y), got none")
     for argument, size in (("width", width), ("height", height)):
@@ -57,13 +74,13 @@ def line_chart(
             raise ValueError(f"{argument} must be a positive number of pixels, got {size}")
 
     xs = [x for line in lines for x in line.x]
-    x_range = _check_range("xlim", xlim) if xlim is not None else data_range(xs, margin=0.0)
+    x_range = _check_range("xlim", xlim, "x" in log) if xlim is not None else data_range(xs, margin=0.0)
     seen = [y for line in lines for y in line.reach(*x_range)] or [y for line in lines for y in line.reach()]
-    y_range = _check_range("ylim", ylim) if ylim is not None else data_range(seen, margin=0.05)
+    y_range = _check_range("ylim", ylim, "y" in log) if ylim is not None else data_range(seen, margin=0.05)
 
     # The plot gets the space that the texts leave.
     top = EDGE + (TITLE + 14 if title else 0)
-    y_ticks = ticks(*y_range, wanted=height / 70)
+    y_ticks = log_ticks(*y_range, wanted=height / 40) if "y" in log else ticks(*y_range, wanted=height / 70)
     left = EDGE + (LABEL + 10 if ylabel else 0) + max(text_width(label, TICK) for _, label in y_ticks) + 8
     plot_width = width - left - 2 * EDGE
     if plot_width < SMALLEST_PLOT:
@@ -79,7 +96,11 @@ def line_chart(
 
     whole = all(x.is_integer() for x in xs) and x_range[1] - x_range[0] >= 1  # integers, such as epochs
     for spacing in (80, 110, 150):  # fewer ticks if the labels would touch
-        x_ticks = ticks(*x_range, wanted=plot_width / spacing, smallest_step=1.0 if whole else 0.0)
+        wanted = plot_width / spacing
+        if "x" in log:
+            x_ticks = log_ticks(*x_range, wanted=wanted)
+        else:
+            x_ticks = ticks(*x_range, wanted=wanted, smallest_step=1.0 if whole else 0.0)
         if sum(text_width(label, TICK) + 14 for _, label in x_ticks) < plot_width:
             break
     name = escape(title or ", ".join(line.name for line in lines))
@@ -253,8 +274,27 @@ def _parse_floats(argument: str, values: Numbers) -> list[float]:
     return numbers
 
 
-def _check_range(argument: str, limits: tuple[float, float]) -> tuple[float, float]:
+def _to_log(line: _Line, log: str) -> _Line:
+    """Replace the numbers of logarithmic axes by their exponents of ten."""
+    if line.spread and "y" in log:
+        raise ValueError(f"series[{line.name!r}] must not have a band with a logarithmic y")
+    x, y = (
+        _exponents(f"{axis} of series[{line.name!r}]", numbers) if axis in log else numbers
+        for axis, numbers in (("x", line.x), ("y", line.y))
+    )
+    return _Line(line.name, x, y, line.spread)
+
+
+def _exponents(argument: str, numbers: list[float]) -> list[float]:
+    if min(numbers) <= 0:
+        raise ValueError(f"{argument} must be positive on a logarithmic axis, got {min(numbers)}")
+    return [math.log10(number) for number in numbers]
+
+
+def _check_range(argument: str, limits: tuple[float, float], log: bool = False) -> tuple[float, float]:
     numbers = _parse_floats(argument, limits)
+    if log:
+        numbers = _exponents(argument, numbers)
     if len(numbers) != 2 or is_empty_range(*numbers):
         raise ValueError(f"{argument} must be (low, high) with low < high, got {limits!r}")
     return numbers[0], numbers[1]

@@ -100,6 +100,15 @@ class Page:
             f'<div class="plot" style="height:{int(height)}px"></div>{below}</figure>'
         )
 
+    def picture(self, svg: str, alt: str) -> None:
+        """Add an SVG picture, as an image: scripts in it do not run.
+
+        Args:
+            alt: what is seen, for those who do not see it.
+        """
+        source = f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
+        self._parts.append(f'<figure class="picture wide"><img src="{source}" alt="{escape(alt)}"></figure>')
+
     def html(self) -> str:
         """Return the page. ImportError if it has charts and plotly is not installed."""
         own = _file("page.js")

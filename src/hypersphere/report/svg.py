@@ -36,6 +36,19 @@ def ticks(low: float, high: float, wanted: float, smallest_step: float = 0.0) ->
     return [(number, _tick_label(number, step, max(abs(low), abs(high)))) for number in numbers]
 
 
+def log_ticks(low: float, high: float, wanted: float) -> list[tuple[float, str]]:
+    """Return the exponents from low to high of about `wanted` round numbers, with the numbers as labels."""
+    first, last = math.floor(low), math.ceil(high)
+    slack = 1e-9
+    for factors in ((1,), (1, 3), (1, 2, 5)):
+        numbers = [f * 10.0**k for k in range(first, last + 1) for f in factors]
+        found = [number for number in numbers if low - slack <= math.log10(number) <= high + slack]
+        if len(found) >= 3:
+            found = found[:: math.ceil(len(found) / max(2.0, wanted))]
+            return [(math.log10(number), _tick_label(number, number, number)) for number in found]
+    return [(math.log10(number), label) for number, label in ticks(10.0**low, 10.0**high, wanted) if number > 0]
+
+
 def _tick_label(number: float, step: float, largest: float) -> str:
     """Format with as many digits as the step needs; powers of ten for very large or small numbers."""
     if abs(number) < step / 2:
