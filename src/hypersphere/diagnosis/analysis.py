@@ -121,18 +121,46 @@ def _without_side_effects(module: nn.Module) -> Iterator[None]:
 
 
 def _diagnose_layer(name: str, neurons: Neurons | StoredNeurons, law: Law, duplicate_angle: float) -> Row:
-    rows = _read_neurons(name, neurons)
-    groups, n, d = rows.shape
-    alive = inverse_row_norm(rows.flatten(0, 1)).view(groups, n) > 0
-    points = unit(rows.double()) * alive.unsqueeze(2)
+    directions = Directions.of(_read_neurons(name, neurons))
+    return diagnose_directions(name, directions, law, duplicate_angle, neurons.is_output)
+
+
+@dataclass(frozen=True)
+class Directions:
+    """The directions of neurons, float64."""
+
+    full: Tensor
+    """(G, N, d): rows of length one, zero for dead neurons."""
+    short: Tensor
+    """The same points rotated into N dimensions if d is much larger: the same angles at a fraction of the cost."""
+    alive: Tensor
+    """(G, N): which neurons are not zero."""
+
+    @classmethod
+    def of(cls, rows: Tensor) -> Directions:
+        """Compute the directions of neurons (G, N, d)."""
+        groups, n, d = rows.shape
+        alive = inverse_row_norm(rows.flatten(0, 1)).view(groups, n) > 0
+        full = unit(rows.double()) * alive.unsqueeze(2)
+        # Pᵀ = QR, so P·Q = Rᵀ
+        short = torch.linalg.qr(full.mT, mode="r").R.mT if d >= 2 * n else full
+        return cls(full, short, alive)
+
+
+def diagnose_directions(
+    name: str, directions: Directions, law: Law, duplicate_angle: float, is_output: bool = False
+) -> Row:
+    """Compute the row of a layer from the directions of its neurons."""
+    (groups, n, d), alive, points = directions.full.shape, directions.alive, directions.short
     laws = law, replace(law, half_space=True)
     energy, half_energy = (float((group_energy(points, each) / groups).sum()) for each in laws)
-    pairs = [_compare_pairs(points[g], alive[g], g * n, duplicate_angle) for g in range(groups) if alive[g].sum() > 1]
+    pairs = [_compare_pairs(directions, g, duplicate_angle) for g in range(groups) if alive[g].sum() > 1]
     num_alive = alive.sum(1).tolist()
     bound = sum(energy_lower_bound(k, d, law.s, angular=law.angular) for k in num_alive if k > 1) / groups
     random = expected_energy(law.s, d, angular=law.angular) * len(pairs) / groups if d > 1 else math.inf
     nearest = min((p.nearest for p in pairs), default=None)
     near = sorted(pair for p in pairs for pair in p.near)[:LISTED]
+    opposed = sorted(pair for p in pairs for pair in p.opposed)[:LISTED]
     return Row(
         name=name,
         neurons=n,
@@ -150,52 +178,83 @@ def _diagnose_layer(name: str, neurons: Neurons | StoredNeurons, law: Law, dupli
         mean_angle=sum(p.mean_angle for p in pairs) / len(pairs) if pairs else None,
         effective_rank=_effective_rank(points),
         groups=groups,
-        is_output=neurons.is_output,
+        is_output=is_output,
+        opposites=tuple((i, j) for _, i, j in opposed),
+        opposite_pairs=sum(p.opposite_count for p in pairs),
     )
 
 
 @dataclass(frozen=True)
 class _PairStats:
-    """The pairs of one group; i and j are indices in the layer, a near pair is (angle, i, j)."""
+    """The pairs of one group; i and j are indices in the layer, a listed pair is (angle, i, j).
+
+    The angle of an opposite pair is that to the antipode.
+    """
 
     nearest: tuple[float, int, int]
     near: list[tuple[float, int, int]]
     count: int
     redundant: list[int]
+    opposed: list[tuple[float, int, int]]
+    opposite_count: int
     mean_angle: float
 
 
-def _compare_pairs(points: Tensor, alive: Tensor, offset: int, duplicate_angle: float) -> _PairStats:
-    """Compare all pairs of points (N, d) that are `alive` (N,); `offset` is the index of the first in the layer."""
-    index, points = (alive.nonzero().flatten() + offset).tolist(), points[alive]
+def _compare_pairs(directions: Directions, group: int, duplicate_angle: float) -> _PairStats:
+    """Compare all pairs of a group's neurons that are not zero."""
+    alive = directions.alive[group]
+    index = (alive.nonzero().flatten() + group * len(alive)).tolist()
+    points, full = directions.short[group][alive], directions.full[group][alive]
     n, threshold = len(points), math.cos(duplicate_angle)
-    near: dict[tuple[int, int], float] = {}
-    total, count, redundant = 0.0, 0, torch.zeros(n, dtype=torch.bool, device=points.device)
+    near, opposed = _Closest(full, 1), _Closest(full, -1)
+    total, redundant = 0.0, torch.zeros(n, dtype=torch.bool, device=points.device)
     for block in row_blocks(n):
         start = block.start
         cosine = (points[block] @ points[start:].mT).clamp_(-1, 1)  # column k is row start + k
         later = torch.ones(cosine.shape, dtype=torch.bool, device=points.device).triu_(1)
         cosine = cosine.where(later, 1.0)
         total += float(cosine.acos().sum())
+        opposed.add(cosine, cosine < -threshold, start)
         close = later.logical_and_(cosine > threshold)
-        found = int(close.sum())
-        if not found:
-            continue
-        count += found
-        redundant[start:] |= close.any(0)
-        nearest = cosine[close].topk(min(found, LISTED)).indices
-        i, j = (close.nonzero()[nearest] + start).unbind(1)
-        angles = [angle_between(points[a], points[b]) for a, b in zip(i.split(64), j.split(64), strict=True)]
-        near |= zip(zip(i.tolist(), j.tolist(), strict=True), torch.cat(angles).tolist(), strict=True)
-        near = dict(sorted(near.items(), key=lambda item: (item[1], item[0]))[:LISTED])
+        if near.add(cosine, close, start):
+            redundant[start:] |= close.any(0)
     i, j, separation = closest_pair(points)
+    if directions.short is not directions.full:
+        # Rotated points of equal neurons differ by rounding.
+        (i, j), separation = next(iter(near.pairs.items()), ((i, j), float(angle_between(full[i], full[j]))))
     return _PairStats(
         nearest=(separation, index[i], index[j]),
-        near=[(angle, index[i], index[j]) for (i, j), angle in near.items()],
-        count=count,
+        near=[(angle, index[i], index[j]) for (i, j), angle in near.pairs.items()],
+        count=near.count,
         redundant=[index[i] for i in redundant.nonzero().flatten().tolist()],
+        opposed=[(angle, index[i], index[j]) for (i, j), angle in opposed.pairs.items()],
+        opposite_count=opposed.count,
         mean_angle=total / (n * (n - 1) / 2),
     )
+
+
+class _Closest:
+    """Count pairs and keep the closest; with sign −1 those closest to being opposite."""
+
+    def __init__(self, points: Tensor, sign: int) -> None:
+        self.points, self.sign = points, sign
+        self.count = 0
+        self.pairs: dict[tuple[int, int], float] = {}
+
+    def add(self, cosine: Tensor, chosen: Tensor, start: int) -> int:
+        """Add the `chosen` pairs of a block of cosines that begins at row and column `start`; return their number."""
+        found = int(chosen.sum())
+        if found:
+            self.count += found
+            nearest = (self.sign * cosine[chosen]).topk(min(found, LISTED)).indices
+            i, j = (chosen.nonzero()[nearest] + start).unbind(1)
+            angles = [
+                angle_between(self.points[a], self.sign * self.points[b])
+                for a, b in zip(i.split(64), j.split(64), strict=True)
+            ]
+            self.pairs |= zip(zip(i.tolist(), j.tolist(), strict=True), torch.cat(angles).tolist(), strict=True)
+            self.pairs = dict(sorted(self.pairs.items(), key=lambda item: (item[1], item[0]))[:LISTED])
+        return found
 
 
 def _effective_rank(points: Tensor) -> float:

@@ -51,6 +51,10 @@ class Row:
     """exp of the entropy of the singular values (divided by their sum) of the unit neurons (Roy and Vetterli, 2007)."""
     groups: int = 1
     is_output: bool = False
+    opposites: tuple[tuple[int, int], ...] = ()
+    """Pairs nearer than `duplicate_angle` to being opposite, the nearest first, at most LISTED."""
+    opposite_pairs: int = 0
+    """The number of such pairs."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields for JSON: tuples as lists, and None for an infinite excess."""
