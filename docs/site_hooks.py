@@ -16,7 +16,7 @@ API = {  # page: title, and the modules whose public names it has
     "layers": ("Layers", ["conversion", "layers", "recurrent", "similarity", "selection"]),
     "losses": ("Losses", ["losses"]),
     "energy": ("Energy", ["energy"]),
-    "diagnosis": ("Diagnosis", ["diagnosis"]),
+    "diagnosis": ("Diagnosis", ["diagnosis", "inspection"]),
     "rotation": ("Rotations", ["rotation"]),
     "optim": ("Optimizers", ["optim"]),
     "geometry": ("Geometry", ["geometry"]),

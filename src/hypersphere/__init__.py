@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from . import energy as energy
     from . import functional as functional
     from . import geometry as geometry
+    from . import inspection as inspection
     from . import layers as layers
     from . import losses as losses
     from . import models as models
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from .energy import normalize_neurons as normalize_neurons
     from .energy import orthonormal_penalty as orthonormal_penalty
     from .energy import spread as spread
+    from .inspection import Inspection as Inspection
+    from .inspection import inspect as inspect
     from .layers import SphereConv1d as SphereConv1d
     from .layers import SphereConv2d as SphereConv2d
     from .layers import SphereConv3d as SphereConv3d

@@ -6,20 +6,21 @@ Generated from the tables in the code. Do not edit: add the entry where it lives
 
 #: name of the package → the module that has it; "" for a module
 PUBLIC: dict[str, str] = {
-    "cosine": "", "data": "", "diagnosis": "", "energy": "", "functional": "", "geometry": "", "layers": "",
-    "losses": "", "models": "", "openset": "", "optim": "", "orthogonal": "", "recipes": "", "recurrent": "",
-    "report": "", "rotation": "", "selection": "", "similarity": "", "train": "", "spherize": "conversion",
-    "Diagnosis": "diagnosis", "diagnose": "diagnosis", "EnergyRegularizer": "energy", "class_energy": "energy",
-    "hyperspherical_energy": "energy", "measures": "", "normalize_neurons": "energy", "orthonormal_penalty": "energy",
-    "spread": "energy", "SphereConv1d": "layers", "SphereConv2d": "layers", "SphereConv3d": "layers",
-    "SphereLinear": "layers", "AMSoftmaxLoss": "losses", "AngularSoftmaxLoss": "losses", "ArcFaceLoss": "losses",
-    "ASoftmaxLoss": "losses", "CenterLoss": "losses", "GASoftmaxLoss": "losses", "SphereFacePlusLoss": "losses",
-    "SSoftmaxLoss": "losses", "WSoftmaxLoss": "losses", "margins": "", "OGD": "optim", "param_groups": "optim",
-    "SphereGRU": "recurrent", "SphereLSTM": "recurrent", "SphereRNN": "recurrent", "Resampler": "rotation",
-    "add_task": "rotation", "count_parameters": "rotation", "load_rotations": "rotation", "merge": "rotation",
-    "merge_state_dict": "rotation", "rotate": "rotation", "rotation_penalty": "rotation", "save_rotations": "rotation",
-    "use_task": "rotation", "Neurons": "selection", "select": "selection", "LearnableSigmoid": "similarity",
-    "load_run": "train.inference.run", "regularizers": "",
+    "cosine": "", "data": "", "diagnosis": "", "energy": "", "functional": "", "geometry": "", "inspection": "",
+    "layers": "", "losses": "", "models": "", "openset": "", "optim": "", "orthogonal": "", "recipes": "",
+    "recurrent": "", "report": "", "rotation": "", "selection": "", "similarity": "", "train": "",
+    "spherize": "conversion", "Diagnosis": "diagnosis", "diagnose": "diagnosis", "EnergyRegularizer": "energy",
+    "class_energy": "energy", "hyperspherical_energy": "energy", "measures": "", "normalize_neurons": "energy",
+    "orthonormal_penalty": "energy", "spread": "energy", "Inspection": "inspection", "inspect": "inspection",
+    "SphereConv1d": "layers", "SphereConv2d": "layers", "SphereConv3d": "layers", "SphereLinear": "layers",
+    "AMSoftmaxLoss": "losses", "AngularSoftmaxLoss": "losses", "ArcFaceLoss": "losses", "ASoftmaxLoss": "losses",
+    "CenterLoss": "losses", "GASoftmaxLoss": "losses", "SphereFacePlusLoss": "losses", "SSoftmaxLoss": "losses",
+    "WSoftmaxLoss": "losses", "margins": "", "OGD": "optim", "param_groups": "optim", "SphereGRU": "recurrent",
+    "SphereLSTM": "recurrent", "SphereRNN": "recurrent", "Resampler": "rotation", "add_task": "rotation",
+    "count_parameters": "rotation", "load_rotations": "rotation", "merge": "rotation", "merge_state_dict": "rotation",
+    "rotate": "rotation", "rotation_penalty": "rotation", "save_rotations": "rotation", "use_task": "rotation",
+    "Neurons": "selection", "select": "selection", "LearnableSigmoid": "similarity", "load_run": "train.inference.run",
+    "regularizers": "",
 }
 
 #: command → what it does
@@ -28,6 +29,7 @@ COMMANDS: dict[str, str] = {
     "evaluate": "Compute the accuracy, loss and energies of a run; on new classes, by pairs, episodes or ranks.",
     "export": "Export a run's merged network as ONNX, torch.export or safetensors.",
     "figure": "Draw a figure of the papers or of their theory: SVG, PNG or HTML.",
+    "inspect": "Report which layers of a model file waste neurons, or what changed between two files.",
     "list": "List the names that configs and flags take: models, datasets, losses, recipes, figures, ...",
     "predict": "Predict labels or embeddings of images, folders or arrays.",
     "reproduce": "Run a table of the papers and compare the results with the paper's figures.",

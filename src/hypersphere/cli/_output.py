@@ -8,6 +8,9 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 
+from .._internal.text import one_line as one_line
+from .._internal.text import printable as printable
+
 
 def print_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None, left: int = 0
@@ -51,11 +54,6 @@ def print_rich(header: Sequence[str], rows: Sequence[Sequence[str]], title: str 
         pretty.add_row(*map(Text, line))  # Text: brackets in a cell are no markup
     console.print(pretty)
     return True
-
-
-def printable(text: str) -> str:
-    """Escape control characters except line ends, so that none reaches the terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def say(text: str) -> None:

@@ -6,7 +6,7 @@ Shapes: G groups, N neurons in each, d their dimension.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import cast
@@ -127,12 +127,12 @@ def _diagnose_layer(name: str, neurons: Neurons | StoredNeurons, law: Law, dupli
 
 @dataclass(frozen=True)
 class Directions:
-    """The directions of neurons, float64."""
+    """The directions of neurons (G, N, d), zero for dead ones."""
 
-    full: Tensor
-    """(G, N, d): rows of length one, zero for dead neurons."""
-    short: Tensor
-    """The same points rotated into N dimensions if d is much larger: the same angles at a fraction of the cost."""
+    rows: Tensor
+    """The neurons as they are."""
+    points: Tensor
+    """Their directions in float64: (G, N, d), or rotated into (G, N, N) if d is much larger, with the same angles."""
     alive: Tensor
     """(G, N): which neurons are not zero."""
 
@@ -140,18 +140,32 @@ class Directions:
     def of(cls, rows: Tensor) -> Directions:
         """Compute the directions of neurons (G, N, d)."""
         groups, n, d = rows.shape
-        alive = inverse_row_norm(rows.flatten(0, 1)).view(groups, n) > 0
-        full = unit(rows.double()) * alive.unsqueeze(2)
-        # Pᵀ = QR, so P·Q = Rᵀ
-        short = torch.linalg.qr(full.mT, mode="r").R.mT if d >= 2 * n else full
-        return cls(full, short, alive)
+        inverse = inverse_row_norm(rows.flatten(0, 1)).view(groups, n, 1)
+        alive = (inverse > 0).squeeze(2)
+        points = unit(_rotate_to_few(rows, inverse.double()) if d >= 2 * n else rows.double())
+        return cls(rows, points if bool(alive.all()) else points * alive.unsqueeze(2), alive)
+
+    def exact(self, group: int, index: Tensor) -> Tensor:
+        """Return the directions of some neurons of a group in all dimensions: equal ones differ in no bit."""
+        if self.points.shape[2] == self.rows.shape[2]:
+            return self.points[group][index]
+        return unit(self.rows[group][index].double())
+
+
+def _rotate_to_few(rows: Tensor, scale: Tensor) -> Tensor:
+    """Rotate rows (G, N, d) times scale (G, N, 1) into N dimensions: Wᵀ = QR, so W·Q = Rᵀ; by blocks of dimensions."""
+    n = rows.shape[1]
+    r = rows.new_zeros(rows.shape[0], 0, n, dtype=torch.float64)
+    for block in rows.split(max(2 * n, 256), 2):
+        r = torch.linalg.qr(torch.cat([r, (block.double() * scale).mT], 1), mode="r").R
+    return r.mT
 
 
 def diagnose_directions(
     name: str, directions: Directions, law: Law, duplicate_angle: float, is_output: bool = False
 ) -> Row:
     """Compute the row of a layer from the directions of its neurons."""
-    (groups, n, d), alive, points = directions.full.shape, directions.alive, directions.short
+    (groups, n, d), alive, points = directions.rows.shape, directions.alive, directions.points
     laws = law, replace(law, half_space=True)
     energy, half_energy = (float((group_energy(points, each) / groups).sum()) for each in laws)
     pairs = [_compare_pairs(directions, g, duplicate_angle) for g in range(groups) if alive[g].sum() > 1]
@@ -203,10 +217,14 @@ class _PairStats:
 def _compare_pairs(directions: Directions, group: int, duplicate_angle: float) -> _PairStats:
     """Compare all pairs of a group's neurons that are not zero."""
     alive = directions.alive[group]
-    index = (alive.nonzero().flatten() + group * len(alive)).tolist()
-    points, full = directions.short[group][alive], directions.full[group][alive]
+    places, points = alive.nonzero().flatten(), directions.points[group][alive]
+    index = (places + group * len(alive)).tolist()
     n, threshold = len(points), math.cos(duplicate_angle)
-    near, opposed = _Closest(full, 1), _Closest(full, -1)
+
+    def exact(index: Tensor) -> Tensor:
+        return directions.exact(group, places[index])
+
+    near, opposed = _Closest(exact, 1), _Closest(exact, -1)
     total, redundant = 0.0, torch.zeros(n, dtype=torch.bool, device=points.device)
     for block in row_blocks(n):
         start = block.start
@@ -219,9 +237,9 @@ def _compare_pairs(directions: Directions, group: int, duplicate_angle: float) -
         if near.add(cosine, close, start):
             redundant[start:] |= close.any(0)
     i, j, separation = closest_pair(points)
-    if directions.short is not directions.full:
-        # Rotated points of equal neurons differ by rounding.
-        (i, j), separation = next(iter(near.pairs.items()), ((i, j), float(angle_between(full[i], full[j]))))
+    if points.shape[1] < directions.rows.shape[2]:  # rotated: equal neurons differ by rounding
+        measured = float(angle_between(*exact(torch.tensor([i, j], device=points.device))))
+        (i, j), separation = next(iter(near.pairs.items()), ((i, j), measured))
     return _PairStats(
         nearest=(separation, index[i], index[j]),
         near=[(angle, index[i], index[j]) for (i, j), angle in near.pairs.items()],
@@ -236,8 +254,8 @@ def _compare_pairs(directions: Directions, group: int, duplicate_angle: float) -
 class _Closest:
     """Count pairs and keep the closest; with sign −1 those closest to being opposite."""
 
-    def __init__(self, points: Tensor, sign: int) -> None:
-        self.points, self.sign = points, sign
+    def __init__(self, exact: Callable[[Tensor], Tensor], sign: int) -> None:
+        self.exact, self.sign = exact, sign
         self.count = 0
         self.pairs: dict[tuple[int, int], float] = {}
 
@@ -249,7 +267,7 @@ class _Closest:
             nearest = (self.sign * cosine[chosen]).topk(min(found, LISTED)).indices
             i, j = (chosen.nonzero()[nearest] + start).unbind(1)
             angles = [
-                angle_between(self.points[a], self.sign * self.points[b])
+                angle_between(self.exact(a), self.sign * self.exact(b))
                 for a, b in zip(i.split(64), j.split(64), strict=True)
             ]
             self.pairs |= zip(zip(i.tolist(), j.tolist(), strict=True), torch.cat(angles).tolist(), strict=True)

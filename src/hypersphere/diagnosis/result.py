@@ -98,13 +98,13 @@ def _format_table(diagnosis: Diagnosis) -> str:
     columns: list[tuple[str, str, Callable[[Row], str]]] = [
         ("", "neurons", lambda row: f"{row.groups}·{row.neurons}" if row.groups > 1 else f"{row.neurons}"),
         ("", "dim", lambda row: f"{row.dimension}"),
-        ("", "energy", lambda row: _format_number(row.energy)),
-        ("half", "energy", lambda row: _format_number(row.half_energy)),
-        ("", "excess", lambda row: _format_excess(row.excess, s)),
-        ("random", "excess", lambda row: _format_excess(row.random_excess, s)),
-        ("least", "angle", lambda row: _format_angle(row.separation)),
+        ("", "energy", lambda row: format_number(row.energy)),
+        ("half", "energy", lambda row: format_number(row.half_energy)),
+        ("", "excess", lambda row: format_excess(row.excess, s)),
+        ("random", "excess", lambda row: format_excess(row.random_excess, s)),
+        ("least", "angle", lambda row: format_angle(row.separation)),
         ("closest", "pair", lambda row: ", ".join(map(str, row.closest)) if row.closest else NOTHING),
-        ("mean", "angle", lambda row: _format_angle(row.mean_angle)),
+        ("mean", "angle", lambda row: format_angle(row.mean_angle)),
         ("eff.", "rank", lambda row: f"{row.effective_rank:.1f}"),
         ("near-", "dupl.", lambda row: f"{len(row.redundant)}"),
         ("", "dead", lambda row: f"{len(row.dead)}"),
@@ -115,10 +115,10 @@ def _format_table(diagnosis: Diagnosis) -> str:
     names = ["", "layer", *((row.name or "(root)") + (" *" if row.is_output else "") for row in diagnosis.rows)]
     room = min(max(map(len, names)), max(SHORTEST_NAME, WIDTH - sum(widths) - 2 * len(widths)))
     # names stay distinct, even if the table gets wider
-    while len({_shorten(name, room) for name in names}) < len(set(names)):
+    while len({shorten(name, room) for name in names}) < len(set(names)):
         room += 1
     text = [
-        "  ".join([_shorten(name, room).ljust(room), *(cell.rjust(k) for cell, k in zip(cells, widths, strict=True))])
+        "  ".join([shorten(name, room).ljust(room), *(cell.rjust(k) for cell, k in zip(cells, widths, strict=True))])
         for name, cells in zip(names, lines, strict=True)
     ]
     text.insert(2, "-" * len(text[-1]))
@@ -126,7 +126,7 @@ def _format_table(diagnosis: Diagnosis) -> str:
     return "\n".join(line.rstrip() for line in [*text, "", *notes])
 
 
-def _shorten(name: str, room: int) -> str:
+def shorten(name: str, room: int) -> str:
     """Drop the middle of `name` if it is longer than `room`; the end tells most."""
     if len(name) <= room:
         return name
@@ -134,7 +134,7 @@ def _shorten(name: str, room: int) -> str:
     return f"{name[:begin]}…{name[len(name) - (room - 1 - begin) :]}"
 
 
-def _format_number(value: float, digits: int = 4) -> str:
+def format_number(value: float, digits: int = 4) -> str:
     if math.isinf(value):
         return "∞"
     if abs(value) < 1000:
@@ -142,13 +142,13 @@ def _format_number(value: float, digits: int = 4) -> str:
     return f"{value:.0f}" if abs(value) < 1e6 else f"{value:.1e}"
 
 
-def _format_excess(value: float | None, s: float) -> str:
+def format_excess(value: float | None, s: float) -> str:
     if value is None:
         return NOTHING
-    return f"{_format_number(100 * value, 1)} %" if s > 0 else _format_number(value)
+    return f"{format_number(100 * value, 1)} %" if s > 0 else format_number(value)
 
 
-def _format_angle(radians: float | None) -> str:
+def format_angle(radians: float | None) -> str:
     """Format in degrees, with at least two digits."""
     if radians is None:
         return NOTHING
@@ -164,7 +164,7 @@ def _legend(diagnosis: Diagnosis) -> str:
         "half: with their antipodes",
         "excess: above the lower bound",
         "random: what random neurons have",
-        f"near-dupl.: neurons within {_format_angle(diagnosis.duplicate_angle)} of an earlier one",
+        f"near-dupl.: neurons within {format_angle(diagnosis.duplicate_angle)} of an earlier one",
     ]
     grouped = next((row for row in diagnosis if row.groups > 1), None)
     if grouped:
@@ -183,8 +183,8 @@ def _summary(diagnosis: Diagnosis) -> str:
     parts = []
     if compared:
         beyond, row = max(compared, key=lambda pair: pair[0])
-        against = f"{_format_excess(row.excess, diagnosis.s)}, random {_format_excess(row.random_excess, diagnosis.s)}"
-        crowded = f"most redundant: {_shorten(row.name or '(root)', 48)} (excess {against})"
+        against = f"{format_excess(row.excess, diagnosis.s)}, random {format_excess(row.random_excess, diagnosis.s)}"
+        crowded = f"most redundant: {shorten(row.name or '(root)', 48)} (excess {against})"
         parts.append(crowded if beyond > 0 else "no layer is more crowded than random neurons")
     parts.append(_format_count("near-duplicates", [len(row.redundant) for row in diagnosis]))
     parts.append(_format_count("dead neurons", [len(row.dead) for row in diagnosis]))

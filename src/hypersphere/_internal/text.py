@@ -1,0 +1,11 @@
+"""Text that is safe to print. Needs no torch."""
+
+
+def printable(text: str) -> str:
+    """Escape control characters except line ends, so that none reaches the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
+def one_line(text: object) -> str:
+    """Return a text with white space of any kind as single blanks."""
+    return " ".join(str(text).split())

@@ -1,0 +1,49 @@
+"""Report which layers of a model file waste neurons, or what changed between two files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from ._output import one_line, print_table, printable
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files",
+        metavar="FILE",
+        nargs="+",
+        help=".safetensors file or folder of shards, .pt, .pth, .bin, .onnx, or run folder; two: what changed",
+    )
+    parser.add_argument("--html", metavar="OUT", type=Path, help="write a page with tables and charts")
+    parser.add_argument("--json", action="store_true", help="print JSON only, with angles in radians")
+
+
+def run(options: argparse.Namespace) -> int:
+    if len(options.files) > 2:
+        options.error(f"one FILE or two, got {len(options.files)}")
+    if options.html is not None and not options.html.absolute().parent.is_dir():
+        options.error(f"argument --html: must be a file in a folder that exists, got {str(options.html)!r}")
+    if options.html is not None and options.html.is_dir():
+        options.error(f"argument --html: must be a file, got the folder {str(options.html)!r}")
+    from ..inspection import compare, inspect
+    from ..inspection.page import make_page
+
+    try:
+        result = inspect(options.files[0]) if len(options.files) == 1 else compare(*options.files)
+        if options.html is not None:
+            make_page(result).write(options.html)
+    except (OSError, ImportError, ValueError) as error:
+        options.error(one_line(error))
+    if options.json:
+        print(json.dumps(result.to_dict(), indent=2, allow_nan=False))
+        return 0
+    print(printable(result.title))
+    for table in result.tables():
+        print_table(table.header, table.rows, left=table.left)
+        print()
+    print(printable("\n".join([*result.verdict, "", *result.notes()])))
+    if options.html is not None:
+        print(printable(f"\npage: {options.html}"))
+    return 0

@@ -1,0 +1,187 @@
+"""The HTML page of an inspection or a comparison."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ..report.page import Cell, Page, colour
+from .comparing import Comparison
+from .result import Inspection
+from .rows import Layer
+
+MOST_BARS = 400
+
+
+def make_page(result: Inspection | Comparison) -> Page:
+    """Build the page: verdict, charts, every figure in sortable tables."""
+    return _inspection_page(result) if isinstance(result, Inspection) else _comparison_page(result)
+
+
+def _inspection_page(result: Inspection) -> Page:
+    page = Page(f"Inspection of {result.path}", f"{result.format}, {result.bytes / 1e6:.1f} MB, {len(result)} layers")
+    page.section("Verdict")
+    for line in result.verdict:
+        page.text(line.replace("`", ""))
+    page.table(["layer", "grade", "what was found"], [[_name(x), x.verdict.grade, str(x.verdict)] for x in result])
+    page.section("Layer by layer")
+    shown = result[:MOST_BARS]
+    names = _names([each.name for each in shown])
+    angles = [None if x.separation is None else math.degrees(x.separation) for x in shown]
+    energies = [x.energy if math.isfinite(x.energy) and x.separation is not None else None for x in shown]
+    page.chart(
+        _bars(names, angles, "closest pair of neurons (degrees)"),
+        caption="The angle between the two closest neurons of each layer; 0 is a duplicate.",
+        height=_height(len(shown)),
+    )
+    page.chart(
+        _bars(names, energies, "energy", log=True),
+        caption="The mean energy of pairs of neurons; random neurons of many dimensions have 0.5.",
+        height=_height(len(shown)),
+    )
+    if len(result) > MOST_BARS:
+        page.text(f"The charts show the first {MOST_BARS} layers.")
+    page.section("Spread of the neurons")
+    header = ["layer", "kind", "neurons", "heads", "dimension", "energy", "half-space energy", "excess %", "random %"]
+    header += ["least angle °", "closest pair", "mean angle °", "near-duplicates", "opposite pairs", "dead", "compared"]
+    page.table(header, [_spread_row(each) for each in result])
+    page.section("Rank and lengths")
+    header = [
+        "layer",
+        "effective rank",
+        "largest singular value",
+        "‖WWᵀ−I‖²",
+        "shortest",
+        "longest",
+        "spread of lengths",
+    ]
+    page.table(header, [_length_row(each) for each in result])
+    _add_named(page, result)
+    for note in result.notes():
+        page.text(note)
+    return page
+
+
+def _comparison_page(result: Comparison) -> Page:
+    page = Page("What changed", f"{result.before} → {result.after}")
+    page.section("Verdict")
+    for line in result.verdict:
+        page.text(line.replace("`", ""))
+    page.section("Layer by layer")
+    shown = result[:MOST_BARS]
+    names = _names([each.name for each in shown])
+    page.chart(_bars(names, [100 * x.changed for x in shown], "change (% of the length)"), height=_height(len(shown)))
+    shares = [None if x.rotation is None else 100 * x.rotation for x in shown]
+    page.chart(_bars(names, shares, "of which a rotation (%)"), height=_height(len(shown)))
+    header = [
+        "layer",
+        "neurons",
+        "dimension",
+        "changed %",
+        "rotation %",
+        "by chance %",
+        "mean turn °",
+        "largest turn °",
+    ]
+    header += ["neuron", "longer", "energy before", "after"]
+    rows = [
+        [
+            x.name,
+            x.neurons,
+            x.dimension,
+            100 * x.changed,
+            None if x.rotation is None else 100 * x.rotation,
+            100 * x.rotation_by_chance,
+            _degrees(x.mean_turn),
+            _degrees(x.largest_turn),
+            x.most_turned,
+            x.length_ratio,
+            x.energy_before,
+            x.energy_after,
+        ]
+        for x in result
+    ]
+    page.table(header, rows)
+    if result.different:
+        page.section("Not compared")
+        page.table(["layer", "why"], [[name, why] for name, why in result.different.items()])
+    for note in result.notes():
+        page.text(note)
+    return page
+
+
+def _spread_row(x: Layer) -> list[Cell]:
+    pair = f"{x.closest[0]}, {x.closest[1]}" if x.closest else ""
+    return [
+        *(_name(x), x.kind, x.neurons, x.groups if x.kind == "attention" else None, x.dimension, x.energy),
+        *(x.half_energy, _percent(x.excess), _percent(x.random_excess), _degrees(x.separation), pair),
+        *(_degrees(x.mean_angle), len(x.redundant), x.opposite_pairs, len(x.dead)),
+        f"sample of {x.sampled}" if x.sampled else "all",
+    ]
+
+
+def _length_row(x: Layer) -> list[Cell]:
+    return [
+        *(_name(x), x.effective_rank, x.largest_singular, x.orthonormality, x.shortest, x.longest, x.norm_spread),
+    ]
+
+
+def _add_named(page: Page, result: Inspection) -> None:
+    """Add which neurons are dead, redundant or opposite."""
+    rows: list[list[Cell]] = []
+    for x in result:
+        found = {
+            "NaN or infinity": ", ".join(map(str, x.broken[:200])),
+            "zero": ", ".join(map(str, x.dead[:200])),
+            "near-duplicates": "; ".join(f"{i}, {j}" for i, j in x.duplicates[:200]),
+            "opposite": "; ".join(f"{i}, {j}" for i, j in x.opposites[:200]),
+        }
+        rows += [[_name(x), what, listed] for what, listed in found.items() if listed]
+    if rows:
+        page.section("Wasted neurons")
+        page.table(["layer", "what", "neurons (the first 200)"], rows)
+
+
+def _bars(names: Sequence[str], values: Sequence[float | None], title: str, log: bool = False) -> dict[str, Any]:
+    numbers = [str(i) for i in range(len(names))]  # two layers may have the same short name
+    bars = {
+        "type": "bar",
+        "orientation": "h",
+        "y": numbers,
+        "x": list(values),
+        "hovertext": list(names),
+        "hoverinfo": "x+text",
+        "marker": {"color": colour(0)},
+    }
+    layout = {
+        "xaxis": {"title": {"text": title}, "type": "log" if log else "linear"},
+        "yaxis": {
+            "autorange": "reversed",
+            "type": "category",
+            "tickvals": numbers,
+            "ticktext": [name if len(name) <= 28 else f"{name[:8]}…{name[-19:]}" for name in names],
+            "automargin": True,
+        },
+    }
+    return {"data": [bars], "layout": layout}
+
+
+def _height(bars: int) -> int:
+    return 120 + 18 * max(bars, 4)
+
+
+def _names(names: Sequence[str]) -> list[str]:
+    return [name or "(root)" for name in names]
+
+
+def _name(layer: Layer) -> str:
+    return layer.name or "(root)"
+
+
+def _degrees(angle: float | None) -> float | None:
+    return None if angle is None else math.degrees(angle)
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
