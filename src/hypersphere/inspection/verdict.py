@@ -86,6 +86,8 @@ def _praise(layer: Layer) -> str:
     ratio = _ratio(layer)
     if not ratio:
         return "nothing found"
+    if ratio > 1.01:
+        return "nearly as even as random neurons"
     return "more even than random neurons" if ratio < 0.999 else "as even as random neurons"
 
 
