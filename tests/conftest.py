@@ -13,7 +13,7 @@ SLOW = (
     *("hostile_runs", "meta", "minimize", "models", "models_tables", "notebook", "ogd", "orthogonal"),
     *("outdated_optimizers", "overflow", "real_data", "recurrent", "rotation_torch_utils"),
     *("rotation_training", "run", "stochastic", "train_distributed", "train_engine", "train_kill"),
-    *("train_resume", "cli_run", "data_hostile", "moved", "reproduce", "tune"),
+    *("train_resume", "cli_run", "data_hostile", "inspection_hostile", "moved", "reproduce", "tune"),
 )
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 

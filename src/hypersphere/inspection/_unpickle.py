@@ -6,8 +6,10 @@ safetensors), and the limits; the reply is one line, empty if all went well.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import pickle
 import re
 import resource
 import select
@@ -147,15 +149,20 @@ def _write(target: int, tensors: dict[str, torch.Tensor], skipped: dict[str, str
 
 
 def _cause(error: BaseException) -> str:
-    """Return why torch refused a file, in a few words."""
+    """Return why a file was refused, in a few words."""
     text = " ".join(str(error).split())
-    if found := re.search(r"GLOBAL ([\w.]+)|[Uu]nsupported (?:global|class|type|operand|opcode)[:\s]+([\w.]+)", text):
-        return f"it holds {found[1] or found[2]} beside tensors; nothing of it was run"
+    for pattern in (r"GLOBAL ([\w.]+)", r"[Uu]nsupported (?:global|class|type):? ([\w.]+)"):
+        if found := re.search(pattern, text):
+            return f"it holds {found[1]} beside tensors; nothing of it was run"
     if "TorchScript" in text:
         return "it is a TorchScript archive: save the model's state_dict"
     if "can't allocate" in text or "Cannot allocate" in text:
         return "it needs too much memory"
-    text = re.sub(r"^Weights only load failed.*?(?:WeightsUnpickler error:|$)", "", text).strip()
+    if isinstance(error, OSError) and error.errno == errno.EFBIG:
+        return "its tensors are larger than the file"
+    text = re.sub(r"Weights only load failed.*?WeightsUnpickler error:|This is an internal miniz.*", "", text).strip()
+    if isinstance(error, EOFError | LookupError | pickle.UnpicklingError):
+        text = f"it is not a file of torch.save, or damaged ({type(error).__name__}{': ' if text else ''}{text})"
     return (text or type(error).__name__)[:200]
 
 

@@ -52,7 +52,7 @@ def layers_of(path: Path, opened: Opened, skipped: dict[str, str]) -> list[Unit]
     """Find the layers; ValueError if there are none."""
     units = list(find_layers(opened.tensors.entries, opened.config, skipped))
     if not units:
-        count = len(opened.tensors.entries)
+        count = len(opened.tensors.entries) + len(opened.skipped)
         raise ValueError(f"{path} has no layer to inspect: none of its {count} tensors is a matrix of weights")
     return units
 

@@ -30,7 +30,7 @@ def measure(unit: Unit, tensor: Tensor, dtype: str) -> Layer:
     if rows.dtype.itemsize == 1:  # float8 has hardly any arithmetic
         rows = rows.float()
     lengths = _lengths(rows)
-    broken = ~lengths.isfinite()
+    broken = lengths.isnan()
     dead = (inverse_row_norm(rows) == 0) & ~broken  # too short for a direction, as in diagnose
     index = sample(len(rows))
     chosen = rows if index is None else rows[index]
@@ -70,13 +70,14 @@ def measure(unit: Unit, tensor: Tensor, dtype: str) -> Layer:
 
 
 def _lengths(rows: Tensor) -> Tensor:
-    """Compute the lengths of rows in float64, a block at a time; NaN or infinity for rows that are not finite."""
+    """Compute the lengths of rows in float64, a block at a time; NaN for rows with NaN or infinity."""
     blocks = []
     for block in rows.split(max(1, (1 << 20) // rows.shape[1])):
         values = block.double()
         size = values.abs().amax(1, keepdim=True)
         scaled = values / size.where(size > 0, 1.0)  # 1e300 has no square
-        blocks.append(torch.linalg.vector_norm(scaled, dim=1) * size.squeeze(1))
+        length = torch.linalg.vector_norm(scaled, dim=1) * size.squeeze(1)  # infinity / infinity is NaN
+        blocks.append(length.clamp(max=torch.finfo(torch.float64).max))
     return torch.cat(blocks)
 
 

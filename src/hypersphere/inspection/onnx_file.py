@@ -75,7 +75,8 @@ class OnnxFile:
         """Read a tensor from a file beside this one, in its folder or below."""
         where = {each.key: each.value for each in stored.external_data}
         folder = self.path.resolve().parent
-        place = Path(os.path.realpath(folder / where.get("location", "")))
+        location = where.get("location", "").replace("\0", "/")
+        place = Path(os.path.realpath(folder / location))
         if not place.is_relative_to(folder) or place == folder:
             raise ValueError(f"{self.path}: tensor {stored.name[:80]!r} lies outside of the file's folder")
         try:

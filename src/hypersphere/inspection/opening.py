@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from .._internal.checksummed_json import parse
+from .._internal.text import one_line
 from ..rotation.merging import holds_rotations, merge_state_dict
 from ..train.storage import layout
 from ..train.storage.reading import steps
@@ -45,7 +46,7 @@ def open_model(path: Path) -> Opened:
         opened = _open_folder(path) if path.is_dir() else _open_files([path])
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
-    return Opened(opened.format, opened.size, _merged(opened.tensors), opened.config, opened.skipped)
+    return Opened(opened.format, opened.size, _merged(opened.tensors, path), opened.config, opened.skipped)
 
 
 def _open_folder(folder: Path) -> Opened:
@@ -183,7 +184,7 @@ class _Renamed:
         return self._tensors.read(self._names[name])
 
 
-def _merged(tensors: Tensors) -> Tensors:
+def _merged(tensors: Tensors, path: Path) -> Tensors:
     """Merge rotations into the weights when they are read."""
     rotated: dict[str, list[str]] = {}
     for name in tensors.entries:
@@ -191,14 +192,14 @@ def _merged(tensors: Tensors) -> Tensors:
         if found:
             rotated.setdefault(f"{layer}.{rest.partition('.')[0]}", []).append(name)
     known = {weight: names for weight, names in rotated.items() if holds_rotations(dict.fromkeys(names))}
-    return _Merged(tensors, known) if known else tensors
+    return _Merged(tensors, known, path) if known else tensors
 
 
 class _Merged:
     """The weights of rotated layers in place of their neurons and rotations."""
 
-    def __init__(self, tensors: Tensors, rotated: dict[str, list[str]]) -> None:
-        self._tensors, self._rotated = tensors, rotated
+    def __init__(self, tensors: Tensors, rotated: dict[str, list[str]], path: Path) -> None:
+        self._tensors, self._rotated, self._path = tensors, rotated, path
         parts = {name for names in rotated.values() for name in names}
         self.entries: dict[str, Entry] = {}
         for name, entry in tensors.entries.items():
@@ -211,4 +212,7 @@ class _Merged:
     def read(self, name: str) -> Tensor:
         if name not in self._rotated:
             return self._tensors.read(name)
-        return merge_state_dict({part: self._tensors.read(part) for part in self._rotated[name]})[name]
+        try:
+            return merge_state_dict({part: self._tensors.read(part) for part in self._rotated[name]})[name]
+        except (ValueError, RuntimeError) as error:
+            raise ValueError(f"{self._path}: {one_line(error)}") from None
