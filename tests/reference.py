@@ -361,3 +361,28 @@ def swapped_phase(a: Tensor, b: Tensor) -> Tensor:
     first, second = (left @ each.to(torch.complex128) @ right for each in (a, b))
     mixed = second.abs() * torch.exp(1j * first.angle())
     return (left.conj() @ mixed @ right.conj()).real / (height * width)
+
+
+# OPT, App. E and F: filter normalization of the random directions
+def filter_normalized(noise: Tensor, weight: Tensor) -> Tensor:
+    """Each filter of `noise`, an element of dimension 0, with the norm of that filter of `weight`."""
+    return torch.stack([d / d.norm() * w.norm() for d, w in zip(noise, weight, strict=True)])
+
+
+def column_normalized(noise: Tensor, p: Tensor) -> Tensor:
+    """The same for the columns of the matrices P (blocks, m, m); a column of P that is 0 stays there."""
+    return torch.stack([filter_normalized(d.T, each.T).T for d, each in zip(noise, p, strict=True)])
+
+
+def triangle_normalized(noise: Tensor, packed: Tensor) -> Tensor:
+    """The same for P strictly upper triangular, packed row by row (blocks, m(m-1)/2); its first column is empty."""
+    m = next(m for m in itertools.count(1) if m * (m - 1) // 2 == packed.shape[1])
+    places = [(i, j) for i in range(m) for j in range(m) if i < j]
+    blocks = []
+    for d, p in zip(noise, packed, strict=True):
+        full = torch.zeros(2, m, m, dtype=packed.dtype)
+        for (i, j), a, b in zip(places, d, p, strict=True):
+            full[0, i, j], full[1, i, j] = a, b
+        scaled = filter_normalized(full[0].T[1:], full[1].T[1:]).T
+        blocks.append(torch.stack([scaled[i, j - 1] for i, j in places]))
+    return torch.stack(blocks)

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from .selection import Neurons as Neurons
     from .selection import select as select
     from .similarity import LearnableSigmoid as LearnableSigmoid
+    from .train.inference.landscape import landscape as landscape
     from .train.inference.run import load_run as load_run
 
     regularizers = energy

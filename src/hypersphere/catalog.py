@@ -19,8 +19,8 @@ PUBLIC: dict[str, str] = {
     "SphereLSTM": "recurrent", "SphereRNN": "recurrent", "Resampler": "rotation", "add_task": "rotation",
     "count_parameters": "rotation", "load_rotations": "rotation", "merge": "rotation", "merge_state_dict": "rotation",
     "rotate": "rotation", "rotation_penalty": "rotation", "save_rotations": "rotation", "use_task": "rotation",
-    "Neurons": "selection", "select": "selection", "LearnableSigmoid": "similarity", "load_run": "train.inference.run",
-    "regularizers": "",
+    "Neurons": "selection", "select": "selection", "LearnableSigmoid": "similarity",
+    "landscape": "train.inference.landscape", "load_run": "train.inference.run", "regularizers": "",
 }
 
 #: command → what it does
@@ -30,6 +30,7 @@ COMMANDS: dict[str, str] = {
     "export": "Export a run's merged network as ONNX, torch.export or safetensors.",
     "figure": "Draw a figure of the papers or of their theory: SVG, PNG or HTML.",
     "inspect": "Report which layers of a model file waste neurons, or what changed between two files.",
+    "landscape": "Draw the loss and the error of a run around its weights, along random directions.",
     "list": "List the names that configs and flags take: models, datasets, losses, recipes, figures, ...",
     "predict": "Predict labels or embeddings of images, folders or arrays.",
     "reproduce": "Run a table of the papers and compare the results with the paper's figures.",

@@ -15,7 +15,20 @@ from .._internal.safe_files import check_folder, check_plain, is_folder, read_pl
 from ..train.config import flags, from_tree
 from ..train.config.files import LARGEST_FILE, read_tree
 from ..train.config.values import known
-from ..train.storage.layout import CHECKPOINTS, CONFIG, FINAL, METRICS, MODEL, RESULT, STATE, STEP, TENSORS, weights
+from ..train.storage.layout import (
+    CHECKPOINTS,
+    CONFIG,
+    FINAL,
+    LANDSCAPE,
+    LANDSCAPES,
+    METRICS,
+    MODEL,
+    RESULT,
+    STATE,
+    STEP,
+    TENSORS,
+    weights,
+)
 from ..train.storage.summary import read_summary
 from ._output import printable
 
@@ -105,6 +118,10 @@ class _Run:
         yield from self._part(f"{FINAL}/{MODEL}", self._check_model, needed=self.is_finished)
         for name in self.tensors:  # none if model.json cannot be read: their checksums are in it
             yield from self._part(f"{FINAL}/{weights(name)}", self._check_tensors)
+        if (self.folder / LANDSCAPES).is_dir():
+            for path in sorted((self.folder / LANDSCAPES).iterdir()):
+                if LANDSCAPE.fullmatch(path.name):
+                    yield from self._part(f"{LANDSCAPES}/{path.name}", self._check_landscape)
 
     def _part(self, name: str, check: Any, needed: bool = True) -> Iterator[Part]:
         path = self.folder / name
@@ -172,6 +189,11 @@ class _Run:
         self._compare(path, read_plain(path))
         self.tensors = [*described["checksums"]]
         return NO_CHECKSUM if described["format"] == 1 else ""
+
+    def _check_landscape(self, path: Path) -> None:
+        from ..train.storage import landscapes
+
+        landscapes.read(path)
 
     def _check_tensors(self, path: Path) -> None:
         from ..train.storage.weights import read_tensors

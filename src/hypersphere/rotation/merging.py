@@ -131,6 +131,12 @@ def holds_rotations(state_dict: Mapping[Any, Any]) -> bool:
     return any(sum(key.startswith(prefix) for key in keys) == 1 for prefix in prefixes)  # method="none"
 
 
+def rotation_methods(state_dict: Mapping[str, Any]) -> dict[str, Orthogonalizer]:
+    """Return the keys of the rotations' parameters P, with their methods."""
+    matches = {key: match for key in state_dict if (match := _ROTATION.fullmatch(key))}
+    return {key: ORTHOGONALIZERS[match["name"]] for key, match in matches.items() if match["name"] in ORTHOGONALIZERS}
+
+
 def _check_neurons(state_dict: Mapping[str, Any]) -> None:
     """Require the neurons of every rotation."""
     for key in state_dict:

@@ -199,17 +199,9 @@ def _from_final(path: Path, config: Config) -> Run:
 
 
 def _from_checkpoint(path: Path, source: Path) -> Run:
-    tensors, state = checkpoint.load(source)
-    spec = read_spec(source / STATE, state.get("data"))
     config = _config(path)
+    weights, spec, step = read_checkpoint(source, config)
     outline = _outline(config, spec)
-    name = "generator" if config.model.is_generator else "classifier"
-    nested = checkpoint.unflatten(tensors, state.get("tree"))
-    weights = nested.get(name) if isinstance(nested, Mapping) else None
-    if not isinstance(weights, Mapping) or not all(
-        isinstance(key, str) and isinstance(value, Tensor) for key, value in weights.items()
-    ):
-        raise ValueError(f"{source / STATE} is malformed: it must have the tensors of {name!r}")
     if holds_rotations(weights):
         try:
             weights = merge_state_dict(weights)
@@ -219,7 +211,21 @@ def _from_checkpoint(path: Path, source: Path) -> Run:
         _check_fit(outline, source / TENSORS, {key: value.shape for key, value in weights.items()})
     model = _build(path, config, spec)
     _fill(model, source / TENSORS, weights)
-    return _run(path, source, config, spec, model, state.get("step"))
+    return _run(path, source, config, spec, model, step)
+
+
+def read_checkpoint(source: Path, config: Config) -> tuple[Mapping[str, Tensor], DataSpec, Any]:
+    """Read the state_dict of a checkpoint's network, its rotations not merged; the data specification; the step."""
+    tensors, state = checkpoint.load(source)
+    spec = read_spec(source / STATE, state.get("data"))
+    name = "generator" if config.model.is_generator else "classifier"
+    nested = checkpoint.unflatten(tensors, state.get("tree"))
+    weights = nested.get(name) if isinstance(nested, Mapping) else None
+    if not isinstance(weights, Mapping) or not all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in weights.items()
+    ):
+        raise ValueError(f"{source / STATE} is malformed: it must have the tensors of {name!r}")
+    return weights, spec, state.get("step")
 
 
 def _run(path: Path, source: Path, config: Config, spec: DataSpec, model: nn.Module, step: Any) -> Run:

@@ -36,7 +36,7 @@ def scores(run: Run, split: str | None = None, config: Config | None = None) -> 
         True
     """
     config = run.config if config is None else config
-    splits, split = _load(run, split, config)
+    splits, split = load_split(run, split, config)
     if splits.is_open(split):
         return open_scores(run, split, config, splits=splits)
     classifier, world = run.classifier, World(device_of(config.device))
@@ -91,7 +91,7 @@ def open_scores(
     """
     config = run.config if config is None else config
     if splits is None:
-        splits, split = _load(run, split, config)
+        splits, split = load_split(run, split, config)
     assert split is not None
     measure = measure or ("episodes" if splits.pairs is None else "pairs")
     classifier, world = run.classifier, World(device_of(config.device))
@@ -123,8 +123,8 @@ def _warn_trained(run: Run, images: Any, pairs: Pairs) -> None:
         checks.warn(f"{many} of {len(pairs)} pairs show classes that {run.path} was trained on")
 
 
-def _load(run: Run, split: str | None, config: Config) -> tuple[Splits, str]:
-    """Load the data of a run and choose the split."""
+def load_split(run: Run, split: str | None, config: Config) -> tuple[Splits, str]:
+    """Load the data of a run and choose the split: test, or validation where there is no test."""
     run.check_labels()
     splits = load(config.data, run.config.seed)
     _check_same(run, splits)

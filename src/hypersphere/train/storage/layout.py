@@ -8,6 +8,7 @@ RUN/
     checkpoints/<step>/        state.json, tensors.safetensors
     final/                     model.json, model.safetensors; head or discriminator .safetensors
     result.json                written last, with checksums of the other files
+    landscape/                 <direction>-<split>.json and .svg by `hypersphere landscape`, .part.json until complete
 """
 
 from __future__ import annotations
@@ -28,15 +29,25 @@ UNFINISHED = re.compile(rf"\.[0-9]+\.{TEMPORARY}")  # a checkpoint that was bein
 FINAL, MODEL = "final", "model.json"
 PARTS = ("model", "head", "discriminator")  # whose weights final/ may hold
 
+LANDSCAPES = "landscape"
+LANDSCAPE = re.compile(r"[a-z]+-[a-z]+(\.part)?\.json")
+
 FORMAT, FORMATS = 2, (1, 2)  # of result.json and model.json, and those that can be read; 1 had no checksums
 CHECKPOINT_FORMAT = 1
+LANDSCAPE_FORMAT = 2  # the first; checksums begin with 2
 
 #: names in a run folder
 OURS = re.compile(
-    rf"{'|'.join(map(re.escape, (CONFIG, RESULT, METRICS, FINAL, CHECKPOINTS, LOCK)))}|{re.escape(EVENTS)}.*|\..*\.tmp"
+    rf"{'|'.join(map(re.escape, (CONFIG, RESULT, METRICS, FINAL, CHECKPOINTS, LANDSCAPES, LOCK)))}"
+    rf"|{re.escape(EVENTS)}.*|\..*\.tmp"
 )
 
 
 def weights(part: str) -> str:
     """Return the file of one of :data:`PARTS` in final/."""
     return f"{part}.safetensors"
+
+
+def landscape(direction: str, split: str) -> str:
+    """Return the file of a landscape in landscape/."""
+    return f"{direction}-{split}.json"

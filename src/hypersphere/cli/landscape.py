@@ -1,0 +1,113 @@
+"""Draw the loss and the error of a run around its weights, along random directions."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from . import _loading
+from ._output import integer, print_table, printable
+
+if TYPE_CHECKING:
+    from ..train.inference.landscape import Landscape
+
+WIDEST = 41  # points along an axis that are printed
+TENTHS = [i / 10 for i in range(11)]  # the same levels of the error in every picture
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    _loading.add_run(parser)
+    parser.add_argument(
+        "--direction",
+        choices=("normal", "uniform"),
+        default="normal",
+        help="distribution of the directions: N(0, 1), or [0, 1] (default: normal)",
+    )
+    parser.add_argument("--size", metavar="N", type=_odd, default=21, help="points along each axis, odd (default: 21)")
+    span = "the grid reaches from -X to X (default: 1.5 for normal, 1 for uniform)"
+    parser.add_argument("--span", metavar="X", type=_positive, help=span)
+    parser.add_argument(
+        "--samples", metavar="N", type=integer(1, 10**9), help="evaluate N random samples (default: all)"
+    )
+    parser.add_argument(
+        "--split",
+        choices=("test", "validation", "train"),
+        help="split to evaluate (default: test, or validation if there is no test split)",
+    )
+    parser.add_argument("--seed", metavar="N", type=integer(0, 2**63 - 1), default=0, help="random seed (default: 0)")
+    parser.add_argument("--data.root", metavar="DIR", dest="root", help="dataset folder (default: as in training)")
+    size = "batch size (default: as in training)"
+    parser.add_argument("--batch_size", metavar="N", type=integer(1, 10**7), help=size)
+    device = "device (auto, cpu, mps, cuda or cuda:N) (default: auto)"
+    parser.add_argument("--device", metavar="NAME", default="auto", help=device)
+    parser.add_argument("--json", action="store_true", help="print JSON only")
+
+
+def _odd(text: str) -> int:
+    value = integer(3, 1001)(text)
+    if value % 2 == 0:
+        raise argparse.ArgumentTypeError(f"must be odd, so that the run is the middle of the grid, got {text!r}")
+    return value
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1e6:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
+    return value
+
+
+def run(options: argparse.Namespace) -> int:
+    from ..report.contour import contour_plot
+    from ..train.config import derive
+    from ..train.inference.landscape import landscape
+    from ..train.storage import layout
+
+    given = {"data.root": options.root, "data.batch_size": options.batch_size, "device": options.device}
+    wanted = {key: getattr(options, key) for key in ("direction", "size", "span", "samples", "split", "seed")}
+    try:
+        loaded = _loading.load_options_run(options)
+        if options.root is not None and loaded.config.data.name == "digits":
+            raise ValueError("this run uses digits, which needs no files: remove --data.root")
+        config = derive(loaded.config, {key: value for key, value in given.items() if value is not None})
+        found = landscape(loaded, **wanted, config=config, folder=loaded.path / layout.LANDSCAPES)
+        file = loaded.path / layout.LANDSCAPES / layout.landscape(options.direction, found.settings["split"])
+        picture = file.with_suffix(".svg")
+        title = f"{loaded.path.name}: {_title(found.settings)}"
+        panels = [("loss", found.loss.tolist(), None), ("error", found.error.tolist(), TENTHS)]
+        contour_plot(panels, found.alpha.tolist(), found.beta.tolist(), picture, title=title, xlabel="α", ylabel="β")
+    except (OSError, ImportError, ValueError) as error:
+        options.error(" ".join(str(error).split()))
+    figures = found.summary()
+    if options.json:
+        made = {"path": str(loaded.path), "file": str(file), "picture": str(picture)}
+        print(json.dumps(made | found.settings | figures, indent=2, allow_nan=False))
+    else:
+        _print(found, figures, f"{loaded.config.model.name} on {loaded.config.data.name}")
+        print(printable(f"wrote {file} and {picture.name}"))
+    return 0
+
+
+def _title(settings: dict[str, Any]) -> str:
+    return f"{settings['direction']} directions, {settings['split']}, step {settings['step']}"
+
+
+def _print(found: Landscape, figures: dict[str, float | None], title: str) -> None:
+    radius, error = figures["radius"], figures["error"] or 0.0
+    shown = "-" if figures["loss"] is None else f"{figures['loss']:.4f}"
+    limit = f"error above {error + 0.1:.2%} from"
+    cells = [f"{found.settings['samples']:,}", shown, f"{error:.2%}", "-" if radius is None else f"{radius:.3g}"]
+    cells += [f"{figures['flat']:.1%}", f"{figures['convex']:.1%}"]
+    what = "rotations" if found.settings["rotated"] else "weights"
+    header = ["samples", "loss", "error", limit, "flat", "convex"]
+    print_table(header, [cells], title=f"{title}, {_title(found.settings)}, perturbed {what}")
+    if len(found.alpha) <= WIDEST:
+        print("\nerror in tenths, α to the right, β upwards:")
+        for row in found.error.T.flip(0).tolist():
+            print(" ".join(str(min(9, int(each * 10))) for each in row))
+        print()

@@ -1,0 +1,314 @@
+"""Loss and error of a run around its trained weights, on a plane of two random directions (OPT, 5.1, App. E and F).
+
+The file that :func:`landscape` writes is described in :mod:`hypersphere.train.storage.landscapes`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import data as datasets
+from ..._internal import checks, safe_files
+from ..._internal.draws import stable_hash
+from ..._internal.progress import track
+from ..._internal.tensors import checksum_of
+from ...data import Graph
+from ...rotation.merging import holds_rotations, merge_state_dict, rotation_methods
+from ..config import Config
+from ..distributed import World, device_of
+from ..evaluation import evaluate
+from ..splits import Batch, Splits, evaluation
+from ..storage import landscapes
+from ..storage.layout import CHECKPOINTS, FINAL
+from ..storage.layout import landscape as landscape_file
+from ..storage.metrics import finite
+from .directions import DIRECTIONS, draw_direction
+from .run import Run, load_run, read_checkpoint
+from .scores import load_split
+
+HIGHER = 0.1  # ten percentage points: how much more error counts as outside of the flat region
+CACHE = 1 << 30  # bytes of samples that are kept in memory between the points of the grid
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Landscape:
+    """Loss and error on a grid; `size` points along each axis.
+
+    Attributes:
+        alpha, beta: coordinates (size,); (0, 0), in the middle of the grid, is the run itself.
+        loss: (size, size), at (alpha[i], beta[j]); infinite where it is not finite.
+        error: (size, size), the share of samples that are classified wrong.
+        settings: what the figures depend on: direction, split, samples, seed, step, ...
+    """
+
+    alpha: Tensor
+    beta: Tensor
+    loss: Tensor
+    error: Tensor
+    settings: dict[str, Any]
+
+    def summary(self) -> dict[str, float | None]:
+        """Return the figures that `hypersphere landscape` prints.
+
+        loss and error at the centre; radius: the least distance from it to a point of the grid whose error is more
+        than ten percentage points higher, None if there is none; flat: the share of the grid's points whose error is
+        not; convex: the share of the inner points where the loss curves upwards in all directions, by the second
+        differences with the neighbours.
+        """
+        middle = len(self.alpha) // 2
+        high = self.error > self.error[middle, middle] + HIGHER
+        distance = torch.hypot(self.alpha[:, None], self.beta)
+        return {
+            "loss": finite(float(self.loss[middle, middle])),
+            "error": float(self.error[middle, middle]),
+            "radius": float(distance[high].min()) if bool(high.any()) else None,
+            "flat": 1 - float(high.double().mean()),
+            "convex": float(_is_convex(self.loss).double().mean()),
+        }
+
+    def __repr__(self) -> str:
+        size, what = len(self.alpha), self.settings
+        return f"Landscape({size}x{size}, {what['direction']} directions, {what['split']}, step {what['step']})"
+
+
+def _is_convex(z: Tensor) -> Tensor:
+    """Return at which inner points (n-2, n-2) the matrix of second differences has no negative eigenvalue."""
+    inner = z[1:-1, 1:-1]
+    across, down = z[1:-1, 2:] + z[1:-1, :-2] - 2 * inner, z[2:, 1:-1] + z[:-2, 1:-1] - 2 * inner
+    mixed = (z[2:, 2:] + z[:-2, :-2] - z[2:, :-2] - z[:-2, 2:]) / 4
+    return (across >= 0) & (down >= 0) & (across * down >= mixed.square())
+
+
+def landscape(
+    run: Run | str | os.PathLike[str],
+    direction: str = "normal",
+    *,
+    size: int = 21,
+    span: float | None = None,
+    samples: int | None = None,
+    split: str | None = "test",
+    seed: int = 0,
+    config: Config | None = None,
+    folder: str | os.PathLike[str] | None = None,
+) -> Landscape:
+    """Evaluate L(θ + αδ + βη) on a grid of α and β, θ being the weights of a run and δ and η random (OPT, Eq. 38-41).
+
+    Every filter of δ and η has the norm of that filter of θ; the directions of biases, BatchNorm and all other vectors
+    are 0. Where the run trained rotations, their parameters P are perturbed in place of the layer's neurons, which stay
+    as they are; the columns of P are its filters. That needs the checkpoint of the run's weights, since `final` holds
+    the merged network. All other layers, as the classifier, are perturbed as in a plain run.
+
+    Args:
+        run: a run or its folder.
+        direction: "normal", N(0, 1), or "uniform", in [0, 1].
+        size: points along each axis, odd, so that the run itself is one of them.
+        span: the grid reaches from -span to span; None: 1.5 for normal, 1 for uniform directions, as in the paper.
+        samples: how many samples of the split to evaluate, a random choice in proportion to the classes; None: all.
+        split: train, validation or test; None: test, or validation where there is no test.
+        seed: of the directions and of the samples.
+        config: where the data are, how many are in a batch, and the device; None: as in the training.
+        folder: where to write it as ``<direction>-<split>.json``, and to continue if it was stopped: after every row
+            of the grid what is done is in ``<direction>-<split>.part.json``.
+
+    Example:
+        >>> import tempfile
+        >>> from hypersphere.train import Config, fit
+        >>> result = fit(Config(steps=2, out=tempfile.mkdtemp()), progress=False)
+        >>> found = landscape(result.path, size=3, samples=50)
+        >>> found.loss.shape, found.alpha.tolist()
+        (torch.Size([3, 3]), [-1.5, 0.0, 1.5])
+    """
+    checks.choice("direction", direction, DIRECTIONS)
+    if not 3 <= checks.integer("size", size) <= landscapes.LARGEST or size % 2 == 0:
+        raise ValueError(f"size must be an odd integer from 3 to {landscapes.LARGEST}, got {size}")
+    span = DIRECTIONS[direction][1] if span is None else checks.number("span", span, low=0, open_low=True)
+    checks.integer("seed", seed, low=0)
+    if samples is not None:
+        checks.integer("samples", samples, low=1)
+    run = run if isinstance(run, Run) else load_run(run)
+    config = run.config if config is None else config
+    splits, split = load_split(run, split, config)
+    splits = _choose(run, splits, split, samples, seed)
+    plane = _Plane(run, direction, seed, device_of(config.device))
+    middle = size // 2
+    axis = [span * (i - middle) / middle for i in range(size)]
+    settings = {
+        "direction": direction,
+        "split": split,
+        "seed": seed,
+        "size": size,
+        "span": span,
+        "samples": splits.count(split),
+        "step": run.step,
+        "rotated": plane.rotated,
+        "batch_size": config.data.batch_size,
+        "device": plane.device.type,
+        "weights": plane.checksum(),
+        "alpha": axis,
+        "beta": axis,
+    }
+    rows = _Rows(None if folder is None else Path(folder, landscape_file(direction, split)), settings)
+    if not rows.is_complete:
+        measure = _measure(plane, splits, split, config, len(run.labels))
+        grid = [(alpha, beta) for alpha in axis[len(rows.loss) :] for beta in axis]
+        for alpha, beta in track(grid, "landscape"):
+            plane.move(alpha, beta)
+            rows.add(*measure())
+    loss, error = (torch.tensor(each, dtype=torch.float64) for each in (rows.loss, rows.error))
+    along = torch.tensor(axis, dtype=torch.float64)
+    return Landscape(
+        along, along, loss, error, {key: settings[key] for key in settings if key not in ("alpha", "beta")}
+    )
+
+
+def _choose(run: Run, splits: Splits, split: str, samples: int | None, seed: int) -> Splits:
+    """Return the splits with only `samples` of `split`."""
+    whole = splits.split(split)
+    if splits.is_open(split):
+        raise ValueError(
+            f"{run.path} was not trained on the classes of its {split} split, which has no loss: use train"
+        )
+    if samples is None or samples >= splits.count(split):
+        return splits
+    if isinstance(whole, Graph):
+        raise ValueError(f"{run.path} is a graph's run, whose nodes are evaluated together: leave out samples")
+    chosen: dict[str, Any] = {split: datasets.holdout(whole, samples, seed)[1]}
+    return replace(splits, **chosen)
+
+
+def _measure(
+    plane: _Plane, splits: Splits, split: str, config: Config, classes: int
+) -> Callable[[], tuple[float, float]]:
+    """Return a function that computes the mean loss and the error, in the batches and the order of `evaluate`."""
+    whole = splits.split(split)
+    edges = whole.adjacency.to(plane.device) if isinstance(whole, Graph) else None
+
+    def load() -> Iterable[Batch]:
+        return (batch.to(plane.device) for batch in evaluation(splits, split, config.data, World(plane.device)))
+
+    first = next(iter(load())).inputs
+    fits = first.element_size() * first[0].numel() * splits.count(split) <= CACHE
+    kept = list(load()) if fits else None
+
+    def measure() -> tuple[float, float]:
+        totals = evaluate(plane.classifier, load() if kept is None else kept, classes, edges)
+        assert totals is not None  # nothing interrupts it
+        samples = int(totals.samples.sum())
+        loss = totals.loss / samples
+        return loss if math.isfinite(loss) else math.inf, 1 - int(totals.correct.sum()) / samples
+
+    return measure
+
+
+class _Plane:
+    """A copy of a run's network that can be moved to any point of the plane through its weights."""
+
+    def __init__(self, run: Run, direction: str, seed: int, device: torch.device) -> None:
+        self.device = device
+        self.classifier = deepcopy(run.classifier).to(device).eval()
+        self.places = dict(self.classifier.named_parameters())
+        state = _trained_state(run)
+        methods = rotation_methods(state)
+        self.rotated = bool(methods)
+        self.layers = {key: value.to(device) for key, value in state.items() if ".parametrizations." in key}
+        learns_neurons = run.config.rotation is not None and run.config.rotation.neurons == "learned"
+        originals = [key for key in self.layers if learns_neurons and key.endswith(".original")]
+        plain = [key for key, value in self.places.items() if value.dim() > 1 and key in state]
+        moved = [*plain, *originals, *methods]
+        self.weights = {key: state[key].detach().to(device).clone() for key in moved}
+        self.directions = {
+            key: [draw_direction(key, weight, methods.get(key), direction, seed, i) for i in range(2)]
+            for key, weight in self.weights.items()
+        }
+
+    def checksum(self) -> str:
+        sums = {key: checksum_of(value.cpu()) for key, value in self.weights.items()}
+        return f"{stable_hash(*(f'{key} {sums[key]}' for key in sorted(sums))):016x}"
+
+    @torch.no_grad()
+    def move(self, alpha: float, beta: float) -> None:
+        """Set the weights θ + αδ + βη; rotations are merged into theirs."""
+        at = {key: weight + alpha * d + beta * e for key, (weight, d, e) in self._parts()}
+        if self.layers:
+            at |= merge_state_dict(self.layers | {key: at[key] for key in at if key in self.layers})
+        for key, value in at.items():
+            if key in self.places:
+                self.places[key].copy_(value)
+
+    def _parts(self) -> Iterable[tuple[str, tuple[Tensor, Tensor, Tensor]]]:
+        for key, (d, e) in self.directions.items():
+            yield key, (self.weights[key], d, e)
+
+
+def _trained_state(run: Run) -> Mapping[str, Tensor]:
+    """Return the state_dict of a run's classifier as it was trained, with rotations that are not merged."""
+    if run.config.rotation is None:
+        return run.classifier.state_dict()
+    source = run.source
+    if source == run.path / FINAL:
+        source = run.path / CHECKPOINTS / str(run.step)
+        if not safe_files.is_folder(source):
+            raise ValueError(
+                f"{run.path} trained rotations, which its final weights have merged: "
+                f"the landscape needs checkpoint {source}, which is missing"
+            )
+    state = read_checkpoint(source, run.config)[0]
+    return state if holds_rotations(state) else run.classifier.state_dict()
+
+
+class _Rows:
+    """The complete rows of the grid; with a file, after each row in FILE.part.json, and at the end in FILE."""
+
+    def __init__(self, file: Path | None, settings: dict[str, Any]) -> None:
+        self.file, self.settings = file, settings
+        self.loss: list[list[float]] = []
+        self.error: list[list[float]] = []
+        self.row: list[tuple[float, float]] = []  # the one that is being computed
+        self.part = None if file is None else file.with_name(file.name.removesuffix(".json") + landscapes.PART)
+        if file is not None and not safe_files.is_folder(file.parent):
+            if os.path.lexists(file.parent):
+                raise ValueError(f"{file.parent} must be a folder itself, not a link or a file")
+            file.parent.mkdir(parents=True)
+        for found in (file, self.part):
+            if found is not None and os.path.lexists(found) and self._load(found):
+                break
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.loss) == self.settings["size"]
+
+    def add(self, loss: float, error: float) -> None:
+        """Add the next point; save a row that is complete."""
+        self.row.append((loss, error))
+        if len(self.row) < self.settings["size"]:
+            return
+        self.loss.append([point[0] for point in self.row])
+        self.error.append([point[1] for point in self.row])
+        self.row = []
+        if self.file is not None and self.part is not None:
+            tree = finite(self.settings | {"loss": self.loss, "error": self.error})
+            landscapes.write(self.file if self.is_complete else self.part, tree)
+            if self.is_complete:
+                self.part.unlink(missing_ok=True)
+
+    def _load(self, file: Path) -> bool:
+        """Load the rows of a file with the same settings; a damaged one is computed again."""
+        try:
+            tree = landscapes.read(file)
+        except ValueError as error:
+            checks.warn(f"{error}; starting again")
+            return False
+        if any(tree.get(key) != value for key, value in self.settings.items()):
+            return False
+        self.loss = [[math.inf if each is None else each for each in row] for row in tree["loss"]]
+        self.error = tree["error"]
+        return True
