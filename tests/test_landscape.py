@@ -1,10 +1,13 @@
 """Loss and error around the weights of a run: `hypersphere landscape`."""
 
+import base64
 import json
+import re
 import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,6 +17,7 @@ from hypersphere._internal.draws import generator
 from hypersphere.cli import main
 from hypersphere.models._registry import PRESETS
 from hypersphere.orthogonal import ORTHOGONALIZERS
+from hypersphere.report import page
 from hypersphere.report.contour import contour_plot
 from hypersphere.train import Rotation, building, derive, fit, load_run
 from hypersphere.train.inference import landscape as module
@@ -216,6 +220,27 @@ def test_the_command_writes_and_prints(copied, capsys):
     code, out, _ = run(capsys, path, "--size", 3, "--direction", "uniform", "--samples", 50, "--json")
     printed = json.loads(out)
     assert (printed["loss"], printed["samples"], printed["rotated"]) == (own.summary()["loss"], 50, True)
+
+
+def test_the_page(copied, tmp_path, capsys, monkeypatch):
+    """Four charts with the grid's numbers; the run's name is text, whatever it is."""
+    monkeypatch.setattr(page, "_plotly", lambda: ("let x;", "cGFja2Vk"))
+    path = tmp_path / "<script>alert(1)"
+    copied("plain").rename(path)
+    out = tmp_path / "page.html"
+    code, printed, err = run(capsys, path, "--size", 3, "--html", out)
+    assert (code, err) == (0, "")
+    assert printed.endswith(f"and {out}\n")
+    text = out.read_text()
+    assert "<script>alert" not in text
+    figures = [
+        json.loads(each) for each in re.findall(r'<script type="application/json" id="f\d">(.*?)</script>', text)
+    ]
+    assert [each["data"][0]["type"] for each in figures] == ["surface", "contour"] * 2
+    z = figures[3]["data"][0]["z"]
+    numbers = np.frombuffer(base64.b64decode(z["bdata"]), z["dtype"]).reshape(3, 3)
+    np.testing.assert_allclose(numbers.T, hs.landscape(path, size=3).error, rtol=1e-6)
+    assert "folder that exists" in fails(capsys, path, "--html", tmp_path / "no" / "x.html")
 
 
 def test_a_damaged_file_is_found_and_computed_again(copied, capsys):

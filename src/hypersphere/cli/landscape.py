@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import _loading
@@ -42,6 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch_size", metavar="N", type=integer(1, 10**7), help=size)
     device = "device (auto, cpu, mps, cuda or cuda:N) (default: auto)"
     parser.add_argument("--device", metavar="NAME", default="auto", help=device)
+    html = "also write a page with the surfaces to turn and the contours (needs plotly)"
+    parser.add_argument("--html", metavar="OUT", type=Path, help=html)
     parser.add_argument("--json", action="store_true", help="print JSON only")
 
 
@@ -68,6 +71,8 @@ def run(options: argparse.Namespace) -> int:
     from ..train.inference.landscape import landscape
     from ..train.storage import layout
 
+    if options.html is not None and not options.html.absolute().parent.is_dir():
+        options.error(f"--html must be a file in a folder that exists, got {str(options.html)!r}")
     given = {"data.root": options.root, "data.batch_size": options.batch_size, "device": options.device}
     wanted = {key: getattr(options, key) for key in ("direction", "size", "span", "samples", "split", "seed")}
     try:
@@ -81,6 +86,8 @@ def run(options: argparse.Namespace) -> int:
         title = f"{loaded.path.name}: {_title(found.settings)}"
         panels = [("loss", found.loss.tolist(), None), ("error", found.error.tolist(), TENTHS)]
         contour_plot(panels, found.alpha.tolist(), found.beta.tolist(), picture, title=title, xlabel="α", ylabel="β")
+        if options.html is not None:
+            _write_page(options.html, loaded.path.name, title, file)
     except (OSError, ImportError, ValueError) as error:
         options.error(" ".join(str(error).split()))
     figures = found.summary()
@@ -89,8 +96,20 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(made | found.settings | figures, indent=2, allow_nan=False))
     else:
         _print(found, figures, f"{loaded.config.model.name} on {loaded.config.data.name}")
-        print(printable(f"wrote {file} and {picture.name}"))
+        also = "" if options.html is None else f" and {options.html}"
+        print(printable(f"wrote {file}, {picture.name}{also}"))
     return 0
+
+
+def _write_page(out: Path, name: str, title: str, file: Path) -> None:
+    from ..report.page import Page
+    from ..report.surfaces import add_landscape
+    from ..train.storage import landscapes
+
+    page = Page(title)
+    page.section("Landscape")
+    add_landscape(page, name, landscapes.read(file))
+    page.write(out)
 
 
 def _title(settings: dict[str, Any]) -> str:

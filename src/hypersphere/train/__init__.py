@@ -23,6 +23,8 @@ from .memory import keep_memory as keep_memory
 if TYPE_CHECKING:
     from .engine import TrainingError as TrainingError
     from .engine import fit as fit
+    from .inference.landscape import Landscape as Landscape
+    from .inference.landscape import landscape as landscape
     from .inference.run import Run as Run
     from .inference.run import load_run as load_run
     from .results import Result as Result
@@ -31,7 +33,9 @@ else:
         "TrainingError": "engine",
         "fit": "engine",
         "Result": "results",
+        "Landscape": "inference.landscape",
         "Run": "inference.run",
+        "landscape": "inference.landscape",
         "load_run": "inference.run",
     }
     __all__ = [
