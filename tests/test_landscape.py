@@ -316,3 +316,12 @@ def test_contours_of_a_plane_are_straight_and_escaped(tmp_path):
     assert xs.pop() == pytest.approx(left + 25, abs=0.1)
     with pytest.raises(ValueError, match="3 rows of 3"):
         contour_plot([("x", [[1.0]], None)], axis, axis)
+
+
+@pytest.mark.parametrize("saddle", [[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]]])
+def test_the_lines_of_a_saddle_cut_off_its_low_corners(saddle):
+    svg = contour_plot([("", saddle, [0, 0.25, 1])], [0, 1], [0, 1], size=100)
+    (line,) = [each.get("d") for each in ET.fromstring(svg).iter() if each.get("stroke") == "#fff"]
+    pieces = [[tuple(map(float, place.split())) for place in piece.split("L")] for piece in line.split("M")[1:]]
+    lengths = [((a[0] - b[0]) ** 2 + (a[1] - b[1]) ** 2) ** 0.5 for a, b in pieces]
+    assert lengths == pytest.approx([25 * 2**0.5] * 2, abs=0.2)

@@ -96,77 +96,66 @@ def _colour(share: float) -> str:
 
 
 def _bands(values: Sequence[Sequence[float]], x: list[float], y: list[float], levels: list[float]) -> list[str]:
-    """Draw every band over the ones below it: the region at or above its lower level."""
+    """Draw every band over the ones below it: the region at or above its lower level. Then the lines between them."""
     corners = f"M{x[0]:.1f} {y[0]:.1f}H{x[-1]:.1f}V{y[-1]:.1f}H{x[0]:.1f}Z"
     parts = [f'<path d="{corners}" fill="{_colour(0)}"/>']
+    lines = []
     for k, level in enumerate(levels[1:-1], 1):
-        path = "".join(_region(values, x, y, level))
-        if path:
-            colour = _colour(k / (len(levels) - 2))
-            parts.append(f'<path d="{path}" fill="{colour}" stroke="{colour}" stroke-width=".7"/>')  # no seams
-    for level in levels[1:-1]:
-        line = "".join(_line(values, x, y, level))
+        region, line = _region(values, x, y, level)
+        colour = _colour(k / (len(levels) - 2))
+        if region:  # the stroke hides the seams between cells
+            parts.append(f'<path d="{region}" fill="{colour}" stroke="{colour}" stroke-width=".7"/>')
         if line:
-            parts.append(f'<path d="{line}" fill="none" stroke="#fff" stroke-opacity=".55" stroke-width=".7"/>')
-    return parts
+            lines.append(f'<path d="{line}" fill="none" stroke="#fff" stroke-opacity=".55" stroke-width=".7"/>')
+    return parts + lines
 
 
-def _triangles(values: Sequence[Sequence[float]], x: list[float], y: list[float]) -> list[tuple[Point, Point, Point]]:
-    """Split every cell of the grid into four triangles around its mean."""
-    found = []
+def _region(values: Sequence[Sequence[float]], x: list[float], y: list[float], level: float) -> tuple[str, str]:
+    """Return the polygons where the function is at least `level`, and its contour there (marching squares)."""
+    polygons, lines = [], []
     for i in range(len(x) - 1):
+        begin = None  # of a run of cells that are inside
         for j in range(len(y) - 1):
             corners = [(x[a], y[b], values[a][b]) for a, b in ((i, j), (i + 1, j), (i + 1, j + 1), (i, j + 1))]
-            centre = (x[i] + x[i + 1]) / 2, (y[j] + y[j + 1]) / 2, sum(corner[2] for corner in corners) / 4
-            found += [(corners[n], corners[(n + 1) % 4], centre) for n in range(4)]
-    return found
-
-
-def _cross(a: Point, b: Point, level: float) -> tuple[float, float]:
-    share = (level - a[2]) / (b[2] - a[2])
-    return a[0] + share * (b[0] - a[0]), a[1] + share * (b[1] - a[1])
-
-
-def _region(values: Sequence[Sequence[float]], x: list[float], y: list[float], level: float) -> list[str]:
-    """Return the polygons where the function is at least `level`: whole runs of cells, and parts of triangles."""
-    polygons = []
-    inside = [
-        [
-            min(values[i][j], values[i + 1][j], values[i][j + 1], values[i + 1][j + 1]) >= level
-            for j in range(len(y) - 1)
-        ]
-        for i in range(len(x) - 1)
-    ]
-    for i, column in enumerate(inside):
-        begin = None
-        for j, whole in enumerate([*column, False]):
-            if whole and begin is None:
+            inside = all(corner[2] >= level for corner in corners)
+            if inside and begin is None:
                 begin = j
-            elif not whole and begin is not None:
-                polygons.append(f"M{x[i]:.1f} {y[begin]:.1f}H{x[i + 1]:.1f}V{y[j]:.1f}H{x[i]:.1f}Z")
+            if begin is not None and (not inside or j == len(y) - 2):
+                end = y[j + 1] if inside else y[j]
+                polygons.append(f"M{x[i]:.1f} {y[begin]:.1f}H{x[i + 1]:.1f}V{end:.1f}H{x[i]:.1f}Z")
                 begin = None
-    for n, triangle in enumerate(_triangles(values, x, y)):
-        cell, edges = n // 4, [(triangle[k], triangle[(k + 1) % 3]) for k in range(3)]
-        if inside[cell // (len(y) - 1)][cell % (len(y) - 1)]:
-            continue
-        points: list[tuple[float, float]] = []
-        for a, b in edges:
-            points += [a[:2]] if a[2] >= level else []
-            points += [_cross(a, b, level)] if (a[2] >= level) != (b[2] >= level) else []
-        if len(points) > 2:
-            polygons.append("M" + "L".join(f"{px:.1f} {py:.1f}" for px, py in points) + "Z")
-    return polygons
+            if not inside:
+                points, ends = _cut(corners, level)
+                polygons += [_joined(points) + "Z"] if len(points) > 2 else []
+                lines += [_joined(pair) for pair in ends]
+    return "".join(polygons), "".join(lines)
 
 
-def _line(values: Sequence[Sequence[float]], x: list[float], y: list[float], level: float) -> list[str]:
-    """Return the pieces of the contour at `level`."""
-    pieces = []
-    for triangle in _triangles(values, x, y):
-        edges = [(triangle[k], triangle[(k + 1) % 3]) for k in range(3)]
-        ends = [_cross(a, b, level) for a, b in edges if (a[2] >= level) != (b[2] >= level)]
-        if len(ends) == 2:
-            pieces.append(f"M{ends[0][0]:.1f} {ends[0][1]:.1f}L{ends[1][0]:.1f} {ends[1][1]:.1f}")
-    return pieces
+Place = tuple[float, float]
+
+
+def _cut(corners: list[Point], level: float) -> tuple[list[Place], list[tuple[Place, Place]]]:
+    """Return the part of a cell that is at least `level`, and its borders inside the cell.
+
+    Of a saddle, two opposite corners, the part is in one piece.
+    """
+    points: list[Place] = []
+    leaves: list[Place] = []
+    enters: list[Place] = []
+    for a, b in zip(corners, [*corners[1:], corners[0]], strict=True):
+        if a[2] >= level:
+            points.append(a[:2])
+        if (a[2] >= level) != (b[2] >= level):
+            share = (level - a[2]) / (b[2] - a[2])
+            points.append((a[0] + share * (b[0] - a[0]), a[1] + share * (b[1] - a[1])))
+            (leaves if a[2] >= level else enters).append(points[-1])
+    if corners[0][2] < level:  # the first entrance belongs to the last exit
+        enters = [*enters[1:], *enters[:1]]
+    return points, list(zip(leaves, enters, strict=True))
+
+
+def _joined(points: Sequence[Place]) -> str:
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
 
 
 def _axes(x: Sequence[float], y: Sequence[float], left: float, top: float, size: float) -> list[str]:
