@@ -203,7 +203,7 @@ def test_sphere_layers_train_the_same_way_in_every_process(sphere_layers: Module
     assert set(results) == {(setting, layers) for setting in sphere_layers.SETTINGS for layers in sphere_layers.LAYERS}
     assert all(len(runs) == 2 and len(run["curve"]) == 1 for runs in results.values() for run in runs)
     assert results["narrow", "sphere"][0]["curve"] != results["narrow", "ordinary"][0]["curve"]
-    assert sphere_layers.draw_curves(results).count("<circle") == 8  # of one evaluation each
+    assert sphere_layers.draw_curves(results).count("<circle") == 16  # eight lines: a dot and its entry in the legend
     threads = torch.get_num_threads()
     again = sphere_layers.train("narrow", "sphere", 1, steps=10)
     torch.set_num_threads(threads)
