@@ -173,27 +173,33 @@ def console() -> Console:
 
 
 def test_demo_trains_its_recipes_as_the_command_does(demo: ModuleType, console: Console, tmp_path: Path) -> None:
-    runs = demo.train_all(console, seeds=2, epochs=1)
-    assert len(console.file.getvalue().splitlines()) == 8
-    assert set(runs) == {"plain", "spherenet", "mhe", "opt"}
-    for of_seeds in runs.values():
+    runs = demo.train_all(console, seeds=2, steps=3)
+    assert len(console.file.getvalue().splitlines()) == 12
+    assert {task: set(methods) for task, methods in runs.items()} == {t: set(m) for t, m in demo.TASKS.items()}
+    for of_seeds in (of_seeds for methods in runs.values() for of_seeds in methods.values()):
         assert [run["seed"] for run in of_seeds] == [0, 1]
-    for name in ("plain", "opt"):
-        config = hs.train.derive(hs.recipes.load(name), seed=1, epochs=1, out=str(tmp_path / name))
+    for task, method, name in (
+        ("deep CNN, no BatchNorm", "sphere layers", "deep_sphere"),
+        ("MLP on 100 digits", "rotations", "few_rotated"),
+    ):
+        recipe = hs.recipes.load(f"{ROOT}/examples/demo.py:{name}")
+        config = hs.train.derive(recipe, seed=1, steps=3, out=str(tmp_path / name))
         summary = hs.train.fit(config, progress=False).summary
-        assert runs[name][1]["loss"] == pytest.approx(summary["loss"], rel=1e-3)  # threads add up in another order
-    assert demo.draw_curves(runs).count(">OPT<") == 4  # the title and the legend of each panel
+        assert runs[task][method][1]["loss"] == pytest.approx(summary["loss"], rel=1e-3)  # another order of sums
+        assert summary["data"]["train"] == (1280 if name.startswith("deep") else 100)
+    assert demo.draw_curves(runs).count(">rotations<") == 2  # the dot's title and the legend
 
 
 def test_demo_says_what_the_runs_say(demo: ModuleType, console: Console) -> None:
-    def run(accuracy: float, energy: float) -> dict:
-        figures = {"accuracy": accuracy, "hidden energies": [(0, 0.9), (20, energy)], "seconds": 2.0}
-        return figures | {"parameters": {"trained": 12345}}
+    def run(accuracy: float) -> dict:
+        return {"accuracy": accuracy, "seconds": 2.0, "parameters": {"trained": 12345}}
 
-    console.print(demo.make_table({name: [run(0.96, 0.5), run(0.98, 0.7)] for name in demo.NAMES}))
+    accuracies = {"plain": (0.96, 0.98), "energy": (0.97, 0.97), "rotations": (0.99, 0.99)}
+    runs = {method: [run(first), run(second)] for method, (first, second) in accuracies.items()}
+    console.print(demo.make_table({"MLP on 100 digits": runs}))
     shown = console.file.getvalue()
-    assert "over 2 seeds" in shown
-    for cell in ("SphereNet", "97.0 ± 1.4", "0.6000 ± 0.1414", "12,345", "2.0 ± 0.0"):
+    assert "of 2 runs" in shown
+    for cell in ("97.0 ± 1.4", "+0.0 ± 1.4", "+2.0 ± 1.4", "12,345", "2.0 ± 0.0"):
         assert cell in shown
 
 
