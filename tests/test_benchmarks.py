@@ -44,7 +44,10 @@ def test_quick_run_keeps_nothing_unasked(monkeypatch, tmp_path):
 def test_unknown_name_lists_the_known(capsys):
     with pytest.raises(SystemExit):
         main(["layer"])
-    assert "layers, losses, memory, energy, rotation, rotation_layers, train; got layer" in capsys.readouterr().err
+    assert (
+        "layers, losses, memory, energy, inspection, rotation, rotation_layers, train; got layer"
+        in capsys.readouterr().err
+    )
 
 
 def test_long_cases_run_fewer_rounds():

@@ -153,10 +153,17 @@ class Directions:
 
 
 def _rotate_to_few(rows: Tensor, scale: Tensor) -> Tensor:
-    """Rotate rows (G, N, d) times scale (G, N, 1) into N dimensions: Wᵀ = QR, so W·Q = Rᵀ; by blocks of dimensions."""
-    n = rows.shape[1]
-    r = rows.new_zeros(rows.shape[0], 0, n, dtype=torch.float64)
-    for block in rows.split(max(2 * n, 256), 2):
+    """Rotate rows (G, N, d) times scale (G, N, 1), of length one or zero, into N dimensions; in blocks."""
+    groups, n, _ = rows.shape
+    blocks = rows.split(max(2 * n, 256), 2)
+    gram = rows.new_zeros(groups, n, n, dtype=torch.float64)
+    for block in blocks:
+        gram.baddbmm_(part := block.double() * scale, part.mT)
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    if not failed.any() and float(gram.tril(-1).abs().amax()) < 0.999:
+        return factor
+    r = rows.new_zeros(groups, 0, n, dtype=torch.float64)
+    for block in blocks:  # Wᵀ = QR, so W·Q = Rᵀ: slower, but exact for near-duplicates
         r = torch.linalg.qr(torch.cat([r, (block.double() * scale).mT], 1), mode="r").R
     return r.mT
 

@@ -104,7 +104,7 @@ class Comparison(Sequence[Change]):
                 most = max(worse, key=lambda each: each.energy_after / each.energy_before)
                 rise = 100 * (most.energy_after / most.energy_before - 1)
                 lines.append(
-                    f"more redundant than before: {len(worse)} layers, {short_names([most.name])[0]} most (energy up "
+                    f"more redundant than before: {len(worse)} of them, {short_names([most.name])[0]} most (energy up "
                     f"{rise:.3g} %): train with `hs.EnergyRegularizer(model)`; `hs.rotate(model)` keeps the energy"
                 )
         if self.different:

@@ -39,11 +39,11 @@ def measure(unit: Unit, tensor: Tensor, dtype: str) -> Layer:
         chosen[broken if index is None else broken[index]] = 0.0
     heads = unit.heads if index is None else 1
     chosen = chosen.reshape(heads, -1, unit.dimension)
-    scale = 1.0
-    if float(chosen.abs().amax()) > 1e100:  # its squares, summed and squared, must be finite
-        scale = 2.0**800
-        chosen = chosen.double() / scale
+    if float(lengths.nan_to_num().amax()) > 1e100:  # its squares must be finite
+        chosen = chosen.double() / 2.0**800
     directions = Directions.of(chosen)
+    used = lengths.nan_to_num().where(~dead, 0.0)
+    orthonormality, largest = _spectrum(directions, used if index is None else used[index])
     row = diagnose_directions(unit.name, directions, make_law(2.0, False, False), DUPLICATE_ANGLE)
     if index is not None:
         row = _with_indices(row, index.tolist())
@@ -60,8 +60,8 @@ def measure(unit: Unit, tensor: Tensor, dtype: str) -> Layer:
         dtype=dtype,
         sampled=None if index is None else len(index),
         broken=tuple(broken.nonzero().flatten().tolist()),
-        orthonormality=float(deviation_from_orthonormal(_scaled(directions, chosen, scale)).mean()),
-        largest_singular=scale * _largest_singular(_scaled(directions, chosen, 1.0)),
+        orthonormality=orthonormality,
+        largest_singular=largest,
         shortest=float(counted.min()) if len(counted) else None,
         longest=float(counted.max()) if len(counted) else None,
         norm_spread=float(counted.std(correction=0) / counted.mean()) if len(counted) else None,
@@ -74,7 +74,8 @@ def _lengths(rows: Tensor) -> Tensor:
     blocks = []
     for block in rows.split(max(1, (1 << 20) // rows.shape[1])):
         values = block.double()
-        size = values.abs().amax(1, keepdim=True)
+        low, high = torch.aminmax(values, dim=1, keepdim=True)
+        size = torch.maximum(high, -low)
         scaled = values / size.where(size > 0, 1.0)  # 1e300 has no square
         length = torch.linalg.vector_norm(scaled, dim=1) * size.squeeze(1)  # infinity / infinity is NaN
         blocks.append(length.clamp(max=torch.finfo(torch.float64).max))
@@ -103,13 +104,11 @@ def _with_indices(row: Row, index: list[int]) -> Row:
     )
 
 
-def _scaled(directions: Directions, rows: Tensor, scale: float) -> Tensor:
-    """Return neurons with the lengths of `rows` times `scale` and the same angles, in few dimensions (G, N, m)."""
-    lengths = _lengths(rows.flatten(0, 1)).view(*rows.shape[:2], 1)
-    return directions.points * (lengths * scale)
-
-
-def _largest_singular(rows: Tensor) -> float:
-    """Compute the largest singular value of all neurons (G, N, m) together; of groups, the largest of any."""
-    gram = rows @ rows.mT if rows.shape[1] <= rows.shape[2] else rows.mT @ rows
-    return math.sqrt(max(0.0, float(torch.linalg.eigvalsh(gram).amax())))
+def _spectrum(directions: Directions, lengths: Tensor) -> tuple[float, float]:
+    """Compute the mean of ‖WWᵀ − I‖² over groups, and the largest singular value of any, with these lengths."""
+    neurons = directions.points * lengths.view(*directions.alive.shape, 1)
+    orthonormality = float(deviation_from_orthonormal(neurons).mean())
+    size = float(lengths.amax()) or 1.0
+    neurons = neurons / size
+    gram = neurons @ neurons.mT if neurons.shape[1] <= neurons.shape[2] else neurons.mT @ neurons
+    return orthonormality, size * math.sqrt(max(0.0, float(torch.linalg.eigvalsh(gram).amax())))
