@@ -562,6 +562,22 @@ def test_autocast_does_not_round(name):
         assert torch.equal(plain, cast)
 
 
+def test_a_decomposition_that_does_not_converge_in_float32(monkeypatch):
+    """LAPACK gives up on some matrices that are the identity plus a few directions."""
+    p, v = torch.eye(9) + torch.randn(9, 1) @ torch.randn(1, 9), torch.randn(5, 9)
+    expected, svd = ORTHOGONALIZERS["lowdin"].apply(p, v), torch.linalg.svd
+
+    def fail(matrix):
+        if matrix.dtype == torch.float32:
+            raise torch.linalg.LinAlgError("did not converge")
+        return svd(matrix)
+
+    monkeypatch.setattr(torch.linalg, "svd", fail)
+    found = ORTHOGONALIZERS["lowdin"].apply(p, v)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("name", ["cayley", "gram_schmidt"])
 def test_compiles_whole(name):
     apply = ORTHOGONALIZERS[name].apply

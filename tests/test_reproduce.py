@@ -17,7 +17,7 @@ from hypersphere.recipes import digits, papers
 from hypersphere.recipes.table import Row, Table
 from hypersphere.reproduce import compare, figures, results, runner, worker
 from hypersphere.reproduce.statistics import agreement, mean_and_deviation, welch
-from hypersphere.train import fit
+from hypersphere.train import fit, processes
 from hypersphere.train.config import derive
 from tests.runs import workers_in_this_process
 
@@ -160,6 +160,29 @@ def test_a_row_that_fails_is_one_line(tmp_path, capsys, monkeypatch):
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("hypersphere reproduce: opt.1 cnn6/baseline seed 0: ")
     assert str(tmp_path) in last
+
+
+def test_rows_after_one_that_fails_run_unless_none_has_succeeded(tables, tmp_path, monkeypatch):
+    def run(request):
+        if request["row"] in failing:
+            return {"failed": request["row"]}
+        return vars(results.Entry(request["row"], request["seed"], "small", "c", {"accuracy": 90.0}, {"seconds": 1.0}))
+
+    def answer(each):
+        if "failed" in (found := answered(each)):
+            raise processes.RunFailed(f"{each.task.name}: {found['failed']}")
+        return found
+
+    workers_in_this_process(monkeypatch, run)
+    answered = processes._answer
+    monkeypatch.setattr(processes, "_answer", answer)
+    tasks = runner.missing("opt.computed", tmp_path)
+    assert [(each.row, each.seed) for each in tasks] == [("one", 0), ("two", 0), ("one", 1), ("one", 2)]
+    for failing, done in ((("two",), [("one", 0), ("one", 1), ("one", 2)]), (("one",), [])):
+        folder = tmp_path / failing[0]
+        with pytest.raises(processes.RunFailed, match=f"opt.computed {failing[0]} seed 0: {failing[0]}$"):
+            runner.run(tasks, folder, tmp_path)
+        assert [(each.row, each.seed) for each in results.read(folder, "opt.computed")] == done
 
 
 def test_steps_to_an_accuracy(tmp_path):

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from .._internal import checks
+from .._internal.linalg import svd
 from .._internal.overflow import NanGradientToZero, scale_to_one
 from ..cosine import apply
 from ._cayley import CayleyRows
@@ -139,7 +140,7 @@ def _product_of(function: type[RowsFunction], *options: bool, scale_free: tuple[
 
 
 def _canonical(p: Tensor) -> Tensor:
-    u = torch.linalg.svd(scale_to_one(apply(NanGradientToZero, p), (-2, -1)))[0]
+    u = svd(scale_to_one(apply(NanGradientToZero, p), (-2, -1)))[0]
     largest = u.detach().abs().argmax(-2, keepdim=True)
     return u * torch.where(u.detach().gather(-2, largest) < 0, -1.0, 1.0).to(u.dtype)
 

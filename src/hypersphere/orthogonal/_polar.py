@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from .._internal.linalg import svd
 from ._method import RowsFunction, in_full_precision
 
 
@@ -20,7 +21,7 @@ class PolarRows(RowsFunction):
 
     @staticmethod
     def forward(matrix: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        w, sigma, zt = torch.linalg.svd(matrix)
+        w, sigma, zt = svd(matrix)
         return (rows @ zt.mT) @ w.mT, w, sigma, zt
 
     @staticmethod

@@ -116,7 +116,7 @@ def run(
         The tasks that were not finished. They continue where they stopped when run again.
 
     Raises:
-        RunFailed: if a row fails; the others are stopped.
+        RunFailed: if a row failed, after the others.
     """
     starts = {(name, row.name): row.start for name in {t.table for t in tasks} for row in papers.load(name).rows}
 

@@ -83,9 +83,9 @@ def run_all(
         status: is kept up to date.
 
     Raises:
-        RunFailed: if a task fails; the others are stopped.
+        RunFailed: if a task failed: at once if none has succeeded, as when data are missing, else after the others.
     """
-    waiting, running, left = [*tasks], list[Running[T]](), [*tasks]
+    waiting, running, left, failures = [*tasks], list[Running[T]](), [*tasks], list[RunFailed]()
     status = Status() if status is None else status
     with Interruptions() as interruptions:
         try:
@@ -100,8 +100,15 @@ def run_all(
                 time.sleep(POLL)
                 for each in [one for one in running if one.process.poll() is not None]:
                     running.remove(each)
-                    ended(each.task, _answer(each))
                     left.remove(each.task)
+                    try:
+                        answer = _answer(each)
+                    except RunFailed as error:
+                        failures.append(error)
+                        if len(failures) + len(left) == len(tasks):
+                            raise
+                    else:
+                        ended(each.task, answer)
                 if deadline is not None and time.monotonic() > deadline:
                     break
         finally:
@@ -114,6 +121,9 @@ def run_all(
                         each.process.wait(GRACE)
                     each.process.kill()
     interruptions.reraise()
+    if failures:
+        others = f" ({len(failures) - 1} more failed)" if len(failures) > 1 else ""
+        raise RunFailed(f"{failures[0]}{others}")
     return left
 
 
