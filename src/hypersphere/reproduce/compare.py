@@ -94,9 +94,8 @@ def _summary(table: Table, counts: dict[str, int]) -> str:
     if not pairs or FIGURES[table.figure][1] is None:
         return ""
     return (
-        f"Of {pairs} pairs of rows that the paper orders, {counts['same']} came out in the same order, "
-        f"{counts['opposite']} in the opposite one, {counts['undecided']} are undecided "
-        f"(Welch's test over seeds, p < {SIGNIFICANT})."
+        f"Pairs of rows that the paper orders: {pairs}; in the same order here: {counts['same']}, in the opposite "
+        f"one: {counts['opposite']}, undecided: {counts['undecided']} (Welch's test over seeds, p < {SIGNIFICANT})."
     )
 
 
