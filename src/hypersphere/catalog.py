@@ -33,6 +33,7 @@ COMMANDS: dict[str, str] = {
     "landscape": "Draw the loss and the error of a run around its weights, along random directions.",
     "list": "List the names that configs and flags take: models, datasets, losses, recipes, figures, ...",
     "predict": "Predict labels or embeddings of images, folders or arrays.",
+    "report": "Write one HTML page about runs: results, settings, curves, energies, neurons and features.",
     "reproduce": "Run a table of the papers and compare the results with the paper's figures.",
     "thomson": "Spread N points on the sphere with the least energy, and compare with the known minimum.",
     "train": "Train a network from a recipe, a config file or flags.",

@@ -53,7 +53,7 @@
         legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0, bgcolor: rgba(card, 0.6) },
         margin: { l: 55, r: 15, t: 45, b: 50 },
         xaxis: axis, yaxis: axis,
-        scene: { xaxis: axis3d, yaxis: axis3d, zaxis: axis3d, aspectmode: "data" },
+        scene: { xaxis: axis3d, yaxis: axis3d, zaxis: axis3d, aspectmode: "data", camera: { eye: { x: 1.3, y: 1.3, z: 0.8 } } },
       },
     };
   };
@@ -61,7 +61,7 @@
   // Charts
 
   const charts = [...document.querySelectorAll(".chart")].map((node) => ({
-    node, plot: node.querySelector(".plot"), webgl: "webgl" in node.dataset, visible: false, live: false, seen: 0,
+    node, plot: node.querySelector(".plot"), webgl: "webgl" in node.dataset, visible: false, live: false, seen: 0, turn: 0,
   }));
   let clock = 0;
   const figureOf = (chart) => (chart.figure ??= JSON.parse(document.getElementById(chart.node.dataset.figure).textContent));
@@ -76,14 +76,17 @@
     const { data, layout } = resolve(figureOf(chart), "");
     if (chart.camera) layout.scene = { ...layout.scene, camera: chart.camera };
     layout.template = template();
+    if (chart.webgl) layout.margin = { l: 0, r: 0, t: 40, b: 0, ...layout.margin };
     layout.height = chart.plot.clientHeight;
     if (matchMedia("(pointer: coarse)").matches && !chart.webgl) layout.dragmode = false; // a finger scrolls the page
     if (!chart.live) chart.plot.replaceChildren();
     chart.live = true;
+    const turn = ++chart.turn;
     try {
       await Plotly.react(chart.plot, data, layout, { displaylogo: false, responsive: true, scrollZoom: false });
-      if (chart.live) show(chart, "drawn");
+      if (chart.turn === turn) show(chart, "drawn");
     } catch (error) {
+      if (chart.turn !== turn) return; // released meanwhile
       chart.live = false;
       show(chart, "failed", element("p", { textContent: `This chart could not be drawn: ${error.message}` }));
       console.error(error);
@@ -93,12 +96,19 @@
   // A picture of the chart takes its place until it comes into view again, turned as it was.
   const release = (chart) => {
     const canvas = chart.plot.querySelector("canvas"), scene = chart.plot._fullLayout?.scene?._scene;
-    const picture = scene && element("img", { src: scene.toImage("png"), alt: "" });
+    const still = element("div", { className: "js-plotly-plot" }); // for plotly's own style
+    if (scene) {
+      still.append(chart.plot.querySelector(".plot-container").cloneNode(true));
+      const picture = element("img", { src: scene.toImage("png"), alt: "" });
+      picture.style.cssText = canvas.style.cssText;
+      still.querySelector("canvas").replaceWith(picture);
+    }
     chart.camera = scene?.getCamera() ?? chart.camera;
     chart.live = false;
+    ++chart.turn;
     Plotly.purge(chart.plot);
     if (canvas) (canvas.getContext("webgl2") ?? canvas.getContext("webgl"))?.getExtension("WEBGL_lose_context")?.loseContext();
-    show(chart, "released", ...(picture ? [picture] : []));
+    show(chart, "released", still);
   };
 
   const wanted = async (chart, force) => {
@@ -146,14 +156,18 @@
     for (const chart of charts) observer.observe(chart.node);
     const redraw = () => charts.filter((chart) => chart.live).forEach((chart) => (queue = queue.then(() => chart.live && draw(chart))));
     dark.addEventListener("change", redraw);
-    // Paper is white and of one width. Nothing waits for a promise here; 2-D charts are drawn at once.
+    // Paper is white and of one width, and nothing waits for a promise here. 3-D charts become pictures.
     addEventListener("beforeprint", () => {
       root.classList.add("printing");
-      charts.filter((chart) => chart.live || !chart.webgl).forEach(draw);
+      for (const chart of charts) {
+        draw(chart);
+        if (chart.webgl) release(chart);
+      }
     });
     addEventListener("afterprint", () => {
       root.classList.remove("printing");
       redraw();
+      charts.filter((chart) => chart.visible && !chart.live).forEach((chart) => enqueue(chart, false));
     });
   };
 

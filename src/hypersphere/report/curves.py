@@ -1,0 +1,86 @@
+"""Curves of runs as plotly figures: means over seeds with bands, thinned so that no peak is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .page import colour
+from .svg import PALETTE
+
+Array = NDArray[np.float64]
+INTERVALS = 400  # of a curve; of each the first, lowest, highest and last point stay
+DASHES = ("solid", "dash", "dot", "dashdot")  # one for each cycle of the palette
+_LOG = 50  # largest / smallest value from which an axis is logarithmic
+
+
+class Curve(NamedTuple):
+    """A mean over runs, and the standard deviation where there are several runs (0 elsewhere)."""
+
+    steps: NDArray[np.int64]
+    mean: Array
+    std: Array
+
+
+def mean_curve(parts: Sequence[tuple[Sequence[int], Sequence[float]]]) -> Curve:
+    """Average the (steps, values) of several runs, at each step over the runs that have it.
+
+    Example:
+        >>> mean_curve([([0, 10], [1.0, 2.0]), ([0], [3.0])]).mean
+        array([2., 2.])
+    """
+    steps = np.unique(np.concatenate([np.asarray(x, np.int64) for x, _ in parts]))
+    values = np.full((len(parts), len(steps)), np.nan)
+    for row, (x, y) in zip(values, parts, strict=True):
+        row[np.searchsorted(steps, np.asarray(x, np.int64))] = y
+    count = np.isfinite(values).sum(0)
+    mean = np.nansum(values, 0) / count
+    squares = np.nansum((values - mean) ** 2, 0)
+    return Curve(steps, mean, np.sqrt(squares / np.maximum(count - 1, 1)))
+
+
+def thin(values: Array, intervals: int = INTERVALS) -> NDArray[np.int64]:
+    """Return the indices to draw: of each interval the first, the lowest, the highest and the last point.
+
+    Example:
+        >>> thin(np.array([0.0, 5, 1, 2, 9, 3, 3, 3]), intervals=2)
+        array([0, 1, 3, 4, 5, 7])
+    """
+    if len(values) <= 4 * intervals:
+        return np.arange(len(values))
+    parts = np.array_split(np.arange(len(values)), intervals)
+    kept = [(p[0], p[values[p].argmin()], p[values[p].argmax()], p[-1]) for p in parts]
+    return np.unique(np.array(kept))
+
+
+def lines(curves: Mapping[str, Curve], *, title: str, ylabel: str, xlabel: str = "step") -> dict[str, Any]:
+    """Draw named curves over steps; the band is the mean ± one standard deviation."""
+    bands, traces = [], []
+    for i, (name, curve) in enumerate(curves.items()):
+        shared = {"legendgroup": str(i), "mode": "lines"}
+        if curve.std.any():
+            low, high = curve.mean - curve.std, curve.mean + curve.std
+            up, down = thin(high), thin(low)[::-1]
+            band = {
+                "x": np.concatenate([curve.steps[up], curve.steps[down]]),
+                "y": np.concatenate([high[up], low[down]]),
+            }
+            fill = {"fill": "toself", "fillcolor": colour(i, 0.18), "line": {"width": 0}}
+            bands.append({**shared, **band, **fill, "hoverinfo": "skip", "showlegend": False})
+        kept = thin(curve.mean)
+        style = {"color": colour(i), "width": 2, "dash": DASHES[i // len(PALETTE) % len(DASHES)]}
+        points = {"x": curve.steps[kept], "y": curve.mean[kept], "name": name, "line": style}
+        traces.append({**shared, **points, **({"mode": "lines+markers"} if len(kept) == 1 else {})})
+    means = np.concatenate([curve.mean for curve in curves.values()])
+    is_wide = bool(means.min() > 0 and means.max() / means.min() > _LOG)
+    layout = {
+        "title": {"text": title},
+        "xaxis": {"title": {"text": xlabel}},
+        "yaxis": {"title": {"text": ylabel}, **({"type": "log"} if is_wide else {})},
+        "hovermode": "x unified" if len(curves) <= 10 else "closest",
+        "showlegend": True,
+    }
+    return {"data": bands + traces, "layout": layout}

@@ -1,0 +1,192 @@
+"""Read run folders for a report: config, metrics and result, without loading the networks; group them by config."""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .._internal import checks, checksummed_json, safe_files
+from ..train.storage import layout
+from ..train.storage.metrics import is_line
+from ..train.storage.summary import is_number, read_summary
+
+#: settings that runs of one group may differ in
+OF_A_RUN = ("seed", "out", "resume", "data.root")
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The files of one run.
+
+    Attributes:
+        path: the folder.
+        name: unique among the runs of a report.
+        config: setting such as "model.name" → value; settings that are None are left out.
+        lines: of metrics.jsonl.
+        result: of result.json; None if the run has not finished.
+    """
+
+    path: Path
+    name: str
+    config: dict[str, Any]
+    lines: list[dict[str, Any]]
+    result: dict[str, Any] | None
+
+    def final(self) -> dict[str, Any]:
+        """Return the result; of an unfinished run the last evaluation, or the last line."""
+        if self.result is not None:
+            return self.result
+        evaluated = [line for line in self.lines if line.get("split") != "train"]
+        return (evaluated or self.lines)[-1]
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures of the summary, None where there are none."""
+        final = self.final()
+        energies = [value for value in (final.get("energies") or {}).values() if value is not None]
+        last = self.lines[-1]
+        return {
+            "seed": self.config.get("seed"),
+            "finished": self.result is not None,
+            "step": last["step"],
+            "split": final.get("split"),
+            "accuracy": final.get("accuracy"),
+            "loss": final.get("loss"),
+            "energy": sum(energies) if energies else None,
+            "seconds": last.get("seconds") if self.result is None else self.result["seconds"],
+            "parameters": None if self.result is None else self.result["parameters"].get("trained"),
+        }
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs whose configs are equal but for the seed."""
+
+    name: str
+    runs: list[RunFiles]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {key: value for key, value in self.runs[0].config.items() if key not in OF_A_RUN}
+
+    def figures(self) -> dict[str, Any]:
+        """Return mean and standard deviation of the runs' figures; None where there are none."""
+        of_runs = [run.figures() for run in self.runs]
+        splits = {each["split"] for each in of_runs}
+        found: dict[str, Any] = {"runs": len(self.runs), "split": splits.pop() if len(splits) == 1 else None}
+        for key in ("accuracy", "loss", "energy", "seconds", "parameters"):
+            values = [each[key] for each in of_runs if each[key] is not None]
+            found[key] = statistics.fmean(values) if values else None
+            found[f"{key}_std"] = statistics.stdev(values) if len(values) > 1 else None
+        return found
+
+
+def read_runs(paths: Iterable[str | os.PathLike[str]]) -> list[RunFiles]:
+    """Read run folders. ValueError in one line if one of them is none, or has no metrics yet."""
+    folders = list(dict.fromkeys(Path(path) for path in paths))
+    if not folders:
+        raise ValueError("at least one run folder is needed")
+    names = _names(folders)
+    return [_read(folder, name) for folder, name in zip(folders, names, strict=True)]
+
+
+def _read(path: Path, name: str) -> RunFiles:
+    safe_files.check_folder(path)
+    if not os.path.lexists(path / layout.CONFIG):
+        raise ValueError(f"{path} is not a run folder: it has no {layout.CONFIG}")
+    try:
+        config = checksummed_json.parse(safe_files.read_plain(path / layout.CONFIG))
+    except ValueError as error:
+        raise ValueError(f"{path / layout.CONFIG} cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{path / layout.CONFIG} must be an object")
+    lines = _lines(path / layout.METRICS)
+    if not lines:
+        raise ValueError(f"{path} has no metrics: {layout.METRICS} is missing or empty")
+    result = read_summary(path)[0] if os.path.lexists(path / layout.RESULT) else None
+    return RunFiles(path, name, dict(_flat(config)), lines, result)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Return the lines before the first damaged one. Text after the last newline is still being written."""
+    lines: list[dict[str, Any]] = []
+    if not os.path.lexists(path):
+        return lines
+    texts = safe_files.read_plain(path).split(b"\n")[:-1]
+    for text in texts:
+        try:
+            line = checksummed_json.parse(text)
+        except ValueError:
+            line = None
+        if not is_line(line):
+            checks.warn(f"{path} is damaged: {len(lines)} of {len(texts)} lines are read")
+            break
+        lines.append(line)
+    return lines
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif value is not None and prefix + key != "checksum":
+            yield prefix + key, value
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Return what tells the folders apart: their paths below the folder that holds them all."""
+    whole = [folder.resolve() for folder in folders]
+    common = Path(os.path.commonpath([path.parent for path in whole]))
+    return [str(path.relative_to(common)) for path in whole]
+
+
+# Groups
+
+
+def group_runs(runs: Sequence[RunFiles]) -> list[Group]:
+    """Put runs with equal configs but for the seed into groups, in the order of their first runs."""
+    found: dict[str, list[RunFiles]] = {}
+    for run in runs:
+        key = repr(sorted((name, repr(value)) for name, value in run.config.items() if name not in OF_A_RUN))
+        found.setdefault(key, []).append(run)
+    groups = list(found.values())
+    names: list[str] = []
+    for members in groups:
+        name = _group_name([run.name for run in members])
+        names.append(name if name and name not in names else members[0].name)
+    return [Group(name, members) for name, members in zip(names, groups, strict=True)]
+
+
+def _group_name(names: list[str]) -> str:
+    """Return what the names begin with, without "seed" and the like at the end; the name of a single run is whole."""
+    if len(names) == 1:
+        return names[0]
+    low, high = min(names), max(names)  # what these two share, all share
+    same = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
+    return re.sub(r"[-_/. ]*(seed|run|s)?[-_=/. ]*\d*$", "", low[:same], flags=re.IGNORECASE)
+
+
+def differences(groups: Sequence[Group]) -> dict[str, list[Any]]:
+    """Return setting → its value in each group, for the settings in which groups differ."""
+    keys = sorted({key for group in groups for key in group.config})
+    rows = {key: [group.config.get(key) for group in groups] for key in keys}
+    return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}
+
+
+def curve_names(runs: Sequence[RunFiles]) -> list[tuple[str, str]]:
+    """Return every (figure, split) that the lines of the runs have, loss and accuracy first."""
+    found = dict.fromkeys(
+        (key, line.get("split", ""))
+        for run in runs
+        for line in run.lines
+        for key, value in line.items()
+        if key not in ("step", "epoch", "seconds") and is_number(value)
+    )
+    first = ("loss", "accuracy", "top5")
+    order = {"train": 0, "validation": 1, "test": 2}
+    rank = {key: i for i, key in enumerate(first)}
+    return sorted(found, key=lambda pair: (rank.get(pair[0], 9), pair[0], order.get(pair[1], 3), pair[1]))

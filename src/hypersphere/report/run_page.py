@@ -1,0 +1,294 @@
+"""The report of runs: one page with their results, settings, curves, energies, neurons and features."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..train.inference.run import Run, load_run
+from ..train.storage.reading import one_line
+from ..train.storage.summary import is_number
+from . import networks
+from .curves import Curve, lines, mean_curve
+from .page import Cell, Page
+from .run_files import Group, curve_names, differences, group_runs, read_runs
+
+MOST_NETWORKS = 24  # groups whose networks are drawn
+_MAIN = ("loss", "accuracy", "top5")
+_PERCENT = ("accuracy", "top5")
+
+
+def report_runs(runs: Iterable[str | os.PathLike[str]], html: str | os.PathLike[str] | None = None) -> dict[str, Any]:
+    """Summarize runs, and write one HTML page about them.
+
+    Args:
+        runs: run folders, finished or not. Runs with equal configs but for the seed are one group.
+        html: the file to write, which needs plotly; None: only the summary.
+
+    Returns:
+        runs (name, path, group and figures of each), groups (figures as mean and standard deviation) and differences
+        (setting → value of each group).
+
+    Example:
+        >>> import tempfile
+        >>> from hypersphere.train import Config, fit
+        >>> result = fit(Config(steps=2, out=tempfile.mkdtemp()), progress=False)
+        >>> report_runs([result.path])["groups"][0]["accuracy"] == result.summary["accuracy"]
+        True
+    """
+    groups = group_runs(read_runs(runs))
+    if html is not None:
+        build_page(groups).write(html)
+    return summarize(groups)
+
+
+def summarize(groups: Sequence[Group]) -> dict[str, Any]:
+    """Return the figures of runs and groups, and the settings in which groups differ."""
+    return {
+        "runs": [
+            {"name": run.name, "path": str(run.path), "group": group.name, **run.figures()}
+            for group in groups
+            for run in group.runs
+        ],
+        "groups": [{"name": group.name, **group.figures()} for group in groups],
+        "differences": {
+            key: dict(zip([group.name for group in groups], values, strict=True))
+            for key, values in differences(groups).items()
+        },
+    }
+
+
+def build_page(groups: Sequence[Group]) -> Page:
+    """Build the report. Networks that cannot be loaded are named in it, with the reason."""
+    count = sum(len(group.runs) for group in groups)
+    page = Page(
+        _title(groups), f"{_many(count, 'run')} in {_many(len(groups), 'group')} of equal settings but the seed."
+    )
+    page.section("Summary")
+    page.text(_verdict(groups))
+    _add_results(page, groups)
+    page.section("Settings")
+    _add_settings(page, groups)
+    _add_curves(page, groups)
+    _add_energies(page, groups)
+    _add_networks(page, groups)
+    return page
+
+
+def _title(groups: Sequence[Group]) -> str:
+    names = dict.fromkeys(
+        f"{group.config.get('model.name', '?')} on {group.config.get('data.name', '?')}" for group in groups
+    )
+    return ", ".join(names) if len(names) <= 3 else f"{len(groups)} groups of runs"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+# Results and settings
+
+
+def _verdict(groups: Sequence[Group]) -> str:
+    """Say which group is best, and which runs have not finished."""
+    ranked = [(figures["accuracy"], group, figures) for group in groups if (figures := group.figures())["accuracy"]]
+    words = []
+    if ranked:
+        _, group, figures = max(ranked, key=lambda each: each[0])
+        which = (
+            f"Highest {figures['split'] or 'final'} accuracy"
+            if len(ranked) > 1
+            else f"{figures['split'] or 'final'} accuracy".capitalize()
+        )
+        words.append(f"{which}: {group.name}, {spread(figures, 'accuracy')[0]} ({_many(figures['runs'], 'run')}).")
+    unfinished = [run.name for group in groups for run in group.runs if run.result is None]
+    if unfinished:
+        some = ", ".join(unfinished[:5]) + (", …" if len(unfinished) > 5 else "")
+        words.append(f"Not finished: {some}; their figures are those of the last evaluation.")
+    return " ".join(words) or "No accuracies."
+
+
+def spread(figures: dict[str, Any], key: str) -> tuple[str, float | None]:
+    """Return a figure of a group as text, mean ± standard deviation, and the mean to sort by."""
+    mean, std = figures[key], figures.get(f"{key}_std")
+    if mean is None:
+        return "–", None
+    if key in _PERCENT:
+        return f"{mean:.2%}" + ("" if std is None else f" ± {std:.2%}"), mean
+    if key == "parameters":
+        return f"{mean:,.0f}", mean
+    form = ".1f" if key == "seconds" else ".4f" if abs(mean) < 1e4 else ".4g"
+    return f"{mean:{form}}" + ("" if std is None else f" ± {std:{form}}"), mean
+
+
+def _add_results(page: Page, groups: Sequence[Group]) -> None:
+    keys = ("accuracy", "loss", "energy", "parameters", "seconds")
+    rows = []
+    for group in groups:
+        figures = group.figures()
+        rows.append([group.name, figures["runs"], figures["split"] or "–", *(spread(figures, key) for key in keys)])
+    header = ["group", "runs", "split", "accuracy", "loss", "energy", "trained parameters", "seconds"]
+    page.table(
+        header, rows, caption="Mean ± standard deviation over the runs of a group. Energy is the sum over layers."
+    )
+    if len(rows) == sum(len(group.runs) for group in groups):
+        return
+    of_runs = []
+    for group in groups:
+        for run in group.runs:
+            figures = run.figures()
+            state = "finished" if figures["finished"] else "not finished"
+            cells: list[Cell] = [run.name, group.name, figures["seed"], state, figures["step"]]
+            of_runs.append([*cells, *(spread(figures, key) for key in ("accuracy", "loss", "energy", "seconds"))])
+    titles = ["run", "group", "seed", "state", "step", "accuracy", "loss", "energy", "seconds"]
+    page.table(titles, of_runs, caption="Every run.")
+
+
+def _add_settings(page: Page, groups: Sequence[Group]) -> None:
+    if len(groups) == 1:
+        rows = [[key, _setting(value)] for key, value in groups[0].config.items()]
+        page.table(["setting", "value"], rows, caption="All settings that are not empty.")
+    elif found := differences(groups):
+        rows = [[key, *map(_setting, values)] for key, values in found.items()]
+        page.table(["setting", *(group.name for group in groups)], rows, caption="Settings in which groups differ.")
+
+
+def _setting(value: Any) -> str:
+    return "–" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+# Curves
+
+
+def _add_curves(page: Page, groups: Sequence[Group]) -> None:
+    names = curve_names([run for group in groups for run in group.runs])
+    for title, chosen in (
+        ("Training and test curves", [pair for pair in names if pair[0] in _MAIN]),
+        ("Other curves", [pair for pair in names if pair[0] not in _MAIN]),
+    ):
+        figures = [(key, split, _curves(groups, key, split)) for key, split in chosen]
+        drawn = [each for each in figures if any(len(curve.steps) > 1 for curve in each[2].values())]
+        if not drawn:
+            continue
+        page.section(title)
+        page.text(
+            "Lines are means over the runs of a group, bands one standard deviation to both sides. Of long curves the "
+            "lowest and the highest point of every interval are drawn, so no peak is lost."
+        )
+        for key, split, curves in drawn:
+            label = key.replace("_", " ") + (" %" if key in _PERCENT else "")
+            page.chart(lines(curves, title=f"{key.replace('_', ' ')}, {split}" if split else key, ylabel=label))
+
+
+def _curves(groups: Sequence[Group], key: str, split: str) -> dict[str, Curve]:
+    found = {}
+    for group in groups:
+        parts = []
+        for run in group.runs:
+            points = {
+                line["step"]: line[key] * (100 if key in _PERCENT else 1)
+                for line in run.lines
+                if line.get("split", "") == split and is_number(line.get(key))
+            }
+            if points:
+                parts.append((list(points), list(points.values())))
+        if parts:
+            found[group.name] = mean_curve(parts)
+    return found
+
+
+def _add_energies(page: Page, groups: Sequence[Group]) -> None:
+    of_groups = {group.name: _energies(group) for group in groups}
+    of_groups = {name: layers for name, layers in of_groups.items() if layers}
+    if not of_groups:
+        return
+    page.section("Energy of the layers")
+    page.text(
+        "Hyperspherical energy of the neurons of each layer, computed with the energy settings of the run itself: low "
+        "means evenly spread. Compare layers of groups only where these settings are equal."
+    )
+    for name, layers in of_groups.items():
+        page.chart(lines(layers, title=name, ylabel="energy"), height=440)
+
+
+def _energies(group: Group) -> dict[str, Curve]:
+    parts: dict[str, list[tuple[list[int], list[float]]]] = {}
+    for run in group.runs:
+        layers: dict[str, dict[int, float]] = {}
+        for line in run.lines:
+            energies = line.get("energies")
+            for name, value in energies.items() if isinstance(energies, dict) else ():
+                if is_number(value):
+                    layers.setdefault(name, {})[line["step"]] = value
+        for name, points in layers.items():
+            parts.setdefault(name, []).append((list(points), list(points.values())))
+    return {name: mean_curve(each) for name, each in parts.items()}
+
+
+# Networks
+
+
+def _add_networks(page: Page, groups: Sequence[Group]) -> None:
+    """Add the sections that need the networks: of each group, those of its first run that can be loaded."""
+    loaded, notes = [], []
+    for group in groups[:MOST_NETWORKS]:
+        run, problem = _load(group)
+        if run is None:
+            notes.append(f"{group.name}: {problem}.")
+        else:
+            loaded.append((group.name if len(group.runs) == 1 else f"{group.name} ({Path(run.path).name})", run))
+    if len(groups) > MOST_NETWORKS:
+        notes.append(f"The networks of the first {MOST_NETWORKS} groups are drawn, of {len(groups)}.")
+
+    histograms = [figure for name, run in loaded if (figure := networks.similarity_figure(run, name))]
+    if histograms:
+        page.section("Learned similarities")
+        page.text("Histogram of the learned k of the sigmoid similarity, one k for each filter, stacked over layers.")
+        for figure in histograms:
+            page.chart(figure)
+
+    features = []
+    for name, run in loaded:
+        try:
+            if figure := networks.feature_figure(run, name):
+                features.append(figure)
+        except (OSError, ImportError, ValueError) as error:
+            notes.append(f"{name}: its features are not drawn: {one_line(error)}.")
+    if features:
+        page.section("Features")
+        page.text(
+            f"Up to {networks.MOST_SAMPLES:,} samples of the test split by their embedding, coloured by class. Lines "
+            "from the origin are the directions of the class weights; their length is not the weights'."
+        )
+        for figure in features:
+            page.chart(figure, height=520)
+
+    spheres = [(name, layers) for name, run in loaded if (layers := networks.neurons(run))]
+    if spheres:
+        page.section("Neurons on the sphere")
+        page.text(
+            "Directions of the neurons, w/‖w‖. Neurons with up to 3 dimensions are shown exactly. All others are "
+            "projected to the three axes that keep the most of them, so they lie inside the sphere; the legend says "
+            "how much of their squared length is kept. Click a layer in the legend to show or hide it; drag to turn."
+        )
+        for name, layers in spheres:
+            page.chart(networks.sphere_figure(layers, name), height=520)
+    if notes:
+        page.section("Notes")
+        for note in notes:
+            page.text(note)
+
+
+def _load(group: Group) -> tuple[Run | None, str]:
+    problem = ""
+    for run in group.runs:
+        try:
+            return load_run(run.path), ""
+        except (OSError, ImportError, ValueError) as error:
+            problem = problem or f"its network is not drawn: {one_line(error)}"
+    return None, problem
+
+
+__all__ = ["build_page", "report_runs", "spread", "summarize"]
