@@ -125,10 +125,10 @@ def test_cells():
     cells = re.findall("<td.*?</td>", page.html())
     assert cells == [
         "<td>text</td>",
-        '<td class="number" data-value="12345.0">12,345</td>',
-        '<td class="number" data-value="0.123456">0.1235</td>',
-        '<td class="number"></td>',
-        '<td class="number" data-value="0.91">91 %</td>',
+        '<td class=number data-value="12345.0">12,345</td>',
+        '<td class=number data-value="0.123456">0.1235</td>',
+        "<td class=number></td>",
+        '<td class=number data-value="0.91">91 %</td>',
     ]
 
 

@@ -14,7 +14,7 @@ from .svg import PALETTE
 Array = NDArray[np.float64]
 INTERVALS = 400  # of a curve; of each the first, lowest, highest and last point stay
 DASHES = ("solid", "dash", "dot", "dashdot")  # one for each cycle of the palette
-_LOG = 50  # largest / smallest value from which an axis is logarithmic
+_LOG = 100  # largest / smallest value from which an axis is logarithmic
 
 
 class Curve(NamedTuple):
@@ -46,8 +46,8 @@ def thin(values: Array, intervals: int = INTERVALS) -> NDArray[np.int64]:
     """Return the indices to draw: of each interval the first, the lowest, the highest and the last point.
 
     Example:
-        >>> thin(np.array([0.0, 5, 1, 2, 9, 3, 3, 3]), intervals=2)
-        array([0, 1, 3, 4, 5, 7])
+        >>> thin(np.array([0.0, 5, 1, 2, 3, 9, 3, 3, 3, 2]), intervals=2)
+        array([0, 1, 4, 5, 9])
     """
     if len(values) <= 4 * intervals:
         return np.arange(len(values))
@@ -75,11 +75,13 @@ def lines(curves: Mapping[str, Curve], *, title: str, ylabel: str, xlabel: str =
         points = {"x": curve.steps[kept], "y": curve.mean[kept], "name": name, "line": style}
         traces.append({**shared, **points, **({"mode": "lines+markers"} if len(kept) == 1 else {})})
     means = np.concatenate([curve.mean for curve in curves.values()])
-    is_wide = bool(means.min() > 0 and means.max() / means.min() > _LOG)
+    axis: dict[str, Any] = {"title": {"text": ylabel}}
+    if means.min() > 0 and means.max() / means.min() > _LOG:
+        axis |= {"type": "log", "dtick": 1}
     layout = {
         "title": {"text": title},
         "xaxis": {"title": {"text": xlabel}},
-        "yaxis": {"title": {"text": ylabel}, **({"type": "log"} if is_wide else {})},
+        "yaxis": axis,
         "hovermode": "x unified" if len(curves) <= 10 else "closest",
         "showlegend": True,
     }

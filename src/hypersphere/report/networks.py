@@ -15,7 +15,7 @@ from ..similarity import LearnableSigmoid
 from ..train.inference.run import Run
 from ..train.inference.scores import load_split
 from ..train.openset import Embedder
-from .page import Figure, colour
+from .page import LINE, Figure, colour
 from .svg import PALETTE
 
 MOST_NEURONS = 500  # of a layer that are drawn
@@ -23,6 +23,7 @@ MOST_LAYERS = 16
 MOST_SAMPLES = 2000
 SYMBOLS = ("circle", "square", "diamond", "cross", "x")  # one for each cycle of the palette; in 3-D too
 
+EYE = {"x": 1.0, "y": 1.0, "z": 0.6}  # close: the sphere fills the chart
 HOVER = "neuron %{customdata}<br>%{x:.3f}, %{y:.3f}, %{z:.3f}<extra></extra>"
 
 
@@ -87,6 +88,7 @@ def project(matrix: Tensor) -> tuple[NDArray[np.float32], float]:
 def sphere_figure(layers: dict[str, Tensor], title: str) -> Figure:
     """Draw the neurons of each layer on the unit sphere; the legend switches layers on and off."""
     traces: list[dict[str, Any]] = [_wires()]
+    first = next((name for name, matrix in layers.items() if matrix.shape[1] <= 3), next(iter(layers)))
     for i, (name, matrix) in enumerate(list(layers.items())[:MOST_LAYERS]):
         chosen = np.linspace(0, len(matrix) - 1, min(len(matrix), MOST_NEURONS)).round().astype(int)
         points, kept = project(matrix[chosen])
@@ -94,11 +96,15 @@ def sphere_figure(layers: dict[str, Tensor], title: str) -> Figure:
         some = "" if len(chosen) == len(matrix) else f", {len(chosen)} of {len(matrix)} neurons"
         trace = _points(points, 3.5, colour(i), SYMBOLS[i // len(PALETTE) % len(SYMBOLS)])
         hover = {"customdata": chosen, "hovertemplate": HOVER}
-        traces.append({**trace, **hover, "name": f"{name}: {how}{some}", "visible": True if i == 0 else "legendonly"})
-    return {"data": traces, "layout": {"title": {"text": title}, "showlegend": True, "scene": _cube(1.0)}}
+        traces.append(
+            {**trace, **hover, "name": f"{name}: {how}{some}", "visible": True if name == first else "legendonly"}
+        )
+    hidden = {"visible": False, "range": [-1.05, 1.05]}
+    scene = {"xaxis": hidden, "yaxis": hidden, "zaxis": hidden, "aspectmode": "cube", "camera": {"eye": EYE}}
+    return {"data": traces, "layout": {"title": {"text": title}, "showlegend": True, "scene": scene}}
 
 
-def _wires(radius: float = 1.0) -> dict[str, Any]:
+def _wires() -> dict[str, Any]:
     """Draw circles of latitude and longitude."""
     turn = np.linspace(0, 2 * math.pi, 61)
     rings = []
@@ -107,17 +113,12 @@ def _wires(radius: float = 1.0) -> dict[str, Any]:
         rings.append(np.stack([wide * np.cos(turn), wide * np.sin(turn), np.full_like(turn, high)]))
     for angle in np.arange(6) * math.pi / 6:
         rings.append(np.stack([math.cos(angle) * np.cos(turn), math.sin(angle) * np.cos(turn), np.sin(turn)]))
-    x, y, z = radius * np.concatenate([np.pad(ring, ((0, 0), (0, 1)), constant_values=np.nan) for ring in rings], 1)
-    line = {"color": colour(6, 0.25), "width": 1}
+    x, y, z = np.concatenate([np.pad(ring, ((0, 0), (0, 1)), constant_values=np.nan) for ring in rings], 1)
+    line = {"color": LINE, "width": 1}
     return {"type": "scatter3d", "mode": "lines", "x": x, "y": y, "z": z, "line": line} | {
         "hoverinfo": "skip",
         "showlegend": False,
     }
-
-
-def _cube(reach: float) -> dict[str, Any]:
-    axis = {"range": [-1.1 * reach, 1.1 * reach], "title": {"text": ""}}
-    return {"xaxis": axis, "yaxis": axis, "zaxis": axis, "aspectmode": "cube"}
 
 
 def _points(points: NDArray[Any], size: float, fill: str, symbol: str) -> dict[str, Any]:
@@ -155,8 +156,9 @@ def feature_figure(run: Run, title: str) -> Figure | None:
         fill, symbol = colour(i), SYMBOLS[i // len(PALETTE) % len(SYMBOLS)]
         shared = {"legendgroup": str(i), "name": name}
         traces.append({**_points(features[labels == i], 3 if features.shape[1] == 3 else 5, fill, symbol), **shared})
-        line = {"mode": "lines", "line": {"color": fill, "width": 4}, "showlegend": False}
-        traces.append({**_points(np.stack([0 * arrows[i], arrows[i]]), 1, fill, "circle"), **shared, **line})
+        line = {"mode": "lines+markers", "line": {"color": fill, "width": 3}, "showlegend": False}
+        tip = {"marker": {"color": fill, "size": [0, 5 if features.shape[1] == 3 else 10]}}
+        traces.append({**_points(np.stack([0 * arrows[i], arrows[i]]), 1, fill, "circle"), **shared, **line, **tip})
     layout: dict[str, Any] = {"title": {"text": title}, "showlegend": True}
     if features.shape[1] == 2:
         layout |= {"yaxis": {"scaleanchor": "x"}, "hovermode": "closest"}

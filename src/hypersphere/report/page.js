@@ -33,8 +33,8 @@
   const rgba = (hex, alpha) => `rgba(${[1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)).join(",")},${alpha})`;
   const resolve = (value, name) => {
     if (typeof value === "string") {
-      const match = /color/i.test(name) && /^@(\d+)\/([\d.e-]+)$/.exec(value);
-      return match ? rgba(style(`--c${match[1] % 7}`), match[2]) : value;
+      const match = /color/i.test(name) && /^@(\d+|line)\/([\d.e-]+)$/.exec(value);
+      return match ? rgba(style(match[1] === "line" ? "--line" : `--c${match[1] % 7}`), match[2]) : value;
     }
     if (Array.isArray(value)) return value.map((each) => resolve(each, name));
     if (value === null || typeof value !== "object") return value;
@@ -50,7 +50,7 @@
         title: { x: 0.02, xanchor: "left", font: { size: 15 } },
         paper_bgcolor: card, plot_bgcolor: card, colorway: [0, 1, 2, 3, 4, 5, 6].map((i) => style(`--c${i}`)),
         hoverlabel: { bgcolor: card, bordercolor: line, font: { color: text } },
-        legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0, bgcolor: rgba(card, 0.6) },
+        legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0, bgcolor: rgba(card, 0.6), itemsizing: "constant" },
         margin: { l: 55, r: 15, t: 45, b: 50 },
         xaxis: axis, yaxis: axis,
         scene: { xaxis: axis3d, yaxis: axis3d, zaxis: axis3d, aspectmode: "data", camera: { eye: { x: 1.3, y: 1.3, z: 0.8 } } },
@@ -71,6 +71,7 @@
     if (content.length) chart.plot.replaceChildren(...content);
   };
   const element = (name, fields) => Object.assign(document.createElement(name), fields);
+  const wait = (chart) => show(chart, "waiting", element("p", { textContent: "The chart is drawn when it is in view." }));
 
   const draw = async (chart) => {
     const { data, layout } = resolve(figureOf(chart), "");
@@ -128,6 +129,9 @@
   // One at a time: a chart must not be released while it is drawn.
   let queue = Promise.resolve();
   const enqueue = (chart, force) => (queue = queue.then(() => wanted(chart, force)));
+  const drawVisible = () => {
+    for (const chart of charts) if (chart.visible && !chart.live && chart.node.dataset.state !== "failed") enqueue(chart, false);
+  };
 
   const unpack = async () => {
     const packed = atob(document.getElementById("plotly").textContent);
@@ -147,14 +151,18 @@
       for (const entry of entries) {
         const chart = charts.find((each) => each.node === entry.target);
         chart.visible = entry.isIntersecting;
-        if (chart.visible) {
-          chart.seen = ++clock;
-          enqueue(chart, false);
-        }
+        if (chart.visible) chart.seen = ++clock;
       }
+      drawVisible();
     }, { rootMargin: "150px 0px" });
     for (const chart of charts) observer.observe(chart.node);
-    const redraw = () => charts.filter((chart) => chart.live).forEach((chart) => (queue = queue.then(() => chart.live && draw(chart))));
+    const redraw = () => {
+      for (const chart of charts) {
+        if (chart.live) queue = queue.then(() => chart.live && draw(chart));
+        else wait(chart); // its picture has the other colours
+      }
+      drawVisible();
+    };
     dark.addEventListener("change", redraw);
     // Paper is white and of one width, and nothing waits for a promise here. 3-D charts become pictures.
     addEventListener("beforeprint", () => {
@@ -167,11 +175,10 @@
     addEventListener("afterprint", () => {
       root.classList.remove("printing");
       redraw();
-      charts.filter((chart) => chart.visible && !chart.live).forEach((chart) => enqueue(chart, false));
     });
   };
 
-  for (const chart of charts) show(chart, "waiting", element("p", { textContent: "The chart is drawn soon." }));
+  charts.forEach(wait);
   const afterPaint = () => requestAnimationFrame(() => setTimeout(start, 0));
   if (charts.length) document.readyState === "complete" ? afterPaint() : addEventListener("load", afterPaint);
 })();

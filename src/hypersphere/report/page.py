@@ -71,11 +71,16 @@ class Page:
         Args:
             rows: a cell is a text, a number, None (empty) or (text, number to sort by).
         """
-        titles = "".join(f'<th scope="col"><button type="button">{escape(name)}</button></th>' for name in header)
-        body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
-        above = f"<caption>{escape(caption)}</caption>" if caption else ""
+        rows = [[_cell(cell) for cell in row] for row in rows]
+        kinds = [all("number" in cell[:20] for cell in column) for column in zip(*rows, strict=True)] or [False]
+        titles = "".join(
+            f'<th scope="col"{" class=number" * is_number}><button type="button">{escape(name)}</button></th>'
+            for name, is_number in zip(header, kinds * (1 if rows else len(header)), strict=True)
+        )
+        body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+        above = f'<p class="caption">{escape(caption)}</p>' if caption else ""
         self._parts.append(
-            f'<div class="table"><table>{above}<thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
+            f'{above}<div class="table"><table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
         )
 
     def chart(self, figure: Figure, *, caption: str = "", wide: bool = False, height: int = 400) -> None:
@@ -140,6 +145,9 @@ class Page:
         write_text(path, self.html())
 
 
+LINE = "@line/1"  # the colour of frames and thin lines, for a figure
+
+
 def colour(index: int, alpha: float = 1.0) -> str:
     """Return a colour of the palette for a figure. It is readable on a light and on a dark page."""
     return f"@{index}/{alpha:g}"
@@ -160,7 +168,7 @@ def _cell(cell: Cell) -> str:
     if value is None and isinstance(shown, str):
         return f'<td><div class="long">{text}</div></td>' if len(shown) > _LONGEST_CELL else f"<td>{text}</td>"
     order = f' data-value="{float(value)!r}"' if value is not None and math.isfinite(value) else ""
-    return f'<td class="number"{order}>{text}</td>'
+    return f"<td class=number{order}>{text}</td>"
 
 
 def _number(value: float | None) -> str:

@@ -153,12 +153,21 @@ def group_runs(runs: Sequence[RunFiles]) -> list[Group]:
     for run in runs:
         key = repr(sorted((name, repr(value)) for name, value in run.config.items() if name not in OF_A_RUN))
         found.setdefault(key, []).append(run)
-    groups = list(found.values())
-    names: list[str] = []
-    for members in groups:
-        name = _group_name([run.name for run in members])
-        names.append(name if name and name not in names else members[0].name)
-    return [Group(name, members) for name, members in zip(names, groups, strict=True)]
+    groups = [Group(_group_name([run.name for run in members]), members) for members in found.values()]
+    if any(not group.name for group in groups):
+        changed = differences(groups)
+        groups = [Group(group.name or _settings_name(i, changed), group.runs) for i, group in enumerate(groups)]
+    names = [group.name for group in groups]
+    return [
+        group if group.name and names.count(group.name) == 1 else Group(group.runs[0].name, group.runs)
+        for group in groups
+    ]
+
+
+def _settings_name(index: int, changed: dict[str, list[Any]]) -> str:
+    """Name a group by what sets it apart, such as "lr=0.1"; "" if that is long."""
+    name = ", ".join(f"{key.rpartition('.')[2]}={values[index]}" for key, values in changed.items())
+    return name if len(name) <= 40 else ""
 
 
 def _group_name(names: list[str]) -> str:

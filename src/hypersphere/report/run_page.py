@@ -173,10 +173,11 @@ def _add_curves(page: Page, groups: Sequence[Group]) -> None:
         if not drawn:
             continue
         page.section(title)
-        page.text(
-            "Lines are means over the runs of a group, bands one standard deviation to both sides. Of long curves the "
-            "lowest and the highest point of every interval are drawn, so no peak is lost."
-        )
+        if chosen[0][0] in _MAIN:
+            page.text(
+                "Lines are means over the runs of a group, bands one standard deviation to both sides. Of long curves "
+                "the lowest and the highest point of every interval are drawn, so no peak is lost."
+            )
         for key, split, curves in drawn:
             label = key.replace("_", " ") + (" %" if key in _PERCENT else "")
             page.chart(lines(curves, title=f"{key.replace('_', ' ')}, {split}" if split else key, ylabel=label))

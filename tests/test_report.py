@@ -1,0 +1,259 @@
+"""hypersphere report: what it reads, groups, draws and refuses; test_page_browser.py opens its page."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import statistics
+
+import numpy as np
+import pytest
+import torch
+
+from hypersphere import load_run
+from hypersphere.cli import main
+from hypersphere.report import networks, page, report_runs
+from hypersphere.report.curves import lines, mean_curve, thin
+from hypersphere.report.run_files import differences, group_runs, read_runs
+from tests.report_runs import curve, train_small, write_run
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return [train_small(folder / f"small-seed{seed}", seed) for seed in (0, 1)]
+
+
+# Reading and groups
+
+
+def test_runs_with_equal_settings_but_the_seed_are_one_group(tmp_path):
+    for name, seed, rate in (("a-seed0", 0, 0.1), ("a-seed1", 1, 0.1), ("b-seed0", 0, 0.2), ("b-seed1", 1, 0.2)):
+        write_run(tmp_path / name, curve([2.0 + seed, 1.0 + seed]), seed, optimizer={"lr": rate, "momentum": None})
+    groups = group_runs(read_runs(sorted(tmp_path.iterdir())))
+    assert [(group.name, [run.name for run in group.runs]) for group in groups] == [
+        ("a", ["a-seed0", "a-seed1"]),
+        ("b", ["b-seed0", "b-seed1"]),
+    ]
+    assert differences(groups) == {"optimizer.lr": [0.1, 0.2]}
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["0", "1", "2", "3"], ["lr=0.1", "lr=0.2"]),
+        (["x1/seed0", "x1/seed1", "x2/seed0", "x2/seed1"], ["x1", "x2"]),
+        (["x0", "x1", "x2", "x3"], ["x0", "x2"]),  # "x" twice tells nothing
+    ],
+)
+def test_names_of_groups(tmp_path, names, expected):
+    for i, name in enumerate(names):
+        write_run(tmp_path / name, curve([1.0]), i % 2, optimizer={"lr": 0.1 * (1 + i // 2)})
+    groups = group_runs(read_runs([tmp_path / name for name in names]))
+    assert [group.name for group in groups] == expected
+
+
+def test_summary_is_mean_and_deviation(tmp_path, trained):
+    found = report_runs(trained)
+    results = [json.loads((path / "result.json").read_text()) for path in trained]
+    (group,) = found["groups"]
+    for key in ("accuracy", "loss", "energy"):
+        values = [result[key] for result in results]
+        assert group[key] == pytest.approx(statistics.fmean(values))
+        assert group[f"{key}_std"] == pytest.approx(statistics.stdev(values))
+    assert [run["accuracy"] for run in found["runs"]] == [result["accuracy"] for result in results]
+    unfinished = write_run(tmp_path / "other", curve([3.0, 2.0]) + curve([5.0], "test", accuracy=0.25))
+    other = report_runs([*trained, unfinished])["runs"][-1]
+    assert (other["finished"], other["accuracy"], other["loss"], other["split"]) == (False, 0.25, 5.0, "test")
+
+
+def test_damaged_lines_are_left_out_with_a_warning(tmp_path):
+    path = write_run(tmp_path / "run", curve([3.0, 2.0]))
+    with open(path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 20, "loss"\n{"step": 30, "split": "train", "loss": 1.0}\n{"step": 40, "sp')
+    with pytest.warns(UserWarning, match="2 of 4 lines are read"):
+        (run,) = read_runs([path])
+    assert [line["loss"] for line in run.lines] == [3.0, 2.0]
+
+
+# Curves
+
+
+def test_mean_curve_is_the_literal_mean():
+    parts = [([0, 10, 20], [1.0, 2.0, 4.0]), ([0, 20], [3.0, 8.0]), ([0, 20, 30], [5.0, 6.0, 7.0])]
+    found = mean_curve(parts)
+    expected = {}
+    for steps, values in parts:
+        for step, value in zip(steps, values, strict=True):
+            expected.setdefault(step, []).append(value)
+    assert found.steps.tolist() == sorted(expected)
+    for step, mean, std in zip(*found, strict=True):
+        values = expected[step]
+        assert mean == pytest.approx(statistics.fmean(values))
+        assert std == pytest.approx(statistics.stdev(values) if len(values) > 1 else 0)
+
+
+@pytest.mark.parametrize("length", [1, 5, 1600, 1601, 10_000])
+def test_thinning_keeps_every_peak(length):
+    values = np.random.default_rng(0).normal(size=length)
+    values[length // 3] = 99.0
+    kept = thin(values)
+    assert len(kept) <= 1600
+    for part in np.array_split(np.arange(length), min(length, 400)):
+        inside = values[np.intersect1d(part, kept)]
+        assert (inside.min(), inside.max()) == (values[part].min(), values[part].max())
+        assert {part[0], part[-1]} <= set(kept.tolist())
+
+
+def test_band_covers_the_deviation():
+    rng = np.random.default_rng(0)
+    curves = [(range(5000), rng.normal(size=5000)) for _ in range(3)]
+    mean = mean_curve(curves)
+    band, line = lines({"a": mean}, title="", ylabel="")["data"]
+    assert band["y"].max() == (mean.mean + mean.std).max()
+    assert band["y"].min() == (mean.mean - mean.std).min()
+    assert (line["y"].min(), line["y"].max()) == (mean.mean.min(), mean.mean.max())
+    assert len(line["x"]) < 1700
+
+
+# Networks
+
+
+@pytest.mark.parametrize("shape", [(5, 2), (7, 3), (40, 6), (4, 9), (2, 9), (1, 5)])
+def test_projection_is_the_best_of_three_axes(shape):
+    """Exact up to three dimensions; beyond, no more can be kept than the three largest singular values."""
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * torch.arange(1, shape[1] + 1)
+    points, kept = networks.project(matrix)
+    unit = torch.nn.functional.normalize(matrix, dim=1)
+    assert points.shape == (shape[0], 3)
+    if shape[1] <= 3:
+        assert np.allclose(points[:, : shape[1]], unit)
+        assert kept == 1
+        return
+    singular = torch.linalg.svdvals(unit.double())
+    assert kept == pytest.approx(float(singular[:3].square().sum() / shape[0]), rel=1e-5)
+    full = unit @ unit.T
+    assert float((full - torch.from_numpy(points @ points.T)).norm()) == pytest.approx(
+        float(singular[3:].square().norm()), abs=1e-4
+    )
+
+
+def test_figures_show_the_network(trained):
+    run = load_run(trained[0])
+    layers = networks.neurons(run)
+    sphere = networks.sphere_figure(layers, "run")
+    shown = {trace["name"].partition(":")[0]: trace for trace in sphere["data"] if "name" in trace}
+    assert list(shown) == list(layers)
+    assert "exact" in shown["head"]["name"]
+    assert shown["head"]["visible"] is True
+    weight = torch.nn.functional.normalize(run.classifier.head.weight.detach(), dim=1)
+    found = torch.tensor(np.stack([shown["head"][axis] for axis in "xyz"], 1))
+    assert torch.allclose(found, weight, atol=1e-6)
+
+    figure = networks.feature_figure(run, "run")
+    points = [trace for trace in figure["data"] if trace["mode"] == "markers"]
+    arrows = [trace for trace in figure["data"] if trace["mode"] == "lines+markers"]
+    assert len(points) == len(arrows) == 10
+    tips = torch.tensor(np.array([[trace[axis][1] for axis in "xyz"] for trace in arrows]))
+    assert torch.allclose(torch.nn.functional.normalize(tips, dim=1), weight, atol=1e-5)
+    from hypersphere import data
+
+    images = data.load("digits", None, "test")
+    with torch.no_grad():
+        embedded = run.classifier.embed(run.preprocess(images.inputs))
+    expected = embedded[images.labels == 3]
+    assert torch.allclose(torch.tensor(np.stack([points[3][axis] for axis in "xyz"], 1)), expected, atol=1e-5)
+
+    histogram = networks.similarity_figure(run, "run")
+    ks = {name: module.k for name, module in run.model.named_modules() if hasattr(module, "log_k")}
+    assert [trace["name"] for trace in histogram["data"]] == [name.removesuffix(".similarity") for name in ks]
+    for trace, k in zip(histogram["data"], ks.values(), strict=True):
+        assert np.allclose(trace["x"], k.detach())
+
+
+# Command
+
+
+def fails(capsys, *argv) -> str:
+    code = main([str(each) for each in ("report", *argv)])
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    return err.strip().removeprefix("hypersphere report: ")
+
+
+def test_bad_input_is_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    good = write_run(tmp_path / "good", curve([1.0]))
+    empty = write_run(tmp_path / "empty", [])
+    (write_run(tmp_path / "missing", []) / "metrics.jsonl").unlink()
+    broken = write_run(tmp_path / "broken", curve([1.0]))
+    (broken / "config.json").write_text("{")
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "folder").mkdir()
+    assert fails(capsys, "nothing") == "nothing does not exist"
+    assert fails(capsys, good, "file") == "file is a file, not a run folder"
+    assert fails(capsys, "folder") == "folder is not a run folder: it has no config.json"
+    assert fails(capsys, empty) == f"{empty} has no metrics: metrics.jsonl is missing or empty"
+    assert fails(capsys, "missing") == "missing has no metrics: metrics.jsonl is missing or empty"
+    assert fails(capsys, broken).startswith(f"{broken}/config.json cannot be read:")
+    assert fails(capsys, good, "--html", "folder") == "--html must be a file in a folder that exists, got 'folder'"
+    assert (
+        fails(capsys, good, "--html", "no/x.html") == "--html must be a file in a folder that exists, got 'no/x.html'"
+    )
+    assert sorted(os.listdir()) == ["broken", "empty", "file", "folder", "good", "missing"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_no_permission_to_write(tmp_path, capsys):
+    good = write_run(tmp_path / "good", curve([1.0]))
+    (tmp_path / "closed").mkdir(mode=0o500)
+    assert "no permission to write" in fails(capsys, good, "--html", tmp_path / "closed" / "x.html")
+
+
+def test_write_error_leaves_nothing(tmp_path, capsys, monkeypatch):
+    """A disk that is full: the old page stays, and no temporary file."""
+    good = write_run(tmp_path / "good", curve([1.0]))
+    out = tmp_path / "page.html"
+    out.write_text("old")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    assert "No space left on device" in fails(capsys, good, "--html", out)
+    assert out.read_text() == "old"
+    assert sorted(os.listdir(tmp_path)) == ["good", "page.html"]
+
+
+def test_without_plotly(tmp_path, capsys, monkeypatch):
+    good = write_run(tmp_path / "good", curve([2.0, 1.0]))
+    page._plotly.cache_clear()
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "plotly" else find(name))
+    out = tmp_path / "page.html"
+    line = "pages with charts need plotly: pip install 'hypersphere[report]'"
+    assert fails(capsys, good, "--html", out) == line
+    assert not out.exists()
+
+
+def test_prints_a_table_or_json(trained, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", *map(str, trained)]) == 0
+    out, err = capsys.readouterr()
+    head, row, place = out.splitlines()
+    assert head.split() == ["group", "runs", "accuracy", "loss", "energy", "seconds"]
+    assert row.split()[:2] == ["small", "2"]
+    assert (place, err) == (f"page: {tmp_path / 'report.html'}", "")
+    assert main(["report", *map(str, trained), "--json", "--html", "x.html"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == {**report_runs(trained), "page": str(tmp_path / "x.html")}
+    text = (tmp_path / "x.html").read_text()
+    for title in ("Summary", "Settings", "Energy of the layers", "Learned similarities", "Features", "Neurons on the"):
+        assert f">{title}" in text
+
+
+def test_network_that_cannot_be_loaded_is_named(tmp_path):
+    """A run that has no weights yet has curves, and a note says why there is no more."""
+    run = write_run(tmp_path / "run", curve([2.0, 1.0]))
+    report_runs([run], html=tmp_path / "x.html")
+    text = (tmp_path / "x.html").read_text()
+    assert "loss, train" in text
+    assert "its network is not drawn" in text
