@@ -71,13 +71,14 @@ class Page:
         Args:
             rows: a cell is a text, a number, None (empty) or (text, number to sort by).
         """
-        rows = [[_cell(cell) for cell in row] for row in rows]
-        kinds = [all("number" in cell[:20] for cell in column) for column in zip(*rows, strict=True)] or [False]
+        cells = [[_cell(cell) for cell in row] for row in rows]
+        kinds = [all("number" in cell[:20] for cell in column) for column in zip(*cells, strict=True)]
+        kinds = kinds or [False] * len(header)
         titles = "".join(
             f'<th scope="col"{" class=number" * is_number}><button type="button">{escape(name)}</button></th>'
-            for name, is_number in zip(header, kinds * (1 if rows else len(header)), strict=True)
+            for name, is_number in zip(header, kinds, strict=True)
         )
-        body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+        body = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)
         above = f'<p class="caption">{escape(caption)}</p>' if caption else ""
         self._parts.append(
             f'{above}<div class="table"><table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
