@@ -7,13 +7,14 @@
 
 All runs of a task start from the same weights and see the same batches. Each run is what
 `hypersphere train examples/demo.py:NAME --seed N` does; NAME is one of the functions deep, deep_kaiming,
-deep_sphere, few, few_energy and few_rotated.
+deep_sphere, few, few_energy and few_rotated. Beside the curves it writes a page about all runs, demo.html.
 """
 
 import argparse
 import os
 import signal
 import statistics
+import tempfile
 import time
 from itertools import product
 from multiprocessing import get_context
@@ -109,7 +110,7 @@ Runs = dict[str, dict[str, list[dict]]]  # task -> method -> for each seed the s
 # ------------------------------------------------------------------------------------------------- train and compare
 
 
-def train(task: str, method: str, seed: int, steps: int | None) -> dict:
+def train(task: str, method: str, seed: int, steps: int | None, folder: str | None = None) -> dict:
     """Train once; return the summary with the accuracy at every evaluation."""
     import torch
 
@@ -117,6 +118,8 @@ def train(task: str, method: str, seed: int, steps: int | None) -> dict:
 
     torch.set_num_threads(1)  # one core per run
     config = derive(TASKS[task][method](), seed=seed, **({} if steps is None else {"steps": steps}))
+    if folder is not None:
+        config = derive(config, out=f"{folder}/{task}, {method}, seed {seed}")
     result = fit(config, progress=False)
     curve = [(line["step"], 100 * line["accuracy"]) for line in result.metrics if line["split"] == _watched(config)]
     return {**result.summary, "curve": curve}
@@ -127,13 +130,13 @@ def _watched(config: Config) -> str:
     return "test" if config.data.validation is None else "validation"
 
 
-def train_all(console: Console, seeds: int, steps: int | None = None) -> Runs:
+def train_all(console: Console, seeds: int, steps: int | None = None, folder: str | None = None) -> Runs:
     """Run all jobs in parallel on all cores; show a progress bar and one line per run."""
     jobs = [(task, method, seed) for task, methods in TASKS.items() for method, seed in product(methods, range(seeds))]
     runs: Runs = {task: {method: [] for method in methods} for task, methods in TASKS.items()}
     bar, ignore_sigint = Progress(console=console, disable=not console.is_terminal), (signal.SIGINT, signal.SIG_IGN)
     with bar, get_context("spawn").Pool(min(os.cpu_count() or 1, 8), signal.signal, ignore_sigint) as pool:
-        pending = [(*job, pool.apply_async(train, (*job, steps))) for job in jobs]
+        pending = [(*job, pool.apply_async(train, (*job, steps, folder))) for job in jobs]
         for task, method, seed, result in bar.track(pending, description=f"{len(jobs)} runs"):
             run = result.get()
             runs[task][method].append(run)
@@ -196,14 +199,21 @@ def main() -> None:
     if options.seeds < 1:
         parser.error("--seeds must be at least 1")
     console, started = Console(highlight=False), time.perf_counter()
-    runs = train_all(console, options.seeds)
+    with tempfile.TemporaryDirectory() as folder:
+        runs = train_all(console, options.seeds, folder=folder)
 
-    from hypersphere.report import write_text
+        from hypersphere.report import report_runs, write_text
 
-    path = options.out.resolve()
-    write_text(path, draw_curves(runs))
+        path = options.out.resolve()
+        write_text(path, draw_curves(runs))
+        page: Path | ImportError = path.with_suffix(".html")
+        try:
+            report_runs(sorted(Path(folder).iterdir()), html=page)
+        except ImportError as error:  # without plotly
+            page = error
     console.print(make_table(runs))
     console.print(f"{time.perf_counter() - started:.0f} seconds in total. Curves:", path, soft_wrap=True)
+    console.print("Page about the runs:", page, soft_wrap=True)
     console.print("Run one of them: .venv/bin/hypersphere train examples/demo.py:few_rotated", soft_wrap=True)
 
 

@@ -136,7 +136,7 @@ def test_plotly_is_needed_for_charts_only(monkeypatch):
     module._plotly.cache_clear()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     page = Page("title")
-    assert "plotly" not in re.sub("<script>.*</script>", "", page.html(), flags=re.DOTALL)
+    assert 'id="plotly"' not in page.html()
     page.chart({"data": [{"y": [1]}]})
     with pytest.raises(ImportError, match=r"pip install 'hypersphere\[report\]'"):
         page.html()

@@ -176,7 +176,7 @@ def _group_name(names: list[str]) -> str:
         return names[0]
     low, high = min(names), max(names)  # what these two share, all share
     same = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
-    return re.sub(r"[-_/. ]*(seed|run|s)?[-_=/. ]*\d*$", "", low[:same], flags=re.IGNORECASE)
+    return re.sub(r"((^|[-_/., ]+)(seed|run|s))?[-_=/., ]*\d*$", "", low[:same], flags=re.IGNORECASE)
 
 
 def differences(groups: Sequence[Group]) -> dict[str, list[Any]]:

@@ -98,9 +98,9 @@ def _verdict(groups: Sequence[Group]) -> str:
     if ranked:
         _, group, figures = max(ranked, key=lambda each: each[0])
         which = (
-            f"Highest {figures['split'] or 'final'} accuracy"
+            f"Highest {figures['split'] or 'last'} accuracy"
             if len(ranked) > 1
-            else f"{figures['split'] or 'final'} accuracy".capitalize()
+            else f"{figures['split'] or 'last'} accuracy".capitalize()
         )
         words.append(f"{which}: {group.name}, {spread(figures, 'accuracy')[0]} ({_many(figures['runs'], 'run')}).")
     unfinished = [run.name for group in groups for run in group.runs if run.result is None]
