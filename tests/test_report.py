@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import statistics
 
 import numpy as np
@@ -16,6 +17,7 @@ from hypersphere.cli import main
 from hypersphere.report import networks, page, report_runs
 from hypersphere.report.curves import lines, mean_curve, thin
 from hypersphere.report.run_files import differences, group_runs, read_runs
+from hypersphere.report.run_page import build_page
 from tests.report_runs import curve, train_small, write_run
 
 
@@ -257,3 +259,19 @@ def test_network_that_cannot_be_loaded_is_named(tmp_path):
     text = (tmp_path / "x.html").read_text()
     assert "loss, train" in text
     assert "its network is not drawn" in text
+
+
+def test_landscapes_are_drawn(trained, tmp_path):
+    """Those that `hypersphere landscape` left in a run; a damaged one is named."""
+    run = tmp_path / "run"
+    shutil.copytree(trained[0], run)
+    assert main(["landscape", str(run), "--size", "3", "--samples", "20", "--json"]) == 0
+    groups = group_runs(read_runs([run]))
+    text = build_page(groups).html()
+    assert ">Landscapes<" in text
+    assert text.count('"type":"surface"') == text.count('"type":"contour"') == 2
+    (file,) = (run / "landscape").glob("*.json")
+    file.write_text("{}")
+    text = build_page(groups).html()
+    assert ">Landscapes<" not in text
+    assert f"{file.name} has format None" in text

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from ..train.inference.run import Run, load_run
+from ..train.storage import landscapes
 from ..train.storage.reading import one_line
 from ..train.storage.summary import is_number
 from . import networks
 from .curves import Curve, lines, mean_curve
 from .page import Cell, Page
 from .run_files import Group, curve_names, differences, group_runs, read_runs
+from .surfaces import add_landscape
 
 MOST_NETWORKS = 24  # groups whose networks are drawn
 _MAIN = ("loss", "accuracy", "top5")
@@ -73,7 +75,11 @@ def build_page(groups: Sequence[Group]) -> Page:
     _add_settings(page, groups)
     _add_curves(page, groups)
     _add_energies(page, groups)
-    _add_networks(page, groups)
+    notes = _add_landscapes(page, groups) + _add_networks(page, groups)
+    if notes:
+        page.section("Notes")
+        for note in notes:
+            page.text(note)
     return page
 
 
@@ -231,8 +237,27 @@ def _energies(group: Group) -> dict[str, Curve]:
 # Networks
 
 
-def _add_networks(page: Page, groups: Sequence[Group]) -> None:
-    """Add the sections that need the networks: of each group, those of its first run that can be loaded."""
+def _add_landscapes(page: Page, groups: Sequence[Group]) -> list[str]:
+    """Add the landscapes that `hypersphere landscape` left in the runs; return notes on those that cannot be read."""
+    found, notes = [], []
+    for run in (run for group in groups for run in group.runs):
+        for file in landscapes.find(run.path):
+            try:
+                found.append((run.name, landscapes.read(file)))
+            except (OSError, ValueError) as error:
+                notes.append(f"{run.name}: {one_line(error)}.")
+    if found:
+        page.section("Landscapes")
+        for name, tree in found:
+            add_landscape(page, name, tree)
+    return notes
+
+
+def _add_networks(page: Page, groups: Sequence[Group]) -> list[str]:
+    """Add the sections that need the networks: of each group, those of its first run that can be loaded.
+
+    Return notes on what could not be drawn.
+    """
     loaded, notes = [], []
     for group in groups[:MOST_NETWORKS]:
         run, problem = _load(group)
@@ -276,10 +301,7 @@ def _add_networks(page: Page, groups: Sequence[Group]) -> None:
         )
         for name, layers in spheres:
             page.chart(networks.sphere_figure(layers, name), height=520)
-    if notes:
-        page.section("Notes")
-        for note in notes:
-            page.text(note)
+    return notes
 
 
 def _load(group: Group) -> tuple[Run | None, str]:
