@@ -13,7 +13,17 @@ SLOW = (
     *("hostile_runs", "meta", "minimize", "models", "models_tables", "notebook", "ogd", "orthogonal"),
     *("outdated_optimizers", "overflow", "real_data", "recurrent", "rotation_torch_utils"),
     *("rotation_training", "run", "stochastic", "train_distributed", "train_engine", "train_kill"),
-    *("train_resume", "cli_run", "data_hostile", "inspection_hostile", "moved", "reproduce", "tune", "train_fields"),
+    *(
+        "train_resume",
+        "cli_run",
+        "data_hostile",
+        "inspection_hostile",
+        "inspection_browser",
+        "moved",
+        "reproduce",
+        "tune",
+        "train_fields",
+    ),
     *("bounded_force", "energy_draws", "train_openset", "train_layout"),
 )
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]

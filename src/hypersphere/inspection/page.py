@@ -43,9 +43,21 @@ def _inspection_page(result: Inspection) -> Page:
     if len(result) > MOST_BARS:
         page.text(f"The charts show the first {MOST_BARS} layers.")
     page.section("Spread of the neurons")
-    header = ["layer", "kind", "neurons", "heads", "dimension", "energy", "half-space energy", "excess %", "random %"]
-    header += ["least angle °", "closest pair", "mean angle °", "near-duplicates", "opposite pairs", "dead", "compared"]
-    page.table(header, [_spread_row(each) for each in result])
+    header = [
+        "layer",
+        "kind",
+        "neurons",
+        "heads",
+        "dimension",
+        "energy",
+        "half space",
+        "excess %",
+        "random %",
+        "compared",
+    ]
+    page.table(header, [_energy_row(each) for each in result], caption="Energies")
+    header = ["layer", "least angle °", "pair", "mean angle °", "near-duplicates", "opposite pairs", "dead"]
+    page.table(header, [_angle_row(each) for each in result], caption="Angles")
     page.section("Rank and lengths")
     header = [
         "layer",
@@ -111,13 +123,23 @@ def _comparison_page(result: Comparison) -> Page:
     return page
 
 
-def _spread_row(x: Layer) -> list[Cell]:
-    pair = f"{x.closest[0]}, {x.closest[1]}" if x.closest else ""
+def _energy_row(x: Layer) -> list[Cell]:
     return [
         *(_name(x), x.kind, x.neurons, x.groups if x.kind == "attention" else None, x.dimension, x.energy),
-        *(x.half_energy, _percent(x.excess), _percent(x.random_excess), _degrees(x.separation), pair),
-        *(_degrees(x.mean_angle), len(x.redundant), x.opposite_pairs, len(x.dead)),
-        f"sample of {x.sampled}" if x.sampled else "all",
+        *(
+            x.half_energy,
+            _percent(x.excess),
+            _percent(x.random_excess),
+            f"sample of {x.sampled}" if x.sampled else "all",
+        ),
+    ]
+
+
+def _angle_row(x: Layer) -> list[Cell]:
+    pair = f"{x.closest[0]}, {x.closest[1]}" if x.closest else ""
+    return [
+        *(_name(x), _degrees(x.separation), pair, _degrees(x.mean_angle), len(x.redundant), x.opposite_pairs),
+        len(x.dead),
     ]
 
 
@@ -160,7 +182,7 @@ def _bars(names: Sequence[str], values: Sequence[float | None], title: str, log:
             "autorange": "reversed",
             "type": "category",
             "tickvals": numbers,
-            "ticktext": [name if len(name) <= 28 else f"{name[:8]}…{name[-19:]}" for name in names],
+            "ticktext": [name if len(name) <= 30 else f"…{name[-29:]}" for name in names],
             "automargin": True,
         },
     }
