@@ -93,6 +93,15 @@ def test_planted_neurons_are_found_exactly(file, n, d):
     assert float(hs.hyperspherical_energy(exact)) < layer.energy  # duplicates count
 
 
+def test_near_duplicates_of_wide_layers_keep_their_digits(file):
+    """The distance of two neurons 1e-5 apart has half of its digits left in a Gram matrix."""
+    weight = torch.randn(12, 200, dtype=torch.float64)
+    weight[7] = weight[2] + 1e-5 * torch.randn(200, dtype=torch.float64)
+    (layer,) = inspect(file(fc__weight=weight))
+    assert layer.closest == (2, 7)
+    assert layer.energy == pytest.approx(float(hs.hyperspherical_energy(weight)), rel=1e-8)
+
+
 def test_nan_and_infinity_are_named_and_the_rest_measured(file):
     weight = torch.randn(12, 20)
     weight[3, 4], weight[7, 0] = math.nan, -math.inf
