@@ -64,6 +64,15 @@ FIGURES: dict[str, str] = {
     "lemmas": "condition numbers over a scale c, by automatic differentiation (SphereNet, Lemma 1, 2)",
     "growth": "the least energy of N neurons against its growth law (MHE, Theorem 2)",
     "holes": "holes between neurons against their expected size (OPT, App. L)",
+    "convergence": "accuracy of runs over the steps (SphereNet, Fig. 3, 5); takes RUN [RUN ...]",
+    "k": "histograms of the learned k of each layer (SphereNet, Fig. 4); takes RUN",
+    "lambda": "error over the weight of the energy (MHE, Fig. 3); takes RUN|results/TABLE.json ...",
+    "energy": "energy of every layer of runs over the steps (OPT, Fig. 6, 23); takes RUN [RUN ...]",
+    "imbalance": "2-D features and classifier neurons of runs (MHE, Fig. 4, 8); takes RUN [RUN ...]",
+    "features3d": "3-D features and classifier neurons of runs (OPT, Fig. 7); takes RUN [RUN ...]",
+    "generated": "images that generators make (MHE, Fig. 7); takes RUN [RUN ...]",
+    "identification": "identification rates of runs over distractors (MHE, Fig. 9); takes RUN [RUN ...]",
+    "roc": "ROC curves of runs on pairs (MHE, Fig. 10); takes RUN [RUN ...] [PAIRS.txt]",
 }
 
 #: network → the data it takes

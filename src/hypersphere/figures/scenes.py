@@ -10,8 +10,10 @@ import numpy as np
 from torch import Tensor
 
 from ..report.page import colour
+from ..report.svg import PALETTE
 
 _SIZE = 4  # of a dot
+_SYMBOLS = ("circle", "square", "diamond", "cross", "x")
 _SHOWN = 1.05  # half an edge of the box
 
 
@@ -29,7 +31,8 @@ def scene(traces: list[dict[str, Any]], *, reach: float = 0.0) -> Mapping[str, A
 
 def dots(points: Tensor, name: str, number: int, *, size: float = _SIZE, alpha: float = 1.0) -> dict[str, Any]:
     """Draw points (N, 3) in the colour of this number."""
-    marker = {"size": size, "color": colour(number, alpha)}
+    symbol = _SYMBOLS[number // len(PALETTE) % len(_SYMBOLS)]  # tells apart classes of one colour
+    marker = {"size": size, "color": colour(number, alpha), "symbol": symbol}
     return {"type": "scatter3d", "mode": "markers", "name": name, "marker": marker, **_places(points)}
 
 

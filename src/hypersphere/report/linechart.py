@@ -42,6 +42,7 @@ def line_chart(
     xlim: tuple[float, float] | None = None,
     ylim: tuple[float, float] | None = None,
     log: str = "",
+    legend: bool = True,
     width: float = 720,
     height: float = 420,
 ) -> str:
@@ -56,8 +57,9 @@ def line_chart(
         xlim: (low, high); None: the range of the data.
         ylim: (low, high); None: the range of the data within xlim, with a margin.
         log: the axes that are logarithmic, "x", "y" or "xy"; their numbers must be positive, with y there is no band.
+        legend: below the plot; without it the lines have no names, as in a panel beside others.
         width: of the whole picture, in pixels.
-        height: of the whole picture with the legend, which is below the plot.
+        height: of the whole picture with the legend.
 
     Example:
         >>> svg = line_chart({"cosine": ([0, 1, 2], [1.0, 0.54, -0.42], [0.1, 0.1, 0.2])}, xlabel="θ")
@@ -88,7 +90,7 @@ def line_chart(
     column = SWATCH + max(text_width(line.name, LABEL) for line in lines) + 20
     columns = max(1, int(plot_width // column))
     below = 8 + TICK + (LABEL + 10 if xlabel else 0) + 12
-    plot_height = height - top - below - math.ceil(len(lines) / columns) * ROW - EDGE / 2
+    plot_height = height - top - below - (math.ceil(len(lines) / columns) * ROW if legend else 0) - EDGE / 2
     if plot_height < SMALLEST_PLOT:
         need = math.ceil(height - plot_height + SMALLEST_PLOT)
         raise ValueError(f"height must be at least {need} for {len(lines)} lines and their legend, got {height}")
@@ -111,7 +113,7 @@ def line_chart(
         text_line(title, left, EDGE + TITLE * 0.8, TITLE, room=plot_width / 1.12, more='font-weight="600"'),
         *_axes(plot, x_ticks, y_ticks, xlabel, ylabel),
         *_curves(plot, lines),
-        *_legend(lines, left, plot.bottom + below, columns, column, room=plot_width - SWATCH),
+        *(_legend(lines, left, plot.bottom + below, columns, column, room=plot_width - SWATCH) if legend else []),
         "</svg>",
     ]
     svg = "\n".join(part for part in parts if part) + "\n"

@@ -136,7 +136,7 @@ def feature_figure(run: Run, title: str) -> Figure | None:
 
     ValueError if its data cannot be loaded.
     """
-    classes = _class_weights(run)
+    classes = class_weights(run)
     if classes is None or classes.shape[1] not in (2, 3):
         return None
     splits, split = load_split(run, None, run.config)
@@ -165,7 +165,7 @@ def feature_figure(run: Run, title: str) -> Figure | None:
     return {"data": traces, "layout": layout}
 
 
-def _class_weights(run: Run) -> Tensor | None:
+def class_weights(run: Run) -> Tensor | None:
     """Return the class weights (C, d) of the head or the output layer."""
     if run.config.model.is_generator:
         return None

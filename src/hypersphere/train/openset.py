@@ -107,6 +107,11 @@ class Embedder:
 
 
 def verify(embedder: Embedder, images: Any, pairs: Pairs) -> dict[str, Any]:
+    """Verify pairs of `images` and return the figures."""
+    return {"pairs": len(pairs), **verification(embedder, images, pairs).to_dict()}
+
+
+def verification(embedder: Embedder, images: Any, pairs: Pairs) -> openset.Verification:
     """Verify pairs of `images`; embeddings are of an image and its mirror image."""
     if not hasattr(images, "paths"):
         raise ValueError("pairs name image files, and this dataset has none")
@@ -114,8 +119,7 @@ def verify(embedder: Embedder, images: Any, pairs: Pairs) -> dict[str, Any]:
     used, rows = where.unique(return_inverse=True)
     embedded = embedder(images.subset(used), mirrored=embedder.splits.spec.kind == "images")
     first, second = embedded[rows].unbind(1)
-    result = openset.verify_pairs(first, second, pairs.same, folds_of(pairs))
-    return {"pairs": len(pairs), **result.to_dict()}
+    return openset.verify_pairs(first, second, pairs.same, folds_of(pairs))
 
 
 def folds_of(pairs: Pairs) -> Tensor:
