@@ -13,6 +13,7 @@ import time
 import pytest
 from PIL import Image
 
+from hypersphere.cli import main
 from hypersphere.report import page as page_module
 from hypersphere.report import report_runs
 from tests.report_runs import curve, train_small, write_run
@@ -222,3 +223,26 @@ def test_prints_on_white_with_every_chart(opened):
 def test_no_error_is_reported(opened):
     """The last test: what the browser reported during all others."""
     assert opened.problems == []
+
+
+def test_pages_of_figures(opened, tmp_path):
+    """Spheres that turn, and a picture with its table."""
+    assert main(["figure", "sphere", "--out", str(tmp_path / "sphere.html")]) == 0
+    assert main(["figure", "lemmas", "--out", str(tmp_path / "lemmas.html")]) == 0
+    browser = opened.page.context.browser
+    page = Opened(browser, tmp_path / "sphere.html")
+    assert page.spheres() == [0, 1, 2]
+    for number in page.spheres():
+        page.draw(number)
+    before = page.page.locator(".plot").nth(0).screenshot()
+    box = page.draw(0).locator("canvas").first.bounding_box()
+    page.page.mouse.move(box["x"] + 200, box["y"] + 200)
+    page.page.mouse.down()
+    page.page.mouse.move(box["x"] + 320, box["y"] + 220, steps=5)
+    page.page.mouse.up()
+    page.page.wait_for_timeout(300)
+    assert page.page.locator(".plot").nth(0).screenshot() != before
+    other = Opened(browser, tmp_path / "lemmas.html")
+    assert until(other.page, "document.querySelector('.picture img').naturalWidth") == 720
+    assert other.page.locator("tbody tr").count() == 8
+    assert page.problems == other.problems == []

@@ -159,4 +159,4 @@ def _colour(i: int) -> str:
 def _traces(found: Features, i: int, label: str) -> list[dict[str, Any]]:
     points, neuron = found.points[found.labels == i], found.neurons[i]
     arrow = way(torch.stack([torch.zeros_like(neuron), 1.1 * neuron]), label, i)
-    return [dots(points, label, i, size=2, alpha=0.6), arrow | {"showlegend": False}]
+    return [dots(points, label, i, size=2), arrow | {"showlegend": False}]

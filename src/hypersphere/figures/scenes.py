@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
+from ..report.networks import wires
 from ..report.page import colour
 from ..report.svg import PALETTE
 
@@ -26,13 +25,13 @@ def scene(traces: list[dict[str, Any]], *, reach: float = 0.0) -> Mapping[str, A
     view = {"camera": {"eye": {"x": 1.0, "y": -1.0, "z": 0.6}}}
     margin = {"l": 0, "r": 0, "t": 30, "b": 30}
     layout = {"showlegend": True, "scene": box | view, "margin": margin}
-    return {"data": [*([_wires()] if sphere else []), *traces], "layout": layout}
+    return {"data": [*([wires()] if sphere else []), *traces], "layout": layout}
 
 
-def dots(points: Tensor, name: str, number: int, *, size: float = _SIZE, alpha: float = 1.0) -> dict[str, Any]:
+def dots(points: Tensor, name: str, number: int, *, size: float = _SIZE) -> dict[str, Any]:
     """Draw points (N, 3) in the colour of this number."""
     symbol = _SYMBOLS[number // len(PALETTE) % len(_SYMBOLS)]  # tells apart classes of one colour
-    marker = {"size": size, "color": colour(number, alpha), "symbol": symbol}
+    marker = {"size": size, "color": colour(number), "symbol": symbol}
     return {"type": "scatter3d", "mode": "markers", "name": name, "marker": marker, **_places(points)}
 
 
@@ -44,19 +43,3 @@ def way(points: Tensor, name: str, number: int, *, width: float = 4) -> dict[str
 
 def _places(points: Tensor) -> dict[str, Any]:
     return dict(zip("xyz", points.detach().cpu().numpy().T, strict=True))
-
-
-def _wires() -> dict[str, Any]:
-    """Draw circles of latitude and longitude; NaN ends a circle."""
-    turn = np.append(np.linspace(0, 2 * math.pi, 61), np.nan)
-    parallels = [
-        (np.cos(a) * np.cos(turn), np.cos(a) * np.sin(turn), np.sin(a) + 0 * turn) for a in _angles(-60, 90, 30)
-    ]
-    meridians = [(np.cos(a) * np.cos(turn), np.sin(a) * np.cos(turn), np.sin(turn)) for a in _angles(0, 180, 30)]
-    x, y, z = np.concatenate([np.stack(circle) for circle in parallels + meridians], 1)
-    look = {"line": {"color": colour(6, 0.25), "width": 1}, "hoverinfo": "skip", "showlegend": False}
-    return {"type": "scatter3d", "mode": "lines", "x": x, "y": y, "z": z, **look}
-
-
-def _angles(first: int, end: int, step: int) -> list[float]:
-    return [math.radians(degrees) for degrees in range(first, end, step)]

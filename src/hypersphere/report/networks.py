@@ -87,7 +87,7 @@ def project(matrix: Tensor) -> tuple[NDArray[np.float32], float]:
 
 def sphere_figure(layers: dict[str, Tensor], title: str) -> Figure:
     """Draw the neurons of each layer on the unit sphere; the legend switches layers on and off."""
-    traces: list[dict[str, Any]] = [_wires()]
+    traces: list[dict[str, Any]] = [wires()]
     first = next((name for name, matrix in layers.items() if matrix.shape[1] <= 3), next(iter(layers)))
     for i, (name, matrix) in enumerate(list(layers.items())[:MOST_LAYERS]):
         chosen = np.linspace(0, len(matrix) - 1, min(len(matrix), MOST_NEURONS)).round().astype(int)
@@ -104,7 +104,7 @@ def sphere_figure(layers: dict[str, Tensor], title: str) -> Figure:
     return {"data": traces, "layout": {"title": {"text": title}, "showlegend": True, "scene": scene}}
 
 
-def _wires() -> dict[str, Any]:
+def wires() -> dict[str, Any]:
     """Draw circles of latitude and longitude."""
     turn = np.linspace(0, 2 * math.pi, 61)
     rings = []
