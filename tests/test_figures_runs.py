@@ -102,6 +102,8 @@ def test_convergence(plain, rotated):
     assert shown == pytest.approx([(last[0] + last[1]) / 2, last[2]])
     assert [row["seeds"] for row in drawing.rows] == [2, 1]
     assert drawing.svg.count("<polygon") == 1  # the band over two seeds
+    drawn = [line.get("points").split() for line in ElementTree.fromstring(drawing.svg).iter(f"{SVG}polyline")]
+    assert [len(points) for points in drawn] == [len(lines[0]), len(lines[2])]
     assert any(HOSTILE in str(text) for text in texts(drawing))
     assert "<script" not in drawing.svg
 
