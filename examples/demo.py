@@ -119,7 +119,7 @@ def train(task: str, method: str, seed: int, steps: int | None, folder: str | No
     torch.set_num_threads(1)  # one core per run
     config = derive(TASKS[task][method](), seed=seed, **({} if steps is None else {"steps": steps}))
     if folder is not None:
-        config = derive(config, out=f"{folder}/{task}, {method}, seed {seed}")
+        config = derive(config, out=f"{folder}/{task}, {method}, seed {seed}", checkpoint_every=config.steps)
     result = fit(config, progress=False)
     curve = [(line["step"], 100 * line["accuracy"]) for line in result.metrics if line["split"] == _watched(config)]
     return {**result.summary, "curve": curve}

@@ -8,6 +8,7 @@ import torch
 
 # Files of tests that take more than about 4 seconds: processes, torch.compile, long trainings, gradients of many cases.
 SLOW = (
+    *("page_browser", "report"),
     *("benchmarks", "catalog", "checkpoint", "cli_train", "close_neurons", "compile", "contributing"),
     *("data_formats", "distributed", "docs", "energy", "energy_losses", "energy_regularizer", "export", "gan"),
     *("hostile_runs", "meta", "minimize", "models", "models_tables", "notebook", "ogd", "orthogonal"),

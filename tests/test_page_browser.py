@@ -28,7 +28,7 @@ pytestmark = [
 ATTACK = "window.attacked=1"
 RUN = f"<img src=x onerror={ATTACK}>'\"&amp;🦔 seed"  # a file's name has no slash
 LAYERS = [f"</script><script>{ATTACK}</script>", f'"><svg onload={ATTACK}>', "{{7*7}} %{x} ${1} \\u003cb", "n" * 10_000]
-SIZE = {"width": 700, "height": 700}  # one chart in a row
+SIZE = {"width": 420, "height": 500}  # one 3-D chart in view at a time
 FLAGS = ["--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--no-sandbox"]
 
 
@@ -71,7 +71,7 @@ class Opened:
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory):
-    """A report of two hostile runs and two trained ones: four 3-D charts, at most three of them live."""
+    """A report of two hostile runs and a trained one: two 3-D charts, at most one of them live."""
     folder = tmp_path_factory.mktemp("page")
     runs = []
     for seed in (0, 1):
@@ -79,11 +79,11 @@ def opened(tmp_path_factory):
         test = curve([1.0, 0.8], "test", accuracy=0.5)
         run = write_run(folder / f"{RUN}{seed}", [*energies, *curve([3.0, 2.0, 1.0 + seed]), *test], seed)
         runs.append(run)
-    runs += [train_small(folder / "small", 0), train_small(folder / "longer", 1, steps=4)]
+    runs.append(train_small(folder / "small"))
     with pytest.MonkeyPatch.context() as patch:
         source = page_module._file
         assert "MOST_WEBGL = 12;" in source("page.js")
-        patch.setattr(page_module, "_file", lambda name: source(name).replace("MOST_WEBGL = 12;", "MOST_WEBGL = 3;"))
+        patch.setattr(page_module, "_file", lambda name: source(name).replace("MOST_WEBGL = 12;", "MOST_WEBGL = 1;"))
         report_runs(runs, html=folder / "page.html")
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
@@ -136,9 +136,8 @@ EYE = """i => {
 
 
 def test_sphere_turns_and_stays_turned(opened):
-    """Dragging turns it. When others take its WebGL context, a picture stays, and it comes back as it was."""
-    first, *others = opened.spheres()
-    assert len(others) == 3
+    """Dragging turns it. When another takes its WebGL context, a picture stays, and it comes back as it was."""
+    other, first = opened.spheres()
     box = opened.draw(first).locator("canvas").first.bounding_box()
     before = opened.page.evaluate(EYE, first)
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
@@ -148,10 +147,9 @@ def test_sphere_turns_and_stays_turned(opened):
     opened.page.mouse.up()
     turned = opened.page.evaluate(EYE, first)
     assert max(abs(a - b) for a, b in zip(before, turned, strict=True)) > 0.1
-    for number in others:
-        opened.draw(number)
+    opened.draw(other)
     states = opened.states()
-    assert [states[i] for i in (first, *others)] == ["released", "drawn", "drawn", "drawn"]
+    assert (states[first], states[other]) == ("released", "drawn")
     assert opened.page.locator(".chart").nth(first).locator("img").count() == 1
     opened.draw(first)
     assert opened.page.evaluate(EYE, first) == pytest.approx(turned, abs=1e-3)
@@ -163,7 +161,7 @@ def test_table_is_sorted_by_a_click(opened):
     for sign in (1, -1):
         button.click()
         found = [float(value) for value in opened.page.evaluate(values) if value is not None]
-        assert len(found) >= 3
+        assert len(found) == 2
         assert found == sorted(found, reverse=sign < 0)
 
 
@@ -215,7 +213,7 @@ def test_prints_on_white_with_every_chart(opened):
     assert opened.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     for number in opened.spheres():
         assert opened.page.locator(".chart").nth(number).locator("img").count() == 1
-    assert opened.page.evaluate("document.documentElement.scrollWidth") <= SIZE["width"]
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 700
     opened.page.evaluate("dispatchEvent(new Event('afterprint'))")
     opened.page.emulate_media(media="screen", color_scheme="light")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -162,7 +163,9 @@ def _add_settings(page: Page, groups: Sequence[Group]) -> None:
 
 
 def _setting(value: Any) -> str:
-    return "–" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return (
+        "–" if value is None or value == [] else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    )
 
 
 # Curves
@@ -186,7 +189,14 @@ def _add_curves(page: Page, groups: Sequence[Group]) -> None:
             )
         for key, split, curves in drawn:
             label = key.replace("_", " ") + (" %" if key in _PERCENT else "")
-            page.chart(lines(curves, title=f"{key.replace('_', ' ')}, {split}" if split else key, ylabel=label))
+            name = f"{key.replace('_', ' ')}, {split}" if split else key
+            page.chart(lines(curves, title=name, ylabel=label), height=_height(curves))
+
+
+def _height(names: Iterable[str]) -> int:
+    """Return the height of a chart: the same for the plot, and room for the legend below it."""
+    rows = math.ceil(sum(60 + 7 * min(len(name), 61) for name in names) / 480)
+    return 340 + 30 * min(rows, 20)
 
 
 def _curves(groups: Sequence[Group], key: str, split: str) -> dict[str, Curve]:
@@ -217,7 +227,7 @@ def _add_energies(page: Page, groups: Sequence[Group]) -> None:
         "means evenly spread. Compare layers of groups only where these settings are equal."
     )
     for name, layers in of_groups.items():
-        page.chart(lines(layers, title=name, ylabel="energy"), height=440)
+        page.chart(lines(layers, title=name, ylabel="energy"), height=_height(layers))
 
 
 def _energies(group: Group) -> dict[str, Curve]:
