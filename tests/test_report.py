@@ -119,6 +119,16 @@ def test_band_covers_the_deviation():
     assert len(line["x"]) < 1700
 
 
+def test_wide_curves_are_logarithmic():
+    """A band that reaches below zero ends above it there."""
+    curves = {"a": mean_curve([([0, 1], [200.0, 0.1]), ([0, 1], [1.0, 3.1])])}
+    figure = lines(curves, title="", ylabel="")
+    assert figure["layout"]["yaxis"]["type"] == "log"
+    assert figure["data"][0]["y"].min() == curves["a"].mean.min() / 2
+    narrow = {"a": mean_curve([([0, 1], [1.0, 20.0])])}
+    assert "type" not in lines(narrow, title="", ylabel="")["layout"]["yaxis"]
+
+
 # Networks
 
 

@@ -14,7 +14,7 @@ from .svg import PALETTE
 Array = NDArray[np.float64]
 INTERVALS = 400  # of a curve; of each the first, lowest, highest and last point stay
 DASHES = ("solid", "dash", "dot", "dashdot")  # one for each cycle of the palette
-_LOG = 100  # largest / smallest value from which an axis is logarithmic
+_LOG = 30  # largest / smallest value from which an axis is logarithmic
 
 
 class Curve(NamedTuple):
@@ -58,11 +58,17 @@ def thin(values: Array, intervals: int = INTERVALS) -> NDArray[np.int64]:
 
 def lines(curves: Mapping[str, Curve], *, title: str, ylabel: str, xlabel: str = "step") -> dict[str, Any]:
     """Draw named curves over steps; the band is the mean ± one standard deviation."""
+    means = np.concatenate([curve.mean for curve in curves.values()])
+    axis: dict[str, Any] = {"title": {"text": ylabel}}
+    floor = -np.inf
+    if means.min() > 0 and (ratio := means.max() / means.min()) > _LOG:
+        axis |= {"type": "log", "dtick": 1 if ratio > 1000 else "D2"}
+        floor = means.min() / 2  # a logarithmic axis has no place for a band that reaches 0
     bands, traces = [], []
     for i, (name, curve) in enumerate(curves.items()):
         shared = {"legendgroup": str(i), "mode": "lines"}
         if curve.std.any():
-            low, high = curve.mean - curve.std, curve.mean + curve.std
+            low, high = np.maximum(curve.mean - curve.std, floor), curve.mean + curve.std
             up, down = thin(high), thin(low)[::-1]
             band = {
                 "x": np.concatenate([curve.steps[up], curve.steps[down]]),
@@ -74,10 +80,6 @@ def lines(curves: Mapping[str, Curve], *, title: str, ylabel: str, xlabel: str =
         style = {"color": colour(i), "width": 2, "dash": DASHES[i // len(PALETTE) % len(DASHES)]}
         points = {"x": curve.steps[kept], "y": curve.mean[kept], "name": name, "line": style}
         traces.append({**shared, **points, **({"mode": "lines+markers"} if len(kept) == 1 else {})})
-    means = np.concatenate([curve.mean for curve in curves.values()])
-    axis: dict[str, Any] = {"title": {"text": ylabel}}
-    if means.min() > 0 and means.max() / means.min() > _LOG:
-        axis |= {"type": "log", "dtick": 1}
     layout = {
         "title": {"text": title},
         "xaxis": {"title": {"text": xlabel}},
