@@ -251,6 +251,15 @@ def test_rows_are_checked():
         Table("", "errors", (Row("a"),))
 
 
+def test_memory_at_full_size_is_on_the_page(tmp_path):
+    parts = "(weights 0.01, gradients 0.01, state 0.01, kept 0.20)"
+    lines = [f"opt.1/{row}: {size} GB at batch 128 {parts}\n" for row, size in (("cnn6/a", 0.23), ("cnn6/b", 1.2))]
+    (tmp_path / "memory.txt").write_text("".join(lines))
+    assert "| OPT, Table 1 | 2 | 0.23 | 1.20 | `cnn6/b` | 128 |\n" in pytest.importorskip(
+        "tools.results_page"
+    ).markdown(tmp_path)
+
+
 def test_interrupted(tmp_path):
     """Ctrl-C stops the rows and exits with 130."""
     argv = [sys.executable, "-m", "hypersphere", "reproduce", "opt.10_parameters", "--results", str(tmp_path)]

@@ -1,5 +1,6 @@
 """docs/results.md and its pictures, made from the files in results/. `make tables` writes them."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypersphere.reproduce import compare, results
 
 NAMES = {"spherenet": "SphereNet", "mhe": "MHE", "opt": "OPT"}
 PICTURES = "pictures/results"
+MEMORY = "memory.txt"
 HEADER = """# What was measured
 
 This page is generated from the files in `results/` (`make tables`). No number on it is typed by hand. Each table has
@@ -33,6 +35,8 @@ def markdown(folder: Path) -> str:
     parts = [HEADER, _overview(found)]
     for each in found:
         parts.append(_section(each))
+    if (measured := folder / MEMORY).exists():
+        parts.append(_memory(measured.read_text(encoding="utf-8")))
     return "".join(parts)
 
 
@@ -40,6 +44,24 @@ def _title(name: str) -> str:
     paper, _, number = name.partition(".")
     kind = "Figure " if number.startswith("fig") else "Section " if number.startswith("sec") else "Table "
     return f"{NAMES[paper]}, {kind}{number.removeprefix('fig').removeprefix('sec').replace('_', ', ')}"
+
+
+def _memory(text: str) -> str:
+    """The least and the largest row of every table, from the lines of `tools.full_size --memory`."""
+    sizes: dict[str, list[tuple[float, str, str]]] = {}
+    for table, row, size, batch in re.findall(r"^([^/\n]+)/(.*): ([\d.]+) GB at batch (\d+) ", text, re.MULTILINE):
+        sizes.setdefault(table, []).append((float(size), row, batch))
+    lines = [
+        "## Memory at full size\n",
+        "Weights, gradients, the optimizer's state and what the forward pass keeps, in GB, of one step at the paper"
+        f"'s batch size, counted by `python -m tools.full_size --memory > results/{MEMORY}`:\n",
+        "| table | rows | least | most | of row | batch |",
+        "|---|---|---|---|---|---|",
+    ]
+    for table, found in sizes.items():
+        most, row, batch = max(found)
+        lines.append(f"| {_title(table)} | {len(found)} | {min(found)[0]:.2f} | {most:.2f} | `{row}` | {batch} |")
+    return "\n".join(lines) + "\n"
 
 
 def _overview(found: list[dict[str, Any]]) -> str:
