@@ -163,7 +163,8 @@
       }
       drawVisible();
     };
-    dark.addEventListener("change", redraw);
+    // Printing may change the scheme meanwhile; the pictures for paper stay, and afterprint draws anew.
+    dark.addEventListener("change", () => root.classList.contains("printing") || redraw());
     // Paper is white and of one width, and nothing waits for a promise here. 3-D charts become pictures.
     addEventListener("beforeprint", () => {
       root.classList.add("printing");
