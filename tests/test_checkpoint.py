@@ -18,7 +18,7 @@ from torch import nn
 
 import hypersphere as hs
 from hypersphere.train.building import OPTIMIZERS
-from hypersphere.train.storage import checkpoint
+from hypersphere.train.storage import checkpoint, reading
 from hypersphere.train.storage.checkpoint import Saver, best_of, flatten, latest, load, save, unflatten, verify
 from hypersphere.train.storage.reading import checksum
 
@@ -678,6 +678,22 @@ def test_a_reader_beside_the_writer(replace, tmp_path):
         end.set()
         thread.join()
     assert last > 0
+
+
+def test_a_reader_that_comes_while_a_checkpoint_is_aside(tmp_path, monkeypatch):
+    one(tmp_path, 0, 1.0, keep=2)
+    identity, moved = reading._identity, []
+
+    def move_first(path):
+        if not moved:  # the writer is between its two renames
+            moved.append(os.rename(path, f"{path}{reading.REPLACED}"))
+        return identity(path)
+
+    monkeypatch.setattr(reading, "_identity", move_first)
+    assert load(tmp_path / "0")[1]["value"] == 1.0
+    assert moved
+    with pytest.raises(ValueError, match="9 is not a checkpoint folder"):
+        load(tmp_path / "9")
 
 
 def test_errors_of_writing_name_the_file_that_was_asked_for(tmp_path):

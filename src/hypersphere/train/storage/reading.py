@@ -63,11 +63,12 @@ def warn_damaged(damaged: list[str]) -> None:
 
 def read(path: Path, keep: bool) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
     for _ in range(_TRIES):
-        aside = path.with_name(path.name + REPLACED)
-        place = aside if aside.is_dir() and not path.is_dir() else path
-        before = _identity(place)
-        tensors, state, problems = _read_once(place, keep)
-        if not problems or _identity(path) == before:
+        # A save moves the folder aside and puts the new one in its place: one of these, in this order, is there.
+        places = (path, path.with_name(path.name + REPLACED), path)
+        place = next((each for each in places if each.is_dir()), None)
+        before = _identity(place or path)
+        tensors, state, problems = _read_once(place or path, keep)
+        if not problems or place is None or (before is not None and _identity(path) == before):
             break
     return tensors, state, problems
 
