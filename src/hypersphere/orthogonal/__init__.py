@@ -32,12 +32,12 @@ from .._internal import checks
 from .._internal.linalg import svd
 from .._internal.overflow import NanGradientToZero, scale_to_one
 from ..cosine import apply
-from ._cayley import CayleyRows
+from ._cayley import CayleyMatrix, cayley_rows
 from ._constraints import CONSTRAINTS
 from ._exponential import ExponentialRows
 from ._method import INITS as INITS
 from ._method import Orthogonalizer as Orthogonalizer
-from ._method import Product, RowsFunction, from_matrix, from_product, identity, normal, normal_start
+from ._method import Product, RowsFunction, at_full_precision, from_matrix, from_product, identity, normal, normal_start
 from ._packed import matrix_size, pack
 from ._polar import PolarRows
 from ._qr import QRRows
@@ -166,7 +166,10 @@ _METHODS = [
         start=normal_start("canonical", "which is not continuous at the identity"),
         orthogonal=True,
     ),
-    from_product("cayley", _product_of(CayleyRows), size=matrix_size),
+    replace(
+        from_product("cayley", cayley_rows, size=matrix_size),
+        matrix=lambda p: at_full_precision(lambda p: apply(CayleyMatrix, p), p),
+    ),
     from_product("exponential", _product_of(ExponentialRows), size=matrix_size),
     replace(from_matrix("ogd", _return_unchanged, start=_orthogonal_start), orthogonal=True),
     from_matrix("regularized", _return_unchanged),
