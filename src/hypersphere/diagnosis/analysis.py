@@ -47,9 +47,10 @@ def diagnose(
     Only reads the weights; computes in float64. Time grows as N²·d, memory as N·d.
 
     In a state_dict, floating point tensors of two or more dimensions named ``weight``, ``in_proj_weight`` or
-    ``{q,k,v}_proj_weight`` are read, with their rows (dimension 0) as neurons: groups are unknown, and the rows of a
-    transposed convolution are its input channels. Recurrent weights, and matrices whose layer is named an embedding,
-    are skipped unless `layers` matches them. Parametrizations other than rotations need the model.
+    ``{q,k,v}_proj_weight`` are read, with their rows (dimension 0) as neurons: groups of convolutions are unknown, and
+    the rows of a transposed convolution are its input channels. Names and shapes tell fused query, key and value,
+    stacked experts, and the Conv1D of GPT-2, whose neurons are columns. Recurrent weights, and matrices whose layer is
+    named an embedding, are skipped unless `layers` matches them. Parametrizations other than rotations need the model.
 
     Args:
         model_or_state_dict: a model, or tensors by name, from ``state_dict()`` or ``safetensors.torch.load_file``.

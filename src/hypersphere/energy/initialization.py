@@ -87,7 +87,7 @@ def _minimize(value: Callable[[Tensor, int], Tensor], start: Tensor, steps: int,
     """Minimize by L-BFGS, restarted at every draw."""
     p = start
     for draw, done in enumerate(range(0, steps, steps_per_draw)):
-        leaf = unit(p).clone().requires_grad_()
+        leaf = unit(p).clone(memory_format=torch.contiguous_format).requires_grad_()  # L-BFGS needs views
         optimizer = torch.optim.LBFGS(
             [leaf],
             max_iter=min(steps_per_draw, steps - done),

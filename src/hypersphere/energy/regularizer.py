@@ -5,6 +5,7 @@ The measures are in :mod:`hypersphere.energy.measures`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -172,7 +173,7 @@ class EnergyRegularizer:
                 for n, neurons in select_strictly("EnergyRegularizer", model, layers, exclude, None).items()
                 if neurons.module is not last.module
             }
-            found["head" if "head" not in found else "(head)"] = Neurons(last.module, last.tensor_name, True)
+            found["head" if "head" not in found else "(head)"] = replace(last, is_output=True)
         if not found:
             raise no_layer_error(model, "EnergyRegularizer")
         for name, neurons in found.items():

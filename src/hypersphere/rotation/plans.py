@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import replace
 from numbers import Integral, Real
@@ -46,7 +45,7 @@ def make_plans(
 ) -> dict[str, Plan]:
     """Make a plan for every layer; `first` is the model's first layer, which is sampled only if it is the only one."""
     made = {
-        name: Plan(method, dimension(neurons), init=init, learned=learned, transposed_groups=neurons.transposed_groups)
+        name: Plan(method, neurons.dimension, init=init, learned=learned, layout=neurons.layout.for_rotation)
         for name, neurons in found.items()
     }
     if not isinstance(share_blocks, bool):
@@ -64,15 +63,9 @@ def make_plans(
     return made
 
 
-def dimension(neurons: Neurons) -> int:
-    """Return d, the dimension of a neuron."""
-    weight, groups = neurons.stored, neurons.transposed_groups
-    return math.prod(weight.shape[1:]) if groups is None else len(weight) // groups * _kernel_size(neurons)
-
-
 def _kernel_size(neurons: Neurons) -> int:
     """Return the number of elements of one channel."""
-    return math.prod(neurons.stored.shape[2:])
+    return neurons.layout.kernel_size(neurons.stored.shape)
 
 
 def _split_into_blocks(

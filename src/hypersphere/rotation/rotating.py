@@ -16,7 +16,7 @@ from ..orthogonal import BUILT_IN, INITS, ORTHOGONALIZERS, Orthogonalizer
 from ..selection import Neurons, Specs, as_list, matches, no_layer_error, select, select_to_change
 from . import optimizer_checks
 from .parametrization import NONE, RESERVED, Rotation, find_rotated, is_sharded, layer_label, layer_seed
-from .plans import cost_warning, dimension, make_plans
+from .plans import cost_warning, make_plans
 
 M = TypeVar("M", bound=nn.Module)
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -190,7 +190,7 @@ def _drop_not_rotated(model: nn.Module, found: dict[str, Neurons]) -> dict[str, 
     }
     for name in plain.intersection(found):
         checks.warn_once(
-            f"rotate skips layer {name!r} with {dimension(found[name])} dimensions (not_rotated of its network): use "
+            f"rotate skips layer {name!r} with {found[name].dimension} dimensions (not_rotated of its network): use "
             f"layers={name!r} to rotate it (on the command line rotation.layers=hidden,{name})"
         )
     return {name: neurons for name, neurons in found.items() if name not in plain}

@@ -12,89 +12,18 @@ All functions that walk a model take the same three arguments:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-import torch
-from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch import nn
 
-from ._internal import checks
+from .._internal import checks
+from .layouts import CONVOLUTIONS, TRANSPOSED, find_experts, find_layout, is_transformers_conv1d
+from .neurons import Neurons
 
 Spec = str | type | Callable[[str, nn.Module], bool]
 Specs = Spec | Iterable[Spec]
 
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-
-
-@dataclass(frozen=True)
-class Neurons:
-    """A tensor of neurons: its module and name, and whether it is the model's output layer."""
-
-    module: nn.Module
-    tensor_name: str
-    is_output: bool
-
-    @property
-    def tensor(self) -> Tensor:
-        """The current tensor (a parametrized weight is evaluated)."""
-        tensor: Tensor = getattr(self.module, self.tensor_name)
-        return tensor
-
-    @property
-    def parametrizations(self) -> nn.ModuleList:
-        """The parametrizations of the tensor; empty if it is plain."""
-        everything = getattr(self.module, "parametrizations", {})
-        found = everything[self.tensor_name] if self.tensor_name in everything else nn.ModuleList()
-        assert isinstance(found, nn.ModuleList)
-        return found
-
-    @property
-    def stored(self) -> Tensor:
-        """The stored tensor: `tensor`, or the first parameter of its parametrization."""
-        return next(self.parametrizations.parameters()) if len(self.parametrizations) else self.tensor
-
-    @property
-    def is_constant(self) -> bool:
-        """Return whether training keeps the angles between neurons: they are fixed and rotated orthogonally."""
-        parts = self.parametrizations
-        return len(parts) == 1 and getattr(parts[0], "keeps_angles", False) is True
-
-    @property
-    def transposed_groups(self) -> int | None:
-        """The groups of a transposed convolution, whose neurons do not lie along the first dimension; else None."""
-        return int(self.module.groups) if isinstance(self.module, _TRANSPOSED) else None
-
-    def matrix(self) -> Tensor:
-        """Return the neurons (output channels) as rows: (groups, N, d)."""
-        if self.transposed_groups is not None:
-            return neuron_rows(self.tensor, self.transposed_groups)
-        return neuron_rows(self.tensor).squeeze(0).unflatten(0, (getattr(self.module, "groups", 1), -1))
-
-    def write(self, matrix: Tensor) -> None:
-        """Replace the neurons by `matrix` (groups, N, d); a parametrized weight uses its right_inverse."""
-        weight = self.tensor
-        value = from_neuron_rows(matrix, weight.shape, self.transposed_groups)
-        with torch.no_grad():
-            if parametrize.is_parametrized(self.module, self.tensor_name):
-                setattr(self.module, self.tensor_name, value.to(weight.dtype))
-            else:
-                weight.copy_(value)
-
-
-def neuron_rows(weight: Tensor, transposed_groups: int | None = None) -> Tensor:
-    """Reshape a weight (N, ...), or (C, O/G, ...) of a transposed convolution of G groups, to rows (1 or G, N, d)."""
-    if transposed_groups is None:
-        return weight.flatten(1).unsqueeze(0)
-    return weight.unflatten(0, (transposed_groups, -1)).transpose(1, 2).flatten(2)
-
-
-def from_neuron_rows(rows: Tensor, shape: torch.Size, transposed_groups: int | None = None) -> Tensor:
-    """Invert :func:`neuron_rows`: return the weight of this shape."""
-    if transposed_groups is None:
-        return rows.reshape(shape)
-    return rows.unflatten(2, (-1, *shape[2:])).transpose(1, 2).flatten(0, 1)
+_WITH_WEIGHT = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
 
 
 def select(
@@ -118,8 +47,9 @@ def select(
     unwanted = as_list("exclude", exclude)
     eligible = {name: (module, tensor) for name, module, tensor in _eligible_layers(model)}
     outputs = _output_names(model, output, {name: module for name, (module, _) in eligible.items()})
+    parents = {child: module for module in model.modules() for child in module.children()}
     return {
-        name: Neurons(module, tensor, name in outputs)
+        name: Neurons(module, tensor, name in outputs, find_layout(module, tensor, name, parents.get(module)))
         for name, (module, tensor) in eligible.items()
         if (wanted is None or _matches(wanted, name, module)) and not _matches(unwanted, name, module)
     }
@@ -169,8 +99,11 @@ def _eligible_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
             else:
                 for tensor in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
                     yield f"{name}.{tensor}" if name else tensor, module, tensor
-        elif isinstance(module, (nn.Linear, *_CONVOLUTIONS, *_TRANSPOSED)) or is_loss_head(module):
+        elif isinstance(module, _WITH_WEIGHT) or is_loss_head(module) or is_transformers_conv1d(module):
             yield name, module, "weight"
+        else:
+            for tensor in find_experts(module):
+                yield name if tensor == "weight" else f"{name}.{tensor}" if name else tensor, module, tensor
 
 
 def is_loss_head(module: nn.Module) -> bool:
