@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ._internal import checks
+from ._internal.other_tools import adapter_modules
 
 Spec = str | type | Callable[[str, nn.Module], bool]
 Specs = Spec | Iterable[Spec]
@@ -162,7 +163,10 @@ def no_layer_error(model: nn.Module, verb: str, why: str = "") -> ValueError:
 
 
 def _eligible_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    added = adapter_modules(model)
     for name, module in model.named_modules():
+        if module in added:
+            continue
         if isinstance(module, nn.MultiheadAttention):
             if module._qkv_same_embed_dim:
                 yield name, module, "in_proj_weight"
