@@ -9,6 +9,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from ._internal import checks
 from ._internal.optimizer_checks import record_change
+from ._internal.other_tools import refuse_adapters
 from .layers import (
     Scale,
     SimilarityLike,
@@ -68,6 +69,8 @@ def spherize(
     """
     check_scale(scale)
     asked = None if layers is None else as_list("layers", layers)
+    checks.module("model", model)
+    refuse_adapters("spherize", model)
     found = select_to_change("spherize", model, asked, exclude, output)
     parametrized = [name or "(root)" for name, module in model.named_modules() if is_parametrized(module)]
     if parametrized:

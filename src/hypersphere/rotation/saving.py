@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .._internal import checks
+from .._internal.other_tools import refuse_adapters
 from .._internal.tensors import hash_of
 from ..orthogonal import ORTHOGONALIZERS
 from ..selection import Neurons, select, unwrapped
@@ -80,6 +81,7 @@ def load_rotations(model: M, path: str | os.PathLike[str]) -> M:
     """
     checks.module("model", model)
     unwrapped_model, file = unwrapped(model), read(path)
+    refuse_adapters("load_rotations", unwrapped_model)
     there = {(each.name, each.tensor_name): each for each in find_rotated(unwrapped_model)}
     plain = {(_module_name(name, n), n.tensor_name): n for name, n in select(unwrapped_model).items()}
     for where in there:

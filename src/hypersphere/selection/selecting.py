@@ -17,6 +17,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from .._internal import checks
+from .._internal.other_tools import adapter_modules
 from .layouts import CONVOLUTIONS, TRANSPOSED, find_experts, find_layout, is_transformers_conv1d
 from .neurons import Neurons
 
@@ -92,7 +93,10 @@ def no_layer_error(model: nn.Module, verb: str, why: str = "") -> ValueError:
 
 
 def _eligible_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    added = adapter_modules(model)
     for name, module in model.named_modules():
+        if module in added:
+            continue
         if isinstance(module, nn.MultiheadAttention):
             if module._qkv_same_embed_dim:
                 yield name, module, "in_proj_weight"
