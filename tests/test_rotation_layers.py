@@ -10,7 +10,7 @@ from torch import nn
 import hypersphere as hs
 from hypersphere.cli import main
 from hypersphere.rotation.parametrization import Plan, find_rotated
-from hypersphere.rotation.plans import step_cost
+from hypersphere.rotation.planning import step_cost
 from hypersphere.train import Config, Model, Rotation, building, fit
 from hypersphere.train.config import ConfigError, apply, from_tree, load_file, to_tree, to_yaml
 

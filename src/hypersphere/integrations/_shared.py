@@ -42,7 +42,7 @@ def start_resampling(model: nn.Module, optimizers: Iterable[Optimizer], inner: i
     if not sampled:
         return
     for optimizer in (every := list(optimizers)):
-        if any(p is sampled[0].rotation.task.parameter for group in optimizer.param_groups for p in group["params"]):
+        if any(p is next(iter(sampled[0].rotation.task.rotations.values())) for group in optimizer.param_groups for p in group["params"]):
             Resampler(model, optimizer, inner)
             return
     Resampler(model, every[0], inner)  # raises: it names the layer

@@ -59,10 +59,12 @@ def param_groups(model: nn.Module, weight_decay: float = 0.0, *, ogd: bool = Fal
         if not name.startswith("weight_hr")  # the projection of an LSTM is plain
     }
     found = list(find_rotated(model))
-    methods = {each.rotation.task.parameter: each.rotation.plan.method for each in found}
+    methods = {p: each.rotation.plan.method for each in found for p in each.rotation.task.rotations.values()}
     # never trained: fixed neurons, and the rotations of inactive tasks
     fixed = {each.neurons for each in found if not each.rotation.learned}
-    fixed |= {p for each in found for p in each.rotation.parameters() if p not in methods}
+    fixed |= {p for each in found for p in each.rotation.parameters()} - {
+        p for each in found for p in each.rotation.task.parameters()
+    }
     groups: dict[str, list[nn.Parameter]] = {"weights": [], "no_decay": [], "rotations": [], "orthogonal": []}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad or parameter in fixed:

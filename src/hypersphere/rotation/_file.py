@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
@@ -15,11 +15,14 @@ from .._internal.safe_files import write_bytes
 from .._internal.tensors import hash_of, unshared
 from ..orthogonal import INITS
 from ..selection import Layout
-from .parametrization import Plan, key_prefix, layer_label
+from .parametrization import key_prefix, layer_label
+from .plan import Plan
 from .tasks import check_new_name
 
 FORMAT = 1
 _HEADER = "hypersphere.rotations"
+_FIRST = ("method", "dimension", "blocks", "shared", "sample", "init", "learned", "layout")  # of Plan, in every file
+_NEW = [field for field in fields(Plan) if field.name not in _FIRST]
 
 
 @dataclass(frozen=True)
@@ -57,20 +60,23 @@ class File:
 
 
 def describe_plan(plan: Plan) -> dict[str, Any]:
-    """Return a plan for the header; ``stacked`` only where it is needed, since older versions refuse what is new."""
-    fields = asdict(plan)
-    layout = fields.pop("layout")
-    fields["transposed_groups"] = plan.layout.transposed_groups
-    return fields | ({"stacked": True} if layout["stacked"] else {})
+    """Return a plan for the header; new fields only where they are needed, since older versions refuse them."""
+    values = asdict(plan)
+    layout = values.pop("layout")
+    for field in _NEW:
+        if values[field.name] == field.default:
+            del values[field.name]
+    values["transposed_groups"] = plan.layout.transposed_groups
+    return values | ({"stacked": True} if layout["stacked"] else {})
 
 
-def _parse_plan(fields: dict[str, Any]) -> Plan:
+def _parse_plan(values: dict[str, Any]) -> Plan:
     """Invert :func:`describe_plan`."""
-    fields = dict(fields)
-    groups, stacked = fields.pop("transposed_groups", None), fields.pop("stacked", False)
+    values = dict(values)
+    groups, stacked = values.pop("transposed_groups", None), values.pop("stacked", False)
     if not isinstance(stacked, bool) or (groups is not None and (type(groups) is not int or groups < 1)):
         raise TypeError("transposed_groups must be a positive integer or null, stacked true or false")
-    return Plan(**fields, layout=Layout(groups=groups or 1, transposed=groups is not None, stacked=stacked))
+    return Plan(**values, layout=Layout(groups=groups or 1, transposed=groups is not None, stacked=stacked))
 
 
 def write(path: str | os.PathLike[str], layers: list[dict[str, Any]], kept: dict[str, Tensor], frozen: Any) -> None:

@@ -36,10 +36,13 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
         excluded |= set(rotation.parameters())
         if not plan.learned:
             excluded.add(each.neurons)
-        parameter, method = rotation.task.parameter, rotation.task.method
-        if parameter is not None and method is not None and parameter.requires_grad:
-            counts["rotations"] += len(parameter) * method.count(plan.size)
-            counts["matrices"] += len(parameter) * plan.size**2
+        numbers, method = rotation.task.rotations, rotation.task.method
+        for side in plan.sides if method is not None else []:
+            parameter = numbers[side.prefix + method.name]
+            if parameter.requires_grad:
+                counts["rotations"] += len(parameter) * method.count(side.size)
+                counts["matrices"] += len(parameter) * side.size**2
+        excluded -= {p for name, p in rotation.task.named_parameters() if name == "magnitude"}  # counts as other
     for parameter in model.parameters():
         if parameter.requires_grad and parameter not in excluded:
             counts["weights" if parameter.dim() > 1 else "other"] += parameter.numel()
@@ -67,13 +70,13 @@ def rotation_penalty(model: nn.Module, weight: float = 0.1, *, squared: bool = T
         raise ValueError('rotation_penalty: no layer is rotated with method="regularized"')
     terms = []
     for rotation in found:
-        matrix, plan = rotation.task.parameter, rotation.plan
-        assert matrix is not None
-        with without_autocast(matrix):
-            # the sum over the blocks of R; a shared block counts once per use
-            square = deviation_from_orthonormal(matrix.to(accumulation_dtype(matrix.dtype))).sum()
-            square = square * (plan.blocks if plan.shared else 1)
-            terms.append(square if squared else _safe_sqrt(square))
+        for side in rotation.plan.sides:
+            matrix = rotation.task.rotations[side.prefix + "regularized"]
+            with without_autocast(matrix):
+                # the sum over the blocks of R; a shared block counts once per use
+                square = deviation_from_orthonormal(matrix.to(accumulation_dtype(matrix.dtype))).sum()
+                square = square * (side.blocks if rotation.plan.shared else 1)
+                terms.append(square if squared else _safe_sqrt(square))
     return factor * torch.stack([term.to(terms[0]) for term in terms]).sum()
 
 

@@ -12,19 +12,20 @@ from torch import Tensor, nn
 from .._internal.optimizer_checks import record_change
 from ..orthogonal import ORTHOGONALIZERS, Orthogonalizer
 from .parametrization import (
-    LAYOUT,
+    BUFFERS,
     RotatedWeight,
     is_sharded,
     layer_label,
     layout_from_buffers,
     require_rotated,
-    rotate_weight,
+    scale_numbers,
 )
+from .plan import OUTPUT
+from .turns import Turn, turn_weight
 
 M = TypeVar("M", bound=nn.Module)
 _NEURONS = re.compile(r"(?P<layer>(?:.*\.)?)parametrizations\.(?P<tensor>[^.]+)\.original")
 _ROTATION = re.compile(r"(?P<prefix>(?:.*\.)?parametrizations\.[^.]+\.)0\.(?P<task>[^.]+)\.(?P<name>[^.]+)")
-_BUFFERS = ("dims", "draw", "inner", "seed", *LAYOUT)
 
 
 def merge(model: M) -> M:
@@ -43,10 +44,10 @@ def merge(model: M) -> M:
     found = require_rotated("merge", model)
     for each in found:
         _check_mergeable(each)
-    gone = [task.parameter for each in found for task in each.rotation.tasks.values()]
+    gone = [numbers for each in found for numbers in each.rotation.parameters()]
     for each in found:
         _remove_rotation(each)
-    record_change("merge", [(numbers, ()) for numbers in gone if numbers is not None])
+    record_change("merge", [(numbers, ()) for numbers in gone])
     return model
 
 
@@ -64,7 +65,7 @@ def _check_mergeable(each: RotatedWeight) -> None:
 def _remove_rotation(each: RotatedWeight) -> None:
     module, name, rotation, neurons = each.module, each.tensor_name, each.rotation, each.neurons
     with torch.no_grad():
-        neurons.copy_(rotation(neurons))
+        neurons.copy_(rotation.rotated(neurons, with_magnitude=True))
     del module.parametrizations[name]  # type: ignore[operator, union-attr]
     # Deepcopies share the class that parametrize made, so it must not change: the layer gets its plain class back, or
     # a new class without this property.
@@ -131,7 +132,7 @@ def holds_rotations(state_dict: Mapping[Any, Any]) -> bool:
     """Return whether the state_dict has a rotated layer."""
     keys = [key for key in state_dict if isinstance(key, str)]
     known = (match for key in keys if (match := _ROTATION.fullmatch(key)))
-    if any(match["name"] in ORTHOGONALIZERS for match in known):
+    if any(_method_of(match["name"]) for match in known):
         return True
     neurons = [key for key in keys if _NEURONS.fullmatch(key) and isinstance(state_dict[key], Tensor)]
     prefixes = [key.removesuffix("original") for key in neurons]
@@ -141,15 +142,23 @@ def holds_rotations(state_dict: Mapping[Any, Any]) -> bool:
 def rotation_methods(state_dict: Mapping[str, Any]) -> dict[str, Orthogonalizer]:
     """Return the keys of the rotations' parameters P, with their methods."""
     matches = {key: match for key in state_dict if (match := _ROTATION.fullmatch(key))}
-    return {key: ORTHOGONALIZERS[match["name"]] for key, match in matches.items() if match["name"] in ORTHOGONALIZERS}
+    return {key: method for key, match in matches.items() if (method := _method_of(match["name"])) is not None}
+
+
+def _method_of(name: str) -> Orthogonalizer | None:
+    """Return the method of a rotation's parameters by their name, of the inputs or of the outputs."""
+    return ORTHOGONALIZERS.get(name.removeprefix(OUTPUT))
 
 
 def _check_neurons(state_dict: Mapping[str, Any]) -> None:
     """Require the neurons of every rotation."""
     for key in state_dict:
         match = _ROTATION.fullmatch(key) if isinstance(key, str) else None
-        if match and match["name"] in ORTHOGONALIZERS and match["prefix"] + "original" not in state_dict:
-            raise ValueError(f"state_dict: {match['prefix'] + 'original'!r}, the neurons of {key!r}, is missing")
+        if match and _method_of(match["name"]) and match["prefix"] + "original" not in state_dict:
+            raise ValueError(
+                f"state_dict: {match['prefix'] + 'original'!r}, the neurons of {key!r}, is missing (the rotation of a "
+                "quantized or tied weight cannot be merged)"
+            )
 
 
 def _rotation_tensors(state_dict: Mapping[str, Any], key: Any) -> dict[str, dict[str, Tensor]] | None:
@@ -164,7 +173,7 @@ def _rotation_tensors(state_dict: Mapping[str, Any], key: Any) -> dict[str, dict
         return None  # a foreign parametrization
     found: dict[str, dict[str, Tensor]] = {}
     for other, match in zip(others, matches, strict=True):
-        if match is None or match["name"] not in (*ORTHOGONALIZERS, *_BUFFERS):
+        if match is None or not (_method_of(match["name"]) or match["name"] in (*BUFFERS, "magnitude")):
             methods = ", ".join(ORTHOGONALIZERS)
             raise ValueError(f"state_dict: unknown rotation {other!r}; the methods are {methods}")
         found.setdefault(match["task"], {})[match["name"]] = state_dict[other]
@@ -172,15 +181,24 @@ def _rotation_tensors(state_dict: Mapping[str, Any], key: Any) -> dict[str, dict
 
 
 def _merge_weight(key: str, neurons: Tensor, parts: dict[str, Tensor]) -> Tensor:
-    method = next((ORTHOGONALIZERS[name] for name in parts if name in ORTHOGONALIZERS), None)
-    if method is None:
+    layout, turns = layout_from_buffers(parts), []
+    inputs = layout.dimension(neurons.shape)
+    for prefix, dimension in (("", inputs), (OUTPUT, neurons.numel() // inputs)):
+        dims, method = parts.get(prefix + "dims"), _method_of_side(parts, prefix)
+        if method is not None:
+            numbers = parts[prefix + method.name]
+            size = _block_size(key, method, numbers, dimension if dims is None else len(dims))
+            numbers = scale_numbers(numbers, size, "scaled" in parts)
+            turns.append(Turn(method, numbers, size, dims, of_outputs=prefix == OUTPUT))
+    if not turns:
         return neurons  # fixed, not rotated
-    layout = layout_from_buffers(parts)
-    numbers, dims = parts[method.name], parts.get("dims")
-    dimension = layout.dimension(neurons.shape)
-    size = len(dims) if dims is not None else _block_size(key, method, numbers, dimension)
     with torch.no_grad():
-        return rotate_weight(method, numbers, neurons, size, dims, layout)
+        return turn_weight(neurons, turns, layout, parts.get("magnitude"))
+
+
+def _method_of_side(parts: dict[str, Tensor], prefix: str) -> Orthogonalizer | None:
+    names = [name.removeprefix(prefix) for name in parts if name.startswith(prefix)]
+    return next((ORTHOGONALIZERS[name] for name in names if name in ORTHOGONALIZERS), None)
 
 
 def _block_size(key: str, method: Orthogonalizer, numbers: Tensor, dimension: int) -> int:

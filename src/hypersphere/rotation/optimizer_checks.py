@@ -21,21 +21,21 @@ def _check_optimizer(optimizer: Optimizer, layers: list[nn.Module]) -> None:
 
 
 def _check_rotation(name: str, groups: dict[nn.Parameter, dict[str, Any]], each: RotatedWeight) -> None:
-    plan, numbers = each.rotation.plan, each.rotation.task.parameter
+    plan, numbers = each.rotation.plan, next(iter(each.rotation.task.rotations.values()), None)
     if numbers is None:
         return
     if numbers not in groups:
-        others = [task.parameter for task in each.rotation.tasks.values()]
-        if numbers.requires_grad and any(other in groups for other in others):
+        if numbers.requires_grad and any(other in groups for other in each.rotation.parameters()):
             warn_once(f"{name} holds the rotations of another task than {each.rotation.active!r}: make one per task")
     elif plan.method == "ogd" and not groups[numbers].get("orthogonal"):
         raise ValueError(
             f"{name} would not keep the matrix of layer {layer_label(each.name)!r} orthogonal: use "
             "hypersphere.OGD(param_groups(model, ogd=True))"
         )
-    elif plan.sample is not None and not each.rotation.resampled:
+    elif plan.redrawn and not each.rotation.resampled:
+        some = f"of {plan.sample} of {plan.dimension} dimensions" if plan.sample else "with shuffle"
         warn_once(
-            f"{name} learns rotations of {plan.sample} of {plan.dimension} dimensions without a Resampler: make a "
+            f"{name} learns rotations {some} without a Resampler: make a "
             "hypersphere.Resampler(model, optimizer)"
         )
 

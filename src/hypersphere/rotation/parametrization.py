@@ -9,6 +9,7 @@ convolutions, transformers' Conv1D) store their ``groups``, stacked experts thei
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,61 +19,19 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .._internal import checks
-from .._internal.draws import generator, stable_hash, unwrapped_name
-from .._internal.overflow import saturating_cast
-from ..cosine import accumulation_dtype, without_autocast
-from ..orthogonal import BUILT_IN, ORTHOGONALIZERS, Orthogonalizer
-from ..selection import Layout, from_neuron_rows, neuron_rows
+from .._internal.draws import stable_hash, unwrapped_name
+from ..cosine import accumulation_dtype
+from ..orthogonal import BUILT_IN, ORTHOGONALIZERS
+from ..selection import Layout
+from .plan import OUTPUT, Plan, Side
+from .turns import Turn, turn_weight
 
-NONE = "none"  # fixed neurons without rotation
-LAYOUT = ("groups", "stacked")  # buffers that tell the layout
-_ROWS = Layout()
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How the neurons of one weight are rotated."""
-
-    method: str
-    dimension: int
-    blocks: int = 1
-    shared: bool = False
-    sample: int | None = None
-    init: str = "identity"
-    learned: bool = False
-    layout: Layout = _ROWS
-    """Without groups along the outputs, which share one rotation."""
-
-    @property
-    def size(self) -> int:
-        """The dimensions of one block."""
-        return self.sample or self.dimension // self.blocks
-
-    @property
-    def orthogonalizer(self) -> Orthogonalizer | None:
-        return None if self.method == NONE else ORTHOGONALIZERS[self.method]
-
-    @property
-    def keeps_angles(self) -> bool:
-        return not self.learned and (self.orthogonalizer is None or self.orthogonalizer.orthogonal)
-
-    def start(self) -> Tensor | None:
-        """Return the initial parameters (blocks, *shape); None if the method has none."""
-        method = self.orthogonalizer
-        if method is None:
-            return None
-        blocks = [method.start(self.size, self.init) for _ in range(1 if self.shared else self.blocks)]
-        for block in blocks:
-            if tuple(block.shape) != tuple(method.shape(self.size)):
-                wanted, got = tuple(method.shape(self.size)), tuple(block.shape)
-                raise ValueError(f"start of method {method.name!r} must return shape {wanted}, got {got}")
-        return torch.stack(blocks)
+BUFFERS = ("dims", "output_dims", "draw", "inner", "seed", "groups", "stacked", "scaled")
 
 
 class TaskRotation(nn.Module):
     """The parameters of one rotation, named after the method."""
 
-    dims: Tensor
     draw: Tensor
     inner: Tensor
     seed: Tensor
@@ -81,22 +40,46 @@ class TaskRotation(nn.Module):
         super().__init__()
         self.method = plan.orthogonalizer
         self.trainable = True  # requires_grad while the task is active
+        self.strength = 1.0  # the numbers are multiplied by it
         with torch.device("meta" if like.is_meta else "cpu"):
-            numbers = plan.start()
-        if self.method is not None and numbers is not None:
-            dtype = accumulation_dtype(like.dtype)
-            self.register_parameter(self.method.name, nn.Parameter(numbers.to(like.device, dtype)))
-        if plan.sample is not None:
-            buffers = {"dims": draw_dims(seed, 0, plan.dimension, plan.sample), "draw": 0, "inner": 0, "seed": seed}
-            for name, value in buffers.items():
-                self.register_buffer(name, torch.as_tensor(value, dtype=torch.int64).to(like.device))
-        stored = layout_buffers(plan.layout, like.shape)
-        for name, value in stored.items():
-            self.register_buffer(name, torch.tensor(value).to(like.device))
+            starts = plan.starts()
+        dtype = accumulation_dtype(like.dtype)
+        for name, numbers in starts.items():
+            self.register_parameter(name, nn.Parameter(numbers.to(like.device, dtype)))
+        if plan.magnitude:
+            self.magnitude = nn.Parameter(torch.ones(plan.outputs, dtype=dtype, device=like.device))
+        buffers: dict[str, Any] = dict(plan.draw_dims(seed, 0))
+        if plan.redrawn:
+            buffers |= {"draw": 0, "inner": 0, "seed": seed}
+        buffers |= layout_buffers(plan.layout, like.shape) | ({"scaled": 1} if plan.scaled else {})
+        for name, value in buffers.items():
+            self.register_buffer(name, torch.as_tensor(value, dtype=torch.int64).to(like.device))
 
     @property
-    def parameter(self) -> nn.Parameter | None:
-        return None if self.method is None else self._parameters[self.method.name]
+    def rotations(self) -> dict[str, nn.Parameter]:
+        """The parameters of the rotations, by name: one for each side."""
+        return {name: p for name, p in self._parameters.items() if p is not None and name != "magnitude"}
+
+    def turns(self, plan: Plan, *, dropout: bool) -> list[Turn]:
+        """Return the rotations of this task, with or without dropout."""
+        if self.method is None:
+            return []
+        return [
+            Turn(
+                self.method,
+                scale_numbers(self.rotations[side.prefix + self.method.name], side.size, plan.scaled, self.strength),
+                side.size,
+                self._buffers.get(side.prefix + "dims"),
+                of_outputs=side.prefix == OUTPUT,
+                kept=self._draw_kept(side, plan.dropout) if dropout and plan.dropout else None,
+            )
+            for side in plan.sides
+        ]
+
+    def _draw_kept(self, side: Side, dropout: float) -> Tensor:
+        """Draw the blocks that dropout keeps, from torch's global generator as nn.Dropout does."""
+        device = next(iter(self.rotations.values())).device
+        return torch.rand(side.blocks, device=device) >= dropout
 
     def __getstate__(self) -> dict[str, Any]:
         """Name a built-in method, whose functions cannot be pickled; a user's own is pickled whole."""
@@ -112,13 +95,15 @@ class TaskRotation(nn.Module):
         super().__setstate__(state | {"method": method})
 
     def extra_repr(self) -> str:
-        if self.parameter is None or self.method is None:
-            return "nothing to learn"
-        return f"{self.method.name}: {tuple(self.parameter.shape)}"
+        shapes = [f"{name}: {tuple(p.shape)}" for name, p in self._parameters.items() if p is not None]
+        return ", ".join(shapes) or "nothing to learn"
 
 
 # names that a method cannot have, because its parameters are an attribute of TaskRotation
-RESERVED = frozenset({*dir(TaskRotation), "method", "trainable", "training", "dims", "draw", "inner", "seed", *LAYOUT})
+RESERVED = frozenset(
+    {*dir(TaskRotation), "method", "trainable", "strength", "training", "magnitude", *BUFFERS}
+    | {OUTPUT + name for name in BUILT_IN}
+)
 
 
 class Rotation(nn.Module):
@@ -152,13 +137,21 @@ class Rotation(nn.Module):
         return child
 
     def forward(self, weight: Tensor) -> Tensor:
-        neurons = weight if self.learned else weight.detach()
-        task = self.task
+        neurons, task = self.detached(weight), self.task
         if task.method is None:
             return neurons
-        dims = task.dims if self.plan.sample is not None else None
-        assert task.parameter is not None
-        return rotate_weight(task.method, task.parameter, neurons, self.plan.size, dims, self.plan.layout)
+        turns = task.turns(self.plan, dropout=self.training)
+        return turn_weight(neurons, turns, self.plan.layout, task._parameters.get("magnitude"))
+
+    def rotated(self, weight: Tensor, *, with_magnitude: bool = False) -> Tensor:
+        """Return the rotated weight without dropout, to be merged."""
+        task = self.task
+        magnitude = task._parameters.get("magnitude") if with_magnitude else None
+        return turn_weight(weight.detach(), task.turns(self.plan, dropout=False), self.plan.layout, magnitude)
+
+    def detached(self, weight: Tensor) -> Tensor:
+        """Return the neurons, without a gradient if they are fixed."""
+        return weight if self.learned else weight.detach()
 
     def extra_repr(self) -> str:
         plan = self.plan
@@ -167,34 +160,21 @@ class Rotation(nn.Module):
             parts.append(f"{plan.sample} at a time")
         if plan.blocks > 1:
             parts.append(f"{plan.blocks} {'shared ' if plan.shared else ''}blocks")
+        if plan.side != "input":
+            blocks = f" in {plan.output_blocks} blocks" if plan.output_blocks > 1 else ""
+            parts.append(f"{plan.side} side{'s' if plan.side == 'both' else ''}, {plan.outputs} outputs{blocks}")
+        parts += [name for name in ("shuffle", "scaled", "magnitude") if getattr(plan, name)]
+        parts += [f"dropout {plan.dropout}"] if plan.dropout else []
+        parts += ["applied to the input"] if plan.apply == "input" else []
         parts.append(f"neurons {'learned' if plan.learned else 'fixed'}")
         return ", ".join(parts) + (f", task {self.active!r}" if len(self.tasks) > 1 else "")
 
 
-def rotate_weight(
-    method: Orthogonalizer,
-    numbers: Tensor,
-    weight: Tensor,
-    size: int,
-    dims: Tensor | None = None,
-    layout: Layout = _ROWS,
-) -> Tensor:
-    """Replace every neuron v of a weight by R v, in blocks of `size` dimensions or in the dimensions `dims` only."""
-    rows = neuron_rows(weight, layout)
-    exact = rows.flatten(0, 1).to(accumulation_dtype(weight.dtype))
-    with without_autocast(weight):
-        out = _rotate_rows(method, numbers.to(accumulation_dtype(numbers.dtype)), exact, size, dims)
-    return from_neuron_rows(saturating_cast(out.view_as(rows), weight.dtype), weight.shape, layout)
-
-
-def _rotate_rows(method: Orthogonalizer, numbers: Tensor, rows: Tensor, size: int, dims: Tensor | None) -> Tensor:
-    """Rotate rows (n, d); numbers (blocks, ...)."""
-    if dims is not None:
-        return rows.index_copy(1, dims, method.apply(numbers.squeeze(0), rows.index_select(1, dims)))
-    if len(numbers) == 1:  # one block, or a shared one
-        return method.apply(numbers.squeeze(0), rows.reshape(-1, size)).view_as(rows)
-    blocks = rows.unflatten(1, (-1, size)).transpose(0, 1)
-    return method.apply(numbers, blocks).transpose(0, 1).flatten(1)
+def scale_numbers(numbers: Tensor, size: int, scaled: bool, strength: float = 1.0) -> Tensor:
+    """Return the numbers of a rotation in at least float32, divided by 2√(m−1) if they are scaled."""
+    factor = strength / (2 * math.sqrt(max(1, size - 1)) if scaled else 1.0)
+    exact = numbers.to(accumulation_dtype(numbers.dtype))
+    return exact if factor == 1.0 else exact * factor
 
 
 def layout_buffers(layout: Layout, shape: torch.Size) -> dict[str, int]:
@@ -212,11 +192,6 @@ def layout_from_buffers(parts: Mapping[str, Tensor]) -> Layout:
 def layer_seed(seed: int, name: str) -> int:
     """Hash a seed for the layer of this name: the same in every process and under any wrapper."""
     return stable_hash(seed, unwrapped_name(name)) >> 1  # fits int64
-
-
-def draw_dims(seed: int, draw: int, dimension: int, sample: int) -> Tensor:
-    """Draw `sample` dimensions for draw number `draw`, sorted."""
-    return torch.randperm(dimension, generator=generator(seed, "", draw), device="cpu")[:sample].sort().values
 
 
 def is_sharded(tensor: Tensor) -> bool:

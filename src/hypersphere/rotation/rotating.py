@@ -15,8 +15,9 @@ from .._internal.optimizer_checks import record_change
 from .._internal.other_tools import refuse_adapters
 from ..orthogonal import BUILT_IN, INITS, ORTHOGONALIZERS, Orthogonalizer
 from ..selection import Neurons, Specs, as_list, matches, no_layer_error, select, select_to_change
-from .parametrization import NONE, RESERVED, Rotation, find_rotated, is_sharded, layer_label, layer_seed
-from .plans import cost_warning, make_plans
+from .parametrization import RESERVED, Rotation, find_rotated, is_sharded, layer_label, layer_seed
+from .plan import NONE, OUTPUT
+from .planning import cost_warning, make_plans
 from .rotated_class import extend_class
 
 M = TypeVar("M", bound=nn.Module)
@@ -146,13 +147,13 @@ def parameter_order(neurons: Neurons) -> list[str]:
 
 def attach(verb: str, pairs: list[tuple[Neurons, Rotation]]) -> None:
     """Register the parametrizations without computing a weight."""
-    added = [(_parameter(neurons), rotation.task.parameter) for neurons, rotation in pairs]
+    added = [(_parameter(neurons), tuple(rotation.task.parameters())) for neurons, rotation in pairs]
     for (neurons, rotation), (weight, _) in zip(pairs, added, strict=True):
         rotation.train(neurons.module.training)
         parametrize.register_parametrization(neurons.module, neurons.tensor_name, rotation, unsafe=True)
         weight.requires_grad_(rotation.learned)
         extend_class(neurons.module)
-    record_change(verb, [(weight, (numbers,)) for weight, numbers in added if numbers is not None])
+    record_change(verb, [(weight, numbers) for weight, numbers in added if numbers])
 
 
 def _select_layers(model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None) -> dict[str, Neurons]:

@@ -15,16 +15,14 @@ from ..orthogonal import ORTHOGONALIZERS
 from ..selection import Neurons, select, unwrapped
 from ._file import Entry, File, describe_plan, read, write
 from .parametrization import (
-    NONE,
-    Plan,
     RotatedWeight,
     Rotation,
-    draw_dims,
     find_rotated,
     is_sharded,
     layer_label,
     require_rotated,
 )
+from .plan import NONE, Plan
 from .rotating import attach, check_layer, parameter_order
 from .tasks import activate
 
@@ -130,7 +128,7 @@ def _split_state(
 
 def _neurons_change(plan: Plan) -> bool:
     """Return whether training changes the neurons."""
-    return plan.learned or plan.sample is not None
+    return plan.learned or plan.redrawn
 
 
 def _describe_layer(each: RotatedWeight, task: str | None) -> dict[str, Any]:
@@ -183,10 +181,10 @@ def _check_entry(
             raise ValueError(f"{path}: {key!r} must be {want}, got {have}")
         if held[key].is_floating_point() and not bool(torch.isfinite(held[key]).all()):
             raise ValueError(f"{path}: {key!r} must be finite")
-    if plan.sample is not None:
-        seed, draw, dims = (held[prefix + name] for name in ("seed", "draw", "dims"))
-        if not torch.equal(dims, draw_dims(int(seed), int(draw), plan.dimension, plan.sample)):
-            raise ValueError(f"{path}: {prefix + 'dims'!r} does not match seed and draw")
+    if plan.redrawn:
+        for name, dims in plan.draw_dims(int(held[prefix + "seed"]), int(held[prefix + "draw"])).items():
+            if not torch.equal(held[prefix + name], dims):
+                raise ValueError(f"{path}: {prefix + name!r} does not match seed and draw")
     return rotation
 
 

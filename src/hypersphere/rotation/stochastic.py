@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from .._internal import checks
 from .._internal.draws import generator, not_traced
-from .parametrization import Rotation, RotatedWeight, draw_dims, find_rotated, layer_label
+from .parametrization import RotatedWeight, Rotation, find_rotated, layer_label
 
 _newest: WeakKeyDictionary[Rotation, ReferenceType[Resampler]] = WeakKeyDictionary()  # the Resampler of each layer
 
@@ -51,12 +51,12 @@ class Resampler:
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
         self.optimizer = _unwrap(optimizer)
         self.inner = checks.integer("inner", inner, low=1)
-        self.sampled = [each for each in find_rotated(model) if each.rotation.plan.sample is not None]
+        self.sampled = [each for each in find_rotated(model) if each.rotation.plan.redrawn]
         if not self.sampled:
-            raise ValueError("model must be rotated with sample: hypersphere.rotate(model, sample=0.25)")
+            raise ValueError("model must be rotated with sample or shuffle: hypersphere.rotate(model, sample=0.25)")
         known = {parameter for group in optimizer.param_groups for parameter in group["params"]}
         for each in self.sampled:
-            if each.rotation.task.parameter not in known:
+            if not known.issuperset(each.rotation.task.rotations.values()):
                 raise ValueError(
                     f"optimizer must hold the rotation of layer {layer_label(each.name)!r}: make the optimizer "
                     "after rotate"
@@ -116,21 +116,20 @@ class Resampler:
     @torch.no_grad()
     def _resample(self, each: RotatedWeight) -> None:
         plan, task, neurons = each.rotation.plan, each.rotation.task, each.neurons
-        seed, draw, parameter = int(task.seed), int(task.draw) + 1, task.parameter
-        assert plan.sample is not None
-        assert parameter is not None
+        seed, draw = int(task.seed), int(task.draw) + 1
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             # The start of "network" is random: seed it by the draw.
             torch.manual_seed(generator(seed, "start", draw).initial_seed())
-            start = plan.start()
-        assert start is not None
-        neurons.copy_(each.rotation(neurons))
-        parameter.copy_(start)
-        parameter.grad = None
-        self.optimizer.state.pop(parameter, None)
+            starts = plan.starts()
+        neurons.copy_(each.rotation.rotated(neurons))
+        for name, parameter in task.rotations.items():
+            parameter.copy_(starts[name])
+            parameter.grad = None
+            self.optimizer.state.pop(parameter, None)
         task.draw.fill_(draw)
         task.inner.zero_()
-        task.dims.copy_(draw_dims(seed, draw, plan.dimension, plan.sample))
+        for name, dims in plan.draw_dims(seed, draw).items():
+            task.get_buffer(name).copy_(dims)
 
 
 def _is_rotated(each: RotatedWeight) -> bool:

@@ -28,17 +28,17 @@ def add_task(model: nn.Module, name: str) -> None:
         raise ValueError(f"name must be new, got {name!r}; the tasks are {', '.join(found[0].rotation.tasks)}")
     for each in missing:
         rotation, layer = each.rotation, f"layer {layer_label(each.name)!r}"
-        if rotation.plan.sample is not None:
+        if rotation.plan.redrawn:
+            kind = "shuffle" if rotation.plan.shuffle else "sample"
             raise ValueError(
-                f"add_task: {layer} is rotated with sample, which changes the neurons: tasks need fixed neurons"
+                f"add_task: {layer} is rotated with {kind}, which changes the neurons: tasks need fixed neurons"
             )
         if rotation.learned:
             raise ValueError(f"add_task: {layer} learns its neurons: tasks need fixed neurons")
     for each in missing:
         task = TaskRotation(each.rotation.plan, each.rotation.seed, each.neurons)
         task.train(each.rotation.training)
-        if task.parameter is not None:
-            task.parameter.requires_grad_(False)
+        task.requires_grad_(False)
         each.rotation.add_module(name, task)
 
 
@@ -69,12 +69,10 @@ def activate(each: RotatedWeight, name: str) -> None:
     if rotation.active == name:
         return
     old = rotation.task
-    if old.parameter is not None:
-        old.trainable = old.parameter.requires_grad  # a frozen task stays frozen when it is used again
-        old.parameter.requires_grad_(False)
+    old.trainable = any(p.requires_grad for p in old.parameters())  # a frozen task stays frozen when it is used again
+    old.requires_grad_(False)
     rotation.active = name
-    if rotation.task.parameter is not None:
-        rotation.task.parameter.requires_grad_(rotation.task.trainable)
+    rotation.task.requires_grad_(rotation.task.trainable)
 
 
 def check_new_name(name: object) -> None:

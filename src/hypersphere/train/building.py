@@ -21,7 +21,7 @@ from ..losses import heads
 from ..optim import OGD, param_groups
 from ..rotation import rotate
 from ..rotation.parametrization import find_rotated
-from ..rotation.plans import estimate_seconds, make_plans
+from ..rotation.planning import estimate_seconds, make_plans
 from ..selection import select
 from ..similarity import LearnableSigmoid
 from .config import Config, Energy, Gan, Loss, Model, Rotation

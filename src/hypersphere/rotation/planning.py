@@ -9,7 +9,8 @@ from typing import Any
 
 from .._internal import checks
 from ..selection import Neurons
-from .parametrization import NONE, Plan, layer_label
+from .parametrization import layer_label
+from .plan import NONE, Plan
 
 # Measured cost of a factorization of d dimensions, including OGD's step or the penalty, relative to Cayley's
 # (benchmarks/rotation.py). Other methods only multiply, or are the user's own.
