@@ -60,6 +60,11 @@ class TaskRotation(nn.Module):
         """The parameters of the rotations, by name: one for each side."""
         return {name: p for name, p in self._parameters.items() if p is not None and name != "magnitude"}
 
+    @property
+    def magnitudes(self) -> Tensor | None:
+        """The learned factor of each neuron; None without ``magnitude``."""
+        return self._parameters.get("magnitude")
+
     def turns(self, plan: Plan, *, dropout: bool) -> list[Turn]:
         """Return the rotations of this task, with or without dropout."""
         if self.method is None:
@@ -141,12 +146,12 @@ class Rotation(nn.Module):
         if task.method is None:
             return neurons
         turns = task.turns(self.plan, dropout=self.training)
-        return turn_weight(neurons, turns, self.plan.layout, task._parameters.get("magnitude"))
+        return turn_weight(neurons, turns, self.plan.layout, task.magnitudes)
 
     def rotated(self, weight: Tensor, *, with_magnitude: bool = False) -> Tensor:
         """Return the rotated weight without dropout, to be merged."""
         task = self.task
-        magnitude = task._parameters.get("magnitude") if with_magnitude else None
+        magnitude = task.magnitudes if with_magnitude else None
         return turn_weight(weight.detach(), task.turns(self.plan, dropout=False), self.plan.layout, magnitude)
 
     def detached(self, weight: Tensor) -> Tensor:

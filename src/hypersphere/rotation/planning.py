@@ -127,11 +127,15 @@ def cost_warning(made: dict[str, Plan], found: dict[str, Neurons], first: str) -
 
 
 def _count_blocks(dimension: int, kernel: int, blocks: int, block_size: int | None) -> int:
-    """Return the number of blocks; 0 if the layer cannot be split like this. A block has at least two dimensions."""
-    if block_size is None:
-        block_size = dimension // blocks if dimension % blocks == 0 else 0
-    fits = block_size > 1 and dimension % block_size == 0 and block_size % kernel == 0
-    return dimension // block_size if fits else 0
+    """Return the number of blocks; 0 if the layer cannot be split like this. A block has at least two dimensions.
+
+    `blocks` are of whole channels (OPT, App. I); a block of `block_size` may cut through channels.
+    """
+    if block_size is not None:
+        fits = block_size > 1 and dimension % block_size == 0
+        return dimension // block_size if fits else 0
+    size = dimension // blocks if dimension % blocks == 0 else 0
+    return blocks if size > 1 and size % kernel == 0 else 0
 
 
 def _describe_size(plan: Plan, neurons: Neurons) -> str:

@@ -13,7 +13,9 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from .._internal.other_tools import NOT_PLAIN, QCONFIG
+from ..selection import is_transformers_conv1d
 from . import optimizer_checks
+from .inputs import INPUT_FORWARDS, rotate_linear
 
 _NOT_PLAIN = "the layer is rotated, its weight is computed and what is written to it is lost: call hypersphere.merge first"
 
@@ -36,6 +38,8 @@ def extend_class(layer: nn.Module) -> None:
     if plain.__reduce_ex__ is object.__reduce_ex__:  # else the class has a way of its own
         made.__reduce_ex__ = reduce_ex  # type: ignore[assignment, method-assign]
     made.register_parameter = register_parameter  # type: ignore[assignment, method-assign]
+    if plain in INPUT_FORWARDS or is_transformers_conv1d(layer):
+        made.forward = INPUT_FORWARDS.get(plain, rotate_linear)  # type: ignore[assignment, method-assign]
     setattr(made, NOT_PLAIN, _NOT_PLAIN)
     setattr(made, "qconfig", QCONFIG)
     optimizer_checks.ROTATED.add(layer)

@@ -18,6 +18,7 @@ from ..selection import Neurons, Specs, as_list, matches, no_layer_error, select
 from .parametrization import RESERVED, Rotation, find_rotated, is_sharded, layer_label, layer_seed
 from .plan import NONE, OUTPUT
 from .planning import cost_warning, make_plans
+from .options import add_options
 from .rotated_class import extend_class
 
 M = TypeVar("M", bound=nn.Module)
@@ -39,6 +40,12 @@ def rotate(
     layers: Specs | None = None,
     exclude: Specs = (),
     output: str | None = "auto",
+    apply: str = "auto",
+    side: str = "input",
+    shuffle: bool = False,
+    scaled: bool = False,
+    magnitude: bool = False,
+    dropout: float = 0.0,
 ) -> M:
     """Train rotations instead of neurons: w = R v, one R per layer (OPT, 3.1), in place; return the model.
 
@@ -68,6 +75,15 @@ def rotate(
             unless it is the only one.
         seed: for the draw of dimensions.
         layers, exclude, output: which layers, as in :func:`select`.
+        apply: "weight" rotates the neurons; "input" rotates the layer's inputs instead, which gives the same output
+            and never touches the weight: for frozen, quantized and tied weights. "auto": "input" for Linear layers
+            and 1×1 convolutions where it takes fewer multiplications, 3·m ≤ N for N neurons and blocks of m.
+        side: "input": w = R v. "output": rotations mix the neurons, W = R V. "both": W = R_out V R_inᵀ. All keep the
+            singular values of the weight; only "input" keeps the angles between neurons and their energy.
+        shuffle: blocks of randomly chosen dimensions instead of neighbours, drawn anew by a :class:`Resampler`.
+        scaled: divide the parameters by 2√(m−1), so that one learning rate serves all block sizes m.
+        magnitude: learn a factor for each neuron too; it changes lengths, not the energy while it is positive.
+        dropout: the probability of replacing a block by the identity in training; this keeps the energy.
 
     Example:
         >>> import hypersphere as hs
@@ -101,6 +117,18 @@ def rotate(
         share_blocks=share_blocks,
         sample=sample,
         first=first,
+    )
+    made = add_options(
+        made,
+        found,
+        blocks=blocks,
+        block_size=block_size,
+        apply=apply,
+        side=side,
+        shuffle=shuffle,
+        scaled=scaled,
+        magnitude=magnitude,
+        dropout=dropout,
     )
     if layers is None or len(made) > 1:  # not for a single layer that was asked for
         warning = cost_warning(made, found, first)

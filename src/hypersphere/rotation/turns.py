@@ -8,7 +8,7 @@ Shapes: N neurons, d inputs, B blocks of m dimensions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -111,3 +111,29 @@ def turn_linear(
     if magnitude is not None:
         y = y * magnitude.to(y.dtype)
     return y + bias.to(y.dtype) if late and bias is not None else y
+
+
+def turn_conv(
+    conv: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    turns: Sequence[Turn],
+    magnitude: Tensor | None,
+) -> Tensor:
+    """Compute a convolution with 1×1 kernels like :func:`turn_linear`; conv(x, weight, bias) is the plain one."""
+    channels = (-1, *[1] * (weight.dim() - 2))
+    batched = x.dim() == weight.dim()
+    x = x if batched else x.unsqueeze(0)
+    for turn in turns:
+        x = x if turn.of_outputs else turn.rotate_channels(x)
+    outer = [turn for turn in turns if turn.of_outputs]
+    late = bool(outer) or magnitude is not None  # the bias is added last
+    y = conv(x, weight, None if late else bias)
+    for turn in outer:
+        y = turn.rotate_channels(y, transposed=True)
+    if magnitude is not None:
+        y = y * magnitude.to(y.dtype).view(channels)
+    if late and bias is not None:
+        y = y + bias.to(y.dtype).view(channels)
+    return y if batched else y.squeeze(0)

@@ -1,6 +1,6 @@
 """Select the tensors of a model that hold neurons, and find its output layer."""
 
-from .layouts import Layout, from_neuron_rows, neuron_rows
+from .layouts import Layout, from_neuron_rows, is_transformers_conv1d, neuron_rows
 from .neurons import Neurons
 from .selecting import (
     Spec,
@@ -23,6 +23,7 @@ __all__ = [
     "Specs",
     "as_list",
     "from_neuron_rows",
+    "is_transformers_conv1d",
     "is_loss_head",
     "matches",
     "neuron_rows",

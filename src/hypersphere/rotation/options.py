@@ -1,0 +1,105 @@
+"""Options of rotations for fine-tuning: where R is applied, on which side, and what is learned besides."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from .._internal import checks
+from ..orthogonal import triangle_shape
+from ..selection import Neurons, is_transformers_conv1d
+from .parametrization import layer_label
+from .plan import NONE, Plan
+
+APPLY = ("auto", "input", "weight")
+SIDES = ("input", "output", "both")
+
+
+def add_options(
+    made: dict[str, Plan],
+    found: dict[str, Neurons],
+    *,
+    blocks: int,
+    block_size: int | None,
+    apply: str,
+    side: str,
+    shuffle: bool,
+    scaled: bool,
+    magnitude: bool,
+    dropout: float,
+) -> dict[str, Plan]:
+    """Return the plans with these options; `blocks` and `block_size` split the outputs as they split the inputs."""
+    checks.choice("apply", apply, APPLY)
+    checks.choice("side", side, SIDES)
+    for name, flag in {"shuffle": shuffle, "scaled": scaled, "magnitude": magnitude}.items():
+        if not isinstance(flag, bool):
+            raise TypeError(f"{name} must be True or False, got {flag!r}")
+    rate = checks.number("dropout", dropout, low=0.0)
+    if rate >= 1:
+        raise ValueError(f"dropout must be at least 0 and below 1, got {dropout!r}")
+    method, any_plan = next(iter(made.values())).orthogonalizer, next(iter(made.values()))
+    used = {"side": side != "input", "shuffle": shuffle, "scaled": scaled, "magnitude": magnitude, "dropout": rate > 0}
+    if method is None and any(used.values()):
+        wrong = ", ".join(name for name, given in used.items() if given)
+        raise ValueError(f"{wrong} need a rotation, got method={NONE!r}")
+    if scaled and (method is None or method.shape(4) != triangle_shape(4)):
+        raise ValueError(f"scaled needs the method 'cayley' or 'exponential', got {any_plan.method!r}")
+    if shuffle and (any_plan.sample is not None or any_plan.init != "identity"):
+        raise ValueError("shuffle needs init='identity' and no sample")
+    if shuffle and all(plan.blocks == 1 for plan in made.values()):
+        raise ValueError("shuffle needs blocks: pass blocks or block_size")
+    if side != "input" and any_plan.sample is not None:
+        raise ValueError(f"sample rotates the inputs only, got side={side!r}")
+    plans = {}
+    for name, plan in made.items():
+        neurons, layer = found[name], f"layer {layer_label(name)!r}"
+        outputs = math.prod(neurons.stored.shape) // plan.dimension
+        if side != "input" and (neurons.layout.groups > 1 or plan.layout.stacked):
+            raise ValueError(f"side={side!r} would mix the {neurons.layout.groups} groups of {layer}: exclude it")
+        changed = replace(
+            plan,
+            side=side,
+            outputs=outputs if side != "input" or magnitude else 0,
+            output_blocks=_output_blocks(outputs, blocks, block_size) if side != "input" else 1,
+            shuffle=shuffle and plan.blocks > 1,
+            scaled=scaled,
+            magnitude=magnitude,
+            dropout=rate,
+        )
+        possible = method is not None and acts_on_inputs(neurons)
+        if apply == "input" and not possible:
+            raise ValueError(
+                f"apply='input' needs a Linear or a convolution with 1×1 kernels and one group, and a method that "
+                f"rotates; {layer} [{type(neurons.module).__name__}] is not: use apply='auto', or exclude it"
+            )
+        cheaper = possible and is_cheaper_on_inputs(changed, outputs)
+        plans[name] = replace(changed, apply="input" if apply == "input" or (apply == "auto" and cheaper) else "weight")
+    return plans
+
+
+def acts_on_inputs(neurons: Neurons) -> bool:
+    """Return whether a rotation can act on the inputs of this layer: no two neurons see different parts of them."""
+    module = neurons.module
+    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        plain = type(module) in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        return plain and module.groups == 1 and set(module.kernel_size) == {1}
+    return type(module) is nn.Linear or is_transformers_conv1d(module)
+
+
+def is_cheaper_on_inputs(plan: Plan, outputs: int) -> bool:
+    """Return whether rotating inputs and outputs takes fewer multiplications than rotating the weight.
+
+    Per row of inputs, forward and backward pass: R on d inputs takes 3·d·m, R on N outputs 3·N·m. Rotating the weight
+    takes the gradient to the weight instead, d·N, and more that does not grow with the rows and is not counted.
+    """
+    return 3 * sum(side.rotated * side.size for side in plan.sides) <= plan.dimension * outputs
+
+
+def _output_blocks(outputs: int, blocks: int, block_size: Any) -> int:
+    """Return the number of blocks of the outputs; 1 if they cannot be split like this."""
+    if block_size is not None:
+        blocks = outputs // block_size if outputs % block_size == 0 else 1
+    return blocks if outputs % blocks == 0 and outputs // blocks > 1 else 1
