@@ -10,7 +10,7 @@ from torch.autograd import Function
 
 from ..cosine import apply
 from ._method import RowsFunction, in_full_precision
-from ._packed import pack, skew
+from ._packed import pack, pack_difference, skew
 
 # On a CPU, float64 inverts small float32 matrices faster than float32 does (32-d 0.6, 64-d 0.7, 256-d 1.0 of the time:
 # benchmarks/adapters.py), and more exactly.
@@ -71,9 +71,9 @@ class CayleyMatrix(Function):
         matrix = _identity_minus_skew(packed)
         if matrix.device.type == "cpu" and matrix.shape[-1] <= _INVERTED_IN_DOUBLE:
             matrix = matrix.double()
-        rotation = torch.linalg.inv_ex(matrix).inverse.mul_(2)
+        rotation = torch.linalg.inv_ex(matrix).inverse.to(packed.dtype).mul_(2)
         rotation.diagonal(dim1=-2, dim2=-1).sub_(1)
-        return rotation.to(packed.dtype)
+        return rotation
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -83,9 +83,10 @@ class CayleyMatrix(Function):
     @in_full_precision
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (rotation,) = ctx.saved_tensors
-        inverse = (rotation + torch.eye(rotation.shape[-1], dtype=rotation.dtype, device=rotation.device)).mT
-        outer = inverse @ grad @ inverse  # 4 ZᵀGZᵀ
-        return pack((outer - outer.mT) / 2)
+        inverse = rotation.clone()
+        inverse.diagonal(dim1=-2, dim2=-1).add_(1)
+        outer = inverse.mT @ grad @ inverse.mT  # 4 ZᵀGZᵀ
+        return pack_difference(outer) / 2
 
 
 def cayley_rows(packed: Tensor, rows: Tensor) -> Tensor:

@@ -72,7 +72,7 @@ class TaskRotation(nn.Module):
         return [
             Turn(
                 self.method,
-                scale_numbers(self.rotations[side.prefix + self.method.name], side.size, plan.scaled, self.strength),
+                scale_numbers(self._rotation_of(side), side.size, plan.scaled, self.strength),
                 side.size,
                 self._buffers.get(side.prefix + "dims"),
                 of_outputs=side.prefix == OUTPUT,
@@ -80,6 +80,12 @@ class TaskRotation(nn.Module):
             )
             for side in plan.sides
         ]
+
+    def _rotation_of(self, side: Side) -> nn.Parameter:
+        assert self.method is not None
+        found = self._parameters[side.prefix + self.method.name]
+        assert found is not None
+        return found
 
     def _draw_kept(self, side: Side, dropout: float) -> Tensor:
         """Draw the blocks that dropout keeps, from torch's global generator as nn.Dropout does."""
