@@ -8,12 +8,16 @@ its attribute ``not_plain``, which says why and what to do instead.
 from __future__ import annotations
 
 import sys
+from types import FrameType
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
+from .checks import warn_once
+
 NOT_PLAIN = "not_plain"
+_HUGGING_FACE = ("transformers.", "diffusers.", "huggingface_hub.")
 
 
 def has_adapters(module: nn.Module) -> bool:
@@ -47,11 +51,24 @@ def refuse_adapters(verb: str, model: nn.Module) -> None:
 
 def refuse_fusion(layer: nn.Module, name: str) -> None:
     """Raise if torch.nn.utils.fusion is the caller of the method that sets the parameter `name` of `layer`."""
-    frame, depth = sys._getframe(1), 0
-    while frame is not None and depth < 4:
-        if frame.f_globals.get("__name__") == "torch.nn.utils.fusion":
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(4):  # register_parameter (of a rotated layer too), nn.Module.__setattr__, the caller
+        if frame is not None and frame.f_globals.get("__name__") == "torch.nn.utils.fusion":
             raise ValueError(f"BatchNorm cannot be fused into {name} here: {getattr(layer, NOT_PLAIN)}")
-        frame, depth = frame.f_back, depth + 1  # type: ignore[assignment]
+        frame = frame.f_back if frame is not None else None
+
+
+def warn_of_save_pretrained() -> None:
+    """Warn if a plain save_pretrained is calling: the network that from_pretrained gives has no such layers."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "save_pretrained" and frame.f_globals.get("__name__", "").startswith(_HUGGING_FACE):
+            warn_once(
+                "save_pretrained writes no sphere layers and no rotations: from_pretrained would give a network "
+                "without them; use hypersphere.save_pretrained and hypersphere.from_pretrained"
+            )
+            return
+        frame = frame.f_back
 
 
 def _get_qconfig(layer: nn.Module) -> Any:

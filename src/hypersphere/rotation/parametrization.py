@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize
 
 from .._internal import checks
 from .._internal.draws import generator, stable_hash, unwrapped_name
+from .._internal.other_tools import warn_of_save_pretrained
 from .._internal.overflow import saturating_cast
 from ..cosine import accumulation_dtype, without_autocast
 from ..orthogonal import BUILT_IN, ORTHOGONALIZERS, Orthogonalizer
@@ -145,6 +146,10 @@ class Rotation(nn.Module):
         child = self._modules[self.active]
         assert isinstance(child, TaskRotation)
         return child
+
+    def _save_to_state_dict(self, *args: Any) -> None:
+        warn_of_save_pretrained()
+        super()._save_to_state_dict(*args)  # type: ignore[no-untyped-call]
 
     def forward(self, weight: Tensor) -> Tensor:
         neurons = weight if self.learned else weight.detach()
