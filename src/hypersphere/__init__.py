@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from . import diagnosis as diagnosis
     from . import energy as energy
     from . import functional as functional
+    from . import fusion as fusion
     from . import geometry as geometry
     from . import inspection as inspection
     from . import layers as layers
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from . import openset as openset
     from . import optim as optim
     from . import orthogonal as orthogonal
+    from . import pretrained as pretrained
     from . import recipes as recipes
     from . import recurrent as recurrent
     from . import report as report

@@ -138,7 +138,8 @@ def _fold(layer: Any, norm: Any) -> None:
             scale: Any = 1.0 if layer.scale is None else layer.scale
             scale = a * (scale.double() if isinstance(scale, Tensor) else scale)
             del layer.scale
-            layer.bias, layer.scale = new(bias), new(scale)
+            setattr(layer, "bias", new(bias))  # noqa: B010 (of the torch class beside SphereOptions)
+            layer.scale = new(scale)
         else:
             weight = layer.weight.double()
             if isinstance(layer, _TRANSPOSED):  # (C, O/G, ...)

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,9 +93,9 @@ def from_pretrained(cls: Any, folder: str | os.PathLike[str]) -> Any:
 
     Example:
         >>> import hypersphere as hs
-        >>> hs.from_pretrained(nn.Linear, "/nowhere")
+        >>> hs.from_pretrained(int, "folder")
         Traceback (most recent call last):
-        TypeError: cls must be a class with from_pretrained, as models of transformers are, got <class 'torch.nn.modules.linear.Linear'>
+        TypeError: cls must be a class with from_pretrained, as models of transformers are, got <class 'int'>
     """
     if not callable(getattr(cls, "from_pretrained", None)):
         raise TypeError(f"cls must be a class with from_pretrained, as models of transformers are, got {cls!r}")
@@ -124,7 +125,7 @@ def _active_task(model: nn.Module) -> str:
 
 
 def _save_converted(model: Any, folder: Path, state: dict[str, Any], description: dict[str, Any]) -> None:
-    """Write the config with the description, and the weights under a name that a plain from_pretrained does not find."""
+    """Write the config with the description, and the weights under a name that no plain from_pretrained finds."""
     others = [key for key, value in state.items() if not isinstance(value, Tensor)]
     if others:
         raise ValueError(f"save_pretrained: {others[0]!r} of the state_dict is not a tensor")
@@ -197,9 +198,11 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 def _build(cls: Any, folder: Path) -> nn.Module:
     """Make a plain model of the folder's config, with random weights."""
-    config_class = getattr(cls, "config_class", None)
-    if config_class is None:  # an auto class, or a base class
-        from transformers import AutoConfig as config_class
+    config_class: Any = getattr(cls, "config_class", None)
+    if config_class is None:  # an auto class of transformers
+        config_class = getattr(sys.modules.get("transformers"), "AutoConfig", None)
+    if config_class is None:
+        raise TypeError(f"cls must be a model class with config_class, or an auto class of transformers, got {cls!r}")
     config = config_class.from_pretrained(folder)
     if hasattr(config, KEY):  # else the model's own save_pretrained would write it
         delattr(config, KEY)
@@ -236,7 +239,11 @@ def _describe(name: str, layer: SphereOptions, holders: dict[nn.Module, str]) ->
         raise ValueError(
             f"save_pretrained: the similarity of layer {name!r} must have a name to stand in the config, got {g!r}"
         )
-    return {"name": name, "similarity": similarity, "scale": "learned" if isinstance(layer.scale, Tensor) else layer.scale}
+    return {
+        "name": name,
+        "similarity": similarity,
+        "scale": "learned" if isinstance(layer.scale, Tensor) else layer.scale,
+    }
 
 
 def _convert_as_described(model: nn.Module, layers: list[dict[str, Any]]) -> None:

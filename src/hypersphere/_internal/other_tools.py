@@ -23,24 +23,29 @@ _HUGGING_FACE = ("transformers.", "diffusers.", "huggingface_hub.")
 def has_adapters(module: nn.Module) -> bool:
     """Return whether the module is a layer that PEFT wrapped to add adapters (PEFT is not imported)."""
     return any(
-        each.__name__ == "BaseTunerLayer" and each.__module__.partition(".")[0] == "peft" for each in type(module).__mro__
+        each.__name__ == "BaseTunerLayer" and each.__module__.partition(".")[0] == "peft"
+        for each in type(module).__mro__
     )
 
 
 def adapter_modules(model: nn.Module) -> set[nn.Module]:
-    """Return all modules that PEFT added: adapted layers and their matrices (lora_A, lora_B, ...), not the base layers."""
+    """Return all modules that PEFT added: wrappers and their matrices (lora_A, lora_B, ...), not the base layers."""
     found: set[nn.Module] = set()
-    kept: set[nn.Module] = set()
     for module in model.modules():
         if has_adapters(module):
-            found.update(module.modules())
-            kept.update(getattr(module, "base_layer", nn.Module()).modules())
-    return found - {module for module in kept if not has_adapters(module)}
+            found.add(module)
+            for name, child in module.named_children():
+                found.update(child.modules() if name != "base_layer" else ())
+    return found
 
 
 def refuse_adapters(verb: str, model: nn.Module) -> None:
     """Raise if the model carries adapters of PEFT."""
-    names = [f"{name or '(root)'} [{type(module).__name__}]" for name, module in model.named_modules() if has_adapters(module)]
+    names = [
+        f"{name or '(root)'} [{type(module).__name__}]"
+        for name, module in model.named_modules()
+        if has_adapters(module)
+    ]
     if names:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         raise ValueError(
@@ -99,7 +104,8 @@ def _refuse_as_base_layer(parent: nn.Module, name: str, child: nn.Module | None)
     if name == "base_layer" and hasattr(type(child), NOT_PLAIN) and has_adapters(parent):
         assert child is not None
         raise ValueError(
-            f"PEFT cannot adapt {type(child).__name__}({child.extra_repr()}): {getattr(child, NOT_PLAIN)}; or leave it out of target_modules. Layers before "
+            f"PEFT cannot adapt {type(child).__name__}({child.extra_repr()}): {getattr(child, NOT_PLAIN)}; or leave it "
+            "out of target_modules. Layers before "
             "it have adapters already: model.unload() of a PEFT model, or a fresh model, is without"
         )
 

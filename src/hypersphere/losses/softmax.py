@@ -52,7 +52,7 @@ class HeadOptions(TypedDict, total=False):
 
 
 def in_dtype_of(embeddings: Tensor, result: Tensor) -> Tensor:
-    """Return a loss or logits in the dtype of the embeddings, its largest number instead of inf; as it is under autocast.
+    """Return a loss or logits in the embeddings' dtype, its largest number instead of inf; under autocast as they are.
 
     Gradients pass beyond that number too.
     """

@@ -25,7 +25,7 @@ def describe_rotations(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def rotate_as_described(model: nn.Module, layers: list[dict[str, Any]]) -> None:
-    """Rotate a plain model by :func:`describe_rotations`' result; ValueError if it does not fit. Numbers are initial."""
+    """Rotate a plain model by the result of :func:`describe_rotations`; ValueError if it does not fit."""
     plain = {(module_name(name, n), n.tensor_name): n for name, n in select(model).items()}
     made = []
     active = {}
@@ -44,7 +44,9 @@ def rotate_as_described(model: nn.Module, layers: list[dict[str, Any]]) -> None:
         if found is None:
             raise ValueError(f"the model has no {entry.layer} with neurons in {entry.tensor}")
         if plan.method != NONE and plan.method not in ORTHOGONALIZERS:
-            raise ValueError(f"unknown method {plan.method!r} of {entry.layer}; register its Orthogonalizer with rotate")
+            raise ValueError(
+                f"unknown method {plan.method!r} of {entry.layer}; register its Orthogonalizer with rotate"
+            )
         check_layer(model, entry.name, found)
         got = (dimension(found), found.transposed_groups, list(found.stored.shape))
         if got != (plan.dimension, plan.transposed_groups, entry.shape):

@@ -149,7 +149,7 @@ class Rotation(nn.Module):
 
     def _save_to_state_dict(self, *args: Any) -> None:
         warn_of_save_pretrained()
-        super()._save_to_state_dict(*args)  # type: ignore[no-untyped-call]
+        super()._save_to_state_dict(*args)
 
     def forward(self, weight: Tensor) -> Tensor:
         neurons = weight if self.learned else weight.detach()
