@@ -26,7 +26,7 @@ from .similarity import resolve
 _CONVERTIBLE = " (only nn.Linear, nn.Conv1d, nn.Conv2d and nn.Conv3d can be converted)"
 M = TypeVar("M", bound=nn.Module)
 
-_SPHERE_CLASS: dict[type[nn.Module], type[nn.Module]] = {
+SPHERE_CLASS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: SphereLinear,
     nn.Conv1d: SphereConv1d,
     nn.Conv2d: SphereConv2d,
@@ -83,7 +83,7 @@ def spherize(
         raise ValueError(
             f"layers: {', '.join(refused)} cannot be converted: torch reads the weight without calling the layer"
         )
-    chosen = {name: n for name, n in found.items() if type(n.module) in _SPHERE_CLASS and n.module not in uncalled}
+    chosen = {name: n for name, n in found.items() if type(n.module) in SPHERE_CLASS and n.module not in uncalled}
     others = [name for name, n in found.items() if name in (asked or ()) and name not in chosen]
     if others and not all(isinstance(found[name].module, SphereOptions) for name in others):
         raise no_layer_error(model, "spherize", f" in {', '.join(others)}{_CONVERTIBLE}")
@@ -107,7 +107,7 @@ def spherize(
     before = set(model.parameters())
     for name, neurons in chosen.items():
         layer = neurons.module
-        layer.__class__ = _SPHERE_CLASS[type(layer)]
+        layer.__class__ = SPHERE_CLASS[type(layer)]
         assert isinstance(layer, SphereOptions)
         layer._set_sphere(resolved[name], scale, len(neurons.tensor))
     learned = [(n.tensor, [p for p in n.module.parameters() if p not in before]) for n in chosen.values()]

@@ -19,7 +19,7 @@ from torch.nn.modules.utils import _ntuple
 from . import _fused_conv
 from ._internal import checks
 from ._internal.optimizer_checks import watch_weight_decay
-from ._internal.other_tools import QCONFIG, refuse_fusion
+from ._internal.other_tools import QCONFIG, refuse_fusion, warn_of_save_pretrained
 from ._internal.overflow import finite_gradient
 from .cosine import autocast_enabled, cosine_conv, cosine_linear
 from .similarity import Similarity, chunked, cosine, resolve
@@ -274,6 +274,10 @@ class SphereOptions:
     def __setstate__(self: Any, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[misc]
         watch_weight_decay(self)  # a copy is a new layer
+
+    def _save_to_state_dict(self: Any, *args: Any) -> None:
+        warn_of_save_pretrained()
+        super()._save_to_state_dict(*args)  # type: ignore[misc]
 
     def _load_from_state_dict(self: Any, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Load a state_dict; without `scale` or `similarity.log_k` (a plain layer's) these keep their values.

@@ -20,6 +20,7 @@ from torch.nn.utils import parametrize
 
 from .._internal import checks
 from .._internal.draws import stable_hash, unwrapped_name
+from .._internal.other_tools import warn_of_save_pretrained
 from ..cosine import accumulation_dtype
 from ..orthogonal import BUILT_IN, ORTHOGONALIZERS
 from ..selection import Layout
@@ -146,6 +147,10 @@ class Rotation(nn.Module):
         child = self._modules[self.active]
         assert isinstance(child, TaskRotation)
         return child
+
+    def _save_to_state_dict(self, *args: Any) -> None:
+        warn_of_save_pretrained()
+        super()._save_to_state_dict(*args)
 
     def forward(self, weight: Tensor) -> Tensor:
         neurons, task = self.detached(weight), self.task

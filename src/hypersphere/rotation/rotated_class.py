@@ -17,31 +17,34 @@ from ..selection import is_transformers_conv1d
 from . import optimizer_checks
 from .inputs import INPUT_FORWARDS, rotate_linear
 
-_NOT_PLAIN = "the layer is rotated, its weight is computed and what is written to it is lost: call hypersphere.merge first"
+_NOT_PLAIN = (
+    "the layer is rotated, its weight is computed and what is written to it is lost: call hypersphere.merge first"
+)
 
 
 def extend_class(layer: nn.Module) -> None:
     """Add pickling and clear errors to the class that parametrize made for `layer`, and check its optimizers."""
     made = type(layer)
     plain = made.__bases__[0]
+    object_state: Any = plain.__getstate__  # not torch's, which raises
 
     def reduce_ex(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
         if type(self) is not made:  # FSDP, for example, derives from it
             raise TypeError(f"a rotated layer that became a {type(self).__name__} cannot be pickled: use state_dict()")
-        return _rebuild, (plain, tuple(self.parametrizations)), plain.__getstate__(self)  # type: ignore[arg-type]
+        return _rebuild, (plain, tuple(self.parametrizations)), object_state(self)  # type: ignore[arg-type]
 
     def register_parameter(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
         if name in self.parametrizations:  # type: ignore[operator]
             raise ValueError(f"{name} of a {plain.__name__} cannot be replaced: {_NOT_PLAIN}")
         plain.register_parameter(self, name, param)  # type: ignore[attr-defined]
 
-    if plain.__reduce_ex__ is object.__reduce_ex__:  # else the class has a way of its own
+    if getattr(plain, "__reduce_ex__") is getattr(object, "__reduce_ex__"):  # noqa: B009 (else it has its own way)
         made.__reduce_ex__ = reduce_ex  # type: ignore[assignment, method-assign]
-    made.register_parameter = register_parameter  # type: ignore[assignment, method-assign]
+    made.register_parameter = register_parameter  # type: ignore[method-assign]
     if plain in INPUT_FORWARDS or is_transformers_conv1d(layer):
         made.forward = INPUT_FORWARDS.get(plain, rotate_linear)  # type: ignore[assignment, method-assign]
     setattr(made, NOT_PLAIN, _NOT_PLAIN)
-    setattr(made, "qconfig", QCONFIG)
+    made.qconfig = QCONFIG  # type: ignore[attr-defined]
     optimizer_checks.ROTATED.add(layer)
 
 
