@@ -69,7 +69,7 @@ $(BIN)/python:
 # timm requires torchvision, which breaks lightning and peft beside the pinned torch: timm comes without its requirements,
 # which the others bring.
 .venv-integrations/stamp: $(NEEDS)
-	@echo "installing hypersphere and the packages it is tested with into .venv-integrations (about 4 minutes the first time)"
+	@echo "installing hypersphere and the packages it is tested with into .venv-integrations (some minutes the first time)"
 	@test -x .venv-integrations/bin/python || $(PYTHON) -m venv .venv-integrations
 	@$(subst $(BIN),.venv-integrations/bin,$(PIP)) --editable '.[integrations]'
 	@$(subst $(BIN),.venv-integrations/bin,$(PIP)) --no-deps timm

@@ -132,10 +132,12 @@ def _train(model: nn.Module, inputs: truth.Inputs) -> None:
 
 
 def _rotated(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+    """Return the layers with a parametrization, under the names of truth.layers."""
     return {
-        name: (module, tensor)
-        for name, (module, tensor) in truth.layers(model).items()
-        if parametrize.is_parametrized(module, tensor)
+        name if tensor == "weight" else f"{name}.{tensor}": (module, tensor)
+        for name, module in model.named_modules()
+        if parametrize.is_parametrized(module)
+        for tensor in module.parametrizations
     }
 
 

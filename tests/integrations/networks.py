@@ -37,13 +37,16 @@ class Network:
     trap: str = ""
 
     def build(self) -> nn.Module:
-        """Return the network in eval mode, the same one at each call; no scale is 0 and no bias hides what it adds."""
+        """Return the network in eval mode, the same one at each call."""
         torch.manual_seed(0)
         model = self.make().eval()
         with torch.no_grad():
             for parameter in model.parameters():
-                if parameter.dim() < 2:  # many start at 0, and what they multiply would look unused
+                # Some scales and heads start at 0, and what they multiply would look unused.
+                if parameter.dim() < 2:
                     parameter.add_(torch.empty_like(parameter).uniform_(0.1, 0.3))
+                elif not parameter.any():
+                    parameter.normal_(std=0.1)
         return model
 
 

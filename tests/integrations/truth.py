@@ -59,8 +59,12 @@ def reached(model: nn.Module, inputs: Inputs) -> set[nn.Parameter]:
 def called(model: nn.Module, inputs: Inputs) -> dict[str, tuple[Tensor, Tensor]]:
     """Return the first input and output of every layer that is called."""
     seen: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def remember(name: str, x: tuple[Tensor, ...], y: Tensor) -> None:
+        seen.setdefault(name, (x[0], y))
+
     hooks = [
-        module.register_forward_hook(lambda _, x, y, name=name: seen.setdefault(name, (x[0], y)))
+        module.register_forward_hook(lambda _, x, y, name=name: remember(name, x, y))
         for name, (module, _) in layers(model).items()
         if isinstance(module, LAYERS)
     ]
