@@ -358,7 +358,7 @@ def test_kinds_of_layers():
     shapes = {name: (row.neurons, row.dimension) for name, row in found.items()}
     assert shapes == {
         "sphere": (3, 18),
-        "attention": (12, 4),
+        "attention": (4, 4),
         "attention.out_proj": (4, 4),
         "uneven.q_proj_weight": (4, 4),
         "uneven.k_proj_weight": (4, 3),

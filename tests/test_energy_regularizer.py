@@ -187,16 +187,16 @@ def test_parametrized_layers_and_attention():
             self.fc = nn.Linear(6, 3)
 
     model = Other().double()
-    tensors = [model.normed.weight, model.orthogonal.weight, model.attention.in_proj_weight]
+    projections = model.attention.in_proj_weight.chunk(3)
+    attention = sum(reference.energy(rows, 2.0, half_space=True) for rows in projections) / 3
+    tensors = [model.normed.weight, model.orthogonal.weight]
     tensors += [model.attention.out_proj.weight, model.cross.q_proj_weight, model.cross.k_proj_weight]
     tensors += [model.cross.v_proj_weight, model.cross.out_proj.weight]
-    expected = sum(reference.energy(rows, 2.0, half_space=True) for rows in tensors)
+    expected = attention + sum(reference.energy(rows, 2.0, half_space=True) for rows in tensors)
     regularizer = hs.EnergyRegularizer(model, half_space=True, hidden_weight=1e-2, output_weight=1e-2)
     check(regularizer(), 1e-2 * (expected + reference.energy(model.fc.weight, 2.0)), model)
     energies = regularizer.per_layer()
-    assert float(energies["attention"]) == pytest.approx(
-        reference.energy(model.attention.in_proj_weight, 2.0, half_space=True).item()
-    )
+    assert float(energies["attention"]) == pytest.approx(attention.item())
     assert {"normed", "orthogonal", "attention.out_proj", "cross.k_proj_weight"} <= set(energies)
     regularizer().backward()
     assert model.normed.parametrizations.weight.original1.grad.abs().max() > 0

@@ -47,7 +47,7 @@ def test_everything_eligible_in_the_models_order():
 def test_neurons_are_frozen_and_have_the_promised_fields():
     neurons = hs.select(Net())["fc"]
     assert isinstance(neurons, hs.Neurons)
-    assert [field.name for field in dataclasses.fields(neurons)] == ["module", "tensor_name", "is_output"]
+    assert [field.name for field in dataclasses.fields(neurons)] == ["module", "tensor_name", "is_output", "layout"]
     with pytest.raises(dataclasses.FrozenInstanceError):
         neurons.is_output = False
 
@@ -280,13 +280,13 @@ def test_a_root_that_is_its_own_classifier():
 # attention
 
 
-def test_attention_of_one_size_is_one_group():
+def test_attention_of_one_size_is_three_groups():
     model = nn.ModuleDict({"attn": nn.MultiheadAttention(4, 2), "fc": nn.Linear(4, 2)})
     found = hs.select(model)
     assert found["attn"].module is model["attn"]
     assert found["attn"].tensor_name == "in_proj_weight"
-    assert torch.equal(found["attn"].matrix(), model["attn"].in_proj_weight.unsqueeze(0))
-    assert found["attn"].matrix().shape == (1, 12, 4)
+    assert torch.equal(found["attn"].matrix(), torch.stack(model["attn"].in_proj_weight.chunk(3)))
+    assert found["attn"].matrix().shape == (3, 4, 4)
     assert list(hs.select(model, nn.MultiheadAttention)) == ["attn"]
     assert list(hs.select(model, "attn")) == ["attn"]
     assert "attn" not in hs.select(model, exclude="attn*")
@@ -398,7 +398,7 @@ def test_parametrized_layers_are_included_with_the_weight_they_use():
 def test_parametrized_attention():
     attention = nn.MultiheadAttention(4, 2)
     parametrizations.weight_norm(attention, "in_proj_weight")
-    assert torch.equal(hs.select(attention)[""].matrix()[0], attention.in_proj_weight)
+    assert torch.equal(hs.select(attention)[""].matrix().flatten(0, 1), attention.in_proj_weight)
 
 
 # what is refused

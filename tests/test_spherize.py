@@ -646,7 +646,7 @@ def test_nothing_to_convert_lists_what_is_there():
 
 
 @pytest.mark.parametrize("where", ["features.0", "classifier.3", "classifier.5"])
-@pytest.mark.parametrize("options", [{}, {"layers": "features.2"}, {"exclude": "classifier.3"}])
+@pytest.mark.parametrize("options", [{}, {"layers": "features.2"}, {"exclude": "features.2"}])
 def test_a_parametrized_model_is_refused_by_name(where, options):
     model = VGG()
     parametrizations.weight_norm(model.get_submodule(where))

@@ -1,8 +1,8 @@
 """Find the neurons in a state_dict by names and shapes.
 
-Floating point tensors of two or more dimensions named ``weight``, ``in_proj_weight`` or ``{q,k,v}_proj_weight``
-hold neurons as rows (dimension 0). Layers have the names that :func:`select` gives them. Rotated layers are merged
-first.
+Floating point tensors of two or more dimensions named ``weight``, ``in_proj_weight`` or ``{q,k,v}_proj_weight``, and
+the stacked weights of experts, hold neurons. These are rows (dimension 0), except where names and shapes tell another
+layout. Layers have the names that :func:`select` gives them. Rotated layers are merged first.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from ..rotation.merging import holds_rotations, merge_state_dict
-from ..selection import Specs, as_list
+from ..selection import Layout, Specs, as_list, neuron_rows
+from ..selection.layouts import EXPERTS, expert_layouts, fused_parts
 
 _PROJECTIONS = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+_CONV1D = ("c_attn", "q_attn", "c_fc", "c_proj")
 _RECURRENT = ("weight_ih", "weight_hh", "weight_hr")
 
 
@@ -29,10 +31,11 @@ class StoredNeurons:
 
     tensor: Tensor
     is_output: bool
+    layout: Layout
 
     def matrix(self) -> Tensor:
-        """Return the neurons as rows: (1, N, d)."""
-        return self.tensor.flatten(1).unsqueeze(0)
+        """Return the neurons as rows: (groups, N, d)."""
+        return neuron_rows(self.tensor, self.layout)
 
 
 def select_stored(
@@ -42,7 +45,7 @@ def select_stored(
 
     Recurrent weights and embeddings (by name) are included only if `layers` matches them.
     """
-    weights = _find_weights(state_dict)
+    weights, layouts = _find_weights(state_dict)
     listed = ", ".join(name or "(root)" for name in weights) or "none"
     wanted, unwanted = None if layers is None else _check_strings("layers", layers), _check_strings("exclude", exclude)
     for spec in wanted or []:
@@ -53,7 +56,7 @@ def select_stored(
     if output not in (None, "auto", *weights):
         raise ValueError(f"output must be 'auto', None or one of {', '.join(map(repr, weights))}; got {output!r}")
     selected = {
-        name: StoredNeurons(tensor, name == output)
+        name: StoredNeurons(tensor, name == output, layouts.get(name, Layout()))
         for name, tensor in weights.items()
         if (_matches(wanted, name) if wanted is not None else not _is_skipped(name, tensor))
         and not _matches(unwanted, name)
@@ -65,8 +68,8 @@ def select_stored(
     return selected
 
 
-def _find_weights(state_dict: Any) -> dict[str, Tensor]:
-    """Return all tensors that may hold neurons, by layer name."""
+def _find_weights(state_dict: Any) -> tuple[dict[str, Tensor], dict[str, Layout]]:
+    """Return all tensors that may hold neurons, and the layouts that are not plain rows, by layer name."""
     allowed = "model_or_state_dict must be an nn.Module or a mapping of names to tensors"
     if isinstance(state_dict, str | PathLike):
         raise TypeError(
@@ -81,17 +84,61 @@ def _find_weights(state_dict: Any) -> dict[str, Tensor]:
         except ValueError as error:
             hint = "merge it with hypersphere.merge_state_dict(state_dict, task=...) first"
             raise ValueError(f"the state_dict is that of a rotated model; {hint} ({error})") from None
+    tensors = {
+        key: value
+        for key, value in state_dict.items()
+        if isinstance(key, str) and isinstance(value, Tensor) and not is_lazy(value) and value.is_floating_point()
+    }
+    known = _find_layouts({key: tuple(value.shape) for key, value in tensors.items()})
     found: dict[str, Tensor] = {}
-    for key, value in state_dict.items():
-        if not isinstance(key, str) or not isinstance(value, Tensor) or is_lazy(value):
-            continue
-        if value.is_floating_point() and value.dim() >= 2:
+    layouts: dict[str, Layout] = {}
+    for key, value in tensors.items():
+        if value.dim() >= 2:
             module, _, tensor = key.rpartition(".")
             if tensor in ("weight", "in_proj_weight"):
-                found[key if module in found else module] = value
-            elif tensor in _PROJECTIONS or tensor.startswith(_RECURRENT):
-                found[key] = value
+                name = key if module in found else module
+            elif tensor in _PROJECTIONS or tensor.startswith(_RECURRENT) or (tensor in EXPERTS and key in known):
+                name = key
+            else:
+                continue
+            found[name] = value
+            if key in known:
+                layouts[name] = known[key]
+    return found, layouts
+
+
+def _find_layouts(shapes: dict[str, tuple[int, ...]]) -> dict[str, Layout]:
+    """Return the layouts that are not plain rows, by key: of fused attention, transformers' Conv1D and its experts."""
+    found: dict[str, Layout] = {}
+    columns = _has_columns(shapes)
+    for key, shape in shapes.items():
+        module, _, tensor = key.rpartition(".")
+        if tensor == "in_proj_weight" and len(shape) == 2 and shape[0] == 3 * shape[1]:
+            found[key] = Layout(parts=3)
+        elif tensor == "weight" and len(shape) == 2:
+            transposed = columns and module.rpartition(".")[2] in _CONV1D
+            parts = fused_parts(module, shape[::-1] if transposed else shape)
+            if transposed or parts > 1:
+                found[key] = Layout(parts=parts, transposed=transposed)
+        elif tensor == EXPERTS[0]:
+            prefix = key.removesuffix(tensor)
+            of_experts = expert_layouts({name: shapes.get(prefix + name, ()) for name in EXPERTS})
+            found |= {prefix + name: layout for name, layout in of_experts.items()}
     return found
+
+
+def _has_columns(shapes: dict[str, tuple[int, ...]]) -> bool:
+    """Return whether layers named as in GPT-2 have inputs before outputs, by the bias of one that is not square.
+
+    Other networks use these names for nn.Linear.
+    """
+    for key, shape in shapes.items():
+        module, _, tensor = key.rpartition(".")
+        if tensor == "weight" and len(shape) == 2 and shape[0] != shape[1] and module.rpartition(".")[2] in _CONV1D:
+            bias = shapes.get(f"{module}.bias")
+            if bias is not None:
+                return bias == (shape[1],)
+    return False
 
 
 def _is_skipped(name: str, tensor: Tensor) -> bool:

@@ -5,6 +5,7 @@ The measures are in :mod:`hypersphere.energy.measures`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from ..selection import Neurons, Specs, no_layer_error, select, select_strictly,
 from .bounded_force import bound_gradient
 from .hyperspherical import at_least_float32, batch_energy, check_labels, estimate_energy, make_law, warn_zero_neurons
 from .measures import (
+    OF_DIRECTIONS,
     RANDOM,
     MeasureLike,
     apply_user_measure,
@@ -36,15 +38,16 @@ class EnergyRegularizer:
         λ_h·Σ_hidden mean energy + λ_o·mean energy of the output layer + λ_w·mean ‖w‖
 
     It has no parameters and reads the model's weights at each call. The energy of fixed neurons that are rotated
-    (:func:`hypersphere.rotate`) is constant: it is in per_layer(), not in the sum.
+    (:func:`hypersphere.rotate`) is constant: it is in per_layer(), not in the sum. So is that of depthwise convolutions,
+    whose groups have one neuron each; this is said once.
 
     The gradient of a weighted term by a neuron w is clipped to a length of ‖w‖, so a step of SGD at learning rate 0.1
     turns no neuron by more than 0.1 rad, however close or short neurons are. A measure of your own is not clipped.
 
     Args:
         model: the network. For grouped convolutions the mean over groups counts.
-        layers, exclude, output: which layers, as in :func:`hypersphere.select`. The output layer always
-            uses full space: opposite classes are as far apart as possible.
+        layers, exclude, output, example_inputs: which layers, as in :func:`hypersphere.select`. The output layer
+            always uses full space: opposite classes are as far apart as possible.
         head: a loss head (or layer) outside of the model that holds the class weights; then no layer of the model is
             the output.
         measure: a key of :data:`REGULARIZERS`, or a function of neurons (N, d) that returns a scalar.
@@ -75,6 +78,7 @@ class EnergyRegularizer:
         layers: Specs | None = None,
         exclude: Specs = (),
         output: str | None = "auto",
+        example_inputs: Any = None,
         head: nn.Module | None = None,
         measure: MeasureLike = "energy",
         hidden_weight: float | None = None,
@@ -96,11 +100,21 @@ class EnergyRegularizer:
         self.average = bool(average)
         self.seed = checks.integer("seed", seed)
         self.draws = 0
-        self.neurons = self._select_layers(model, layers, exclude, output, head)
+        self.neurons = self._select_layers(model, layers, exclude, output, example_inputs, head)
         self.hidden_weight, self.output_weight = self._weights(hidden_weight, output_weight)
         self._warned: set[str] = set()
+        self._single: set[str] = set()  # layers whose groups have one neuron each
         for name, neurons in self.neurons.items():
-            self._warn_zero_neurons_once(name, neurons.matrix())
+            rows = neurons.matrix()
+            self._warn_zero_neurons_once(name, rows)
+            if rows.shape[0] > 1 and rows.shape[1] == 1 and self.measure in OF_DIRECTIONS:
+                self._single.add(name)
+        if self._single:
+            names = ", ".join(name or "(root)" for name in self.neurons if name in self._single)
+            checks.warn_once(
+                f"EnergyRegularizer leaves {names} out of the sum: depthwise convolutions have one neuron in each group, "
+                "whose energy is constant"
+            )
 
     def __call__(self, labels: Tensor | None = None) -> Tensor:
         """Compute the weighted sum over all layers, a scalar.
@@ -113,7 +127,7 @@ class EnergyRegularizer:
             raise ValueError(f"labels need measure='energy', got measure={self.measure!r}")
         if labels is not None and not any(neurons.is_output for neurons in self.neurons.values()):
             raise ValueError("labels must be None if no layer is the output (see the arguments output and head)")
-        trainable = self._trainable_layers()
+        trainable = {name: n for name, n in self._trainable_layers().items() if name not in self._single}
         share = 1 / len(trainable) if self.average and trainable else 1.0
         terms = [self._layer_term(name, neurons, labels, share) for name, neurons in trainable.items()]
         if self.minibatch is not None or self.measure in RANDOM:
@@ -157,24 +171,27 @@ class EnergyRegularizer:
         return hidden, output if output_weight is None else checks.number("output_weight", output_weight)
 
     def _select_layers(
-        self, model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None, head: nn.Module | None
+        self,
+        model: nn.Module,
+        layers: Specs | None,
+        exclude: Specs,
+        output: str | None,
+        example_inputs: Any,
+        head: nn.Module | None,
     ) -> dict[str, Neurons]:
-        if head is None:
-            found = select_strictly("EnergyRegularizer", model, layers, exclude, output)
-        else:
+        output = output if head is None else None
+        selected = select_strictly("EnergyRegularizer", model, layers, exclude, output, example_inputs)
+        found = dict(selected)
+        if head is not None:
             checks.module("head", head)
             of_head = select(head, output=None)
             if not of_head:
-                raise no_layer_error(head, "EnergyRegularizer(head=...)")
+                raise no_layer_error(of_head, "EnergyRegularizer(head=...)")
             *_, last = of_head.values()
-            found = {
-                n: neurons
-                for n, neurons in select_strictly("EnergyRegularizer", model, layers, exclude, None).items()
-                if neurons.module is not last.module
-            }
-            found["head" if "head" not in found else "(head)"] = Neurons(last.module, last.tensor_name, True)
+            found = {name: neurons for name, neurons in found.items() if neurons.module is not last.module}
+            found["head" if "head" not in found else "(head)"] = replace(last, is_output=True)
         if not found:
-            raise no_layer_error(model, "EnergyRegularizer")
+            raise no_layer_error(selected, "EnergyRegularizer")
         for name, neurons in found.items():
             if torch.nn.parameter.is_lazy(neurons.stored):
                 raise ValueError(f"layer {name!r} is lazy and has no weight yet: run the model once first")
@@ -261,22 +278,23 @@ def orthonormal_penalty(
     layers: Specs | None = None,
     exclude: Specs = (),
     output: str | None = "auto",
+    example_inputs: Any = None,
 ) -> Tensor:
     """Compute weight·Σ‖WᵀW − I‖²_F over the kernels of a model's hidden layers; add it to the loss.
 
     Args:
         weight: the factor (SphereNet: 1e-4).
         normalized: scale the kernels to length one first.
-        layers, exclude, output: which layers, as in :func:`select`.
+        layers, exclude, output, example_inputs: which layers, as in :func:`select`.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Flatten(), nn.Linear(16, 10))
         >>> orthonormal_penalty(net).backward()
     """
     factor = checks.number("weight", weight, low=0.0)
-    found = select_to_change("orthonormal_penalty", model, layers, exclude, output)
+    found = select_to_change("orthonormal_penalty", model, layers, exclude, output, example_inputs)
     if not found:
-        raise no_layer_error(model, "orthonormal_penalty")
+        raise no_layer_error(found, "orthonormal_penalty")
     return factor * torch.stack([_sum_orthonormal(n.matrix(), normalized) for n in found.values()]).sum()
 
 

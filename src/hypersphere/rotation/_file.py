@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
@@ -14,6 +14,7 @@ from torch import Tensor
 from .._internal.safe_files import write_bytes
 from .._internal.tensors import hash_of, unshared
 from ..orthogonal import INITS
+from ..selection import Layout
 from .parametrization import Plan, key_prefix, layer_label
 from .tasks import check_new_name
 
@@ -53,6 +54,23 @@ class File:
     entries: list[Entry]
     tensors: dict[str, Tensor]
     frozen: dict[str, str]
+
+
+def describe_plan(plan: Plan) -> dict[str, Any]:
+    """Return a plan for the header; ``stacked`` only where it is needed, since older versions refuse what is new."""
+    fields = asdict(plan)
+    layout = fields.pop("layout")
+    fields["transposed_groups"] = plan.layout.transposed_groups
+    return fields | ({"stacked": True} if layout["stacked"] else {})
+
+
+def _parse_plan(fields: dict[str, Any]) -> Plan:
+    """Invert :func:`describe_plan`."""
+    fields = dict(fields)
+    groups, stacked = fields.pop("transposed_groups", None), fields.pop("stacked", False)
+    if not isinstance(stacked, bool) or (groups is not None and (type(groups) is not int or groups < 1)):
+        raise TypeError("transposed_groups must be a positive integer or null, stacked true or false")
+    return Plan(**fields, layout=Layout(groups=groups or 1, transposed=groups is not None, stacked=stacked))
 
 
 def write(path: str | os.PathLike[str], layers: list[dict[str, Any]], kept: dict[str, Tensor], frozen: Any) -> None:
@@ -103,9 +121,9 @@ def read(path: str | os.PathLike[str]) -> File:
 
 
 def _parse_entry(layer: dict[str, Any]) -> Entry:
-    plan = Plan(**layer["plan"])
+    plan = _parse_plan(layer["plan"])
     entry = Entry(**layer | {"plan": plan})
-    numbers = (entry.seed, plan.dimension, plan.blocks, plan.sample or 2, plan.transposed_groups or 1, *entry.shape)
+    numbers = (entry.seed, plan.dimension, plan.blocks, plan.sample or 2, *entry.shape)
     texts = (entry.name, entry.tensor, plan.method, entry.hash or "")
     flags = (plan.shared, plan.learned)
     if (

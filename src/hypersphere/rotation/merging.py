@@ -11,13 +11,20 @@ from torch import Tensor, nn
 
 from .._internal.optimizer_checks import record_change
 from ..orthogonal import ORTHOGONALIZERS, Orthogonalizer
-from ..selection import neuron_rows
-from .parametrization import RotatedWeight, is_sharded, layer_label, require_rotated, rotate_weight
+from .parametrization import (
+    LAYOUT,
+    RotatedWeight,
+    is_sharded,
+    layer_label,
+    layout_from_buffers,
+    require_rotated,
+    rotate_weight,
+)
 
 M = TypeVar("M", bound=nn.Module)
 _NEURONS = re.compile(r"(?P<layer>(?:.*\.)?)parametrizations\.(?P<tensor>[^.]+)\.original")
 _ROTATION = re.compile(r"(?P<prefix>(?:.*\.)?parametrizations\.[^.]+\.)0\.(?P<task>[^.]+)\.(?P<name>[^.]+)")
-_BUFFERS = ("dims", "draw", "inner", "seed", "groups")
+_BUFFERS = ("dims", "draw", "inner", "seed", *LAYOUT)
 
 
 def merge(model: M) -> M:
@@ -168,12 +175,12 @@ def _merge_weight(key: str, neurons: Tensor, parts: dict[str, Tensor]) -> Tensor
     method = next((ORTHOGONALIZERS[name] for name in parts if name in ORTHOGONALIZERS), None)
     if method is None:
         return neurons  # fixed, not rotated
-    groups = int(parts["groups"]) if "groups" in parts else None
+    layout = layout_from_buffers(parts)
     numbers, dims = parts[method.name], parts.get("dims")
-    dimension = neuron_rows(neurons, groups).shape[2]
+    dimension = layout.dimension(neurons.shape)
     size = len(dims) if dims is not None else _block_size(key, method, numbers, dimension)
     with torch.no_grad():
-        return rotate_weight(method, numbers, neurons, size, dims, groups)
+        return rotate_weight(method, numbers, neurons, size, dims, layout)
 
 
 def _block_size(key: str, method: Orthogonalizer, numbers: Tensor, dimension: int) -> int:

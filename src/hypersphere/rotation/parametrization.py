@@ -3,12 +3,13 @@
 ``<layer>.parametrizations.weight.original`` holds the neurons, ``<layer>.parametrizations.weight.0.<task>.<method>``
 the parameters of the rotation, (blocks, *shape of the method): one block if it is shared. With ``sample`` there are
 int64 buffers too: ``dims`` (the dimensions that are rotated), ``draw`` (how often they were drawn), ``inner`` (steps
-since the last draw), ``seed`` (hashed with the layer's name). Transposed convolutions also store their ``groups``.
+since the last draw), ``seed`` (hashed with the layer's name). Layers whose weight has inputs before outputs (transposed
+convolutions, transformers' Conv1D) store their ``groups``, stacked experts their number as ``stacked``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,9 +21,11 @@ from .._internal.draws import generator, stable_hash, unwrapped_name
 from .._internal.overflow import saturating_cast
 from ..cosine import accumulation_dtype, without_autocast
 from ..orthogonal import ORTHOGONALIZERS, Orthogonalizer
-from ..selection import from_neuron_rows, neuron_rows
+from ..selection import Layout, from_neuron_rows, neuron_rows
 
 NONE = "none"  # fixed neurons without rotation
+LAYOUT = ("groups", "stacked")  # buffers that tell the layout
+_ROWS = Layout()
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,8 @@ class Plan:
     sample: int | None = None
     init: str = "identity"
     learned: bool = False
-    transposed_groups: int | None = None
+    layout: Layout = _ROWS
+    """Without groups along the outputs, which share one rotation."""
 
     @property
     def size(self) -> int:
@@ -85,8 +89,9 @@ class TaskRotation(nn.Module):
             buffers = {"dims": draw_dims(seed, 0, plan.dimension, plan.sample), "draw": 0, "inner": 0, "seed": seed}
             for name, value in buffers.items():
                 self.register_buffer(name, torch.as_tensor(value, dtype=torch.int64).to(like.device))
-        if plan.transposed_groups is not None:
-            self.register_buffer("groups", torch.tensor(plan.transposed_groups).to(like.device))
+        stored = layout_buffers(plan.layout, like.shape)
+        for name, value in stored.items():
+            self.register_buffer(name, torch.tensor(value).to(like.device))
 
     @property
     def parameter(self) -> nn.Parameter | None:
@@ -99,7 +104,7 @@ class TaskRotation(nn.Module):
 
 
 # names that a method cannot have, because its parameters are an attribute of TaskRotation
-RESERVED = frozenset({*dir(TaskRotation), "method", "trainable", "training", "dims", "draw", "inner", "seed", "groups"})
+RESERVED = frozenset({*dir(TaskRotation), "method", "trainable", "training", "dims", "draw", "inner", "seed", *LAYOUT})
 
 
 class Rotation(nn.Module):
@@ -139,7 +144,7 @@ class Rotation(nn.Module):
             return neurons
         dims = task.dims if self.plan.sample is not None else None
         assert task.parameter is not None
-        return rotate_weight(task.method, task.parameter, neurons, self.plan.size, dims, self.plan.transposed_groups)
+        return rotate_weight(task.method, task.parameter, neurons, self.plan.size, dims, self.plan.layout)
 
     def extra_repr(self) -> str:
         plan = self.plan
@@ -158,14 +163,14 @@ def rotate_weight(
     weight: Tensor,
     size: int,
     dims: Tensor | None = None,
-    transposed_groups: int | None = None,
+    layout: Layout = _ROWS,
 ) -> Tensor:
     """Replace every neuron v of a weight by R v, in blocks of `size` dimensions or in the dimensions `dims` only."""
-    rows = neuron_rows(weight, transposed_groups)
+    rows = neuron_rows(weight, layout)
     exact = rows.flatten(0, 1).to(accumulation_dtype(weight.dtype))
     with without_autocast(weight):
         out = _rotate_rows(method, numbers.to(accumulation_dtype(numbers.dtype)), exact, size, dims)
-    return from_neuron_rows(saturating_cast(out.view_as(rows), weight.dtype), weight.shape, transposed_groups)
+    return from_neuron_rows(saturating_cast(out.view_as(rows), weight.dtype), weight.shape, layout)
 
 
 def _rotate_rows(method: Orthogonalizer, numbers: Tensor, rows: Tensor, size: int, dims: Tensor | None) -> Tensor:
@@ -176,6 +181,18 @@ def _rotate_rows(method: Orthogonalizer, numbers: Tensor, rows: Tensor, size: in
         return method.apply(numbers.squeeze(0), rows.reshape(-1, size)).view_as(rows)
     blocks = rows.unflatten(1, (-1, size)).transpose(0, 1)
     return method.apply(numbers, blocks).transpose(0, 1).flatten(1)
+
+
+def layout_buffers(layout: Layout, shape: torch.Size) -> dict[str, int]:
+    """Return what a state_dict stores of a layout, for a merge without the model; nothing for plain rows."""
+    stored = {} if layout.transposed_groups is None else {"groups": layout.transposed_groups}
+    return stored | ({"stacked": shape[0]} if layout.stacked else {})
+
+
+def layout_from_buffers(parts: Mapping[str, Tensor]) -> Layout:
+    """Return the layout that :func:`layout_buffers` stored."""
+    groups = int(parts["groups"]) if "groups" in parts else 1
+    return Layout(groups=groups, transposed="groups" in parts, stacked="stacked" in parts)
 
 
 def layer_seed(seed: int, name: str) -> int:

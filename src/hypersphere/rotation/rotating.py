@@ -13,10 +13,10 @@ from torch.nn.utils import parametrize
 from .._internal import checks
 from .._internal.optimizer_checks import record_change
 from ..orthogonal import BUILT_IN, INITS, ORTHOGONALIZERS, Orthogonalizer
-from ..selection import Neurons, Specs, as_list, matches, no_layer_error, select, select_to_change
+from ..selection import Neurons, Selection, Specs, as_list, kept_output, matches, no_layer_error, select_to_change
 from . import optimizer_checks
 from .parametrization import NONE, RESERVED, Rotation, find_rotated, is_sharded, layer_label, layer_seed
-from .plans import cost_warning, dimension, make_plans
+from .plans import cost_warning, make_plans
 
 M = TypeVar("M", bound=nn.Module)
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -37,6 +37,7 @@ def rotate(
     layers: Specs | None = None,
     exclude: Specs = (),
     output: str | None = "auto",
+    example_inputs: Any = None,
 ) -> M:
     """Train rotations instead of neurons: w = R v, one R per layer (OPT, 3.1), in place; return the model.
 
@@ -59,13 +60,14 @@ def rotate(
         neurons: "fixed", or "learned" together with R.
         blocks: the number of equal blocks of a block-diagonal R, each over whole channels (App. I). A layer that cannot
             be split stays whole.
-        block_size: instead of `blocks`, the size of a block in elements of the flattened filter.
+        block_size: instead of `blocks`, the size of a block in elements of the flattened filter. Layers that it does
+            not fit stay whole, with a warning, once.
         share_blocks: use the same block everywhere.
         sample: the number of dimensions to rotate at a time (an int >= 2) or their share (a float < 1): stochastic
             OPT (Sec. 4), which needs a :class:`Resampler`. The model's first layer stays whole, as in the paper,
-            unless it is the only one.
+            unless it is the only one, and so do layers that are too small.
         seed: for the draw of dimensions.
-        layers, exclude, output: which layers, as in :func:`select`.
+        layers, exclude, output, example_inputs: which layers, as in :func:`select`.
 
     Example:
         >>> import hypersphere as hs
@@ -85,10 +87,10 @@ def rotate(
     checks.choice("init", init, INITS)
     checks.choice("neurons", neurons, ("fixed", "learned"))
     checks.integer("seed", seed)
-    found = _select_layers(model, layers, exclude, output)
+    found = _select_layers(model, layers, exclude, output, example_inputs)
     for name, each in found.items():
         check_layer(model, name, each)
-    first = next(iter(select(model, output=output)))
+    first = next(iter(found.everything))
     made = make_plans(
         found,
         chosen_method,
@@ -154,7 +156,9 @@ def attach(verb: str, pairs: list[tuple[Neurons, Rotation]]) -> None:
     record_change(verb, [(weight, (numbers,)) for weight, numbers in added if numbers is not None])
 
 
-def _select_layers(model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None) -> dict[str, Neurons]:
+def _select_layers(
+    model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None, example_inputs: Any
+) -> Selection:
     checks.module("model", model)
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise ValueError(f"model must be rotated before wrapping, got {type(model).__name__}")
@@ -171,17 +175,15 @@ def _select_layers(model: nn.Module, layers: Specs | None, exclude: Specs, outpu
                     f"layers: {layer_label(name)} [{type(module).__name__}] cannot be rotated: rotate does not support "
                     "recurrent layers and embeddings"
                 )
-    found = select_to_change("rotate", model, layers, exclude, output)
+    found = select_to_change("rotate", model, layers, exclude, output, example_inputs)
     if layers is None:
         found = _drop_not_rotated(model, found)
     if not found:
-        kept = [name for name, n in select(model, layers, exclude, output=output).items() if n.is_output]
-        left = f"; {kept[0]!r} is the output layer: rotate it with layers= or output=None" if kept else ""
-        raise no_layer_error(model, "rotate", left)
+        raise no_layer_error(found, "rotate", kept_output(found, "rotate"))
     return found
 
 
-def _drop_not_rotated(model: nn.Module, found: dict[str, Neurons]) -> dict[str, Neurons]:
+def _drop_not_rotated(model: nn.Module, found: Selection) -> Selection:
     """Drop the layers that a network names in ``not_rotated``, with a warning."""
     plain = {
         f"{prefix}.{name}" if prefix else name
@@ -190,10 +192,10 @@ def _drop_not_rotated(model: nn.Module, found: dict[str, Neurons]) -> dict[str, 
     }
     for name in plain.intersection(found):
         checks.warn_once(
-            f"rotate skips layer {name!r} with {dimension(found[name])} dimensions (not_rotated of its network): use "
+            f"rotate skips layer {name!r} with {found[name].dimension} dimensions (not_rotated of its network): use "
             f"layers={name!r} to rotate it (on the command line rotation.layers=hidden,{name})"
         )
-    return {name: neurons for name, neurons in found.items() if name not in plain}
+    return found.keep(lambda name, _: name not in plain, "in not_rotated of its network")
 
 
 def _is_quantized(module: nn.Module) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from typing import Any, TypeVar
 
 import torch
@@ -13,7 +12,7 @@ from .._internal import checks
 from .._internal.tensors import hash_of
 from ..orthogonal import ORTHOGONALIZERS
 from ..selection import Neurons, select, unwrapped
-from ._file import Entry, File, read, write
+from ._file import Entry, File, describe_plan, read, write
 from .parametrization import (
     NONE,
     Plan,
@@ -25,7 +24,6 @@ from .parametrization import (
     layer_label,
     require_rotated,
 )
-from .plans import dimension
 from .rotating import attach, check_layer, parameter_order
 from .tasks import activate
 
@@ -141,7 +139,7 @@ def _describe_layer(each: RotatedWeight, task: str | None) -> dict[str, Any]:
         "seed": each.rotation.seed,
         "shape": list(each.neurons.shape),
         "hash": None if _neurons_change(each.rotation.plan) else hash_of(each.neurons),
-        "plan": asdict(each.rotation.plan),
+        "plan": describe_plan(each.rotation.plan),
     }
 
 
@@ -160,9 +158,9 @@ def _check_entry(
         stored = found.stored
         assert isinstance(stored, nn.Parameter)
         neurons, names = stored, parameter_order(found)
-        if (plan.dimension, plan.transposed_groups) != (dimension(found), found.transposed_groups):
+        if (plan.dimension, plan.layout) != (found.dimension, found.layout.for_rotation):
             raise ValueError(
-                f"{path}: the neurons of {layer} must have {plan.dimension} dimensions, got {dimension(found)}"
+                f"{path}: the neurons of {layer} must have {plan.dimension} dimensions, got {found.dimension}"
             )
     if list(neurons.shape) != entry.shape:
         raise ValueError(f"{path}: {layer} must have neurons {entry.shape}, got {list(neurons.shape)}")
@@ -197,10 +195,11 @@ def _describe_tensor(tensor: Tensor | None) -> str:
 
 
 def _check_same_plan(path: Any, layer: str, have: Plan, want: Plan) -> None:
+    ours = describe_plan(have)
     different = [
-        f"{key}={value!r} (the model: {getattr(have, key)!r})"
-        for key, value in asdict(want).items()
-        if value != getattr(have, key) and key != "init"
+        f"{key}={value!r} (the model: {ours.get(key)!r})"
+        for key, value in describe_plan(want).items()
+        if value != ours.get(key) and key != "init"
     ]
     if different:
         raise ValueError(f"{path}: {layer} is rotated differently in the file: {', '.join(different)}")
@@ -224,7 +223,7 @@ def _check_other_tensors(path: Any, model: nn.Module, file: File) -> None:
 
 
 def _module_name(name: str, neurons: Neurons) -> str:
-    """Return the module's name: select's names of separate attention projections end with the tensor's."""
-    if isinstance(neurons.module, nn.MultiheadAttention) and neurons.tensor_name != "in_proj_weight":
+    """Return the module's name: select's names of separate projections end with the tensor's."""
+    if neurons.tensor_name not in ("weight", "in_proj_weight"):
         return name.removesuffix(neurons.tensor_name).removesuffix(".")
     return name

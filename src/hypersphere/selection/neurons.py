@@ -1,0 +1,69 @@
+"""A tensor of neurons in a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from .layouts import Layout, find_layout, from_neuron_rows, neuron_rows
+
+
+@dataclass(frozen=True)
+class Neurons:
+    """A tensor of neurons: its module and name, whether it is the model's output layer, and how it holds neurons."""
+
+    module: nn.Module
+    tensor_name: str
+    is_output: bool
+    layout: Layout = None  # type: ignore[assignment]  # that of the module
+
+    def __post_init__(self) -> None:
+        if self.layout is None:
+            object.__setattr__(self, "layout", find_layout(self.module, self.tensor_name))
+
+    @property
+    def tensor(self) -> Tensor:
+        """The current tensor (a parametrized weight is evaluated)."""
+        tensor: Tensor = getattr(self.module, self.tensor_name)
+        return tensor
+
+    @property
+    def parametrizations(self) -> nn.ModuleList:
+        """The parametrizations of the tensor; empty if it is plain."""
+        everything = getattr(self.module, "parametrizations", {})
+        found = everything[self.tensor_name] if self.tensor_name in everything else nn.ModuleList()
+        assert isinstance(found, nn.ModuleList)
+        return found
+
+    @property
+    def stored(self) -> Tensor:
+        """The stored tensor: `tensor`, or the first parameter of its parametrization."""
+        return next(self.parametrizations.parameters()) if len(self.parametrizations) else self.tensor
+
+    @property
+    def is_constant(self) -> bool:
+        """Return whether training keeps the angles between neurons: they are fixed and rotated orthogonally."""
+        parts = self.parametrizations
+        return len(parts) == 1 and getattr(parts[0], "keeps_angles", False) is True
+
+    @property
+    def dimension(self) -> int:
+        """The dimension d of a neuron."""
+        return self.layout.dimension(self.stored.shape)
+
+    def matrix(self) -> Tensor:
+        """Return the neurons (output channels) as rows: (groups, N, d)."""
+        return neuron_rows(self.tensor, self.layout)
+
+    def write(self, matrix: Tensor) -> None:
+        """Replace the neurons by `matrix` (groups, N, d); a parametrized weight uses its right_inverse."""
+        weight = self.tensor
+        value = from_neuron_rows(matrix, weight.shape, self.layout)
+        with torch.no_grad():
+            if parametrize.is_parametrized(self.module, self.tensor_name):
+                setattr(self.module, self.tensor_name, value.to(weight.dtype))
+            else:
+                weight.copy_(value)
