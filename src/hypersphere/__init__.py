@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from . import diagnosis as diagnosis
     from . import energy as energy
     from . import functional as functional
+    from . import fusion as fusion
     from . import geometry as geometry
     from . import inspection as inspection
     from . import layers as layers
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from . import openset as openset
     from . import optim as optim
     from . import orthogonal as orthogonal
+    from . import pretrained as pretrained
     from . import recipes as recipes
     from . import recurrent as recurrent
     from . import report as report
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from .energy import normalize_neurons as normalize_neurons
     from .energy import orthonormal_penalty as orthonormal_penalty
     from .energy import spread as spread
+    from .fusion import fuse_bn as fuse_bn
     from .inspection import Inspection as Inspection
     from .inspection import inspect as inspect
     from .layers import SphereConv1d as SphereConv1d
@@ -58,6 +61,8 @@ if TYPE_CHECKING:
     from .losses import margins as margins
     from .optim import OGD as OGD
     from .optim import param_groups as param_groups
+    from .pretrained import from_pretrained as from_pretrained
+    from .pretrained import save_pretrained as save_pretrained
     from .recurrent import SphereGRU as SphereGRU
     from .recurrent import SphereLSTM as SphereLSTM
     from .recurrent import SphereRNN as SphereRNN

@@ -9,6 +9,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from ._internal import checks
 from ._internal.optimizer_checks import record_change
+from ._internal.other_tools import refuse_adapters
 from .layers import (
     Scale,
     SimilarityLike,
@@ -26,7 +27,7 @@ from .similarity import resolve
 _CONVERTIBLE = " (only nn.Linear, nn.Conv1d, nn.Conv2d and nn.Conv3d can be converted)"
 M = TypeVar("M", bound=nn.Module)
 
-_SPHERE_CLASS: dict[type[nn.Module], type[nn.Module]] = {
+SPHERE_CLASS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: SphereLinear,
     nn.Conv1d: SphereConv1d,
     nn.Conv2d: SphereConv2d,
@@ -37,7 +38,7 @@ _SPHERE_CLASS: dict[type[nn.Module], type[nn.Module]] = {
 def _looks_convertible(neurons: Neurons) -> bool:
     """Return whether the layer is not of the types that are converted, but a variant of them."""
     module = neurons.module
-    return isinstance(module, tuple(_SPHERE_CLASS)) or is_transformers_conv1d(module) or neurons.layout.stacked
+    return isinstance(module, tuple(SPHERE_CLASS)) or is_transformers_conv1d(module) or neurons.layout.stacked
 
 
 def spherize(
@@ -78,6 +79,8 @@ def spherize(
     """
     check_scale(scale)
     asked = None if layers is None else as_list("layers", layers)
+    checks.module("model", model)
+    refuse_adapters("spherize", model)
     found = select_to_change("spherize", model, asked, exclude, output, example_inputs)
     parametrized = [
         name or "(root)"
@@ -94,7 +97,7 @@ def spherize(
         raise ValueError(
             f"layers: {', '.join(refused)} cannot be converted: the weight is read without calling the layer"
         )
-    chosen = {name: n for name, n in found.items() if type(n.module) in _SPHERE_CLASS and name not in skipped}
+    chosen = {name: n for name, n in found.items() if type(n.module) in SPHERE_CLASS and name not in skipped}
     others = {name: n for name, n in found.items() if name not in chosen and not isinstance(n.module, SphereOptions)}
     if wrong := [name for name in others if name in (asked or ())]:
         raise no_layer_error(found, "spherize", f" in {', '.join(wrong)}{_CONVERTIBLE}")
@@ -119,7 +122,7 @@ def spherize(
     before = set(model.parameters())
     for name, neurons in chosen.items():
         layer = neurons.module
-        layer.__class__ = _SPHERE_CLASS[type(layer)]
+        layer.__class__ = SPHERE_CLASS[type(layer)]
         assert isinstance(layer, SphereOptions)
         layer._set_sphere(resolved[name], scale, len(neurons.tensor))
     learned = [(n.tensor, [p for p in n.module.parameters() if p not in before]) for n in chosen.values()]

@@ -19,6 +19,7 @@ from torch.nn.modules.utils import _ntuple
 from . import _fused_conv
 from ._internal import checks
 from ._internal.optimizer_checks import watch_weight_decay
+from ._internal.other_tools import QCONFIG, refuse_fusion, warn_of_save_pretrained
 from ._internal.overflow import finite_gradient
 from .cosine import autocast_enabled, cosine_conv, cosine_linear
 from .similarity import Similarity, chunked, cosine, resolve
@@ -232,8 +233,18 @@ def check_dtypes(input: Tensor, weight: Tensor) -> None:
 class SphereOptions:
     """Mixin that adds `similarity` and `scale` to a torch layer class."""
 
+    not_plain = (
+        "a sphere layer compares by angle, so that its weight's length does not count: fold BatchNorm with "
+        "hypersphere.fuse_bn, and adapt or quantize plain layers only"
+    )
+    qconfig = QCONFIG
     similarity: Callable[[Tensor], Tensor]
     scale: Tensor | float | None
+
+    def register_parameter(self: Any, name: str, param: nn.Parameter | None) -> None:
+        """Register a parameter, but not one of torch.nn.utils.fusion, which takes the layer for a plain one."""
+        refuse_fusion(self, name)
+        super().register_parameter(name, param)  # type: ignore[misc]
 
     def _set_sphere(self: Any, similarity: SimilarityLike, scale: Scale, num_filters: int) -> None:
         weight = self.weight if hasattr(self, "weight") else self.weight_ih_l0
@@ -263,6 +274,10 @@ class SphereOptions:
     def __setstate__(self: Any, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[misc]
         watch_weight_decay(self)  # a copy is a new layer
+
+    def _save_to_state_dict(self: Any, *args: Any) -> None:
+        warn_of_save_pretrained()
+        super()._save_to_state_dict(*args)  # type: ignore[misc]
 
     def _load_from_state_dict(self: Any, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Load a state_dict; without `scale` or `similarity.log_k` (a plain layer's) these keep their values.

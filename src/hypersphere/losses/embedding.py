@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from .._internal import checks
 from .._internal.nearest import unknown
+from ..cosine import accumulation_dtype
+from .softmax import in_dtype_of
 
 PREFIX = "pml."  # of the names of pytorch-metric-learning's losses in a config
 #: losses of pytorch-metric-learning → which of margin and scale they take
@@ -84,13 +86,13 @@ class CenterLoss(nn.Module):
 
     def logits(self, embeddings: Tensor) -> Tensor:
         """Return W x + b, (B, C)."""
-        return self.linear(embeddings)
+        return in_dtype_of(embeddings, self.linear(embeddings.to(self.weight.dtype)))
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        logits = self.linear(embeddings).to(self.centers.dtype)
+        logits = self.linear(embeddings.to(self.weight.dtype)).to(accumulation_dtype(self.centers.dtype))
         loss = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
-        distances = (embeddings.to(self.centers.dtype) - self.centers[labels]).square().sum(1)
-        return loss + self.center_weight / 2 * distances.mean()
+        distances = (embeddings.to(logits.dtype) - self.centers[labels]).square().sum(1)
+        return in_dtype_of(embeddings, loss + self.center_weight / 2 * distances.mean())
 
 
 class MetricLoss(nn.Module):
@@ -147,18 +149,19 @@ class MetricLoss(nn.Module):
         """Return logits (B, C): the loss's own, or those of the linear classifier."""
         if self.linear is None:
             found: Tensor = self.loss.get_logits(embeddings.float())
-            return found
-        return self.linear(embeddings)
+            return in_dtype_of(embeddings, found)
+        return in_dtype_of(embeddings, self.linear(embeddings.to(self.linear.weight.dtype)))
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         loss: Tensor = self.loss(embeddings.float(), labels)
-        if self.linear is None:
-            return loss
-        seen = embeddings if self.softmax_weight else embeddings.detach()
-        entropy = F.cross_entropy(self.linear(seen).float(), labels, label_smoothing=self.label_smoothing)
-        if self.softmax_weight:
-            return loss + self.softmax_weight * entropy
-        return loss + entropy - entropy.detach()  # trains the classifier, adds 0 to the value
+        if self.linear is not None:
+            seen = (embeddings if self.softmax_weight else embeddings.detach()).to(self.linear.weight.dtype)
+            entropy = F.cross_entropy(self.linear(seen).float(), labels, label_smoothing=self.label_smoothing)
+            if self.softmax_weight:
+                loss = loss + self.softmax_weight * entropy
+            else:
+                loss = loss + entropy - entropy.detach()  # trains the classifier, adds 0 to the value
+        return in_dtype_of(embeddings, loss)
 
 
 def _library() -> Any:

@@ -51,6 +51,18 @@ class HeadOptions(TypedDict, total=False):
     dtype: torch.dtype | None
 
 
+def in_dtype_of(embeddings: Tensor, result: Tensor) -> Tensor:
+    """Return a loss or logits in the embeddings' dtype, its largest number instead of inf; under autocast as they are.
+
+    Gradients pass beyond that number too.
+    """
+    if result.dtype is embeddings.dtype or autocast_enabled(embeddings):
+        return result
+    limit = torch.finfo(embeddings.dtype).max
+    result = rescale(result, 1.0, 1.0, limit) if limit < torch.finfo(result.dtype).max else result
+    return result.to(embeddings.dtype)
+
+
 class AngularSoftmaxLoss(nn.Module):
     """The softmax shared by all heads: f = s·g(θ) + b with a margin at the label.
 
@@ -139,7 +151,10 @@ class AngularSoftmaxLoss(nn.Module):
         *,
         sample_weight: Tensor | None = None,
     ) -> Tensor:
-        """Compute the loss of embeddings (B, d) with labels (B,).
+        """Compute the loss of embeddings (B, d) with labels (B,), in the dtype of the embeddings.
+
+        It is computed in at least float32, and in the wider dtype of embeddings and weight; under autocast that is the
+        result's, as of torch's own losses.
 
         Args:
             indices_tuple: the output of a miner of pytorch-metric-learning; samples are weighted by how often they
@@ -147,22 +162,24 @@ class AngularSoftmaxLoss(nn.Module):
             sample_weight: (B,) weights of the samples.
         """
         weight = self.weight  # read once: it may be parametrized
-        self._check_inputs(embeddings, weight, labels)
+        self._check_inputs(embeddings, labels)
         if sample_weight is not None and (not isinstance(sample_weight, Tensor) or sample_weight.shape != labels.shape):
             raise ValueError(
                 f"sample_weight must be a tensor of shape {tuple(labels.shape)}, got {_describe(sample_weight)}"
             )
         with without_autocast(embeddings):  # a logit of 30 has a resolution of 0.1 in bfloat16
-            return self._loss(embeddings, weight, labels, indices_tuple, sample_weight)
+            loss = self._loss(embeddings, weight, labels, indices_tuple, sample_weight)
+        return in_dtype_of(embeddings, loss)
 
     def logits(self, embeddings: Tensor) -> Tensor:
         """Compute s·g(θ) + b for all classes (B, C), without a margin: for inference."""
         weight = self.weight
-        self._check_inputs(embeddings, weight)
+        self._check_inputs(embeddings)
         with without_autocast(embeddings):  # a logit of 30 has a resolution of 0.1 in bfloat16
             x, neurons, up = self._scale_into_range(embeddings, weight)
             logits = self._logits(x, neurons, up)[0]
-            return logits if up is None else rescale(logits, up, up / up.amax())
+            logits = logits if up is None else rescale(logits, up, up / up.amax())
+        return in_dtype_of(embeddings, logits)
 
     def _scale_into_range(self, embeddings: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return embeddings and weight in one dtype, and the powers of two `up` (B, 1) that very long embeddings were
@@ -171,14 +188,15 @@ class AngularSoftmaxLoss(nn.Module):
         Logits are divided by them too. Their gradients arrive multiplied by up/max(up), which is finite; the rest of
         the factor is applied here.
         """
-        limit = min(2.0**16, max_root(weight.dtype, 1) / (4 * self.embedding_size**0.5))
+        dtype = torch.promote_types(embeddings.dtype, weight.dtype)
+        limit = min(2.0**16, max_root(dtype, 1) / (4 * self.embedding_size**0.5))
         up = row_divisors(embeddings, limit)
         if up is None:
-            return finite_gradient(embeddings.to(weight.dtype)), finite_gradient(weight), None
+            return finite_gradient(embeddings.to(dtype)), finite_gradient(weight.to(dtype)), None
         if self.scale is not None:  # the length of embeddings does not matter
-            return rescale(embeddings, 1 / up, 1 / up).to(weight.dtype), finite_gradient(weight), None
+            return rescale(embeddings, 1 / up, 1 / up).to(dtype), finite_gradient(weight.to(dtype)), None
         most = up.amax()
-        return rescale(embeddings, 1 / up, most / up).to(weight.dtype), rescale(weight, 1.0, most), up
+        return rescale(embeddings, 1 / up, most / up).to(dtype), rescale(weight.to(dtype), 1.0, most), up
 
     def _loss(
         self,
@@ -213,7 +231,7 @@ class AngularSoftmaxLoss(nn.Module):
             return loss
         counts = kept.to(losses.dtype)
         counts = counts if sample_weight is None else counts * sample_weight
-        return loss + self._energy(weight, target.squeeze(1), counts)
+        return loss + self._energy(weight.to(x.dtype), target.squeeze(1), counts)
 
     def _logits(
         self, embeddings: Tensor, weight: Tensor, up: Tensor | None, target: Tensor | None = None
@@ -297,12 +315,10 @@ class AngularSoftmaxLoss(nn.Module):
             raise error
         return weights.to(self.weight.device)
 
-    def _check_inputs(self, embeddings: Tensor, weight: Tensor, labels: Tensor | None = None) -> None:
+    def _check_inputs(self, embeddings: Tensor, labels: Tensor | None = None) -> None:
         checks.floating("embeddings", embeddings)
         if embeddings.dim() != 2 or embeddings.shape[1] != self.embedding_size:
             raise ValueError(f"embeddings must be (B, {self.embedding_size}), got {tuple(embeddings.shape)}")
-        if embeddings.dtype is not weight.dtype and not autocast_enabled(embeddings):
-            raise TypeError(f"embeddings must be {weight.dtype} as the weight is, got {embeddings.dtype}")
         if labels is None:
             return
         if not isinstance(labels, Tensor) or labels.dtype is not torch.int64:

@@ -99,7 +99,7 @@ def read(path: str | os.PathLike[str]) -> File:
     if type(header["format"]) is not int or header["format"] != FORMAT:
         raise ValueError(f"{path} has format {header['format']!r}; this version reads {FORMAT}")
     try:
-        entries = [_parse_entry(layer) for layer in header["layers"]]
+        entries = [parse_entry(layer) for layer in header["layers"]]
         if not entries or len({entry.where for entry in entries}) < len(entries):
             raise ValueError("every layer must be listed once")
         hashes, aliases = dict(header["hashes"]), dict(header["aliases"])
@@ -120,7 +120,7 @@ def read(path: str | os.PathLike[str]) -> File:
     return File(entries, tensors, frozen)
 
 
-def _parse_entry(layer: dict[str, Any]) -> Entry:
+def parse_entry(layer: dict[str, Any]) -> Entry:
     plan = _parse_plan(layer["plan"])
     entry = Entry(**layer | {"plan": plan})
     numbers = (entry.seed, plan.dimension, plan.blocks, plan.sample or 2, *entry.shape)

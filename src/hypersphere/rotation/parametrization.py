@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +19,10 @@ from torch.nn.utils import parametrize
 
 from .._internal import checks
 from .._internal.draws import generator, stable_hash, unwrapped_name
+from .._internal.other_tools import warn_of_save_pretrained
 from .._internal.overflow import saturating_cast
 from ..cosine import accumulation_dtype, without_autocast
-from ..orthogonal import ORTHOGONALIZERS, Orthogonalizer
+from ..orthogonal import BUILT_IN, ORTHOGONALIZERS, Orthogonalizer
 from ..selection import Layout, from_neuron_rows, neuron_rows
 
 NONE = "none"  # fixed neurons without rotation
@@ -97,6 +99,19 @@ class TaskRotation(nn.Module):
     def parameter(self) -> nn.Parameter | None:
         return None if self.method is None else self._parameters[self.method.name]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Name a built-in method, whose functions cannot be pickled; a user's own is pickled whole."""
+        method = self.method
+        return self.__dict__ | {"method": method.name if method is not None and method.name in BUILT_IN else method}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        method = state["method"]
+        if isinstance(method, str):
+            method = ORTHOGONALIZERS[method]
+        elif method is not None:
+            method = ORTHOGONALIZERS.setdefault(method.name, method)
+        super().__setstate__(state | {"method": method})
+
     def extra_repr(self) -> str:
         if self.parameter is None or self.method is None:
             return "nothing to learn"
@@ -136,6 +151,10 @@ class Rotation(nn.Module):
         child = self._modules[self.active]
         assert isinstance(child, TaskRotation)
         return child
+
+    def _save_to_state_dict(self, *args: Any) -> None:
+        warn_of_save_pretrained()
+        super()._save_to_state_dict(*args)
 
     def forward(self, weight: Tensor) -> Tensor:
         neurons = weight if self.learned else weight.detach()

@@ -12,11 +12,12 @@ from torch.nn.utils import parametrize
 
 from .._internal import checks
 from .._internal.optimizer_checks import record_change
+from .._internal.other_tools import refuse_adapters
 from ..orthogonal import BUILT_IN, INITS, ORTHOGONALIZERS, Orthogonalizer
 from ..selection import Neurons, Selection, Specs, as_list, kept_output, matches, no_layer_error, select_to_change
-from . import optimizer_checks
 from .parametrization import NONE, RESERVED, Rotation, find_rotated, is_sharded, layer_label, layer_seed
 from .plans import cost_warning, make_plans
+from .rotated_class import extend_class
 
 M = TypeVar("M", bound=nn.Module)
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -152,7 +153,7 @@ def attach(verb: str, pairs: list[tuple[Neurons, Rotation]]) -> None:
         rotation.train(neurons.module.training)
         parametrize.register_parametrization(neurons.module, neurons.tensor_name, rotation, unsafe=True)
         weight.requires_grad_(rotation.learned)
-        optimizer_checks.ROTATED.add(neurons.module)
+        extend_class(neurons.module)
     record_change(verb, [(weight, (numbers,)) for weight, numbers in added if numbers is not None])
 
 
@@ -162,6 +163,7 @@ def _select_layers(
     checks.module("model", model)
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise ValueError(f"model must be rotated before wrapping, got {type(model).__name__}")
+    refuse_adapters("rotate", model)
     for name, module in model.named_modules():
         if _is_quantized(module) and matches(layers, name, module) and not matches(exclude, name, module):
             raise ValueError(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .._internal import checks
+from .._internal.other_tools import refuse_adapters
 from .._internal.tensors import hash_of
 from ..orthogonal import ORTHOGONALIZERS
 from ..selection import Neurons, select, unwrapped
@@ -62,7 +63,7 @@ def save_rotations(model: nn.Module, path: str | os.PathLike[str], *, task: str 
     kept, frozen = _split_state(model, found, task)
     write(
         path,
-        [_describe_layer(each, task) for each in found],
+        [describe_layer(each, task) for each in found],
         kept,
         {key: hash_of(value) for key, value in frozen.items()},
     )
@@ -80,8 +81,9 @@ def load_rotations(model: M, path: str | os.PathLike[str]) -> M:
     """
     checks.module("model", model)
     unwrapped_model, file = unwrapped(model), read(path)
+    refuse_adapters("load_rotations", unwrapped_model)
     there = {(each.name, each.tensor_name): each for each in find_rotated(unwrapped_model)}
-    plain = {(_module_name(name, n), n.tensor_name): n for name, n in select(unwrapped_model).items()}
+    plain = {(module_name(name, n), n.tensor_name): n for name, n in select(unwrapped_model).items()}
     for where in there:
         if where not in {entry.where for entry in file.entries}:
             raise ValueError(f"{path}: layer {layer_label(where[0])!r} is rotated in the model, but not in the file")
@@ -131,7 +133,7 @@ def _neurons_change(plan: Plan) -> bool:
     return plan.learned or plan.sample is not None
 
 
-def _describe_layer(each: RotatedWeight, task: str | None) -> dict[str, Any]:
+def describe_layer(each: RotatedWeight, task: str | None) -> dict[str, Any]:
     return {
         "name": each.name,
         "tensor": each.tensor_name,
@@ -222,7 +224,7 @@ def _check_other_tensors(path: Any, model: nn.Module, file: File) -> None:
             )
 
 
-def _module_name(name: str, neurons: Neurons) -> str:
+def module_name(name: str, neurons: Neurons) -> str:
     """Return the module's name: select's names of separate projections end with the tensor's."""
     if neurons.tensor_name not in ("weight", "in_proj_weight"):
         return name.removesuffix(neurons.tensor_name).removesuffix(".")

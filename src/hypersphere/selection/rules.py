@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from .._internal import checks
+from .._internal.other_tools import adapter_modules
 from .layouts import CONVOLUTIONS, TRANSPOSED, find_experts, is_transformers_conv1d
 
 _WITH_WEIGHT = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
@@ -18,7 +19,10 @@ _HEAD = re.compile(r"cls|class|box|head|logit|score|regress|pred|policy|actor|cr
 
 def eligible_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     """Yield the name, the module and the tensor's name of all neurons of a model."""
+    added = adapter_modules(model)
     for name, module in model.named_modules():
+        if module in added:
+            continue
         if isinstance(module, nn.MultiheadAttention):
             if module._qkv_same_embed_dim:
                 yield name, module, "in_proj_weight"

@@ -1,0 +1,113 @@
+"""Keep tools that treat every nn.Linear and nn.Conv as plain from changing sphere and rotated layers silently.
+
+A sphere layer is an nn.Linear whose output is no inner product; a rotated layer's weight is computed. PEFT's adapters,
+torch's fusion with BatchNorm and quantization would give wrong results or lose what they write. A class refuses them by
+its attribute ``not_plain``, which says why and what to do instead.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
+
+from .checks import warn_once
+
+NOT_PLAIN = "not_plain"
+_HUGGING_FACE = ("transformers.", "diffusers.", "huggingface_hub.")
+
+
+def has_adapters(module: nn.Module) -> bool:
+    """Return whether the module is a layer that PEFT wrapped to add adapters (PEFT is not imported)."""
+    return any(
+        each.__name__ == "BaseTunerLayer" and each.__module__.partition(".")[0] == "peft"
+        for each in type(module).__mro__
+    )
+
+
+def adapter_modules(model: nn.Module) -> set[nn.Module]:
+    """Return all modules that PEFT added: wrappers and their matrices (lora_A, lora_B, ...), not the base layers."""
+    found: set[nn.Module] = set()
+    for module in model.modules():
+        if has_adapters(module):
+            found.add(module)
+            for name, child in module.named_children():
+                found.update(child.modules() if name != "base_layer" else ())
+    return found
+
+
+def refuse_adapters(verb: str, model: nn.Module) -> None:
+    """Raise if the model carries adapters of PEFT."""
+    names = [
+        f"{name or '(root)'} [{type(module).__name__}]"
+        for name, module in model.named_modules()
+        if has_adapters(module)
+    ]
+    if names:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        raise ValueError(
+            f"{verb}: the model carries PEFT adapters ({', '.join(names[:3])}{more}): merge them first, "
+            "model = model.merge_and_unload()"
+        )
+
+
+def refuse_fusion(layer: nn.Module, name: str) -> None:
+    """Raise if torch.nn.utils.fusion is the caller of the method that sets the parameter `name` of `layer`."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(4):  # register_parameter (of a rotated layer too), nn.Module.__setattr__, the caller
+        if frame is not None and frame.f_globals.get("__name__") == "torch.nn.utils.fusion":
+            raise ValueError(f"BatchNorm cannot be fused into {name} here: {getattr(layer, NOT_PLAIN)}")
+        frame = frame.f_back if frame is not None else None
+
+
+def warn_of_save_pretrained() -> None:
+    """Warn if a plain save_pretrained is calling: the network that from_pretrained gives has no such layers."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "save_pretrained" and frame.f_globals.get("__name__", "").startswith(_HUGGING_FACE):
+            warn_once(
+                "save_pretrained writes no sphere layers and no rotations: from_pretrained would give a network "
+                "without them; use hypersphere.save_pretrained and hypersphere.from_pretrained"
+            )
+            return
+        frame = frame.f_back
+
+
+def _get_qconfig(layer: nn.Module) -> Any:
+    if "qconfig" not in vars(layer):
+        raise AttributeError("qconfig")
+    return vars(layer)["qconfig"]
+
+
+def _set_qconfig(layer: nn.Module, value: Any) -> None:
+    if value is not None:
+        raise ValueError(
+            f"{type(layer).__name__} cannot be quantized (layer.qconfig = None keeps it in floating point): "
+            f"{getattr(layer, NOT_PLAIN)}"
+        )
+    vars(layer)["qconfig"] = None
+
+
+def _delete_qconfig(layer: nn.Module) -> None:
+    del vars(layer)["qconfig"]
+
+
+#: what torch.ao.quantization sets on the layers it is to quantize
+QCONFIG = property(_get_qconfig, _set_qconfig, _delete_qconfig)
+
+
+def _refuse_as_base_layer(parent: nn.Module, name: str, child: nn.Module | None) -> None:
+    """Raise when a layer of PEFT takes a sphere or rotated layer as its base layer."""
+    if name == "base_layer" and hasattr(type(child), NOT_PLAIN) and has_adapters(parent):
+        assert child is not None
+        raise ValueError(
+            f"PEFT cannot adapt {type(child).__name__}({child.extra_repr()}): {getattr(child, NOT_PLAIN)}; or leave it "
+            "out of target_modules. Layers before "
+            "it have adapters already: model.unload() of a PEFT model, or a fresh model, is without"
+        )
+
+
+register_module_module_registration_hook(_refuse_as_base_layer)

@@ -1,0 +1,55 @@
+"""The class of a rotated layer: torch's parametrized class, with pickling and errors for tools that write its weight.
+
+torch makes a class for each parametrized layer, which pickle cannot find by name. A rotated layer is pickled as its
+plain class, the names of its parametrized tensors and its state, which holds the rotations.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from .._internal.other_tools import NOT_PLAIN, QCONFIG
+from . import optimizer_checks
+
+_NOT_PLAIN = (
+    "the layer is rotated, its weight is computed and what is written to it is lost: call hypersphere.merge first"
+)
+
+
+def extend_class(layer: nn.Module) -> None:
+    """Add pickling and clear errors to the class that parametrize made for `layer`, and check its optimizers."""
+    made = type(layer)
+    plain = made.__bases__[0]
+    object_state: Any = plain.__getstate__  # not torch's, which raises
+
+    def reduce_ex(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
+        if type(self) is not made:  # FSDP, for example, derives from it
+            raise TypeError(f"a rotated layer that became a {type(self).__name__} cannot be pickled: use state_dict()")
+        return _rebuild, (plain, tuple(self.parametrizations)), object_state(self)  # type: ignore[arg-type]
+
+    def register_parameter(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if name in self.parametrizations:  # type: ignore[operator]
+            raise ValueError(f"{name} of a {plain.__name__} cannot be replaced: {_NOT_PLAIN}")
+        plain.register_parameter(self, name, param)  # type: ignore[attr-defined]
+
+    if getattr(plain, "__reduce_ex__") is getattr(object, "__reduce_ex__"):  # noqa: B009 (else it has its own way)
+        made.__reduce_ex__ = reduce_ex  # type: ignore[assignment, method-assign]
+    made.register_parameter = register_parameter  # type: ignore[method-assign]
+    setattr(made, NOT_PLAIN, _NOT_PLAIN)
+    made.qconfig = QCONFIG  # type: ignore[attr-defined]
+    optimizer_checks.ROTATED.add(layer)
+
+
+def _rebuild(plain: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
+    """Return a layer of the class `plain` whose tensors `names` are parametrized; its state follows."""
+    layer = plain.__new__(plain)
+    nn.Module.__init__(layer)
+    for name in names:
+        layer.register_parameter(name, nn.Parameter(torch.empty(0)))
+        parametrize.register_parametrization(layer, name, nn.Identity(), unsafe=True)
+    extend_class(layer)
+    return layer

@@ -1,0 +1,60 @@
+"""Adapters of the real PEFT and our layers: merged first, or refused by name."""
+
+import pytest
+import torch
+from torch import nn
+
+import hypersphere as hs
+
+peft = pytest.importorskip("peft")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.c(self.b(self.a(x).relu()).relu())
+
+
+CONFIGS = {
+    "lora": lambda: peft.LoraConfig(target_modules=["a", "b"], init_lora_weights=False),
+    "dora": lambda: peft.LoraConfig(target_modules=["b"], use_dora=True),
+    "adalora": lambda: peft.AdaLoraConfig(target_modules=["b"], total_step=10),
+    "oft": lambda: peft.OFTConfig(target_modules=["b"], r=0, oft_block_size=4),
+    "boft": lambda: peft.BOFTConfig(target_modules=["b"], boft_block_size=4),
+    "ia3": lambda: peft.IA3Config(target_modules=["b"], feedforward_modules=["b"]),
+    "vera": lambda: peft.VeraConfig(target_modules=["b"], r=4),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_adapters_are_not_neurons_and_are_merged_first(name):
+    model = peft.get_peft_model(Net(), CONFIGS[name]())
+    assert [each.rpartition("model.")[2].removesuffix(".base_layer") for each in hs.select(model)] == ["a", "b", "c"]
+    for verb in (hs.rotate, hs.spherize):
+        with pytest.raises(ValueError, match="merge_and_unload"):
+            verb(model)
+    x = torch.randn(3, 8)
+    model.eval()
+    expected = model(x)
+    torch.testing.assert_close(hs.rotate(model.merge_and_unload())(x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("verb", [hs.rotate, hs.spherize])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_our_layers_take_no_adapters(name, verb):
+    with pytest.raises(ValueError, match="PEFT cannot adapt"):
+        peft.get_peft_model(verb(Net()), CONFIGS[name]())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_other_layers_may_have_adapters():
+    config = peft.LoraConfig(target_modules=["c"], modules_to_save=["b"], init_lora_weights=False)
+    model = peft.get_peft_model(hs.spherize(Net()), config).eval()
+    x = torch.randn(3, 8)
+    expected = model(x)
+    torch.testing.assert_close(model.merge_and_unload()(x), expected)
