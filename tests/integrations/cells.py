@@ -120,9 +120,11 @@ def _convert(network: Network) -> tuple[nn.Module, truth.Inputs]:
     return model, inputs
 
 
-def _train(model: nn.Module, inputs: truth.Inputs) -> None:
+def _train(network: Network, model: nn.Module, inputs: truth.Inputs) -> None:
     """Make two steps."""
     optimizer = torch.optim.SGD(hs.param_groups(model), lr=0.05)
+    if "sample" in network.rotation:
+        hs.Resampler(model, optimizer)  # draws after 750 steps
     model.train()
     for _ in range(2):
         optimizer.zero_grad()
@@ -176,7 +178,7 @@ def check_step(network: Network, folder: Path) -> str:
     loss = truth.run(model, inputs).square().mean().item()
     moved = {parameter: parameter.detach().clone() for parameter in rotations}
     angles = {name: truth.angles(*layer) for name, layer in _rotated(model).items()}
-    _train(model, inputs)
+    _train(network, model, inputs)
     assert all(not torch.equal(parameter, was) for parameter, was in moved.items())
     for name in network.heads:
         assert not torch.equal(model.get_submodule(name).weight, start[f"{name}.weight"]), name
@@ -194,7 +196,7 @@ def check_merge(network: Network, folder: Path) -> str:
     """Merging changes no bit of the result; types and keys are those of the network before it was rotated."""
     model, inputs = _convert(network)
     plain = network.build()
-    _train(model, inputs)
+    _train(network, model, inputs)
     before = truth.result(model, inputs)
     merged = hs.merge(model)
     assert merged is model
@@ -206,7 +208,7 @@ def check_merge(network: Network, folder: Path) -> str:
 def check_save(network: Network, folder: Path) -> str:
     """A rotated network's state_dict, pickle and copy give the same results, bit for bit; a file is read in between."""
     model, inputs = _convert(network)
-    _train(model, inputs)
+    _train(network, model, inputs)
     before = truth.result(model, inputs)
     torch.save(model.state_dict(), folder / "state.pt")
     fresh, _ = _convert(network)
@@ -223,7 +225,7 @@ def check_save(network: Network, folder: Path) -> str:
 def check_load(network: Network, folder: Path) -> str:
     """A file of rotations, a merged state_dict and, for transformers, a saved folder load into the same results."""
     model, inputs = _convert(network)
-    _train(model, inputs)
+    _train(network, model, inputs)
     before = truth.result(model, inputs)
     hs.save_rotations(model, folder / "rotations.safetensors")
     fresh = hs.merge(_convert(network)[0])

@@ -33,7 +33,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if session.config.getoption("write_results", False) and not hasattr(session.config, "workerinput"):
         from . import test_matrix
 
-        test_matrix.write_results(_outcomes)
+        if not test_matrix.write_results(_outcomes):
+            print(f"\n{tested_models.FILE} is not written: not all of the matrix was run")
 
 
 @pytest.fixture(autouse=True)

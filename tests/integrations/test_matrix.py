@@ -21,10 +21,13 @@ ROOT = Path(__file__).parents[2]
 VERBS = {verb: (check.__doc__ or "").partition("\n")[0] for verb, check in CELLS.items()}
 
 
-def write_results(outcomes: dict[tuple[str, str], str]) -> None:
-    """Write the outcomes of a whole run, by network and verb."""
+def write_results(outcomes: dict[tuple[str, str], str]) -> bool:
+    """Write the outcomes of a run, by network and verb; return False if some are missing."""
+    if any((network.name, verb) not in outcomes for network in NETWORKS for verb in CELLS):
+        return False
     rows = [_facts(network) | {"cells": {verb: outcomes[network.name, verb] for verb in CELLS}} for network in NETWORKS]
     tested_models.write(ROOT, VERBS, rows)
+    return True
 
 
 def _facts(network: Network) -> dict[str, object]:
