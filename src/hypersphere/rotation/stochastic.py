@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from .._internal import checks
 from .._internal.draws import generator, not_traced
-from .parametrization import Rotation, RotatedWeight, draw_dims, find_rotated, layer_label
+from .parametrization import RotatedWeight, Rotation, draw_dims, find_rotated, layer_label
 
 _newest: WeakKeyDictionary[Rotation, ReferenceType[Resampler]] = WeakKeyDictionary()  # the Resampler of each layer
 
