@@ -74,11 +74,12 @@ def energies(wrap=same):
     hs.rotate(inner, "unconstrained", layers="2")
     hs.rotate(inner, layers="3")
     model = wrap(inner)
+    parameters = dict(inner.named_parameters())  # the optimizer's
     regularizer = hs.EnergyRegularizer(model, half_space=True, weight_decay=0.1)
     model(torch.ones(2, 2, 4, 4))  # the outermost group is whole now
     value = regularizer()
     (value + hs.orthonormal_penalty(model)).backward()
-    found = {name: whole(p.grad) for name, p in inner.named_parameters() if p.grad is not None}
+    found = {name: whole(p.grad) for name, p in parameters.items() if p.grad is not None}
     assert len(found) == 4  # of the weights, not of biases
     per_layer = {f"energy of {name}": torch.tensor(each) for name, each in regularizer.per_layer().items()}
     return found | per_layer | {"value": value.detach()}

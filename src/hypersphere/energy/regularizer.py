@@ -37,9 +37,9 @@ class EnergyRegularizer:
 
         λ_h·Σ_hidden mean energy + λ_o·mean energy of the output layer + λ_w·mean ‖w‖
 
-    It has no parameters and reads the model's weights at each call. Weights that FSDP2 has sharded are gathered layer by
-    layer; call it outside of the model's forward pass then. The energy of fixed neurons that are rotated
-    (:func:`hypersphere.rotate`) is constant: it is in per_layer(), not in the sum.
+    It has no parameters and reads the model's weights at each call. The energy of fixed neurons that are rotated
+    (:func:`hypersphere.rotate`) is constant: it is in per_layer(), not in the sum. Weights that FSDP2 has sharded are
+    gathered layer by layer; then call it outside of the model's forward pass.
 
     The gradient of a weighted term by a neuron w is clipped to a length of ‖w‖, so a step of SGD at learning rate 0.1
     turns no neuron by more than 0.1 rad, however close or short neurons are. A measure of your own is not clipped.
