@@ -17,6 +17,7 @@ from torch.autograd import Function
 
 from .._internal import checks
 from .._internal.functions import is_transformed, save
+from .._internal.fx import Proxy, call_as_leaf
 from .._internal.optimizer_checks import watch_weight_decay
 from .._internal.overflow import finite_gradient, max_root, rescale, row_divisors
 from ..cosine import accumulation_dtype, apply, autocast_enabled, chain, cosine_linear, project, unit, without_autocast
@@ -147,6 +148,8 @@ class AngularSoftmaxLoss(nn.Module):
                 occur in it.
             sample_weight: (B,) weights of the samples.
         """
+        if isinstance(embeddings, Proxy):
+            return call_as_leaf(self, embeddings, labels, indices_tuple, sample_weight=sample_weight)
         weight = self.weight  # read once: it may be parametrized
         self._check_inputs(embeddings, weight, labels)
         if sample_weight is not None and (not isinstance(sample_weight, Tensor) or sample_weight.shape != labels.shape):
