@@ -345,12 +345,114 @@ def test_counters():
 
 def test_inner_is_750_by_default():
     net = hs.rotate(small(), sample=4)
-    resampler = hs.Resampler(net, OPTIMIZERS["adam"](net))
+    optimizer = torch.optim.SGD(hs.param_groups(net), lr=0.1)
+    hs.Resampler(net, optimizer)
     for _ in range(749):
-        resampler.step()
-    assert (task(net[2]).draw.item(), task(net[2]).inner.item()) == (0, 749)
+        optimizer.step()
+    assert counters(net) == (0, 749)
+    optimizer.step()
+    assert counters(net) == (1, 0)
+
+
+# what counts as a step
+
+
+def counters(net):
+    return task(net[2]).draw.item(), task(net[2]).inner.item()
+
+
+@pytest.mark.parametrize("calls", [False, True], ids=["hook", "step too"])
+def test_accumulated_batches_are_one_step(calls):
+    """Also if step() is called after every batch."""
+    net, (x, y) = hs.rotate(small(), sample=4), data()
+    optimizer = OPTIMIZERS["sgd"](net)
+    resampler = hs.Resampler(net, optimizer, inner=2)
+    for batch in range(1, 21):
+        F.cross_entropy(net(x), y).backward()
+        if batch % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        if calls:
+            resampler.step()
+    assert counters(net) == (2, 1)
+
+
+def test_step_alone_counts_nothing():
+    net = hs.rotate(small(), sample=4)
+    resampler = hs.Resampler(net, OPTIMIZERS["sgd"](net), inner=1)
     resampler.step()
-    assert (task(net[2]).draw.item(), task(net[2]).inner.item()) == (1, 0)
+    assert counters(net) == (0, 0)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_a_scaler_skips_does_not_count(fused):
+    net, (x, y) = hs.rotate(small(), sample=4), data()
+    optimizer = torch.optim.SGD(hs.param_groups(net), lr=0.05, fused=fused)
+    hs.Resampler(net, optimizer, inner=3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for overflows in (False, True, False, True):
+        optimizer.zero_grad()
+        scaler.scale(F.cross_entropy(net(x), y)).backward()
+        if overflows:
+            numbers(net[2]).grad.fill_(torch.inf)
+        scaler.step(optimizer)
+        scaler.update()
+    assert counters(net) == (0, 2)
+
+
+def test_a_closure_of_many_evaluations_is_one_step():
+    net, (x, y) = hs.rotate(small(), sample=4), data()
+    optimizer = torch.optim.LBFGS([p for p in net.parameters() if p.requires_grad], max_iter=5)
+    hs.Resampler(net, optimizer, inner=3)
+    evaluations = 0
+
+    def closure():
+        nonlocal evaluations
+        evaluations += 1
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(x), y)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert evaluations > 1
+    assert counters(net) == (0, 1)
+
+
+def test_the_newest_resampler_counts_alone():
+    """As when a cell of a notebook runs twice."""
+    net = hs.rotate(small(), sample=4)
+    optimizer = OPTIMIZERS["sgd"](net)
+    first = hs.Resampler(net, optimizer, inner=2)
+    hs.Resampler(net, optimizer, inner=3)
+    for _ in range(5):
+        optimizer.step()
+        first.optimizer.zero_grad()
+    assert counters(net) == (1, 2)
+
+
+def test_a_copy_counts_its_own_steps():
+    net = hs.rotate(small(), sample=4)
+    optimizer = OPTIMIZERS["sgd"](net)
+    resampler = hs.Resampler(net, optimizer, inner=3)
+    other, its_optimizer, _ = copy.deepcopy((net, optimizer, resampler))
+    its_optimizer.step()
+    assert (counters(net), counters(other)) == ((0, 0), (0, 1))
+    optimizer.step()
+    assert (counters(net), counters(other)) == ((0, 1), (0, 1))
+
+
+@pytest.mark.filterwarnings("ignore:AdamW was made before")
+def test_an_optimizer_goes_on_after_merge():
+    net, (x, y) = hs.rotate(small(), sample=4), data()
+    optimizer = OPTIMIZERS["adamw"](net)
+    resampler = hs.Resampler(net, optimizer, inner=1)
+    train(net, optimizer, resampler, 2)
+    hs.merge(net)
+    keys = list(net.state_dict())
+    F.cross_entropy(net(x), y).backward()
+    optimizer.step()
+    assert list(net.state_dict()) == keys
 
 
 @pytest.mark.parametrize(("name", "inner"), [("sgd", 1), ("adam", 5), ("adamw", 1), ("ogd", 5)])
@@ -529,7 +631,7 @@ def test_folds_of_a_network_do_not_depend_on_the_global_seed():
         resampler = hs.Resampler(net, torch.optim.SGD(hs.param_groups(net), lr=0.1), inner=1)
         torch.manual_seed(seed)
         before = torch.random.get_rng_state()
-        resampler.step()
+        resampler.resample()
         assert torch.equal(torch.random.get_rng_state(), before)
         states.append(net.state_dict())
     assert all(torch.equal(a, b) for a, b in zip(*(state.values() for state in states), strict=True))

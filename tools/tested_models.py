@@ -48,8 +48,8 @@ def markdown(told: dict[str, Any]) -> str:
     lines = [
         f"Run with Python {told['python']}, {', '.join(names)}.",
         f"{len(told['networks'])} networks × {len(told['verbs'])} verbs = {len(cells)} cells: {failed} failed, "
-        f"{cells.count('refused')} refused by name with the network left as it was. The networks have random weights and "
-        "few, narrow layers; nothing is fetched.\n",
+        f"{cells.count('refused')} refused by name with the network left as it was. The networks have random weights "
+        "and few, narrow layers; nothing is fetched.\n",
         *(f"- `{verb}`: {text}" for verb, text in told["verbs"].items()),
         "\n0.0 is the largest difference between results that must be the same: not one bit differs.",
     ]

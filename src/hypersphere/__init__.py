@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from . import fusion as fusion
     from . import geometry as geometry
     from . import inspection as inspection
+    from . import integrations as integrations
     from . import layers as layers
     from . import losses as losses
     from . import models as models

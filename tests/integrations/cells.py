@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import warnings
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
@@ -56,18 +58,24 @@ def check_select(network: Network, folder: Path) -> str:
 
 
 def _check_energy(model: nn.Module, found: dict[str, hs.Neurons], inputs: truth.Inputs) -> None:
-    """Groups of one neuron have no energy and are left out; everything else has that of its groups, and a gradient."""
+    """Groups of one neuron have a constant energy: named, and not in the sum. Everything else gets a gradient."""
     single = {name for name, each in found.items() if each.matrix().shape[1] == 1}
-    regularizer = hs.EnergyRegularizer(model, example_inputs=inputs)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        regularizer = hs.EnergyRegularizer(model, example_inputs=inputs)
+    said = " ".join(str(warning.message) for warning in caught)
+    assert all(name in said for name in single), said
     per_layer = regularizer.per_layer()
-    assert set(per_layer) == set(found) - single
-    for name, value in per_layer.items():
-        groups = [hs.hyperspherical_energy(rows, s=2.0) for rows in found[name].matrix()]
-        torch.testing.assert_close(torch.as_tensor(value), torch.stack(groups).mean(), rtol=1e-4, atol=1e-6)
+    assert set(per_layer) == set(found)
     model.zero_grad()
     regularizer().backward()
-    for name in per_layer:
-        gradient = found[name].tensor.grad
+    for name, each in found.items():
+        gradient = each.tensor.grad
+        if name in single:
+            assert gradient is None, name
+            continue
+        groups = [hs.hyperspherical_energy(rows) for rows in each.matrix()]
+        torch.testing.assert_close(torch.as_tensor(per_layer[name]), torch.stack(groups).mean(), rtol=1e-4, atol=1e-6)
         assert gradient is not None, name
         assert bool(gradient.count_nonzero()), name
         assert bool(gradient.isfinite().all()), name
@@ -80,16 +88,15 @@ def check_spherize(network: Network, folder: Path) -> str:
     state, types = copy.deepcopy(model.state_dict()), {name: type(module) for name, module in model.named_modules()}
     layers = truth.layers(model)
     kept = set(network.heads) | truth.matching(layers, network.only_read) | truth.matching(layers, network.plain)
+    if kept == set(layers):
+        with pytest.raises(ValueError, match="|".join(map(re.escape, kept - set(network.heads)))):
+            hs.spherize(model, example_inputs=inputs)
+        assert types == {name: type(module) for name, module in model.named_modules()}
+        assert torch.equal(truth.result(model, inputs), before)
+        return "refused"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        try:
-            hs.spherize(model, example_inputs=inputs)
-        except ValueError as error:
-            assert kept == set(layers), f"refused, although {set(layers) - kept} can be converted: {error}"
-            assert any(name in str(error) for name in kept - set(network.heads)), error
-            assert types == {name: type(module) for name, module in model.named_modules()}
-            assert torch.equal(truth.result(model, inputs), before)
-            return "refused"
+        hs.spherize(model, example_inputs=inputs)
     said = " ".join(str(warning.message) for warning in caught)
     converted = {name: module for name, module in model.named_modules() if isinstance(module, SPHERES)}
     assert set(converted) == set(layers) - kept

@@ -1,4 +1,4 @@
-"""The networks of the matrix: small, with random weights, nothing fetched; what is true of each is written beside it."""
+"""The networks of the matrix: small, with random weights, nothing fetched; what is true of each stands beside it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Network:
     only_read: tuple[str, ...] = ()
     """Layers whose weight is read without calling them: no sphere layer can stand there."""
     plain: tuple[str, ...] = ()
-    """Layers that spherize cannot convert, because they compute something of their own (padding, a transposed weight)."""
+    """Layers that spherize cannot convert, since they compute something of their own (padding, a transposed weight)."""
     shapes: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     """(groups, N, d) of layers whose neurons do not lie along the first dimension, or lie in groups."""
     rotation: dict[str, Any] = field(default_factory=lambda: {"block_size": 8})

@@ -31,8 +31,9 @@ def wine() -> tuple[np.ndarray, np.ndarray]:
 
 
 def classifier(module) -> NeuralNetClassifier:
-    settings = {"criterion": nn.CrossEntropyLoss, "optimizer": torch.optim.Adam, "lr": 0.02, "max_epochs": 5, "batch_size": 16}
-    return NeuralNetClassifier(module, **settings, train_split=None, verbose=0, iterator_train__shuffle=True)
+    settings = {"criterion": nn.CrossEntropyLoss, "optimizer": torch.optim.Adam, "lr": 0.02, "max_epochs": 5}
+    batches = {"batch_size": 16, "iterator_train__shuffle": True, "train_split": None}
+    return NeuralNetClassifier(module, **settings, **batches, verbose=0)
 
 
 def rotations(net: nn.Module) -> list[torch.Tensor]:

@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from .._internal import checks
 from .._internal.draws import generator, not_traced, unwrapped_name
 from .._internal.overflow import max_root, power_of_two_divisor, rescale
+from .._internal.sharding import gather, is_sharded, reshard
 from ..cosine import unit, without_autocast
 from ..selection import Neurons, Specs, no_layer_error, select, select_strictly, select_to_change
 from .bounded_force import bound_gradient
@@ -38,8 +40,9 @@ class EnergyRegularizer:
         λ_h·Σ_hidden mean energy + λ_o·mean energy of the output layer + λ_w·mean ‖w‖
 
     It has no parameters and reads the model's weights at each call. The energy of fixed neurons that are rotated
-    (:func:`hypersphere.rotate`) is constant: it is in per_layer(), not in the sum. So is that of depthwise convolutions,
-    whose groups have one neuron each; this is said once.
+    (:func:`hypersphere.rotate`) is constant: it is in per_layer(), not in the sum. So is that of depthwise
+    convolutions, whose groups have one neuron each; this is said once. Weights that FSDP2 has sharded are gathered
+    layer by layer; then call it outside of the model's forward pass.
 
     The gradient of a weighted term by a neuron w is clipped to a length of ‖w‖, so a step of SGD at learning rate 0.1
     turns no neuron by more than 0.1 rad, however close or short neurons are. A measure of your own is not clipped.
@@ -101,19 +104,21 @@ class EnergyRegularizer:
         self.seed = checks.integer("seed", seed)
         self.draws = 0
         self.neurons = self._select_layers(model, layers, exclude, output, example_inputs, head)
+        self._models = (model, head)
+        reshard(*self._models)
         self.hidden_weight, self.output_weight = self._weights(hidden_weight, output_weight)
         self._warned: set[str] = set()
         self._single: set[str] = set()  # layers whose groups have one neuron each
         for name, neurons in self.neurons.items():
-            rows = neurons.matrix()
+            rows = _rows(neurons)
             self._warn_zero_neurons_once(name, rows)
             if rows.shape[0] > 1 and rows.shape[1] == 1 and self.measure in OF_DIRECTIONS:
                 self._single.add(name)
         if self._single:
             names = ", ".join(name or "(root)" for name in self.neurons if name in self._single)
             checks.warn_once(
-                f"EnergyRegularizer leaves {names} out of the sum: depthwise convolutions have one neuron in each group, "
-                "whose energy is constant"
+                f"EnergyRegularizer leaves {names} out of the sum: depthwise convolutions have one neuron in each "
+                "group, whose energy is constant"
             )
 
     def __call__(self, labels: Tensor | None = None) -> Tensor:
@@ -127,13 +132,14 @@ class EnergyRegularizer:
             raise ValueError(f"labels need measure='energy', got measure={self.measure!r}")
         if labels is not None and not any(neurons.is_output for neurons in self.neurons.values()):
             raise ValueError("labels must be None if no layer is the output (see the arguments output and head)")
+        reshard(*self._models)
         trainable = {name: n for name, n in self._trainable_layers().items() if name not in self._single}
         share = 1 / len(trainable) if self.average and trainable else 1.0
         terms = [self._layer_term(name, neurons, labels, share) for name, neurons in trainable.items()]
         if self.minibatch is not None or self.measure in RANDOM:
             self.draws += 1
         if not terms:
-            return next(iter(self.neurons.values())).stored.new_zeros(())
+            return _zero(next(iter(self.neurons.values())))
         total = torch.stack([term.to(terms[0]) for term in terms]).sum()
         return total + self.weight_decay * self._mean_length() if self.weight_decay else total
 
@@ -143,6 +149,7 @@ class EnergyRegularizer:
 
     def per_layer(self) -> dict[str, float]:
         """Return every layer's current measure, unweighted and over all neurons, for logging."""
+        reshard(*self._models)
         for name, neurons in self.neurons.items():
             checks.has_values(name, neurons.stored)
         with torch.no_grad():
@@ -200,10 +207,10 @@ class EnergyRegularizer:
     def _layer_term(self, name: str, neurons: Neurons, labels: Tensor | None, share: float) -> Tensor:
         weight = share * (self.output_weight if neurons.is_output else self.hidden_weight)
         if not weight:
-            return neurons.stored.new_zeros(())
+            return _zero(neurons)
         if not neurons.is_output or labels is None:
             return self._measure_layer(name, neurons, weight, sample=not neurons.is_output)
-        rows = at_least_float32(neurons.matrix().flatten(0, 1))
+        rows = at_least_float32(_rows(neurons).flatten(0, 1))
         ignored = getattr(neurons.module, "ignore_index", -100)
         check_labels(labels, len(rows), ignored)
         kept = labels != ignored
@@ -220,7 +227,7 @@ class EnergyRegularizer:
         )
 
     def _measure_layer(self, name: str, neurons: Neurons, weight: float, *, sample: bool) -> Tensor:
-        rows = neurons.matrix()
+        rows = _rows(neurons)
         if rows.device.type == "cpu" and not torch.compiler.is_compiling():  # reading is free
             self._warn_zero_neurons_once(name, rows)
         law = Law(self.law.s, self.law.half_space and not neurons.is_output, self.law.angular)
@@ -239,7 +246,7 @@ class EnergyRegularizer:
 
     def _mean_length(self) -> Tensor:
         """Compute the mean ‖w‖ over all neurons of all layers; the gradient of a zero neuron is 0."""
-        rows = [at_least_float32(neurons.matrix().flatten(0, 1)) for neurons in self._trainable_layers().values()]
+        rows = [at_least_float32(_rows(neurons).flatten(0, 1)) for neurons in self._trainable_layers().values()]
         up = max(power_of_two_divisor(r, max_root(r.dtype, 4)) for r in rows)
         if up != 1:
             rows = [rescale(r, 1 / up, 1.0) for r in rows]
@@ -292,10 +299,36 @@ def orthonormal_penalty(
         >>> orthonormal_penalty(net).backward()
     """
     factor = checks.number("weight", weight, low=0.0)
+    reshard(model)
     found = select_to_change("orthonormal_penalty", model, layers, exclude, output, example_inputs)
     if not found:
         raise no_layer_error(found, "orthonormal_penalty")
-    return factor * torch.stack([_sum_orthonormal(n.matrix(), normalized) for n in found.values()]).sum()
+    return factor * torch.stack([_sum_orthonormal(_rows(n), normalized) for n in found.values()]).sum()
+
+
+def _zero(neurons: Neurons) -> Tensor:
+    return torch.zeros((), dtype=neurons.stored.dtype, device=neurons.stored.device)
+
+
+def _rows(neurons: Neurons) -> Tensor:
+    """Return the neurons as rows (groups, N, d); those of a sharded layer are gathered."""
+    if not is_sharded(neurons.stored):
+        return neurons.matrix()
+    own = (neurons.tensor_name, f"parametrizations.{neurons.tensor_name}.")
+    named = {name: p for name, p in neurons.module.named_parameters() if name == own[0] or name.startswith(own[1])}
+    rows: Tensor = functional_call(_Reader(neurons), {f"module.{name}": gather(p) for name, p in named.items()}, ())
+    return rows
+
+
+class _Reader(nn.Module):
+    """Read neurons in functional_call."""
+
+    def __init__(self, neurons: Neurons) -> None:
+        super().__init__()
+        self.module, self.neurons = neurons.module, neurons
+
+    def forward(self) -> Tensor:
+        return self.neurons.matrix()
 
 
 @not_traced

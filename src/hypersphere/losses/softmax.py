@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from .._internal import checks
+from .._internal.functions import is_transformed, save
+from .._internal.fx import Proxy, call_as_leaf
 from .._internal.optimizer_checks import watch_weight_decay
 from .._internal.overflow import finite_gradient, max_root, rescale, row_divisors
 from ..cosine import accumulation_dtype, apply, autocast_enabled, chain, cosine_linear, project, unit, without_autocast
@@ -161,6 +163,8 @@ class AngularSoftmaxLoss(nn.Module):
                 occur in it.
             sample_weight: (B,) weights of the samples.
         """
+        if isinstance(embeddings, Proxy):
+            return call_as_leaf(self, embeddings, labels, indices_tuple, sample_weight=sample_weight)
         weight = self.weight  # read once: it may be parametrized
         self._check_inputs(embeddings, labels)
         if sample_weight is not None and (not isinstance(sample_weight, Tensor) or sample_weight.shape != labels.shape):
@@ -214,7 +218,8 @@ class AngularSoftmaxLoss(nn.Module):
         if self.margin_kind in MARGINS:
             # Only the B target logits change: add the difference to them.
             difference = self._margin_difference(target_cosine.squeeze(1), target.squeeze(1))
-            logits.scatter_add_(1, target, (s * difference.unsqueeze(1)).to(logits.dtype))
+            add = logits.scatter_add if is_transformed() else logits.scatter_add_
+            logits = add(1, target, (s * difference.unsqueeze(1)).to(logits.dtype))
         if up is not None:  # logits within these bounds have a finite loss
             logits = rescale(logits, up, up / up.amax(), max_root(logits.dtype, 1) / (16 * max(logits.numel(), 1)))
         if self.class_weight is None and not self.label_smoothing:
@@ -357,7 +362,7 @@ class _CrossEntropy(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(inputs[1], output[1])
+        save(ctx, inputs[1], output[1])
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -369,6 +374,12 @@ class _CrossEntropy(Function):
         if grad_log_p is not None:
             result = result + grad_log_p - log_p.exp() * grad_log_p.sum(1, keepdim=True)
         return result, None
+
+    @staticmethod
+    def tangents(ctx: Any, d_logits: Tensor, _: Any) -> tuple[Tensor, Tensor]:
+        target, log_p = ctx.saved_tensors
+        d_log_p = d_logits - (log_p.exp() * d_logits).sum(1, keepdim=True)
+        return -d_log_p.gather(1, target).squeeze(1), d_log_p
 
 
 def _miner_weights(indices_tuple: Sequence[Tensor], labels: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ def _check_rotation(name: str, groups: dict[nn.Parameter, dict[str, Any]], each:
     elif plan.sample is not None and not each.rotation.resampled:
         warn_once(
             f"{name} learns rotations of {plan.sample} of {plan.dimension} dimensions without a Resampler: make a "
-            "hypersphere.Resampler and step it after the optimizer"
+            "hypersphere.Resampler(model, optimizer)"
         )
 
 

@@ -21,6 +21,7 @@ from .._internal import checks
 from .._internal.draws import generator, stable_hash, unwrapped_name
 from .._internal.other_tools import warn_of_save_pretrained
 from .._internal.overflow import saturating_cast
+from .._internal.sharding import is_sharded as is_sharded
 from ..cosine import accumulation_dtype, without_autocast
 from ..orthogonal import BUILT_IN, ORTHOGONALIZERS, Orthogonalizer
 from ..selection import Layout, from_neuron_rows, neuron_rows
@@ -222,10 +223,6 @@ def layer_seed(seed: int, name: str) -> int:
 def draw_dims(seed: int, draw: int, dimension: int, sample: int) -> Tensor:
     """Draw `sample` dimensions for draw number `draw`, sorted."""
     return torch.randperm(dimension, generator=generator(seed, "", draw), device="cpu")[:sample].sort().values
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    return hasattr(tensor, "device_mesh")
 
 
 def key_prefix(layer: str, tensor: str) -> str:

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+from weakref import ReferenceType, WeakKeyDictionary, ref
+
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.nn.utils.parametrize import is_parametrized
 from torch.optim import Optimizer
 
 from .._internal import checks
-from .._internal.draws import generator
-from .parametrization import RotatedWeight, draw_dims, find_rotated, layer_label
+from .._internal.draws import generator, not_traced
+from .._internal.sharding import gather, reshard, write
+from .parametrization import RotatedWeight, Rotation, draw_dims, find_rotated, layer_label
+
+_newest: WeakKeyDictionary[Rotation, ReferenceType[Resampler]] = WeakKeyDictionary()  # the Resampler of each layer
 
 
 class Resampler:
-    """Draw new dimensions every `inner` steps (stochastic OPT, Algorithm 1).
+    """Draw new dimensions every `inner` steps of the optimizer (stochastic OPT, Algorithm 1).
 
-    Step it after the optimizer, like a learning rate scheduler. After `inner` steps each small rotation is merged into
-    its neurons, which changes neither the network's function nor the neurons' energy (Theorem 2). Then new dimensions
-    are drawn, the rotation is reset to the identity, and the optimizer's state of it is cleared. Draws depend only on
-    seed, layer and draw number, and all counters are buffers of the model, so training can be resumed at any step.
+    It counts by a hook on the optimizer, so a batch whose gradient is only accumulated and a step that a GradScaler
+    skips do not count. After `inner` steps each small rotation is merged into its neurons, which changes neither the
+    network's function nor the neurons' energy (Theorem 2). Then new dimensions are drawn, the rotation is reset to the
+    identity, and the optimizer's state of it is cleared. Draws depend only on seed, layer and draw number, and all
+    counters are buffers of the model, so training can be resumed at any step.
 
     Args:
         model: rotated with ``sample``; layers rotated without it are left alone.
-        optimizer: the one that holds the rotations.
+        optimizer: the one that holds the rotations, or accelerate's or Lightning's wrapper of it. A layer follows the
+            newest Resampler that was made for it.
         inner: steps between draws (the paper: 750 on CIFAR-100, 1000 on ImageNet).
 
     Example:
@@ -34,7 +43,6 @@ class Resampler:
         ...     optimizer.zero_grad()
         ...     net(torch.randn(5, 8)).square().sum().backward()
         ...     optimizer.step()
-        ...     resampler.step()
         >>> net[0].parametrizations.weight[0].default.draw
         tensor(2)
     """
@@ -43,11 +51,12 @@ class Resampler:
         checks.module("model", model)
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
-        self.optimizer = optimizer
+        self.model, self.optimizer = model, _unwrap(optimizer)
         self.inner = checks.integer("inner", inner, low=1)
         self.sampled = [each for each in find_rotated(model) if each.rotation.plan.sample is not None]
         if not self.sampled:
             raise ValueError("model must be rotated with sample: hypersphere.rotate(model, sample=0.25)")
+        reshard(model)
         known = {parameter for group in optimizer.param_groups for parameter in group["params"]}
         for each in self.sampled:
             if each.rotation.task.parameter not in known:
@@ -55,33 +64,58 @@ class Resampler:
                     f"optimizer must hold the rotation of layer {layer_label(each.name)!r}: make the optimizer "
                     "after rotate"
                 )
+        self._follow_optimizer()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._follow_optimizer()  # copies of optimizers have no hooks
+
+    def _follow_optimizer(self) -> None:
         for each in self.sampled:
             each.rotation.resampled = True
+            _newest[each.rotation] = ref(self)
+        self.optimizer.register_step_post_hook(self._after_step)
 
     def __repr__(self) -> str:
         layers = ", ".join(layer_label(each.name) for each in self.sampled)
         return f"Resampler(inner={self.inner}; {layers})"
 
     def step(self) -> None:
-        """Count one training step; after `inner` of them merge and draw again."""
-        tasks = [each.rotation.task for each in self.sampled]
+        """Merge and draw again where `inner` steps are over; steps themselves are counted by the optimizer's hook.
+
+        Not needed, and harmless after every batch, as a learning rate scheduler is stepped.
+        """
         self._check_rotated()
-        for task in tasks:
-            task.inner += 1
-        counts = torch.stack([task.inner.cpu() for task in tasks]).tolist()
-        for each, count in zip(self.sampled, counts, strict=True):
+        self._resample_due(self.sampled)
+
+    @not_traced
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Count a step of the optimizer."""
+        skipped = getattr(optimizer, "found_inf", None)  # a GradScaler leaves it to fused optimizers to skip
+        if skipped is not None and bool(skipped):
+            return
+        own = [each for each in self.sampled if _newest[each.rotation]() is self and _is_rotated(each)]
+        for each in own:
+            each.rotation.task.inner += 1
+        self._resample_due(own)
+
+    def _resample_due(self, layers: list[RotatedWeight]) -> None:
+        counts = [each.rotation.task.inner for each in layers]
+        for each, count in zip(layers, torch.stack([n.cpu() for n in counts]).tolist() if counts else [], strict=True):
             if count >= self.inner:
+                reshard(self.model)
                 self._resample(each)
 
     def resample(self) -> None:
         """Merge the rotations into the neurons and draw new dimensions."""
         self._check_rotated()
+        reshard(self.model)
         for each in self.sampled:
             self._resample(each)
 
     def _check_rotated(self) -> None:
         for each in self.sampled:
-            if not is_parametrized(each.module, each.tensor_name):
+            if not _is_rotated(each):
                 raise ValueError(f"layer {layer_label(each.name)!r} is no longer rotated: make a new Resampler")
 
     @torch.no_grad()
@@ -95,10 +129,23 @@ class Resampler:
             torch.manual_seed(generator(seed, "start", draw).initial_seed())
             start = plan.start()
         assert start is not None
-        neurons.copy_(each.rotation(neurons))
-        parameter.copy_(start)
+        assert task.method is not None
+        whole = {f"{each.rotation.active}.{task.method.name}": gather(parameter)}
+        write(neurons, functional_call(each.rotation, whole, gather(neurons)))
+        write(parameter, start)
         parameter.grad = None
         self.optimizer.state.pop(parameter, None)
         task.draw.fill_(draw)
         task.inner.zero_()
         task.dims.copy_(draw_dims(seed, draw, plan.dimension, plan.sample))
+
+
+def _is_rotated(each: RotatedWeight) -> bool:
+    return is_parametrized(each.module, each.tensor_name) and each.parametrizations[0] is each.rotation
+
+
+def _unwrap(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer inside accelerate's and Lightning's wrappers."""
+    while isinstance(inside := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inside
+    return optimizer

@@ -141,7 +141,5 @@ def _train(t: Training, source: Iterator[list[splits.Batch]]) -> None:
             # the only synchronization with the device in a step
             losses[phase.name], size = torch.stack([sum(parts, norm.new_zeros(())), norm]).tolist()
             t.check_finite(phase, batches, losses[phase.name], size)
-            precision.step(phase.module, phase.optimizer, norm)
-            if phase.resampler is not None:
-                phase.resampler.step()
+            precision.step(phase.module, phase.optimizer, norm)  # a Resampler counts it by a hook
         t.end_step(losses, batches[-1], sum(map(len, batches)), rate)

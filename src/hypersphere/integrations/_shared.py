@@ -1,0 +1,64 @@
+"""What the callbacks share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .._internal import checks
+from ..energy.regularizer import EnergyRegularizer
+from ..rotation.merging import merge
+from ..rotation.parametrization import find_rotated
+from ..rotation.stochastic import Resampler
+
+
+def add_gradient(energy: EnergyRegularizer, optimizer: Optimizer, scale: float = 1.0) -> Tensor | None:
+    """Add scale·∂energy to the gradients of the optimizer's parameters; return the energy.
+
+    The energy depends on the weights only, so this equals the energy as a term of the loss, evaluated once per step.
+    None, and nothing is done, if the optimizer holds no parameter of the energy's layers (that of a GAN's other half).
+    """
+    regularized = {p for neurons in energy.neurons.values() for p in neurons.module.parameters()}
+    held = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    if regularized.isdisjoint(held):
+        return None
+    value = energy()
+    if value.requires_grad:
+        for parameter, grad in zip(held, torch.autograd.grad(value * scale, held, allow_unused=True), strict=True):
+            if parameter.grad is None:
+                parameter.grad = grad
+            elif grad is not None:  # in place: it may be a view of a bucket of DistributedDataParallel
+                parameter.grad.add_(grad)
+    return value.detach()
+
+
+def start_resampling(model: nn.Module, optimizers: Iterable[Optimizer], inner: int) -> None:
+    """Make a Resampler if the model is rotated with ``sample``."""
+    sampled = [each for each in find_rotated(model) if each.rotation.plan.sample is not None]
+    if not sampled:
+        return
+    for optimizer in (every := list(optimizers)):
+        if any(p is sampled[0].rotation.task.parameter for group in optimizer.param_groups for p in group["params"]):
+            Resampler(model, optimizer, inner)
+            return
+    Resampler(model, every[0], inner)  # raises: it names the layer
+
+
+def merge_if_rotated(model: nn.Module) -> None:
+    if any(find_rotated(model)):
+        merge(model)
+
+
+def check(energy: Any, inner: Any) -> None:
+    """Check the arguments of a callback."""
+    if energy is not None and not isinstance(energy, EnergyRegularizer):
+        raise TypeError(f"energy must be a hypersphere.EnergyRegularizer or None, got {type(energy).__name__}")
+    checks.integer("inner", inner, low=1)
+
+
+def missing(name: str, package: str) -> ImportError:
+    return ImportError(f"{name} needs {package}: pip install 'hypersphere[{package}]'")

@@ -1,0 +1,65 @@
+"""The callback for Lightning's Trainer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..energy.regularizer import EnergyRegularizer
+from ._shared import add_gradient, check, merge_if_rotated, missing, start_resampling
+
+if TYPE_CHECKING:
+    Callback: Any = object
+else:
+    try:
+        from lightning.pytorch import Callback
+    except ImportError:
+        Callback = None
+
+
+class LightningCallback(Callback or object):  # type: ignore[misc]
+    """Energy, stochastic OPT and merging in Lightning's Trainer.
+
+    The energy's gradient is added before each optimizer step, once for all accumulated batches, and clipped together
+    with theirs. The energy is logged as ``energy``.
+
+    If the module is rotated with ``sample``, its dimensions are drawn anew every `inner` optimizer steps. A checkpoint
+    holds all of the state: ``trainer.fit(module, ckpt_path=...)`` is bit-identical to an uninterrupted training where
+    the data loader's order is.
+
+    Args:
+        energy: an :class:`hypersphere.EnergyRegularizer` of the module or a part of it, or None.
+        inner: steps between draws, as in :class:`hypersphere.Resampler`.
+        merge: merge rotations after the last checkpoint of ``fit``; a module that is loaded from a checkpoint must be
+            rotated again.
+    """
+
+    def __init__(self, energy: EnergyRegularizer | None = None, *, inner: int = 750, merge: bool = True) -> None:
+        if Callback is None:
+            raise missing("LightningCallback", "lightning")
+        super().__init__()
+        check(energy, inner)
+        self.energy, self.inner, self.merge = energy, inner, merge
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        start_resampling(pl_module, trainer.optimizers, self.inner)
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        if self.energy is None:
+            return
+        # Gradients are unscaled here, unless a fused optimizer does that.
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        is_scaled = scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False)
+        value = add_gradient(self.energy, optimizer, scaler.get_scale() if is_scaled else 1.0)
+        if value is not None:
+            pl_module.log("energy", value)
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        if self.merge:
+            merge_if_rotated(pl_module)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.energy is None else self.energy.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self.energy is not None:
+            self.energy.load_state_dict(state_dict)
