@@ -4,8 +4,8 @@ The score of class c for an input x is
 
     f_c(x) = ‖w_c‖·g(θ(w_c, x)) + b_c,
 
-where g is a similarity of the angle (Eq. 2 to 4) and w_c a row of ``coef_``. For the cosine it is ⟨w_c, x/‖x‖⟩ + b_c: the
-linear model on inputs of unit length. With any other g, or with lengths ‖w_c‖ that are all fixed, it is a model of its own.
+where g is a similarity of the angle (Eq. 2 to 4) and w_c a row of ``coef_``. For the cosine it is ⟨w_c, x/‖x‖⟩ + b_c,
+the linear model on inputs of unit length.
 
 Shapes: n samples, d features, K class weights.
 """
