@@ -4,9 +4,9 @@
 
 PATH is a checkout of its repository (its tests are neither in the wheel nor in the sdist). Its four losses are replaced
 by our heads, adapted in four points: its ArcFace has the margin in degrees, its SphereFace and NormalizedSoftmax
-multiply the norm of embeddings by a number, class weights are `W` (d, C), and they are cast to the dtype of the embeddings. All
-else is ours, `get_logits`, `distance` and `weight_regularizer` included. Logits and losses may differ by ATOL, beside
-the relative tolerances of its tests (1e-5, in float16 1e-2).
+multiply the norm of embeddings by a number, class weights are `W` (d, C), and they are cast to the dtype of the
+embeddings. All else is ours, `get_logits`, `distance` and `weight_regularizer` included. Logits and losses may differ
+by ATOL, beside the relative tolerances of its tests (1e-5, in float16 1e-2).
 """
 
 import math

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ._internal import checks
-from .cosine import cosine_linear
+from .cosine import project, unit
 from .layers import SimilarityLike
 from .losses.margins import MARGINS
 from .similarity import angle, resolve
@@ -46,6 +46,7 @@ except ImportError as error:
     ) from error
 
 Similarity = Callable[[Tensor], Tensor]
+_ROUNDING = 1e-7  # a line search compares values, whose rounding (1e-16) hides gradients of about its root
 
 
 class _SphereLinearModel(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -73,7 +74,7 @@ class _SphereLinearModel(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         weight = weight * self._class_weights(y, labels, weight)[labels]
         if not weight.sum() > 0:
             raise ValueError("sample_weight and class_weight leave no sample: all weights are 0")
-        x, target = torch.from_numpy(np.ascontiguousarray(X)), torch.from_numpy(labels)
+        x, target = unit(torch.tensor(X)), torch.from_numpy(labels)  # X may be read-only
         share = torch.from_numpy(weight / weight.sum())
         start = self._start(x, target, share)
         decay = 0.0 if self.scale is not None else 1 / (self.C * weight.sum())
@@ -90,17 +91,19 @@ class _SphereLinearModel(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         options = {"maxiter": self.max_iter, "maxfun": 20 * self.max_iter, "gtol": self.tol, "ftol": 0.0, "maxls": 50}
         found = minimize(objective, first, jac=True, method="L-BFGS-B", options=options)
         largest = np.abs(found.jac).max()
-        # A gradient of rounding errors alone ends the line search, and nothing is left to gain.
-        if largest > self.tol and not (found.status == 2 and largest <= math.sqrt(np.finfo(np.float64).eps)):
+        if largest > max(self.tol, _ROUNDING):
+            reason = "raise max_iter"
+            if found.nit < self.max_iter:
+                reason = "no lower point was found nearby: g has a kink where a class weight points at a sample or is 0"
             warnings.warn(
-                f"{type(self).__name__} stopped after {found.nit} iterations with a gradient of {largest:.1e} "
-                f"(tol={self.tol:g}): raise max_iter or scale the features",
+                f"{type(self).__name__} stopped after {found.nit} iterations with a gradient of {largest:.1e} > "
+                f"tol={self.tol:g}: {reason}",
                 ConvergenceWarning,
                 stacklevel=2,
             )
         coef, intercept = self._unflatten(torch.from_numpy(found.x), *start.shape)
         if self.scale is not None:
-            coef = self.scale * F.normalize(coef, eps=1e-300)
+            coef = self.scale * unit(coef)
         self.coef_, self.intercept_ = coef.numpy().copy(), intercept.numpy().copy()
         self.similarity_, self.n_iter_ = g, found.nit
         return self
@@ -119,13 +122,13 @@ class _SphereLinearModel(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _scores(self, X: Any) -> Tensor:
         check_is_fitted(self)
-        x = torch.from_numpy(np.ascontiguousarray(validate_data(self, X, dtype=np.float64, reset=False)))
-        coef, intercept = torch.from_numpy(self.coef_), torch.from_numpy(self.intercept_)
-        return coef.norm(dim=1) * self.similarity_(cosine_linear(x, coef)) + intercept
+        x = unit(torch.tensor(validate_data(self, X, dtype=np.float64, reset=False)))
+        coef, intercept = torch.tensor(self.coef_), torch.tensor(self.intercept_)
+        return coef.norm(dim=1) * self.similarity_(project(x, coef)[0]) + intercept
 
     @abstractmethod
     def _losses(self, x: Tensor, target: Tensor, coef: Tensor, intercept: Tensor, g: Similarity) -> Tensor:
-        """Return the loss of every sample, (n,)."""
+        """Return the loss (n,) of every sample; x (n, d) has unit rows."""
 
     def _lengths(self, coef: Tensor) -> Tensor:
         """Return the lengths of class weights in a score, (K,)."""
@@ -137,14 +140,13 @@ class _SphereLinearModel(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _start(self, x: Tensor, target: Tensor, share: Tensor) -> Tensor:
         """Return the first class weights: from the mean direction of all samples to that of the class, length 1."""
-        directions = F.normalize(x)
         members = F.one_hot(target).to(x.dtype) * share.unsqueeze(1)
-        means = members.T @ directions / members.sum(0).clamp_min(1e-300).unsqueeze(1)
-        start = means - share @ directions
+        means = members.T @ x / members.sum(0).clamp_min(1e-300).unsqueeze(1)
+        start = means - share @ x
         # A class in the middle has no direction, and a zero weight no gradient: any direction will do.
         for row in (start.norm(dim=1) < 1e-8).nonzero():
             start[row, row % start.shape[1]] = 1.0
-        return F.normalize(start)
+        return unit(start)
 
     def _class_weights(self, y: Any, labels: Any, weight: Any) -> Any:
         if isinstance(self.class_weight, str) and self.class_weight == "balanced":
@@ -178,6 +180,7 @@ class SphereClassifier(_SphereLinearModel):
         similarity: g: "cosine", "linear", "sigmoid", or any callable of the cosine.
         k: of the sigmoid similarity.
         margin: 0 for none. At the label, margin(θ) takes the place of g(θ), as in the heads of `hypersphere.losses`.
+            Give a scale with it: learned lengths can shrink to evade a margin.
         margin_kind: a key of `hypersphere.losses.MARGINS`: "additive_cosine" (g(θ) − m, CosFace), "additive_angle"
             (g(θ + m), m in radians, ArcFace) or "multiplicative" (A-Softmax and GA-Softmax, m >= 1).
         scale: None, or the length of all class weights; 10 to 70 work.
@@ -243,7 +246,7 @@ class SphereClassifier(_SphereLinearModel):
         return super()._check_parameters()
 
     def _losses(self, x: Tensor, target: Tensor, coef: Tensor, intercept: Tensor, g: Similarity) -> Tensor:
-        cosines, lengths = cosine_linear(x, coef), self._lengths(coef)
+        cosines, lengths = project(x, coef)[0], self._lengths(coef)
         scores = lengths * g(cosines) + intercept
         if self.margin:
 
@@ -279,8 +282,8 @@ class SphereSVC(_SphereLinearModel):
     Example:
         >>> from sklearn.datasets import load_iris
         >>> X, y = load_iris(return_X_y=True)
-        >>> round(SphereSVC(similarity="linear", C=100.0).fit(X, y).score(X, y), 2)
-        0.98
+        >>> round(SphereSVC(similarity="sigmoid", k=1.0).fit(X, y).score(X, y), 2)
+        0.95
     """
 
     def __init__(
@@ -315,7 +318,7 @@ class SphereSVC(_SphereLinearModel):
         return start[1:] if len(start) == 2 else start
 
     def _losses(self, x: Tensor, target: Tensor, coef: Tensor, intercept: Tensor, g: Similarity) -> Tensor:
-        scores = self._lengths(coef) * g(cosine_linear(x, coef)) + intercept
+        scores = self._lengths(coef) * g(project(x, coef)[0]) + intercept
         classes = torch.arange(len(self.classes_))[-scores.shape[1] :]
         signs = torch.where(target.unsqueeze(1) == classes, 1.0, -1.0)
         return (self.margin - signs * scores).relu().square().sum(1)
