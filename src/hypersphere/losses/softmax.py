@@ -8,7 +8,7 @@ Shapes: B batch, C classes, d embedding size.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypedDict
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -26,11 +26,12 @@ from ..energy.hyperspherical import batch_energy, make_law, sample_energies
 from ..layers import SimilarityLike
 from ..similarity import Similarity, angle, resolve
 from .margins import MARGINS, sphereface_annealing
+from .metric_learning import MetricOptions, make_reduction
 
 Annealing = bool | Callable[[Tensor], Tensor | float]
 
 
-class HeadOptions(TypedDict, total=False):
+class HeadOptions(MetricOptions, total=False):
     """The keyword arguments of every head."""
 
     bias: bool
@@ -101,6 +102,7 @@ class AngularSoftmaxLoss(nn.Module):
         energy_s: float = 2.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **metric: Unpack[MetricOptions],
     ) -> None:
         super().__init__()
         factory: dict[str, Any] = {"device": device, "dtype": checks.floating_dtype(dtype)}
@@ -116,7 +118,8 @@ class AngularSoftmaxLoss(nn.Module):
         self.label_smoothing = checks.number("label_smoothing", label_smoothing, low=0.0, high=1.0)
         self.ignore_index = checks.integer("ignore_index", ignore_index)
         checks.choice("reduction", reduction, ("mean", "sum", "none"))
-        self.reduction = reduction
+        self.metric_reduction = make_reduction(reduction, self.scale, **metric)
+        self.reduction = "none" if metric.get("reducer") is not None else reduction
         self.energy_weight = checks.number("energy_weight", energy_weight, low=0.0)
         self.energy_law = make_law(energy_s, False, False, name="energy_s")
         self.weight = nn.Parameter(torch.empty(self.num_classes, self.embedding_size, **factory))
@@ -173,6 +176,8 @@ class AngularSoftmaxLoss(nn.Module):
             )
         with without_autocast(embeddings):  # a logit of 30 has a resolution of 0.1 in bfloat16
             loss = self._loss(embeddings, weight, labels, indices_tuple, sample_weight)
+            if self.metric_reduction is not None:
+                loss = self.metric_reduction(loss, labels != self.ignore_index, weight, embeddings, labels)
         return in_dtype_of(embeddings, loss)
 
     def logits(self, embeddings: Tensor) -> Tensor:
@@ -184,6 +189,10 @@ class AngularSoftmaxLoss(nn.Module):
             logits = self._logits(x, neurons, up)[0]
             logits = logits if up is None else rescale(logits, up, up / up.amax())
         return in_dtype_of(embeddings, logits)
+
+    def get_logits(self, embeddings: Tensor) -> Tensor:
+        """Compute :meth:`logits`, by its name in pytorch-metric-learning."""
+        return self.logits(embeddings)
 
     def _scale_into_range(self, embeddings: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return embeddings and weight in one dtype, and the powers of two `up` (B, 1) that very long embeddings were
