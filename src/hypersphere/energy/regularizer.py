@@ -38,8 +38,8 @@ class EnergyRegularizer:
         λ_h·Σ_hidden mean energy + λ_o·mean energy of the output layer + λ_w·mean ‖w‖
 
     It has no parameters and reads the model's weights at each call. The energy of fixed neurons that are rotated
-    (:func:`hypersphere.rotate`) is constant: it is in per_layer(), not in the sum. So is that of depthwise convolutions,
-    whose groups have one neuron each; this is said once.
+    (:func:`hypersphere.rotate`) is constant: it is in per_layer(), not in the sum. So is that of depthwise
+    convolutions, whose groups have one neuron each, with a warning, once.
 
     The gradient of a weighted term by a neuron w is clipped to a length of ‖w‖, so a step of SGD at learning rate 0.1
     turns no neuron by more than 0.1 rad, however close or short neurons are. A measure of your own is not clipped.
@@ -112,8 +112,8 @@ class EnergyRegularizer:
         if self._single:
             names = ", ".join(name or "(root)" for name in self.neurons if name in self._single)
             checks.warn_once(
-                f"EnergyRegularizer leaves {names} out of the sum: depthwise convolutions have one neuron in each group, "
-                "whose energy is constant"
+                f"EnergyRegularizer leaves {names} out of the sum: depthwise convolutions have one neuron in each "
+                "group, whose energy is constant"
             )
 
     def __call__(self, labels: Tensor | None = None) -> Tensor:
