@@ -35,7 +35,7 @@ SPHERE_CLASS: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 
-def _looks_convertible(neurons: Neurons) -> bool:
+def _is_variant(neurons: Neurons) -> bool:
     """Return whether the layer is not of the types that are converted, but a variant of them."""
     module = neurons.module
     return isinstance(module, tuple(SPHERE_CLASS)) or is_transformers_conv1d(module) or neurons.layout.stacked
@@ -103,9 +103,7 @@ def spherize(
         raise no_layer_error(found, "spherize", f" in {', '.join(wrong)}{_CONVERTIBLE}")
     if not chosen and not skipped and not any(name in (asked or ()) for name in found):
         raise no_layer_error(found, "spherize", _CONVERTIBLE + kept_output(found, "convert"))
-    plain = [
-        f"{k} [{type(n.module).__name__}]" for k, n in others.items() if k not in skipped and _looks_convertible(n)
-    ]
+    variants = {name: n.module for name, n in others.items() if name not in skipped and _is_variant(n)}
     resolved = {}
     for name, neurons in chosen.items():
         weight = neurons.tensor
@@ -129,8 +127,9 @@ def spherize(
     record_change("spherize", [(weight, added) for weight, added in learned if added])
     if skipped:
         checks.warn(f"spherize skipped {', '.join(skipped)}: their weights are read without calling the layers")
-    if plain:
-        checks.warn(f"spherize left {', '.join(plain)} plain{_CONVERTIBLE}")
+    if variants:
+        listed = ", ".join(f"{name} [{type(module).__name__}]" for name, module in variants.items())
+        checks.warn(f"spherize left {listed} plain{_CONVERTIBLE}")
     if scale is None and (bounded := [name for name, n in chosen.items() if n.is_output]):
         checks.warn_once(
             f"the logits of layer {bounded[0]!r} are now in [-1, 1], so a softmax loss stays large: use scale=30, "

@@ -41,7 +41,7 @@ class EnergyRegularizer:
 
     It has no parameters and reads the model's weights at each call. The energy of fixed neurons that are rotated
     (:func:`hypersphere.rotate`) is constant: it is in per_layer(), not in the sum. So is that of depthwise
-    convolutions, whose groups have one neuron each; this is said once. Weights that FSDP2 has sharded are gathered
+    convolutions, whose groups have one neuron each, with a warning, once. Weights that FSDP2 has sharded are gathered
     layer by layer; then call it outside of the model's forward pass.
 
     The gradient of a weighted term by a neuron w is clipped to a length of ‖w‖, so a step of SGD at learning rate 0.1

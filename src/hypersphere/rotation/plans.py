@@ -149,10 +149,10 @@ def _describe_size(plan: Plan, neurons: Neurons) -> str:
 def _sample_size(name: str, dimension: int, sample: Any) -> int:
     """Return how many of a layer's dimensions to rotate at a time; a share of them may be less than two."""
     if isinstance(sample, Integral) and not isinstance(sample, bool):
-        if not 2 <= sample <= dimension:
+        if not 2 <= (size := int(sample)) <= dimension:
             layer = f"layer {layer_label(name)!r}"
             raise ValueError(f"sample must be 2 to {dimension} dimensions for {layer}, got {sample}; exclude skips it")
-        return int(sample)
+        return size
     if not isinstance(sample, Real) or isinstance(sample, bool):
         raise TypeError(f"sample must be an int >= 2 or a share between 0 and 1, got {sample!r}")
     if not 0.0 < float(sample) < 1.0:

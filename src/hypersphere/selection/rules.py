@@ -107,11 +107,7 @@ def static_outputs(model: nn.Module, eligible: Mapping[str, nn.Module]) -> set[s
     uncalled = uncalled_linears(model)
     candidates = [(name, module) for name, module in candidates if module not in uncalled and not is_pooler(name)]
     last = _last_linears(inner, candidates)
-    if (
-        last
-        and not found
-        and (doubt := _doubt(model, next(n for n, _ in reversed(candidates) if n in last), candidates))
-    ):
+    if last and not found and (doubt := _doubt(model, last, candidates)):
         checks.warn_once(
             f"the output layer of {type(inner).__name__} is not known for certain: {doubt}; pass example_inputs= to "
             "have the model traced, or output="
@@ -161,11 +157,14 @@ def _doubt(model: nn.Module, found: set[str], candidates: list[tuple[str, nn.Mod
         block = model.get_submodule(".".join(parts[:i])) if part.isdigit() else None
         if isinstance(block, nn.ModuleList):
             for other in range(len(block)):
-                twin = modules.get(name := ".".join([*parts[:i], str(other), *parts[i + 1 :]]))
-                same = isinstance(twin, nn.Linear) and isinstance(linear, nn.Linear) and twin is not linear
-                if same and (twin.in_features, twin.out_features) == (linear.in_features, linear.out_features):
+                name = ".".join([*parts[:i], str(other), *parts[i + 1 :]])
+                if name != last and isinstance(twin := modules.get(name), nn.Linear) and _same_size(twin, linear):
                     return f"{last!r}, the last Linear, is taken for it, but {name!r} is built alike"
     return ""
+
+
+def _same_size(one: nn.Linear, other: nn.Module) -> bool:
+    return (one.in_features, one.out_features) == (getattr(other, "in_features", 0), getattr(other, "out_features", 0))
 
 
 def _modules_in(given: Any) -> Iterator[nn.Module]:

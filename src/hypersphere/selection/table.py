@@ -80,8 +80,9 @@ def _type(module: nn.Module) -> str:
 def _size(neurons: Neurons) -> tuple[int | None, int | None, int | None]:
     """Return groups, neurons in each and their dimension; None for a lazy layer."""
     parts = neurons.parametrizations
-    stored = [neurons.tensor] if not len(parts) else [getattr(parts, "original", None), *parts.parameters()]
-    tensor = stored[0] if stored[0] is not None else max(stored[1:], key=lambda each: each.numel())
+    tensor = getattr(parts, "original", None) if len(parts) else neurons.tensor
+    if tensor is None:  # of several originals one has the size of the weight
+        tensor = max(parts.parameters(), key=lambda each: each.numel())
     if is_lazy(tensor):
         return None, None, None
     layout, shape = neurons.layout, tensor.shape

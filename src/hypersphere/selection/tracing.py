@@ -133,7 +133,8 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         given = [key for tensor in _tensors((args, kwargs)) if (key := _key(tensor)) is not None]
         result = func(*args, **kwargs)
-        applied = _NONE.union(*(self.weights.get(key, _NONE) for key in given))
+        weights = {self.weights[key] for key in given if key in self.weights}
+        applied = _NONE.union(*weights)
         activations = _NONE.union(*(self.by_storage.get(key, _NONE) for key in given))
         for key in given:
             for name, module in self.owners.get(key, ()):
@@ -142,6 +143,8 @@ class _Recorder(TorchDispatchMode):
         inside = self.result_of.get(self.stack[-1]) if self.stack else None
         if inside is not None or applied:
             self.used |= activations - {inside}
+        if activations and len(weights) > 1:  # an operation of several layers: which comes last is unknown
+            self.used |= applied
         made = (key for tensor in _tensors(result) if (key := _key(tensor)) is not None and key not in self.owners)
         for key in made:
             if applied and activations:
