@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from .parametrization import RotatedWeight, Rotation, TaskRotation, layer_label, require_rotated
+from .parametrization import RotatedWeight, Rotation, layer_label, require_rotated
 
 
 def add_task(model: nn.Module, name: str) -> None:
@@ -36,7 +36,7 @@ def add_task(model: nn.Module, name: str) -> None:
         if rotation.learned:
             raise ValueError(f"add_task: {layer} learns its neurons: tasks need fixed neurons")
     for each in missing:
-        task = TaskRotation(each.rotation.plan, each.rotation.seed, each.neurons)
+        task = each.rotation.new_task()
         task.train(each.rotation.training)
         task.requires_grad_(False)
         each.rotation.add_module(name, task)
@@ -79,7 +79,7 @@ def check_new_name(name: object) -> None:
     """Require a valid task name: it becomes a part of keys and an attribute of the rotation."""
     _check_name(name)
     assert isinstance(name, str)
-    own = ("plan", "learned", "order", "required_grad", "active", "seed", "resampled")
+    own = ("plan", "learned", "order", "required_grad", "shape", "active", "seed", "resampled")
     if not name or "." in name or name in (*dir(nn.Module()), *dir(Rotation), *own):
         raise ValueError(f"name must not have dots or be an attribute of nn.Module, got {name!r}")
 
