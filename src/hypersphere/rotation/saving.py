@@ -103,7 +103,12 @@ def load_rotations(model: M, path: str | os.PathLike[str]) -> M:
             if entry.task not in found.rotation.tasks:
                 found.rotation.add_module(entry.task, rotation.task)
             activate(found, entry.task)
-    unwrapped_model.load_state_dict(file.tensors, strict=False)
+    # not load_state_dict: quantized layers refuse a part of their state
+    targets = dict(unwrapped_model.named_parameters(remove_duplicate=False))
+    targets |= dict(unwrapped_model.named_buffers(remove_duplicate=False))
+    with torch.no_grad():
+        for key, value in file.tensors.items():
+            targets[key].copy_(value)
     return model
 
 
