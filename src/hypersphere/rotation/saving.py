@@ -121,11 +121,12 @@ def _split_state(
     no_grad = {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
     once = {name for name, _ in model.named_modules()}
     again = [f"{name}." for name, _ in model.named_modules(remove_duplicate=False) if name not in once]
+    quantized = tuple(f"{name}." for name, module in model.named_modules() if is_quantized(module))
     for key, value in model.state_dict().items():
         each = next((each for each in found if key.startswith(each.key)), None)
         if any(key.startswith(prefix) for prefix in again):  # a module with two names is saved once
             continue
-        if not isinstance(value, Tensor) or value.is_quantized:
+        if each is None and key.startswith(quantized):
             continue
         if each is None:
             (frozen if key in no_grad else kept)[key] = value
