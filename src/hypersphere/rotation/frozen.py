@@ -70,7 +70,7 @@ def _frozen_class(plain: type[nn.Module]) -> type[nn.Module]:
         return output
 
     def reduce_ex(self: Any, protocol: Any) -> tuple[Any, ...]:
-        return _rebuild, (plain,), plain.__getstate__(self)  # type: ignore[attr-defined]
+        return _rebuild, (plain,), plain.__getstate__(self)
 
     names = {"forward": forward, "__reduce_ex__": reduce_ex, "rotates_inputs_of": plain, NOT_PLAIN: _NOT_PLAIN}
     return type(f"Rotated{plain.__name__}", (plain,), names)

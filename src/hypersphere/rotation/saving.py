@@ -104,7 +104,7 @@ def load_rotations(model: M, path: str | os.PathLike[str]) -> M:
                 found.rotation.add_module(entry.task, rotation.task)
             activate(found, entry.task)
     # not load_state_dict: quantized layers refuse a part of their state
-    targets = dict(unwrapped_model.named_parameters(remove_duplicate=False))
+    targets: dict[str, Tensor] = dict(unwrapped_model.named_parameters(remove_duplicate=False))
     targets |= dict(unwrapped_model.named_buffers(remove_duplicate=False))
     with torch.no_grad():
         for key, value in file.tensors.items():
