@@ -83,7 +83,7 @@ def load_rotations(model: M, path: str | os.PathLike[str]) -> M:
     unwrapped_model, file = unwrapped(model), read(path)
     refuse_adapters("load_rotations", unwrapped_model)
     there = {(each.name, each.tensor_name): each for each in find_rotated(unwrapped_model)}
-    plain = {(module_name(name, n), n.tensor_name): n for name, n in select(unwrapped_model).items()}
+    plain = {(module_name(name, n), n.tensor_name): n for name, n in select(unwrapped_model, output=None).items()}
     for where in there:
         if where not in {entry.where for entry in file.entries}:
             raise ValueError(f"{path}: layer {layer_label(where[0])!r} is rotated in the model, but not in the file")
