@@ -6,9 +6,9 @@ Generated from the tables in the code. Do not edit: add the entry where it lives
 
 #: name of the package → the module that has it; "" for a module
 PUBLIC: dict[str, str] = {
-    "cosine": "", "data": "", "diagnosis": "", "energy": "", "functional": "", "geometry": "", "inspection": "",
-    "layers": "", "losses": "", "models": "", "openset": "", "optim": "", "orthogonal": "", "recipes": "",
-    "recurrent": "", "report": "", "rotation": "", "selection": "", "similarity": "", "train": "",
+    "cosine": "", "data": "", "diagnosis": "", "energy": "", "estimators": "", "functional": "", "geometry": "",
+    "inspection": "", "layers": "", "losses": "", "models": "", "openset": "", "optim": "", "orthogonal": "",
+    "recipes": "", "recurrent": "", "report": "", "rotation": "", "selection": "", "similarity": "", "train": "",
     "spherize": "conversion", "Diagnosis": "diagnosis", "diagnose": "diagnosis", "EnergyRegularizer": "energy",
     "class_energy": "energy", "hyperspherical_energy": "energy", "measures": "", "normalize_neurons": "energy",
     "orthonormal_penalty": "energy", "spread": "energy", "Inspection": "inspection", "inspect": "inspection",
