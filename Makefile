@@ -20,7 +20,7 @@ test: lint ## lint, then all tests
 quick: .venv/test.stamp ## the tests that take less than a minute together, without lint
 	$(PYTEST) -n 2 --dist worksteal -q --quick
 
-wheel: .venv/test.stamp ## build the wheel, install it into an empty environment and train with it
+wheel: .venv/test.stamp ## build sdist and wheel, collect the tests of the one, install the other and train with it
 	$(BIN)/python -m tools.check_wheel
 
 integrations: .venv-integrations/stamp ## other people's networks and trainers, in .venv-integrations; WRITE=1 writes their table
