@@ -4,8 +4,8 @@ import os
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch._dynamo  # which the first optimizer imports: here once, not in each process
+import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
