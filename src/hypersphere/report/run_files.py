@@ -45,6 +45,21 @@ class RunFiles:
         evaluated = [line for line in self.lines if line.get("split") != "train"]
         return (evaluated or self.lines)[-1]
 
+    def points(self, key: str, split: str) -> dict[int, float]:
+        """Return a figure of a split by step, where it is a number."""
+        lines = (line for line in self.lines if line.get("split", "") == split)
+        return {line["step"]: line[key] for line in lines if is_number(line.get(key))}
+
+    def energies(self) -> dict[str, dict[int, float]]:
+        """Return the energies by layer and step."""
+        layers: dict[str, dict[int, float]] = {}
+        for line in self.lines:
+            energies = line.get("energies")
+            for name, value in energies.items() if isinstance(energies, dict) else ():
+                if is_number(value):
+                    layers.setdefault(name, {})[line["step"]] = value
+        return layers
+
     def figures(self) -> dict[str, Any]:
         """Return the figures of the summary, None where there are none."""
         final = self.final()
