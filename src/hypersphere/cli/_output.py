@@ -66,9 +66,10 @@ def say(text: str) -> None:
 @contextmanager
 def user_errors(options: argparse.Namespace, *more: type[Exception]) -> Iterator[None]:
     """Report what files, packages and values raise, and `more`, in one line, with exit code 2."""
+    kinds: tuple[type[Exception], ...] = (OSError, ImportError, ValueError, *more)
     try:
         yield
-    except (OSError, ImportError, ValueError, *more) as error:
+    except kinds as error:
         options.error(one_line(error))
 
 
