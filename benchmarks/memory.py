@@ -40,9 +40,7 @@ def figures(plan: Plan) -> Iterator[Figure]:
     network = f"a step of CNN-9, {width} filters, batch {batch}"
     names = [name + layout for name in STEPS for layout in LAYOUTS]
     with ExitStack() as stack:
-        method = (
-            "fork" if plan.quick else "spawn"
-        )  # a fork need not import torch, but has our blocks
+        method = "fork" if plan.quick else "spawn"  # a fork need not import torch, but has our blocks
         sizes = (shape, width, batch)
         processes = {regime: stack.enter_context(_Process(method, _serve, regime, *sizes)) for regime in REGIMES}
         for regime, text in REGIMES.items():  # layers first, before any larger block is allocated
