@@ -43,7 +43,8 @@ def _write_runs(folder: Path, runs: int, points: int) -> list[Path]:
     config = Config(steps=3, model=model, loss=Loss(name="w_softmax"), data=Data(), out=str(folder / "trained"))
     trained = fit(config, progress=False).path
     settings = json.loads((trained / layout.CONFIG).read_text())
-    layers = next(filter(None, (line.get("energies") for line in map(json.loads, open(trained / layout.METRICS)))))
+    metrics = map(json.loads, (trained / layout.METRICS).read_text().splitlines())
+    layers = next(line["energies"] for line in metrics if "energies" in line)
     made = []
     for seed in range(runs):
         run = Path(shutil.copytree(trained, folder / f"run{seed}"))
@@ -54,7 +55,9 @@ def _write_runs(folder: Path, runs: int, points: int) -> list[Path]:
         for step in range(points):
             loss = math.exp(-step / points) + 0.1 * noise.random()
             energies = {name: value * (1 + 0.01 * noise.random()) for name, value in layers.items()}
-            split, more = ("test", {"accuracy": 1 - loss / 2}) if step % 100 == 99 else ("train", {"energies": energies})
+            split, more = (
+                ("test", {"accuracy": 1 - loss / 2}) if step % 100 == 99 else ("train", {"energies": energies})
+            )
             lines.append(json.dumps({"step": step, "split": split, "loss": loss, **more}))
         (run / layout.METRICS).write_text("\n".join(lines) + "\n")
         made.append(run)

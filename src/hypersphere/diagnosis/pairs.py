@@ -92,18 +92,24 @@ class Directions:
     def gram(self) -> Tensor:
         """The smaller Gram matrix: the cosines (N, N) for N ≤ d, or (d, d)."""
         n, d = self.rows.shape
-        if n > d:
-            return _times_transposed(self.points.mT)
+        return self.all_cosines if n <= d else _times_transposed(self.points.mT)
+
+    @cached_property
+    def all_cosines(self) -> Tensor:
+        """The cosines (N, N)."""
         if self.coarse:
             return _times_transposed(self.rows.float()).mul_(self.inverse).mul_(self.inverse.mT)
-        # a copy in float64 may not fit into memory
-        parts = self.rows.split(max(512, (1 << 19) // n), 1)
-        return sum(_times_transposed(part.double() * self.inverse) for part in parts)
+        gram = self.rows.new_zeros(len(self.rows), len(self.rows), dtype=self.dtype)
+        for part in self.rows.split(max(512, (1 << 19) // len(gram)), 1):  # a copy in float64 may not fit into memory
+            gram += _times_transposed(part.double() * self.inverse)
+        return gram
 
     def cosines(self, block: slice) -> Tensor:
-        """Compute a block of cosines (b, m)."""
+        """Compute a block of cosines (b, m); all at once where they take little more memory than the neurons."""
         n, d = self.rows.shape
-        return self.gram[block, block.start :] if n <= d else self.points[block] @ self.points[block.start :].mT
+        if n <= 2 * d:
+            return self.all_cosines[block, block.start :]
+        return self.points[block] @ self.points[block.start :].mT
 
     def effective_rank(self) -> float:
         """Compute exp of the entropy of the singular values; their squares are the eigenvalues of the Gram matrix."""
@@ -122,7 +128,7 @@ class Directions:
         longest = float(self.lengths.amax())
         scale = (self.lengths / longest).to(self.dtype)
         if len(self.gram) == len(scale):
-            gram = scale.unsqueeze(1) * self.gram * scale
+            gram = (self.gram * scale).mul_(scale.unsqueeze(1))
         else:
             gram = _times_transposed((self.points * scale.unsqueeze(1)).mT)
         return longest * math.sqrt(max(0.0, largest_eigenvalue(gram)))
@@ -200,7 +206,7 @@ class Directions:
         if least >= before + rounding:
             return before, pair
         found = (squared <= least + rounding).nonzero()[:LISTED] + start
-        measured = self._differences(*found.unbind(1), 1) if rounding else squared.new_full((1,), least)
+        measured = self._differences(found[:, 0], found[:, 1], 1) if rounding else squared.new_full((1,), least)
         best = int(measured.argmin())
         return (float(measured[best]), found[best]) if measured[best] < before else (before, pair)
 
