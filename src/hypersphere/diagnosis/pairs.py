@@ -113,13 +113,12 @@ class Directions:
 
     def effective_rank(self) -> float:
         """Compute exp of the entropy of the singular values; their squares are the eigenvalues of the Gram matrix."""
-        squares = torch.linalg.eigvalsh(self.gram)
-        if self.coarse and float(squares[0]) < COARSE_SPECTRUM * float(squares[-1]):
+        squares = torch.linalg.eigvalsh(self.gram).double().cpu().numpy()
+        if self.coarse and squares[0] < COARSE_SPECTRUM * squares[-1]:
             raise TooCoarse
-        squares = squares.double()
-        rounding = max(self.rows.shape) * torch.finfo(squares.dtype).eps * squares[-1]
-        share = squares.where(squares > rounding, 0.0).sqrt()
-        return float(torch.special.entr(share / share.sum()).sum().exp())
+        values = np.sqrt(squares[squares > max(self.rows.shape) * np.finfo(np.float64).eps * squares[-1]])
+        share = values / values.sum()
+        return float(np.exp(-(share * np.log(share)).sum()))
 
     def largest_singular(self) -> float:
         """Compute the largest singular value of the neurons as they are; 0 without any."""
@@ -152,16 +151,17 @@ class Directions:
         for block in row_blocks(n):
             start, b = block.start, block.stop - block.start
             cosine = self.cosines(block).clamp(-1, 1)  # column k is neuron start + k
-            seen = torch.ones(b, b, dtype=torch.bool, device=cosine.device).tril_()
-            cosine[:, :b].masked_fill_(seen, 0.0)
+            cosine[:, :b].triu_(1)
             distances = [self._squared_distances(cosine, start, sign) for sign in (1, -1)]
             rows = [law.energy(each if self.coarse else each.clamp(min=FLOOR * FLOOR)).sum(1) for each in distances]
             rows += [cosine.acos().sum(1), (cosine.square_() @ weights[start:]) * weights[block]]
             found = torch.stack(rows).sum(1, dtype=torch.float64).tolist()
             sums = [a + x - b * (b + 1) / 2 * y for a, x, y in zip(sums, found, neutral, strict=True)]
-            distances[0][:, :b].masked_fill_(seen, math.inf)
+            if not self.coarse or float(distances[0].min()) > 1.9:
+                seen = torch.ones(b, b, dtype=torch.bool, device=cosine.device).tril_()
+                for each in distances:
+                    each[:, :b].masked_fill_(seen, math.inf)
             if not self.coarse:
-                distances[1][:, :b].masked_fill_(seen, math.inf)
                 opposed.add(distances[1], start)
                 close = near.add(distances[0], start)
                 if close is not None:
@@ -206,6 +206,8 @@ class Directions:
         if least >= before + rounding:
             return before, pair
         found = (squared <= least + rounding).nonzero()[:LISTED] + start
+        if len(found) == 1 and least < before - rounding:
+            return least, found[0]
         measured = self._differences(found[:, 0], found[:, 1], 1) if rounding else squared.new_full((1,), least)
         best = int(measured.argmin())
         return (float(measured[best]), found[best]) if measured[best] < before else (before, pair)
