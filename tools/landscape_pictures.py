@@ -43,14 +43,15 @@ def main(folder: Path) -> None:
         if not (path / layout.RESULT).exists():
             resume = "--resume" if path.exists() else ""
             command("train", *shlex.split(f"{TRAINING} {flags} {resume}"), "--out", str(path))
-        normal, uniform = (landscape(path, direction) for direction in ("normal", "uniform"))
+        normal = landscape(path, "normal")
         accuracy = json.loads((path / layout.RESULT).read_text())["accuracy"]
         cells = [name, f"{100 * accuracy:.1f}", f"{100 * normal['error']:.1f}", f"{normal['radius']:.2f}"]
-        cells += [f"{100 * normal['flat']:.1f}", f"{100 * normal['convex']:.0f}", f"{normal['highest']:.2g}"]
-        cells += [f"{100 * uniform['convex']:.0f}", f"{uniform['highest']:.2g}"]
-        lines.append(f"| {' | '.join(cells)} |\n")
+        cells += [f"{100 * normal['flat']:.1f}", f"{100 * normal['convex']:.0f}", f"{normal['highest']:.3g}"]
         if run in PICTURES:
+            uniform = landscape(path, "uniform")
+            cells += [f"{100 * uniform['convex']:.0f}", f"{uniform['highest']:.3g}"]
             shutil.copyfile(normal["picture"], DOCS / "pictures" / f"landscape_{run}.svg")
+        lines.append(f"| {' | '.join(cells + ['–'] * (len(HEADER) - len(cells)))} |\n")
     page = DOCS / "landscape.md"
     write_text(page, between_markers(page.read_text(encoding="utf-8"), "landscapes", "".join(lines)))
 
