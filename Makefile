@@ -35,7 +35,7 @@ tables: .venv/test.stamp ## write what is generated: src/hypersphere/catalog.py,
 	$(BIN)/python -m tools.make_tables
 	$(BIN)/python -m tools.make_pictures
 
-bench: .venv/test.stamp ## the benchmarks against other libraries
+bench: .venv/bench.stamp ## the benchmarks against other libraries
 	$(BIN)/python -m benchmarks
 
 mutants: .venv/test.stamp ## break the source one line at a time; the tests must notice (tools/mutations.toml)
@@ -74,6 +74,11 @@ $(BIN)/python:
 	@$(subst $(BIN),.venv-integrations/bin,$(PIP)) --editable '.[integrations]'
 	@$(subst $(BIN),.venv-integrations/bin,$(PIP)) --no-deps timm
 	@touch $@
+
+.venv/bench.stamp: $(NEEDS) | $(BIN)/python
+	@echo "installing hypersphere, its development tools and what it is compared with into .venv"
+	@$(PIP) --editable '.[cli,dev,bench]'
+	@touch $@ .venv/test.stamp .venv/demo.stamp
 
 .venv/docs.stamp: $(NEEDS) | $(BIN)/python
 	@echo "installing hypersphere and the tools of its documentation into .venv (about 2 minutes the first time)"
