@@ -19,7 +19,14 @@ from hypersphere.rotation.parametrization import find_rotated
 from .measure import Contestant, Figure, Plan, kept_bytes, seconds
 
 LINEARS = r".*encoder\.layer.*\.(query|key|value|dense)"
-FROZEN, FULL, OURS, OFT, OFT_EXACT, LORA = "frozen", "all weights", "rotations", "PEFT OFT", "PEFT OFT exact", "LoRA r=8"
+FROZEN, FULL, OURS, OFT, OFT_EXACT, LORA = (
+    "frozen",
+    "all weights",
+    "rotations",
+    "PEFT OFT",
+    "PEFT OFT exact",
+    "LoRA r=8",
+)
 TIME, KEPT, ERROR = "time / {}", "kept / {}", "max |RᵀR − I| at numbers of N(0, 0.1)"
 STEP_GOALS = {TIME.format(OFT): 1.0, TIME.format(LORA): 1.05, KEPT.format(OFT): 1.0, ERROR: 1e-6}
 FROZEN_GOALS = {32: 1.1, 64: 1.3}  # by block size, against a frozen network's step
@@ -53,7 +60,9 @@ def _against_peft(peft: Any, transformers: Any, batch: int, tokens: int, plan: P
         LORA: peft.get_peft_model(deepcopy(base), peft.LoraConfig(r=8, target_modules=LINEARS)),
     }
     data = _tokens(base, batch, tokens)
-    contestants = [Contestant(name, _step(model, data), goals=STEP_GOALS if name == OURS else {}) for name, model in models.items()]
+    contestants = [
+        Contestant(name, _step(model, data), goals=STEP_GOALS if name == OURS else {}) for name, model in models.items()
+    ]
     taken = seconds(case, contestants, plan)
     kept = {name: kept_bytes(Contestant(name, _forward(model, data))) for name, model in models.items()}
     for contestant in contestants:

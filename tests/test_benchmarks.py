@@ -45,7 +45,7 @@ def test_unknown_name_lists_the_known(capsys):
     with pytest.raises(SystemExit):
         main(["layer"])
     assert (
-        "layers, losses, memory, energy, inspection, rotation, rotation_layers, train; got layer"
+        "layers, losses, memory, energy, inspection, report, rotation, rotation_layers, train; got layer"
         in capsys.readouterr().err
     )
 

@@ -83,7 +83,7 @@ def load_rotations(model: M, path: str | os.PathLike[str]) -> M:
     unwrapped_model, file = unwrapped(model), read(path)
     refuse_adapters("load_rotations", unwrapped_model)
     there = {(each.name, each.tensor_name): each for each in find_rotated(unwrapped_model)}
-    plain = {(module_name(name, n), n.tensor_name): n for name, n in select(unwrapped_model).items()}
+    plain = {(module_name(name, n), n.tensor_name): n for name, n in select(unwrapped_model, output=None).items()}
     plain |= {(name, "weight"): frozen_neurons(m) for name, m in unwrapped_model.named_modules() if is_quantized(m)}
     for where in there:
         if where not in {entry.where for entry in file.entries}:
