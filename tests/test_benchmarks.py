@@ -8,7 +8,6 @@ import torch
 from benchmarks import measure
 from benchmarks.__main__ import BENCHMARKS, main
 
-
 NEEDS_PEFT = pytest.mark.skipif(find_spec("peft") is None, reason="needs peft and transformers (make bench)")
 
 
