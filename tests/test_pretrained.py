@@ -73,7 +73,7 @@ CONVERSIONS = {
     "k per filter": lambda m: hs.spherize(m, "learnable", scale=True, layers="first"),
     "shared k": shared_k,
     "rotated": hs.rotate,
-    "method": lambda m: hs.rotate(m, "householder", init="normal", blocks=2),
+    "method": lambda m: hs.rotate(m, "householder", init="normal", blocks=2, apply="weight"),
     "sampled": lambda m: hs.rotate(m, sample=0.5, seed=4, neurons="fixed"),
     "tasks": with_tasks,
     "both": lambda m: hs.rotate(hs.spherize(m, "sigmoid"), layers="second", neurons="learned"),

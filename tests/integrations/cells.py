@@ -123,7 +123,7 @@ def _convert(network: Network) -> tuple[nn.Module, truth.Inputs]:
         warnings.simplefilter("ignore")
         if truth.matching(truth.layers(model), network.plain) | set(network.heads) != set(truth.layers(model)):
             hs.spherize(model, example_inputs=inputs)
-        hs.rotate(model, example_inputs=inputs, **network.rotation)
+        hs.rotate(model, example_inputs=inputs, apply="weight", **network.rotation)  # merges to the bit
     return model, inputs
 
 
@@ -157,7 +157,7 @@ def check_rotate(network: Network, folder: Path) -> str:
     angles = {name: truth.angles(*layer) for name, layer in layers.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        hs.rotate(model, example_inputs=inputs, **network.rotation)
+        hs.rotate(model, example_inputs=inputs, apply="weight", **network.rotation)  # merges to the bit
     torch.testing.assert_close(truth.result(model, inputs), before, rtol=1e-4, atol=1e-5)
     rotated = _rotated(model)
     assert set(rotated) == set(layers) - set(network.heads)

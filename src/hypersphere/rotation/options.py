@@ -75,11 +75,12 @@ def add_options(
             magnitude=magnitude,
             dropout=rate,
         )
-        possible = method is not None and acts_on_inputs(neurons)
+        possible = method is not None and method.orthogonal and acts_on_inputs(neurons)
         if apply == "input" and not possible:
             raise ValueError(
-                f"apply='input' needs a Linear or a convolution with 1×1 kernels and one group, and a method that "
-                f"rotates; {layer} [{type(neurons.module).__name__}] is not: use apply='auto', or exclude it"
+                "apply='input' needs an orthogonal method and a Linear, or a convolution with 1×1 kernels and one "
+                f"group; got method={plan.method!r} and {layer} [{type(neurons.module).__name__}]: use apply='auto', or "
+                "exclude it"
             )
         if name in frozen and (side != "input" or magnitude or shuffle or plan.sample is not None or plan.learned):
             raise ValueError(
@@ -87,7 +88,8 @@ def add_options(
                 "weight that can be changed; exclude it"
             )
         changed = replace(changed, frozen=name in frozen)
-        cheaper = possible and is_cheaper_on_inputs(changed, outputs)
+        # dimensions that are chosen one by one cost copies of the inputs
+        cheaper = possible and plan.sample is None and is_cheaper_on_inputs(changed, outputs)
         plans[name] = replace(changed, apply="input" if apply == "input" or (apply == "auto" and cheaper) else "weight")
     return plans
 
