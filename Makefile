@@ -6,10 +6,10 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 NEEDS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick lint wheel tables bench mutants docs gpu clean
+.PHONY: help demo test quick lint wheel integrations tables bench mutants docs gpu clean
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
 
 demo: .venv/demo.stamp ## install what it needs and run examples/demo.py
 	$(BIN)/python examples/demo.py
@@ -22,6 +22,9 @@ quick: .venv/test.stamp ## the tests that take less than a minute together, with
 
 wheel: .venv/test.stamp ## build the wheel, install it into an empty environment and train with it
 	$(BIN)/python -m tools.check_wheel
+
+integrations: .venv-integrations/stamp ## other people's networks and trainers, in .venv-integrations; WRITE=1 writes their table
+	PYTHONDONTWRITEBYTECODE= .venv-integrations/bin/python -m pytest tests/integrations -n 2 --dist worksteal -q $(if $(WRITE),--write-results)
 
 lint: .venv/test.stamp ## ruff and mypy
 	$(BIN)/ruff check .
@@ -45,9 +48,9 @@ gpu: .venv/test.stamp ## the tests that have a device, on CUDA
 	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("make gpu: torch finds no CUDA device")'
 	$(PYTEST) --device cuda -q
 
-clean: ## remove caches and build leftovers; .venv stays
+clean: ## remove caches and build leftovers; .venv and .venv-integrations stay
 	rm -rf build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
+	find . -path './.venv*' -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 $(BIN)/python:
 	$(PYTHON) -m venv .venv
@@ -62,6 +65,15 @@ $(BIN)/python:
 	@echo "installing hypersphere and its development tools into .venv (about 2 minutes the first time)"
 	@$(PIP) --editable '.[cli,dev]'
 	@touch $@ .venv/demo.stamp
+
+# timm requires torchvision, which breaks lightning and peft beside the pinned torch: timm comes without its requirements,
+# which the others bring.
+.venv-integrations/stamp: $(NEEDS)
+	@echo "installing hypersphere and the packages it is tested with into .venv-integrations (some minutes the first time)"
+	@test -x .venv-integrations/bin/python || $(PYTHON) -m venv .venv-integrations
+	@$(subst $(BIN),.venv-integrations/bin,$(PIP)) --editable '.[integrations]'
+	@$(subst $(BIN),.venv-integrations/bin,$(PIP)) --no-deps timm
+	@touch $@
 
 .venv/docs.stamp: $(NEEDS) | $(BIN)/python
 	@echo "installing hypersphere and the tools of its documentation into .venv (about 2 minutes the first time)"

@@ -75,7 +75,7 @@ def test_as_a_module():
         (
             ["list", "modles"],
             "hypersphere list: unknown KIND 'modles', did you mean 'models'? (KIND must be one of models, data, "
-            "similarities, losses, methods, measures, optimizers, schedules, augmentations, recipes, figures)",
+            "similarities, losses, methods, measures, optimizers, schedules, augmentations, recipes, figures, layers)",
         ),
         (
             ["export", "run", "--to", "tflite"],

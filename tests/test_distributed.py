@@ -1,4 +1,4 @@
-"""Spherical and rotated networks and the energy regularizer in DistributedDataParallel: as in one process."""
+"""Spherical and rotated networks and the energy regularizer in DistributedDataParallel and FSDP2: as in one process."""
 
 import os
 
@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import hypersphere as hs
@@ -19,11 +20,24 @@ ROTATED = {  # case: method and options
     "ogd": ("ogd", {}),
     "sampled": ("cayley", {"sample": 0.25}),
 }
+SHARDED = ("cayley", "sampled")
 EVERY, HALVES = slice(None), (slice(0, None, 2), slice(1, None, 2))
 
 
 def same(model):
     return model
+
+
+def shard(model):
+    """FSDP2 of every layer; the outermost group is whole after a forward pass, the others are sharded again."""
+    for child in list(model.children())[:-1]:
+        if list(child.parameters()):
+            fully_shard(child)
+    return fully_shard(model)
+
+
+def whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def sphere_gradients(part, wrap=same):
@@ -34,7 +48,7 @@ def sphere_gradients(part, wrap=same):
     for _ in range(2):
         inner.zero_grad()
         model(x[part], y[part]).backward()
-    return {name: p.grad for name, p in inner.named_parameters()} | {"steps": torch.tensor(int(inner.head.step))}
+    return {name: whole(p.grad) for name, p in inner.named_parameters()} | {"steps": torch.tensor(int(inner.head.step))}
 
 
 def energy_parameters(part, wrap=same):
@@ -50,7 +64,25 @@ def energy_parameters(part, wrap=same):
         optimizer.zero_grad()
         (nn.functional.cross_entropy(model(x[part]), y[part]) + regularizer()).backward()
         optimizer.step()
-    return {name: p.detach().clone() for name, p in inner.named_parameters()}
+    return {name: whole(p.detach()).clone() for name, p in inner.named_parameters()} | {"value": regularizer().detach()}
+
+
+def energies(wrap=same):
+    """Values and gradients of the energy of layers in half space and with a weight decay, some rotated."""
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Conv2d(2, 7, 3), nn.Flatten(), nn.Linear(28, 9), nn.Linear(9, 8), nn.Linear(8, 3))
+    hs.rotate(inner, "unconstrained", layers="2")
+    hs.rotate(inner, layers="3")
+    model = wrap(inner)
+    parameters = dict(inner.named_parameters())  # the optimizer's
+    regularizer = hs.EnergyRegularizer(model, half_space=True, weight_decay=0.1)
+    model(torch.ones(2, 2, 4, 4))  # the outermost group is whole now
+    value = regularizer()
+    (value + hs.orthonormal_penalty(model)).backward()
+    found = {name: whole(p.grad) for name, p in parameters.items() if p.grad is not None}
+    assert len(found) == 4  # of the weights, not of biases
+    per_layer = {f"energy of {name}": torch.tensor(each) for name, each in regularizer.per_layer().items()}
+    return found | per_layer | {"value": value.detach()}
 
 
 def rotated_state(case, part, wrap=same):
@@ -67,7 +99,7 @@ def rotated_state(case, part, wrap=same):
         optimizer.step()
         if resampler is not None:
             resampler.step()
-    return {key: value.clone() for key, value in inner.state_dict().items()}
+    return {key: whole(value).clone() for key, value in inner.state_dict().items()}
 
 
 def _rank(rank: int, folder: str) -> None:
@@ -76,6 +108,9 @@ def _rank(rank: int, folder: str) -> None:
     part, wrap = HALVES[rank], DistributedDataParallel
     states = {"sphere": sphere_gradients(part, wrap), "energy": energy_parameters(part, wrap)}
     states |= {case: rotated_state(case, part, wrap) for case in ROTATED}
+    states |= {"sharded sphere": sphere_gradients(part, shard), "sharded energy": energy_parameters(part, shard)}
+    states |= {f"sharded {case}": rotated_state(case, part, shard) for case in SHARDED}
+    states["sharded energies"] = energies(shard)
     torch.save(states, f"{folder}/rank{rank}.pt")
     dist.barrier()
     # No destructors: DDP's waits for gloo's thread while it holds the GIL, which that thread may be waiting for.
@@ -99,18 +134,25 @@ def check(ranks, case, alone, atol=1e-6):
     return first
 
 
-def test_sphere_layers_and_a_loss_head(ranks):
-    assert check(ranks, "sphere", sphere_gradients(EVERY))["steps"] == 2
+@pytest.mark.parametrize("how", ["", "sharded "])
+def test_sphere_layers_and_a_loss_head(ranks, how):
+    assert check(ranks, how + "sphere", sphere_gradients(EVERY))["steps"] == 2
 
 
-def test_every_rank_adds_the_same_energy(ranks):
+@pytest.mark.parametrize("how", ["", "sharded "])
+def test_every_rank_adds_the_same_energy(ranks, how):
     """Draws of a minibatch included."""
-    check(ranks, "energy", energy_parameters(EVERY))
+    check(ranks, how + "energy", energy_parameters(EVERY))
 
 
-@pytest.mark.parametrize("case", ROTATED)
-def test_rotations(ranks, case):
-    state = check(ranks, case, rotated_state(case, EVERY))
+def test_energies_of_sharded_weights(ranks):
+    check(ranks, "sharded energies", energies())
+
+
+@pytest.mark.parametrize("name", [*ROTATED, *(f"sharded {case}" for case in SHARDED)])
+def test_rotations(ranks, name):
+    case = name.removeprefix("sharded ")
+    state = check(ranks, name, rotated_state(case, EVERY))
     key = f"conv.parametrizations.weight.0.default.{ROTATED[case][0]}"
     start = rotated_net(ROTATED[case][0], **ROTATED[case][1]).state_dict()[key]
     assert (state[key] - start).abs().max() > 1e-3

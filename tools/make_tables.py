@@ -1,4 +1,5 @@
-"""Write what is generated: catalog.py, tables of docs/models.md and docs/figures.md, docs/results.md and its pictures.
+"""Write what is generated: catalog.py, tables of docs/models.md and docs/figures.md, docs/results.md with
+its pictures, docs/tested_models.md.
 
 `make tables` runs `python -m tools.make_tables`. With --check nothing is written, and the exit code is 1 if a file is
 stale; tests/test_catalog.py runs that.
@@ -14,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tools import networks, results_page
+from tools import networks, results_page, tested_models
 
 import hypersphere
 from hypersphere import cli, data, losses, models, orthogonal, recipes, similarity
@@ -184,6 +185,7 @@ def generated() -> dict[Path, str]:
         models: models_page(models.read_text(encoding="utf-8")),
         figures: figures_page(figures.read_text(encoding="utf-8")),
         **results_page.generated(ROOT),
+        **tested_models.generated(ROOT),
     }
 
 

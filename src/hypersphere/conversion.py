@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
@@ -20,7 +20,8 @@ from .layers import (
     SphereOptions,
     check_scale,
 )
-from .selection import Specs, as_list, no_layer_error, select, select_to_change, uncalled_linears
+from .selection import Neurons, Specs, as_list, kept_output, matches, no_layer_error, select_to_change
+from .selection.layouts import is_transformers_conv1d
 from .similarity import resolve
 
 _CONVERTIBLE = " (only nn.Linear, nn.Conv1d, nn.Conv2d and nn.Conv3d can be converted)"
@@ -34,6 +35,12 @@ SPHERE_CLASS: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 
+def _is_variant(neurons: Neurons) -> bool:
+    """Return whether the layer is not of the types that are converted, but a variant of them."""
+    module = neurons.module
+    return isinstance(module, tuple(SPHERE_CLASS)) or is_transformers_conv1d(module) or neurons.layout.stacked
+
+
 def spherize(
     model: M,
     similarity: SimilarityLike = "cosine",
@@ -42,20 +49,23 @@ def spherize(
     layers: Specs | None = None,
     exclude: Specs = (),
     output: str | None = "auto",
+    example_inputs: Any = None,
 ) -> M:
     """Convert the Linear and Conv layers of a model to sphere layers, in place (SphereNet, 1), and return the model.
 
     Only the class of a layer changes: parameters, names, hooks, references and device stay. The output layer stays
-    plain unless `layers` matches it: with logits in [-1, 1] and ten classes, the softmax loss stays above 0.8. Linears
-    whose weights torch reads without calling them (``out_proj`` of nn.MultiheadAttention, ``linear1`` and ``linear2``
-    of nn.TransformerEncoderLayer) are skipped with a warning. The model changes only after all checks have passed.
+    plain unless `layers` matches it: with logits in [-1, 1] and ten classes, the softmax loss stays above 0.8. Layers
+    whose weights are read without calling them are skipped with a warning: ``out_proj`` of nn.MultiheadAttention,
+    ``linear1`` and ``linear2`` of nn.TransformerEncoderLayer, ``qkv`` of timm's BEiT, EVA and Swin v2, and all that
+    `example_inputs` show. Subclasses of the four types stay plain, with a warning. The model changes only after all
+    checks have passed.
 
     Args:
         similarity: as in :class:`SphereConv2d`; one module given here is shared by all layers.
         scale: "auto" is for ordinary networks: √(d/3) for Linear, max(1, √d/6) for Conv, d the dimension of a neuron.
             None is the paper's 1, for networks with BatchNorm after every layer; True and numbers as in
             :class:`SphereConv2d`.
-        layers, exclude, output: which layers, as in :func:`select`.
+        layers, exclude, output, example_inputs: which layers, as in :func:`select`.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 30 * 30, 10))
@@ -71,26 +81,29 @@ def spherize(
     asked = None if layers is None else as_list("layers", layers)
     checks.module("model", model)
     refuse_adapters("spherize", model)
-    found = select_to_change("spherize", model, asked, exclude, output)
-    parametrized = [name or "(root)" for name, module in model.named_modules() if is_parametrized(module)]
+    found = select_to_change("spherize", model, asked, exclude, output, example_inputs)
+    parametrized = [
+        name or "(root)"
+        for name, module in model.named_modules()
+        if is_parametrized(module) and not (exclude and matches(exclude, name, module))
+    ]
     if parametrized:
         raise ValueError(
-            f"spherize needs plain layers, but {', '.join(parametrized)} is parametrized: call spherize first"
+            f"spherize needs plain layers, but {', '.join(parametrized)} is parametrized: call spherize first, or "
+            "exclude it"
         )
-    uncalled = uncalled_linears(model)
-    skipped = [name for name, neurons in found.items() if neurons.module in uncalled]
+    skipped = [name for name in found if name in found.uncalled]
     if refused := [name for name in skipped if name in (asked or ())]:
         raise ValueError(
-            f"layers: {', '.join(refused)} cannot be converted: torch reads the weight without calling the layer"
+            f"layers: {', '.join(refused)} cannot be converted: the weight is read without calling the layer"
         )
-    chosen = {name: n for name, n in found.items() if type(n.module) in SPHERE_CLASS and n.module not in uncalled}
-    others = [name for name, n in found.items() if name in (asked or ()) and name not in chosen]
-    if others and not all(isinstance(found[name].module, SphereOptions) for name in others):
-        raise no_layer_error(model, "spherize", f" in {', '.join(others)}{_CONVERTIBLE}")
-    if not chosen and not skipped:
-        kept = [name for name, n in select(model, layers=asked, output=output).items() if n.is_output]
-        left = f"; {kept[0]!r} is the output layer: convert it with layers= or output=None" if kept else ""
-        raise no_layer_error(model, "spherize", _CONVERTIBLE + left)
+    chosen = {name: n for name, n in found.items() if type(n.module) in SPHERE_CLASS and name not in skipped}
+    others = {name: n for name, n in found.items() if name not in chosen and not isinstance(n.module, SphereOptions)}
+    if wrong := [name for name in others if name in (asked or ())]:
+        raise no_layer_error(found, "spherize", f" in {', '.join(wrong)}{_CONVERTIBLE}")
+    if not chosen and not skipped and not any(name in (asked or ()) for name in found):
+        raise no_layer_error(found, "spherize", _CONVERTIBLE + kept_output(found, "convert"))
+    variants = {name: n.module for name, n in others.items() if name not in skipped and _is_variant(n)}
     resolved = {}
     for name, neurons in chosen.items():
         weight = neurons.tensor
@@ -113,7 +126,10 @@ def spherize(
     learned = [(n.tensor, [p for p in n.module.parameters() if p not in before]) for n in chosen.values()]
     record_change("spherize", [(weight, added) for weight, added in learned if added])
     if skipped:
-        checks.warn(f"spherize skipped {', '.join(skipped)}: torch reads their weights without calling the layers")
+        checks.warn(f"spherize skipped {', '.join(skipped)}: their weights are read without calling the layers")
+    if variants:
+        listed = ", ".join(f"{name} [{type(module).__name__}]" for name, module in variants.items())
+        checks.warn(f"spherize left {listed} plain{_CONVERTIBLE}")
     if scale is None and (bounded := [name for name, n in chosen.items() if n.is_output]):
         checks.warn_once(
             f"the logits of layer {bounded[0]!r} are now in [-1, 1], so a softmax loss stays large: use scale=30, "

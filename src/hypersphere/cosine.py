@@ -27,6 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from ._internal.functions import apply as apply
+from ._internal.functions import or_zeros, save
 from ._internal.overflow import StatelessFunction, finite_gradient, has_overflow, shrink_factors, shrink_huge
 
 
@@ -100,13 +102,6 @@ def cosine_conv(
     return c
 
 
-def apply(function: type[Function], *arguments: Any) -> Any:
-    """Call function.apply without its signature check, which takes longer than the rest of a small layer."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return function.apply(*arguments)
-    return super(Function, function).apply(*arguments)  # type: ignore[misc]
-
-
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype for norms and angles: at least float32."""
     return torch.promote_types(dtype, torch.float32)
@@ -169,7 +164,7 @@ class _Unit(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(*output)
+        save(ctx, *output)
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -182,6 +177,12 @@ class _Unit(Function):
         if grad_inverse is not None:
             along = along + grad_inverse * inverse
         return (torch.addcmul(grad_y, y, along.to(y.dtype), value=-1) * inverse).to(dtype)
+
+    @staticmethod
+    def tangents(ctx: Any, dx: Tensor) -> tuple[Tensor, Tensor]:
+        y, inverse = ctx.saved_tensors
+        along = (y * dx).sum(-1, keepdim=True, dtype=inverse.dtype)
+        return ((dx - y * along) * inverse).to(y.dtype), -along * inverse.square()
 
 
 class _Project(Function):
@@ -197,7 +198,7 @@ class _Project(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.save_for_backward(*inputs[:3], output[1])
+        save(ctx, *inputs[:3], output[1])
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -217,6 +218,15 @@ class _Project(Function):
         grad_weight = grad_product.reshape(-1, len(weight)).mT @ x.reshape(-1, x.shape[-1])
         return grad_x, row_norm_backward(grad_weight, grad_inverse, weight, inverse).to(dtype), None, None
 
+    @staticmethod
+    def tangents(ctx: Any, dx: Tensor | None, dw: Tensor | None, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+        x, weight, target, inverse = ctx.saved_tensors
+        dx, dw = or_zeros(dx, x), or_zeros(dw, weight)
+        shrink = (weight * dw).sum(1, dtype=inverse.dtype) * inverse.square()  # −dn/n
+        dy = (F.linear(dx, weight) + F.linear(x, dw)) * inverse - F.linear(x, weight) * (inverse * shrink)
+        dy = dy.to(x.dtype)
+        return dy, -inverse * shrink, dy.gather(-1, target)
+
 
 class _ClampCosine(StatelessFunction):
     @staticmethod
@@ -226,6 +236,10 @@ class _ClampCosine(StatelessFunction):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad
+
+    @staticmethod
+    def tangents(ctx: Any, dc: Tensor) -> Tensor:
+        return dc.clone()
 
 
 class _CosineConv(Function):
@@ -242,13 +256,13 @@ class _CosineConv(Function):
         x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         c, inverse, inverse_weight, factor = unscaled_cosines(x, weight, stride, padding, dilation, groups)
-        c.mul_(broadcast_groups(inverse * factor, c)).clamp_(-1, 1)
+        c = chain(c, ("mul", broadcast_groups(inverse * factor, c)), ("clamp", -1, 1))
         return c, inverse, inverse_weight
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         x, weight, *ctx.options = inputs
-        ctx.save_for_backward(x, weight, *output)
+        save(ctx, x, weight, *output)
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -273,10 +287,24 @@ class _CosineConv(Function):
             share = box_filter_backward(along * inverse.square(), x, weight, stride, padding, dilation, groups).to(
                 x.dtype
             )
-            grad_x = grad_x.addcmul_(x, broadcast_groups(share, x), value=-1).to(dtype)
+            add = grad_x.addcmul_ if can_overwrite(grad_x, x) else grad_x.addcmul
+            grad_x = add(x, broadcast_groups(share, x), value=-1).to(dtype)
         if ctx.needs_input_grad[1]:
             grad_weight = row_norm_backward(grad_weight, grad_inverse_weight, weight, inverse_weight).to(dtype)
         return grad_x, grad_weight, None, None, None, None
+
+    @staticmethod
+    def tangents(ctx: Any, dx: Tensor | None, dw: Tensor | None, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+        x, weight, c, inverse, inverse_weight = ctx.saved_tensors
+        dx, dw, args, groups = or_zeros(dx, x), or_zeros(dw, weight), conv_args(*ctx.options), ctx.options[-1]
+        squares = sum_groups(x * dx, groups, dtype=inverse.dtype)
+        # −dn/n of patches and of filters
+        of_patches = torch.convolution(squares, _box_filter(squares, weight), None, *args) * inverse.square()
+        of_filters = (weight * dw).flatten(1).sum(1, dtype=inverse_weight.dtype) * inverse_weight.square()
+        product = torch.convolution(dx, weight, None, *args) + torch.convolution(x, dw, None, *args)
+        dc = product * broadcast_groups(inverse, c) * broadcast_filters(inverse_weight, c)
+        dc = dc - c * (broadcast_groups(of_patches, c) + broadcast_filters(of_filters, c))
+        return dc.to(c.dtype), -inverse * of_patches, -inverse_weight * of_filters
 
 
 def unscaled_cosines(

@@ -18,6 +18,7 @@ from torch.nn.modules.utils import _ntuple
 
 from . import _fused_conv
 from ._internal import checks
+from ._internal.fx import Proxy, call_as_leaf
 from ._internal.optimizer_checks import watch_weight_decay
 from ._internal.other_tools import QCONFIG, refuse_fusion, warn_of_save_pretrained
 from ._internal.overflow import finite_gradient
@@ -355,6 +356,8 @@ class SphereLinear(SphereOptions, nn.Linear):
         self._set_sphere(similarity, scale, out_features)
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy):
+            return call_as_leaf(self, input)
         return sphere_linear(input, self.weight, self.bias, self.similarity, scale=self.scale)
 
 
@@ -380,6 +383,8 @@ class _SphereConv(SphereOptions):
         self._set_sphere(similarity, scale, out_channels)
 
     def forward(self: Any, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy):
+            return call_as_leaf(self, input)
         n, padding, weight = len(self.kernel_size), self.padding, self.weight  # read once: it may be parametrized
         if self.padding_mode != "zeros":
             _check_conv(n, input, weight, self.groups)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from ._internal import checks
+from ._internal.fx import Proxy, call_as_leaf
 from .cosine import autocast_enabled, clamp_cosine, unit, unit_unchecked
 from .layers import SimilarityLike, SphereOptions, apply_similarity, check_dtypes
 
@@ -64,6 +65,8 @@ class _SphereRecurrent(SphereOptions):
 
     def forward(self: Any, input: Any, hx: Any = None) -> Any:
         """Run over (T, B, I), (B, T, I) with batch_first, (T, I), or a PackedSequence, as torch does."""
+        if isinstance(input, Proxy):
+            return call_as_leaf(self, input, hx)
         packed = isinstance(input, PackedSequence)
         data = input.data if packed else input
         check_dtypes(data, self.weight_ih_l0)

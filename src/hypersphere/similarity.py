@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from ._internal import checks
+from ._internal.functions import or_zeros, save
 from ._internal.nearest import unknown
 from ._internal.overflow import ClampWithInwardGradient, finite_gradient
 from .cosine import accumulation_dtype, apply, chain
@@ -249,13 +250,18 @@ class _LinearOfCosine(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         c, ctx.a, _ = inputs
-        ctx.save_for_backward(c)
+        save(ctx, c)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (c,) = ctx.saved_tensors
         slope = _asin_slope(c.to(accumulation_dtype(c.dtype)))
         return chain(slope, ("mul", grad), ("mul", -ctx.a)).to(c.dtype), None, None
+
+    @staticmethod
+    def tangents(ctx: Any, dc: Tensor, *_: Any) -> Tensor:
+        (c,) = ctx.saved_tensors
+        return (_asin_slope(c.to(accumulation_dtype(c.dtype))) * dc * -ctx.a).to(c.dtype)
 
 
 class _SigmoidOfCosine(Function):
@@ -276,7 +282,7 @@ class _SigmoidOfCosine(Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         c, k = inputs
         ctx.k = None if isinstance(k, Tensor) else k
-        ctx.save_for_backward(c, output, *([k] if isinstance(k, Tensor) else []))
+        save(ctx, c, output, *([k] if isinstance(k, Tensor) else []))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -295,6 +301,18 @@ class _SigmoidOfCosine(Function):
             grad_k = (grad_k.sum_to_size(k.shape) / k.square()).to(k.dtype)
         return chain(_asin_slope(exact), ("mul", rise), ("mul", scale * 0.5 / k)).to(c.dtype), grad_k
 
+    @staticmethod
+    def tangents(ctx: Any, dc: Tensor | None, dk: Tensor | None) -> Tensor:
+        c, y, *learned = ctx.saved_tensors
+        k = learned[0] if learned else ctx.k
+        exact, scale = c.to(accumulation_dtype(c.dtype)), _coth(k)
+        rise = 1 - (y / scale).square()
+        dy = _asin_slope(exact) * rise * (scale * 0.5 / k) * or_zeros(dc, c)
+        if dk is not None:
+            steep = (scale - 1 / scale) * (_half_pi() / 2)
+            dy = dy + (y * steep - linear(exact, -1.0, _half_pi()) * rise * (scale * 0.5)) / k.square() * dk
+        return dy.to(y.dtype)
+
 
 def _linear_of_asin_(asin: Tensor, a: float, b: float) -> Tensor:
     offset = b + a * _half_pi()
@@ -305,10 +323,10 @@ def _linear_of_asin_(asin: Tensor, a: float, b: float) -> Tensor:
 def _sigmoid_of_asin_(asin: Tensor, k: float | Tensor) -> Tensor:
     scale = _coth(k)
     if isinstance(k, Tensor) or k < 5:
-        y = asin.mul_(1 / k).sigmoid_().mul_(2 * scale).sub_(scale)
+        y = chain(asin, ("mul", 1 / k), ("sigmoid",), ("mul", 2 * scale), ("sub", scale))
     else:
         y = asin.mul_(0.5 / k).tanh_().mul_(scale)
-    return y.clamp_(-1, 1)
+    return chain(y, ("clamp", -1, 1))
 
 
 class ChunkedSimilarity:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from .functions import apply, save
+
 
 def max_abs(x: Tensor) -> float:
     """Return the largest |element| of x; 0.0 if x is empty or reading it would synchronize or break a graph."""
@@ -94,7 +96,7 @@ def rescale(x: Tensor, factor: float | Tensor, back: float | Tensor, limit: floa
 
     To compute f(x) for a homogeneous f and large x: rescale(f(rescale(x, 1/up, 1)), up, 1).
     """
-    y: Tensor = _Rescale.apply(x, factor, back, limit)
+    y: Tensor = apply(_Rescale, x, factor, back, limit)
     return y
 
 
@@ -125,11 +127,15 @@ class _Rescale(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.back = inputs[2]
+        _, ctx.factor, ctx.back, _ = inputs
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         return _clamp_cast(grad * ctx.back, None, grad.dtype), None, None, None
+
+    @staticmethod
+    def tangents(ctx: Any, dx: Tensor, *_: Any) -> Tensor:
+        return (dx * ctx.factor).to(dx.dtype)
 
 
 def _clamp_cast(x: Tensor, limit: float | None, dtype: torch.dtype) -> Tensor:
@@ -158,6 +164,10 @@ class NanGradientToZero(StatelessFunction):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad.nan_to_num(0.0)
 
+    @staticmethod
+    def tangents(ctx: Any, dx: Tensor) -> Tensor:
+        return dx.view_as(dx)
+
 
 class ClampWithInwardGradient(Function):
     """clamp(x, low, high); outside of the range only gradients pass whose descent leads back into it."""
@@ -171,7 +181,7 @@ class ClampWithInwardGradient(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, ctx.low, ctx.high = inputs
-        ctx.save_for_backward(x)
+        save(ctx, x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -179,10 +189,15 @@ class ClampWithInwardGradient(Function):
         outward = ((x < ctx.low) & (grad > 0)) | ((x > ctx.high) & (grad < 0))
         return grad.masked_fill(outward, 0.0), None, None
 
+    @staticmethod
+    def tangents(ctx: Any, dx: Tensor, *_: Any) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return dx.masked_fill((x < ctx.low) | (x > ctx.high), 0.0)
+
 
 def clamp_abs(x: Tensor, limit: float) -> Tensor:
     """Clamp x to ±limit; outside of it only gradients pass whose descent leads back."""
     if not max_abs(x) > limit:
         return x
-    y: Tensor = ClampWithInwardGradient.apply(x, -limit, limit)
+    y: Tensor = apply(ClampWithInwardGradient, x, -limit, limit)
     return y

@@ -1,4 +1,4 @@
-"""List the names that configs and flags take: models, datasets, losses, recipes, figures, ..."""
+"""List the names that configs and flags take (models, datasets, losses, recipes, ...), or a network's layers."""
 
 from __future__ import annotations
 
@@ -25,17 +25,24 @@ KINDS: dict[str, tuple[Collection[str], str, str]] = {
     "recipes": (catalog.RECIPES, "hypersphere train", "description"),
     "figures": (catalog.FIGURES, "hypersphere figure", "what is drawn"),
 }
+LAYERS = "layers"
 DESCRIBED = ("recipes", "figures")  # with their descriptions in JSON
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    kinds = f"{', '.join(KINDS)}; layers MODEL: the layers of a network; without KIND: all, in short"
+    parser.add_argument("kind", metavar="KIND", nargs="?", choices=[*KINDS, LAYERS], help=kinds)
     parser.add_argument(
-        "kind", metavar="KIND", nargs="?", choices=[*KINDS], help=f"{', '.join(KINDS)}; without KIND: all, in short"
+        "model", metavar="MODEL", nargs="?", choices=[*catalog.MODELS], help="name of a network, for layers"
     )
     parser.add_argument("--json", action="store_true", help="print JSON only")
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.kind == LAYERS:
+        return _list_layers(options)
+    if options.model is not None:
+        options.error(f"only layers takes a MODEL, got {options.model!r}")
     kinds = KINDS if options.kind is None else [options.kind]
     if options.json:
         found = {kind: KINDS[kind][0] if kind in DESCRIBED else [*KINDS[kind][0]] for kind in kinds}
@@ -52,4 +59,19 @@ def run(options: argparse.Namespace) -> int:
             print_table([flag, title], rows, left=2)
         else:
             print("\n".join(names))
+    return 0
+
+
+def _list_layers(options: argparse.Namespace) -> int:
+    """Print the layers with neurons of a network of hypersphere.models."""
+    if options.model is None:
+        options.error("layers needs a MODEL: see hypersphere list models")
+    from torch import device
+
+    from .. import models
+    from ..selection import select
+
+    with device("meta"):
+        found = select(models.create(options.model))
+    print(json.dumps(found.rows(), indent=2) if options.json else found)
     return 0

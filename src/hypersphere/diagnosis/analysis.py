@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from ..energy.hyperspherical import group_energy, make_law
 from ..energy.repulsion import Law
 from ..geometry.points import angle_between, closest_pair, row_blocks
 from ..geometry.theory import energy_lower_bound, excess_over, expected_energy
-from ..selection import Neurons, Specs, no_layer_error, select, select_to_change
+from ..selection import Neurons, Specs, check_names, no_layer_error, select
 from .result import Diagnosis, Row
 from .stored import StoredNeurons, select_stored
 
@@ -38,6 +38,7 @@ def diagnose(
     layers: Specs | None = None,
     exclude: Specs = (),
     output: str | None = "auto",
+    example_inputs: Any = None,
     s: float = 2.0,
     angular: bool = False,
     duplicate_angle: float = 0.1,
@@ -54,8 +55,8 @@ def diagnose(
 
     Args:
         model_or_state_dict: a model, or tensors by name, from ``state_dict()`` or ``safetensors.torch.load_file``.
-        layers, exclude, output: which layers, as in :func:`select`; the output layer is included and marked. For a
-            state_dict only names and patterns; "auto" marks no output.
+        layers, exclude, output, example_inputs: which layers, as in :func:`select`; the output layer is included and
+            marked. For a state_dict only names and patterns, and no example inputs; "auto" marks no output.
         s, angular: which energy, as in :func:`hyperspherical_energy`.
         duplicate_angle: neurons nearer than this are near-duplicates, in radians (0.1 is 5.7°).
 
@@ -68,14 +69,17 @@ def diagnose(
     law = make_law(s, False, angular)
     duplicate_angle = checks.number("duplicate_angle", duplicate_angle, low=SMALLEST_ANGLE, high=math.pi)
     found: dict[str, Neurons] | dict[str, StoredNeurons]
-    if not isinstance(model_or_state_dict, nn.Module):
+    if isinstance(model_or_state_dict, nn.Module):
+        selected = select(model_or_state_dict, layers, exclude, output, example_inputs=example_inputs)
+        if layers is not None:  # a name that matches nothing is an error
+            check_names("diagnose", model_or_state_dict, selected, layers, exclude)
+        if not selected:
+            raise no_layer_error(selected, "diagnose")
+        found = selected
+    elif example_inputs is not None:
+        raise TypeError("example_inputs needs a model, got a state_dict")
+    else:
         found = select_stored("diagnose", model_or_state_dict, layers, exclude, output)
-    elif layers is None:
-        found = select(model_or_state_dict, None, exclude, output)
-    else:  # a name that matches nothing is an error
-        found = select_to_change("diagnose", model_or_state_dict, layers, exclude, output)
-    if not found:
-        raise no_layer_error(cast(nn.Module, model_or_state_dict), "diagnose")
     work: list[tuple[str, Neurons | StoredNeurons]] = list(found.items())
     with torch.no_grad():
         rows = [

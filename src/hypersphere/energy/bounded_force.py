@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from .._internal.functions import save
 from .._internal.overflow import StatelessFunction, can_read_for_free
 from ..cosine import apply
 
@@ -41,13 +42,15 @@ def bound_gradient(measure: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
 class _ClipGradient(Function):
     """Return the rows, and a zero whose gradient is the scale that :class:`_SendScale` sends."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(rows: Tensor) -> tuple[Tensor, Tensor]:
         return rows.view_as(rows), rows.new_zeros(())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(*inputs)
+        save(ctx, *inputs)
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -61,6 +64,10 @@ class _ClipGradient(Function):
             return grad
         return grad * _clip_factor(grad.detach(), length, limit)
 
+    @staticmethod
+    def tangents(ctx: Any, d_rows: Tensor) -> tuple[Tensor, Tensor]:
+        return d_rows.view_as(d_rows), d_rows.new_zeros(())
+
 
 class _SendScale(StatelessFunction):
     """Return the value; send Σ|gradient| to `scale`."""
@@ -72,6 +79,10 @@ class _SendScale(StatelessFunction):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         return grad, grad.detach().abs().sum()
+
+    @staticmethod
+    def tangents(ctx: Any, d_value: Tensor | None, _: Any) -> Tensor | None:
+        return None if d_value is None else d_value.view_as(d_value)
 
 
 def _clip_factor(grad: Tensor, length: Tensor, limit: Tensor) -> Tensor:

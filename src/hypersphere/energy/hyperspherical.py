@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 
 from .._internal import checks
+from .._internal.functions import is_first_gradient, is_transformed
 from .._internal.overflow import StatelessFunction
 from ..cosine import accumulation_dtype, apply, inverse_row_norm, unit, without_autocast
+from .plain import plain_energies
 from .repulsion import Law, clamp_finite
 from .tiles import BatchEnergy, RowEnergies, SampleEnergies, TotalEnergy
 
@@ -101,6 +103,12 @@ def point_energies(
     constant = torch.where(alive, constant, 0.0)
     needs_grad = torch.is_grad_enabled() and p.requires_grad
     with without_autocast(p):
+        if is_transformed() and not is_first_gradient():
+            pairs = ~torch.eye(p.shape[1], dtype=torch.bool, device=p.device)
+            pairs = pairs if per_neuron else pairs & alive.unsqueeze(2) & alive.unsqueeze(1)
+            e = plain_energies(p, p, None if squares is None else (squares, squares), pairs, log_scale, law)
+            e = e if law.in_logs else e * scale
+            return clamp_finite(e + constant) if per_neuron else clamp_finite(e.sum(1) + constant.sum(1))
         if not per_neuron:
             total = apply(TotalEnergy, p, alive, squares, log_scale, law, needs_grad)[0]
             return clamp_finite((total if law.in_logs else total * scale.squeeze(1)) + constant.sum(1))
@@ -151,6 +159,8 @@ def estimate_energy(rows: Tensor, law: Law, index: Tensor) -> Tensor:
 
 def batch_energy(rows: Tensor, labels: Tensor, share: Tensor, law: Law) -> Tensor:
     """Compute Σ_i share_i·e_i with the energies e_i of :func:`sample_energies`, and its gradient in the same pass."""
+    if is_transformed() and not is_first_gradient():
+        return clamp_finite((sample_energies(rows, labels, law) * share.to(rows.dtype)).sum())
     needs_grad = torch.is_grad_enabled() and rows.requires_grad
     with without_autocast(rows):
         total: Tensor = apply(BatchEnergy, rows, labels, share.to(rows.dtype), law, needs_grad)[0]
@@ -163,8 +173,19 @@ def sample_energies(rows: Tensor, labels: Tensor, law: Law) -> Tensor:
     Classes with a zero weight are ignored.
     """
     with without_autocast(rows):
+        if is_transformed() and not is_first_gradient():
+            return _plain_sample_energies(rows, labels, law)
         energies: Tensor = apply(SampleEnergies, rows, labels, law)
     return energies
+
+
+def _plain_sample_energies(rows: Tensor, labels: Tensor, law: Law) -> Tensor:
+    p = unit(rows)
+    alive = is_alive(p)
+    pairs = alive & alive[labels].unsqueeze(1) & (labels.unsqueeze(1) != torch.arange(len(rows), device=rows.device))
+    log_others = (alive.sum().to(rows.dtype) - 1).clamp(min=1).log()
+    e = plain_energies(p[labels].unsqueeze(0), p.unsqueeze(0), None, pairs, -log_others.view(1, 1), law).squeeze(0)
+    return e if law.in_logs else e / log_others.exp()
 
 
 def at_least_float32(weight: Tensor) -> Tensor:
@@ -182,6 +203,10 @@ class _FromFloat16(StatelessFunction):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad.clamp(-65504, 65504).half()
+
+    @staticmethod
+    def tangents(ctx: Any, dx: Tensor) -> Tensor:
+        return dx.float()
 
 
 def _count_alive(rows: Tensor) -> Tensor:

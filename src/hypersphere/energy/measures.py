@@ -185,6 +185,8 @@ REGULARIZERS: dict[str, Measure] = {
     "covering": covering,
     "gram_determinant": gram_determinant,
 }
+#: measures of directions alone, which are constant for a single neuron
+OF_DIRECTIONS = frozenset(REGULARIZERS) - {"orthonormal", "srip"}
 WEIGHTS: dict[str, tuple[float, float]] = {
     "energy": (10.0, 1.0),
     "comhe_random": (10.0, 1.0),

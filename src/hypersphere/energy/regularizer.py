@@ -11,15 +11,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from .._internal import checks
 from .._internal.draws import generator, not_traced, unwrapped_name
 from .._internal.overflow import max_root, power_of_two_divisor, rescale
+from .._internal.sharding import gather, is_sharded, reshard
 from ..cosine import unit, without_autocast
 from ..selection import Neurons, Specs, no_layer_error, select, select_strictly, select_to_change
 from .bounded_force import bound_gradient
 from .hyperspherical import at_least_float32, batch_energy, check_labels, estimate_energy, make_law, warn_zero_neurons
 from .measures import (
+    OF_DIRECTIONS,
     RANDOM,
     MeasureLike,
     apply_user_measure,
@@ -37,15 +40,17 @@ class EnergyRegularizer:
         λ_h·Σ_hidden mean energy + λ_o·mean energy of the output layer + λ_w·mean ‖w‖
 
     It has no parameters and reads the model's weights at each call. The energy of fixed neurons that are rotated
-    (:func:`hypersphere.rotate`) is constant: it is in per_layer(), not in the sum.
+    (:func:`hypersphere.rotate`) is constant: it is in per_layer(), not in the sum. So is that of depthwise
+    convolutions, whose groups have one neuron each, with a warning, once. Weights that FSDP2 has sharded are gathered
+    layer by layer; then call it outside of the model's forward pass.
 
     The gradient of a weighted term by a neuron w is clipped to a length of ‖w‖, so a step of SGD at learning rate 0.1
     turns no neuron by more than 0.1 rad, however close or short neurons are. A measure of your own is not clipped.
 
     Args:
         model: the network. For grouped convolutions the mean over groups counts.
-        layers, exclude, output: which layers, as in :func:`hypersphere.select`. The output layer always
-            uses full space: opposite classes are as far apart as possible.
+        layers, exclude, output, example_inputs: which layers, as in :func:`hypersphere.select`. The output layer
+            always uses full space: opposite classes are as far apart as possible.
         head: a loss head (or layer) outside of the model that holds the class weights; then no layer of the model is
             the output.
         measure: a key of :data:`REGULARIZERS`, or a function of neurons (N, d) that returns a scalar.
@@ -76,6 +81,7 @@ class EnergyRegularizer:
         layers: Specs | None = None,
         exclude: Specs = (),
         output: str | None = "auto",
+        example_inputs: Any = None,
         head: nn.Module | None = None,
         measure: MeasureLike = "energy",
         hidden_weight: float | None = None,
@@ -97,11 +103,23 @@ class EnergyRegularizer:
         self.average = bool(average)
         self.seed = checks.integer("seed", seed)
         self.draws = 0
-        self.neurons = self._select_layers(model, layers, exclude, output, head)
+        self.neurons = self._select_layers(model, layers, exclude, output, example_inputs, head)
+        self._models = (model, head)
+        reshard(*self._models)
         self.hidden_weight, self.output_weight = self._weights(hidden_weight, output_weight)
         self._warned: set[str] = set()
+        self._single: set[str] = set()  # layers whose groups have one neuron each
         for name, neurons in self.neurons.items():
-            self._warn_zero_neurons_once(name, neurons.matrix())
+            rows = _rows(neurons)
+            self._warn_zero_neurons_once(name, rows)
+            if rows.shape[0] > 1 and rows.shape[1] == 1 and self.measure in OF_DIRECTIONS:
+                self._single.add(name)
+        if self._single:
+            names = ", ".join(name or "(root)" for name in self.neurons if name in self._single)
+            checks.warn_once(
+                f"EnergyRegularizer leaves {names} out of the sum: depthwise convolutions have one neuron in each "
+                "group, whose energy is constant"
+            )
 
     def __call__(self, labels: Tensor | None = None) -> Tensor:
         """Compute the weighted sum over all layers, a scalar.
@@ -114,13 +132,14 @@ class EnergyRegularizer:
             raise ValueError(f"labels need measure='energy', got measure={self.measure!r}")
         if labels is not None and not any(neurons.is_output for neurons in self.neurons.values()):
             raise ValueError("labels must be None if no layer is the output (see the arguments output and head)")
-        trainable = self._trainable_layers()
+        reshard(*self._models)
+        trainable = {name: n for name, n in self._trainable_layers().items() if name not in self._single}
         share = 1 / len(trainable) if self.average and trainable else 1.0
         terms = [self._layer_term(name, neurons, labels, share) for name, neurons in trainable.items()]
         if self.minibatch is not None or self.measure in RANDOM:
             self.draws += 1
         if not terms:
-            return next(iter(self.neurons.values())).stored.new_zeros(())
+            return _zero(next(iter(self.neurons.values())))
         total = torch.stack([term.to(terms[0]) for term in terms]).sum()
         return total + self.weight_decay * self._mean_length() if self.weight_decay else total
 
@@ -130,6 +149,7 @@ class EnergyRegularizer:
 
     def per_layer(self) -> dict[str, float]:
         """Return every layer's current measure, unweighted and over all neurons, for logging."""
+        reshard(*self._models)
         for name, neurons in self.neurons.items():
             checks.has_values(name, neurons.stored)
         with torch.no_grad():
@@ -158,24 +178,27 @@ class EnergyRegularizer:
         return hidden, output if output_weight is None else checks.number("output_weight", output_weight)
 
     def _select_layers(
-        self, model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None, head: nn.Module | None
+        self,
+        model: nn.Module,
+        layers: Specs | None,
+        exclude: Specs,
+        output: str | None,
+        example_inputs: Any,
+        head: nn.Module | None,
     ) -> dict[str, Neurons]:
-        if head is None:
-            found = select_strictly("EnergyRegularizer", model, layers, exclude, output)
-        else:
+        output = output if head is None else None
+        selected = select_strictly("EnergyRegularizer", model, layers, exclude, output, example_inputs)
+        found = dict(selected)
+        if head is not None:
             checks.module("head", head)
             of_head = select(head, output=None)
             if not of_head:
-                raise no_layer_error(head, "EnergyRegularizer(head=...)")
+                raise no_layer_error(of_head, "EnergyRegularizer(head=...)")
             *_, last = of_head.values()
-            found = {
-                n: neurons
-                for n, neurons in select_strictly("EnergyRegularizer", model, layers, exclude, None).items()
-                if neurons.module is not last.module
-            }
+            found = {name: neurons for name, neurons in found.items() if neurons.module is not last.module}
             found["head" if "head" not in found else "(head)"] = replace(last, is_output=True)
         if not found:
-            raise no_layer_error(model, "EnergyRegularizer")
+            raise no_layer_error(selected, "EnergyRegularizer")
         for name, neurons in found.items():
             if torch.nn.parameter.is_lazy(neurons.stored):
                 raise ValueError(f"layer {name!r} is lazy and has no weight yet: run the model once first")
@@ -184,10 +207,10 @@ class EnergyRegularizer:
     def _layer_term(self, name: str, neurons: Neurons, labels: Tensor | None, share: float) -> Tensor:
         weight = share * (self.output_weight if neurons.is_output else self.hidden_weight)
         if not weight:
-            return neurons.stored.new_zeros(())
+            return _zero(neurons)
         if not neurons.is_output or labels is None:
             return self._measure_layer(name, neurons, weight, sample=not neurons.is_output)
-        rows = at_least_float32(neurons.matrix().flatten(0, 1))
+        rows = at_least_float32(_rows(neurons).flatten(0, 1))
         ignored = getattr(neurons.module, "ignore_index", -100)
         check_labels(labels, len(rows), ignored)
         kept = labels != ignored
@@ -204,7 +227,7 @@ class EnergyRegularizer:
         )
 
     def _measure_layer(self, name: str, neurons: Neurons, weight: float, *, sample: bool) -> Tensor:
-        rows = neurons.matrix()
+        rows = _rows(neurons)
         if rows.device.type == "cpu" and not torch.compiler.is_compiling():  # reading is free
             self._warn_zero_neurons_once(name, rows)
         law = Law(self.law.s, self.law.half_space and not neurons.is_output, self.law.angular)
@@ -223,7 +246,7 @@ class EnergyRegularizer:
 
     def _mean_length(self) -> Tensor:
         """Compute the mean ‖w‖ over all neurons of all layers; the gradient of a zero neuron is 0."""
-        rows = [at_least_float32(neurons.matrix().flatten(0, 1)) for neurons in self._trainable_layers().values()]
+        rows = [at_least_float32(_rows(neurons).flatten(0, 1)) for neurons in self._trainable_layers().values()]
         up = max(power_of_two_divisor(r, max_root(r.dtype, 4)) for r in rows)
         if up != 1:
             rows = [rescale(r, 1 / up, 1.0) for r in rows]
@@ -262,23 +285,50 @@ def orthonormal_penalty(
     layers: Specs | None = None,
     exclude: Specs = (),
     output: str | None = "auto",
+    example_inputs: Any = None,
 ) -> Tensor:
     """Compute weight·Σ‖WᵀW − I‖²_F over the kernels of a model's hidden layers; add it to the loss.
 
     Args:
         weight: the factor (SphereNet: 1e-4).
         normalized: scale the kernels to length one first.
-        layers, exclude, output: which layers, as in :func:`select`.
+        layers, exclude, output, example_inputs: which layers, as in :func:`select`.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Flatten(), nn.Linear(16, 10))
         >>> orthonormal_penalty(net).backward()
     """
     factor = checks.number("weight", weight, low=0.0)
-    found = select_to_change("orthonormal_penalty", model, layers, exclude, output)
+    reshard(model)
+    found = select_to_change("orthonormal_penalty", model, layers, exclude, output, example_inputs)
     if not found:
-        raise no_layer_error(model, "orthonormal_penalty")
-    return factor * torch.stack([_sum_orthonormal(n.matrix(), normalized) for n in found.values()]).sum()
+        raise no_layer_error(found, "orthonormal_penalty")
+    return factor * torch.stack([_sum_orthonormal(_rows(n), normalized) for n in found.values()]).sum()
+
+
+def _zero(neurons: Neurons) -> Tensor:
+    return torch.zeros((), dtype=neurons.stored.dtype, device=neurons.stored.device)
+
+
+def _rows(neurons: Neurons) -> Tensor:
+    """Return the neurons as rows (groups, N, d); those of a sharded layer are gathered."""
+    if not is_sharded(neurons.stored):
+        return neurons.matrix()
+    own = (neurons.tensor_name, f"parametrizations.{neurons.tensor_name}.")
+    named = {name: p for name, p in neurons.module.named_parameters() if name == own[0] or name.startswith(own[1])}
+    rows: Tensor = functional_call(_Reader(neurons), {f"module.{name}": gather(p) for name, p in named.items()}, ())
+    return rows
+
+
+class _Reader(nn.Module):
+    """Read neurons in functional_call."""
+
+    def __init__(self, neurons: Neurons) -> None:
+        super().__init__()
+        self.module, self.neurons = neurons.module, neurons
+
+    def forward(self) -> Tensor:
+        return self.neurons.matrix()
 
 
 @not_traced

@@ -181,7 +181,7 @@ def add_near_forces(
     tie_break = _index_vectors(indices[1], x)[j] * side.sign - _index_vectors(indices[0], x)[i]
     tie_break = unit(tie_break - x * ((tie_break * x).sum(1) / x.square().sum(1).clamp(min=1e-30)).unsqueeze(1))
     direction = unit(difference + 1e-7 * tie_break)
-    strength = strength * torch.where(squared < FLOOR * FLOOR, 1 / 32, 1.0)
+    strength = torch.where(squared < FLOOR * FLOOR, strength / 32, strength)
     push = direction * (strength * NEAR).unsqueeze(1)
     out[0].index_put_((group, i), push, accumulate=True)
     if out[1] is not None:

@@ -27,9 +27,9 @@ class TransformersCallback(TrainerCallback or object):  # type: ignore[misc]
     the batches' gradients, and clipped together with theirs. It is not divided by the number of accumulated batches.
     The energy is logged as ``energy``; the Trainer's ``loss`` does not include it.
 
-    If the model is rotated with ``sample``, its dimensions are drawn anew every `inner` optimizer steps. A checkpoint of
-    the Trainer holds all of the state: ``trainer.train(resume_from_checkpoint=...)`` is bit-identical to an
-    uninterrupted training where the Trainer itself is.
+    If the model is rotated with ``sample``, its dimensions are drawn anew every `inner` optimizer steps. A checkpoint
+    holds all of the state: ``trainer.train(resume_from_checkpoint=...)`` is bit-identical to an uninterrupted training
+    where the Trainer itself is.
 
     Args:
         energy: an :class:`hypersphere.EnergyRegularizer` of the model, or None.

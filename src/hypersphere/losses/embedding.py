@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from .._internal import checks
 from .._internal.nearest import unknown
 from ..cosine import accumulation_dtype
+from .metric_learning import MetricOptions
 from .softmax import in_dtype_of
 
 PREFIX = "pml."  # of the names of pytorch-metric-learning's losses in a config
@@ -108,6 +109,7 @@ class MetricLoss(nn.Module):
         margin, scale: for losses that take them, in their units.
         softmax_weight: adds this times the cross-entropy of the linear classifier (Softmax + Contrastive: 1).
         label_smoothing: of that cross-entropy.
+        options: reducer, distance, weight_regularizer and others, which are passed on to the loss.
 
     Example:
         >>> loss = MetricLoss("TripletMarginLoss", 10, 64, margin=0.2)
@@ -126,6 +128,7 @@ class MetricLoss(nn.Module):
         scale: float | None = None,
         softmax_weight: float = 0.0,
         label_smoothing: float = 0.0,
+        **options: Unpack[MetricOptions],
     ) -> None:
         super().__init__()
         if name not in METRIC_LOSSES:
@@ -140,7 +143,10 @@ class MetricLoss(nn.Module):
         known = inspect.signature(kind).parameters
         has_classes = hasattr(kind, "get_logits")
         taken = {key: value for key, value in sizes.items() if has_classes or key in known}
-        self.loss = kind(**taken, **given)
+        try:
+            self.loss = kind(**taken, **given, **options)
+        except TypeError as error:  # a loss without class weights has no weight_regularizer
+            raise TypeError(f"{name}: {error}") from None
         self.softmax_weight = checks.number("softmax_weight", softmax_weight, low=0.0)
         self.label_smoothing = checks.number("label_smoothing", label_smoothing, low=0.0, high=1.0)
         self.linear = nn.Linear(embedding_size, classes) if softmax_weight or not has_classes else None

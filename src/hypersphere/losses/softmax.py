@@ -8,7 +8,7 @@ Shapes: B batch, C classes, d embedding size.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypedDict
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from .._internal import checks
+from .._internal.functions import is_transformed, save
+from .._internal.fx import Proxy, call_as_leaf
 from .._internal.optimizer_checks import watch_weight_decay
 from .._internal.overflow import finite_gradient, max_root, rescale, row_divisors
 from ..cosine import accumulation_dtype, apply, autocast_enabled, chain, cosine_linear, project, unit, without_autocast
@@ -24,11 +26,12 @@ from ..energy.hyperspherical import batch_energy, make_law, sample_energies
 from ..layers import SimilarityLike
 from ..similarity import Similarity, angle, resolve
 from .margins import MARGINS, sphereface_annealing
+from .metric_learning import MetricOptions, make_reduction
 
 Annealing = bool | Callable[[Tensor], Tensor | float]
 
 
-class HeadOptions(TypedDict, total=False):
+class HeadOptions(MetricOptions, total=False):
     """The keyword arguments of every head."""
 
     bias: bool
@@ -99,6 +102,7 @@ class AngularSoftmaxLoss(nn.Module):
         energy_s: float = 2.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **metric: Unpack[MetricOptions],
     ) -> None:
         super().__init__()
         factory: dict[str, Any] = {"device": device, "dtype": checks.floating_dtype(dtype)}
@@ -114,7 +118,8 @@ class AngularSoftmaxLoss(nn.Module):
         self.label_smoothing = checks.number("label_smoothing", label_smoothing, low=0.0, high=1.0)
         self.ignore_index = checks.integer("ignore_index", ignore_index)
         checks.choice("reduction", reduction, ("mean", "sum", "none"))
-        self.reduction = reduction
+        self.metric_reduction = make_reduction(reduction, self.scale, **metric)
+        self.reduction = "none" if metric.get("reducer") is not None else reduction
         self.energy_weight = checks.number("energy_weight", energy_weight, low=0.0)
         self.energy_law = make_law(energy_s, False, False, name="energy_s")
         self.weight = nn.Parameter(torch.empty(self.num_classes, self.embedding_size, **factory))
@@ -161,6 +166,8 @@ class AngularSoftmaxLoss(nn.Module):
                 occur in it.
             sample_weight: (B,) weights of the samples.
         """
+        if isinstance(embeddings, Proxy):
+            return call_as_leaf(self, embeddings, labels, indices_tuple, sample_weight=sample_weight)
         weight = self.weight  # read once: it may be parametrized
         self._check_inputs(embeddings, labels)
         if sample_weight is not None and (not isinstance(sample_weight, Tensor) or sample_weight.shape != labels.shape):
@@ -169,6 +176,8 @@ class AngularSoftmaxLoss(nn.Module):
             )
         with without_autocast(embeddings):  # a logit of 30 has a resolution of 0.1 in bfloat16
             loss = self._loss(embeddings, weight, labels, indices_tuple, sample_weight)
+            if self.metric_reduction is not None:
+                loss = self.metric_reduction(loss, labels != self.ignore_index, weight, embeddings, labels)
         return in_dtype_of(embeddings, loss)
 
     def logits(self, embeddings: Tensor) -> Tensor:
@@ -180,6 +189,10 @@ class AngularSoftmaxLoss(nn.Module):
             logits = self._logits(x, neurons, up)[0]
             logits = logits if up is None else rescale(logits, up, up / up.amax())
         return in_dtype_of(embeddings, logits)
+
+    def get_logits(self, embeddings: Tensor) -> Tensor:
+        """Compute :meth:`logits`, by its name in pytorch-metric-learning."""
+        return self.logits(embeddings)
 
     def _scale_into_range(self, embeddings: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return embeddings and weight in one dtype, and the powers of two `up` (B, 1) that very long embeddings were
@@ -214,7 +227,8 @@ class AngularSoftmaxLoss(nn.Module):
         if self.margin_kind in MARGINS:
             # Only the B target logits change: add the difference to them.
             difference = self._margin_difference(target_cosine.squeeze(1), target.squeeze(1))
-            logits.scatter_add_(1, target, (s * difference.unsqueeze(1)).to(logits.dtype))
+            add = logits.scatter_add if is_transformed() else logits.scatter_add_
+            logits = add(1, target, (s * difference.unsqueeze(1)).to(logits.dtype))
         if up is not None:  # logits within these bounds have a finite loss
             logits = rescale(logits, up, up / up.amax(), max_root(logits.dtype, 1) / (16 * max(logits.numel(), 1)))
         if self.class_weight is None and not self.label_smoothing:
@@ -357,7 +371,7 @@ class _CrossEntropy(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(inputs[1], output[1])
+        save(ctx, inputs[1], output[1])
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -369,6 +383,12 @@ class _CrossEntropy(Function):
         if grad_log_p is not None:
             result = result + grad_log_p - log_p.exp() * grad_log_p.sum(1, keepdim=True)
         return result, None
+
+    @staticmethod
+    def tangents(ctx: Any, d_logits: Tensor, _: Any) -> tuple[Tensor, Tensor]:
+        target, log_p = ctx.saved_tensors
+        d_log_p = d_logits - (log_p.exp() * d_logits).sum(1, keepdim=True)
+        return -d_log_p.gather(1, target).squeeze(1), d_log_p
 
 
 def _miner_weights(indices_tuple: Sequence[Tensor], labels: Tensor) -> Tensor:

@@ -7,48 +7,40 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..selection import is_transformers_conv1d
 from .parametrization import Rotation
 from .turns import turn_conv, turn_linear
 
 Forward = Callable[[Any, Tensor], Tensor]
 
 
-def rotate_linear(layer: nn.Module, x: Tensor) -> Tensor:
-    """Compute a rotated Linear (or transformers' Conv1D)."""
-    rotation, weight = _rotation_of_inputs(layer)
-    if rotation is None:
-        return _plain_forward(layer)(layer, x)
-    turns, magnitude = rotation.task.turns(rotation.plan, dropout=rotation.training), rotation.task.magnitudes
-    return turn_linear(x, weight, layer.bias, turns, rotation.plan.layout, magnitude)
+def make_forward(plain: type[nn.Module], layer: nn.Module) -> Forward | None:
+    """Return the forward pass of a rotated layer of the class `plain`; None: as the class has it.
 
+    It rotates inputs if the plan of the rotation says so, else it calls the forward pass of `plain`.
+    """
+    if plain is nn.Linear or is_transformers_conv1d(layer):
+        turned: Callable[[Any, Tensor, Tensor, Rotation], Tensor] = _rotate_linear
+    elif plain in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
+        turned = _rotate_conv
+    else:
+        return None
 
-def rotate_conv(layer: nn.Module, x: Tensor) -> Tensor:
-    """Compute a rotated convolution with 1×1 kernels."""
-    rotation, weight = _rotation_of_inputs(layer)
-    if rotation is None:
-        return _plain_forward(layer)(layer, x)
-    turns, magnitude = rotation.task.turns(rotation.plan, dropout=rotation.training), rotation.task.magnitudes
-    return turn_conv(layer._conv_forward, x, weight, layer.bias, turns, magnitude)
+    def forward(self: Any, input: Tensor) -> Tensor:
+        rotations = self.parametrizations["weight"] if "weight" in self.parametrizations else ()
+        if len(rotations) != 1 or not isinstance(rotations[0], Rotation) or rotations[0].plan.apply != "input":
+            output: Tensor = plain.forward(self, input)
+            return output
+        return turned(self, input, rotations[0].detached(rotations.original), rotations[0])
 
-
-# What the class of a rotated layer of these classes computes; Conv1D of transformers is added where it is found.
-INPUT_FORWARDS: dict[type[nn.Module], Forward] = {
-    nn.Linear: rotate_linear,
-    nn.Conv1d: rotate_conv,
-    nn.Conv2d: rotate_conv,
-    nn.Conv3d: rotate_conv,
-}
-
-
-def _rotation_of_inputs(layer: Any) -> tuple[Rotation | None, Tensor]:
-    """Return the rotation, if it acts on the inputs, and the neurons."""
-    parts = layer.parametrizations["weight"]
-    rotation, original = parts[0], parts.original
-    if len(parts) > 1 or not isinstance(rotation, Rotation) or rotation.plan.apply != "input":
-        return None, original
-    return rotation, rotation.detached(original)
-
-
-def _plain_forward(layer: nn.Module) -> Forward:
-    forward: Forward = type(layer).__bases__[0].forward  # type: ignore[attr-defined]
     return forward
+
+
+def _rotate_linear(layer: Any, x: Tensor, weight: Tensor, rotation: Rotation) -> Tensor:
+    turns = rotation.task.turns(rotation.plan, dropout=rotation.training)
+    return turn_linear(x, weight, layer.bias, turns, rotation.plan.layout, rotation.task.magnitudes)
+
+
+def _rotate_conv(layer: Any, x: Tensor, weight: Tensor, rotation: Rotation) -> Tensor:
+    turns = rotation.task.turns(rotation.plan, dropout=rotation.training)
+    return turn_conv(layer._conv_forward, x, weight, layer.bias, turns, rotation.task.magnitudes)

@@ -65,7 +65,7 @@ def _check_mergeable(each: RotatedWeight) -> None:
 def _remove_rotation(each: RotatedWeight) -> None:
     module, name, rotation, neurons = each.module, each.tensor_name, each.rotation, each.neurons
     with torch.no_grad():
-        neurons.copy_(rotation.rotated(neurons, with_magnitude=True))
+        neurons.copy_(rotation(neurons, merging=True))
     del module.parametrizations[name]  # type: ignore[operator, union-attr]
     # Deepcopies share the class that parametrize made, so it must not change: the layer gets its plain class back, or
     # a new class without this property.

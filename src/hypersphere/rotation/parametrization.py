@@ -21,6 +21,7 @@ from torch.nn.utils import parametrize
 from .._internal import checks
 from .._internal.draws import stable_hash, unwrapped_name
 from .._internal.other_tools import warn_of_save_pretrained
+from .._internal.sharding import is_sharded as is_sharded
 from ..cosine import accumulation_dtype
 from ..orthogonal import BUILT_IN, ORTHOGONALIZERS
 from ..selection import Layout
@@ -152,18 +153,13 @@ class Rotation(nn.Module):
         warn_of_save_pretrained()
         super()._save_to_state_dict(*args)
 
-    def forward(self, weight: Tensor) -> Tensor:
+    def forward(self, weight: Tensor, *, merging: bool = False, magnitude: bool = True) -> Tensor:
+        """Return the rotated weight; `merging`: without dropout."""
         neurons, task = self.detached(weight), self.task
         if task.method is None:
             return neurons
-        turns = task.turns(self.plan, dropout=self.training)
-        return turn_weight(neurons, turns, self.plan.layout, task.magnitudes)
-
-    def rotated(self, weight: Tensor, *, with_magnitude: bool = False) -> Tensor:
-        """Return the rotated weight without dropout, to be merged."""
-        task = self.task
-        magnitude = task.magnitudes if with_magnitude else None
-        return turn_weight(weight.detach(), task.turns(self.plan, dropout=False), self.plan.layout, magnitude)
+        turns = task.turns(self.plan, dropout=self.training and not merging)
+        return turn_weight(neurons, turns, self.plan.layout, task.magnitudes if magnitude else None)
 
     def detached(self, weight: Tensor) -> Tensor:
         """Return the neurons, without a gradient if they are fixed."""
@@ -210,8 +206,6 @@ def layer_seed(seed: int, name: str) -> int:
     return stable_hash(seed, unwrapped_name(name)) >> 1  # fits int64
 
 
-def is_sharded(tensor: Tensor) -> bool:
-    return hasattr(tensor, "device_mesh")
 
 
 def key_prefix(layer: str, tensor: str) -> str:

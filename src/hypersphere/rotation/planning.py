@@ -60,7 +60,12 @@ def make_plans(
         if split or init != "identity":
             raise ValueError("sample needs blocks=1 and init='identity'")
         whole = {first} if len(made) > 1 else set()
-        made = {name: plan if name in whole else _add_sample(name, plan, sample) for name, plan in made.items()}
+        sizes = {name: _sample_size(name, plan.dimension, sample) for name, plan in made.items() if name not in whole}
+        fitting = {name: p for name, p in sizes.items() if p >= 2}
+        if not fitting:
+            layers = ", ".join(f"{layer_label(name)!r} ({made[name].dimension})" for name in sizes)
+            raise ValueError(f"sample must be two dimensions at least, got {sample!r} of those of {layers}")
+        made |= {name: replace(made[name], sample=p) for name, p in fitting.items()}
     return made
 
 
@@ -81,6 +86,9 @@ def _split_into_blocks(
         wanted = f"{blocks} blocks" if block_size is None else f"blocks of {block_size} elements"
         layers = ", ".join(f"{layer_label(name)} ({_describe_size(plan, found[name])})" for name, plan in made.items())
         raise ValueError(f"no layer can be split into {wanted} of whole channels: {layers}")
+    whole = [f"{layer_label(name)} ({_describe_size(made[name], found[name])})" for name, n in numbers.items() if not n]
+    if block_size is not None and whole:
+        checks.warn_once(f"block_size={block_size} does not fit {', '.join(whole)}: rotated whole")
     return {
         name: replace(plan, blocks=numbers[name], shared=share_blocks and numbers[name] > 1) if numbers[name] else plan
         for name, plan in made.items()
@@ -143,20 +151,15 @@ def _describe_size(plan: Plan, neurons: Neurons) -> str:
     return f"{plan.dimension // kernel} channels of {kernel}" if kernel > 1 else f"{plan.dimension} elements"
 
 
-def _add_sample(name: str, plan: Plan, sample: Any) -> Plan:
-    is_share = isinstance(sample, Real) and not isinstance(sample, Integral)
+def _sample_size(name: str, dimension: int, sample: Any) -> int:
+    """Return how many of a layer's dimensions to rotate at a time; a share of them may be less than two."""
+    if isinstance(sample, Integral) and not isinstance(sample, bool):
+        if not 2 <= (size := int(sample)) <= dimension:
+            layer = f"layer {layer_label(name)!r}"
+            raise ValueError(f"sample must be 2 to {dimension} dimensions for {layer}, got {sample}; exclude skips it")
+        return size
     if not isinstance(sample, Real) or isinstance(sample, bool):
         raise TypeError(f"sample must be an int >= 2 or a share between 0 and 1, got {sample!r}")
-    if not is_share:
-        p = checks.integer("sample", sample)
-    elif 0.0 < float(sample) < 1.0:
-        p = round(float(sample) * plan.dimension)
-    else:
+    if not 0.0 < float(sample) < 1.0:
         raise ValueError(f"sample must be an int >= 2 or a share between 0 and 1, got {sample!r}")
-    if not 2 <= p <= plan.dimension:
-        share = f" ({sample!r} of them)" if is_share else ""
-        raise ValueError(
-            f"sample must be 2 to {plan.dimension} dimensions for layer {layer_label(name)!r}, got {p}{share}; "
-            "exclude skips the layer"
-        )
-    return replace(plan, sample=p)
+    return round(float(sample) * dimension)

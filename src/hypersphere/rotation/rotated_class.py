@@ -13,9 +13,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from .._internal.other_tools import NOT_PLAIN, QCONFIG
-from ..selection import is_transformers_conv1d
 from . import optimizer_checks
-from .inputs import INPUT_FORWARDS, rotate_linear
+from .inputs import make_forward
 
 _NOT_PLAIN = (
     "the layer is rotated, its weight is computed and what is written to it is lost: call hypersphere.merge first"
@@ -41,8 +40,9 @@ def extend_class(layer: nn.Module) -> None:
     if getattr(plain, "__reduce_ex__") is getattr(object, "__reduce_ex__"):  # noqa: B009 (else it has its own way)
         made.__reduce_ex__ = reduce_ex  # type: ignore[assignment, method-assign]
     made.register_parameter = register_parameter  # type: ignore[method-assign]
-    if plain in INPUT_FORWARDS or is_transformers_conv1d(layer):
-        made.forward = INPUT_FORWARDS.get(plain, rotate_linear)  # type: ignore[assignment, method-assign]
+    forward = make_forward(plain, layer)
+    if forward is not None:
+        made.forward = forward  # type: ignore[assignment]
     setattr(made, NOT_PLAIN, _NOT_PLAIN)
     made.qconfig = QCONFIG  # type: ignore[attr-defined]
     optimizer_checks.ROTATED.add(layer)

@@ -14,11 +14,11 @@ from .._internal import checks
 from .._internal.optimizer_checks import record_change
 from .._internal.other_tools import refuse_adapters
 from ..orthogonal import BUILT_IN, INITS, ORTHOGONALIZERS, Orthogonalizer
-from ..selection import Neurons, Specs, as_list, matches, no_layer_error, select, select_to_change
+from ..selection import Neurons, Selection, Specs, as_list, kept_output, matches, no_layer_error, select_to_change
+from .options import add_options
 from .parametrization import RESERVED, Rotation, find_rotated, is_sharded, layer_label, layer_seed
 from .plan import NONE, OUTPUT
 from .planning import cost_warning, make_plans
-from .options import add_options
 from .rotated_class import extend_class
 
 M = TypeVar("M", bound=nn.Module)
@@ -40,6 +40,7 @@ def rotate(
     layers: Specs | None = None,
     exclude: Specs = (),
     output: str | None = "auto",
+    example_inputs: Any = None,
     apply: str = "auto",
     side: str = "input",
     shuffle: bool = False,
@@ -68,13 +69,14 @@ def rotate(
         neurons: "fixed", or "learned" together with R.
         blocks: the number of equal blocks of a block-diagonal R, each over whole channels (App. I). A layer that cannot
             be split stays whole.
-        block_size: instead of `blocks`, the size of a block in elements of the flattened filter.
+        block_size: instead of `blocks`, the size of a block in elements of the flattened filter. Layers that it does
+            not fit stay whole, with a warning, once.
         share_blocks: use the same block everywhere.
         sample: the number of dimensions to rotate at a time (an int >= 2) or their share (a float < 1): stochastic
             OPT (Sec. 4), which needs a :class:`Resampler`. The model's first layer stays whole, as in the paper,
-            unless it is the only one.
+            unless it is the only one, and so do layers that are too small.
         seed: for the draw of dimensions.
-        layers, exclude, output: which layers, as in :func:`select`.
+        layers, exclude, output, example_inputs: which layers, as in :func:`select`.
         apply: "weight" rotates the neurons; "input" rotates the layer's inputs instead, which gives the same output
             and never touches the weight: for frozen, quantized and tied weights. "auto": "input" for Linear layers
             and 1×1 convolutions where it takes fewer multiplications, 3·m ≤ N for N neurons and blocks of m.
@@ -103,10 +105,10 @@ def rotate(
     checks.choice("init", init, INITS)
     checks.choice("neurons", neurons, ("fixed", "learned"))
     checks.integer("seed", seed)
-    found = _select_layers(model, layers, exclude, output)
+    found = _select_layers(model, layers, exclude, output, example_inputs)
     for name, each in found.items():
         check_layer(model, name, each)
-    first = next(iter(select(model, output=output)))
+    first = next(iter(found.everything))
     made = make_plans(
         found,
         chosen_method,
@@ -118,18 +120,23 @@ def rotate(
         sample=sample,
         first=first,
     )
-    made = add_options(
-        made,
-        found,
-        blocks=blocks,
-        block_size=block_size,
-        apply=apply,
-        side=side,
-        shuffle=shuffle,
-        scaled=scaled,
-        magnitude=magnitude,
-        dropout=dropout,
-    )
+    with _register_method(method):
+        made = add_options(
+            made,
+            found,
+            blocks=blocks,
+            block_size=block_size,
+            apply=apply,
+            side=side,
+            shuffle=shuffle,
+            scaled=scaled,
+            magnitude=magnitude,
+            dropout=dropout,
+        )
+        rotations = {
+            name: Rotation(plan, _parameter(found[name]), parameter_order(found[name]), layer_seed(seed, name))
+            for name, plan in made.items()
+        }
     if layers is None or len(made) > 1:  # not for a single layer that was asked for
         warning = cost_warning(made, found, first)
         if warning is not None:
@@ -139,11 +146,6 @@ def rotate(
             "the Cayley transform of N(0, 1) is close to -I in high dimensions: it flips every neuron and trains "
             "slowly; use init='identity'"
         )
-    with _register_method(method):
-        rotations = {
-            name: Rotation(plan, _parameter(found[name]), parameter_order(found[name]), layer_seed(seed, name))
-            for name, plan in made.items()
-        }
     attach("rotate", [(found[name], rotation) for name, rotation in rotations.items()])
     return model
 
@@ -184,7 +186,9 @@ def attach(verb: str, pairs: list[tuple[Neurons, Rotation]]) -> None:
     record_change(verb, [(weight, numbers) for weight, numbers in added if numbers])
 
 
-def _select_layers(model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None) -> dict[str, Neurons]:
+def _select_layers(
+    model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None, example_inputs: Any
+) -> Selection:
     checks.module("model", model)
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise ValueError(f"model must be rotated before wrapping, got {type(model).__name__}")
@@ -202,17 +206,15 @@ def _select_layers(model: nn.Module, layers: Specs | None, exclude: Specs, outpu
                     f"layers: {layer_label(name)} [{type(module).__name__}] cannot be rotated: rotate does not support "
                     "recurrent layers and embeddings"
                 )
-    found = select_to_change("rotate", model, layers, exclude, output)
+    found = select_to_change("rotate", model, layers, exclude, output, example_inputs)
     if layers is None:
         found = _drop_not_rotated(model, found)
     if not found:
-        kept = [name for name, n in select(model, layers, exclude, output=output).items() if n.is_output]
-        left = f"; {kept[0]!r} is the output layer: rotate it with layers= or output=None" if kept else ""
-        raise no_layer_error(model, "rotate", left)
+        raise no_layer_error(found, "rotate", kept_output(found, "rotate"))
     return found
 
 
-def _drop_not_rotated(model: nn.Module, found: dict[str, Neurons]) -> dict[str, Neurons]:
+def _drop_not_rotated(model: nn.Module, found: Selection) -> Selection:
     """Drop the layers that a network names in ``not_rotated``, with a warning."""
     plain = {
         f"{prefix}.{name}" if prefix else name
@@ -224,7 +226,7 @@ def _drop_not_rotated(model: nn.Module, found: dict[str, Neurons]) -> dict[str, 
             f"rotate skips layer {name!r} with {found[name].dimension} dimensions (not_rotated of its network): use "
             f"layers={name!r} to rotate it (on the command line rotation.layers=hidden,{name})"
         )
-    return {name: neurons for name, neurons in found.items() if name not in plain}
+    return found.keep(lambda name, _: name not in plain, "in not_rotated of its network")
 
 
 def _is_quantized(module: nn.Module) -> bool:

@@ -7,11 +7,13 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.nn.utils.parametrize import is_parametrized
 from torch.optim import Optimizer
 
 from .._internal import checks
 from .._internal.draws import generator, not_traced
+from .._internal.sharding import gather, reshard, write
 from .parametrization import RotatedWeight, Rotation, find_rotated, layer_label
 
 _newest: WeakKeyDictionary[Rotation, ReferenceType[Resampler]] = WeakKeyDictionary()  # the Resampler of each layer
@@ -49,11 +51,12 @@ class Resampler:
         checks.module("model", model)
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
-        self.optimizer = _unwrap(optimizer)
+        self.model, self.optimizer = model, _unwrap(optimizer)
         self.inner = checks.integer("inner", inner, low=1)
         self.sampled = [each for each in find_rotated(model) if each.rotation.plan.redrawn]
         if not self.sampled:
             raise ValueError("model must be rotated with sample or shuffle: hypersphere.rotate(model, sample=0.25)")
+        reshard(model)
         known = {parameter for group in optimizer.param_groups for parameter in group["params"]}
         for each in self.sampled:
             if not known.issuperset(each.rotation.task.rotations.values()):
@@ -100,11 +103,13 @@ class Resampler:
         counts = [each.rotation.task.inner for each in layers]
         for each, count in zip(layers, torch.stack([n.cpu() for n in counts]).tolist() if counts else [], strict=True):
             if count >= self.inner:
+                reshard(self.model)
                 self._resample(each)
 
     def resample(self) -> None:
         """Merge the rotations into the neurons and draw new dimensions."""
         self._check_rotated()
+        reshard(self.model)
         for each in self.sampled:
             self._resample(each)
 
@@ -121,9 +126,10 @@ class Resampler:
             # The start of "network" is random: seed it by the draw.
             torch.manual_seed(generator(seed, "start", draw).initial_seed())
             starts = plan.starts()
-        neurons.copy_(each.rotation.rotated(neurons))
+        whole = {f"{each.rotation.active}.{name}": gather(parameter) for name, parameter in task.rotations.items()}
+        write(neurons, functional_call(each.rotation, whole, gather(neurons), {"merging": True, "magnitude": False}))
         for name, parameter in task.rotations.items():
-            parameter.copy_(starts[name])
+            write(parameter, starts[name])
             parameter.grad = None
             self.optimizer.state.pop(parameter, None)
         task.draw.fill_(draw)

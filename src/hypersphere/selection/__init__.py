@@ -1,30 +1,30 @@
-"""Select the tensors of a model that hold neurons, and find its output layer."""
+"""Select the tensors of a model that hold neurons, and find its output layers.
+
+- :mod:`hypersphere.selection.selecting`: :func:`select`, and what verbs need of it
+- :mod:`hypersphere.selection.rules`: what names, types and the model's own methods tell
+- :mod:`hypersphere.selection.tracing`: what a forward pass tells
+- :mod:`hypersphere.selection.layouts`: how weights hold neurons
+"""
 
 from .layouts import Layout, from_neuron_rows, is_transformers_conv1d, neuron_rows
+from .matching import Spec, Specs, as_list, matches
 from .neurons import Neurons
-from .selecting import (
-    Spec,
-    Specs,
-    as_list,
-    is_loss_head,
-    matches,
-    no_layer_error,
-    select,
-    select_strictly,
-    select_to_change,
-    uncalled_linears,
-    unwrapped,
-)
+from .rules import is_loss_head, uncalled_linears, unwrapped
+from .selecting import check_names, kept_output, no_layer_error, select, select_strictly, select_to_change
+from .table import Selection
 
 __all__ = [
     "Layout",
     "Neurons",
+    "Selection",
     "Spec",
     "Specs",
     "as_list",
+    "check_names",
     "from_neuron_rows",
     "is_transformers_conv1d",
     "is_loss_head",
+    "kept_output",
     "matches",
     "neuron_rows",
     "no_layer_error",

@@ -1,0 +1,58 @@
+"""Call autograd Functions: quickly in eager mode, and with a forward-mode derivative where one is needed.
+
+torch.compile refuses Functions that define ``jvp``. So ours call it ``tangents``; a subclass with ``jvp`` is used under
+torch.func and forward-mode AD only.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function, forward_ad
+
+
+def apply(function: type[Function], *arguments: Any) -> Any:
+    """Call function.apply without its signature check, which takes longer than the rest of a small layer."""
+    if torch.compiler.is_compiling():
+        return function.apply(*arguments)
+    if is_transformed():
+        return _with_jvp(function).apply(*arguments)
+    return super(Function, function).apply(*arguments)  # type: ignore[misc]
+
+
+def is_transformed() -> bool:
+    """Return whether a transform of torch.func or a level of forward-mode AD is active; not for a compiler."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def is_first_gradient() -> bool:
+    """Return whether the only transform is one torch.func.grad (or vjp), which is like eager mode."""
+    if forward_ad._current_level >= 0:
+        return False
+    stack = torch._C._functorch.get_interpreter_stack() or []
+    return len(stack) == 1 and stack[0].key() == torch._C._functorch.TransformType.Grad
+
+
+def save(ctx: Any, *tensors: Any) -> None:
+    """Save tensors for the backward pass, and for ``tangents`` where that may be called."""
+    ctx.save_for_backward(*tensors)
+    if is_transformed():
+        ctx.save_for_forward(*tensors)
+
+
+def or_zeros(tangent: Tensor | None, like: Tensor) -> Tensor:
+    """Return a tangent; None means zero."""
+    return torch.zeros_like(like) if tangent is None else tangent
+
+
+@cache
+def _with_jvp(function: type[Function]) -> type[Function]:
+    """Return a subclass with ``jvp``; the function itself if it has no ``tangents``."""
+    if not hasattr(function, "tangents"):
+        return function
+    return type(function.__name__, (function,), {"jvp": staticmethod(function.tangents)})

@@ -1,0 +1,39 @@
+"""Match layers by name, pattern, type or predicate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+Spec = str | type | Callable[[str, nn.Module], bool]
+Specs = Spec | Iterable[Spec]
+
+
+def as_list(argument: str, specs: Specs) -> list[Spec]:
+    """Return `layers` or `exclude` as a list."""
+    many = isinstance(specs, Iterable) and not isinstance(specs, str | type | nn.Module)
+    listed: list[Spec] = list(specs) if many else [specs]  # type: ignore[arg-type, list-item]
+    for spec in listed:
+        if isinstance(spec, nn.Module) or not (isinstance(spec, str | type) or callable(spec)):
+            raise TypeError(f"{argument} must hold names, patterns, types or predicates(name, module), got {spec!r}")
+    return listed
+
+
+def matches(specs: Specs | None, name: str, module: nn.Module) -> bool:
+    """Return whether `layers` or `exclude` matches this module; None matches all."""
+    return specs is None or matches_any(as_list("layers", specs), name, module)
+
+
+def matches_any(specs: list[Spec], name: str, module: nn.Module) -> bool:
+    for spec in specs:
+        if isinstance(spec, str):
+            hit = name == spec or fnmatchcase(name, spec)
+        elif isinstance(spec, type):
+            hit = isinstance(module, spec)
+        else:
+            hit = spec(name, module)
+        if hit:
+            return True
+    return False

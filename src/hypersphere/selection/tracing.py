@@ -1,0 +1,240 @@
+"""Run a model once and see which layers are called, which weights are read, and whose results leave the model.
+
+Every storage has a set of sources: the layers whose results it holds without another layer in between. The result of
+an operation has the sources of all its inputs; the result of a layer has that layer alone. Storages, not tensors,
+because views and in-place operations share them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules import module as hooks
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .neurons import Neurons
+
+# Not neurons, but a result that passes them is theirs.
+_OTHER_LAYERS = (nn.RNNBase, nn.RNNCellBase, nn.Bilinear, nn.Embedding, nn.EmbeddingBag)
+_INPUT = "(input)"
+_NONE: frozenset[str] = frozenset()
+_LEAVES = (str, bytes, int, float, complex, torch.dtype, torch.device, type, nn.Module)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """What one forward pass did with the layers, by their names."""
+
+    called: frozenset[str]
+    """Layers that were called; their weights may be read elsewhere, too."""
+    read: frozenset[str]
+    """Layers whose weights an operation outside of the layer used."""
+    outputs: frozenset[str]
+    """Layers whose results leave the model and reach no other layer, alone or combined with others of the kind."""
+
+
+def trace(model: nn.Module, layers: Mapping[str, Neurons], example_inputs: Any) -> Trace:
+    """Run the model once on example inputs, in eval mode and without gradients; nothing of it changes.
+
+    Args:
+        layers: all layers with neurons, by name.
+        example_inputs: a tensor, a tuple of arguments or a dict of keyword arguments.
+    """
+    args, kwargs = _arguments(example_inputs)
+    if lazy := [name for name, parameter in model.named_parameters() if is_lazy(parameter)]:
+        raise ValueError(f"{lazy[0]!r} is lazy and has no values yet: run the model once first")
+    recorder = _Recorder(model, layers)
+    with _unchanged(model), torch.no_grad(), recorder.hooks(), recorder:
+        recorder.mark_inputs((args, kwargs))
+        try:
+            results = model(*args, **kwargs)
+        except Exception as error:
+            raise ValueError(
+                f"example_inputs: the forward pass fails: {type(error).__name__}: {str(error)[:500]}"
+            ) from error
+        outputs = recorder.outputs(results)
+    return Trace(frozenset(recorder.called), frozenset(recorder.read), outputs)
+
+
+def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(example_inputs, Tensor):
+        return (example_inputs,), {}
+    if isinstance(example_inputs, tuple):
+        return example_inputs, {}
+    if isinstance(example_inputs, Mapping) and all(isinstance(key, str) for key in example_inputs):
+        return (), dict(example_inputs)
+    raise TypeError(
+        "example_inputs must be a tensor, a tuple of arguments or a dict of keyword arguments, got "
+        f"{type(example_inputs).__name__}"
+    )
+
+
+class _Recorder(TorchDispatchMode):
+    """Follow the sources of all storages through a forward pass."""
+
+    def __init__(self, model: nn.Module, layers: Mapping[str, Neurons]) -> None:
+        super().__init__()
+        self.layers = layers
+        self.names: dict[nn.Module, set[str]] = {}  # of a module's tensors of neurons
+        self.result_of: dict[nn.Module, str] = {}  # the source of all that a module returns
+        for name, neurons in layers.items():
+            self.names.setdefault(neurons.module, set()).add(name)
+            if neurons.tensor_name == "weight":
+                self.result_of[neurons.module] = name
+        for name, module in model.named_modules():
+            if isinstance(module, _OTHER_LAYERS):
+                self.result_of[module] = f"{name} "  # no layer has this name
+            elif isinstance(module, nn.MultiheadAttention) and module.out_proj in self.result_of:
+                self.result_of[module] = self.result_of[module.out_proj]
+        self.owners = _owners(model, layers)
+        self.weights = {key: frozenset(name for name, _ in owners) for key, owners in self.owners.items()}
+        """The layers whose weights a storage holds, as they are or computed from."""
+        self.by_storage: dict[StorageWeakRef, frozenset[str]] = {}
+        self.stack: list[nn.Module] = []
+        self.called: set[str] = set()
+        self.read: set[str] = set()
+        self.used: set[str] = set()
+
+    @contextmanager
+    def hooks(self) -> Iterator[None]:
+        """Hook all module calls. Hooks of single modules would change the path of nn.TransformerEncoderLayer."""
+        handles = [
+            hooks.register_module_forward_pre_hook(self._enter),
+            hooks.register_module_forward_hook(self._leave, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        self.stack.append(module)
+        self.called |= self.names.get(module, set())
+
+    def _leave(self, module: nn.Module, args: Any, result: Any) -> None:
+        self.stack.pop()
+        if module in self.result_of:
+            for tensor in _tensors(result):
+                key = _key(tensor)
+                if key is not None and key not in self.owners:
+                    self.weights.pop(key, None)
+                    self.by_storage[key] = frozenset({self.result_of[module]})
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = [key for tensor in _tensors((args, kwargs)) if (key := _key(tensor)) is not None]
+        result = func(*args, **kwargs)
+        weights = {self.weights[key] for key in given if key in self.weights}
+        applied = _NONE.union(*weights)
+        activations = _NONE.union(*(self.by_storage.get(key, _NONE) for key in given))
+        for key in given:
+            for name, module in self.owners.get(key, ()):
+                if module not in self.stack and not any(other in self.stack for _, other in self.owners[key]):
+                    self.read.add(name)
+        inside = self.result_of.get(self.stack[-1]) if self.stack else None
+        if inside is not None or applied:
+            self.used |= activations - {inside}
+        if activations and len(weights) > 1:  # an operation of several layers: which comes last is unknown
+            self.used |= applied
+        made = (key for tensor in _tensors(result) if (key := _key(tensor)) is not None and key not in self.owners)
+        for key in made:
+            if applied and activations:
+                self.by_storage[key] = applied
+            elif applied:
+                self.weights[key] = applied | self.weights.get(key, _NONE)
+            elif activations:
+                self.by_storage[key] = activations | self.by_storage.get(key, _NONE)
+        return result
+
+    def sources(self, tensor: Tensor) -> frozenset[str]:
+        key = _key(tensor)
+        return _NONE if key is None else self.by_storage.get(key) or self.weights.get(key, _NONE)
+
+    def mark_inputs(self, values: Any) -> None:
+        for tensor in _tensors(values):
+            if (key := _key(tensor)) is not None and key not in self.owners:
+                self.by_storage[key] = frozenset({_INPUT})
+
+    def outputs(self, results: Any) -> frozenset[str]:
+        """Return the layers whose results leave, except where they leave in a sum with a layer that others use."""
+        used = self.used - {_INPUT}
+        leaving = [self.sources(tensor) for tensor in _tensors(results)]
+        return frozenset(name for sources in leaving if not sources & used for name in sources if name in self.layers)
+
+
+def _owners(model: nn.Module, layers: Mapping[str, Neurons]) -> dict[StorageWeakRef, list[tuple[str, nn.Module]]]:
+    """Return the layers of every storage of neurons, each with a module whose call may read it."""
+    found: dict[StorageWeakRef, list[tuple[str, nn.Module]]] = {}
+    for name, neurons in layers.items():
+        parts = neurons.parametrizations
+        for tensor in parts.parameters() if len(parts) else [neurons.tensor]:
+            if (key := _key(tensor)) is not None:
+                found.setdefault(key, []).append((name, neurons.module))
+    for module in model.modules():  # a tied embedding reads it too
+        for parameter in module._parameters.values():
+            key = None if parameter is None else _key(parameter)
+            if key in found and not isinstance(module, ParametrizationList):
+                found[key] += [(name, module) for name in {name for name, _ in found[key]}]
+    return found
+
+
+def _key(tensor: Tensor) -> StorageWeakRef | None:
+    """Return the storage as a key that stays unique after the storage is gone; None for a sparse tensor."""
+    try:
+        return StorageWeakRef(tensor.untyped_storage())
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def _tensors(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
+    """Yield the tensors in nested containers, dataclasses and other objects."""
+    if isinstance(value, Tensor):
+        yield value
+    elif value is None or isinstance(value, _LEAVES):
+        return
+    else:
+        seen = set() if seen is None else seen
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        if isinstance(value, Mapping):
+            inside: Iterable[Any] = value.values()
+        elif isinstance(value, list | tuple | set | frozenset):
+            inside = value
+        else:
+            inside = getattr(value, "__dict__", {}).values()
+        for each in inside:
+            yield from _tensors(each, seen)
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Set eval mode; afterwards restore each module's mode, the buffers and the random state."""
+    modules = list(model.modules())
+    training = [module.training for module in modules]
+    buffers = [dict(module._buffers) for module in modules]
+    values = [(b, b.clone(), b._version) for each in buffers for b in each.values() if b is not None]
+    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+    with torch.random.fork_rng(devices=devices):
+        for module in modules:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module, mode, own in zip(modules, training, buffers, strict=True):
+                module.training = mode
+                module._buffers.clear()
+                module._buffers.update(own)
+            with torch.no_grad():
+                for buffer, value, version in values:
+                    if buffer._version != version:
+                        buffer.copy_(value)
