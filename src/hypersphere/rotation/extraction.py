@@ -61,7 +61,7 @@ def extract_rotations(base: M, tuned: nn.Module, block_size: int | None = None) 
     """
     checks.module("base", base)
     checks.module("tuned", tuned)
-    others = {name: module for name, module in unwrapped(tuned).named_modules()}
+    others = dict(unwrapped(tuned).named_modules())
     model = rotate(copy.deepcopy(unwrapped(base)), block_size=block_size)
     found = list(find_rotated(model))
     targets = {each: _tuned_weight(each, others) for each in found}
@@ -83,9 +83,7 @@ def _tuned_weight(each: RotatedWeight, others: dict[str, nn.Module]) -> Tensor:
 def _extract(each: RotatedWeight, target: Tensor) -> float | None:
     """Set the rotation of one layer; return the share of the change that it explains."""
     plan, rotation = each.rotation.plan, each.rotation
-    old, new = (
-        neuron_rows(weight.detach().double(), plan.layout).flatten(0, 1) for weight in (each.neurons, target)
-    )
+    old, new = (neuron_rows(weight.detach().double(), plan.layout).flatten(0, 1) for weight in (each.neurons, target))
     moved = float((new - old).norm())
     if moved == 0:
         return None
