@@ -93,9 +93,9 @@ def read_adapter(path: str | os.PathLike[str], targets: Mapping[str, Target]) ->
         if match["part"] in parts:
             raise ValueError(f"{path}: {key!r} is a second rotation of layer {name!r}: of another network?")
         parts[match["part"]] = value
+    read = [_read_blocks(path, name, parts, targets[name]) for name, parts in layers.items()]
     if any("oft_R.weight" in parts for parts in layers.values()):
         _warn_of_series(path, "OneTrainer's")
-    read = [_read_blocks(path, name, parts, targets[name]) for name, parts in layers.items()]
     return File([entry for entry, _ in read], {key: value for _, part in read for key, value in part.items()}, {})
 
 
@@ -157,8 +157,8 @@ def _read_blocks(path: Any, name: str, parts: dict[str, Tensor], target: Target)
         raise ValueError(f"{path}: oft_blocks of layer {name!r} have 4 dimensions: BOFT; {_READS}")
     plan = _start_plan(target)
     outputs = weight.numel() // plan.dimension
-    count, size = blocks.shape[0], blocks.shape[-1]
-    if blocks.dim() != 3 or not blocks.is_floating_point() or blocks.shape[1] != size or count * size != outputs:
+    count, size, width = blocks.shape if blocks.dim() == 3 and blocks.is_floating_point() else (0, 0, 0)
+    if size != width or count * size != outputs:
         raise ValueError(
             f"{path}: oft_blocks {tuple(blocks.shape)} do not fit the {outputs} outputs of layer {name!r} "
             f"{tuple(weight.shape)}"
@@ -285,7 +285,7 @@ def write_peft(
     task: str | None,
     kept: dict[str, Tensor],
 ) -> None:
-    """Write a folder that PEFT (0.18 or newer) loads: the rotations in its exact form, and the model's tensors `kept`."""
+    """Write a folder that PEFT (0.18 or newer) loads: rotations in its exact form, the model's tensors `kept`."""
     for each in found:
         _check_for_peft(each)
     plans = [each.rotation.plan for each in found]
