@@ -62,8 +62,9 @@ def extract_rotations(base: M, tuned: nn.Module, block_size: int | None = None) 
     checks.module("base", base)
     checks.module("tuned", tuned)
     others = dict(unwrapped(tuned).named_modules())
-    model = rotate(copy.deepcopy(unwrapped(base)), block_size=block_size)
-    found = list(find_rotated(model))
+    model = copy.deepcopy(base)
+    rotate(unwrapped(model), block_size=block_size)
+    found = list(find_rotated(unwrapped(model)))
     targets = {each: _tuned_weight(each, others) for each in found}
     return ExtractedRotations(model, {each.name: _extract(each, target) for each, target in targets.items()})
 
@@ -89,7 +90,7 @@ def _extract(each: RotatedWeight, target: Tensor) -> float | None:
         return None
     before, after = (rows.unflatten(1, (plan.blocks, plan.size)).transpose(0, 1) for rows in (old, new))
     rotation.task.rotations["cayley"].copy_(pack(_skew_between(before, after)))
-    turned = neuron_rows(rotation.rotated(each.neurons.double()), plan.layout).flatten(0, 1)
+    turned = neuron_rows(rotation(each.neurons.double()), plan.layout).flatten(0, 1)
     return 1.0 - (float((new - turned).norm()) / moved) ** 2
 
 
