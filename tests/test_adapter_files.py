@@ -349,3 +349,23 @@ def test_names_that_become_one(tmp_path):
     save_file({"lora_unet_a_b_c.oft_R.weight": torch.zeros(1, 6)}, tmp_path / "x.safetensors")
     with refused(ValueError, "a_b.c, a.b_c", net):
         hs.load_rotations(net, tmp_path / "x.safetensors")
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.ao is deprecated
+def test_tied_and_quantized_layers(tmp_path):
+    """Their inputs are rotated, as PEFT and OneTrainer do; outputs cannot be."""
+    q = triangles(4, 4).float()
+    save_file({"1.oft_R.weight": q}, tmp_path / "inputs.safetensors")
+    save_file({"1.oft_blocks": torch.zeros(2, 8, 8)}, tmp_path / "outputs.safetensors")
+    tied = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+    tied[1].weight = tied[0].weight
+    x = torch.randn(5, 16)
+    torch.backends.quantized.engine = "qnnpack" if "x86" not in torch.backends.quantized.supported_engines else "x86"
+    quantized = torch.ao.quantization.quantize_dynamic(copy.deepcopy(tied), {"1"}, dtype=torch.qint8)
+    for net in (tied, quantized):
+        expected = net[1](x @ diagonal(exact(skew(q.double()))).float())
+        with pytest.raises(ValueError, match=r"'1'.*(tied|quantized)"):
+            hs.load_rotations(net, tmp_path / "outputs.safetensors")
+        for _ in range(2):  # plain, then rotated
+            hs.load_rotations(net, tmp_path / "inputs.safetensors")
+            close(net[1](x), expected, 1e-5 if net is tied else 0.05)

@@ -33,7 +33,7 @@ COMMANDS: dict[str, str] = {
     "figure": "Draw a figure of the papers or of their theory: SVG, PNG or HTML.",
     "inspect": "Report which layers of a model file waste neurons, or what changed between two files.",
     "landscape": "Draw the loss and the error of a run around its weights, along random directions.",
-    "list": "List the names that configs and flags take (models, datasets, losses, recipes, ...), or a network's layers.",
+    "list": "List the names that configs and flags take: models, data, losses, recipes, ...; or a network's layers.",
     "predict": "Predict labels or embeddings of images, folders or arrays.",
     "report": "Write one HTML page about runs: results, settings, curves, energies, neurons and features.",
     "reproduce": "Run a table of the papers and compare the results with the paper's figures.",

@@ -1,4 +1,4 @@
-"""List the names that configs and flags take (models, datasets, losses, recipes, ...), or a network's layers."""
+"""List the names that configs and flags take: models, data, losses, recipes, ...; or a network's layers."""
 
 from __future__ import annotations
 

@@ -37,12 +37,13 @@ def add_gradient(energy: EnergyRegularizer, optimizer: Optimizer, scale: float =
 
 
 def start_resampling(model: nn.Module, optimizers: Iterable[Optimizer], inner: int) -> None:
-    """Make a Resampler if the model is rotated with ``sample``."""
-    sampled = [each for each in find_rotated(model) if each.rotation.plan.sample is not None]
+    """Make a Resampler if the model is rotated with ``sample`` or ``shuffle``."""
+    sampled = [each for each in find_rotated(model) if each.rotation.plan.redrawn]
     if not sampled:
         return
+    numbers = next(sampled[0].rotation.task.parameters())
     for optimizer in (every := list(optimizers)):
-        if any(p is next(iter(sampled[0].rotation.task.rotations.values())) for group in optimizer.param_groups for p in group["params"]):
+        if any(p is numbers for group in optimizer.param_groups for p in group["params"]):
             Resampler(model, optimizer, inner)
             return
     Resampler(model, every[0], inner)  # raises: it names the layer

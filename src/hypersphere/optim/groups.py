@@ -61,7 +61,7 @@ def param_groups(model: nn.Module, weight_decay: float = 0.0, *, ogd: bool = Fal
     found = list(find_rotated(model))
     methods = {p: each.rotation.plan.method for each in found for p in each.rotation.task.rotations.values()}
     # never trained: fixed neurons, and the rotations of inactive tasks
-    fixed = {each.neurons for each in found if not each.rotation.learned}
+    fixed = {each.neurons for each in found if not each.rotation.learned and not each.is_frozen}
     fixed |= {p for each in found for p in each.rotation.parameters()} - {
         p for each in found for p in each.rotation.task.parameters()
     }

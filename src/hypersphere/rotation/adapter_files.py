@@ -29,9 +29,10 @@ from torch import Tensor, nn
 from .._internal import checks
 from .._internal.safe_files import write_bytes, write_text
 from .._internal.tensors import hash_of, unshared
-from ..orthogonal._packed import matrix_size, pack_difference
+from ..orthogonal import matrix_size, pack_difference
 from ..selection import Neurons
 from ._file import HEADER, Entry, File
+from .frozen import FrozenNeurons
 from .options import acts_on_inputs, is_cheaper_on_inputs
 from .parametrization import RotatedWeight, key_prefix, layer_label, layout_buffers, scale_numbers
 from .plan import OUTPUT, Plan
@@ -167,6 +168,10 @@ def _read_blocks(path: Any, name: str, parts: dict[str, Tensor], target: Target)
         raise ValueError(f"{path}: oft_blocks of layer {name!r} must be of at least 2 outputs, got {size}")
     if getattr(target.module, "groups", 1) > 1 or plan.layout.stacked:
         raise ValueError(f"{path}: the rotation of the outputs of layer {name!r} would mix its groups")
+    if isinstance(target, FrozenNeurons) or (isinstance(target, RotatedWeight) and target.is_frozen):
+        raise ValueError(
+            f"{path}: layer {name!r} is quantized or tied: only its inputs can be rotated, not its outputs"
+        )
     numbers = -pack_difference(blocks.double())
     alpha = parts.get("alpha", torch.zeros(()))
     limit = float(alpha) * outputs if alpha.numel() == 1 else math.nan
@@ -212,17 +217,23 @@ def _start_plan(target: Target) -> Plan:
 def _make_entry(name: str, target: Target, plan: Plan, numbers: dict[str, Tensor]) -> tuple[Entry, dict[str, Tensor]]:
     """Return the entry of a layer, and its tensors by their keys in the state_dict of the rotated model."""
     weight = _weight_of(target)
-    if isinstance(target, Neurons) and acts_on_inputs(target):
+    if isinstance(target, FrozenNeurons) or (isinstance(target, Neurons) and acts_on_inputs(target)):
         cheaper = is_cheaper_on_inputs(plan, weight.numel() // plan.dimension)
-        plan = replace(plan, apply="input" if cheaper else "weight")
+        by_input = cheaper or isinstance(target, FrozenNeurons)
+        # frozen: whether the weight is quantized or tied is seen when the layer is checked
+        plan = replace(plan, apply="input" if by_input else "weight", frozen=by_input and plan.side == "input")
     buffers = layout_buffers(plan.layout, weight.shape) | ({"scaled": 1} if plan.scaled else {})
     held = numbers | {key: torch.tensor(value) for key, value in buffers.items()}
-    entry = Entry(name, "weight", "default", 0, list(weight.shape), hash_of(weight), plan)
+    hashed = None if plan.frozen else hash_of(weight)
+    entry = Entry(name, "weight", "default", 0, list(weight.shape), hashed, plan)
     return entry, {f"{key_prefix(name, 'weight')}0.default.{key}": value for key, value in held.items()}
 
 
 def _weight_of(target: Target) -> Tensor:
-    return target.neurons if isinstance(target, RotatedWeight) else target.stored
+    """Return the neurons, or what has their shape if they are quantized or tied."""
+    if not isinstance(target, RotatedWeight):
+        return target.stored
+    return target.rotation.stand_in if target.is_frozen else target.neurons
 
 
 def _find_layer(path: Any, stem: str, targets: Mapping[str, Target]) -> str:

@@ -34,7 +34,7 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
     for each in find_rotated(model):
         plan, rotation = each.rotation.plan, each.rotation
         excluded |= set(rotation.parameters())
-        if not plan.learned:
+        if not plan.learned and not plan.frozen:
             excluded.add(each.neurons)
         numbers, method = rotation.task.rotations, rotation.task.method
         for side in plan.sides if method is not None else []:

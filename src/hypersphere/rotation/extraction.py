@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .._internal import checks
 from .._internal.linalg import nearest_orthogonal
-from ..orthogonal._packed import pack
+from ..orthogonal import pack
 from ..selection import neuron_rows, unwrapped
 from .parametrization import RotatedWeight, find_rotated, layer_label
 from .rotating import rotate

@@ -53,6 +53,11 @@ def merge(model: M) -> M:
 
 def _check_mergeable(each: RotatedWeight) -> None:
     layer = f"layer {layer_label(each.name)!r}"
+    if each.is_frozen:
+        raise ValueError(
+            f"merge: the weight of {layer} is quantized or tied and cannot be changed: keep the rotation, which costs "
+            "one small product; or save_rotations, load_rotations into a model with a plain weight, and merge that"
+        )
     if len(each.parametrizations) > 1:
         last = type(each.parametrizations[-1]).__name__
         raise ValueError(f"merge: {layer} has another parametrization after its rotation ({last}): remove it first")

@@ -34,10 +34,7 @@ def _check_rotation(name: str, groups: dict[nn.Parameter, dict[str, Any]], each:
         )
     elif plan.redrawn and not each.rotation.resampled:
         some = f"of {plan.sample} of {plan.dimension} dimensions" if plan.sample else "with shuffle"
-        warn_once(
-            f"{name} learns rotations {some} without a Resampler: make a "
-            "hypersphere.Resampler(model, optimizer)"
-        )
+        warn_once(f"{name} learns rotations {some} without a Resampler: make a hypersphere.Resampler(model, optimizer)")
 
 
 ROTATED = OptimizerCheck(_check_optimizer)  # layers whose optimizers are checked

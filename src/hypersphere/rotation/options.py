@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 from .._internal import checks
 from ..orthogonal import triangle_shape
 from ..selection import Neurons, is_transformers_conv1d
+from .frozen import FrozenNeurons
 from .parametrization import layer_label
 from .plan import NONE, Plan
 
@@ -30,9 +32,12 @@ def add_options(
     scaled: bool,
     magnitude: bool,
     dropout: float,
+    frozen: Collection[str] = (),
 ) -> dict[str, Plan]:
-    """Return the plans with these options; `blocks` and `block_size` split the outputs as they split the inputs."""
-    checks.choice("apply", apply, APPLY)
+    """Return the plans with these options; `blocks` and `block_size` split the outputs as they split the inputs.
+
+    `frozen` are layers whose weight stays where it is.
+    """
     checks.choice("side", side, SIDES)
     for name, flag in {"shuffle": shuffle, "scaled": scaled, "magnitude": magnitude}.items():
         if not isinstance(flag, bool):
@@ -47,11 +52,12 @@ def add_options(
         raise ValueError(f"{wrong} need a rotation, got method={NONE!r}")
     if scaled and (method is None or method.shape(4) != triangle_shape(4)):
         raise ValueError(f"scaled needs the method 'cayley' or 'exponential', got {any_plan.method!r}")
-    if shuffle and (any_plan.sample is not None or any_plan.init != "identity"):
+    sampled = any(plan.sample is not None for plan in made.values())
+    if shuffle and (sampled or any_plan.init != "identity"):
         raise ValueError("shuffle needs init='identity' and no sample")
     if shuffle and all(plan.blocks == 1 for plan in made.values()):
         raise ValueError("shuffle needs blocks: pass blocks or block_size")
-    if side != "input" and any_plan.sample is not None:
+    if side != "input" and sampled:
         raise ValueError(f"sample rotates the inputs only, got side={side!r}")
     plans = {}
     for name, plan in made.items():
@@ -75,6 +81,12 @@ def add_options(
                 f"apply='input' needs a Linear or a convolution with 1×1 kernels and one group, and a method that "
                 f"rotates; {layer} [{type(neurons.module).__name__}] is not: use apply='auto', or exclude it"
             )
+        if name in frozen and (side != "input" or magnitude or shuffle or plan.sample is not None or plan.learned):
+            raise ValueError(
+                f"{layer} has a quantized or tied weight: side, magnitude, shuffle, sample and learned neurons need a "
+                "weight that can be changed; exclude it"
+            )
+        changed = replace(changed, frozen=name in frozen)
         cheaper = possible and is_cheaper_on_inputs(changed, outputs)
         plans[name] = replace(changed, apply="input" if apply == "input" or (apply == "auto" and cheaper) else "weight")
     return plans
@@ -83,6 +95,8 @@ def add_options(
 def acts_on_inputs(neurons: Neurons) -> bool:
     """Return whether a rotation can act on the inputs of this layer: no two neurons see different parts of them."""
     module = neurons.module
+    if isinstance(neurons, FrozenNeurons):
+        return True
     if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         plain = type(module) in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
         return plain and module.groups == 1 and set(module.kernel_size) == {1}

@@ -122,16 +122,26 @@ RESERVED = frozenset(
 class Rotation(nn.Module):
     """w = R v for the neurons of a weight (OPT, Eq. 1), one child per task; fixed neurons get no gradient."""
 
-    def __init__(self, plan: Plan, like: nn.Parameter, order: list[str], seed: int, task: str = "default") -> None:
+    def __init__(self, plan: Plan, like: Tensor, order: list[str], seed: int, task: str = "default") -> None:
         super().__init__()
         self.plan = plan
         self.learned = plan.learned
         self.order = order  # of the layer's parameters; merge restores it and requires_grad
         self.required_grad = like.requires_grad
+        self.shape = tuple(like.shape)
         self.active = task
         self.seed = seed
         self.resampled = False  # whether there is a Resampler
         self.add_module(task, TaskRotation(plan, seed, like))
+
+    def new_task(self) -> TaskRotation:
+        """Return another rotation of the same plan, at its start."""
+        return TaskRotation(self.plan, self.seed, self.stand_in)
+
+    @property
+    def stand_in(self) -> Tensor:
+        """A tensor of the weight's shape and device that takes no memory."""
+        return next(self.task.parameters(), torch.empty(0)).new_empty(1).expand(self.shape)
 
     @property
     def keeps_angles(self) -> bool:
@@ -206,8 +216,6 @@ def layer_seed(seed: int, name: str) -> int:
     return stable_hash(seed, unwrapped_name(name)) >> 1  # fits int64
 
 
-
-
 def key_prefix(layer: str, tensor: str) -> str:
     """Return the prefix of the keys of a rotated weight."""
     return f"{layer}.parametrizations.{tensor}." if layer else f"parametrizations.{tensor}."
@@ -228,16 +236,22 @@ class RotatedWeight:
     rotation: Rotation
 
     @property
-    def parametrizations(self) -> parametrize.ParametrizationList:
+    def parametrizations(self) -> nn.ModuleList:
         found = self.module.parametrizations[self.tensor_name]  # type: ignore[index]
-        assert isinstance(found, parametrize.ParametrizationList)
+        assert isinstance(found, nn.ModuleList)
         return found
 
     @property
     def neurons(self) -> nn.Parameter:
+        """The neurons; not for a weight that stays where it is, because it is quantized or tied."""
         neurons = self.parametrizations.original
         assert isinstance(neurons, nn.Parameter)
         return neurons
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the weight stays where it is."""
+        return self.rotation.plan.frozen
 
     @property
     def key(self) -> str:

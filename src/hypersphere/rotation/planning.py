@@ -83,9 +83,11 @@ def _split_into_blocks(
             raise ValueError(f"pass blocks or block_size, not both; got blocks={blocks} and block_size={block_size}")
     numbers = {n: _count_blocks(plan.dimension, _kernel_size(found[n]), blocks, block_size) for n, plan in made.items()}
     if not any(numbers.values()):
-        wanted = f"{blocks} blocks" if block_size is None else f"blocks of {block_size} elements"
+        if block_size is not None:
+            sizes = ", ".join(f"{layer_label(name)}: {_divisors(plan.dimension)}" for name, plan in made.items())
+            raise ValueError(f"block_size must divide the dimensions of a layer, got {block_size}; possible: {sizes}")
         layers = ", ".join(f"{layer_label(name)} ({_describe_size(plan, found[name])})" for name, plan in made.items())
-        raise ValueError(f"no layer can be split into {wanted} of whole channels: {layers}")
+        raise ValueError(f"no layer can be split into {blocks} blocks of whole channels: {layers}")
     whole = [f"{layer_label(name)} ({_describe_size(made[name], found[name])})" for name, n in numbers.items() if not n]
     if block_size is not None and whole:
         checks.warn_once(f"block_size={block_size} does not fit {', '.join(whole)}: rotated whole")
@@ -93,6 +95,10 @@ def _split_into_blocks(
         name: replace(plan, blocks=numbers[name], shared=share_blocks and numbers[name] > 1) if numbers[name] else plan
         for name, plan in made.items()
     }
+
+
+def _divisors(dimension: int) -> str:
+    return ", ".join(str(m) for m in range(2, dimension) if dimension % m == 0) or "none"
 
 
 def step_cost(plan: Plan, neurons: int) -> tuple[float, float]:

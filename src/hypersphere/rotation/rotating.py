@@ -14,10 +14,21 @@ from .._internal import checks
 from .._internal.optimizer_checks import record_change
 from .._internal.other_tools import refuse_adapters
 from ..orthogonal import BUILT_IN, INITS, ORTHOGONALIZERS, Orthogonalizer
-from ..selection import Neurons, Selection, Specs, as_list, kept_output, matches, no_layer_error, select_to_change
-from .options import add_options
+from ..selection import (
+    Neurons,
+    Selection,
+    Specs,
+    as_list,
+    kept_output,
+    matches,
+    no_layer_error,
+    select,
+    select_to_change,
+)
+from .frozen import FrozenNeurons, attach_frozen, frozen_neurons, is_linear, is_quantized
+from .options import APPLY, add_options
 from .parametrization import RESERVED, Rotation, find_rotated, is_sharded, layer_label, layer_seed
-from .plan import NONE, OUTPUT
+from .plan import NONE
 from .planning import cost_warning, make_plans
 from .rotated_class import extend_class
 
@@ -105,10 +116,10 @@ def rotate(
     checks.choice("init", init, INITS)
     checks.choice("neurons", neurons, ("fixed", "learned"))
     checks.integer("seed", seed)
-    found = _select_layers(model, layers, exclude, output, example_inputs)
-    for name, each in found.items():
-        check_layer(model, name, each)
-    first = next(iter(found.everything))
+    checks.choice("apply", apply, APPLY)
+    found = _select_layers(model, layers, exclude, output, example_inputs, by_input=apply == "input")
+    frozen = {name for name, each in found.items() if check_layer(model, name, each, by_input=apply == "input")}
+    first = next(iter(select(model, output=None)), next(iter(found)))
     made = make_plans(
         found,
         chosen_method,
@@ -132,9 +143,10 @@ def rotate(
             scaled=scaled,
             magnitude=magnitude,
             dropout=dropout,
+            frozen=frozen,
         )
         rotations = {
-            name: Rotation(plan, _parameter(found[name]), parameter_order(found[name]), layer_seed(seed, name))
+            name: Rotation(plan, found[name].stored, parameter_order(found[name]), layer_seed(seed, name))
             for name, plan in made.items()
         }
     if layers is None or len(made) > 1:  # not for a single layer that was asked for
@@ -177,27 +189,36 @@ def parameter_order(neurons: Neurons) -> list[str]:
 
 def attach(verb: str, pairs: list[tuple[Neurons, Rotation]]) -> None:
     """Register the parametrizations without computing a weight."""
-    added = [(_parameter(neurons), tuple(rotation.task.parameters())) for neurons, rotation in pairs]
-    for (neurons, rotation), (weight, _) in zip(pairs, added, strict=True):
+    added = []
+    for neurons, rotation in pairs:
         rotation.train(neurons.module.training)
+        if rotation.plan.frozen:
+            attach_frozen(neurons.module, rotation)
+            continue
+        weight = _parameter(neurons)
         parametrize.register_parametrization(neurons.module, neurons.tensor_name, rotation, unsafe=True)
         weight.requires_grad_(rotation.learned)
         extend_class(neurons.module)
+        added.append((weight, tuple(rotation.task.parameters())))
     record_change(verb, [(weight, numbers) for weight, numbers in added if numbers])
 
 
 def _select_layers(
-    model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None, example_inputs: Any
-) -> Selection:
+    model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None, example_inputs: Any, *, by_input: bool
+) -> dict[str, Neurons]:
     checks.module("model", model)
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise ValueError(f"model must be rotated before wrapping, got {type(model).__name__}")
     refuse_adapters("rotate", model)
+    quantized = {}
     for name, module in model.named_modules():
-        if _is_quantized(module) and matches(layers, name, module) and not matches(exclude, name, module):
-            raise ValueError(
-                f"layer {layer_label(name)!r} [{type(module).__name__}] is quantized and cannot be rotated"
-            )
+        if is_quantized(module) and matches(layers, name, module) and not (exclude and matches(exclude, name, module)):
+            if not by_input or not is_linear(module):
+                way_out = ": apply='input' rotates its inputs instead" if is_linear(module) else ""
+                raise ValueError(
+                    f"layer {layer_label(name)!r} [{type(module).__name__}] is quantized and cannot be rotated{way_out}"
+                )
+            quantized[name] = frozen_neurons(module)
     for spec in [] if layers is None else as_list("layers", layers):
         for name, module in model.named_modules():
             asked = name == spec if isinstance(spec, str) else isinstance(spec, type) and issubclass(spec, _NOT_NEURONS)
@@ -206,12 +227,34 @@ def _select_layers(
                     f"layers: {layer_label(name)} [{type(module).__name__}] cannot be rotated: rotate does not support "
                     "recurrent layers and embeddings"
                 )
-    found = select_to_change("rotate", model, layers, exclude, output, example_inputs)
+    found = _select_plain(model, layers, exclude, output, example_inputs, quantized)
     if layers is None:
         found = _drop_not_rotated(model, found)
-    if not found:
+    if not found and not quantized:
         raise no_layer_error(found, "rotate", kept_output(found, "rotate"))
-    return found
+    outputs = [name for name, neurons in found.everything.items() if neurons.is_output]
+    if output == "auto" and not outputs:
+        outputs = list(quantized)[-1:]
+    together = dict(found) | {name: n for name, n in quantized.items() if layers is not None or name not in outputs}
+    return {name: together[name] for name, _ in model.named_modules() if name in together} | together
+
+
+def _select_plain(
+    model: nn.Module,
+    layers: Specs | None,
+    exclude: Specs,
+    output: str | None,
+    example_inputs: Any,
+    quantized: dict[str, FrozenNeurons],
+) -> Selection:
+    """Select the plain layers; a name or pattern that matches a quantized layer need not match a plain one."""
+    if layers is None or not quantized:
+        return select_to_change("rotate", model, layers, exclude, output, example_inputs)
+    specs = as_list("layers", layers)
+    rest = [spec for spec in specs if not any(matches(spec, name, n.module) for name, n in quantized.items())]
+    if rest:
+        select_to_change("rotate", model, rest, exclude, output, example_inputs)
+    return select(model, specs, exclude, output, example_inputs=example_inputs)
 
 
 def _drop_not_rotated(model: nn.Module, found: Selection) -> Selection:
@@ -229,17 +272,15 @@ def _drop_not_rotated(model: nn.Module, found: Selection) -> Selection:
     return found.keep(lambda name, _: name not in plain, "in not_rotated of its network")
 
 
-def _is_quantized(module: nn.Module) -> bool:
-    of_torch = type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.sparse.quantized"))
-    return of_torch and hasattr(module, "weight")
-
-
-def check_layer(model: nn.Module, name: str, neurons: Neurons) -> None:
+def check_layer(model: nn.Module, name: str, neurons: Neurons, *, by_input: bool = False) -> bool:
+    """Raise if a layer cannot be rotated; return whether its weight has to stay where it is."""
     layer = f"layer {layer_label(name)!r}"
     if len(neurons.parametrizations):
         if isinstance(neurons.parametrizations[0], Rotation):
             raise ValueError(f"{layer} is already rotated: merge first, or exclude it")
         raise ValueError(f"{layer} is already parametrized: rotate needs plain layers, exclude it")
+    if isinstance(neurons, FrozenNeurons):
+        return True
     weight = neurons.tensor
     if nn.parameter.is_lazy(weight):
         raise ValueError(f"{layer} is lazy and has no weight yet: run the model once first")
@@ -256,9 +297,13 @@ def check_layer(model: nn.Module, name: str, neurons: Neurons) -> None:
         for key, parameter in module._parameters.items()
         if parameter is weight
     ]
-    if len(holders) > 1:
-        raise ValueError(f"{layer} has a tied weight ({' and '.join(holders)}): rotating it would untie it")
+    if len(holders) > 1 and not by_input:
+        raise ValueError(
+            f"{layer} has a tied weight ({' and '.join(holders)}): rotating it would untie it; apply='input' rotates "
+            "the layer's inputs instead"
+        )
     checks.finite_weight(layer_label(name), weight)
+    return len(holders) > 1
 
 
 def _check_method(method: Any) -> str:

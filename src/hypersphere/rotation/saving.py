@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -15,6 +16,7 @@ from ..orthogonal import ORTHOGONALIZERS
 from ..selection import Neurons, select, unwrapped
 from ._file import Entry, File, describe_plan, read, write
 from .adapter_files import is_adapter, read_adapter, write_peft
+from .frozen import frozen_neurons, is_quantized
 from .parametrization import (
     RotatedWeight,
     Rotation,
@@ -60,7 +62,7 @@ def save_rotations(
     model = unwrapped(model)
     found = require_rotated("save_rotations", model)
     for each in found:
-        if is_sharded(each.neurons):
+        if not each.is_frozen and is_sharded(each.neurons):
             raise ValueError(
                 f"save_rotations: layer {layer_label(each.name)!r} is sharded: save from an unsharded model"
             )
@@ -98,9 +100,10 @@ def load_rotations(model: M, path: str | os.PathLike[str]) -> M:
     refuse_adapters("load_rotations", unwrapped_model)
     there = {(each.name, each.tensor_name): each for each in find_rotated(unwrapped_model)}
     plain = {(module_name(name, n), n.tensor_name): n for name, n in select(unwrapped_model).items()}
-    targets: dict[str, RotatedWeight | Neurons] = {name: n for (name, tensor), n in plain.items() if tensor == "weight"}
-    targets |= {name: each for (name, tensor), each in there.items() if tensor == "weight"}
-    file = own or read_adapter(path, targets)
+    plain |= {(name, "weight"): frozen_neurons(m) for name, m in unwrapped_model.named_modules() if is_quantized(m)}
+    weights: dict[str, RotatedWeight | Neurons] = {name: n for (name, tensor), n in plain.items() if tensor == "weight"}
+    weights |= {name: each for (name, tensor), each in there.items() if tensor == "weight"}
+    file = own or read_adapter(path, weights)
     for where in there:
         if where not in {entry.where for entry in file.entries}:
             raise ValueError(f"{path}: layer {layer_label(where[0])!r} is rotated in the model, but not in the file")
@@ -119,7 +122,12 @@ def load_rotations(model: M, path: str | os.PathLike[str]) -> M:
             if entry.task not in found.rotation.tasks:
                 found.rotation.add_module(entry.task, rotation.task)
             activate(found, entry.task)
-    unwrapped_model.load_state_dict(file.tensors, strict=False)
+    # not load_state_dict: quantized layers refuse a part of their state
+    targets = dict(unwrapped_model.named_parameters(remove_duplicate=False))
+    targets |= dict(unwrapped_model.named_buffers(remove_duplicate=False))
+    with torch.no_grad():
+        for key, value in file.tensors.items():
+            targets[key].copy_(value)
     return model
 
 
@@ -135,6 +143,8 @@ def _split_state(
     for key, value in model.state_dict().items():
         each = next((each for each in found if key.startswith(each.key)), None)
         if any(key.startswith(prefix) for prefix in again):  # a module with two names is saved once
+            continue
+        if not isinstance(value, Tensor) or value.is_quantized:
             continue
         if each is None:
             (frozen if key in no_grad else kept)[key] = value
@@ -156,8 +166,8 @@ def describe_layer(each: RotatedWeight, task: str | None) -> dict[str, Any]:
         "tensor": each.tensor_name,
         "task": task or each.rotation.active,
         "seed": each.rotation.seed,
-        "shape": list(each.neurons.shape),
-        "hash": None if _neurons_change(each.rotation.plan) else hash_of(each.neurons),
+        "shape": list(each.rotation.shape),
+        "hash": None if _neurons_change(each.rotation.plan) or each.is_frozen else hash_of(each.neurons),
         "plan": describe_plan(each.rotation.plan),
     }
 
@@ -171,19 +181,19 @@ def _check_entry(
         raise ValueError(f"{path}: unknown method {plan.method!r}; register its Orthogonalizer with rotate")
     if isinstance(found, RotatedWeight):
         _check_same_plan(path, layer, found.rotation.plan, plan)
-        neurons, names = found.neurons, found.rotation.order
+        neurons = found.rotation.stand_in if found.is_frozen else found.neurons
+        names = found.rotation.order
     else:
-        check_layer(model, entry.name, found)
-        stored = found.stored
-        assert isinstance(stored, nn.Parameter)
-        neurons, names = stored, parameter_order(found)
+        # a plain weight takes the rotation of a quantized or tied one
+        plan = replace(plan, frozen=check_layer(model, entry.name, found, by_input=plan.frozen))
+        neurons, names = found.stored, parameter_order(found)
         if (plan.dimension, plan.layout) != (found.dimension, found.layout.for_rotation):
             raise ValueError(
                 f"{path}: the neurons of {layer} must have {plan.dimension} dimensions, got {found.dimension}"
             )
     if list(neurons.shape) != entry.shape:
         raise ValueError(f"{path}: {layer} must have neurons {entry.shape}, got {list(neurons.shape)}")
-    if not _neurons_change(plan) and entry.hash != hash_of(neurons):
+    if not _neurons_change(plan) and not entry.plan.frozen and entry.hash != hash_of(neurons):
         raise ValueError(
             f"{path}: the neurons of {layer} are not those that were saved (the hashes differ): start from the same "
             "seed or checkpoint"

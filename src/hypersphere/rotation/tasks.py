@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .._internal import checks
-from .parametrization import RotatedWeight, Rotation, TaskRotation, layer_label, require_rotated
+from .parametrization import RotatedWeight, Rotation, layer_label, require_rotated
 
 TRIANGLES = ("cayley", "exponential")  # methods whose numbers are a skew-symmetric matrix
 
@@ -51,7 +51,7 @@ def _check_addable(verb: str, found: list[RotatedWeight]) -> None:
 
 def _add(found: list[RotatedWeight], name: str) -> None:
     for each in found:
-        task = TaskRotation(each.rotation.plan, each.rotation.seed, each.neurons)
+        task = each.rotation.new_task()
         task.train(each.rotation.training)
         task.requires_grad_(False)
         each.rotation.add_module(name, task)
@@ -180,7 +180,7 @@ def check_new_name(name: object) -> None:
     """Require a valid task name: it becomes a part of keys and an attribute of the rotation."""
     _check_name(name)
     assert isinstance(name, str)
-    own = ("plan", "learned", "order", "required_grad", "active", "seed", "resampled")
+    own = ("plan", "learned", "order", "required_grad", "shape", "active", "seed", "resampled")
     if not name or "." in name or name in (*dir(nn.Module()), *dir(Rotation), *own):
         raise ValueError(f"name must not have dots or be an attribute of nn.Module, got {name!r}")
 

@@ -41,7 +41,8 @@ class Neurons:
     @property
     def stored(self) -> Tensor:
         """The stored tensor: `tensor`, or the first parameter of its parametrization."""
-        return next(self.parametrizations.parameters()) if len(self.parametrizations) else self.tensor
+        parts = self.parametrizations
+        return next(parts.parameters()) if isinstance(parts, parametrize.ParametrizationList) else self.tensor
 
     @property
     def is_constant(self) -> bool:

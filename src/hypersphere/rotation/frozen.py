@@ -1,0 +1,94 @@
+"""Rotate the inputs of layers whose weight stays where it is: quantized, or tied to another layer's.
+
+Such a layer keeps its weight and its key. The rotation is stored under the usual keys, without
+``parametrizations.weight.original``, and acts on the inputs: x Wᵀ = (x R) Vᵀ.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._internal.other_tools import NOT_PLAIN
+from ..selection import Layout, Neurons
+from . import optimizer_checks
+from .parametrization import Rotation
+
+_FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_QUANTIZED = ("torch.ao.nn.quantized", "torch.ao.nn.sparse.quantized")
+_NOT_PLAIN = "its inputs are rotated: a layer that takes its weight would ignore the rotation"
+
+
+class FrozenNeurons(Neurons):
+    """The neurons of a Linear whose weight cannot be read or written as a plain parameter."""
+
+    @property
+    def stored(self) -> Tensor:
+        """A stand-in of the weight's shape; it takes no memory."""
+        return _stand_in(self.module)
+
+
+def frozen_neurons(module: nn.Module) -> FrozenNeurons:
+    return FrozenNeurons(module, "weight", False, Layout())
+
+
+def is_quantized(module: nn.Module) -> bool:
+    """Return whether a Linear holds its weight in another form than a floating point parameter.
+
+    Quantized by torch (dynamic int8 too), by torchao (tensor subclasses) or by bitsandbytes (integers).
+    """
+    if type(module).__module__.startswith(_QUANTIZED):
+        return hasattr(module, "weight")
+    if not isinstance(module, nn.Linear):
+        return False
+    weight = module._parameters.get("weight")
+    if weight is None or nn.parameter.is_lazy(weight) or hasattr(weight, "device_mesh"):
+        return False
+    subclass = type(weight.data) is not Tensor and "torchao" in type(weight.data).__module__
+    return subclass or weight.dtype not in _FLOATING
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Return whether a quantized layer is a Linear, whose inputs can be rotated."""
+    return all(isinstance(getattr(module, name, None), int) for name in ("in_features", "out_features"))
+
+
+def attach_frozen(layer: nn.Module, rotation: Rotation) -> None:
+    """Let the layer rotate its inputs; its weight and its other parameters stay as they are."""
+    plain = type(layer)
+    layer.__class__ = _frozen_class(plain)
+    layer.register_module("parametrizations", nn.ModuleDict({"weight": nn.ModuleList([rotation])}))
+    optimizer_checks.ROTATED.add(layer)
+
+
+def is_frozen(layer: nn.Module) -> bool:
+    """Return whether :func:`attach_frozen` rotated this layer."""
+    return getattr(type(layer), "rotates_inputs_of", None) is not None
+
+
+def _frozen_class(plain: type[nn.Module]) -> type[nn.Module]:
+    def forward(self: Any, input: Tensor) -> Tensor:
+        rotation = self.parametrizations["weight"][0]
+        (turn,) = rotation.task.turns(rotation.plan, dropout=rotation.training)
+        output: Tensor = plain.forward(self, turn.rotate_features(input))
+        return output
+
+    def reduce_ex(self: Any, protocol: Any) -> tuple[Any, ...]:
+        return _rebuild, (plain,), plain.__getstate__(self)  # type: ignore[attr-defined]
+
+    names = {"forward": forward, "__reduce_ex__": reduce_ex, "rotates_inputs_of": plain, NOT_PLAIN: _NOT_PLAIN}
+    return type(f"Rotated{plain.__name__}", (plain,), names)
+
+
+def _rebuild(plain: type[nn.Module]) -> nn.Module:
+    layer = plain.__new__(plain)
+    nn.Module.__init__(layer)
+    layer.__class__ = _frozen_class(plain)
+    optimizer_checks.ROTATED.add(layer)
+    return layer
+
+
+def _stand_in(module: Any) -> Tensor:
+    return torch.empty(1).expand(module.out_features, module.in_features)
