@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import os
 
 import pytest
 import torch
@@ -252,6 +253,10 @@ BLOCKS = torch.zeros(2, 4, 4)
         ({"body.a.oft_R.weight": torch.zeros(3, 6, 1)}, r"\(3, 6, 1\)"),
         ({"body.a.oft_R.weight": torch.zeros(3, 6, dtype=torch.int64)}, r"\(3, 6\)"),
         ({"body.a.oft_R.weight": torch.zeros(12, 0)}, r"\(12, 0\)"),
+        ({"body.a.oft_R.weight": torch.zeros(3, 6, dtype=torch.bool)}, r"\(3, 6\)"),
+        ({"body.a.oft_R.weight": torch.zeros(3, 6).to(torch.float8_e4m3fn)}, r"\(3, 6\)"),
+        ({"body.a.oft_blocks": BLOCKS.to(torch.complex64)}, r"\(2, 4, 4\)"),
+        ({"body.a.oft_blocks": BLOCKS, "body.a.alpha": torch.ones((), dtype=torch.complex64)}, "alpha"),
         ({"body.a.oft_R.weight": torch.full((3, 6), math.nan)}, "finite"),
         ({"body.a.oft_R.scaled_oft": torch.ones(())}, "neither"),
         ({"body.a.oft_R.weight": torch.zeros(3, 6), "lora_unet_body_a.oft_R.weight": torch.zeros(3, 6)}, "second"),
@@ -335,6 +340,9 @@ def test_broken_folders(tmp_path, net):
     (path / "adapter_model.bin").unlink()
     with refused(ValueError, TENSORS, net):
         hs.load_rotations(net, path)
+    os.mkfifo(path / "pipe")
+    with refused(ValueError, "path", net):
+        hs.load_rotations(net, path / "pipe")
 
 
 def test_grouped_outputs_are_not_mixed(tmp_path):

@@ -320,6 +320,11 @@ def test_bad_pairs():
     tuned[2].weight.data[0, 0] = math.nan
     with refused(ValueError, "'2'.*finite", base):
         hs.extract_rotations(base, tuned)
+    with torch.device("meta"):
+        empty = mlp()
+    for pair in ((base, empty), (empty, base)):
+        with pytest.raises(ValueError, match="'0' has no values on the meta device"):
+            hs.extract_rotations(*pair)
     with refused(TypeError, "tuned", base):
         hs.extract_rotations(base, base.state_dict())
     with pytest.raises(TypeError, match="base"):

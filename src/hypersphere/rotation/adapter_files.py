@@ -40,6 +40,7 @@ from .plan import OUTPUT, Plan
 Target = RotatedWeight | Neurons
 CONFIG, TENSORS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 _PEFT = "base_model.model."
+_FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _READS = "load_rotations reads OFT of PEFT, OneTrainer, LyCORIS and kohya, and its own files"
 _PART = re.compile(r"(?P<layer>.+)\.(?P<part>oft_R\.weight|oft_R\.scaled_oft|oft_blocks|alpha|rescale)")
 # What the names of tensors contain in other kinds of adapters; the first that is found is named.
@@ -64,8 +65,8 @@ _NETWORKS = (
 
 def is_adapter(path: str | os.PathLike[str]) -> bool:
     """Return whether `path` looks like an adapter of another tool: a folder, or safetensors with names of one."""
-    if os.path.isdir(path):
-        return True
+    if not os.path.isfile(path):
+        return os.path.isdir(path)
     try:
         with safe_open(os.fspath(path), framework="pt") as file:
             return HEADER not in (file.metadata() or {}) and any(map(_is_adapter_key, file.keys()))
@@ -123,7 +124,7 @@ def _read_peft(path: Any, config: dict[str, Any], tensors: dict[str, Tensor], ta
             raise ValueError(
                 f"{path}: layer {name!r} is a convolution {tuple(shape)}: PEFT's OFT of it does not rotate its filters"
             )
-        numbers, plan = _packed(path, key, value if series else -value, name, targets[name])
+        numbers, plan = _packed(path, key, value, name, targets[name], 1 if series else -1)
         entry, held = _make_entry(name, targets[name], plan, {"cayley": numbers})
         entries.append(entry)
         found |= held
@@ -148,8 +149,8 @@ def _read_blocks(path: Any, name: str, parts: dict[str, Tensor], target: Target)
         extra = set(parts) - {"oft_R.weight", "oft_R.scaled_oft"}
         if extra:
             raise ValueError(f"{path}: unknown tensor {extra.pop()!r} of layer {name!r}")
-        value = parts["oft_R.weight"]
-        numbers, plan = _packed(path, f"{name}.oft_R.weight", -value if weight.dim() > 2 else value, name, target)
+        sign = -1 if weight.dim() > 2 else 1
+        numbers, plan = _packed(path, f"{name}.oft_R.weight", parts["oft_R.weight"], name, target, sign)
         return _make_entry(name, target, replace(plan, scaled="oft_R.scaled_oft" in parts), {"cayley": numbers})
     blocks = parts.get("oft_blocks")
     if blocks is None:
@@ -158,7 +159,7 @@ def _read_blocks(path: Any, name: str, parts: dict[str, Tensor], target: Target)
         raise ValueError(f"{path}: oft_blocks of layer {name!r} have 4 dimensions: BOFT; {_READS}")
     plan = _start_plan(target)
     outputs = weight.numel() // plan.dimension
-    count, size, width = blocks.shape if blocks.dim() == 3 and blocks.is_floating_point() else (0, 0, 0)
+    count, size, width = blocks.shape if blocks.dim() == 3 and blocks.dtype in _FLOATING else (0, 0, 0)
     if size != width or count * size != outputs:
         raise ValueError(
             f"{path}: oft_blocks {tuple(blocks.shape)} do not fit the {outputs} outputs of layer {name!r} "
@@ -174,7 +175,7 @@ def _read_blocks(path: Any, name: str, parts: dict[str, Tensor], target: Target)
         )
     numbers = -pack_difference(blocks.double())
     alpha = parts.get("alpha", torch.zeros(()))
-    limit = float(alpha) * outputs if alpha.numel() == 1 else math.nan
+    limit = float(alpha) * outputs if alpha.numel() == 1 and not alpha.is_complex() else math.nan
     if not math.isfinite(limit) or limit < 0:
         raise ValueError(f"{path}: alpha of layer {name!r} must be one number >= 0")
     length = math.sqrt(2) * float(numbers.norm())  # of all blocks of Q together
@@ -191,10 +192,10 @@ def _read_blocks(path: Any, name: str, parts: dict[str, Tensor], target: Target)
     return _make_entry(name, target, plan, held)
 
 
-def _packed(path: Any, key: str, numbers: Tensor, name: str, target: Target) -> tuple[Tensor, Plan]:
-    """Return packed triangles (blocks, m(m−1)/2) of the inputs of a layer, and their plan, if they fit."""
+def _packed(path: Any, key: str, numbers: Tensor, name: str, target: Target, sign: int) -> tuple[Tensor, Plan]:
+    """Return packed triangles (blocks, m(m−1)/2) of A = ±Q of the inputs of a layer, and their plan, if they fit."""
     plan = _start_plan(target)
-    size = matrix_size(numbers) if numbers.dim() == 2 and numbers.is_floating_point() else 0
+    size = matrix_size(numbers) if numbers.dim() == 2 and numbers.dtype in _FLOATING else 0
     fits = size > 1 and size * (size - 1) // 2 == numbers.shape[1] and plan.dimension % size == 0
     blocks = plan.dimension // size if fits else 0
     if not fits or len(numbers) not in (1, blocks):
@@ -202,7 +203,7 @@ def _packed(path: Any, key: str, numbers: Tensor, name: str, target: Target) -> 
             f"{path}: {key!r} {tuple(numbers.shape)} does not fit the {plan.dimension} inputs of layer "
             f"{layer_label(name)!r} {tuple(_weight_of(target).shape)}"
         )
-    return numbers, replace(plan, blocks=blocks, shared=blocks > len(numbers))
+    return sign * numbers, replace(plan, blocks=blocks, shared=blocks > len(numbers))
 
 
 def _start_plan(target: Target) -> Plan:

@@ -77,6 +77,8 @@ def _tuned_weight(each: RotatedWeight, others: dict[str, nn.Module]) -> Tensor:
     if weight.shape != each.neurons.shape:
         shapes = f"{tuple(each.neurons.shape)} in base and {tuple(weight.shape)} in tuned"
         raise ValueError(f"the {each.tensor_name} of layer {layer!r} must have the same shape in both, got {shapes}")
+    for each_weight in (each.neurons, weight):
+        checks.has_values(layer, each_weight)
     checks.finite_weight(layer, weight)
     return weight
 
@@ -84,7 +86,10 @@ def _tuned_weight(each: RotatedWeight, others: dict[str, nn.Module]) -> Tensor:
 def _extract(each: RotatedWeight, target: Tensor) -> float | None:
     """Set the rotation of one layer; return the share of the change that it explains."""
     plan, rotation = each.rotation.plan, each.rotation
-    old, new = (neuron_rows(weight.detach().double(), plan.layout).flatten(0, 1) for weight in (each.neurons, target))
+    old, new = (
+        neuron_rows(weight.detach().to(each.neurons.device, torch.float64), plan.layout).flatten(0, 1)
+        for weight in (each.neurons, target)
+    )
     moved = float((new - old).norm())
     if moved == 0:
         return None

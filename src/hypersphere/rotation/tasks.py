@@ -88,15 +88,17 @@ def combine_tasks(model: nn.Module, tasks: Mapping[str, float], into: str) -> No
             raise ValueError(f"into must be new, got {into!r}; the tasks are {', '.join(each.rotation.tasks)}")
     _check_addable("combine_tasks", found)
     _require_triangles("combine_tasks", found)
-    _add(found, into)
-    opposed = []
+    combined, opposed = [], []
     for each in found:
         parts = [each.rotation.tasks[name].rotations for name in weights]
-        for name, combined in each.rotation.tasks[into].rotations.items():
+        for name in parts[0]:
             value, capped = _combine([part[name].detach() for part in parts], list(weights.values()))
-            with torch.no_grad():
-                combined.copy_(value)
+            combined.append((each, name, value))
             opposed += [layer_label(each.name)] if capped else []
+    _add(found, into)
+    with torch.no_grad():
+        for each, name, value in combined:
+            each.rotation.tasks[into].rotations[name].copy_(value)
     if opposed:
         more = f" and {len(opposed) - 3} more" if len(opposed) > 3 else ""
         checks.warn(
