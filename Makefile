@@ -20,7 +20,7 @@ test: lint ## lint, then all tests
 quick: .venv/test.stamp ## the tests that take less than a minute together, without lint
 	$(PYTEST) -n 2 --dist worksteal -q --quick
 
-wheel: .venv/test.stamp ## build the wheel, install it into an empty environment and train with it
+wheel: .venv/test.stamp ## build sdist and wheel, collect the tests of the one, install the other and train with it
 	$(BIN)/python -m tools.check_wheel
 
 integrations: .venv-integrations/stamp ## other people's networks and trainers, in .venv-integrations; WRITE=1 writes their table
@@ -35,7 +35,7 @@ tables: .venv/test.stamp ## write what is generated: src/hypersphere/catalog.py,
 	$(BIN)/python -m tools.make_tables
 	$(BIN)/python -m tools.make_pictures
 
-bench: .venv/test.stamp ## the benchmarks against other libraries
+bench: .venv/bench.stamp ## the benchmarks against other libraries
 	$(BIN)/python -m benchmarks
 
 mutants: .venv/test.stamp ## break the source one line at a time; the tests must notice (tools/mutations.toml)
@@ -74,6 +74,11 @@ $(BIN)/python:
 	@$(subst $(BIN),.venv-integrations/bin,$(PIP)) --editable '.[integrations]'
 	@$(subst $(BIN),.venv-integrations/bin,$(PIP)) --no-deps timm
 	@touch $@
+
+.venv/bench.stamp: $(NEEDS) | $(BIN)/python
+	@echo "installing hypersphere, its development tools and what it is compared with into .venv"
+	@$(PIP) --editable '.[cli,dev,bench]'
+	@touch $@ .venv/test.stamp .venv/demo.stamp
 
 .venv/docs.stamp: $(NEEDS) | $(BIN)/python
 	@echo "installing hypersphere and the tools of its documentation into .venv (about 2 minutes the first time)"

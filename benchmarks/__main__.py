@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from rich.table import Column, Table
 
-from . import data, energy, inspection, layers, losses, memory, rotation, train
+from . import adapters, data, energy, inspection, layers, losses, memory, report, rotation, train
 from .measure import Figure, Plan, quiet_process
 
 BENCHMARKS: dict[str, Callable[[Plan], Iterator[Figure]]] = {
@@ -28,8 +28,10 @@ BENCHMARKS: dict[str, Callable[[Plan], Iterator[Figure]]] = {
     "memory": memory.figures,
     "energy": energy.figures,
     "inspection": inspection.figures,
+    "report": report.figures,
     "rotation": rotation.figures,
     "rotation_layers": rotation.layer_figures,
+    "adapters": adapters.figures,
     "train": train.figures,
 }
 RESULTS = Path(__file__).parent / "results"

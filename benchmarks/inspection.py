@@ -1,6 +1,6 @@
 """Inspecting a file of a ResNet-18: time against weightwatcher's analysis of the same network, and memory.
 
-weightwatcher is measured where it is installed: pip install weightwatcher.
+weightwatcher is measured where it is installed: `make bench` does.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 from safetensors.torch import save_file
+from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 from hypersphere import inspect, models
@@ -52,17 +53,18 @@ def figures(plan: Plan) -> Iterator[Figure]:
         size = file.stat().st_size
         case = f"{name}, a file of {size / 1e6:.1f} MB"
         contestants = [Contestant(OURS, partial(_inspect, file), goals={"s": SECONDS_GOAL})]
-        taken = seconds(case, contestants, plan.fewer(8))
-        yield contestants[0].figure(case, "s", taken[OURS])
+        if importlib.util.find_spec(THEIRS) is None:
+            print("weightwatcher is not installed, so inspect is not compared with it: make bench installs it")
+        elif not plan.quick:
+            contestants.append(Contestant(f"{THEIRS} {version(THEIRS)}", partial(_analyze, model)))
+        with threadpool_limits(1):  # numpy's threads are not torch's
+            taken = seconds(case, contestants, plan.fewer(8))
+        for each in contestants:
+            yield each.figure(case, "s", taken[each.name])
+        for other in contestants[1:]:
+            yield Figure(case, OURS, f"time / {THEIRS}", taken[OURS] / taken[other.name], RATIO_GOAL)
         peak = int(subprocess.check_output([sys.executable, "-c", PEAK, str(small), str(file)]))
         yield Figure(case, OURS, "memory / file", 1024 * peak / size, None if plan.quick else MEMORY_GOAL)
-        if importlib.util.find_spec("weightwatcher") is None:
-            print("weightwatcher is not installed, so inspect is not compared with it: pip install weightwatcher")
-        elif not plan.quick:
-            theirs = Contestant(f"{THEIRS} {version(THEIRS)}", partial(_analyze, model))
-            theirs_taken = seconds(case, [theirs], Plan(rounds=1, warmup=0))[theirs.name]
-            yield theirs.figure(case, "s", theirs_taken)
-            yield Figure(case, OURS, "time / weightwatcher", taken[OURS] / theirs_taken, RATIO_GOAL)
 
 
 def _inspect(file: Path) -> Tensor:
@@ -70,13 +72,11 @@ def _inspect(file: Path) -> Tensor:
 
 
 def _analyze(model: nn.Module) -> Tensor:
-    """Run weightwatcher's analysis with its defaults, silently, on one thread as ours."""
-    from threadpoolctl import threadpool_limits
-
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), threadpool_limits(1):
+    """Run weightwatcher's analysis with its defaults, silently."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         import weightwatcher
 
-        logging.getLogger("weightwatcher").setLevel(logging.ERROR)
+        logging.getLogger(THEIRS).setLevel(logging.ERROR)
         details = weightwatcher.WeightWatcher(model=model).analyze()
     return torch.tensor(details["alpha"].to_numpy())

@@ -5,15 +5,14 @@ Each setting needs its own process, since it cannot be undone. The processes tak
 
 from __future__ import annotations
 
-import json
 import random
 import resource
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from typing import Any
 from unittest.mock import patch
 
@@ -41,7 +40,9 @@ def figures(plan: Plan) -> Iterator[Figure]:
     network = f"a step of CNN-9, {width} filters, batch {batch}"
     names = [name + layout for name in STEPS for layout in LAYOUTS]
     with ExitStack() as stack:
-        processes = {regime: stack.enter_context(_Process("steps", regime, *shape, width, batch)) for regime in REGIMES}
+        method = "fork" if plan.quick else "spawn"  # a fork need not import torch, but has our blocks
+        sizes = (shape, width, batch)
+        processes = {regime: stack.enter_context(_Process(method, _serve, regime, *sizes)) for regime in REGIMES}
         for regime, text in REGIMES.items():  # layers first, before any larger block is allocated
             turns = {name: (processes[regime], name) for name in LAYERS}
             taken = _take_turns(turns, plan, f"layers, {text}")
@@ -50,7 +51,7 @@ def figures(plan: Plan) -> Iterator[Figure]:
             turns = {name: (processes[regime], name) for name in names}
             taken = _take_turns(turns, plan.fewer(5), f"steps, {text}")
             yield from _figures(f"{network}, {text}", taken, "plain", {})
-        command = stack.enter_context(_Process("train", "kept", *shape, width, batch))
+        command = stack.enter_context(_Process(method, _train, "kept", *sizes))
         turns = {HAND: (processes["default"], "plain"), COMMAND: (command, "")}
         taken = _take_turns(turns, plan.fewer(3), COMMAND)
         yield from _figures(f"{network}, the command", taken, HAND, {COMMAND: COMMAND_GOAL})
@@ -80,41 +81,39 @@ def _take_turns(turns: dict[str, tuple[_Process, str]], plan: Plan, title: str) 
 class _Process:
     """A process that runs a step on request and reports its cost."""
 
-    def __init__(self, kind: str, regime: str, *sizes: int) -> None:
-        words = [sys.executable, "-m", __name__, kind, regime, *map(str, sizes)]
-        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, method: str, *work: Any) -> None:
+        context: Any = get_context(method)
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_main, args=(theirs, *work))
+        self.process.start()
+        theirs.close()
 
     def __enter__(self) -> _Process:
         return self
 
     def step(self, what: str) -> Any:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        print(what, file=self.process.stdin, flush=True)
-        text = self.process.stdout.readline()
-        if not text:
-            raise RuntimeError(f"{' '.join(map(str, self.process.args))} ended unexpectedly")  # type: ignore[arg-type]
-        return json.loads(text)
+        self.pipe.send(what)
+        return self.pipe.recv()  # EOFError if the process has ended
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
-        self.process.communicate()
+        self.process.join()
 
 
 # Inside of such a process
 
 
-def _serve(shape: tuple[int, ...], width: int, batch: int) -> None:
+def _serve(pipe: Connection, shape: tuple[int, ...], width: int, batch: int) -> None:
     steps = _layers(*shape)
-    for line in sys.stdin:
-        name = line.rstrip("\n")
+    while True:
+        name = pipe.recv()
         if name not in steps:
             steps |= _steps(width, batch)
         step = steps[name]
         faults, begin = _page_faults(), time.process_time()
         step()
         seconds = time.process_time() - begin
-        print(json.dumps([seconds, _page_faults() - faults]), flush=True)
+        pipe.send([seconds, _page_faults() - faults])
 
 
 def _page_faults() -> int:
@@ -160,7 +159,7 @@ def _steps(width: int, batch: int) -> dict[str, Callable[[], object]]:
     return steps
 
 
-def _train(width: int, batch: int) -> None:
+def _train(pipe: Connection, shape: tuple[int, ...], width: int, batch: int) -> None:
     """Run `hypersphere train`, waiting at each line of its metrics until the next step is requested."""
     images, labels = torch.randint(256, (10 * batch, 3, 32, 32), dtype=torch.uint8), torch.randint(10, (10 * batch,))
     whole = hs.data.ArrayDataset(images, labels, [str(i) for i in range(10)])
@@ -171,27 +170,17 @@ def _train(width: int, batch: int) -> None:
     def turn(model: nn.Module, step: int, line: dict[str, Any]) -> None:
         nonlocal started
         if started is not None:
-            seconds, faults = time.process_time() - started[0], _page_faults() - started[1]
-            print(json.dumps([seconds, faults]), flush=True)
-        if not sys.stdin.readline():
-            raise SystemExit
+            pipe.send([time.process_time() - started[0], _page_faults() - started[1]])
+        pipe.recv()
         started = time.process_time(), _page_faults()
 
     with patch("hypersphere.data._registry.LOADERS", {"cifar10": lambda root, split: whole}):
         fit(config, callbacks=[turn], progress=False)
 
 
-def _main(kind: str, regime: str, *sizes: str) -> None:
+def _main(pipe: Connection, work: Callable[..., None], regime: str, *sizes: Any) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if regime == "kept":
         keep_memory()
-    *shape, width, batch = map(int, sizes)
-    if kind == "train":
-        _train(width, batch)
-    else:
-        _serve(tuple(shape), width, batch)
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    work(pipe, *sizes)

@@ -25,6 +25,7 @@ API = {  # page: title, and the modules whose public names it has
     "data": ("Data", ["data"]),
     "train": ("Training", ["train", "recipes", "report"]),
     "openset": ("Open set", ["openset"]),
+    "estimators": ("Estimators", ["estimators"]),
     "functional": ("Functions", ["functional"]),
 }
 NOT_SHOWN = {"margins", "measures", "write_text"}  # modules, and a helper
@@ -53,7 +54,7 @@ def public_names(module: str) -> list[str]:
     """The functions and classes of a module that the package exports, and of a package also those that it exports."""
     names = set(_imported_from(module, _tree(PACKAGE / "__init__.py")))
     path = PACKAGE.joinpath(*module.split("."))
-    if path.is_dir() or module == "functional":
+    if path.is_dir() or module in ("functional", "estimators"):
         tree = _tree(path / "__init__.py" if path.is_dir() else path.with_suffix(".py"))
         names |= {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
         names |= set(_listed(tree) or _imported_from(None, tree))

@@ -25,7 +25,7 @@ SLOW = (
         "tune",
         "train_fields",
     ),
-    *("bounded_force", "energy_draws", "figures", "landscape", "train_openset", "train_layout"),
+    *("bounded_force", "energy_draws", "figures", "landscape", "train_openset", "train_layout", "estimators"),
 )
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 

@@ -1,6 +1,7 @@
 """The benchmarks run and leave their record; how long anything took is not asserted."""
 
 import json
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -8,7 +9,12 @@ from benchmarks import measure
 from benchmarks.__main__ import BENCHMARKS, main
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
+NEEDS_PEFT = pytest.mark.skipif(find_spec("peft") is None, reason="needs peft and transformers (make bench)")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=NEEDS_PEFT if name == "adapters" else ()) for name in BENCHMARKS]
+)
 def test_quick_run_leaves_a_record(name, tmp_path, capsys):
     threads = torch.get_num_threads()
     main([name, "--quick", "--json", str(tmp_path)])
@@ -45,7 +51,7 @@ def test_unknown_name_lists_the_known(capsys):
     with pytest.raises(SystemExit):
         main(["layer"])
     assert (
-        "layers, losses, memory, energy, inspection, rotation, rotation_layers, train; got layer"
+        "layers, losses, memory, energy, inspection, report, rotation, rotation_layers, adapters, train; got layer"
         in capsys.readouterr().err
     )
 

@@ -14,7 +14,16 @@ import pytest
 ROOT = Path(__file__).parents[1]
 KINDS = ["similarity", "margin", "measure", "orthogonalizer", "network", "dataset", "recipe", "command", "config field"]
 GENERATED = {"src/hypersphere/catalog.py", "docs/models.md"}
-COPIED = ("src/hypersphere", "tests", "tools", "docs/models.md", "docs/figures.md", "pyproject.toml", "Makefile")
+COPIED = (
+    "src/hypersphere",
+    "tests",
+    "tools",
+    "docs/models.md",
+    "docs/figures.md",
+    "pyproject.toml",
+    "Makefile",
+    "results/tested_models.json",
+)
 CONTRACTS = ("tests/test_similarity.py", "tests/test_losses.py", "tests/test_orthogonal.py")  # read tests/reference*.py
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import hypersphere as hs
-from hypersphere.diagnosis import LISTED, Diagnosis, analysis, diagnose
+from hypersphere.diagnosis import LISTED, Diagnosis, analysis, diagnose, pairs
 from tests import reference
 from tests.rotations import mlp
 
@@ -164,10 +164,12 @@ def test_many_blocks_are_as_one(monkeypatch):
     weight = turned([0.0, 40.0, 41.0, 200.0, 42.5, 300.0, 0.5])
     whole = only(weight)
     blocks = lambda n: [slice(k, min(k + 2, n)) for k in range(0, n, 2)]  # noqa: E731
-    monkeypatch.setattr(analysis, "row_blocks", blocks)
+    monkeypatch.setattr(pairs, "row_blocks", blocks)
     cut = only(weight)
-    assert cut.mean_angle == pytest.approx(whole.mean_angle)
-    assert dataclasses.replace(cut, mean_angle=whole.mean_angle) == whole
+    sums = {name: getattr(whole, name) for name in ("energy", "half_energy", "excess", "mean_angle")}
+    for name, value in sums.items():
+        assert getattr(cut, name) == pytest.approx(value, rel=1e-12), name
+    assert dataclasses.replace(cut, **sums) == whole
     assert whole.duplicates == ((0, 6), (1, 2), (2, 4), (1, 4))
 
 
@@ -218,8 +220,8 @@ def test_a_collapsed_layer_is_not_listed_whole():
 
 
 def test_the_list_has_the_nearest(monkeypatch):
-    monkeypatch.setattr(analysis, "LISTED", 5)
-    monkeypatch.setattr(analysis, "row_blocks", lambda n: [slice(k, k + 1) for k in range(n)])
+    monkeypatch.setattr(pairs, "LISTED", 5)
+    monkeypatch.setattr(pairs, "row_blocks", lambda n: [slice(k, k + 1) for k in range(n)])
     weight = turned([1.0, 0.0, 5.0, 2.2, 3.6, 180.0, 5.2])
     nearest = sorted((a, pair) for pair, a in angles(weight).items())
     assert only(weight).duplicates == tuple(pair for _, pair in nearest[:5])

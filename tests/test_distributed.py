@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+import torch._dynamo  # which the first optimizer imports: here once, not in each process
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
@@ -121,7 +122,7 @@ def _rank(rank: int, folder: str) -> None:
 def ranks(tmp_path_factory):
     """What each of two processes computed."""
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(_rank, args=(str(folder),), nprocs=2)
+    mp.start_processes(_rank, args=(str(folder),), nprocs=2, start_method="fork")  # torch is imported already
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
 
 

@@ -12,6 +12,8 @@ import re
 import subprocess
 import sys
 from contextlib import ExitStack
+from multiprocessing import get_context
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from types import ModuleType
 from unittest.mock import patch
@@ -155,16 +157,27 @@ def test_notebook_runs_from_top_to_bottom() -> None:
     assert list(model.state_dict()) == list(namespace["plain"].state_dict())
 
 
+def forking(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """An example whose processes are forked: those that it spawns would import torch once more each."""
+
+    def context(method: str) -> BaseContext:
+        assert method == "spawn"
+        return get_context("fork")
+
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    example = importlib.import_module(name)
+    monkeypatch.setattr(example, "get_context", context)
+    return example
+
+
 @pytest.fixture
 def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(ROOT / "examples")
-    return importlib.import_module("demo")
+    return forking("demo", monkeypatch)
 
 
 @pytest.fixture
 def sphere_layers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(ROOT / "examples")
-    return importlib.import_module("sphere_layers")
+    return forking("sphere_layers", monkeypatch)
 
 
 @pytest.fixture

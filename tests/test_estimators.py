@@ -1,8 +1,10 @@
 """The scikit-learn estimators: scikit-learn's own checks, literal formulas, its linear models as special cases."""
 
+import importlib
 import math
 import sys
 import warnings
+from pathlib import Path
 
 import joblib
 import numpy as np
@@ -287,6 +289,15 @@ def test_without_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.base", None)
     with pytest.raises(ImportError, match=r"pip install 'hypersphere\[sklearn\]'"):
         import hypersphere.estimators  # noqa: F401
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_the_comparison_of_the_docs_runs(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "examples")
+    comparison = importlib.import_module("estimators")
+    assert comparison.accuracies("SphereClassifier cosine", "iris", folds=2).mean() > 75
+    assert comparison.accuracies("SphereClassifier cosine + 1", "iris", folds=2).mean() > 90
+    assert all(model.__class__.__name__ == name.split()[0] for name, (model, *_) in comparison.MODELS.items())
 
 
 def test_no_warning_at_the_defaults():

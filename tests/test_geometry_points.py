@@ -264,7 +264,7 @@ class TestCoveringRadius:
 
         for name in [name for name in sys.modules if name.partition(".")[0] == "scipy"]:
             monkeypatch.delitem(sys.modules, name)
-        monkeypatch.setattr(covering, "import_module", refuse)
+        monkeypatch.setattr("hypersphere._internal.modules.import_module", refuse)
         monkeypatch.setattr(builtins, "__import__", refuse)
         for function in (geometry.covering_radius, geometry.hole_radii):
             with pytest.raises(ImportError, match=r"pip install 'hypersphere\[geometry\]'"):

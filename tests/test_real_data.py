@@ -128,8 +128,8 @@ def test_transformer_learns_shakespeare(tmp_path_factory):
     assert held_out < unigram - 0.5  # it looks at what came before
 
 
-def test_the_pairs_of_lfw_show_people_of_the_test_split_only(tmp_path_factory):
-    root = official.real("lfw64", "lfw64", tmp_path_factory)
+def test_the_pairs_of_lfw_show_people_of_the_test_split_only(tmp_path):
+    root = official.lfw_names(tmp_path)
     train, test, pairs = data.load("lfw", root), data.load("lfw", root, "test"), data.load_pairs("lfw", root)
     assert set(train.classes).isdisjoint(test.classes)
     where = pairs.locate(test)  # an error if one is missing

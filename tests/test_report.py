@@ -83,12 +83,13 @@ def test_damaged_lines_are_left_out_with_a_warning(tmp_path):
 
 
 def test_mean_curve_is_the_literal_mean():
-    parts = [([0, 10, 20], [1.0, 2.0, 4.0]), ([0, 20], [3.0, 8.0]), ([0, 20, 30], [5.0, 6.0, 7.0])]
+    parts = [{0: 1.0, 10: 2.0, 20: 4.0}, {0: 3.0, 20: 8.0}, {0: 5.0, 20: 6.0, 30: 7.0}]
     found = mean_curve(parts)
     expected = {}
-    for steps, values in parts:
-        for step, value in zip(steps, values, strict=True):
+    for points in parts:
+        for step, value in points.items():
             expected.setdefault(step, []).append(value)
+    assert (100 * found.mean).tolist() == pytest.approx(mean_curve(parts, 100).mean.tolist())
     assert found.steps.tolist() == sorted(expected)
     for step, mean, std in zip(*found, strict=True):
         values = expected[step]
@@ -110,7 +111,7 @@ def test_thinning_keeps_every_peak(length):
 
 def test_band_covers_the_deviation():
     rng = np.random.default_rng(0)
-    curves = [(range(5000), rng.normal(size=5000)) for _ in range(3)]
+    curves = [dict(enumerate(rng.normal(size=5000))) for _ in range(3)]
     mean = mean_curve(curves)
     band, line = lines({"a": mean}, title="", ylabel="")["data"]
     assert band["y"].max() == (mean.mean + mean.std).max()
@@ -121,11 +122,11 @@ def test_band_covers_the_deviation():
 
 def test_wide_curves_are_logarithmic():
     """A band that reaches below zero ends above it there."""
-    curves = {"a": mean_curve([([0, 1], [200.0, 0.1]), ([0, 1], [1.0, 3.1])])}
+    curves = {"a": mean_curve([{0: 200.0, 1: 0.1}, {0: 1.0, 1: 3.1}])}
     figure = lines(curves, title="", ylabel="")
     assert figure["layout"]["yaxis"]["type"] == "log"
     assert figure["data"][0]["y"].min() == curves["a"].mean.min() / 2
-    narrow = {"a": mean_curve([([0, 1], [1.0, 20.0])])}
+    narrow = {"a": mean_curve([{0: 1.0, 1: 20.0}])}
     assert "type" not in lines(narrow, title="", ylabel="")["layout"]["yaxis"]
 
 

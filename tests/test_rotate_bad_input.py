@@ -32,7 +32,7 @@ VALUES = {
     "blocks_0": ({"blocks": 0}, ValueError, "blocks"),
     "blocks_negative": ({"blocks": -2}, ValueError, "blocks"),
     "blocks_5": ({"blocks": 5}, ValueError, "5 blocks.*0.*6.*2.*8"),
-    "block_size_5": ({"block_size": 5}, ValueError, "blocks? .*5.*0.*6.*2.*8"),
+    "block_size_5": ({"block_size": 5}, ValueError, "block_size .*5.*0.*6.*2.*8"),
     "block_size_0": ({"block_size": 0}, ValueError, "block_size"),
     "both": ({"blocks": 2, "block_size": 3}, ValueError, "block_size"),
     "none_blocks": ({"method": "none", "blocks": 2}, ValueError, "blocks.*none"),

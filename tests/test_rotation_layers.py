@@ -58,7 +58,7 @@ def test_a_layer_that_takes_most_of_the_work_is_named_once_with_the_ways_out():
     "options", [{"exclude": "5"}, {"block_size": 56}, {"sample": 0.25}, {"sample": 0.9}, {"layers": "5"}]
 )
 def test_each_way_out_is_one(options):
-    assert said(on_meta(convolutional), **options) == []
+    assert not [message for message in said(on_meta(convolutional), **options) if "cost" in message]
 
 
 NOT_WORTH_A_WORD = {

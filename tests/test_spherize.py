@@ -615,7 +615,7 @@ def test_subclasses_and_other_layers_are_untouched():
     others = [Mine(3, 3), nn.ConvTranspose2d(3, 3, 2), nn.Embedding(3, 3), nn.LSTM(3, 3), nn.Bilinear(3, 3, 3)]
     model = nn.Sequential(*others, nn.Linear(3, 3), nn.Linear(3, 2))
     before = kinds(model)
-    with pytest.warns(UserWarning, match=r"spherize left 0 \[Mine\] plain"):
+    with pytest.warns(UserWarning, match=r"spherize left 0 \[Mine\], 1 \[ConvTranspose2d\] plain"):
         hs.spherize(model)
     assert kinds(model) == before | {"5": hs.SphereLinear}
 

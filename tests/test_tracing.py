@@ -323,6 +323,8 @@ def test_wrappers_and_names_given():
     wrapped = nn.DataParallel(CrossVit())
     assert outputs(wrapped, example_inputs=X) == ["module.head.0", "module.head.1"]
     assert outputs(torch.compile(CrossVit()), example_inputs=X) == ["_orig_mod.head.0", "_orig_mod.head.1"]
+    parts = nn.Sequential(torch.compile(nn.Linear(D, D)), nn.ReLU(), torch.compile(nn.Linear(D, 3)))
+    assert outputs(parts, example_inputs=X) == ["2._orig_mod"]
     assert outputs(CrossVit(), output="body", example_inputs=X) == ["body"]
     assert outputs(CrossVit(), output=None, example_inputs=X) == []
 

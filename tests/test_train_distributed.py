@@ -1,6 +1,7 @@
 """Two processes by torchrun (gloo): the losses of one, the same weights in both, and the same end after a kill."""
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo  # which the first optimizer imports: here once, not in each fork
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from hypersphere.models._registry import PRESETS
 from hypersphere.train import derive, fit
@@ -67,12 +70,17 @@ with open(f"{orders['folder']}/rank{rank}.jsonl", "a") as said:
 """
 
 
-def start(folder, orders, restarts=0, group=False):
+def write(folder, orders, group):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "script.py").write_text(SCRIPT)
     (folder / "orders.json").write_text(json.dumps({"folder": str(folder), "runs": orders, "group": group}))
+
+
+def start(folder, orders):
+    """torchrun, by its command."""
+    write(folder, orders, group=True)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["--max-restarts", str(restarts), "--monitor-interval", "0.1", "--log-dir", str(folder / "logs")]
+    command += ["--monitor-interval", "0.1", "--log-dir", str(folder / "logs")]
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -89,12 +97,29 @@ def start(folder, orders, restarts=0, group=False):
         )
 
 
-def wait(process, folder, code=0):
-    try:
-        found = process.wait(timeout=200)
-    finally:
-        process.kill()
-    assert code is None or found == code, (folder / "output").read_text()[-5000:]
+def start_forked(folder, orders, restarts):
+    """torchrun in a fork of this process, whose workers are forks of it: five processes would import torch."""
+    write(folder, orders, group=False)
+    process = multiprocessing.get_context("fork").Process(target=_torchrun, args=(folder, restarts))
+    process.start()
+    return process
+
+
+def _torchrun(folder, restarts):
+    with open(folder / "output", "w") as output:
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
+    options = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "forked", "monitor_interval": 0.1}
+    config = LaunchConfig(1, 1, 2, start_method="fork", max_restarts=restarts, **options)
+    elastic_launch(config, _run_script)(str(folder / "script.py"), str(folder / "orders.json"))
+
+
+def _run_script(*argv):
+    sys.argv = list(argv)
+    exec(compile(Path(argv[0]).read_text(), argv[0], "exec"), {"__name__": "__main__"})
+
+
+def said_by(folder):
     ranks = [(folder / f"rank{rank}.jsonl").read_text().splitlines() for rank in (0, 1)]
     return [{line["name"]: line for line in map(json.loads, each)} for each in ranks]
 
@@ -146,7 +171,12 @@ def together(tmp_path_factory):
         for name, config in (EQUAL | OTHERS).items()
     ]
     orders[-1] |= {"signals": [[5, 1, 0, signal.SIGTERM]], "again": True}
-    return folder, *wait(start(folder, orders, group=True), folder)
+    process = start(folder, orders)
+    try:
+        assert process.wait(timeout=200) == 0, (folder / "output").read_text()[-5000:]
+    finally:
+        process.kill()
+    return folder, *said_by(folder)
 
 
 @pytest.fixture(autouse=True)
@@ -221,15 +251,17 @@ def killed(tmp_path_factory):
     }
     orders = [{"name": name, "config": to_tree(config)} for name, config in configs.items()]
     orders[1]["signals"] = [[7, 0, 0, signal.SIGKILL]]
-    process = start(folder, orders, restarts=1)
+    process = start_forked(folder, orders, restarts=1)
     history = folder / "long" / "metrics.jsonl"
     deadline = time.monotonic() + 200
     while not (history.exists() and len(history.read_text().splitlines()) > 5):
-        assert process.poll() is None, (folder / "output").read_text()[-5000:]
+        assert process.is_alive(), (folder / "output").read_text()[-5000:]
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.terminate()
-    return folder, configs["long"], *wait(process, folder, code=None)
+    process.join(200)
+    process.kill()
+    return folder, configs["long"], *said_by(folder)
 
 
 def test_killed_and_started_anew(together, killed):

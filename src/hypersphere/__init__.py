@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from . import data as data
     from . import diagnosis as diagnosis
     from . import energy as energy
+    from . import estimators as estimators
     from . import functional as functional
     from . import fusion as fusion
     from . import geometry as geometry

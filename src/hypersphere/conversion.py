@@ -21,7 +21,7 @@ from .layers import (
     check_scale,
 )
 from .selection import Neurons, Specs, as_list, kept_output, matches, no_layer_error, select_to_change
-from .selection.layouts import is_transformers_conv1d
+from .selection.layouts import TRANSPOSED, is_transformers_conv1d
 from .similarity import resolve
 
 _CONVERTIBLE = " (only nn.Linear, nn.Conv1d, nn.Conv2d and nn.Conv3d can be converted)"
@@ -38,7 +38,8 @@ SPHERE_CLASS: dict[type[nn.Module], type[nn.Module]] = {
 def _is_variant(neurons: Neurons) -> bool:
     """Return whether the layer is not of the types that are converted, but a variant of them."""
     module = neurons.module
-    return isinstance(module, tuple(SPHERE_CLASS)) or is_transformers_conv1d(module) or neurons.layout.stacked
+    alike = isinstance(module, (*SPHERE_CLASS, *TRANSPOSED))
+    return alike or is_transformers_conv1d(module) or neurons.layout.stacked
 
 
 def spherize(

@@ -45,6 +45,7 @@ except ImportError as error:
         f"hypersphere.estimators needs scikit-learn >= 1.6: pip install 'hypersphere[sklearn]' ({error})"
     ) from error
 
+__all__ = ["SphereClassifier", "SphereSVC"]
 Similarity = Callable[[Tensor], Tensor]
 _ROUNDING = 1e-7  # a line search compares values, whose rounding (1e-16) hides gradients of about its root
 

@@ -70,15 +70,15 @@ def _transformers(name: str, config: Any, heads: tuple[str, ...], inputs: Callab
 
 
 class UNet(nn.Module):
-    """A UNet's skeleton: the time's Linear is the last Linear of the network, conv_out is the output."""
+    """A UNet's skeleton: the time's Linear is the last Linear, conv_out is the output."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv_in = nn.Conv2d(3, 8, 3, padding=1)
+        self.time = nn.Sequential(nn.Linear(4, 16), nn.SiLU(), nn.Linear(16, 16))
         self.down = nn.Conv2d(8, 16, 3, stride=2, padding=1)
         self.up = nn.ConvTranspose2d(16, 8, 2, stride=2)
         self.conv_out = nn.Conv2d(16, 3, 3, padding=1)
-        self.time = nn.Sequential(nn.Linear(4, 16), nn.SiLU(), nn.Linear(16, 16))
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         fine = F.silu(self.conv_in(x))

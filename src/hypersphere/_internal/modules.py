@@ -1,4 +1,4 @@
-"""Find the modules of a package by listing it."""
+"""Import the modules of a package, and those of optional ones."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ import pkgutil
 from collections.abc import Iterable
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 
 def import_all(package: str, path: Iterable[str]) -> list[ModuleType]:
     """Import the public modules of a package, by name."""
     names = sorted(each.name for each in pkgutil.iter_modules(path) if not each.name.startswith("_"))
     return [import_module(f"{package}.{name}") for name in names]
+
+
+def import_extra(module: str, package: str, what: str, extra: str) -> Any:
+    """Import a module of an optional package that `what` needs. ImportError with the pip extra that has it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{what} needs {package}: pip install 'hypersphere[{extra}]' ({error})") from None

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from .. import __version__, catalog
 from .._internal.nearest import nearest_few, nearest_keys, unknown, unknown_name
-from ._output import printable, say
+from ._output import one_line, printable, say
 
 INTERRUPTED, BROKEN_PIPE = 130, 141  # what a shell reports for SIGINT and SIGPIPE
 
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _warn(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
     """Print a warning in one line, without its place in our code; skip deprecations inside torch."""
     if not issubclass(category, DeprecationWarning | FutureWarning):
-        say(f"hypersphere: {' '.join(str(message).split())}")
+        say(f"hypersphere: {one_line(message)}")
 
 
 def _give_up_stdout() -> None:

@@ -1,4 +1,4 @@
-"""Print tables: with rich on a terminal, as plain columns elsewhere. Read integers."""
+"""Print tables: with rich on a terminal, as plain columns elsewhere. Read numbers, report errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from .._internal.text import one_line as one_line
 from .._internal.text import printable as printable
@@ -62,6 +63,16 @@ def say(text: str) -> None:
         print(printable(text), file=sys.stderr)
 
 
+@contextmanager
+def user_errors(options: argparse.Namespace, *more: type[Exception]) -> Iterator[None]:
+    """Report what files, packages and values raise, and `more`, in one line, with exit code 2."""
+    kinds: tuple[type[Exception], ...] = (OSError, ImportError, ValueError, *more)
+    try:
+        yield
+    except kinds as error:
+        options.error(one_line(error))
+
+
 def integer(low: int, high: float = math.inf) -> Callable[[str], int]:
     """Return a function that reads the integer of a flag, for argparse."""
 
@@ -70,5 +81,20 @@ def integer(low: int, high: float = math.inf) -> Callable[[str], int]:
             allowed = f">= {low}" if high == math.inf else f"from {low} to {high:,}"
             raise argparse.ArgumentTypeError(f"must be an integer {allowed}, got {text!r}")
         return int(text)
+
+    return read
+
+
+def number(allowed: str, is_right: Callable[[float], bool]) -> Callable[[str], float]:
+    """Return a function that reads the number of a flag, for argparse."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not is_right(value):
+            raise argparse.ArgumentTypeError(f"must be {allowed}, got {text!r}")
+        return value
 
     return read

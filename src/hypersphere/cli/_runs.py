@@ -10,22 +10,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..train.processes import Status
-from ._output import integer
+from ._output import integer, number
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", metavar="N", type=integer(1, 256), default=1, help="runs at a time (default: 1)")
-    parser.add_argument("--budget", metavar="MINUTES", type=_minutes, help="stop after this time; go on another time")
-
-
-def _minutes(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number of minutes above 0, got {text!r}")
-    return value
+    minutes = number("a number of minutes above 0", lambda value: 0 < value < math.inf)
+    parser.add_argument("--budget", metavar="MINUTES", type=minutes, help="stop after this time; go on another time")
 
 
 @contextmanager

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Sequence
-from contextlib import redirect_stdout
 from dataclasses import fields
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args
 
-from .. import catalog, recipes
+from .. import catalog
 from ..train.config import Config, ConfigError, Flag, flags, load_file
 from ..train.config.config import group_of
 from ..train.config.convert import names_of
 from ..train.config.groups import types_of
 from ..train.config.values import parse
 from ..train.storage.layout import CONFIG
+from ._loading import load_recipe
 
 FOLDERS = ("out", "init_from", "data.root")
 _OFF = ("off", "false", "null", "none")
@@ -60,8 +59,7 @@ def base_config(options: argparse.Namespace) -> Config:
     if options.recipe is not None and options.config is not None:
         raise ConfigError("give RECIPE or --config, not both")
     if options.recipe is not None:
-        with redirect_stdout(sys.stderr):  # what a recipe's file prints is not our output
-            return recipes.load(options.recipe)
+        return load_recipe(options.recipe)
     if options.config is not None:
         return load_file(options.config)
     if options.changes.get("resume") == "true" and "out" in options.changes:

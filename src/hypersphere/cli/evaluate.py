@@ -7,23 +7,14 @@ import json
 from typing import Any
 
 from . import _loading
-from ._output import integer, print_table
+from ._output import integer, print_table, user_errors
 
 MOST_CLASSES = 20  # that are listed, of many the worst
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _loading.add_run(parser)
-    parser.add_argument(
-        "--split",
-        choices=("test", "validation", "train"),
-        help="split to evaluate (default: test, or validation if there is no test split)",
-    )
-    parser.add_argument("--data.root", metavar="DIR", dest="root", help="dataset folder (default: as in training)")
-    size = "batch size (default: as in training)"
-    parser.add_argument("--batch_size", metavar="N", type=integer(1, 10**7), help=size)
-    device = "device (auto, cpu, mps, cuda or cuda:N) (default: auto)"
-    parser.add_argument("--device", metavar="NAME", default="auto", help=device)
+    _loading.add_data(parser)
     _add_open_set(parser)
     parser.add_argument("--json", action="store_true", help="print JSON only")
 
@@ -74,15 +65,10 @@ def _measure(options: argparse.Namespace) -> tuple[str | None, dict[str, Any]]:
 
 def run(options: argparse.Namespace) -> int:
     from ..data import read_pairs
-    from ..train.config import derive
     from ..train.inference.scores import open_scores, scores
 
-    given = {"data.root": options.root, "data.batch_size": options.batch_size, "device": options.device}
-    try:
-        loaded = _loading.load_options_run(options)
-        if options.root is not None and loaded.config.data.name == "digits":
-            raise ValueError("this run uses digits, which needs no files: remove --data.root")
-        config = derive(loaded.config, {key: value for key, value in given.items() if value is not None})
+    with user_errors(options):
+        loaded, config = _loading.load_data_run(options)
         measure, given_to = _measure(options)
         if measure is None:
             figures = scores(loaded, options.split, config)
@@ -90,8 +76,6 @@ def run(options: argparse.Namespace) -> int:
             if options.pairs is not None:
                 given_to["pairs"] = read_pairs(options.pairs)
             figures = open_scores(loaded, options.split, config, measure=measure, **given_to)
-    except (OSError, ImportError, ValueError) as error:
-        options.error(" ".join(str(error).split()))
     if options.json:
         print(json.dumps({"path": str(loaded.path), **figures}, indent=2))
     else:

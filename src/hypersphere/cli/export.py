@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..train.storage.layout import FINAL
 from . import _loading
-from ._output import printable
+from ._output import printable, user_errors
 
 ENDINGS = {"onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors"}  # as in train.exporting, which needs torch
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from ..train.inference.exporting import export, inputs_of
 
-    try:
+    with user_errors(options):
         suffix = ".onnx" if options.out is None else options.out.suffix.lower()
         to = options.to or next((name for name, ending in ENDINGS.items() if ending == suffix), "")
         if not to:
@@ -43,8 +43,6 @@ def run(options: argparse.Namespace) -> int:
                 raise ValueError(f"--out is needed: the file to write, such as model{ENDINGS[to]}")
             out = loaded.source / f"model{ENDINGS[to]}"
         difference = export(loaded, out, to, options.embeddings)
-    except (OSError, ImportError, ValueError) as error:
-        options.error(" ".join(str(error).split()))
     if options.json:
         made = {"path": str(out), "format": to, "step": loaded.step, "difference": difference}
         print(json.dumps({**made, "inputs": inputs_of(loaded)}, indent=2))

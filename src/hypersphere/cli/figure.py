@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import catalog
-from ._output import print_table
+from ._output import print_table, user_errors
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,13 +26,11 @@ def run(options: argparse.Namespace) -> int:
     from ..figures.writing import check_path, write
 
     figure, path = FIGURES[options.name], options.out or Path(f"{options.name}.svg")
-    try:
+    with user_errors(options):
         check_path(path)
         figure.check(options.name, options.inputs)
         drawing = figure.draw([Path(each) for each in options.inputs])
         write(drawing, path, f"{figure.about[:1].upper()}{figure.about[1:]}", figure.source)
-    except (OSError, ImportError, ValueError) as error:
-        options.error(" ".join(str(error).split()))
     if options.json:
         print(json.dumps({"figure": options.name, "path": str(path), "rows": list(drawing.rows)}, indent=2))
         return 0

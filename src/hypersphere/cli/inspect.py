@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from ._output import one_line, print_table, printable
+from ._output import print_table, printable, user_errors
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,12 +30,10 @@ def run(options: argparse.Namespace) -> int:
     from ..inspection import compare, inspect
     from ..inspection.page import make_page
 
-    try:
+    with user_errors(options):
         result = inspect(options.files[0]) if len(options.files) == 1 else compare(*options.files)
         if options.html is not None:
             make_page(result).write(options.html)
-    except (OSError, ImportError, ValueError) as error:
-        options.error(one_line(error))
     if options.json:
         print(json.dumps(result.to_dict(), indent=2, allow_nan=False))
         return 0

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import _loading
-from ._output import integer, print_table, printable
+from ._output import integer, number, print_table, printable, user_errors
 
 if TYPE_CHECKING:
     from ..train.inference.landscape import Landscape
@@ -28,21 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--size", metavar="N", type=_odd, default=21, help="points along each axis, odd (default: 21)")
     span = "the grid reaches from -X to X (default: 1.5 for normal, 1 for uniform)"
-    parser.add_argument("--span", metavar="X", type=_positive, help=span)
+    parser.add_argument("--span", metavar="X", type=number("a number above 0", lambda x: 0 < x <= 1e6), help=span)
     parser.add_argument(
         "--samples", metavar="N", type=integer(1, 10**9), help="evaluate N random samples (default: all)"
     )
-    parser.add_argument(
-        "--split",
-        choices=("test", "validation", "train"),
-        help="split to evaluate (default: test, or validation if there is no test split)",
-    )
     parser.add_argument("--seed", metavar="N", type=integer(0, 2**63 - 1), default=0, help="random seed (default: 0)")
-    parser.add_argument("--data.root", metavar="DIR", dest="root", help="dataset folder (default: as in training)")
-    size = "batch size (default: as in training)"
-    parser.add_argument("--batch_size", metavar="N", type=integer(1, 10**7), help=size)
-    device = "device (auto, cpu, mps, cuda or cuda:N) (default: auto)"
-    parser.add_argument("--device", metavar="NAME", default="auto", help=device)
+    _loading.add_data(parser)
     html = "also write a page with the surfaces to turn and the contours (needs plotly)"
     parser.add_argument("--html", metavar="OUT", type=Path, help=html)
     parser.add_argument("--json", action="store_true", help="print JSON only")
@@ -55,31 +45,16 @@ def _odd(text: str) -> int:
     return value
 
 
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= 1e6:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
-    return value
-
-
 def run(options: argparse.Namespace) -> int:
     from ..report.contour import contour_plot
-    from ..train.config import derive
     from ..train.inference.landscape import landscape
     from ..train.storage import layout
 
     if options.html is not None and not options.html.absolute().parent.is_dir():
         options.error(f"--html must be a file in a folder that exists, got {str(options.html)!r}")
-    given = {"data.root": options.root, "data.batch_size": options.batch_size, "device": options.device}
     wanted = {key: getattr(options, key) for key in ("direction", "size", "span", "samples", "split", "seed")}
-    try:
-        loaded = _loading.load_options_run(options)
-        if options.root is not None and loaded.config.data.name == "digits":
-            raise ValueError("this run uses digits, which needs no files: remove --data.root")
-        config = derive(loaded.config, {key: value for key, value in given.items() if value is not None})
+    with user_errors(options):
+        loaded, config = _loading.load_data_run(options)
         found = landscape(loaded, **wanted, config=config, folder=loaded.path / layout.LANDSCAPES)
         file = loaded.path / layout.LANDSCAPES / layout.landscape(options.direction, found.settings["split"])
         picture = file.with_suffix(".svg")
@@ -88,8 +63,6 @@ def run(options: argparse.Namespace) -> int:
         contour_plot(panels, found.alpha.tolist(), found.beta.tolist(), picture, title=title, xlabel="α", ylabel="β")
         if options.html is not None:
             _write_page(options.html, loaded.path.name, title, file)
-    except (OSError, ImportError, ValueError) as error:
-        options.error(" ".join(str(error).split()))
     figures = found.summary()
     if options.json:
         made = {"path": str(loaded.path), "file": str(file), "picture": str(picture)}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import _loading
-from ._output import integer, print_table, printable, say
+from ._output import integer, print_table, printable, say, user_errors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     from .._internal.progress import track
     from ..train.distributed import device_of
 
-    try:
+    with user_errors(options):
         loaded = _loading.load_options_run(options)
         loaded.check_labels()
         if (options.top or 1) > len(loaded.labels):
@@ -77,8 +77,6 @@ def run(options: argparse.Namespace) -> int:
         )
         if options.out is not None:
             _write(options.out, made, numbers)
-    except (OSError, ImportError, ValueError) as error:
-        options.error(" ".join(str(error).split()))
     if options.json:
         print(json.dumps(made, indent=None if options.embeddings else 2))
     elif options.out is not None:

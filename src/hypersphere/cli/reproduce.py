@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..recipes import papers
-from ._output import integer, print_table, say
+from ._output import integer, print_table, say, user_errors
 from ._runs import add_run_arguments, shown
 
 RESULTS, RUNS = "results", "runs/reproduce"
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     from ..reproduce import runner
 
     folder, runs = (Path(os.path.expanduser(each)) for each in (options.results, options.runs))
-    try:
+    with user_errors(options, runner.RunFailed):
         if options.table is None:
             return _list(folder, options)
         rows = [each for each in (options.rows or "").split(",") if each]
@@ -46,8 +46,6 @@ def run(options: argparse.Namespace) -> int:
                 f"--budget {options.budget:g} is too small: one run of {options.table} takes about {least:.1f} minutes"
             )
         left = _run(tasks, folder, runs, options) if tasks and not options.show else []
-    except (ValueError, OSError, runner.RunFailed) as error:
-        options.error(" ".join(str(error).split()))
     _show(options, folder)
     if left:
         say(f"hypersphere reproduce: {len(left)} of {len(tasks)} runs are not finished; repeat the command to go on")

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ._output import integer, print_table
+from ._output import integer, number, print_table
 
 # As in geometry.minimize, which imports torch; a test keeps them equal.
 MOST_POINTS, MOST_NUMBERS, LARGEST_S, LARGEST_SEED = 100_000, 10_000_000, 1e6, 2**63 - 1
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dim", type=integer(2, MOST_NUMBERS), default=3, help="dimension of the space (default: 3)")
     parser.add_argument(
         "--s",
-        type=_exponent,
+        type=number(f"a number from 0 to {LARGEST_S:.0f}, or inf", lambda s: 0 <= s <= LARGEST_S or s == math.inf),
         default=1.0,
         help="exponent of the energy, the sum of distance^-s over pairs; 0: sum of -log distance; inf: maximize the "
         "smallest distance (default: 1)",
@@ -99,16 +99,6 @@ def _points(text: str) -> range:
             f"must be a number from 1 to {MOST_POINTS}, or a range upwards like 2-32, got {text!r}"
         )
     return range(first, last + 1)
-
-
-def _exponent(text: str) -> float:
-    try:
-        s = float(text)
-    except ValueError:
-        s = math.nan
-    if not (0 <= s <= LARGEST_S or s == math.inf):
-        raise argparse.ArgumentTypeError(f"must be a number from 0 to {LARGEST_S:.0f}, or inf, got {text!r}")
-    return s
 
 
 def _check(options: argparse.Namespace, numbers: list[int]) -> None:

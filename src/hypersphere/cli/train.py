@@ -13,7 +13,7 @@ from .. import recipes
 from ..train.config import Config, ConfigError
 from ..train.config import convert as configs
 from ..train.config.values import kind_of_data
-from ._output import print_table, say
+from ._output import one_line, print_table, say
 from ._settings import add_base_arguments, add_settings, base_config, expand_switches, folder_name
 
 __all__ = ["add_arguments", "expand_switches", "run"]
@@ -104,7 +104,7 @@ def _fail(options: argparse.Namespace, error: BaseException, *, everyone: bool =
     rank = _rank()
     if rank != 0 and not everyone:
         raise SystemExit(2)
-    line = " ".join(str(error).split()) or type(error).__name__
+    line = one_line(error)
     options.error(f"{line} (process {rank})" if rank else line)
     raise AssertionError  # error() never returns
 

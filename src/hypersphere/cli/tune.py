@@ -7,11 +7,11 @@ import json
 import os
 import shlex
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from .._internal.safe_files import write_text
 from ..train.config import Config, ConfigError, apply, derive, to_yaml
-from ._output import integer, print_table, say
+from ._output import integer, print_table, say, user_errors
 from ._runs import add_run_arguments, shown
 from ._settings import add_base_arguments, add_settings, base_config, expand_switches, folder_name
 
@@ -58,21 +58,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from ..train.processes import RunFailed
 
-    try:
-        base, search, rungs = _prepare(options)
-        folder, tell = search.folder, (lambda line: None) if options.quiet else say
-        with shown("tune", enabled=not options.quiet) as status:
-            finished = search.run(rungs, jobs=options.jobs, budget=options.budget, tell=tell, status=status)
-        rows = search.ranking(rungs)
-        if finished and rows[0]["accuracy"] is None:
-            raise ConfigError(f"every trial failed, the first with: {rows[0]['failed']}")
-        if rows[0]["accuracy"] is not None:
-            write_text(folder / BEST, to_yaml(apply(base, rows[0]["settings"])))
-    except (ValueError, OSError, RunFailed) as error:
-        _fail(options, error)
-    except (KeyboardInterrupt, SystemExit):
-        say("hypersphere tune: stopped; repeat the command to go on")
-        raise
+    with user_errors(options, RunFailed):
+        try:
+            base, search, rungs = _prepare(options)
+            folder, tell = search.folder, (lambda line: None) if options.quiet else say
+            with shown("tune", enabled=not options.quiet) as status:
+                finished = search.run(rungs, jobs=options.jobs, budget=options.budget, tell=tell, status=status)
+            rows = search.ranking(rungs)
+            if finished and rows[0]["accuracy"] is None:
+                raise ConfigError(f"every trial failed, the first with: {rows[0]['failed']}")
+            if rows[0]["accuracy"] is not None:
+                write_text(folder / BEST, to_yaml(apply(base, rows[0]["settings"])))
+        except (KeyboardInterrupt, SystemExit):
+            say("hypersphere tune: stopped; repeat the command to go on")
+            raise
     _print(options, rows, folder, finished)
     if not finished:
         say("hypersphere tune: the time is up before the last rung; repeat the command to go on")
@@ -102,11 +101,6 @@ def _prepare(options: argparse.Namespace) -> tuple[Config, Any, list[int]]:
 def _own_recipe(options: argparse.Namespace) -> str | None:
     """Return the recipe if it is the user's file."""
     return options.recipe if options.recipe is not None and ".py" in options.recipe else None
-
-
-def _fail(options: argparse.Namespace, error: BaseException) -> NoReturn:
-    options.error(" ".join(str(error).split()))
-    raise AssertionError  # error() never returns
 
 
 def _print(options: argparse.Namespace, rows: list[dict[str, Any]], folder: Path, finished: bool) -> None:

@@ -15,22 +15,9 @@ from .._internal.safe_files import check_folder, check_plain, is_folder, read_pl
 from ..train.config import flags, from_tree
 from ..train.config.files import LARGEST_FILE, read_tree
 from ..train.config.values import known
-from ..train.storage.layout import (
-    CHECKPOINTS,
-    CONFIG,
-    FINAL,
-    LANDSCAPE,
-    LANDSCAPES,
-    METRICS,
-    MODEL,
-    RESULT,
-    STATE,
-    STEP,
-    TENSORS,
-    weights,
-)
+from ..train.storage import layout
 from ..train.storage.summary import read_summary
-from ._output import printable
+from ._output import one_line, printable
 
 DAMAGED = 1  # the exit code
 
@@ -78,19 +65,19 @@ def _parts(folder: Path) -> Iterator[Part]:
     from ..train.storage.reading import steps
 
     check_folder(folder)
-    if any((folder / name).exists() for name in (STATE, TENSORS)):
+    if any((folder / name).exists() for name in (layout.STATE, layout.TENSORS)):
         yield folder, checkpoint.verify(folder), ""
         return
-    saved = folder / CHECKPOINTS if (folder / CHECKPOINTS).is_dir() else folder
+    saved = folder / layout.CHECKPOINTS if (folder / layout.CHECKPOINTS).is_dir() else folder
     for path in dict(sorted(steps(saved).items())).values():
         problems = checkpoint.verify(path)
         if path.exists():  # a run that is at work removes old ones
             yield path, problems, ""
     if saved != folder:
         for path in sorted(saved.iterdir()):
-            if STEP.fullmatch(path.name) and not is_folder(path) and os.path.lexists(path):
+            if layout.STEP.fullmatch(path.name) and not is_folder(path) and os.path.lexists(path):
                 yield path, ["it must be a folder, not a file or a link"], ""
-    if {each.name for each in folder.iterdir()} & {CHECKPOINTS, RESULT, FINAL, CONFIG}:
+    if {each.name for each in folder.iterdir()} & {layout.CHECKPOINTS, layout.RESULT, layout.FINAL, layout.CONFIG}:
         yield from _Run(folder).parts()
 
 
@@ -109,19 +96,19 @@ class _Run:
         with suppress(ValueError, OSError):  # said of the file itself
             summary, self.sums = read_summary(folder)
             # A run that is made longer has a result of before.
-            self.is_finished = summary["length"] == _length(folder / CONFIG)
+            self.is_finished = summary["length"] == _length(folder / layout.CONFIG)
 
     def parts(self) -> Iterator[Part]:
-        yield from self._part(CONFIG, self._check_config)
-        yield from self._part(METRICS, self._check_metrics, needed=self.is_finished)
-        yield from self._part(RESULT, self._check_result, needed=False)
-        yield from self._part(f"{FINAL}/{MODEL}", self._check_model, needed=self.is_finished)
+        yield from self._part(layout.CONFIG, self._check_config)
+        yield from self._part(layout.METRICS, self._check_metrics, needed=self.is_finished)
+        yield from self._part(layout.RESULT, self._check_result, needed=False)
+        yield from self._part(f"{layout.FINAL}/{layout.MODEL}", self._check_model, needed=self.is_finished)
         for name in self.tensors:  # none if model.json cannot be read: their checksums are in it
-            yield from self._part(f"{FINAL}/{weights(name)}", self._check_tensors)
-        if (self.folder / LANDSCAPES).is_dir():
-            for path in sorted((self.folder / LANDSCAPES).iterdir()):
-                if LANDSCAPE.fullmatch(path.name):
-                    yield from self._part(f"{LANDSCAPES}/{path.name}", self._check_landscape)
+            yield from self._part(f"{layout.FINAL}/{layout.weights(name)}", self._check_tensors)
+        if (self.folder / layout.LANDSCAPES).is_dir():
+            for path in sorted((self.folder / layout.LANDSCAPES).iterdir()):
+                if layout.LANDSCAPE.fullmatch(path.name):
+                    yield from self._part(f"{layout.LANDSCAPES}/{path.name}", self._check_landscape)
 
     def _part(self, name: str, check: Any, needed: bool = True) -> Iterator[Part]:
         path = self.folder / name
@@ -133,7 +120,7 @@ class _Run:
             check_plain(path)
             note = check(path) or ""
         except (ValueError, OSError) as error:
-            yield path, [" ".join(str(error).split())], ""
+            yield path, [one_line(error)], ""
         else:
             yield path, [], note
 
@@ -172,7 +159,7 @@ class _Run:
         if self.is_finished:
             self._compare(path, data)
             return NO_CHECKSUM if self.sums is None else ""
-        newest, _ = find(self.folder / CHECKPOINTS, marked=False)
+        newest, _ = find(self.folder / layout.CHECKPOINTS, marked=False)
         mark = None if newest is None else checkpoint.load(newest)[1].get("history")
         if mark is None:
             return NO_CHECKSUM

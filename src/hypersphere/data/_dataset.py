@@ -17,6 +17,14 @@ class MissingSplit(ValueError):
     """The dataset is there, but not this split of it."""
 
 
+def check_range(name: str, labels: Tensor, classes: int) -> None:
+    """Require labels from 0 to classes - 1."""
+    low, high = labels.aminmax() if labels.numel() else (0, -1)
+    if low < 0 or high >= classes:
+        wrong = low if low < 0 else high
+        raise ValueError(f"{name} must be 0 to {classes - 1} for {classes} classes, got {wrong}")
+
+
 class Dataset(torch.utils.data.Dataset[tuple[Tensor, int]]):
     """N samples: ``len(ds)``, ``ds[i] -> (tensor, int)``, ``ds.labels`` (N,) int64, ``ds.classes`` their names.
 
@@ -32,12 +40,7 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, int]]):
         if self.labels.dim() != 1 or self.labels.is_floating_point() or self.labels.is_complex():
             raise ValueError(f"labels must be (N,) integers, got {tuple(self.labels.shape)} of {self.labels.dtype}")
         self.labels = self.labels.long()
-        if self.labels.numel():
-            low, high = (int(x) for x in self.labels.aminmax())
-            if low < 0 or high >= len(self.classes):
-                wrong = low if low < 0 else high
-                allowed = f"0 to {len(self.classes) - 1} for {len(self.classes)} classes"
-                raise ValueError(f"labels must be {allowed}, got {wrong}")
+        check_range("labels", self.labels, len(self.classes))
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -117,14 +116,6 @@ def check_labels(path: Path, labels: npt.NDArray[Any], classes: int, start: int 
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         at = int(np.flatnonzero((labels < 0) | (labels >= classes))[0])
         raise ValueError(f"{path}: labels must be 0 to {classes - 1}, got {int(labels[at])} at record {start + at}")
-
-
-def import_extra(module: str, package: str, what: str) -> Any:
-    """Import a module of an optional package that `what` needs."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(f"{what} needs {package}: pip install 'hypersphere[data]' ({error})") from None
 
 
 def list_folders(path: Path) -> list[str]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .._internal import checks
+from .._internal.modules import import_extra
 from . import _files
 from ._dataset import LazyDataset, MissingSplit
 from ._registry import register
@@ -71,7 +72,7 @@ def list_images(folder: Path, classes: list[str]) -> LazyDataset:
 
 def decode(path: str) -> Tensor:
     """Decode an image file as uint8 (3, H, W)."""
-    Image = _files.import_extra("PIL.Image", "Pillow", "reading images")
+    Image = import_extra("PIL.Image", "Pillow", "reading images", "data")
     try:
         with Image.open(path, formats=FORMATS) as image:
             width, height = image.size

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from .._internal import checks
+from .._internal.modules import import_extra
 from . import _files
 from ._dataset import ArrayDataset
 from ._registry import register
@@ -53,7 +54,7 @@ def modelnet(root: Path | None, split: str, classes: int | None = None, points: 
     if classes is not None and classes != found_classes and folder.name.lower().startswith("modelnet"):
         raise ValueError(f"classes must be {found_classes} for {folder}, got {classes}")
     classes = classes or found_classes
-    h5py = _files.import_extra("h5py", "h5py", "modelnet")
+    h5py = import_extra("h5py", "h5py", "modelnet", "data")
     # The lists have paths of the authors' machine.
     names = [line.rsplit("/", 1)[-1] for line in _files.read_text(folder / listing).split()]
     if not names or len(set(names)) < len(names):

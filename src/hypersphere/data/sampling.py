@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from .._internal import checks
 from . import _random
+from ._dataset import check_range
 from ._random import Indices, SampleGenerator
 from .augment import Augmentation, AugmentationLike, resolve
 
@@ -404,10 +405,7 @@ def _check_labels(dataset: Any) -> None:
         raise ValueError(f"dataset.labels must be a tensor of {n} labels, one per sample, got {got}")
     classes = getattr(dataset, "classes", None)
     if classes is not None and labels.dim() == 1:
-        low, high = labels.min().item(), labels.max().item()
-        if low < 0 or high >= len(classes):
-            wrong = low if low < 0 else high
-            raise ValueError(f"dataset.labels must be 0 to {len(classes) - 1} for {len(classes)} classes, got {wrong}")
+        check_range("dataset.labels", labels, len(classes))
 
 
 def _indices_by_class(dataset: Any) -> list[Indices]:

@@ -6,7 +6,7 @@ Shapes: G groups, N neurons in each, d their dimension.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,17 +17,14 @@ from torch.nn.parameter import is_lazy
 
 from .._internal import checks
 from .._internal.progress import track
-from ..cosine import inverse_row_norm, unit
+from ..cosine import inverse_row_norm
 from ..energy.hyperspherical import group_energy, make_law
 from ..energy.repulsion import Law
-from ..geometry.points import angle_between, closest_pair, row_blocks
 from ..geometry.theory import energy_lower_bound, excess_over, expected_energy
 from ..selection import Neurons, Specs, check_names, no_layer_error, select
+from .pairs import LISTED, Directions, Pairs
 from .result import Diagnosis, Row
 from .stored import StoredNeurons, select_stored
-
-LISTED = 1000
-"""The largest number of near-duplicate pairs that a row lists: a collapsed layer has N(N − 1)/2 of them."""
 
 SMALLEST_ANGLE = 1e-6  # cosines of smaller angles round to 1
 
@@ -126,70 +123,82 @@ def _without_side_effects(module: nn.Module) -> Iterator[None]:
 
 
 def _diagnose_layer(name: str, neurons: Neurons | StoredNeurons, law: Law, duplicate_angle: float) -> Row:
-    directions = Directions.of(_read_neurons(name, neurons))
-    return diagnose_directions(name, directions, law, duplicate_angle, neurons.is_output)
+    return make_row(name, compare_groups(_read_neurons(name, neurons), law, duplicate_angle), neurons.is_output)
 
 
 @dataclass(frozen=True)
-class Directions:
-    """The directions of neurons (G, N, d), zero for dead ones."""
+class Group:
+    """Neurons that see the same inputs, compared with each other; indices are neurons of the layer."""
 
-    rows: Tensor
-    """The neurons as they are."""
-    points: Tensor
-    """Their directions in float64: (G, N, d), or rotated into (G, N, N) if d is much larger, with the same angles."""
-    alive: Tensor
-    """(G, N): which neurons are not zero."""
+    directions: Directions
+    """Of those that are not zero."""
+    dead: list[int]
+    law: Law
+    pairs: Pairs | None
+    """None for fewer than two."""
+    effective_rank: float
 
-    @classmethod
-    def of(cls, rows: Tensor) -> Directions:
-        """Compute the directions of neurons (G, N, d)."""
-        groups, n, d = rows.shape
-        inverse = inverse_row_norm(rows.flatten(0, 1)).view(groups, n, 1)
-        alive = (inverse > 0).squeeze(2)
-        points = unit(_rotate_to_few(rows, inverse.double()) if d >= 2 * n else rows.double())
-        return cls(rows, points if bool(alive.all()) else points * alive.unsqueeze(2), alive)
+    @property
+    def count(self) -> int:
+        """The number of neurons that are not zero."""
+        return len(self.directions.rows)
 
-    def exact(self, group: int, index: Tensor) -> Tensor:
-        """Return the directions of some neurons of a group in all dimensions: equal ones differ in no bit."""
-        if self.points.shape[2] == self.rows.shape[2]:
-            return self.points[group][index]
-        return unit(self.rows[group][index].double())
-
-
-def _rotate_to_few(rows: Tensor, scale: Tensor) -> Tensor:
-    """Rotate rows (G, N, d) times scale (G, N, 1), of length one or zero, into N dimensions; in blocks."""
-    groups, n, _ = rows.shape
-    blocks = rows.split(max(2 * n, 256), 2)
-    gram = rows.new_zeros(groups, n, n, dtype=torch.float64)
-    for block in blocks:
-        gram.baddbmm_(part := block.double() * scale, part.mT)
-    factor, failed = torch.linalg.cholesky_ex(gram)
-    if not failed.any() and float(gram.tril(-1).abs().amax()) < 0.999:
-        return factor
-    r = rows.new_zeros(groups, 0, n, dtype=torch.float64)
-    for block in blocks:  # Wᵀ = QR, so W·Q = Rᵀ: slower, but exact for near-duplicates
-        r = torch.linalg.qr(torch.cat([r, (block.double() * scale).mT], 1), mode="r").R
-    return r.mT
+    def energies(self) -> tuple[float, float]:
+        """Compute the mean energy of pairs, and with the antipode of every neuron."""
+        k, law, pairs = self.count, self.law, self.pairs
+        if not k:
+            return 0.0, 0.0
+        if law.in_logs:
+            points = self.directions.points.unsqueeze(0)
+            return float(group_energy(points, law)), float(group_energy(points, replace(law, half_space=True)))
+        own = 2 * k * float(law.energy(torch.tensor(4.0, dtype=torch.float64)))  # each neuron and its antipode
+        full, both = (0.0, 0.0) if pairs is None else (pairs.energy, 4 * (pairs.energy + pairs.antipodal_energy))
+        return 2 * full / max(1, k * (k - 1)), (both + own) / (2 * k * (2 * k - 1))
 
 
-def diagnose_directions(
-    name: str, directions: Directions, law: Law, duplicate_angle: float, is_output: bool = False
-) -> Row:
-    """Compute the row of a layer from the directions of its neurons."""
-    (groups, n, d), alive, points = directions.rows.shape, directions.alive, directions.points
-    laws = law, replace(law, half_space=True)
-    energy, half_energy = (float((group_energy(points, each) / groups).sum()) for each in laws)
-    pairs = [_compare_pairs(directions, g, duplicate_angle) for g in range(groups) if alive[g].sum() > 1]
-    num_alive = alive.sum(1).tolist()
-    bound = sum(energy_lower_bound(k, d, law.s, angular=law.angular) for k in num_alive if k > 1) / groups
-    random = expected_energy(law.s, d, angular=law.angular) * len(pairs) / groups if d > 1 else math.inf
+def compare_groups(
+    rows: Tensor, law: Law, duplicate_angle: float, lengths: Tensor | None = None, dtype: torch.dtype = torch.float64
+) -> list[Group]:
+    """Compare the neurons of each group, (G, N, d).
+
+    Args:
+        lengths: (G, N) in float64, 0 for neurons that count as zero; None: computed.
+        dtype: of products. float32 raises TooCoarse where it does not suffice.
+    """
+    groups, n = [], rows.shape[1]
+    if lengths is None:
+        inverse = inverse_row_norm(rows.flatten(0, 1)).double()
+        if rows.dtype is not torch.float64:  # as many digits, for all that are long enough
+            exact = torch.linalg.vector_norm(rows.flatten(0, 1), dim=1, dtype=torch.float64).reciprocal()
+            inverse = exact.where(inverse > 0, 0.0)
+        lengths = inverse.reciprocal().where(inverse > 0, 0.0).view(rows.shape[:2])
+    for g, (each, length) in enumerate(zip(rows, lengths, strict=True)):
+        alive, dead = (length > 0).nonzero().flatten(), (length == 0).nonzero().flatten()
+        if len(dead):
+            each, length = each[alive], length[alive]
+        directions, pairs = Directions(each, length, dtype), None
+        if len(alive) > 1:
+            pairs = directions.pairs(law, duplicate_angle).renumbered((alive + g * n).tolist())
+        rank = directions.effective_rank() if len(alive) else 0.0
+        groups.append(Group(directions, (dead + g * n).tolist(), law, pairs, rank))
+    return groups
+
+
+def make_row(name: str, groups: list[Group], is_output: bool = False) -> Row:
+    """Make the row of a layer from its groups."""
+    law, d = groups[0].law, groups[0].directions.rows.shape[1]
+    energy, half_energy = (sum(each) / len(groups) for each in zip(*(g.energies() for g in groups), strict=True))
+    pairs = [group.pairs for group in groups if group.pairs is not None]
+    bounds = (energy_lower_bound(group.count, d, law.s, angular=law.angular) for group in groups if group.count > 1)
+    bound = sum(bounds) / len(groups)
+    random = expected_energy(law.s, d, angular=law.angular) * len(pairs) / len(groups) if d > 1 else math.inf
     nearest = min((p.nearest for p in pairs), default=None)
     near = sorted(pair for p in pairs for pair in p.near)[:LISTED]
     opposed = sorted(pair for p in pairs for pair in p.opposed)[:LISTED]
+    ranks = [group.effective_rank for group in groups if group.count]
     return Row(
         name=name,
-        neurons=n,
+        neurons=groups[0].count + len(groups[0].dead),
         dimension=d,
         energy=energy,
         half_energy=half_energy,
@@ -200,99 +209,11 @@ def diagnose_directions(
         duplicates=tuple((i, j) for _, i, j in near),
         duplicate_pairs=sum(p.count for p in pairs),
         redundant=tuple(i for p in pairs for i in p.redundant),
-        dead=tuple((~alive.flatten()).nonzero().flatten().tolist()),
+        dead=tuple(i for group in groups for i in group.dead),
         mean_angle=sum(p.mean_angle for p in pairs) / len(pairs) if pairs else None,
-        effective_rank=_effective_rank(points),
-        groups=groups,
+        effective_rank=sum(ranks) / len(ranks) if ranks else 0.0,
+        groups=len(groups),
         is_output=is_output,
         opposites=tuple((i, j) for _, i, j in opposed),
         opposite_pairs=sum(p.opposite_count for p in pairs),
     )
-
-
-@dataclass(frozen=True)
-class _PairStats:
-    """The pairs of one group; i and j are indices in the layer, a listed pair is (angle, i, j).
-
-    The angle of an opposite pair is that to the antipode.
-    """
-
-    nearest: tuple[float, int, int]
-    near: list[tuple[float, int, int]]
-    count: int
-    redundant: list[int]
-    opposed: list[tuple[float, int, int]]
-    opposite_count: int
-    mean_angle: float
-
-
-def _compare_pairs(directions: Directions, group: int, duplicate_angle: float) -> _PairStats:
-    """Compare all pairs of a group's neurons that are not zero."""
-    alive = directions.alive[group]
-    places, points = alive.nonzero().flatten(), directions.points[group][alive]
-    index = (places + group * len(alive)).tolist()
-    n, threshold = len(points), math.cos(duplicate_angle)
-
-    def exact(index: Tensor) -> Tensor:
-        return directions.exact(group, places[index])
-
-    near, opposed = _Closest(exact, 1), _Closest(exact, -1)
-    total, redundant = 0.0, torch.zeros(n, dtype=torch.bool, device=points.device)
-    for block in row_blocks(n):
-        start = block.start
-        cosine = (points[block] @ points[start:].mT).clamp_(-1, 1)  # column k is row start + k
-        later = torch.ones(cosine.shape, dtype=torch.bool, device=points.device).triu_(1)
-        cosine = cosine.where(later, 1.0)
-        total += float(cosine.acos().sum())
-        opposed.add(cosine, cosine < -threshold, start)
-        close = later.logical_and_(cosine > threshold)
-        if near.add(cosine, close, start):
-            redundant[start:] |= close.any(0)
-    i, j, separation = closest_pair(points)
-    if points.shape[1] < directions.rows.shape[2]:  # rotated: equal neurons differ by rounding
-        measured = float(angle_between(*exact(torch.tensor([i, j], device=points.device))))
-        (i, j), separation = next(iter(near.pairs.items()), ((i, j), measured))
-    return _PairStats(
-        nearest=(separation, index[i], index[j]),
-        near=[(angle, index[i], index[j]) for (i, j), angle in near.pairs.items()],
-        count=near.count,
-        redundant=[index[i] for i in redundant.nonzero().flatten().tolist()],
-        opposed=[(angle, index[i], index[j]) for (i, j), angle in opposed.pairs.items()],
-        opposite_count=opposed.count,
-        mean_angle=total / (n * (n - 1) / 2),
-    )
-
-
-class _Closest:
-    """Count pairs and keep the closest; with sign −1 those closest to being opposite."""
-
-    def __init__(self, exact: Callable[[Tensor], Tensor], sign: int) -> None:
-        self.exact, self.sign = exact, sign
-        self.count = 0
-        self.pairs: dict[tuple[int, int], float] = {}
-
-    def add(self, cosine: Tensor, chosen: Tensor, start: int) -> int:
-        """Add the `chosen` pairs of a block of cosines that begins at row and column `start`; return their number."""
-        found = int(chosen.sum())
-        if found:
-            self.count += found
-            nearest = (self.sign * cosine[chosen]).topk(min(found, LISTED)).indices
-            i, j = (chosen.nonzero()[nearest] + start).unbind(1)
-            angles = [
-                angle_between(self.exact(a), self.sign * self.exact(b))
-                for a, b in zip(i.split(64), j.split(64), strict=True)
-            ]
-            self.pairs |= zip(zip(i.tolist(), j.tolist(), strict=True), torch.cat(angles).tolist(), strict=True)
-            self.pairs = dict(sorted(self.pairs.items(), key=lambda item: (item[1], item[0]))[:LISTED])
-        return found
-
-
-def _effective_rank(points: Tensor) -> float:
-    """Compute the mean over nonzero groups (G, N, d). The smaller Gram matrix has the squared singular values."""
-    gram = points @ points.mT if points.shape[1] <= points.shape[2] else points.mT @ points
-    squares = torch.linalg.eigvalsh(gram)
-    rounding = max(points.shape[1:]) * torch.finfo(squares.dtype).eps * squares[:, -1:]
-    share = squares.where(squares > rounding, 0.0).sqrt()
-    share = share / share.sum(1, keepdim=True).clamp(min=torch.finfo(share.dtype).tiny)
-    rank = torch.special.entr(share).sum(1).exp()[share.sum(1) > 0.5]
-    return float(rank.mean()) if len(rank) else 0.0

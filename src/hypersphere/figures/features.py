@@ -10,12 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..report.networks import class_weights
+from ..report.networks import class_weights, embed_some
 from ..report.svg import PALETTE, text_line
 from ..train.config import derive
 from ..train.inference.run import Run, load_run
 from ..train.inference.scores import load_split
-from ..train.openset import Embedder
 from .drawing import TOP, Drawing, close_svg, open_svg
 from .scenes import dots, scene, way
 from .spheres import RADIUS, seen
@@ -80,12 +79,9 @@ def features(run: Run, split: str, size: int) -> Features:
         raise ValueError(f"{run.path} needs features of {size} dimensions, as with --model.fc {size}; it has {got}")
     config = derive(run.config, {"data.imbalance": None})
     splits, _ = load_split(run, split, config)
-    whole = splits.split(split)
-    chosen = torch.linspace(0, len(whole) - 1, min(len(whole), MOST)).round().long()
-    part = whole.subset(chosen)
-    points = Embedder(run.classifier, splits, config, lambda batch: batch)(part)
+    points, labels = embed_some(run, splits, split, config, MOST)
     reach = points.norm(dim=1).quantile(0.95).clamp(min=1e-12)
-    return Features(points / reach, part.labels, F.normalize(neurons, dim=1))
+    return Features(points / reach, labels, F.normalize(neurons, dim=1))
 
 
 def run_names(inputs: Sequence[Path]) -> list[str]:

@@ -10,12 +10,11 @@ from typing import Any
 
 from ..energy.measures import default_weights
 from ..recipes import papers
-from ..report import line_chart
+from ..report import line_chart, networks
 from ..report.curves import Curve, mean_curve, thin
 from ..report.run_files import Group, RunFiles, group_runs, read_runs
 from ..report.svg import PALETTE
 from ..reproduce import results
-from ..similarity import LearnableSigmoid
 from ..train.inference.run import load_run
 from .drawing import Drawing, at, close_svg, open_svg
 
@@ -32,7 +31,7 @@ def convergence(inputs: Sequence[Path]) -> Drawing:
     groups = group_runs(read_runs(inputs))
     split, key = _shared_curve(groups)
     scale, unit = (100.0, "accuracy, %") if key == "accuracy" else (1.0, key)
-    curves = {each.name: _curve(each.runs, split, key, scale) for each in groups}
+    curves = {each.name: mean_curve([run.points(key, split) for run in each.runs], scale) for each in groups}
     rows = [
         {"run": name, "seeds": len(group.runs), "last step": int(curve.steps[-1]), f"{split} {unit}": curve.mean[-1]}
         for group, (name, curve) in zip(groups, curves.items(), strict=True)
@@ -52,21 +51,9 @@ def _shared_curve(groups: Sequence[Group]) -> tuple[str, str]:
     runs = [run for group in groups for run in group.runs]
     for key in ("accuracy", "loss"):
         for split in ("test", "validation", "train"):
-            if all(len(_points(run, split, key)[0]) >= 2 for run in runs):
+            if all(len(run.points(key, split)) >= 2 for run in runs):
                 return split, key
     raise ValueError("the runs have no accuracy or loss in common with two points or more; see --eval_every")
-
-
-def _points(run: RunFiles, split: str, key: str) -> tuple[list[int], list[float]]:
-    found = [
-        (line["step"], line[key]) for line in run.lines if line.get("split") == split and line.get(key) is not None
-    ]
-    return [step for step, _ in found], [value for _, value in found]
-
-
-def _curve(runs: Sequence[RunFiles], split: str, key: str, scale: float) -> Curve:
-    parts = [_points(run, split, key) for run in runs]
-    return mean_curve([(steps, [scale * value for value in values]) for steps, values in parts])
 
 
 def _series(curve: Curve) -> tuple[Any, ...]:
@@ -92,7 +79,7 @@ def energy(inputs: Sequence[Path]) -> Drawing:
     """Draw the energy of every layer over the steps, and their sum (OPT, Fig. 6 and 23)."""
     groups = group_runs(read_runs(inputs))
     runs = [run for group in groups for run in group.runs]
-    layers = [name for name in _layers(runs[0]) if all(name in _layers(run) for run in runs)]
+    layers = [name for name in runs[0].energies() if all(name in run.energies() for run in runs)]
     if not layers:
         raise ValueError("the runs have no layer in common whose energy was measured")
     top, title = _height(380, len(groups)), "Hyperspherical energy"
@@ -119,16 +106,10 @@ def energy(inputs: Sequence[Path]) -> Drawing:
     return Drawing(close_svg(parts), rows, _measures(groups))
 
 
-def _layers(run: RunFiles) -> list[str]:
-    return list(dict.fromkeys(name for line in run.lines for name in line.get("energies") or {}))
-
-
-def _energies(run: RunFiles, layers: Sequence[str]) -> tuple[list[int], list[float]]:
-    """Return the steps at which energies were measured, and their sums over layers."""
-    found = {line["step"]: line["energies"] for line in run.lines if line.get("energies")}
-    sums = {step: [each.get(name) for name in layers] for step, each in found.items()}
-    kept = {step: sum(values) for step, values in sums.items() if None not in values}
-    return list(kept), list(kept.values())
+def _energies(run: RunFiles, layers: Sequence[str]) -> dict[int, float]:
+    """Return the sums over layers by the steps at which all were measured."""
+    found = [run.energies()[name] for name in layers]
+    return {step: sum(each[step] for each in found) for step in found[0] if all(step in each for each in found)}
 
 
 def _measures(groups: Sequence[Group]) -> list[str]:
@@ -151,13 +132,9 @@ def _measures(groups: Sequence[Group]) -> list[str]:
 def learned_k(inputs: Sequence[Path]) -> Drawing:
     """Draw histograms of the k that a run has learned, layer by layer (SphereNet, Fig. 4)."""
     run = load_run(inputs[0])
-    found: dict[int, tuple[str, list[float]]] = {}
-    for name, module in run.model.named_modules(remove_duplicate=False):
-        if isinstance(module, LearnableSigmoid):
-            found.setdefault(id(module), (name.removesuffix(".similarity"), module.k.detach().flatten().tolist()))
-    if not found:
+    layers = {name: k.tolist() for name, k in networks.learned_k(run).items()}
+    if not layers:
         raise ValueError(f"{run.path} has no learned k: it was not trained with --model.similarity learnable")
-    layers = dict(found.values())
     low, high = min(map(min, layers.values())), max(map(max, layers.values()))
     low, high = (low - 0.05, high + 0.05) if high - low < 1e-6 else (low, high)
     columns = min(_COLUMNS, len(layers))

@@ -14,13 +14,13 @@ Everything is computed in float64, without gradients. Shapes: N neurons, d their
 from __future__ import annotations
 
 import math
-from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._internal import checks
+from .._internal.modules import import_extra
 from ..cosine import unit
 from .points import angle_between, random_points, unit_rows
 from .theory import covering_lower_bound, expected_holes
@@ -241,7 +241,4 @@ def _search_widest_hole(rows: Tensor, starts: int, seed: int) -> float:
 
 
 def _import_scipy(module: str) -> Any:
-    try:
-        return import_module(f"scipy.{module}")
-    except ImportError as error:
-        raise ImportError("the convex hull needs scipy: pip install 'hypersphere[geometry]'") from error
+    return import_extra(f"scipy.{module}", "scipy", "the convex hull", "geometry")

@@ -99,8 +99,9 @@ def angle_between(u: Tensor, v: Tensor) -> Tensor:
 
 
 def row_blocks(n: int) -> list[slice]:
-    """Return slices of n rows such that a block of an n × n matrix has about two million elements."""
-    size = max(1, _BLOCK // n)
+    """Return slices of n rows: an eighth or at least 256, so that the pairs i < j can be computed without most of the
+    others, and not more than two million elements of an n × n matrix."""
+    size = max(1, min(max(256, n // 8), _BLOCK // n))
     return [slice(start, min(start + size, n)) for start in range(0, n, size)]
 
 

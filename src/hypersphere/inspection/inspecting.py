@@ -21,6 +21,9 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
     Reads tensor by tensor, needs no model code and runs none: a pickle is read by ``torch.load(weights_only=True)`` in
     another process with limits of time and memory.
 
+    Layers of float32 or less are computed in float32, to about six digits, and in float64 if they have close or
+    opposite neurons or singular values near zero.
+
     Args:
         path: a .safetensors file or a folder of shards, a file of ``torch.save`` (.pt, .pth, .bin), an .onnx file, or a
             run folder of ``hypersphere train``.

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ..cosine import inverse_row_norm
+from ..cosine import accumulation_dtype, inverse_row_norm
 from ..diagnosis import Row
-from ..diagnosis.analysis import Directions, diagnose_directions
+from ..diagnosis.analysis import Group, compare_groups, make_row
+from ..diagnosis.pairs import LONGEST, TooCoarse
 from ..energy.hyperspherical import make_law
-from ..energy.measures import deviation_from_orthonormal
 from .layers import Unit
 from .rows import Layer
 from .verdict import judge
@@ -31,20 +31,15 @@ def measure(unit: Unit, tensor: Tensor, dtype: str) -> Layer:
         rows = rows.float()
     lengths = _lengths(rows)
     broken = lengths.isnan()
-    dead = (inverse_row_norm(rows) == 0) & ~broken  # too short for a direction, as in diagnose
+    dead = torch.zeros_like(broken)
+    if bool((lengths < 1e-3).any()):
+        dead = (inverse_row_norm(rows) == 0) & ~broken  # too short for a direction, as in diagnose
     index = sample(len(rows))
-    chosen = rows if index is None else rows[index]
-    if broken.any():
-        chosen = chosen.clone()
-        chosen[broken if index is None else broken[index]] = 0.0
     heads = unit.heads if index is None else 1
-    chosen = chosen.reshape(heads, -1, unit.dimension)
-    if float(lengths.nan_to_num().amax()) > 1e100:  # its squares must be finite
-        chosen = chosen.double() / 2.0**800
-    directions = Directions.of(chosen)
-    used = lengths.nan_to_num().where(~dead, 0.0)
-    orthonormality, largest = _spectrum(directions, used if index is None else used[index])
-    row = diagnose_directions(unit.name, directions, make_law(2.0, False, False), DUPLICATE_ANGLE)
+    used = lengths.where(~(broken | dead), 0.0)
+    chosen, used = (rows, used) if index is None else (rows[index], used[index])
+    groups, scale = _compare(chosen.reshape(heads, -1, unit.dimension), used.view(heads, -1))
+    row = make_row(unit.name, groups)
     if index is not None:
         row = _with_indices(row, index.tolist())
     counted = lengths[~(broken | dead)]
@@ -60,8 +55,8 @@ def measure(unit: Unit, tensor: Tensor, dtype: str) -> Layer:
         dtype=dtype,
         sampled=None if index is None else len(index),
         broken=tuple(broken.nonzero().flatten().tolist()),
-        orthonormality=orthonormality,
-        largest_singular=largest,
+        orthonormality=sum(_orthonormality(each, scale) for each in groups) / heads,
+        largest_singular=scale * max(each.directions.largest_singular() for each in groups),
         shortest=float(counted.min()) if len(counted) else None,
         longest=float(counted.max()) if len(counted) else None,
         norm_spread=float(counted.std(correction=0) / counted.mean()) if len(counted) else None,
@@ -70,16 +65,35 @@ def measure(unit: Unit, tensor: Tensor, dtype: str) -> Layer:
 
 
 def _lengths(rows: Tensor) -> Tensor:
-    """Compute the lengths of rows in float64, a block at a time; NaN for rows with NaN or infinity."""
-    blocks = []
-    for block in rows.split(max(1, (1 << 20) // rows.shape[1])):
-        values = block.double()
-        low, high = torch.aminmax(values, dim=1, keepdim=True)
-        size = torch.maximum(high, -low)
-        scaled = values / size.where(size > 0, 1.0)  # 1e300 has no square
-        length = torch.linalg.vector_norm(scaled, dim=1) * size.squeeze(1)  # infinity / infinity is NaN
-        blocks.append(length.clamp(max=torch.finfo(torch.float64).max))
-    return torch.cat(blocks)
+    """Compute the lengths of rows, in float64 where float32 has not the range; NaN for rows with NaN or infinity."""
+    lengths = torch.linalg.vector_norm(rows, dim=1, dtype=accumulation_dtype(rows.dtype)).double()
+    if not bool(((lengths > 1e-15) & (lengths < 1e15)).all()):
+        size = rows.abs().amax(1, keepdim=True).double()
+        scaled = rows / size.where(size > 0, 1.0)  # 1e300 has no square, infinity / infinity is NaN
+        lengths = torch.linalg.vector_norm(scaled, dim=1, dtype=torch.float64) * size.squeeze(1)
+        lengths = lengths.clamp(max=torch.finfo(torch.float64).max)
+    return lengths
+
+
+def _compare(rows: Tensor, lengths: Tensor) -> tuple[list[Group], float]:
+    """Compare the neurons (G, N, d) of each group; return them, and by how much they were shortened."""
+    law, scale = make_law(2.0, False, False), 1.0
+    if float(lengths.amax()) > 1e100:  # their squares must be finite
+        scale = 2.0**800
+        rows, lengths = rows / scale, lengths / scale
+    if rows.dtype is not torch.float64:
+        with suppress(TooCoarse):
+            return compare_groups(rows, law, DUPLICATE_ANGLE, lengths, torch.float32), scale
+        exact = torch.linalg.vector_norm(rows, dim=2, dtype=torch.float64)
+        lengths = exact.where(lengths > 0, 0.0)
+    return compare_groups(rows, law, DUPLICATE_ANGLE, lengths), scale
+
+
+def _orthonormality(group: Group, scale: float) -> float:
+    """Compute ‖WWᵀ − I‖²_F; zero neurons count too."""
+    squares = (scale * group.directions.lengths).clamp(max=LONGEST).square()
+    overlap = 0.0 if group.pairs is None else 2 * group.pairs.overlap
+    return overlap + float((squares - 1).square().sum()) + len(group.dead)
 
 
 def sample(n: int) -> Tensor | None:
@@ -102,13 +116,3 @@ def _with_indices(row: Row, index: list[int]) -> Row:
         redundant=tuple(index[i] for i in row.redundant),
         opposites=pairs(row.opposites),
     )
-
-
-def _spectrum(directions: Directions, lengths: Tensor) -> tuple[float, float]:
-    """Compute the mean of ‖WWᵀ − I‖² over groups, and the largest singular value of any, with these lengths."""
-    neurons = directions.points * lengths.view(*directions.alive.shape, 1)
-    orthonormality = float(deviation_from_orthonormal(neurons).mean())
-    size = float(lengths.amax()) or 1.0
-    neurons = neurons / size
-    gram = neurons @ neurons.mT if neurons.shape[1] <= neurons.shape[2] else neurons.mT @ neurons
-    return orthonormality, size * math.sqrt(max(0.0, float(torch.linalg.eigvalsh(gram).amax())))

@@ -46,10 +46,10 @@ class LightningCallback(Callback or object):  # type: ignore[misc]
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         if self.energy is None:
             return
-        # Gradients are unscaled here, unless a fused optimizer does that.
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
-        is_scaled = scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False)
-        value = add_gradient(self.energy, optimizer, scaler.get_scale() if is_scaled else 1.0)
+        scaler: Any = getattr(trainer.precision_plugin, "scaler", None)
+        if not getattr(optimizer, "_step_supports_amp_scaling", False):
+            scaler = None  # gradients are unscaled already; a fused optimizer does that itself
+        value = add_gradient(self.energy, optimizer, 1.0 if scaler is None else scaler.get_scale())
         if value is not None:
             pl_module.log("energy", value)
 

@@ -178,7 +178,8 @@ class AngularSoftmaxLoss(nn.Module):
             loss = self._loss(embeddings, weight, labels, indices_tuple, sample_weight)
             if self.metric_reduction is not None:
                 loss = self.metric_reduction(loss, labels != self.ignore_index, weight, embeddings, labels)
-        return in_dtype_of(embeddings, loss)
+        # a reducer may return a dict of losses
+        return in_dtype_of(embeddings, loss) if isinstance(loss, Tensor) else loss
 
     def logits(self, embeddings: Tensor) -> Tensor:
         """Compute s·g(θ) + b for all classes (B, C), without a margin: for inference."""

@@ -4,13 +4,9 @@ A family name (``cnn9``, ``resnet18``) takes every option of the family; ``famil
 """
 
 from .._internal.modules import import_all
-from ._parts import Network as Network
-from ._parts import initialize as initialize
-from ._registry import PRESETS as PRESETS
-from ._registry import Preset as Preset
-from ._registry import create as create
-from ._registry import names as names
-from ._registry import preset as preset
-from ._registry import register as register
+from ._parts import Network, initialize
+from ._registry import PRESETS, Preset, create, names, preset, register
+
+__all__ = ["PRESETS", "Network", "Preset", "create", "initialize", "names", "preset", "register"]
 
 import_all(__name__, __path__)  # each registers its networks

@@ -14,11 +14,11 @@ from .._internal.nearest import nearest_few, unknown_name
 from ..train.config import Config
 from ..train.storage.layout import CONFIG
 from ._file import load_file, split
-from .papers import PAPERS, TABLES
+from .papers import MODULES, TABLES
 
 __all__ = ["RECIPES", "describe", "load", "names"]
 
-_OF_TABLES = ("papers", "table", *PAPERS)  # modules whose functions make tables, not configs
+_OF_TABLES = ("papers", "table", *MODULES)  # modules whose functions make tables, not configs
 
 #: name → function: every public one of this package's other modules
 RECIPES: dict[str, Callable[[], Config]] = {

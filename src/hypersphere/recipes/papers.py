@@ -10,17 +10,16 @@ from importlib import import_module
 from .._internal.nearest import nearest_few, unknown_name
 from .table import Table
 
-PAPERS = ("spherenet", "mhe", "opt")  # modules beside this one
+MODULES = ("spherenet", "mhe", "opt", "opt_computed")  # beside this one, named by the paper up to the first "_"
 
 
 def _tables() -> dict[str, Callable[[], Table]]:
     found: dict[str, Callable[[], Table]] = {}
-    for paper in PAPERS:
-        module = import_module(f".{paper}", __package__)
-        for name, value in vars(module).items():
+    for module in MODULES:
+        for name, value in vars(import_module(f".{module}", __package__)).items():
             if inspect.isfunction(value) and (match := re.fullmatch(r"(table|figure|section)_(\w+)", name)):
                 kind = {"table": "", "figure": "fig", "section": "sec"}[match[1]]
-                found[f"{paper}.{kind}{match[2]}"] = value
+                found[f"{module.partition('_')[0]}.{kind}{match[2]}"] = value
     return found
 
 

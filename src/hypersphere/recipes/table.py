@@ -1,7 +1,7 @@
 """The tables of the papers: rows with the paper's figure, the full-size config and a stated smaller form.
 
-One module a paper (spherenet.py, mhe.py, opt.py) with one function a table, named ``table_N`` or ``figure_N``. A row's
-config derives from another row's by changing a few fields.
+One module a paper (spherenet.py, mhe.py, opt.py; opt_computed.py has OPT's without training) with one function a table,
+named ``table_N`` or ``figure_N``. A row's config derives from another row's by changing a few fields.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ import math
 import os
 from collections.abc import Sequence
 
-from .._internal.safe_files import write_text
-from .svg import EDGE, LABEL, TICK, TITLE, escape, text_line, ticks
+from .svg import EDGE, LABEL, TICK, TITLE, finish, text_line, ticks
 
 #: dark to bright, distinct in grey and for all kinds of colour vision
 COLOURS = ((68, 1, 84), (65, 68, 135), (42, 120, 142), (34, 168, 132), (122, 209, 81), (253, 231, 37))
@@ -50,9 +49,6 @@ def contour_plot(
     step = left + size + KEY
     width, height = step * len(panels), top + size + TICK + 12 + (LABEL + 10 if xlabel else 0) + EDGE
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width:g}" height="{height:g}" '
-        f'viewBox="0 0 {width:g} {height:g}" font-family="system-ui, Helvetica, Arial, sans-serif" fill="#333">',
-        f'<title>{escape(title or panels[0][0])}</title><rect width="{width:g}" height="{height:g}" fill="#fff"/>',
         text_line(title, left, EDGE + TITLE * 0.8, TITLE, room=width - left - EDGE, more='font-weight="600"'),
     ]
     for i, (name, values, given) in enumerate(panels):
@@ -74,10 +70,7 @@ def contour_plot(
         turn = at - 34 - LABEL * 0.4, top + size / 2
         turned = f'transform="rotate(-90 {turn[0]:.2f} {turn[1]:.2f})"'
         parts.append(text_line(ylabel, *turn, LABEL, anchor="middle", room=size, more=turned))
-    svg = "\n".join(part for part in (*parts, "</svg>") if part) + "\n"
-    if path is not None:
-        write_text(path, svg)
-    return svg
+    return finish(parts, title or panels[0][0], width, height, path)
 
 
 def _levels(values: Sequence[float]) -> list[float]:

@@ -25,17 +25,17 @@ class Curve(NamedTuple):
     std: Array
 
 
-def mean_curve(parts: Sequence[tuple[Sequence[int], Sequence[float]]]) -> Curve:
-    """Average the (steps, values) of several runs, at each step over the runs that have it.
+def mean_curve(parts: Sequence[Mapping[int, float]], scale: float = 1) -> Curve:
+    """Average the values of several runs by step, at each step over the runs that have it, times `scale`.
 
     Example:
-        >>> mean_curve([([0, 10], [1.0, 2.0]), ([0], [3.0])]).mean
+        >>> mean_curve([{0: 1.0, 10: 2.0}, {0: 3.0}]).mean
         array([2., 2.])
     """
-    steps = np.unique(np.concatenate([np.asarray(x, np.int64) for x, _ in parts]))
+    steps = np.unique(np.concatenate([np.array([*points], np.int64) for points in parts]))
     values = np.full((len(parts), len(steps)), np.nan)
-    for row, (x, y) in zip(values, parts, strict=True):
-        row[np.searchsorted(steps, np.asarray(x, np.int64))] = y
+    for row, points in zip(values, parts, strict=True):
+        row[np.searchsorted(steps, [*points])] = [scale * value for value in points.values()]
     count = np.isfinite(values).sum(0)
     mean = np.nansum(values, 0) / count
     squares = np.nansum((values - mean) ** 2, 0)

@@ -7,8 +7,7 @@ import os
 import statistics
 from collections.abc import Sequence
 
-from .._internal.safe_files import write_text
-from .svg import EDGE, LABEL, PALETTE, TICK, TITLE, data_range, escape, text_line, text_width, ticks
+from .svg import EDGE, LABEL, PALETTE, TICK, TITLE, data_range, finish, text_line, text_width, ticks
 
 LINE = 22  # height of a row
 FAR = 20  # times the median: dots beyond are a number at the edge, so that the others can be told apart
@@ -57,9 +56,6 @@ def dot_plot(
 
     blue, orange = PALETTE[0], PALETTE[1]
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width:g}" height="{height:g}" '
-        f'viewBox="0 0 {width:g} {height:g}" font-family="system-ui, Helvetica, Arial, sans-serif" fill="#333">',
-        f'<title>{escape(title or xlabel)}</title><rect width="{width:g}" height="{height:g}" fill="#fff"/>',
         text_line(title, left, EDGE + TITLE * 0.8, TITLE, room=room, more='font-weight="600"'),
     ]
     for number, label in ticks(low, high, wanted=room / 90):
@@ -90,10 +86,7 @@ def dot_plot(
         text_line(names[1], left + 18, y + LABEL * 0.35, LABEL),
         text_line(names[0], second + 12, y + LABEL * 0.35, LABEL),
     ]
-    svg = "\n".join(part for part in (*parts, "</svg>") if part) + "\n"
-    if path is not None:
-        write_text(path, svg)
-    return svg
+    return finish(parts, title or xlabel, width, height, path)
 
 
 def _hollow(x: float, y: float, colour: str) -> str:

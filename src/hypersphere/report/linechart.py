@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from .._internal.safe_files import write_text
 from .svg import (
     EDGE,
     LABEL,
@@ -14,6 +13,7 @@ from .svg import (
     TITLE,
     data_range,
     escape,
+    finish,
     is_empty_range,
     log_ticks,
     text_line,
@@ -105,21 +105,13 @@ def line_chart(
             x_ticks = ticks(*x_range, wanted=wanted, smallest_step=1.0 if whole else 0.0)
         if sum(text_width(label, TICK) + 14 for _, label in x_ticks) < plot_width:
             break
-    name = escape(title or ", ".join(line.name for line in lines))
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width:g}" height="{height:g}" '
-        f'viewBox="0 0 {width:g} {height:g}" font-family="system-ui, Helvetica, Arial, sans-serif" fill="#333">',
-        f'<title>{name}</title><rect width="{width:g}" height="{height:g}" fill="#fff"/>',
         text_line(title, left, EDGE + TITLE * 0.8, TITLE, room=plot_width / 1.12, more='font-weight="600"'),
         *_axes(plot, x_ticks, y_ticks, xlabel, ylabel),
         *_curves(plot, lines),
         *(_legend(lines, left, plot.bottom + below, columns, column, room=plot_width - SWATCH) if legend else []),
-        "</svg>",
     ]
-    svg = "\n".join(part for part in parts if part) + "\n"
-    if path is not None:
-        write_text(path, svg)
-    return svg
+    return finish(parts, title or ", ".join(line.name for line in lines), width, height, path)
 
 
 # Drawing

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from ..selection import select
 from ..similarity import LearnableSigmoid
+from ..train.config import Config
 from ..train.inference.run import Run
 from ..train.inference.scores import load_split
 from ..train.openset import Embedder
+from ..train.splits import Splits
 from .page import LINE, Figure, colour
 from .svg import PALETTE
 
@@ -42,21 +44,27 @@ def neurons(run: Run) -> dict[str, Tensor]:
 
 def similarity_figure(run: Run, title: str) -> Figure | None:
     """Draw a histogram of the learned k of every layer; None if no similarity is learned."""
-    found: dict[int, tuple[str, Tensor]] = {}
-    for name, module in run.model.named_modules(remove_duplicate=False):
-        if isinstance(module, LearnableSigmoid):
-            found.setdefault(id(module), (name.removesuffix(".similarity"), module.k.detach().flatten()))
+    found = learned_k(run)
     if not found:
         return None
-    every = torch.cat([k for _, k in found.values()])
+    every = torch.cat([*found.values()])
     low, high = float(every.min()), float(every.max())
     bins = {"start": low, "end": high + 1e-6, "size": max(high - low, 1e-3) / 40}
     traces = [
         {"type": "histogram", "x": k.cpu().numpy(), "name": name, "xbins": bins, "marker": {"color": colour(i)}}
-        for i, (name, k) in enumerate(found.values())
+        for i, (name, k) in enumerate(found.items())
     ]
     axes = {"xaxis": {"title": {"text": "k"}}, "yaxis": {"title": {"text": "filters"}}}
     return {"data": traces, "layout": {"title": {"text": title}, "barmode": "stack", "showlegend": True, **axes}}
+
+
+def learned_k(run: Run) -> dict[str, Tensor]:
+    """Return the learned k of every layer; one that layers share is the first one's."""
+    found: dict[int, tuple[str, Tensor]] = {}
+    for name, module in run.model.named_modules(remove_duplicate=False):
+        if isinstance(module, LearnableSigmoid):
+            found.setdefault(id(module), (name.removesuffix(".similarity"), module.k.detach().flatten()))
+    return dict(found.values())
 
 
 # Neurons
@@ -140,15 +148,11 @@ def feature_figure(run: Run, title: str) -> Figure | None:
     if classes is None or classes.shape[1] not in (2, 3):
         return None
     splits, split = load_split(run, None, run.config)
-    samples = splits.split(split)
-    if splits.is_open(split) or not hasattr(samples, "subset"):
+    if splits.is_open(split) or not hasattr(splits.split(split), "subset"):
         return None
-    chosen = torch.linspace(0, len(samples) - 1, min(len(samples), MOST_SAMPLES)).round().long()
-    part = samples.subset(chosen.tolist())
-    features = Embedder(run.classifier, splits, run.config, lambda batch: batch)(part).numpy()
+    features, labels = (each.numpy() for each in embed_some(run, splits, split, run.config, MOST_SAMPLES))
     if features.shape[1] != classes.shape[1]:
         return None
-    labels = np.asarray(part.labels)
     reach = float(np.quantile(np.linalg.norm(features, axis=1), 0.95)) or 1.0
     arrows = reach * torch.nn.functional.normalize(classes, dim=1).numpy()
     traces = []
@@ -163,6 +167,13 @@ def feature_figure(run: Run, title: str) -> Figure | None:
     if features.shape[1] == 2:
         layout |= {"yaxis": {"scaleanchor": "x"}, "hovermode": "closest"}
     return {"data": traces, "layout": layout}
+
+
+def embed_some(run: Run, splits: Splits, split: str, config: Config, most: int) -> tuple[Tensor, Tensor]:
+    """Return the embeddings and labels of a split, of at most so many samples, evenly chosen."""
+    whole = splits.split(split)
+    part = whole.subset(torch.linspace(0, len(whole) - 1, min(len(whole), most)).round().long())
+    return Embedder(run.classifier, splits, config, lambda batch: batch)(part), part.labels
 
 
 def class_weights(run: Run) -> Tensor | None:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from .._internal import checks, checksummed_json, safe_files
+from ..train.config.convert import flatten
 from ..train.storage import layout
-from ..train.storage.metrics import is_line
+from ..train.storage.metrics import parse_lines
 from ..train.storage.summary import is_number, read_summary
 
 #: settings that runs of one group may differ in
@@ -43,6 +44,21 @@ class RunFiles:
             return self.result
         evaluated = [line for line in self.lines if line.get("split") != "train"]
         return (evaluated or self.lines)[-1]
+
+    def points(self, key: str, split: str) -> dict[int, float]:
+        """Return a figure of a split by step, where it is a number."""
+        lines = (line for line in self.lines if line.get("split", "") == split)
+        return {line["step"]: line[key] for line in lines if is_number(line.get(key))}
+
+    def energies(self) -> dict[str, dict[int, float]]:
+        """Return the energies by layer and step."""
+        layers: dict[str, dict[int, float]] = {}
+        for line in self.lines:
+            energies = line.get("energies")
+            for name, value in energies.items() if isinstance(energies, dict) else ():
+                if is_number(value):
+                    layers.setdefault(name, {})[line["step"]] = value
+        return layers
 
     def figures(self) -> dict[str, Any]:
         """Return the figures of the summary, None where there are none."""
@@ -108,33 +124,19 @@ def _read(path: Path, name: str) -> RunFiles:
     if not lines:
         raise ValueError(f"{path} has no metrics: {layout.METRICS} is missing or empty")
     result = read_summary(path)[0] if os.path.lexists(path / layout.RESULT) else None
-    return RunFiles(path, name, dict(_flat(config)), lines, result)
+    settings = {
+        key: value for key, value in flatten(config).items() if value is not None and key != checksummed_json.KEY
+    }
+    return RunFiles(path, name, settings, lines, result)
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     """Return the lines before the first damaged one. Text after the last newline is still being written."""
-    lines: list[dict[str, Any]] = []
-    if not os.path.lexists(path):
-        return lines
-    texts = safe_files.read_plain(path).split(b"\n")[:-1]
-    for text in texts:
-        try:
-            line = checksummed_json.parse(text)
-        except ValueError:
-            line = None
-        if not is_line(line):
-            checks.warn(f"{path} is damaged: {len(lines)} of {len(texts)} lines are read")
-            break
-        lines.append(line)
+    texts = safe_files.read_plain(path).split(b"\n")[:-1] if os.path.lexists(path) else []
+    lines = parse_lines(texts)
+    if len(lines) < len(texts):
+        checks.warn(f"{path} is damaged: {len(lines)} of {len(texts)} lines are read")
     return lines
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        elif value is not None and prefix + key != "checksum":
-            yield prefix + key, value
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

@@ -11,7 +11,6 @@ from typing import Any
 from ..train.inference.run import Run, load_run
 from ..train.storage import landscapes
 from ..train.storage.reading import one_line
-from ..train.storage.summary import is_number
 from . import networks
 from .curves import Curve, lines, mean_curve
 from .page import Cell, Page
@@ -200,20 +199,8 @@ def _height(names: Iterable[str]) -> int:
 
 
 def _curves(groups: Sequence[Group], key: str, split: str) -> dict[str, Curve]:
-    found = {}
-    for group in groups:
-        parts = []
-        for run in group.runs:
-            points = {
-                line["step"]: line[key] * (100 if key in _PERCENT else 1)
-                for line in run.lines
-                if line.get("split", "") == split and is_number(line.get(key))
-            }
-            if points:
-                parts.append((list(points), list(points.values())))
-        if parts:
-            found[group.name] = mean_curve(parts)
-    return found
+    parts = {group.name: [each for run in group.runs if (each := run.points(key, split))] for group in groups}
+    return {name: mean_curve(each, 100 if key in _PERCENT else 1) for name, each in parts.items() if each}
 
 
 def _add_energies(page: Page, groups: Sequence[Group]) -> None:
@@ -231,17 +218,9 @@ def _add_energies(page: Page, groups: Sequence[Group]) -> None:
 
 
 def _energies(group: Group) -> dict[str, Curve]:
-    parts: dict[str, list[tuple[list[int], list[float]]]] = {}
-    for run in group.runs:
-        layers: dict[str, dict[int, float]] = {}
-        for line in run.lines:
-            energies = line.get("energies")
-            for name, value in energies.items() if isinstance(energies, dict) else ():
-                if is_number(value):
-                    layers.setdefault(name, {})[line["step"]] = value
-        for name, points in layers.items():
-            parts.setdefault(name, []).append((list(points), list(points.values())))
-    return {name: mean_curve(each) for name, each in parts.items()}
+    runs = [run.energies() for run in group.runs]
+    names = dict.fromkeys(name for layers in runs for name in layers)
+    return {name: mean_curve([layers[name] for layers in runs if name in layers]) for name in names}
 
 
 # Networks

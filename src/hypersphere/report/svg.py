@@ -1,8 +1,12 @@
 """What all pictures share: sizes, colours, texts and ticks of an axis."""
 
 import math
+import os
 import re
+from collections.abc import Iterable
 from xml.sax.saxutils import escape as escape_xml
+
+from .._internal.safe_files import write_text
 
 # Okabe and Ito's colours, distinct for all kinds of colour vision, without yellow, which is too faint on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -64,6 +68,20 @@ def _tick_label(number: float, step: float, largest: float) -> str:
 def _decimals(step: float) -> int:
     """Return the number of decimals of multiples of the step: two for 0.05."""
     return next((n for n in range(12) if abs(step * 10**n - round(step * 10**n)) < 1e-6 * step * 10**n), 12)
+
+
+def finish(parts: Iterable[str], title: str, width: float, height: float, path: str | os.PathLike[str] | None) -> str:
+    """Put the parts into a white picture of this size; write it to a file, if one is given, and return it."""
+    size = f'width="{width:g}" height="{height:g}"'
+    head = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size} viewBox="0 0 {width:g} {height:g}" '
+        'font-family="system-ui, Helvetica, Arial, sans-serif" fill="#333">',
+        f'<title>{escape(title)}</title><rect {size} fill="#fff"/>',
+    ]
+    svg = "\n".join(part for part in (*head, *parts, "</svg>") if part) + "\n"
+    if path is not None:
+        write_text(path, svg)
+    return svg
 
 
 # Text

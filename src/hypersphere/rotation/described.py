@@ -26,7 +26,7 @@ def describe_rotations(model: nn.Module) -> list[dict[str, Any]]:
 
 def rotate_as_described(model: nn.Module, layers: list[dict[str, Any]]) -> None:
     """Rotate a plain model by the result of :func:`describe_rotations`; ValueError if it does not fit."""
-    plain = {(module_name(name, n), n.tensor_name): n for name, n in select(model).items()}
+    plain = {(module_name(name, n), n.tensor_name): n for name, n in select(model, output=None).items()}
     made = []
     active = {}
     for layer in layers:

@@ -16,8 +16,7 @@ from ..selection import Layout, Neurons
 from . import optimizer_checks
 from .parametrization import Rotation
 
-_FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_QUANTIZED = ("torch.ao.nn.quantized", "torch.ao.nn.sparse.quantized")
+_QUANTIZED = ("torch.ao.nn.quantized", "torch.ao.nn.sparse.quantized", "bitsandbytes.nn")
 _NOT_PLAIN = "its inputs are rotated: a layer that takes its weight would ignore the rotation"
 
 
@@ -37,17 +36,12 @@ def frozen_neurons(module: nn.Module) -> FrozenNeurons:
 def is_quantized(module: nn.Module) -> bool:
     """Return whether a Linear holds its weight in another form than a floating point parameter.
 
-    Quantized by torch (dynamic int8 too), by torchao (tensor subclasses) or by bitsandbytes (integers).
+    Quantized by torch (dynamic int8 too), by bitsandbytes (layers of its own) or by torchao (tensors of its own).
     """
-    if type(module).__module__.startswith(_QUANTIZED):
+    if any(base.__module__.startswith(_QUANTIZED) for base in type(module).__mro__):
         return hasattr(module, "weight")
-    if not isinstance(module, nn.Linear):
-        return False
-    weight = module._parameters.get("weight")
-    if weight is None or nn.parameter.is_lazy(weight) or hasattr(weight, "device_mesh"):
-        return False
-    subclass = type(weight.data) is not Tensor and "torchao" in type(weight.data).__module__
-    return subclass or weight.dtype not in _FLOATING
+    weight = module._parameters.get("weight") if isinstance(module, nn.Linear) else None
+    return weight is not None and type(weight.data).__module__.startswith("torchao.")
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -76,7 +70,7 @@ def _frozen_class(plain: type[nn.Module]) -> type[nn.Module]:
         return output
 
     def reduce_ex(self: Any, protocol: Any) -> tuple[Any, ...]:
-        return _rebuild, (plain,), plain.__getstate__(self)  # type: ignore[attr-defined]
+        return _rebuild, (plain,), plain.__getstate__(self)
 
     names = {"forward": forward, "__reduce_ex__": reduce_ex, "rotates_inputs_of": plain, NOT_PLAIN: _NOT_PLAIN}
     return type(f"Rotated{plain.__name__}", (plain,), names)

@@ -27,7 +27,7 @@ def make_forward(plain: type[nn.Module], layer: nn.Module) -> Forward | None:
         return None
 
     def forward(self: Any, input: Tensor) -> Tensor:
-        rotations = getattr(self.parametrizations, "weight", ())
+        rotations: Any = getattr(self.parametrizations, "weight", ())
         if len(rotations) != 1 or not isinstance(rotations[0], Rotation) or rotations[0].plan.apply != "input":
             output: Tensor = plain.forward(self, input)
             return output

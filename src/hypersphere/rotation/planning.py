@@ -84,7 +84,9 @@ def _split_into_blocks(
     numbers = {n: _count_blocks(plan.dimension, _kernel_size(found[n]), blocks, block_size) for n, plan in made.items()}
     if not any(numbers.values()):
         if block_size is not None:
-            sizes = ", ".join(f"{layer_label(name)}: {_divisors(plan.dimension)}" for name, plan in made.items())
+            sizes = "; ".join(
+                f"{layer_label(name)} ({plan.dimension}): {_divisors(plan.dimension)}" for name, plan in made.items()
+            )
             raise ValueError(f"block_size must divide the dimensions of a layer, got {block_size}; possible: {sizes}")
         layers = ", ".join(f"{layer_label(name)} ({_describe_size(plan, found[name])})" for name, plan in made.items())
         raise ValueError(f"no layer can be split into {blocks} blocks of whole channels: {layers}")

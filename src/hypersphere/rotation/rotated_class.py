@@ -42,7 +42,7 @@ def extend_class(layer: nn.Module) -> None:
     made.register_parameter = register_parameter  # type: ignore[method-assign]
     forward = make_forward(plain, layer)
     if forward is not None:
-        made.forward = forward  # type: ignore[assignment]
+        made.forward = forward
     setattr(made, NOT_PLAIN, _NOT_PLAIN)
     made.qconfig = QCONFIG  # type: ignore[attr-defined]
     optimizer_checks.ROTATED.add(layer)

@@ -99,7 +99,7 @@ def load_rotations(model: M, path: str | os.PathLike[str]) -> M:
     unwrapped_model, own = unwrapped(model), None if is_adapter(path) else read(path)
     refuse_adapters("load_rotations", unwrapped_model)
     there = {(each.name, each.tensor_name): each for each in find_rotated(unwrapped_model)}
-    plain = {(module_name(name, n), n.tensor_name): n for name, n in select(unwrapped_model).items()}
+    plain = {(module_name(name, n), n.tensor_name): n for name, n in select(unwrapped_model, output=None).items()}
     plain |= {(name, "weight"): frozen_neurons(m) for name, m in unwrapped_model.named_modules() if is_quantized(m)}
     weights: dict[str, RotatedWeight | Neurons] = {name: n for (name, tensor), n in plain.items() if tensor == "weight"}
     weights |= {name: each for (name, tensor), each in there.items() if tensor == "weight"}
@@ -123,7 +123,7 @@ def load_rotations(model: M, path: str | os.PathLike[str]) -> M:
                 found.rotation.add_module(entry.task, rotation.task)
             activate(found, entry.task)
     # not load_state_dict: quantized layers refuse a part of their state
-    targets = dict(unwrapped_model.named_parameters(remove_duplicate=False))
+    targets: dict[str, Tensor] = dict(unwrapped_model.named_parameters(remove_duplicate=False))
     targets |= dict(unwrapped_model.named_buffers(remove_duplicate=False))
     with torch.no_grad():
         for key, value in file.tensors.items():
@@ -140,11 +140,12 @@ def _split_state(
     no_grad = {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
     once = {name for name, _ in model.named_modules()}
     again = [f"{name}." for name, _ in model.named_modules(remove_duplicate=False) if name not in once]
+    quantized = tuple(f"{name}." for name, module in model.named_modules() if is_quantized(module))
     for key, value in model.state_dict().items():
         each = next((each for each in found if key.startswith(each.key)), None)
         if any(key.startswith(prefix) for prefix in again):  # a module with two names is saved once
             continue
-        if not isinstance(value, Tensor) or value.is_quantized:
+        if each is None and key.startswith(quantized):
             continue
         if each is None:
             (frozen if key in no_grad else kept)[key] = value

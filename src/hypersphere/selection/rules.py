@@ -101,6 +101,11 @@ def static_outputs(model: nn.Module, eligible: Mapping[str, nn.Module]) -> set[s
     if callable(get_output) and isinstance(base, nn.Module):
         given, body = get_output(), set(base.modules())
         found = {name for name, module in candidates if module is given}
+        if base is inner and (beside := [name for name, each in inner.named_children() if isinstance(each, nn.Linear)]):
+            checks.warn_once(
+                f"{type(inner).__name__} has no output layer by get_output_embeddings(), but {', '.join(beside)} may "
+                "be one: pass example_inputs= to have the model traced, or output="
+            )
         candidates = [(name, module) for name, module in candidates if module not in body]
     elif heads := _last_matching(candidates, is_loss_head):
         return set(heads)

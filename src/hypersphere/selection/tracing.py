@@ -8,8 +8,10 @@ because views and in-place operations share them.
 from __future__ import annotations
 
 import dataclasses
+import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -52,8 +54,11 @@ def trace(model: nn.Module, layers: Mapping[str, Neurons], example_inputs: Any) 
     if lazy := [name for name, parameter in model.named_parameters() if is_lazy(parameter)]:
         raise ValueError(f"{lazy[0]!r} is lazy and has no values yet: run the model once first")
     recorder = _Recorder(model, layers)
-    with _unchanged(model), torch.no_grad(), recorder.hooks(), recorder:
+    # compiled parts run eagerly; without torch._dynamo, whose import is slow, there are none
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    with _unchanged(model), torch.no_grad(), eager, warnings.catch_warnings(), recorder.hooks(), recorder:
         recorder.mark_inputs((args, kwargs))
+        warnings.filterwarnings("ignore", "Using `torch.compile", UserWarning)  # our hooks may fire twice
         try:
             results = model(*args, **kwargs)
         except Exception as error:

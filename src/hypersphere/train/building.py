@@ -249,15 +249,12 @@ def _decay_only(module: nn.Module, groups: list[dict[str, Any]], names: tuple[st
     chosen: set[Tensor] = {p for each in select(body, names).values() for p in each.module.parameters()}
     split = []
     for group in groups:
-        parts = ([], group["params"]) if not group["weight_decay"] else _partition(group["params"], chosen)
-        for params, decay in zip(parts, (group["weight_decay"], 0.0), strict=True):
+        kept = [p for p in group["params"] if group["weight_decay"] and p in chosen]
+        rest = [p for p in group["params"] if not group["weight_decay"] or p not in chosen]
+        for params, decay in ((kept, group["weight_decay"]), (rest, 0.0)):
             if params:
                 split.append({**group, "params": params, "weight_decay": decay})
     return split
-
-
-def _partition(params: list[Tensor], chosen: set[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    return [p for p in params if p in chosen], [p for p in params if p not in chosen]
 
 
 def build_regularizer(body: nn.Module, head: nn.Module | None, settings: Energy, seed: int) -> EnergyRegularizer:

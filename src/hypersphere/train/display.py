@@ -74,9 +74,15 @@ class Display:
             self.accuracy = line.get("accuracy", self.accuracy)
         if (energy := _energy(line)) is not None:
             self.energy = energy
+        if line.get("split") != "train":
+            self._print(metric_cells(line, self.total))
 
     def note(self, text: str) -> None:
         """Show one line of text."""
+        self._print([("", one_line(text))])
+
+    def _print(self, cells: list[Cell]) -> None:
+        """Show one line that stays."""
 
     def close(self) -> None:
         """Remove the bar, at the end and after an error."""
@@ -115,13 +121,8 @@ class Plain(Display):
         self._spoke = 0.0
         self._say(f"{self.title}: {total} steps")
 
-    def show(self, line: dict[str, Any]) -> None:
-        super().show(line)
-        if line.get("split") != "train":
-            self._say(joined(metric_cells(line, self.total)))
-
-    def note(self, text: str) -> None:
-        self._say(one_line(text))
+    def _print(self, cells: list[Cell]) -> None:
+        self._say(joined(cells))
 
     def _measure(self, now: float) -> None:
         super()._measure(now)
@@ -155,13 +156,8 @@ class Bar(Display):
         self.bar.start()
         return self
 
-    def show(self, line: dict[str, Any]) -> None:
-        super().show(line)
-        if line.get("split") != "train":
-            self.bar.print(metric_cells(line, self.total))
-
-    def note(self, text: str) -> None:
-        self.bar.print([("", one_line(text))])
+    def _print(self, cells: list[Cell]) -> None:
+        self.bar.print(cells)
 
     def close(self) -> None:
         self.bar.stop()

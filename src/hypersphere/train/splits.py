@@ -110,9 +110,11 @@ class Splits:
         """The split that a training is evaluated on."""
         return "test" if self.validation is None else "validation"
 
+    def _get(self, name: str) -> Any:
+        return {"train": self.train, "validation": self.validation, "test": self.test}.get(name)
+
     def split(self, name: str) -> Any:
-        found = {"train": self.train, "validation": self.validation, "test": self.test}.get(name)
-        if found is None:
+        if (found := self._get(name)) is None:
             there = " and ".join(each for each in ("train", "validation", "test") if self.count(each))
             why = " (data.validation was not set)" if name == "validation" else ""
             raise ValueError(f"this run has no {name} split{why}; it has {there}")
@@ -120,13 +122,12 @@ class Splits:
 
     def is_open(self, name: str) -> bool:
         """Return whether the classes of a split are not those of the training."""
-        split = {"train": self.train, "validation": self.validation, "test": self.test}[name]
-        named = getattr(split, "classes", None)
+        named = getattr(self._get(name), "classes", None)
         return named is not None and [str(each) for each in named] != self.spec.classes
 
     def count(self, name: str) -> int:
         """Return the number of samples of a split; 0 if it is missing."""
-        split = {"train": self.train, "validation": self.validation, "test": self.test}[name]
+        split = self._get(name)
         if isinstance(split, Graph):
             return int(mask_of(split, name).sum())
         return 0 if split is None else len(split)
@@ -138,7 +139,7 @@ class Splits:
         """
         if self.is_open(name):
             return 1 / WAYS if self.pairs is None else 0.5
-        split = {"train": self.train, "validation": self.validation, "test": self.test}[name]
+        split = self._get(name)
         labels = getattr(split, "labels", None)
         if isinstance(split, Graph):
             labels = split.labels[mask_of(split, name) & (split.labels >= 0)]

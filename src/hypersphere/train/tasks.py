@@ -246,7 +246,8 @@ class Adversarial(Task):
         self.loss_of = adversarial.LOSSES[self.gan.loss]
         if start is not None:
             building.load_fitting(self.generator, start.state_dict(), f"init_from={config.init_from}")
-            self._load_discriminator(Path(str(config.init_from), FINAL, weights("discriminator")))
+            if (file := Path(str(config.init_from), FINAL, weights("discriminator"))).is_file():
+                building.load_fitting(self.discriminator, read_tensors(file), str(file))
         for module in (self.generator, self.discriminator):
             building.prepare(module, None, config.rotation, config.seed)
             module.to(world.device)
@@ -263,10 +264,6 @@ class Adversarial(Task):
 
     def energies(self) -> dict[str, float]:
         return building.energies(self.discriminator, None, self.config.energy)
-
-    def _load_discriminator(self, file: Path) -> None:
-        if file.is_file():
-            building.load_fitting(self.discriminator, read_tensors(file), str(file))
 
     def _try_out(self, batch: Batch) -> None:
         made = self.generator(self.noise("try", 0, batch))

@@ -96,18 +96,14 @@ class Flag(NamedTuple):
         return self.flag.removeprefix("--")
 
 
-def flags() -> list[Flag]:
+@cache
+def flags() -> tuple[Flag, ...]:
     """Return all leaf flags, and one that turns each optional group on or off.
 
     Example:
         >>> [flag.flag for flag in flags()][:3], len(flags()) > 60
         (['--seed', '--steps', '--epochs'], True)
     """
-    return list(_flags())
-
-
-@cache
-def _flags() -> tuple[Flag, ...]:
     found: list[Flag] = []
     for each in fields(Config):
         kind, optional = group_of(each.name)
@@ -220,7 +216,7 @@ def derive(config: Config, changes: Mapping[str, Any] | None = None, /, **more: 
         if not isinstance(key, str):
             raise _unknown("", [flag.key for flag in flags()], key)
         if isinstance(value, Group):
-            put(key, _tree_of(value))
+            put(key, to_tree(value))
         elif isinstance(value, Mapping) and "." not in key:
             if not isinstance(tree.get(key), dict):
                 tree[key] = {}
@@ -234,18 +230,20 @@ def derive(config: Config, changes: Mapping[str, Any] | None = None, /, **more: 
     return from_tree(tree)
 
 
-def to_tree(config: Config) -> dict[str, Any]:
+def to_tree(config: Group) -> dict[str, Any]:
     """Return plain dicts, lists and numbers with every field, which :func:`from_tree` takes back."""
-    return _tree_of(config)
+    return {each.name: _plain(getattr(config, each.name)) for each in fields(config)}
 
 
-def _tree_of(group: Group) -> dict[str, Any]:
-    return {each.name: _plain(getattr(group, each.name)) for each in fields(group)}
+def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a tree by dotted keys."""
+    groups = {key: value if isinstance(value, Mapping) else {"": value} for key, value in tree.items()}
+    return {f"{key}.{name}".rstrip("."): each for key, group in groups.items() for name, each in group.items()}
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Group):
-        return _tree_of(value)
+        return to_tree(value)
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -18,6 +18,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from ..._internal import checks
+from ..._internal.modules import import_extra
 from ..._internal.safe_files import write_bytes
 from ..._internal.tensors import unshared
 from ...data.augment import Normalize
@@ -171,12 +172,7 @@ def _torch(run: Run, module: nn.Module, examples: Tensor, name: str) -> tuple[by
 
 def _onnx(run: Run, module: nn.Module, examples: Tensor, name: str) -> tuple[bytes, Tensor | None]:
     for package in ("onnx", "onnxscript"):
-        try:
-            __import__(package)
-        except ImportError as error:
-            raise ImportError(
-                f"exporting to ONNX needs {package}: pip install 'hypersphere[export]' ({error})"
-            ) from None
+        import_extra(package, package, "exporting to ONNX", "export")
     options: dict[str, Any] = {"dynamo": True, "verbose": False, "dynamic_shapes": _any_batch()}
     names: dict[str, Any] = {"input_names": ["inputs"], "output_names": [name]}
 

@@ -153,10 +153,9 @@ def landscape(
         "batch_size": config.data.batch_size,
         "device": plane.device.type,
         "weights": plane.checksum(),
-        "alpha": axis,
-        "beta": axis,
     }
-    rows = _Rows(None if folder is None else Path(folder, landscape_file(direction, split)), settings)
+    file = None if folder is None else Path(folder, landscape_file(direction, split))
+    rows = _Rows(file, settings | {"alpha": axis, "beta": axis})
     if not rows.is_complete:
         measure = _measure(plane, splits, split, config, len(run.labels))
         grid = [(alpha, beta) for alpha in axis[len(rows.loss) :] for beta in axis]
@@ -165,9 +164,7 @@ def landscape(
             rows.add(*measure())
     loss, error = (torch.tensor(each, dtype=torch.float64) for each in (rows.loss, rows.error))
     along = torch.tensor(axis, dtype=torch.float64)
-    return Landscape(
-        along, along, loss, error, {key: settings[key] for key in settings if key not in ("alpha", "beta")}
-    )
+    return Landscape(along, along, loss, error, settings)
 
 
 def _choose(run: Run, splits: Splits, split: str, samples: int | None, seed: int) -> Splits:
@@ -237,16 +234,12 @@ class _Plane:
     @torch.no_grad()
     def move(self, alpha: float, beta: float) -> None:
         """Set the weights θ + αδ + βη; rotations are merged into theirs."""
-        at = {key: weight + alpha * d + beta * e for key, (weight, d, e) in self._parts()}
+        at = {key: self.weights[key] + alpha * d + beta * e for key, (d, e) in self.directions.items()}
         if self.layers:
             at |= merge_state_dict(self.layers | {key: at[key] for key in at if key in self.layers})
         for key, value in at.items():
             if key in self.places:
                 self.places[key].copy_(value)
-
-    def _parts(self) -> Iterable[tuple[str, tuple[Tensor, Tensor, Tensor]]]:
-        for key, (d, e) in self.directions.items():
-            yield key, (self.weights[key], d, e)
 
 
 def _trained_state(run: Run) -> Mapping[str, Tensor]:

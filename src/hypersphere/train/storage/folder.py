@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from ..._internal import checksummed_json, safe_files
 from ..config import Config, ConfigError, derive, load_file, to_tree
+from ..config.convert import flatten
 from ..distributed import World
 from .layout import CHECKPOINTS, CONFIG, FINAL, LOCK, METRICS, MODEL, OURS, PARTS, RESULT, weights
 
@@ -124,7 +124,7 @@ def _check_same(old: Config, new: Config, path: Path) -> None:
     # The defaults of model.scale and clip were null in older versions.
     free += ("model.scale",) if new.model.similarity is None else ()
     free += ("clip",) if new.energy is None and {old.clip, new.clip} == {None, "auto"} else ()
-    before, now = _flat(to_tree(old)), _flat(to_tree(new))
+    before, now = flatten(to_tree(old)), flatten(to_tree(new))
     if None in (old.channels_last, new.channels_last):  # open, or written by a version without it
         free = (*free, "channels_last")
     for key in before | now:
@@ -135,9 +135,3 @@ def _check_same(old: Config, new: Config, path: Path) -> None:
                 f"out={path} is another run: there {key} is {was}, here it is {wanted}{why}; "
                 f"to start a new run from its weights use init_from={path}"
             )
-
-
-def _flat(tree: dict[str, Any]) -> dict[str, Any]:
-    pairs = [(key, value if isinstance(value, dict) else None, value) for key, value in tree.items()]
-    flat = {key: value for key, group, value in pairs if group is None}
-    return flat | {f"{key}.{name}": each for key, group, _ in pairs if group for name, each in group.items()}

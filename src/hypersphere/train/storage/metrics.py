@@ -7,6 +7,7 @@ import math
 import os
 import time
 import zlib
+from collections.abc import Iterable
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from ..._internal import checks, checksummed_json, safe_files
 from . import layout
 from .events import Events, append, scalars
-from .summary import is_count, is_number
+from .summary import is_count, is_number, strange_values
 
 
 class Metrics:
@@ -112,10 +113,19 @@ def has_mark(data: bytes, mark: Any) -> bool:
 
 def _kept(path: Path, keep: int, mark: dict[str, Any] | None) -> list[dict[str, Any]]:
     """Return the first `keep` lines of `path`, or those before the first damaged one."""
-    lines: list[dict[str, Any]] = []
     data = safe_files.read_plain(path) if os.path.lexists(path) else b""
-    # Text after the last newline is an incomplete line.
-    for text in data.split(b"\n")[:-1][:keep]:
+    lines = parse_lines(data.split(b"\n")[:-1][:keep])
+    if len(lines) < keep:
+        checks.warn(f"{path} is damaged: {len(lines)} of {keep} lines are intact, the history continues from them")
+    elif mark is not None and not has_mark(data, mark):
+        checks.warn(f"{path} is damaged: the checksum does not match, the history continues from its lines")
+    return lines
+
+
+def parse_lines(texts: Iterable[bytes]) -> list[dict[str, Any]]:
+    """Return the lines before the first damaged one."""
+    lines: list[dict[str, Any]] = []
+    for text in texts:
         try:
             line = checksummed_json.parse(text)
         except ValueError:
@@ -123,10 +133,6 @@ def _kept(path: Path, keep: int, mark: dict[str, Any] | None) -> list[dict[str, 
         if not is_line(line):
             break
         lines.append(line)
-    if len(lines) < keep:
-        checks.warn(f"{path} is damaged: {len(lines)} of {keep} lines are intact, the history continues from them")
-    elif mark is not None and not has_mark(data, mark):
-        checks.warn(f"{path} is damaged: the checksum does not match, the history continues from its lines")
     return lines
 
 
@@ -140,13 +146,5 @@ def is_line(line: Any) -> bool:
         isinstance(line.get("split", ""), str)
         and all(each is None or is_number(each) for each in figures)
         and (seconds is None or is_number(seconds, 0))
-        and _is_plain(line, 4)
+        and not any(True for _ in strange_values(line, 4))
     )
-
-
-def _is_plain(value: Any, levels: int) -> bool:
-    if isinstance(value, dict | list):
-        return levels > 0 and all(
-            _is_plain(each, levels - 1) for each in (value.values() if isinstance(value, dict) else value)
-        )
-    return value is None or isinstance(value, bool | str) or is_number(value)

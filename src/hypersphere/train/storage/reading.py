@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..._internal import checks, checksummed_json, safe_files
 from ..._internal.tensors import checksum_of
+from ..._internal.text import one_line as one_line
 from .layout import CHECKPOINT_FORMAT, REPLACED, STATE, STEP, TENSORS
 
 _TRIES = 10  # if the checkpoint is replaced or removed while it is read
@@ -156,7 +157,3 @@ def is_best(path: Path) -> bool:
 
 def checksum(body: Mapping[str, Any]) -> str:
     return f"{zlib.crc32(json.dumps(body, allow_nan=False).encode()):08x}"
-
-
-def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

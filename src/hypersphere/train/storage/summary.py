@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +78,14 @@ def _check(tree: dict[str, Any]) -> None:
     if not is_number(tree.get("loss", 0.0)) and tree["loss"] is not None:
         raise ValueError(f"loss must be null or a number, got {shown(tree['loss'])}")
     for key, value in tree.items():
-        _check_plain(key, value, _DEEPEST)
+        for each in strange_values(value, _DEEPEST):
+            raise ValueError(f"{key} must not hold {shown(each)}")
 
 
-def _check_plain(key: str, value: Any, levels: int) -> None:
-    """Raise ValueError unless `value` is text, a number or a shallow object of them, as a training writes."""
+def strange_values(value: Any, levels: int) -> Iterator[Any]:
+    """Yield what is not text, a number or an object of them of so many levels, as a training writes."""
     if isinstance(value, dict | list) and levels:
         for each in value.values() if isinstance(value, dict) else value:
-            _check_plain(key, each, levels - 1)
+            yield from strange_values(each, levels - 1)
     elif not (value is None or isinstance(value, bool | str) or is_number(value)):
-        raise ValueError(f"{key} must not hold {shown(value)}")
+        yield value
