@@ -128,8 +128,11 @@ print('torch._dynamo' in sys.modules)
     assert done.stdout == "[]\nFalse\n"
 
 
-# pretrained.py writes folders of Hugging Face, not runs
-_MAY_NAME_FILES = ("hypersphere.train.storage.layout", "hypersphere.pretrained")
+# pretrained.py and adapter_files.py write folders of Hugging Face, not runs
+_MAY_NAME_FILES = (
+    *("hypersphere.train.storage.layout", "hypersphere.pretrained"),
+    "hypersphere.rotation.adapter_files",
+)
 
 
 def test_a_run_s_file_names_stand_in_one_module():

@@ -70,7 +70,9 @@ if TYPE_CHECKING:
     from .recurrent import SphereRNN as SphereRNN
     from .rotation import Resampler as Resampler
     from .rotation import add_task as add_task
+    from .rotation import combine_tasks as combine_tasks
     from .rotation import count_parameters as count_parameters
+    from .rotation import extract_rotations as extract_rotations
     from .rotation import load_rotations as load_rotations
     from .rotation import merge as merge
     from .rotation import merge_state_dict as merge_state_dict

@@ -18,11 +18,11 @@ PUBLIC: dict[str, str] = {
     "CenterLoss": "losses", "GASoftmaxLoss": "losses", "SphereFacePlusLoss": "losses", "SSoftmaxLoss": "losses",
     "WSoftmaxLoss": "losses", "margins": "", "OGD": "optim", "param_groups": "optim", "from_pretrained": "pretrained",
     "save_pretrained": "pretrained", "SphereGRU": "recurrent", "SphereLSTM": "recurrent", "SphereRNN": "recurrent",
-    "Resampler": "rotation", "add_task": "rotation", "count_parameters": "rotation", "load_rotations": "rotation",
-    "merge": "rotation", "merge_state_dict": "rotation", "rotate": "rotation", "rotation_penalty": "rotation",
-    "save_rotations": "rotation", "use_task": "rotation", "Neurons": "selection", "select": "selection",
-    "LearnableSigmoid": "similarity", "landscape": "train.inference.landscape", "load_run": "train.inference.run",
-    "regularizers": "",
+    "Resampler": "rotation", "add_task": "rotation", "combine_tasks": "rotation", "count_parameters": "rotation",
+    "extract_rotations": "rotation", "load_rotations": "rotation", "merge": "rotation", "merge_state_dict": "rotation",
+    "rotate": "rotation", "rotation_penalty": "rotation", "save_rotations": "rotation", "use_task": "rotation",
+    "Neurons": "selection", "select": "selection", "LearnableSigmoid": "similarity",
+    "landscape": "train.inference.landscape", "load_run": "train.inference.run", "regularizers": "",
 }
 
 #: command → what it does

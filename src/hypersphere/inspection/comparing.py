@@ -12,7 +12,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from .._internal.linalg import svd
+from .._internal.linalg import nearest_orthogonal
 from .._internal.progress import track
 from .._internal.text import printable
 from ..cosine import unit
@@ -279,5 +279,4 @@ def _explained(old: Tensor, new: Tensor, moved: float) -> float:
     """
     if old.shape[1] > old.shape[0]:  # rotated into N dimensions, each its own way: the minimum is the same
         old, new = (torch.linalg.qr(each.mT, mode="r").R.mT for each in (old, new))
-    u, _, vt = svd(old.mT @ new)
-    return 1.0 - (float((new - old @ (u @ vt)).norm()) / moved) ** 2
+    return 1.0 - (float((new - old @ nearest_orthogonal(old.mT @ new)).norm()) / moved) ** 2

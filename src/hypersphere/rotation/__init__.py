@@ -2,13 +2,16 @@
 
 - :func:`rotate` and :func:`merge`, :func:`merge_state_dict` without a model
 - :class:`Resampler`: stochastic OPT
-- :func:`add_task`, :func:`use_task`: several sets of rotations over one set of neurons
+- :func:`add_task`, :func:`use_task`, :func:`combine_tasks`: several sets of rotations over one set of neurons
+- :func:`extract_rotations`: the rotations between a network and a fine-tuned copy
 - :func:`save_rotations`, :func:`load_rotations`
 - :func:`count_parameters`, :func:`rotation_penalty`
 """
 
 from .counting import count_parameters as count_parameters
 from .counting import rotation_penalty as rotation_penalty
+from .extraction import ExtractedRotations as ExtractedRotations
+from .extraction import extract_rotations as extract_rotations
 from .merging import merge as merge
 from .merging import merge_state_dict as merge_state_dict
 from .rotating import rotate as rotate
@@ -16,4 +19,5 @@ from .saving import load_rotations as load_rotations
 from .saving import save_rotations as save_rotations
 from .stochastic import Resampler as Resampler
 from .tasks import add_task as add_task
+from .tasks import combine_tasks as combine_tasks
 from .tasks import use_task as use_task

@@ -20,7 +20,7 @@ from .plan import Plan
 from .tasks import check_new_name
 
 FORMAT = 1
-_HEADER = "hypersphere.rotations"
+HEADER = "hypersphere.rotations"
 _FIRST = ("method", "dimension", "blocks", "shared", "sample", "init", "learned", "layout")  # of Plan, in every file
 _NEW = [field for field in fields(Plan) if field.name not in _FIRST]
 
@@ -85,7 +85,7 @@ def write(path: str | os.PathLike[str], layers: list[dict[str, Any]], kept: dict
     hashes = {key: hash_of(value) for key, value in tensors.items()}
     hashes |= {alias: hashes[key] for alias, key in aliases.items()}
     header = {"format": FORMAT, "layers": layers, "aliases": aliases, "hashes": hashes, "frozen": frozen}
-    write_bytes(path, save(tensors, metadata={_HEADER: json.dumps(header)}))
+    write_bytes(path, save(tensors, metadata={HEADER: json.dumps(header)}))
 
 
 def read(path: str | os.PathLike[str]) -> File:
@@ -95,7 +95,7 @@ def read(path: str | os.PathLike[str]) -> File:
     wrong = f"{path} is not a file that save_rotations wrote"
     try:
         with safe_open(os.fspath(path), framework="pt") as file:
-            text = (file.metadata() or {}).get(_HEADER)
+            text = (file.metadata() or {}).get(HEADER)
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         header = json.loads(text) if text is not None else {}
     except (SafetensorError, ValueError, RecursionError) as error:

@@ -15,6 +15,7 @@ from .._internal.tensors import hash_of
 from ..orthogonal import ORTHOGONALIZERS
 from ..selection import Neurons, select, unwrapped
 from ._file import Entry, File, describe_plan, read, write
+from .adapter_files import is_adapter, read_adapter, write_peft
 from .frozen import frozen_neurons, is_quantized
 from .parametrization import (
     RotatedWeight,
@@ -29,16 +30,22 @@ from .rotating import attach, check_layer, parameter_order
 from .tasks import activate
 
 M = TypeVar("M", bound=nn.Module)
+FORMATS = ("hypersphere", "peft")
 
 
-def save_rotations(model: nn.Module, path: str | os.PathLike[str], *, task: str | None = None) -> None:
+def save_rotations(
+    model: nn.Module, path: str | os.PathLike[str], *, task: str | None = None, format: str = "hypersphere"
+) -> None:
     """Save the rotations of a model, all other trainable parameters and all buffers to `path`, as safetensors.
 
     Fixed neurons and frozen parameters are not saved, only their hashes: loading requires the same ones. Neurons that
     training changes (``sample``, ``neurons="learned"``) are saved.
 
     Args:
-        task: whose rotations; None: the active task's.
+        task: whose rotations; None: the active task's. They are saved at strength 1 (see :func:`use_task`).
+        format: "hypersphere", or "peft": `path` is a folder that PEFT (0.18 or newer) loads as an OFT adapter. PEFT has
+            Linear layers rotated by "cayley" at the inputs, in blocks of one size or one number of blocks everywhere;
+            others are an error. It does not compare neurons and frozen parameters when it loads.
 
     Example:
         >>> import copy, tempfile, hypersphere as hs
@@ -51,6 +58,7 @@ def save_rotations(model: nn.Module, path: str | os.PathLike[str], *, task: str 
         True
     """
     checks.module("model", model)
+    checks.choice("format", format, FORMATS)
     model = unwrapped(model)
     found = require_rotated("save_rotations", model)
     for each in found:
@@ -60,7 +68,12 @@ def save_rotations(model: nn.Module, path: str | os.PathLike[str], *, task: str 
             )
         if task is not None and task not in each.rotation.tasks:
             raise ValueError(f"task must be one of {', '.join(each.rotation.tasks)}, got {task!r}")
+    if any(each.rotation.tasks[task or each.rotation.active].strength != 1 for each in found):
+        checks.warn("save_rotations writes the task at strength 1: combine_tasks makes a strength a task of its own")
     kept, frozen = _split_state(model, found, task)
+    if format == "peft":
+        write_peft(path, model, found, task, kept)
+        return
     write(
         path,
         [describe_layer(each, task) for each in found],
@@ -72,19 +85,25 @@ def save_rotations(model: nn.Module, path: str | os.PathLike[str], *, task: str 
 def load_rotations(model: M, path: str | os.PathLike[str]) -> M:
     """Load rotations that :func:`save_rotations` wrote, rotating the model if it is plain; return the model.
 
+    Adapters of other tools are loaded too: PEFT's OFT (its folder), and OFT of OneTrainer, LyCORIS and kohya (a
+    safetensors file). They do not tell which neurons they belong to: only names and shapes are compared.
+
     The model changes only after all checks have passed.
 
     Args:
         model: plain, or rotated the same way. Its fixed neurons and frozen parameters must be those of the saved model:
             other hashes are an error. A task that it does not have is added. The file's task is active afterwards.
-        path: the file.
+        path: the file, or the folder of PEFT.
     """
     checks.module("model", model)
-    unwrapped_model, file = unwrapped(model), read(path)
+    unwrapped_model, own = unwrapped(model), None if is_adapter(path) else read(path)
     refuse_adapters("load_rotations", unwrapped_model)
     there = {(each.name, each.tensor_name): each for each in find_rotated(unwrapped_model)}
     plain = {(module_name(name, n), n.tensor_name): n for name, n in select(unwrapped_model, output=None).items()}
     plain |= {(name, "weight"): frozen_neurons(m) for name, m in unwrapped_model.named_modules() if is_quantized(m)}
+    weights: dict[str, RotatedWeight | Neurons] = {name: n for (name, tensor), n in plain.items() if tensor == "weight"}
+    weights |= {name: each for (name, tensor), each in there.items() if tensor == "weight"}
+    file = own or read_adapter(path, weights)
     for where in there:
         if where not in {entry.where for entry in file.entries}:
             raise ValueError(f"{path}: layer {layer_label(where[0])!r} is rotated in the model, but not in the file")
