@@ -6,6 +6,7 @@ import json
 import math
 import random
 import shutil
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -64,11 +65,13 @@ def _write_runs(folder: Path, runs: int, points: int) -> list[Path]:
 
 
 def _first_paint(browser: str, page: Path, plan: Plan) -> float:
-    """Return the least seconds from opening the page without a network to its first paint: no CPU time, so other work
-    of the machine adds to it."""
+    """Return the median seconds from opening the page without a network to its first paint.
+
+    This is wall time: other work of the machine adds to it.
+    """
     from playwright.sync_api import sync_playwright
 
-    taken = math.inf
+    taken = []
     with sync_playwright() as driver, driver.chromium.launch(executable_path=browser, args=[*FLAGS]) as chromium:
         for _ in range(plan.warmup + plan.rounds):
             with chromium.new_context(offline=True) as context:
@@ -76,5 +79,5 @@ def _first_paint(browser: str, page: Path, plan: Plan) -> float:
                 opened.goto(page.as_uri())
                 while (milliseconds := opened.evaluate(FIRST_PAINT)) is None:
                     opened.wait_for_timeout(20)
-                taken = min(taken, milliseconds / 1000)
-    return taken
+                taken.append(milliseconds / 1000)
+    return statistics.median(taken[plan.warmup :])
