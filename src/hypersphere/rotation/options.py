@@ -79,8 +79,8 @@ def add_options(
         if apply == "input" and not possible:
             raise ValueError(
                 "apply='input' needs an orthogonal method and a Linear, or a convolution with 1×1 kernels and one "
-                f"group; got method={plan.method!r} and {layer} [{type(neurons.module).__name__}]: use apply='auto', or "
-                "exclude it"
+                f"group; got method={plan.method!r} and {layer} [{type(neurons.module).__name__}]: use apply='auto' "
+                "or exclude it"
             )
         if name in frozen and (side != "input" or magnitude or shuffle or plan.sample is not None or plan.learned):
             raise ValueError(
