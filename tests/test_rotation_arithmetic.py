@@ -177,8 +177,8 @@ def test_tasks_that_oppose_each_other_are_capped_and_said(recwarn):
 @pytest.mark.parametrize(
     ("tasks", "into", "error", "match"),
     [
-        ({}, "x", ValueError, "tasks.*at least one"),
-        (["default"], "x", ValueError, "tasks.*dict"),
+        ({}, "x", ValueError, "weights.*at least one"),
+        (["default"], "x", ValueError, "weights.*dict"),
         ({"fish": 1}, "x", ValueError, "default, birds.*fish"),
         ({"default": math.nan}, "x", ValueError, "default.*finite"),
         ({"default": "1"}, "x", TypeError, "default.*number"),

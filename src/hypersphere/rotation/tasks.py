@@ -57,8 +57,8 @@ def _add(found: list[RotatedWeight], name: str) -> None:
         each.rotation.add_module(name, task)
 
 
-def combine_tasks(model: nn.Module, tasks: Mapping[str, float], into: str) -> None:
-    """Add a task `into` whose rotations are a weighted mean of those of `tasks`; :func:`use_task` switches to it.
+def combine_tasks(model: nn.Module, weights: Mapping[str, float], into: str) -> None:
+    """Add a task `into` whose rotations are a weighted mean of those of other tasks; :func:`use_task` switches to it.
 
     In each layer the skew-symmetric matrices Qᵢ, times their weights, are averaged, and the mean is lengthened to the
     mean length of the Qᵢ: Q = (1/n)·f·ΣQᵢ with f = Σ‖Qᵢ‖/‖ΣQᵢ‖ for n tasks. Tasks that oppose each other would make f
@@ -66,7 +66,7 @@ def combine_tasks(model: nn.Module, tasks: Mapping[str, float], into: str) -> No
     method "cayley" or "exponential". The strengths of :func:`use_task` are not used: weights are.
 
     Args:
-        tasks: weights by name, for example {"birds": 1, "fish": 0.5}. One task alone is multiplied by its weight.
+        weights: of the tasks, by name, for example {"birds": 1, "fish": 0.5}. One task alone is multiplied by its weight.
         into: the name of the new task.
 
     Example:
@@ -77,9 +77,9 @@ def combine_tasks(model: nn.Module, tasks: Mapping[str, float], into: str) -> No
         >>> hs.use_task(net, "both")
     """
     found = require_rotated("combine_tasks", model)
-    if not isinstance(tasks, Mapping) or not tasks:
-        raise ValueError(f"tasks must be a dict of weights by task with at least one entry, got {tasks!r}")
-    weights = {name: checks.number(f"tasks[{name!r}]", weight) for name, weight in tasks.items()}
+    if not isinstance(weights, Mapping) or not weights:
+        raise ValueError(f"weights must be a dict of weights by task with at least one entry, got {weights!r}")
+    weights = {name: checks.number(f"weights[{name!r}]", weight) for name, weight in weights.items()}
     check_new_name(into)
     for each in found:
         for name in weights:
