@@ -33,6 +33,7 @@ class Preset:
 
 
 PRESETS: dict[str, Preset] = {}
+TIMM = "timm/"  # names of timm's networks begin so
 
 
 def register(name: str, build: Callable[..., nn.Module], *, paper: str = "", table: str = "", **options: Any) -> None:
@@ -61,7 +62,11 @@ def names() -> list[str]:
 
 
 def preset(name: str) -> Preset:
-    """Return the preset of a name."""
+    """Return the preset of a name, one of :func:`names` or ``timm/NAME``."""
+    if isinstance(name, str) and name.startswith(TIMM):
+        from . import _timm
+
+        return _timm.preset(name)
     if not isinstance(name, str) or name not in PRESETS:
         near = nearest_few(name, PRESETS) if isinstance(name, str) else []
         raise ValueError(unknown_name("network", name, near, "see hypersphere.models.names()"))
@@ -72,7 +77,7 @@ def create(name: str, num_classes: int | None = None, **options: Any) -> nn.Modu
     """Create a network by name.
 
     Args:
-        name: one of :func:`names`.
+        name: one of :func:`names`, or ``timm/NAME`` for a network of timm, if that is installed.
         num_classes: of the classifier; 0: no classifier, the network returns embeddings for a loss head; None: the
             default of the paper or the family.
         options: of the family (widths=, fc=, in_channels=, input_size=, similarity=, batch_norm=, relu=, ...).

@@ -1,0 +1,62 @@
+"""Networks of timm, named ``timm/NAME``. timm is imported when one is built; nothing is fetched."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..data.augment import Normalize
+from ._registry import TIMM, Preset
+
+
+class _Normalized:
+    """Mixin of a network of timm: takes pixels as this package normalizes them, gives embeddings."""
+
+    def forward_features(self: Any, inputs: Tensor) -> Tensor:
+        return cast(Tensor, super().forward_features(inputs * self.input_factor + self.input_shift))  # type: ignore[misc]
+
+    def embed(self: Any, inputs: Tensor) -> Tensor:
+        """Return what the output layer takes, (B, d)."""
+        return cast(Tensor, self.forward_head(self.forward_features(inputs), pre_logits=True))
+
+
+def preset(name: str) -> Preset:
+    """Return the preset of ``timm/NAME``."""
+    return Preset(name, partial(build, name.removeprefix(TIMM)))
+
+
+def build(name: str, *, num_classes: int = 1000, in_channels: int = 3, **options: Any) -> nn.Module:
+    """Build a network of timm with random weights, under timm's own names of tensors.
+
+    Its inputs are pixels as :class:`~hypersphere.data.augment.Normalize` maps them; mean and deviation that timm has
+    for the network's weights are applied inside.
+    """
+    try:
+        import timm
+    except ImportError as error:
+        raise ValueError(f"{TIMM}{name} needs timm, which cannot be imported ({error}): pip install timm") from None
+    if not timm.is_model(name):
+        near = timm.list_models(f"*{name}*")[:3]
+        raise ValueError(f"timm has no network {name!r}{f', did you mean {chr(44).join(near)}?' if near else ''}")
+    try:
+        made = timm.create_model(name, pretrained=False, num_classes=num_classes, in_chans=in_channels, **options)
+    except (TypeError, RuntimeError, AttributeError) as error:
+        raise ValueError(f"timm cannot build {name!r}: {error}") from None
+    if not hasattr(made, "forward_features") or not hasattr(made, "forward_head"):
+        raise ValueError(f"{TIMM}{name} is no classifier with forward_features and forward_head")
+    configured = made.pretrained_cfg
+    mean, deviation = (torch.tensor(configured.get(key, (0.5,) * 3)) for key in ("mean", "std"))
+    if len(mean) != in_channels:
+        mean, deviation = mean.mean().expand(in_channels), deviation.mean().expand(in_channels)
+    low, high = Normalize.of(0), Normalize.of(255)  # of black and white pixels, which timm has at 0 and 1
+    factor = 1 / (high - low) / deviation
+    made.register_buffer("input_factor", factor[:, None, None].clone(), persistent=False)
+    made.register_buffer("input_shift", ((-low / (high - low) - mean) / deviation)[:, None, None], persistent=False)
+    made.__class__ = type(type(made).__name__, (_Normalized, type(made)), {"__module__": type(made).__module__})
+    return cast(nn.Module, made)
+
+
+build.data_kind = "images"  # type: ignore[attr-defined]
