@@ -254,7 +254,24 @@ def main() -> None:
         speakers, splits = read_speeches(options.text)
     except OSError as error:
         sys.exit(f"finetune_minilm: {error}")
-    header: dict[str, Any] = {
+    header = describe(speakers, splits)
+
+    def run_once(method: str, lr: float, seed: int) -> None:
+        if (method, lr, seed) not in map(key_of, stored(options.out, header)):
+            add(options.out, header, train(method, lr, seed, folder, splits))
+
+    for place in range(3):
+        for method in options.methods:
+            if place < len(CANDIDATES[method]):
+                run_once(method, CANDIDATES[method][place], SEEDS[0])
+    for seed in SEEDS[1:]:
+        for method in options.methods:
+            run_once(method, best_rate(stored(options.out, header), method), seed)
+
+
+def describe(speakers: list[str], splits: dict[str, list[tuple[str, int]]]) -> dict[str, Any]:
+    """Return what all runs of a result file have in common."""
+    return {
         "settings": SETTINGS,
         "candidates": {name: list(rates) for name, rates in CANDIDATES.items()},
         "seeds": list(SEEDS),
@@ -265,27 +282,21 @@ def main() -> None:
         "threads": torch.get_num_threads(),
     }
 
-    def run(method: str, lr: float, seed: int) -> None:
-        if any(
-            (each["method"], each["lr"], each["seed"]) == (method, lr, seed) for each in stored(options.out, header)
-        ):
-            return
-        done = train(method, lr, seed, folder, splits)
-        print(json.dumps(done), flush=True)
-        with options.out.with_suffix(".lock").open("w") as lock:  # several processes may share the file
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            runs = [*stored(options.out, header), done]
-            beside = options.out.with_suffix(".tmp")
-            beside.write_text(json.dumps({**header, "runs": runs}, indent=1) + "\n", encoding="utf-8")
-            beside.replace(options.out)
 
-    for place in range(3):
-        for method in options.methods:
-            if place < len(CANDIDATES[method]):
-                run(method, CANDIDATES[method][place], SEEDS[0])
-    for seed in SEEDS[1:]:
-        for method in options.methods:
-            run(method, best_rate(stored(options.out, header), method), seed)
+def key_of(run: dict[str, Any]) -> tuple[str, float, int]:
+    return run["method"], run["lr"], run["seed"]
+
+
+def add(path: Path, header: dict[str, Any], run: dict[str, Any]) -> None:
+    """Add a run to the result file, which several processes may share."""
+    print(json.dumps(run), flush=True)
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        runs = stored(path, header)
+        if key_of(run) not in map(key_of, runs):
+            beside = path.with_suffix(".tmp")
+            beside.write_text(json.dumps({**header, "runs": [*runs, run]}, indent=1) + "\n", encoding="utf-8")
+            beside.replace(path)
 
 
 def stored(path: Path, header: dict[str, Any]) -> list[dict[str, Any]]:

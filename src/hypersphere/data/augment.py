@@ -63,11 +63,6 @@ class Normalize:
             raise TypeError(f"inputs must be uint8 pixels of 0 to 255, got {inputs.dtype}")
         return inputs.to(torch.float32).sub_(127.5).mul_(1 / 128)
 
-    @staticmethod
-    def of(pixel: float) -> float:
-        """Return what a single pixel value is mapped to."""
-        return (pixel - 127.5) / 128
-
 
 @dataclass(frozen=True)
 class Flip:

@@ -8,15 +8,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..data.augment import Normalize
 from ._registry import TIMM, Preset
+
+BLACK, WHITE = -127.5 / 128, 127.5 / 128  # pixels 0 and 255 as hypersphere.data normalizes them; timm has 0 and 1
 
 
 class _Normalized:
     """Mixin of a network of timm: takes pixels as this package normalizes them, gives embeddings."""
 
-    def forward_features(self: Any, inputs: Tensor) -> Tensor:
-        return cast(Tensor, super().forward_features(inputs * self.input_factor + self.input_shift))  # type: ignore[misc]
+    def forward_features(self: Any, inputs: Tensor, *args: Any, **options: Any) -> Tensor:
+        scaled = inputs * self.input_factor + self.input_shift
+        return cast(Tensor, super().forward_features(scaled, *args, **options))  # type: ignore[misc]
 
     def embed(self: Any, inputs: Tensor) -> Tensor:
         """Return what the output layer takes, (B, d)."""
@@ -31,8 +33,8 @@ def preset(name: str) -> Preset:
 def build(name: str, *, num_classes: int = 1000, in_channels: int = 3, **options: Any) -> nn.Module:
     """Build a network of timm with random weights, under timm's own names of tensors.
 
-    Its inputs are pixels as :class:`~hypersphere.data.augment.Normalize` maps them; mean and deviation that timm has
-    for the network's weights are applied inside.
+    Its inputs are pixels as :mod:`hypersphere.data` normalizes them; the mean and the deviation that timm has for the
+    network's weights are applied inside.
     """
     try:
         import timm
@@ -51,10 +53,9 @@ def build(name: str, *, num_classes: int = 1000, in_channels: int = 3, **options
     mean, deviation = (torch.tensor(configured.get(key, (0.5,) * 3)) for key in ("mean", "std"))
     if len(mean) != in_channels:
         mean, deviation = mean.mean().expand(in_channels), deviation.mean().expand(in_channels)
-    low, high = Normalize.of(0), Normalize.of(255)  # of black and white pixels, which timm has at 0 and 1
-    factor = 1 / (high - low) / deviation
-    made.register_buffer("input_factor", factor[:, None, None].clone(), persistent=False)
-    made.register_buffer("input_shift", ((-low / (high - low) - mean) / deviation)[:, None, None], persistent=False)
+    factor, shift = 1 / (WHITE - BLACK) / deviation, (-BLACK / (WHITE - BLACK) - mean) / deviation
+    made.register_buffer("input_factor", factor[:, None, None], persistent=False)
+    made.register_buffer("input_shift", shift[:, None, None], persistent=False)
     made.__class__ = type(type(made).__name__, (_Normalized, type(made)), {"__module__": type(made).__module__})
     return cast(nn.Module, made)
 
