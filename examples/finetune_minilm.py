@@ -290,7 +290,7 @@ def key_of(run: dict[str, Any]) -> tuple[str, float, int]:
 def add(path: Path, header: dict[str, Any], run: dict[str, Any]) -> None:
     """Add a run to the result file, which several processes may share."""
     print(json.dumps(run), flush=True)
-    with path.with_suffix(".lock").open("w") as lock:
+    with path.with_name(f".{path.name}.tmp").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         runs = stored(path, header)
         if key_of(run) not in map(key_of, runs):

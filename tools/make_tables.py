@@ -1,4 +1,5 @@
-"""Write what is generated: catalog.py, tables of docs/models.md and docs/figures.md, docs/results.md and its pictures.
+"""Write what is generated: catalog.py, tables of docs/models.md and docs/figures.md, docs/results.md and
+docs/finetuning.md with their pictures.
 
 `make tables` runs `python -m tools.make_tables`. With --check nothing is written, and the exit code is 1 if a file is
 stale; tests/test_catalog.py runs that.
@@ -14,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tools import networks, results_page
+from tools import finetune_page, networks, results_page
 
 import hypersphere
 from hypersphere import cli, data, losses, models, orthogonal, recipes, similarity
@@ -179,7 +180,12 @@ def between_markers(page: str, name: str, table: str) -> str:
 def generated() -> dict[Path, str]:
     """Each file that is generated, and its text."""
     models, figures = ROOT / "docs" / "models.md", ROOT / "docs" / "figures.md"
+    finetuning = ROOT / "docs" / "finetuning.md"
+    measured = finetune_page.generated(ROOT)
+    table = measured.pop(finetune_page.MARKER)
     return {
+        finetuning: between_markers(finetuning.read_text(encoding="utf-8"), finetune_page.MARKER, table),
+        **{ROOT / "docs" / name: svg for name, svg in measured.items()},
         ROOT / "src" / "hypersphere" / "catalog.py": catalog(),
         models: models_page(models.read_text(encoding="utf-8")),
         figures: figures_page(figures.read_text(encoding="utf-8")),

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from .._internal.nearest import nearest_few, unknown, unknown_name
+from . import _timm
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,6 @@ class Preset:
 
 
 PRESETS: dict[str, Preset] = {}
-TIMM = "timm/"  # names of timm's networks begin so
 
 
 def register(name: str, build: Callable[..., nn.Module], *, paper: str = "", table: str = "", **options: Any) -> None:
@@ -63,10 +63,8 @@ def names() -> list[str]:
 
 def preset(name: str) -> Preset:
     """Return the preset of a name, one of :func:`names` or ``timm/NAME``."""
-    if isinstance(name, str) and name.startswith(TIMM):
-        from . import _timm
-
-        return _timm.preset(name)
+    if isinstance(name, str) and name.startswith(_timm.PREFIX):
+        return Preset(name, _timm.builder(name))
     if not isinstance(name, str) or name not in PRESETS:
         near = nearest_few(name, PRESETS) if isinstance(name, str) else []
         raise ValueError(unknown_name("network", name, near, "see hypersphere.models.names()"))

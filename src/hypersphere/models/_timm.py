@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from ._registry import TIMM, Preset
-
+PREFIX = "timm/"  # of the names of these networks
 BLACK, WHITE = -127.5 / 128, 127.5 / 128  # pixels 0 and 255 as hypersphere.data normalizes them; timm has 0 and 1
 
 
@@ -25,9 +26,11 @@ class _Normalized:
         return cast(Tensor, self.forward_head(self.forward_features(inputs), pre_logits=True))
 
 
-def preset(name: str) -> Preset:
-    """Return the preset of ``timm/NAME``."""
-    return Preset(name, partial(build, name.removeprefix(TIMM)))
+def builder(name: str) -> Callable[..., nn.Module]:
+    """Return the function that builds ``timm/NAME``."""
+    made = partial(build, name.removeprefix(PREFIX))
+    made.data_kind = "images"  # type: ignore[attr-defined]
+    return made
 
 
 def build(name: str, *, num_classes: int = 1000, in_channels: int = 3, **options: Any) -> nn.Module:
@@ -37,18 +40,17 @@ def build(name: str, *, num_classes: int = 1000, in_channels: int = 3, **options
     network's weights are applied inside.
     """
     try:
-        import timm
+        timm: Any = import_module("timm")
     except ImportError as error:
-        raise ValueError(f"{TIMM}{name} needs timm, which cannot be imported ({error}): pip install timm") from None
+        raise ValueError(f"{PREFIX}{name} needs timm, which cannot be imported ({error}): pip install timm") from None
     if not timm.is_model(name):
-        near = timm.list_models(f"*{name}*")[:3]
-        raise ValueError(f"timm has no network {name!r}{f', did you mean {chr(44).join(near)}?' if near else ''}")
+        raise ValueError(f"timm has no network {name!r}; timm.list_models() lists them")
     try:
         made = timm.create_model(name, pretrained=False, num_classes=num_classes, in_chans=in_channels, **options)
     except (TypeError, RuntimeError, AttributeError) as error:
         raise ValueError(f"timm cannot build {name!r}: {error}") from None
     if not hasattr(made, "forward_features") or not hasattr(made, "forward_head"):
-        raise ValueError(f"{TIMM}{name} is no classifier with forward_features and forward_head")
+        raise ValueError(f"{PREFIX}{name} is no classifier with forward_features and forward_head")
     configured = made.pretrained_cfg
     mean, deviation = (torch.tensor(configured.get(key, (0.5,) * 3)) for key in ("mean", "std"))
     if len(mean) != in_channels:
@@ -58,6 +60,3 @@ def build(name: str, *, num_classes: int = 1000, in_channels: int = 3, **options
     made.register_buffer("input_shift", shift[:, None, None], persistent=False)
     made.__class__ = type(type(made).__name__, (_Normalized, type(made)), {"__module__": type(made).__module__})
     return cast(nn.Module, made)
-
-
-build.data_kind = "images"  # type: ignore[attr-defined]
