@@ -51,12 +51,13 @@ def _task(result: dict[str, Any]) -> str:
     settings, speeches = result["settings"], result["speeches"]
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     minutes = sum(each["seconds"] for each in result["runs"]) / 60
+    rates, seed = len(result["candidates"]["lora"]), result["seeds"][0]
     return (
         f"The task: which of {len(result['speakers'])} speakers of tinyshakespeare says a speech, from its first "
         f"{settings['tokens']} tokens. {speeches['train']} speeches to learn from, {speeches['validation']} to choose "
         f"the learning rate, {speeches['test']} for the test, split by a hash of the text. All methods have the same "
         f"output layer, Adam with a linear decay, {settings['steps']} steps of {settings['batch']} speeches, and "
-        f"{len(result['candidates']['lora'])} learning rates tried with seed {result['seeds'][0]}. Rotations: blocks of {settings['block_size']}, "
+        f"{rates} learning rates tried with seed {seed}. Rotations: blocks of {settings['block_size']}, "
         f"`scaled={settings['scaled']}`. LoRA: rank {settings['lora_rank']}, alpha {settings['lora_alpha']}, of PEFT, "
         f"in the same layers. {versions}; {result['threads']} thread, {minutes:.0f} core-minutes of steps.\n\n"
     )
@@ -83,8 +84,8 @@ def _table(result: dict[str, Any], finals: dict[str, Runs]) -> str:
         " (`SENTENCES` in the script). "
         "Parameters are the trained ones without the output layer. A step's time is CPU time, the least median of the "
         "runs, on a machine that did other work too. MB kept is what the forward pass keeps for the "
-        "backward pass, without the model's own tensors. ± is the standard deviation over seeds, which differ in the order of the speeches, "
-        "dropout and LoRA's start.\n\n"
+        "backward pass, without the model's own tensors. ± is the standard deviation over seeds, which differ in the "
+        "order of the speeches, dropout and LoRA's start.\n\n"
     )
 
 
@@ -161,7 +162,9 @@ def pictures(result: dict[str, Any]) -> dict[str, str]:
 
 
 def generated(root: Path) -> dict[str, str]:
-    """The pictures, by their path below docs/, and the text for the page's markers under :data:`MARKER`."""
+    """The text for the page's markers, under :data:`MARKER`, and the pictures by their path below docs/."""
+    if not (root / FILE).exists():
+        return {}
     result = json.loads((root / FILE).read_text(encoding="utf-8"))
     drawn = {f"{PICTURES / name}.svg": svg for name, svg in pictures(result).items()}
     return {MARKER: markdown(result), **drawn}

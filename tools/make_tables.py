@@ -180,17 +180,23 @@ def between_markers(page: str, name: str, table: str) -> str:
 def generated() -> dict[Path, str]:
     """Each file that is generated, and its text."""
     models, figures = ROOT / "docs" / "models.md", ROOT / "docs" / "figures.md"
-    finetuning = ROOT / "docs" / "finetuning.md"
-    measured = finetune_page.generated(ROOT)
-    table = measured.pop(finetune_page.MARKER)
     return {
-        finetuning: between_markers(finetuning.read_text(encoding="utf-8"), finetune_page.MARKER, table),
-        **{ROOT / "docs" / name: svg for name, svg in measured.items()},
         ROOT / "src" / "hypersphere" / "catalog.py": catalog(),
         models: models_page(models.read_text(encoding="utf-8")),
         figures: figures_page(figures.read_text(encoding="utf-8")),
         **results_page.generated(ROOT),
+        **finetuning_page(),
     }
+
+
+def finetuning_page() -> dict[Path, str]:
+    """docs/finetuning.md with what was measured between its markers, and its pictures."""
+    page, files = ROOT / "docs" / "finetuning.md", finetune_page.generated(ROOT)
+    made = {page.parent / name: text for name, text in files.items() if name != finetune_page.MARKER}
+    if finetune_page.MARKER in files:
+        text = files[finetune_page.MARKER]
+        made[page] = between_markers(page.read_text(encoding="utf-8"), finetune_page.MARKER, text)
+    return made
 
 
 def main() -> int:
