@@ -202,6 +202,9 @@ def test_the_page_says_ties_as_ties_and_what_is_missing():
     assert "fewer than 3 seeds: output layer only." in page
     assert "The best rate is the first or the last that was tried for: rotation, LoRA, full fine-tuning." in page
     assert finetune_page.pictures(made_up(values)).keys() == {"accuracy", "trade"}
+    twice = made_up(values)
+    twice["runs"] += twice["runs"][1:4]  # a seed counts once, or a tie would become a difference
+    assert finetune_page.final_runs(twice) == finetune_page.final_runs(made_up(values))
     begun = made_up({"rotation": [0.5]})
     begun["runs"] = begun["runs"][:1]
     assert "| rotation | 0.1: 10.0 %, 0.050 | - |" in finetune_page.markdown(begun)

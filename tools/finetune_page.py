@@ -26,11 +26,12 @@ def best_rate(result: dict[str, Any], method: str) -> float | None:
 def final_runs(result: dict[str, Any]) -> dict[str, Runs]:
     """The runs of each method at its best rate, one a seed."""
     rates = {method: best_rate(result, method) for method in NAMES}
-    return {
-        method: [each for each in result["runs"] if (each["method"], each["lr"]) == (method, rate)]
-        for method, rate in rates.items()
-        if rate is not None
-    }
+    finals = {}
+    for method, rate in rates.items():
+        if rate is not None:
+            those = [each for each in result["runs"] if (each["method"], each["lr"]) == (method, rate)]
+            finals[method] = [*{each["seed"]: each for each in those}.values()]  # a seed that was run twice counts once
+    return finals
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -109,7 +110,15 @@ def _comparison(finals: dict[str, Runs]) -> str:
             else:
                 verdict = f"{'a difference' if p < SIGNIFICANT else 'a tie'} (p = {p:.2g})"
             lines.append(f"- {word}, rotation against {NAMES[other]}: {shown}, {verdict}\n")
-    return f"By Welch's t-test over the seeds, at p < {SIGNIFICANT}:\n\n" + "".join(lines) + "\n" if lines else ""
+    if not lines:
+        return ""
+    return (
+        f"By Welch's t-test over the seeds, at p < {SIGNIFICANT}; a tie means that these seeds do not decide, not that the "
+        "methods are equal:\n\n"
+        + "".join(lines)
+        + "\nA larger learning rate learns and forgets more, and each method is "
+        "shown at the rate that was best for accuracy. The lines of the second picture compare the trade.\n\n"
+    )
 
 
 def _tuning(result: dict[str, Any]) -> str:
