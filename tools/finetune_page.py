@@ -113,8 +113,8 @@ def _comparison(finals: dict[str, Runs]) -> str:
     if not lines:
         return ""
     return (
-        f"By Welch's t-test over the seeds, at p < {SIGNIFICANT}; a tie means that these seeds do not decide, not that the "
-        "methods are equal:\n\n"
+        f"By Welch's t-test over the seeds, at p < {SIGNIFICANT}; a tie means that these seeds do not decide, not "
+        "that the methods are equal:\n\n"
         + "".join(lines)
         + "\nA larger learning rate learns and forgets more, and each method is "
         "shown at the rate that was best for accuracy. The lines of the second picture compare the trade.\n\n"
