@@ -642,7 +642,7 @@ def test_energy_and_rotation_have_the_defaults_of_the_library():
 
     for group, verb, other in (
         (Energy(), hs.EnergyRegularizer, ()),
-        (Rotation(), hs.rotate, ("inner", "penalty", "layers")),
+        (Rotation(), hs.rotate, ("inner", "penalty", "layers", "freeze")),
     ):
         accepted = inspect.signature(verb).parameters
         for name, value in vars(group).items():

@@ -1,5 +1,5 @@
-"""Write what is generated: catalog.py, tables of docs/models.md and docs/figures.md, docs/results.md with
-its pictures, docs/tested_models.md.
+"""Write what is generated: catalog.py, tables of docs/models.md and docs/figures.md, docs/results.md and
+docs/finetuning.md with their pictures, docs/tested_models.md.
 
 `make tables` runs `python -m tools.make_tables`. With --check nothing is written, and the exit code is 1 if a file is
 stale; tests/test_catalog.py runs that.
@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tools import networks, results_page, tested_models
+from tools import finetune_page, networks, results_page, tested_models
 
 import hypersphere
 from hypersphere import cli, data, losses, models, orthogonal, recipes, similarity
@@ -186,7 +186,18 @@ def generated() -> dict[Path, str]:
         figures: figures_page(figures.read_text(encoding="utf-8")),
         **results_page.generated(ROOT),
         **tested_models.generated(ROOT),
+        **finetuning_page(),
     }
+
+
+def finetuning_page() -> dict[Path, str]:
+    """docs/finetuning.md with what was measured between its markers, and its pictures."""
+    page, files = ROOT / "docs" / "finetuning.md", finetune_page.generated(ROOT)
+    made = {page.parent / name: text for name, text in files.items() if name != finetune_page.MARKER}
+    if finetune_page.MARKER in files:
+        text = files[finetune_page.MARKER]
+        made[page] = between_markers(page.read_text(encoding="utf-8"), finetune_page.MARKER, text)
+    return made
 
 
 def main() -> int:

@@ -31,6 +31,7 @@ COMMANDS: dict[str, str] = {
     "evaluate": "Compute the accuracy, loss and energies of a run; on new classes, by pairs, episodes or ranks.",
     "export": "Export a run's merged network as ONNX, torch.export or safetensors.",
     "figure": "Draw a figure of the papers or of their theory: SVG, PNG or HTML.",
+    "finetune": "Fine-tune a trained network by rotations.",
     "inspect": "Report which layers of a model file waste neurons, or what changed between two files.",
     "landscape": "Draw the loss and the error of a run around its weights, along random directions.",
     "list": "List the names that configs and flags take: models, data, losses, recipes, ...; or a network's layers.",

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,7 +17,7 @@ from ..train.config.values import kind_of_data
 from ._output import one_line, print_table, say
 from ._settings import add_base_arguments, add_settings, base_config, expand_switches, folder_name
 
-__all__ = ["add_arguments", "expand_switches", "run"]
+__all__ = ["add_arguments", "expand_switches", "run", "train"]
 
 TERMINATED = 143  # what a shell reports for SIGTERM
 
@@ -24,6 +25,11 @@ TERMINATED = 143  # what a shell reports for SIGTERM
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [RECIPE | --config FILE] [--a.b=value ...]"
     add_base_arguments(parser)
+    add_train_arguments(parser)
+
+
+def add_train_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what every training takes: how to print, and a flag for every field."""
     parser.add_argument("--json", action="store_true", help="print the results as JSON only")
     parser.add_argument("--print_config", action="store_true", help="print the whole config as YAML and exit")
     parser.add_argument("--quiet", action="store_true", help="hide the progress bar")
@@ -31,8 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    return train(options, base_config)
+
+
+def train(options: argparse.Namespace, base_of: Callable[[argparse.Namespace], Config]) -> int:
+    """Train the config that `base_of` makes of the options, changed by the flags."""
     try:
-        base = base_config(options)
+        base = base_of(options)
         values = configs.read_changes(base, options.changes)
         if options.print_config:
             if _rank() == 0:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from .._internal.nearest import nearest_few, unknown, unknown_name
+from . import _timm
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,9 @@ def names() -> list[str]:
 
 
 def preset(name: str) -> Preset:
-    """Return the preset of a name."""
+    """Return the preset of a name, one of :func:`names` or ``timm/NAME``."""
+    if isinstance(name, str) and name.startswith(_timm.PREFIX):
+        return Preset(name, _timm.builder(name))
     if not isinstance(name, str) or name not in PRESETS:
         near = nearest_few(name, PRESETS) if isinstance(name, str) else []
         raise ValueError(unknown_name("network", name, near, "see hypersphere.models.names()"))
@@ -72,7 +75,7 @@ def create(name: str, num_classes: int | None = None, **options: Any) -> nn.Modu
     """Create a network by name.
 
     Args:
-        name: one of :func:`names`.
+        name: one of :func:`names`, or ``timm/NAME`` for a network of timm, if that is installed.
         num_classes: of the classifier; 0: no classifier, the network returns embeddings for a loss head; None: the
             default of the paper or the family.
         options: of the family (widths=, fc=, in_channels=, input_size=, similarity=, batch_norm=, relu=, ...).

@@ -76,7 +76,7 @@ class Classifier(nn.Module):
         if self.head is not None:
             embeddings: Tensor = self.network(inputs)
             return embeddings
-        features = getattr(self.network, "forward_features", None)
+        features = getattr(self.network, "embed", None) or getattr(self.network, "forward_features", None)
         if features is None:
             raise ValueError("this network has no embeddings: it has no forward_features")
         return features(inputs)
@@ -179,9 +179,13 @@ def prepare(body: nn.Module, head: nn.Module | None, settings: Rotation | None, 
         _spread(body, settings, seed)
     if settings.normalize:
         normalize_neurons(body)
+    if settings.freeze:
+        body.requires_grad_(False)
+        for each in select(body).values():
+            each.module.requires_grad_(each.is_output and head is None)
     options: dict[str, Any] = {
         key: getattr(settings, key)
-        for key in ("method", "init", "neurons", "blocks", "block_size", "share_blocks", "sample")
+        for key in ("method", "init", "neurons", "blocks", "block_size", "share_blocks", "sample", "apply", "scaled")
     }
     options |= {"seed": seed, "exclude": [each for each in exclude if select(body, each)]}
     if not {"hidden", "all"}.isdisjoint(asked):
@@ -325,6 +329,23 @@ def start_from(target: Classifier, source: nn.Module, path: str) -> None:
         if tensor is not None and other is not None and tensor.shape == other.shape:
             with torch.no_grad():
                 tensor.copy_(other)
+
+
+def start_from_tensors(target: Classifier, tensors: dict[str, Tensor], config: Config, spec: DataSpec) -> None:
+    """Copy the tensors of a file into the network of `target` (``init_from``); the classes too if they are as many.
+
+    The file's output layer is that of the config's network with classes, also where a loss head takes its place.
+    """
+    name, weight, bias = _classes_of(target)
+    if target.head is not None:
+        with torch.device("meta"):
+            name = _classes_of(Classifier(build_network(config.model, spec, num_classes=len(spec.classes))))[0]
+    load_fitting(target.network, tensors, f"init_from={config.init_from}", exclude=(name,))
+    for key, tensor in (("weight", weight), ("bias", bias)):
+        given = tensors.get(f"{name}.{key}")
+        if name and tensor is not None and given is not None and given.shape == tensor.shape:
+            with torch.no_grad():
+                tensor.copy_(given)
 
 
 def _classes_of(model: Classifier) -> tuple[str, Tensor | None, Tensor | None]:

@@ -14,7 +14,7 @@ from torch import nn
 
 from .. import __version__
 from .._internal import checks, checksummed_json, safe_files
-from ..rotation import count_parameters, merge
+from ..rotation import count_parameters, merge, save_rotations
 from ..rotation.parametrization import find_rotated
 from . import building
 from .config import Config
@@ -124,6 +124,10 @@ def _write(path: Path, task: Task, modules: dict[str, nn.Module], summary: dict[
     step = summary["best_step"] or summary["step"]
     model = weights.write(path / layout.FINAL, parts, step, task.splits.spec.to_tree())
     files = {layout.CONFIG: config_text(task.config), f"{layout.FINAL}/{layout.MODEL}": model}
+    trained = task.modules[task.main]
+    network = trained.network if isinstance(trained, building.Classifier) else None
+    if task.config.init_from is not None and network is not None and any(find_rotated(network)):
+        save_rotations(network, path / layout.FINAL / layout.ROTATIONS)  # an adapter of the network it started from
     sums = {name: checksummed_json.checksum(text.encode()) for name, text in files.items()}
     sums[layout.METRICS] = history.mark()["checksum"]
     safe_files.write_text(path / layout.RESULT, checksummed_json.with_checksum(finite(summary) | {SUMS: sums}))

@@ -31,6 +31,8 @@ from .storage.weights import read_tensors
 LARGE = 16 * 16  # pixels; from this size channels_last is the default on a CPU
 INNER, PENALTY = 750, 0.1  # defaults: steps between draws, weight of the penalty
 
+Start = nn.Module | dict[str, Tensor]  # of init_from: another run's model, or the tensors of a file
+
 
 @dataclass
 class Phase:
@@ -144,7 +146,7 @@ class Classification(Task):
     main = "classifier"
     edges: Tensor | None = None  # of a graph
 
-    def __init__(self, config: Config, splits: Splits, world: World, start: nn.Module | None = None) -> None:
+    def __init__(self, config: Config, splits: Splits, world: World, start: Start | None = None) -> None:
         super().__init__(config, splits, world)
         classes = splits.spec.classes
         if len(classes) < 2:
@@ -153,8 +155,10 @@ class Classification(Task):
                 f"{f', {classes[0]!r}' if classes else ''}"
             )
         self.model = building.build_classifier(config, splits.spec)
-        if start is not None:
+        if isinstance(start, nn.Module):
             building.start_from(self.model, start, str(config.init_from))
+        elif start is not None:
+            building.start_from_tensors(self.model, start, config, splits.spec)
         building.prepare(self.model.network, self.model.head, config.rotation, config.seed)
         self.model.to(world.device)
         if config.energy is not None:
@@ -220,7 +224,7 @@ class Classification(Task):
 class NodeClassification(Classification):
     """Classify the nodes of one graph, which is the only batch."""
 
-    def __init__(self, config: Config, splits: Splits, world: World, start: nn.Module | None = None) -> None:
+    def __init__(self, config: Config, splits: Splits, world: World, start: Start | None = None) -> None:
         if world.size > 1:
             raise ValueError(f"data.name={config.data.name} is one batch: it takes one process, got {world.size}")
         super().__init__(config, splits, world, start)
@@ -235,7 +239,7 @@ class Adversarial(Task):
 
     main = "generator"
 
-    def __init__(self, config: Config, splits: Splits, world: World, start: nn.Module | None = None) -> None:
+    def __init__(self, config: Config, splits: Splits, world: World, start: Start | None = None) -> None:
         super().__init__(config, splits, world)
         if splits.spec.kind != "images":
             raise ValueError(f"model.name={config.model.name} makes images, but data.name={config.data.name} has none")
@@ -244,6 +248,8 @@ class Adversarial(Task):
             building.check_gan_cost(self.generator, self.discriminator, config.rotation)
         self.gan = config.gan or Gan()
         self.loss_of = adversarial.LOSSES[self.gan.loss]
+        if start is not None and not isinstance(start, nn.Module):
+            raise ValueError(f"init_from must be a run folder for model.name={config.model.name}, got a file")
         if start is not None:
             building.load_fitting(self.generator, start.state_dict(), f"init_from={config.init_from}")
             if (file := Path(str(config.init_from), FINAL, weights("discriminator"))).is_file():
@@ -332,7 +338,7 @@ def _frozen(module: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def make(config: Config, splits: Splits, world: World, start: nn.Module | None = None) -> Task:
+def make(config: Config, splits: Splits, world: World, start: Start | None = None) -> Task:
     """Build the task of a config."""
     if config.model.is_generator:
         return Adversarial(config, splits, world, start)

@@ -27,6 +27,7 @@ from .storage import checkpoint, state_checks
 from .storage.layout import CHECKPOINTS
 from .storage.metrics import Metrics
 from .storage.reading import find, one_line, warn_damaged
+from .storage.weights import read_plain_tensors
 
 FEW = 100  # fewer steps than this deserve a note
 SETTLED = 20  # steps before a rising loss counts as divergence
@@ -382,9 +383,9 @@ class Training:
             )
 
 
-def _load_init_from(path: str) -> nn.Module:
-    """Load the model of another run, for ``init_from``."""
+def _load_init_from(path: str) -> tasks.Start:
+    """Load the model of another run, or the tensors of a file, for ``init_from``."""
     try:
-        return load_run(path).model
+        return read_plain_tensors(Path(path)) if Path(path).is_file() else load_run(path).model
     except (ValueError, OSError) as error:
         raise ValueError(f"init_from: {error}") from None

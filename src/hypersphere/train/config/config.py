@@ -31,7 +31,7 @@ class Config(Group):
     epochs: int | None = setting(None, f"training length in epochs; {EPOCHS} if steps is null too", low=1)
     out: str | None = setting(None, "run folder; null: a new folder in runs/")
     resume: bool = setting(False, "continue the run in the folder out")
-    init_from: str | None = setting(None, "start from the weights of another run")
+    init_from: str | None = setting(None, "start from the weights of another run, or of a .safetensors file")
     eval_every: int | None = setting(None, "steps between evaluations; null: one epoch (graphs: 10 steps)", low=1)
     checkpoint_every: int | None = setting(None, "steps between checkpoints; null: at each evaluation", low=1)
     keep: int = setting(2, "checkpoints to keep, besides the best", low=1)

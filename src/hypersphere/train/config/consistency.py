@@ -163,6 +163,15 @@ def _rotation(rotation: Rotation) -> None:
         rotation.method == "none" and (split or sampled),
         "rotation.method=none rotates nothing: blocks, block_size and sample need another method",
     )
+    triangles = ("cayley", "exponential")
+    _reject_if(
+        rotation.scaled and rotation.method in catalog.METHODS and rotation.method not in triangles,
+        f"rotation.scaled needs rotation.method to be one of {', '.join(triangles)}; got {rotation.method}",
+    )
+    _reject_if(
+        rotation.apply == "input" and rotation.method == "none",
+        "rotation.method=none rotates nothing: rotation.apply=input needs another method",
+    )
     _reject_if(sampled and split, "rotation.sample needs whole layers: remove blocks and block_size")
     _reject_if(sampled and rotation.init != "identity", "rotation.sample needs rotation.init=identity")
     _reject_if(
@@ -199,6 +208,8 @@ def _adversarial(config: Any) -> None:
     _reject_if(rotated, f"rotation.layers must be hidden for {name}, which has no classes")
     only = config.optimizer.decay_layers
     _reject_if(only, f"optimizer.decay_layers needs a classifier, but {name} is trained against another network")
+    frozen = config.rotation is not None and config.rotation.freeze
+    _reject_if(frozen, f"rotation.freeze needs a classifier, but {name} is trained against another network")
     named = config.rotation is not None and config.rotation.exclude
     _reject_if(named, f"rotation.exclude needs a classifier, but {name} is trained against another network")
     if config.gan is not None:

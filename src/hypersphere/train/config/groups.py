@@ -38,7 +38,7 @@ class Model(Group):
     """The network. None: the network's own default."""
 
     prefix: ClassVar[str] = "model."
-    name: str = setting("cnn3", "network", names="model")
+    name: str = setting("cnn3", "network; timm/NAME: a network of timm", names="model")
     similarity: str | None = setting(
         None,
         "compare by angle instead of inner product; with numbers as in sigmoid(0.7)",
@@ -154,6 +154,11 @@ class Rotation(Group):
     blocks: int = setting(1, "number of diagonal blocks of a rotation", low=1)
     block_size: int | None = setting(None, "size of a diagonal block, instead of their number", low=1)
     share_blocks: bool = setting(False, "use the same rotation in every block")
+    apply: str = setting(
+        "auto", "rotate the neurons or the inputs of a layer, to the same effect", names=("auto", "input", "weight")
+    )
+    scaled: bool = setting(False, "divide the parameters by 2√(m−1), so that one rate serves all block sizes m")
+    freeze: bool = setting(False, "train only rotations and the output layer, not biases and norms (fine-tuning)")
     sample: int | float | None = setting(
         None, "S-OPT: dimensions rotated at a time, or their share if below 1", above=0
     )

@@ -247,7 +247,8 @@ def _text(key: str, rule: Any, value: str) -> str:
     kind = rule.get("names")
     if kind == "similarity":
         return _similarity(key, value)
-    if kind is not None and not rule.get("others") and value not in known(kind):
+    of_timm = kind == "model" and value.startswith("timm/") and len(value) > len("timm/")
+    if kind is not None and not rule.get("others") and not of_timm and value not in known(kind):
         raise unknown_name(key, kind, value)
     if "pattern" in rule and not re.fullmatch(rule["pattern"], value):
         raise ConfigError(f"{key} must be {rule['words']}, got {shown(value)}")

@@ -6,7 +6,8 @@ RUN/
     events.out.tfevents.*      the same for TensorBoard
     .lock                      while a process trains here
     checkpoints/<step>/        state.json, tensors.safetensors
-    final/                     model.json, model.safetensors; head or discriminator .safetensors
+    final/                     model.json, model.safetensors; head or discriminator .safetensors;
+                               rotations.safetensors if another network was rotated (init_from)
     result.json                written last, with checksums of the other files
     landscape/                 <direction>-<split>.json and .svg by `hypersphere landscape`, .part.json until complete
 """
@@ -27,6 +28,7 @@ STEP = re.compile(rf"(0|[1-9][0-9]*)({re.escape(REPLACED)})?")
 UNFINISHED = re.compile(rf"\.[0-9]+\.{TEMPORARY}")  # a checkpoint that was being written
 
 FINAL, MODEL = "final", "model.json"
+ROTATIONS = "rotations.safetensors"  # in final/, for load_rotations
 PARTS = ("model", "head", "discriminator")  # whose weights final/ may hold
 
 LANDSCAPES = "landscape"

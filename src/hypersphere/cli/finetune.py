@@ -1,0 +1,65 @@
+"""Fine-tune a trained network by rotations."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..train.config import Config, ConfigError, Data, Optimizer, Rotation, Schedule, derive, load_file
+from ..train.storage.layout import CONFIG
+from ._settings import expand_switches
+from .train import add_train_arguments, train
+
+__all__ = ["add_arguments", "expand_switches", "run"]
+
+BLOCK_SIZE = 32
+RATE, ROTATION_RATE = 1e-3, 1e-2  # of Adam: output layer, scaled rotations
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s MODEL [--weights FILE] [--data.root DIR] [--a.b=value ...]"
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="what to fine-tune: the folder of a run; or, with --weights, a network of `hypersphere list models`, or "
+        "timm/NAME, a network of timm",
+    )
+    parser.add_argument("--weights", metavar="FILE", help="weights of the network, .safetensors; nothing is fetched")
+    add_train_arguments(parser)
+    parser.set_defaults(recipe=None, config=None)
+
+
+def run(options: argparse.Namespace) -> int:
+    return train(options, finetune_config)
+
+
+def finetune_config(options: argparse.Namespace) -> Config:
+    """Return the config that the flags change: rotate the given network, train the rotations and the output layer.
+
+    With `data.root` the dataset is image_folder unless it is named.
+    """
+    for key in ("init_from", "model.name"):
+        if key in options.changes:
+            raise ConfigError(f"--{key} is given by MODEL and --weights: remove it")
+    folder = Path(options.model).expanduser()
+    if folder.is_dir():
+        if options.weights is not None:
+            raise ConfigError(f"{folder} is a run folder, which has weights: remove --weights")
+        if not (folder / CONFIG).is_file():
+            raise ConfigError(f"{folder} is not a run folder: it has no {CONFIG}")
+        model, start = load_file(folder / CONFIG).model, folder
+    else:
+        if options.weights is None:
+            raise ConfigError(f"MODEL {options.model!r} is not a folder: give --weights, its .safetensors file")
+        model, start = derive(Config(), {"model.name": options.model}).model, Path(options.weights).expanduser()
+        if not start.is_file():
+            raise ConfigError(f"--weights: {start} does not exist")
+    is_folder = "data.root" in options.changes and "data.name" not in options.changes
+    return Config(
+        model=model,
+        data=Data("image_folder") if is_folder else Data(),
+        init_from=str(start),
+        rotation=Rotation(block_size=BLOCK_SIZE, scaled=True, freeze=True),
+        optimizer=Optimizer("adam", lr=RATE, rotation_lr=ROTATION_RATE, weight_decay=0.0),
+        schedule=Schedule("cosine"),
+    )
