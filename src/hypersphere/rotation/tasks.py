@@ -66,7 +66,7 @@ def combine_tasks(model: nn.Module, weights: Mapping[str, float], into: str) -> 
     method "cayley" or "exponential". The strengths of :func:`use_task` are not used: weights are.
 
     Args:
-        weights: of the tasks, by name, for example {"birds": 1, "fish": 0.5}. One task alone is multiplied by its weight.
+        weights: of the tasks, by name, such as {"birds": 1, "fish": 0.5}; one task alone is multiplied by its weight.
         into: the name of the new task.
 
     Example:
