@@ -13,10 +13,11 @@ from torch.autograd import Function
 
 from .._internal import checks
 from .._internal.overflow import clamp_abs, finite_gradient, max_root, power_of_two_divisor, rescale, saturating_cast
-from ..cosine import accumulation_dtype, without_autocast
+from ..cosine import accumulation_dtype, autocast_enabled, without_autocast
 
 Product = Callable[[Tensor, Tensor], Tensor]
 INITS = ("identity", "normal")
+_EXACT = ({torch.float32}, {torch.float64})
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,10 @@ def at_full_precision(function: Callable[..., Tensor], *tensors: Tensor) -> Tens
     """Call function(*tensors) in at least float32, without autocast; the result has the last tensor's dtype."""
     for tensor in tensors:
         checks.floating("P and V", tensor)
-    dtype = accumulation_dtype(reduce(torch.promote_types, (t.dtype for t in tensors)))
+    dtypes = {tensor.dtype for tensor in tensors}
+    if dtypes in _EXACT and not autocast_enabled(tensors[-1]):
+        return function(*tensors)
+    dtype = accumulation_dtype(reduce(torch.promote_types, dtypes))
     with without_autocast(tensors[-1]):
         return saturating_cast(
             function(*(finite_gradient(t, torch.bfloat16).to(dtype) for t in tensors)), tensors[-1].dtype
