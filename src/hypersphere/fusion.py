@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from ._internal import checks
 from .layers import SphereOptions
+from .selection import arguments_of
 
 M = TypeVar("M", bound=nn.Module)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -55,7 +56,7 @@ def fuse_bn(model: M, *, example_inputs: Any = None) -> M:
 
     Args:
         model: in eval mode.
-        example_inputs: a tensor, or a tuple of the arguments of a forward pass, which is then traced. None:
+        example_inputs: a tensor, a tuple of arguments or a dict of keyword arguments of a forward pass to trace. None:
             :func:`torch.fx.symbolic_trace`, which cannot trace a forward pass that depends on values.
 
     Example:
@@ -84,7 +85,7 @@ def fuse_bn(model: M, *, example_inputs: Any = None) -> M:
         if not why:
             layer: Any = model.get_submodule(pairs[name][0])
             _fold(layer, norms[name])
-            folded[norms[name]] = FoldedBatchNorm(2 if isinstance(layer, nn.Linear) else layer.weight.dim())
+            folded[norms[name]] = FoldedBatchNorm(_batch_dim(layer))
     for name, module in list(model.named_modules(remove_duplicate=False)):  # a module may have several names
         if module in folded:
             model.set_submodule(name, folded[module])
@@ -221,11 +222,13 @@ def _trace_inputs(model: nn.Module, example_inputs: Any) -> Pairs:
     names = {module: name for name, module in model.named_modules()}
     readers, calls, outputs = _Readers(), Counter[nn.Module](), dict[int, nn.Module]()
     sources: dict[nn.Module, int] = {}
+    dimensions: dict[nn.Module, int] = {}
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> None:
-        given = id(next(iter((*args, *kwargs.values())), None))
-        if given in outputs:
-            sources[module] = given
+        given = next(iter((*args, *kwargs.values())), None)
+        if id(given) in outputs:
+            sources[module] = id(given)
+            dimensions[module] = given.dim()
         readers.in_norm = True
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
@@ -237,7 +240,7 @@ def _trace_inputs(model: nn.Module, example_inputs: Any) -> Pairs:
             readers.watched[id(output)] = output
 
     handles = []
-    arguments = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
+    args, kwargs = arguments_of(example_inputs)
     try:
         for module in names:
             if isinstance(module, _BatchNorm):
@@ -245,7 +248,9 @@ def _trace_inputs(model: nn.Module, example_inputs: Any) -> Pairs:
             if isinstance(module, _BatchNorm) or _is_foldable(module):
                 handles.append(module.register_forward_hook(after))
         with torch.no_grad(), readers:
-            result = model(*arguments)
+            result = model(*args, **kwargs)
+    except Exception as error:
+        raise ValueError(f"example_inputs: the forward pass fails: {type(error).__name__}: {error}") from error
     finally:
         for handle in handles:
             handle.remove()
@@ -256,5 +261,12 @@ def _trace_inputs(model: nn.Module, example_inputs: Any) -> Pairs:
         layer = outputs[source]
         several = calls[layer] > 1 or calls[norm] > 1 or given[source] > 1 or source in readers.read
         why = f"{names[layer]!r} has other readers, or is called more than once" if several else ""
+        if dimensions[norm] != _batch_dim(layer):
+            why = why or f"its channels are not those of {names[layer]!r}: the input has {dimensions[norm]} dimensions"
         pairs[names[norm]] = (names[layer], why)
     return pairs
+
+
+def _batch_dim(layer: Any) -> int:
+    """Return the dimensions of a batch of the layer's outputs whose channels are dimension 1."""
+    return 2 if isinstance(layer, nn.Linear) else int(layer.weight.dim())

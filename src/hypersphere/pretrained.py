@@ -34,6 +34,7 @@ from .layers import SphereOptions
 from .rotation.described import describe_rotations, rotate_as_described
 from .rotation.merging import merge_state_dict
 from .rotation.parametrization import find_rotated
+from .rotation.tasks import scaled_by_strength
 from .similarity import LearnableSigmoid, Similarity, resolve
 
 FORMAT = 1
@@ -69,7 +70,10 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], *, rotatio
         raise ValueError(f"save_pretrained: BatchNorm {folded[0]!r} was folded: save before fuse_bn")
     state, rotated = model.state_dict(), describe_rotations(model)
     if rotated and rotations == "merge":
+        state |= scaled_by_strength(model)
         state, rotated = merge_state_dict(state, task=_active_task(model)), []
+    elif scaled_by_strength(model):
+        checks.warn("save_pretrained writes rotations at strength 1: combine_tasks makes a strength a task of its own")
     description = {"format": FORMAT, "sphere": _describe_sphere_layers(model), "rotated": rotated}
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)

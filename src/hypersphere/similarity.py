@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from ._internal import checks
-from ._internal.functions import or_zeros, save
+from ._internal.functions import is_transformed, or_zeros, save
 from ._internal.nearest import unknown
 from ._internal.overflow import ClampWithInwardGradient, finite_gradient
 from .cosine import accumulation_dtype, apply, chain
@@ -321,12 +321,13 @@ def _linear_of_asin_(asin: Tensor, a: float, b: float) -> Tensor:
 
 
 def _sigmoid_of_asin_(asin: Tensor, k: float | Tensor) -> Tensor:
-    scale = _coth(k)
+    scale, transformed = _coth(k), is_transformed()
     if isinstance(k, Tensor) or k < 5:
-        y = chain(asin, ("mul", 1 / k), ("sigmoid",), ("mul", 2 * scale), ("sub", scale))
+        y = asin * (1 / k) if transformed else asin.mul_(1 / k)  # k may be batched where asin is not
+        y = y.sigmoid_().mul_(2 * scale).sub_(scale)
     else:
         y = asin.mul_(0.5 / k).tanh_().mul_(scale)
-    return chain(y, ("clamp", -1, 1))
+    return y.clamp(-1, 1) if transformed else y.clamp_(-1, 1)
 
 
 class ChunkedSimilarity:

@@ -8,4 +8,4 @@ def printable(text: str) -> str:
 
 def one_line(text: object) -> str:
     """Return a text with white space of any kind as single blanks; of an error without a text, its type."""
-    return " ".join(str(text).split()) or type(text).__name__
+    return " ".join(str(text).split()) or (type(text).__name__ if isinstance(text, BaseException) else "")

@@ -38,7 +38,6 @@ from ._exponential import ExponentialRows
 from ._method import INITS as INITS
 from ._method import Orthogonalizer as Orthogonalizer
 from ._method import Product, RowsFunction, at_full_precision, from_matrix, from_product, identity, normal, normal_start
-from ._method import triangle_shape as triangle_shape
 from ._packed import matrix_size as matrix_size
 from ._packed import pack as pack
 from ._packed import pack_difference as pack_difference

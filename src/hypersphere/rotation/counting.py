@@ -37,12 +37,14 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
         if not plan.learned and not plan.frozen:
             excluded.add(each.neurons)
         numbers, method = rotation.task.rotations, rotation.task.method
-        for side in plan.sides:
-            parameter = numbers[side.prefix + method.name] if method is not None else None
-            if method is not None and parameter is not None and parameter.requires_grad:
+        for side in plan.sides if method is not None else ():
+            assert method is not None
+            parameter = numbers[side.prefix + method.name]
+            if parameter.requires_grad:
                 counts["rotations"] += len(parameter) * method.count(side.size)
                 counts["matrices"] += len(parameter) * side.size**2
-        excluded -= {p for name, p in rotation.task.named_parameters() if name == "magnitude"}  # counts as other
+        if rotation.task.magnitudes is not None:
+            excluded.discard(rotation.task.magnitudes)  # counts as other
     for parameter in model.parameters():
         if parameter.requires_grad and parameter not in excluded:
             counts["weights" if parameter.dim() > 1 else "other"] += parameter.numel()

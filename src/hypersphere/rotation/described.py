@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -47,12 +48,11 @@ def rotate_as_described(model: nn.Module, layers: list[dict[str, Any]]) -> None:
             raise ValueError(
                 f"unknown method {plan.method!r} of {entry.layer}; register its Orthogonalizer with rotate"
             )
-        check_layer(model, entry.name, found)
+        plan = replace(plan, frozen=check_layer(model, entry.name, found, by_input=plan.frozen))
         got = (found.dimension, found.layout.for_rotation, list(found.stored.shape))
         if got != (plan.dimension, plan.layout, entry.shape):
             raise ValueError(f"{entry.layer} must have neurons {entry.shape}, got {list(found.stored.shape)}")
         stored = found.stored
-        assert isinstance(stored, nn.Parameter)
         with torch.random.fork_rng(devices=[]):  # the start is overwritten
             rotation = Rotation(plan, stored, parameter_order(found), entry.seed, first)
             for name in others:

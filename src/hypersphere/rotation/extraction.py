@@ -71,7 +71,11 @@ def extract_rotations(base: M, tuned: nn.Module, block_size: int | None = None) 
 
 def _tuned_weight(each: RotatedWeight, others: dict[str, nn.Module]) -> Tensor:
     layer = layer_label(each.name)
-    weight = getattr(others.get(each.name), each.tensor_name, None)
+    other = others.get(each.name)
+    weight = getattr(other, each.tensor_name, None)
+    for turned in find_rotated(other) if other is not None else ():
+        if turned.module is other and turned.tensor_name == each.tensor_name and not turned.is_frozen:
+            weight = turned.rotation(turned.neurons, merging=True)  # without dropout
     if not isinstance(weight, Tensor):
         raise ValueError(f"tuned has no {each.tensor_name} of layer {layer!r}: it must be the same network as base")
     if weight.shape != each.neurons.shape:

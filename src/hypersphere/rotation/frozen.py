@@ -6,6 +6,7 @@ Such a layer keeps its weight and its key. The rotation is stored under the usua
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -57,11 +58,7 @@ def attach_frozen(layer: nn.Module, rotation: Rotation) -> None:
     optimizer_checks.ROTATED.add(layer)
 
 
-def is_frozen(layer: nn.Module) -> bool:
-    """Return whether :func:`attach_frozen` rotated this layer."""
-    return getattr(type(layer), "rotates_inputs_of", None) is not None
-
-
+@cache
 def _frozen_class(plain: type[nn.Module]) -> type[nn.Module]:
     def forward(self: Any, input: Tensor) -> Tensor:
         rotation = self.parametrizations["weight"][0]
@@ -72,7 +69,7 @@ def _frozen_class(plain: type[nn.Module]) -> type[nn.Module]:
     def reduce_ex(self: Any, protocol: Any) -> tuple[Any, ...]:
         return _rebuild, (plain,), plain.__getstate__(self)
 
-    names = {"forward": forward, "__reduce_ex__": reduce_ex, "rotates_inputs_of": plain, NOT_PLAIN: _NOT_PLAIN}
+    names = {"forward": forward, "__reduce_ex__": reduce_ex, NOT_PLAIN: _NOT_PLAIN}
     return type(f"Rotated{plain.__name__}", (plain,), names)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..selection import is_transformers_conv1d
 from .parametrization import Rotation
-from .turns import turn_conv, turn_linear
+from .turns import turn_layer
 
 Forward = Callable[[Any, Tensor], Tensor]
 
@@ -37,10 +38,14 @@ def make_forward(plain: type[nn.Module], layer: nn.Module) -> Forward | None:
 
 
 def _rotate_linear(layer: Any, x: Tensor, weight: Tensor, rotation: Rotation) -> Tensor:
-    turns = rotation.task.turns(rotation.plan, dropout=rotation.training)
-    return turn_linear(x, weight, layer.bias, turns, rotation.plan.layout, rotation.task.magnitudes)
+    rows = weight.mT if rotation.plan.layout.transposed else weight
+    return _turn(rotation, lambda x, bias: F.linear(x, rows, bias), x, layer.bias)
 
 
 def _rotate_conv(layer: Any, x: Tensor, weight: Tensor, rotation: Rotation) -> Tensor:
+    return _turn(rotation, lambda x, bias: layer._conv_forward(x, weight, bias), x, layer.bias, 1 - weight.dim())
+
+
+def _turn(rotation: Rotation, compute: Any, x: Tensor, bias: Tensor | None, dim: int = -1) -> Tensor:
     turns = rotation.task.turns(rotation.plan, dropout=rotation.training)
-    return turn_conv(layer._conv_forward, x, weight, layer.bias, turns, rotation.task.magnitudes)
+    return turn_layer(compute, x, bias, turns, rotation.task.magnitudes, dim)

@@ -10,11 +10,10 @@ from typing import Any
 from torch import nn
 
 from .._internal import checks
-from ..orthogonal import triangle_shape
 from ..selection import Neurons, is_transformers_conv1d
 from .frozen import FrozenNeurons
 from .parametrization import layer_label
-from .plan import NONE, Plan
+from .plan import NONE, TRIANGLES, Plan
 
 APPLY = ("auto", "input", "weight")
 SIDES = ("input", "output", "both")
@@ -45,12 +44,13 @@ def add_options(
     rate = checks.number("dropout", dropout, low=0.0)
     if rate >= 1:
         raise ValueError(f"dropout must be at least 0 and below 1, got {dropout!r}")
-    method, any_plan = next(iter(made.values())).orthogonalizer, next(iter(made.values()))
+    any_plan = next(iter(made.values()))
+    method = any_plan.orthogonalizer
     used = {"side": side != "input", "shuffle": shuffle, "scaled": scaled, "magnitude": magnitude, "dropout": rate > 0}
     if method is None and any(used.values()):
         wrong = ", ".join(name for name, given in used.items() if given)
         raise ValueError(f"{wrong} need a rotation, got method={NONE!r}")
-    if scaled and (method is None or method.shape(4) != triangle_shape(4)):
+    if scaled and any_plan.method not in TRIANGLES:
         raise ValueError(f"scaled needs the method 'cayley' or 'exponential', got {any_plan.method!r}")
     sampled = any(plan.sample is not None for plan in made.values())
     if shuffle and (sampled or any_plan.init != "identity"):

@@ -13,6 +13,7 @@ from ..selection import Layout
 from .turns import ROWS
 
 NONE = "none"  # fixed neurons without rotation
+TRIANGLES = ("cayley", "exponential")  # methods whose numbers are a skew-symmetric matrix
 OUTPUT = "output_"  # begins the names of what rotates the outputs
 
 

@@ -21,6 +21,14 @@ _NOT_PLAIN = (
 )
 
 
+def own_class(layer: nn.Module) -> None:
+    """Give a layer that is parametrized already a class of its own: deepcopies share the one that parametrize made."""
+    if parametrize.is_parametrized(layer):
+        made = type(layer)
+        left = {key: value for key, value in vars(made).items() if key not in ("__dict__", "__weakref__")}
+        layer.__class__ = type(made.__name__, made.__bases__, left)
+
+
 def extend_class(layer: nn.Module) -> None:
     """Add pickling and clear errors to the class that parametrize made for `layer`, and check its optimizers."""
     made = type(layer)

@@ -19,6 +19,7 @@ from ..selection import (
     Selection,
     Specs,
     as_list,
+    check_names,
     kept_output,
     matches,
     no_layer_error,
@@ -30,7 +31,7 @@ from .options import APPLY, add_options
 from .parametrization import RESERVED, Rotation, find_rotated, is_sharded, layer_label, layer_seed
 from .plan import NONE
 from .planning import cost_warning, make_plans
-from .rotated_class import extend_class
+from .rotated_class import extend_class, own_class
 
 M = TypeVar("M", bound=nn.Module)
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -196,6 +197,7 @@ def attach(verb: str, pairs: list[tuple[Neurons, Rotation]]) -> None:
             attach_frozen(neurons.module, rotation)
             continue
         weight = _parameter(neurons)
+        own_class(neurons.module)
         parametrize.register_parametrization(neurons.module, neurons.tensor_name, rotation, unsafe=True)
         weight.requires_grad_(rotation.learned)
         extend_class(neurons.module)
@@ -252,9 +254,9 @@ def _select_plain(
         return select_to_change("rotate", model, layers, exclude, output, example_inputs)
     specs = as_list("layers", layers)
     rest = [spec for spec in specs if not any(matches(spec, name, n.module) for name, n in quantized.items())]
-    if rest:
-        select_to_change("rotate", model, rest, exclude, output, example_inputs)
-    return select(model, specs, exclude, output, example_inputs=example_inputs)
+    found = select(model, specs, exclude, output, example_inputs=example_inputs)
+    check_names("rotate", model, found, rest, exclude)
+    return found
 
 
 def _drop_not_rotated(model: nn.Module, found: Selection) -> Selection:

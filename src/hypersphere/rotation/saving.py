@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 import torch
@@ -30,6 +30,7 @@ from .rotating import attach, check_layer, parameter_order
 from .tasks import activate
 
 M = TypeVar("M", bound=nn.Module)
+_RUNTIME = ("init", "apply", "dropout", "frozen")  # of a plan: they do not change what the numbers mean
 FORMATS = ("hypersphere", "peft")
 
 
@@ -76,7 +77,7 @@ def save_rotations(
         return
     write(
         path,
-        [describe_layer(each, task) for each in found],
+        [describe_layer(each, task) | {"hash": _hash(each)} for each in found],
         kept,
         {key: hash_of(value) for key, value in frozen.items()},
     )
@@ -125,6 +126,10 @@ def load_rotations(model: M, path: str | os.PathLike[str]) -> M:
     # not load_state_dict: quantized layers refuse a part of their state
     targets: dict[str, Tensor] = dict(unwrapped_model.named_parameters(remove_duplicate=False))
     targets |= dict(unwrapped_model.named_buffers(remove_duplicate=False))
+    # a weight that was tied where it was saved stands here under the key of its neurons
+    targets |= {
+        f"{each.name}.{each.tensor_name}": each.neurons for each in find_rotated(unwrapped_model) if not each.is_frozen
+    }
     with torch.no_grad():
         for key, value in file.tensors.items():
             targets[key].copy_(value)
@@ -161,6 +166,11 @@ def _neurons_change(plan: Plan) -> bool:
     return plan.learned or plan.redrawn
 
 
+def _hash(each: RotatedWeight) -> str | None:
+    """Return the hash of neurons that the file does not hold."""
+    return None if _neurons_change(each.rotation.plan) or each.is_frozen else hash_of(each.neurons)
+
+
 def describe_layer(each: RotatedWeight, task: str | None) -> dict[str, Any]:
     return {
         "name": each.name,
@@ -168,7 +178,6 @@ def describe_layer(each: RotatedWeight, task: str | None) -> dict[str, Any]:
         "task": task or each.rotation.active,
         "seed": each.rotation.seed,
         "shape": list(each.rotation.shape),
-        "hash": None if _neurons_change(each.rotation.plan) or each.is_frozen else hash_of(each.neurons),
         "plan": describe_plan(each.rotation.plan),
     }
 
@@ -225,11 +234,10 @@ def _describe_tensor(tensor: Tensor | None) -> str:
 
 
 def _check_same_plan(path: Any, layer: str, have: Plan, want: Plan) -> None:
-    ours = describe_plan(have)
     different = [
-        f"{key}={value!r} (the model: {ours.get(key)!r})"
-        for key, value in describe_plan(want).items()
-        if value != ours.get(key) and key != "init"
+        f"{field.name}={getattr(want, field.name)!r} (the model: {getattr(have, field.name)!r})"
+        for field in fields(Plan)
+        if field.name not in _RUNTIME and getattr(want, field.name) != getattr(have, field.name)
     ]
     if different:
         raise ValueError(f"{path}: {layer} is rotated differently in the file: {', '.join(different)}")

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from .._internal import checks
-from .parametrization import RotatedWeight, Rotation, layer_label, require_rotated
-
-TRIANGLES = ("cayley", "exponential")  # methods whose numbers are a skew-symmetric matrix
+from .parametrization import RotatedWeight, Rotation, find_rotated, layer_label, require_rotated
+from .plan import TRIANGLES
 
 
 def add_task(model: nn.Module, name: str) -> None:
@@ -165,9 +164,20 @@ def _require_triangles(what: str, found: list[RotatedWeight]) -> None:
                 raise ValueError(f"{what} needs rotations only, got {layer} with {name}")
 
 
+def scaled_by_strength(model: nn.Module) -> dict[str, Tensor]:
+    """Return the numbers of the active tasks times their strengths, by key, where a strength is not 1."""
+    return {
+        f"{each.key}0.{each.rotation.active}.{name}": numbers.detach() * each.rotation.task.strength
+        for each in find_rotated(model)
+        for name, numbers in each.rotation.task.rotations.items()
+        if each.rotation.task.strength != 1
+    }
+
+
 def activate(each: RotatedWeight, name: str, strength: float = 1.0) -> None:
     """Make a task of one layer active."""
     rotation = each.rotation
+    rotation.task.strength = 1.0  # of the task that was active
     rotation.tasks[name].strength = strength
     if rotation.active == name:
         return

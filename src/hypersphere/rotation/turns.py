@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .._internal.overflow import saturating_cast
@@ -29,7 +28,7 @@ class Turn:
 
     Args:
         method: how the numbers give R.
-        numbers: (B, *shape of the method); one block if it is shared.
+        numbers: (B, *shape of the method), at least float32; one block if it is shared.
         size: the dimensions m of a block.
         dims: the dimensions that are rotated, in the order of the blocks; None: all of them.
         of_outputs: R mixes neurons instead of their inputs.
@@ -45,7 +44,7 @@ class Turn:
 
     def matrices(self) -> Tensor:
         """Return R as (B, m, m), in at least float32."""
-        matrices = self.method.matrix(self.numbers.to(accumulation_dtype(self.numbers.dtype)))
+        matrices = self.method.matrix(self.numbers)
         if self.kept is None:
             return matrices
         eye = torch.eye(self.size, dtype=matrices.dtype, device=matrices.device)
@@ -63,8 +62,10 @@ class Turn:
             out = self.method.apply(self.numbers, blocks).transpose(0, 1).flatten(1)
         return out if self.dims is None else rows.index_copy(1, self.dims, out)
 
-    def rotate_features(self, x: Tensor, *, transposed: bool = False) -> Tensor:
-        """Compute x R (or x Rᵀ) along the last dimension of x (..., d)."""
+    def rotate_features(self, x: Tensor, dim: int = -1, *, transposed: bool = False) -> Tensor:
+        """Compute x R (or x Rᵀ) along a dimension of x that has d elements."""
+        if dim != -1:
+            return self.rotate_features(x.movedim(dim, -1), transposed=transposed).movedim(-1, dim)
         matrices = self.matrices()
         matrices = (matrices.mT if transposed else matrices).to(accumulation_dtype(x.dtype))
         with without_autocast(x):
@@ -77,10 +78,6 @@ class Turn:
                 out = torch.bmm(blocks, matrices).transpose(0, 1).reshape(chosen.shape)
             out = out if self.dims is None else exact.index_copy(-1, self.dims, out)
         return saturating_cast(out, x.dtype)
-
-    def rotate_channels(self, x: Tensor, *, transposed: bool = False) -> Tensor:
-        """Compute x R (or x Rᵀ) along dimension 1 of x (batch, d, ...)."""
-        return self.rotate_features(x.movedim(1, -1), transposed=transposed).movedim(-1, 1)
 
 
 def turn_weight(
@@ -97,43 +94,28 @@ def turn_weight(
     return from_neuron_rows(saturating_cast(out.reshape(rows.shape), weight.dtype), weight.shape, layout)
 
 
-def turn_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, turns: Sequence[Turn], layout: Layout, magnitude: Tensor | None
-) -> Tensor:
-    """Compute a Linear layer with the weight of :func:`turn_weight`, by rotating inputs and outputs instead."""
-    for turn in turns:
-        x = x if turn.of_outputs else turn.rotate_features(x)
-    outer = [turn for turn in turns if turn.of_outputs]
-    late = bool(outer) or magnitude is not None  # the bias is added last
-    y = F.linear(x, weight.mT if layout.transposed else weight, None if late else bias)
-    for turn in outer:
-        y = turn.rotate_features(y, transposed=True)
-    if magnitude is not None:
-        y = y * magnitude.to(y.dtype)
-    return y + bias.to(y.dtype) if late and bias is not None else y
-
-
-def turn_conv(
-    conv: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+def turn_layer(
+    compute: Callable[[Tensor, Tensor | None], Tensor],
     x: Tensor,
-    weight: Tensor,
     bias: Tensor | None,
     turns: Sequence[Turn],
     magnitude: Tensor | None,
+    dim: int = -1,
 ) -> Tensor:
-    """Compute a convolution with 1×1 kernels like :func:`turn_linear`; conv(x, weight, bias) is the plain one."""
-    channels = (-1, *[1] * (weight.dim() - 2))
-    batched = x.dim() == weight.dim()
-    x = x if batched else x.unsqueeze(0)
+    """Compute a layer with the weight of :func:`turn_weight`, by rotating its inputs and outputs instead.
+
+    Args:
+        compute: compute(x, bias) is the layer with its neurons V as they are.
+        dim: the dimension of features, counted from the end: -1, or that of a convolution's channels.
+    """
     for turn in turns:
-        x = x if turn.of_outputs else turn.rotate_channels(x)
+        x = x if turn.of_outputs else turn.rotate_features(x, dim)
     outer = [turn for turn in turns if turn.of_outputs]
     late = bool(outer) or magnitude is not None  # the bias is added last
-    y = conv(x, weight, None if late else bias)
+    y = compute(x, None if late else bias)
     for turn in outer:
-        y = turn.rotate_channels(y, transposed=True)
+        y = turn.rotate_features(y, dim, transposed=True)
+    features = (-1, *[1] * (-1 - dim))
     if magnitude is not None:
-        y = y * magnitude.to(y.dtype).view(channels)
-    if late and bias is not None:
-        y = y + bias.to(y.dtype).view(channels)
-    return y if batched else y.squeeze(0)
+        y = y * magnitude.to(y.dtype).view(features)
+    return y + bias.to(y.dtype).view(features) if late and bias is not None else y

@@ -12,6 +12,7 @@ from .neurons import Neurons
 from .rules import is_loss_head, uncalled_linears, unwrapped
 from .selecting import check_names, kept_output, no_layer_error, select, select_strictly, select_to_change
 from .table import Selection
+from .tracing import arguments_of
 
 __all__ = [
     "Layout",
@@ -19,6 +20,7 @@ __all__ = [
     "Selection",
     "Spec",
     "Specs",
+    "arguments_of",
     "as_list",
     "check_names",
     "from_neuron_rows",

@@ -162,7 +162,9 @@ def _output_names(
     if output != "auto":
         return set() if output is None else {output}
     modules = {name: n.module for name, n in everything.items()}
-    if traced is None:
+    if traced is not None and traced.outputs is None:
+        checks.warn_once("example_inputs: the forward pass returns no tensor, so its outputs cannot be followed")
+    if traced is None or traced.outputs is None:
         return static_outputs(model, modules)
     declared = classifier_outputs(model, modules)
     if declared == set():

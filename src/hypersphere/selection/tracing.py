@@ -39,8 +39,9 @@ class Trace:
     """Layers that were called; their weights may be read elsewhere, too."""
     read: frozenset[str]
     """Layers whose weights an operation outside of the layer used."""
-    outputs: frozenset[str]
-    """Layers whose results leave the model and reach no other layer, alone or combined with others of the kind."""
+    outputs: frozenset[str] | None
+    """Layers whose results leave the model and reach no other layer, alone or combined with others of the kind; None if
+    no tensor leaves, so that nothing could be followed."""
 
 
 def trace(model: nn.Module, layers: Mapping[str, Neurons], example_inputs: Any) -> Trace:
@@ -50,7 +51,7 @@ def trace(model: nn.Module, layers: Mapping[str, Neurons], example_inputs: Any) 
         layers: all layers with neurons, by name.
         example_inputs: a tensor, a tuple of arguments or a dict of keyword arguments.
     """
-    args, kwargs = _arguments(example_inputs)
+    args, kwargs = arguments_of(example_inputs)
     if lazy := [name for name, parameter in model.named_parameters() if is_lazy(parameter)]:
         raise ValueError(f"{lazy[0]!r} is lazy and has no values yet: run the model once first")
     recorder = _Recorder(model, layers)
@@ -69,7 +70,7 @@ def trace(model: nn.Module, layers: Mapping[str, Neurons], example_inputs: Any) 
     return Trace(frozenset(recorder.called), frozenset(recorder.read), outputs)
 
 
-def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments_of(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(example_inputs, Tensor):
         return (example_inputs,), {}
     if isinstance(example_inputs, tuple):
@@ -169,10 +170,12 @@ class _Recorder(TorchDispatchMode):
             if (key := _key(tensor)) is not None and key not in self.owners:
                 self.by_storage[key] = frozenset({_INPUT})
 
-    def outputs(self, results: Any) -> frozenset[str]:
+    def outputs(self, results: Any) -> frozenset[str] | None:
         """Return the layers whose results leave, except where they leave in a sum with a layer that others use."""
         used = self.used - {_INPUT}
         leaving = [self.sources(tensor) for tensor in _tensors(results)]
+        if not leaving:
+            return None
         return frozenset(name for sources in leaving if not sources & used for name in sources if name in self.layers)
 
 

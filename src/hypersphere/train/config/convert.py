@@ -235,10 +235,12 @@ def to_tree(config: Group) -> dict[str, Any]:
     return {each.name: _plain(getattr(config, each.name)) for each in fields(config)}
 
 
-def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the values of a tree by dotted keys."""
-    groups = {key: value if isinstance(value, Mapping) else {"": value} for key, value in tree.items()}
-    return {f"{key}.{name}".rstrip("."): each for key, group in groups.items() for name, each in group.items()}
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
 
 
 def _plain(value: Any) -> Any:
