@@ -225,7 +225,7 @@ def _trace_inputs(model: nn.Module, example_inputs: Any) -> Pairs:
     dimensions: dict[nn.Module, int] = {}
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> None:
-        given = next(iter((*args, *kwargs.values())), None)
+        given: Any = next(iter((*args, *kwargs.values())), None)
         if id(given) in outputs:
             sources[module] = id(given)
             dimensions[module] = given.dim()

@@ -292,7 +292,8 @@ def orthonormal_penalty(
     Args:
         weight: the factor (SphereNet: 1e-4).
         normalized: scale the kernels to length one first.
-        layers, exclude, output, example_inputs: which layers, as in :func:`select`.
+        layers, exclude, output, example_inputs: which layers, as in :func:`select`. The layers are chosen at every
+            call, so example inputs cost a forward pass each time: in a loop pass `layers` or `output` instead.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Flatten(), nn.Linear(16, 10))

@@ -59,7 +59,7 @@ def attach_frozen(layer: nn.Module, rotation: Rotation) -> None:
 
 
 @cache
-def _frozen_class(plain: type[nn.Module]) -> type[nn.Module]:
+def _frozen_class(plain: Any) -> Any:
     def forward(self: Any, input: Tensor) -> Tensor:
         rotation = self.parametrizations["weight"][0]
         (turn,) = rotation.task.turns(rotation.plan, dropout=rotation.training)

@@ -38,7 +38,7 @@ def eligible_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 
 def is_loss_head(module: nn.Module) -> bool:
     """Return whether the module is a loss of this package with class weights."""
-    return getattr(module, "is_loss_head", False) is True
+    return getattr(type(module), "is_loss_head", False) is True
 
 
 def uncalled_linears(model: nn.Module) -> set[nn.Module]:
@@ -52,7 +52,7 @@ def uncalled_linears(model: nn.Module) -> set[nn.Module]:
             found.add(module.out_proj)
         elif isinstance(module, nn.TransformerEncoderLayer):
             found |= {module.linear1, module.linear2}
-        qkv = getattr(module, "qkv", None)
+        qkv = module._modules.get("qkv")
         if isinstance(qkv, nn.Linear) and qkv.bias is None and getattr(module, "q_bias", None) is not None:
             found |= set() if getattr(module, "qkv_bias_separate", False) else {qkv}
     return found
@@ -133,16 +133,15 @@ def _heads_beside(model: nn.Module) -> list[nn.Linear]:
 
     Their names must be those of heads, they read the same number of features, and none can read another's result.
     """
-    children = [
-        (name, linears)
-        for name, child in model.named_children()
-        if (linears := [each for each in child.modules() if isinstance(each, nn.Linear)])
-        and all(isinstance(each, nn.Linear) or not list(each.parameters(recurse=False)) for each in child.modules())
-    ]
     heads: list[nn.Linear] = []
-    width = children[-1][1][0].in_features if children else 0
-    for name, linears in reversed(children):
+    width = None
+    for name, child in reversed(list(model.named_children())):
+        linears = [each for each in child.modules() if isinstance(each, nn.Linear)]
+        others = (each for each in child.modules() if not isinstance(each, nn.Linear))
+        if not linears or any(p is not None for each in others for p in each._parameters.values()):
+            continue
         first, last = linears[0], linears[-1]
+        width = first.in_features if width is None else width
         if not _HEAD.search(name) or first.in_features != width or last.out_features == width:
             break
         heads.append(last)

@@ -181,8 +181,9 @@ def _not_eligible(model: nn.Module, eligible: Mapping[str, Neurons]) -> dict[str
     known = {n.module for n in eligible.values()}
     found = {}
     for name, module in model.named_modules():
-        matrices = [key for key, p in module.named_parameters(recurse=False) if not is_lazy(p) and p.dim() > 1]
-        if module in known or not matrices or type(module).__name__ == "ParametrizationList":
+        own = module._parameters.items() if module not in known else ()
+        matrices = [key for key, p in own if p is not None and not is_lazy(p) and p.dim() > 1]
+        if not matrices or type(module).__name__ == "ParametrizationList":
             continue
         if isinstance(module, nn.RNNBase | nn.RNNCellBase):
             reason = "a recurrent layer"
