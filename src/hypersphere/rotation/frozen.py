@@ -52,7 +52,7 @@ def is_linear(module: nn.Module) -> bool:
 
 def attach_frozen(layer: nn.Module, rotation: Rotation) -> None:
     """Let the layer rotate its inputs; its weight and its other parameters stay as they are."""
-    plain = type(layer)
+    plain: Any = type(layer)
     layer.__class__ = _frozen_class(plain)
     layer.register_module("parametrizations", nn.ModuleDict({"weight": nn.ModuleList([rotation])}))
     optimizer_checks.ROTATED.add(layer)
@@ -73,8 +73,8 @@ def _frozen_class(plain: Any) -> Any:
     return type(f"Rotated{plain.__name__}", (plain,), names)
 
 
-def _rebuild(plain: type[nn.Module]) -> nn.Module:
-    layer = plain.__new__(plain)
+def _rebuild(plain: Any) -> nn.Module:
+    layer: nn.Module = plain.__new__(plain)
     nn.Module.__init__(layer)
     layer.__class__ = _frozen_class(plain)
     optimizer_checks.ROTATED.add(layer)
