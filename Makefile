@@ -14,8 +14,10 @@ help: ## list these commands
 demo: .venv/demo.stamp ## install what it needs and run examples/demo.py
 	$(BIN)/python examples/demo.py
 
-test: lint ## lint, then all tests
-	$(PYTEST) -n 2 --dist worksteal -q
+test: .venv/test.stamp ## all tests, and lint beside them
+	@$(MAKE) -s lint > .venv/lint.log 2>&1 & lint=$$!; \
+	$(PYTEST) -n 2 --dist worksteal -q; tests=$$?; \
+	wait $$lint || tests=1; cat .venv/lint.log; exit $$tests
 
 quick: .venv/test.stamp ## the tests that take less than a minute together, without lint
 	$(PYTEST) -n 2 --dist worksteal -q --quick
