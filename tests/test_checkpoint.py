@@ -326,7 +326,7 @@ def test_killed_at_random_points(tmp_path):
     draw, last = random.Random(0), 0
     command = [sys.executable, "-c", LOOP, tmp_path]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        for _ in range(20):
+        for _ in range(14):
             process.stdin.write(f"{last} {draw.randrange(1, 40)}\n")  # a save has five or six
             process.stdin.flush()
             assert process.stdout.readline() == "killed\n"

@@ -151,7 +151,7 @@ def test_many_instructions(tmp_path, monkeypatch):
 
 
 def test_deep_nesting(tmp_path):
-    path = official.write(tmp_path / "file", b"\x80\x02)" + b"\x85" * 200_000 + b".")
+    path = official.write(tmp_path / "file", b"\x80\x02)" + b"\x85" * 20_000 + b".")
     assert type(_pickles.load(path)) is tuple
 
 
