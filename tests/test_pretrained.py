@@ -246,3 +246,23 @@ def test_a_class_with_sphere_layers_of_its_own(tmp_path):
     change(("sphere", 0, "scale"), 3.0)(tmp_path)
     with pytest.raises(ValueError, match="other options"):
         hs.from_pretrained(Native, tmp_path)
+
+
+def test_a_strength_is_merged_or_said(tmp_path):
+    model = shake(hs.rotate(Model(Config()), apply="weight")).eval()
+    whole = model(X)
+    hs.use_task(model, "default", strength=0.5)
+    assert not torch.allclose(model(X), whole, atol=1e-3)
+    hs.save_pretrained(model, tmp_path / "merged", rotations="merge")
+    torch.testing.assert_close(hs.from_pretrained(Model, tmp_path / "merged")(X), model(X))
+    with pytest.warns(UserWarning, match="strength 1"):
+        hs.save_pretrained(model, tmp_path / "kept")
+    torch.testing.assert_close(hs.from_pretrained(Model, tmp_path / "kept")(X), whole)
+
+
+def test_a_tied_layer_that_rotates_its_inputs_loads_again(tmp_path):
+    model = shake(hs.rotate(Model(Config()), layers="head", apply="input", block_size=4)).eval()
+    hs.save_pretrained(model, tmp_path)
+    again = hs.from_pretrained(Model, tmp_path)
+    assert again.head.weight is again.embedding.weight
+    assert torch.equal(again(X), model(X))
