@@ -74,3 +74,17 @@ def check_gradients(ours, expected, tolerance):
     for name, gradient in expected.items():
         assert gradient.any(), name
         assert (ours[name] - gradient).abs().max() <= tolerance * gradient.abs().max(), name
+
+
+class Tied(nn.Module):
+    """A head that shares its weight with an embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.hidden = nn.Embedding(20, 16), nn.Linear(16, 16)
+        self.head = nn.Linear(16, 20, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.hidden(self.embedding(ids)))

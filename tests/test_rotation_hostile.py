@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 
 import hypersphere as hs
 from hypersphere.rotation.parametrization import find_rotated
+from tests.rotated_nets import Tied
 
 
 def net() -> nn.Sequential:
@@ -52,18 +53,6 @@ def test_rotating_a_deepcopy_leaves_the_original_alone():
     hs.rotate(model, block_size=4)
     torch.testing.assert_close(hs.merge(other)(x), expected)
     torch.testing.assert_close(model(x), expected)
-
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embedding, self.hidden = nn.Embedding(20, 16), nn.Linear(16, 16)
-        self.head = nn.Linear(16, 20, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.head(self.hidden(self.embedding(ids)))
 
 
 def test_the_rotation_of_a_tied_layer_merges_into_an_untied_one(tmp_path):

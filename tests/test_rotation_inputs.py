@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import hypersphere as hs
 from hypersphere.rotation.parametrization import find_rotated
+from tests.rotated_nets import Tied
 
 SIDES = ("input", "output", "both")
 
@@ -226,18 +227,6 @@ def test_save_and_load_with_all_options(tmp_path):
     hs.save_rotations(model, tmp_path / "r.safetensors")
     other = hs.load_rotations(net(torch.float32), tmp_path / "r.safetensors")
     assert torch.equal(other(batch(torch.float32)), model(batch(torch.float32)))
-
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embedding, self.hidden = nn.Embedding(20, 16), nn.Linear(16, 16)
-        self.head = nn.Linear(16, 20, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.hidden(self.embedding(ids)))
 
 
 def test_tied_weights_keep_their_tie():
