@@ -40,8 +40,19 @@ def shake(model: nn.Module, size: float = 0.3) -> nn.Module:
     return model
 
 
-def batch(dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(7, 24, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(dtype)
+def batch(dtype: torch.dtype = torch.float64, rows: int = 7) -> Tensor:
+    return torch.randn(rows, 24, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(dtype)
+
+
+def is_formed(y: Tensor) -> bool:
+    """Whether the weight of a rotated Linear was formed: see rotation/formed.py."""
+    pending, names = [y.grad_fn], set()
+    while pending:
+        node = pending.pop()
+        if node is not None:
+            names.add(node.name())
+            pending += [parent for parent, _ in node.next_functions]
+    return any("FormedLinear" in name for name in names)
 
 
 def literal_weight(layer: nn.Module, plain: Tensor) -> Tensor:
@@ -75,16 +86,17 @@ def literal_weight(layer: nn.Module, plain: Tensor) -> Tensor:
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(("shuffle", "shared"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize(("magnitude", "scaled"), [(False, False), (True, True)])
-def test_both_forms_are_the_literal_formula(side, shuffle, shared, magnitude, scaled):
+def test_all_forms_are_the_literal_formula(side, shuffle, shared, magnitude, scaled):
     options = {"side": side, "shuffle": shuffle, "share_blocks": shared, "magnitude": magnitude, "scaled": scaled}
-    plain, x = net(), batch()
+    plain, x = net(), batch(rows=60)  # more rows than neurons: "auto" forms the weights of Linears
     models = {}
-    for apply in ("weight", "input"):
+    for apply in ("weight", "input", "auto"):
         model = hs.rotate(net(), block_size=12, apply=apply, **options)
         torch.testing.assert_close(model(x), plain(x))  # wrapping does not change the function
         models[apply] = shake(model)
     by_weight, by_input = models["weight"], models["input"]
-    assert list(by_weight.state_dict()) == list(by_input.state_dict())
+    assert list(by_weight.state_dict()) == list(by_input.state_dict()) == list(models["auto"].state_dict())
+    assert [is_formed(model(x)) for model in models.values()] == [False, False, True]
     expected = net()
     with torch.no_grad():
         for i in (0, 3, 5):
@@ -93,10 +105,11 @@ def test_both_forms_are_the_literal_formula(side, shuffle, shared, magnitude, sc
     for model in models.values():
         torch.testing.assert_close(model(x), expected(x))
         model(x).square().sum().backward()
-    for (name, p), q in zip(by_weight.named_parameters(), by_input.parameters(), strict=True):
-        assert (p.grad is None) == (q.grad is None) == (not p.requires_grad), name
-        if p.grad is not None:
-            torch.testing.assert_close(p.grad, q.grad, msg=name)
+    for other in (by_input, models["auto"]):
+        for (name, p), q in zip(by_weight.named_parameters(), other.parameters(), strict=True):
+            assert (p.grad is None) == (q.grad is None) == (not p.requires_grad), name
+            if p.grad is not None:
+                torch.testing.assert_close(p.grad, q.grad, msg=name)
     merged = net()
     merged.load_state_dict(hs.merge_state_dict(by_input.state_dict()))
     torch.testing.assert_close(merged(x), expected(x))
@@ -140,14 +153,30 @@ def test_auto_takes_the_form_with_fewer_multiplications():
             .plan.apply
         )
 
-    assert form(nn.Linear(96, 96), block_size=32) == "input"  # 3·32 ≤ 96
-    assert form(nn.Linear(96, 95), block_size=32) == "weight"
-    assert form(nn.Linear(96, 288)) == "input"
-    assert form(nn.Linear(96, 96)) == "weight"
-    assert form(nn.Linear(96, 96), block_size=32, side="both") == "weight"
-    assert form(nn.Conv2d(96, 96, 1), block_size=32) == "input"
+    assert form(nn.Linear(96, 32), block_size=32) == "auto"  # 32 ≤ 32
+    assert form(nn.Linear(96, 31), block_size=32) == "weight"
+    assert form(nn.Linear(96, 288)) == "auto"  # 3·96 ≤ 288
+    assert form(nn.Linear(96, 287)) == "weight"
+    assert form(nn.Linear(96, 96), block_size=48, side="both") == "auto"  # 48 + 48 ≤ 96
+    assert form(nn.Linear(96, 95), block_size=48, side="both") == "weight"  # outputs in one block
+    assert form(nn.Linear(96, 95), block_size=32, neurons="learned") == "weight"
+    assert form(nn.Linear(96, 95), block_size=32, method="ogd") == "weight"  # 3·32 > 95
+    assert form(nn.Conv2d(96, 96, 1), block_size=32) == "auto"
+    assert form(nn.Conv2d(96, 95, 1), block_size=32) == "weight"
     assert form(nn.Conv2d(32, 96, 3), block_size=32) == "weight"  # patches overlap
     assert form(hs.SphereLinear(96, 96), block_size=32) == "weight"
+
+
+@pytest.mark.parametrize("block_size", [32, 48])
+def test_auto_decides_at_each_call(block_size):
+    """More rows than neurons: the weight is formed. Else inputs are rotated, or the weight with its gradient."""
+    layer = hs.rotate(nn.Sequential(nn.Linear(96, 96)), layers="0", block_size=block_size)
+    x = torch.randn(2, 49, 96)
+    assert is_formed(layer(x))
+    assert not is_formed(layer(x[:, :48]))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not is_formed(layer(x))
+    assert not is_formed(layer.bfloat16()(x.bfloat16()))
 
 
 def test_a_block_may_cut_through_channels():
@@ -158,14 +187,16 @@ def test_a_block_may_cut_through_channels():
 
 
 @pytest.mark.parametrize("side", ["input", "both"])
-def test_gradients_of_the_input_form(side):
+@pytest.mark.parametrize(("apply", "rows"), [("input", 3), ("auto", 5)])
+def test_gradients_of_the_input_and_the_formed_weight(side, apply, rows):
     torch.manual_seed(0)
     layer = hs.rotate(
-        nn.Sequential(nn.Linear(6, 4).double()), layers="0", apply="input", block_size=2, side=side, magnitude=True
+        nn.Sequential(nn.Linear(6, 4).double()), layers="0", apply=apply, block_size=2, side=side, magnitude=True
     )
     shake(layer)
     names = [name for name, p in layer.named_parameters() if p.requires_grad]
-    x = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(rows, 6, dtype=torch.float64, requires_grad=True)
+    assert is_formed(layer(x)) == (apply == "auto")
 
     def call(x: Tensor, *values: Tensor) -> Tensor:
         return torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (x,))
@@ -219,6 +250,13 @@ def test_deepcopy_pickle_state_dict_and_compile():
         assert torch.equal(other(x), expected)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x), expected)
+    model, x = shake(hs.rotate(net(torch.float32), block_size=12)), batch(torch.float32, rows=60)
+    assert is_formed(model(x))
+    losses = [
+        network(x).square().sum() for network in (model, torch.compile(model, fullgraph=True, backend="aot_eager"))
+    ]
+    first, second = (torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad]) for loss in losses)
+    torch.testing.assert_close(first, second)
 
 
 def test_save_and_load_with_all_options(tmp_path):

@@ -33,7 +33,7 @@ from ..orthogonal import matrix_size, pack_difference
 from ..selection import Neurons
 from ._file import HEADER, Entry, File
 from .frozen import FrozenNeurons
-from .options import acts_on_inputs, is_cheaper_on_inputs
+from .options import acts_on_inputs, choose_apply
 from .parametrization import RotatedWeight, key_prefix, layer_label, layout_buffers, scale_numbers
 from .plan import OUTPUT, Plan
 
@@ -219,10 +219,9 @@ def _make_entry(name: str, target: Target, plan: Plan, numbers: dict[str, Tensor
     """Return the entry of a layer, and its tensors by their keys in the state_dict of the rotated model."""
     weight = _weight_of(target)
     if isinstance(target, FrozenNeurons) or (isinstance(target, Neurons) and acts_on_inputs(target)):
-        cheaper = is_cheaper_on_inputs(plan, weight.numel() // plan.dimension)
-        by_input = cheaper or isinstance(target, FrozenNeurons)
+        apply = "input" if isinstance(target, FrozenNeurons) else choose_apply(plan, target)
         # frozen: whether the weight is quantized or tied is seen when the layer is checked
-        plan = replace(plan, apply="input" if by_input else "weight", frozen=by_input and plan.side == "input")
+        plan = replace(plan, apply=apply, frozen=apply != "weight" and plan.side == "input")
     buffers = layout_buffers(plan.layout, weight.shape) | ({"scaled": 1} if plan.scaled else {})
     held = numbers | {key: torch.tensor(value) for key, value in buffers.items()}
     hashed = None if plan.frozen else hash_of(weight)

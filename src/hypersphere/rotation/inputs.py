@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..selection import is_transformers_conv1d
+from .formed import can_form, formed_linear, is_cheaper_formed
 from .parametrization import Rotation
+from .plan import Plan
 from .turns import turn_layer
 
 Forward = Callable[[Any, Tensor], Tensor]
@@ -21,7 +23,7 @@ def make_forward(plain: type[nn.Module], layer: nn.Module) -> Forward | None:
     It rotates inputs if the plan of the rotation says so, else it calls the forward pass of `plain`.
     """
     if plain is nn.Linear or is_transformers_conv1d(layer):
-        turned: Callable[[Any, Tensor, Tensor, Rotation], Tensor] = _rotate_linear
+        turned: Callable[[Any, Tensor, Tensor, Rotation], Tensor | None] = _rotate_linear
     elif plain in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
         turned = _rotate_conv
     else:
@@ -29,23 +31,42 @@ def make_forward(plain: type[nn.Module], layer: nn.Module) -> Forward | None:
 
     def forward(self: Any, input: Tensor) -> Tensor:
         rotations: Any = getattr(self.parametrizations, "weight", ())
-        if len(rotations) != 1 or not isinstance(rotations[0], Rotation) or rotations[0].plan.apply != "input":
-            output: Tensor = plain.forward(self, input)
-            return output
-        return turned(self, input, rotations[0].detached(rotations.original), rotations[0])
+        output: Tensor | None = None
+        if len(rotations) == 1 and isinstance(rotations[0], Rotation) and rotations[0].plan.apply != "weight":
+            output = turned(self, input, rotations[0].detached(rotations.original), rotations[0])
+        if output is None:
+            output = plain.forward(self, input)
+        return output
 
     return forward
 
 
-def _rotate_linear(layer: Any, x: Tensor, weight: Tensor, rotation: Rotation) -> Tensor:
-    rows = weight.mT if rotation.plan.layout.transposed else weight
-    return _turn(rotation, lambda x, bias: F.linear(x, rows, bias), x, layer.bias)
+def is_cheaper_on_inputs(plan: Plan, outputs: int) -> bool:
+    """Return whether rotating inputs and outputs takes fewer multiplications than rotating the weight.
+
+    Per row of inputs, forward and backward pass: R on d inputs takes 3·d·m, R on N outputs 3·N·m. Rotating the weight
+    takes the gradient to the weight instead, d·N, and more that does not grow with the rows and is not counted.
+    """
+    return 3 * plan.multiplications <= plan.dimension * outputs
+
+
+def _rotate_linear(layer: Any, x: Tensor, weight: Tensor, rotation: Rotation) -> Tensor | None:
+    """Compute the layer the cheapest way; None: by the gradient to its weight."""
+    plan, task = rotation.plan, rotation.task
+    rows = weight.mT if plan.layout.transposed else weight
+    formed = plan.apply == "auto" and can_form(plan, len(rows)) and is_cheaper_formed(plan, x, rows)
+    if plan.apply == "auto" and not formed and not is_cheaper_on_inputs(plan, len(rows)):
+        return None
+    turns = task.turns(plan, dropout=rotation.training)
+    if formed:
+        return turn_layer(lambda x, bias: formed_linear(x, rows, bias, turns), x, layer.bias, [], task.magnitudes)
+    return turn_layer(lambda x, bias: F.linear(x, rows, bias), x, layer.bias, turns, task.magnitudes)
 
 
 def _rotate_conv(layer: Any, x: Tensor, weight: Tensor, rotation: Rotation) -> Tensor:
-    return _turn(rotation, lambda x, bias: layer._conv_forward(x, weight, bias), x, layer.bias, 1 - weight.dim())
+    def compute(x: Tensor, bias: Tensor | None) -> Tensor:
+        output: Tensor = layer._conv_forward(x, weight, bias)
+        return output
 
-
-def _turn(rotation: Rotation, compute: Any, x: Tensor, bias: Tensor | None, dim: int = -1) -> Tensor:
     turns = rotation.task.turns(rotation.plan, dropout=rotation.training)
-    return turn_layer(compute, x, bias, turns, rotation.task.magnitudes, dim)
+    return turn_layer(compute, x, layer.bias, turns, rotation.task.magnitudes, 1 - weight.dim())

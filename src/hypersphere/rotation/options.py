@@ -11,7 +11,9 @@ from torch import nn
 
 from .._internal import checks
 from ..selection import Neurons, is_transformers_conv1d
+from .formed import can_form
 from .frozen import FrozenNeurons
+from .inputs import is_cheaper_on_inputs
 from .parametrization import layer_label
 from .plan import NONE, TRIANGLES, Plan
 
@@ -88,9 +90,10 @@ def add_options(
                 "weight that can be changed; exclude it"
             )
         changed = replace(changed, frozen=name in frozen)
-        # dimensions that are chosen one by one cost copies of the inputs
-        cheaper = possible and plan.sample is None and is_cheaper_on_inputs(changed, outputs)
-        plans[name] = replace(changed, apply="input" if apply == "input" or (apply == "auto" and cheaper) else "weight")
+        if apply == "auto":
+            plans[name] = replace(changed, apply=choose_apply(changed, neurons) if possible else "weight")
+        else:
+            plans[name] = replace(changed, apply=apply)
     return plans
 
 
@@ -105,13 +108,14 @@ def acts_on_inputs(neurons: Neurons) -> bool:
     return type(module) is nn.Linear or is_transformers_conv1d(module)
 
 
-def is_cheaper_on_inputs(plan: Plan, outputs: int) -> bool:
-    """Return whether rotating inputs and outputs takes fewer multiplications than rotating the weight.
-
-    Per row of inputs, forward and backward pass: R on d inputs takes 3·d·m, R on N outputs 3·N·m. Rotating the weight
-    takes the gradient to the weight instead, d·N, and more that does not grow with the rows and is not counted.
-    """
-    return 3 * sum(side.rotated * side.size for side in plan.sides) <= plan.dimension * outputs
+def choose_apply(plan: Plan, neurons: Neurons) -> str:
+    """Return "weight" if rotating the weight always takes the fewest multiplications, else "auto"."""
+    if plan.sample is not None:  # dimensions that are chosen one by one cost copies of the inputs
+        return "weight"
+    outputs = neurons.stored.numel() // plan.dimension
+    convolution = isinstance(neurons.module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    formed = not convolution and can_form(plan, outputs)
+    return "auto" if formed or is_cheaper_on_inputs(plan, outputs) else "weight"
 
 
 def _output_blocks(outputs: int, blocks: int, block_size: Any) -> int:

@@ -187,7 +187,7 @@ class Rotation(nn.Module):
             parts.append(f"{plan.side} side{'s' if plan.side == 'both' else ''}, {plan.outputs} outputs{blocks}")
         parts += [name for name in ("shuffle", "scaled", "magnitude") if getattr(plan, name)]
         parts += [f"dropout {plan.dropout}"] if plan.dropout else []
-        parts += ["applied to the input"] if plan.apply == "input" else []
+        parts += ["applied to the input"] if plan.apply != "weight" else []
         parts.append(f"neurons {'learned' if plan.learned else 'fixed'}")
         return ", ".join(parts) + (f", task {self.active!r}" if len(self.tasks) > 1 else "")
 

@@ -31,7 +31,8 @@ class Plan:
     layout: Layout = ROWS
     """Without groups along the outputs, which share one rotation."""
     apply: str = "weight"
-    """"weight": the rotation changes the weight; "input": it acts on what goes in and out of the layer."""
+    """"weight": the rotation changes the weight; "input": it acts on what goes in and out of the layer; "auto": on one
+    of them, whichever takes fewer multiplications at a call (see formed.py)."""
     side: str = "input"
     outputs: int = 0
     """The number of neurons, if the outputs are rotated."""
@@ -57,6 +58,11 @@ class Plan:
         if self.side != "input":
             found.append(Side(OUTPUT, self.outputs, self.outputs, self.outputs // self.output_blocks))
         return found
+
+    @property
+    def multiplications(self) -> int:
+        """How many it takes to rotate one row of inputs and of outputs."""
+        return sum(side.rotated * side.size for side in self.sides)
 
     @property
     def redrawn(self) -> bool:

@@ -42,6 +42,10 @@ class Turn:
     of_outputs: bool = False
     kept: Tensor | None = None
 
+    def blocks(self, shape: Sequence[int]) -> int:
+        """Return the number of blocks for neurons of the shape (N, d)."""
+        return (shape[0 if self.of_outputs else 1] if self.dims is None else len(self.dims)) // self.size
+
     def matrices(self) -> Tensor:
         """Return R as (B, m, m), in at least float32."""
         matrices = self.method.matrix(self.numbers)
