@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._internal.checks import warn_once
 from .._internal.other_tools import NOT_PLAIN
 from ..selection import Layout, Neurons
 from . import optimizer_checks
@@ -63,7 +64,11 @@ def _frozen_class(plain: Any) -> Any:
     def forward(self: Any, input: Tensor) -> Tensor:
         rotation = self.parametrizations["weight"][0]
         (turn,) = rotation.task.turns(rotation.plan, dropout=rotation.training)
-        output: Tensor = plain.forward(self, turn.rotate_features(input))
+        turned = turn.rotate_features(input)
+        output: Tensor = plain.forward(self, turned)
+        if turned.requires_grad and not rotation.gradient_seen and not torch.compiler.is_compiling():
+            rotation.gradient_seen = True
+            _warn_without_gradient(plain.__name__, turned, output)
         return output
 
     def reduce_ex(self: Any, protocol: Any) -> tuple[Any, ...]:
@@ -71,6 +76,16 @@ def _frozen_class(plain: Any) -> Any:
 
     names = {"forward": forward, "__reduce_ex__": reduce_ex, NOT_PLAIN: _NOT_PLAIN}
     return type(f"Rotated{plain.__name__}", (plain,), names)
+
+
+def _warn_without_gradient(layer: str, turned: Tensor, output: Tensor) -> None:
+    """Warn if no gradient reaches the rotated inputs; the output may require one for its bias, or without reason."""
+    seen = output.requires_grad and torch.autograd.grad(output.sum(), turned, retain_graph=True, allow_unused=True)[0]
+    if not isinstance(seen, Tensor):
+        warn_once(
+            f"a {layer} with quantized activations passes no gradient to its inputs: its rotation is not trained; "
+            "quantize its weight alone"
+        )
 
 
 def _rebuild(plain: Any) -> nn.Module:

@@ -122,6 +122,8 @@ RESERVED = frozenset(
 class Rotation(nn.Module):
     """w = R v for the neurons of a weight (OPT, Eq. 1), one child per task; fixed neurons get no gradient."""
 
+    gradient_seen = False  # whether a quantized layer was asked for its gradient
+
     def __init__(self, plan: Plan, like: Tensor, order: list[str], seed: int, task: str = "default") -> None:
         super().__init__()
         self.plan = plan
