@@ -16,7 +16,7 @@ from hypersphere.data import ArrayDataset, LazyDataset, cifar, planetoid
 from tests import official_files as official
 
 OFFICIAL = ["digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "cifar_fs", "fc100", "image_folder"]
-OFFICIAL += ["modelnet", "orl", "lfw", "text", "cora", "citeseer", "pubmed"]
+OFFICIAL += ["modelnet", "orl", "lfw", "text", "cora", "citeseer", "pubmed", "casia_webface", "imdb_face", "ms_celeb"]
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +86,7 @@ def test_unknown_names_and_options(tmp_path):
         data.load("cifar")
     with pytest.raises(ValueError, match=r"unknown dataset \['mnist'\]"):
         data.load(["mnist"])
-    with pytest.raises(ValueError, match=r"unknown dataset 'zzz', must be one of cifar10, cifar100, "):
+    with pytest.raises(ValueError, match=r"unknown dataset 'zzz', must be one of casia_webface, cifar10, cifar100, "):
         data.load("zzz")
     with pytest.raises(ValueError, match=r"unknown cifar100 option 'label', did you mean 'labels'\?"):
         data.load("cifar100", tmp_path, label="fine")
@@ -520,6 +520,29 @@ def test_lfw(lfw):
     assert train.classes == ["Ann_Bo", "Cy"]
     assert counts(train) == [3, 1]
     assert test.classes == ["Di-Di_E"]
+
+
+@pytest.mark.parametrize("name", ["casia_webface", "imdb_face", "ms_celeb"])
+def test_faces_to_train_on_are_tested_on_lfw(lfw, name):
+    Image = pytest.importorskip("PIL.Image")
+    folder = {"casia_webface": "CASIA-WebFace-112X96", "imdb_face": "IMDb-Face", "ms_celeb": "MS-Celeb-1M"}[name]
+    with pytest.raises(ValueError, match=f"{name} not found.*112×96.*{folder.removesuffix('-112X96')}"):
+        data.load(name, lfw)
+    for person, number in {"0000045": 2, "0000099": 1}.items():
+        (lfw / folder / person).mkdir(parents=True)
+        for i in range(number):
+            Image.new("RGB", (4, 4), (9, i, 0)).save(lfw / folder / person / f"{i + 1:03d}.jpg")
+    train, test, pairs = data.load(name, lfw), data.load(name, lfw, "test"), data.load_pairs(name, lfw)
+    assert (train.classes, counts(train)) == (["0000045", "0000099"], [2, 1])
+    assert test.classes == list(PEOPLE)
+    assert (len(pairs), pairs.folds) == (4, 2)  # pairs.txt, not those of View 1
+    assert test[0][0].shape == (3, 6, 5)
+    aligned = lfw / "lfw-112X96"
+    for person in PEOPLE:
+        (aligned / person).mkdir(parents=True)
+        Image.new("RGB", (3, 3)).save(aligned / person / f"{person}_0001.jpg")
+    assert data.load(name, lfw, "test")[0][0].shape == (3, 3, 3)  # aligned as the training set
+    assert data.load_pairs(name, lfw).folds == 2
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 
 import pytest
@@ -92,6 +93,17 @@ def test_faces_are_verified_on_people_that_were_not_trained(faces, tmp_path):
     fold = openset.divide_into_folds(pairs.same, 6)  # as many as there are pairs for
     assert figures["folds"] == openset.verify_pairs(first, second, pairs.same, fold).accuracies.tolist()
     assert figures["pairs"] == 12
+
+
+def test_another_set_of_faces_is_verified_on_the_pairs_of_lfw(faces, tmp_path):
+    """As the full-size rows of the papers: trained on CASIA-WebFace, tested by pairs.txt on all of LFW."""
+    for person in TRAIN:
+        shutil.copytree(faces / "lfw64" / person, faces / "CASIA-WebFace-112X96" / f"00{person}")
+    write_pairs(faces / "pairs.txt", DIFFERENT)
+    result = quiet(config("casia_webface", **{"data.root": str(faces), "out": str(tmp_path / "run")}))
+    assert load_run(tmp_path / "run").labels == [f"00{person}" for person in TRAIN]
+    assert result.summary["data"]["test"] == sum((TRAIN | TEST).values())
+    assert {"accuracy", "std", "auc", "eer"} <= set(result.summary)
 
 
 def test_held_out_faces_choose_the_weights_and_pairs_are_the_test(faces, tmp_path):

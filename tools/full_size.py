@@ -36,6 +36,8 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
     "pubmed": ((500,), 3),
 }
 IMAGENET, CASIA, MINI_IMAGENET = ((3, 224, 224), 1000), ((3, 112, 96), 10_572), ((3, 84, 84), 64)
+# IMDb-Face and MS-Celeb have more people, 59 and 100 thousand: their classifiers are larger
+SHAPES |= dict.fromkeys(("casia_webface", "imdb_face", "ms_celeb"), CASIA)
 NODES = 50  # of the random graph
 
 

@@ -96,9 +96,10 @@ MODELS: dict[str, str] = {
 
 #: dataset → what it holds
 DATA: dict[str, str] = {
-    "cifar10": "images", "cifar100": "images", "cifar_fs": "images", "citeseer": "graph", "cora": "graph",
-    "digits": "images", "fashion_mnist": "images", "fc100": "images", "image_folder": "images", "lfw": "images",
-    "mnist": "images", "modelnet": "points", "orl": "images", "pubmed": "graph", "text": "text",
+    "casia_webface": "images", "cifar10": "images", "cifar100": "images", "cifar_fs": "images", "citeseer": "graph",
+    "cora": "graph", "digits": "images", "fashion_mnist": "images", "fc100": "images", "image_folder": "images",
+    "imdb_face": "images", "lfw": "images", "mnist": "images", "modelnet": "points", "ms_celeb": "images",
+    "orl": "images", "pubmed": "graph", "text": "text",
 }
 
 #: dataset → the folders of its official files, below root

@@ -1,9 +1,10 @@
-"""Faces: ORL, and Labeled Faces in the Wild (LFW) with its lists of pairs."""
+"""Faces: ORL, Labeled Faces in the Wild (LFW) with its lists of pairs, and sets to train on for LFW."""
 
 from __future__ import annotations
 
 import os
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,16 @@ LFW = _files.Source(
     "http://vis-www.cs.umass.edu/lfw/",
 )
 PEOPLE, HEIGHT, WIDTH = 40, 112, 92
+ALIGNED_LFW = "lfw-112X96"  # below root, instead of LFW's own folder: faces aligned as those that were trained on
+_ALIGNED = f"<person>/*.jpg, aligned and cropped to 112×96 pixels, and LFW alike in {ALIGNED_LFW}, with pairs.txt"
+#: sets of faces that are tested on LFW
+TRAINED = (
+    _files.Source(
+        "casia_webface", ("CASIA-WebFace-112X96", "CASIA-WebFace"), _ALIGNED, "https://arxiv.org/abs/1411.7923"
+    ),
+    _files.Source("imdb_face", ("IMDb-Face-112X96", "IMDb-Face"), _ALIGNED, "https://github.com/fwang91/IMDb-Face"),
+    _files.Source("ms_celeb", ("MS-Celeb-1M-112X96", "MS-Celeb-1M"), _ALIGNED, "https://arxiv.org/abs/1607.08221"),
+)
 
 
 def orl(root: Path | None, split: str) -> ArrayDataset:
@@ -105,6 +116,28 @@ def lfw_pairs(root: Path | None, split: str) -> Pairs:
     return read_pairs(LFW.file(_find_lfw(root), name, os.path.join(os.pardir, name)))
 
 
+def trained_faces(source: _files.Source, root: Path | None, split: str) -> LazyDataset:
+    """Load a set of faces, uint8 (3, H, W), whose split test is the whole of LFW (its split all)."""
+    checks.choice("split", split, ("train", "test"))
+    if split == "test":
+        return lfw(None if root is None else _aligned(root), "all")
+    folders = [] if root is None else [root / name for name in source.folders]
+    folder = next((each for each in folders if _files.list_folders(each)), None) or source.find(root)
+    return list_images(folder, _files.list_folders(folder))
+
+
+def view_2(source: _files.Source, root: Path | None, split: str) -> Pairs:
+    """Read the pairs of LFW's View 2, pairs.txt: ten folds of 600."""
+    checks.choice("split", split, ("test",))
+    folder = _find_lfw(None if root is None else _aligned(root))
+    return read_pairs(LFW.file(folder, "pairs.txt", os.path.join(os.pardir, "pairs.txt")))
+
+
+def _aligned(root: Path) -> Path:
+    """Return the folder of LFW aligned as the training set, if there is one; else root."""
+    return root / ALIGNED_LFW if (root / ALIGNED_LFW).is_dir() else root
+
+
 def _find_lfw(root: Path | None) -> Path:
     if root is not None:
         for folder in [root / name for name in LFW.folders] + [root]:
@@ -161,3 +194,5 @@ def _check_person(path: Path, name: str) -> str:
 
 register("orl", orl, kind="images")
 register("lfw", lfw, kind="images", pairs=lfw_pairs)
+for each in TRAINED:
+    register(each.name, partial(trained_faces, each), kind="images", pairs=partial(view_2, each))

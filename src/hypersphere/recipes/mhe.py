@@ -267,13 +267,13 @@ def table_16() -> Table:
 
 
 def sphereface(network: str, margin: int = 4) -> Config:
-    """A SphereFace network on CASIA-WebFace, a folder of aligned faces of 112×96 pixels."""
+    """A SphereFace network on CASIA-WebFace, aligned faces of 112×96 pixels; tested on the 6,000 pairs of LFW."""
     return Config(
         steps=28_000,
         eval_every=2000,
         clip=None,
         model=Model(network),
-        data=Data("image_folder", batch_size=512, augment="cifar10.spherenet"),
+        data=Data("casia_webface", batch_size=512, augment="cifar10.spherenet"),
         loss=Loss("a_softmax", margin=margin),
         optimizer=Optimizer("sgd", lr=0.1, momentum=0.9, weight_decay=5e-4),
         schedule=Schedule("step", milestones=(16_000, 24_000)),
@@ -374,24 +374,30 @@ def section_f() -> Table:
     return Table("AM-Softmax", "verification", rows, _FACES, minutes=4.7)
 
 
+_MEGAFACE = (
+    "The paper's figures are rates of verification on MegaFace, which is not given out any more: these runs verify the "
+    "pairs of LFW, so only the order of the rows compares."
+)
+
+
 def table_17() -> Table:
     """SphereFace and SphereFace+ by margin, 20 layers: the rate of verification on MegaFace."""
     megaface = ((42.46, 52.02), (71.79, 80.94), (76.34, 80.58), (82.56, 83.39))
-    return Table("SphereFace-20 on MegaFace", "verification", tuple(_faces("sphereface20", megaface)))
+    return Table("SphereFace-20 on MegaFace", "verification", tuple(_faces("sphereface20", megaface)), tried=_MEGAFACE)
 
 
 def table_18() -> Table:
     """SphereFace+ trained on larger sets of faces: 20 layers, verified on LFW."""
     figures = {
-        "imdb-face": ((99.53, 72.89), (99.57, 73.15)),
-        "ms-celeb": ((99.48, 73.93), (99.5, 74.16)),
-        "casia": ((99.27, 70.68), (99.32, 71.30)),
+        ("imdb-face", "imdb_face"): ((99.53, 72.89), (99.57, 73.15)),
+        ("ms-celeb", "ms_celeb"): ((99.48, 73.93), (99.5, 74.16)),
+        ("casia", "casia_webface"): ((99.27, 70.68), (99.32, 71.30)),
     }
-    full, rows = sphereface("sphereface20"), []
-    for data, ((one, first), (other, second)) in figures.items():
-        rows.append(Row(f"{data}/sphereface", one, full, also={"megaface": first}))
-        start, also = f"{data}/sphereface", {"megaface": second}
-        rows.append(Row(f"{data}/sphereface+", other, plus(full), start=start, also=also))
+    rows = []
+    for (column, data), ((one, first), (other, second)) in figures.items():
+        full, start = derive(sphereface("sphereface20"), {"data.name": data}), f"{column}/sphereface"
+        rows.append(Row(start, one, full, also={"megaface": first}))
+        rows.append(Row(f"{start}+", other, plus(full), start=start, also={"megaface": second}))
     return Table("SphereFace+ by training set", "verification", tuple(rows))
 
 

@@ -350,7 +350,7 @@ def table_13() -> Table:
     base = derive(
         cnn("cnn20.opt"),
         steps=28_000,
-        data=Data("image_folder", batch_size=512, augment="cifar10.spherenet"),
+        data=Data("casia_webface", batch_size=512, augment="cifar10.spherenet"),
         schedule=Schedule("step", milestones=(16_000, 24_000)),
     )
     rows = []
