@@ -379,7 +379,10 @@ def test_what_is_wrong_is_said_in_one_line_that_names_the_key(tree, message):
             {"model.name": "gcn"},
             "model.name=gcn needs a graph dataset (citeseer, cora, pubmed), but data.name=digits has images",
         ),
-        ({"data.name": "text"}, "model.name=cnn3 needs an image dataset (cifar10, "),
+        ({"data.name": "text"}, "model.name=cnn3 needs an image dataset (casia_webface, cifar10, "),
+        ({"schedule.rotation_gamma": 0.2}, "schedule.rotation_gamma needs schedule.name=step, got constant"),
+        ({"schedule.batch_norm": 0.5}, "schedule.batch_norm needs schedule.name=step, got constant"),
+        ({"rotation.renormalize": True}, "rotation.renormalize needs rotation.neurons=learned"),
         ({"data.augment": "cifar.mhe"}, "data.augment=cifar.mhe crops to 32 pixels"),
         ({"data.augment": "modelnet.opt"}, "data.augment=modelnet.opt is for points, but data.name=digits is images"),
         (
@@ -646,7 +649,7 @@ def test_energy_and_rotation_have_the_defaults_of_the_library():
     ):
         accepted = inspect.signature(verb).parameters
         for name, value in vars(group).items():
-            if not name.startswith("spread") and name not in ("normalize", *other):
+            if not name.startswith("spread") and name not in ("normalize", "renormalize", *other):
                 assert accepted[name].default == value, name
 
 

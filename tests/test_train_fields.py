@@ -1,6 +1,7 @@
 """Fields of a config that rows of the papers' tables need, each against what it stands for."""
 
 from dataclasses import replace
+from itertools import groupby
 
 import pytest
 import torch
@@ -87,6 +88,38 @@ def test_a_gcn_steps_by_exact_ogd_and_adam_each_at_its_rate():
 
 def detached(model):
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def test_rotations_can_fall_by_another_factor_than_the_rest(monkeypatch):
+    """The released OGD: ×0.2 where the rest falls by ×0.1."""
+    seen = []
+    monkeypatch.setattr("hypersphere.train.engine.set_rate", lambda optimizer, *rates: seen.append(rates))
+    changes = {"schedule.name": "step", "schedule.milestones": (1, 2), "schedule.rotation_gamma": 0.2, "steps": 3}
+    quiet(tiny(**changes | {"rotation.method": "cayley", "optimizer.lr": 0.1, "optimizer.rotation_lr": 0.3}))
+    assert [rate for rate, _ in seen] == pytest.approx([0.1, 0.01, 0.001])
+    assert [rate * factor for rate, factor in seen] == pytest.approx([0.3, 0.06, 0.012])
+
+
+def test_the_momentum_of_batch_norm_halves_with_the_rate():
+    """PointNet's: 0.5, halved on the steps on which the rate falls, at least 0.01."""
+    seen = []
+
+    def look(model, step, line):
+        seen.append({m.momentum for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)})
+
+    changes = {"schedule.name": "step", "schedule.milestones": (1, 2), "schedule.batch_norm": 0.03, "steps": 3}
+    changes |= {"model.name": "cnn3", "model.widths": (4, 4, 4), "model.batch_norm": True, "log_every": 1}
+    quiet(tiny(**changes), look)
+    assert [key for key, _ in groupby(seen)][-3:] == [{0.03}, {0.015}, {0.01}]
+
+
+def test_learned_neurons_are_scaled_to_norm_one_after_every_step():
+    norms = []
+    base = {"rotation.method": "none", "rotation.neurons": "learned", "rotation.normalize": True, "steps": 3}
+    for always in (True, False):
+        changes = {"rotation.renormalize": always, "optimizer.lr": 0.5}
+        quiet(tiny(**base | changes), lambda model, *_: norms.append(model.network.layers[0].weight.norm(dim=1)))
+        assert bool(((norms[-1] - 1).abs() < 1e-5).all()) == always
 
 
 def test_decay_layers_that_do_not_exist_are_named():

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from .. import catalog, models
 from ..conversion import spherize
+from ..cosine import unit
 from ..energy import EnergyRegularizer, normalize_neurons, spread
 from ..layers import SphereOptions
 from ..losses import heads
@@ -22,7 +23,7 @@ from ..optim import OGD, param_groups
 from ..rotation import rotate
 from ..rotation.parametrization import find_rotated
 from ..rotation.planning import estimate_seconds, make_plans
-from ..selection import select
+from ..selection import from_neuron_rows, neuron_rows, select
 from ..similarity import LearnableSigmoid
 from .config import Config, Energy, Gan, Loss, Model, Rotation
 from .config.groups import LAYERS
@@ -226,6 +227,14 @@ def _check_layers(body: nn.Module, head: nn.Module | None, names: dict[str, Iter
         if not any(_matches([each], layer) for layer in there):
             also = f"{', '.join(LAYERS)} or " if key == "rotation.layers" else ""
             raise ValueError(f"{key} must be {also}layers of the network, {', '.join(there)}; got {each!r}")
+
+
+@torch.no_grad()
+def renormalize(module: nn.Module, *_: Any) -> None:
+    """Scale the neurons under all rotations to norm one; a hook of an optimizer's step."""
+    for each in find_rotated(module):
+        weight, layout = each.neurons, each.rotation.plan.layout
+        weight.copy_(from_neuron_rows(unit(neuron_rows(weight, layout)), weight.shape, layout))
 
 
 def build_optimizer(module: nn.Module, config: Config) -> Optimizer:

@@ -12,7 +12,7 @@ from . import splits
 from .config import Config, derive
 from .distributed import World, restarts, session
 from .results import Result, read_result
-from .schedule import set_rate
+from .schedule import set_batch_norm_momentum, set_rate
 from .storage import folder
 from .training import Callback, Training
 from .training import TrainingError as TrainingError
@@ -123,10 +123,11 @@ def _train(t: Training, source: Iterator[list[splits.Batch]]) -> None:
         torch.manual_seed(stable_hash(config.seed, "step", t.done.step, t.world.rank) & (2**63 - 1))
         batches = [task.to_device(batch) for batch in next(source)]
         task.step = t.done.step
-        rate = t.schedule.rate(t.done.step)
+        rate, factor = t.schedule.rate(t.done.step), rotations * t.schedule.rotation_factor(t.done.step)
         losses = {}
         for phase in task.phases:
-            set_rate(phase.optimizer, rate, rotations)
+            set_rate(phase.optimizer, rate, factor)
+            set_batch_norm_momentum(phase.module, t.schedule.batch_norm_momentum(t.done.step))
             phase.optimizer.zero_grad(set_to_none=True)
             parts = []  # sum to the mean loss over the samples of the step
             for i, batch in enumerate(batches):

@@ -6,6 +6,8 @@ import math
 from bisect import bisect_right
 from typing import Any
 
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from .config import Schedule as Settings
@@ -13,6 +15,7 @@ from .storage import state_checks
 
 SCHEDULES = ("constant", "step", "cosine", "plateau")
 PATIENCE = 10  # default
+LEAST_MOMENTUM = 0.01  # of BatchNorm
 
 
 class Schedule:
@@ -41,6 +44,18 @@ class Schedule:
             return self.base * warmth * 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, part))))
         return self.base * warmth * self.factor
 
+    def rotation_factor(self, step: int) -> float:
+        """Return the rate of rotations divided by :meth:`rate`, as far as the schedule makes them differ."""
+        own, gamma = self.settings.rotation_gamma, self.settings.gamma
+        return 1.0 if own is None else (own / gamma) ** bisect_right(self.settings.milestones, step)
+
+    def batch_norm_momentum(self, step: int) -> float | None:
+        """Return the momentum of BatchNorm; None: the network's own."""
+        first = self.settings.batch_norm
+        return (
+            None if first is None else max(LEAST_MOMENTUM, first * 0.5 ** bisect_right(self.settings.milestones, step))
+        )
+
     def observe(self, loss: float) -> None:
         """Record the mean loss of a round; plateau lowers the rate after `patience` rounds without a smaller one."""
         if self.settings.name != "plateau":
@@ -63,3 +78,11 @@ def set_rate(optimizer: Optimizer, rate: float, rotations: float = 1.0) -> None:
     """Set the learning rate of all groups; for rotations it is multiplied by `rotations`."""
     for group in optimizer.param_groups:
         group["lr"] = rate * rotations if group["name"] in ("rotations", "orthogonal") else rate
+
+
+def set_batch_norm_momentum(module: nn.Module, momentum: float | None) -> None:
+    """Set the momentum of every BatchNorm layer; None leaves it as it is."""
+    if momentum is not None:
+        for each in module.modules():
+            if isinstance(each, _BatchNorm):
+                each.momentum = momentum

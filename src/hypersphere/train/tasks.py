@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,8 @@ class Task:
             terms.append(lambda: rotation_penalty(module, penalty))
         if rotation is not None and rotation.sample is not None:
             resampler = Resampler(module, optimizer, INNER if rotation.inner is None else rotation.inner)
+        if rotation is not None and rotation.renormalize:
+            optimizer.register_step_post_hook(partial(building.renormalize, module))
         return Phase(name, module, optimizer, loss, wrapped, terms, resampler)
 
     def compiled(self, module: nn.Module) -> Any:

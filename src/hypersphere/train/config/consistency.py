@@ -192,6 +192,10 @@ def _rotation(rotation: Rotation) -> None:
         rotation.spread_half_space and measure in catalog.MEASURES and measure not in those,
         f"rotation.spread_half_space needs rotation.spread_measure to be one of {', '.join(those)}; got {measure}",
     )
+    fixed = rotation.renormalize and rotation.neurons == "fixed"
+    _reject_if(
+        fixed, "rotation.renormalize needs rotation.neurons=learned: fixed neurons keep the norm they start with"
+    )
     penalized = rotation.penalty is not None and rotation.method != "regularized"
     _reject_if(penalized, f"rotation.penalty needs rotation.method=regularized, got {rotation.method}")
 
@@ -255,5 +259,8 @@ def _schedule(schedule: Schedule) -> None:
     _reject_if(step and not milestones, "schedule.name=step needs schedule.milestones, the steps at which lr falls")
     for before, after in pairwise(milestones):
         _reject_if(after <= before, f"schedule.milestones must increase, got {after} after {before}")
+    for key in ("rotation_gamma", "batch_norm"):
+        given = getattr(schedule, key) is not None
+        _reject_if(given and not step, f"schedule.{key} needs schedule.name=step, got {schedule.name}")
     waits = schedule.patience is not None and not plateau
     _reject_if(waits, f"schedule.patience needs schedule.name=plateau, got {schedule.name}")

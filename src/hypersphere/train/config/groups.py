@@ -177,6 +177,7 @@ class Rotation(Group):
     )
     spread_steps: int | None = setting(None, "optimization steps of spread, at most; null: 200", low=1)
     normalize: bool = setting(False, "start from neurons of norm one")
+    renormalize: bool = setting(False, "scale learned neurons to norm one after every step")
     penalty: float | None = setting(None, "penalty weight of method regularized; null: 0.1", low=0)
 
 
@@ -228,6 +229,13 @@ class Schedule(Group):
     name: str = setting("constant", "learning rate schedule", names="schedule")
     milestones: tuple[int, ...] = setting((), "schedule step: steps at which lr drops", low=1)
     gamma: float = setting(0.1, "schedules step and plateau: factor by which lr is multiplied", above=0, high=1)
+    rotation_gamma: float | None = setting(None, "schedule step: gamma of rotations; null: gamma", above=0, high=1)
+    batch_norm: float | None = setting(
+        None,
+        "schedule step: initial momentum of BatchNorm, halved with each drop of lr, at least 0.01",
+        above=0,
+        high=1,
+    )
     warmup: int = setting(0, "linear warm-up steps", low=0)
     patience: int | None = setting(
         None, "plateau: evaluations (S-OPT: draws) without a lower training loss; null: 10; patience stops early", low=0
