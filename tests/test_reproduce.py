@@ -153,6 +153,11 @@ def test_a_run_in_its_own_process_stops_at_the_budget_and_goes_on(tmp_path):
     assert lines[0].startswith("opt.10_parameters cnn6/opt seed 0: begins")
 
 
+def test_the_minutes_of_a_small_form_are_not_those_of_the_full_size(tmp_path):
+    assert {task.minutes for task in runner.missing("mhe.8", tmp_path)} == {2.5}
+    assert {task.minutes for task in runner.missing("mhe.8", tmp_path, full=True)} == {0.0}
+
+
 def test_a_row_that_fails_is_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("HYPERSPHERE_DATA", raising=False)
     argv = ["reproduce", "opt.1", "--rows", "cnn6/baseline", "--seeds", "1", "--data.root", str(tmp_path)]

@@ -25,7 +25,7 @@ class Task:
     row: str
     seed: int
     form: str
-    minutes: float  # estimate
+    minutes: float  # estimate; 0: unknown
 
     @property
     def name(self) -> str:
@@ -84,12 +84,14 @@ def missing(
             chosen.insert(0, table.row(row.start))
     finished = done(table, results.read(folder, name), form)
     there = {(each.row, each.seed) for entries in finished.values() for each in entries}
+    known = not full or there  # a table states the minutes of its small form
     tasks = []
     for seed in range(max((seeds or row.seeds) for row in chosen)):
         for row in chosen:
             wanted = seed < (seeds or row.seeds)
             if wanted and (row.name, seed) not in there:
-                tasks.append(Task(name, row.name, seed, form, estimate(table, row, finished)))
+                minutes = estimate(table, row, finished) if known else 0.0
+                tasks.append(Task(name, row.name, seed, form, minutes))
     return tasks
 
 
@@ -124,6 +126,9 @@ def run(
         first = task.table, starts[task.table, task.row], task.seed
         return any((each.table, each.row, each.seed) == first for each in left)
 
+    def began(task: Task) -> None:
+        tell(f"{task.name}: begins" + (f", about {task.minutes:.1f} minutes" if task.minutes else ""))
+
     def ended(task: Task, answer: dict[str, Any]) -> None:
         entry = Entry(**answer)
         results.add(folder, task.table, entry)
@@ -137,7 +142,7 @@ def run(
         ended,
         jobs=jobs,
         deadline=None if budget is None else time.monotonic() + 60 * budget,
-        began=lambda task: tell(f"{task.name}: begins, about {task.minutes:.1f} minutes"),
+        began=began,
         waits_for=waits_for,
         status=status,
     )
