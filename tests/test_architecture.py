@@ -128,7 +128,7 @@ print('torch._dynamo' in sys.modules)
     assert done.stdout == "[]\nFalse\n"
 
 
-# pretrained.py and adapter_files.py write folders of Hugging Face, not runs
+# pretrained.py and adapter_files.py know folders of Hugging Face, not runs
 _MAY_NAME_FILES = (
     *("hypersphere.train.storage.layout", "hypersphere.pretrained"),
     "hypersphere.rotation.adapter_files",

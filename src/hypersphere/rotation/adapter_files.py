@@ -1,4 +1,4 @@
-"""Adapters of other tools: orthogonal fine-tuning (OFT) in the files of PEFT, OneTrainer, LyCORIS and kohya.
+"""Read adapters of other tools: orthogonal fine-tuning (OFT) in the files of PEFT, OneTrainer, LyCORIS and kohya.
 
 All use Cayley transforms of skew-symmetric matrices Q in blocks. With our W = V Rᵀ, R = (I + A)(I − A)⁻¹:
 
@@ -23,23 +23,21 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor, nn
+from torch import Tensor
 
 from .._internal import checks
-from .._internal.safe_files import write_bytes, write_text
-from .._internal.tensors import hash_of, unshared
+from .._internal.tensors import hash_of
 from ..orthogonal import matrix_size, pack_difference
 from ..selection import Neurons
 from ._file import HEADER, Entry, File
 from .frozen import FrozenNeurons
 from .options import acts_on_inputs, choose_apply
-from .parametrization import RotatedWeight, key_prefix, layer_label, layout_buffers, scale_numbers
+from .parametrization import RotatedWeight, key_prefix, layer_label, layout_buffers
 from .plan import OUTPUT, Plan
 
 Target = RotatedWeight | Neurons
 CONFIG, TENSORS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
-_PEFT = "base_model.model."
+PEFT_PREFIX = "base_model.model."
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _READS = "load_rotations reads OFT of PEFT, OneTrainer, LyCORIS and kohya, and its own files"
 _PART = re.compile(r"(?P<layer>.+)\.(?P<part>oft_R\.weight|oft_R\.scaled_oft|oft_blocks|alpha|rescale)")
@@ -82,7 +80,7 @@ def read_adapter(path: str | os.PathLike[str], targets: Mapping[str, Target]) ->
     """Read an adapter of another tool for a model with these layers; a one-line ValueError if that cannot be."""
     folder = Path(path) if os.path.isdir(path) else Path(path).parent
     tensors = _read_tensors(folder / TENSORS if os.path.isdir(path) else Path(path))
-    if os.path.isdir(path) or any(key.startswith(_PEFT) for key in tensors):
+    if os.path.isdir(path) or any(key.startswith(PEFT_PREFIX) for key in tensors):
         return _read_peft(path, _read_config(folder / CONFIG), tensors, targets)
     _refuse_others(path, tensors)
     layers: dict[str, dict[str, Tensor]] = {}
@@ -112,7 +110,7 @@ def _read_peft(path: Any, config: dict[str, Any], tensors: dict[str, Tensor], ta
         raise ValueError(f"{path}: constrained OFT (coft in {CONFIG}) cannot be loaded")
     entries, found = [], {}
     for key, value in tensors.items():
-        plain = key.removeprefix(_PEFT)
+        plain = key.removeprefix(PEFT_PREFIX)
         name = plain.removesuffix(".oft_R.weight")
         if name == plain:
             found[plain.replace(".base_layer.", ".")] = value
@@ -287,72 +285,3 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(config).__name__}")
     return config
-
-
-def write_peft(
-    folder: str | os.PathLike[str],
-    model: nn.Module,
-    found: list[RotatedWeight],
-    task: str | None,
-    kept: dict[str, Tensor],
-) -> None:
-    """Write a folder that PEFT (0.18 or newer) loads: rotations in its exact form, the model's tensors `kept`."""
-    for each in found:
-        _check_for_peft(each)
-    plans = [each.rotation.plan for each in found]
-    sizes, counts = {plan.size for plan in plans}, {plan.blocks for plan in plans}
-    if len(sizes) > 1 and len(counts) > 1:
-        raise ValueError(
-            f"format='peft' needs blocks of one size, or one number of blocks, in all layers; got sizes {sorted(sizes)}"
-        )
-    shared = {plan.shared for plan in plans if plan.blocks > 1} or {False}
-    if len(shared) > 1:
-        raise ValueError("format='peft' needs blocks that are shared in all layers or in none")
-    if os.path.lexists(folder) and not os.path.isdir(folder):
-        raise ValueError(f"path must be a folder with format='peft', got the file {os.fspath(folder)!r}")
-    tensors = {}
-    for each, plan in zip(found, plans, strict=True):
-        rotation = each.rotation
-        numbers = rotation.tasks[task or rotation.active].rotations["cayley"].detach()
-        tensors[f"{_PEFT}{each.name}.oft_R.weight"] = -scale_numbers(numbers, plan.size, plan.scaled)
-    names = {each.name for each in found}
-    for key, value in kept.items():
-        layer, _, last = key.rpartition(".")
-        if not any(key.startswith(each.key) for each in found):
-            tensors[f"{_PEFT}{layer}.base_layer.{last}" if layer in names else _PEFT + key] = value
-    source = getattr(getattr(model, "config", None), "_name_or_path", None)
-    config = {
-        "peft_type": "OFT",
-        "peft_version": "0.18.0",
-        "base_model_name_or_path": source if isinstance(source, str) and source else None,
-        "task_type": None,
-        "inference_mode": True,
-        "r": 0 if len(sizes) == 1 else counts.pop(),
-        "oft_block_size": sizes.pop() if len(sizes) == 1 else 0,
-        "block_share": shared.pop(),
-        "use_cayley_neumann": False,
-        "coft": False,
-        "module_dropout": plans[0].dropout,
-        "target_modules": "|".join(re.escape(name) for name in sorted(names)),
-        "bias": "none",
-    }
-    os.makedirs(folder, exist_ok=True)
-    write_bytes(Path(folder) / TENSORS, save(unshared(tensors)[0], metadata={"format": "pt"}))
-    write_text(Path(folder) / CONFIG, json.dumps(config, indent=2) + "\n")
-
-
-def _check_for_peft(each: RotatedWeight) -> None:
-    """Raise unless PEFT's OFT can express the rotation."""
-    plan, layer = each.rotation.plan, f"layer {layer_label(each.name)!r}"
-    plain = type(each.module).__bases__[0]
-    if plain is not nn.Linear or each.tensor_name != "weight" or not each.name:
-        raise ValueError(f"format='peft' holds Linear layers inside a model, got {layer} [{plain.__name__}]")
-    if plan.method != "cayley":
-        raise ValueError(f"format='peft' holds method 'cayley', got {plan.method!r} of {layer}")
-    if plan.side != "input":
-        raise ValueError(f"format='peft' holds side='input', got {plan.side!r} of {layer}")
-    for name in ("sample", "shuffle", "magnitude"):
-        if getattr(plan, name):
-            raise ValueError(f"format='peft' cannot hold {name}, got {layer} with it")
-    if plan.learned:
-        raise ValueError(f"format='peft' cannot hold learned neurons, got {layer} with neurons='learned'")

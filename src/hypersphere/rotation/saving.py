@@ -15,7 +15,7 @@ from .._internal.tensors import hash_of
 from ..orthogonal import ORTHOGONALIZERS
 from ..selection import Neurons, select, unwrapped
 from ._file import Entry, File, describe_plan, read, write
-from .adapter_files import is_adapter, read_adapter, write_peft
+from .adapter_files import is_adapter, read_adapter
 from .frozen import frozen_neurons, is_quantized
 from .parametrization import (
     RotatedWeight,
@@ -25,6 +25,7 @@ from .parametrization import (
     layer_label,
     require_rotated,
 )
+from .peft_files import write_peft
 from .plan import NONE, Plan
 from .rotating import attach, check_layer, parameter_order
 from .tasks import activate

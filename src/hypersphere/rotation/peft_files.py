@@ -1,0 +1,85 @@
+"""Write rotations as an adapter of PEFT: OFT in its exact form, x (I − Q)(I + Q)⁻¹ with Q = −A."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from .._internal.safe_files import write_bytes, write_text
+from .._internal.tensors import unshared
+from .adapter_files import CONFIG, PEFT_PREFIX, TENSORS
+from .parametrization import RotatedWeight, layer_label, scale_numbers
+
+
+def write_peft(
+    folder: str | os.PathLike[str],
+    model: nn.Module,
+    found: list[RotatedWeight],
+    task: str | None,
+    kept: dict[str, Tensor],
+) -> None:
+    """Write a folder that PEFT (0.18 or newer) loads: rotations in its exact form, the model's tensors `kept`."""
+    for each in found:
+        _check_for_peft(each)
+    plans = [each.rotation.plan for each in found]
+    sizes, counts = {plan.size for plan in plans}, {plan.blocks for plan in plans}
+    if len(sizes) > 1 and len(counts) > 1:
+        raise ValueError(
+            f"format='peft' needs blocks of one size, or one number of blocks, in all layers; got sizes {sorted(sizes)}"
+        )
+    shared = {plan.shared for plan in plans if plan.blocks > 1} or {False}
+    if len(shared) > 1:
+        raise ValueError("format='peft' needs blocks that are shared in all layers or in none")
+    if os.path.lexists(folder) and not os.path.isdir(folder):
+        raise ValueError(f"path must be a folder with format='peft', got the file {os.fspath(folder)!r}")
+    tensors = {}
+    for each, plan in zip(found, plans, strict=True):
+        rotation = each.rotation
+        numbers = rotation.tasks[task or rotation.active].rotations["cayley"].detach()
+        tensors[f"{PEFT_PREFIX}{each.name}.oft_R.weight"] = -scale_numbers(numbers, plan.size, plan.scaled)
+    names = {each.name for each in found}
+    for key, value in kept.items():
+        layer, _, last = key.rpartition(".")
+        if not any(key.startswith(each.key) for each in found):
+            tensors[f"{PEFT_PREFIX}{layer}.base_layer.{last}" if layer in names else PEFT_PREFIX + key] = value
+    source = getattr(getattr(model, "config", None), "_name_or_path", None)
+    config = {
+        "peft_type": "OFT",
+        "peft_version": "0.18.0",
+        "base_model_name_or_path": source if isinstance(source, str) and source else None,
+        "task_type": None,
+        "inference_mode": True,
+        "r": 0 if len(sizes) == 1 else counts.pop(),
+        "oft_block_size": sizes.pop() if len(sizes) == 1 else 0,
+        "block_share": shared.pop(),
+        "use_cayley_neumann": False,
+        "coft": False,
+        "module_dropout": plans[0].dropout,
+        "target_modules": "|".join(re.escape(name) for name in sorted(names)),
+        "bias": "none",
+    }
+    os.makedirs(folder, exist_ok=True)
+    write_bytes(Path(folder) / TENSORS, save(unshared(tensors)[0], metadata={"format": "pt"}))
+    write_text(Path(folder) / CONFIG, json.dumps(config, indent=2) + "\n")
+
+
+def _check_for_peft(each: RotatedWeight) -> None:
+    """Raise unless PEFT's OFT can express the rotation."""
+    plan, layer = each.rotation.plan, f"layer {layer_label(each.name)!r}"
+    plain = type(each.module).__bases__[0]
+    if plain is not nn.Linear or each.tensor_name != "weight" or not each.name:
+        raise ValueError(f"format='peft' holds Linear layers inside a model, got {layer} [{plain.__name__}]")
+    if plan.method != "cayley":
+        raise ValueError(f"format='peft' holds method 'cayley', got {plan.method!r} of {layer}")
+    if plan.side != "input":
+        raise ValueError(f"format='peft' holds side='input', got {plan.side!r} of {layer}")
+    for name in ("sample", "shuffle", "magnitude"):
+        if getattr(plan, name):
+            raise ValueError(f"format='peft' cannot hold {name}, got {layer} with it")
+    if plan.learned:
+        raise ValueError(f"format='peft' cannot hold learned neurons, got {layer} with neurons='learned'")
