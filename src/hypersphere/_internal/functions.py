@@ -30,12 +30,13 @@ def is_transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
-def is_first_gradient() -> bool:
-    """Return whether the only transform is one torch.func.grad (or vjp), which is like eager mode."""
-    if forward_ad._current_level >= 0:
+def needs_plain_formula() -> bool:
+    """Return whether a transform is active other than one torch.func.grad (or vjp), which is like eager mode."""
+    if not is_transformed():
         return False
     stack = torch._C._functorch.get_interpreter_stack() or []
-    return len(stack) == 1 and stack[0].key() == torch._C._functorch.TransformType.Grad
+    first_gradient = len(stack) == 1 and stack[0].key() == torch._C._functorch.TransformType.Grad
+    return forward_ad._current_level >= 0 or not first_gradient
 
 
 def save(ctx: Any, *tensors: Any) -> None:

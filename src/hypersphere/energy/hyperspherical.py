@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .._internal import checks
-from .._internal.functions import is_first_gradient, is_transformed
+from .._internal.functions import needs_plain_formula
 from .._internal.overflow import StatelessFunction
 from ..cosine import accumulation_dtype, apply, inverse_row_norm, unit, without_autocast
 from .plain import plain_energies
@@ -103,7 +103,7 @@ def point_energies(
     constant = torch.where(alive, constant, 0.0)
     needs_grad = torch.is_grad_enabled() and p.requires_grad
     with without_autocast(p):
-        if is_transformed() and not is_first_gradient():
+        if needs_plain_formula():
             pairs = ~torch.eye(p.shape[1], dtype=torch.bool, device=p.device)
             pairs = pairs if per_neuron else pairs & alive.unsqueeze(2) & alive.unsqueeze(1)
             e = plain_energies(p, p, None if squares is None else (squares, squares), pairs, log_scale, law)
@@ -159,7 +159,7 @@ def estimate_energy(rows: Tensor, law: Law, index: Tensor) -> Tensor:
 
 def batch_energy(rows: Tensor, labels: Tensor, share: Tensor, law: Law) -> Tensor:
     """Compute Σ_i share_i·e_i with the energies e_i of :func:`sample_energies`, and its gradient in the same pass."""
-    if is_transformed() and not is_first_gradient():
+    if needs_plain_formula():
         return clamp_finite((sample_energies(rows, labels, law) * share.to(rows.dtype)).sum())
     needs_grad = torch.is_grad_enabled() and rows.requires_grad
     with without_autocast(rows):
@@ -173,7 +173,7 @@ def sample_energies(rows: Tensor, labels: Tensor, law: Law) -> Tensor:
     Classes with a zero weight are ignored.
     """
     with without_autocast(rows):
-        if is_transformed() and not is_first_gradient():
+        if needs_plain_formula():
             return _plain_sample_energies(rows, labels, law)
         energies: Tensor = apply(SampleEnergies, rows, labels, law)
     return energies
