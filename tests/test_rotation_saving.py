@@ -77,6 +77,30 @@ def test_onto_a_rotated_model(path):
     assert [id(p) for p in other.parameters()] == parameters  # an optimizer that has them goes on
 
 
+def test_under_another_task(tmp_path):
+    """Files are loaded side by side, each as a task of its own, and keep their outputs."""
+    x, models = torch.randn(3, 12), []
+    for seed in (1, 2):
+        torch.manual_seed(0)
+        model = hs.rotate(nn.Sequential(nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 4)).requires_grad_(False), layers="0")
+        torch.manual_seed(seed)
+        nn.init.normal_(model[0].parametrizations.weight[0].default.cayley, std=0.3)
+        models.append(model)
+        hs.save_rotations(model, tmp_path / f"{seed}.safetensors")
+    torch.manual_seed(0)
+    both = nn.Sequential(nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 4)).requires_grad_(False)
+    for seed, model in zip((1, 2), models, strict=True):
+        assert torch.equal(hs.load_rotations(both, tmp_path / f"{seed}.safetensors", task=f"t{seed}")(x), model(x))
+    hs.use_task(both, "t1")
+    assert torch.equal(both(x), models[0](x))
+    assert list(both[0].parametrizations.weight[0].tasks) == ["t1", "t2"]
+    keys = list(both.state_dict())
+    for wrong, kind in (("a.b", ValueError), ("forward", ValueError), (3, TypeError)):
+        with pytest.raises(kind, match=r"^task must"):
+            hs.load_rotations(both, tmp_path / "1.safetensors", task=wrong)
+    assert list(both.state_dict()) == keys
+
+
 @pytest.mark.parametrize("method", [*METHODS, "none"])
 def test_every_method(method, path):
     init = "identity" if method == "none" else "normal"

@@ -28,7 +28,7 @@ from .parametrization import (
 from .peft_files import write_peft
 from .plan import NONE, Plan
 from .rotating import attach, check_layer, parameter_order
-from .tasks import activate
+from .tasks import activate, check_new_name
 
 M = TypeVar("M", bound=nn.Module)
 _RUNTIME = ("init", "apply", "dropout", "frozen")  # of a plan: they do not change what the numbers mean
@@ -84,7 +84,7 @@ def save_rotations(
     )
 
 
-def load_rotations(model: M, path: str | os.PathLike[str]) -> M:
+def load_rotations(model: M, path: str | os.PathLike[str], *, task: str | None = None) -> M:
     """Load rotations that :func:`save_rotations` wrote, rotating the model if it is plain; return the model.
 
     Adapters of other tools are loaded too: PEFT's OFT (its folder), and OFT of OneTrainer, LyCORIS and kohya (a
@@ -96,8 +96,11 @@ def load_rotations(model: M, path: str | os.PathLike[str]) -> M:
         model: plain, or rotated the same way. Its fixed neurons and frozen parameters must be those of the saved model:
             other hashes are an error. A task that it does not have is added. The file's task is active afterwards.
         path: the file, or the folder of PEFT.
+        task: the name of the task; None: the one in the file, "default" for other tools.
     """
     checks.module("model", model)
+    if task is not None:
+        check_new_name(task, "task")
     unwrapped_model, own = unwrapped(model), None if is_adapter(path) else read(path)
     refuse_adapters("load_rotations", unwrapped_model)
     there = {(each.name, each.tensor_name): each for each in find_rotated(unwrapped_model)}
@@ -106,6 +109,7 @@ def load_rotations(model: M, path: str | os.PathLike[str]) -> M:
     weights: dict[str, RotatedWeight | Neurons] = {name: n for (name, tensor), n in plain.items() if tensor == "weight"}
     weights |= {name: each for (name, tensor), each in there.items() if tensor == "weight"}
     file = own or read_adapter(path, weights)
+    file = file if task is None else _rename_task(file, task)
     for where in there:
         if where not in {entry.where for entry in file.entries}:
             raise ValueError(f"{path}: layer {layer_label(where[0])!r} is rotated in the model, but not in the file")
@@ -135,6 +139,18 @@ def load_rotations(model: M, path: str | os.PathLike[str]) -> M:
         for key, value in file.tensors.items():
             targets[key].copy_(value)
     return model
+
+
+def _rename_task(file: File, task: str) -> File:
+    """Return the file as if the rotations of all its layers had been saved from this task."""
+    keys = {f"{entry.key}0.{entry.task}.": f"{entry.key}0.{task}." for entry in file.entries}
+
+    def renamed(key: str) -> str:
+        old = next((old for old in keys if key.startswith(old)), None)
+        return key if old is None else keys[old] + key.removeprefix(old)
+
+    entries = [replace(entry, task=task) for entry in file.entries]
+    return File(entries, {renamed(key): value for key, value in file.tensors.items()}, file.frozen)
 
 
 def _split_state(

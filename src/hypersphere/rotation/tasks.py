@@ -188,15 +188,15 @@ def activate(each: RotatedWeight, name: str, strength: float = 1.0) -> None:
     rotation.task.requires_grad_(rotation.task.trainable)
 
 
-def check_new_name(name: object) -> None:
+def check_new_name(name: object, argument: str = "name") -> None:
     """Require a valid task name: it becomes a part of keys and an attribute of the rotation."""
-    _check_name(name)
+    _check_name(name, argument)
     assert isinstance(name, str)
     own = ("plan", "learned", "order", "required_grad", "shape", "active", "seed", "resampled")
     if not name or "." in name or name in (*dir(nn.Module()), *dir(Rotation), *own):
-        raise ValueError(f"name must not have dots or be an attribute of nn.Module, got {name!r}")
+        raise ValueError(f"{argument} must not have dots or be an attribute of nn.Module, got {name!r}")
 
 
-def _check_name(name: object) -> None:
+def _check_name(name: object, argument: str = "name") -> None:
     if not isinstance(name, str):
-        raise TypeError(f"name must be a str, got {name!r}")
+        raise TypeError(f"{argument} must be a str, got {name!r}")
