@@ -109,15 +109,7 @@ CASES = [
     case("mlp sgd at the end of an epoch", 6, workers=2),
     case("mlp sgd where it is evaluated", 5),
     case("mlp sgd before the last step", 11, signal=TERM),
-    case(
-        "cnn3 adam cosine warmup and comhe_random",
-        7,
-        workers=1,
-        **CNN,
-        **ADAM,
-        **COSINE_RATE,
-        energy__measure="comhe_random",
-    ),
+    case("cnn3 adam cosine warmup and comhe_random", 7, workers=1, **CNN, **ADAM, **WARMUP),
     case("cnn3 batchnorm accumulate", 11, step=6, **CNN, model__batch_norm=True, accumulate=2),
     case("resnet20 step schedule", 4, **RESNET, schedule__name="step", schedule__milestones=(2, 5), steps=6),
     case(
