@@ -96,8 +96,8 @@ def said_by(folder):
 
 
 def plain(**changes):
-    """No BatchNorm, no dropout; a line a step."""
-    return tiny(log_every=1, **changes)
+    """No BatchNorm, no dropout; more than an epoch, which has six steps, and a line a step."""
+    return tiny(**{"steps": 8, "log_every": 1, **changes})
 
 
 TEXT = {"model.name": "transformer_of_test", "model.widths": None, "data.name": "letters_of_test"}
@@ -128,7 +128,9 @@ OTHERS = {
     "text with dropout": plain(**TEXT),
     "dropout": plain(**{"model.name": "own_of_test", "model.widths": None}),
     "adam float16": plain(amp="float16", **{"optimizer.name": "adam"}),
-    "uneven": plain(eval_every=3, **{"data.validation": 1, "data.batch_size": 18}),  # 162 are 9 batches, 1 is held out
+    "uneven": plain(
+        steps=12, eval_every=3, **{"data.validation": 1, "data.batch_size": 18}
+    ),  # 162 are 9 batches, 1 is held out
     "stopped": plain(**{"rotation.sample": 4, "rotation.inner": 4}),
 }
 
