@@ -76,7 +76,7 @@ def test_derivatives(name):
         return torch.func.functional_call(head, dict(zip(parameters, values, strict=True)), (x, y))
 
     assert gradcheck(f, (x, *parameters.values()))
-    assert gradgradcheck(f, (x, *parameters.values()), atol=1e-4, fast_mode=True)  # along a random direction
+    assert gradgradcheck(f, (x, *parameters.values()), atol=1e-4)
 
 
 @pytest.mark.parametrize("m", [1, 1.5, 2, 3, 4])
