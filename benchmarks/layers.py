@@ -39,7 +39,8 @@ def figures(plan: Plan) -> Iterator[Figure]:
 
 
 def _cases(plan: Plan) -> Iterator[tuple[str, list[Contestant]]]:
-    for shape in ((16, 64, 32, 32), (16, 128, 8, 8)):
+    batch = 2 if plan.quick else 16
+    for shape in ((batch, 64, 32, 32), (batch, 128, 8, 8)):
         channels = shape[1]
         conv = nn.Conv2d(channels, channels, 3, padding=1)
         spheres = {g: SphereConv2d(channels, channels, 3, padding=1, similarity=g) for g in KEPT_GOALS}

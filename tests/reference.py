@@ -180,25 +180,23 @@ def riesz(z: Tensor, s: float) -> Tensor:
 
 def neuron_distances(weight: Tensor, *, half_space=False, angular=False, beta=None) -> Tensor:
     """(M, M): the distance between any two of the M = N neurons, or of the 2N real and virtual ones; ∞ to itself."""
-    points = [row / row.norm() for row in weight.flatten(1)]
-    sizes = [1.0] * len(points) if beta is None else beta.tolist()
-    n = len(points)
+    points = torch.stack([row / row.norm() for row in weight.flatten(1)])
+    sizes = torch.ones(len(points)) if beta is None else beta.detach()
+    n, sizes = len(points), sizes.to(points)
     if half_space:  # 3.4: a virtual neuron with opposite direction for every neuron
-        points, sizes = points + [-p for p in points], sizes * 2
+        points, sizes = torch.cat([points, -points]), torch.cat([sizes, sizes])
     rows = []
     for i, p in enumerate(points):
-        row = []
-        for j, q in enumerate(points):
-            if i == j:
-                z = p.new_tensor(math.inf)
-            elif not angular:
-                z = (sizes[i] * p - sizes[j] * q).norm()  # Eq. 1, and Eq. 18 with β
-            elif abs(i - j) == n:  # its own antipode, where arccos has no derivative
-                z = p.new_tensor(math.pi)
-            else:
-                z = torch.arccos((p @ q).clamp(-1, 1))  # Eq. 5
-            row.append(z)
-        rows.append(torch.stack(row))
+        others = [j for j in range(len(points)) if j != i]
+        row = p.new_full((len(points),), math.inf)
+        if not angular:
+            z = (sizes[i] * p - sizes[others, None] * points[others]).norm(dim=1)  # Eq. 1, and Eq. 18 with β
+        else:
+            if half_space:  # its own antipode, where arccos has no derivative
+                others.remove((i + n) % (2 * n))
+                row[(i + n) % (2 * n)] = math.pi
+            z = torch.arccos((points[others] @ p).clamp(-1, 1))  # Eq. 5
+        rows.append(row.index_put((torch.tensor(others, dtype=torch.long),), z))
     return torch.stack(rows)
 
 
@@ -219,7 +217,8 @@ def energy(weight: Tensor, s: float, *, half_space=False, angular=False, beta=No
 def class_energies(weight: Tensor, labels: Tensor, s: float, *, angular=False) -> Tensor:
     """(m,): what each sample adds to the second term of Eq. 8, 1/(N − 1) Σ_{j ≠ y_i} f_s; their mean is that term."""
     distances, n = neuron_distances(weight, angular=angular), len(weight)
-    return torch.stack([sum(riesz(distances[y, j], s) for j in range(n) if j != y) / (n - 1) for y in labels.tolist()])
+    terms = [(distances[y], torch.arange(n) != y) for y in labels.tolist()]
+    return torch.stack([riesz(row[others], s).sum() / (n - 1) for row, others in terms])
 
 
 def center_loss(x, y, weight, bias, centers, lam):

@@ -100,7 +100,7 @@ def test_sizes_and_numbers_that_vary():
         for net, size in zip(nets, (3, 5), strict=True):
             compiled = torch.compile(net.eval(), fullgraph=True, backend="aot_eager", dynamic=dynamic)
             inputs = (torch.randn(size, 6), torch.randint(5, (size,)))[: 2 if hasattr(net, "num_classes") else 1]
-            with torch.set_grad_enabled(nets is numbers):  # one kind with a backward pass is enough
+            with torch.set_grad_enabled(nets is numbers and not dynamic):  # a backward pass of one is enough
                 assert torch.allclose(compiled(*inputs), net(*inputs), atol=1e-4)
 
 

@@ -53,6 +53,9 @@ def read() -> dict[str, HowTo]:
 
 
 HOW_TOS = read()
+ADDED = [block for how_to in HOW_TOS.values() for block in how_to.blocks if block.path.startswith("tests/")]
+TESTS = [(block.path, name) for block in ADDED for name in re.findall(r"^def (test_\w+)", block.code, re.M)]
+ENTRIES = re.findall(r'^    "(\w+)": ', "".join(block.code for block in ADDED), re.M)
 
 
 def insert(text: str, place: str, code: str) -> str:
@@ -88,7 +91,6 @@ def call(copy: Path, *argv: str) -> str:
     environment = {
         "PYTHONPATH": str(copy / "src"),
         "OMP_NUM_THREADS": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
         "TERM": "dumb",
     }
     done = subprocess.run(
@@ -98,9 +100,47 @@ def call(copy: Path, *argv: str) -> str:
     return done.stdout
 
 
+SCRIPT = """
+import json, sys
+import hypersphere, torch
+import hypersphere as hs
+from hypersphere.cli import main
+from hypersphere.train import Config, Optimizer
+done = {}
+for kind, (python, argv) in json.loads(sys.argv[1]).items():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    eval(python)
+    if argv[0] == "train":
+        argv += ["--steps=2", "--data.batch_size=8", "--quiet", f"--out=runs/{len(done)}"]
+    done[kind] = main(argv)
+print(json.dumps(done))
+"""
+
+# Several commands, each in a fork of a process that has imported torch and nothing of the package.
+SERVER = """
+import json, os, runpy, sys, tempfile
+import pytest, torch, torch._dynamo
+for kind, what, *rest in json.loads(sys.argv[1]):
+    with tempfile.TemporaryFile("w+") as output:
+        child = os.fork()
+        if child == 0:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+            sys.argv[1:] = rest
+            if kind == "-m":
+                runpy.run_module(what, run_name="__main__", alter_sys=True)
+            else:
+                exec(what, {"__name__": "__main__"})
+            sys.exit()
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        output.seek(0)
+        print(json.dumps([code, output.read()]))
+"""
+
+
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory):
-    """The tree with everything added and the tables written."""
+def made(tmp_path_factory):
+    """The tree with everything added and the tables written, and what using and testing it there said."""
     copy = tmp_path_factory.mktemp("copy")
     for path, data in contents(ROOT).items():
         (copy / path).parent.mkdir(parents=True, exist_ok=True)
@@ -110,8 +150,20 @@ def copy(tmp_path_factory):
         assert file.exists() == (place != "a new file"), path
         file.write_text(insert(file.read_text() if file.exists() else "", place, code))
     command = re.search(r"^tables:.*\n\t\$\(BIN\)/python (.*)$", (copy / "Makefile").read_text(), re.M)[1]
-    call(copy, *shlex.split(command))
-    return copy
+    used = {kind: (how_to.python, how_to.command) for kind, how_to in HOW_TOS.items()}
+    files = dict.fromkeys([*(path for path, _ in TESTS), *CONTRACTS])
+    chosen = " or ".join([*ENTRIES, *(name for _, name in TESTS)])
+    tested = ["-m", "pytest", "-v", "-p", "no:cacheprovider", *files, "-k", chosen]
+    orders = [shlex.split(command), ["-c", SCRIPT, json.dumps(used)], tested]
+    answers = map(json.loads, call(copy, "-c", SERVER, json.dumps(orders)).splitlines())
+    return copy, *answers
+
+
+@pytest.fixture(scope="module")
+def copy(made):
+    path, (code, printed), _, _ = made
+    assert code == 0, printed
+    return path
 
 
 def test_there_is_one_for_each_kind():
@@ -155,38 +207,17 @@ def test_the_command_line_knows_it_without_torch(kind, copy):
     assert {"command": "network", "recipe": "[64, 64, 256]", "config field": "nesterov: true"}.get(kind, "") in printed
 
 
-SCRIPT = """
-import json, sys
-import hypersphere, torch
-import hypersphere as hs
-from hypersphere.cli import main
-from hypersphere.train import Config, Optimizer
-done = {}
-for kind, (python, argv) in json.loads(sys.argv[1]).items():
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-    eval(python)
-    if argv[0] == "train":
-        argv += ["--steps=2", "--data.batch_size=8", "--quiet", f"--out=runs/{len(done)}"]
-    done[kind] = main(argv)
-print(json.dumps(done))
-"""
-
-
-def test_python_and_the_command_line_use_it(copy):
-    asked = {kind: (how_to.python, how_to.command) for kind, how_to in HOW_TOS.items()}
-    printed = call(copy, "-c", SCRIPT, json.dumps(asked))
+def test_python_and_the_command_line_use_it(made):
+    _, _, (code, printed), _ = made
+    assert code == 0, printed
     assert json.loads(printed.splitlines()[-1]) == dict.fromkeys(KINDS, 0)
 
 
-def test_their_formulas_and_tests_hold(copy):
-    blocks = [block for how_to in HOW_TOS.values() for block in how_to.blocks if block.path.startswith("tests/")]
-    tests = [(block.path, name) for block in blocks for name in re.findall(r"^def (test_\w+)", block.code, re.M)]
-    entries = re.findall(r'^    "(\w+)": ', "".join(block.code for block in blocks), re.M)
-    assert (len(tests), len(entries)) == (6, 3)
-    files = dict.fromkeys([*(path for path, _ in tests), *CONTRACTS])
-    chosen = " or ".join([*entries, *(name for _, name in tests)])
-    printed = call(copy, "-m", "pytest", "-v", "-p", "no:cacheprovider", *files, "-k", chosen)
-    for path, name in tests:
+def test_their_formulas_and_tests_hold(made):
+    *_, (code, printed) = made
+    assert code == 0, printed
+    assert (len(TESTS), len(ENTRIES)) == (6, 3)
+    for path, name in TESTS:
         assert f"{path}::{name} PASSED" in printed
-    for name in entries:
+    for name in ENTRIES:
         assert re.search(rf"\[.*{name}.*\] PASSED", printed)

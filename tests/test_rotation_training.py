@@ -105,7 +105,7 @@ def check_training(net, optimizer, steps):
 def test_energy_and_orthogonality_last(method, optimizer):
     net = hs.rotate(small(), method, init="normal" if method == "canonical" else "identity")
     net.requires_grad_(True)  # trains nothing that it should not: weight decay would shrink the neurons
-    check_training(net, OPTIMIZERS[optimizer](net.parameters()), steps=300)  # R is computed anew at every step
+    check_training(net, OPTIMIZERS[optimizer](net.parameters()), steps=150)  # R is computed anew at every step
 
 
 @pytest.mark.parametrize("name", ALIASES)
@@ -130,7 +130,7 @@ def test_energy_and_orthogonality_last_with_ogd(iterations, grouped):
         matrix = numbers_of(net[0], "ogd")
         rest = [p for p in net.parameters() if p.requires_grad and p is not matrix]
         groups = [{"params": [matrix], "orthogonal": True}, {"params": rest}]
-    check_training(net, hs.OGD(groups, lr=0.05, iterations=iterations), steps=1000)
+    check_training(net, hs.OGD(groups, lr=0.05, iterations=iterations), steps=400)
     assert error(matrix_of(net[0])) <= 1e-6
 
 
@@ -141,7 +141,7 @@ def test_the_papers_start(method):
     net = hs.rotate(small(), method, init="normal")
     assert (matrix_of(net[0]) - torch.eye(D)).norm() > 1
     groups = hs.param_groups(net, ogd=method == "ogd")
-    check_training(net, hs.OGD(groups, lr=0.05) if method == "ogd" else torch.optim.SGD(groups, 0.1, 0.9), steps=200)
+    check_training(net, hs.OGD(groups, lr=0.05) if method == "ogd" else torch.optim.SGD(groups, 0.1, 0.9), steps=100)
 
 
 @pytest.mark.parametrize("method", [*ORTHOGONAL, "ogd"])

@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,8 +19,6 @@ from hypersphere.train.config import to_tree
 from hypersphere.train.storage import checkpoint
 from tests import runs
 from tests.runs import lines, same_final, same_run, tiny
-
-ROOT = Path(__file__).parents[1]
 
 # Every rank says in a file of its own what it saw: torchrun mixes what processes print.
 SCRIPT = """
@@ -70,36 +67,10 @@ with open(f"{orders['folder']}/rank{rank}.jsonl", "a") as said:
 """
 
 
-def write(folder, orders, group):
-    folder.mkdir(parents=True, exist_ok=True)
+def start(folder, orders, *, group, restarts=0):
+    """torchrun in a fork of this process, whose workers are forks of it: five processes would import torch."""
     (folder / "script.py").write_text(SCRIPT)
     (folder / "orders.json").write_text(json.dumps({"folder": str(folder), "runs": orders, "group": group}))
-
-
-def start(folder, orders):
-    """torchrun, by its command."""
-    write(folder, orders, group=True)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["--monitor-interval", "0.1", "--log-dir", str(folder / "logs")]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
-    with open(folder / "output", "w") as output:
-        return subprocess.Popen(
-            [*command, str(folder / "script.py"), str(folder / "orders.json")],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            cwd=ROOT,
-            env=environment,
-        )
-
-
-def start_forked(folder, orders, restarts):
-    """torchrun in a fork of this process, whose workers are forks of it: five processes would import torch."""
-    write(folder, orders, group=False)
     process = multiprocessing.get_context("fork").Process(target=_torchrun, args=(folder, restarts))
     process.start()
     return process
@@ -125,8 +96,8 @@ def said_by(folder):
 
 
 def plain(**changes):
-    """No BatchNorm, no dropout; a line a step."""
-    return tiny(log_every=1, **changes)
+    """No BatchNorm, no dropout; more than an epoch, which has six steps, and a line a step."""
+    return tiny(**{"steps": 8, "log_every": 1, **changes})
 
 
 TEXT = {"model.name": "transformer_of_test", "model.widths": None, "data.name": "letters_of_test"}
@@ -157,7 +128,9 @@ OTHERS = {
     "text with dropout": plain(**TEXT),
     "dropout": plain(**{"model.name": "own_of_test", "model.widths": None}),
     "adam float16": plain(amp="float16", **{"optimizer.name": "adam"}),
-    "uneven": plain(eval_every=3, **{"data.validation": 1, "data.batch_size": 18}),  # 162 are 9 batches, 1 is held out
+    "uneven": plain(
+        steps=12, eval_every=3, **{"data.validation": 1, "data.batch_size": 18}
+    ),  # 162 are 9 batches, 1 is held out
     "stopped": plain(**{"rotation.sample": 4, "rotation.inner": 4}),
 }
 
@@ -171,11 +144,10 @@ def together(tmp_path_factory):
         for name, config in (EQUAL | OTHERS).items()
     ]
     orders[-1] |= {"signals": [[5, 1, 0, signal.SIGTERM]], "again": True}
-    process = start(folder, orders)
-    try:
-        assert process.wait(timeout=200) == 0, (folder / "output").read_text()[-5000:]
-    finally:
-        process.kill()
+    process = start(folder, orders, group=True)
+    process.join(200)
+    process.kill()
+    assert process.exitcode == 0, (folder / "output").read_text()[-5000:]
     return folder, *said_by(folder)
 
 
@@ -251,7 +223,7 @@ def killed(tmp_path_factory):
     }
     orders = [{"name": name, "config": to_tree(config)} for name, config in configs.items()]
     orders[1]["signals"] = [[7, 0, 0, signal.SIGKILL]]
-    process = start_forked(folder, orders, restarts=1)
+    process = start(folder, orders, group=False, restarts=1)
     history = folder / "long" / "metrics.jsonl"
     deadline = time.monotonic() + 200
     while not (history.exists() and len(history.read_text().splitlines()) > 5):

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -308,6 +310,18 @@ def test_your_own_recipe(trained, capsys):
     assert "I speak" not in out
     best = load_file("runs/tune/mine/best.yaml").optimizer.lr
     assert out.endswith(f"next: hypersphere train mine.py --seed=3 --optimizer.lr={best:g}\n")
+
+
+def test_a_trial_has_a_process_of_its_own(capsys):
+    """One that reads the recipe's file and gives back why it cannot train: soon, before torch's compiler is loaded."""
+    Path("mine.py").write_text(
+        "import os\nfrom hypersphere import data\nfrom hypersphere.train import Config, Data\n"
+        "def mine(root, split): raise ValueError(f'no {split} for {os.getpid()} of {os.getppid()}')\n"
+        "data.register('mine', mine)\n"
+        "def recipe(): return Config(data=Data('mine'))\n"
+    )
+    assert main(["tune", "mine.py", "--quiet", "--try", "optimizer.lr=0.1,0.2"]) == 2
+    assert re.search(rf"no train for \d+ of {os.getpid()}$", capsys.readouterr().err)
 
 
 def test_all_trials_fail(trained, capsys):
