@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ..recipes import papers
@@ -14,7 +15,6 @@ from ..train.processes import RunFailed as RunFailed
 from ..train.processes import Status, run_all
 from . import results
 from .results import FULL, SMALL, Entry, fingerprint
-from .statistics import mean_and_deviation
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,14 @@ def done(table: Table, entries: Sequence[Entry], form: str) -> dict[str, list[En
 
 
 def estimate(table: Table, row: Row, finished: dict[str, list[Entry]]) -> float:
-    """Estimate the core-minutes of one run: as measured for the row, else for the table, else as the table states."""
+    """Estimate the core-minutes of one run: as measured for the row, else for the table, else as the table states.
+
+    The median: a run beside other work, or one that was suspended, takes many times as long.
+    """
     for entries in (finished[row.name], [each for those in finished.values() for each in those]):
         seconds = [each.facts["seconds"] for each in entries if "seconds" in each.facts]
         if seconds:
-            return mean_and_deviation(seconds)[0] / 60
+            return median(seconds) / 60
     return table.minutes
 
 
