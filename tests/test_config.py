@@ -381,6 +381,10 @@ def test_what_is_wrong_is_said_in_one_line_that_names_the_key(tree, message):
         ),
         ({"data.name": "text"}, "model.name=cnn3 needs an image dataset (casia_webface, cifar10, "),
         ({"schedule.rotation_gamma": 0.2}, "schedule.rotation_gamma needs schedule.name=step, got constant"),
+        (
+            {"schedule.name": "step", "schedule.milestones": (1,), "schedule.rotation_gamma": 0.2},
+            "schedule.rotation_gamma needs rotations",
+        ),
         ({"schedule.batch_norm": 0.5}, "schedule.batch_norm needs schedule.name=step, got constant"),
         ({"rotation.renormalize": True}, "rotation.renormalize needs rotation.neurons=learned"),
         ({"data.augment": "cifar.mhe"}, "data.augment=cifar.mhe crops to 32 pixels"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -180,6 +182,70 @@ def test_auto_decides_at_each_call(block_size):
     assert not is_formed(layer.bfloat16()(x.bfloat16()))
 
 
+def formed_layer(**options) -> nn.Sequential:
+    torch.manual_seed(0)
+    return shake(hs.rotate(nn.Sequential(nn.Linear(24, 12, dtype=torch.float64)), layers="0", block_size=4, **options))
+
+
+def test_a_compiled_gradient_of_torch_func_has_all_parts():
+    layer, x = formed_layer(), batch(rows=40)
+    values = {name: p.detach() for name, p in layer.named_parameters()}
+
+    def loss(values: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(layer, values, (x,)).pow(3).sum()
+
+    expected = torch.func.grad(loss)(values)
+    torch.testing.assert_close(torch.compile(torch.func.grad(loss), backend="aot_eager")(values), expected)
+
+
+def test_an_export_holds_for_any_number_of_rows():
+    layer, x = formed_layer().eval(), batch(rows=40)
+    program = torch.export.export(layer, (x,), dynamic_shapes=({0: torch.export.Dim("rows")},))
+    for rows in (3, 40):
+        torch.testing.assert_close(program.module()(x[:rows]), layer(x[:rows]))
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_formed_layers_keep_what_they_need_and_no_more(side):
+    layer, x = formed_layer(side=side), batch(rows=40).requires_grad_()
+
+    def kept() -> set[tuple[int, ...]]:
+        shapes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: shapes.append(tuple(t.shape)) or t, lambda t: t):
+            assert is_formed(layer(x))
+        return set(shapes)
+
+    assert ((40, 24) in kept(), (40, 12) in kept()) == (side != "output", side != "input")
+    layer.requires_grad_(False)
+    assert kept().isdisjoint({(40, 24), (40, 12)})
+
+
+def test_an_output_may_be_changed_in_place():
+    torch.manual_seed(0)
+    plain = nn.Linear(24, 12, bias=False, dtype=torch.float64)
+    gradients = []
+    for apply in ("auto", "weight"):
+        model = hs.rotate(nn.Sequential(copy.deepcopy(plain)), layers="0", block_size=4, side="both", apply=apply)
+        shake(model).append(nn.ReLU(inplace=True))
+        model(batch(rows=40)).sum().backward()
+        gradients.append([p.grad for p in model.parameters() if p.requires_grad])
+    torch.testing.assert_close(*gradients)
+
+
+def test_other_inputs_are_left_to_the_layer():
+    layer = formed_layer()
+    with pytest.raises(RuntimeError, match="shape"):
+        layer(torch.zeros(40, 0, dtype=torch.float64))
+    x = batch(rows=40).relu()
+    torch.testing.assert_close(layer(x.to_sparse()), layer(x))
+
+
+def test_a_method_of_the_user_s_may_be_only_nearly_orthogonal():
+    near = replace(hs.orthogonal.ORTHOGONALIZERS["cayley"], name="near_cayley")
+    model = hs.rotate(nn.Sequential(nn.Linear(24, 12)), layers="0", block_size=4, method=near)
+    assert not is_formed(model(torch.randn(40, 24)))
+
+
 def test_a_block_may_cut_through_channels():
     model = hs.rotate(nn.Sequential(nn.Conv2d(8, 6, 3)), block_size=12, layers="0")
     assert model[0].parametrizations.weight[0].plan.blocks == 6
@@ -298,6 +364,10 @@ def test_quantized_layers(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"quantized.*apply='input'"):
         hs.rotate(quantized, layers="0", block_size=12)
     hs.rotate(quantized, layers=["0", "5"], block_size=12, apply="input")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TracerWarning: sizes are tensors there
+        torch.jit.trace(quantized, (x,))
+    quantized.train()
     with pytest.warns(UserWarning, match=r"quantized activations.*not trained"):
         torch.testing.assert_close(quantized(x), before, rtol=0.1, atol=0.1)
     optimizer = torch.optim.SGD(hs.param_groups(quantized), lr=0.01)

@@ -94,6 +94,11 @@ def test_under_another_task(tmp_path):
     hs.use_task(both, "t1")
     assert torch.equal(both(x), models[0](x))
     assert list(both[0].parametrizations.weight[0].tasks) == ["t1", "t2"]
+    models[1][0].bias.data.add_(1)
+    models[1][0].bias.requires_grad_(True)
+    hs.save_rotations(models[1], tmp_path / "biased.safetensors")
+    with pytest.warns(UserWarning, match=r"biased.safetensors changes '0.bias', which the tasks t1, t2 share"):
+        hs.load_rotations(both, tmp_path / "biased.safetensors", task="t3")
     keys = list(both.state_dict())
     for wrong, kind in (("a.b", ValueError), ("forward", ValueError), (3, TypeError)):
         with pytest.raises(kind, match=r"^task must"):

@@ -83,6 +83,7 @@ GRAPH = {"model__name": "gcn", "model__widths": (5,), "data__name": "graph_of_te
 POINTS = {"model__name": "pointnet_of_test", "model__widths": None, "data__name": "points_of_test"}
 OWN = {"model__name": "own_of_test", "model__widths": None}
 GAN = {"model__name": "generator.mhe", "model__widths": (4, 4, 4, 4), "optimizer__name": "adam", "steps": 8}
+MOMENTUM = {"schedule__name": "step", "schedule__milestones": (2,), "schedule__batch_norm": 0.5}
 CRITIC = {"norm": "spectral", "loss": "wasserstein", "gradient_penalty": 10.0}
 ADAM = {"optimizer__name": "adam", "optimizer__lr": 0.003}
 OGD_ADAM = {"rotation__method": "ogd", "optimizer__name": "ogd", "optimizer__rest": "adam"}
@@ -185,7 +186,7 @@ CASES = [
     case("gan rotated", 11, step=6, workers=1, **GAN, rotation__method="cayley"),
     case("gan float16", 7, step=4, **GAN, amp="float16"),
     case("gan with spectral norm and gradient penalty", 6, step=3, **GAN, gan=CRITIC, energy__half_space=True),
-    case("gan with clipped weights", 5, step=3, **GAN, gan__clip_weights=0.01, signal=TERM),
+    case("gan with clipped weights", 5, step=3, **GAN, **MOMENTUM, gan__clip_weights=0.01, signal=TERM),
     # inside an evaluation
     case("inside an evaluation", 2, step=5, training=False),
     case("inside the second evaluation", 5, step=10, training=False, signal=TERM),

@@ -35,14 +35,19 @@ LFW = _files.Source(
 )
 PEOPLE, HEIGHT, WIDTH = 40, 112, 92
 ALIGNED_LFW = "lfw-112X96"  # below root, instead of LFW's own folder: faces aligned as those that were trained on
-_ALIGNED = f"<person>/*.jpg, aligned and cropped to 112×96 pixels, and LFW alike in {ALIGNED_LFW}, with pairs.txt"
+_ALIGNED = "<person>/*.jpg, aligned and cropped to 112×96 pixels"
 #: sets of faces that are tested on LFW
 TRAINED = (
     _files.Source(
-        "casia_webface", ("CASIA-WebFace-112X96", "CASIA-WebFace"), _ALIGNED, "https://arxiv.org/abs/1411.7923"
+        "casia_webface",
+        ("CASIA-WebFace-112X96", "CASIA-WebFace"),
+        _ALIGNED,
+        "its authors (https://arxiv.org/abs/1411.7923)",
     ),
     _files.Source("imdb_face", ("IMDb-Face-112X96", "IMDb-Face"), _ALIGNED, "https://github.com/fwang91/IMDb-Face"),
-    _files.Source("ms_celeb", ("MS-Celeb-1M-112X96", "MS-Celeb-1M"), _ALIGNED, "https://arxiv.org/abs/1607.08221"),
+    _files.Source(
+        "ms_celeb", ("MS-Celeb-1M-112X96", "MS-Celeb-1M"), _ALIGNED, "its authors (https://arxiv.org/abs/1607.08221)"
+    ),
 )
 
 
@@ -117,7 +122,7 @@ def lfw_pairs(root: Path | None, split: str) -> Pairs:
 
 
 def trained_faces(source: _files.Source, root: Path | None, split: str) -> LazyDataset:
-    """Load a set of faces, uint8 (3, H, W), whose split test is the whole of LFW (its split all)."""
+    """Load a set of faces, uint8 (3, H, W), whose split test is the whole of LFW (its split all), also below root."""
     checks.choice("split", split, ("train", "test"))
     if split == "test":
         return lfw(None if root is None else _aligned(root), "all")
@@ -126,7 +131,7 @@ def trained_faces(source: _files.Source, root: Path | None, split: str) -> LazyD
     return list_images(folder, _files.list_folders(folder))
 
 
-def view_2(source: _files.Source, root: Path | None, split: str) -> Pairs:
+def view_2(root: Path | None, split: str) -> Pairs:
     """Read the pairs of LFW's View 2, pairs.txt: ten folds of 600."""
     checks.choice("split", split, ("test",))
     folder = _find_lfw(None if root is None else _aligned(root))
@@ -135,7 +140,7 @@ def view_2(source: _files.Source, root: Path | None, split: str) -> Pairs:
 
 def _aligned(root: Path) -> Path:
     """Return the folder of LFW aligned as the training set, if there is one; else root."""
-    return root / ALIGNED_LFW if (root / ALIGNED_LFW).is_dir() else root
+    return root / ALIGNED_LFW if _files.list_folders(root / ALIGNED_LFW) else root
 
 
 def _find_lfw(root: Path | None) -> Path:
@@ -194,5 +199,5 @@ def _check_person(path: Path, name: str) -> str:
 
 register("orl", orl, kind="images")
 register("lfw", lfw, kind="images", pairs=lfw_pairs)
-for each in TRAINED:
-    register(each.name, partial(trained_faces, each), kind="images", pairs=partial(view_2, each))
+for _source in TRAINED:
+    register(_source.name, partial(trained_faces, _source), kind="images", pairs=view_2)

@@ -1,8 +1,8 @@
 """A rotated Linear by its rotated weight, without the gradient to that weight.
 
 With W = R_out V R_inᵀ and y = x Wᵀ the gradient to x is g W. As R_in and R_out are orthogonal, their gradients follow
-from what goes in and out of the layer alone: (xᵀ (g W)) R_in and (gᵀ y) R_out, block by block. So only V is kept for
-the backward pass, and the large product gᵀx is never computed.
+from what goes in and out of the layer alone: (xᵀ (g W)) R_in and (gᵀ y) R_out, block by block. The large product gᵀx is
+never computed, and W is not kept for the backward pass but formed again.
 
 Shapes: x (T, d), V (N, d), matrices of R (B, m, m).
 """
@@ -19,21 +19,22 @@ from torch.autograd import Function
 
 from .._internal.functions import is_transformed
 from ..cosine import apply, autocast_enabled, without_autocast
+from ..orthogonal import BUILT_IN
 from .plan import OUTPUT, Plan
 from .turns import Turn
 
-_EXACT = (torch.float32, torch.float64)
+_DTYPES = (torch.float32, torch.float64)
 
 
 def can_form(plan: Plan, outputs: int) -> bool:
-    """Return whether R and its gradient need no gradient to the weight, and whether that saves multiplications.
+    """Return whether forming W can take fewer multiplications than the gradient to it, d·N for each row of inputs.
 
-    Per row of inputs the gradient to a weight takes d·N. The neurons must be fixed and R orthogonal by construction,
-    which OGD's is not. A whole R is cheaper without its matrix.
+    The neurons must be fixed and R orthogonal by construction: not OGD's, and not by a method of the user's, which may
+    be an approximation. A whole R is cheaper without its matrix.
     """
     in_blocks = all(side.blocks > 1 for side in plan.sides)
-    fixed = not plan.learned and plan.method != "ogd"
-    return fixed and in_blocks and plan.multiplications <= plan.dimension * outputs
+    orthogonal = plan.method in BUILT_IN and plan.method != "ogd"
+    return orthogonal and not plan.learned and in_blocks and plan.multiplications <= plan.dimension * outputs
 
 
 def is_cheaper_formed(plan: Plan, x: Tensor, rows: Tensor) -> bool:
@@ -42,11 +43,15 @@ def is_cheaper_formed(plan: Plan, x: Tensor, rows: Tensor) -> bool:
     R_in on p of d inputs in blocks of m takes 3·T·p·m on the inputs. Forming W twice, forward and backward, takes
     2·N·p·m, and the gradient T·p·m. R_out likewise.
     """
-    if x.dtype not in _EXACT or x.dtype != rows.dtype or autocast_enabled(x) or is_transformed():
+    outputs, inputs = rows.shape
+    if x.dim() == 0 or x.shape[-1] != inputs:  # the layer says what is wrong
         return False
-    (outputs, inputs), count = rows.shape, x.numel() // x.shape[-1]
+    if x.dtype not in _DTYPES or x.dtype != rows.dtype or autocast_enabled(x):
+        return False
+    if is_transformed() or torch.compiler.is_exporting():  # an export would hold for these many rows alone
+        return False
     forming = sum(side.rotated * side.size * (inputs if side.prefix == OUTPUT else outputs) for side in plan.sides)
-    return forming < count * plan.multiplications
+    return forming < x.shape[:-1].numel() * plan.multiplications
 
 
 def formed_linear(x: Tensor, rows: Tensor, bias: Tensor | None, turns: Sequence[Turn]) -> Tensor:
@@ -56,9 +61,10 @@ def formed_linear(x: Tensor, rows: Tensor, bias: Tensor | None, turns: Sequence[
         matrices = turn.matrices().to(x.dtype).expand(turn.blocks(rows.shape), -1, -1)  # a shared block is expanded
         sides[turn.of_outputs] = (matrices, turn.dims)
     flat = x.reshape(-1, x.shape[-1])
-    fused = None if True in sides else bias  # the gradient to R_out needs the outputs without bias
+    fused = None if True in sides else bias
     y: Tensor = apply(FormedLinear, flat, rows, fused, *sides.get(False, none), *sides.get(True, none))
-    y = y if bias is None or bias is fused else y + bias
+    if True in sides:  # the gradient to R_out needs these outputs, without bias and as they are
+        y = y.clone() if bias is None else y + bias.to(y.dtype)
     return y.view(*x.shape[:-1], len(rows))
 
 
@@ -83,18 +89,30 @@ class FormedLinear(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:
         x, rows, _, inner, dims, outer, outer_dims = inputs
-        ctx.save_for_backward(x, rows, inner, dims, outer, outer_dims, None if outer is None else output)
+        ctx.given = tuple(each is not None for each in inputs)
+        needs = _needed_gradients(ctx)
+        x, y = x if needs[3] else None, output if needs[5] else None
+        ctx.save_for_backward(x, rows, inner, dims, outer, outer_dims, y)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, rows, inner, dims, outer, outer_dims, y = ctx.saved_tensors
-        needs_x, _, needs_bias, needs_inner, _, needs_outer, _ = ctx.needs_input_grad
+        needs_x, _, needs_bias, needs_inner, _, needs_outer, _ = _needed_gradients(ctx)
         with without_autocast(grad):
-            to_x = grad @ _form(rows, inner, dims, outer, outer_dims)
-            to_bias = grad.sum(0) if needs_bias else None
-            to_inner = _block_products(x, to_x, dims, inner) @ inner if needs_inner else None
-            to_outer = _block_products(grad, y, outer_dims, outer) @ outer if needs_outer else None
-        return to_x if needs_x else None, None, to_bias, to_inner, None, to_outer, None
+            to_x = to_inner = to_outer = None
+            if needs_x or needs_inner:
+                to_x = grad @ _form(rows, inner, dims, outer, outer_dims)
+                to_inner = _block_products(x, to_x, dims, inner) @ inner if needs_inner else None
+            if needs_outer:
+                to_outer = _block_products(grad, y, outer_dims, outer) @ outer
+        return to_x, None, grad.sum(0) if needs_bias else None, to_inner, None, to_outer, None
+
+
+def _needed_gradients(ctx: Any) -> tuple[bool, ...]:
+    """Return for each input whether it needs a gradient."""
+    needs: tuple[bool, ...] = ctx.needs_input_grad
+    # a compiler takes what torch.func tracks for constants; it drops what nobody uses
+    return ctx.given if torch.compiler.is_compiling() else needs
 
 
 def _form(

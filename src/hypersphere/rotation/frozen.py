@@ -66,8 +66,9 @@ def _frozen_class(plain: Any) -> Any:
         (turn,) = rotation.task.turns(rotation.plan, dropout=rotation.training)
         turned = turn.rotate_features(input)
         output: Tensor = plain.forward(self, turned)
-        if turned.requires_grad and not rotation.gradient_seen and not torch.compiler.is_compiling():
-            rotation.gradient_seen = True
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+        if turned.requires_grad and rotation.training and not rotation.gradient_checked and not traced:
+            rotation.gradient_checked = True
             _warn_without_gradient(plain.__name__, turned, output)
         return output
 

@@ -1,10 +1,12 @@
-"""Forward passes of layers whose rotation acts on their inputs and outputs instead of on the weight."""
+"""Forward passes of rotated layers that do not read their rotated weight: its rotation acts on inputs and outputs, or
+the weight is formed without a gradient to it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -20,7 +22,9 @@ Forward = Callable[[Any, Tensor], Tensor]
 def make_forward(plain: type[nn.Module], layer: nn.Module) -> Forward | None:
     """Return the forward pass of a rotated layer of the class `plain`; None: as the class has it.
 
-    It rotates inputs if the plan of the rotation says so, else it calls the forward pass of `plain`.
+    What the plan of the rotation says: "weight" calls the forward pass of `plain`, which reads the rotated weight.
+    "input" rotates inputs and outputs. "auto" takes the fewest multiplications at each call; a Linear may form its
+    weight.
     """
     if plain is nn.Linear or is_transformers_conv1d(layer):
         turned: Callable[[Any, Tensor, Tensor, Rotation], Tensor | None] = _rotate_linear
@@ -53,6 +57,8 @@ def is_cheaper_on_inputs(plan: Plan, outputs: int) -> bool:
 def _rotate_linear(layer: Any, x: Tensor, weight: Tensor, rotation: Rotation) -> Tensor | None:
     """Compute the layer the cheapest way; None: by the gradient to its weight."""
     plan, task = rotation.plan, rotation.task
+    if plan.apply == "auto" and (x.layout is not torch.strided or x.is_nested):
+        return None
     rows = weight.mT if plan.layout.transposed else weight
     formed = plan.apply == "auto" and can_form(plan, len(rows)) and is_cheaper_formed(plan, x, rows)
     if plan.apply == "auto" and not formed and not is_cheaper_on_inputs(plan, len(rows)):

@@ -122,7 +122,7 @@ RESERVED = frozenset(
 class Rotation(nn.Module):
     """w = R v for the neurons of a weight (OPT, Eq. 1), one child per task; fixed neurons get no gradient."""
 
-    gradient_seen = False  # whether a quantized layer was asked for its gradient
+    gradient_checked = False  # whether it is known that a quantized layer passes gradients
 
     def __init__(self, plan: Plan, like: Tensor, order: list[str], seed: int, task: str = "default") -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class Rotation(nn.Module):
             parts.append(f"{plan.side} side{'s' if plan.side == 'both' else ''}, {plan.outputs} outputs{blocks}")
         parts += [name for name in ("shuffle", "scaled", "magnitude") if getattr(plan, name)]
         parts += [f"dropout {plan.dropout}"] if plan.dropout else []
-        parts += ["applied to the input"] if plan.apply != "weight" else []
+        parts += ["applied to the input"] if plan.apply == "input" else []
         parts.append(f"neurons {'learned' if plan.learned else 'fixed'}")
         return ", ".join(parts) + (f", task {self.active!r}" if len(self.tasks) > 1 else "")
 

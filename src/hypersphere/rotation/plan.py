@@ -31,8 +31,8 @@ class Plan:
     layout: Layout = ROWS
     """Without groups along the outputs, which share one rotation."""
     apply: str = "weight"
-    """"weight": the rotation changes the weight; "input": it acts on what goes in and out of the layer; "auto": on one
-    of them, whichever takes fewer multiplications at a call (see formed.py)."""
+    """"weight": the rotation changes the weight; "input": it acts on what goes in and out of the layer; "auto": each
+    call takes the way with the fewest multiplications (see inputs.py)."""
     side: str = "input"
     outputs: int = 0
     """The number of neurons, if the outputs are rotated."""

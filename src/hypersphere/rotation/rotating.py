@@ -91,8 +91,8 @@ def rotate(
         layers, exclude, output, example_inputs: which layers, as in :func:`select`.
         apply: "weight" rotates the neurons; "input" rotates the layer's inputs instead, which gives the same output
             and never touches the weight: for frozen, quantized and tied weights. "auto": the fewest multiplications;
-            a Linear in blocks decides at each call, and with more rows of inputs than neurons it uses the rotated
-            weight without ever computing the gradient to it.
+            a Linear in blocks decides at each call, and with more rows of inputs than neurons it forms the rotated
+            weight but never computes the gradient to it.
         side: "input": w = R v. "output": rotations mix the neurons, W = R V. "both": W = R_out V R_inᵀ. All keep the
             singular values of the weight; only "input" keeps the angles between neurons and their energy.
         shuffle: blocks of randomly chosen dimensions instead of neighbours, drawn anew by a :class:`Resampler`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -96,7 +97,8 @@ def load_rotations(model: M, path: str | os.PathLike[str], *, task: str | None =
         model: plain, or rotated the same way. Its fixed neurons and frozen parameters must be those of the saved model:
             other hashes are an error. A task that it does not have is added. The file's task is active afterwards.
         path: the file, or the folder of PEFT.
-        task: the name of the task; None: the one in the file, "default" for other tools.
+        task: the name of the task; None: the one in the file, "default" for other tools. Tasks share all that is not a
+            rotation, such as biases: a file that changes them is warned of.
     """
     checks.module("model", model)
     if task is not None:
@@ -122,6 +124,8 @@ def load_rotations(model: M, path: str | os.PathLike[str], *, task: str | None =
             checked.append((entry, found, _check_entry(path, unwrapped_model, entry, found, file.tensors)))
     _check_other_tensors(path, unwrapped_model, file)
 
+    if task is not None:
+        _warn_of_shared(path, unwrapped_model, file, there)
     attach("load_rotations", [(found, rotation) for _, found, rotation in checked if isinstance(found, Neurons)])
     for entry, found, rotation in checked:
         if isinstance(found, RotatedWeight):
@@ -139,6 +143,19 @@ def load_rotations(model: M, path: str | os.PathLike[str], *, task: str | None =
         for key, value in file.tensors.items():
             targets[key].copy_(value)
     return model
+
+
+def _warn_of_shared(path: Any, model: nn.Module, file: File, there: Mapping[Any, RotatedWeight]) -> None:
+    """Warn if the file changes what other tasks of the model use too."""
+    state, own = model.state_dict(), tuple(entry.key for entry in file.entries)
+    tasks = {name for each in there.values() for name in each.rotation.tasks} - {entry.task for entry in file.entries}
+    shared = [key for key, value in file.tensors.items() if not key.startswith(own)]
+    changed = [key for key in shared if not torch.equal(state[key], file.tensors[key].to(state[key]))]
+    if tasks and changed:
+        checks.warn(
+            f"{os.fspath(path)} changes {changed[0]!r}{' and others' if len(changed) > 1 else ''}, which the tasks "
+            f"{', '.join(sorted(tasks))} share: train and save adapters with these frozen"
+        )
 
 
 def _rename_task(file: File, task: str) -> File:

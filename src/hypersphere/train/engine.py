@@ -108,7 +108,7 @@ def _trained(t: Training, progress: bool) -> Iterator[None]:
 def _train(t: Training, source: Iterator[list[splits.Batch]]) -> None:
     """Train until the end. In each step every phase runs its batches forward and backward, then updates."""
     config, task, precision = t.config, t.task, t.precision
-    rotations = (config.optimizer.rotation_lr or config.optimizer.lr) / config.optimizer.lr
+    ratio = (config.optimizer.rotation_lr or config.optimizer.lr) / config.optimizer.lr
     # torch.manual_seed takes 0.4 ms: it formats a stack for each kind of device that is not there
     seed = torch.default_generator.manual_seed if t.world.device.type == "cpu" else torch.manual_seed
     while True:
@@ -125,11 +125,12 @@ def _train(t: Training, source: Iterator[list[splits.Batch]]) -> None:
         seed(stable_hash(config.seed, "step", t.done.step, t.world.rank) & (2**63 - 1))
         batches = [task.to_device(batch) for batch in next(source)]
         task.step = t.done.step
-        rate, factor = t.schedule.rate(t.done.step), rotations * t.schedule.rotation_factor(t.done.step)
+        rate, rotations = t.schedule.rate(t.done.step), ratio * t.schedule.rate(t.done.step, of_rotations=True)
+        for module in task.modules.values():
+            set_batch_norm_momentum(module, t.schedule.batch_norm_momentum(t.done.step))
         losses = {}
         for phase in task.phases:
-            set_rate(phase.optimizer, rate, factor)
-            set_batch_norm_momentum(phase.module, t.schedule.batch_norm_momentum(t.done.step))
+            set_rate(phase.optimizer, rate, rotations)
             phase.optimizer.zero_grad(set_to_none=True)
             parts = []  # sum to the mean loss over the samples of the step
             for i, batch in enumerate(batches):

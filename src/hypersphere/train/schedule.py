@@ -34,20 +34,16 @@ class Schedule:
         self.patience = PATIENCE if settings.patience is None else settings.patience
         self.best, self.waited, self.factor = math.inf, 0, 1.0
 
-    def rate(self, step: int) -> float:
+    def rate(self, step: int, *, of_rotations: bool = False) -> float:
         settings = self.settings
         warmth = min(1.0, (step + 1) / (settings.warmup + 1))
         if settings.name == "step":
-            return self.base * warmth * settings.gamma ** bisect_right(settings.milestones, step)
+            own = settings.rotation_gamma if of_rotations else None
+            return self.base * warmth * (own or settings.gamma) ** bisect_right(settings.milestones, step)
         if settings.name == "cosine":
             part = (step - settings.warmup) / max(1, self.total - settings.warmup)
             return self.base * warmth * 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, part))))
         return self.base * warmth * self.factor
-
-    def rotation_factor(self, step: int) -> float:
-        """Return the rate of rotations divided by :meth:`rate`, as far as the schedule makes them differ."""
-        own, gamma = self.settings.rotation_gamma, self.settings.gamma
-        return 1.0 if own is None else (own / gamma) ** bisect_right(self.settings.milestones, step)
 
     def batch_norm_momentum(self, step: int) -> float | None:
         """Return the momentum of BatchNorm; None: the network's own."""
@@ -74,10 +70,14 @@ class Schedule:
         self.best, self.waited, self.factor = state_checks.check_schedule(state)
 
 
-def set_rate(optimizer: Optimizer, rate: float, rotations: float = 1.0) -> None:
-    """Set the learning rate of all groups; for rotations it is multiplied by `rotations`."""
+def set_rate(optimizer: Optimizer, rate: float, rotations: float) -> None:
+    """Set the learning rate of all groups; `rotations` is that of rotations."""
     for group in optimizer.param_groups:
-        group["lr"] = rate * rotations if group["name"] in ("rotations", "orthogonal") else rate
+        group["lr"] = rotations if group["name"] in ("rotations", "orthogonal") else rate
+
+
+def has_batch_norm(module: nn.Module) -> bool:
+    return any(isinstance(each, _BatchNorm) for each in module.modules())
 
 
 def set_batch_norm_momentum(module: nn.Module, momentum: float | None) -> None:

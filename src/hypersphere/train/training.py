@@ -22,7 +22,7 @@ from .inference.run import load_run
 from .interruption import Interruptions
 from .precision import Precision
 from .progress import Progress
-from .schedule import Schedule
+from .schedule import Schedule, has_batch_norm
 from .storage import checkpoint, state_checks
 from .storage.layout import CHECKPOINTS
 from .storage.metrics import Metrics
@@ -63,6 +63,8 @@ class Training:
             self.config = config = derive(config, channels_last=False)
         start = None if config.init_from is None or newest is not None else _load_init_from(config.init_from)
         self.task = tasks.make(config, self.splits, world, start)
+        if config.schedule.batch_norm is not None and not any(map(has_batch_norm, self.task.modules.values())):
+            raise ValueError(f"schedule.batch_norm needs BatchNorm, which model.name={config.model.name} does not have")
         self.task.try_out()
         if config.channels_last is None:
             config = derive(config, channels_last=self.task.channels_last)

@@ -38,7 +38,7 @@ def check(config: Any) -> None:
     else:
         _reject_if(config.gan is not None, f"gan needs model.name=generator.mhe, got {config.model.name}")
     _optimizer(config.optimizer, config.rotation)
-    _schedule(config.schedule)
+    _schedule(config.schedule, config.rotation)
 
 
 def _reject_if(wrong: Any, message: str) -> None:
@@ -252,7 +252,7 @@ def _optimizer(optimizer: Optimizer, rotation: Rotation | None) -> None:
     _reject_if(idle, "optimizer.decay_layers needs optimizer.weight_decay > 0")
 
 
-def _schedule(schedule: Schedule) -> None:
+def _schedule(schedule: Schedule, rotation: Rotation | None) -> None:
     step, plateau = schedule.name == "step", schedule.name == "plateau"
     milestones = schedule.milestones
     _reject_if(milestones and not step, f"schedule.milestones needs schedule.name=step, got {schedule.name}")
@@ -262,5 +262,7 @@ def _schedule(schedule: Schedule) -> None:
     for key in ("rotation_gamma", "batch_norm"):
         given = getattr(schedule, key) is not None
         _reject_if(given and not step, f"schedule.{key} needs schedule.name=step, got {schedule.name}")
+    fixed = rotation is None or rotation.method == "none"
+    _reject_if(schedule.rotation_gamma and fixed, "schedule.rotation_gamma needs rotations (rotation.method)")
     waits = schedule.patience is not None and not plateau
     _reject_if(waits, f"schedule.patience needs schedule.name=plateau, got {schedule.name}")
