@@ -353,6 +353,9 @@ def test_tied_weights_keep_their_tie():
         torch.testing.assert_close(other(ids), model(ids))
     with pytest.raises(ValueError, match="'head' is quantized or tied"):
         hs.merge(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TracerWarning: sizes are tensors there
+        torch.testing.assert_close(torch.jit.trace(model, (ids,))(ids), model(ids))
 
 
 def test_quantized_layers(tmp_path, monkeypatch):
@@ -364,9 +367,6 @@ def test_quantized_layers(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"quantized.*apply='input'"):
         hs.rotate(quantized, layers="0", block_size=12)
     hs.rotate(quantized, layers=["0", "5"], block_size=12, apply="input")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # TracerWarning: sizes are tensors there
-        torch.jit.trace(quantized, (x,))
     quantized.train()
     with pytest.warns(UserWarning, match=r"quantized activations.*not trained"):
         torch.testing.assert_close(quantized(x), before, rtol=0.1, atol=0.1)
