@@ -369,10 +369,10 @@ print("said by the file")
 def coins(root, split):
     x = torch.linspace(-1, 1, 40)[:, None]
     return hs.data.ArrayDataset(x, (x[:, 0] > 0).long(), ["tail", "head"])
-hs.data.register("coins", coins)
-hs.models.register("tiny", lambda num_classes=2, input_size=(1, 1): torch.nn.Linear(input_size[1], num_classes))
+hs.data.register("own_coins", coins)
+hs.models.register("own_network", lambda num_classes=2, input_size=(1, 1): torch.nn.Linear(input_size[1], num_classes))
 def mine():
-    return derive(Config(), {"model.name": "tiny", "data.name": "coins", "steps": 2})
+    return derive(Config(), {"model.name": "own_network", "data.name": "own_coins", "steps": 2})
 """
     )
     with monkeypatch.context() as patch:
@@ -381,7 +381,7 @@ def mine():
         assert main(["train", "mine.py", "--out", "run", "--quiet"]) == 0
     capsys.readouterr()
     assert fails(capsys, "evaluate", "run").endswith(
-        "unknown model.name 'tiny'; if it is your own, pass the recipe file with --recipe"
+        "unknown model.name 'own_network'; if it is your own, pass the recipe file with --recipe"
     )
     with monkeypatch.context() as patch:
         patch.setattr("hypersphere.models._registry.PRESETS", dict(hs.models.PRESETS))
