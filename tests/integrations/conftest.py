@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from tools import tested_models
 
-NEEDED = ("timm", "transformers", "accelerate", "lightning", "peft", "skorch", "sklearn", "pytorch_metric_learning")
+NEEDED = ("timm", "transformers", "accelerate", "lightning", "peft", "torchao", "skorch", "sklearn")
+NEEDED += ("pytorch_metric_learning",)
 if any(find_spec(name) is None for name in NEEDED):
     collect_ignore_glob = ["*"]
 os.environ["HF_HUB_OFFLINE"] = "1"

@@ -1,7 +1,5 @@
 """`hypersphere finetune` with networks of the real timm; their weights are random ones that a file holds."""
 
-from importlib.util import find_spec
-
 import pytest
 import torch
 from PIL import Image
@@ -10,9 +8,6 @@ from safetensors.torch import load_file, save_file
 import hypersphere as hs
 from hypersphere.cli import main
 from hypersphere.train import load_run
-
-if find_spec("timm") is None:
-    pytest.skip("timm is not installed", allow_module_level=True)
 
 from .timm_import import timm
 

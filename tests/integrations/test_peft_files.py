@@ -25,7 +25,7 @@ def bert():
 
 
 def tokens():
-    return torch.randint(0, 100, (4, 12), generator=torch.Generator().manual_seed(1))
+    return torch.randint(0, 100, (8, 12), generator=torch.Generator().manual_seed(1))
 
 
 def layers(model):
@@ -61,8 +61,9 @@ def ours(model, name):
     return model.get_submodule(name).parametrizations.weight[0].default.cayley
 
 
-def test_equal_forward_and_after_training():
-    left, right = with_peft(), rotated()
+@pytest.mark.parametrize("apply", ["input", "auto"])  # auto forms weights: 96 rows, 64 neurons
+def test_equal_forward_and_after_training(apply):
+    left, right = with_peft(), rotated(apply)
     names = layers(bert())
     torch.manual_seed(2)
     with torch.no_grad():
@@ -71,7 +72,7 @@ def test_equal_forward_and_after_training():
             ours(right, name).copy_(-theirs(left, name))
     torch.testing.assert_close(outputs(right), outputs(left), rtol=0, atol=1e-5)
     start = theirs(left, names[-1]).detach().clone()
-    target = torch.randn(4, 12, 64, generator=torch.Generator().manual_seed(3))
+    target = torch.randn(8, 12, 64, generator=torch.Generator().manual_seed(3))
     for model in (left, right):
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
         for _ in range(20):

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torchao import quantization
 
 import hypersphere as hs
 
@@ -17,7 +18,6 @@ def net() -> nn.Sequential:
 
 
 def int8_by_torchao() -> nn.Module:
-    quantization = pytest.importorskip("torchao.quantization")
     model = net()
     quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
     return model
@@ -68,7 +68,6 @@ def test_the_rotation_of_a_quantized_layer_learns(quantize, tmp_path):
 
 
 def test_quantized_activations_pass_no_gradient():
-    quantization = pytest.importorskip("torchao.quantization")
     model = net()
     quantization.quantize_(model, quantization.Int8DynamicActivationInt8WeightConfig())
     hs.rotate(model, layers="0", block_size=16, apply="input")

@@ -39,7 +39,7 @@ class Schedule:
         warmth = min(1.0, (step + 1) / (settings.warmup + 1))
         if settings.name == "step":
             own = settings.rotation_gamma if of_rotations else None
-            return self.base * warmth * (own or settings.gamma) ** bisect_right(settings.milestones, step)
+            return self.base * warmth * (own or settings.gamma) ** self._drops(step)
         if settings.name == "cosine":
             part = (step - settings.warmup) / max(1, self.total - settings.warmup)
             return self.base * warmth * 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, part))))
@@ -48,9 +48,11 @@ class Schedule:
     def batch_norm_momentum(self, step: int) -> float | None:
         """Return the momentum of BatchNorm; None: the network's own."""
         first = self.settings.batch_norm
-        return (
-            None if first is None else max(LEAST_MOMENTUM, first * 0.5 ** bisect_right(self.settings.milestones, step))
-        )
+        return None if first is None else max(LEAST_MOMENTUM, first * 0.5 ** self._drops(step))
+
+    def _drops(self, step: int) -> int:
+        """Return how many milestones have passed."""
+        return bisect_right(self.settings.milestones, step)
 
     def observe(self, loss: float) -> None:
         """Record the mean loss of a round; plateau lowers the rate after `patience` rounds without a smaller one."""
