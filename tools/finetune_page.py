@@ -156,15 +156,18 @@ def pictures(result: dict[str, Any]) -> dict[str, str]:
         validation = mean_and_deviation([100 * each["validation"] for each in runs])[0]
         rows.append((NAMES[method], validation, mean, deviation))
     lines = {}
+    probe = _tuned(result, "probe", result["candidates"]["probe"][0])
+    least = probe["validation"] if probe else 0.0
     for method, rates in result["candidates"].items():
-        found = [each for rate in rates if (each := _tuned(result, method, rate)) is not None]
+        tried = [each for rate in rates if (each := _tuned(result, method, rate)) is not None]
+        found = [each for each in tried if method == "probe" or each["validation"] > least]  # others broke the network
         if found:
             lines[NAMES[method]] = (
                 [each["forgetting"] for each in found],
                 [100 * each["validation"] for each in found],
             )
     labels = {"xlabel": "forgetting: mean change of similarities", "ylabel": "validation accuracy, %"}
-    drawn = {"trade": line_chart(lines, title="Each learning rate that was tried", **labels)}
+    drawn = {"trade": line_chart(lines, title="Learning rates that did better than the output layer alone", **labels)}
     if rows:
         drawn["accuracy"] = dot_plot(rows, names=("validation", "test"), title="Who speaks?", xlabel="accuracy, %")
     return drawn
