@@ -98,8 +98,13 @@ def test_missing_rows_run_once(tables, in_process, tmp_path):
     assert (plain["seeds"], second["seeds"], full_only["mean"]) == (2, 1, None)
     config = json.loads((runs / "opt.made/small/second/seed0/config.json").read_text())
     assert config["init_from"] == str(runs / "opt.made/small/plain/seed0")
-    again = worker.run({**vars(tasks[0]), "runs": str(tmp_path / "other"), "threads": 1, "device": "cpu", "root": None})
+    request = {**vars(tasks[0]), "runs": str(tmp_path / "other"), "threads": 1, "device": "cpu", "root": None}
+    again = worker.run(request)
     assert again.figures == results.read(folder, "opt.made")[0].figures  # a second run gives the same numbers
+    assert again.seconds == again.facts["cpu_seconds"] > 0
+    resumed = worker.run(request)  # of the CPU's time before, nobody knows
+    assert "cpu_seconds" not in resumed.facts
+    assert resumed.seconds == resumed.facts["seconds"]
 
 
 def test_a_changed_row_runs_again(tables, in_process, monkeypatch, tmp_path):

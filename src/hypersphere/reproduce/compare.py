@@ -52,7 +52,7 @@ def compare(name: str, folder: Path, full: bool = False) -> Row:
                 "deviation": deviation,
                 "values": found,
                 "seeds": len(found),
-                "seconds": sum(each.facts.get("seconds", 0) for each in entries),
+                "seconds": sum(each.seconds or 0 for each in entries),
                 "verdict": _verdict(table, values[base.name], found) if row is not base else "",
                 "note": row.note,
             }

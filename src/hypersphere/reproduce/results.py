@@ -29,7 +29,7 @@ class Entry:
     Attributes:
         config: hash of what was run; a row that has changed since runs again.
         figures: what was measured, by name.
-        facts: seconds, steps, versions, data hash, machine.
+        facts: seconds (of the clock, and of the CPU if it was not resumed), steps, versions, data hash, machine.
     """
 
     row: str
@@ -42,6 +42,11 @@ class Entry:
     @property
     def key(self) -> tuple[str, int, str]:
         return self.row, self.seed, self.form
+
+    @property
+    def seconds(self) -> float | None:
+        """What it cost: seconds of the CPU if known, else of the clock."""
+        return self.facts.get("cpu_seconds", self.facts.get("seconds"))
 
 
 def fingerprint(row: Row, form: str, options: Mapping[str, Any]) -> str:

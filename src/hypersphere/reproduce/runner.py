@@ -54,10 +54,10 @@ def done(table: Table, entries: Sequence[Entry], form: str) -> dict[str, list[En
 def estimate(table: Table, row: Row, finished: dict[str, list[Entry]]) -> float:
     """Estimate the core-minutes of one run: as measured for the row, else for the table, else as the table states.
 
-    The median: a run beside other work, or one that was suspended, takes many times as long.
+    The median: a resumed run may have taken many times as long by the clock.
     """
     for entries in (finished[row.name], [each for those in finished.values() for each in those]):
-        seconds = [each.facts["seconds"] for each in entries if "seconds" in each.facts]
+        seconds = [each.seconds for each in entries if each.seconds is not None]
         if seconds:
             return median(seconds) / 60
     return table.minutes

@@ -26,7 +26,7 @@ def run(request: dict[str, Any]) -> Entry:
 
     table = papers.load(request["table"])
     row, seed, form = table.row(request["row"]), request["seed"], request["form"]
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), time.process_time()
     facts: dict[str, Any] = {
         "hypersphere": __version__,
         "torch": torch.__version__,
@@ -50,10 +50,13 @@ def run(request: dict[str, Any]) -> Entry:
             changes["data.root"] = request["root"]
         if row.start is not None:
             changes["init_from"] = str(folder_of(request["runs"], request["table"], form, row.start, seed))
+        resumed = path.exists()
         result = fit(derive(config, changes), progress=False)
         figures = figures_of(table, result)
         summary = result.summary
         facts |= {"seconds": summary["seconds"], "steps": summary["step"], "data": summary["data"]}
+        if not resumed:  # the time of a run that was suspended, or ran beside others, says little
+            facts["cpu_seconds"] = round(time.process_time() - cpu, 3)
     return Entry(row.name, seed, form, fingerprint(row, form, table.options), figures, facts)
 
 
