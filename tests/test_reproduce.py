@@ -115,6 +115,25 @@ def test_a_changed_row_runs_again(tables, in_process, monkeypatch, tmp_path):
     assert compare.compare("opt.made", tmp_path)["rows"][0]["seeds"] == 0
 
 
+def test_a_run_of_another_table_is_copied(tables, in_process, monkeypatch, tmp_path):
+    other = Table("other", "error", (Row("same", 9.0, short(), short()), Row("new", 8.0, None, short(steps=3))))
+    monkeypatch.setitem(papers.TABLES, "opt.made", lambda: replace(made(), rows=made().rows[:1], target=50))
+    monkeypatch.setitem(papers.TABLES, "opt.other", lambda: other)
+    runner.run(runner.missing("opt.made", tmp_path, seeds=1), tmp_path, tmp_path / "runs")
+    lines = []
+    assert runner.run(runner.missing("opt.other", tmp_path), tmp_path, tmp_path / "runs", tell=lines.append) == []
+    assert lines[0] == "opt.other same seed 0: copied from opt.made plain"
+    assert not (tmp_path / "runs/opt.other/small/same").exists()
+    (there,), (here, _) = (results.read(tmp_path, name) for name in ("opt.made", "opt.other"))
+    assert list(here.figures)[0] == "error"
+    assert here.figures == {key: value for key, value in there.figures.items() if key != "steps"}  # to other targets
+    assert (here.facts, here.config, here.row) == (there.facts, there.config, "same")
+    results.path_of(tmp_path, "opt.other").unlink()
+    monkeypatch.setitem(papers.TABLES, "opt.other", lambda: replace(other, figure="steps", target=60))
+    runner.run(runner.missing("opt.other", tmp_path, rows=["same"]), tmp_path, tmp_path / "runs")
+    assert (tmp_path / "runs/opt.other/small/same").exists()  # not copied: it counts the steps to another accuracy
+
+
 def test_computed_rows(tables, in_process, tmp_path, capsys):
     assert main(["reproduce", "opt.computed", "--results", str(tmp_path), "--runs", str(tmp_path / "runs")]) == 0
     out = capsys.readouterr().out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -117,6 +117,8 @@ def run(
         tell: receives a line for every run that begins or ends.
         status: is kept up to date.
 
+    A run that another table has already, with the same config and seed, is copied from there.
+
     Returns:
         The tasks that were not finished. They continue where they stopped when run again.
 
@@ -140,7 +142,7 @@ def run(
 
     return run_all(
         f"{__package__}.worker",
-        tasks,
+        [task for task in tasks if not _copy_from_another_table(task, folder, tell)],
         lambda task: {**vars(task), "runs": str(runs), "device": device, "root": root},
         ended,
         jobs=jobs,
@@ -149,3 +151,27 @@ def run(
         waits_for=waits_for,
         status=status,
     )
+
+
+def _copy_from_another_table(task: Task, folder: Path, tell: Callable[[str], None]) -> bool:
+    """Add the result of the same config and seed in another table's file, if there is one with the task's figure."""
+    table = papers.load(task.table)
+    row = table.row(task.row)
+    config = fingerprint(row, task.form, table.options)
+    if row.compute is not None or row.start is not None or any(each.start == row.name for each in table.rows):
+        return False  # second stages need the weights of the first
+    for name in papers.TABLES:
+        if name == task.table or not results.path_of(folder, name).exists():
+            continue
+        for each in results.read(folder, name):
+            if (each.config, each.seed, each.form) != (config, task.seed, task.form):
+                continue
+            figures = dict(each.figures)
+            if papers.load(name).target != table.target:
+                figures.pop("steps", None)
+            if table.figure in figures and (table.target is None or "steps" in figures):
+                first = {table.figure: figures.pop(table.figure)}
+                results.add(folder, task.table, replace(each, row=task.row, figures=first | figures))
+                tell(f"{task.name}: copied from {name} {each.row}")
+                return True
+    return False
