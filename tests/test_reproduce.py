@@ -125,7 +125,7 @@ def test_a_run_of_another_table_is_copied(tables, in_process, monkeypatch, tmp_p
     assert lines[0] == "opt.other same seed 0: copied from opt.made plain"
     assert not (tmp_path / "runs/opt.other/small/same").exists()
     (there,), (here, _) = (results.read(tmp_path, name) for name in ("opt.made", "opt.other"))
-    assert list(here.figures)[0] == "error"
+    assert next(iter(here.figures)) == "error"
     assert here.figures == {key: value for key, value in there.figures.items() if key != "steps"}  # to other targets
     assert (here.facts, here.config, here.row) == (there.facts, there.config, "same")
     results.path_of(tmp_path, "opt.other").unlink()

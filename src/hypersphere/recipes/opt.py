@@ -19,8 +19,8 @@ METHODS = {
 }
 NARROW = (
     "CNN-6 with 16 filters in every layer instead of 64, 2,000 steps of 64 images instead of 75,000 of 128, half the "
-    "learning rate, falling as a cosine, gradient norms clipped at 1, R from the identity instead of N(0, 1), which was "
-    "slower on validation data, a tenth of the training images held out for validation."
+    "learning rate, falling as a cosine, gradient norms clipped at 1, R from the identity instead of N(0, 1), which "
+    "was slower on validation data, a tenth of the training images held out for validation."
 )
 
 
