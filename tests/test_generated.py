@@ -1,6 +1,5 @@
 """The score of generated images, against the formulas, and its classifier, trained once."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -8,9 +7,10 @@ import torch
 
 from hypersphere.models._registry import PRESETS
 from hypersphere.recipes.table import Row, Table
-from hypersphere.reproduce import generated
+from hypersphere.reproduce import generated, worker
 from hypersphere.reproduce.figures import figures_of
-from hypersphere.train import derive, fit, load_run
+from hypersphere.reproduce.worker import Place
+from hypersphere.train import fit, load_run
 from hypersphere.train.storage.folder import LockedError
 from tests import reference, runs
 
@@ -43,38 +43,46 @@ def table(monkeypatch):
     return Table("generated digits", "score", rows, "few digits", options={"classifier": "real", "images": 40})
 
 
-def run(table, folder, name, seed=0):
-    out = str(folder / "small" / name / f"seed{seed}")
-    return fit(derive(table.row(name).small, seed=seed, out=out, resume=True), progress=False)
+@pytest.fixture
+def place(table, tmp_path):
+    return Place(table, "digits", "small", str(tmp_path), "cpu")
 
 
-def test_the_figures_of_a_generator(table, tmp_path):
-    result = run(table, tmp_path, "gan")
-    found = figures_of(table, result)
-    judge = load_run(tmp_path / "small" / "real" / "seed0")  # which was trained for this
+def figures(place, name, seed=0):
+    return figures_of(place.table, place.train(place.table.row(name), seed), judge_of(place))
+
+
+def judge_of(place):
+    return lambda name: place.train(place.table.row(name), 0)
+
+
+def test_the_figures_of_a_generator(table, place):
+    result = place.train(table.rows[0], 0)
+    found = figures_of(table, result, judge_of(place))
+    judge = load_run(place.folder(table.rows[1], 0))  # which was trained for this
     assert [*found][:1] == ["score"]
     assert {"frechet", "classifier_accuracy"} < {*found}
     assert 1 <= found["score"] <= 10
-    assert found["classifier_accuracy"] == 100 * run(table, tmp_path, "real").summary["accuracy"]
-    assert figures_of(table, result) == found
+    assert found["classifier_accuracy"] == 100 * judge_of(place)("real").summary["accuracy"]
+    assert figures(place, "gan") == found
     noise = torch.randn(40, 4, generator=generated.generator(0, "score", 0))
     with torch.no_grad():
         probabilities = judge.model(result.model(noise)).double().softmax(1)
     assert found["score"] == pytest.approx(reference.class_score(probabilities.tolist()), rel=1e-6)
-    other = figures_of(table, run(table, tmp_path, "gan", 1))
+    other = figures(place, "gan", 1)
     assert other["classifier_accuracy"] == found["classifier_accuracy"]
     assert other["score"] != found["score"]
 
 
-def test_the_figures_of_the_real_images(table, tmp_path):
-    found = figures_of(table, run(table, tmp_path, "real"))
+def test_the_figures_of_the_real_images(place):
+    found = figures(place, "real")
     assert found["score"] > 1.2
     assert found["classifier_accuracy"] == found["accuracy"]
     assert "frechet" not in found
 
 
-def test_it_waits_for_a_classifier_in_training(table, tmp_path, monkeypatch):
-    result, busy, waited = run(table, tmp_path, "gan"), [1, 1], []
+def test_it_waits_for_a_classifier_in_training(place, monkeypatch):
+    busy, waited = [1, 1], []
 
     def fitted(*args, **options):
         if busy:
@@ -82,10 +90,13 @@ def test_it_waits_for_a_classifier_in_training(table, tmp_path, monkeypatch):
             raise LockedError("another process is training there")
         return fit(*args, **options)
 
-    monkeypatch.setattr(generated, "fit", fitted)
-    monkeypatch.setattr(generated.time, "sleep", waited.append)
-    assert math.isfinite(figures_of(table, result)["score"])
-    assert waited == [generated.WAIT] * 2
-    damaged = replace(table, rows=(table.rows[0], replace(table.rows[1], small=runs.tiny(steps=31))))
-    with pytest.raises(ValueError, match=r"real.seed0"):
-        figures_of(damaged, result)
+    monkeypatch.setattr(worker, "fit", fitted)
+    monkeypatch.setattr(worker.time, "sleep", waited.append)
+    assert judge_of(place)("real").summary["step"] == 30
+    assert waited == [worker.WAIT] * 2
+
+
+def test_a_classifier_with_other_settings_is_another(table, place):
+    changed = replace(table, rows=(table.rows[0], replace(table.rows[1], small=runs.tiny(steps=31))))
+    assert replace(place, table=changed).folder(changed.rows[1], 0) != place.folder(table.rows[1], 0)
+    assert replace(place, table=changed).folder(changed.rows[0], 0) == place.folder(table.rows[0], 0)

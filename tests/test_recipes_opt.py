@@ -221,7 +221,7 @@ def test_all_rows_of_a_column_clip_gradients_alike():
 def test_top5_error_comes_from_the_summary():
     summary = {"accuracy": 0.5, "top5": 0.75, "energy": 1.0, "validation": None}
     result = SimpleNamespace(summary=summary, config=Config(), path=None, metrics=[])
-    assert figures_of(papers.load("opt.12"), result)["top5_error"] == 25.0
+    assert figures_of(papers.load("opt.12"), result, None)["top5_error"] == 25.0
 
 
 def test_rotated_gcns_have_settings_of_their_own():

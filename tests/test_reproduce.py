@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -96,8 +97,8 @@ def test_missing_rows_run_once(tables, in_process, tmp_path):
     found = compare.compare("opt.made", folder)
     plain, second, full_only = found["rows"]
     assert (plain["seeds"], second["seeds"], full_only["mean"]) == (2, 1, None)
-    config = json.loads((runs / "opt.made/small/second/seed0/config.json").read_text())
-    assert config["init_from"] == str(runs / "opt.made/small/plain/seed0")
+    first, second = (next((runs / "opt.made/small" / row).glob("*/seed0")) for row in ("plain", "second"))
+    assert json.loads((second / "config.json").read_text())["init_from"] == str(first)
     request = {**vars(tasks[0]), "runs": str(tmp_path / "other"), "threads": 1, "device": "cpu", "root": None}
     again = worker.run(request)
     assert again.figures == results.read(folder, "opt.made")[0].figures  # a second run gives the same numbers
@@ -113,25 +114,51 @@ def test_a_changed_row_runs_again(tables, in_process, monkeypatch, tmp_path):
     monkeypatch.setitem(papers.TABLES, "opt.made", lambda: changed)
     assert [task.row for task in runner.missing("opt.made", tmp_path, rows=["plain"], seeds=1)] == ["plain"]
     assert compare.compare("opt.made", tmp_path)["rows"][0]["seeds"] == 0
+    runner.run(runner.missing("opt.made", tmp_path, rows=["plain"], seeds=1), tmp_path, tmp_path / "runs")
+    assert compare.compare("opt.made", tmp_path)["rows"][0]["seeds"] == 1  # in a folder of its own
+    assert len([*(tmp_path / "runs/opt.made/small/plain").iterdir()]) == 2
+
+
+def test_what_decides_a_result_is_in_its_fingerprint():
+    def of(table, number=0):
+        return results.fingerprint(table, table.rows[number], "small")
+
+    table = made()
+    plain, second, _ = table.rows
+    other_start = replace(table, rows=(replace(plain, small=short(steps=5)), second))
+    others = [replace(table, target=50), replace(table, options={"images": 3}), other_start]
+    assert len({of(table), *map(of, others)}) == 4
+    assert of(table, 1) != of(other_start, 1)  # a second stage is another if its first is
+    computes = [partial(seeds_only, seed=1), partial(seeds_only, seed=2), seeds_only]
+    found = [of(replace(table, rows=(Row("one", compute=each),))) for each in computes]
+    assert len(set(found)) == 3
+
+
+def test_a_second_stage_trains_the_first_if_it_is_not_there(tables, in_process, tmp_path):
+    runner.run(runner.missing("opt.made", tmp_path, rows=["plain"], seeds=1), tmp_path, tmp_path / "elsewhere")
+    assert runner.run(runner.missing("opt.made", tmp_path, rows=["second"]), tmp_path, tmp_path / "runs") == []
+    assert compare.compare("opt.made", tmp_path)["rows"][1]["seeds"] == 1
+
+
+def test_an_accuracy_on_classes_trained_on_is_no_few_shot(tmp_path):
+    result = fit(short(out=str(tmp_path / "run")), progress=False)
+    for figure in ("few_shot", "verification"):
+        with pytest.raises(ValueError, match=f"{figure} needs test classes that are not trained on; those of digits"):
+            figures.figures_of(replace(made(), figure=figure), result, None)
 
 
 def test_a_run_of_another_table_is_copied(tables, in_process, monkeypatch, tmp_path):
     other = Table("other", "error", (Row("same", 9.0, short(), short()), Row("new", 8.0, None, short(steps=3))))
-    monkeypatch.setitem(papers.TABLES, "opt.made", lambda: replace(made(), rows=made().rows[:1], target=50))
     monkeypatch.setitem(papers.TABLES, "opt.other", lambda: other)
     runner.run(runner.missing("opt.made", tmp_path, seeds=1), tmp_path, tmp_path / "runs")
     lines = []
     assert runner.run(runner.missing("opt.other", tmp_path), tmp_path, tmp_path / "runs", tell=lines.append) == []
     assert lines[0] == "opt.other same seed 0: copied from opt.made plain"
     assert not (tmp_path / "runs/opt.other/small/same").exists()
-    (there,), (here, _) = (results.read(tmp_path, name) for name in ("opt.made", "opt.other"))
+    (there, *_), (here, _) = (results.read(tmp_path, name) for name in ("opt.made", "opt.other"))
     assert next(iter(here.figures)) == "error"
-    assert here.figures == {key: value for key, value in there.figures.items() if key != "steps"}  # to other targets
+    assert here.figures == there.figures
     assert (here.facts, here.config, here.row) == (there.facts, there.config, "same")
-    results.path_of(tmp_path, "opt.other").unlink()
-    monkeypatch.setitem(papers.TABLES, "opt.other", lambda: replace(other, figure="steps", target=60))
-    runner.run(runner.missing("opt.other", tmp_path, rows=["same"]), tmp_path, tmp_path / "runs")
-    assert (tmp_path / "runs/opt.other/small/same").exists()  # not copied: it counts the steps to another accuracy
 
 
 def test_computed_rows(tables, in_process, tmp_path, capsys):
@@ -153,6 +180,11 @@ def test_results_of_another_version_are_kept_and_not_mixed(tables, in_process, t
         runner.run(runner.missing("opt.computed", tmp_path, seeds=1), tmp_path, tmp_path)
     assert (tmp_path / "opt.computed.version-0.0.1.json").read_bytes() == old
     assert len(results.read(tmp_path, "opt.computed")) == 2
+    file = results.path_of(tmp_path, "opt.computed")
+    file.write_text(checksummed_json.with_checksum({"format": 3, "hypersphere": "9.0", "lines": []}))
+    assert compare.overview("opt.computed", tmp_path, False)["done"] == 0
+    with pytest.warns(UserWarning, match=r"version 9.0 of hypersphere: kept as opt.computed.version-9.0.format-3.json"):
+        runner.run(runner.missing("opt.computed", tmp_path, seeds=1), tmp_path, tmp_path)
 
 
 def test_a_damaged_results_file(tables, tmp_path, capsys):
@@ -220,12 +252,12 @@ def test_steps_to_an_accuracy(tmp_path):
     best = max(line["accuracy"] for line in lines)
     table = Table("", "steps", (Row("a"),), target=100 * best)
     expected = next(line["step"] for line in lines if line["accuracy"] >= best)
-    assert figures.figures_of(table, result)["steps"] == expected
-    assert figures.figures_of(replace(table, target=101.0), result)["steps"] == 5  # never reached
-    of_class = figures.figures_of(replace(table, figure="class0_accuracy"), result)
+    assert figures.figures_of(table, result, None)["steps"] == expected
+    assert figures.figures_of(replace(table, target=101.0), result, None)["steps"] == 5  # never reached
+    of_class = figures.figures_of(replace(table, figure="class0_accuracy"), result, None)
     assert 0 <= of_class["class0_accuracy"] <= 100
     with pytest.raises(ValueError, match="has no figure score"):
-        figures.figures_of(replace(table, figure="score"), replace(result, path=None))
+        figures.figures_of(replace(table, figure="score"), replace(result, path=None), None)
 
 
 # Command line
@@ -234,9 +266,9 @@ def test_steps_to_an_accuracy(tmp_path):
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        (["opt.1x"], "unknown table 'opt.1x', did you mean 'opt.1'?"),
-        (["nothing"], "unknown table 'nothing', must be one of "),
-        (["opt.1", "--rows", "cnn6/gs"], "unknown row 'cnn6/gs', did you mean 'cnn6/gs-fixed'?"),
+        (["opt.1x"], "unknown table 'opt.1x', did you mean 'opt.1'? (table must be one of spherenet.1, "),
+        (["nothing"], "table must be one of spherenet.1, "),
+        (["opt.1", "--rows", "cnn6/gs"], "unknown row 'cnn6/gs', did you mean 'cnn6/gs-fixed'? (row must be one of "),
         (["opt.1", "--rows", "cnn9/baseline"], "row cnn9/baseline of opt.1 has no small form; use --full"),
         (["opt.1", "--budget", "0"], "argument --budget: must be a number of minutes above 0, got '0'"),
         (["opt.1", "--budget", "0.001"], "--budget 0.001 is too small: one run of opt.1 takes about "),
@@ -299,6 +331,35 @@ def test_interrupted(tmp_path):
     begin = time.monotonic()
     assert process.wait(60) == 130
     assert time.monotonic() - begin < 60
+
+
+def test_steps_that_were_never_reached_are_no_measurement(tmp_path, monkeypatch, capsys):
+    rows = tuple(Row(name, compute=seeds_only, seeds=2, also={"class0_error": 30.0}) for name in ("slow", "fast"))
+    monkeypatch.setitem(papers.TABLES, "opt.steps", lambda: Table("steps", "steps", rows, target=60))
+    table = papers.load("opt.steps")
+    for seed, steps in enumerate((101.0, 80.0)):
+        found = {
+            "slow": {"steps": steps, "accuracy": 50.0},
+            "fast": {"steps": 40.0, "accuracy": 70.0, "class0_error": 9},
+        }
+        for row in rows:
+            config = results.fingerprint(table, row, "small")
+            results.add(
+                tmp_path, "opt.steps", results.Entry(row.name, seed, "small", config, found[row.name], {"steps": 100})
+            )
+    slow, fast = compare.compare("opt.steps", tmp_path)["rows"]
+    assert (compare.measured(slow), compare.measured(fast), fast["verdict"]) == ("not reached (1 of 2)", "40 ± 0", "")
+    assert main(["reproduce", "opt.steps", "--results", str(tmp_path)]) == 0
+    head, columns, *lines = capsys.readouterr().out.splitlines()
+    assert head == "opt.steps: steps; steps to 60 % validation accuracy"
+    assert columns.split()[-3:] == ["class0", "error", "accuracy"]
+    assert lines[0].endswith("  - (paper 30.00)  50.00 ± 0")
+    assert lines[1].endswith("  9 ± 0 (paper 30.00)  70.00 ± 0")
+    page = pytest.importorskip("tools.results_page")
+    text = page._section(compare.compare("opt.steps", tmp_path))
+    assert "| class0 error (%) | accuracy (%) |\n" in text
+    assert "| fast | - | 40 ± 0 | 2 | - | 9 ± 0 (paper 30.00) | 70.00 ± 0 |\n" in text
+    assert page.picture(compare.compare("opt.steps", tmp_path)) is None
 
 
 # The page

@@ -1,5 +1,6 @@
 """docs/results.md and its pictures, made from the files in results/. `make tables` writes them."""
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ HEADER = """# What was measured
 This page is generated from the files in `results/` (`make tables`). No number on it is typed by hand. Each table has
 the command that measures it again on your machine. The small forms run on two cores; they are much smaller than the
 papers' networks and trainings, so compare the differences between rows, not the rows with the paper. `± ` is the
-standard deviation over seeds. "better" and "worse" are against the first row of the column, by Welch's t-test over
-the seeds at p < 0.05; a single seed cannot decide. Choices were made on held-out training images, never on test
-images.
+standard deviation over seeds; the lines of the pictures are that of the difference from the first row. "better" and
+"worse" are against the first row of the column, by Welch's t-test over the seeds at p < 0.05; a single seed cannot
+decide. Choices were made on held-out training images, never on test images. Core-minutes are CPU time, or that of the
+clock for runs that were resumed or are older.
 
 """
 
@@ -81,17 +83,20 @@ def _overview(found: list[dict[str, Any]]) -> str:
 
 
 def _section(each: dict[str, Any]) -> str:
-    unit = f" ({each['unit']})" if each["unit"] else ""
     title = _title(each["table"])
-    text = f"## {title}\n\n{each['title'][0].upper()}{each['title'][1:]}; {each['figure'].replace('_', ' ')}{unit}.\n\n"
+    text = f"## {title}\n\n{each['title'][0].upper()}{each['title'][1:]}; {each['what']}.\n\n"
     text += f"```bash\nhypersphere reproduce {each['table']}\n```\n\n"
     if each["reduced"]:
         text += f"Small form: {each['reduced']}\n\n"
-    text += "| row | paper | measured | seeds | against the first row |\n|---|---|---|---|---|\n"
-    for row in each["rows"]:
-        if row["seeds"]:
-            paper = "-" if row["paper"] is None else compare.rounded(row["paper"])
-            text += f"| {row['row']} | {paper} | {compare.measured(row)} | {row['seeds']} | {row['verdict'] or '-'} |\n"
+    rows = [row for row in each["rows"] if row["seeds"]]
+    names = [name for name in rows[0]["also"] if any(row["also"][name]["seeds"] for row in rows)]
+    further = [compare.described(papers.load(each["table"]), name) for name in names]
+    header = ["row", "paper", "measured", "seeds", "against the first row", *further]
+    text += f"| {' | '.join(header)} |\n|{'---|' * len(header)}\n"
+    for row in rows:
+        cells = [row["row"], compare.printed(row), compare.measured(row), str(row["seeds"]), row["verdict"] or "-"]
+        cells += [compare.measured_also(row["also"][name]) for name in names]
+        text += f"| {' | '.join(cells)} |\n"
     text += "\n"
     if each["summary"]:
         text += f"{each['summary']}\n\n"
@@ -115,8 +120,11 @@ def picture(each: dict[str, Any]) -> str | None:
         base = first.setdefault(column, row)
         if row is base or not row["seeds"] or not base["seeds"]:
             continue
+        if any(each["reached"] < each["seeds"] for each in (row, base)):
+            continue
         paper = None if row["paper"] is None or base["paper"] is None else row["paper"] - base["paper"]
-        rows.append((row["row"], paper, row["mean"] - base["mean"], row["deviation"]))
+        known = [each["deviation"] for each in (row, base) if each["deviation"] is not None]
+        rows.append((row["row"], paper, row["mean"] - base["mean"], math.hypot(*known) if len(known) == 2 else None))
     if not rows:
         return None
     word = "more is better" if better else "less is better"

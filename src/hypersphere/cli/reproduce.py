@@ -48,7 +48,9 @@ def run(options: argparse.Namespace) -> int:
         left = _run(tasks, folder, runs, options) if tasks and not options.show else []
     _show(options, folder)
     if left:
-        say(f"hypersphere reproduce: {len(left)} of {len(tasks)} runs are not finished; repeat the command to go on")
+        cost = "" if all(task.minutes for task in left) else "; what one costs here is known once one has finished"
+        unfinished = f"{len(left)} of {len(tasks)} runs are not finished"
+        say(f"hypersphere reproduce: {unfinished}; repeat the command to go on{cost}")
     return 0
 
 
@@ -70,7 +72,10 @@ def _list(folder: Path, options: argparse.Namespace) -> int:
         print(json.dumps(listed, indent=2))
         return 0
     cells = [
-        [each["table"], f"{each['done']} of {each['runs']}", _cost(each["minutes"]), each["title"]] for each in listed
+        [each["table"], f"{each['done']} of {each['runs']}", _cost(each["minutes"]), each["title"]]
+        if each["runs"]
+        else [each["table"], "--full only", "-", each["title"]]
+        for each in listed
     ]
     print_table(["table", "runs done", "minutes left", "what"], cells, left=4)
     return 0
@@ -87,19 +92,27 @@ def _show(options: argparse.Namespace, folder: Path) -> None:
     if options.json:
         print(json.dumps(found, indent=2))
         return
-    unit = found["unit"]
-    print(f"{options.table}: {found['title']}")
-    if not options.full and found["reduced"]:
-        print(f"small form: {found['reduced']}")
-    rows = [_cells(row) for row in found["rows"]]
-    header = ["row", f"paper{f' ({unit})' if unit else ''}", "measured", "seeds", "against the first row"]
-    print_table(header, rows, left=1)
+    print(f"{options.table}: {found['title']}; {found['what']}")
+    for form, words in (("small form", found["reduced"]), ("differs from the paper", found["differs"])):
+        if words and (form == "small form") != options.full:
+            print(f"{form}: {words}")
+    names = [name for name in found["rows"][0]["also"] if _has(found["rows"], name)]
+    header = ["row", "paper", "measured", "seeds", "against the first row", *map(_plain, names)]
+    print_table(header, [_cells(row, names) for row in found["rows"]], left=1)
     if found["summary"]:
         print(found["summary"])
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    from ..reproduce.compare import measured, rounded
+def _has(rows: list[dict[str, Any]], name: str) -> bool:
+    return any(row["also"][name]["mean"] is not None or row["also"][name]["paper"] is not None for row in rows)
 
-    paper = "-" if row["paper"] is None else rounded(row["paper"])
-    return [row["row"], paper, measured(row), str(row["seeds"]) if row["seeds"] else "-", row["verdict"] or "-"]
+
+def _plain(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _cells(row: dict[str, Any], also: list[str]) -> list[str]:
+    from ..reproduce.compare import measured, measured_also, printed
+
+    cells = [row["row"], printed(row), measured(row), str(row["seeds"]) if row["seeds"] else "-", row["verdict"] or "-"]
+    return cells + [measured_also(row["also"][name]) for name in also]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from importlib import import_module
 
-from .._internal.nearest import nearest_few, unknown_name
+from .._internal.nearest import unknown
 from .table import Table
 
 MODULES = ("spherenet", "mhe", "opt", "opt_computed")  # beside this one, named by the paper up to the first "_"
@@ -35,6 +35,5 @@ def describe(name: str) -> str:
 def load(name: str) -> Table:
     """Return a table by name. ValueError with the nearest names if there is none."""
     if name not in TABLES:
-        near = nearest_few(name, TABLES, 1)
-        raise ValueError(unknown_name("table", name[:100], near, f"must be one of {', '.join(TABLES)}"))
+        raise ValueError(unknown("table", name[:100], TABLES))
     return TABLES[name]()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .._internal.nearest import nearest_few, unknown_name
+from .._internal.nearest import unknown
 from ..train.config import Config
 
 #: figure of a row → its unit, and whether more is better; None: neither (a count)
@@ -20,6 +20,7 @@ FIGURES: dict[str, tuple[str, bool | None]] = {
     "error": ("%", False),
     "top5_error": ("%", False),
     "class0_accuracy": ("%", True),
+    "class0_error": ("%", False),
     "steps": ("steps", False),
     "verification": ("%", True),
     "few_shot": ("%", True),
@@ -27,6 +28,12 @@ FIGURES: dict[str, tuple[str, bool | None]] = {
     "energy": ("", False),
     "parameters": ("", None),
 }
+
+#: a sentence for :attr:`Table.differs`
+CLIPPED = (
+    "Gradient norms are clipped at 1, which the paper does not say; its released code bounds gradients by the loss "
+    "log(softmax + 1e-4)."
+)
 
 Compute = Callable[[int], Mapping[str, float]]
 
@@ -76,6 +83,7 @@ class Table:
         figure: what is compared, a key of :data:`FIGURES`.
         rows: the first of a column is the baseline that its others are compared with.
         reduced: how the small forms differ from the paper, one sentence.
+        differs: how the full-size configs differ from it, one sentence.
         tried: what a reader of the results should know, such as what was tried where a claim did not come out; without
             figures, which come from the results.
         minutes: core-minutes of one run of the small form, roughly; for estimates before anything has run.
@@ -87,6 +95,7 @@ class Table:
     figure: str
     rows: tuple[Row, ...]
     reduced: str = ""
+    differs: str = ""
     tried: str = ""
     minutes: float = 1.0
     target: float | None = None
@@ -108,5 +117,4 @@ class Table:
         for row in self.rows:
             if row.name == name:
                 return row
-        near = nearest_few(name, [row.name for row in self.rows], 1)
-        raise ValueError(unknown_name("row", name[:100], near, f"it has {', '.join(r.name for r in self.rows)}"))
+        raise ValueError(unknown("row", name[:100], [row.name for row in self.rows]))

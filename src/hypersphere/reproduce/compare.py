@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 from ..recipes import papers
 from ..recipes.table import FIGURES, Table
+from ..recipes.table import Row as RecipeRow
 from . import results
 from .runner import can_run, done, estimate, form_of
 from .statistics import SIGNIFICANT, agreement, mean_and_deviation, welch
@@ -38,22 +40,25 @@ def compare(name: str, folder: Path, full: bool = False) -> Row:
     table, form = papers.load(name), form_of(full)
     finished = done(table, results.read(folder, name), form)
     values = {row.name: [float(each.figures[table.figure]) for each in finished[row.name]] for row in table.rows}
-    unit, _ = FIGURES[table.figure]
+    reached = {row.name: _reached(table, finished[row.name]) for row in table.rows}
     rows = []
     for row in table.rows:
-        found, base = values[row.name], table.baseline(row)
+        found, base, entries = values[row.name], table.baseline(row), finished[row.name]
         mean, deviation = mean_and_deviation(found) if found else (None, None)
-        entries = finished[row.name]
+        decidable = reached[row.name] == len(found) and reached[base.name] == len(values[base.name])
         rows.append(
             {
                 "row": row.name,
+                "figure": table.figure,
                 "paper": row.paper,
                 "mean": mean,
                 "deviation": deviation,
                 "values": found,
                 "seeds": len(found),
+                "reached": reached[row.name],
                 "seconds": sum(each.seconds or 0 for each in entries),
-                "verdict": _verdict(table, values[base.name], found) if row is not base else "",
+                "verdict": _verdict(table, values[base.name], found) if row is not base and decidable else "",
+                "also": {name: _also(name, row, entries) for name in further_figures(table)},
                 "note": row.note,
             }
         )
@@ -64,14 +69,47 @@ def compare(name: str, folder: Path, full: bool = False) -> Row:
         "table": name,
         "title": table.title,
         "figure": table.figure,
-        "unit": unit,
+        "what": described(table, table.figure),
+        "unit": FIGURES[table.figure][0],
         "form": form,
         "reduced": table.reduced,
+        "differs": table.differs,
         "tried": table.tried,
         "rows": rows,
         "order": counts,
         "summary": _summary(table, counts),
     }
+
+
+def described(table: Table, name: str) -> str:
+    """Name a figure with its unit, such as "error (%)"."""
+    if name == "steps" and table.target is not None:
+        return f"steps to {table.target:g} % validation accuracy"
+    unit = FIGURES.get(name, ("%", None))[0]
+    return name.replace("_", " ") + (f" ({unit})" if unit else "")
+
+
+def further_figures(table: Table) -> list[str]:
+    """Return the figures beside the table's own that its results show: those the paper prints too, steps, accuracy."""
+    of_paper = dict.fromkeys(name for row in table.rows for name in row.also)
+    own = "accuracy" if table.figure == "steps" else "steps" if table.target is not None else None
+    return [*of_paper, *([own] if own is not None else [])]
+
+
+def _reached(table: Table, entries: list[results.Entry]) -> int:
+    """Count the runs that reached the table's target; all, unless its figure is steps."""
+    if table.figure != "steps":
+        return len(entries)
+    return sum(each.figures["steps"] <= each.facts["steps"] for each in entries)
+
+
+def _also(name: str, row: RecipeRow, entries: list[results.Entry]) -> Row:
+    """Return a further figure of a row: the paper's, and the mean and deviation of what was measured."""
+    if name == "steps":  # of the runs that reached the target
+        entries = [each for each in entries if each.figures.get(name, math.inf) <= each.facts["steps"]]
+    found = [float(each.figures[name]) for each in entries if name in each.figures]
+    mean, deviation = mean_and_deviation(found) if found else (None, None)
+    return {"figure": name, "paper": row.also.get(name), "mean": mean, "deviation": deviation, "seeds": len(found)}
 
 
 def _verdict(table: Table, base: list[float], found: list[float]) -> str:
@@ -99,10 +137,13 @@ def _summary(table: Table, counts: dict[str, int]) -> str:
     )
 
 
-def rounded(value: float) -> str:
+COUNTS = ("steps", "parameters")
+
+
+def rounded(value: float, figure: str = "") -> str:
     """Format a figure for a table: counts whole, others with two decimals or five digits."""
-    if value == int(value) and abs(value) >= 1000:
-        return f"{int(value):,}"
+    if figure in COUNTS:
+        return f"{value:,.0f}"
     return f"{value:.2f}" if abs(value) >= 10 else f"{value:.5g}"
 
 
@@ -110,4 +151,18 @@ def measured(row: Row) -> str:
     """Format a row's mean and deviation; "-" if it has not been run."""
     if row["mean"] is None:
         return "-"
-    return rounded(row["mean"]) + ("" if row["deviation"] is None else f" ± {row['deviation']:.2g}")
+    if row.get("reached", row["seeds"]) < row["seeds"]:
+        return f"not reached ({row['seeds'] - row['reached']} of {row['seeds']})"
+    deviation = row["deviation"]
+    spread = "" if deviation is None else f" ± {deviation:,.0f}" if row["figure"] in COUNTS else f" ± {deviation:.2g}"
+    return rounded(row["mean"], row["figure"]) + spread
+
+
+def measured_also(figure: Row) -> str:
+    """Format a further figure with the paper's in parentheses, if it has one."""
+    return measured(figure) + ("" if figure["paper"] is None else f" (paper {printed(figure)})")
+
+
+def printed(row: Row) -> str:
+    """Format the paper's figure; "-" if it gives none."""
+    return "-" if row["paper"] is None else rounded(row["paper"], row["figure"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..recipes.table import Table
@@ -10,9 +11,15 @@ from ..train.inference.scores import scores
 from ..train.results import Result
 from . import generated
 
+OPEN = {"verification": "eer", "few_shot": "interval"}  # figure → a key of the summary that only open sets have
 
-def figures_of(table: Table, result: Result) -> dict[str, float]:
-    """Return the figures of a run, the table's own first."""
+
+def figures_of(table: Table, result: Result, train: Callable[[str], Result]) -> dict[str, float]:
+    """Return the figures of a run, the table's own first.
+
+    Args:
+        train: returns the run of a row by name, for a classifier that scores generated images.
+    """
     summary = result.summary
     found: dict[str, Any] = {}
     if summary.get("accuracy") is not None:
@@ -23,14 +30,18 @@ def figures_of(table: Table, result: Result) -> dict[str, float]:
         found["energy"] = summary["energy"]
     if summary.get("validation"):
         found["validation_accuracy"] = 100 * summary["validation"]["accuracy"]
-    if table.figure in ("verification", "few_shot"):  # the accuracy on classes that were not trained on
+    if table.figure in OPEN:
+        if OPEN[table.figure] not in summary:
+            name = result.config.data.name
+            raise ValueError(f"{table.figure} needs test classes that are not trained on; those of {name} are the same")
         found[table.figure] = found.get("accuracy")
     if table.target is not None:
         found["steps"] = _steps_to(table.target, result)
     if result.config.data.imbalance is not None or table.figure == "class0_accuracy":
         found |= _class0(result)
     if "classifier" in table.options:
-        found |= generated.score(table, result)
+        judge = train(table.options["classifier"]) if result.config.model.is_generator else result
+        found |= generated.score(result, judge, table.options["images"])
     if found.get(table.figure) is None:
         raise ValueError(f"the run {result.path} has no figure {table.figure}")
     return {table.figure: found.pop(table.figure), **{k: v for k, v in found.items() if v is not None}}

@@ -6,25 +6,19 @@ is trained by a row of the table, on the table's own data, so its scores compare
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from .._internal.draws import generator
-from ..recipes.table import Table
-from ..train import derive, fit, load_run
+from ..train import derive, load_run
 from ..train.building import Classifier
 from ..train.distributed import World
 from ..train.results import Result
 from ..train.splits import evaluation, load
-from ..train.storage.folder import LockedError
-from .results import FULL
 
 BATCH = 500
-WAIT = 5.0  # seconds between looks at a classifier that another process trains
 
 
 def class_score(logits: Tensor) -> float:
@@ -45,13 +39,13 @@ def frechet_distance(a: Tensor, b: Tensor) -> float:
     return float((a.mean(0) - b.mean(0)).square().sum() + first.trace() + second.trace() - 2 * cross)
 
 
-def score(table: Table, result: Result) -> dict[str, float]:
+def score(result: Result, judge: Result, images: int) -> dict[str, float]:
     """Return the score of a run's images, their Fréchet distance from the test images, and the classifier's accuracy.
 
-    The table's options name the row that trains the classifier and the number of images. For that row itself the score
-    is that of the test images.
+    Args:
+        judge: the run of the classifier. If it is `result` itself, the score is that of the test images.
+        images: how many are generated.
     """
-    judge = _classifier(table, result)
     assert judge.path is not None
     classifier = load_run(judge.path).classifier
     splits = load(judge.config.data, judge.config.seed)
@@ -60,29 +54,12 @@ def score(table: Table, result: Result) -> dict[str, float]:
     )
     real, features = _judged(classifier, (batch.inputs for batch in batches))
     accuracy = {"classifier_accuracy": 100 * judge.summary["accuracy"]}
-    if not result.config.model.is_generator:
+    if result is judge:
         return {"score": class_score(real)} | accuracy
     latent = result.model.get_parameter("dense.weight").shape[1]
-    noise = torch.randn(table.options["images"], latent, generator=generator(result.config.seed, "score", 0))
+    noise = torch.randn(images, latent, generator=generator(result.config.seed, "score", 0))
     made, found = _judged(classifier, (result.model(part) for part in noise.split(BATCH)))
     return {"score": class_score(made), "frechet": frechet_distance(found, features)} | accuracy
-
-
-def _classifier(table: Table, result: Result) -> Result:
-    """Return the finished run of the table's classifier, seed 0, beside this run; train it if there is none."""
-    if not result.config.model.is_generator:
-        return result
-    assert result.path is not None
-    form, name = result.path.parents[1], table.options["classifier"]  # see worker.folder_of
-    row = table.row(name)
-    config = row.full if form.name == FULL else row.small
-    assert config is not None
-    changes = {"seed": 0, "out": str(Path(form, name, "seed0")), "resume": True, "device": result.config.device}
-    while True:
-        try:
-            return fit(derive(config, changes | {"data.root": result.config.data.root}), progress=False)
-        except LockedError:
-            time.sleep(WAIT)
 
 
 @torch.no_grad()

@@ -6,14 +6,16 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
 from .._internal import checksummed_json, safe_files
 from .._internal.checks import warn
-from ..recipes.table import Row
+from ..recipes.table import Row, Table
 from ..train.config import Config
 from ..train.config.groups import Group
 
@@ -49,11 +51,20 @@ class Entry:
         return self.facts.get("cpu_seconds", self.facts.get("seconds"))
 
 
-def fingerprint(row: Row, form: str, options: Mapping[str, Any]) -> str:
-    """Hash what a row runs, without the seed and the place of files."""
+def fingerprint(table: Table, row: Row, form: str) -> str:
+    """Hash what decides a row's result, without the seed and the place of files."""
     config = row.full if form == FULL else row.small
-    what = row.name if row.compute is not None else None if config is None else settings(config)
-    return short_hash(what, row.start, dict(options))
+    what = _function(row.compute) if row.compute is not None else None if config is None else settings(config)
+    start = None if row.start is None else fingerprint(table, table.row(row.start), form)
+    target = () if table.target is None else (table.target,)
+    return short_hash(what, start, dict(table.options), *target)
+
+
+def _function(compute: Any) -> Any:
+    """Name a function and the arguments that are bound to it."""
+    if isinstance(compute, partial):
+        return [_function(compute.func), compute.args, compute.keywords]
+    return compute.__qualname__
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -102,9 +113,9 @@ def read(folder: Path, table: str) -> list[Entry]:
     file = path_of(folder, table)
     if not file.exists():
         return []
-    tree, _ = checksummed_json.read(file, (FORMAT,))
-    if tree.get("hypersphere") != __version__:
+    if _version(file) != (__version__, FORMAT):
         return []
+    tree, _ = checksummed_json.read(file, (FORMAT,))
     try:
         return [Entry(**each) for each in tree["runs"]]
     except (KeyError, TypeError) as error:
@@ -121,14 +132,24 @@ def add(folder: Path, table: str, entry: Entry) -> None:
     safe_files.write_text(path_of(folder, table), checksummed_json.with_checksum(tree))
 
 
+def _version(file: Path) -> tuple[Any, Any]:
+    """Return the version of hypersphere that wrote a results file, and the file's format; ValueError if damaged."""
+    data = safe_files.read_plain(file)
+    form = None
+    with suppress(ValueError):  # which `read` reports
+        tree = checksummed_json.parse(data)
+        form = tree.get("format") if isinstance(tree, dict) else None
+    if type(form) is not int or (form > 1 and not checksummed_json.is_whole(data)):
+        checksummed_json.read(file, (FORMAT,))
+        raise ValueError(f"{file} is damaged: the checksum does not match")
+    return tree.get("hypersphere"), form
+
+
 def _keep_other_version(file: Path) -> None:
     """Rename a results file that another version of hypersphere has written."""
-    if not file.exists():
+    if not file.exists() or (found := _version(file)) == (__version__, FORMAT):
         return
-    tree = checksummed_json.parse(safe_files.read_plain(file))
-    version = tree.get("hypersphere") if isinstance(tree, dict) else None
-    if version == __version__ and tree.get("format") == FORMAT:
-        return
-    kept = file.with_name(f"{file.stem}.version-{str(version)[:20].replace('/', '_')}{file.suffix}")
+    version, form = f"{found[0]!s:.20}".replace("/", "_"), "" if found[1] == FORMAT else f".format-{found[1]}"
+    kept = file.with_name(f"{file.stem}.version-{version}{form}{file.suffix}")
     file.replace(kept)
-    warn(f"{file} was written by version {version!s:.20} of hypersphere: kept as {kept.name}, a new one begins")
+    warn(f"{file} was written by version {version} of hypersphere: kept as {kept.name}, a new one begins")

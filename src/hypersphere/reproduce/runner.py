@@ -45,7 +45,7 @@ def done(table: Table, entries: Sequence[Entry], form: str) -> dict[str, list[En
     """Return the valid results by row: of this form, and of the row's present config."""
     valid: dict[str, list[Entry]] = {}
     for row in table.rows:
-        now = fingerprint(row, form, table.options)
+        now = fingerprint(table, row, form)
         these = [each for each in entries if each.row == row.name and each.form == form and each.config == now]
         valid[row.name] = sorted(these, key=lambda each: each.seed)
     return valid
@@ -157,21 +157,18 @@ def _copy_from_another_table(task: Task, folder: Path, tell: Callable[[str], Non
     """Add the result of the same config and seed in another table's file, if there is one with the task's figure."""
     table = papers.load(task.table)
     row = table.row(task.row)
-    config = fingerprint(row, task.form, table.options)
-    if row.compute is not None or row.start is not None or any(each.start == row.name for each in table.rows):
-        return False  # second stages need the weights of the first
+    config = fingerprint(table, row, task.form)
+    if row.compute is not None:
+        return False
     for name in papers.TABLES:
         if name == task.table or not results.path_of(folder, name).exists():
             continue
         for each in results.read(folder, name):
             if (each.config, each.seed, each.form) != (config, task.seed, task.form):
                 continue
-            figures = dict(each.figures)
-            if papers.load(name).target != table.target:
-                figures.pop("steps", None)
-            if table.figure in figures and (table.target is None or "steps" in figures):
-                first = {table.figure: figures.pop(table.figure)}
-                results.add(folder, task.table, replace(each, row=task.row, figures=first | figures))
+            if table.figure in each.figures:
+                figures = {table.figure: each.figures[table.figure], **each.figures}
+                results.add(folder, task.table, replace(each, row=task.row, figures=figures))
                 tell(f"{task.name}: copied from {name} {each.row}")
                 return True
     return False

@@ -5,25 +5,63 @@ from __future__ import annotations
 import platform
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .. import __version__
 from ..recipes import papers
+from ..recipes.table import Row, Table
+from ..train import fit
 from ..train.config import derive
 from ..train.processes import serve
+from ..train.results import Result
+from ..train.storage.folder import LockedError
+from .figures import figures_of
 from .results import FULL, Entry, fingerprint, machine
 
+WAIT = 5.0  # seconds between looks at a run that another process trains
 
-def folder_of(runs: str, table: str, form: str, row: str, seed: int) -> Path:
-    """Return the run folder of a row."""
-    return Path(runs, table, form, row, f"seed{seed}")
+
+@dataclass(frozen=True)
+class Place:
+    """Where the rows of a table are trained, in a form."""
+
+    table: Table
+    name: str
+    form: str
+    runs: str
+    device: str = "auto"
+    root: str | None = None
+
+    def folder(self, row: Row, seed: int) -> Path:
+        """Return the run folder of a row; one whose settings have changed since has another."""
+        return Path(
+            self.runs, self.name, self.form, row.name, fingerprint(self.table, row, self.form)[:8], f"seed{seed}"
+        )
+
+    def train(self, row: Row, seed: int) -> Result:
+        """Train a row or go on with it, after the row that it starts from, and return the result."""
+        config = row.full if self.form == FULL else row.small
+        assert config is not None
+        path = self.folder(row, seed)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        changes = {"seed": seed, "out": str(path), "resume": True, "device": self.device}
+        if self.root is not None and config.data.name != "digits":
+            changes["data.root"] = self.root
+        if row.start is not None:
+            changes["init_from"] = str(self.train(self.table.row(row.start), seed).path)
+        while True:
+            try:
+                return fit(derive(config, changes), progress=False)
+            except LockedError:  # by a run that needs it too
+                time.sleep(WAIT)
 
 
 def run(request: dict[str, Any]) -> Entry:
     """Run or resume what the request names, and return its figures."""
-    import torch
-
     table = papers.load(request["table"])
     row, seed, form = table.row(request["row"]), request["seed"], request["form"]
     begin, cpu = time.perf_counter(), time.process_time()
@@ -38,26 +76,15 @@ def run(request: dict[str, Any]) -> Entry:
         figures = {name: float(value) for name, value in row.compute(seed).items()}
         facts["seconds"] = round(time.perf_counter() - begin, 2)
     else:
-        from ..train import fit
-        from .figures import figures_of
-
-        config = row.full if form == FULL else row.small
-        assert config is not None
-        path = folder_of(request["runs"], request["table"], form, row.name, seed)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        changes = {"seed": seed, "out": str(path), "resume": True, "device": request["device"]}
-        if request["root"] is not None and config.data.name != "digits":
-            changes["data.root"] = request["root"]
-        if row.start is not None:
-            changes["init_from"] = str(folder_of(request["runs"], request["table"], form, row.start, seed))
-        resumed = path.exists()
-        result = fit(derive(config, changes), progress=False)
-        figures = figures_of(table, result)
+        place = Place(table, request["table"], form, request["runs"], request["device"], request["root"])
+        resumed = place.folder(row, seed).exists()
+        result = place.train(row, seed)
+        figures = figures_of(table, result, lambda name: place.train(table.row(name), 0))
         summary = result.summary
         facts |= {"seconds": summary["seconds"], "steps": summary["step"], "data": summary["data"]}
         if not resumed:  # the time of a run that was suspended, or ran beside others, says little
             facts["cpu_seconds"] = round(time.process_time() - cpu, 3)
-    return Entry(row.name, seed, form, fingerprint(row, form, table.options), figures, facts)
+    return Entry(row.name, seed, form, fingerprint(table, row, form), figures, facts)
 
 
 if __name__ == "__main__":
