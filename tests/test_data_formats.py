@@ -17,6 +17,7 @@ from tests import official_files as official
 
 OFFICIAL = ["digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "cifar_fs", "fc100", "image_folder"]
 OFFICIAL += ["modelnet", "orl", "lfw", "text", "cora", "citeseer", "pubmed", "casia_webface", "imdb_face", "ms_celeb"]
+OFFICIAL += ["imagenet", "mini_imagenet"]
 
 
 @pytest.fixture(autouse=True)
@@ -520,6 +521,27 @@ def test_lfw(lfw):
     assert train.classes == ["Ann_Bo", "Cy"]
     assert counts(train) == [3, 1]
     assert test.classes == ["Di-Di_E"]
+
+
+def test_imagenet_and_mini_imagenet_are_in_folders_of_their_own(tmp_path):
+    Image = pytest.importorskip("PIL.Image")
+    (tmp_path / "MNIST").mkdir()
+    for name in ("imagenet", "mini_imagenet"):
+        with pytest.raises(ValueError, match=f"{name} not found in .*: expected train/<class>.*{name}; download"):
+            data.load(name, tmp_path)
+        with pytest.raises(ValueError, match=f"{name} needs root"):
+            data.load(name)
+    for part in ("ILSVRC2012/train/n1", "ILSVRC2012/val/n1", "miniImageNet/train/n2", "miniImageNet/test/n3"):
+        (tmp_path / part).mkdir(parents=True)
+        Image.new("RGB", (4, 3)).save(tmp_path / part / "a.JPEG")
+    assert data.load("imagenet", tmp_path, "test").paths[0].endswith("ILSVRC2012/val/n1/a.JPEG")
+    assert data.load("imagenet", tmp_path / "ILSVRC2012").classes == ["n1"]
+    assert [data.load("mini_imagenet", tmp_path, split).classes for split in ("train", "test")] == [["n2"], ["n3"]]
+    assert data.load("mini_imagenet", tmp_path)[0][0].shape == (3, 3, 4)
+    with pytest.raises(ValueError, match=r"val has no folders of classes; expected train/<class>"):
+        data.load("mini_imagenet", tmp_path, "val")
+    with pytest.raises(ValueError, match="split must be one of train, test"):
+        data.load("imagenet", tmp_path, "val")
 
 
 @pytest.mark.parametrize("name", ["casia_webface", "imdb_face", "ms_celeb"])

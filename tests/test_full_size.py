@@ -8,11 +8,29 @@ from tools import full_size
 from hypersphere.recipes import papers
 from hypersphere.train.config import Config, Data, Model, Optimizer, derive
 
+ROWS = {  # one of each kind of network, loss, regularizer and rotation
+    "spherenet.1": "ga-softmax/sigmoid-0.7",
+    "spherenet.fig5": "batch-8/sphere-norm-rescaled",
+    "mhe.7": "single/half-space-angular",
+    "mhe.8": "m4/sphereface+",
+    "mhe.14": "mhe+spectral-norm",
+    "opt.1": "cnn6/gs-fixed",
+    "opt.8": "baseline++opt",
+    "opt.9": "pubmed/cp",
+    "opt.10": "cnn6/s-opt",
+}
 
-@pytest.mark.parametrize("name", ["spherenet.1", "mhe.1", "opt.1"])
-def test_the_first_full_rows_run_a_step(name):
-    row = next(row for row in papers.load(name).rows if row.full is not None)
-    assert math.isfinite(full_size.step(row.full, 2).loss)
+
+@pytest.mark.filterwarnings("ignore:layer .* of the cost of all rotations", "ignore:the Cayley transform of N")
+@pytest.mark.parametrize("table", ROWS)
+def test_a_full_row_runs_a_step(table):
+    assert math.isfinite(full_size.step(papers.load(table).row(ROWS[table]).full, 2).loss)
+
+
+def test_memory_of_a_graph_is_that_of_the_whole_graph():
+    found = full_size.memory(papers.load("opt.9").row("cora/baseline").full)
+    assert found["weights"] == 4 * (1433 * 16 + 16 * 7)  # no biases
+    assert found["kept"] > 4 * 2708 * 1433  # the features
 
 
 def test_memory_by_hand():

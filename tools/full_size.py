@@ -34,11 +34,14 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
     "modelnet": ((1024, 3), 40),
     "cora": ((1433,), 7),
     "pubmed": ((500,), 3),
+    "imagenet": ((3, 224, 224), 1000),
+    "mini_imagenet": ((3, 84, 84), 64),
+    "casia_webface": ((3, 112, 96), 10_572),
+    "imdb_face": ((3, 112, 96), 56_000),
+    "ms_celeb": ((3, 112, 96), 96_000),
 }
-IMAGENET, CASIA, MINI_IMAGENET = ((3, 224, 224), 1000), ((3, 112, 96), 10_572), ((3, 84, 84), 64)
-# IMDb-Face and MS-Celeb have more people, 59 and 100 thousand: their classifiers are larger
-SHAPES |= dict.fromkeys(("casia_webface", "imdb_face", "ms_celeb"), CASIA)
-NODES = 50  # of the random graph
+#: graph → nodes and edges; the graph here is a ring with chords of the same size
+GRAPHS = {"cora": (2708, 5278), "pubmed": (19_717, 44_324)}
 
 
 @dataclass(frozen=True)
@@ -55,29 +58,24 @@ class Step:
 
 def shape_of(config: Config) -> tuple[tuple[int, ...], int]:
     """Return the shape of a sample and the number of classes."""
-    if config.data.name != "image_folder":
-        return SHAPES[config.data.name]
-    name = config.model.name
-    if name.startswith(("sphereface", "cnn20")):
-        return CASIA
-    return MINI_IMAGENET if name.startswith("cnn4") else IMAGENET
+    return SHAPES[config.data.name]
 
 
 def splits_of(config: Config) -> Splits:
     """Return splits that know their shape; only a graph has samples."""
     shape, classes = shape_of(config)
-    if config.data.name in ("cora", "pubmed"):
-        every = torch.ones(NODES, dtype=torch.bool)
-        ring = torch.arange(NODES)
-        edges = torch.sparse_coo_tensor(
-            torch.stack([torch.cat([ring, ring.roll(1)]), torch.cat([ring.roll(1), ring])]), torch.ones(2 * NODES)
-        ).coalesce()
-        labels = torch.arange(NODES) % classes
-        names = [str(i) for i in range(classes)]
-        graph = Graph(torch.rand(NODES, *shape), edges, labels, every, every, every, names)
+    names = [str(i) for i in range(classes)]
+    if config.data.name in GRAPHS:
+        nodes, edges = GRAPHS[config.data.name]
+        every, start = torch.ones(nodes, dtype=torch.bool), torch.arange(edges) % nodes
+        ends = torch.stack([start, (start + 1 + torch.arange(edges) // nodes) % nodes])
+        both = torch.cat([ends, ends.flip(0)], 1)
+        adjacency = torch.sparse_coo_tensor(both, torch.ones(2 * edges), (nodes, nodes), check_invariants=True)
+        labels = torch.arange(nodes) % classes
+        graph = Graph(torch.rand(nodes, *shape), adjacency.coalesce(), labels, every, every, every, names)
         return Splits(DataSpec("graph", shape, "float32", names), graph, graph, graph, resolve(None), resolve(None))
     kind = "points" if config.data.name == "modelnet" else "images"
-    spec = DataSpec(kind, shape, "float32" if kind == "points" else "uint8", [str(i) for i in range(classes)])
+    spec = DataSpec(kind, shape, "float32" if kind == "points" else "uint8", names)
     return Splits(spec, None, None, None, resolve(None), resolve(None))
 
 
@@ -89,15 +87,16 @@ def step(config: Config, batch_size: int) -> Step:
     shape, classes = shape_of(config)
     task = tasks.make(config, splits, World(torch.device("cpu")))
     if isinstance(splits.train, Graph):
-        batch = Batch(splits.train.features, splits.train.labels, total=NODES)
+        batch = Batch(splits.train.features, splits.train.labels, total=len(splits.train.labels))
     else:
         labels = torch.arange(batch_size) % classes
         batch = Batch(torch.randn(batch_size, *shape), labels, total=batch_size)
     kept: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
+        for part in (tensor._indices(), tensor._values()) if tensor.is_sparse else (tensor,):
+            storage = part.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     begin, loss = time.perf_counter(), 0.0
@@ -122,9 +121,9 @@ def step(config: Config, batch_size: int) -> Step:
 
 
 def memory(config: Config) -> dict[str, float]:
-    """Count the bytes of a step at the config's own batch size."""
-    two, four = step(config, 2), step(config, 4)
-    per_sample = (four.kept - two.kept) / 2
+    """Count the bytes of a step at the config's own batch size; a graph is one batch."""
+    two = step(config, 2)
+    per_sample = 0.0 if config.data.name in GRAPHS else (step(config, 4).kept - two.kept) / 2
     kept = two.kept + per_sample * (config.data.batch_size - 2)
     return {"weights": two.weights, "gradients": two.gradients, "state": two.state, "kept": kept}
 
@@ -157,11 +156,9 @@ def _line(config: Config, count_memory: bool) -> str:
     if not count_memory:
         one = step(config, 2)
         return f"loss {one.loss:.3f}, {one.weights / 1e6:.1f} MB of weights, {one.seconds:.1f} s"
-    if config.data.name in ("cora", "pubmed"):
-        return f"not counted: the graph here is a random one of {NODES} nodes"
-    parts = memory(config)
+    parts, batch = memory(config), GRAPHS.get(config.data.name, (config.data.batch_size,))[0]
     shown = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in parts.items())
-    return f"{sum(parts.values()) / 1e9:.2f} GB at batch {config.data.batch_size} ({shown})"
+    return f"{sum(parts.values()) / 1e9:.2f} GB at batch {batch} ({shown})"
 
 
 if __name__ == "__main__":

@@ -98,8 +98,8 @@ MODELS: dict[str, str] = {
 DATA: dict[str, str] = {
     "casia_webface": "images", "cifar10": "images", "cifar100": "images", "cifar_fs": "images", "citeseer": "graph",
     "cora": "graph", "digits": "images", "fashion_mnist": "images", "fc100": "images", "image_folder": "images",
-    "imdb_face": "images", "lfw": "images", "mnist": "images", "modelnet": "points", "ms_celeb": "images",
-    "orl": "images", "pubmed": "graph", "text": "text",
+    "imagenet": "images", "imdb_face": "images", "lfw": "images", "mini_imagenet": "images", "mnist": "images",
+    "modelnet": "points", "ms_celeb": "images", "orl": "images", "pubmed": "graph", "text": "text",
 }
 
 #: dataset → the folders of its official files, below root

@@ -27,7 +27,7 @@ PAIRS: dict[str, Callable[[Path | None, str], Pairs]] = {}
 _InMemory = Literal[
     "digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "cifar_fs", "fc100", "modelnet", "orl", "text"
 ]
-_OnDisk = Literal["image_folder", "lfw"]
+_OnDisk = Literal["image_folder", "imagenet", "mini_imagenet", "lfw"]
 _Graphs = Literal["cora", "citeseer", "pubmed"]
 
 
@@ -89,7 +89,7 @@ def load(name: str, root: Root = None, split: str = "train", **options: Any) -> 
         name: one of :func:`names`.
         root: the folder that holds the official folders (MNIST/raw, cifar-10-batches-bin, planetoid, ...), or one of
             these itself; None: the environment variable HYPERSPHERE_DATA. ``digits`` needs none.
-        split: train | test; also val for cifar_fs, fc100 and image_folder, all for orl and lfw.
+        split: train | test; also val for cifar_fs, fc100, mini_imagenet and image_folder, all for orl and lfw.
         options: labels="fine" | "coarse" for cifar100; classes=10 | 40 and points for modelnet; context and stride for
             text.
 

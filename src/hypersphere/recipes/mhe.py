@@ -59,13 +59,13 @@ def energy(kind: str, s: float = 2, **changes: Any) -> Energy:
 
 
 def imagenet(network: str) -> Config:
-    """A ResNet on ImageNet, in a folder of images."""
+    """A ResNet on ImageNet."""
     return derive(
         cnn9(),
         steps=500_000,
         eval_every=10_000,
         model={"name": network},
-        data=Data("image_folder", batch_size=64, augment="imagenet"),
+        data=Data("imagenet", batch_size=64, augment="imagenet"),
         schedule={"milestones": (150_000, 300_000, 400_000)},
     )
 

@@ -49,7 +49,7 @@ def cnn(name: str = "cnn6.opt", **changes: Any) -> Config:
 
 def imagenet(name: str) -> Config:
     """A network on ImageNet; the learning rate falls when the training loss stops falling."""
-    data = Data("image_folder", batch_size=128, augment="imagenet")
+    data = Data("imagenet", batch_size=128, augment="imagenet")
     return derive(cnn(name), steps=700_000, eval_every=10_000, data=data, schedule=Schedule("plateau", patience=5))
 
 
@@ -507,7 +507,7 @@ def table_8() -> Table:
     plain = Config(
         epochs=200,
         model=Model("cnn4.opt"),
-        data=Data("image_folder", batch_size=16, size=84),
+        data=Data("mini_imagenet", batch_size=16, size=84),
         optimizer=Optimizer("adam", lr=1e-3, weight_decay=5e-4),
     )
     cosine = derive(plain, loss=Loss("s_softmax", scale=2.0))

@@ -56,13 +56,13 @@ def sphere(config: Config, similarity: str | None = "cosine", *, orthonormal: bo
 
 
 def imagenet() -> Config:
-    """ResNet-18 of 4.6 on ImageNet, in a folder of images."""
+    """ResNet-18 of 4.6 on ImageNet."""
     return Config(
         steps=550_000,
         eval_every=10_000,
         clip=None,
         model=Model("resnet18.spherenet"),
-        data=Data("image_folder", batch_size=40, augment="imagenet"),
+        data=Data("imagenet", batch_size=40, augment="imagenet"),
         optimizer=Optimizer("sgd", lr=0.1, momentum=0.9, weight_decay=5e-4),
         schedule=Schedule("step", milestones=(200_000, 375_000)),
     )
