@@ -1,5 +1,6 @@
 """`hypersphere tune`: the space, successive halving, resuming, and that the test split is never seen."""
 
+import itertools
 import json
 import math
 import os
@@ -45,6 +46,19 @@ def test_a_grid_is_taken_whole_in_an_order_of_its_seed():
     assert drawn(*texts, seed=1) != whole
     assert drawn(*texts, trials=4) == whole[:4]
     assert drawn(*texts, trials=100) == whole
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("lists", [[], ["model.similarity=cosine,linear"], ["data.batch_size=1,2,3,4", "model.fc=8,9"]])
+def test_a_single_range_has_no_gaps(lists, seed):
+    """Golden steps: the gaps of 16 points are at most 1.62 / 13 of the range."""
+    some = drawn(*lists, "optimizer.lr=0.001..1", seed=seed, trials=16 * max(1, 2 ** (3 * len(lists) // 2)))
+    of_first = [point for point in some if all(point[key] == some[0][key] for key in point if key != "optimizer.lr")]
+    places = sorted(math.log10(float(point["optimizer.lr"])) / 3 + 1 for point in of_first)
+    assert len(places) == 16
+    assert max(b - a for a, b in itertools.pairwise([places[-1] - 1, *places])) < 0.13
+    first = sorted(math.log10(float(point["optimizer.lr"])) / 3 + 1 for point in some[:8])
+    assert max(b - a for a, b in itertools.pairwise([first[-1] - 1, *first])) < 0.4
 
 
 def test_ranges_are_filled_evenly_and_more_trials_extend_fewer():

@@ -67,14 +67,14 @@ def run(options: argparse.Namespace) -> int:
             rows = search.ranking(rungs)
             if finished and rows[0]["accuracy"] is None:
                 raise ConfigError(f"every trial failed, the first with: {rows[0]['failed']}")
-            if rows[0]["accuracy"] is not None:
+            if finished:
                 write_text(folder / BEST, to_yaml(apply(base, rows[0]["settings"])))
         except (KeyboardInterrupt, SystemExit):
             say("hypersphere tune: stopped; repeat the command to go on")
             raise
     _print(options, rows, folder, finished)
     if not finished:
-        say("hypersphere tune: the time is up before the last rung; repeat the command to go on")
+        say("hypersphere tune: the time is up before the last rung, so no best is known; repeat the command to go on")
     return 0
 
 
@@ -106,7 +106,7 @@ def _own_recipe(options: argparse.Namespace) -> str | None:
 def _print(options: argparse.Namespace, rows: list[dict[str, Any]], folder: Path, finished: bool) -> None:
     from ..tune.space import short_names
 
-    best = rows[0]["settings"] if rows[0]["accuracy"] is not None else None
+    best = rows[0]["settings"] if finished else None
     file = None if best is None else str(folder / BEST)
     if options.json:
         print(json.dumps({"trials": rows, "best": best, "config": file, "finished": finished}, indent=2))

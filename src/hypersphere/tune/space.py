@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import ceil
+from math import ceil, sqrt
 from random import Random
 
 from ..train.config import Config, ConfigError
@@ -14,6 +14,7 @@ from ..train.config.convert import apply, read_changes
 from ..train.config.values import kind_of_data, shown
 
 DRAWS = 16  # points of a space with a range, if their number is not given
+PRIMES = (2, 3, 5, 7, 11, 13)
 _NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 _RANGE = re.compile(rf"(?P<before>\w+\()?(?P<low>{_NUMBER})\.\.(?P<high>{_NUMBER})(?P<after>\))?")
 _COMMA = re.compile(r",(?![^(\[]*[)\]])")  # outside of parentheses and brackets
@@ -126,19 +127,21 @@ def points(space: Space, seed: int, trials: int | None = None) -> list[Point]:
 
 
 def _draws(grid: Sequence[tuple[Value, ...]], rounds: int, seed: int) -> Iterator[tuple[str, ...]]:
-    """Yield points round by round; shares are those of an additive sequence, which fills a cube evenly.
+    """Yield points round by round; shares are those of additive sequences, which fill a cube evenly.
 
-    Its steps are powers of 1/x with x^(2d+1) = x + 1, for d settings: one step from round to round and another one from
-    combination to combination.
+    From round to round the steps are powers of 1/x with x^(d+1) = x + 1 for d ranges, the golden ratio for one; from
+    combination to combination they are roots of primes.
     """
-    d = len(grid[0])
+    ranges = [j for j in range(len(grid[0])) if any(values[j].is_range for values in grid)]
     x = 2.0
     for _ in range(60):
-        x = (1 + x) ** (1 / (2 * d + 1))
-    start = [Random(f"tune/{seed}/{j}").random() for j in range(d)]
+        x = (1 + x) ** (1 / (len(ranges) + 1))
+    start = [Random(f"tune/{seed}/{j}").random() for j in range(len(grid[0]))]
     for n in range(rounds):
         for c, values in enumerate(grid):
-            shares = [(start[j] + n * x ** -(j + 1) + c * x ** -(d + j + 1)) % 1 for j in range(d)]
+            shares = [*start]
+            for i, j in enumerate(ranges):
+                shares[j] = (start[j] + n * x ** -(i + 1) + c * sqrt(PRIMES[i % len(PRIMES)])) % 1
             yield tuple(value.at(share) for value, share in zip(values, shares, strict=True))
 
 
