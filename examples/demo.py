@@ -1,6 +1,6 @@
 """Train two ordinary networks on the digits that come with the package, plain and with each idea.
 
-    python examples/demo.py [--seeds 5] [--out demo.svg]
+    python examples/demo.py [--seeds 5] [--out demo.svg] [--json FILE]
 
 - deep: a plain CNN of 12 layers without BatchNorm, 200 steps. With sphere layers it learns.
 - few: an MLP on 100 digits. With the energy of its neurons in the loss, or with rotated neurons, it generalizes better.
@@ -11,6 +11,7 @@ deep_sphere, few, few_energy and few_rotated. Beside the curves it writes a page
 """
 
 import argparse
+import json
 import os
 import signal
 import statistics
@@ -173,6 +174,21 @@ def make_table(runs: Runs) -> Table:
     return table
 
 
+def to_json(runs: Runs) -> str:
+    """Return accuracies, seeds in order, and trained parameters, as the README's table is made of."""
+    tree = {
+        task: {
+            method: {
+                "accuracies": [round(100 * run["accuracy"], 4) for run in of_seeds],
+                "trained": of_seeds[0]["parameters"]["trained"],
+            }
+            for method, of_seeds in methods.items()
+        }
+        for task, methods in runs.items()
+    }
+    return json.dumps(tree, indent=2) + "\n"
+
+
 def draw_curves(runs: Runs) -> str:
     """Draw a panel a task: accuracy over steps, mean ± standard deviation."""
     from hypersphere.report import line_chart
@@ -195,6 +211,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5, help="number of runs of each (default: 5)")
     parser.add_argument("--out", type=Path, default=Path("demo.svg"), help="SVG file of the curves (default: demo.svg)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a JSON file as well")
     options = parser.parse_args()
     if options.seeds < 1:
         parser.error("--seeds must be at least 1")
@@ -211,6 +228,8 @@ def main() -> None:
             report_runs(sorted(Path(folder).iterdir()), html=page)
         except ImportError as error:  # without plotly
             page = error
+    if options.json is not None:
+        write_text(options.json, to_json(runs))
     console.print(make_table(runs))
     console.print(f"{time.perf_counter() - started:.0f} seconds in total. Curves:", path, soft_wrap=True)
     console.print("Page about the runs:", page, soft_wrap=True)

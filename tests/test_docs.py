@@ -9,6 +9,7 @@ import io
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -21,7 +22,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from rich.console import Console
-from tools import make_pictures
+from tools import demo_table, make_pictures
 
 import hypersphere as hs
 from hypersphere.tune import worker
@@ -217,6 +218,21 @@ def test_demo_says_what_the_runs_say(demo: ModuleType, console: Console) -> None
     assert "of 2 runs" in shown
     for cell in ("97.0 ± 1.4", "+0.0 ± 1.4", "+2.0 ± 1.4", "12,345", "2.0 ± 0.0"):
         assert cell in shown
+    lines = demo_table.markdown(json.loads(demo.to_json({"MLP on 100 digits": runs}))).splitlines()
+    assert lines[2] == "| MLP on 100 digits | plain | 97.0 ± 1.4 | | 12,345 |"
+    assert lines[4] == "| | rotations | **99.0 ± 0.0** | +2.0 ± 1.4 | 12,345 |"
+
+
+def test_what_the_readme_says_of_the_demo_was_measured() -> None:
+    """The table is generated (see test_catalog); these sentences repeat its figures."""
+    tasks, text = demo_table.read(ROOT), (ROOT / "README.md").read_text()
+    for task, method, sentence in (
+        ("deep CNN, no BatchNorm", "sphere layers", "Digits, 12 layers: {} instead of {} %"),
+        ("MLP on 100 digits", "energy", "MLP on 100 digits {} instead of {} %"),
+        ("MLP on 100 digits", "rotations", "MLP on 100 digits {} instead of {} %"),
+    ):
+        means = [statistics.mean(tasks[task][name]["accuracies"]) for name in (method, "plain")]
+        assert sentence.format(*(f"{mean:.1f}" for mean in means)) in text
 
 
 def test_sphere_layers_train_the_same_way_in_every_process(sphere_layers: ModuleType, console: Console) -> None:

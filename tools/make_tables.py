@@ -1,5 +1,5 @@
 """Write what is generated: catalog.py, tables of docs/models.md and docs/figures.md, docs/results.md and
-docs/finetuning.md with their pictures, docs/tested_models.md.
+docs/finetuning.md with their pictures, docs/tested_models.md, the README's table of the demo.
 
 `make tables` runs `python -m tools.make_tables`. With --check nothing is written, and the exit code is 1 if a file is
 stale; tests/test_catalog.py runs that.
@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tools import finetune_page, networks, results_page, tested_models
+from tools import demo_table, finetune_page, networks, results_page, tested_models
 
 import hypersphere
 from hypersphere import cli, data, losses, models, orthogonal, recipes, similarity
@@ -179,8 +179,10 @@ def between_markers(page: str, name: str, table: str) -> str:
 
 def generated() -> dict[Path, str]:
     """Each file that is generated, and its text."""
-    models, figures = ROOT / "docs" / "models.md", ROOT / "docs" / "figures.md"
+    models, figures, readme = ROOT / "docs" / "models.md", ROOT / "docs" / "figures.md", ROOT / "README.md"
+    demo = demo_table.markdown(demo_table.read(ROOT))
     return {
+        readme: between_markers(readme.read_text(encoding="utf-8"), demo_table.MARKER, demo),
         ROOT / "src" / "hypersphere" / "catalog.py": catalog(),
         models: models_page(models.read_text(encoding="utf-8")),
         figures: figures_page(figures.read_text(encoding="utf-8")),
