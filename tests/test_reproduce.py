@@ -374,3 +374,12 @@ def test_page_and_pictures_are_made_of_the_results(tables, in_process, tmp_path)
     assert "hypersphere reproduce opt.computed" in text
     svg = files[tmp_path / "docs" / "pictures/results/opt.computed.svg"]
     assert ">two</text>" in svg
+
+
+def test_every_table_that_was_trained_says_what_came_out():
+    page = pytest.importorskip("tools.results_page")
+    folder = page.Path(page.__file__).parents[1] / "results"
+    said = page.findings(folder)
+    trained = {each["table"] for each in page.tables_with_results(folder) if papers.load(each["table"]).rows[0].full}
+    assert trained <= {*said} <= {*papers.TABLES}
+    assert all(text.endswith(".") and "%" not in text for text in said.values())  # figures come from the results

@@ -2,6 +2,7 @@
 
 import math
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypersphere.reproduce import compare, results
 
 NAMES = {"spherenet": "SphereNet", "mhe": "MHE", "opt": "OPT"}
 PICTURES = "pictures/results"
-MEMORY = "memory.txt"
+MEMORY, FINDINGS = "memory.txt", "findings.toml"
 HEADER = """# What was measured
 
 This page is generated from the files in `results/` (`make tables`). No number on it is typed by hand. Each table has
@@ -31,12 +32,19 @@ def tables_with_results(folder: Path) -> list[dict[str, Any]]:
     return [each for each in found if any(row["seeds"] for row in each["rows"])]
 
 
+def findings(folder: Path) -> dict[str, str]:
+    """Table → what came out, in words without figures; they are written by hand, beside the results."""
+    file = folder / FINDINGS
+    return tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
 def markdown(folder: Path) -> str:
     """The page."""
     found = tables_with_results(folder)
     parts = [HEADER, _overview(found)]
+    said = findings(folder)
     for each in found:
-        parts.append(_section(each))
+        parts.append(_section(each, said.get(each["table"], "")))
     if (measured := folder / MEMORY).exists():
         parts.append(_memory(measured.read_text(encoding="utf-8")))
     return "".join(parts)
@@ -82,7 +90,7 @@ def _overview(found: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n\n"
 
 
-def _section(each: dict[str, Any]) -> str:
+def _section(each: dict[str, Any], finding: str = "") -> str:
     title = _title(each["table"])
     text = f"## {title}\n\n{each['title'][0].upper()}{each['title'][1:]}; {each['what']}.\n\n"
     text += f"```bash\nhypersphere reproduce {each['table']}\n```\n\n"
@@ -102,8 +110,8 @@ def _section(each: dict[str, Any]) -> str:
         text += f"{each['summary']}\n\n"
     notes = {row["row"]: row["note"] for row in each["rows"] if row["note"] and row["seeds"]}
     text += "".join(f"- {name}: {note}\n" for name, note in notes.items()) + ("\n" if notes else "")
-    if each["tried"]:
-        text += f"{each['tried']}\n\n"
+    if finding:
+        text += f"{finding}\n\n"
     if picture(each):
         text += f"![{title}: differences from the first row]({PICTURES}/{each['table']}.svg)\n\n"
     return text

@@ -84,8 +84,6 @@ class Table:
         rows: the first of a column is the baseline that its others are compared with.
         reduced: how the small forms differ from the paper, one sentence.
         differs: how the full-size configs differ from it, one sentence.
-        tried: what a reader of the results should know, such as what was tried where a claim did not come out; without
-            figures, which come from the results.
         minutes: core-minutes of one run of the small form, roughly; for estimates before anything has run.
         target: a validation accuracy (%): the step at which a run reaches it is a figure too.
         options: of the figure's evaluation, such as the number of episodes.
@@ -96,7 +94,6 @@ class Table:
     rows: tuple[Row, ...]
     reduced: str = ""
     differs: str = ""
-    tried: str = ""
     minutes: float = 1.0
     target: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)

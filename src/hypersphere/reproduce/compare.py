@@ -74,7 +74,6 @@ def compare(name: str, folder: Path, full: bool = False) -> Row:
         "form": form,
         "reduced": table.reduced,
         "differs": table.differs,
-        "tried": table.tried,
         "rows": rows,
         "order": counts,
         "summary": _summary(table, counts),
