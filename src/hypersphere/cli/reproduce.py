@@ -93,9 +93,10 @@ def _show(options: argparse.Namespace, folder: Path) -> None:
         print(json.dumps(found, indent=2))
         return
     print(f"{options.table}: {found['title']}; {found['what']}")
-    for form, words in (("small form", found["reduced"]), ("differs from the paper", found["differs"])):
-        if words and (form == "small form") != options.full:
-            print(f"{form}: {words}")
+    if options.full and found["differs"]:
+        print(f"differs from the paper: {found['differs']}")
+    if not options.full and found["reduced"]:
+        print(f"small form: {found['reduced']}")
     names = [name for name in found["rows"][0]["also"] if _has(found["rows"], name)]
     header = ["row", "paper", "measured", "seeds", "against the first row", *map(_plain, names)]
     print_table(header, [_cells(row, names) for row in found["rows"]], left=1)

@@ -14,6 +14,7 @@ from .runner import can_run, done, estimate, form_of
 from .statistics import SIGNIFICANT, agreement, mean_and_deviation, welch
 
 Row = dict[str, Any]
+COUNTS = ("steps", "parameters")  # figures that are whole numbers
 
 
 def overview(name: str, folder: Path, full: bool) -> Row:
@@ -134,9 +135,6 @@ def _summary(table: Table, counts: dict[str, int]) -> str:
         f"Pairs of rows that the paper orders: {pairs}; in the same order here: {counts['same']}, in the opposite "
         f"one: {counts['opposite']}, undecided: {counts['undecided']} (Welch's test over seeds, p < {SIGNIFICANT})."
     )
-
-
-COUNTS = ("steps", "parameters")
 
 
 def rounded(value: float, figure: str = "") -> str:
