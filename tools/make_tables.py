@@ -1,5 +1,5 @@
 """Write what is generated: catalog.py, tables of docs/models.md and docs/figures.md, docs/results.md and
-docs/finetuning.md with their pictures, docs/tested_models.md, the README's table of the demo.
+docs/finetuning.md with their pictures, docs/tested_models.md, two tables of the README.
 
 `make tables` runs `python -m tools.make_tables`. With --check nothing is written, and the exit code is 1 if a file is
 stale; tests/test_catalog.py runs that.
@@ -180,9 +180,11 @@ def between_markers(page: str, name: str, table: str) -> str:
 def generated() -> dict[Path, str]:
     """Each file that is generated, and its text."""
     models, figures, readme = ROOT / "docs" / "models.md", ROOT / "docs" / "figures.md", ROOT / "README.md"
-    demo = demo_table.markdown(demo_table.read(ROOT))
+    text = between_markers(
+        readme.read_text(encoding="utf-8"), demo_table.MARKER, demo_table.markdown(demo_table.read(ROOT))
+    )
     return {
-        readme: between_markers(readme.read_text(encoding="utf-8"), demo_table.MARKER, demo),
+        readme: between_markers(text, "papers", results_page.headlines(ROOT / "results")),
         ROOT / "src" / "hypersphere" / "catalog.py": catalog(),
         models: models_page(models.read_text(encoding="utf-8")),
         figures: figures_page(figures.read_text(encoding="utf-8")),

@@ -27,6 +27,37 @@ clock for runs that were resumed or are older.
 """
 
 
+#: rows of the README, each compared with the first of its column
+HEADLINES = {
+    "spherenet.1": "softmax/cosine",
+    "spherenet.3": "cosine",
+    "mhe.1": "cifar100/half-space-s2",
+    "mhe.7": "single/half-space",
+    "mhe.8": "m4/sphereface+",
+    "opt.1": "cnn6/gs-fixed",
+    "opt.6": "mlp-n/cp",
+    "opt.9": "cora/cp",
+}
+
+
+def headlines(folder: Path) -> str:
+    """The README's table: one row of each of some tables, beside the paper's."""
+    lines = ["| table | row | measured | seeds | paper | |", "|---|---|---|---|---|---|"]
+    for name, row in HEADLINES.items():
+        found = compare.compare(name, folder)
+        rows = {each["row"]: each for each in found["rows"]}
+        table = papers.load(name)
+        first, other = rows[table.baseline(table.row(row)).name], rows[row]
+        paper, measured = (
+            " → ".join(form(each) for each in (first, other)) for form in (compare.printed, compare.measured)
+        )
+        verdict = other["verdict"].partition(", ")[2] or "one seed cannot decide"
+        what = f"[{_title(name)}](docs/results.md#{_anchor(name)}): {found['title']}, {found['what']}"
+        names = f"{first['row']} → {row.rpartition('/')[2]}"
+        lines.append(f"| {' | '.join([what, names, measured, str(other['seeds']), paper, verdict])} |")
+    return "\n".join(lines) + "\n"
+
+
 def tables_with_results(folder: Path) -> list[dict[str, Any]]:
     found = [compare.compare(name, folder) for name in papers.TABLES if results.path_of(folder, name).exists()]
     return [each for each in found if any(row["seeds"] for row in each["rows"])]
@@ -56,6 +87,11 @@ def _title(name: str) -> str:
     return f"{NAMES[paper]}, {kind}{number.removeprefix('fig').removeprefix('sec').replace('_', ', ')}"
 
 
+def _anchor(name: str) -> str:
+    """The anchor of a table's heading."""
+    return "".join(c for c in _title(name).lower().replace(" ", "-") if c.isalnum() or c in "-_")
+
+
 def _memory(text: str) -> str:
     """The least and the largest row of every table, from the lines of `tools.full_size --memory`."""
     sizes: dict[str, list[tuple[float, str, str]]] = {}
@@ -83,10 +119,9 @@ def _overview(found: list[dict[str, Any]]) -> str:
         rows = [row for row in each["rows"] if row["seeds"]]
         minutes = sum(row["seconds"] for row in rows) / 60
         counts = [str(each["order"][key]) if each["summary"] else "-" for key in ("same", "opposite", "undecided")]
-        anchor = _title(each["table"])
-        link = "".join(c for c in anchor.lower().replace(" ", "-") if c.isalnum() or c in "-_")
         runs = sum(row["seeds"] for row in rows)
-        lines.append(f"| [{anchor}](#{link}) | {each['title']} | {runs} | {minutes:.0f} | {' | '.join(counts)} |")
+        link = f"[{_title(each['table'])}](#{_anchor(each['table'])})"
+        lines.append(f"| {link} | {each['title']} | {runs} | {minutes:.0f} | {' | '.join(counts)} |")
     return "\n".join(lines) + "\n\n"
 
 

@@ -121,7 +121,7 @@ def _verdict(table: Table, base: list[float], found: list[float]) -> str:
     p = welch(base, found)
     if p is None:
         return f"{difference:+.3g}"
-    word = "no difference" if p >= SIGNIFICANT else "better" if (difference > 0) == better else "worse"
+    word = "undecided" if p >= SIGNIFICANT else "better" if (difference > 0) == better else "worse"
     chance = f"p = {p:.2g}" if p >= 1e-4 else "p < 0.0001"
     return f"{difference:+.3g}, {word} ({chance})"
 
@@ -137,11 +137,11 @@ def _summary(table: Table, counts: dict[str, int]) -> str:
     )
 
 
-def rounded(value: float, figure: str = "") -> str:
-    """Format a figure for a table: counts whole, others with two decimals or five digits."""
+def rounded(value: float, figure: str) -> str:
+    """Format a figure for a table: counts whole, percentages with two decimals, others with five digits."""
     if figure in COUNTS:
         return f"{value:,.0f}"
-    return f"{value:.2f}" if abs(value) >= 10 else f"{value:.5g}"
+    return f"{value:.2f}" if FIGURES.get(figure, ("%",))[0] == "%" else f"{value:.5g}"
 
 
 def measured(row: Row) -> str:
