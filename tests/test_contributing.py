@@ -18,11 +18,11 @@ COPIED = (
     "src/hypersphere",
     "tests",
     "tools",
-    "docs/models.md",
-    "docs/figures.md",
+    "docs",
+    "results",
+    "README.md",
     "pyproject.toml",
     "Makefile",
-    "results/tested_models.json",
 )
 CONTRACTS = ("tests/test_similarity.py", "tests/test_losses.py", "tests/test_orthogonal.py")  # read tests/reference*.py
 
