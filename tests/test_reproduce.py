@@ -362,6 +362,22 @@ def test_steps_that_were_never_reached_are_no_measurement(tmp_path, monkeypatch,
     assert page.picture(compare.compare("opt.steps", tmp_path)) is None
 
 
+def test_clipped_gradients_are_said_where_a_config_clips(tmp_path):
+    def said(name):
+        found = compare.compare(name, tmp_path)
+        return [compare.CLIPPED in found[key] for key in ("reduced", "differs")]
+
+    names = ("mhe.1", "mhe.8", "mhe.14", "opt.1", "opt.5", "opt.6", "opt.7", "opt.13", "spherenet.1")
+    both, neither, full = (
+        [True, True],
+        [False, False],
+        [False, True],
+    )  # MLPs, which alone have a small form, do not clip
+    expected = (both, neither, neither, both, neither, full, full, neither, neither)
+    assert [said(name) for name in names] == [*expected]
+    assert compare.compare("opt.7", tmp_path)["differs"].startswith("The hidden linear layer has 12,544 inputs")
+
+
 # The page
 
 

@@ -29,12 +29,6 @@ FIGURES: dict[str, tuple[str, bool | None]] = {
     "parameters": ("", None),
 }
 
-#: a sentence for :attr:`Table.differs`
-CLIPPED = (
-    "Gradient norms are clipped at 1, which the paper does not say; its released code bounds gradients by the loss "
-    "log(softmax + 1e-4)."
-)
-
 Compute = Callable[[int], Mapping[str, float]]
 
 
@@ -83,7 +77,7 @@ class Table:
         figure: what is compared, a key of :data:`FIGURES`.
         rows: the first of a column is the baseline that its others are compared with.
         reduced: how the small forms differ from the paper, one sentence.
-        differs: how the full-size configs differ from it, one sentence.
+        differs: how the full-size configs differ from it, beside clipped gradients, one sentence.
         minutes: core-minutes of one run of the small form, roughly; for estimates before anything has run.
         target: a validation accuracy (%): the step at which a run reaches it is a figure too.
         options: of the figure's evaluation, such as the number of episodes.

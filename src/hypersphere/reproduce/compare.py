@@ -10,10 +10,15 @@ from ..recipes import papers
 from ..recipes.table import FIGURES, Table
 from ..recipes.table import Row as RecipeRow
 from . import results
+from .results import FULL, SMALL
 from .runner import can_run, done, estimate, form_of
 from .statistics import SIGNIFICANT, agreement, mean_and_deviation, welch
 
 Row = dict[str, Any]
+CLIPPED = (
+    "Gradient norms are clipped at 1, which the paper does not say; its released code bounds gradients by the loss "
+    "log(softmax + 1e-4)."
+)
 COUNTS = ("steps", "parameters")  # figures that are whole numbers
 
 
@@ -73,12 +78,20 @@ def compare(name: str, folder: Path, full: bool = False) -> Row:
         "what": described(table, table.figure),
         "unit": FIGURES[table.figure][0],
         "form": form,
-        "reduced": table.reduced,
-        "differs": table.differs,
+        "reduced": _with_clipping(table, SMALL, table.reduced),
+        "differs": _with_clipping(table, FULL, table.differs),
         "rows": rows,
         "order": counts,
         "summary": _summary(table, counts),
     }
+
+
+def _with_clipping(table: Table, form: str, words: str) -> str:
+    """Add to how a form differs from the paper that gradients are clipped, if those of a column's first row are."""
+    firsts = [table.baseline(row) for row in table.rows]
+    configs = [row.full if form == FULL else row.small for row in firsts]
+    clipped = any(config is not None and isinstance(config.clip, float) for config in configs)
+    return f"{words} {CLIPPED}".lstrip() if clipped else words
 
 
 def described(table: Table, name: str) -> str:
