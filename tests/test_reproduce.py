@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -185,6 +186,16 @@ def test_results_of_another_version_are_kept_and_not_mixed(tables, in_process, t
     assert compare.overview("opt.computed", tmp_path, False)["done"] == 0
     with pytest.warns(UserWarning, match=r"version 9.0 of hypersphere: kept as opt.computed.version-9.0.format-3.json"):
         runner.run(runner.missing("opt.computed", tmp_path, seeds=1), tmp_path, tmp_path)
+
+
+def test_commands_that_add_to_the_same_file_lose_nothing(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        added = [
+            pool.submit(results.add, tmp_path, "opt.1", results.Entry("row", seed, "small", "", {"error": 1.0}))
+            for seed in range(24)
+        ]
+    assert [each.result() for each in added] == [None] * 24
+    assert sorted(each.seed for each in results.read(tmp_path, "opt.1")) == [*range(24)]
 
 
 def test_a_damaged_results_file(tables, tmp_path, capsys):

@@ -9,9 +9,14 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover
+    fcntl = None  # type: ignore[assignment]
 
 Name = str | os.PathLike[str]
 TEMPORARY = r"[0-9a-f]{8}\.tmp"  # how the name of a file ends while it is written
@@ -44,6 +49,20 @@ def write_bytes(path: Name, data: bytes) -> None:
         if isinstance(error, OSError) and error.errno:  # name the target, not the temporary file
             raise OSError(error.errno, error.strerror, str(target)) from None
         raise
+
+
+@contextmanager
+def one_writer(folder: Path) -> Iterator[None]:
+    """Wait until no other process or thread is in this block for the same folder (not on Windows)."""
+    if fcntl is None:  # pragma: no cover
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)  # which ends the lock
 
 
 def temporary_name(path: Path) -> Path:

@@ -125,11 +125,12 @@ def read(folder: Path, table: str) -> list[Entry]:
 def add(folder: Path, table: str, entry: Entry) -> None:
     """Add an entry to the file, in place of the one of the same row, seed and form; keep a file of another version."""
     folder.mkdir(parents=True, exist_ok=True)
-    _keep_other_version(path_of(folder, table))
-    entries = {each.key: each for each in read(folder, table)} | {entry.key: entry}
-    ordered = [vars(each) | {"figures": dict(each.figures), "facts": dict(each.facts)} for each in entries.values()]
-    tree = {"format": FORMAT, "table": table, "hypersphere": __version__, "runs": ordered}
-    safe_files.write_text(path_of(folder, table), checksummed_json.with_checksum(tree))
+    with safe_files.one_writer(folder):  # two commands may run rows of the same table
+        _keep_other_version(path_of(folder, table))
+        entries = {each.key: each for each in read(folder, table)} | {entry.key: entry}
+        runs = [vars(each) | {"figures": dict(each.figures), "facts": dict(each.facts)} for each in entries.values()]
+        tree = {"format": FORMAT, "table": table, "hypersphere": __version__, "runs": runs}
+        safe_files.write_text(path_of(folder, table), checksummed_json.with_checksum(tree))
 
 
 def _version(file: Path) -> tuple[Any, Any]:
