@@ -30,6 +30,12 @@ def test_roc_curve_is_that_of_scikit_learn(decimals):
         assert torch.equal(curve.tar, torch.tensor(tar))
         assert torch.equal(curve.thresholds, torch.tensor(thresholds).double())
         assert curve.auc == pytest.approx(metrics.roc_auc_score(same, scores), abs=1e-12)
+        corners = curve.corners()
+        assert metrics.auc(corners["far"], corners["tar"]) == pytest.approx(curve.auc, abs=1e-12)
+        assert corners["thresholds"][0] is None
+        for far, tar, threshold in list(zip(*corners.values(), strict=True))[1:]:
+            assert far == (scores[~same] >= threshold).double().mean()
+            assert tar == (scores[same] >= threshold).double().mean()
 
 
 def test_roc_figures_by_hand():
@@ -38,6 +44,11 @@ def test_roc_figures_by_hand():
     assert curve.auc == pytest.approx(8 / 9)
     assert curve.eer == pytest.approx(1 / 3)
     assert [curve.tar_at(far) for far in (0, 0.3, 1 / 3, 0.9, 1)] == pytest.approx([2 / 3, 2 / 3, 1, 1, 1])
+    assert curve.corners() == {
+        "far": [0, 0, 1 / 3, 1 / 3, 1],
+        "tar": [0, 2 / 3, 2 / 3, 1, 1],
+        "thresholds": [None, 5, 4, 3, 1],
+    }
     perfect = openset.roc_curve(torch.tensor([1.0, 0.0]), torch.tensor([True, False]))
     wrong = openset.roc_curve(torch.tensor([0.0, 1.0]), torch.tensor([True, False]))
     constant = openset.roc_curve(torch.zeros(4), torch.tensor([True, False, True, False]))

@@ -233,6 +233,7 @@ def test_evaluate_pairs(run_of_faces, faces, capsys):
     assert err == f"hypersphere: 1 of 12 pairs show classes that {run_of_faces} was trained on\n"
     figures = json.loads(out)
     assert (figures["measure"], figures["pairs"], set(figures["tar"])) == ("pairs", 12, {"0.001", "0.01", "0.1"})
+    assert (figures["roc"]["far"][-1], figures["roc"]["tar"][-1], figures["roc"]["thresholds"][0]) == (1, 1, None)
 
 
 def test_evaluate_identification(run_of_faces, capsys):

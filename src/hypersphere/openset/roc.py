@@ -47,6 +47,17 @@ class Roc:
         limit = checks.number("far", far, low=0.0, high=1.0)
         return float(self.tar[self.far <= limit].max())
 
+    def corners(self) -> dict[str, list[float | None]]:
+        """Return far, tar and threshold of the points where the curve turns; None is the infinite threshold.
+
+        The points between them lie on a horizontal or vertical line.
+        """
+        far, tar = self.far.diff(), self.tar.diff()
+        turns = ((far[1:] > 0) != (far[:-1] > 0)) | ((tar[1:] > 0) != (tar[:-1] > 0)) | ((far[1:] > 0) & (tar[1:] > 0))
+        kept = torch.cat([turns.new_ones(1), turns, turns.new_ones(1)])
+        thresholds: list[float | None] = self.thresholds[kept].tolist()
+        return {"far": self.far[kept].tolist(), "tar": self.tar[kept].tolist(), "thresholds": [None, *thresholds[1:]]}
+
 
 def roc_curve(scores: Tensor, same: Tensor) -> Roc:
     """Compute the ROC curve of scores (P,), high for pairs that are the same (P,) bool.

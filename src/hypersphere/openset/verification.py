@@ -52,6 +52,7 @@ class Verification:
             "tar": {f"{far:g}": self.roc.tar_at(far) for far in fars},
             "folds": self.accuracies.tolist(),
             "thresholds": self.thresholds.tolist(),
+            "roc": self.roc.corners(),
         }
 
 
