@@ -9,6 +9,7 @@ import torch
 import hypersphere as hs
 from hypersphere.cli import main
 from hypersphere.data import cifar
+from hypersphere.recipes import papers
 from hypersphere.train import Data, Rotation, building, splits
 from tests import official_files, reference
 from tests.runs import one_line, quiet, tiny
@@ -45,6 +46,23 @@ def test_spread_in_full_space_pairs_opposite_neurons_unless_it_stops_early():
 def test_spread_by_another_measure_lowers_the_energy_too():
     before, after = start(spread_measure="orthonormal", spread_steps=5)
     assert after < before - 0.005
+
+
+# ------------------------------------------------------------------------------------------------------- energy
+
+
+def test_the_orthonormality_term_leaves_out_the_plain_shortcuts_of_spherenet_v2():
+    """SphereNet, 4.6: the shortcuts of v2 are no sphere layers."""
+    net = hs.models.create("resnet18v2.spherenet", similarity="cosine", num_classes=3, widths=(4, 4, 8, 8))
+    term = papers.load("spherenet.fig6").row("v2").full.energy
+    layers = building.build_regularizer(net, None, term, 0).per_layer()
+    kept = {name for name, each in hs.select(net).items() if isinstance(each.module, hs.SphereConv2d)}
+    assert set(layers) - {"classifier"} == kept
+    assert any("shortcut" in name for name in hs.select(net))
+
+
+def test_excluded_layers_that_do_not_exist_are_named():
+    assert one_line(tiny(**{"energy.exclude": "fcc"})).startswith("energy.exclude must be layers of the network, ")
 
 
 # ------------------------------------------------------------------------------------------------------- optimizer

@@ -83,8 +83,11 @@ def markdown(folder: Path) -> str:
 
 def _title(name: str) -> str:
     paper, _, number = name.partition(".")
-    kind = "Figure " if number.startswith("fig") else "Section " if number.startswith("sec") else "Table "
-    return f"{NAMES[paper]}, {kind}{number.removeprefix('fig').removeprefix('sec').replace('_', ', ')}"
+    if number.startswith("sec"):
+        section = number.removeprefix("sec").replace("_", ".")
+        return f"{NAMES[paper]}, {'Section' if section[0].isdigit() else 'Appendix'} {section.upper()}"
+    kind = "Figure" if number.startswith("fig") else "Table"
+    return f"{NAMES[paper]}, {kind} {number.removeprefix('fig').replace('_', ', ')}"
 
 
 def _anchor(name: str) -> str:

@@ -272,7 +272,9 @@ def _decay_only(module: nn.Module, groups: list[dict[str, Any]], names: tuple[st
 
 def build_regularizer(body: nn.Module, head: nn.Module | None, settings: Energy, seed: int) -> EnergyRegularizer:
     """Build the regularizer that a config adds to the loss."""
-    return EnergyRegularizer(body, head=_with_neurons(head), seed=seed, **vars(settings))
+    exclude = _listed(settings.exclude)
+    _check_layers(body, None, {"energy.exclude": exclude})
+    return EnergyRegularizer(body, head=_with_neurons(head), seed=seed, **vars(settings) | {"exclude": exclude})
 
 
 def energies(body: nn.Module, head: nn.Module | None, settings: Energy | None) -> dict[str, float]:

@@ -141,6 +141,7 @@ class Energy(Group):
     minibatch: int | None = setting(None, "estimate from this many neurons per step", low=2)
     weight_decay: float = setting(0.0, "weight of the neurons' mean norm", low=0)
     average: bool = setting(False, "divide by the number of layers")
+    exclude: str | tuple[str, ...] = setting((), "names and patterns of layers without energy")
 
 
 @dataclass(frozen=True)
