@@ -444,6 +444,7 @@ def test_what_is_wrong_is_said_in_one_line_that_names_the_key(tree, message):
         ({"rotation.method": "none", "rotation.blocks": 2}, "rotation.method=none rotates nothing"),
         ({"rotation.method": "canonical"}, "rotation.method=canonical cannot begin at the identity"),
         ({"rotation.penalty": 0.1}, "rotation.penalty needs rotation.method=regularized"),
+        ({"rotation.penalty_squared": False}, "rotation.penalty_squared needs rotation.method=regularized"),
         ({"schedule.name": "step"}, "schedule.name=step needs schedule.milestones"),
         ({"schedule.milestones": [5]}, "schedule.milestones needs schedule.name=step, got constant"),
         ({"schedule.name": "step", "schedule.milestones": [5, 5]}, "schedule.milestones must increase, got 5 after 5"),
@@ -649,7 +650,7 @@ def test_energy_and_rotation_have_the_defaults_of_the_library():
 
     for group, verb, other in (
         (Energy(), hs.EnergyRegularizer, ()),
-        (Rotation(), hs.rotate, ("inner", "penalty", "layers", "freeze")),
+        (Rotation(), hs.rotate, ("inner", "penalty", "penalty_squared", "layers", "freeze")),
     ):
         accepted = inspect.signature(verb).parameters
         for name, value in vars(group).items():
@@ -695,4 +696,6 @@ def test_folders_of_the_official_files_are_those_of_the_loaders():
     from hypersphere.data import cifar, idx, modelnet
 
     sources = (idx.MNIST, idx.FASHION, cifar.CIFAR10.source, cifar.CIFAR100.source, modelnet.SOURCE)
-    assert {source.name: source.folders for source in sources} == FOLDERS
+    folders = {source.name: source.folders for source in sources}
+    folders |= {f"modelnet{n}": (folder,) for n, folder in zip((40, 10), modelnet.SOURCE.folders, strict=True)}
+    assert folders == FOLDERS

@@ -17,7 +17,7 @@ from tests import official_files as official
 
 OFFICIAL = ["digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "cifar_fs", "fc100", "image_folder"]
 OFFICIAL += ["modelnet", "orl", "lfw", "text", "cora", "citeseer", "pubmed", "casia_webface", "imdb_face", "ms_celeb"]
-OFFICIAL += ["imagenet", "mini_imagenet"]
+OFFICIAL += ["imagenet", "mini_imagenet", "modelnet10", "modelnet40"]
 
 
 @pytest.fixture(autouse=True)
@@ -432,6 +432,7 @@ def test_modelnet(tmp_path):
     assert len(data.load("modelnet", tmp_path)) == 8
     assert len(data.load("modelnet", tmp_path, classes=10)) == 2
     assert data.load("modelnet", tmp_path, classes=10).classes[-1] == "toilet"
+    assert [len(data.load(name, tmp_path)) for name in ("modelnet10", "modelnet40")] == [2, 8]
 
 
 @pytest.mark.parametrize(

@@ -33,12 +33,15 @@ def test_tables_are_made(name):
 EXACT = {  # table: row → count, as REPRODUCTION states them
     "opt.10_parameters": {
         "cnn6/baseline": 257_984,
+        "cnn6/hs-mhe": 257_984,
         "cnn6/opt": 1_358_527,
         "cnn6/s-opt": 90_871,
         "wide-cnn9/baseline": 2_992_832,
+        "wide-cnn9/hs-mhe": 2_992_832,
         "wide-cnn9/opt": 16_204_351,
         "wide-cnn9/s-opt": 1_035_799,
         "resnet18/baseline": 11_678_912,
+        "resnet18/hs-mhe": 11_678_912,
         "resnet18/opt": 46_501_227,
         "resnet18/s-opt": 3_393_483,
     },
@@ -148,10 +151,14 @@ def test_settings_of_cifar100():
             assert config.schedule.milestones == (30_000, 50_000, 64_000)
             assert (config.optimizer.lr, config.optimizer.momentum, config.optimizer.weight_decay) == (0.1, 0.9, 5e-4)
             if config.rotation is not None and config.rotation.method == "ogd":
-                assert config.optimizer.rotation_lr == pytest.approx(0.02)
+                assert (config.optimizer.rotation_lr, config.schedule.rotation_gamma) == (0.02, 0.2)
                 assert config.rotation.init == "identity"
             elif config.rotation is not None and config.rotation.method != "none":
                 assert config.rotation.init == "normal"
+            if config.rotation is not None and config.rotation.method == "regularized":
+                assert config.rotation.penalty_squared is False  # the weight 0.1 is the released code's
+            if each.name.endswith("fixed-neurons"):
+                assert (config.rotation.method, config.rotation.freeze) == ("none", True)
 
 
 def test_settings_of_s_opt():
@@ -179,6 +186,9 @@ def test_settings_of_mlp_gcn_pointnet():
     config = row("opt.9", "pointnet/baseline").full
     assert (config.epochs, config.data.batch_size, config.optimizer.lr, config.schedule.gamma) == (250, 32, 1e-3, 0.7)
     assert config.schedule.milestones[0] == 200_000 // 32
+    for method in ("gs", "cp", "ogd"):  # R decays as the rest does
+        assert row("opt.9", f"pointnet/{method}").full.schedule == config.schedule
+    assert (config.data.name, row("opt.9", "pointnet/ogd").small.data.name) == ("modelnet40", "modelnet10")
 
 
 def test_settings_of_few_shot_and_faces():
@@ -222,6 +232,7 @@ def test_top5_error_comes_from_the_summary():
     summary = {"accuracy": 0.5, "top5": 0.75, "energy": 1.0, "validation": None}
     result = SimpleNamespace(summary=summary, config=Config(), path=None, metrics=[])
     assert figures_of(papers.load("opt.12"), result, None)["top5_error"] == 25.0
+    assert papers.load("opt.7").row("cp").also == {"top5_error": 20.26}
 
 
 def test_rotated_gcns_have_settings_of_their_own():

@@ -17,7 +17,7 @@ def tables():
 
 def test_every_table_is_there():
     assert {"spherenet." + each for each in ("1", "2", "3", "4", "fig3", "fig5", "fig6", "sec4_3")} == set(SPHERENET)
-    numbers = [*map(str, range(1, 11)), "13", "14", "16", "17", "18", "secf", "fig4"]
+    numbers = [*map(str, range(1, 11)), "13", "14", "16", "17", "18", "secf", "fig3", "fig4"]
     assert {"mhe." + each for each in numbers} == set(MHE)
     assert all(papers.describe(name) for name in TABLES)
 
@@ -148,7 +148,8 @@ def test_settings_of_mhe(name, tables):
             second = row.start is not None
             assert (config.steps, config.optimizer.lr) == ((8000, 0.01) if second else (28_000, 0.1))
             assert (config.data.batch_size, config.optimizer.weight_decay) == (512, 5e-4)
-            assert second == (config.loss.name == "sphereface_plus" or "longer" in row.name)
+            assert second == row.name.endswith(("+", "-energy", "-longer"))
+            assert (config.loss.name == "sphereface_plus") == row.name.endswith("+")
             continue
         large = name == "mhe.6"
         assert config.steps == (500_000 if large else 42_500)
@@ -169,6 +170,11 @@ def test_methods_of_mhe(tables):
     parts = {row.name: row.full.energy for row in tables["mhe.4"].rows}
     assert (parts["mhe-output"].hidden_weight, parts["mhe-output"].output_weight) == (0, None)
     assert (parts["half-space-hidden"].hidden_weight, parts["half-space-hidden"].output_weight) == (None, 0)
+    weights = {row.name: row.full.energy for row in tables["mhe.fig3"].rows if row.full.energy is not None}
+    assert len(weights) == 15
+    assert (weights["output-100"].hidden_weight, weights["output-100"].output_weight) == (0, 100)
+    half = weights["half-space-hidden-0.01"]
+    assert (half.half_space, half.hidden_weight, half.output_weight) == (True, 0.01, 0)
     digit = tables["mhe.fig4"].row("mhe").full
     assert (digit.model.name, digit.model.fc, digit.data.imbalance) == ("cnn6.mhe", 2, "mnist0")
     assert all(row.full.model.similarity == "cosine" for row in tables["mhe.13"].rows)

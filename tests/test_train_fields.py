@@ -10,7 +10,8 @@ import hypersphere as hs
 from hypersphere.cli import main
 from hypersphere.data import cifar
 from hypersphere.recipes import papers
-from hypersphere.train import Data, Rotation, building, splits
+from hypersphere.rotation import rotation_penalty
+from hypersphere.train import Data, Rotation, building, splits, tasks
 from tests import official_files, reference
 from tests.runs import one_line, quiet, tiny
 
@@ -140,6 +141,19 @@ def test_learned_neurons_are_scaled_to_norm_one_after_every_step():
         changes = {"rotation.renormalize": always, "optimizer.lr": 0.5}
         quiet(tiny(**base | changes), lambda model, *_: norms.append(model.network.layers[0].weight.norm(dim=1)))
         assert bool(((norms[-1] - 1).abs() < 1e-5).all()) == always
+
+
+def test_the_penalty_of_regularized_rotations_as_in_the_paper_and_in_the_released_code(monkeypatch):
+    terms = []
+
+    def spy(module, weight, *, squared):
+        terms.append((squared, weight))
+        return rotation_penalty(module, weight, squared=squared)
+
+    monkeypatch.setattr(tasks, "rotation_penalty", spy)
+    for squared in (True, False):
+        quiet(tiny(**{"steps": 1, "rotation.method": "regularized", "rotation.penalty_squared": squared}))
+    assert terms == [(True, 0.1), (False, 0.1)]
 
 
 def test_decay_layers_that_do_not_exist_are_named():

@@ -31,7 +31,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
     "cifar100": ((3, 32, 32), 100),
     "cifar_fs": ((3, 32, 32), 64),
     "lfw": ((3, 64, 64), 4038),
-    "modelnet": ((1024, 3), 40),
+    "modelnet40": ((1024, 3), 40),
     "cora": ((1433,), 7),
     "pubmed": ((500,), 3),
     "imagenet": ((3, 224, 224), 1000),
@@ -74,7 +74,7 @@ def splits_of(config: Config) -> Splits:
         labels = torch.arange(nodes) % classes
         graph = Graph(torch.rand(nodes, *shape), adjacency.coalesce(), labels, every, every, every, names)
         return Splits(DataSpec("graph", shape, "float32", names), graph, graph, graph, resolve(None), resolve(None))
-    kind = "points" if config.data.name == "modelnet" else "images"
+    kind = "points" if config.data.name == "modelnet40" else "images"
     spec = DataSpec(kind, shape, "float32" if kind == "points" else "uint8", names)
     return Splits(spec, None, None, None, resolve(None), resolve(None))
 

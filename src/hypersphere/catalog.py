@@ -99,7 +99,8 @@ DATA: dict[str, str] = {
     "casia_webface": "images", "cifar10": "images", "cifar100": "images", "cifar_fs": "images", "citeseer": "graph",
     "cora": "graph", "digits": "images", "fashion_mnist": "images", "fc100": "images", "image_folder": "images",
     "imagenet": "images", "imdb_face": "images", "lfw": "images", "mini_imagenet": "images", "mnist": "images",
-    "modelnet": "points", "ms_celeb": "images", "orl": "images", "pubmed": "graph", "text": "text",
+    "modelnet": "points", "modelnet10": "points", "modelnet40": "points", "ms_celeb": "images", "orl": "images",
+    "pubmed": "graph", "text": "text",
 }
 
 #: dataset → the folders of its official files, below root
@@ -107,7 +108,8 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "cifar10": ("cifar-10-batches-bin", "cifar-10-batches-py"), "cifar100": ("cifar-100-binary", "cifar-100-python"),
     "mnist": ("MNIST/raw", "mnist", "MNIST"),
     "fashion_mnist": ("FashionMNIST/raw", "fashion-mnist", "fashion_mnist", "FashionMNIST"),
-    "modelnet": ("modelnet40_ply_hdf5_2048", "modelnet10_ply_hdf5_2048"),
+    "modelnet": ("modelnet40_ply_hdf5_2048", "modelnet10_ply_hdf5_2048"), "modelnet10": ("modelnet10_ply_hdf5_2048",),
+    "modelnet40": ("modelnet40_ply_hdf5_2048",),
 }
 
 AUGMENTATIONS: tuple[str, ...] = (

@@ -25,7 +25,18 @@ FOLDERS: dict[str, tuple[str, ...]] = {}
 PAIRS: dict[str, Callable[[Path | None, str], Pairs]] = {}
 
 _InMemory = Literal[
-    "digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "cifar_fs", "fc100", "modelnet", "orl", "text"
+    "digits",
+    "mnist",
+    "fashion_mnist",
+    "cifar10",
+    "cifar100",
+    "cifar_fs",
+    "fc100",
+    "modelnet",
+    "modelnet10",
+    "modelnet40",
+    "orl",
+    "text",
 ]
 _OnDisk = Literal["image_folder", "imagenet", "mini_imagenet", "lfw"]
 _Graphs = Literal["cora", "citeseer", "pubmed"]

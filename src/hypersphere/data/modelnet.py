@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def modelnet(root: Path | None, split: str, classes: int | None = None, points: 
     source = SOURCE
     if classes is not None:
         folders = (f"modelnet{classes}_ply_hdf5_2048",)
-        source = _files.Source(SOURCE.name, folders, SOURCE.files, SOURCE.origin)
+        source = _files.Source(f"modelnet{classes}", folders, SOURCE.files, SOURCE.origin)
     folder = source.find(root, listing)
     found_classes = 10 if folder.name.lower().startswith("modelnet10") else 40
     if classes is not None and classes != found_classes and folder.name.lower().startswith("modelnet"):
@@ -157,3 +158,6 @@ def _first_line(error: BaseException) -> str:
 
 
 register("modelnet", modelnet, kind="points", folders=SOURCE.folders)
+for _classes in CLASSES:
+    _folders = (f"modelnet{_classes}_ply_hdf5_2048",)
+    register(f"modelnet{_classes}", partial(modelnet, classes=_classes), kind="points", folders=_folders)

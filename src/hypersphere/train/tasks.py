@@ -132,7 +132,7 @@ class Task:
         rotation, resampler = config.rotation, None
         if rotation is not None and rotation.method == "regularized":
             penalty = PENALTY if rotation.penalty is None else rotation.penalty
-            terms.append(lambda: rotation_penalty(module, penalty))
+            terms.append(partial(rotation_penalty, module, penalty, squared=rotation.penalty_squared))
         if rotation is not None and rotation.sample is not None:
             resampler = Resampler(module, optimizer, INNER if rotation.inner is None else rotation.inner)
         if rotation is not None and rotation.renormalize:

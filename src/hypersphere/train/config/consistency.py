@@ -196,8 +196,9 @@ def _rotation(rotation: Rotation) -> None:
     _reject_if(
         fixed, "rotation.renormalize needs rotation.neurons=learned: fixed neurons keep the norm they start with"
     )
-    penalized = rotation.penalty is not None and rotation.method != "regularized"
-    _reject_if(penalized, f"rotation.penalty needs rotation.method=regularized, got {rotation.method}")
+    for key, given in (("penalty", rotation.penalty is not None), ("penalty_squared", not rotation.penalty_squared)):
+        wrong = given and rotation.method != "regularized"
+        _reject_if(wrong, f"rotation.{key} needs rotation.method=regularized, got {rotation.method}")
 
 
 def _adversarial(config: Any) -> None:

@@ -180,6 +180,7 @@ class Rotation(Group):
     normalize: bool = setting(False, "start from neurons of norm one")
     renormalize: bool = setting(False, "scale learned neurons to norm one after every step")
     penalty: float | None = setting(None, "penalty weight of method regularized; null: 0.1", low=0)
+    penalty_squared: bool = setting(True, "square the norm in the penalty; false as in the released code")
 
 
 @dataclass(frozen=True)
