@@ -131,12 +131,14 @@ def _verdict(table: Table, base: list[float], found: list[float]) -> str:
     if not base or not found or better is None:
         return ""
     difference = mean_and_deviation(found)[0] - mean_and_deviation(base)[0]
+    shown = f"{difference:+,.0f}" if table.figure in COUNTS or abs(difference) >= 100 else f"{difference:+.2g}"
+    shown = f"{difference:+.2f}" if FIGURES[table.figure][0] == "%" else shown
     p = welch(base, found)
     if p is None:
-        return f"{difference:+.3g}"
+        return shown
     word = "undecided" if p >= SIGNIFICANT else "better" if (difference > 0) == better else "worse"
     chance = f"p = {p:.2g}" if p >= 1e-4 else "p < 0.0001"
-    return f"{difference:+.3g}, {word} ({chance})"
+    return f"{shown}, {word} ({chance})"
 
 
 def _summary(table: Table, counts: dict[str, int]) -> str:
@@ -164,8 +166,10 @@ def measured(row: Row) -> str:
     if row.get("reached", row["seeds"]) < row["seeds"]:
         return f"not reached ({row['seeds'] - row['reached']} of {row['seeds']})"
     deviation = row["deviation"]
-    spread = "" if deviation is None else f" ± {deviation:,.0f}" if row["figure"] in COUNTS else f" ± {deviation:.2g}"
-    return rounded(row["mean"], row["figure"]) + spread
+    if deviation is None:
+        return rounded(row["mean"], row["figure"])
+    whole = row["figure"] in COUNTS or deviation >= 100
+    return rounded(row["mean"], row["figure"]) + (f" ± {deviation:,.0f}" if whole else f" ± {deviation:.2g}")
 
 
 def measured_also(figure: Row) -> str:
