@@ -130,6 +130,9 @@ def test_what_decides_a_result_is_in_its_fingerprint():
     others = [replace(table, target=50), replace(table, options={"images": 3}), other_start]
     assert len({of(table), *map(of, others)}) == 4
     assert of(table, 1) != of(other_start, 1)  # a second stage is another if its first is
+    alone = replace(second, start=None)
+    scored = replace(table, figure="score", options={"classifier": "plain"}, rows=(plain, alone))
+    assert of(scored, 1) != of(replace(scored, rows=(other_start.rows[0], alone)), 1)  # another classifier
     computes = [partial(seeds_only, seed=1), partial(seeds_only, seed=2), seeds_only]
     found = [of(replace(table, rows=(Row("one", compute=each),))) for each in computes]
     assert len(set(found)) == 3

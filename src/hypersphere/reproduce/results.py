@@ -56,8 +56,10 @@ def fingerprint(table: Table, row: Row, form: str) -> str:
     config = row.full if form == FULL else row.small
     what = _function(row.compute) if row.compute is not None else None if config is None else settings(config)
     start = None if row.start is None else fingerprint(table, table.row(row.start), form)
-    target = () if table.target is None else (table.target,)
-    return short_hash(what, start, dict(table.options), *target)
+    further = [] if table.target is None else [table.target]
+    if table.figure == "score" and table.options["classifier"] != row.name:  # the row whose network gives the score
+        further.append(fingerprint(table, table.row(table.options["classifier"]), form))
+    return short_hash(what, start, dict(table.options), *further)
 
 
 def _function(compute: Any) -> Any:
