@@ -433,6 +433,8 @@ def test_modelnet(tmp_path):
     assert len(data.load("modelnet", tmp_path, classes=10)) == 2
     assert data.load("modelnet", tmp_path, classes=10).classes[-1] == "toilet"
     assert [len(data.load(name, tmp_path)) for name in ("modelnet10", "modelnet40")] == [2, 8]
+    with pytest.raises(ValueError, match="modelnet10 option must be one of points; got 'classes'"):
+        data.load("modelnet10", tmp_path, classes=40)
 
 
 @pytest.mark.parametrize(

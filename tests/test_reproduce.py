@@ -132,7 +132,11 @@ def test_what_decides_a_result_is_in_its_fingerprint():
     assert of(table, 1) != of(other_start, 1)  # a second stage is another if its first is
     alone = replace(second, start=None)
     scored = replace(table, figure="score", options={"classifier": "plain"}, rows=(plain, alone))
-    assert of(scored, 1) != of(replace(scored, rows=(other_start.rows[0], alone)), 1)  # another classifier
+    other_classifier = replace(scored, rows=(other_start.rows[0], alone))
+    assert of(scored, 1) != of(other_classifier, 1)
+    places = [worker.Place(each, "opt.made", "small", "runs") for each in (scored, other_classifier, other_start)]
+    assert places[0].folder(alone, 0) == places[1].folder(alone, 0)  # it is not trained again
+    assert places[1].folder(second, 0) == places[2].folder(second, 0) != places[0].folder(second, 0)
     computes = [partial(seeds_only, seed=1), partial(seeds_only, seed=2), seeds_only]
     found = [of(replace(table, rows=(Row("one", compute=each),))) for each in computes]
     assert len(set(found)) == 3

@@ -11,7 +11,7 @@ from hypersphere.cli import main
 from hypersphere.data import cifar
 from hypersphere.recipes import papers
 from hypersphere.rotation import rotation_penalty
-from hypersphere.train import Data, Rotation, building, splits, tasks
+from hypersphere.train import Data, Energy, Rotation, building, splits, tasks
 from tests import official_files, reference
 from tests.runs import one_line, quiet, tiny
 
@@ -60,6 +60,14 @@ def test_the_orthonormality_term_leaves_out_the_plain_shortcuts_of_spherenet_v2(
     kept = {name for name, each in hs.select(net).items() if isinstance(each.module, hs.SphereConv2d)}
     assert set(layers) - {"classifier"} == kept
     assert any("shortcut" in name for name in hs.select(net))
+
+
+def test_the_energy_of_a_loss_head_is_left_out_by_its_name():
+    net, head = hs.models.create("mlp", num_classes=0, widths=(8, 8)), hs.WSoftmaxLoss(5, 8)
+    terms = {each: float(building.build_regularizer(net, head, Energy(exclude=each), 0)()) for each in ((), "head")}
+    whole = {each: float(building.build_regularizer(net, head, Energy(output_weight=each), 0)()) for each in (1.0, 0.0)}
+    assert (terms[()], terms["head"]) == (whole[1.0], whole[0.0])
+    assert terms[()] != terms["head"]
 
 
 def test_excluded_layers_that_do_not_exist_are_named():

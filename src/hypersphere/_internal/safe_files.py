@@ -53,7 +53,7 @@ def write_bytes(path: Name, data: bytes) -> None:
 
 @contextmanager
 def one_writer(folder: Path) -> Iterator[None]:
-    """Wait until no other process or thread is in this block for the same folder (not on Windows)."""
+    """Wait until no other process or thread of this machine is in this block for the same folder (not on Windows)."""
     if fcntl is None:  # pragma: no cover
         yield
         return
@@ -62,7 +62,8 @@ def one_writer(folder: Path) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(descriptor)  # which ends the lock
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process forked meanwhile has the descriptor too
+        os.close(descriptor)
 
 
 def temporary_name(path: Path) -> Path:

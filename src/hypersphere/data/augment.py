@@ -258,8 +258,8 @@ _PAD_CROP_FLIP = Compose(Crop(32, padding=4), Flip(), Normalize())
 
 #: The papers' augmentations by name; ``<name>.eval`` is the deterministic one for evaluation.
 AUGMENTATIONS: dict[str, Augmentation] = {
-    # 001, 4: "CIFAR10 (only with random left-right flipping)"; CIFAR-10+ and CIFAR-100 with the full augmentation,
-    # padded symmetrically in the released code. 4.5 also names vertical flips, which the released code does not have.
+    # 001, 4: "CIFAR10 (only with random left-right flipping)"; CIFAR-10+ and CIFAR-100 with crops and, by 4.5, both
+    # flips. The released code pads symmetrically and has no vertical flips.
     "cifar10.spherenet": Compose(Flip(), Normalize()),
     "cifar10+.spherenet": _PAD_CROP_FLIP,
     "cifar10+.spherenet.vertical": Compose(Crop(32, padding=4), Flip(), Flip(vertical=True), Normalize()),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import zlib
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ SOURCE = _files.Source(
     "train_files.txt, test_files.txt and the ply_data_*.h5 they name",
     "https://shapenet.cs.stanford.edu/media/modelnet40_ply_hdf5_2048.zip",
 )
+ORIGIN_10 = "https://modelnet.cs.princeton.edu (meshes: sample 2048 points of each into files of PointNet's form)"
 CLASSES = {
     10: "bathtub bed chair desk dresser monitor night_stand sofa table toilet",
     40: "airplane bathtub bed bench bookshelf bottle bowl car chair cone cup curtain desk door dresser flower_pot "
@@ -49,11 +49,13 @@ def modelnet(root: Path | None, split: str, classes: int | None = None, points: 
     source = SOURCE
     if classes is not None:
         folders = (f"modelnet{classes}_ply_hdf5_2048",)
-        source = _files.Source(f"modelnet{classes}", folders, SOURCE.files, SOURCE.origin)
+        source = _files.Source(
+            f"modelnet{classes}", folders, SOURCE.files, SOURCE.origin if classes == 40 else ORIGIN_10
+        )
     folder = source.find(root, listing)
     found_classes = 10 if folder.name.lower().startswith("modelnet10") else 40
     if classes is not None and classes != found_classes and folder.name.lower().startswith("modelnet"):
-        raise ValueError(f"classes must be {found_classes} for {folder}, got {classes}")
+        raise ValueError(f"root must hold ModelNet{classes}, got {folder}, which is ModelNet{found_classes}")
     classes = classes or found_classes
     h5py = import_extra("h5py", "h5py", "modelnet", "data")
     # The lists have paths of the authors' machine.
@@ -81,6 +83,16 @@ def modelnet(root: Path | None, split: str, classes: int | None = None, points: 
     if not np.isfinite(inputs).all():
         raise ValueError(f"modelnet: {folder} must have finite coordinates, got NaN or infinity")
     return ArrayDataset(torch.from_numpy(inputs), torch.from_numpy(labels), CLASSES[classes].split())
+
+
+def modelnet40(root: Path | None, split: str, points: int = 2048) -> ArrayDataset:
+    """Load ModelNet40; see :func:`modelnet`."""
+    return modelnet(root, split, 40, points)
+
+
+def modelnet10(root: Path | None, split: str, points: int = 2048) -> ArrayDataset:
+    """Load ModelNet10, in files of the same form; see :func:`modelnet`."""
+    return modelnet(root, split, 10, points)
 
 
 def _count_shapes(h5py: Any, path: Path, points: int) -> int:
@@ -158,6 +170,5 @@ def _first_line(error: BaseException) -> str:
 
 
 register("modelnet", modelnet, kind="points", folders=SOURCE.folders)
-for _classes in CLASSES:
-    _folders = (f"modelnet{_classes}_ply_hdf5_2048",)
-    register(f"modelnet{_classes}", partial(modelnet, classes=_classes), kind="points", folders=_folders)
+register("modelnet40", modelnet40, kind="points", folders=SOURCE.folders[:1])
+register("modelnet10", modelnet10, kind="points", folders=SOURCE.folders[1:])

@@ -48,9 +48,9 @@ class Roc:
         return float(self.tar[self.far <= limit].max())
 
     def corners(self) -> dict[str, list[float | None]]:
-        """Return far, tar and threshold of the points where the curve turns; None is the infinite threshold.
+        """Return far, tar and threshold without the points inside a horizontal or vertical line.
 
-        The points between them lie on a horizontal or vertical line.
+        None is the infinite threshold.
         """
         far, tar = self.far.diff(), self.tar.diff()
         turns = ((far[1:] > 0) != (far[:-1] > 0)) | ((tar[1:] > 0) != (tar[:-1] > 0)) | ((far[1:] > 0) & (tar[1:] > 0))

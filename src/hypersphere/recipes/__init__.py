@@ -87,4 +87,8 @@ def _of_row(table: str, row: str) -> Config:
         raise ValueError(f"{table}: {error}") from None
     if found.full is None:
         raise ValueError(f"{table}/{row} trains nothing: use `hypersphere reproduce {table} --rows {row}`")
+    if found.start is not None:
+        from .._internal.checks import warn  # which imports torch
+
+        warn(f"{table}/{row} starts from the weights of {table}/{found.start}: give its run with --init_from")
     return found.full

@@ -243,7 +243,7 @@ def table_4() -> Table:
         base = derive(cnn9(), model={"name": "resnet32w.spherenet"}, data=data)
         for (name, (similarity, loss)), paper in zip(methods.items(), papers, strict=True):
             rows.append(Row(f"{column}/{name}", paper, sphere(derive(base, loss=loss), similarity)))
-    differs = "The printed figures of other papers' networks (ELU, LSUV, ResNet-1001) are no rows here."
+    differs = "The printed figures of other papers' networks (ELU, LSUV, ResNet-1001) have no rows here."
     return Table("ResNet-32, CIFAR-10+ and CIFAR-100", "accuracy", tuple(rows), differs=differs)
 
 

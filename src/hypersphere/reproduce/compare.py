@@ -131,8 +131,7 @@ def _verdict(table: Table, base: list[float], found: list[float]) -> str:
     if not base or not found or better is None:
         return ""
     difference = mean_and_deviation(found)[0] - mean_and_deviation(base)[0]
-    shown = f"{difference:+,.0f}" if table.figure in COUNTS or abs(difference) >= 100 else f"{difference:+.2g}"
-    shown = f"{difference:+.2f}" if FIGURES[table.figure][0] == "%" else shown
+    shown = f"{difference:+.2f}" if FIGURES[table.figure][0] == "%" else _short(difference, table.figure, "+")
     p = welch(base, found)
     if p is None:
         return shown
@@ -159,6 +158,11 @@ def rounded(value: float, figure: str) -> str:
     return f"{value:.2f}" if FIGURES.get(figure, ("%",))[0] == "%" else f"{value:.5g}"
 
 
+def _short(value: float, figure: str, sign: str = "") -> str:
+    """Format a deviation or difference: counts and large ones whole, others with two digits."""
+    return f"{value:{sign},.0f}" if figure in COUNTS or abs(value) >= 99.5 else f"{value:{sign}.2g}"
+
+
 def measured(row: Row) -> str:
     """Format a row's mean and deviation; "-" if it has not been run."""
     if row["mean"] is None:
@@ -168,8 +172,7 @@ def measured(row: Row) -> str:
     deviation = row["deviation"]
     if deviation is None:
         return rounded(row["mean"], row["figure"])
-    whole = row["figure"] in COUNTS or deviation >= 100
-    return rounded(row["mean"], row["figure"]) + (f" ± {deviation:,.0f}" if whole else f" ± {deviation:.2g}")
+    return f"{rounded(row['mean'], row['figure'])} ± {_short(deviation, row['figure'])}"
 
 
 def measured_also(figure: Row) -> str:

@@ -53,13 +53,23 @@ class Entry:
 
 def fingerprint(table: Table, row: Row, form: str) -> str:
     """Hash what decides a row's result, without the seed and the place of files."""
-    config = row.full if form == FULL else row.small
-    what = _function(row.compute) if row.compute is not None else None if config is None else settings(config)
     start = None if row.start is None else fingerprint(table, table.row(row.start), form)
-    further = [] if table.target is None else [table.target]
-    if table.figure == "score" and table.options["classifier"] != row.name:  # the row whose network gives the score
-        further.append(fingerprint(table, table.row(table.options["classifier"]), form))
-    return short_hash(what, start, dict(table.options), *further)
+    further: list[Any] = [] if table.target is None else [table.target]
+    judge = table.options.get("classifier", row.name)  # the row whose network gives the scores
+    if judge != row.name:
+        further.append(fingerprint(table, table.row(judge), form))
+    return short_hash(_what_runs(row, form), start, dict(table.options), *further)
+
+
+def training_fingerprint(table: Table, row: Row, form: str) -> str:
+    """Hash what decides a row's trained weights, not how they are evaluated; it names the run folder."""
+    start = None if row.start is None else training_fingerprint(table, table.row(row.start), form)
+    return short_hash(_what_runs(row, form), start)
+
+
+def _what_runs(row: Row, form: str) -> Any:
+    config = row.full if form == FULL else row.small
+    return _function(row.compute) if row.compute is not None else None if config is None else settings(config)
 
 
 def _function(compute: Any) -> Any:

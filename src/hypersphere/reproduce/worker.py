@@ -20,7 +20,7 @@ from ..train.processes import serve
 from ..train.results import Result
 from ..train.storage.folder import LockedError
 from .figures import figures_of
-from .results import FULL, Entry, fingerprint, machine
+from .results import FULL, Entry, fingerprint, machine, training_fingerprint
 
 WAIT = 5.0  # seconds between looks at a run that another process trains
 
@@ -38,9 +38,8 @@ class Place:
 
     def folder(self, row: Row, seed: int) -> Path:
         """Return the run folder of a row; one whose settings have changed since has another."""
-        return Path(
-            self.runs, self.name, self.form, row.name, fingerprint(self.table, row, self.form)[:8], f"seed{seed}"
-        )
+        name = training_fingerprint(self.table, row, self.form)[:8]
+        return Path(self.runs, self.name, self.form, row.name, name, f"seed{seed}")
 
     def train(self, row: Row, seed: int) -> Result:
         """Train a row or go on with it, after the row that it starts from, and return the result."""

@@ -272,9 +272,12 @@ def _decay_only(module: nn.Module, groups: list[dict[str, Any]], names: tuple[st
 
 def build_regularizer(body: nn.Module, head: nn.Module | None, settings: Energy, seed: int) -> EnergyRegularizer:
     """Build the regularizer that a config adds to the loss."""
-    exclude = _listed(settings.exclude)
-    _check_layers(body, None, {"energy.exclude": exclude})
-    return EnergyRegularizer(body, head=_with_neurons(head), seed=seed, **vars(settings) | {"exclude": exclude})
+    head, exclude, options = _with_neurons(head), _listed(settings.exclude), dict(vars(settings))
+    _check_layers(body, head, {"energy.exclude": exclude})
+    options["exclude"] = [each for each in exclude if select(body, each)]
+    if head is not None and _matches(exclude, HEAD):
+        options["output_weight"] = 0.0
+    return EnergyRegularizer(body, head=head, seed=seed, **options)
 
 
 def energies(body: nn.Module, head: nn.Module | None, settings: Energy | None) -> dict[str, float]:

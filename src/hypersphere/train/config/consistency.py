@@ -115,7 +115,8 @@ def _name_for(root: str) -> str:
     where = Path(root).expanduser()
     there = [name for name, folders in catalog.FOLDERS.items() if any((where / each).is_dir() for each in folders)]
     if there:
-        return f"set data.name to what the folder contains: {' or '.join(there)}"
+        named = [name for name in there if name != "modelnet"]  # which is modelnet40 or modelnet10
+        return f"set data.name to what the folder contains: {' or '.join(named)}"
     return "set data.name=image_folder for your own images"
 
 
