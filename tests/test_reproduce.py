@@ -315,6 +315,10 @@ def test_list_of_tables(tables, in_process, tmp_path, capsys):
 
 def test_a_row_is_a_recipe():
     assert recipes.load("opt.1/cnn6/gs-fixed").rotation.method == "gram_schmidt"
+    with pytest.warns(
+        UserWarning, match=r"starts from the weights of mhe.8/m4/sphereface: give its run with --init_from"
+    ):
+        recipes.load("mhe.8/m4/sphereface+")
     with pytest.raises(ValueError, match=r"opt.1: unknown row 'cnn6/gs-fixd', did you mean 'cnn6/gs-fixed'"):
         recipes.load("opt.1/cnn6/gs-fixd")
     with pytest.raises(ValueError, match="trains nothing: use `hypersphere reproduce"):
