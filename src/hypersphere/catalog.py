@@ -108,8 +108,8 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "cifar10": ("cifar-10-batches-bin", "cifar-10-batches-py"), "cifar100": ("cifar-100-binary", "cifar-100-python"),
     "mnist": ("MNIST/raw", "mnist", "MNIST"),
     "fashion_mnist": ("FashionMNIST/raw", "fashion-mnist", "fashion_mnist", "FashionMNIST"),
-    "modelnet": ("modelnet40_ply_hdf5_2048", "modelnet10_ply_hdf5_2048"), "modelnet10": ("modelnet10_ply_hdf5_2048",),
-    "modelnet40": ("modelnet40_ply_hdf5_2048",),
+    "modelnet": ("modelnet40_ply_hdf5_2048", "modelnet10_ply_hdf5_2048"), "modelnet40": ("modelnet40_ply_hdf5_2048",),
+    "modelnet10": ("modelnet10_ply_hdf5_2048",),
 }
 
 AUGMENTATIONS: tuple[str, ...] = (
