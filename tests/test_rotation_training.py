@@ -134,6 +134,28 @@ def test_energy_and_orthogonality_last_with_ogd(iterations, grouped):
     assert error(matrix_of(net[0])) <= 1e-6
 
 
+LENGTHS = {"cayley": 8, "exponential": 2, "gram_schmidt": 2, "householder": 2, "givens": 2, "lowdin": 1}
+
+
+@pytest.mark.parametrize(("method", "length"), LENGTHS.items())
+def test_first_steps_from_the_identity_have_one_direction_and_these_lengths(method, length):
+    """docs/rotation.md: which learning rates of two methods compare."""
+    torch.manual_seed(0)
+    base = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    inputs, labels = torch.randn(20, 6, dtype=torch.float64), torch.arange(20) % 3
+
+    def first_step(method):
+        net = hs.rotate(copy.deepcopy(base), method)
+        groups = hs.param_groups(net, ogd=method == "ogd")
+        optimizer = hs.OGD(groups, lr=1e-6) if method == "ogd" else torch.optim.SGD(groups, lr=1e-6)
+        before = net[0].weight.detach().clone()
+        nn.functional.cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+        return net[0].weight.detach() - before
+
+    torch.testing.assert_close(first_step(method), length * first_step("ogd"), rtol=1e-4, atol=1e-11)
+
+
 @pytest.mark.parametrize("method", ["cayley", "exponential", "gram_schmidt", "householder", "lowdin", "ogd"])
 @pytest.mark.filterwarnings("ignore:.*cayley.*:UserWarning")
 def test_the_papers_start(method):
