@@ -219,6 +219,20 @@ def test_the_same_points_again():
         assert not torch.equal(first, minimize_energy(10, s=s, starts=2, steps=50, seed=4))
 
 
+def test_rounding_does_not_choose_among_equal_minima(monkeypatch):
+    """Every start finds the icosahedron, in an orientation of its own: another CPU must return the same one."""
+    expected = minimize_energy(12)
+    generator = torch.Generator().manual_seed(0)
+
+    def on_another_cpu(*arguments):
+        points, values = descend(*arguments)
+        return points, values + 1e-15 * torch.randn(len(values), generator=generator, dtype=values.dtype)
+
+    monkeypatch.setattr("hypersphere.geometry.minimize.descend", on_another_cpu)
+    for _ in range(3):
+        assert torch.equal(minimize_energy(12), expected)
+
+
 def test_neither_global_seed_nor_threads_nor_progress_matter():
     expected = minimize_energy(10, starts=4)
     torch.manual_seed(7)
