@@ -66,7 +66,7 @@ def show(figures: Iterable[Figure], console: Console | None = None) -> None:
     for case in dict.fromkeys(figure.case for figure in figures):
         here = {(figure.contestant, figure.name): figure for figure in figures if figure.case == case}
         columns = list(dict.fromkeys(name for _, name in here))
-        table = Table(Column(no_wrap=True), *columns, title=case)
+        table = Table(Column(no_wrap=True), *columns, title=case, min_width=len(case))
         for contestant in dict.fromkeys(contestant for contestant, _ in here):
             table.add_row(contestant, *(_format_cell(here.get((contestant, name))) for name in columns))
         console.print(table)

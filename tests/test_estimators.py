@@ -173,7 +173,7 @@ def test_with_a_scale_it_is_the_head_at_its_minimum(head, options):
     head.double()
     head.weight.data, head.bias.data = torch.from_numpy(model.coef_), torch.from_numpy(model.intercept_)
     gradients = torch.autograd.grad(head(torch.from_numpy(X), torch.from_numpy(y)), [head.weight, head.bias])
-    assert max(each.abs().max() for each in gradients) < 1e-8
+    assert max(each.abs().max() for each in gradients) < 1e-7  # rounding of the loss hides smaller ones
     np.testing.assert_allclose(model.decision_function(X), head.logits(torch.from_numpy(X)).detach(), atol=1e-12)
 
 
