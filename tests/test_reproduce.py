@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -239,6 +240,23 @@ def test_a_row_that_fails_is_one_line(tmp_path, capsys, monkeypatch):
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("hypersphere reproduce: opt.1 cnn6/baseline seed 0: ")
     assert str(tmp_path) in last
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ("kill -KILL $$", "killed by SIGKILL; the system does this when memory runs out"),
+        ("kill -SEGV $$", "killed by SIGSEGV"),
+        ("exit 2", "the last line"),
+    ],
+)
+def test_a_worker_that_dies_says_of_what(ends, said, tmp_path):
+    with (tmp_path / "errors").open("w+") as errors:
+        command = ["sh", "-c", f"echo a warning >&2; echo the last line >&2; {ends}"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        process.wait()
+        with pytest.raises(processes.RunFailed, match=f"^row: {said}$"):
+            processes._answer(processes.Running(SimpleNamespace(name="row"), process, errors))
 
 
 def test_rows_after_one_that_fails_run_unless_none_has_succeeded(tables, tmp_path, monkeypatch):

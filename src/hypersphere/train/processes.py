@@ -154,9 +154,18 @@ def _answer(each: Running[T]) -> dict[str, Any]:
         each.errors.seek(0)
         lines = each.errors.read().strip().splitlines()
     if code := each.process.returncode:
-        raise RunFailed(f"{each.task.name}: {lines[-1] if lines else f'exit code {code}'}")
+        raise RunFailed(f"{each.task.name}: {_reason(code, lines)}")
     answer: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
     return answer
+
+
+def _reason(code: int, lines: Sequence[str]) -> str:
+    """Say why a process failed: its last line, unless a signal ended it; then that line is any warning."""
+    if code == -signal.SIGKILL:
+        return "killed by SIGKILL; the system does this when memory runs out"
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return lines[-1] if lines else f"exit code {code}"
 
 
 def serve(run: Callable[[dict[str, Any]], Mapping[str, Any]]) -> int:
