@@ -28,7 +28,7 @@ _PAIRS = 2**19  # pairs of points in a chunk of starts
 _FINALISTS = 8  # starts that are refined to the end
 _ROUGH = 1e-5  # tolerance of the first search, which selects them
 _CLOSE = 1e-6  # largest relative difference from the best energy for a finalist
-# Values that differ by less are equal, and the earlier start counts: rounding, which depends on the CPU, must not choose.
+# Values that differ by less are equal, and the earlier start counts: rounding depends on the CPU and must not choose.
 _EQUAL_ROUGH, _EQUAL = 1e-9, 1e-12
 # A large s is reached through smaller ones. Some Tammes optima are found from random points at 160 and hardly from
 # minima of smaller s (n = 10, 18, 26), others from those (the 24-cell): half of the starts begin at s = 1.
