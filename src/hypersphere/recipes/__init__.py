@@ -15,6 +15,7 @@ from ..train.config import Config
 from ..train.storage.layout import CONFIG
 from ._file import load_file, split
 from .papers import MODULES, TABLES
+from .papers import load as load_table
 
 __all__ = ["RECIPES", "describe", "load", "names"]
 
@@ -82,7 +83,7 @@ def load(text: str) -> Config:
 def _of_row(table: str, row: str) -> Config:
     """Return the full-size config of a row. ValueError if the table has no such row, or the row trains nothing."""
     try:
-        found = TABLES[table]().row(row)
+        found = load_table(table).row(row)
     except ValueError as error:
         raise ValueError(f"{table}: {error}") from None
     if found.full is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 
 from .._internal.nearest import unknown
@@ -36,4 +37,9 @@ def load(name: str) -> Table:
     """Return a table by name. ValueError with the nearest names if there is none."""
     if name not in TABLES:
         raise ValueError(unknown("table", name[:100], TABLES))
-    return TABLES[name]()
+    return _made(TABLES[name])
+
+
+@cache  # tables are frozen, and some have dozens of configs
+def _made(function: Callable[[], Table]) -> Table:
+    return function()
