@@ -22,7 +22,8 @@ def test_tables_are_made(name):
     assert table.title
     assert table.rows
     for each in table.rows:
-        assert each.compute is not None or each.full is not None
+        as_long = name == "opt.6" and each.name.startswith("mlp-x-100-epochs/")  # at full size: rows of mlp-x
+        assert as_long or each.compute is not None or each.full is not None
         if each.small is not None:
             assert table.reduced
             kept = each.small.data.validation is not None
@@ -145,7 +146,7 @@ def test_settings_of_cifar100():
     for name in ("opt.1", "opt.3", "opt.5", "opt.6", "opt.19"):
         for each in papers.load(name).rows:
             config = each.full
-            if config.data.name != "cifar100":
+            if config is None or config.data.name != "cifar100":
                 continue
             assert (config.steps, config.data.batch_size, config.schedule.gamma) == (75_000, 128, 0.1)
             assert config.schedule.milestones == (30_000, 50_000, 64_000)
@@ -210,7 +211,7 @@ def test_small_forms_of_one_table_differ_in_the_method_alone():
                 assert config.rotation is None or config.rotation.init == "identity"
     for each in papers.load("opt.6").rows:
         if (config := each.small) is not None:
-            assert config.epochs == 20
+            assert config.epochs == (100 if each.column == "mlp-x-100-epochs" else 20)
             assert config.optimizer.lr == {"normal": 1e-4, "xavier": 0.01}[config.model.init]
             assert each.seeds == (3 if each.name.endswith(("/baseline", "/cp")) else 1)
 

@@ -264,8 +264,8 @@ SHORT = (
     "MLP on MNIST with 20 epochs instead of 100 (two rows have 100), R from the identity instead of N(0, 1). 55,000 "
     "images are trained on, the other 5,000 serve as validation data. MLP-N has a rate of 0.0001 instead of 0.01, "
     "at which its baseline died, by that baseline's validation error at 0.01, 0.001, ..., 0.000001; R learns at the "
-    "same rate, with OGD at 0.00001, the best of 0.0001, 0.00001, ... by validation accuracy after two epochs, and with "
-    "OR, which diverged, at 0.000001."
+    "same rate, with OGD at 0.00001, the best of 0.0001, 0.00001, ... by validation accuracy after two epochs, and "
+    "with OR, which diverged, at 0.000001."
 )
 REGULARIZED = "OR adds 0.1·‖RᵀR − I‖, the released code's term; the paper squares the norm and gives no weight."
 
