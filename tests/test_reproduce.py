@@ -432,6 +432,27 @@ def test_page_and_pictures_are_made_of_the_results(tables, in_process, tmp_path)
     assert ">two</text>" in svg
 
 
+def test_the_page_lists_what_the_seeds_decide(tmp_path, monkeypatch):
+    page = pytest.importorskip("tools.results_page")
+    values = {"base": (90.0, 90.2), "up": (95.0, 95.1), "down": (80.0, 80.1), "same": (89.0, 91.0), "once": (99.0,)}
+    rows = tuple(Row(f"a/{name}", 90.0 + i, short(), short()) for i, name in enumerate(values))
+    monkeypatch.setitem(papers.TABLES, "opt.decided", lambda: Table("decided", "accuracy", rows, "four steps."))
+    for row, (name, found) in zip(rows, values.items(), strict=True):
+        for seed, value in enumerate(found):
+            config = results.fingerprint(papers.load("opt.decided"), row, "small")
+            results.add(
+                tmp_path, "opt.decided", results.Entry(f"a/{name}", seed, "small", config, {"accuracy": value}, {})
+            )
+    text = page._decided([compare.compare("opt.decided", tmp_path)])
+    assert "column: 3. 1 are better, 1 worse, 1 undecided. 1 more have a single seed" in text
+    lines = [line for line in text.splitlines() if line.startswith("| [")]
+    assert [line.split(" | ")[1:4] for line in lines] == [
+        ["a/base → up", "+4.95", "+1.00"],
+        ["a/base → down", "-10.05", "+2.00"],
+    ]
+    assert ["better" in lines[0], "worse" in lines[1]] == [True, True]
+
+
 def test_every_table_that_was_trained_says_what_came_out():
     page = pytest.importorskip("tools.results_page")
     folder = page.Path(page.__file__).parents[1] / "results"

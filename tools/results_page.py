@@ -3,6 +3,7 @@
 import math
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def findings(folder: Path) -> dict[str, str]:
 def markdown(folder: Path) -> str:
     """The page."""
     found = tables_with_results(folder)
-    parts = [HEADER, _overview(found)]
+    parts = [HEADER, _overview(found), _decided(found)]
     said = findings(folder)
     for each in found:
         parts.append(_section(each, said.get(each["table"], "")))
@@ -128,6 +129,42 @@ def _overview(found: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n\n"
 
 
+def _decided(found: list[dict[str, Any]]) -> str:
+    """The trained rows that differ from the first of their column by the test over seeds."""
+    trained = [each for each in found if papers.load(each["table"]).rows[0].compute is None]
+    others = [(each, row, base) for each in trained for row, base in _with_first(each)]
+    lines, counts = [], dict.fromkeys(("better", "worse", "undecided"), 0)
+    for each, row, base in others:
+        word = next((word for word in counts if f", {word} " in row["verdict"]), None)
+        if word is None:
+            continue
+        counts[word] += 1
+        if word != "undecided":
+            difference, _, verdict = row["verdict"].partition(", ")
+            known = row["paper"] is not None and base["paper"] is not None
+            paper = f"{row['paper'] - base['paper']:+.2f}" if known else "-"
+            link = f"[{_title(each['table'])}](#{_anchor(each['table'])})"
+            names = f"{base['row']} → {row['row'].rpartition('/')[2]}"
+            lines.append(f"| {link}, {each['what']} | {names} | {difference} | {paper} | {verdict} |\n")
+    words = (
+        f"Rows with two seeds or more that are compared with the first of their column: {sum(counts.values())}. "
+        f"{counts['better']} are better, {counts['worse']} worse, {counts['undecided']} undecided. "
+        f"{len(others) - sum(counts.values())} more have a single seed on one side. At p < 0.05, one in twenty "
+        "of the rows that make no difference is decided by chance. The decided ones:"
+    )
+    header = "| table | rows | difference | in the paper | |\n|---|---|---|---|---|\n"
+    return f"## What the seeds decide\n\n{words}\n\n{header}{''.join(lines)}\n"
+
+
+def _with_first(each: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield every row that was run with the first of its column, if both reached what is counted."""
+    first: dict[str, dict[str, Any]] = {}
+    for row in each["rows"]:
+        base = first.setdefault(row["row"].rpartition("/")[0], row)
+        if row is not base and all(one["seeds"] and one["reached"] == one["seeds"] for one in (row, base)):
+            yield row, base
+
+
 def _section(each: dict[str, Any], finding: str = "") -> str:
     title = _title(each["table"])
     text = f"## {title}\n\n{each['title'][0].upper()}{each['title'][1:]}; {each['what']}.\n\n"
@@ -160,14 +197,8 @@ def picture(each: dict[str, Any]) -> str | None:
     better = FIGURES[each["figure"]][1]
     if better is None:
         return None
-    rows, first = [], {}
-    for row in each["rows"]:
-        column = row["row"].partition("/")[0] if "/" in row["row"] else ""
-        base = first.setdefault(column, row)
-        if row is base or not row["seeds"] or not base["seeds"]:
-            continue
-        if any(each["reached"] < each["seeds"] for each in (row, base)):
-            continue
+    rows = []
+    for row, base in _with_first(each):
         paper = None if row["paper"] is None or base["paper"] is None else row["paper"] - base["paper"]
         known = [each["deviation"] for each in (row, base) if each["deviation"] is not None]
         rows.append((row["row"], paper, row["mean"] - base["mean"], math.hypot(*known) if len(known) == 2 else None))
