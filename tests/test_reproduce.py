@@ -308,6 +308,7 @@ def test_steps_to_an_accuracy(tmp_path):
         (["opt.1", "--rows", "cnn9/baseline"], "row cnn9/baseline of opt.1 has no small form; use --full"),
         (["opt.1", "--budget", "0"], "argument --budget: must be a number of minutes above 0, got '0'"),
         (["opt.1", "--budget", "0.001"], "--budget 0.001 is too small: one run of opt.1 takes about "),
+        (["--rows", "a"], "--rows needs a table: hypersphere reproduce TABLE --rows A,B"),
         (["opt.1", "--seeds", "0"], "argument --seeds: must be an integer from 1 to 1,000, got '0'"),
     ],
 )
@@ -329,6 +330,64 @@ def test_list_of_tables(tables, in_process, tmp_path, capsys):
     capsys.readouterr()
     assert main(["reproduce", "--results", str(tmp_path)]) == 0
     assert "4 of 4" in capsys.readouterr().out
+
+
+def test_rows_with_a_small_form_are_told_from_those_without(tables, tmp_path, capsys):
+    argv = ["reproduce", "--results", str(tmp_path)]
+    main(argv)
+    assert next(line for line in capsys.readouterr().out.splitlines() if "opt.made" in line).split()[1:4] == [
+        "2",
+        "of",
+        "3",
+    ]
+    assert main([*argv, "opt.made", "--show"]) == 0
+    assert [line.split()[2] for line in capsys.readouterr().out.splitlines()[3:6]] == ["-", "-", "only"]
+    assert main([*argv, "opt.2", "--show"]) == 0  # no row has a small form: the paper's figures
+    assert "33.02  only --full" in capsys.readouterr().out
+
+
+def test_only_the_chosen_rows_and_their_first_are_shown(tables, tmp_path, capsys):
+    argv = ["reproduce", "opt.made", "--show", "--results", str(tmp_path), "--rows"]
+    assert main([*argv, "second"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[3:]] == ["plain", "second"]
+    assert main([*argv, "secnd"]) == 2
+    assert "did you mean 'second'" in capsys.readouterr().err
+
+
+def test_a_run_that_has_begun_goes_on_in_any_budget(tables, in_process, tmp_path, capsys):
+    argv = ["reproduce", "opt.made", "--rows", "plain", "--seeds", "1", "--budget", "0.1"]
+    argv += ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
+    assert main(argv) == 2
+    assert "takes about 0.2 minutes" in capsys.readouterr().err
+    table = papers.load("opt.made")
+    results.run_folder(tmp_path / "runs", "opt.made", table, table.row("plain"), "small", 0).mkdir(parents=True)
+    assert main(argv) == 0
+    assert [each.row for each in results.read(tmp_path / "results", "opt.made")] == ["plain"]
+
+
+def test_the_clock_of_a_resumed_run_is_no_estimate(tables):
+    table = papers.load("opt.made")
+
+    def minutes(form, **facts):
+        entries = [results.Entry("plain", 0, form, "", {}, facts)]
+        return runner.estimate(table, table.row("plain"), {"plain": entries, "second": [], "full-only": []})
+
+    assert minutes("small", seconds=6000.0) == 0.2
+    assert minutes("small", seconds=6000.0, cpu_seconds=30.0) == 0.5
+    assert minutes("full", seconds=6000.0) == 100.0
+
+
+def test_further_figures_say_how_many_runs_have_them(tmp_path, monkeypatch):
+    monkeypatch.setitem(
+        papers.TABLES, "opt.target", lambda: Table("t", "energy", (Row("a", compute=seeds_only),), target=60)
+    )
+    table = papers.load("opt.target")
+    config = results.fingerprint(table, table.rows[0], "small")
+    for seed, steps in enumerate((40.0, 101.0)):
+        entry = results.Entry("a", seed, "small", config, {"energy": 1.0, "steps": steps}, {"steps": 100})
+        results.add(tmp_path, "opt.target", entry)
+    (row,) = compare.compare("opt.target", tmp_path)["rows"]
+    assert compare.measured_also(row["also"]["steps"]) == "40 (1 of 2 reached it)"
 
 
 def test_a_row_is_a_recipe():
@@ -362,7 +421,7 @@ def test_memory_at_full_size_is_on_the_page(tmp_path):
 
 
 def test_interrupted(tmp_path):
-    """Ctrl-C stops the rows and exits with 130."""
+    """Ctrl-C stops the rows, says how to go on and exits with 130."""
     argv = [sys.executable, "-m", "hypersphere", "reproduce", "opt.10_parameters", "--results", str(tmp_path)]
     process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -371,6 +430,7 @@ def test_interrupted(tmp_path):
     begin = time.monotonic()
     assert process.wait(60) == 130
     assert time.monotonic() - begin < 60
+    assert process.stderr.read().splitlines()[-1] == "hypersphere reproduce: stopped; repeat the command to go on"
 
 
 def test_steps_that_were_never_reached_are_no_measurement(tmp_path, monkeypatch, capsys):
@@ -392,9 +452,9 @@ def test_steps_that_were_never_reached_are_no_measurement(tmp_path, monkeypatch,
     assert main(["reproduce", "opt.steps", "--results", str(tmp_path)]) == 0
     head, columns, *lines = capsys.readouterr().out.splitlines()
     assert head == "opt.steps: steps; steps to 60 % validation accuracy"
-    assert columns.split()[-3:] == ["class0", "error", "accuracy"]
-    assert lines[0].endswith("  - (paper 30.00)  50.00 ± 0")
-    assert lines[1].endswith("  9.00 ± 0 (paper 30.00)  70.00 ± 0")
+    assert columns.split()[-5:] == ["class0", "error", "(%)", "accuracy", "(%)"]
+    assert lines[0].split()[-6:] == ["-", "(paper", "30.00)", "50.00", "±", "0"]
+    assert lines[1].split()[-8:] == ["9.00", "±", "0", "(paper", "30.00)", "70.00", "±", "0"]
     page = pytest.importorskip("tools.results_page")
     text = page._section(compare.compare("opt.steps", tmp_path))
     assert "| class0 error (%) | accuracy (%) |\n" in text

@@ -37,16 +37,26 @@ def run(options: argparse.Namespace) -> int:
 
     folder, runs = (Path(os.path.expanduser(each)) for each in (options.results, options.runs))
     with user_errors(options, runner.RunFailed):
-        if options.table is None:
-            return _list(folder, options)
         rows = [each for each in (options.rows or "").split(",") if each]
+        if options.table is None:
+            if rows:
+                raise ValueError("--rows needs a table: hypersphere reproduce TABLE --rows A,B")
+            return _list(folder, options)
+        if options.show:
+            _show(options, folder, rows)
+            return 0
         tasks = runner.missing(options.table, folder, rows=rows, seeds=options.seeds, full=options.full)
-        if options.budget is not None and tasks and options.budget < (least := min(task.minutes for task in tasks)):
+        least = min((0.0 if runner.has_begun(task, runs) else task.minutes for task in tasks), default=0.0)
+        if options.budget is not None and options.budget < least:
             raise ValueError(
                 f"--budget {options.budget:g} is too small: one run of {options.table} takes about {least:.1f} minutes"
             )
-        left = _run(tasks, folder, runs, options) if tasks and not options.show else []
-    _show(options, folder)
+        try:
+            left = _run(tasks, folder, runs, options) if tasks else []
+        except (KeyboardInterrupt, SystemExit):
+            say("hypersphere reproduce: stopped; repeat the command to go on")
+            raise
+        _show(options, folder, rows)
     if left:
         cost = "" if all(task.minutes for task in left) else "; what one costs here is known once one has finished"
         unfinished = f"{len(left)} of {len(tasks)} runs are not finished"
@@ -72,23 +82,28 @@ def _list(folder: Path, options: argparse.Namespace) -> int:
         print(json.dumps(listed, indent=2))
         return 0
     cells = [
-        [each["table"], f"{each['done']} of {each['runs']}", _cost(each["minutes"]), each["title"]]
+        [each["table"], _rows(each), f"{each['done']} of {each['runs']}", _cost(each["minutes"]), each["title"]]
         if each["runs"]
-        else [each["table"], "--full only", "-", each["title"]]
+        else [each["table"], "only --full", "-", "-", each["title"]]
         for each in listed
     ]
-    print_table(["table", "runs done", "minutes left", "what"], cells, left=4)
+    form = "full" if options.full else "small"
+    print_table(["table", f"rows of {form} size", "runs done", "minutes left", "what"], cells, left=5)
     return 0
+
+
+def _rows(each: dict[str, Any]) -> str:
+    return str(each["sized"]) if each["sized"] == len(each["rows"]) else f"{each['sized']} of {len(each['rows'])}"
 
 
 def _cost(minutes: float | None) -> str:
     return "-" if minutes is None else f"{minutes:.0f}" if minutes >= 10 else f"{minutes:.1f}"
 
 
-def _show(options: argparse.Namespace, folder: Path) -> None:
+def _show(options: argparse.Namespace, folder: Path, rows: list[str]) -> None:
     from ..reproduce import compare
 
-    found = compare.compare(options.table, folder, options.full)
+    found = compare.compare(options.table, folder, options.full, rows)
     if options.json:
         print(json.dumps(found, indent=2))
         return
@@ -98,18 +113,18 @@ def _show(options: argparse.Namespace, folder: Path) -> None:
     if not options.full and found["reduced"]:
         print(f"small form: {found['reduced']}")
     names = [name for name in found["rows"][0]["also"] if _has(found["rows"], name)]
-    header = ["row", "paper", "measured", "seeds", "against the first row", *map(_plain, names)]
+    further = [compare.described(papers.load(options.table), name) for name in names]
+    header = ["row", "paper", "measured", "seeds", "against the first row", *further]
     print_table(header, [_cells(row, names) for row in found["rows"]], left=1)
+    for row in found["rows"]:
+        if row["note"]:
+            print(f"{row['row']}: {row['note']}")
     if found["summary"]:
         print(found["summary"])
 
 
 def _has(rows: list[dict[str, Any]], name: str) -> bool:
     return any(row["also"][name]["mean"] is not None or row["also"][name]["paper"] is not None for row in rows)
-
-
-def _plain(name: str) -> str:
-    return name.replace("_", " ")
 
 
 def _cells(row: dict[str, Any], also: list[str]) -> list[str]:

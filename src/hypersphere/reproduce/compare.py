@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,23 +38,33 @@ def overview(name: str, folder: Path, full: bool) -> Row:
         "done": runs - sum(left.values()),
         "minutes": minutes,
         "rows": [row.name for row in table.rows],
+        "sized": len(rows),
     }
 
 
-def compare(name: str, folder: Path, full: bool = False) -> Row:
-    """Return a table with the paper's figures, the measured means and deviations, and what a test over seeds says."""
+def compare(name: str, folder: Path, full: bool = False, only: Sequence[str] = ()) -> Row:
+    """Return a table with the paper's figures, the measured means and deviations, and what a test over seeds says.
+
+    Args:
+        only: of these rows, and the first of their columns.
+    """
     table, form = papers.load(name), form_of(full)
+    chosen = [table.row(each) for each in only]
+    kept = [
+        row for row in table.rows if not only or row in chosen or any(row is table.baseline(each) for each in chosen)
+    ]
     finished = done(table, results.read(folder, name), form)
     values = {row.name: [float(each.figures[table.figure]) for each in finished[row.name]] for row in table.rows}
     reached = {row.name: _reached(table, finished[row.name]) for row in table.rows}
     rows = []
-    for row in table.rows:
+    for row in kept:
         found, base, entries = values[row.name], table.baseline(row), finished[row.name]
         mean, deviation = mean_and_deviation(found) if found else (None, None)
         decidable = reached[row.name] == len(found) and reached[base.name] == len(values[base.name])
         rows.append(
             {
                 "row": row.name,
+                "runs": can_run(row, form),
                 "figure": table.figure,
                 "paper": row.paper,
                 "mean": mean,
@@ -68,7 +78,7 @@ def compare(name: str, folder: Path, full: bool = False) -> Row:
                 "note": row.note,
             }
         )
-    columns = {row.column: [each for each in table.rows if each.column == row.column] for row in table.rows}
+    columns = {row.column: [each for each in kept if each.column == row.column] for row in kept}
     found_in = [agreement([row.paper for row in c], [values[row.name] for row in c]) for c in columns.values()]
     counts = {key: sum(each[key] for each in found_in) for key in found_in[0]}
     return {
@@ -118,11 +128,20 @@ def _reached(table: Table, entries: list[results.Entry]) -> int:
 
 def _also(name: str, row: RecipeRow, entries: list[results.Entry]) -> Row:
     """Return a further figure of a row: the paper's, and the mean and deviation of what was measured."""
-    if name == "steps":  # of the runs that reached the target
-        entries = [each for each in entries if each.figures.get(name, math.inf) <= each.facts["steps"]]
-    found = [float(each.figures[name]) for each in entries if name in each.figures]
+    entries = [each for each in entries if name in each.figures]
+    reached = entries
+    if name == "steps":  # the mean is that of the runs that reached the target
+        reached = [each for each in entries if each.figures[name] <= each.facts["steps"]]
+    found = [float(each.figures[name]) for each in reached]
     mean, deviation = mean_and_deviation(found) if found else (None, None)
-    return {"figure": name, "paper": row.also.get(name), "mean": mean, "deviation": deviation, "seeds": len(found)}
+    return {
+        "figure": name,
+        "paper": row.also.get(name),
+        "mean": mean,
+        "deviation": deviation,
+        "seeds": len(entries),
+        "reached": len(reached),
+    }
 
 
 def _verdict(table: Table, base: list[float], found: list[float]) -> str:
@@ -165,9 +184,9 @@ def _short(value: float, figure: str, sign: str = "") -> str:
 
 def measured(row: Row) -> str:
     """Format a row's mean and deviation; "-" if it has not been run."""
-    if row["mean"] is None:
-        return "-"
-    if row.get("reached", row["seeds"]) < row["seeds"]:
+    if not row["seeds"]:
+        return "-" if row.get("runs", True) else "only --full"
+    if row["reached"] < row["seeds"]:
         return f"not reached ({row['seeds'] - row['reached']} of {row['seeds']})"
     deviation = row["deviation"]
     if deviation is None:
@@ -177,6 +196,8 @@ def measured(row: Row) -> str:
 
 def measured_also(figure: Row) -> str:
     """Format a further figure with the paper's in parentheses, if it has one."""
+    if 0 < figure["reached"] < figure["seeds"]:
+        return f"{rounded(figure['mean'], figure['figure'])} ({figure['reached']} of {figure['seeds']} reached it)"
     return measured(figure) + ("" if figure["paper"] is None else f" (paper {printed(figure)})")
 
 

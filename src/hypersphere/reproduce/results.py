@@ -67,6 +67,11 @@ def training_fingerprint(table: Table, row: Row, form: str) -> str:
     return short_hash(_what_runs(row, form), start)
 
 
+def run_folder(runs: Path, name: str, table: Table, row: Row, form: str, seed: int) -> Path:
+    """Return the run folder of a row; one whose settings have changed since has another."""
+    return runs / name / form / row.name / training_fingerprint(table, row, form)[:8] / f"seed{seed}"
+
+
 def _what_runs(row: Row, form: str) -> Any:
     config = row.full if form == FULL else row.small
     return _function(row.compute) if row.compute is not None else None if config is None else settings(config)

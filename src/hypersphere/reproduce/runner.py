@@ -54,13 +54,14 @@ def done(table: Table, entries: Sequence[Entry], form: str) -> dict[str, list[En
 def estimate(table: Table, row: Row, finished: dict[str, list[Entry]]) -> float:
     """Estimate the core-minutes of one run: as measured for the row, else for the table, else as the table states.
 
-    The median: a resumed run may have taken many times as long by the clock.
+    The clock of a resumed run counts at full size only, for which a table states nothing.
     """
-    for entries in (finished[row.name], [each for those in finished.values() for each in those]):
-        seconds = [each.seconds for each in entries if each.seconds is not None]
-        if seconds:
+    everything = [each for entries in finished.values() for each in entries]
+    for entries in (finished[row.name], everything):
+        if seconds := [each.facts["cpu_seconds"] for each in entries if "cpu_seconds" in each.facts]:
             return median(seconds) / 60
-    return table.minutes
+    clock = [each.seconds for each in everything if each.form == FULL and each.seconds is not None]
+    return median(clock) / 60 if clock else table.minutes
 
 
 def missing(
@@ -96,6 +97,12 @@ def missing(
                 minutes = estimate(table, row, finished) if known else 0.0
                 tasks.append(Task(name, row.name, seed, form, minutes))
     return tasks
+
+
+def has_begun(task: Task, runs: Path) -> bool:
+    """Return whether a task has a run folder, in which it goes on."""
+    table = papers.load(task.table)
+    return results.run_folder(runs, task.table, table, table.row(task.row), task.form, task.seed).exists()
 
 
 def run(
@@ -138,7 +145,8 @@ def run(
         entry = Entry(**answer)
         results.add(folder, task.table, entry)
         name, value = next(iter(entry.figures.items()))
-        tell(f"{task.name}: {name} {value:.6g}, {entry.facts['seconds'] / 60:.1f} minutes")
+        shown = f"{value:,.0f}" if name == "parameters" else f"{value:.6g}"
+        tell(f"{task.name}: {name} {shown}, {entry.facts['seconds'] / 60:.1f} minutes")
 
     return run_all(
         f"{__package__}.worker",

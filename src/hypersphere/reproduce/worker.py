@@ -20,7 +20,7 @@ from ..train.processes import serve
 from ..train.results import Result
 from ..train.storage.folder import LockedError
 from .figures import figures_of
-from .results import FULL, Entry, fingerprint, machine, training_fingerprint
+from .results import FULL, Entry, fingerprint, machine, run_folder
 
 WAIT = 5.0  # seconds between looks at a run that another process trains
 
@@ -37,9 +37,7 @@ class Place:
     root: str | None = None
 
     def folder(self, row: Row, seed: int) -> Path:
-        """Return the run folder of a row; one whose settings have changed since has another."""
-        name = training_fingerprint(self.table, row, self.form)[:8]
-        return Path(self.runs, self.name, self.form, row.name, name, f"seed{seed}")
+        return run_folder(Path(self.runs), self.name, self.table, row, self.form, seed)
 
     def train(self, row: Row, seed: int) -> Result:
         """Train a row or go on with it, after the row that it starts from, and return the result."""
