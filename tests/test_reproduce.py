@@ -452,12 +452,12 @@ def test_steps_that_were_never_reached_are_no_measurement(tmp_path, monkeypatch,
     assert main(["reproduce", "opt.steps", "--results", str(tmp_path)]) == 0
     head, columns, *lines = capsys.readouterr().out.splitlines()
     assert head == "opt.steps: steps; steps to 60 % validation accuracy"
-    assert columns.split()[-5:] == ["class0", "error", "(%)", "accuracy", "(%)"]
+    assert columns.split()[-7:] == ["error", "of", "class", "0", "(%)", "accuracy", "(%)"]
     assert lines[0].split()[-6:] == ["-", "(paper", "30.00)", "50.00", "±", "0"]
     assert lines[1].split()[-8:] == ["9.00", "±", "0", "(paper", "30.00)", "70.00", "±", "0"]
     page = pytest.importorskip("tools.results_page")
     text = page._section(compare.compare("opt.steps", tmp_path))
-    assert "| class0 error (%) | accuracy (%) |\n" in text
+    assert "| error of class 0 (%) | accuracy (%) |\n" in text
     assert "| fast | - | 40 ± 0 | 2 | - | 9.00 ± 0 (paper 30.00) | 70.00 ± 0 |\n" in text
     assert page.picture(compare.compare("opt.steps", tmp_path)) is None
 

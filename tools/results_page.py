@@ -17,34 +17,42 @@ PICTURES = "pictures/results"
 MEMORY, FINDINGS = "memory.txt", "findings.toml"
 HEADER = """# What was measured
 
-This page is generated from the files in `results/` (`make tables`). No number on it is typed by hand. Each table has
-the command that measures it again on your machine. The small forms run on two cores; they are much smaller than the
-papers' networks and trainings, so compare the differences between rows, not the rows with the paper. `± ` is the
-standard deviation over seeds; the lines of the pictures are that of the difference from the first row. "better" and
-"worse" are against the first row of the column, by Welch's t-test over the seeds at p < 0.05; a single seed cannot
-decide. Choices were made on held-out training images, never on test images. Core-minutes are CPU time, or that of the
-clock for runs that were resumed or are older.
+This page is generated from the files in `results/` (`make tables`). No result on it is typed by hand. Each table has
+its command; in a clone, whose `results/` has these rows already, add `--results DIR` to measure them on your machine.
+The small forms run on two cores. They are much smaller than the papers' networks and trainings, so compare the sign of
+differences between rows, not the rows with the paper. Rows that exist only at full size (`--full`) are not shown.
+
+`±` is the standard deviation over seeds; the error bars of the pictures are that of the difference from the first row.
+"better" and "worse" are against the first row of the column, by Welch's t-test over the seeds at p < 0.05; a single
+seed cannot decide. Settings were chosen on held-out training images, never on test images. Where seeds were added after
+a look at the result, the text below the table says so: such p-values are too small. Core-minutes are CPU time; for runs
+that were resumed, and for the earliest ones, they are elapsed time.
 
 """
 
 
-#: rows of the README, each compared with the first of its column
-HEADLINES = {
-    "spherenet.1": "softmax/cosine",
-    "spherenet.3": "cosine",
-    "mhe.1": "cifar100/half-space-s2",
-    "mhe.7": "single/half-space",
-    "mhe.8": "m4/sphereface+",
-    "opt.1": "cnn6/gs-fixed",
-    "opt.6": "mlp-n/cp",
-    "opt.9": "cora/cp",
-}
+#: tables and rows of the README, each compared with the first of its column: one of every column with several seeds
+HEADLINES = (
+    ("spherenet.1", "softmax/cosine"),
+    ("spherenet.1", "w-cosine/cosine"),
+    ("spherenet.3", "cosine"),
+    ("mhe.1", "cifar100/half-space-s2"),
+    ("mhe.2", "16-32-64/half-space"),
+    ("mhe.7", "single/half-space"),
+    ("mhe.8", "m4/sphereface+"),
+    ("opt.1", "cnn6/gs-fixed"),
+    ("opt.5", "cp"),
+    ("opt.6", "mlp-n/cp"),
+    ("opt.6", "mlp-x/cp"),
+    ("opt.9", "cora/cp"),
+    ("opt.9", "pubmed/cp"),
+)
 
 
 def headlines(folder: Path) -> str:
     """The README's table: one row of each of some tables, beside the paper's."""
     lines = ["| table | row | measured | seeds | paper | |", "|---|---|---|---|---|---|"]
-    for name, row in HEADLINES.items():
+    for name, row in HEADLINES:
         found = compare.compare(name, folder)
         rows = {each["row"]: each for each in found["rows"]}
         table = papers.load(name)

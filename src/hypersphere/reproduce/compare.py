@@ -19,6 +19,12 @@ CLIPPED = (
     "Gradient norms are clipped at 1, which the paper does not say; its released code bounds gradients by the loss "
     "log(softmax + 1e-4)."
 )
+LABELS = {
+    "few_shot": "accuracy of 5-way 5-shot episodes",
+    "class0_accuracy": "accuracy of class 0",
+    "class0_error": "error of class 0",
+    "score": "score, more is better",
+}
 COUNTS = ("steps", "parameters")  # figures that are whole numbers
 
 
@@ -109,7 +115,7 @@ def described(table: Table, name: str) -> str:
     if name == "steps" and table.target is not None:
         return f"steps to {table.target:g} % validation accuracy"
     unit = FIGURES.get(name, ("%", None))[0]
-    return name.replace("_", " ") + (f" ({unit})" if unit else "")
+    return LABELS.get(name, name.replace("_", " ")) + (f" ({unit})" if unit else "")
 
 
 def further_figures(table: Table) -> list[str]:
