@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 import hypersphere as hs
+from hypersphere._internal.modules import install_command
 from hypersphere.cli import main
 from hypersphere.train import Config, derive, fit
 from hypersphere.train.inference.run import load_run
@@ -355,7 +356,7 @@ def test_export_of_a_checkpoint_needs_a_name(folder, capsys):
 def test_export_names_the_package_that_is_missing(folder, capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "onnx", None)
     line = fails(capsys, "export", folder, "--out", tmp_path / "a.onnx")
-    assert line.startswith("exporting to ONNX needs onnx: pip install 'hypersphere[export]'")
+    assert line.startswith(f"exporting to ONNX needs onnx: {install_command('export')}")
     assert not list(tmp_path.iterdir())
 
 

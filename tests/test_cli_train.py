@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hypersphere import catalog, recipes
+from hypersphere._internal.modules import install_command
 from hypersphere.catalog import COMMANDS
 from hypersphere.cli import _output, completion, main
 from hypersphere.cli import list as listing
@@ -646,7 +647,7 @@ def test_completion_knows_every_flag(capsys):
 def test_completion_without_shtab(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) == 2
-    assert capsys.readouterr().err == "hypersphere completion: completion needs shtab: pip install hypersphere[cli]\n"
+    assert capsys.readouterr().err == f"hypersphere completion: completion needs shtab: {install_command('cli')}\n"
 
 
 # -------------------------------------------------------------------------------------------- tables

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hypersphere._internal.modules import install_command
 from hypersphere.train import config
 from hypersphere.train.config import (
     Config,
@@ -639,7 +640,7 @@ try:
 except ConfigError as error:
     print(error)
 """
-    assert "YAML needs PyYAML: pip install hypersphere[cli], or write JSON" in _run(code)
+    assert f"YAML needs PyYAML: {install_command('cli')}, or write JSON" in _run(code)
 
 
 # The tables

@@ -7,6 +7,7 @@ import torch
 from pytorch_metric_learning import losses as library
 
 import hypersphere as hs
+from hypersphere._internal.modules import install_command
 from hypersphere.losses.embedding import METRIC_LOSSES, MetricLoss
 from hypersphere.train import Config, ConfigError, load_run
 from hypersphere.train.config import derive
@@ -103,7 +104,7 @@ def test_metric_loss_bad_input(monkeypatch):
     with pytest.raises(ValueError, match="NPairsLoss takes no margin"):
         MetricLoss("NPairsLoss", 4, 5, margin=1.0)
     monkeypatch.setitem(sys.modules, "pytorch_metric_learning", None)
-    wanted = "losses named pml.... need pytorch-metric-learning: pip install hypersphere[metric]"
+    wanted = f"losses named pml.... need pytorch-metric-learning: {install_command('metric')}"
     assert wanted in one_line(derive(tiny(), {"loss.name": "pml.NPairsLoss"}))
 
 

@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 import hypersphere as hs
+from hypersphere._internal.modules import install_command
 from hypersphere.catalog import PUBLIC
 
 
@@ -26,3 +28,17 @@ def test_names_resolved_lazily_are_the_names_that_type_checkers_see():
     assert seen <= set(dir(hs))
     with pytest.raises(AttributeError, match="no attribute 'SphereConv4d'"):
         hs.SphereConv4d  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (None, "pip install 'hypersphere[data]'"),
+        ('{"url": "file:///a%20b/c", "dir_info": {}}', "pip install '/a b/c[data]'"),
+        ('{"url": "file:///c", "dir_info": {"editable": true}}', "pip install -e '/c[data]'"),
+        ('{"url": "https://x/hypersphere.whl", "archive_info": {}}', "pip install 'hypersphere[data]'"),
+    ],
+)
+def test_the_command_that_installs_an_extra_names_where_the_package_came_from(origin, command, monkeypatch):
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: SimpleNamespace(read_text=lambda file: origin))
+    assert install_command("data") == command

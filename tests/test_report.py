@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from hypersphere import load_run
+from hypersphere._internal.modules import install_command
 from hypersphere.cli import main
 from hypersphere.report import networks, page, report_runs
 from hypersphere.report.curves import lines, mean_curve, thin
@@ -242,7 +243,7 @@ def test_without_plotly(tmp_path, capsys, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "plotly" else find(name))
     out = tmp_path / "page.html"
-    line = "pages with charts need plotly: pip install 'hypersphere[report]'"
+    line = f"pages with charts need plotly: {install_command('report')}"
     assert fails(capsys, good, "--html", out) == line
     assert not out.exists()
 

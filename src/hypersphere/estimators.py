@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ._internal import checks
+from ._internal.modules import install_command
 from .cosine import project, unit
 from .layers import SimilarityLike
 from .losses.margins import MARGINS
@@ -42,7 +43,7 @@ try:
     )
 except ImportError as error:
     raise ImportError(
-        f"hypersphere.estimators needs scikit-learn >= 1.6: pip install 'hypersphere[sklearn]' ({error})"
+        f"hypersphere.estimators needs scikit-learn >= 1.6: {install_command('sklearn')} ({error})"
     ) from error
 
 __all__ = ["SphereClassifier", "SphereSVC"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -15,9 +16,24 @@ def import_all(package: str, path: Iterable[str]) -> list[ModuleType]:
     return [import_module(f"{package}.{name}") for name in names]
 
 
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra, from the folder that the package came from if it came from one."""
+    import json
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import unquote, urlparse
+
+    source, option = "hypersphere", ""
+    with suppress(PackageNotFoundError):
+        origin = json.loads(distribution("hypersphere").read_text("direct_url.json") or "{}")
+        if "dir_info" in origin:
+            source = unquote(urlparse(origin["url"]).path)
+            option = "-e " if origin["dir_info"].get("editable") else ""
+    return f"pip install {option}'{source}[{extra}]'"
+
+
 def import_extra(module: str, package: str, what: str, extra: str) -> Any:
     """Import a module of an optional package that `what` needs. ImportError with the pip extra that has it."""
     try:
         return import_module(module)
     except ImportError as error:
-        raise ImportError(f"{what} needs {package}: pip install 'hypersphere[{extra}]' ({error})") from None
+        raise ImportError(f"{what} needs {package}: {install_command(extra)} ({error})") from None

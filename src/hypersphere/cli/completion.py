@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import catalog
+from .._internal.modules import install_command
 from . import add_commands, top_parser
 
 SHELLS = ("bash", "zsh", "fish")
@@ -61,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         import shtab
     except ImportError:
-        options.error("completion needs shtab: pip install hypersphere[cli]")
+        options.error(f"completion needs shtab: {install_command('cli')}")
     parser = top_parser()
     for command in add_commands(parser):
         for action in command._actions:

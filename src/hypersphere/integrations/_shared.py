@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._internal import checks
+from .._internal.modules import install_command
 from ..energy.regularizer import EnergyRegularizer
 from ..rotation.merging import merge
 from ..rotation.parametrization import find_rotated
@@ -62,4 +63,4 @@ def check(energy: Any, inner: Any) -> None:
 
 
 def missing(name: str, package: str) -> ImportError:
-    return ImportError(f"{name} needs {package}: pip install 'hypersphere[{package}]'")
+    return ImportError(f"{name} needs {package}: {install_command(package)}")

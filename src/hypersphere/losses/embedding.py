@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._internal import checks
+from .._internal.modules import install_command
 from .._internal.nearest import unknown
 from ..cosine import accumulation_dtype
 from .metric_learning import MetricOptions
@@ -175,6 +176,6 @@ def _library() -> Any:
         from pytorch_metric_learning import losses  # type: ignore[import-untyped]
     except ImportError:
         raise ValueError(
-            f"losses named {PREFIX}... need pytorch-metric-learning: pip install hypersphere[metric]"
+            f"losses named {PREFIX}... need pytorch-metric-learning: {install_command('metric')}"
         ) from None
     return losses

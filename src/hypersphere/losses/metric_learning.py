@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 from torch import nn
 
 from .._internal import checks
+from .._internal.modules import install_command
 
 
 class MetricOptions(TypedDict, total=False):
@@ -58,8 +59,7 @@ def make_reduction(
         from ._reduction import Reduction, check_distance
     except ImportError as error:
         raise ImportError(
-            "reducer, distance and regularizers need pytorch-metric-learning: pip install 'hypersphere[metric]' "
-            f"({error})"
+            f"reducer, distance and regularizers need pytorch-metric-learning: {install_command('metric')} ({error})"
         ) from error
     if distance is not None:
         check_distance(distance, scale)

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from .._internal.modules import install_command
 from .._internal.safe_files import write_text
 
 Cell = str | float | None | tuple[str, float | None]
@@ -223,7 +224,7 @@ def _plotly() -> tuple[str, str]:
     """Return plotly.js, and its compressed bytes as base64. Without importing plotly, which takes a while."""
     found = importlib.util.find_spec("plotly")
     if found is None or not found.submodule_search_locations:
-        raise ImportError("pages with charts need plotly: pip install 'hypersphere[report]'")
+        raise ImportError(f"pages with charts need plotly: {install_command('report')}")
     data = Path(found.submodule_search_locations[0], "package_data", "plotly.min.js").read_bytes()
     return data.decode(), base64.b64encode(gzip.compress(data, mtime=0)).decode()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..._internal import checksummed_json
+from ..._internal.modules import install_command
 from .values import ConfigError, shown
 
 LARGEST_FILE = 64 * 1024  # bytes; PyYAML takes some seconds for the worst of them
@@ -92,7 +93,7 @@ def _yaml(text: str) -> Any:
     try:
         import yaml  # type: ignore[import-untyped]
     except ImportError:
-        raise ConfigError("YAML needs PyYAML: pip install hypersphere[cli], or write JSON") from None
+        raise ConfigError(f"YAML needs PyYAML: {install_command('cli')}, or write JSON") from None
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         """Compose nodes without aliases and tags; scalars are typed as in YAML 1.2."""
