@@ -143,7 +143,7 @@ def test_settings_of_mhe(name, tables):
         config = row.full
         if name == "mhe.14":
             continue
-        assert config.clip == (None if faces else 1.0)
+        assert config.clip == (None if faces and row.name != "l-softmax" else 1.0)
         if faces:
             second = row.start is not None
             assert (config.steps, config.optimizer.lr) == ((8000, 0.01) if second else (28_000, 0.1))

@@ -31,8 +31,8 @@ _STAGES = (
     "1 of the energy, for which the released code has 10, 2.3, 6 and 5.3 for m = 4, 3, 2 and 1."
 )
 _NO_MEGAFACE = (
-    "MegaFace is not given out any more, so its figures stand beside no measured ones; `hypersphere evaluate --identify` "
-    "measures identification among distractors of your own. "
+    "MegaFace is not given out any more, so its figures stand beside no measured ones; `hypersphere evaluate "
+    "--identify` measures identification among distractors of your own. "
 ) + _STAGES
 _CONTROL = (
     "The second stage without energy, which the paper does not have: a row with energy is trained for longer than the "

@@ -273,8 +273,8 @@ SHORT = (
 REGULARIZED = "OR adds 0.1·‖RᵀR − I‖, the released code's term; the paper squares the norm and gives no weight."
 
 AS_STATED = (
-    "MLPs have the paper's rate and R from N(0, 1), with which some rows fail here: MLP-N's baseline learns nothing, and "
-    "with OR the gradients overflow within the first 13 steps."
+    "MLPs have the paper's rate and R from N(0, 1), with which some rows fail here: MLP-N's baseline learns nothing, "
+    "and with OR the gradients overflow within the first 13 steps."
 )
 
 
