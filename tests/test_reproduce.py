@@ -326,10 +326,12 @@ def test_list_of_tables(tables, in_process, tmp_path, capsys):
     assert list(before) == list(papers.TABLES)
     assert (before["opt.computed"]["done"], before["opt.computed"]["runs"]) == (0, 4)
     assert math.isclose(before["opt.made"]["minutes"], 3 * 0.2)
+    assert before["opt.made"]["cost"] == before["opt.made"]["minutes"]
     main(["reproduce", "opt.computed", "--results", str(tmp_path)])
     capsys.readouterr()
     assert main(["reproduce", "--results", str(tmp_path)]) == 0
-    assert "4 of 4" in capsys.readouterr().out
+    line = next(line for line in capsys.readouterr().out.splitlines() if "opt.computed" in line)
+    assert line.split()[2:] == ["4", "of", "4", "4.0", "0.0", "computed"]  # the table states a minute a run
 
 
 def test_rows_with_a_small_form_are_told_from_those_without(tables, tmp_path, capsys):

@@ -82,13 +82,14 @@ def _list(folder: Path, options: argparse.Namespace) -> int:
         print(json.dumps(listed, indent=2))
         return 0
     cells = [
-        [each["table"], _rows(each), f"{each['done']} of {each['runs']}", _cost(each["minutes"]), each["title"]]
+        [each["table"], _rows(each), f"{each['done']} of {each['runs']}", *map(_cost, minutes), each["title"]]
         if each["runs"]
-        else [each["table"], "only --full", "-", "-", each["title"]]
+        else [each["table"], "only --full", "-", "-", "-", each["title"]]
         for each in listed
+        for minutes in [(each["cost"], each["minutes"])]
     ]
     form = "full" if options.full else "small"
-    print_table(["table", f"rows of {form} size", "runs done", "minutes left", "what"], cells, left=5)
+    print_table(["table", f"rows of {form} size", "runs done", "core-minutes", "left", "what"], cells, left=6)
     return 0
 
 

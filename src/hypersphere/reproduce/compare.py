@@ -29,20 +29,21 @@ COUNTS = ("steps", "parameters")  # figures that are whole numbers
 
 
 def overview(name: str, folder: Path, full: bool) -> Row:
-    """Return how many runs of a table are done, and the minutes that the others take; None where nobody knows."""
+    """Return how many runs of a table are done, and the core-minutes of all and of the others; None where unknown."""
     table, form = papers.load(name), form_of(full)
     rows = [row for row in table.rows if can_run(row, form)]
     finished = done(table, results.read(folder, name), form)
     left = {row.name: max(0, row.seeds - len(finished[row.name])) for row in rows}
     known = not full or any(finished.values())
-    minutes = sum(left[row.name] * estimate(table, row, finished) for row in rows) if known else None
+    costs = {row.name: estimate(table, row, finished) for row in rows}
     runs = sum(row.seeds for row in rows)
     return {
         "table": name,
         "title": table.title,
         "runs": runs,
         "done": runs - sum(left.values()),
-        "minutes": minutes,
+        "cost": sum(row.seeds * costs[row.name] for row in rows) if known else None,
+        "minutes": sum(left[name] * cost for name, cost in costs.items()) if known else None,
         "rows": [row.name for row in table.rows],
         "sized": len(rows),
     }
