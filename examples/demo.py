@@ -33,13 +33,16 @@ from hypersphere.train import Config, Data, Energy, Model, Optimizer, Rotation, 
 
 
 class DeepCNN(hs.models.Network):
-    """Twelve convolutions with 16 filters of 3×3, no BatchNorm, torch's own initial weights."""
+    """Twelve convolutions with 16 filters of 3×3, torch's own initial weights."""
 
-    def __init__(self, num_classes: int = 10, in_channels: int = 1, depth: int = 12, width: int = 16) -> None:
+    def __init__(
+        self, num_classes: int = 10, in_channels: int = 1, depth: int = 12, width: int = 16, batch_norm: bool = False
+    ) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         for i in range(depth):
-            layers += [nn.Conv2d(width if i else in_channels, width, 3, padding=1), nn.ReLU()]
+            layers.append(nn.Conv2d(width if i else in_channels, width, 3, padding=1))
+            layers += [nn.BatchNorm2d(width), nn.ReLU()] if batch_norm else [nn.ReLU()]
             if i in (depth // 3, 2 * depth // 3):
                 layers.append(nn.MaxPool2d(2))
         self.layers = nn.Sequential(*layers, nn.Flatten())

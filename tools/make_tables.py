@@ -7,6 +7,7 @@ stale; tests/test_catalog.py runs that.
 
 import ast
 import inspect
+import json
 import re
 import sys
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tools import demo_table, finetune_page, networks, results_page, tested_models
+from tools import demo_controls, demo_table, finetune_page, networks, results_page, tested_models
 
 import hypersphere
 from hypersphere import cli, data, losses, models, orthogonal, recipes, similarity
@@ -183,6 +184,8 @@ def generated() -> dict[Path, str]:
     text = between_markers(
         readme.read_text(encoding="utf-8"), demo_table.MARKER, demo_table.markdown(demo_table.read(ROOT))
     )
+    controls = json.loads((ROOT / "results" / demo_controls.FILE).read_text(encoding="utf-8"))
+    text = between_markers(text, demo_controls.MARKER, demo_table.markdown(controls))
     return {
         readme: between_markers(text, "papers", results_page.headlines(ROOT / "results")),
         ROOT / "src" / "hypersphere" / "catalog.py": catalog(),
