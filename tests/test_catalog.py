@@ -33,6 +33,13 @@ def test_a_stale_file_is_found_and_written(tmp_path, monkeypatch, capsys):
     assert (file.read_text(), capsys.readouterr().out) == ("new", "wrote: catalog.py\n")
 
 
+def test_a_table_between_markers_leaves_the_rest_of_the_page():
+    page = "<!-- a -->\n<!-- end -->\ntext\n<!-- b -->\nold\n<!-- end -->\n"
+    filled = make_tables.between_markers(page, "a", "new\n")
+    assert filled == page.replace("<!-- a -->\n", "<!-- a -->\nnew\n")
+    assert make_tables.between_markers(filled, "a", "") == page
+
+
 def test_what_optimizers_and_losses_take():
     """By hand, from the papers and from torch.optim."""
     assert [name for name, taken in catalog.OPTIMIZERS.items() if "momentum" in taken] == ["rmsprop", "sgd", "ogd"]

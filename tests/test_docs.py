@@ -22,7 +22,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from rich.console import Console
-from tools import demo_table, make_pictures
+from tools import demo_controls, demo_table, make_pictures
 
 import hypersphere as hs
 from hypersphere.tune import worker
@@ -233,6 +233,18 @@ def test_what_the_readme_says_of_the_demo_was_measured() -> None:
     ):
         means = [statistics.mean(tasks[task][name]["accuracies"]) for name in (method, "plain")]
         assert sentence.format(*(f"{mean:.1f}" for mean in means)) in text
+
+
+def test_the_controls_of_the_readme_are_those_that_the_tool_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    found, stored = demo_controls.tasks(), json.loads((ROOT / "results" / demo_controls.FILE).read_text())
+    assert list(found) == list(stored)
+    for task, methods in stored.items():
+        assert {*methods} <= {*found[task]}
+        assert all(len(each["accuracies"]) == len(demo_controls.SEEDS) for each in methods.values())
+    assert found["deep CNN with BatchNorm"]["plain"].model.batch_norm
+    means = {each["validation"] for each in stored["MLP on 100 digits"].values()}
+    assert None not in means  # the weight decay was chosen by them
 
 
 def test_sphere_layers_train_the_same_way_in_every_process(sphere_layers: ModuleType, console: Console) -> None:

@@ -175,7 +175,7 @@ def figures_page(page: str) -> str:
 
 
 def between_markers(page: str, name: str, table: str) -> str:
-    return re.sub(rf"(?<=<!-- {name} -->\n).*?(?=<!-- end -->)", lambda _: table, page, flags=re.DOTALL)
+    return re.sub(rf"(?<=<!-- {name} -->\n).*?(?=<!-- end -->)", lambda _: table, page, count=1, flags=re.DOTALL)
 
 
 def generated() -> dict[Path, str]:
