@@ -40,5 +40,6 @@ def test_names_resolved_lazily_are_the_names_that_type_checkers_see():
     ],
 )
 def test_the_command_that_installs_an_extra_names_where_the_package_came_from(origin, command, monkeypatch):
-    monkeypatch.setattr("importlib.metadata.distribution", lambda name: SimpleNamespace(read_text=lambda file: origin))
+    found = [SimpleNamespace(read_text=lambda file, text=text: text) for text in (None, origin)]
+    monkeypatch.setattr("importlib.metadata.distributions", lambda name: found)
     assert install_command("data") == command

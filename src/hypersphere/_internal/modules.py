@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Iterable
-from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -19,12 +18,12 @@ def import_all(package: str, path: Iterable[str]) -> list[ModuleType]:
 def install_command(extra: str) -> str:
     """Return the command that installs an extra, from the folder that the package came from if it came from one."""
     import json
-    from importlib.metadata import PackageNotFoundError, distribution
+    from importlib.metadata import distributions
     from urllib.parse import unquote, urlparse
 
     source, option = "hypersphere", ""
-    with suppress(PackageNotFoundError):
-        origin = json.loads(distribution("hypersphere").read_text("direct_url.json") or "{}")
+    for found in distributions(name="hypersphere"):  # a build leaves a second one in src/, without an origin
+        origin = json.loads(found.read_text("direct_url.json") or "{}")
         if "dir_info" in origin:
             source = unquote(urlparse(origin["url"]).path)
             option = "-e " if origin["dir_info"].get("editable") else ""
