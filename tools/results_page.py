@@ -196,15 +196,22 @@ def _section(each: dict[str, Any], finding: str = "") -> str:
     if finding:
         text += f"{finding}\n\n"
     if picture(each):
-        text += f"![{title}: differences from the first row]({PICTURES}/{each['table']}.svg)\n\n"
+        text += f"![{title}: the rows beside the first of their column]({PICTURES}/{each['table']}.svg)\n\n"
     return text
 
 
 def picture(each: dict[str, Any]) -> str | None:
-    """The differences from the first row of the column, measured and in the paper; None if there are none."""
+    """What the rows have beside the first of their column, measured and in the paper; None if there are no others.
+
+    Differences, or of counts, which are neither better nor worse, shares.
+    """
     better = FIGURES[each["figure"]][1]
     if better is None:
-        return None
+        shares = [
+            (row["row"], 100 * row["paper"] / base["paper"], 100 * row["mean"] / base["mean"], None)
+            for row, base in _with_first(each)
+        ]
+        return dot_plot(shares, title=_title(each["table"]), xlabel=f"{each['figure']}, % of the first row")
     rows = []
     for row, base in _with_first(each):
         paper = None if row["paper"] is None or base["paper"] is None else row["paper"] - base["paper"]
