@@ -16,6 +16,7 @@ import pytest
 
 import hypersphere as hs
 import hypersphere.data as data
+from hypersphere._internal.modules import install_command
 from hypersphere.data import _files, _pickles, cifar, planetoid
 from hypersphere.data.planetoid import _read_rows
 from tests import official_files as official
@@ -773,7 +774,7 @@ def test_packages_that_are_missing(module, call, tmp_path, monkeypatch):
     official.write(tmp_path / "train_files.txt", "x.h5")
     official.write(tmp_path / "class" / "x.png", b"")
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=r"pip install 'hypersphere\[data\]'"):
+    with pytest.raises(ImportError, match=re.escape(install_command("data"))):
         call(tmp_path)
     assert len(data.load("digits")) == 1280  # needs none of them
 

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -23,6 +24,7 @@ from sklearn.svm import LinearSVC
 from sklearn.utils.estimator_checks import check_estimator
 
 import hypersphere as hs
+from hypersphere._internal.modules import install_command
 from hypersphere.estimators import SphereClassifier, SphereSVC
 from tests import reference
 
@@ -287,7 +289,7 @@ def test_bad_data():
 def test_without_scikit_learn(monkeypatch):
     monkeypatch.delitem(sys.modules, "hypersphere.estimators")
     monkeypatch.setitem(sys.modules, "sklearn.base", None)
-    with pytest.raises(ImportError, match=r"pip install 'hypersphere\[sklearn\]'"):
+    with pytest.raises(ImportError, match=re.escape(install_command("sklearn"))):
         import hypersphere.estimators  # noqa: F401
 
 

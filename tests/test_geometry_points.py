@@ -4,6 +4,7 @@ import builtins
 import importlib
 import itertools
 import math
+import re
 import sys
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from hypersphere import geometry
 from hypersphere._internal import checks
+from hypersphere._internal.modules import install_command
 from hypersphere.geometry import covering, points
 from tests import reference_geometry as reference
 
@@ -267,7 +269,7 @@ class TestCoveringRadius:
         monkeypatch.setattr("hypersphere._internal.modules.import_module", refuse)
         monkeypatch.setattr(builtins, "__import__", refuse)
         for function in (geometry.covering_radius, geometry.hole_radii):
-            with pytest.raises(ImportError, match=r"pip install 'hypersphere\[geometry\]'"):
+            with pytest.raises(ImportError, match=re.escape(install_command("geometry"))):
                 function(cube())
         assert geometry.covering_radius(circle(0, 90, 180)) == pytest.approx(math.pi / 2)
         assert geometry.covering_radius(cube(), method="estimate") == pytest.approx(

@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from hypersphere._internal.modules import install_command
 from hypersphere.report import page as module
 from hypersphere.report.page import Page, colour
 
@@ -138,7 +139,7 @@ def test_plotly_is_needed_for_charts_only(monkeypatch):
     page = Page("title")
     assert 'id="plotly"' not in page.html()
     page.chart({"data": [{"y": [1]}]})
-    with pytest.raises(ImportError, match=r"pip install 'hypersphere\[report\]'"):
+    with pytest.raises(ImportError, match=re.escape(install_command("report"))):
         page.html()
 
 

@@ -1,6 +1,7 @@
 """A run read back: its network, its preprocessing, its figures, and its export."""
 
 import json
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -14,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import hypersphere as hs
+from hypersphere._internal.modules import install_command
 from hypersphere._internal.tensors import checksum_of
 from hypersphere.data.augment import CenterCrop, Compose, Normalize, Resize, as_stored
 from hypersphere.train import Config, derive, fit
@@ -566,7 +568,9 @@ def test_export_of_what_cannot_be(trained, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="the exported file gives different logits, off by"):
         export(run, tmp_path / "a.pt2")
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(ImportError, match=r"exporting to ONNX needs onnxscript: pip install 'hypersphere\[export\]'"):
+    with pytest.raises(
+        ImportError, match=re.escape(f"exporting to ONNX needs onnxscript: {install_command('export')}")
+    ):
         export(run, tmp_path / "a.onnx")
     assert not list(tmp_path.iterdir())
 
