@@ -43,6 +43,7 @@ def test_roc_figures_by_hand():
     curve = openset.roc_curve(torch.tensor([6.0, 5, 4, 3, 2, 1]), same)
     assert curve.auc == pytest.approx(8 / 9)
     assert curve.eer == pytest.approx(1 / 3)
+    assert repr(curve) == "Roc(7 points, auc 0.8889, eer 0.3333)"
     assert [curve.tar_at(far) for far in (0, 0.3, 1 / 3, 0.9, 1)] == pytest.approx([2 / 3, 2 / 3, 1, 1, 1])
     assert curve.corners() == {
         "far": [0, 0, 1 / 3, 1 / 3, 1],
@@ -87,6 +88,8 @@ def test_verification_is_the_literal_protocol():
         figures = result.to_dict(fars=(0.25,))
         assert figures["auc"] == pytest.approx(metrics.roc_auc_score(same, result.scores))
         assert figures["tar"] == {"0.25": result.roc.tar_at(0.25)}
+        shown = f"accuracy {result.accuracy:.4f} ± {result.std:.4f}, 4 folds, {len(same)} pairs, {result.roc!r}"
+        assert repr(result) == f"Verification({shown})"
         assert figures["std"] == pytest.approx(float(torch.tensor(figures["folds"]).std()))
 
 
@@ -218,4 +221,5 @@ def test_episode_accuracy_and_interval():
     result = few_shot.EpisodeAccuracy(torch.tensor([0.5, 0.7, 0.9], dtype=torch.float64), 0.0)
     assert result.accuracy == pytest.approx(0.7)
     assert result.interval == pytest.approx(1.96 * 0.2 / 3**0.5)
+    assert repr(result) == "EpisodeAccuracy(accuracy 0.7000 ± 0.2263, loss 0, 3 episodes)"
     assert math.isnan(few_shot.EpisodeAccuracy(torch.ones(1), 0.0).interval)

@@ -83,6 +83,7 @@ def test_gives_the_trained_network_back(trained, digits, kind):
     assert run.config == result.config
     assert (run.path, run.source) == (result.path, result.path / "final")
     assert run.step == (result.summary["best_step"] or result.summary["step"])
+    assert re.fullmatch(r"Result\(mlp on digits, step \d+, accuracy 0\.\d+, loss \d\.\d+, '\S+'\)", repr(result))
     assert repr(run) == f"Run({str(result.path)!r}, mlp, 10 classes, step {run.step})"
 
 

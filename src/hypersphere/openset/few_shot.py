@@ -30,6 +30,10 @@ class EpisodeAccuracy:
     accuracies: Tensor
     loss: float
 
+    def __repr__(self) -> str:
+        figures = f"accuracy {self.accuracy:.4f} ± {self.interval:.4f}, loss {self.loss:.4g}"
+        return f"EpisodeAccuracy({figures}, {len(self.accuracies)} episodes)"
+
     @property
     def accuracy(self) -> float:
         """The mean over the episodes."""

@@ -25,6 +25,9 @@ class Roc:
     tar: Tensor
     thresholds: Tensor
 
+    def __repr__(self) -> str:
+        return f"Roc({len(self.far)} points, auc {self.auc:.4f}, eer {self.eer:.4f})"
+
     @property
     def auc(self) -> float:
         """The area under the curve by the trapezoidal rule: the share of ordered couples, ties counted half."""

@@ -32,6 +32,10 @@ class Verification:
     scores: Tensor
     roc: Roc
 
+    def __repr__(self) -> str:
+        folds = f"{len(self.accuracies)} folds, {len(self.scores)} pairs"
+        return f"Verification(accuracy {self.accuracy:.4f} ± {self.std:.4f}, {folds}, {self.roc})"
+
     @property
     def accuracy(self) -> float:
         """The mean over the folds."""

@@ -46,6 +46,13 @@ class Result:
     path: Path | None
     config: Config
 
+    def __repr__(self) -> str:
+        measured = ((name, self.summary.get(name)) for name in ("accuracy", "loss"))
+        figures = "".join(f", {name} {value:.4g}" for name, value in measured if value is not None)
+        place = "" if self.path is None else f", {str(self.path)!r}"
+        network = f"{self.config.model.name} on {self.config.data.name}"
+        return f"Result({network}, step {self.summary['step']}{figures}{place})"
+
 
 def read_result(config: Config) -> Result | None:
     """Read the result in `out` if its training length is the config's; None if it must be trained or written again."""
