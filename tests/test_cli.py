@@ -114,6 +114,18 @@ def test_reader_that_has_enough():
         assert run_to(pipe) == (141, "")
 
 
+def test_reader_that_has_enough_of_a_long_answer(monkeypatch, capsys):
+    """A pipe that closes while a command prints is no error of its input."""
+
+    def closed(*_, **__):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("hypersphere.cli.reproduce.print_table", closed)
+    monkeypatch.setattr("hypersphere.cli._give_up_stdout", lambda: None)
+    assert main(["reproduce"]) == 141
+    assert capsys.readouterr() == ("", "")
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 def test_full_disk():
     with open("/dev/full", "w") as full:

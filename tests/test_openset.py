@@ -84,6 +84,8 @@ def test_verification_is_the_literal_protocol():
         allowed, cosines = reference.verification(first.double(), second.double(), same, fold)
         torch.testing.assert_close(result.scores, torch.tensor(cosines, dtype=torch.float64))
         assert all(float(a) in each for a, each in zip(result.accuracies, allowed, strict=True))
+        right = (result.scores >= result.thresholds[fold]) == same
+        assert [float(right[fold == i].double().mean()) for i in range(4)] == result.accuracies.tolist()
         assert result.accuracy == pytest.approx(sum(result.accuracies.tolist()) / 4)
         figures = result.to_dict(fars=(0.25,))
         assert figures["auc"] == pytest.approx(metrics.roc_auc_score(same, result.scores))

@@ -19,7 +19,7 @@ from hypersphere.cli import main
 from hypersphere.recipes import digits, papers
 from hypersphere.recipes.table import Row, Table
 from hypersphere.reproduce import compare, figures, results, runner, worker
-from hypersphere.reproduce.statistics import agreement, mean_and_deviation, welch
+from hypersphere.reproduce.statistics import agreement, confidence, holm, mean_and_deviation, welch
 from hypersphere.train import fit, processes
 from hypersphere.train.config import derive
 from tests.runs import workers_in_this_process
@@ -67,23 +67,43 @@ def in_process(monkeypatch):
 )
 def test_welch_is_scipys(one, other):
     stats = pytest.importorskip("scipy.stats")
-    assert welch(one, other) == pytest.approx(stats.ttest_ind(one, other, equal_var=False).pvalue, abs=2e-6)
+    found = stats.ttest_ind(one, other, equal_var=False)
+    assert welch(one, other) == pytest.approx(found.pvalue, abs=2e-6)
+    low, high = found.confidence_interval(0.95)
+    assert confidence(one, other) == pytest.approx((high - low) / 2, rel=1e-6)
+
+
+def test_holm_is_the_literal_procedure():
+    """Reject in the order of the p-values while p < level/(number left)."""
+    p_values = [0.04, 0.001, 0.012, 0.9, 0.013, 0.001]
+    corrected = holm(p_values)
+    for level in (0.005, 0.01, 0.05, 0.06, 0.2):
+        rejected = set()
+        for done, p in enumerate(sorted(p_values)):
+            if p >= level / (len(p_values) - done):
+                break
+            rejected.add(p)
+        assert {p for p, q in zip(p_values, corrected, strict=True) if q < level} == rejected
+    assert holm([]) == []
 
 
 def test_welch_at_the_edges():
     assert welch([1.0], [2.0, 3.0]) is None
-    assert welch([1.0, 1.0], [1.0, 1.0]) == 1
-    assert welch([1.0, 1.0], [2.0, 2.0]) == 0
+    assert confidence([1.0], [2.0, 3.0]) is None
+    assert welch([1.0, 1.0], [2.0, 2.0]) is None  # two equal values do not say that there is no spread
+    assert welch([1.0, 1.0], [2.0, 2.1]) < 0.1
     assert mean_and_deviation([2.0]) == (2.0, None)
 
 
 def test_order_of_rows():
     low, high, wide = [1.0, 1.1, 0.9], [2.0, 2.1, 1.9], [0.0, 1.0, 5.0]
-    assert agreement([1, 2], [high, low]) == {"same": 0, "opposite": 1, "undecided": 0}
-    assert agreement([1, 2], [low, wide]) == {"same": 0, "opposite": 0, "undecided": 1}
-    assert agreement([1, 1], [low, high]) == {"same": 0, "opposite": 0, "undecided": 0}
-    assert agreement([1, None, 2], [low, low, high]) == {"same": 1, "opposite": 0, "undecided": 0}
-    assert agreement([1, 2], [low, []]) == {"same": 0, "opposite": 0, "undecided": 0}
+    none = {"same": 0, "opposite": 0, "undecided": 0, "untested": 0}
+    assert agreement([1, 2], [high, low]) == none | {"opposite": 1}
+    assert agreement([1, 2], [low, wide]) == none | {"undecided": 1}
+    assert agreement([1, 1], [low, high]) == none
+    assert agreement([1, None, 2], [low, low, high]) == none | {"same": 1}
+    assert agreement([1, 2], [low, []]) == none
+    assert agreement([1, 2], [low, [2.0]]) == none | {"untested": 1}
 
 
 # Running
@@ -156,18 +176,51 @@ def test_an_accuracy_on_classes_trained_on_is_no_few_shot(tmp_path):
             figures.figures_of(replace(made(), figure=figure), result, None)
 
 
-def test_a_run_of_another_table_is_copied(tables, in_process, monkeypatch, tmp_path):
-    other = Table("other", "error", (Row("same", 9.0, short(), short()), Row("new", 8.0, None, short(steps=3))))
+def test_a_run_of_another_table_counts_too(tables, in_process, monkeypatch, tmp_path):
+    other = Table("other", "error", (Row("same", 9.0, short(), short(), 3), Row("new", 8.0, None, short(steps=3))))
     monkeypatch.setitem(papers.TABLES, "opt.other", lambda: other)
-    runner.run(runner.missing("opt.made", tmp_path, seeds=1), tmp_path, tmp_path / "runs")
-    lines = []
-    assert runner.run(runner.missing("opt.other", tmp_path), tmp_path, tmp_path / "runs", tell=lines.append) == []
-    assert lines[0] == "opt.other same seed 0: copied from opt.made plain"
-    assert not (tmp_path / "runs/opt.other/small/same").exists()
-    (there, *_), (here, _) = (results.read(tmp_path, name) for name in ("opt.made", "opt.other"))
-    assert next(iter(here.figures)) == "error"
-    assert here.figures == there.figures
-    assert (here.facts, here.config, here.row) == (there.facts, there.config, "same")
+    runner.run(runner.missing("opt.made", tmp_path), tmp_path, tmp_path / "runs")  # "plain" with two seeds
+    tasks = runner.missing("opt.other", tmp_path)
+    assert [(task.row, task.seed) for task in tasks] == [("new", 0), ("same", 2)]
+    assert runner.run(tasks, tmp_path, tmp_path / "runs") == []
+    there, here = (compare.compare(name, tmp_path)["rows"] for name in ("opt.made", "opt.other"))
+    assert [row["seeds"] for row in there[:2]] == [3, 1]  # in both directions
+    assert [row["seeds"] for row in here] == [3, 1]
+    assert here[0]["values"] == pytest.approx([100 - each for each in there[0]["values"]])
+    counted = [[entry.seconds for entry in results.read(tmp_path, name)] for name in ("opt.made", "opt.other")]
+    assert sum(row["seconds"] for row in there) == pytest.approx(sum(counted[0]))  # a run's time counts once
+    assert sum(row["seconds"] for row in here) == pytest.approx(sum(counted[1]))
+
+
+def test_a_training_that_breaks_off_is_recorded(tables, in_process, monkeypatch, tmp_path, capsys):
+    rows = (Row("plain", 90.0, None, short(), 2), Row("wild", 80.0, None, short(**{"optimizer.lr": 1e25}), 2))
+    monkeypatch.setitem(papers.TABLES, "opt.wild", lambda: Table("breaks off", "accuracy", rows))
+    argv = ["reproduce", "opt.wild", "--results", str(tmp_path), "--runs", str(tmp_path / "runs")]
+    assert main(argv) == 0
+    out, err = capsys.readouterr()
+    assert "wild   80.00  broke off (2 of 2)      2                      -" in out
+    assert "opt.wild wild seed 0: step " in err
+    assert runner.missing("opt.wild", tmp_path) == []  # it would break off again
+    assert main([*argv, "--json"]) == 0
+    plain, wild = json.loads(capsys.readouterr().out)["rows"]
+    assert (plain["failed"], wild["failed"], wild["mean"], wild["difference"]) == (0, 2, None, None)
+    page = pytest.importorskip("tools.results_page")
+    assert "| wild | 80.00 | broke off (2 of 2) | 2 | - |" in page._section(compare.compare("opt.wild", tmp_path))
+
+
+def test_a_second_stage_costs_what_it_trains(tables, tmp_path, monkeypatch):
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr(worker.time, "process_time", lambda: float(next(clock)))
+    request = {"table": "opt.made", "row": "second", "seed": 0, "form": "small", "runs": str(tmp_path)}
+    trained = []
+    fitted = worker.fit
+    monkeypatch.setattr(
+        worker, "fit", lambda config, **options: (trained.append(next(clock)), fitted(config, **options))[1]
+    )
+    entry = worker.run({**request, "threads": 1, "device": "cpu", "root": None})
+    first, second, third = trained  # the first stage, looked up again before the second
+    assert first < second < third
+    assert entry.facts["cpu_seconds"] == third + 10 - (second - 10) == 30
 
 
 def test_computed_rows(tables, in_process, tmp_path, capsys):
@@ -191,7 +244,7 @@ def test_results_of_another_version_are_kept_and_not_mixed(tables, in_process, t
     assert len(results.read(tmp_path, "opt.computed")) == 2
     file = results.path_of(tmp_path, "opt.computed")
     file.write_text(checksummed_json.with_checksum({"format": 3, "hypersphere": "9.0", "lines": []}))
-    assert compare.overview("opt.computed", tmp_path, False)["done"] == 0
+    assert next(each for each in compare.overview(tmp_path, False) if each["table"] == "opt.computed")["done"] == 0
     with pytest.warns(UserWarning, match=r"version 9.0 of hypersphere: kept as opt.computed.version-9.0.format-3.json"):
         runner.run(runner.missing("opt.computed", tmp_path, seeds=1), tmp_path, tmp_path)
 
@@ -290,8 +343,6 @@ def test_steps_to_an_accuracy(tmp_path):
     expected = next(line["step"] for line in lines if line["accuracy"] >= best)
     assert figures.figures_of(table, result, None)["steps"] == expected
     assert figures.figures_of(replace(table, target=101.0), result, None)["steps"] == 5  # never reached
-    of_class = figures.figures_of(replace(table, figure="class0_accuracy"), result, None)
-    assert 0 <= of_class["class0_accuracy"] <= 100
     with pytest.raises(ValueError, match="has no figure score"):
         figures.figures_of(replace(table, figure="score"), replace(result, path=None), None)
 
@@ -497,7 +548,7 @@ def test_page_and_pictures_are_made_of_the_results(tables, in_process, tmp_path)
 def test_the_page_lists_what_the_seeds_decide(tmp_path, monkeypatch):
     page = pytest.importorskip("tools.results_page")
     values = {"base": (90.0, 90.2), "up": (95.0, 95.1), "down": (80.0, 80.1), "same": (89.0, 91.0), "once": (99.0,)}
-    rows = tuple(Row(f"a/{name}", 90.0 + i, short(), short()) for i, name in enumerate(values))
+    rows = tuple(Row(f"a/{name}", 90.0 + i, short(), short(steps=4 + i)) for i, name in enumerate(values))
     monkeypatch.setitem(papers.TABLES, "opt.decided", lambda: Table("decided", "accuracy", rows, "four steps."))
     for row, (name, found) in zip(rows, values.items(), strict=True):
         for seed, value in enumerate(found):
@@ -506,13 +557,19 @@ def test_the_page_lists_what_the_seeds_decide(tmp_path, monkeypatch):
                 tmp_path, "opt.decided", results.Entry(f"a/{name}", seed, "small", config, {"accuracy": value}, {})
             )
     text = page._decided([compare.compare("opt.decided", tmp_path)])
-    assert "column: 3. 1 are better, 1 worse, 1 undecided. 1 more have a single seed" in text
+    assert "3 rows have two seeds or more" in text
+    assert "column: 1 are better, 1 worse, 1 undecided by" in text
+    assert "1 more have a single seed on one side. So many tests decide about 0 by chance alone" in text
     lines = [line for line in text.splitlines() if line.startswith("| [")]
     assert [line.split(" | ")[1:4] for line in lines] == [
         ["a/base → up", "+4.95", "+1.00"],
         ["a/base → down", "-10.05", "+2.00"],
     ]
     assert ["better" in lines[0], "worse" in lines[1]] == [True, True]
+    assert all(line.endswith("| remains |") for line in lines)
+    assert page._tests([compare.compare("opt.decided", tmp_path)] * 2) == page._tests(
+        [compare.compare("opt.decided", tmp_path)]
+    )  # rows that two tables have are tested once
 
 
 def test_every_table_that_was_trained_says_what_came_out():

@@ -266,6 +266,18 @@ def test_the_whole_command(trained, capsys):
     assert json.loads(capsys.readouterr().out)["data"]["train"] == 163  # of all training data
 
 
+def test_more_trials_after_few(trained, capsys):
+    """Two trials have one rung, four have two: those that were trained to the end begin anew at the first."""
+    few = tune("--json", "--quiet", "--trials=2", capsys=capsys)
+    assert {part for *_, part in trained} == {1}
+    more = tune("--json", "--quiet", capsys=capsys)
+    assert more["finished"]
+    assert len([part for *_, part in trained[4:] if part == 3]) == 4 * 2
+    ended = {row["settings"]["optimizer.lr"]: row["folds"] for row in few["trials"]}
+    both = [row for row in more["trials"] if row["step"] == 12 and row["settings"]["optimizer.lr"] in ended]
+    assert all(row["folds"] == ended[row["settings"]["optimizer.lr"]] for row in both)
+
+
 def test_it_goes_on_after_an_interruption(trained, monkeypatch, capsys):
     whole = tune("--json", "--quiet", "--out=whole", capsys=capsys)
     del trained[:]

@@ -1,6 +1,5 @@
 """docs/results.md and its pictures, made from the files in results/. `make tables` writes them."""
 
-import math
 import re
 import tomllib
 from collections.abc import Iterator
@@ -11,59 +10,66 @@ from hypersphere.recipes import papers
 from hypersphere.recipes.table import FIGURES
 from hypersphere.report import dot_plot
 from hypersphere.reproduce import compare, results
+from hypersphere.reproduce.statistics import SIGNIFICANT, holm
 
 NAMES = {"spherenet": "SphereNet", "mhe": "MHE", "opt": "OPT"}
 PICTURES = "pictures/results"
 MEMORY, FINDINGS = "memory.txt", "findings.toml"
 HEADER = """# What was measured
 
-This page is generated from the files in `results/` (`make tables`). No result on it is typed by hand. Each table has
-its command; in a clone, whose `results/` has these rows already, add `--results DIR` to measure them on your machine.
-The small forms run on two cores. They are much smaller than the papers' networks and trainings, so compare the sign of
-differences between rows, not the rows with the paper. Rows that exist only at full size (`--full`) are not shown.
+This page is generated from the files in `results/` by `make tables`; its tables, pictures and differences are never
+typed by hand. The paragraphs below the tables are written by hand (`results/findings.toml`), and what they call "tried"
+is not kept in `results/`. Each table has its command; in a clone, whose `results/` has these rows already, add
+`--results DIR` to measure them on your machine. The small forms run on two cores. They are much smaller than the
+papers' networks and trainings, so compare the sign of differences between rows, not the rows with the paper. Rows that
+exist only at full size (`--full`) are not shown.
 
-`±` is the standard deviation over seeds; the error bars of the pictures are that of the difference from the first row.
-"better" and "worse" are against the first row of the column, by Welch's t-test over the seeds at p < 0.05; a single
-seed cannot decide. Settings were chosen on held-out training images, never on test images. Where seeds were added after
-a look at the result, the text below the table says so: such p-values are too small. Core-minutes are CPU time; for runs
-that were resumed, and for the earliest ones, they are elapsed time.
+`±` is the standard deviation over seeds. "better" and "worse" are against the first row of the column, by Welch's
+t-test over the seeds at p < 0.05; a single seed cannot decide. The error bars of the pictures are the 95 % confidence
+intervals of these differences: one that excludes 0 is decided. Runs with the same seed share their validation images;
+the test takes them as independent. Settings were chosen on held-out training images, never on test images. Where seeds
+were added after a look at the result, the text below the table says so: such p-values are too small.
+
+A run belongs to every table that has a row with its settings, and its time to the table that it was made for.
+Core-minutes are CPU time; for runs that were resumed, and for the earliest ones, they are elapsed time, which is more.
 
 """
 
 
-#: tables and rows of the README, each compared with the first of its column: one of every column with several seeds
-HEADLINES = (
-    ("spherenet.1", "softmax/cosine"),
-    ("spherenet.1", "w-cosine/cosine"),
-    ("spherenet.3", "cosine"),
-    ("mhe.1", "cifar100/half-space-s2"),
-    ("mhe.2", "16-32-64/half-space"),
-    ("mhe.7", "single/half-space"),
-    ("mhe.8", "m4/sphereface+"),
-    ("opt.1", "cnn6/gs-fixed"),
-    ("opt.5", "cp"),
-    ("opt.6", "mlp-n/cp"),
-    ("opt.6", "mlp-x/cp"),
-    ("opt.9", "cora/cp"),
-    ("opt.9", "pubmed/cp"),
-)
+ROW_NAMES = """## How rows are called
+
+A name before the slash is a column of the paper's table. The first row of a column is its baseline.
+
+- SphereNet. original: the plain network; cosine, linear, sigmoid-0.3: sphere layers with that operator (k = 0.3).
+  Columns: softmax; w-cosine, W-Softmax with the cosine operator; ga-softmax.
+- MHE. mhe, half-space, angular, half-space-angular: the energy in that form, added to the loss; s0, s1, s2: its power
+  s; mhe-code: the released code's weights; orthonormal: the term ‖WᵀW − I‖² instead.
+- OPT. gs, hr, ls, cp, ogd, or: R by Gram-Schmidt, Householder reflections, Löwdin's symmetric orthogonalization, the
+  Cayley transform, orthogonality-preserving gradient descent, a penalty on the loss; hs-mhe: half-space energy as a
+  regularizer of a plain network; s-opt: R on sampled dimensions. Columns: mlp-n and mlp-x, initial weights from N(0, 1)
+  and by Xavier's rule; norm, neurons of length one.
+
+"""
 
 
 def headlines(folder: Path) -> str:
-    """The README's table: one row of each of some tables, beside the paper's."""
-    lines = ["| table | row | measured | seeds | paper | |", "|---|---|---|---|---|---|"]
-    for name, row in HEADLINES:
-        found = compare.compare(name, folder)
-        rows = {each["row"]: each for each in found["rows"]}
-        table = papers.load(name)
-        first, other = rows[table.baseline(table.row(row)).name], rows[row]
-        paper, measured = (
-            " → ".join(form(each) for each in (first, other)) for form in (compare.printed, compare.measured)
-        )
-        verdict = other["verdict"].partition(", ")[2] or "one seed cannot decide"
-        what = f"[{_title(name)}](docs/results.md#{_anchor(name)}): {found['title']}, {found['what']}"
-        names = f"{first['row']} → {row.rpartition('/')[2]}"
-        lines.append(f"| {' | '.join([what, names, measured, str(other['seeds']), paper, verdict])} |")
+    """The README's table: what the seeds decide, whichever way."""
+    words, tests = _tests(tables_with_results(folder))
+    lines = [
+        words,
+        "",
+        "| table | rows | measured | seeds | paper | | after correction |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for each, row, base, p in tests:
+        if row["verdict"] != "undecided":
+            what = (
+                f"[{_title(each['table'])}](docs/results.md#{_anchor(each['table'])}): {each['title']}, {each['what']}"
+            )
+            pair = [" → ".join(form(one) for one in (base, row)) for form in (compare.measured, compare.printed)]
+            seeds = " and ".join(str(one["seeds"]) for one in (base, row))
+            cells = [what, _pair(row, base), pair[0], seeds, pair[1], compare.decision(row), _kept(p)]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -81,7 +87,7 @@ def findings(folder: Path) -> dict[str, str]:
 def markdown(folder: Path) -> str:
     """The page."""
     found = tables_with_results(folder)
-    parts = [HEADER, _overview(found), _decided(found)]
+    parts = [HEADER, _overview(found), _decided(found), ROW_NAMES]
     said = findings(folder)
     for each in found:
         parts.append(_section(each, said.get(each["table"], "")))
@@ -123,44 +129,65 @@ def _memory(text: str) -> str:
 
 
 def _overview(found: list[dict[str, Any]]) -> str:
+    keys = ("same", "opposite", "undecided", "untested")
     lines = [
-        "| table | what | runs | core-minutes | same order | opposite | undecided |",
-        "|---|---|---|---|---|---|---|",
+        "Pairs of rows that the paper orders are in the same order here or in the opposite one, undecided by the test, "
+        "or untested, because one of the rows has a single seed:\n",
+        f"| table | what | runs | core-minutes | same order | {' | '.join(keys[1:])} |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for each in found:
         rows = [row for row in each["rows"] if row["seeds"]]
         minutes = sum(row["seconds"] for row in rows) / 60
-        counts = [str(each["order"][key]) if each["summary"] else "-" for key in ("same", "opposite", "undecided")]
+        counts = [str(each["order"][key]) if each["summary"] else "-" for key in keys]
         runs = sum(row["seeds"] for row in rows)
         link = f"[{_title(each['table'])}](#{_anchor(each['table'])})"
         lines.append(f"| {link} | {each['title']} | {runs} | {minutes:.0f} | {' | '.join(counts)} |")
     return "\n".join(lines) + "\n\n"
 
 
+def _tests(
+    found: list[dict[str, Any]],
+) -> tuple[str, list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], float]]]:
+    """How the tests of trained rows came out, in words; table, row, first row and corrected p-value of each test."""
+    trained = [each for each in found if papers.load(each["table"]).rows[0].compute is None]
+    pairs = {}
+    for each in trained:
+        for row, base in _with_first(each):  # two rows that other tables have too are tested once
+            pairs.setdefault((tuple(base["values"]), tuple(row["values"])), (each, row, base))
+    tests = [pair for pair in pairs.values() if pair[1]["p"] is not None]
+    words = [row["verdict"] for _, row, _ in tests]
+    text = (
+        f"{len(tests)} rows have two seeds or more and are compared with the first of their column: "
+        f"{words.count('better')} are better, {words.count('worse')} worse, {words.count('undecided')} undecided by "
+        f"Welch's t-test at p < {SIGNIFICANT}. {len(pairs) - len(tests)} more have a single seed on one side. So many "
+        f"tests decide about {SIGNIFICANT * len(tests):.0f} by chance alone; the last column says what remains when "
+        "the p-values are corrected for their number (Holm). The decided ones:"
+    )
+    corrected = holm([row["p"] for _, row, _ in tests])
+    return text, [(*pair, p) for pair, p in zip(tests, corrected, strict=True)]
+
+
+def _pair(row: dict[str, Any], base: dict[str, Any]) -> str:
+    return f"{base['row']} → {row['row'].rpartition('/')[2]}"
+
+
+def _kept(corrected: float) -> str:
+    return "remains" if corrected < SIGNIFICANT else "undecided"
+
+
 def _decided(found: list[dict[str, Any]]) -> str:
     """The trained rows that differ from the first of their column by the test over seeds."""
-    trained = [each for each in found if papers.load(each["table"]).rows[0].compute is None]
-    others = [(each, row, base) for each in trained for row, base in _with_first(each)]
-    lines, counts = [], dict.fromkeys(("better", "worse", "undecided"), 0)
-    for each, row, base in others:
-        word = next((word for word in counts if f", {word} " in row["verdict"]), None)
-        if word is None:
-            continue
-        counts[word] += 1
-        if word != "undecided":
-            difference, _, verdict = row["verdict"].partition(", ")
+    words, tests = _tests(found)
+    lines = []
+    for each, row, base, p in tests:
+        if row["verdict"] != "undecided":
             known = row["paper"] is not None and base["paper"] is not None
             paper = f"{row['paper'] - base['paper']:+.2f}" if known else "-"
-            link = f"[{_title(each['table'])}](#{_anchor(each['table'])})"
-            names = f"{base['row']} → {row['row'].rpartition('/')[2]}"
-            lines.append(f"| {link}, {each['what']} | {names} | {difference} | {paper} | {verdict} |\n")
-    words = (
-        f"Rows with two seeds or more that are compared with the first of their column: {sum(counts.values())}. "
-        f"{counts['better']} are better, {counts['worse']} worse, {counts['undecided']} undecided. "
-        f"{len(others) - sum(counts.values())} more have a single seed on one side. At p < 0.05, one in twenty "
-        "of the rows that make no difference is decided by chance. The decided ones:"
-    )
-    header = "| table | rows | difference | in the paper | |\n|---|---|---|---|---|\n"
+            what = f"[{_title(each['table'])}](#{_anchor(each['table'])}), {each['what']}"
+            cells = [what, _pair(row, base), f"{row['difference']:+.2f}", paper, compare.decision(row), _kept(p)]
+            lines.append(f"| {' | '.join(cells)} |\n")
+    header = "| table | rows | difference | in the paper | | after correction |\n|---|---|---|---|---|---|\n"
     return f"## What the seeds decide\n\n{words}\n\n{header}{''.join(lines)}\n"
 
 
@@ -175,19 +202,14 @@ def _with_first(each: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str
 
 def _section(each: dict[str, Any], finding: str = "") -> str:
     title = _title(each["table"])
-    text = f"## {title}\n\n{each['title'][0].upper()}{each['title'][1:]}; {each['what']}.\n\n"
+    text = f"## {title}\n\n{papers.describe(each['table'])} Compared by {each['what']}.\n\n"
     text += f"```bash\nhypersphere reproduce {each['table']}\n```\n\n"
     if each["reduced"]:
         text += f"Small form: {each['reduced']}\n\n"
     rows = [row for row in each["rows"] if row["seeds"]]
-    names = [name for name in rows[0]["also"] if any(row["also"][name]["seeds"] for row in rows)]
-    further = [compare.described(papers.load(each["table"]), name) for name in names]
-    header = ["row", "paper", "measured", "seeds", "against the first row", *further]
+    header, lines = compare.cells(each, rows)
     text += f"| {' | '.join(header)} |\n|{'---|' * len(header)}\n"
-    for row in rows:
-        cells = [row["row"], compare.printed(row), compare.measured(row), str(row["seeds"]), row["verdict"] or "-"]
-        cells += [compare.measured_also(row["also"][name]) for name in names]
-        text += f"| {' | '.join(cells)} |\n"
+    text += "".join(f"| {' | '.join(line)} |\n" for line in lines)
     text += "\n"
     if each["summary"]:
         text += f"{each['summary']}\n\n"
@@ -215,8 +237,7 @@ def picture(each: dict[str, Any]) -> str | None:
     rows = []
     for row, base in _with_first(each):
         paper = None if row["paper"] is None or base["paper"] is None else row["paper"] - base["paper"]
-        known = [each["deviation"] for each in (row, base) if each["deviation"] is not None]
-        rows.append((row["row"], paper, row["mean"] - base["mean"], math.hypot(*known) if len(known) == 2 else None))
+        rows.append((row["row"], paper, row["mean"] - base["mean"], row["interval"]))
     if not rows:
         return None
     word = "more is better" if better else "less is better"

@@ -69,6 +69,8 @@ def user_errors(options: argparse.Namespace, *more: type[Exception]) -> Iterator
     kinds: tuple[type[Exception], ...] = (OSError, ImportError, ValueError, *more)
     try:
         yield
+    except BrokenPipeError:  # whoever read has enough: `main` ends without a word
+        raise
     except kinds as error:
         options.error(one_line(error))
 

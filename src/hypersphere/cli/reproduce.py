@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..recipes import papers
 from ._output import integer, print_table, say, user_errors
 from ._runs import add_run_arguments, shown
 
@@ -77,7 +76,7 @@ def _list(folder: Path, options: argparse.Namespace) -> int:
     """Print all tables, how much of each has been run, and what the rest costs here."""
     from ..reproduce import compare
 
-    listed = [compare.overview(name, folder, options.full) for name in papers.TABLES]
+    listed = compare.overview(folder, options.full)
     if options.json:
         print(json.dumps(listed, indent=2))
         return 0
@@ -113,23 +112,9 @@ def _show(options: argparse.Namespace, folder: Path, rows: list[str]) -> None:
         print(f"differs from the paper: {found['differs']}")
     if not options.full and found["reduced"]:
         print(f"small form: {found['reduced']}")
-    names = [name for name in found["rows"][0]["also"] if _has(found["rows"], name)]
-    further = [compare.described(papers.load(options.table), name) for name in names]
-    header = ["row", "paper", "measured", "seeds", "against the first row", *further]
-    print_table(header, [_cells(row, names) for row in found["rows"]], left=1)
+    print_table(*compare.cells(found, found["rows"]), left=1)
     for row in found["rows"]:
         if row["note"]:
             print(f"{row['row']}: {row['note']}")
     if found["summary"]:
         print(found["summary"])
-
-
-def _has(rows: list[dict[str, Any]], name: str) -> bool:
-    return any(row["also"][name]["mean"] is not None or row["also"][name]["paper"] is not None for row in rows)
-
-
-def _cells(row: dict[str, Any], also: list[str]) -> list[str]:
-    from ..reproduce.compare import measured, measured_also, printed
-
-    cells = [row["row"], printed(row), measured(row), str(row["seeds"]) if row["seeds"] else "-", row["verdict"] or "-"]
-    return cells + [measured_also(row["also"][name]) for name in also]

@@ -93,7 +93,8 @@ def verify_pairs(first: Tensor, second: Tensor, same: Tensor, fold: Tensor) -> V
         thresholds.append(best_threshold(cosines[~here], same[~here]))
         scores[here] = cosines[here]
         accuracies.append(((cosines[here] >= thresholds[-1]) == same[here]).double().mean())
-    return Verification(torch.stack(accuracies), torch.tensor(thresholds), scores, roc_curve(scores, same))
+    at = torch.tensor(thresholds, dtype=torch.float64)
+    return Verification(torch.stack(accuracies), at, scores, roc_curve(scores, same))
 
 
 def best_threshold(scores: Tensor, same: Tensor) -> float:

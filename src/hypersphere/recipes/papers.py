@@ -21,7 +21,14 @@ def _tables() -> dict[str, Callable[[], Table]]:
             if inspect.isfunction(value) and (match := re.fullmatch(r"(table|figure|section)_(\w+)", name)):
                 kind = {"table": "", "figure": "fig", "section": "sec"}[match[1]]
                 found[f"{module.partition('_')[0]}.{kind}{match[2]}"] = value
-    return found
+    return dict(sorted(found.items(), key=lambda item: _place(item[0])))
+
+
+def _place(name: str) -> tuple[int, bool, int, str]:
+    """Sort by paper, tables before figures and sections, then by number."""
+    paper, _, number = name.partition(".")
+    digits = re.search(r"\d+", number)
+    return MODULES.index(paper), not number[0].isdigit(), int(digits[0]) if digits else 0, number
 
 
 #: name, such as "opt.6" or "spherenet.fig5" → the function that makes the table

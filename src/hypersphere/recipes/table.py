@@ -42,7 +42,7 @@ class Row:
         paper: the paper's figure, in the table's unit; None if it gives none.
         full: the config as the paper has it.
         small: a smaller config for two cores; None: there is none.
-        seeds: of the small form, by default.
+        seeds: runs of the row, by default.
         start: a row whose trained weights this one starts from (second stages).
         compute: instead of configs: a function of the seed that computes the figures; full and small alike.
         note: what a reader must know of this row, one sentence.
@@ -80,7 +80,8 @@ class Table:
         differs: how the full-size configs differ from it, beside clipped gradients, one sentence.
         minutes: core-minutes of one run of the small form, roughly; for estimates before anything has run.
         target: a validation accuracy (%): the step at which a run reaches it is a figure too.
-        options: of the figure's evaluation, such as the number of episodes.
+        options: how generated images are scored: `classifier`, the row whose network does, and `images`, how many.
+        shown: further figures that the results show beside the table's own, and beside those that the paper prints.
     """
 
     title: str
@@ -91,6 +92,7 @@ class Table:
     minutes: float = 1.0
     target: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    shown: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         names = [row.name for row in self.rows]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,9 @@ from ..recipes import papers
 from ..recipes.table import FIGURES, Table
 from ..recipes.table import Row as RecipeRow
 from . import results
-from .results import FULL, SMALL
+from .results import FULL, SMALL, Entry
 from .runner import can_run, done, estimate, form_of
-from .statistics import SIGNIFICANT, agreement, mean_and_deviation, welch
+from .statistics import SIGNIFICANT, agreement, confidence, mean_and_deviation, welch
 
 Row = dict[str, Any]
 CLIPPED = (
@@ -28,13 +28,18 @@ LABELS = {
 COUNTS = ("steps", "parameters")  # figures that are whole numbers
 
 
-def overview(name: str, folder: Path, full: bool) -> Row:
-    """Return how many runs of a table are done, and the core-minutes of all and of the others; None where unknown."""
-    table, form = papers.load(name), form_of(full)
+def overview(folder: Path, full: bool) -> list[Row]:
+    """Return how many runs of each table are done, and the core-minutes of all and of those left; None if unknown."""
+    found = results.read_all(folder)
+    return [_overview(name, found, form_of(full)) for name in papers.TABLES]
+
+
+def _overview(name: str, found: Mapping[str, Sequence[Entry]], form: str) -> Row:
+    table = papers.load(name)
     rows = [row for row in table.rows if can_run(row, form)]
-    finished = done(table, results.read(folder, name), form)
+    finished = done(name, found, form)
     left = {row.name: max(0, row.seeds - len(finished[row.name])) for row in rows}
-    known = not full or any(finished.values())
+    known = form == SMALL or any(finished.values())
     costs = {row.name: estimate(table, row, finished) for row in rows}
     runs = sum(row.seeds for row in rows)
     return {
@@ -60,14 +65,15 @@ def compare(name: str, folder: Path, full: bool = False, only: Sequence[str] = (
     kept = [
         row for row in table.rows if not only or row in chosen or any(row is table.baseline(each) for each in chosen)
     ]
-    finished = done(table, results.read(folder, name), form)
-    values = {row.name: [float(each.figures[table.figure]) for each in finished[row.name]] for row in table.rows}
-    reached = {row.name: _reached(table, finished[row.name]) for row in table.rows}
+    found = results.read_all(folder)
+    finished = done(name, found, form)
+    own = {id(entry) for entry in found.get(name, ())}
+    values = {row.name: _values(table.figure, finished[row.name]) for row in table.rows}
     rows = []
     for row in kept:
-        found, base, entries = values[row.name], table.baseline(row), finished[row.name]
-        mean, deviation = mean_and_deviation(found) if found else (None, None)
-        decidable = reached[row.name] == len(found) and reached[base.name] == len(values[base.name])
+        base, entries = table.baseline(row), finished[row.name]
+        mean, deviation = mean_and_deviation(values[row.name]) if values[row.name] else (None, None)
+        compared = row is not base and all(len(values[each.name]) == len(finished[each.name]) for each in (row, base))
         rows.append(
             {
                 "row": row.name,
@@ -76,11 +82,12 @@ def compare(name: str, folder: Path, full: bool = False, only: Sequence[str] = (
                 "paper": row.paper,
                 "mean": mean,
                 "deviation": deviation,
-                "values": found,
-                "seeds": len(found),
-                "reached": reached[row.name],
-                "seconds": sum(each.seconds or 0 for each in entries),
-                "verdict": _verdict(table, values[base.name], found) if row is not base and decidable else "",
+                "values": values[row.name],
+                "seeds": len(entries),
+                "failed": sum(bool(each.failed) for each in entries),
+                "reached": len(values[row.name]),
+                "seconds": sum(each.seconds or 0 for each in entries if id(each) in own and each.row == row.name),
+                **_against(table.figure, values[base.name] if compared else [], values[row.name]),
                 "also": {name: _also(name, row, entries) for name in further_figures(table)},
                 "note": row.note,
             }
@@ -120,50 +127,46 @@ def described(table: Table, name: str) -> str:
 
 
 def further_figures(table: Table) -> list[str]:
-    """Return the figures beside the table's own that its results show: those the paper prints too, steps, accuracy."""
+    """Return the figures that a table's results show beside its own."""
     of_paper = dict.fromkeys(name for row in table.rows for name in row.also)
     own = "accuracy" if table.figure == "steps" else "steps" if table.target is not None else None
-    return [*of_paper, *([own] if own is not None else [])]
+    return [*of_paper, *table.shown, *([own] if own is not None else [])]
 
 
-def _reached(table: Table, entries: list[results.Entry]) -> int:
-    """Count the runs that reached the table's target; all, unless its figure is steps."""
-    if table.figure != "steps":
-        return len(entries)
-    return sum(each.figures["steps"] <= each.facts["steps"] for each in entries)
+def _values(figure: str, entries: Sequence[Entry]) -> list[float]:
+    """Return a figure of the runs that have it; steps: of those that reached the target."""
+    having = [each for each in entries if figure in each.figures]
+    if figure == "steps":
+        having = [each for each in having if each.figures[figure] <= each.facts["steps"]]
+    return [float(each.figures[figure]) for each in having]
 
 
-def _also(name: str, row: RecipeRow, entries: list[results.Entry]) -> Row:
+def _also(name: str, row: RecipeRow, entries: Sequence[Entry]) -> Row:
     """Return a further figure of a row: the paper's, and the mean and deviation of what was measured."""
-    entries = [each for each in entries if name in each.figures]
-    reached = entries
-    if name == "steps":  # the mean is that of the runs that reached the target
-        reached = [each for each in entries if each.figures[name] <= each.facts["steps"]]
-    found = [float(each.figures[name]) for each in reached]
-    mean, deviation = mean_and_deviation(found) if found else (None, None)
+    values = _values(name, entries)
+    mean, deviation = mean_and_deviation(values) if values else (None, None)
     return {
         "figure": name,
         "paper": row.also.get(name),
         "mean": mean,
         "deviation": deviation,
-        "seeds": len(entries),
-        "reached": len(reached),
+        "seeds": sum(name in each.figures for each in entries),
+        "reached": len(values),
     }
 
 
-def _verdict(table: Table, base: list[float], found: list[float]) -> str:
-    """Say in a word or two how a row compares with the first."""
-    better = FIGURES[table.figure][1]
-    if not base or not found or better is None:
-        return ""
-    difference = mean_and_deviation(found)[0] - mean_and_deviation(base)[0]
-    shown = f"{difference:+.2f}" if FIGURES[table.figure][0] == "%" else _short(difference, table.figure, "+")
-    p = welch(base, found)
-    if p is None:
-        return shown
-    word = "undecided" if p >= SIGNIFICANT else "better" if (difference > 0) == better else "worse"
-    chance = f"p = {p:.2g}" if p >= 1e-4 else "p < 0.0001"
-    return f"{shown}, {word} ({chance})"
+def _against(figure: str, base: Sequence[float], values: Sequence[float]) -> Row:
+    """Compare a row with the first of its column.
+
+    The difference of the means, half the width of its 95 % confidence interval, Welch's p-value and a word for it.
+    """
+    better = FIGURES[figure][1]
+    if not base or not values or better is None:
+        return {"difference": None, "interval": None, "p": None, "verdict": ""}
+    difference = mean_and_deviation(values)[0] - mean_and_deviation(base)[0]
+    p = welch(base, values)
+    word = "" if p is None else "undecided" if p >= SIGNIFICANT else "better" if (difference > 0) == better else "worse"
+    return {"difference": difference, "interval": confidence(base, values), "p": p, "verdict": word}
 
 
 def _summary(table: Table, counts: dict[str, int]) -> str:
@@ -171,9 +174,13 @@ def _summary(table: Table, counts: dict[str, int]) -> str:
     pairs = sum(counts.values())
     if not pairs or FIGURES[table.figure][1] is None:
         return ""
+    tested = pairs - counts["untested"]
+    words = f"Pairs of rows that the paper orders: {pairs}"
+    if not tested:
+        return f"{words}; none was tested: one of the rows has a single seed."
     return (
-        f"Pairs of rows that the paper orders: {pairs}; in the same order here: {counts['same']}, in the opposite "
-        f"one: {counts['opposite']}, undecided: {counts['undecided']} (Welch's test over seeds, p < {SIGNIFICANT})."
+        f"{words}; tested over seeds: {tested}; in the same order here: {counts['same']}, in the opposite one: "
+        f"{counts['opposite']}, undecided: {counts['undecided']} (Welch's test, p < {SIGNIFICANT})."
     )
 
 
@@ -189,10 +196,42 @@ def _short(value: float, figure: str, sign: str = "") -> str:
     return f"{value:{sign},.0f}" if figure in COUNTS or abs(value) >= 99.5 else f"{value:{sign}.2g}"
 
 
+def cells(found: Row, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Format rows of what :func:`compare` returns: the header, and the cells of each."""
+    also = [each["also"].values() for each in rows]
+    names = [of[0]["figure"] for of in zip(*also, strict=True) if any(x["seeds"] or x["paper"] is not None for x in of)]
+    table = papers.load(found["table"])
+    header = ["row", "paper", "measured", "seeds", "against the first row", *(described(table, name) for name in names)]
+    lines = []
+    for row in rows:
+        first = [row["row"], printed(row), measured(row), str(row["seeds"] or "-"), against(row)]
+        lines.append([*first, *(measured_also(row["also"][name]) for name in names)])
+    return header, lines
+
+
+def against(row: Row) -> str:
+    """Format how a row compares with the first of its column; "-" if it was not compared."""
+    if row["difference"] is None:
+        return "-"
+    percent = FIGURES[row["figure"]][0] == "%"
+    shown = f"{row['difference']:+.2f}" if percent else _short(row["difference"], row["figure"], "+")
+    return f"{shown}, {decision(row)}" if row["verdict"] else shown
+
+
+def decision(row: Row) -> str:
+    """Format what the test over seeds says of a row."""
+    if row["p"] is None:
+        return "one seed cannot decide"
+    chance = f"p = {row['p']:.2g}" if row["p"] >= 1e-4 else "p < 0.0001"
+    return f"{row['verdict']} ({chance})"
+
+
 def measured(row: Row) -> str:
     """Format a row's mean and deviation; "-" if it has not been run."""
     if not row["seeds"]:
         return "-" if row.get("runs", True) else "only --full"
+    if row.get("failed"):
+        return f"broke off ({row['failed']} of {row['seeds']})"
     if row["reached"] < row["seeds"]:
         return f"not reached ({row['seeds'] - row['reached']} of {row['seeds']})"
     deviation = row["deviation"]

@@ -37,7 +37,7 @@ def figures_of(table: Table, result: Result, train: Callable[[str], Result]) -> 
         found[table.figure] = found.get("accuracy")
     if table.target is not None:
         found["steps"] = _steps_to(table.target, result)
-    if result.config.data.imbalance is not None or table.figure == "class0_accuracy":
+    if result.config.data.imbalance is not None:
         found |= _class0(result)
     if "classifier" in table.options:
         judge = train(table.options["classifier"]) if result.config.model.is_generator else result

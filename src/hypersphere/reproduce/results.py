@@ -15,6 +15,7 @@ from typing import Any
 from .. import __version__
 from .._internal import checksummed_json, safe_files
 from .._internal.checks import warn
+from ..recipes import papers
 from ..recipes.table import Row, Table
 from ..train.config import Config
 from ..train.config.groups import Group
@@ -30,8 +31,9 @@ class Entry:
 
     Attributes:
         config: hash of what was run; a row that has changed since runs again.
-        figures: what was measured, by name.
-        facts: seconds (of the clock, and of the CPU if it was not resumed), steps, versions, data hash, machine.
+        figures: what was measured, by name; none if the training broke off.
+        facts: seconds (of the clock, and of the CPU if it was not resumed), steps, versions, data hash, machine;
+            `failed`: why the training broke off.
     """
 
     row: str
@@ -44,6 +46,11 @@ class Entry:
     @property
     def key(self) -> tuple[str, int, str]:
         return self.row, self.seed, self.form
+
+    @property
+    def failed(self) -> str:
+        """Why the training broke off; "" if it did not."""
+        return str(self.facts.get("failed", ""))
 
     @property
     def seconds(self) -> float | None:
@@ -137,6 +144,11 @@ def read(folder: Path, table: str) -> list[Entry]:
         return [Entry(**each) for each in tree["runs"]]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{file} is malformed: {type(error).__name__}: {error}") from None
+
+
+def read_all(folder: Path) -> dict[str, list[Entry]]:
+    """Read the results of all tables. ValueError if a file is damaged."""
+    return {name: found for name in papers.TABLES if (found := read(folder, name))}
 
 
 def add(folder: Path, table: str, entry: Entry) -> None:

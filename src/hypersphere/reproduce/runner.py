@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,13 +41,23 @@ def can_run(row: Row, form: str) -> bool:
     return row.compute is not None or (row.full if form == FULL else row.small) is not None
 
 
-def done(table: Table, entries: Sequence[Entry], form: str) -> dict[str, list[Entry]]:
-    """Return the valid results by row: of this form, and of the row's present config."""
+def done(name: str, found: Mapping[str, Sequence[Entry]], form: str) -> dict[str, list[Entry]]:
+    """Return the valid results of a table by row: of this form and of the row's present config.
+
+    Args:
+        found: the results of all tables: a run of another table with the same config counts too.
+    """
+    table = papers.load(name)
     valid: dict[str, list[Entry]] = {}
     for row in table.rows:
         now = fingerprint(table, row, form)
-        these = [each for each in entries if each.row == row.name and each.form == form and each.config == now]
-        valid[row.name] = sorted(these, key=lambda each: each.seed)
+        by_seed: dict[int, Entry] = {}
+        for file, entries in sorted(found.items(), key=lambda item: item[0] == name):  # its own count before others'
+            for each in entries:
+                same = (each.config, each.form) == (now, form) and (each.failed or table.figure in each.figures)
+                if same and (row.compute is None or (file, each.row) == (name, row.name)):
+                    by_seed[each.seed] = each
+        valid[row.name] = [by_seed[seed] for seed in sorted(by_seed)]
     return valid
 
 
@@ -86,8 +96,8 @@ def missing(
     for row in [*chosen]:  # a second stage needs the first
         if row.start is not None and table.row(row.start) not in chosen:
             chosen.insert(0, table.row(row.start))
-    finished = done(table, results.read(folder, name), form)
-    there = {(each.row, each.seed) for entries in finished.values() for each in entries}
+    finished = done(name, results.read_all(folder), form)
+    there = {(row, each.seed) for row, entries in finished.items() for each in entries}
     known = not full or there  # a table states the minutes of its small form
     tasks = []
     for seed in range(max((seeds or row.seeds) for row in chosen)):
@@ -124,8 +134,6 @@ def run(
         tell: receives a line for every run that begins or ends.
         status: is kept up to date.
 
-    A run that another table has already, with the same config and seed, is copied from there.
-
     Returns:
         The tasks that were not finished. They continue where they stopped when run again.
 
@@ -144,13 +152,16 @@ def run(
     def ended(task: Task, answer: dict[str, Any]) -> None:
         entry = Entry(**answer)
         results.add(folder, task.table, entry)
+        if entry.failed:
+            tell(f"{task.name}: {entry.failed}")
+            return
         name, value = next(iter(entry.figures.items()))
         shown = f"{value:,.0f}" if name == "parameters" else f"{value:.6g}"
         tell(f"{task.name}: {name} {shown}, {entry.facts['seconds'] / 60:.1f} minutes")
 
     return run_all(
         f"{__package__}.worker",
-        [task for task in tasks if not _copy_from_another_table(task, folder, tell)],
+        tasks,
         lambda task: {**vars(task), "runs": str(runs), "device": device, "root": root},
         ended,
         jobs=jobs,
@@ -159,24 +170,3 @@ def run(
         waits_for=waits_for,
         status=status,
     )
-
-
-def _copy_from_another_table(task: Task, folder: Path, tell: Callable[[str], None]) -> bool:
-    """Add the result of the same config and seed in another table's file, if there is one with the task's figure."""
-    table = papers.load(task.table)
-    row = table.row(task.row)
-    config = fingerprint(table, row, task.form)
-    if row.compute is not None:
-        return False
-    for name in papers.TABLES:
-        if name == task.table or not results.path_of(folder, name).exists():
-            continue
-        for each in results.read(folder, name):
-            if (each.config, each.seed, each.form) != (config, task.seed, task.form):
-                continue
-            if table.figure in each.figures:
-                figures = {table.figure: each.figures[table.figure], **each.figures}
-                results.add(folder, task.table, replace(each, row=task.row, figures=figures))
-                tell(f"{task.name}: copied from {name} {each.row}")
-                return True
-    return False

@@ -24,23 +24,66 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
 def welch(one: Sequence[float], other: Sequence[float]) -> float | None:
     """Return the two-sided p-value of Welch's t-test: how likely a difference of means this large is by chance.
 
-    None if either has fewer than two values. Two rows without any spread differ (0) or do not (1).
+    None if either has fewer than two values, or if neither has any spread.
 
     Example:
         >>> round(welch([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]), 5)
         0.02131
     """
+    found = _error_of_difference(one, other)
+    if found is None:
+        return None
+    error, freedom = found
+    return _tail(abs(mean_and_deviation(one)[0] - mean_and_deviation(other)[0]) / error, freedom)
+
+
+def confidence(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """Return half the width of the confidence interval of a difference of means; it excludes 0 if welch < SIGNIFICANT.
+
+    None where :func:`welch` is.
+
+    Example:
+        >>> round(confidence([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]), 4)
+        2.267
+    """
+    found = _error_of_difference(one, other)
+    if found is None:
+        return None
+    error, freedom = found
+    low, high = 0.0, 1.0
+    while _tail(high, freedom) > SIGNIFICANT:
+        low, high = high, 2 * high
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _tail(middle, freedom) > SIGNIFICANT else (low, middle)
+    return high * error
+
+
+def _error_of_difference(one: Sequence[float], other: Sequence[float]) -> tuple[float, float] | None:
+    """Return the standard error of a difference of means and its degrees of freedom (Welch, Satterthwaite)."""
     if min(len(one), len(other)) < 2:
         return None
-    (mean_a, a), (mean_b, b) = mean_and_deviation(one), mean_and_deviation(other)
-    assert a is not None
-    assert b is not None
-    part_a, part_b = a * a / len(one), b * b / len(other)
-    if part_a + part_b == 0:
-        return float(mean_a == mean_b)
-    t = abs(mean_a - mean_b) / math.sqrt(part_a + part_b)
-    freedom = (part_a + part_b) ** 2 / (part_a**2 / (len(one) - 1) + part_b**2 / (len(other) - 1))
-    return _tail(t, freedom)
+    parts = [(mean_and_deviation(each)[1] or 0.0) ** 2 / len(each) for each in (one, other)]
+    if sum(parts) == 0:
+        return None
+    shares = (part**2 / (len(each) - 1) for part, each in zip(parts, (one, other), strict=True))
+    return math.sqrt(sum(parts)), sum(parts) ** 2 / sum(shares)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values corrected for their number by Holm's method.
+
+    Those below a level are all correct with a probability of at least 1 − the level.
+
+    Example:
+        >>> holm([0.01, 0.5, 0.02])
+        [0.03, 0.5, 0.04]
+    """
+    corrected, largest = [0.0] * len(p_values), 0.0
+    for done, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - done) * p_values[i]))
+        corrected[i] = largest
+    return corrected
 
 
 def _tail(t: float, freedom: float, pieces: int = 1000) -> float:
@@ -53,32 +96,28 @@ def _tail(t: float, freedom: float, pieces: int = 1000) -> float:
     return min(1.0, max(0.0, 1 - 2 * scale * area))
 
 
-def agreement(
-    paper: Sequence[float | None], measured: Sequence[Sequence[float]], *, tolerance: float = 0.0
-) -> dict[str, int]:
-    """Count the pairs of rows that the paper orders: measured in the same order, in the opposite one, or undecided.
+def agreement(paper: Sequence[float | None], measured: Sequence[Sequence[float]]) -> dict[str, int]:
+    """Count the measured pairs of rows that the paper orders: in the same order, the opposite one, undecided, untested.
 
-    A pair is decided if Welch's test over the seeds finds a difference at :data:`SIGNIFICANT`.
-
-    Args:
-        tolerance: differences of the paper up to this are no order.
+    A pair is decided if Welch's test over the seeds finds a difference at :data:`SIGNIFICANT`, and untested where the
+    test cannot be made: one of its rows has a single seed.
 
     Example:
         >>> agreement([1.0, 2.0], [[1.0, 1.1, 0.9], [2.0, 2.1, 1.9]])
-        {'same': 1, 'opposite': 0, 'undecided': 0}
+        {'same': 1, 'opposite': 0, 'undecided': 0, 'untested': 0}
     """
-    counts = {"same": 0, "opposite": 0, "undecided": 0}
+    counts = {"same": 0, "opposite": 0, "undecided": 0, "untested": 0}
     for i in range(len(paper)):
         for j in range(i):
             first, second = paper[i], paper[j]
-            if first is None or second is None or abs(first - second) <= tolerance:
-                continue
-            if not measured[i] or not measured[j]:
+            if first is None or second is None or first == second or not measured[i] or not measured[j]:
                 continue
             p = welch(measured[i], measured[j])
-            if p is None or p >= SIGNIFICANT:
+            if p is None:
+                counts["untested"] += 1
+            elif p >= SIGNIFICANT:
                 counts["undecided"] += 1
             else:
-                means = mean_and_deviation(measured[i])[0] - mean_and_deviation(measured[j])[0]
-                counts["same" if (means > 0) == (first > second) else "opposite"] += 1
+                difference = mean_and_deviation(measured[i])[0] - mean_and_deviation(measured[j])[0]
+                counts["same" if (difference > 0) == (first > second) else "opposite"] += 1
     return counts

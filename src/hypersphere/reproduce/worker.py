@@ -14,7 +14,7 @@ import torch
 from .. import __version__
 from ..recipes import papers
 from ..recipes.table import Row, Table
-from ..train import fit
+from ..train import TrainingError, fit
 from ..train.config import derive
 from ..train.processes import serve
 from ..train.results import Result
@@ -58,10 +58,9 @@ class Place:
 
 
 def run(request: dict[str, Any]) -> Entry:
-    """Run or resume what the request names, and return its figures."""
+    """Run or resume what the request names, and return its figures; none, and why, if the training broke off."""
     table = papers.load(request["table"])
     row, seed, form = table.row(request["row"]), request["seed"], request["form"]
-    begin, cpu = time.perf_counter(), time.process_time()
     facts: dict[str, Any] = {
         "hypersphere": __version__,
         "torch": torch.__version__,
@@ -69,19 +68,32 @@ def run(request: dict[str, Any]) -> Entry:
         "machine": machine(),
         "threads": request["threads"],
     }
+    figures: dict[str, float] = {}
+    begin = time.perf_counter()
     if row.compute is not None:
         figures = {name: float(value) for name, value in row.compute(seed).items()}
         facts["seconds"] = round(time.perf_counter() - begin, 2)
     else:
         place = Place(table, request["table"], form, request["runs"], request["device"], request["root"])
-        resumed = place.folder(row, seed).exists()
-        result = place.train(row, seed)
-        figures = figures_of(table, result, lambda name: place.train(table.row(name), 0))
-        summary = result.summary
-        facts |= {"seconds": summary["seconds"], "steps": summary["step"], "data": summary["data"]}
-        if not resumed:  # the time of a run that was suspended, or ran beside others, says little
-            facts["cpu_seconds"] = round(time.process_time() - cpu, 3)
+        try:
+            figures = _trained(place, row, seed, facts)
+        except TrainingError as error:  # it would break off again at the same step
+            facts |= {"failed": " ".join(str(error).split()), "seconds": round(time.perf_counter() - begin, 2)}
     return Entry(row.name, seed, form, fingerprint(table, row, form), figures, facts)
+
+
+def _trained(place: Place, row: Row, seed: int, facts: dict[str, Any]) -> dict[str, float]:
+    """Train a row, add what is known of the run to the facts, and return its figures."""
+    if row.start is not None:
+        place.train(place.table.row(row.start), seed)  # has its own entry, and its own cost
+    resumed = place.folder(row, seed).exists()
+    begin = time.process_time()
+    result = place.train(row, seed)
+    if not resumed:  # the time of a run that was suspended, or ran beside others, says little
+        facts["cpu_seconds"] = round(time.process_time() - begin, 3)
+    summary = result.summary
+    facts |= {"seconds": summary["seconds"], "steps": summary["step"], "data": summary["data"]}
+    return figures_of(place.table, result, lambda name: place.train(place.table.row(name), 0))
 
 
 if __name__ == "__main__":

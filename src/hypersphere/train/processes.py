@@ -128,7 +128,7 @@ def run_all(
 
 
 def _start(worker: str, task: T, request: Mapping[str, Any], jobs: int) -> Running[T]:
-    threads = 1 if jobs > 1 else max(1, int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
+    threads = 1 if jobs > 1 else max(1, int(os.environ.get("OMP_NUM_THREADS") or _cores()))
     errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with its process
     process = subprocess.Popen(
         [sys.executable, "-m", worker],
@@ -144,6 +144,11 @@ def _start(worker: str, task: T, request: Mapping[str, Any], jobs: int) -> Runni
         process.stdin.write(json.dumps({**request, "threads": threads}))
         process.stdin.close()
     return Running(task, process, errors)
+
+
+def _cores() -> int:
+    """Count the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _answer(each: Running[T]) -> dict[str, Any]:

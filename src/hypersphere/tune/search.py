@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -129,6 +130,7 @@ class Search:
             tell: receives a line for every run and rung.
         """
         deadline = None if budget is None else time.monotonic() + 60 * budget
+        request = partial(self._request, first=rungs[0])
 
         def measure(alive: Sequence[Trial], part: int) -> dict[Trial, Score | None] | None:
             length = "all" if part == 1 else f"1/{part} of the"
@@ -138,14 +140,15 @@ class Search:
             missing = [run for run in wanted if run.key not in self.entries]
             ended = self._recorder(tell)
             worker = f"{__package__}.worker"
-            if run_all(worker, missing, self._request, ended, jobs=jobs, deadline=deadline, status=status):
+            if run_all(worker, missing, request, ended, jobs=jobs, deadline=deadline, status=status):
                 return None
             return {trial: self.score(trial, part) for trial in alive}
 
         return halve(self.trials, rungs, measure)
 
-    def _request(self, run: Run) -> dict[str, Any]:
-        place = self.folder / "runs" / run.trial.key / (run.fold or "validation").replace("/", "of")
+    def _request(self, run: Run, first: int) -> dict[str, Any]:
+        """Return what a worker is to train, in a folder for each first rung: one that began later may be beyond it."""
+        place = self.folder / "runs" / run.trial.key / f"first{first}" / (run.fold or "validation").replace("/", "of")
         config = derive(run.trial.config, {"out": str(place), "resume": True, "keep": 1, "data.fold": run.fold})
         return {"config": to_tree(config), "part": run.part, "recipe": self.recipe}
 
