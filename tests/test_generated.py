@@ -38,8 +38,8 @@ def table(monkeypatch):
         monkeypatch.setitem(PRESETS, name, PRESETS[name])
     runs.small_gan()
     gan = runs.tiny(**{"model.name": "generator.mhe", "model.widths": (4, 4, 4, 4), "steps": 2, "eval_every": 2})
-    judge = runs.tiny(steps=30, eval_every=10, **{"data.validation": 30})
-    rows = (Row("gan", small=gan), Row("real", small=judge))
+    classifier = runs.tiny(steps=30, eval_every=10, **{"data.validation": 30})
+    rows = (Row("gan", small=gan), Row("real", small=classifier))
     return Table("generated digits", "score", rows, "few digits", options={"classifier": "real", "images": 40})
 
 
@@ -49,25 +49,25 @@ def place(table, tmp_path):
 
 
 def figures(place, name, seed=0):
-    return figures_of(place.table, place.train(place.table.row(name), seed), judge_of(place))
+    return figures_of(place.table, place.train(place.table.row(name), seed), classifier_of(place))
 
 
-def judge_of(place):
+def classifier_of(place):
     return lambda name: place.train(place.table.row(name), 0)
 
 
 def test_the_figures_of_a_generator(table, place):
     result = place.train(table.rows[0], 0)
-    found = figures_of(table, result, judge_of(place))
-    judge = load_run(place.folder(table.rows[1], 0))  # which was trained for this
+    found = figures_of(table, result, classifier_of(place))
+    classifier = load_run(place.folder(table.rows[1], 0))  # which was trained for this
     assert [*found][:1] == ["score"]
     assert {"frechet", "classifier_accuracy"} < {*found}
     assert 1 <= found["score"] <= 10
-    assert found["classifier_accuracy"] == 100 * judge_of(place)("real").summary["accuracy"]
+    assert found["classifier_accuracy"] == 100 * classifier_of(place)("real").summary["accuracy"]
     assert figures(place, "gan") == found
     noise = torch.randn(40, 4, generator=generated.generator(0, "score", 0))
     with torch.no_grad():
-        probabilities = judge.model(result.model(noise)).double().softmax(1)
+        probabilities = classifier.model(result.model(noise)).double().softmax(1)
     assert found["score"] == pytest.approx(reference.class_score(probabilities.tolist()), rel=1e-6)
     other = figures(place, "gan", 1)
     assert other["classifier_accuracy"] == found["classifier_accuracy"]
@@ -92,7 +92,7 @@ def test_it_waits_for_a_classifier_in_training(place, monkeypatch):
 
     monkeypatch.setattr(worker, "fit", fitted)
     monkeypatch.setattr(worker.time, "sleep", waited.append)
-    assert judge_of(place)("real").summary["step"] == 30
+    assert classifier_of(place)("real").summary["step"] == 30
     assert waited == [worker.WAIT] * 2
 
 

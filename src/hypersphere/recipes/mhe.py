@@ -530,8 +530,8 @@ def table_14() -> Table:
         Row(name, paper, full[name], small_gan(full[name]), seeds=2, note=notes.get(name, ""))
         for name, (paper, _) in variants.items()
     ]
-    judge = cnn9("cifar10")
+    classifier = cnn9("cifar10")
     note = "The test images under the classifier that scores the other rows; the paper's is Inception."
-    rows.append(Row("real-data", 11.24, judge, small(judge, steps=2000), note=note))
+    rows.append(Row("real-data", 11.24, classifier, small(classifier, steps=2000), note=note))
     options = {"classifier": "real-data", "images": 10_000}
     return Table("GAN, CIFAR-10", "score", tuple(rows), _SMALL_GAN, _FULL_GAN, minutes=5, options=options)

@@ -40,8 +40,8 @@ def figures_of(table: Table, result: Result, train: Callable[[str], Result]) -> 
     if result.config.data.imbalance is not None:
         found |= _class0(result)
     if "classifier" in table.options:
-        judge = train(table.options["classifier"]) if result.config.model.is_generator else result
-        found |= generated.score(result, judge, table.options["images"])
+        classifier = train(table.options["classifier"]) if result.config.model.is_generator else result
+        found |= generated.score(result, classifier, table.options["images"])
     if found.get(table.figure) is None:
         raise ValueError(f"the run {result.path} has no figure {table.figure}")
     return {table.figure: found.pop(table.figure), **{k: v for k, v in found.items() if v is not None}}

@@ -39,31 +39,31 @@ def frechet_distance(a: Tensor, b: Tensor) -> float:
     return float((a.mean(0) - b.mean(0)).square().sum() + first.trace() + second.trace() - 2 * cross)
 
 
-def score(result: Result, judge: Result, images: int) -> dict[str, float]:
+def score(result: Result, trained: Result, images: int) -> dict[str, float]:
     """Return the score of a run's images, their Fréchet distance from the test images, and the classifier's accuracy.
 
     Args:
-        judge: the run of the classifier. If it is `result` itself, the score is that of the test images.
+        trained: the run of the classifier. If it is `result` itself, the score is that of the test images.
         images: how many are generated.
     """
-    assert judge.path is not None
-    classifier = load_run(judge.path).classifier
-    splits = load(judge.config.data, judge.config.seed)
+    assert trained.path is not None
+    classifier = load_run(trained.path).classifier
+    splits = load(trained.config.data, trained.config.seed)
     batches = evaluation(
-        splits, "test", derive(judge.config, {"data.batch_size": BATCH}).data, World(torch.device("cpu"))
+        splits, "test", derive(trained.config, {"data.batch_size": BATCH}).data, World(torch.device("cpu"))
     )
-    real, features = _judged(classifier, (batch.inputs for batch in batches))
-    accuracy = {"classifier_accuracy": 100 * judge.summary["accuracy"]}
-    if result is judge:
+    real, features = _outputs(classifier, (batch.inputs for batch in batches))
+    accuracy = {"classifier_accuracy": 100 * trained.summary["accuracy"]}
+    if result is trained:
         return {"score": class_score(real)} | accuracy
     latent = result.model.get_parameter("dense.weight").shape[1]
     noise = torch.randn(images, latent, generator=generator(result.config.seed, "score", 0))
-    made, found = _judged(classifier, (result.model(part) for part in noise.split(BATCH)))
+    made, found = _outputs(classifier, (result.model(part) for part in noise.split(BATCH)))
     return {"score": class_score(made), "frechet": frechet_distance(found, features)} | accuracy
 
 
 @torch.no_grad()
-def _judged(classifier: Classifier, batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+def _outputs(classifier: Classifier, batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     """Return the logits and the features of all images."""
     pairs = [(classifier(images), classifier.embed(images)) for images in batches]
     logits, features = zip(*pairs, strict=True)

@@ -62,9 +62,9 @@ def fingerprint(table: Table, row: Row, form: str) -> str:
     """Hash what decides a row's result, without the seed and the place of files."""
     start = None if row.start is None else fingerprint(table, table.row(row.start), form)
     further: list[Any] = [] if table.target is None else [table.target]
-    judge = table.options.get("classifier", row.name)  # the row whose network gives the scores
-    if judge != row.name:
-        further.append(fingerprint(table, table.row(judge), form))
+    classifier = table.options.get("classifier", row.name)  # the row whose network gives the scores
+    if classifier != row.name:
+        further.append(fingerprint(table, table.row(classifier), form))
     return short_hash(_what_runs(row, form), start, dict(table.options), *further)
 
 
