@@ -373,7 +373,7 @@ def _faces(network: str, figures: Pairs, megaface: Pairs | None = None) -> list[
     rows = []
     for i, m in enumerate(MARGINS):
         full, first = sphereface(network, m), f"m{m}/sphereface"
-        one, other = ({} if megaface is None else {"megaface": each} for each in (megaface or figures)[i])
+        one, other = ({"megaface": each} for each in megaface[i]) if megaface else ({}, {})
         rows.append(Row(first, figures[i][0], full, also=one))
         rows.append(Row(f"{first}+", figures[i][1], plus(full), start=first, also=other))
     return rows
