@@ -6,6 +6,7 @@ import pickle
 import re
 import zlib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -597,7 +598,13 @@ def test_pairs(lfw):
     assert pairs.same.tolist() == [True, False, True, False]
     assert pairs.fold.tolist() == [0, 0, 1, 1]
     assert pairs.folds == 2
-    assert pairs.locate(data.load("lfw", lfw, "all")).tolist() == [[0, 2], [3, 1], [4, 5], [5, 3]]
+    everyone = data.load("lfw", lfw, "all")
+    assert pairs.locate(everyone).tolist() == [[0, 2], [3, 1], [4, 5], [5, 3]]
+    twice = SimpleNamespace(paths=[*everyone.paths, "elsewhere/Cy_0001.png"])
+    with pytest.raises(ValueError, match="image Cy_0001 of the list of pairs once, got 2 files of this name"):
+        pairs.locate(twice)
+    official.write(lfw / "bom.txt", b"\xef\xbb\xbf" + (lfw / "pairs.txt").read_bytes())
+    assert [*data.read_pairs(lfw / "bom.txt")] == [*pairs]
     with pytest.raises(ValueError, match="the image Di-Di_E_0001"):
         pairs.locate(data.load("lfw", lfw))
 

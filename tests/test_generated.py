@@ -10,7 +10,7 @@ from hypersphere.recipes.table import Row, Table
 from hypersphere.reproduce import generated, worker
 from hypersphere.reproduce.figures import figures_of
 from hypersphere.reproduce.worker import Place
-from hypersphere.train import fit, load_run
+from hypersphere.train import fit, load_run, processes
 from hypersphere.train.storage.folder import LockedError
 from tests import reference, runs
 
@@ -91,9 +91,9 @@ def test_it_waits_for_a_classifier_in_training(place, monkeypatch):
         return fit(*args, **options)
 
     monkeypatch.setattr(worker, "fit", fitted)
-    monkeypatch.setattr(worker.time, "sleep", waited.append)
+    monkeypatch.setattr(processes.time, "sleep", waited.append)
     assert classifier_of(place)("real").summary["step"] == 30
-    assert waited == [worker.WAIT] * 2
+    assert waited == [processes.WAIT] * 2
 
 
 def test_a_classifier_with_other_settings_is_another(table, place):

@@ -107,6 +107,20 @@ def test_a_fold_never_sees_its_own_pairs():
     assert not torch.equal(before.thresholds, after.thresholds)
 
 
+@pytest.mark.parametrize("scale", [1e-200, 1e-14, 1e150, 1e300])
+def test_cosines_do_not_depend_on_the_scale(scale):
+    first, second, same = (each.double() if each.is_floating_point() else each for each in make_pairs(0))
+    fold = openset.divide_into_folds(same, 4)
+    plain = openset.verify_pairs(first, second, same, fold)
+    scaled = openset.verify_pairs(scale * first, scale * second, same, fold)
+    assert scaled.accuracies.tolist() == plain.accuracies.tolist()
+    torch.testing.assert_close(scaled.scores, plain.scores)
+    labels = torch.arange(len(first))
+    ranks = openset.identification_ranks(first, labels, second, labels)
+    assert torch.equal(openset.identification_ranks(scale * first, labels, scale * second, labels), ranks)
+    openset.verify_pairs(first.requires_grad_(), second, same, fold)  # without a warning
+
+
 def test_equal_embeddings_verify_at_chance():
     same = torch.arange(40) % 2 == 0
     result = openset.verify_pairs(torch.ones(40, 3), torch.ones(40, 3), same, openset.divide_into_folds(same, 4))

@@ -241,6 +241,12 @@ def test_results_of_another_version_are_kept_and_not_mixed(tables, in_process, t
     with pytest.warns(UserWarning, match=r"was written by version 0.0.1 of hypersphere: kept as"):
         runner.run(runner.missing("opt.computed", tmp_path, seeds=1), tmp_path, tmp_path)
     assert (tmp_path / "opt.computed.version-0.0.1.json").read_bytes() == old
+    other = checksummed_json.with_checksum({"format": 2, "hypersphere": "0.0.1", "runs": []})
+    results.path_of(tmp_path, "opt.computed").write_text(other)
+    with pytest.warns(UserWarning, match=r"kept as opt.computed.version-0.0.1-2.json"):
+        runner.run(runner.missing("opt.computed", tmp_path, seeds=1), tmp_path, tmp_path)
+    assert (tmp_path / "opt.computed.version-0.0.1.json").read_bytes() == old
+    assert (tmp_path / "opt.computed.version-0.0.1-2.json").read_text() == other
     assert len(results.read(tmp_path, "opt.computed")) == 2
     file = results.path_of(tmp_path, "opt.computed")
     file.write_text(checksummed_json.with_checksum({"format": 3, "hypersphere": "9.0", "lines": []}))
@@ -264,9 +270,25 @@ def test_a_damaged_results_file(tables, tmp_path, capsys):
     file.write_text(checksummed_json.with_checksum({"format": 2, "hypersphere": __version__, "runs": [{"a": 1}]}))
     assert main(["reproduce", "opt.computed", "--results", str(tmp_path)]) == 2
     assert "is malformed: TypeError" in capsys.readouterr().err
+    for wrong in ({"figures": {}}, {"figures": {"energy": "a"}}, {"facts": None}, {"seed": "0"}):
+        entry = {
+            "row": "one",
+            "seed": 0,
+            "form": "small",
+            "config": "",
+            "figures": {"energy": 1.0},
+            "facts": {},
+        } | wrong
+        file.write_text(checksummed_json.with_checksum({"format": 2, "hypersphere": __version__, "runs": [entry]}))
+        assert main(["reproduce", "opt.computed", "--results", str(tmp_path)]) == 2
+        assert f"{file} is malformed: TypeError: not a " in capsys.readouterr().err
     file.write_text(file.read_text().replace("1", "2"))
     assert main(["reproduce", "opt.computed", "--results", str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+    assert main(["reproduce", "--results", str(tmp_path)]) == 0  # the list has the other tables
+    out, err = capsys.readouterr()
+    assert "opt.10_parameters" in out
+    assert err == f"hypersphere: {file} is damaged: the checksum does not match\n"
 
 
 def test_a_run_in_its_own_process_stops_at_the_budget_and_goes_on(tmp_path):
@@ -360,6 +382,8 @@ def test_steps_to_an_accuracy(tmp_path):
         (["opt.1", "--budget", "0"], "argument --budget: must be a number of minutes above 0, got '0'"),
         (["opt.1", "--budget", "0.001"], "--budget 0.001 is too small: one run of opt.1 takes about "),
         (["--rows", "a"], "--rows needs a table: hypersphere reproduce TABLE --rows A,B"),
+        (["opt.1", "--rows", ","], "--rows must name rows, such as A,B; got ','"),
+        (["opt.1", "--runs", __file__ + "/x"], f"--runs must be a folder, but {__file__} is a file"),
         (["opt.1", "--seeds", "0"], "argument --seeds: must be an integer from 1 to 1,000, got '0'"),
     ],
 )

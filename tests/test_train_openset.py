@@ -11,10 +11,11 @@ from PIL import Image
 
 from hypersphere import data, openset
 from hypersphere.cli import main
+from hypersphere.data import planetoid
 from hypersphere.train import load_run
 from hypersphere.train.building import Classifier
 from hypersphere.train.config import derive
-from hypersphere.train.inference.scores import scores
+from hypersphere.train.inference.scores import open_scores, scores
 from tests import official_files as official
 from tests.runs import one_line, quiet, same_run, tiny
 
@@ -104,6 +105,9 @@ def test_another_set_of_faces_is_verified_on_the_pairs_of_lfw(faces, tmp_path):
     assert load_run(tmp_path / "run").labels == [f"00{person}" for person in TRAIN]
     assert result.summary["data"]["test"] == sum((TRAIN | TEST).values())
     assert {"accuracy", "std", "auc", "eer"} <= set(result.summary)
+    own = open_scores(load_run(tmp_path / "run"))
+    given = open_scores(load_run(tmp_path / "run"), pairs=data.read_pairs(faces / "pairs.txt"))
+    assert own == given
 
 
 def test_held_out_faces_choose_the_weights_and_pairs_are_the_test(faces, tmp_path):
@@ -269,6 +273,25 @@ def test_evaluate_bad_input(run_of_faces, capsys, argv, message):
     code, out, err = printed(capsys, run_of_faces, *argv)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message.split(" (one")[0] in err
+
+
+def test_a_graph_has_no_separate_samples(capsys, tmp_path, monkeypatch):
+    monkeypatch.setitem(planetoid.GRAPHS, "cora", planetoid.GraphSpec(540, 6, ("a", "b", "c")))
+    official.write_planetoid(tmp_path, official.planetoid_files())
+    changes = {"model.name": "gcn", "data.name": "cora", "data.root": str(tmp_path), "data.validation": None}
+    quiet(tiny(**changes, out=str(tmp_path / "run"), steps=1))
+    for flag in (["--identify"], ["--episodes", "5"]):
+        code, _, err = printed(capsys, str(tmp_path / "run"), *flag)
+        assert (code, err.count("\n")) == (2, 1)
+        assert "needs separate samples, and cora is a graph" in err
+
+
+def test_pairs_of_one_kind_each(run_of_faces, faces, capsys):
+    few = faces / "few.txt"
+    few.write_text("1\nAnn\t1\t2\nAnn\t1\tDi\t1\n")
+    code, _, err = printed(capsys, run_of_faces, "--pairs", str(few))
+    assert code == 2
+    assert err == ("hypersphere evaluate: the list must have two same and two different pairs or more, got 1 and 1\n")
 
 
 def test_pairs_need_image_files(capsys, tmp_path, faces):

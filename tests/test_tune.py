@@ -17,7 +17,7 @@ from hypersphere.data._registry import LOADERS
 from hypersphere.train import load_file
 from hypersphere.train.config import Config, apply, to_json
 from hypersphere.tune import worker
-from hypersphere.tune.search import best, halve, parts
+from hypersphere.tune.search import Trial, best, halve, parts
 from hypersphere.tune.space import default_space, points, read_space
 from tests.runs import few_digits, tiny, workers_in_this_process
 
@@ -100,6 +100,9 @@ def test_what_is_tried_where_nothing_is_given():
         assert all(apply(base, point) for point in points(read_space(base, default_space(base)), 0))
 
 
+MANY = ("optimizer.lr", "optimizer.weight_decay", "clip", "accumulate")
+
+
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
@@ -131,10 +134,18 @@ def test_what_is_tried_where_nothing_is_given():
         ("--budget 0", "argument --budget: must be a number of minutes above 0, got '0'"),
         ("--out file --try optimizer.lr=1,2", "out must be a folder, got the file file"),
         ("spherent", "unknown recipe 'spherent', did you mean 'spherenet'?"),
+        ("--try optimizer.lr=0.1,0.10", "--try has a point twice: lr=0.1 and lr=0.10"),
+        ("--try optimizer.lr=0.1..0.1001 --trials 5", "--try has 1 different points only, to three digits; --trials"),
+        (
+            " ".join(f"--try {key}={','.join(map(str, range(1, 20)))}" for key in MANY),
+            "--try has 130,321 combinations of values; at most 100,000 are possible",
+        ),
+        ("--out folder --try optimizer.lr=1,2", "folder/best.yaml must be a file, got a folder"),
     ],
 )
 def test_bad_input_is_one_line(argv, line, capsys, monkeypatch):
     Path("file").touch()
+    Path("folder/best.yaml").mkdir(parents=True)
     workers_in_this_process(monkeypatch, lambda request: pytest.fail("it trains"))
     assert main(["tune", *argv.split()]) == 2
     out, err = capsys.readouterr()
@@ -264,6 +275,25 @@ def test_the_whole_command(trained, capsys):
     assert (config.out, config.resume, config.data.fold, config.steps) == (None, False, None, 12)
     assert main(["train", "--config", found["config"], "--json", "--out=final"]) == 0
     assert json.loads(capsys.readouterr().out)["data"]["train"] == 163  # of all training data
+
+
+def test_a_trial_that_breaks_in_its_last_step_is_last(trained, capsys):
+    """No training step looks at its weights; the evaluation does."""
+    found = tune("--json", "--quiet", "--steps=1", "--clip=null", "--rungs=1", capsys=capsys)
+    assert found["finished"]
+    assert [row["accuracy"] is None for row in found["trials"]] == [False, False, False, True]
+    assert "the validation loss is" in found["trials"][-1]["failed"]
+
+
+def test_ranges_from_the_smallest_numbers():
+    drawn = points(read_space(tiny(), ["optimizer.lr=1e-300..1"]), 0, 5)
+    assert len({float(point["optimizer.lr"]) for point in drawn}) == 5
+
+
+def test_a_changed_recipe_and_other_data_are_other_trials():
+    kinds = [Trial.of({}, tiny()), Trial.of({}, tiny(), "text"), Trial.of({}, tiny(), "other text")]
+    kinds.append(Trial.of({}, tiny(**{"data.root": "elsewhere"})))
+    assert len({each.key for each in kinds}) == 4
 
 
 def test_more_trials_after_few(trained, capsys):

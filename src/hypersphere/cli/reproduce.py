@@ -36,7 +36,13 @@ def run(options: argparse.Namespace) -> int:
 
     folder, runs = (Path(os.path.expanduser(each)) for each in (options.results, options.runs))
     with user_errors(options, runner.RunFailed):
-        rows = [each for each in (options.rows or "").split(",") if each]
+        rows = [*dict.fromkeys(each.strip() for each in (options.rows or "").split(",") if each.strip())]
+        if options.rows is not None and not rows:
+            raise ValueError(f"--rows must name rows, such as A,B; got {options.rows!r}")
+        for name, path in (("results", folder), ("runs", runs)):
+            there = next(each for each in (path, *path.parents) if each.exists())
+            if not there.is_dir():
+                raise ValueError(f"--{name} must be a folder, but {there} is a file")
         if options.table is None:
             if rows:
                 raise ValueError("--rows needs a table: hypersphere reproduce TABLE --rows A,B")

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,14 +89,29 @@ def _prepare(options: argparse.Namespace) -> tuple[Config, Any, list[int]]:
     base = apply(base_config(options), options.changes)
     out = base.out or Path("runs", "tune", folder_name(base.model.name, base.data.name, options.recipe))
     base = derive(base, out=None, resume=False)
-    folds = space.folds_of(base, options.folds)
-    found = space.read_space(base, options.tries or space.default_space(base))
-    points = space.points(found, base.seed, options.trials)
-    trials = [Trial.of(*pair) for pair in zip(points, space.configs(base, points), strict=True)]
     folder = Path(os.path.expanduser(out))
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"out must be a folder, got the file {folder}")
-    return base, Search(trials, folds, folder, _own_recipe(options)), parts(len(trials), options.rungs)
+    folds = space.folds_of(base, options.folds)
+    found = space.read_space(base, options.tries or space.default_space(base))
+    points = space.points(found, base.seed, options.trials)
+    recipe = _own_recipe(options)
+    text = "" if recipe is None else Path(recipe.partition(".py")[0] + ".py").expanduser().read_text(encoding="utf-8")
+    trials = [Trial.of(*pair, text) for pair in zip(points, space.configs(base, points), strict=True)]
+    _check_different(trials)
+    if (folder / BEST).is_dir():
+        raise ConfigError(f"{folder / BEST} must be a file, got a folder")
+    return base, Search(trials, folds, folder, recipe), parts(len(trials), options.rungs)
+
+
+def _check_different(trials: Sequence[Any]) -> None:
+    """Raise ConfigError if two trials are the same config: their texts may differ (0.1 and 0.10)."""
+    from ..tune.space import named
+
+    seen: dict[str, Any] = {}
+    for trial in trials:
+        if (other := seen.setdefault(trial.key, trial)) is not trial:
+            raise ConfigError(f"--try has a point twice: {named(other.point)} and {named(trial.point)}")
 
 
 def _own_recipe(options: argparse.Namespace) -> str | None:

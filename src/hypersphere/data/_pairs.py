@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, overload
@@ -53,10 +54,12 @@ class Pairs(Sequence[Pair]):
 
     def locate(self, dataset: LazyDataset) -> Tensor:
         """Return the indices (P, 2) int64 of the images of each pair in `dataset`, LFW's split all."""
-        indices = {os.path.splitext(os.path.basename(path))[0]: i for i, path in enumerate(dataset.paths)}
+        names = [os.path.splitext(os.path.basename(path))[0] for path in dataset.paths]
+        indices, counts = {name: i for i, name in enumerate(names)}, Counter(names)
         for name in (*self.first, *self.second):
-            if name not in indices:
-                raise ValueError(f"dataset must have the image {name} of the list of pairs")
+            if counts[name] != 1:
+                got = "none" if name not in indices else f"{counts[name]} files of this name"
+                raise ValueError(f"dataset must have the image {name} of the list of pairs once, got {got}")
         return torch.tensor([[indices[a], indices[b]] for a, b in zip(self.first, self.second, strict=True)])
 
     def __repr__(self) -> str:

@@ -122,9 +122,12 @@ def lfw_pairs(root: Path | None, split: str) -> Pairs:
 
 
 def trained_faces(source: _files.Source, root: Path | None, split: str) -> LazyDataset:
-    """Load a set of faces, uint8 (3, H, W), whose split test is the whole of LFW (its split all), also below root."""
-    checks.choice("split", split, ("train", "test"))
-    if split == "test":
+    """Load a set of faces, uint8 (3, H, W), whose split test is the whole of LFW (its split all), also below root.
+
+    The images that lists of pairs name are those of LFW: the split all is the split test.
+    """
+    checks.choice("split", split, ("train", "test", "all"))
+    if split != "train":
         return lfw(None if root is None else _aligned(root), "all")
     folders = [] if root is None else [root / name for name in source.folders]
     folder = next((each for each in folders if _files.list_folders(each)), None) or source.find(root)
@@ -169,7 +172,7 @@ def read_pairs(path: str | os.PathLike[str]) -> Pairs:
         Pair(first='Abdel_Madi_Shabneh_0001', second='Dean_Barker_0001', same=False, fold=0)
     """
     path = Path(path)
-    lines = [line.split() for line in _files.read_text(path).splitlines() if line.strip()]
+    lines = [line.split() for line in _files.read_text(path, encoding="utf-8-sig").splitlines() if line.strip()]
     if not lines or len(lines[0]) > 2:
         raise ValueError(f"{path} must begin with the number of folds and of pairs per fold, or only the latter")
     head = _files.parse_integers(path, lines[0], low=1)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._internal import checks
+from ._units import unit_rows
 
 ROWS = 1024  # probes compared with the gallery at a time
 
@@ -41,7 +42,7 @@ def identification_ranks(
     parts = {"probes": probes, "gallery": gallery} | ({} if distractors is None else {"distractors": distractors})
     for name, given in parts.items():
         checks.floating(name, given)
-        if given.dim() != 2 or given.shape[1] != probes.shape[-1]:
+        if given.dim() != 2 or not given.shape[1] or given.shape[1] != probes.shape[-1]:
             raise ValueError(f"{name} must be (n, d) with one d for all, got {tuple(given.shape)}")
         if not given.isfinite().all():
             raise ValueError(f"{name} must be finite, got NaN or infinity")
@@ -53,10 +54,10 @@ def identification_ranks(
     if len(missing):
         raise ValueError(f"the gallery must have every probe's label, but has no {int(missing[0])}")
     everyone = gallery if distractors is None else torch.cat([gallery, distractors.to(gallery.dtype)])
-    unit = F.normalize(everyone.double(), dim=1)
+    unit = unit_rows(everyone)
     ranks = []
-    for rows, labels in zip(probes.double().split(ROWS), probe_labels.split(ROWS), strict=True):
-        cosines = F.normalize(rows, dim=1) @ unit.T  # (rows, G + D)
+    for rows, labels in zip(probes.split(ROWS), probe_labels.split(ROWS), strict=True):
+        cosines = unit_rows(rows) @ unit.T  # (rows, G + D)
         own = F.pad(labels[:, None] == gallery_labels, (0, len(unit) - len(gallery)))
         best = cosines.masked_fill(~own, -torch.inf).amax(1, keepdim=True)
         ranks.append(1 + ((cosines >= best) & ~own).sum(1))
@@ -64,6 +65,11 @@ def identification_ranks(
 
 
 def _check_labels(name: str, labels: Any, rows: Tensor) -> None:
-    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.shape != rows.shape[:1]:
+    if (
+        not isinstance(labels, Tensor)
+        or labels.is_floating_point()
+        or labels.is_complex()
+        or labels.shape != rows.shape[:1]
+    ):
         got = f"{tuple(labels.shape)} of {labels.dtype}" if isinstance(labels, Tensor) else type(labels).__name__
         raise ValueError(f"{name} must be ({len(rows)},) integers, got {got}")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .._internal import checks
+from ._units import unit_rows
 from .roc import Roc, check_same, roc_curve
 
 FARS = (0.001, 0.01, 0.1)
@@ -83,12 +83,13 @@ def verify_pairs(first: Tensor, second: Tensor, same: Tensor, fold: Tensor) -> V
     first, second = _check_embeddings(first, second)
     same = check_same(same, len(first))
     number = _check_folds(fold, same)
-    both = torch.stack([first, second]).double()  # (2, P, d)
+    both = torch.stack([first, second]).detach().double()  # (2, P, d)
+    both = both / both.abs().amax().clamp(min=torch.finfo(both.dtype).tiny)  # the mean must not overflow
     scores = both.new_empty(len(first))
     accuracies, thresholds = [], []
     for i in range(number):
         here = fold == i
-        centred = F.normalize(both - both[:, ~here].mean((0, 1)), dim=2)
+        centred = unit_rows(both - both[:, ~here].mean((0, 1)))
         cosines = (centred[0] * centred[1]).sum(1)
         thresholds.append(best_threshold(cosines[~here], same[~here]))
         scores[here] = cosines[here]
@@ -145,7 +146,7 @@ def _check_embeddings(first: Any, second: Any) -> tuple[Tensor, Tensor]:
 
 def _check_folds(fold: Any, same: Tensor) -> int:
     """Return the number of folds; every fold must have pairs, and all others together both kinds."""
-    if not isinstance(fold, Tensor) or fold.is_floating_point() or fold.shape != same.shape:
+    if not isinstance(fold, Tensor) or fold.is_floating_point() or fold.is_complex() or fold.shape != same.shape:
         got = f"{tuple(fold.shape)} of {fold.dtype}" if isinstance(fold, Tensor) else type(fold).__name__
         raise ValueError(f"fold must be ({len(same)},) integers, one per pair, got {got}")
     number = int(fold.max()) + 1

@@ -30,7 +30,7 @@ COUNTS = ("steps", "parameters")  # figures that are whole numbers
 
 def overview(folder: Path, full: bool) -> list[Row]:
     """Return how many runs of each table are done, and the core-minutes of all and of those left; None if unknown."""
-    found = results.read_all(folder)
+    found = results.read_all(folder, skip_damaged=True)
     return [_overview(name, found, form_of(full)) for name in papers.TABLES]
 
 

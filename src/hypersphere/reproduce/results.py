@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -141,14 +142,35 @@ def read(folder: Path, table: str) -> list[Entry]:
         return []
     tree, _ = checksummed_json.read(file, (FORMAT,))
     try:
-        return [Entry(**each) for each in tree["runs"]]
+        found = [Entry(**each) for each in tree["runs"]]
+        return [_checked(each) for each in found]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{file} is malformed: {type(error).__name__}: {error}") from None
 
 
-def read_all(folder: Path) -> dict[str, list[Entry]]:
-    """Read the results of all tables. ValueError if a file is damaged."""
-    return {name: found for name in papers.TABLES if (found := read(folder, name))}
+def _checked(entry: Entry) -> Entry:
+    """Return the entry; TypeError if something in it is of another type."""
+    figures, facts = entry.figures, entry.facts
+    texts = all(isinstance(each, str) for each in (entry.row, entry.form, entry.config))
+    mappings = isinstance(figures, dict) and isinstance(facts, dict) and bool(figures or facts.get("failed"))
+    if not texts or type(entry.seed) is not int or not mappings:
+        raise TypeError(f"not a result: {str(vars(entry))[:100]}")
+    if not all(isinstance(each, int | float) for each in figures.values()):
+        raise TypeError(f"not a number in {str(figures)[:100]}")
+    return entry
+
+
+def read_all(folder: Path, *, skip_damaged: bool = False) -> dict[str, list[Entry]]:
+    """Read the results of all tables. ValueError if a file is damaged, or a warning."""
+    found: dict[str, list[Entry]] = {}
+    for name in papers.TABLES:
+        try:
+            found[name] = read(folder, name)
+        except ValueError as error:
+            if not skip_damaged:
+                raise
+            warn(str(error))
+    return found
 
 
 def add(folder: Path, table: str, entry: Entry) -> None:
@@ -180,6 +202,8 @@ def _keep_other_version(file: Path) -> None:
     if not file.exists() or (found := _version(file)) == (__version__, FORMAT):
         return
     version, form = f"{found[0]!s:.20}".replace("/", "_"), "" if found[1] == FORMAT else f".format-{found[1]}"
-    kept = file.with_name(f"{file.stem}.version-{version}{form}{file.suffix}")
+    name = f"{file.stem}.version-{version}{form}"
+    names = (f"{name}{'' if number == 1 else f'-{number}'}{file.suffix}" for number in count(1))
+    kept = next(path for path in map(file.with_name, names) if not path.exists())
     file.replace(kept)
     warn(f"{file} was written by version {version} of hypersphere: kept as {kept.name}, a new one begins")

@@ -16,13 +16,10 @@ from ..recipes import papers
 from ..recipes.table import Row, Table
 from ..train import TrainingError, fit
 from ..train.config import derive
-from ..train.processes import serve
+from ..train.processes import serve, when_free
 from ..train.results import Result
-from ..train.storage.folder import LockedError
 from .figures import figures_of
 from .results import FULL, Entry, fingerprint, machine, run_folder
-
-WAIT = 5.0  # seconds between looks at a run that another process trains
 
 
 @dataclass(frozen=True)
@@ -50,11 +47,7 @@ class Place:
             changes["data.root"] = self.root
         if row.start is not None:
             changes["init_from"] = str(self.train(self.table.row(row.start), seed).path)
-        while True:
-            try:
-                return fit(derive(config, changes), progress=False)
-            except LockedError:  # by a run that needs it too
-                time.sleep(WAIT)
+        return when_free(lambda: fit(derive(config, changes), progress=False))  # another run may need it too
 
 
 def run(request: dict[str, Any]) -> Entry:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 
@@ -81,6 +82,8 @@ def fit_part(config: Config, part: int = 1) -> dict[str, float]:
             seconds = training.seconds()
         training.interruptions.reraise()
         done = training.done
+        if not math.isfinite(done.figures["loss"]):
+            raise TrainingError(f"step {done.step}: the validation loss is {done.figures['loss']}")
         return {**done.figures, "step": done.step, "total": training.total, "seconds": round(seconds, 3)}
 
 

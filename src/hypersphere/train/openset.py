@@ -127,6 +127,8 @@ def folds_of(pairs: Pairs) -> Tensor:
     if pairs.folds > 1:
         return pairs.fold
     kinds = int(pairs.same.sum()), int((~pairs.same).sum())
+    if min(kinds) < 2:
+        raise ValueError(f"the list must have two same and two different pairs or more, got {kinds[0]} and {kinds[1]}")
     return openset.divide_into_folds(pairs.same, max(2, min(FOLDS, *kinds)))
 
 

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
@@ -21,6 +22,7 @@ from typing import IO, Any, Generic, Protocol, TypeVar
 from .interruption import Interruptions
 
 POLL = 0.2  # seconds between looks at the processes
+WAIT = 2.0  # seconds between attempts to train in a folder that another process uses
 GRACE = 60.0  # seconds that a process has to write its checkpoint
 
 
@@ -32,6 +34,7 @@ class Named(Protocol):
 
 
 T = TypeVar("T", bound=Named)
+R = TypeVar("R")
 
 
 class RunFailed(RuntimeError):
@@ -74,7 +77,7 @@ def run_all(
 
     Args:
         worker: name of a module.
-        request: what the worker is told, and `threads`, how many it may use.
+        request: what the worker is told, beside `threads`, how many it may use, and `parent`, this process.
         ended: receives the task and the worker's answer.
         jobs: processes at a time; each has one thread if there are several.
         deadline: of time.monotonic().
@@ -128,7 +131,7 @@ def run_all(
 
 
 def _start(worker: str, task: T, request: Mapping[str, Any], jobs: int) -> Running[T]:
-    threads = 1 if jobs > 1 else max(1, int(os.environ.get("OMP_NUM_THREADS") or _cores()))
+    threads = 1 if jobs > 1 else _threads()
     errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with its process
     process = subprocess.Popen(
         [sys.executable, "-m", worker],
@@ -141,13 +144,16 @@ def _start(worker: str, task: T, request: Mapping[str, Any], jobs: int) -> Runni
     )
     assert process.stdin is not None
     with suppress(BrokenPipeError):  # it died at once; its stderr says why
-        process.stdin.write(json.dumps({**request, "threads": threads}))
+        process.stdin.write(json.dumps({**request, "threads": threads, "parent": os.getpid()}))
         process.stdin.close()
     return Running(task, process, errors)
 
 
-def _cores() -> int:
-    """Count the cores that this process may use."""
+def _threads() -> int:
+    """Return OMP_NUM_THREADS, of a list its first number; without it the number of cores that this process may use."""
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if given.isdecimal() and int(given):
+        return int(given)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -173,6 +179,24 @@ def _reason(code: int, lines: Sequence[str]) -> str:
     return lines[-1] if lines else f"exit code {code}"
 
 
+def when_free(train: Callable[[], R]) -> R:
+    """Train; wait while another process trains in the same folder."""
+    from .storage.folder import LockedError
+
+    while True:
+        try:
+            return train()
+        except LockedError:
+            time.sleep(WAIT)
+
+
+def _end_with(parent: int) -> None:
+    """Send SIGTERM to this process when its parent has been killed, so that it leaves a checkpoint and ends."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def serve(run: Callable[[dict[str, Any]], Mapping[str, Any]]) -> int:
     """Answer the request of :func:`run_all` in a worker and return the exit code."""
     import torch
@@ -180,6 +204,7 @@ def serve(run: Callable[[dict[str, Any]], Mapping[str, Any]]) -> int:
     from .memory import keep_memory
 
     request = json.loads(sys.stdin.read())
+    threading.Thread(target=_end_with, args=(request["parent"],), daemon=True).start()
     torch.set_num_threads(request["threads"])
     keep_memory()
     try:

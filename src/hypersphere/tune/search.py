@@ -35,8 +35,10 @@ class Trial:
     key: str
 
     @staticmethod
-    def of(point: Point, config: Config) -> Trial:
-        return Trial(point, config, short_hash(__version__, config.seed, settings(config)))
+    def of(point: Point, config: Config, recipe: str = "") -> Trial:
+        """Make a trial; `recipe` is the text of the user's file, which may define the network or the data."""
+        further = [each for each in (config.data.root, recipe) if each]
+        return Trial(point, config, short_hash(__version__, config.seed, settings(config), *further))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import ceil, sqrt
+from math import ceil, exp, log, prod, sqrt
 from random import Random
 
 from ..train.config import Config, ConfigError
@@ -14,6 +14,7 @@ from ..train.config.convert import apply, read_changes
 from ..train.config.values import kind_of_data, shown
 
 DRAWS = 16  # points of a space with a range, if their number is not given
+MOST = 100_000  # combinations of values
 PRIMES = (2, 3, 5, 7, 11, 13)
 _NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 _RANGE = re.compile(rf"(?P<before>\w+\()?(?P<low>{_NUMBER})\.\.(?P<high>{_NUMBER})(?P<after>\))?")
@@ -50,7 +51,8 @@ class Value:
         """Return the value at a share of the range, to three digits."""
         if not self.is_range:
             return self.text
-        number = min(max(float(f"{self.low * (self.high / self.low) ** share:.3g}"), self.low), self.high)
+        drawn = exp(log(self.low) + share * (log(self.high) - log(self.low)))
+        number = min(max(float(f"{drawn:.3g}"), self.low), self.high)
         return self.text.format(round(number) if self.whole else f"{number:g}")
 
 
@@ -113,6 +115,9 @@ def points(space: Space, seed: int, trials: int | None = None) -> list[Point]:
     A space without a range is taken whole, in random order, unless `trials` is smaller. In others the combinations of
     the lists take turns, and the numbers of each combination are spread evenly over their ranges.
     """
+    combinations = prod(map(len, space.values()))
+    if combinations > MOST:
+        raise ConfigError(f"--try has {combinations:,} combinations of values; at most {MOST:,} are possible")
     grid = [*product(*space.values())]
     Random(f"tune/{seed}").shuffle(grid)
     is_finite = not any(value.is_range for values in grid for value in values)
@@ -123,6 +128,8 @@ def points(space: Space, seed: int, trials: int | None = None) -> list[Point]:
         found[each] = None
         if len(found) == wanted:
             break
+    if len(found) < (trials or 2) and not is_finite:
+        raise ConfigError(f"--try has {len(found)} different points only, to three digits; --trials asks for {wanted}")
     return [dict(zip(space, each, strict=True)) for each in found]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import recipes
 from ..train.config import from_tree
-from ..train.processes import serve
+from ..train.processes import serve, when_free
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
@@ -17,7 +17,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     if request["recipe"] is not None:
         recipes.load(request["recipe"])  # its file may register data or a network
     try:
-        return fit_part(from_tree(request["config"]), request["part"])
+        return when_free(lambda: fit_part(from_tree(request["config"]), request["part"]))
     except TrainingError as error:
         return {"failed": " ".join(str(error).split())}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import Any
 
 from ... import data as datasets
@@ -94,6 +95,8 @@ def open_scores(
         splits, split = load_split(run, split, config)
     assert split is not None
     measure = measure or ("episodes" if splits.pairs is None else "pairs")
+    if splits.spec.kind == "graph":
+        raise ValueError(f"{measure} needs separate samples, and {config.data.name} is a graph")
     classifier, world = run.classifier, World(device_of(config.device))
     classifier.to(world.device)
     embedder = openset.Embedder(classifier, splits, config, lambda batch: batch.to(world.device))
@@ -102,7 +105,8 @@ def open_scores(
         if pairs is None:
             pairs = datasets.load_pairs(config.data.name, config.data.root, split)
         elif config.data.name in datasets.PAIRS:  # a list may name images of any split
-            images = datasets.load(config.data.name, config.data.root, "all")
+            with suppress(ValueError):  # a dataset of the user's own may not have such a split
+                images = datasets.load(config.data.name, config.data.root, "all")
         figures = openset.verify(embedder, images, pairs)
         _warn_trained(run, images, pairs)
     elif measure == "episodes":

@@ -40,6 +40,7 @@ def check_out(config: Config, world: World) -> None:
     if world.is_main:
         try:
             _check(config, path)
+            _check_free(path)
         except (ValueError, OSError) as error:
             if world.size == 1:
                 raise
@@ -71,6 +72,17 @@ def _check(config: Config, path: Path) -> None:
         raise ValueError(f"out={path} is not a run folder (contains {strange[0]}): choose another folder")
     if CONFIG in names:
         load_file(path / CONFIG)
+
+
+def _check_free(path: Path) -> None:
+    """Raise LockedError if another process trains in the folder: its checkpoints must not be read."""
+    if fcntl is None or not (path / LOCK).exists():
+        return
+    with open(safe_files.open_plain(path / LOCK, os.O_RDONLY)) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise LockedError(f"out={path}: another process is training there") from None
 
 
 def with_recorded_layout(config: Config, world: World) -> Config:
