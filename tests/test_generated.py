@@ -87,7 +87,7 @@ def test_it_waits_for_a_classifier_in_training(place, monkeypatch):
     def fitted(*args, **options):
         if busy:
             busy.pop()
-            raise LockedError("another process is training there")
+            raise LockedError(place.runs)
         return fit(*args, **options)
 
     monkeypatch.setattr(worker, "fit", fitted)

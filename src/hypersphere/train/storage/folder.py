@@ -29,6 +29,9 @@ CHANGEABLE_ON_RESUME = (
 class LockedError(ValueError):
     """Raised when another process trains in the folder."""
 
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"out={path}: another process is training there")
+
 
 def check_out(config: Config, world: World) -> None:
     """Raise ValueError if the folder `out` belongs to another run or to something else."""
@@ -76,13 +79,13 @@ def _check(config: Config, path: Path) -> None:
 
 def _check_free(path: Path) -> None:
     """Raise LockedError if another process trains in the folder: its checkpoints must not be read."""
-    if fcntl is None or not (path / LOCK).exists():
+    if fcntl is None:
         return
-    with open(safe_files.open_plain(path / LOCK, os.O_RDONLY)) as file:
+    with suppress(FileNotFoundError), open(safe_files.open_plain(path / LOCK, os.O_RDONLY)) as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
-            raise LockedError(f"out={path}: another process is training there") from None
+            raise LockedError(path) from None
 
 
 def with_recorded_layout(config: Config, world: World) -> Config:
@@ -112,7 +115,7 @@ def locked(config: Config, world: World) -> Iterator[None]:
             except OSError:
                 taken = True
             if taken:
-                raise LockedError(f"out={path}: another process is training there")
+                raise LockedError(path)
         try:
             _check(config, path)  # again: another run may have started there since
             safe_files.remove_temporaries(path, (CONFIG, METRICS, RESULT))
