@@ -15,6 +15,7 @@ from hypersphere.data import planetoid
 from hypersphere.train import load_run
 from hypersphere.train.building import Classifier
 from hypersphere.train.config import derive
+from hypersphere.train.inference import scores as scoring
 from hypersphere.train.inference.scores import open_scores, scores
 from tests import official_files as official
 from tests.runs import one_line, quiet, same_run, tiny
@@ -238,6 +239,20 @@ def test_evaluate_pairs(run_of_faces, faces, capsys):
     figures = json.loads(out)
     assert (figures["measure"], figures["pairs"], set(figures["tar"])) == ("pairs", 12, {"0.001", "0.01", "0.1"})
     assert (figures["roc"]["far"][-1], figures["roc"]["tar"][-1], figures["roc"]["thresholds"][0]) == (1, 1, None)
+
+
+def test_a_list_of_pairs_for_a_dataset_without_the_split_all(run_of_faces, faces, capsys, monkeypatch):
+    """A user's own set: its images are those of the split that is evaluated."""
+    load = scoring.datasets.load
+
+    def without_all(name, root=None, split="train", **options):
+        if split == "all":
+            raise ValueError("split must be one of train, test")
+        return load(name, root, split, **options)
+
+    own = printed(capsys, run_of_faces, "--json")
+    monkeypatch.setattr(scoring.datasets, "load", without_all)
+    assert printed(capsys, run_of_faces, "--pairs", str(faces / "lfw64" / "pairsDevTest.txt"), "--json") == own
 
 
 def test_evaluate_identification(run_of_faces, capsys):
