@@ -4,7 +4,7 @@ Four settings, three seeds each. Both networks of a setting start from the same 
 the same optimizer, learning rate and softmax loss. The paper (SphereNet, Liu et al. 2017, 4.2 and 5) finds that the
 gain grows with width, and that narrow networks may end slightly lower.
 
-It needs more than the package: `pip install 'hypersphere[cli]' scikit-learn`.
+It needs more than the package: `pip install 'torch-hypersphere[cli]' scikit-learn`.
 """
 
 import math

@@ -10,6 +10,8 @@ import zipfile
 from email.parser import Parser
 from pathlib import Path
 
+from hypersphere._internal.modules import DISTRIBUTION
+
 ROOT = Path(__file__).parents[1]
 FILES = ("py.typed", "data/digits.npz", "report/page.css", "report/page.js")
 METADATA = ("Summary", "Keywords", "Classifier", "Project-URL", "License-Expression", "License-File", "Requires-Python")
@@ -54,6 +56,7 @@ def check_sdist(unpacked: Path) -> None:
 def check_metadata(text: str) -> None:
     """Require what PyPI shows, with a description that is the README."""
     fields = Parser().parsestr(text)
+    assert fields["Name"] == DISTRIBUTION
     missing = [name for name in METADATA if not fields.get(name)]
     assert not missing, f"the metadata lack {missing}"
     assert fields["Description-Content-Type"] == "text/markdown"
@@ -80,7 +83,7 @@ def main() -> None:
         place = run(python, "-c", IMPORT, cwd=folder).strip()
         assert Path(place).is_relative_to(folder / "environment"), f"imported from {place}"
         without = run(python, "-c", WITHOUT, cwd=folder)
-        assert "pip install 'hypersphere[sklearn]'" in without, f"without scikit-learn: {without!r}"
+        assert f"pip install '{DISTRIBUTION}[sklearn]'" in without, f"without scikit-learn: {without!r}"
         command = folder / "environment" / "bin" / "hypersphere"
         run(command, "train", "plain", "--steps", "5", "--quiet", "--out", "run", cwd=folder)
         assert (folder / "run" / "result.json").exists()

@@ -8,6 +8,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+DISTRIBUTION = "torch-hypersphere"  # the name on PyPI, where `hypersphere` is somebody else's package
+
 
 def import_all(package: str, path: Iterable[str]) -> list[ModuleType]:
     """Import the public modules of a package, by name."""
@@ -21,8 +23,8 @@ def install_command(extra: str) -> str:
     from importlib.metadata import distributions
     from urllib.parse import unquote, urlparse
 
-    source, option = "hypersphere", ""
-    for found in distributions(name="hypersphere"):  # a build leaves a second one in src/, without an origin
+    source, option = DISTRIBUTION, ""
+    for found in distributions(name=DISTRIBUTION):  # a build leaves a second one in src/, without an origin
         origin = json.loads(found.read_text("direct_url.json") or "{}")
         if "dir_info" in origin:
             source = unquote(urlparse(origin["url"]).path)
