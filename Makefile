@@ -3,6 +3,8 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 # Both workers and the processes that tests start read the modules compiled by whoever was first.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
+# A test that kills its worker fails alone: pytest-xdist gives up after 8 dead workers unless told otherwise.
+WORKERS := -n 2 --dist worksteal --max-worker-restart 10000
 NEEDS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
@@ -16,17 +18,17 @@ demo: .venv/demo.stamp ## install what it needs and run examples/demo.py
 
 test: .venv/test.stamp ## all tests, and lint beside them
 	@$(MAKE) -s lint > .venv/lint.log 2>&1 & lint=$$!; \
-	$(PYTEST) -n 2 --dist worksteal -q; tests=$$?; \
+	$(PYTEST) $(WORKERS) -q; tests=$$?; \
 	wait $$lint || tests=1; cat .venv/lint.log; exit $$tests
 
 quick: .venv/test.stamp ## the tests that take less than a minute together, without lint
-	$(PYTEST) -n 2 --dist worksteal -q --quick
+	$(PYTEST) $(WORKERS) -q --quick
 
 wheel: .venv/test.stamp ## build sdist and wheel, collect the tests of the one, install the other and train with it
 	$(BIN)/python -m tools.check_wheel
 
 integrations: .venv-integrations/stamp ## other people's networks and trainers, in .venv-integrations; WRITE=1 writes their table
-	PYTHONDONTWRITEBYTECODE= .venv-integrations/bin/python -m pytest tests/integrations -n 2 --dist worksteal -q $(if $(WRITE),--write-results)
+	PYTHONDONTWRITEBYTECODE= .venv-integrations/bin/python -m pytest tests/integrations $(WORKERS) -q $(if $(WRITE),--write-results)
 
 lint: .venv/test.stamp ## ruff and mypy
 	$(BIN)/ruff check .

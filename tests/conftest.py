@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from hypersphere._internal.amx import avoid_trapping_amx
+
 # Files of tests that take more than about 4 seconds: processes, torch.compile, long trainings, gradients of many cases.
 SLOW = (
     *("page_browser", "report"),
-    *("benchmarks", "catalog", "checkpoint", "cli_train", "close_neurons", "compile", "contributing"),
+    *("amx", "make", "benchmarks", "catalog", "checkpoint", "cli_train", "close_neurons", "compile", "contributing"),
     *("data_formats", "distributed", "docs", "energy", "energy_losses", "energy_regularizer", "export", "gan"),
     *("hostile_runs", "meta", "minimize", "models", "models_tables", "notebook", "ogd", "orthogonal"),
     *("outdated_optimizers", "overflow", "real_data", "recurrent", "rotation_torch_utils"),
@@ -39,7 +41,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="leave out the files of tests that take seconds (make quick)")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # the workers of pytest-xdist inherit the environment
+        avoid_trapping_amx()
     torch.set_num_threads(1)  # the workers share the cores, and runs are compared with those of other processes
     for devices in (torch.cuda, torch.xpu, torch.mtia):
         if not devices.is_available():  # torch.manual_seed formats a stack trace for each of these, 0.4 ms or more

@@ -8,6 +8,8 @@ from contextlib import closing, contextmanager
 
 import torch
 
+from .._internal import checks
+from .._internal.amx import avoid_trapping_amx
 from .._internal.draws import stable_hash
 from . import splits
 from .config import Config, derive
@@ -96,6 +98,8 @@ def _isolated(config: Config) -> Iterator[World]:
         session(config.device) as world,
         torch.random.fork_rng([world.device] if world.device.type == "cuda" else []),
     ):
+        if config.amp and world.device.type == "cpu" and (limited := avoid_trapping_amx()) and world.is_main:
+            checks.warn_once(f"amp: {limited}")
         yield world
 
 
