@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -48,16 +49,28 @@ def test_closed_forms(shape):
     torch.testing.assert_close(value("energy", rows), reference.energy(rows, 2.0))
 
 
-def test_spectral_norm():
-    """A gap in the spectrum, so that ten power iterations converge."""
-    left, _ = torch.linalg.qr(torch.randn(6, 6, dtype=F64))
-    right, _ = torch.linalg.qr(torch.randn(8, 8, dtype=F64))
-    sizes = torch.tensor([3.0, 1.2, 1, 0.9, 0.5, 0.2], dtype=F64)
-    rows = left * sizes @ right[:6]
-    torch.testing.assert_close(value("srip", rows), torch.tensor(8.0, dtype=F64))  # 3² − 1
-    short = left * (sizes / 10) @ right[:6]
-    expected = torch.linalg.matrix_norm(short @ short.T - torch.eye(6, dtype=F64), 2)
-    torch.testing.assert_close(value("srip", short), expected, rtol=2e-2, atol=0)
+@pytest.mark.parametrize("shape", [(6, 8), (8, 6), (64, 64), (1, 5)], ids=str)
+@pytest.mark.parametrize("size", [0.1, 1.0, 3.0])
+def test_spectral_norm(shape, size):
+    """Whichever end of the spectrum is farther from one, without a gap too, and the value one of the null space."""
+    rows = size * torch.randn(shape, dtype=F64) / shape[1] ** 0.5
+    literal = np.linalg.norm(rows.numpy() @ rows.numpy().T - np.eye(len(rows)), 2)
+    torch.testing.assert_close(value("srip", rows).item(), literal, rtol=1e-12, atol=0)
+
+
+def test_spectral_norm_where_its_ends_tie():
+    """Eigenvalues 1.5 and 0.5 are as far from one; repeated ones have a finite gradient."""
+    tied = torch.tensor([1.5, 0.5, 1.0], dtype=F64).sqrt().diag()
+    torch.testing.assert_close(value("srip", tied), torch.tensor(0.5, dtype=F64))
+    repeated = (2 * torch.eye(4, dtype=F64)).requires_grad_()
+    (grad,) = torch.autograd.grad(value("srip", repeated), repeated)
+    torch.testing.assert_close(torch.linalg.matrix_norm(grad, "nuc"), torch.tensor(4.0, dtype=F64))  # 2·‖W v‖
+
+
+@pytest.mark.parametrize("shape", [(5, 9), (9, 5)], ids=str)
+def test_spectral_norm_gradcheck(shape):
+    rows = torch.randn(shape, dtype=F64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda r: value("srip", r), rows)
 
 
 @pytest.mark.parametrize("half_space", [False, True])

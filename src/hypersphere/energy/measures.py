@@ -8,7 +8,7 @@ comhe_random            the mean energy after random projections to at most 30 d
 comhe_angle             the energy after the projection to at most 30 dimensions that best keeps the cosines
 orthonormal             ‖WᵀW − I‖²_F over the neurons as they are (SphereNet, 2.4)
 orthoreg                Σ_{i≠j} log(1 + exp(10·(cos θ_ij − 1))), which leaves pairs beyond a right angle alone
-srip                    the spectral norm of WᵀW − I, from below by ten power iterations
+srip                    the spectral norm of WᵀW − I
 separation              minus the least angle between two neurons
 polarization            minus the least mean energy that a point of the sphere has with all neurons
 covering                the largest angle that a point of the sphere has to the nearest neuron
@@ -110,16 +110,21 @@ def orthoreg(rows: Tensor, law: Law, draw: Draw, sharpness: float = 10.0) -> Ten
     return (terms * _distinct_pairs(p)).sum((1, 2))
 
 
-def srip(rows: Tensor, law: Law, draw: Draw, iterations: int = 10) -> Tensor:
-    """Compute the spectral norm of WᵀW − I, from below by power iterations."""
-    n = rows.shape[1]
+def srip(rows: Tensor, law: Law, draw: Draw) -> Tensor:
+    """Compute the spectral norm of WᵀW − I: the largest |λ − 1| over its eigenvalues λ.
+
+    The gradient is that of |‖W v‖² − 1| at the eigenvector v, which repeated eigenvalues leave finite.
+    """
+    n, d = rows.shape[1:]
     rows = _with_finite_squares(rows)
-    v = torch.arange(1, n + 1, device=rows.device, dtype=rows.dtype).cos().view(1, n, 1).expand(len(rows), n, 1)
+    rows = rows if n > d else rows.mT  # the smaller Gram matrix is rowsᵀ·rows
     with torch.no_grad():
-        for _ in range(iterations):  # W Wᵀ v − v without an N × N matrix
-            v = rows @ (rows.mT @ v) - v
-            v = v / torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp(min=1e-30)
-    return ((rows.mT @ v).square().sum((1, 2)) - v.square().sum((1, 2))).abs()
+        gram = (rows.mT @ rows).nan_to_num()  # eigh raises for NaN; the value below stays NaN
+        squares, vectors = torch.linalg.eigh(gram.to(torch.float64))
+        farthest = (squares - 1).abs().argmax(1)[:, None, None].expand(-1, min(n, d), 1)
+        v = vectors.gather(2, farthest).to(rows.dtype)
+    norm = ((rows @ v).square().sum((1, 2)) - 1).abs()
+    return norm.clamp(min=1.0) if n > d else norm  # N > d: N − d eigenvalues are 0
 
 
 def separation(rows: Tensor, law: Law, draw: Draw) -> Tensor:
