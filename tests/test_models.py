@@ -524,11 +524,11 @@ def test_unknown_names_are_met_with_the_nearest():
 def test_unknown_options_are_met_with_those_there_are():
     with pytest.raises(
         ValueError,
-        match=r"unknown cnn9 option 'width', did you mean 'widths'\? \(cnn9 option must be one of depth, widths, fc",
+        match=r"unknown cnn9 option 'width', did you mean 'widths'\? \(cnn9 option must be one of num_classes, depth",
     ):
         models.create("cnn9", width=(1, 2, 3))
-    with pytest.raises(ValueError, match=r"gcn option must be one of .*got 'input_size'"):
-        models.create("gcn", input_size=3)
+    with pytest.raises(ValueError, match=r"gcn option must be one of .*got 'stem'"):
+        models.create("gcn", stem=3)
     with pytest.raises(ValueError, match=r"generator\.mhe has no classes, got num_classes=3"):
         models.create("generator.mhe", 3)
 

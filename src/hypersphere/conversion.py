@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from ._internal import checks
+from ._internal.nearest import explain_keywords
 from ._internal.optimizer_checks import record_change
 from ._internal.other_tools import refuse_adapters
 from .layers import (
@@ -42,6 +43,7 @@ def _is_variant(neurons: Neurons) -> bool:
     return alike or is_transformers_conv1d(module) or neurons.layout.stacked
 
 
+@explain_keywords
 def spherize(
     model: M,
     similarity: SimilarityLike = "cosine",

@@ -19,6 +19,7 @@ from torch.nn.modules.utils import _ntuple
 from . import _fused_conv
 from ._internal import checks
 from ._internal.fx import Proxy, call_as_leaf
+from ._internal.nearest import explain_keywords
 from ._internal.optimizer_checks import watch_weight_decay
 from ._internal.other_tools import QCONFIG, refuse_fusion, warn_of_save_pretrained
 from ._internal.overflow import finite_gradient
@@ -342,6 +343,7 @@ class SphereLinear(SphereOptions, nn.Linear):
         <All keys matched successfully>
     """
 
+    @explain_keywords
     def __init__(
         self,
         in_features: int,
@@ -362,6 +364,7 @@ class SphereLinear(SphereOptions, nn.Linear):
 
 
 class _SphereConv(SphereOptions):
+    @explain_keywords
     def __init__(
         self,
         in_channels: int,

@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ._internal import checks
 from ._internal.fx import Proxy, call_as_leaf
+from ._internal.nearest import explain_keywords
 from .cosine import autocast_enabled, clamp_cosine, unit, unit_unchecked
 from .layers import SimilarityLike, SphereOptions, apply_similarity, check_dtypes
 
@@ -181,6 +182,7 @@ class SphereRNN(_SphereRecurrent, nn.RNNBase):
         (torch.Size([5, 3, 32]), torch.Size([4, 3, 16]))
     """
 
+    @explain_keywords
     def __init__(
         self,
         input_size: int,
@@ -217,6 +219,7 @@ class SphereGRU(_SphereRecurrent, nn.RNNBase):
         (torch.Size([3, 5, 16]), torch.Size([1, 3, 16]))
     """
 
+    @explain_keywords
     def __init__(
         self,
         input_size: int,
@@ -247,6 +250,7 @@ class SphereLSTM(_SphereRecurrent, nn.RNNBase):
         (torch.Size([5, 3, 4]), torch.Size([1, 3, 4]), torch.Size([1, 3, 16]))
     """
 
+    @explain_keywords
     def __init__(
         self,
         input_size: int,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
 from difflib import SequenceMatcher
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, get_args, get_type_hints
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _CLOSE = 0.6  # smallest likeness of two names
 _LONGEST = 100  # number of characters compared
@@ -27,6 +31,30 @@ ALIASES = {
     "bf16": "amp",
 }
 
+#: an argument here → what other packages call it; "": what has no counterpart here, although a name is similar
+OTHER_NAMES = {
+    "": "easy_margin num_subcenters sub_centers",
+    "block_size": "oft_block_size",
+    "blocks": "r",
+    "class_weight": "weight weights",
+    "dropout": "module_dropout",
+    "embedding_size": "dim emb_size embedding_dim feat_dim feature_dim in_dim in_features input_size num_features",
+    "exclude": "exclude_modules",
+    "hidden_weight": "lam lambda_ weight",
+    "in_channels": "channels in_features input_channels",
+    "in_features": "in_channels in_dim input_size",
+    "input_size": "image_size img_size in_features",
+    "layers": "modules target_modules",
+    "lr": "learning_rate",
+    "margin": "m",
+    "num_classes": "class_num classes classnum n_classes nb_classes nclasses num_class out_dim out_features",
+    "out_channels": "filters out_features",
+    "out_features": "n_classes num_classes out_channels out_dim",
+    "scale": "gamma s",
+    "similarity": "operator sim",
+    "weight_decay": "wd",
+}
+
 
 def nearest_few(name: str, among: Iterable[str], n: int = 3) -> list[str]:
     """Return at most `n` names similar to `name`, the nearest first, ignoring case."""
@@ -38,6 +66,52 @@ def _likeness(one: str, other: str) -> float:
     """Return difflib's similarity, and a little more for every letter of a common prefix."""
     prefix = sum(other.startswith(one[: i + 1]) for i in range(len(one)))
     return SequenceMatcher(None, one, other).ratio() + 0.03 * prefix
+
+
+def nearest_argument(name: str, allowed: Iterable[str]) -> list[str]:
+    """Return the argument that `name` may mean, in a list; empty if none is near.
+
+    Example:
+        >>> nearest_argument("s", ["margin", "scale"]), nearest_argument("n_classes", ["num_classes", "in_channels"])
+        (['scale'], ['num_classes'])
+        >>> nearest_argument("sub_centers", ["centers"])
+        []
+    """
+    if name in OTHER_NAMES[""].split():
+        return []
+    allowed = list(allowed)
+    return [each for each in allowed if name in OTHER_NAMES.get(each, "").split()] or nearest_few(name, allowed, 1)
+
+
+def explain_keywords(function: F) -> F:
+    """Decorate a function or constructor: TypeError for an unknown keyword, with the nearest one or all there are."""
+
+    @wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        try:
+            return function(*args, **keywords)
+        except TypeError:
+            allowed = _keywords(function)
+            for name in keywords:
+                if name not in allowed:
+                    near = nearest_argument(name, allowed)
+                    hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(allowed)}"
+                    called = type(args[0]).__name__ if function.__name__ == "__init__" else function.__name__
+                    raise TypeError(f"{called}() got an unexpected keyword argument {name!r}; {hint}") from None
+            raise
+
+    return call  # type: ignore[return-value]
+
+
+def _keywords(function: Callable[..., Any]) -> list[str]:
+    """Return the keywords that a function takes, with those of a TypedDict in `**options: Unpack[...]`."""
+    names: list[str] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            names += get_args(get_type_hints(function)[parameter.name])[0].__annotations__
+        elif parameter.name != "self":
+            names.append(parameter.name)
+    return names
 
 
 def unknown_name(what: str, value: str, near: list[str], otherwise: str) -> str:
@@ -59,7 +133,7 @@ def unknown(what: str, value: Any, allowed: Iterable[Any], also: str = "") -> st
         'method must be one of cayley, givens; got 3'
     """
     names = list(map(str, allowed))
-    near = nearest_few(value, names, 1) if isinstance(value, str) else []
+    near = nearest_argument(value, names) if isinstance(value, str) else []
     rule = f"{what} must be one of {', '.join(names)}{also}"
     return f"{unknown_name(what, value, near, '')} ({rule})" if near else f"{rule}; got {value!r}"
 

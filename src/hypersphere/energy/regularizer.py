@@ -15,6 +15,7 @@ from torch.func import functional_call
 
 from .._internal import checks
 from .._internal.draws import generator, not_traced, unwrapped_name
+from .._internal.nearest import explain_keywords
 from .._internal.overflow import max_root, power_of_two_divisor, rescale
 from .._internal.sharding import gather, is_sharded, reshard
 from ..cosine import unit, without_autocast
@@ -74,6 +75,7 @@ class EnergyRegularizer:
         ['0', '2']
     """
 
+    @explain_keywords
     def __init__(
         self,
         model: nn.Module,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .._internal import checks
 from .._internal.modules import install_command
-from .._internal.nearest import unknown
+from .._internal.nearest import explain_keywords, unknown
 from ..cosine import accumulation_dtype
 from .metric_learning import MetricOptions
 from .softmax import in_dtype_of
@@ -62,6 +62,7 @@ class CenterLoss(nn.Module):
         (torch.Size([2, 10]), torch.Size([10, 64]))
     """
 
+    @explain_keywords
     def __init__(
         self,
         num_classes: int,
@@ -119,6 +120,7 @@ class MetricLoss(nn.Module):
         torch.Size([2, 10])
     """
 
+    @explain_keywords
     def __init__(
         self,
         name: str,

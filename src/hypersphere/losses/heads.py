@@ -39,6 +39,7 @@ from typing import Any, Unpack
 from torch import nn
 
 from .._internal import checks
+from .._internal.nearest import explain_keywords
 from ..layers import SimilarityLike
 from .embedding import PREFIX, CenterLoss, MetricLoss
 from .margins import MARGINS as MARGINS
@@ -57,6 +58,7 @@ class WSoftmaxLoss(AngularSoftmaxLoss):
         torch.Size([])
     """
 
+    @explain_keywords
     def __init__(
         self,
         num_classes: int,
@@ -77,6 +79,7 @@ class SSoftmaxLoss(AngularSoftmaxLoss):
         True
     """
 
+    @explain_keywords
     def __init__(
         self,
         num_classes: int,
@@ -104,6 +107,7 @@ class GASoftmaxLoss(AngularSoftmaxLoss):
         (tensor(True), tensor(1))
     """
 
+    @explain_keywords
     def __init__(
         self,
         num_classes: int,
@@ -132,6 +136,7 @@ class ASoftmaxLoss(GASoftmaxLoss):
         >>> loss(torch.randn(32, 64), torch.randint(10, (32,))).backward()
     """
 
+    @explain_keywords
     def __init__(
         self,
         num_classes: int,
@@ -155,6 +160,7 @@ class SphereFacePlusLoss(ASoftmaxLoss):
         >>> loss(torch.randn(32, 64), torch.randint(10, (32,))).backward()
     """
 
+    @explain_keywords
     def __init__(
         self,
         num_classes: int,
@@ -177,6 +183,7 @@ class AMSoftmaxLoss(AngularSoftmaxLoss):
         >>> loss(torch.randn(32, 64), torch.randint(10, (32,))).backward()
     """
 
+    @explain_keywords
     def __init__(
         self,
         num_classes: int,
@@ -199,6 +206,7 @@ class ArcFaceLoss(AngularSoftmaxLoss):
         >>> loss(torch.randn(32, 64), torch.randint(10, (32,))).backward()
     """
 
+    @explain_keywords
     def __init__(
         self,
         num_classes: int,

@@ -18,6 +18,7 @@ from torch.autograd import Function
 from .._internal import checks
 from .._internal.functions import is_transformed, save
 from .._internal.fx import Proxy, call_as_leaf
+from .._internal.nearest import explain_keywords
 from .._internal.optimizer_checks import watch_weight_decay
 from .._internal.overflow import finite_gradient, max_root, rescale, row_divisors
 from ..cosine import accumulation_dtype, apply, autocast_enabled, chain, cosine_linear, project, unit, without_autocast
@@ -84,6 +85,7 @@ class AngularSoftmaxLoss(nn.Module):
     step: Tensor
     class_weight: Tensor | None
 
+    @explain_keywords
     def __init__(
         self,
         num_classes: int,

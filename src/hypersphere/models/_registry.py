@@ -92,11 +92,10 @@ def create(name: str, num_classes: int | None = None, **options: Any) -> nn.Modu
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
         if num_classes is not None and "num_classes" not in accepted:
             raise ValueError(f"{name} has no classes, got num_classes={num_classes!r}")
-        allowed = [option for option in accepted if option != "num_classes"]
         for option in options:
-            if option not in allowed:
+            if option not in accepted:
                 none = f"{name} has no options, got {option!r}"
-                raise ValueError(unknown(f"{name} option", option, allowed) if allowed else none)
+                raise ValueError(unknown(f"{name} option", option, accepted) if accepted else none)
     if num_classes is not None:
         options["num_classes"] = num_classes
     return found.build(**found.options | options)

@@ -17,6 +17,7 @@ from torch.optim.optimizer import ParamsT
 from torch.optim.sgd import sgd
 
 from .._internal import checks
+from .._internal.nearest import explain_keywords
 from ..cosine import accumulation_dtype, without_autocast
 
 _FAR_FROM_ORTHOGONAL = 2e-2  # max|XᵀX − I|; beyond it the series may not converge. bfloat16 rounds to 6e-3
@@ -54,6 +55,7 @@ class OGD(Optimizer):
         (True, True)
     """
 
+    @explain_keywords
     def __init__(
         self,
         params: ParamsT,

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from .._internal import checks
+from .._internal.nearest import explain_keywords
 from .._internal.optimizer_checks import record_change
 from .._internal.other_tools import refuse_adapters
 from ..orthogonal import BUILT_IN, INITS, ORTHOGONALIZERS, Orthogonalizer
@@ -38,6 +39,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _NOT_NEURONS = (nn.RNNBase, nn.RNNCellBase, nn.Embedding, nn.EmbeddingBag)
 
 
+@explain_keywords
 def rotate(
     model: M,
     method: str | Orthogonalizer = "cayley",
