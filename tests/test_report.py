@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import os
 import shutil
+import signal
 import statistics
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 import torch
 
 from hypersphere import load_run
+from hypersphere._internal.checksummed_json import with_checksum
 from hypersphere._internal.modules import install_command
 from hypersphere.cli import main
 from hypersphere.report import networks, page, report_runs
@@ -235,6 +238,54 @@ def test_write_error_leaves_nothing(tmp_path, capsys, monkeypatch):
     assert "No space left on device" in fails(capsys, good, "--html", out)
     assert out.read_text() == "old"
     assert sorted(os.listdir(tmp_path)) == ["good", "page.html"]
+
+
+def test_loop_of_links_is_one_line(tmp_path, capsys):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    assert fails(capsys, tmp_path / "a").startswith(f"{tmp_path / 'a'} ")
+
+
+def test_strange_result_is_one_line(trained, tmp_path, capsys):
+    """Valid JSON of another type than a training writes, with its checksum."""
+    path = tmp_path / "run"
+    shutil.copytree(trained[0], path)
+    tree = json.loads((path / "result.json").read_text())
+    del tree["checksum"]
+    (path / "result.json").write_text(with_checksum({**tree, "split": []}))
+    assert fails(capsys, path, "--html", tmp_path / "x.html").endswith("split must be text, got a list")
+
+
+@pytest.mark.parametrize("energies", [[1.0], "x", {"a": "x"}, {"a": [1.0]}])
+def test_strange_metrics_have_no_energy(tmp_path, energies):
+    run = write_run(tmp_path / "run", [{"step": 0, "split": "test", "energies": energies}])
+    assert report_runs([run])["runs"][0]["energy"] is None
+
+
+def test_terminated_report_leaves_no_temporary_file(tmp_path, monkeypatch):
+    """SIGTERM while the page is written: it is written, then the command ends."""
+    good = write_run(tmp_path / "good", curve([2.0, 1.0]))
+    fsync, before = os.fsync, signal.signal(signal.SIGTERM, lambda *_: None)
+    monkeypatch.setattr(os, "fsync", lambda file: (os.kill(os.getpid(), signal.SIGTERM), fsync(file)))
+    try:
+        assert main(["report", str(good), "--html", str(tmp_path / "x.html")]) == 128 + signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert sorted(os.listdir(tmp_path)) == ["good", "x.html"]
+
+
+def test_temporary_files_of_killed_reports_are_removed(tmp_path):
+    """Not those of a report that is writing now, nor of other pages."""
+    good = write_run(tmp_path / "good", curve([2.0, 1.0]))
+    dead, live, other = (
+        tmp_path / f".{name}.tmp" for name in ("x.html.00000001", "x.html.00000002", "y.html.1234abcd")
+    )
+    for file in (dead, live, other):
+        file.write_text("half")
+    with open(live) as writing:
+        fcntl.flock(writing, fcntl.LOCK_EX)
+        report_runs([good], html=tmp_path / "x.html")
+    assert sorted(os.listdir(tmp_path)) == sorted([live.name, other.name, "good", "x.html"])
 
 
 def test_without_plotly(tmp_path, capsys, monkeypatch):

@@ -39,6 +39,7 @@ def write_bytes(path: Name, data: bytes) -> None:
     temporary = temporary_name(target)
     try:
         with open(temporary, "xb") as file:
+            _lock(file.fileno())
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -77,7 +78,21 @@ def remove_temporaries(folder: Path, names: Iterable[str]) -> None:
     with suppress(OSError):
         for path in folder.iterdir():
             if ours.fullmatch(path.name) and is_plain(path):
-                path.unlink()
+                with open(open_plain(path), "rb") as file:
+                    if _lock(file.fileno()):
+                        path.unlink()
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock a file that is being written, until it is closed; False if a live process has locked it."""
+    try:
+        if fcntl is not None:  # missing on Windows
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        pass
+    return True
 
 
 def is_plain(path: Name) -> bool:

@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from .._internal.interruption import Interruptions
 from .._internal.modules import install_command
-from .._internal.safe_files import write_text
+from .._internal.safe_files import remove_temporaries, write_text
 
 Cell = str | float | None | tuple[str, float | None]
 Figure = Mapping[str, Any]
@@ -143,8 +144,15 @@ class Page:
         )
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the page to a file; the file is whole or not there."""
-        write_text(path, self.html())
+        """Write the page to a file; the file is whole or not there.
+
+        A signal takes effect once it is written, and temporary files of killed writers are removed.
+        """
+        text, file = self.html(), Path(path)
+        with Interruptions() as interruptions:
+            remove_temporaries(file.parent, (file.name,))
+            write_text(file, text)
+        interruptions.reraise()
 
 
 LINE = "@line/1"  # the colour of frames and thin lines, for a figure

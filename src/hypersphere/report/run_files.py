@@ -63,7 +63,8 @@ class RunFiles:
     def figures(self) -> dict[str, Any]:
         """Return the figures of the summary, None where there are none."""
         final = self.final()
-        energies = [value for value in (final.get("energies") or {}).values() if value is not None]
+        energies = final.get("energies")
+        energies = [value for value in energies.values() if is_number(value)] if isinstance(energies, dict) else []
         last = self.lines[-1]
         return {
             "seed": self.config.get("seed"),
@@ -106,12 +107,13 @@ def read_runs(paths: Iterable[str | os.PathLike[str]]) -> list[RunFiles]:
     folders = list(dict.fromkeys(Path(path) for path in paths))
     if not folders:
         raise ValueError("at least one run folder is needed")
+    for folder in folders:
+        safe_files.check_folder(folder)  # before resolving, which fails for a loop of links
     names = _names(folders)
     return [_read(folder, name) for folder, name in zip(folders, names, strict=True)]
 
 
 def _read(path: Path, name: str) -> RunFiles:
-    safe_files.check_folder(path)
     if not os.path.lexists(path / layout.CONFIG):
         raise ValueError(f"{path} is not a run folder: it has no {layout.CONFIG}")
     try:

@@ -19,7 +19,7 @@ from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import IO, Any, Generic, Protocol, TypeVar
 
-from .interruption import Interruptions
+from .._internal.interruption import Interruptions
 
 POLL = 0.2  # seconds between looks at the processes
 WAIT = 2.0  # seconds between attempts to train in a folder that another process uses

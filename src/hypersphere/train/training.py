@@ -15,11 +15,11 @@ from torch import nn
 from torch.nn.utils.parametrize import cached
 
 from .._internal import checks
+from .._internal.interruption import Interruptions
 from . import building, display, results, splits, tasks
 from .config import Config, derive
 from .distributed import World
 from .inference.run import load_run
-from .interruption import Interruptions
 from .precision import Precision
 from .progress import Progress
 from .schedule import Schedule, has_batch_norm

@@ -77,6 +77,8 @@ def _check(tree: dict[str, Any]) -> None:
             raise ValueError(f"{key} must be {allowed}, got {shown(tree[key]) if key in tree else 'nothing'}")
     if not is_number(tree.get("loss", 0.0)) and tree["loss"] is not None:
         raise ValueError(f"loss must be null or a number, got {shown(tree['loss'])}")
+    if not _is_text(tree.get("split", "")):
+        raise ValueError(f"split must be text, got {shown(tree['split'])}")
     for key, value in tree.items():
         for each in strange_values(value, _DEEPEST):
             raise ValueError(f"{key} must not hold {shown(each)}")

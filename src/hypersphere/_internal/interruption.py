@@ -1,4 +1,4 @@
-"""Delay SIGTERM and Ctrl-C until the step is done, so that a checkpoint can be written."""
+"""Delay SIGTERM and Ctrl-C until a step is done or a file is written."""
 
 from __future__ import annotations
 
