@@ -286,6 +286,22 @@ def test_a_type_error_of_ours_is_a_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "hypersphere train: step must be an int, got 'x'\n"
 
 
+def test_a_missing_package_is_a_line(tmp_path, monkeypatch, capsys):
+    """Pillow, which [cli] installs, on the way to one's own images; an ImportError of others keeps its traceback."""
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.png").write_bytes(b"")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "PIL.Image", None)
+        assert main(["train", "--data.name=image_folder", f"--data.root={tmp_path}", "--data.validation=1"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(r"hypersphere train: reading images needs Pillow: pip install .*\n", err)
+    fails(monkeypatch, ImportError("a mistake in the program"))
+    with pytest.raises(ImportError):
+        main(["train"])
+
+
 @pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
 def test_interrupted(stop, code, monkeypatch, capsys):
     fails(monkeypatch, stop)

@@ -96,14 +96,14 @@ def _fit(config: Config, options: argparse.Namespace) -> Any:
         raise
     except (ValueError, OSError, TrainingError, ProcessLost) as error:
         _fail(options, error)
-    except TypeError as error:
+    except (TypeError, ImportError) as error:
         if not _ours(error):  # a mistake in a program, which its author wants to see whole
             raise
         _fail(options, error)
 
 
 def _ours(error: BaseException) -> bool:
-    """Return whether hypersphere itself raised it, as it does for invalid arguments."""
+    """Return whether hypersphere itself raised it, as it does for invalid arguments and missing packages."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
