@@ -536,20 +536,6 @@ def test_orthogonal_is_a_bool():
         OGD([{"params": [nn.Parameter(torch.eye(2))], "orthogonal": "yes"}], lr=0.1)
 
 
-def test_sharded_parameters_are_refused():
-    from torch import distributed
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import distribute_tensor
-
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        sharded = nn.Parameter(distribute_tensor(torch.eye(4), init_device_mesh("cpu", (1,))))
-        with pytest.raises(ValueError, match=r"DTensor \(4, 4\).*FSDP2"):
-            optimizer_of(sharded)
-    finally:
-        distributed.destroy_process_group()
-
-
 # a rotated network
 
 

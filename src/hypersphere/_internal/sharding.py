@@ -1,9 +1,16 @@
-"""Read and write parameters that FSDP2 (torch.distributed.fsdp.fully_shard) splits over processes as DTensors."""
+"""Read and write parameters that FSDP2 (torch.distributed.fsdp.fully_shard) splits over processes as DTensors.
+
+FSDP1 (FullyShardedDataParallel) keeps slices of one flat tensor, or a view of freed memory: it is refused.
+"""
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -18,26 +25,100 @@ def gather(tensor: Tensor) -> Tensor:
     return full
 
 
+def shard_like(target: Tensor, value: Tensor) -> Tensor:
+    """Return the shard of a whole tensor, the same in every process; the tensor itself if `target` is not sharded."""
+    if not is_sharded(target):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, placements = target.device_mesh, target.placements  # type: ignore[attr-defined]
+    return distribute_tensor(value.to(target.device, target.dtype), mesh, placements, src_data_rank=None)
+
+
 def write(target: Tensor, value: Tensor) -> None:
     """Copy a whole tensor, the same in every process, into a parameter."""
-    if is_sharded(target):
-        from torch.distributed.tensor import distribute_tensor
+    target.copy_(shard_like(target, value))
 
-        mesh, placements = target.device_mesh, target.placements  # type: ignore[attr-defined]
-        value = distribute_tensor(value.to(target.device, target.dtype), mesh, placements, src_data_rank=None)
-    target.copy_(value)
+
+def read(module: nn.Module, name: str) -> Tensor:
+    """Return a tensor of a module, evaluated if it is parametrized and gathered if it is sharded."""
+    tensor: Tensor
+    if not _is_distributed():
+        tensor = getattr(module, name)
+        return tensor
+    inside = f"parametrizations.{name}."
+    own = {key: p for key, p in module.named_parameters() if key == name or key.startswith(inside)}
+    if any(map(is_sharded, own.values())):
+        tensor = functional_call(_Reader(module, name), {f"module.{key}": gather(p) for key, p in own.items()})
+        return tensor
+    tensor = getattr(module, name)
+    if tensor.dim() < 2 or (tensor.numel() and not tensor.untyped_storage().size()):
+        raise _fsdp1_error()
+    return tensor
+
+
+class _Reader(nn.Module):
+    """Read a tensor of a module in functional_call."""
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        super().__init__()
+        self.module, self.name = module, name
+
+    def forward(self) -> Tensor:
+        tensor: Tensor = getattr(self.module, self.name)
+        return tensor
 
 
 def reshard(*models: nn.Module | None) -> None:
     """Make FSDP2 put its shards into the modules: after a forward pass the outermost one has whole parameters.
 
-    These are copies: their gradients would be averaged or lost, and writing to them changes nothing.
+    These are copies: their gradients would be averaged or lost, and writing to them changes nothing. FSDP1 is refused.
     """
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    if not _is_distributed():
         return
-    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
     for model in models:
         for module in () if model is None else model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
+            if isinstance(module, FullyShardedDataParallel) and module.training_state.name != "SUMMON_FULL_PARAMS":
+                raise _fsdp1_error()
+
+
+def refuse_new_parameters(verb: str, modules: Iterable[nn.Module]) -> None:
+    """Raise if DDP or FSDP wraps one of the modules: it averages only the gradients of parameters that it knows."""
+    changed = set(modules)
+    if _is_distributed() and any(_wrappers_of(changed)):
+        gc.collect()  # a wrapper that is no longer used
+        for wrapper in _wrappers_of(changed):
+            raise ValueError(
+                f"{verb} adds parameters to a model that is wrapped already ({wrapper}): their gradients would not be "
+                f"averaged over the processes; call {verb} before wrapping"
+            )
+
+
+def _wrappers_of(modules: set[nn.Module]) -> Iterable[str]:
+    """Yield what wraps one of the modules. The modules do not know their wrapper, so all objects are searched."""
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+    kinds = {
+        "DistributedDataParallel": nn.parallel.DistributedDataParallel,
+        "FullyShardedDataParallel": FullyShardedDataParallel,
+        "fully_shard": FSDPModule,
+    }
+    for wrapper in gc.get_objects():
+        for name, kind in kinds.items():
+            if issubclass(type(wrapper), kind) and not modules.isdisjoint(wrapper.modules()):
+                yield name
+
+
+def _is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _fsdp1_error() -> ValueError:
+    return ValueError(
+        "the model is wrapped by FullyShardedDataParallel (FSDP1), which hides its weights: use fully_shard (FSDP2), "
+        "or read them under FullyShardedDataParallel.summon_full_params(model)"
+    )

@@ -5,7 +5,6 @@ Letters: X (..., m, m) orthogonal matrices, G their gradient, M the momentum, W 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch.optim.sgd import sgd
 
 from .._internal import checks
 from .._internal.nearest import explain_keywords
+from .._internal.sharding import gather, shard_like, write
 from ..cosine import accumulation_dtype, without_autocast
 
 _FAR_FROM_ORTHOGONAL = 2e-2  # max|XᵀX − I|; beyond it the series may not converge. bfloat16 rounds to 6e-3
@@ -32,7 +32,8 @@ class OGD(Optimizer):
     with one λ per block, then a re-orthogonalization: max|XᵀX − I| stays below 1e-6 in float32, for any lr and any
     number of steps (with full float32 products, not TF32).
     :func:`hypersphere.param_groups` with ``ogd=True`` makes the groups. Other groups are stepped exactly as by
-    torch.optim.SGD or torch.optim.Adam, so one optimizer and one schedule are enough.
+    torch.optim.SGD or torch.optim.Adam, so one optimizer and one schedule are enough. Matrices that FSDP2 has sharded
+    are gathered one parameter at a time, and stepped alike in every process.
 
     Args:
         params: parameters or groups. Those with ``orthogonal=True`` hold orthogonal matrices (..., m, m).
@@ -176,20 +177,20 @@ class OGD(Optimizer):
         """Step one parameter: six products of X's size beside the iterations, no synchronization."""
         dtype, momentum, iterations = accumulation_dtype(parameter.dtype), group["momentum"], group["iterations"]
         with without_autocast(parameter):
-            x = parameter.to(dtype)
-            m = parameter.grad.to(dtype).neg()  # type: ignore[union-attr]
+            x = gather(parameter).to(dtype)
+            m = gather(parameter.grad).to(dtype).neg()  # type: ignore[arg-type]
             if momentum and "momentum_buffer" in self.state[parameter]:
-                m.add_(self.state[parameter]["momentum_buffer"], alpha=momentum)
+                m.add_(gather(self.state[parameter]["momentum_buffer"]), alpha=momentum)
             # X(XᵀMXᵀ) = (XXᵀ)MXᵀ = MXᵀ as X is square and orthogonal: Ŵ = ½MXᵀ.
             w = m @ x.mT
             w = (w - w.mT).mul_(0.5)
             wx = w @ x
             if momentum:
-                self.state[parameter]["momentum_buffer"] = wx.to(parameter.dtype)
+                self.state[parameter]["momentum_buffer"] = shard_like(parameter, wx.to(parameter.dtype))
             norm = torch.linalg.matrix_norm(w, keepdim=True)
             step = (norm + 1e-8).reciprocal_().clamp_(max=group["lr"])
             y = _cayley_step(x, w, wx, step, iterations)
-            parameter.copy_(_reorthogonalize(y, near=iterations is None))
+            write(parameter, _reorthogonalize(y, near=iterations is None))
 
 
 def ogd_step(x: Tensor, w: Tensor, step: float | Tensor, iterations: int | None = 2) -> Tensor:
@@ -276,12 +277,6 @@ def _check_iterations(iterations: Any) -> None:
 def _check_orthogonal(x: Tensor) -> None:
     """Require orthogonal matrices. Values are read once, when the optimizer is made."""
     shape = tuple(x.shape)
-    dtensor = sys.modules.get("torch.distributed.tensor")  # not imported: none can exist
-    if dtensor is not None and isinstance(x, dtensor.DTensor):
-        raise ValueError(
-            f"an orthogonal group must hold unsharded matrices, got a DTensor {shape}: OGD supports DDP, "
-            "not FSDP2; exclude rotated layers from fully_shard or use a method such as 'cayley'"
-        )
     if not x.is_floating_point():
         raise TypeError(f"an orthogonal group must hold real floating point matrices, got {x.dtype} {shape}")
     if x.dim() < 2 or shape[-1] != shape[-2] or not x.numel():
@@ -289,7 +284,7 @@ def _check_orthogonal(x: Tensor) -> None:
     if x.is_meta:
         return
     with torch.no_grad(), without_autocast(x):
-        values = x.detach().to(accumulation_dtype(x.dtype))
+        values = gather(x.detach()).to(accumulation_dtype(x.dtype))
         gram = values.mT @ values
         error = float((gram - torch.eye(shape[-1], dtype=gram.dtype, device=gram.device)).abs().max())
     if not error <= _FAR_FROM_ORTHOGONAL:
