@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .._internal.optimizer_checks import record_change
+from .._internal.sharding import gather, shard_like
 from ..orthogonal import ORTHOGONALIZERS, Orthogonalizer
 from .parametrization import (
     BUFFERS,
@@ -70,7 +71,7 @@ def _check_mergeable(each: RotatedWeight) -> None:
 def _remove_rotation(each: RotatedWeight) -> None:
     module, name, rotation, neurons = each.module, each.tensor_name, each.rotation, each.neurons
     with torch.no_grad():
-        neurons.copy_(rotation(neurons, merging=True))
+        neurons.copy_(each.merged())
     del module.parametrizations[name]  # type: ignore[operator, union-attr]
     # Deepcopies share the class that parametrize made, so it must not change: the layer gets its plain class back, or
     # a new class without this property.
@@ -93,6 +94,8 @@ def merge_state_dict(state_dict: Mapping[str, Any], *, task: str | None = None) 
 
     Other keys stay as they are, but a foreign parametrization without tensors of its own is taken for
     ``method="none"``, which has none either. A weight comes before the other tensors of its layer, as in plain layers.
+
+    Weights that FSDP2 sharded are gathered one at a time, and the merged ones are sharded the same way.
 
     Args:
         task: whose rotations to merge; may be None if there is only one task.
@@ -186,6 +189,7 @@ def _rotation_tensors(state_dict: Mapping[str, Any], key: Any) -> dict[str, dict
 
 
 def _merge_weight(key: str, neurons: Tensor, parts: dict[str, Tensor]) -> Tensor:
+    parts = {name: gather(value) for name, value in parts.items()}
     layout, turns = layout_from_buffers(parts), []
     inputs = layout.dimension(neurons.shape)
     for prefix, dimension in (("", inputs), (OUTPUT, neurons.numel() // inputs)):
@@ -198,7 +202,7 @@ def _merge_weight(key: str, neurons: Tensor, parts: dict[str, Tensor]) -> Tensor
     if not turns:
         return neurons  # fixed, not rotated
     with torch.no_grad():
-        return turn_weight(neurons, turns, layout, parts.get("magnitude"))
+        return shard_like(neurons, turn_weight(gather(neurons), turns, layout, parts.get("magnitude")))
 
 
 def _method_of_side(parts: dict[str, Tensor], prefix: str) -> Orthogonalizer | None:

@@ -16,11 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.utils import parametrize
 
 from .._internal import checks
 from .._internal.draws import stable_hash, unwrapped_name
 from .._internal.other_tools import warn_of_save_pretrained
+from .._internal.sharding import gather
 from .._internal.sharding import is_sharded as is_sharded
 from ..cosine import accumulation_dtype
 from ..orthogonal import BUILT_IN, ORTHOGONALIZERS
@@ -249,6 +251,15 @@ class RotatedWeight:
         neurons = self.parametrizations.original
         assert isinstance(neurons, nn.Parameter)
         return neurons
+
+    def merged(self, *, magnitude: bool = True) -> Tensor:
+        """Return the rotated weight of the active task, without dropout; gathered if it is sharded."""
+        rotation, active = self.rotation, self.rotation.active
+        whole = {f"{active}.{name}": gather(p) for name, p in rotation.task.named_parameters()}
+        weight: Tensor = functional_call(
+            rotation, whole, gather(self.neurons), {"merging": True, "magnitude": magnitude}
+        )
+        return weight
 
     @property
     def is_frozen(self) -> bool:

@@ -7,13 +7,12 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import nn
-from torch.func import functional_call
 from torch.nn.utils.parametrize import is_parametrized
 from torch.optim import Optimizer
 
 from .._internal import checks
 from .._internal.draws import generator, not_traced
-from .._internal.sharding import gather, reshard, write
+from .._internal.sharding import reshard, write
 from .parametrization import RotatedWeight, Rotation, find_rotated, layer_label
 
 _newest: WeakKeyDictionary[Rotation, ReferenceType[Resampler]] = WeakKeyDictionary()  # the Resampler of each layer
@@ -30,8 +29,8 @@ class Resampler:
 
     Args:
         model: rotated with ``sample``; layers rotated without it are left alone.
-        optimizer: the one that holds the rotations, or accelerate's or Lightning's wrapper of it. A layer follows the
-            newest Resampler that was made for it.
+        optimizer: the one that holds the rotations, or accelerate's or Lightning's wrapper of it, or torch's
+            ZeroRedundancyOptimizer. A layer follows the newest Resampler that was made for it.
         inner: steps between draws (the paper: 750 on CIFAR-100, 1000 on ImageNet).
 
     Example:
@@ -51,7 +50,7 @@ class Resampler:
         checks.module("model", model)
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
-        self.model, self.optimizer = model, _unwrap(optimizer)
+        self.model, self.optimizer = model, _inside(optimizer, "optimizer")[-1]  # of accelerate, Lightning
         self.inner = checks.integer("inner", inner, low=1)
         self.sampled = [each for each in find_rotated(model) if each.rotation.plan.redrawn]
         if not self.sampled:
@@ -120,18 +119,18 @@ class Resampler:
 
     @torch.no_grad()
     def _resample(self, each: RotatedWeight) -> None:
-        plan, task, neurons = each.rotation.plan, each.rotation.task, each.neurons
+        plan, task = each.rotation.plan, each.rotation.task
         seed, draw = int(task.seed), int(task.draw) + 1
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             # The start of "network" is random: seed it by the draw.
             torch.manual_seed(generator(seed, "start", draw).initial_seed())
             starts = plan.starts()
-        whole = {f"{each.rotation.active}.{name}": gather(parameter) for name, parameter in task.rotations.items()}
-        write(neurons, functional_call(each.rotation, whole, gather(neurons), {"merging": True, "magnitude": False}))
+        write(each.neurons, each.merged(magnitude=False))
         for name, parameter in task.rotations.items():
             write(parameter, starts[name])
             parameter.grad = None
-            self.optimizer.state.pop(parameter, None)
+            for holder in _inside(self.optimizer, "optim"):  # ZeroRedundancyOptimizer has no state of its own
+                holder.state.pop(parameter, None)
         task.draw.fill_(draw)
         task.inner.zero_()
         for name, dims in plan.draw_dims(seed, draw).items():
@@ -142,8 +141,9 @@ def _is_rotated(each: RotatedWeight) -> bool:
     return is_parametrized(each.module, each.tensor_name) and each.parametrizations[0] is each.rotation
 
 
-def _unwrap(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer inside accelerate's and Lightning's wrappers."""
-    while isinstance(inside := getattr(optimizer, "optimizer", None), Optimizer):
-        optimizer = inside
-    return optimizer
+def _inside(optimizer: Optimizer, attribute: str) -> list[Optimizer]:
+    """Return an optimizer and those that it wraps, from the outside to the inside."""
+    found = [optimizer]
+    while isinstance(inside := getattr(found[-1], attribute, None), Optimizer):
+        found.append(inside)
+    return found
