@@ -1,6 +1,7 @@
 """Spherical and rotated networks and the energy regularizer in DistributedDataParallel and FSDP2: as in one process."""
 
 import os
+import re
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ import torch._dynamo  # which the first optimizer imports: here once, not in eac
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import hypersphere as hs
@@ -21,7 +23,7 @@ ROTATED = {  # case: method and options
     "ogd": ("ogd", {}),
     "sampled": ("cayley", {"sample": 0.25}),
 }
-SHARDED = ("cayley", "sampled")
+SHARDED = ("cayley", "sampled", "ogd")
 EVERY, HALVES = slice(None), (slice(0, None, 2), slice(1, None, 2))
 
 
@@ -103,6 +105,106 @@ def rotated_state(case, part, wrap=same):
     return {key: whole(value).clone() for key, value in inner.state_dict().items()}
 
 
+def resampled_by_adam(part, wrap=same, make=torch.optim.Adam):
+    """The state after resampling, when Adam has to forget what it knows of the old rotations."""
+    inner, (x, y) = rotated_net("cayley", sample=0.25), rotated_batch(8)
+    model, optimizer = wrap(inner), make([p for p in inner.parameters() if p.requires_grad], lr=0.01)
+    hs.Resampler(model, optimizer, inner=2)
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss_of(model, x[part], y[part]).backward()
+        optimizer.step()
+    return {key: value.clone() for key, value in inner.state_dict().items()}
+
+
+def adam_by_zero(parameters, lr):
+    return ZeroRedundancyOptimizer(parameters, torch.optim.Adam, lr=lr)
+
+
+def small_net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 7), nn.ReLU(), nn.Linear(7, 3))
+
+
+def two_tasks():
+    """A network with two tasks, both turned."""
+    net = hs.rotate(small_net())
+    hs.add_task(net, "other")
+    with torch.no_grad():
+        for name, p in net.named_parameters():
+            if "cayley" in name:
+                p.normal_(std=0.1)
+    return net
+
+
+def used(model):
+    """After a forward pass: the outermost group is whole."""
+    model(torch.ones(2, 5))
+    return model
+
+
+def whole_model_verbs(wrap=same):
+    """What the verbs give that read or write all weights of a model, before and after a forward pass."""
+    found = {}
+    nets = (small_net, two_tasks)
+    read = {net.__name__: used(wrap(net())) for net in nets} | {"state": used(wrap(small_net())).state_dict()}
+    for name, model in read.items():
+        found |= {f"{name} {row.name}": torch.tensor([row.energy, row.effective_rank]) for row in hs.diagnose(model)}
+    for verb in (hs.normalize_neurons, hs.spread):
+        model = used(wrap(small_net(1)))
+        verb(model)
+        found |= {f"{verb.__name__} {key}": whole(p).clone() for key, p in model.state_dict().items()}
+    tuned = used(wrap(two_tasks()))
+    merged = hs.merge_state_dict(tuned.state_dict(), task="other")
+    found |= {f"merged {key}": whole(p).clone() for key, p in merged.items()}
+    extracted = hs.extract_rotations(small_net(), tuned)
+    found |= {f"extracted {key}": p.clone() for key, p in extracted.model.state_dict().items()}
+    assert extracted.explained["0"] > 0.999
+    return found
+
+
+def message(verb, *arguments, **options):
+    try:
+        verb(*arguments, **options)
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+def refusals():
+    """What is said where a verb cannot work."""
+    rotated, plain, sharded = two_tasks(), small_net(), shard(two_tasks())
+    wrapped, also_wrapped = DistributedDataParallel(rotated), DistributedDataParallel(plain)
+    flat = {orig: small_net() for orig in (True, False)}
+    energies = {orig: hs.EnergyRegularizer(net) for orig, net in flat.items()}
+    fsdp1 = {
+        orig: FullyShardedDataParallel(net, device_id=torch.device("cpu"), use_orig_params=orig)
+        for orig, net in flat.items()
+    }
+    found = {
+        "add_task DDP": message(hs.add_task, wrapped, "new"),
+        "add_task inside DDP": message(hs.add_task, rotated, "new"),
+        "add_task FSDP2": message(hs.add_task, used(sharded), "new"),
+        "combine_tasks FSDP2": message(hs.combine_tasks, sharded, {"default": 1, "other": 1}, into="new"),
+        "rotate inside DDP": message(hs.rotate, plain),
+        "spherize scale": message(hs.spherize, plain, scale=True),
+        "spherize learnable": message(hs.spherize, also_wrapped, "learnable"),
+        "spherize FSDP2": message(hs.spherize, shard(small_net())),
+        "extract_rotations FSDP2": message(hs.extract_rotations, shard(small_net()), small_net()),
+    }
+    assert "new" not in rotated[0].parametrizations.weight[0].tasks
+    for orig, model in fsdp1.items():
+        found[f"diagnose FSDP1 {orig}"] = message(hs.diagnose, model)
+        found[f"energy FSDP1 {orig}"] = message(hs.EnergyRegularizer, model)
+        found[f"energy from before FSDP1 {orig}"] = message(energies[orig])
+        with FullyShardedDataParallel.summon_full_params(model):
+            assert hs.diagnose(model).rows[0].neurons == 8
+    hs.spherize(plain)  # adds nothing
+    del wrapped, also_wrapped, sharded
+    hs.add_task(rotated, "new")  # no longer wrapped
+    return found
+
+
 def _rank(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     torch.set_num_threads(1)
@@ -112,6 +214,8 @@ def _rank(rank: int, folder: str) -> None:
     states |= {"sharded sphere": sphere_gradients(part, shard), "sharded energy": energy_parameters(part, shard)}
     states |= {f"sharded {case}": rotated_state(case, part, shard) for case in SHARDED}
     states["sharded energies"] = energies(shard)
+    states["zero"] = resampled_by_adam(part, wrap, adam_by_zero)
+    states |= {"sharded verbs": whole_model_verbs(shard), "refusals": refusals()}
     torch.save(states, f"{folder}/rank{rank}.pt")
     dist.barrier()
     # No destructors: DDP's waits for gloo's thread while it holds the GIL, which that thread may be waiting for.
@@ -158,3 +262,35 @@ def test_rotations(ranks, name):
     start = rotated_net(ROTATED[case][0], **ROTATED[case][1]).state_dict()[key]
     assert (state[key] - start).abs().max() > 1e-3
     assert case != "sampled" or state["fc1.parametrizations.weight.0.default.draw"] == 2
+
+
+def test_a_resampler_clears_the_state_of_a_zero_redundancy_optimizer(ranks):
+    check(ranks, "zero", resampled_by_adam(EVERY))
+
+
+def test_verbs_of_sharded_models(ranks):
+    """diagnose, normalize_neurons, spread, merge_state_dict and extract_rotations gather one layer at a time."""
+    check(ranks, "sharded verbs", whole_model_verbs(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        ("add_task", r"add_task adds parameters .* wrapped already .* before wrapping"),
+        ("combine_tasks", r"combine_tasks adds parameters .* \(fully_shard\)"),
+        ("rotate inside", r"rotate adds parameters .* \(DistributedDataParallel\)"),
+        ("spherize scale", r"spherize with learned numbers adds parameters .* \(DistributedDataParallel\)"),
+        ("spherize learnable", r"spherize with learned numbers adds parameters .* \(DistributedDataParallel\)"),
+        ("spherize FSDP2", r"layer '0' is sharded: call spherize before fully_shard"),
+        ("extract_rotations", r"base is sharded"),
+        ("FSDP1", r"FullyShardedDataParallel \(FSDP1\).*fully_shard \(FSDP2\)"),
+    ],
+)
+def test_refusals(ranks, part, expected):
+    """New parameters that nobody would average, and weights that cannot be read, are one clear line."""
+    for states in ranks:
+        said = {name: text for name, text in states["refusals"].items() if part in name}
+        assert said
+        for name, text in said.items():
+            assert re.search(expected, text), (name, text)
+            assert "\n" not in text

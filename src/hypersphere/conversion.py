@@ -11,6 +11,7 @@ from ._internal import checks
 from ._internal.nearest import explain_keywords
 from ._internal.optimizer_checks import record_change
 from ._internal.other_tools import refuse_adapters
+from ._internal.sharding import is_sharded, refuse_new_parameters
 from .layers import (
     Scale,
     SimilarityLike,
@@ -101,6 +102,8 @@ def spherize(
             f"layers: {', '.join(refused)} cannot be converted: the weight is read without calling the layer"
         )
     chosen = {name: n for name, n in found.items() if type(n.module) in SPHERE_CLASS and name not in skipped}
+    if sharded := [name for name, n in found.items() if name not in chosen and is_sharded(n.stored)]:
+        raise ValueError(f"spherize: layer {sharded[0]!r} is sharded: call spherize before fully_shard")
     others = {name: n for name, n in found.items() if name not in chosen and not isinstance(n.module, SphereOptions)}
     if wrong := [name for name in others if name in (asked or ())]:
         raise no_layer_error(found, "spherize", f" in {', '.join(wrong)}{_CONVERTIBLE}")
@@ -121,6 +124,10 @@ def spherize(
             made.train(neurons.module.training)
 
     before = set(model.parameters())
+    if scale is True or any(
+        isinstance(g, nn.Module) and not before.issuperset(g.parameters()) for g in resolved.values()
+    ):
+        refuse_new_parameters("spherize with learned numbers", (n.module for n in chosen.values()))
     for name, neurons in chosen.items():
         layer = neurons.module
         layer.__class__ = SPHERE_CLASS[type(layer)]

@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from .._internal.sharding import gather
 from ..rotation.merging import holds_rotations, merge_state_dict
 from ..selection import Layout, Specs, as_list, neuron_rows
 from ..selection.layouts import EXPERTS, expert_layouts, fused_parts
@@ -35,7 +36,7 @@ class StoredNeurons:
 
     def matrix(self) -> Tensor:
         """Return the neurons as rows: (groups, N, d)."""
-        return neuron_rows(self.tensor, self.layout)
+        return neuron_rows(gather(self.tensor), self.layout)
 
 
 def select_stored(

@@ -13,6 +13,7 @@ from .._internal import checks
 from .._internal.draws import generator
 from .._internal.overflow import max_root, power_of_two_divisor, rescale, saturating_cast
 from .._internal.progress import track
+from .._internal.sharding import is_sharded
 from ..cosine import unit
 from ..selection import Neurons, Specs, no_layer_error, select_to_change
 from .hyperspherical import at_least_float32, make_law, warn_zero_neurons
@@ -135,4 +136,6 @@ def _select_checked(
             if not hasattr(part, "right_inverse"):
                 kind = type(part).__name__
                 raise ValueError(f"{verb}: layer {name!r} is parametrized by {kind}, which has no right_inverse")
+            if is_sharded(neurons.stored):
+                raise ValueError(f"{verb}: layer {name!r} is parametrized and sharded; call {verb} before fully_shard")
     return found

@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from .._internal import checks
 from .._internal.draws import generator, not_traced, unwrapped_name
 from .._internal.nearest import explain_keywords
 from .._internal.overflow import max_root, power_of_two_divisor, rescale
-from .._internal.sharding import gather, is_sharded, reshard
+from .._internal.sharding import reshard
 from ..cosine import unit, without_autocast
 from ..selection import Neurons, Specs, no_layer_error, select, select_strictly, select_to_change
 from .bounded_force import bound_gradient
@@ -112,7 +111,7 @@ class EnergyRegularizer:
         self._warned: set[str] = set()
         self._single: set[str] = set()  # layers whose groups have one neuron each
         for name, neurons in self.neurons.items():
-            rows = _rows(neurons)
+            rows = neurons.matrix()
             self._warn_zero_neurons_once(name, rows)
             if rows.shape[0] > 1 and rows.shape[1] == 1 and self.measure in OF_DIRECTIONS:
                 self._single.add(name)
@@ -212,7 +211,7 @@ class EnergyRegularizer:
             return _zero(neurons)
         if not neurons.is_output or labels is None:
             return self._measure_layer(name, neurons, weight, sample=not neurons.is_output)
-        rows = at_least_float32(_rows(neurons).flatten(0, 1))
+        rows = at_least_float32(neurons.matrix().flatten(0, 1))
         ignored = getattr(neurons.module, "ignore_index", -100)
         check_labels(labels, len(rows), ignored)
         kept = labels != ignored
@@ -229,7 +228,7 @@ class EnergyRegularizer:
         )
 
     def _measure_layer(self, name: str, neurons: Neurons, weight: float, *, sample: bool) -> Tensor:
-        rows = _rows(neurons)
+        rows = neurons.matrix()
         if rows.device.type == "cpu" and not torch.compiler.is_compiling():  # reading is free
             self._warn_zero_neurons_once(name, rows)
         law = Law(self.law.s, self.law.half_space and not neurons.is_output, self.law.angular)
@@ -248,7 +247,7 @@ class EnergyRegularizer:
 
     def _mean_length(self) -> Tensor:
         """Compute the mean ‖w‖ over all neurons of all layers; the gradient of a zero neuron is 0."""
-        rows = [at_least_float32(_rows(neurons).flatten(0, 1)) for neurons in self._trainable_layers().values()]
+        rows = [at_least_float32(neurons.matrix().flatten(0, 1)) for neurons in self._trainable_layers().values()]
         up = max(power_of_two_divisor(r, max_root(r.dtype, 4)) for r in rows)
         if up != 1:
             rows = [rescale(r, 1 / up, 1.0) for r in rows]
@@ -302,36 +301,14 @@ def orthonormal_penalty(
         >>> orthonormal_penalty(net).backward()
     """
     factor = checks.number("weight", weight, low=0.0)
-    reshard(model)
     found = select_to_change("orthonormal_penalty", model, layers, exclude, output, example_inputs)
     if not found:
         raise no_layer_error(found, "orthonormal_penalty")
-    return factor * torch.stack([_sum_orthonormal(_rows(n), normalized) for n in found.values()]).sum()
+    return factor * torch.stack([_sum_orthonormal(n.matrix(), normalized) for n in found.values()]).sum()
 
 
 def _zero(neurons: Neurons) -> Tensor:
     return torch.zeros((), dtype=neurons.stored.dtype, device=neurons.stored.device)
-
-
-def _rows(neurons: Neurons) -> Tensor:
-    """Return the neurons as rows (groups, N, d); those of a sharded layer are gathered."""
-    if not is_sharded(neurons.stored):
-        return neurons.matrix()
-    own = (neurons.tensor_name, f"parametrizations.{neurons.tensor_name}.")
-    named = {name: p for name, p in neurons.module.named_parameters() if name == own[0] or name.startswith(own[1])}
-    rows: Tensor = functional_call(_Reader(neurons), {f"module.{name}": gather(p) for name, p in named.items()}, ())
-    return rows
-
-
-class _Reader(nn.Module):
-    """Read neurons in functional_call."""
-
-    def __init__(self, neurons: Neurons) -> None:
-        super().__init__()
-        self.module, self.neurons = neurons.module, neurons
-
-    def forward(self) -> Tensor:
-        return self.neurons.matrix()
 
 
 @not_traced

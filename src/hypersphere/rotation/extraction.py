@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .._internal import checks
 from .._internal.linalg import nearest_orthogonal
+from .._internal.sharding import is_sharded, read, reshard
 from ..orthogonal import pack
 from ..selection import neuron_rows, unwrapped
 from .parametrization import RotatedWeight, find_rotated, layer_label
@@ -45,7 +46,7 @@ def extract_rotations(base: M, tuned: nn.Module, block_size: int | None = None) 
 
     Args:
         base: a plain model, which is not changed.
-        tuned: the same network with other weights, plain or rotated.
+        tuned: the same network with other weights, plain or rotated. FSDP2 may have sharded it, but not `base`.
         block_size: the size of the blocks of R, as for :func:`rotate`; None: one block.
 
     Example:
@@ -61,8 +62,13 @@ def extract_rotations(base: M, tuned: nn.Module, block_size: int | None = None) 
     """
     checks.module("base", base)
     checks.module("tuned", tuned)
+    reshard(base, tuned)
+    if any(map(is_sharded, base.parameters())):
+        raise ValueError("extract_rotations: base is sharded: pass the model from before fully_shard (tuned may be)")
     others = dict(unwrapped(tuned).named_modules())
-    model = copy.deepcopy(base)
+    # DDP does not average the gradients of rotations that its module gets later: return a plain copy
+    plain = base.module if isinstance(base, nn.parallel.DistributedDataParallel) else base
+    model: M = copy.deepcopy(plain)
     rotate(unwrapped(model), block_size=block_size)
     found = list(find_rotated(unwrapped(model)))
     targets = {each: _tuned_weight(each, others) for each in found}
@@ -72,10 +78,12 @@ def extract_rotations(base: M, tuned: nn.Module, block_size: int | None = None) 
 def _tuned_weight(each: RotatedWeight, others: dict[str, nn.Module]) -> Tensor:
     layer = layer_label(each.name)
     other = others.get(each.name)
-    weight = getattr(other, each.tensor_name, None)
+    weight = None
     for turned in find_rotated(other) if other is not None else ():
         if turned.module is other and turned.tensor_name == each.tensor_name and not turned.is_frozen:
-            weight = turned.rotation(turned.neurons, merging=True)  # without dropout
+            weight = turned.merged()
+    if other is not None and weight is None and hasattr(other, each.tensor_name):
+        weight = read(other, each.tensor_name)
     if not isinstance(weight, Tensor):
         raise ValueError(f"tuned has no {each.tensor_name} of layer {layer!r}: it must be the same network as base")
     if weight.shape != each.neurons.shape:

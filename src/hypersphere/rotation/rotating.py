@@ -14,6 +14,7 @@ from .._internal import checks
 from .._internal.nearest import explain_keywords
 from .._internal.optimizer_checks import record_change
 from .._internal.other_tools import refuse_adapters
+from .._internal.sharding import refuse_new_parameters
 from ..orthogonal import BUILT_IN, INITS, ORTHOGONALIZERS, Orthogonalizer
 from ..selection import (
     Neurons,
@@ -193,6 +194,7 @@ def parameter_order(neurons: Neurons) -> list[str]:
 
 def attach(verb: str, pairs: list[tuple[Neurons, Rotation]]) -> None:
     """Register the parametrizations without computing a weight."""
+    refuse_new_parameters(verb, (neurons.module for neurons, _ in pairs))
     added = []
     for neurons, rotation in pairs:
         rotation.train(neurons.module.training)

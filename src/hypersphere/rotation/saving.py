@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .._internal import checks
 from .._internal.other_tools import refuse_adapters
+from .._internal.sharding import refuse_new_parameters
 from .._internal.tensors import hash_of
 from ..orthogonal import ORTHOGONALIZERS
 from ..selection import Neurons, select, unwrapped
@@ -126,6 +127,14 @@ def load_rotations(model: M, path: str | os.PathLike[str], *, task: str | None =
 
     if task is not None:
         _warn_of_shared(path, unwrapped_model, file, there)
+    refuse_new_parameters(
+        "load_rotations",
+        [
+            found.module
+            for entry, found, _ in checked
+            if isinstance(found, Neurons) or entry.task not in found.rotation.tasks
+        ],
+    )
     attach("load_rotations", [(found, rotation) for _, found, rotation in checked if isinstance(found, Neurons)])
     for entry, found, rotation in checked:
         if isinstance(found, RotatedWeight):

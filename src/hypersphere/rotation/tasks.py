@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .._internal import checks
+from .._internal.sharding import refuse_new_parameters
 from .parametrization import RotatedWeight, Rotation, find_rotated, layer_label, require_rotated
 from .plan import TRIANGLES
 
@@ -36,7 +37,8 @@ def add_task(model: nn.Module, name: str) -> None:
 
 
 def _check_addable(verb: str, found: list[RotatedWeight]) -> None:
-    """Require fixed neurons, which several tasks can share."""
+    """Require fixed neurons, which several tasks can share, in a model that is not wrapped yet."""
+    refuse_new_parameters(verb, (each.module for each in found))
     for each in found:
         rotation, layer = each.rotation, f"layer {layer_label(each.name)!r}"
         if rotation.plan.redrawn:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from .._internal.sharding import read, write
 from .layouts import Layout, find_layout, from_neuron_rows, neuron_rows
 
 
@@ -56,8 +57,8 @@ class Neurons:
         return self.layout.dimension(self.stored.shape)
 
     def matrix(self) -> Tensor:
-        """Return the neurons (output channels) as rows: (groups, N, d)."""
-        return neuron_rows(self.tensor, self.layout)
+        """Return the neurons (output channels) as rows: (groups, N, d); those that FSDP2 sharded are gathered."""
+        return neuron_rows(read(self.module, self.tensor_name), self.layout)
 
     def write(self, matrix: Tensor) -> None:
         """Replace the neurons by `matrix` (groups, N, d); a parametrized weight uses its right_inverse."""
@@ -67,4 +68,4 @@ class Neurons:
             if parametrize.is_parametrized(self.module, self.tensor_name):
                 setattr(self.module, self.tensor_name, value.to(weight.dtype))
             else:
-                weight.copy_(value)
+                write(weight, value)

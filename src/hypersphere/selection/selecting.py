@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from .._internal import checks
+from .._internal.sharding import reshard
 from .layouts import find_layout
 from .matching import Specs, as_list, matches_any
 from .neurons import Neurons
@@ -74,6 +75,7 @@ def select(
         0      Conv2d                         passed over: in exclude
     """
     checks.module("model", model)
+    reshard(model)
     wanted = None if layers is None else as_list("layers", layers)
     unwanted = as_list("exclude", exclude)
     parents = {child: module for module in model.modules() for child in module.children()}
