@@ -142,6 +142,77 @@ class LlamaLM(nn.Module):
         return (self.lm_head(out["last_hidden_state"]), out["hidden_states"])
 
 
+class ScaledEmbedding(nn.Embedding):
+    """As in Gemma and BART."""
+
+    def forward(self, ids):
+        return super().forward(ids) * 2.0
+
+
+class LookedUp(nn.Embedding):
+    def forward(self, ids):
+        return self.weight[ids] + 1.0
+
+
+class TiedScaled(nn.Module):
+    def __init__(self, embedding):
+        super().__init__()
+        self.embed, self.body, self.head = embedding(9, D), nn.Linear(D, D), nn.Linear(D, 9, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        return self.head(x + self.body(x))
+
+
+class Linear(nn.Module):
+    """Built as torch_geometric's."""
+
+    def __init__(self, in_channels, out_channels):
+        super().__init__()
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.weight = nn.Parameter(torch.randn(out_channels, in_channels))
+        self.bias = nn.Parameter(torch.randn(out_channels))
+
+    def forward(self, x):
+        return F.linear(x, self.weight, self.bias)
+
+
+class Dense(nn.Module):
+    """Inputs before outputs, sizes and name of no use."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs))
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+class Scale(nn.Module):
+    """A matrix that is not a Linear's."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(1, size))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+class Graph(nn.Module):
+    """A graph network; the adjacency is between layers."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.fc, self.first, self.last = nn.Linear(D, D), linear(D, D), linear(D, 3)
+        self.scale = Scale(3)
+
+    def forward(self, x):
+        adjacency = torch.ones(x.shape[-2], x.shape[-2]) / x.shape[-2]
+        return self.scale(adjacency @ self.last((adjacency @ self.first(self.fc(x))).relu()))
+
+
 class ReadHead(nn.Module):
     """The head's weight is read, as in tied models."""
 
@@ -199,6 +270,10 @@ NETS = {
     "llama_1": (lambda: Llama(1), IDS, []),
     "lm": (LlamaLM, {"input_ids": IDS}, ["lm_head"]),
     "tied": (lambda: LlamaLM(tied=True), IDS, ["lm_head"]),
+    "tied_and_scaled": (lambda: TiedScaled(ScaledEmbedding), IDS, ["head"]),
+    "tied_and_read": (lambda: TiedScaled(LookedUp), IDS, ["head"]),
+    "graph": (lambda: Graph(Linear), X, ["last"]),
+    "dense": (lambda: Graph(Dense), X, ["last"]),
     "read_head": (ReadHead, X, ["head"]),
     "bert": (Bert, X, []),
     "bert_classifier": (lambda: Bert(True), X, ["classifier"]),
@@ -240,6 +315,42 @@ def test_spherize_leaves_what_is_only_read_and_says_so(net, options):
         hs.spherize(model, output=None, **options)
     assert type(model.get_submodule(name)) is nn.Linear
     assert sum(isinstance(m, hs.SphereLinear) for m in model.modules()) == 1
+
+
+@pytest.mark.parametrize("embedding", [ScaledEmbedding, LookedUp])
+def test_spherize_leaves_a_tied_head_plain(embedding):
+    model = hs.spherize(TiedScaled(embedding), example_inputs=IDS)
+    assert (type(model.body), type(model.head)) == (hs.SphereLinear, nn.Linear)
+
+
+def test_linear_layers_of_unknown_classes():
+    with pytest.warns(
+        UserWarning, match=r"'last', the last Linear, .* 'scale' \[Scale\] comes after it and has a weight"
+    ):
+        known = hs.select(Graph(Linear))  # by its form
+    assert list(known) == ["fc", "first", "last"]
+    assert known["last"].is_output
+    assert known.passed_over["scale"][1] == "weight not known to hold neurons"
+    model = Graph(Dense)
+    traced = hs.select(model, example_inputs=X)  # by what it computes
+    assert list(traced) == ["fc", "first", "last"]
+    assert torch.equal(traced["last"].matrix()[0], model.last.weight.T)
+    with pytest.warns(UserWarning, match=r"'fc', the last Linear, .*'scale' \[Scale\] comes after it and has a weight"):
+        assert list(hs.select(model)) == ["fc"]
+    with pytest.warns(UserWarning, match=r"spherize left first \[Linear\] plain"):
+        assert type(hs.spherize(Graph(Linear)).last) is Linear
+
+
+@pytest.mark.parametrize("linear", [Linear, Dense])
+def test_rotations_of_unknown_linear_layers(linear):
+    model, x = Graph(linear), torch.randn(2, 5, D)
+    before = model(x)
+    hs.rotate(model, "exponential", example_inputs=X)
+    torch.testing.assert_close(model(x), before)
+    model(x).sum().backward()
+    assert model.first.parametrizations.weight[0].default.exponential.grad.abs().max() > 0
+    assert list(hs.select(model, example_inputs=X)) == ["fc", "first", "last"]
+    torch.testing.assert_close(hs.merge(model)(x), before)
 
 
 def test_rotations_of_weights_that_are_read_count():

@@ -22,8 +22,7 @@ from .layers import (
     SphereOptions,
     check_scale,
 )
-from .selection import Neurons, Specs, as_list, kept_output, matches, no_layer_error, select_to_change
-from .selection.layouts import TRANSPOSED, is_transformers_conv1d
+from .selection import Neurons, Specs, as_list, is_loss_head, kept_output, matches, no_layer_error, select_to_change
 from .similarity import resolve
 
 _CONVERTIBLE = " (only nn.Linear, nn.Conv1d, nn.Conv2d and nn.Conv3d can be converted)"
@@ -39,9 +38,7 @@ SPHERE_CLASS: dict[type[nn.Module], type[nn.Module]] = {
 
 def _is_variant(neurons: Neurons) -> bool:
     """Return whether the layer is not of the types that are converted, but a variant of them."""
-    module = neurons.module
-    alike = isinstance(module, (*SPHERE_CLASS, *TRANSPOSED))
-    return alike or is_transformers_conv1d(module) or neurons.layout.stacked
+    return not (isinstance(neurons.module, nn.MultiheadAttention) or is_loss_head(neurons.module))
 
 
 @explain_keywords

@@ -96,7 +96,7 @@ def find_layout(module: nn.Module, tensor_name: str, name: str = "", parent: nn.
         shape: tuple[int, ...] = (module.out_features, module.in_features)
         return Layout(parts=fused_parts(name, shape, parent))
     if is_transformers_conv1d(module):
-        shape = _stored_shape(module, tensor_name)[::-1]
+        shape = stored_shape(module, tensor_name)[::-1]
         return Layout(parts=fused_parts(name, shape, parent), transposed=True)
     return find_experts(module).get(tensor_name, Layout())
 
@@ -118,11 +118,24 @@ def is_transformers_conv1d(module: nn.Module) -> bool:
     )
 
 
+def is_linear(module: nn.Module) -> bool:
+    """Return whether the module is an nn.Linear, or a class of this name and form that does not inherit from it.
+
+    torch_geometric has one, others too: a weight (outputs, inputs), as its own attributes say.
+    """
+    if isinstance(module, nn.Linear):
+        return True
+    if "linear" not in type(module).__name__.lower():
+        return False
+    sizes = [(getattr(module, f"out_{of}", None), getattr(module, f"in_{of}", None)) for of in ("features", "channels")]
+    return is_lazy(module._parameters.get("weight")) or stored_shape(module, "weight") in sizes
+
+
 def find_experts(module: nn.Module) -> dict[str, Layout]:
     """Return the layouts of the stacked weights of a mixture of experts (of transformers) by name; {} for others."""
     kind = type(module).__name__
     names = ("weight",) if kind.endswith("ParallelExperts") else EXPERTS if kind.endswith("Experts") else ()
-    return expert_layouts({name: _stored_shape(module, name) for name in names})
+    return expert_layouts({name: stored_shape(module, name) for name in names})
 
 
 def expert_layouts(shapes: dict[str, tuple[int, ...]]) -> dict[str, Layout]:
@@ -142,7 +155,7 @@ def expert_layouts(shapes: dict[str, tuple[int, ...]]) -> dict[str, Layout]:
     return {}
 
 
-def _stored_shape(module: nn.Module, tensor_name: str) -> tuple[int, ...]:
+def stored_shape(module: nn.Module, tensor_name: str) -> tuple[int, ...]:
     """Return the shape of a parameter without evaluating a parametrization; () if there is none."""
     parameter = module._parameters.get(tensor_name)
     if parameter is None and parametrize.is_parametrized(module, tensor_name):

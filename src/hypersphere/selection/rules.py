@@ -10,9 +10,8 @@ from torch import nn
 
 from .._internal import checks
 from .._internal.other_tools import adapter_modules
-from .layouts import CONVOLUTIONS, TRANSPOSED, find_experts, is_transformers_conv1d
+from .layouts import CONVOLUTIONS, TRANSPOSED, find_experts, is_linear, is_transformers_conv1d, stored_shape
 
-_WITH_WEIGHT = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
 # names of modules beside each other that both end a network
 _HEAD = re.compile(r"cls|class|box|head|logit|score|regress|pred|policy|actor|critic", re.IGNORECASE)
 
@@ -29,11 +28,38 @@ def eligible_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
             else:
                 for tensor in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
                     yield f"{name}.{tensor}" if name else tensor, module, tensor
-        elif isinstance(module, _WITH_WEIGHT) or is_loss_head(module) or is_transformers_conv1d(module):
+        elif (
+            isinstance(module, (*CONVOLUTIONS, *TRANSPOSED))
+            or is_linear(module)
+            or is_loss_head(module)
+            or is_transformers_conv1d(module)
+        ):
             yield name, module, "weight"
         else:
             for tensor in find_experts(module):
                 yield name if tensor == "weight" else f"{name}.{tensor}" if name else tensor, module, tensor
+
+
+def matrices_of_others(model: nn.Module, eligible: Iterable[nn.Module]) -> dict[str, tuple[nn.Module, list[str]]]:
+    """Return the modules that are not eligible and have matrices of their own, with the names of these."""
+    known, found = set(eligible), {}
+    for name, module in model.named_modules():
+        own = [*module._parameters, *getattr(module, "parametrizations", ())] if module not in known else []
+        matrices = [key for key in own if len(stored_shape(module, key)) > 1]
+        if matrices and type(module).__name__ != "ParametrizationList":
+            found[name] = module, matrices
+    return found
+
+
+def unknown_weights(model: nn.Module, eligible: Iterable[nn.Module]) -> dict[str, nn.Module]:
+    """Return the modules of unknown classes whose ``weight`` is a matrix: each may be a Linear."""
+    return {
+        name: module
+        for name, (module, matrices) in matrices_of_others(model, eligible).items()
+        if "weight" in matrices
+        and len(stored_shape(module, "weight")) == 2
+        and not isinstance(module, nn.Embedding | nn.EmbeddingBag | nn.LayerNorm | nn.RMSNorm)
+    }
 
 
 def is_loss_head(module: nn.Module) -> bool:
@@ -112,7 +138,7 @@ def static_outputs(model: nn.Module, eligible: Mapping[str, nn.Module]) -> set[s
     uncalled = uncalled_linears(model)
     candidates = [(name, module) for name, module in candidates if module not in uncalled and not is_pooler(name)]
     last = _last_linears(inner, candidates)
-    if last and not found and (doubt := _doubt(model, last, candidates)):
+    if last and not found and (doubt := _doubt(model, last, candidates, eligible)):
         checks.warn_once(
             f"the output layer of {type(inner).__name__} is not known for certain: {doubt}; pass example_inputs= to "
             "have the model traced, or output="
@@ -122,7 +148,7 @@ def static_outputs(model: nn.Module, eligible: Mapping[str, nn.Module]) -> set[s
 
 def _last_linears(model: nn.Module, candidates: list[tuple[str, nn.Module]]) -> set[str]:
     """Return the last Linear, and with it Linears that must be heads beside it."""
-    last = _last_matching(candidates, lambda module: isinstance(module, nn.Linear))
+    last = _last_matching(candidates, is_linear)
     names = {module: name for name, module in candidates}
     heads = {names[head] for head in _heads_beside(model) if head in names}
     return heads if heads.intersection(last) else set(last)
@@ -148,7 +174,9 @@ def _heads_beside(model: nn.Module) -> list[nn.Linear]:
     return heads if len(heads) > 1 else []
 
 
-def _doubt(model: nn.Module, found: set[str], candidates: list[tuple[str, nn.Module]]) -> str:
+def _doubt(
+    model: nn.Module, found: set[str], candidates: list[tuple[str, nn.Module]], eligible: Mapping[str, nn.Module]
+) -> str:
     """Return why the last Linear may not be the output; empty if there is no reason."""
     names, modules = [name for name, _ in candidates], dict(candidates)
     *_, last = (name for name in names if name in found)
@@ -156,19 +184,24 @@ def _doubt(model: nn.Module, found: set[str], candidates: list[tuple[str, nn.Mod
     convolution = [name for name in later if isinstance(modules[name], (*CONVOLUTIONS, *TRANSPOSED))]
     if convolution:
         return f"{last!r}, the last Linear, is taken for it, but {convolution[-1]!r} comes after it"
-    linear, parts = modules[last], last.split(".")
+    order, others = [name for name, _ in model.named_modules()], unknown_weights(model, eligible.values())
+    if unknown := [name for name in order[order.index(last) + 1 :] if name in others]:
+        return (
+            f"{last!r}, the last Linear, is taken for it, but {unknown[-1]!r} [{type(others[unknown[-1]]).__name__}] "
+            "comes after it and has a weight too"
+        )
+    parts, twins = last.split("."), []
+    if not isinstance(modules[last], nn.Linear):  # graph convolutions of torch_geometric add two of their own
+        twins = [name for name in names if name.rpartition(".")[0] == last.rpartition(".")[0]]
     for i, part in enumerate(parts):
         block = model.get_submodule(".".join(parts[:i])) if part.isdigit() else None
         if isinstance(block, nn.ModuleList):
-            for other in range(len(block)):
-                name = ".".join([*parts[:i], str(other), *parts[i + 1 :]])
-                if name != last and isinstance(twin := modules.get(name), nn.Linear) and _same_size(twin, linear):
-                    return f"{last!r}, the last Linear, is taken for it, but {name!r} is built alike"
+            twins += [".".join([*parts[:i], str(other), *parts[i + 1 :]]) for other in range(len(block))]
+    size = stored_shape(modules[last], "weight")
+    for name in twins:
+        if name != last and name in modules and stored_shape(modules[name], "weight") == size:
+            return f"{last!r}, the last Linear, is taken for it, but {name!r} is built alike"
     return ""
-
-
-def _same_size(one: nn.Linear, other: nn.Module) -> bool:
-    return (one.in_features, one.out_features) == (getattr(other, "in_features", 0), getattr(other, "out_features", 0))
 
 
 def _modules_in(given: Any) -> Iterator[nn.Module]:

@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any
 
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from .._internal import checks
 from .._internal.sharding import reshard
@@ -28,8 +27,10 @@ from .rules import (
     eligible_layers,
     is_loss_head,
     is_pooler,
+    matrices_of_others,
     static_outputs,
     uncalled_linears,
+    unknown_weights,
     unwrapped,
 )
 from .table import Selection
@@ -48,9 +49,10 @@ def select(
 ) -> Selection:
     """Return the neurons of a model by layer name, in the model's order; {} if nothing matches. Print it for a table.
 
-    Eligible are Linear, convolutions and transposed convolutions, nn.MultiheadAttention (``name`` for its
-    in_proj_weight, or ``name.q_proj_weight`` and so on), the loss heads of this package, and of transformers Conv1D
-    and the stacked weights of experts (``name.gate_up_proj``, ``name.down_proj``); not recurrent layers and embeddings.
+    Eligible are Linear (classes of others with this name and form too, as in torch_geometric), convolutions and
+    transposed convolutions, nn.MultiheadAttention (``name`` for its in_proj_weight, or ``name.q_proj_weight`` and so
+    on), the loss heads of this package, and of transformers Conv1D and the stacked weights of experts
+    (``name.gate_up_proj``, ``name.down_proj``); not recurrent layers and embeddings.
 
     Args:
         layers, exclude: a name, an fnmatch pattern, a type, a predicate(name, module), or a list of these; None: all.
@@ -62,7 +64,8 @@ def select(
             Then the model runs once, in eval mode and without gradients; modes, buffers and random state stay as they
             are. "auto" means the layers whose results leave the model and reach no other layer, alone or combined with
             each other. A sum with a layer that others use (a residual stream) is no output, nor is a pooler, nor
-            anything if ``get_classifier()`` returns an Identity. A loss head that is not called is the output.
+            anything if ``get_classifier()`` returns an Identity. A loss head that is not called is the output. Modules
+            of unknown classes that compute x·Wᵀ + b or x·W + b with their ``weight`` are eligible too.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 10))
@@ -83,8 +86,13 @@ def select(
         name: Neurons(module, tensor, False, find_layout(module, tensor, name, parents.get(module)))
         for name, module, tensor in eligible_layers(model)
     }
+    traced = None
+    if example_inputs is not None:
+        others = unknown_weights(model, [n.module for n in everything.values()])
+        traced = trace(unwrapped(model), everything, others, example_inputs)
+        everything |= {name: Neurons(others[name], "weight", False, layout) for name, layout in traced.linears.items()}
+        everything = _in_order(model, everything) if traced.linears else everything
     _check_output(output, everything)
-    traced = None if example_inputs is None else trace(unwrapped(model), everything, example_inputs)
     outputs = _output_names(model, output, everything, traced)
     everything = {name: replace(n, is_output=True) if name in outputs else n for name, n in everything.items()}
     known = uncalled_linears(model)
@@ -150,6 +158,12 @@ def kept_output(found: Selection, verb: str) -> str:
     return f"; {kept[0]!r} is the output layer: {verb} it with layers= or output=None" if kept else ""
 
 
+def _in_order(model: nn.Module, found: Mapping[str, Neurons]) -> dict[str, Neurons]:
+    """Sort layers as the model has them."""
+    place = {module: i for i, module in enumerate(model.modules())}
+    return dict(sorted(found.items(), key=lambda item: place[item[1].module]))
+
+
 def _check_output(output: Any, eligible: Mapping[str, Neurons]) -> None:
     if output is not None and not isinstance(output, str):
         raise TypeError(f"output must be 'auto', a layer's name or None, got {output!r}")
@@ -180,13 +194,8 @@ def _output_names(
 
 def _not_eligible(model: nn.Module, eligible: Mapping[str, Neurons]) -> dict[str, tuple[nn.Module, str]]:
     """Return the other modules with matrices of their own, and why they are not selected."""
-    known = {n.module for n in eligible.values()}
     found = {}
-    for name, module in model.named_modules():
-        own = module._parameters.items() if module not in known else ()
-        matrices = [key for key, p in own if p is not None and not is_lazy(p) and p.dim() > 1]
-        if not matrices or type(module).__name__ == "ParametrizationList":
-            continue
+    for name, (module, matrices) in matrices_of_others(model, [n.module for n in eligible.values()]).items():
         if isinstance(module, nn.RNNBase | nn.RNNCellBase):
             reason = "a recurrent layer"
         elif isinstance(module, nn.Embedding | nn.EmbeddingBag):

@@ -17,16 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional as F
 from torch.nn.modules import module as hooks
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .layouts import Layout, neuron_rows
 from .neurons import Neurons
 
 # Not neurons, but a result that passes them is theirs.
 _OTHER_LAYERS = (nn.RNNBase, nn.RNNCellBase, nn.Bilinear, nn.Embedding, nn.EmbeddingBag)
 _INPUT = "(input)"
+_LOOKUP = "(rows of a weight)"
 _NONE: frozenset[str] = frozenset()
 _LEAVES = (str, bytes, int, float, complex, torch.dtype, torch.device, type, nn.Module)
 
@@ -42,19 +45,24 @@ class Trace:
     outputs: frozenset[str] | None
     """Layers whose results leave the model and reach no other layer, alone or combined with others of the kind; None if
     no tensor leaves, so that nothing could be followed."""
+    linears: Mapping[str, Layout]
+    """Modules of unknown classes that computed x·Wᵀ + b, and the layout of W."""
 
 
-def trace(model: nn.Module, layers: Mapping[str, Neurons], example_inputs: Any) -> Trace:
+def trace(
+    model: nn.Module, layers: Mapping[str, Neurons], others: Mapping[str, nn.Module], example_inputs: Any
+) -> Trace:
     """Run the model once on example inputs, in eval mode and without gradients; nothing of it changes.
 
     Args:
         layers: all layers with neurons, by name.
+        others: modules whose ``weight`` is a matrix and may be that of a Linear.
         example_inputs: a tensor, a tuple of arguments or a dict of keyword arguments.
     """
     args, kwargs = arguments_of(example_inputs)
     if lazy := [name for name, parameter in model.named_parameters() if is_lazy(parameter)]:
         raise ValueError(f"{lazy[0]!r} is lazy and has no values yet: run the model once first")
-    recorder = _Recorder(model, layers)
+    recorder = _Recorder(model, layers, others)
     # compiled parts run eagerly; without torch._dynamo, whose import is slow, there are none
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     with _unchanged(model), torch.no_grad(), eager, warnings.catch_warnings(), recorder.hooks(), recorder:
@@ -67,7 +75,7 @@ def trace(model: nn.Module, layers: Mapping[str, Neurons], example_inputs: Any) 
                 f"example_inputs: the forward pass fails: {type(error).__name__}: {str(error)[:500]}"
             ) from error
         outputs = recorder.outputs(results)
-    return Trace(frozenset(recorder.called), frozenset(recorder.read), outputs)
+    return Trace(frozenset(recorder.called), frozenset(recorder.read), outputs, recorder.linears)
 
 
 def arguments_of(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -86,8 +94,10 @@ def arguments_of(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 class _Recorder(TorchDispatchMode):
     """Follow the sources of all storages through a forward pass."""
 
-    def __init__(self, model: nn.Module, layers: Mapping[str, Neurons]) -> None:
+    def __init__(self, model: nn.Module, layers: Mapping[str, Neurons], others: Mapping[str, nn.Module]) -> None:
         super().__init__()
+        self.others = {module: name for name, module in others.items()}
+        self.linears: dict[str, Layout] = {}
         self.layers = layers
         self.names: dict[nn.Module, set[str]] = {}  # of a module's tensors of neurons
         self.result_of: dict[nn.Module, str] = {}  # the source of all that a module returns
@@ -128,6 +138,11 @@ class _Recorder(TorchDispatchMode):
 
     def _leave(self, module: nn.Module, args: Any, result: Any) -> None:
         self.stack.pop()
+        if module in self.others and (layout := _as_linear(module, args, result)):
+            name = self.others[module]
+            self.linears[name], self.result_of[module] = layout, name
+            self.called.add(name)
+            self.used |= self.sources(args[0])
         if module in self.result_of:
             for tensor in _tensors(result):
                 key = _key(tensor)
@@ -137,11 +152,14 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = [key for tensor in _tensors((args, kwargs)) if (key := _key(tensor)) is not None]
+        tensors = [(key, tensor) for tensor in _tensors((args, kwargs)) if (key := _key(tensor)) is not None]
+        given = [key for key, _ in tensors]
         result = func(*args, **kwargs)
         weights = {self.weights[key] for key in given if key in self.weights}
         applied = _NONE.union(*weights)
         activations = _NONE.union(*(self.by_storage.get(key, _NONE) for key in given))
+        if applied and all(_is_index(tensor) for key, tensor in tensors if key in self.by_storage) and activations:
+            applied = frozenset({_LOOKUP})  # an embedding; the head that is tied to it computes nothing here
         for key in given:
             for name, module in self.owners.get(key, ()):
                 if module not in self.stack and not any(other in self.stack for _, other in self.owners[key]):
@@ -176,7 +194,8 @@ class _Recorder(TorchDispatchMode):
         leaving = [self.sources(tensor) for tensor in _tensors(results)]
         if not leaving:
             return None
-        return frozenset(name for sources in leaving if not sources & used for name in sources if name in self.layers)
+        known = self.layers.keys() | self.linears
+        return frozenset(name for sources in leaving if not sources & used for name in sources if name in known)
 
 
 def _owners(model: nn.Module, layers: Mapping[str, Neurons]) -> dict[StorageWeakRef, list[tuple[str, nn.Module]]]:
@@ -195,12 +214,32 @@ def _owners(model: nn.Module, layers: Mapping[str, Neurons]) -> dict[StorageWeak
     return found
 
 
+def _as_linear(module: nn.Module, args: Any, result: Any) -> Layout | None:
+    """Return the layout of ``module.weight`` if the result is that of a Linear with it; None if it is not."""
+    x, weight, bias = args[0] if args else None, module.weight, getattr(module, "bias", None)
+    if not (isinstance(x, Tensor) and isinstance(result, Tensor) and isinstance(weight, Tensor) and x.dim()):
+        return None
+    if x.dtype != weight.dtype or not x.any():  # of zeros nothing can be told
+        return None
+    for layout in (Layout(), Layout(transposed=True)):
+        rows = neuron_rows(weight, layout)[0]
+        if x.shape[-1] == rows.shape[1] and result.shape == (*x.shape[:-1], len(rows)):
+            expected = F.linear(x, rows, bias if isinstance(bias, Tensor) and bias.shape == rows.shape[:1] else None)
+            if torch.allclose(result, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().amax())):
+                return layout
+    return None
+
+
 def _key(tensor: Tensor) -> StorageWeakRef | None:
     """Return the storage as a key that stays unique after the storage is gone; None for a sparse tensor."""
     try:
         return StorageWeakRef(tensor.untyped_storage())
     except (NotImplementedError, RuntimeError):
         return None
+
+
+def _is_index(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex())
 
 
 def _tensors(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
