@@ -11,6 +11,7 @@ from ._internal import checks
 from ._internal.nearest import explain_keywords
 from ._internal.optimizer_checks import record_change
 from ._internal.other_tools import refuse_adapters
+from ._internal.quantized import is_quantized_tensor
 from ._internal.sharding import is_sharded, refuse_new_parameters
 from .layers import (
     Scale,
@@ -111,6 +112,11 @@ def spherize(
     for name, neurons in chosen.items():
         weight = neurons.tensor
         checks.floating(f"the weight of {name!r}", weight)
+        if is_quantized_tensor(weight):
+            raise ValueError(
+                f"layer {name!r} is quantized ({type(weight).__name__}) and cannot be converted: exclude it, or "
+                "spherize before and leave sphere layers out of quantization"
+            )
         checks.finite_weight(name, weight)
         if taken := {"similarity", "scale"}.intersection(dir(neurons.module)):
             raise ValueError(

@@ -21,7 +21,7 @@ from ._internal import checks
 from ._internal.fx import Proxy, call_as_leaf
 from ._internal.nearest import explain_keywords
 from ._internal.optimizer_checks import watch_weight_decay
-from ._internal.other_tools import QCONFIG, refuse_fusion, warn_of_save_pretrained
+from ._internal.other_tools import QCONFIG, refuse_fusion, refuse_quantized, warn_of_save_pretrained
 from ._internal.overflow import finite_gradient
 from .cosine import autocast_enabled, cosine_conv, cosine_linear
 from .similarity import Similarity, chunked, cosine, resolve
@@ -244,8 +244,9 @@ class SphereOptions:
     scale: Tensor | float | None
 
     def register_parameter(self: Any, name: str, param: nn.Parameter | None) -> None:
-        """Register a parameter, but not one of torch.nn.utils.fusion, which takes the layer for a plain one."""
+        """Register a parameter, but not of torch.nn.utils.fusion or torchao, which take the layer for a plain one."""
         refuse_fusion(self, name)
+        refuse_quantized(self, name, param)
         super().register_parameter(name, param)  # type: ignore[misc]
 
     def _set_sphere(self: Any, similarity: SimilarityLike, scale: Scale, num_filters: int) -> None:

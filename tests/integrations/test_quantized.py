@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torchao import quantization
+from torchao.quantization import qat
 
 import hypersphere as hs
 
@@ -65,6 +66,37 @@ def test_the_rotation_of_a_quantized_layer_learns(quantize, tmp_path):
     difference = (exact[0](x) - model[0](x)).abs().max()
     assert difference < 0.2 * (target - net()[0](x)).abs().max()
     assert torch.equal(copy.deepcopy(model)(x), model(x))
+
+
+PREPARE = qat.QATConfig(weight_config=qat.IntxFakeQuantizeConfig(torch.int8, "per_channel"), step="prepare")
+
+
+@pytest.mark.parametrize("config", [PREPARE, quantization.Int8WeightOnlyConfig()], ids=["prepare", "int8"])
+def test_sphere_layers_are_not_quantized(config):
+    model, x = hs.spherize(net()), torch.randn(50, 64)
+    before = model(x)
+    with pytest.raises(ValueError, match=r"SphereLinear\(in_features=64.*quantize plain layers only.*filter_fn"):
+        quantization.quantize_(model, config)
+    assert type(model[0]) is hs.SphereLinear
+    torch.testing.assert_close(model(x), before)
+    quantization.quantize_(model, config, lambda module, name: type(module) is nn.Linear)
+    assert type(model[0]) is hs.SphereLinear
+    assert 0 < (model(x) - before).abs().max() < 0.1
+
+
+def test_the_neurons_of_quantized_weights():
+    quantized, plain = int8_by_torchao(), net()
+    with torch.no_grad():
+        for one, other in zip(quantized[::2], plain[::2], strict=True):
+            other.weight.copy_(one.weight.dequantize())
+    assert torch.equal(hs.hyperspherical_energy(quantized[0].weight), hs.hyperspherical_energy(plain[0].weight))
+    assert torch.equal(hs.EnergyRegularizer(quantized)(), hs.EnergyRegularizer(plain)())
+    assert hs.diagnose(quantized).to_dicts() == hs.diagnose(plain).to_dicts()
+    assert hs.diagnose(quantized.state_dict()).to_dicts() == hs.diagnose(plain.state_dict()).to_dicts()
+    for verb in (hs.spherize, hs.normalize_neurons, hs.spread):
+        with pytest.raises(ValueError, match=r"quantized \(Int8Tensor\) and cannot be"):
+            verb(quantized)
+    assert type(quantized[0]) is nn.Linear
 
 
 def test_quantized_activations_pass_no_gradient():

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .nearest import unknown
+from .quantized import dequantized
 
 _warned: set[str] = set()
 
@@ -76,7 +77,7 @@ def rows(name: str, weight: Any) -> Tensor:
     floating(name, weight)
     if weight.dim() < 2 or not weight.numel():
         raise ValueError(f"{name} must be (N, ...) and not empty, got {tuple(weight.shape)}")
-    flat: Tensor = weight.flatten(1)
+    flat: Tensor = dequantized(weight).flatten(1)
     return flat
 
 

@@ -15,8 +15,10 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from .checks import warn_once
+from .quantized import is_quantized_tensor
 
 NOT_PLAIN = "not_plain"
+_FILTER = "for torchao by quantize_(model, config, filter_fn)"
 _HUGGING_FACE = ("transformers.", "diffusers.", "huggingface_hub.")
 
 
@@ -63,6 +65,15 @@ def refuse_fusion(layer: nn.Module, name: str) -> None:
         frame = frame.f_back if frame is not None else None
 
 
+def refuse_quantized(layer: nn.Module, name: str, value: Any) -> None:
+    """Raise if torchao sets a quantized parameter of `layer`."""
+    if is_quantized_tensor(value):
+        raise ValueError(
+            f"{name} of {type(layer).__name__}({layer.extra_repr()}) cannot be quantized: {getattr(layer, NOT_PLAIN)}, "
+            f"{_FILTER}"
+        )
+
+
 def warn_of_save_pretrained() -> None:
     """Warn if a plain save_pretrained is calling: the network that from_pretrained gives has no such layers."""
     frame: FrameType | None = sys._getframe(1)
@@ -99,8 +110,15 @@ def _delete_qconfig(layer: nn.Module) -> None:
 QCONFIG = property(_get_qconfig, _set_qconfig, _delete_qconfig)
 
 
-def _refuse_as_base_layer(parent: nn.Module, name: str, child: nn.Module | None) -> None:
-    """Raise when a layer of PEFT takes a sphere or rotated layer as its base layer."""
+def _refuse_as_plain(parent: nn.Module, name: str, child: nn.Module | None) -> None:
+    """Raise when a layer of PEFT takes a sphere or rotated layer as its base layer, or one of torchao its place."""
+    before = parent._modules.get(name)
+    if hasattr(type(before), NOT_PLAIN) and type(child).__module__.startswith("torchao."):
+        assert before is not None
+        raise ValueError(
+            f"torchao cannot replace {name} = {type(before).__name__}({before.extra_repr()}) by a "
+            f"{type(child).__name__}: {getattr(before, NOT_PLAIN)}, {_FILTER}. Layers before it are replaced already"
+        )
     if name == "base_layer" and hasattr(type(child), NOT_PLAIN) and has_adapters(parent):
         assert child is not None
         raise ValueError(
@@ -110,4 +128,4 @@ def _refuse_as_base_layer(parent: nn.Module, name: str, child: nn.Module | None)
         )
 
 
-register_module_module_registration_hook(_refuse_as_base_layer)
+register_module_module_registration_hook(_refuse_as_plain)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .._internal.checks import warn_once
 from .._internal.other_tools import NOT_PLAIN
+from .._internal.quantized import is_quantized_tensor
 from ..selection import Layout, Neurons
 from . import optimizer_checks
 from .parametrization import Rotation
@@ -42,8 +43,7 @@ def is_quantized(module: nn.Module) -> bool:
     """
     if any(base.__module__.startswith(_QUANTIZED) for base in type(module).__mro__):
         return hasattr(module, "weight")
-    weight = module._parameters.get("weight") if isinstance(module, nn.Linear) else None
-    return weight is not None and type(weight.data).__module__.startswith("torchao.")
+    return isinstance(module, nn.Linear) and is_quantized_tensor(module._parameters.get("weight"))
 
 
 def is_linear(module: nn.Module) -> bool:

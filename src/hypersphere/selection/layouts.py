@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
+from .._internal.quantized import dequantized
+
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 EXPERTS = ("gate_up_proj", "down_proj")
@@ -69,6 +71,7 @@ class Layout:
 
 def neuron_rows(weight: Tensor, layout: Layout) -> Tensor:
     """Reshape a weight to its neurons as rows (groups·parts, N, d)."""
+    weight = dequantized(weight)
     flat = weight.flatten(0, 1) if layout.stacked else weight
     rows = flat.unflatten(0, (layout.groups, -1))
     rows = (rows.transpose(1, 2) if layout.transposed else rows).flatten(2)
@@ -128,7 +131,8 @@ def is_linear(module: nn.Module) -> bool:
     if "linear" not in type(module).__name__.lower():
         return False
     sizes = [(getattr(module, f"out_{of}", None), getattr(module, f"in_{of}", None)) for of in ("features", "channels")]
-    return is_lazy(module._parameters.get("weight")) or stored_shape(module, "weight") in sizes
+    weight = module._parameters.get("weight")
+    return (weight is not None and is_lazy(weight)) or stored_shape(module, "weight") in sizes
 
 
 def find_experts(module: nn.Module) -> dict[str, Layout]:

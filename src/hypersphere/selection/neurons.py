@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from .._internal.quantized import is_quantized_tensor
 from .._internal.sharding import read, write
 from .layouts import Layout, find_layout, from_neuron_rows, neuron_rows
 
@@ -63,6 +64,11 @@ class Neurons:
     def write(self, matrix: Tensor) -> None:
         """Replace the neurons by `matrix` (groups, N, d); a parametrized weight uses its right_inverse."""
         weight = self.tensor
+        if is_quantized_tensor(weight):
+            raise ValueError(
+                f"the weight of a {type(self.module).__name__} is quantized ({type(weight).__name__}) and cannot be "
+                "changed: change the neurons first, then quantize"
+            )
         value = from_neuron_rows(matrix, weight.shape, self.layout)
         with torch.no_grad():
             if parametrize.is_parametrized(self.module, self.tensor_name):

@@ -1,0 +1,16 @@
+"""Weights that torchao quantized: tensors of its own classes, which have hardly any operations (not imported here)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+
+def is_quantized_tensor(x: Any) -> bool:
+    return type(x).__module__.startswith("torchao.")
+
+
+def dequantized(x: Tensor) -> Tensor:
+    """Return the numbers that a quantized weight stands for; other tensors as they are."""
+    return x.dequantize() if is_quantized_tensor(x) else x
