@@ -319,6 +319,23 @@ def plain_hessian(u: Tensor, v: Tensor, f: Tensor) -> Tensor:
     return found
 
 
+# SphereNet, 2.3: at an optimum of ½‖F − W_N···W_1·Vᵀ‖² the Hessian is ΣJᵀJ; J has the derivative by one entry
+def deep_hessian(*factors: Tensor) -> Tensor:
+    *weights, v = factors
+    matrices = [*weights, v.T]
+    slopes = []
+    for i, factor in enumerate(factors):
+        for p in range(factor.shape[1]):
+            for a in range(len(factor)):
+                one = torch.zeros_like(factor)
+                one[a, p] = 1
+                product = torch.eye(len(weights[0]), dtype=v.dtype)
+                for j, matrix in enumerate(matrices):
+                    product = product @ (matrix if j != i else one.T if i == len(weights) else one)
+                slopes.append(product.flatten())
+    return torch.stack([torch.stack([x @ y for y in slopes]) for x in slopes])
+
+
 # SphereNet, Lemma 2: at an optimum with rows of length 1 the Hessian is ΣJᵀJ; J has the derivatives of one cosine
 def sphere_hessian(u: Tensor, v: Tensor) -> Tensor:
     places = _columns(u, v)

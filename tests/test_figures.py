@@ -137,6 +137,19 @@ def test_lemma_2_needs_the_renormalization():
     assert rows[2]["κ of G"] == pytest.approx(rows[2]["closed form"], rel=1e-6)
 
 
+def test_the_hessian_of_several_layers():
+    """It is the literal one; each layer multiplies κ by c², beyond the paper's c; on the sphere nothing changes."""
+    factors = lemmas.deep_optimum(3)
+    *weights, v = factors
+    f = weights[0] @ weights[1] @ weights[2] @ v.mT
+    literal = reference.deep_hessian(*factors)
+    torch.testing.assert_close(lemmas.hessian(lemmas.plain_loss(f), *factors), literal, atol=1e-12, rtol=0.0)
+    two, three = (lemmas.measure_depth(n, 8.0) for n in (2, 3))
+    assert three["κ of G"] / two["κ of G"] == pytest.approx(64, rel=0.02)
+    assert three["κ of G"] > three["c^N·κ at c = 1"] > 8**3
+    assert three["renormalized"] == pytest.approx(lemmas.measure_depth(3, 1.0)["κ of G_S"])
+
+
 # ------------------------------------------------------------------------------------------------ growth, holes
 
 
@@ -181,6 +194,17 @@ def test_holes_and_what_is_expected(monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------ phase, neurons
+
+
+def test_random_phases_and_magnitudes():
+    """SphereNet, Sec. 1: the phase with any magnitudes is recognized, the magnitude with any phases is not."""
+    rows = {row["image"]: [*row.values()][1:] for row in FIGURES["phase"].draw([]).rows}
+    assert rows["phase of digit 6, random magnitude"][0] > 0.5
+    assert rows["phase of digit 1, random magnitude"][1] > 0.5
+    assert max(rows["random phase, magnitude of digit 6"][0], rows["random phase, magnitude of digit 1"][1]) < 0.5
+    noise = phase._noise((6, 5))
+    angles = torch.fft.fft2(phase.mix(noise, noise + 3)).angle()
+    torch.testing.assert_close(angles, torch.fft.fft2(noise).angle())
 
 
 def test_phase_and_magnitude():

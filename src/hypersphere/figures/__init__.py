@@ -14,7 +14,7 @@ from .generated import generated
 from .growth import growth
 from .holes import holes
 from .ideas import ideas
-from .lemmas import lemmas
+from .lemmas import depth, lemmas
 from .neurons import regularized, weighted
 from .phase import phase
 from .rotation import rotation
@@ -28,9 +28,12 @@ FIGURES: dict[str, Figure] = {
     "pair_energy": Figure(plain(pair_energy), "the energy of a pair of neurons", "MHE, Eq. 1"),
     "sphere": Figure(regularized, "ten neurons moved by orthonormality, energy, half-space energy", "MHE, Fig. 1"),
     "weighted": Figure(weighted, "paths of neurons that weigh more than the others", "MHE, Fig. 5, 6"),
-    "phase": Figure(phase, "two images with their phases swapped", "SphereNet, poster", "[IMAGE IMAGE]", (0, 2)),
+    "phase": Figure(
+        phase, "two images with phases or magnitudes swapped or random", "SphereNet, 1, poster", "[IMAGE IMAGE]", (0, 2)
+    ),
     "rotation": Figure(plain(rotation), "what OPT keeps: angles between neurons, energy", "OPT, Fig. 1, 6"),
     "lemmas": Figure(lemmas, "condition numbers over a scale c, by automatic differentiation", "SphereNet, Lemma 1, 2"),
+    "depth": Figure(depth, "condition numbers of N layers whose weights are scaled by c", "SphereNet, 2.3"),
     "growth": Figure(growth, "the least energy of N neurons against its growth law", "MHE, Theorem 2"),
     "holes": Figure(holes, "holes between neurons against their expected size", "OPT, App. L"),
     "convergence": Figure(

@@ -1,7 +1,8 @@
 """Conditioning with and without the sphere (SphereNet, Lemmas 1 and 2): Hessians by automatic differentiation.
 
 A layer UVᵀ with weights U (n, k) and inputs V (m, k) is to equal F, at an optimum with rows of length 1. Scaling it to
-cU, V/c does not change the output. Shapes: a Hessian is over the columns of U, then those of V, ((n + m)k)².
+cU, V/c does not change the output. With N layers it is W_N···W_1·Vᵀ, scaled to cW_N, ..., cW_1, V/c^N (2.3).
+Shapes: a Hessian is over the columns of U, then those of V, ((n + m)k)²; with N layers over W_N, ..., W_1, V.
 """
 
 from __future__ import annotations
@@ -18,30 +19,47 @@ from ..cosine import unit
 from ..report import line_chart
 from .drawing import Drawing
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[..., Tensor]  # of the weights from the last layer to the first, then of the inputs
 SCALES = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0)  # c
 SHAPES = ((6, 5, 3), (3, 5, 3))  # n, m, k: n > k, and n = k
+DEPTHS, DEPTH_SCALES = (1, 2, 3, 4, 5), (1.0, 2.0, 3.0)  # N, and c for them
 _ZERO = 1e-11  # eigenvalues below this share of the largest are zero; κ stays below 1e8 for these scales
 
 
 def plain_loss(f: Tensor) -> Loss:
-    """Return G(U, V) = ½‖F − UVᵀ‖² (Eq. 7)."""
-    return lambda u, v: (f - u @ v.mT).square().sum() / 2
+    """Return G(U, V) = ½‖F − UVᵀ‖² (Eq. 7), for N layers ½‖F − W_N···W_1·Vᵀ‖²."""
+
+    def loss(*factors: Tensor) -> Tensor:
+        *weights, inputs = factors
+        output = inputs.mT
+        for weight in reversed(weights):
+            output = weight @ output
+        return (f - output).square().sum() / 2
+
+    return loss
 
 
 def sphere_loss(f: Tensor) -> Loss:
-    """Return G_S(U, V) = ½‖F − D_U·UVᵀ·D_V‖² with rows divided by their lengths (Eq. 8)."""
-    return lambda u, v: plain_loss(f)(u / u.norm(dim=1, keepdim=True), v / v.norm(dim=1, keepdim=True))
+    """Return G_S(U, V) = ½‖F − D_U·UVᵀ·D_V‖² with rows divided by their lengths (Eq. 8); for N layers in each."""
+
+    def loss(*factors: Tensor) -> Tensor:
+        *weights, inputs = factors
+        output = inputs.mT
+        for weight in reversed(weights):
+            output = weight / weight.norm(dim=1, keepdim=True) @ (output / output.norm(dim=0, keepdim=True))
+        return (f - output).square().sum() / 2
+
+    return loss
 
 
-def hessian(loss: Loss, u: Tensor, v: Tensor) -> Tensor:
-    """Compute the Hessian of a loss at (u, v) by automatic differentiation."""
-    (n, k), m = u.shape, len(v)
+def hessian(loss: Loss, *factors: Tensor) -> Tensor:
+    """Compute the Hessian of a loss at (u, v), or at the factors of N layers, by automatic differentiation."""
 
     def of_columns(x: Tensor) -> Tensor:
-        return loss(x[: n * k].view(k, n).mT, x[n * k :].view(k, m).mT)
+        parts = x.split([factor.numel() for factor in factors])
+        return loss(*(part.view(factor.mT.shape).mT for part, factor in zip(parts, factors, strict=True)))
 
-    return torch.func.hessian(of_columns)(torch.cat([u.mT.flatten(), v.mT.flatten()]))
+    return torch.func.hessian(of_columns)(torch.cat([factor.mT.flatten() for factor in factors]))
 
 
 def condition(matrix: Tensor) -> tuple[float, int]:
@@ -150,3 +168,52 @@ def _remarks(rows: list[dict[str, Any]]) -> list[str]:
         f"eigenvalue of its symmetric part is {float(torch.linalg.eigvalsh(printed + printed.mT)[0]) / 2:.2f}, "
         "where a minimum has none below zero.",
     ]
+
+
+def deep_optimum(num_layers: int) -> tuple[Tensor, ...]:
+    """Draw W_N (6, 3), rotations W_{N−1}, ..., W_1 (3, 3) and V (5, 3), all with rows of length 1."""
+    u, v = optimum(*SHAPES[0])
+    generator = torch.Generator().manual_seed(1)
+    k = u.shape[1]
+    drawn = torch.randn(num_layers - 1, k, k, generator=generator, dtype=u.dtype)
+    return u, *torch.linalg.qr(drawn).Q, v
+
+
+def measure_depth(num_layers: int, c: float) -> dict[str, Any]:
+    """Compute the condition numbers of N layers at the scale c."""
+    *weights, v = deep_optimum(num_layers)
+    f = torch.linalg.multi_dot([*weights, v.mT])
+    scaled = [*(c * weight for weight in weights), v / c**num_layers]
+    kappa = condition(hessian(plain_loss(f), *weights, v))[0]
+    return {
+        "c": c,
+        "N": num_layers,
+        "κ of G": condition(hessian(plain_loss(f), *scaled))[0],
+        "c^N·κ at c = 1": c**num_layers * kappa,
+        "κ of G_S": condition(hessian(sphere_loss(f), *scaled))[0],
+        "renormalized": condition(hessian(sphere_loss(f), *map(unit, scaled)))[0],
+    }
+
+
+def depth(inputs: Sequence[Path] = ()) -> Drawing:
+    """Draw condition numbers over the number of layers."""
+    by_scale = {c: [measure_depth(n, c) for n in DEPTHS] for c in DEPTH_SCALES}
+    series = {f"G, c = {c:g}": (DEPTHS, [row["κ of G"] for row in rows]) for c, rows in by_scale.items()}
+    largest, rows = DEPTH_SCALES[-1], by_scale[DEPTH_SCALES[-1]]
+    series[f"{largest:g}^N·κ at c = 1 (the paper)"] = (DEPTHS, [row["c^N·κ at c = 1"] for row in rows])
+    series["G_S, rows renormalized, any c"] = (DEPTHS, [row["renormalized"] for row in rows])
+    svg = line_chart(
+        series,
+        title="Condition number of the Hessian of N layers at (cW_N, ..., cW_1, V/c^N)",
+        xlabel="N",
+        ylabel="κ, largest over smallest nonzero eigenvalue",
+        log="y",
+        height=460,
+    )
+    power = math.log(rows[-1]["κ of G"] / rows[-2]["κ of G"]) / math.log(largest)
+    note = (
+        "Section 2.3: with N layers κ can be c^N times as large. Here every further layer multiplies κ of G by "
+        f"c^{power:.2f}, so it grows as c^(2N+2): the curvature along a weight falls as c⁻², that along V grows as "
+        "c^(2N). κ of G_S stays the same for every c if the rows are renormalized."
+    )
+    return Drawing(svg, [row for rows in by_scale.values() for row in rows], [note])
