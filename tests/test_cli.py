@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ import pytest
 from hypersphere import __version__
 from hypersphere._internal import progress
 from hypersphere.catalog import COMMANDS
-from hypersphere.cli import main, thomson
+from hypersphere.cli import main, parser_of, thomson
 
 
 def run(*argv):
@@ -54,6 +55,13 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"hypersphere {__version__}\n"
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_files_are_written_by_out_and_pages_by_html(name):
+    flags = {flag: action.help for action in parser_of(name)[1]._actions for flag in action.option_strings}
+    written = {flag: "page" in text for flag, text in flags.items() if re.search(r"\bwrite\b|\bpage\b", text)}
+    assert written.items() <= {"--out": False, "--html": True}.items()
+
+
 def test_as_a_module():
     done = run("--version")
     assert (done.returncode, done.stdout) == (0, f"hypersphere {__version__}\n")
@@ -69,6 +77,10 @@ def test_as_a_module():
         (["--vers"], "hypersphere: unknown flag '--vers', did you mean '--version'?"),
         (["thomson"], "hypersphere thomson: the following arguments are required: N"),
         (["thomson", "5", "--jso"], "hypersphere thomson: unknown flag '--jso', did you mean '--json'?"),
+        (["thomson", "5", "-o", "x"], "hypersphere thomson: unknown flag '-o', did you mean '--out'?"),
+        (["report", "x", "--out", "y"], "hypersphere report: unknown flag '--out', did you mean '--html'?"),
+        (["inspect", "x", "--output=y"], "hypersphere inspect: unknown flag '--output', did you mean '--html'?"),
+        (["figure", "sphere", "--output=y"], "hypersphere figure: unknown flag '--output', did you mean '--out'?"),
         (["thomson", "5", "--json", "6"], "hypersphere thomson: unknown argument '6'"),
         (["verify", "a", "b"], "hypersphere verify: one DIR only, got a and b"),
         (["completion", "tcsh"], "hypersphere completion: SHELL must be one of bash, zsh, fish; got 'tcsh'"),
@@ -157,9 +169,9 @@ def test_full_disk():
         ("5 100000 --dim 101", "argument --dim: N times dim must be at most 10000000, got 10100000"),
         ("5 --starts 0", "argument --starts: must be an integer >= 1, got '0'"),
         ("5 --seed -1", "argument --seed: must be an integer from 0 to 9,223,372,036,854,775,807, got '-1'"),
-        ("5 --points /nowhere/x", "argument --points: must be a file in a folder that exists, got '/nowhere/x'"),
-        ("5 --points /", "argument --points: must be a file, got the folder '/'"),
-        ("5 6 --points x", "argument --points: needs a single N, got 2"),
+        ("5 --out /nowhere/x", "argument --out: must be a file in a folder that exists, got '/nowhere/x'"),
+        ("5 --out /", "argument --out: must be a file in a folder that exists, got '/'"),
+        ("5 6 --out x", "argument --out: needs a single N, got 2"),
     ],
     ids=lambda value: value if value[:8] != "argument" else "",
 )
@@ -242,7 +254,7 @@ def test_json_has_no_infinity(capsys):
 
 def test_points(tmp_path, capsys):
     file = tmp_path / "points.csv"
-    assert main(["thomson", "5", "--points", str(file), "--json", "--starts", "2"]) == 0
+    assert main(["thomson", "5", "--out", str(file), "--json", "--starts", "2"]) == 0
     points = [[float(cell) for cell in row] for row in csv.reader(file.open())]
     assert [len(point) for point in points] == [3] * 5
     energy = sum(1 / math.dist(points[i], points[j]) for i in range(5) for j in range(i))
@@ -254,10 +266,10 @@ def test_points_that_cannot_be_written(tmp_path, monkeypatch, capsys):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("hypersphere._internal.safe_files.write_text", fail)
-    assert main(["thomson", "4", "--points", str(tmp_path / "x")]) == 2
+    assert main(["thomson", "4", "--out", str(tmp_path / "x")]) == 2
     out, err = capsys.readouterr()
     assert "3.674234614" in out  # what was found is not lost
-    assert err == f"hypersphere thomson: argument --points: cannot write {str(tmp_path / 'x')!r}: Permission denied\n"
+    assert err == f"hypersphere thomson: argument --out: cannot write {str(tmp_path / 'x')!r}: Permission denied\n"
 
 
 def test_options_reach_the_search(monkeypatch, capsys):

@@ -336,7 +336,7 @@ def test_export_by_the_ending(folder, capsys, tmp_path):
     [
         (["--to", "safetensors"], "--out is needed: the file to write, such as model.safetensors"),
         (["--out", "a.bin"], "--out must end in .onnx, .pt2, .safetensors, or add --to; got 'a.bin'"),
-        (["--out", "no/a.onnx"], "--out must be a file in a folder that exists, got 'no/a.onnx'"),
+        (["--out", "no/a.onnx"], "argument --out: must be a file in a folder that exists, got 'no/a.onnx'"),
         (
             ["--out", "a.safetensors", "--embeddings"],
             "embeddings go with onnx and torch: a file of tensors has no output",

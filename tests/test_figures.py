@@ -40,14 +40,25 @@ def test_the_command_writes_the_picture_and_prints_its_path(tmp_path, monkeypatc
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.svg", "operators.svg"]
 
 
+def test_a_page_instead_of_the_picture_or_beside_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["figure", "margins", "--html", "m.html", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"figure": "margins", "page": "m.html", "rows": []}
+    assert main(["figure", "margins", "--html", "m.html", "--out", "m.svg"]) == 0
+    assert capsys.readouterr().out == "m.svg\nm.html\n"
+    assert Path("m.html").read_text().startswith("<!DOCTYPE html>")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.html", "m.svg"]
+
+
 @pytest.mark.parametrize(
     ("line", "error"),
     [
         ("operatr", "unknown NAME 'operatr', did you mean 'operators'? (NAME must be one of "),
         ("operators run", "operators takes no input: `hypersphere figure operators`; got 1"),
-        ("operators --out x.pdf", "--out must end in .svg, .png, .html, got 'x.pdf'"),
-        ("operators --out no/x.svg", "--out must be in a folder that exists, got 'no/x.svg'"),
-        ("operators --out folder.svg", "--out must be a file, got the folder 'folder.svg'"),
+        ("operators --out x.pdf", "argument --out: must end in .svg or .png (a page: --html FILE), got 'x.pdf'"),
+        ("operators --out no/x.svg", "argument --out: must be a file in a folder that exists, got 'no/x.svg'"),
+        ("operators --out folder.svg", "argument --out: must be a file in a folder that exists, got 'folder.svg'"),
+        ("operators --html no/x.html", "argument --html: must be a file in a folder that exists, got 'no/x.html'"),
     ],
 )
 def test_bad_input_is_one_line(line, error, tmp_path, monkeypatch, capsys):

@@ -237,8 +237,8 @@ def test_prints_on_white_with_every_chart(opened):
 
 def test_pages_of_figures(opened, tmp_path):
     """Spheres that turn, and a picture with its table."""
-    assert main(["figure", "sphere", "--out", str(tmp_path / "sphere.html")]) == 0
-    assert main(["figure", "lemmas", "--out", str(tmp_path / "lemmas.html")]) == 0
+    assert main(["figure", "sphere", "--html", str(tmp_path / "sphere.html")]) == 0
+    assert main(["figure", "lemmas", "--html", str(tmp_path / "lemmas.html")]) == 0
     browser = opened.page.context.browser
     page = Opened(browser, tmp_path / "sphere.html")
     assert page.spheres() == [0, 1, 2]

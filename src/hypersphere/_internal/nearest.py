@@ -13,7 +13,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _CLOSE = 0.6  # smallest likeness of two names
 _LONGEST = 100  # number of characters compared
 
-#: names that other programs use for settings and that difflib would not find
+#: what other programs call a setting, and difflib would not find → the first of these that there is
 ALIASES = {
     "learning_rate": "optimizer.lr",
     "wd": "optimizer.weight_decay",
@@ -25,7 +25,7 @@ ALIASES = {
     "num_workers": "data.workers",
     "arch": "model.name",
     "network": "model.name",
-    "output": "out",
+    **dict.fromkeys(("o", "out", "outfile", "output", "output_dir", "save_dir"), "out html"),
     "gpu": "device",
     "fp16": "amp",
     "bf16": "amp",
@@ -150,9 +150,8 @@ def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
     known = list(known)
     key = key[:_LONGEST].lower().replace("-", "_")
     group, _, name = key.rpartition(".")
-    alias = ALIASES.get(name)
-    if alias in known:
-        return [alias]
+    if aliases := [alias for alias in ALIASES.get(name, "").split() if alias in known]:
+        return aliases[:1]
     if others := [each for each in known if each.endswith(f".{name}")]:  # in another group
         return [f"{each}.{name}" for each in nearest_few(group, [e.rpartition(".")[0] for e in others], 1)] or others
     if not group and (found := [each for each in known if each.startswith(f"{name}.")]):  # the name of a group

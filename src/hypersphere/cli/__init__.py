@@ -48,7 +48,7 @@ class Parser(argparse.ArgumentParser):
                     return f"one {each.metavar} only, got {getattr(options, each.dest)} and {' and '.join(strange)}"
             return f"unknown argument {strange[0]!r}"
         known = [each for each in self._option_string_actions if each.startswith("--")]
-        near = [f"--{each}" for each in nearest_keys(flag[2:], (each[2:] for each in known))]
+        near = [f"--{each}" for each in nearest_keys(flag.lstrip("-"), (each[2:] for each in known))]
         of_group = [each for each in known if each.startswith(flag.partition(".")[0] + ".")]
         otherwise = f"must be one of {', '.join(of_group)}" if of_group else f"see `{self.prog} --help`"
         return unknown_name("flag", flag, near, otherwise)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from .._internal.text import one_line as one_line
 from .._internal.text import printable as printable
@@ -83,6 +85,22 @@ def integer(low: int, high: float = math.inf) -> Callable[[str], int]:
             allowed = f">= {low}" if high == math.inf else f"from {low} to {high:,}"
             raise argparse.ArgumentTypeError(f"must be an integer {allowed}, got {text!r}")
         return int(text)
+
+    return read
+
+
+def file_to_write(*endings: str, hint: str = "") -> Callable[[str], Path]:
+    """Return a function that reads the path of a file to write, which has one of the endings if some are given."""
+
+    def read(text: str) -> Path:
+        path = Path(text)
+        if endings and path.suffix.lower() not in endings:
+            raise argparse.ArgumentTypeError(f"must end in {' or '.join(endings)}{hint}, got {text!r}")
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            raise argparse.ArgumentTypeError(f"must be a file in a folder that exists, got {text!r}")
+        if not os.access(path.absolute().parent, os.W_OK):
+            raise argparse.ArgumentTypeError(f"no permission to write in {str(path.absolute().parent)!r}")
+        return path
 
     return read
 

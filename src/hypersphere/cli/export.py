@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
 from ..train.storage.layout import FINAL
 from . import _loading
-from ._output import printable, user_errors
+from ._output import file_to_write, printable, user_errors
 
 ENDINGS = {"onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors"}  # as in train.exporting, which needs torch
 
@@ -19,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         metavar="FILE",
-        type=Path,
+        type=file_to_write(),
         help="output file (default for a finished run: RUN/final/model.onnx or RUN/final/model.pt2)",
     )
     parser.add_argument("--embeddings", action="store_true", help="export unit embeddings instead of logits")
@@ -34,8 +33,6 @@ def run(options: argparse.Namespace) -> int:
         to = options.to or next((name for name, ending in ENDINGS.items() if ending == suffix), "")
         if not to:
             raise ValueError(f"--out must end in {', '.join(ENDINGS.values())}, or add --to; got {str(options.out)!r}")
-        if options.out is not None and not options.out.absolute().parent.is_dir():
-            raise ValueError(f"--out must be a file in a folder that exists, got {str(options.out)!r}")
         loaded = _loading.load_options_run(options)
         out = options.out
         if out is None:

@@ -1,4 +1,4 @@
-"""Draw a figure of the papers or of their theory: SVG, PNG or HTML."""
+"""Draw a figure of the papers or of their theory: SVG, PNG or an HTML page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import catalog
-from ._output import print_table, user_errors
+from ._output import file_to_write, print_table, user_errors
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,28 +17,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "name", metavar="NAME", choices=[*catalog.FIGURES], help="the figure; `hypersphere list figures` has them all"
     )
     parser.add_argument("inputs", metavar="RUN", nargs="*", help="run folders or files, if the figure takes some")
-    parser.add_argument("--out", metavar="FILE", type=Path, help=".svg, .png or .html (default: NAME.svg)")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        type=file_to_write(".svg", ".png", hint=" (a page: --html FILE)"),
+        help="write the picture (default: NAME.svg)",
+    )
+    parser.add_argument("--html", metavar="FILE", type=file_to_write(), help="write a page instead; its spheres turn")
     parser.add_argument("--json", action="store_true", help="print JSON only")
 
 
 def run(options: argparse.Namespace) -> int:
     from ..figures import FIGURES
-    from ..figures.writing import check_path, write
+    from ..figures.writing import check_path, write, write_page
 
-    figure, path = FIGURES[options.name], options.out or Path(f"{options.name}.svg")
+    figure, page = FIGURES[options.name], options.html
+    path = options.out or (Path(f"{options.name}.svg") if page is None else None)
     with user_errors(options):
-        check_path(path)
+        if path is not None:
+            check_path(path)
         figure.check(options.name, options.inputs)
         drawing = figure.draw([Path(each) for each in options.inputs])
-        write(drawing, path, f"{figure.about[:1].upper()}{figure.about[1:]}", figure.source)
+        if path is not None:
+            write(drawing, path)
+        if page is not None:
+            write_page(drawing, page, f"{figure.about[:1].upper()}{figure.about[1:]}", figure.source)
+    written = {key: str(file) for key, file in (("path", path), ("page", page)) if file is not None}
     if options.json:
-        print(json.dumps({"figure": options.name, "path": str(path), "rows": list(drawing.rows)}, indent=2))
+        print(json.dumps({"figure": options.name, **written, "rows": list(drawing.rows)}, indent=2))
         return 0
     if drawing.rows:
         _print(drawing.rows)
     for note in drawing.notes:
         print(note)
-    print(path)
+    print(*written.values(), sep="\n")
     return 0
 
 

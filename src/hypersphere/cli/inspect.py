@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
-from ._output import print_table, printable, user_errors
+from ._output import file_to_write, print_table, printable, user_errors
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,17 +15,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help=".safetensors file or folder of shards, .pt, .pth, .bin, .onnx, or run folder; two: what changed",
     )
-    parser.add_argument("--html", metavar="OUT", type=Path, help="write a page with tables and charts")
+    parser.add_argument("--html", metavar="FILE", type=file_to_write(), help="write a page with tables and charts")
     parser.add_argument("--json", action="store_true", help="print JSON only, with angles in radians")
 
 
 def run(options: argparse.Namespace) -> int:
     if len(options.files) > 2:
         options.error(f"one FILE or two, got {len(options.files)}")
-    if options.html is not None and not options.html.absolute().parent.is_dir():
-        options.error(f"argument --html: must be a file in a folder that exists, got {str(options.html)!r}")
-    if options.html is not None and options.html.is_dir():
-        options.error(f"argument --html: must be a file, got the folder {str(options.html)!r}")
     from ..inspection import compare, inspect
     from ..inspection.page import make_page
 

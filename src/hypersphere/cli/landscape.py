@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import _loading
-from ._output import integer, number, print_table, printable, user_errors
+from ._output import file_to_write, integer, number, print_table, printable, user_errors
 
 if TYPE_CHECKING:
     from ..train.inference.landscape import Landscape
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", metavar="N", type=integer(0, 2**63 - 1), default=0, help="random seed (default: 0)")
     _loading.add_data(parser)
     html = "also write a page with the surfaces to turn and the contours (needs plotly)"
-    parser.add_argument("--html", metavar="OUT", type=Path, help=html)
+    parser.add_argument("--html", metavar="FILE", type=file_to_write(), help=html)
     parser.add_argument("--json", action="store_true", help="print JSON only")
 
 
@@ -50,8 +50,6 @@ def run(options: argparse.Namespace) -> int:
     from ..train.inference.landscape import landscape
     from ..train.storage import layout
 
-    if options.html is not None and not options.html.absolute().parent.is_dir():
-        options.error(f"--html must be a file in a folder that exists, got {str(options.html)!r}")
     wanted = {key: getattr(options, key) for key in ("direction", "size", "span", "samples", "split", "seed")}
     with user_errors(options):
         loaded, config = _loading.load_data_run(options)

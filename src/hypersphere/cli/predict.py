@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import _loading
-from ._output import integer, print_table, printable, say, user_errors
+from ._output import file_to_write, integer, print_table, printable, say, user_errors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--embeddings", action="store_true", help="print unit embeddings instead of labels")
     parser.add_argument(
-        "--out", metavar="FILE", type=Path, help="write the result to .csv, or all probabilities or embeddings to .npy"
+        "--out",
+        metavar="FILE",
+        type=file_to_write(".csv", ".npy"),
+        help="write the result to .csv, or all probabilities or embeddings to .npy",
     )
     parser.add_argument("--top", metavar="K", type=integer(1), help="print the K most likely labels (default: 1)")
     parser.add_argument("--json", action="store_true", help="print JSON only")
@@ -94,10 +97,6 @@ def run(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> None:
     """Check the arguments before any file is read."""
     out = options.out
-    if out is not None and out.suffix.lower() not in (".csv", ".npy"):
-        options.error(f"argument --out: must end in .csv or .npy, got {str(out)!r}")
-    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
-        options.error(f"argument --out: must be a file in a folder that exists, got {str(out)!r}")
     if options.top is not None and options.embeddings:
         options.error("argument --top: needs labels: remove --embeddings")
     if options.top is not None and out is not None and out.suffix.lower() == ".npy" and not options.json:

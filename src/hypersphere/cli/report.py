@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-from pathlib import Path
 
 from . import _loading
-from ._output import print_table, printable, user_errors
+from ._output import file_to_write, print_table, printable, user_errors
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", help="run folder")
-    out = "file to write (default: report.html)"
-    parser.add_argument("--html", metavar="OUT", type=Path, default=Path("report.html"), help=out)
+    html = "write the page to this file (default: report.html)"
+    parser.add_argument("--html", metavar="FILE", type=file_to_write(), default="report.html", help=html)
     _loading.add_recipe(parser, "runs")
     parser.add_argument("--json", action="store_true", help="print JSON only")
 
@@ -25,10 +23,6 @@ def run(options: argparse.Namespace) -> int:
 
     out = options.html
     with user_errors(options):
-        if out.is_dir() or not out.absolute().parent.is_dir():
-            raise ValueError(f"--html must be a file in a folder that exists, got {str(out)!r}")
-        if not os.access(out.absolute().parent, os.W_OK):
-            raise ValueError(f"--html: no permission to write in {str(out.absolute().parent)!r}")
         if options.recipe is not None:
             _loading.load_recipe(options.recipe)
         groups = group_runs(read_runs(options.runs))

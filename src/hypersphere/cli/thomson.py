@@ -8,10 +8,9 @@ import math
 import re
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-from ._output import integer, number, print_table
+from ._output import file_to_write, integer, number, print_table
 
 # As in geometry.minimize, which imports torch; a test keeps them equal.
 MOST_POINTS, MOST_NUMBERS, LARGEST_S, LARGEST_SEED = 100_000, 10_000_000, 1e6, 2**63 - 1
@@ -41,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=integer(0, LARGEST_SEED), default=0, help="random seed (default: 0)")
     parser.add_argument("--json", action="store_true", help="print JSON only, with angles in radians")
     parser.add_argument(
-        "--points", metavar="FILE", type=Path, help="write the points as CSV, one per row; for a single N only"
+        "--out", metavar="FILE", type=file_to_write(), help="write the points as CSV, one per row; for a single N only"
     )
 
 
@@ -82,11 +81,11 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(rows[0] if single else rows, indent=2, allow_nan=False))
     else:
         _print_table(rows, dim, s)
-    if options.points:
+    if options.out:
         try:
-            write_text(options.points, "".join(",".join(map(repr, point)) + "\n" for point in points.tolist()))
+            write_text(options.out, "".join(",".join(map(repr, point)) + "\n" for point in points.tolist()))
         except OSError as error:
-            options.error(f"argument --points: cannot write {str(options.points)!r}: {error.strerror}")
+            options.error(f"argument --out: cannot write {str(options.out)!r}: {error.strerror}")
     return 0
 
 
@@ -105,12 +104,8 @@ def _check(options: argparse.Namespace, numbers: list[int]) -> None:
     """Check arguments that depend on each other."""
     if (size := max(numbers) * options.dim) > MOST_NUMBERS:
         options.error(f"argument --dim: N times dim must be at most {MOST_NUMBERS}, got {size}")
-    if options.points and len(numbers) > 1:
-        options.error(f"argument --points: needs a single N, got {len(numbers)}")
-    if options.points and not options.points.absolute().parent.is_dir():
-        options.error(f"argument --points: must be a file in a folder that exists, got {str(options.points)!r}")
-    if options.points and options.points.is_dir():
-        options.error(f"argument --points: must be a file, got the folder {str(options.points)!r}")
+    if options.out and len(numbers) > 1:
+        options.error(f"argument --out: needs a single N, got {len(numbers)}")
 
 
 def _print_table(rows: list[dict[str, Any]], dim: int, s: float) -> None:

@@ -1,4 +1,4 @@
-"""Write a drawing as .svg, .png or .html."""
+"""Write a drawing as .svg, .png or an HTML page."""
 
 from __future__ import annotations
 
@@ -13,33 +13,28 @@ from .._internal.safe_files import write_bytes, write_text
 from ..report.page import Page
 from .drawing import Drawing
 
-ENDINGS = (".svg", ".png", ".html")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _SCALE = 2  # pixels of a PNG for each of the SVG
 _TIMEOUT = 120.0  # seconds for the browser
 
 
 def check_path(path: Path) -> None:
-    """Raise ValueError, before anything is drawn, for a file that cannot be written."""
-    if path.suffix.lower() not in ENDINGS:
-        raise ValueError(f"--out must end in {', '.join(ENDINGS)}, got {str(path)!r}")
-    if path.is_dir():
-        raise ValueError(f"--out must be a file, got the folder {str(path)!r}")
-    if not path.absolute().parent.is_dir():
-        raise ValueError(f"--out must be in a folder that exists, got {str(path)!r}")
+    """Raise ImportError, before anything is drawn, for a format that needs what is not installed."""
     if path.suffix.lower() == ".png":
         _browser()
 
 
-def write(drawing: Drawing, path: Path, title: str, source: str) -> None:
-    """Write the picture in the format of the file's ending."""
-    ending = path.suffix.lower()
-    if ending == ".svg":
-        write_text(path, drawing.svg)
-    elif ending == ".png":
+def write(drawing: Drawing, path: Path) -> None:
+    """Write the picture as .png or .svg, by the file's ending."""
+    if path.suffix.lower() == ".png":
         write_bytes(path, png(drawing.svg))
     else:
-        write_text(path, html(drawing, title, source))
+        write_text(path, drawing.svg)
+
+
+def write_page(drawing: Drawing, path: Path, title: str, source: str) -> None:
+    """Write the page."""
+    write_text(path, html(drawing, title, source))
 
 
 def html(drawing: Drawing, title: str, source: str) -> str:
@@ -85,5 +80,5 @@ def png(svg: str) -> bytes:
 def _browser() -> str:
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
-        raise ImportError("a .png is rendered by Chromium or Chrome: install one of them, or write .svg or .html")
+        raise ImportError("a .png is rendered by Chromium or Chrome: install one of them, or write .svg")
     return found
