@@ -20,7 +20,12 @@ class BaseTunerLayer:
     __module__ = "peft.tuners.tuners_utils"
 
 
-class LoraLinear(nn.Module, BaseTunerLayer):
+class LoraLayer(BaseTunerLayer):
+    adapter_layer_names, active_adapters, merged_adapters = ("lora_A", "lora_B"), ("default",), ()
+    disable_adapters, scaling = False, 0.5
+
+
+class LoraLinear(nn.Module, LoraLayer):
     """Built as PEFT builds its own: base layer, dropout and matrices in dicts by adapter."""
 
     def __init__(self, base_layer: nn.Module) -> None:
@@ -30,7 +35,10 @@ class LoraLinear(nn.Module, BaseTunerLayer):
         self.lora_B = nn.ModuleDict({"default": nn.Linear(2, base_layer.out_features, bias=False)})
 
     def forward(self, x):
-        return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x))
+        return self.base_layer(x) + self.scaling * self.lora_B["default"](self.lora_A["default"](x))
+
+    def get_delta_weight(self, adapter):
+        return self.lora_B[adapter].weight @ self.lora_A[adapter].weight * self.scaling
 
 
 def mlp():
@@ -59,7 +67,56 @@ def test_matrices_of_adapters_are_not_neurons():
     assert list(hs.select(twice)) == ["base_layer.base_layer"]
 
 
-@pytest.mark.parametrize("verb", [hs.rotate, hs.spherize])
+def merged(net):
+    plain = copy.deepcopy(net)
+    with torch.no_grad():
+        plain[2].base_layer.weight += plain[2].get_delta_weight("default")
+    plain[2] = plain[2].base_layer
+    return plain
+
+
+@pytest.mark.filterwarnings("ignore:.*requires a gradient")
+def test_the_energy_of_lora_is_that_of_the_sum_and_trains_it():
+    """The frozen base weight alone would be a constant."""
+    net = adapted()
+    for name, p in net.named_parameters():
+        p.requires_grad_("lora" in name)
+    energy, expected = hs.EnergyRegularizer(net), hs.EnergyRegularizer(merged(net))
+    torch.testing.assert_close(energy(), expected())
+    torch.testing.assert_close(list(energy.per_layer().values()), list(expected.per_layer().values()))
+    assert [row.energy for row in hs.diagnose(net)] == pytest.approx([row.energy for row in hs.diagnose(merged(net))])
+    energy().backward()
+    assert all(net[2].get_parameter(f"lora_{part}.default.weight").grad.abs().max() > 1e-4 for part in "AB")
+    before = energy()
+    net[2].disable_adapters = True
+    assert energy() != before
+    assert energy() == hs.EnergyRegularizer(nn.Sequential(net[0], net[2].base_layer, net[4]))()
+
+
+@pytest.mark.parametrize("change", [{"lora_variant": {"default": "dora"}}, {"parameter_name": "weight"}])
+def test_adapters_that_are_no_sum_are_warned_of(change, monkeypatch):
+    monkeypatch.setattr(checks, "_warned", set())
+    net = adapted()
+    vars(net[2]).update(change)
+    with pytest.warns(UserWarning, match=r"without the adapter 'default' of PEFT in .*only LoRA"):
+        value = hs.EnergyRegularizer(net)()
+    assert value == hs.EnergyRegularizer(nn.Sequential(net[0], net[2].base_layer, net[4]))()
+
+
+def test_the_energy_of_a_frozen_model_is_warned_of(monkeypatch):
+    monkeypatch.setattr(checks, "_warned", set())
+    net = mlp().requires_grad_(False)
+    energy = hs.EnergyRegularizer(net)
+    with torch.no_grad():
+        energy()  # nobody wants a gradient
+    with pytest.warns(UserWarning, match="no weight of 0, 2, 4 requires a gradient"):
+        energy()
+    net[0].requires_grad_()
+    monkeypatch.setattr(checks, "_warned", set())
+    energy()
+
+
+@pytest.mark.parametrize("verb", [hs.rotate, hs.spherize, hs.spread, hs.normalize_neurons])
 def test_a_model_with_adapters_is_refused(verb):
     net = adapted()
     before = str(net)

@@ -47,7 +47,8 @@ def test_everything_eligible_in_the_models_order():
 def test_neurons_are_frozen_and_have_the_promised_fields():
     neurons = hs.select(Net())["fc"]
     assert isinstance(neurons, hs.Neurons)
-    assert [field.name for field in dataclasses.fields(neurons)] == ["module", "tensor_name", "is_output", "layout"]
+    fields = [field.name for field in dataclasses.fields(neurons)]
+    assert fields == ["module", "tensor_name", "is_output", "layout", "adapters"]
     with pytest.raises(dataclasses.FrozenInstanceError):
         neurons.is_output = False
 

@@ -1,10 +1,13 @@
 """Adapters of the real PEFT and our layers: merged first, or refused by name."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
 
 import hypersphere as hs
+from hypersphere._internal import checks
 
 peft = pytest.importorskip("peft")
 
@@ -41,6 +44,34 @@ def test_adapters_are_not_neurons_and_are_merged_first(name):
     model.eval()
     expected = model(x)
     torch.testing.assert_close(hs.rotate(model.merge_and_unload())(x), expected, rtol=1e-4, atol=1e-5)
+
+
+SUMS = ("lora", "adalora")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_energy_of_adapters(name, monkeypatch):
+    """LoRA is read as the network computes it, and gets a gradient; other adapters are warned of."""
+    monkeypatch.setattr(checks, "_warned", set())
+    torch.manual_seed(0)
+    model = peft.get_peft_model(Net(), CONFIGS[name]())
+    for p in model.parameters():
+        if p.requires_grad:
+            nn.init.normal_(p, std=0.3)
+    regularizer = hs.EnergyRegularizer(model)
+    if name not in SUMS:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            monkeypatch.setattr(checks, "_warned", set())
+            regularizer()
+        assert any("without the adapter 'default' of PEFT in peft.tuners." in str(each.message) for each in seen)
+        return
+    value = regularizer()
+    value.backward()
+    trained = {key: p.grad for key, p in model.named_parameters() if p.requires_grad}
+    assert all(grad is not None and grad.abs().max() > 1e-5 for grad in trained.values()), trained
+    torch.testing.assert_close(hs.EnergyRegularizer(model.merge_and_unload())(), value.detach())
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -11,11 +11,12 @@ import sys
 from types import FrameType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from .checks import warn_once
 from .quantized import is_quantized_tensor
+from .sharding import gather
 
 NOT_PLAIN = "not_plain"
 _FILTER = "for torchao by quantize_(model, config, filter_fn)"
@@ -39,6 +40,26 @@ def adapter_modules(model: nn.Module) -> set[nn.Module]:
             for name, child in module.named_children():
                 found.update(child.modules() if name != "base_layer" else ())
     return found
+
+
+def with_lora(weight: Tensor, wrapper: Any) -> Tensor:
+    """Add what the active LoRA adapters of PEFT's wrapper add to the weight of its base layer, with its gradient.
+
+    Other kinds (DoRA, OFT, IA³, ...) are no sum: a warning says that they are not read.
+    """
+    for adapter in () if wrapper.disable_adapters else wrapper.active_adapters:
+        there = any(adapter in getattr(wrapper, name) for name in wrapper.adapter_layer_names)
+        if not there or adapter in wrapper.merged_adapters:
+            continue
+        is_sum = any(kind.__name__ == "LoraLayer" for kind in type(wrapper).__mro__)
+        if not is_sum or adapter in getattr(wrapper, "lora_variant", ()) or hasattr(wrapper, "parameter_name"):
+            warn_once(
+                f"weights are read without the adapter {adapter!r} of PEFT in {type(wrapper).__module__}: only LoRA is "
+                "added to them, without variants such as DoRA"
+            )
+        else:
+            weight = weight + gather(wrapper.get_delta_weight(adapter))
+    return weight
 
 
 def refuse_adapters(verb: str, model: nn.Module) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .._internal import checks
 from .._internal.draws import generator
+from .._internal.other_tools import refuse_adapters
 from .._internal.overflow import max_root, power_of_two_divisor, rescale, saturating_cast
 from .._internal.progress import track
 from .._internal.sharding import is_sharded
@@ -124,6 +125,8 @@ def _select_checked(
     verb: str, model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None, example_inputs: Any
 ) -> dict[str, Neurons]:
     """Select the layers whose neurons a verb changes, and check all of them first."""
+    checks.module("model", model)
+    refuse_adapters(verb, model)
     found = select_to_change(verb, model, layers, exclude, output, example_inputs)
     if not found:
         raise no_layer_error(found, verb)

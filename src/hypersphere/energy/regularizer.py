@@ -41,8 +41,9 @@ class EnergyRegularizer:
 
     It has no parameters and reads the model's weights at each call. The energy of fixed neurons that are rotated
     (:func:`hypersphere.rotate`) is constant: it is in per_layer(), not in the sum. So is that of depthwise
-    convolutions, whose groups have one neuron each, with a warning, once. Weights that FSDP2 has sharded are gathered
-    layer by layer; then call it outside of the model's forward pass.
+    convolutions, whose groups have one neuron each, with a warning, once. LoRA of PEFT is added to the weights that it
+    adapts, and gets the gradient; other adapters are not read, with a warning. Weights that FSDP2 has sharded are
+    gathered layer by layer; then call it outside of the model's forward pass.
 
     The gradient of a weighted term by a neuron w is clipped to a length of ‖w‖, so a step of SGD at learning rate 0.1
     turns no neuron by more than 0.1 rad, however close or short neurons are. A measure of your own is not clipped.
@@ -142,7 +143,14 @@ class EnergyRegularizer:
         if not terms:
             return _zero(next(iter(self.neurons.values())))
         total = torch.stack([term.to(terms[0]) for term in terms]).sum()
-        return total + self.weight_decay * self._mean_length() if self.weight_decay else total
+        if self.weight_decay:
+            total = total + self.weight_decay * self._mean_length()
+        if torch.is_grad_enabled() and not total.requires_grad and not torch.compiler.is_compiling():
+            checks.warn_once(
+                f"EnergyRegularizer: no weight of {', '.join(name or '(root)' for name in trainable)} requires a "
+                "gradient, so the energy is a constant that trains nothing"
+            )
+        return total
 
     def _trainable_layers(self) -> dict[str, Neurons]:
         """Return the layers whose energy training can change."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from .._internal.other_tools import with_lora
 from .._internal.quantized import is_quantized_tensor
 from .._internal.sharding import read, write
 from .layouts import Layout, find_layout, from_neuron_rows, neuron_rows
@@ -21,6 +22,8 @@ class Neurons:
     tensor_name: str
     is_output: bool
     layout: Layout = None  # type: ignore[assignment]  # that of the module
+    adapters: nn.Module | None = None
+    """PEFT's wrapper of the module."""
 
     def __post_init__(self) -> None:
         if self.layout is None:
@@ -58,8 +61,9 @@ class Neurons:
         return self.layout.dimension(self.stored.shape)
 
     def matrix(self) -> Tensor:
-        """Return the neurons (output channels) as rows: (groups, N, d); those that FSDP2 sharded are gathered."""
-        return neuron_rows(read(self.module, self.tensor_name), self.layout)
+        """Return the neurons (output channels) as rows: (groups, N, d), with LoRA; those FSDP2 sharded are gathered."""
+        weight = read(self.module, self.tensor_name)
+        return neuron_rows(weight if self.adapters is None else with_lora(weight, self.adapters), self.layout)
 
     def write(self, matrix: Tensor) -> None:
         """Replace the neurons by `matrix` (groups, N, d); a parametrized weight uses its right_inverse."""

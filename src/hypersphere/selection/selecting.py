@@ -18,6 +18,7 @@ from typing import Any
 from torch import nn
 
 from .._internal import checks
+from .._internal.other_tools import has_adapters
 from .._internal.sharding import reshard
 from .layouts import find_layout
 from .matching import Specs, as_list, matches_any
@@ -82,8 +83,11 @@ def select(
     wanted = None if layers is None else as_list("layers", layers)
     unwanted = as_list("exclude", exclude)
     parents = {child: module for module in model.modules() for child in module.children()}
+    wrappers = {module: parent for module, parent in parents.items() if has_adapters(parent)}
     everything = {
-        name: Neurons(module, tensor, False, find_layout(module, tensor, name, parents.get(module)))
+        name: Neurons(
+            module, tensor, False, find_layout(module, tensor, name, parents.get(module)), wrappers.get(module)
+        )
         for name, module, tensor in eligible_layers(model)
     }
     traced = None
