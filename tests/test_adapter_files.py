@@ -138,6 +138,41 @@ def test_to_peft_and_back(tmp_path, net, options):
             assert ours.equal(theirs)
 
 
+def test_trained_modules_are_named_for_peft(tmp_path, net):
+    """PEFT saves them again after it loaded them, whole: frozen tensors of theirs are written too."""
+    hs.rotate(net, layers=["body.a", "body.b_c"])
+    net.conv.requires_grad_(False)
+    net.head.weight.requires_grad_(False)
+    net.body["a"].bias.requires_grad_(False)
+    hs.save_rotations(net, tmp_path / "p", format="peft")
+    config = json.loads((tmp_path / "p" / CONFIG).read_text())
+    assert (config["modules_to_save"], config["bias"]) == (["head"], "oft_only")
+    tensors = load_file(tmp_path / "p" / TENSORS)
+    assert tensors["base_model.model.head.weight"].equal(net.head.weight)
+    net.head.requires_grad_(False)
+    net.body["b_c"].bias.requires_grad_(False)
+    hs.save_rotations(net, tmp_path / "p", format="peft")
+    config = json.loads((tmp_path / "p" / CONFIG).read_text())
+    assert (config["modules_to_save"], config["bias"]) == (None, "none")
+    assert sorted(load_file(tmp_path / "p" / TENSORS)) == [
+        f"base_model.model.body.{name}.oft_R.weight" for name in ("a", "b_c")
+    ]
+
+
+@pytest.mark.parametrize(("name", "label"), [("", r"\(root\)"), ("0", "0"), ("c", "c")])
+def test_tensors_that_peft_cannot_save_are_warned_of(tmp_path, net, name, label):
+    """Of the root, around a rotated layer, and in a module whose name is the end of a rotated one."""
+    model = nn.Sequential(net)
+    hs.rotate(model, layers=["0.body.a", "0.body.b_c"]).requires_grad_(False)
+    if name == "c":
+        model.add_module("c", nn.Linear(2, 2))
+    else:
+        model.get_submodule(name).register_buffer("offset", torch.ones(2))
+    with pytest.warns(UserWarning, match=rf"PEFT loads the tensors of {label}, but does not save"):
+        hs.save_rotations(model, tmp_path / "p", format="peft")
+    assert json.loads((tmp_path / "p" / CONFIG).read_text())["modules_to_save"] is None
+
+
 def test_a_task_at_strength_one_is_saved(tmp_path, net):
     shake(hs.rotate(net, layers="body.a"))
     expected = net.body["a"].weight.detach().clone()

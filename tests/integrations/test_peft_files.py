@@ -103,11 +103,56 @@ def test_ours_in_peft_and_back(tmp_path, options):
     tensors = [tmp_path / "adapter", *([] if options.get("scaled") else [tmp_path / "theirs"])]
     for path in tensors:
         again = hs.load_rotations(bert(), path)
+        torch.testing.assert_close(outputs(again), outputs(model), rtol=0, atol=1e-5)
         if not options.get("scaled"):
             assert all(ours(again, name).equal(ours(model, name)) for name in layers(bert()))
-    torch.testing.assert_close(
-        outputs(hs.load_rotations(bert(), tmp_path / "adapter")), outputs(model), rtol=0, atol=1e-5
-    )
+
+
+def classifier(tied=False):
+    """A network with a trained classifier, BatchNorm and a frozen bias; its names are ends of others."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.ModuleDict({"up": nn.Linear(12, 16), "down": nn.Linear(16, 12)})
+            self.norm, self.classifier, self.my_classifier = nn.BatchNorm1d(12), nn.Linear(12, 5), nn.Linear(5, 12)
+            if tied:
+                self.again = nn.Linear(12, 5)
+                self.again.weight = self.classifier.weight
+
+        def forward(self, x):
+            x = self.norm(self.body["down"](self.body["up"](x).relu()))
+            x = self.classifier(x + self.my_classifier(self.classifier(x)))
+            return x + self.again(x.new_ones(12)) if tied else x
+
+    torch.manual_seed(7)
+    return Net()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_trained_classifier_in_peft_and_back(tmp_path, tied):
+    """PEFT saves what modules_to_save names; without it the classifier was lost."""
+    model = hs.rotate(classifier(tied), layers=["body.up", "body.down"], block_size=4)
+    model.my_classifier.requires_grad_(False)
+    model.classifier.bias.requires_grad_(False)
+    model.train()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
+    x = torch.randn(32, 12)
+    for _ in range(5):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), torch.arange(32) % 5).backward()
+        optimizer.step()
+    expected = model.eval()(x)
+    assert (expected - classifier(tied).eval()(x)).abs().max() > 0.5
+    hs.save_rotations(model, tmp_path / "ours", format="peft")
+    loaded = peft.PeftModel.from_pretrained(classifier(tied), tmp_path / "ours").eval()
+    torch.testing.assert_close(loaded(x), expected, rtol=0, atol=1e-5)
+    loaded.save_pretrained(tmp_path / "theirs")
+    again = peft.PeftModel.from_pretrained(classifier(tied), tmp_path / "theirs").eval()
+    torch.testing.assert_close(again(x), expected, rtol=0, atol=1e-5)
+    for path in ("ours", "theirs"):
+        back = hs.load_rotations(classifier(tied), tmp_path / path).eval()
+        torch.testing.assert_close(back(x), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

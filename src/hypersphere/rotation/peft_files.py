@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from .._internal import checks
 from .._internal.safe_files import write_bytes, write_text
 from .._internal.tensors import unshared
 from .adapter_files import CONFIG, PEFT_PREFIX, TENSORS
 from .parametrization import RotatedWeight, layer_label, scale_numbers
+
+_LISTS = (nn.ModuleDict, nn.ModuleList, nn.ParameterDict, nn.ParameterList)
 
 
 def write_peft(
@@ -43,10 +47,16 @@ def write_peft(
         numbers = rotation.tasks[task or rotation.active].rotations["cayley"].detach()
         tensors[f"{PEFT_PREFIX}{each.name}.oft_R.weight"] = -scale_numbers(numbers, plan.size, plan.scaled)
     names = {each.name for each in found}
+    kept = {key: value for key, value in kept.items() if not any(key.startswith(each.key) for each in found)}
+    of_rotated = {key for key in kept if key.rpartition(".")[0] in names}
+    saved = _modules_to_save(model, names, kept.keys() - of_rotated)
+    # PEFT requires all tensors of these modules, frozen ones too
+    kept |= {key: value for key, value in model.state_dict().items() if key.startswith(tuple(f"{m}." for m in saved))}
     for key, value in kept.items():
         layer, _, last = key.rpartition(".")
-        if not any(key.startswith(each.key) for each in found):
-            tensors[f"{PEFT_PREFIX}{layer}.base_layer.{last}" if layer in names else PEFT_PREFIX + key] = value
+        tensors[f"{PEFT_PREFIX}{layer}.base_layer.{last}" if key in of_rotated else PEFT_PREFIX + key] = value
+    tensors, aliases = unshared(tensors)
+    tensors |= {alias: tensors[key].clone() for alias, key in aliases.items()}  # PEFT looks for each name
     source = getattr(getattr(model, "config", None), "_name_or_path", None)
     config = {
         "peft_type": "OFT",
@@ -61,11 +71,40 @@ def write_peft(
         "coft": False,
         "module_dropout": plans[0].dropout,
         "target_modules": "|".join(re.escape(name) for name in sorted(names)),
-        "bias": "none",
+        "bias": "oft_only" if of_rotated else "none",
+        "modules_to_save": saved or None,
     }
     os.makedirs(folder, exist_ok=True)
-    write_bytes(Path(folder) / TENSORS, save(unshared(tensors)[0], metadata={"format": "pt"}))
+    write_bytes(Path(folder) / TENSORS, save(tensors, metadata={"format": "pt"}))
     write_text(Path(folder) / CONFIG, json.dumps(config, indent=2) + "\n")
+
+
+def _modules_to_save(model: nn.Module, rotated: set[str], keys: Iterable[str]) -> list[str]:
+    """Return the modules that hold these tensors by names for PEFT, which saves them again after it loaded them.
+
+    PEFT compares the ends of names, and does not take the root, lists, or modules around a rotated layer: their tensors
+    are left out with a warning. It loads them, but does not save them again.
+    """
+    everything = dict(model.named_modules(remove_duplicate=False))
+    owners: set[str] = set()
+    for key in keys:
+        owner = key.rpartition(".")[0].partition(".parametrizations.")[0]
+        while isinstance(everything[owner], _LISTS):
+            owner = owner.rpartition(".")[0]
+        owners.add(owner)
+    owners -= {name for name in owners if any(name.startswith(f"{other}.") for other in owners)}
+    unfit = {name for name in owners if not name or any(layer.startswith(f"{name}.") for layer in rotated)}
+    for name in owners - unfit:
+        alike = [other for other in everything if other.endswith(name)]
+        nested = any(other.startswith(f"{outer}.") for other in alike for outer in alike)
+        if nested or any(re.match(rf"(.*\.)?{name}($|\.)", layer) or layer.endswith(name) for layer in rotated):
+            unfit.add(name)
+    if unfit:
+        checks.warn(
+            f"format='peft': PEFT loads the tensors of {', '.join(map(layer_label, sorted(unfit)))}, but does not save "
+            "them again: they cannot be named in modules_to_save"
+        )
+    return [name for name in everything if any(name.endswith(owner) for owner in owners - unfit)]
 
 
 def _check_for_peft(each: RotatedWeight) -> None:
