@@ -1,6 +1,7 @@
 """torch.export and ONNX of every spherical layer: the values of eager mode."""
 
 import onnxruntime
+import pytest
 import torch
 from torch import nn
 
@@ -14,6 +15,18 @@ def test_export():
     exported = torch.export.export(net, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     more, _ = sphere_batch(9)
     assert torch.allclose(exported.module()(more), net(more), atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # checks of shapes
+@pytest.mark.parametrize("rotated", [False, True])
+def test_trace(rotated, tmp_path):
+    net = SphereNet().eval()
+    x, _ = sphere_batch()
+    if rotated:
+        hs.rotate(net, output=None)
+    torch.jit.trace(net, x).save(tmp_path / "net.pt")
+    more = 1e3 * sphere_batch(9)[0]
+    assert torch.allclose(torch.jit.load(tmp_path / "net.pt")(more), net(more), atol=1e-6)
 
 
 class Many(nn.Module):

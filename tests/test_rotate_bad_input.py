@@ -160,6 +160,14 @@ def test_weights_that_are_computed():
     pruned, normed = mlp(), mlp()
     prune.l1_unstructured(pruned[2], "weight", 0.5)
     parametrizations.weight_norm(normed[2])
+    with pytest.raises(ValueError, match=r"got computed before each forward pass.*prune\.remove"):
+        hs.rotate(pruned)
+    for verb in (hs.normalize_neurons, hs.spread):  # what they write would be lost
+        with pytest.raises(ValueError, match=r"weight of Linear\(.* cannot be changed.*prune\.remove"):
+            verb(pruned)
+    rotated = hs.rotate(mlp())
+    with pytest.raises(ValueError, match=r"weight_orig of a Linear cannot be replaced: the layer is rotated.*merge"):
+        prune.l1_unstructured(rotated[2], "weight", 0.5)
     for net in (pruned, normed):
         with refused(ValueError, "'2'", net):
             hs.rotate(net)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ._internal.functions import is_transformed
+from ._internal.functions import is_recorded, is_transformed
 from ._internal.overflow import shrink_huge
 from .cosine import (
     apply,
@@ -43,7 +43,7 @@ def is_supported(x: Tensor, *others: Tensor | float | None) -> bool:
         x.device.type == "cpu"
         and x.dtype in (torch.float32, torch.float64)
         and all(each.dtype is x.dtype for each in others if isinstance(each, Tensor))
-        and not torch.compiler.is_compiling()
+        and not is_recorded()
         and not is_transformed()
         and not autocast_enabled(x)
     )

@@ -113,10 +113,7 @@ def spherize(
         weight = neurons.tensor
         checks.floating(f"the weight of {name!r}", weight)
         if is_quantized_tensor(weight):
-            raise ValueError(
-                f"layer {name!r} is quantized ({type(weight).__name__}) and cannot be converted: exclude it, or "
-                "spherize before and leave sphere layers out of quantization"
-            )
+            raise ValueError(f"layer {name!r} is {neurons.unwritable}, but leave sphere layers out; or exclude it")
         checks.finite_weight(name, weight)
         if taken := {"similarity", "scale"}.intersection(dir(neurons.module)):
             raise ValueError(

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ._internal.functions import apply as apply
-from ._internal.functions import or_zeros, save
+from ._internal.functions import is_recorded, or_zeros, save
 from ._internal.overflow import StatelessFunction, finite_gradient, has_overflow, shrink_factors, shrink_huge
 
 
@@ -403,8 +403,8 @@ def _group_squares(x: Tensor, groups: int) -> Tensor:
 
 
 def _chunks(x: Tensor) -> tuple[Tensor, ...]:
-    """Split x along its first dimension into chunks that fit in the cache; not for a compiler, which fuses anyway."""
-    if torch.compiler.is_compiling():
+    """Split x along its first dimension into chunks that fit in the cache; not where the number would be recorded."""
+    if is_recorded():
         return (x,)
     return x.chunk(1 + x.numel() // 2**18)
 

@@ -94,7 +94,7 @@ def test_the_neurons_of_quantized_weights():
     assert hs.diagnose(quantized).to_dicts() == hs.diagnose(plain).to_dicts()
     assert hs.diagnose(quantized.state_dict()).to_dicts() == hs.diagnose(plain.state_dict()).to_dicts()
     for verb in (hs.spherize, hs.normalize_neurons, hs.spread):
-        with pytest.raises(ValueError, match=r"quantized \(Int8Tensor\) and cannot be"):
+        with pytest.raises(ValueError, match=r"quantized \(Int8Tensor\): change the neurons first"):
             verb(quantized)
     assert type(quantized[0]) is nn.Linear
 

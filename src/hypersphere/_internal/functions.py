@@ -18,9 +18,17 @@ def apply(function: type[Function], *arguments: Any) -> Any:
     """Call function.apply without its signature check, which takes longer than the rest of a small layer."""
     if torch.compiler.is_compiling():
         return function.apply(*arguments)
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]
+        with torch.no_grad():  # its operations instead of a call of Python, which could not be saved
+            return function.forward(*arguments)
     if is_transformed():
         return _with_jvp(function).apply(*arguments)
     return super(Function, function).apply(*arguments)  # type: ignore[misc]
+
+
+def is_recorded() -> bool:
+    """Return whether a compiler or torch.jit.trace records what is computed: no branch may depend on values."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
 def is_transformed() -> bool:

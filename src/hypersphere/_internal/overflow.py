@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from .functions import apply, save
+from .functions import apply, is_recorded, save
 
 
 def max_abs(x: Tensor) -> float:
@@ -34,7 +34,7 @@ def has_overflow(norms: Tensor) -> bool:
 
 def can_read_for_free(x: Tensor) -> bool:
     """Return whether reading a value neither waits for a device nor breaks a graph."""
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
+    if x.device.type != "cpu" or is_recorded():
         return False
     return not torch._C._are_functorch_transforms_active()
 

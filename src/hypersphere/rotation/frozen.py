@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .._internal.checks import warn_once
+from .._internal.functions import is_recorded
 from .._internal.other_tools import NOT_PLAIN
 from .._internal.quantized import is_quantized_tensor
 from ..selection import Layout, Neurons
@@ -66,8 +67,7 @@ def _frozen_class(plain: Any) -> Any:
         (turn,) = rotation.task.turns(rotation.plan, dropout=rotation.training)
         turned = turn.rotate_features(input)
         output: Tensor = plain.forward(self, turned)
-        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
-        if turned.requires_grad and rotation.training and not rotation.gradient_checked and not traced:
+        if turned.requires_grad and rotation.training and not rotation.gradient_checked and not is_recorded():
             rotation.gradient_checked = True
             _warn_without_gradient(plain.__name__, turned, output)
         return output

@@ -41,7 +41,7 @@ def extend_class(layer: nn.Module) -> None:
         return _rebuild, (plain, tuple(self.parametrizations)), object_state(self)  # type: ignore[arg-type]
 
     def register_parameter(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        if name in self.parametrizations:  # type: ignore[operator]
+        if name.removesuffix("_orig") in self.parametrizations:  # type: ignore[operator]  # _orig: torch's prune
             raise ValueError(f"{name} of a {plain.__name__} cannot be replaced: {_NOT_PLAIN}")
         plain.register_parameter(self, name, param)  # type: ignore[attr-defined]
 

@@ -293,6 +293,7 @@ def check_layer(model: nn.Module, name: str, neurons: Neurons, *, by_input: bool
         raise ValueError(f"{layer} is lazy and has no weight yet: run the model once first")
     if not isinstance(weight, nn.Parameter) or weight.dtype not in _DTYPES:
         kind = str(weight.dtype) if isinstance(weight, torch.Tensor) else type(weight).__name__
+        kind = neurons.unwritable or kind
         raise ValueError(f"{layer} must have a floating point nn.Parameter as its weight to be rotated, got {kind}")
     if not weight.numel():
         raise ValueError(f"{layer} must not be empty, got the shape {tuple(weight.shape)}")

@@ -56,6 +56,18 @@ class Neurons:
         return len(parts) == 1 and getattr(parts[0], "keeps_angles", False) is True
 
     @property
+    def unwritable(self) -> str:
+        """Why the tensor cannot be changed; empty if it can."""
+        if is_quantized_tensor(self.tensor):
+            return f"quantized ({type(self.tensor).__name__}): change the neurons first, then quantize"
+        if self.tensor_name not in self.module._parameters and not len(self.parametrizations):
+            return (
+                f"computed before each forward pass, from {self.tensor_name}_orig if it is pruned: make it a parameter "
+                f"with torch.nn.utils.prune.remove(layer, {self.tensor_name!r}) first"
+            )
+        return ""
+
+    @property
     def dimension(self) -> int:
         """The dimension d of a neuron."""
         return self.layout.dimension(self.stored.shape)
@@ -68,11 +80,8 @@ class Neurons:
     def write(self, matrix: Tensor) -> None:
         """Replace the neurons by `matrix` (groups, N, d); a parametrized weight uses its right_inverse."""
         weight = self.tensor
-        if is_quantized_tensor(weight):
-            raise ValueError(
-                f"the weight of a {type(self.module).__name__} is quantized ({type(weight).__name__}) and cannot be "
-                "changed: change the neurons first, then quantize"
-            )
+        if self.unwritable:
+            raise ValueError(f"{self.tensor_name} of {self.module} cannot be changed: it is {self.unwritable}")
         value = from_neuron_rows(matrix, weight.shape, self.layout)
         with torch.no_grad():
             if parametrize.is_parametrized(self.module, self.tensor_name):
