@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -192,6 +193,36 @@ def test_predict_gives_all_probabilities_of_arrays(folder, capsys, images, digit
         np.save("d.npy", inputs.numpy())
         assert run(capsys, "predict", folder, "d.npy", "--out", "x.npy") == (0, "wrote x.npy: 150 rows\n", "")
         torch.testing.assert_close(torch.from_numpy(np.load("x.npy")), expected)
+
+
+def test_predict_maps_one_batch_of_an_array_at_a_time(folder, capsys, images, digits, monkeypatch):
+    """And writes the table batch by batch, as if it was written at once."""
+    np.save("d.npy", digits.inputs[:150].numpy())
+    code, printed, _ = run(capsys, "predict", folder, "d.npy", "--json")
+    load, mapped, alive = np.load, [], []
+
+    def mapping(*arguments, **options):
+        alive.append(sum(each() is not None for each in mapped))
+        array = load(*arguments, **options)
+        mapped.append(weakref.ref(array))
+        return array
+
+    monkeypatch.setattr(np, "load", mapping)
+    assert run(capsys, "predict", folder, "d.npy", "--out", "x.csv") == (0, "wrote x.csv: 150 rows\n", "")
+    assert (code, alive) == (0, [0, 0, 1, 1])  # mapped for its shape, then for three batches; the last one is alive
+    with open("x.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["file"], row["label"]) for row in rows] == [(x["file"], x["label"]) for x in json.loads(printed)]
+
+
+def test_predict_leaves_no_part_of_a_table(folder, capsys, images, digits):
+    np.save("d.npy", digits.inputs[:150].float().sub_(127.5).div_(128).numpy())
+    array = np.load("d.npy", mmap_mode="r+")
+    array[140] = np.nan
+    array.flush()
+    before = sorted(os.listdir())
+    assert "d.npy[128] and on: inputs must be finite" in fails(capsys, "predict", folder, "d.npy", "--out", "x.csv")
+    assert sorted(os.listdir()) == before
 
 
 def test_predict_gives_embeddings(folder, capsys, images, digits):

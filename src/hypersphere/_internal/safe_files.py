@@ -12,6 +12,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 try:
     import fcntl
@@ -31,7 +32,14 @@ def write_text(path: Name, text: str) -> None:
 
 
 def write_bytes(path: Name, data: bytes) -> None:
-    """Write `data` to a temporary file in the same folder, flush it to disk and rename it to `path`."""
+    """Write `data` to `path`; see :func:`replacing`."""
+    with replacing(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def replacing(path: Name) -> Iterator[BinaryIO]:
+    """Open a temporary file in the same folder; after the block, flush it to disk and rename it to `path`."""
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"no such folder: {str(target.parent)!r}")
@@ -40,15 +48,15 @@ def write_bytes(path: Name, data: bytes) -> None:
     try:
         with open(temporary, "xb") as file:
             _lock(file.fileno())
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
     except BaseException as error:
         with suppress(OSError):  # must not hide the first error
             temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno:  # name the target, not the temporary file
-            raise OSError(error.errno, error.strerror, str(target)) from None
+        if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary)):
+            raise OSError(error.errno, error.strerror, str(target)) from None  # name the target instead
         raise
 
 

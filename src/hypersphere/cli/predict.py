@@ -8,7 +8,8 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     _check(options)
-    import torch
 
     from .._internal.progress import track
     from ..train.distributed import device_of
@@ -57,33 +57,37 @@ def run(options: argparse.Namespace) -> int:
             raise ValueError(f"argument --top: must be at most {len(loaded.labels)}, the classes of the run")
         loaded.model.to(device_of("auto"))
         parts = list(_parts(loaded, options.files))
-        names: list[str] = []
+        total = sum(len(part.names) for part in parts)
         turned: list[str] = []
-        found: list[Tensor] = []
-        for some, inputs in track(parts, "predict"):
-            try:
-                rows = loaded.embed(inputs) if options.embeddings else loaded.predict(inputs)[1]
-            except (TypeError, ValueError) as error:  # of an image, the message has its name
-                where = "" if isinstance(inputs, list) else f"{some[0]} and on: "
-                raise ValueError(f"{where}{error}") from None
-            names += some
-            found.append(rows.cpu())
-            if isinstance(inputs, list):
-                turned += _inverted(loaded, inputs)
+        made: list[dict[str, Any]] = []  # what is printed
+        with nullcontext() if options.out is None else _written(options.out, total) as write:
+            for part in track(parts, "predict"):
+                inputs = part.load()
+                try:
+                    numbers = loaded.embed(inputs) if options.embeddings else loaded.predict(inputs)[1]
+                except (TypeError, ValueError) as error:  # of an image, the message has its name
+                    where = "" if isinstance(inputs, list) else f"{part.names[0]} and on: "
+                    raise ValueError(f"{where}{error}") from None
+                if isinstance(inputs, list):
+                    turned += _inverted(loaded, inputs)
+                numbers = numbers.cpu()
+                rows = (
+                    _embedded(part.names, numbers)
+                    if options.embeddings
+                    else _labelled(part.names, numbers, loaded.labels, options.top)
+                )
+                if write is not None:
+                    write(rows, numbers)
+                if write is None or options.json:
+                    made += rows
         if turned:
             more = f" and {len(turned) - 1} more" if turned[1:] else ""
             known = f"{loaded.config.data.name} is light on dark: try inverting the images"
             say(f"hypersphere predict: {printable(turned[0])}{more}: dark on light, but {known}")
-        numbers = torch.cat(found)
-        made = (
-            _embedded(names, numbers) if options.embeddings else _labelled(names, numbers, loaded.labels, options.top)
-        )
-        if options.out is not None:
-            _write(options.out, made, numbers)
     if options.json:
         print(json.dumps(made, indent=None if options.embeddings else 2))
     elif options.out is not None:
-        print(printable(f"wrote {options.out}: {len(names)} rows"))
+        print(printable(f"wrote {options.out}: {total} rows"))
     elif options.embeddings:
         print(_csv(made), end="")
     else:
@@ -106,8 +110,34 @@ def _check(options: argparse.Namespace) -> None:
 # ------------------------------------------------------------------------------------------------------- what goes in
 
 
-def _parts(run: Run, files: list[str]) -> Iterator[tuple[list[str], Any]]:
-    """Yield batches of samples with their names: a list of image paths, or rows of an array."""
+class _Images:
+    """A batch of image files."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+
+    def load(self) -> list[str]:
+        return self.names
+
+
+class _Rows:
+    """A batch of samples in an .npy file."""
+
+    def __init__(self, file: str, rows: range, is_grey: bool) -> None:
+        self.file, self.rows, self.is_grey = file, rows, is_grey
+
+    @property
+    def names(self) -> Sequence[str]:
+        return [f"{self.file}[{i}]" for i in self.rows]
+
+    def load(self) -> Any:
+        # A mapping of its own: the pages of all batches would stay in memory as long as a common one.
+        some = _mapped(self.file)[self.rows.start : self.rows.stop]
+        return some[:, None] if self.is_grey else some
+
+
+def _parts(run: Run, files: list[str]) -> Iterator[_Images | _Rows]:
+    """Yield batches of samples."""
     images: list[str] = []
     for file in files:
         if file.lower().endswith(".npy") and not os.path.isdir(file):
@@ -126,10 +156,9 @@ def _parts(run: Run, files: list[str]) -> Iterator[tuple[list[str], Any]]:
     yield from _batched(images)
 
 
-def _batched(images: list[str]) -> Iterator[tuple[list[str], list[str]]]:
+def _batched(images: list[str]) -> Iterator[_Images]:
     for begin in range(0, len(images), BATCH):
-        some = images[begin : begin + BATCH]
-        yield some, some
+        yield _Images(images[begin : begin + BATCH])
 
 
 def _inverted(run: Run, images: list[str]) -> list[str]:
@@ -155,10 +184,9 @@ def _images_in(folder: str) -> list[str]:
     return sorted(found)
 
 
-def _rows(run: Run, file: str) -> Iterator[tuple[list[str], Any]]:
+def _mapped(file: str) -> Any:
+    """Map an .npy file into memory: only the rows that are used are read."""
     import numpy as np
-
-    from ..data.image_folder import PIXELS
 
     if not os.path.isfile(file):  # a pipe would wait for ever
         raise ValueError(f"no such file: {file!r}")
@@ -168,6 +196,15 @@ def _rows(run: Run, file: str) -> Iterator[tuple[list[str], Any]]:
             raise ValueError("it is an archive")
     except Exception as error:  # NumPy reads the header as Python, and what is wrong with it may raise anything
         raise ValueError(f"{file} cannot be read as an array: {error}") from None
+    return array
+
+
+def _rows(run: Run, file: str) -> Iterator[_Rows]:
+    import numpy as np
+
+    from ..data.image_folder import PIXELS
+
+    array = _mapped(file)
     shape, sample = tuple(array.shape), run.spec.shape
     grey = run.spec.kind == "images" and array.dtype == np.uint8 and array.ndim == 3
     may_be_one = grey and (shape[2] in (1, 3) or shape[0] == sample[0] == 3)  # image, and not N grey ones
@@ -178,14 +215,13 @@ def _rows(run: Run, file: str) -> Iterator[tuple[list[str], Any]]:
         raise ValueError(f"{file} must hold samples of at most {4 * PIXELS} numbers, got {shape}")
     step = max(1, min(BATCH, PIXELS // max(1, numbers)))
     for begin in range(0, len(array), step):
-        some = array[begin : begin + step]
-        yield [f"{file}[{begin + i}]" for i in range(len(some))], some[:, None] if grey else some
+        yield _Rows(file, range(begin, min(begin + step, len(array))), grey)
 
 
 # ------------------------------------------------------------------------------------------------------- what comes out
 
 
-def _labelled(names: list[str], probabilities: Tensor, labels: list[str], top: int | None) -> list[dict[str, Any]]:
+def _labelled(names: Sequence[str], probabilities: Tensor, labels: list[str], top: int | None) -> list[dict[str, Any]]:
     values, places = probabilities.topk(top or 1, dim=1)
     made: list[dict[str, Any]] = []
     for name, row, those in zip(names, values.tolist(), places.tolist(), strict=True):
@@ -194,7 +230,7 @@ def _labelled(names: list[str], probabilities: Tensor, labels: list[str], top: i
     return made
 
 
-def _embedded(names: list[str], embeddings: Tensor) -> list[dict[str, Any]]:
+def _embedded(names: Sequence[str], embeddings: Tensor) -> list[dict[str, Any]]:
     rows = zip(names, embeddings.tolist(), strict=True)
     return [{"file": _printable(name), "embedding": row} for name, row in rows]
 
@@ -220,17 +256,28 @@ def _csv(made: list[dict[str, Any]]) -> str:
     return text.getvalue()
 
 
-def _write(path: Path, made: list[dict[str, Any]], numbers: Tensor) -> None:
+@contextmanager
+def _written(path: Path, total: int) -> Iterator[Callable[[list[dict[str, Any]], Tensor], None]]:
+    """Return a function that adds rows to a table (.csv) or their numbers to an array of `total` rows (.npy)."""
     import numpy as np
 
-    from .._internal.safe_files import write_bytes, write_text
+    from .._internal.safe_files import replacing
 
-    if path.suffix.lower() == ".csv":
-        write_text(path, _csv(made))
-        return
-    data = io.BytesIO()
-    np.save(data, numbers.numpy(), allow_pickle=False)
-    write_bytes(path, data.getvalue())
+    is_table = path.suffix.lower() == ".csv"
+    with replacing(path) as file:
+
+        def write(made: list[dict[str, Any]], numbers: Tensor) -> None:
+            first, rows = file.tell() == 0, numbers.numpy()
+            if is_table:
+                text = _csv(made)
+                file.write((text if first else text.partition("\n")[2]).encode())
+                return
+            if first:
+                shape = {"shape": (total, *rows.shape[1:]), "fortran_order": False, "descr": rows.dtype.str}
+                np.lib.format.write_array_header_1_0(file, shape)
+            file.write(rows.tobytes())
+
+        yield write
 
 
 def _printable(name: str) -> str:

@@ -21,6 +21,7 @@ _IMAGE = f"*{{{','.join(SUFFIXES)}}}"  # shell notation
 SPLITS = ("train", "val", "test")
 # The largest image: a small file can declare billions of pixels.
 PIXELS = 1 << 25
+STRIP = 1 << 18  # pixels that are converted at once: a copy of a whole large image would take much memory
 
 
 def image_folder(root: Path | None, split: str) -> LazyDataset:
@@ -81,8 +82,11 @@ def decode(path: str) -> Tensor:
             if image.mode.startswith(("I", "F")):
                 raise ValueError(f"expected 8 bits per channel, got Pillow's mode {image.mode}")
             pixels = np.empty((3, height, width), np.uint8)
-            for i, part in enumerate(image.convert("RGB").split()):
-                pixels[i] = part
+            rows = max(1, STRIP // width)
+            for top in range(0, height, rows):
+                bottom = min(top + rows, height)
+                for i, part in enumerate(image.crop((0, top, width, bottom)).convert("RGB").split()):
+                    pixels[i, top:bottom] = part
     except Exception as error:  # decoders may raise anything for damaged files
         raise ValueError(f"{path} is not a readable image: {error}") from error
     return torch.from_numpy(pixels)

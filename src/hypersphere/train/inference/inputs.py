@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...data import Graph, SampleGenerator
 from ...data.augment import Augmentation
-from ...data.image_folder import PIXELS, decode
+from ...data.image_folder import PIXELS, STRIP, decode
 from ..splits import DataSpec
 
 _LUMA = (19595, 38470, 7471)  # of red, green and blue in 65536: ITU-R 601, as Pillow has it
@@ -78,11 +78,15 @@ class Preprocess:
             raise TypeError(f"inputs must be {self.spec.dtype}, as the network was trained on, got pixels of uint8")
         channels, *size = self.spec.shape
         pixels = _with_channels(pixels, channels)
-        given = self._augmented(pixels)
-        if list(given.shape[2:]) != size:  # the augmentation does not resize
+        if list(pixels.shape[2:]) != size and not self._resizes():
             pixels = F.interpolate(pixels.contiguous(), size, mode="bilinear", antialias=True, align_corners=False)
-            given = self._augmented(pixels)
-        return self._checked(given)
+        return self._checked(self._augmented(pixels))
+
+    def _resizes(self) -> bool:
+        """Return whether the augmentation gives images of the network's size; tried on one of another size."""
+        channels, height, width = self.spec.shape
+        example = torch.zeros(1, channels, 2 * height, 2 * width, dtype=torch.uint8)
+        return self._augmented(example).shape[1:] == self.spec.shape
 
     def _as_it_is(self, numbers: Tensor) -> Tensor:
         """Check floating point samples; those of pixel data must be normalized already."""
@@ -229,5 +233,9 @@ def _with_channels(pixels: Tensor, channels: int) -> Tensor:
         return pixels.expand(-1, channels, -1, -1)
     if there == 3 and channels == 1:
         weight = torch.tensor(_LUMA, dtype=torch.int32).view(1, 3, 1, 1)
-        return ((pixels.int() * weight).sum(1, keepdim=True) + 32768).div(65536, rounding_mode="floor").to(torch.uint8)
+        grey = torch.empty_like(pixels[:, :1])
+        rows = max(1, STRIP // (len(pixels) * pixels.shape[3]))
+        for strip, out in zip(pixels.split(rows, 2), grey.split(rows, 2), strict=True):
+            out.copy_((strip.int() * weight).sum(1, keepdim=True, dtype=torch.int32) + 32768 >> 16)
+        return grey
     raise ValueError(f"inputs must have {channels} channels, got {there}")
