@@ -173,6 +173,27 @@ def test_tensors_that_peft_cannot_save_are_warned_of(tmp_path, net, name, label)
     assert json.loads((tmp_path / "p" / CONFIG).read_text())["modules_to_save"] is None
 
 
+def test_damage_of_a_peft_folder_is_found(tmp_path, net):
+    base = copy.deepcopy(net)
+    hs.save_rotations(hs.rotate(net, layers="body.a"), tmp_path, format="peft")
+    path, config = tmp_path / TENSORS, tmp_path / CONFIG
+    whole, tree = path.read_bytes(), json.loads(config.read_text())
+    config.write_text(json.dumps(tree | {"base_model_name_or_path": "moved"}))
+    hs.load_rotations(copy.deepcopy(base), tmp_path)
+    config.write_text(json.dumps(tree | {"use_cayley_neumann": True}))
+    with refused(ValueError, r"adapter_config.json is damaged or was edited", base):
+        hs.load_rotations(base, tmp_path)
+    config.write_text(json.dumps(tree))
+    path.write_bytes(whole[:-2] + bytes([whole[-2] ^ 1]) + whole[-1:])
+    with refused(ValueError, r"adapter_model.safetensors is damaged: wrong checksum of 'base_model", base):
+        hs.load_rotations(base, tmp_path)
+    with open(config, "wb") as file:
+        file.truncate(3 << 30)
+    path.write_bytes(whole)
+    with refused(ValueError, r"adapter_config.json is too large: expected at most \d+ bytes, got 3221225472", base):
+        hs.load_rotations(base, tmp_path)
+
+
 def test_a_task_at_strength_one_is_saved(tmp_path, net):
     shake(hs.rotate(net, layers="body.a"))
     expected = net.body["a"].weight.detach().clone()

@@ -187,8 +187,14 @@ def test_bad_options(tmp_path):
         hs.from_pretrained(Model, tmp_path / "none")
 
 
+def drop_checksums(path):
+    """Make a file as by another tool, or by an older version."""
+    save_file(load_file(path), path, metadata={"format": "pt", "aliases": '{"head.weight": "embedding.weight"}'})
+
+
 def change(key, value):
     def edit(folder):
+        drop_checksums(folder / "hypersphere.safetensors")
         path = folder / "config.json"
         config = json.loads(path.read_text())
         inner = config["hypersphere"]
@@ -232,6 +238,31 @@ def test_damaged_folders(edit, message, tmp_path):
     edit(tmp_path)
     with pytest.raises(ValueError, match=message):
         hs.from_pretrained(Model, tmp_path)
+
+
+@pytest.mark.parametrize(("rotations", "name"), [("keep", "hypersphere.safetensors"), ("merge", "model.safetensors")])
+def test_a_flipped_bit_is_found(rotations, name, tmp_path):
+    """In weights and in JSON files; files without checksums, as of other tools and versions, load as before."""
+    model = hs.rotate(Model(Config()))
+    hs.save_pretrained(model, tmp_path, rotations=rotations)
+    path, config = tmp_path / name, tmp_path / "config.json"
+    assert hs.from_pretrained(Model, tmp_path)(torch.arange(9)).isfinite().all()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-2] + bytes([whole[-2] ^ 1]) + whole[-1:])
+    with pytest.raises(ValueError, match=rf"{name} is damaged: wrong checksum of '"):
+        hs.from_pretrained(Model, tmp_path)
+    path.write_bytes(whole[:-2])
+    with pytest.raises(ValueError, match=rf"{name} is damaged: .*metadata"):
+        hs.from_pretrained(Model, tmp_path)
+    path.write_bytes(whole)
+    tree = json.loads(config.read_text())
+    config.write_text(json.dumps(tree | {"_name_or_path": "moved"}))
+    hs.from_pretrained(Model, tmp_path)
+    config.write_text(json.dumps(tree | {"dropout": 0.1}))
+    with pytest.raises(ValueError, match=r"config.json is damaged or was edited"):
+        hs.from_pretrained(Model, tmp_path)
+    drop_checksums(path)
+    hs.from_pretrained(Model, tmp_path)
 
 
 def test_a_class_with_sphere_layers_of_its_own(tmp_path):

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ._internal import checks
+from ._internal.hashed_folder import LARGEST, add_checksums, check, check_folder, checksums, json_files, read_tensors
 from ._internal.other_tools import refuse_adapters
 from ._internal.safe_files import check_plain, read_plain, temporary_name, write_text
 from ._internal.tensors import unshared
@@ -48,7 +49,8 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], *, rotatio
 
     The model's own ``save_pretrained`` loses both without an error. The folder gets ``config.json``,
     ``generation_config.json`` if the model has one, and the weights as safetensors, each written under a temporary name
-    and renamed. A tokenizer is saved with its own ``save_pretrained``.
+    and renamed. Checksums of tensors and JSON files stand in the metadata of the weights: damage is an error on
+    loading. A tokenizer is saved with its own ``save_pretrained``.
 
     Args:
         model: with ``save_pretrained`` and a ``config``, as of transformers. It does not change.
@@ -82,6 +84,7 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], *, rotatio
             _save_converted(model, temporary, state, description)
         else:
             model.save_pretrained(temporary, state_dict=state)  # type: ignore[operator]
+            add_checksums(temporary)
         _move(temporary, target)
 
 
@@ -108,6 +111,7 @@ def from_pretrained(cls: Any, folder: str | os.PathLike[str]) -> Any:
         raise ValueError(f"folder must be one that save_pretrained wrote, got {os.fspath(folder)!r}")
     description = _read_description(source)
     if description is None:
+        check_folder(source)
         return cls.from_pretrained(source)
     state = _read_weights(source / WEIGHTS)
     with torch.random.fork_rng(devices=[]):  # the random start is overwritten
@@ -141,7 +145,9 @@ def _save_converted(model: Any, folder: Path, state: dict[str, Any], description
         config |= {"architectures": [type(model).__name__], "dtype": str(model.dtype).removeprefix("torch.")}
     write_text(folder / "config.json", json.dumps(config | {KEY: description}, indent=2) + "\n")
     tensors, aliases = unshared(state)
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt", "aliases": json.dumps(aliases)})
+    everything = tensors | {alias: tensors[key] for alias, key in aliases.items()}
+    sums = checksums(everything, json_files(folder))
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt", "aliases": json.dumps(aliases)} | sums)
 
 
 @contextmanager
@@ -173,7 +179,7 @@ def _read_description(folder: Path) -> dict[str, Any] | None:
     """Return the description in config.json; None if the folder holds a plain network."""
     path = folder / "config.json"
     try:
-        config = json.loads(read_plain(path))
+        config = json.loads(read_plain(path, LARGEST))
         description = config.get(KEY)
     except (ValueError, RecursionError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
@@ -192,12 +198,13 @@ def _read_description(folder: Path) -> dict[str, Any] | None:
 def _read_weights(path: Path) -> dict[str, Tensor]:
     check_plain(path)
     try:
-        with safe_open(os.fspath(path), framework="pt") as file:
-            aliases = json.loads((file.metadata() or {}).get("aliases", "{}"))
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        return tensors | {alias: tensors[key] for alias, key in aliases.items()}
+        metadata, tensors = read_tensors(path)
+        aliases = json.loads(metadata.get("aliases", "{}"))
+        tensors |= {alias: tensors[key] for alias, key in aliases.items()}
     except (SafetensorError, ValueError, RecursionError, KeyError, AttributeError, TypeError) as error:
         raise ValueError(f"{path} is damaged: {error}") from None
+    check(path, metadata, tensors)
+    return tensors
 
 
 def _build(cls: Any, folder: Path) -> nn.Module:

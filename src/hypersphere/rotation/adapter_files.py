@@ -26,6 +26,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from .._internal import checks
+from .._internal.hashed_folder import check, read_config, read_tensors
 from .._internal.tensors import hash_of
 from ..orthogonal import matrix_size, pack_difference
 from ..selection import Neurons
@@ -269,18 +270,19 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
             f"path must be a file that save_rotations wrote, or a folder with {TENSORS}, got {str(path)!r}"
         )
     try:
-        with safe_open(str(path), framework="pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        metadata, tensors = read_tensors(path)
     except (SafetensorError, ValueError, OSError) as error:
         raise ValueError(f"{path} is not a readable safetensors file: {error}") from None
+    check(path, metadata, tensors)
+    return tensors
 
 
 def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{path} is missing: it tells how PEFT computes the rotations")
     try:
-        config = json.loads(path.read_bytes())
-    except (ValueError, RecursionError, OSError) as error:
+        config = json.loads(read_config(path))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
         raise ValueError(f"{path} is not JSON: {type(error).__name__}") from None
     if not isinstance(config, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(config).__name__}")

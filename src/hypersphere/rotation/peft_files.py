@@ -12,6 +12,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from .._internal import checks
+from .._internal.hashed_folder import checksums
 from .._internal.safe_files import write_bytes, write_text
 from .._internal.tensors import unshared
 from .adapter_files import CONFIG, PEFT_PREFIX, TENSORS
@@ -75,8 +76,10 @@ def write_peft(
         "modules_to_save": saved or None,
     }
     os.makedirs(folder, exist_ok=True)
-    write_bytes(Path(folder) / TENSORS, save(tensors, metadata={"format": "pt"}))
-    write_text(Path(folder) / CONFIG, json.dumps(config, indent=2) + "\n")
+    text = json.dumps(config, indent=2) + "\n"
+    sums = checksums(tensors, {CONFIG: text.encode()})
+    write_bytes(Path(folder) / TENSORS, save(tensors, metadata={"format": "pt"} | sums))
+    write_text(Path(folder) / CONFIG, text)
 
 
 def _modules_to_save(model: nn.Module, rotated: set[str], keys: Iterable[str]) -> list[str]:
