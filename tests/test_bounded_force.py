@@ -7,6 +7,7 @@ from torch.autograd import gradgradcheck
 
 import hypersphere as hs
 from hypersphere.energy.bounded_force import MAX_GRADIENT_RATIO, bound_gradient
+from tests import reference
 
 F64 = torch.float64
 LABELS = torch.arange(10).repeat(3)
@@ -53,6 +54,49 @@ def test_a_regularizers_force_is_bounded(output, law, monkeypatch):
     without = regularizer()
     assert torch.equal(value, without)
     check_bound(grad, model[0].weight, torch.autograd.grad(without, model[0].weight)[0])
+
+
+@pytest.mark.parametrize("law", [{}, {"half_space": True}, {"angular": True}, {"s": 0.0}], ids=str)
+@pytest.mark.parametrize("length", [0.01, 1.0])
+def test_without_the_limit_the_gradient_is_that_of_equation_4(length, law):
+    """Pairs as near as 0.05, short ones too; nearer than 0.03 the energy itself bounds its force."""
+    angles = torch.tensor([0.0, 0.05, 0.3, 1.0, 2.0, 2.5, 4.0], dtype=F64)
+    layer = nn.Linear(2, 7, bias=False, dtype=F64)
+    layer.load_state_dict({"weight": length * torch.stack([angles.cos(), angles.sin()], 1)})
+    regularizer = hs.EnergyRegularizer(layer, output=None, hidden_weight=10.0, limit_gradient=False, **law)
+    literal = 10 * reference.energy(layer.weight.flatten(1), **({"s": 2.0} | law))
+    expected, grad = (torch.autograd.grad(value, layer.weight)[0] for value in (literal, regularizer()))
+    torch.testing.assert_close(grad, expected)
+
+
+def test_what_the_limit_costs_on_a_small_layer():
+    """Eq. 4's gradient by finite differences; with the limit it is half of it."""
+    layer = nn.Conv2d(3, 8, 3, dtype=F64)
+    free, limited = (hs.EnergyRegularizer(layer, output=None, limit_gradient=limit) for limit in (False, True))
+    grads = [torch.autograd.grad(energy(), layer.weight)[0] for energy in (free, limited)]
+    direction = torch.randn_like(layer.weight)
+    values = []
+    with torch.no_grad():
+        for step in (1e-6, -2e-6):
+            layer.weight += step * direction
+            values.append(free())
+    torch.testing.assert_close((values[0] - values[1]) / 2e-6, (grads[0] * direction).sum(), rtol=1e-5, atol=1e-8)
+    assert (grads[0] - grads[1]).norm() > 0.3 * grads[0].norm()
+
+
+def test_without_the_limit_with_labels_and_with_a_minibatch():
+    model = nn.Sequential(nn.Linear(5, 10, bias=False, dtype=F64))
+    with torch.no_grad():
+        model[0].weight *= 0.01
+    regularizer = hs.EnergyRegularizer(model, output="0", limit_gradient=False)
+    literal = reference.class_energies(model[0].weight, LABELS, 2.0).mean()
+    expected, grad = (torch.autograd.grad(value, model[0].weight)[0] for value in (literal, regularizer(LABELS)))
+    torch.testing.assert_close(grad, expected)
+    limited, free = (
+        hs.EnergyRegularizer(model, output=None, minibatch=9, limit_gradient=limit) for limit in (True, False)
+    )
+    grads = [torch.autograd.grad(each(), model[0].weight)[0].norm() for each in (limited, free)]
+    assert grads[1] > 10 * grads[0]
 
 
 @pytest.mark.parametrize("length", [1e-8, 1e-3, 1.0])

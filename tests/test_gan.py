@@ -120,6 +120,22 @@ def trained(config):
     return made[0]
 
 
+def test_several_steps_of_the_discriminator_for_one_of_the_generator():
+    """The generator moves in the third step only, the discriminator in each, on new images and new noise."""
+    weights = []
+    for steps in (1, 2, 3):
+        task = trained(gan(steps=steps, log_every=1, **{"gan.discriminator_steps": 3}))
+        weights.append([next(module.parameters()).detach().clone() for module in task.modules.values()])
+    generators, discriminators = zip(*weights, strict=True)
+    assert torch.equal(generators[0], generators[1])
+    assert not torch.equal(generators[1], generators[2])
+    assert not torch.equal(discriminators[0], discriminators[1])
+    metrics = fit(gan(steps=3, log_every=1, **{"gan.discriminator_steps": 3}), progress=False).metrics
+    losses = [line for line in metrics if line["split"] == "train" and "lr" in line]
+    assert ["generator_loss" in line for line in losses] == [False, False, True]
+    assert all(line["discriminator_loss"] == line["loss"] for line in losses)
+
+
 # ------------------------------------------------------------------------------------------------------- weights
 
 
@@ -215,6 +231,7 @@ def test_the_discriminator_of_another_normalization_does_not_fit(tmp_path):
         ({"gan.norm": "instance"}, "unknown gan.norm 'instance', must be one of batch, layer, weight, spectral"),
         ({"gan.loss": "hinge"}, "unknown gan.loss 'hinge', must be one of logistic, wasserstein"),
         ({"gan.clip_weights": 0}, "gan.clip_weights must be a number > 0 or null, got 0"),
+        ({"gan.discriminator_steps": 0}, "gan.discriminator_steps must be an integer >= 1, got 0"),
         ({"gan.gradient_penalty": -1}, "gan.gradient_penalty must be a number >= 0, got -1"),
         ({"gan.gradient_penalty": 10, "gan.norm": "batch"}, "gan.gradient_penalty needs the gradient of single images"),
         ({"gan.gradient_penalty": 10, "model.batch_norm": True}, "which batch normalization mixes"),

@@ -186,7 +186,15 @@ CASES = [
     case("gan rotated", 11, step=6, workers=1, **GAN, rotation__method="cayley"),
     case("gan float16", 7, step=4, **GAN, amp="float16"),
     case("gan with spectral norm and gradient penalty", 6, step=3, **GAN, gan=CRITIC, energy__half_space=True),
-    case("gan with clipped weights", 5, step=3, **GAN, **MOMENTUM, gan__clip_weights=0.01, signal=TERM),
+    case(
+        "gan with clipped weights, between two steps of the discriminator for one of the generator",
+        4,
+        step=3,
+        **GAN,
+        **MOMENTUM,
+        gan={"clip_weights": 0.01, "discriminator_steps": 2},
+        signal=TERM,
+    ),
     # inside an evaluation
     case("inside an evaluation", 2, step=5, training=False),
     case("inside the second evaluation", 5, step=10, training=False, signal=TERM),

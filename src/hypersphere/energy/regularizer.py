@@ -5,6 +5,7 @@ The measures are in :mod:`hypersphere.energy.measures`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -46,7 +47,8 @@ class EnergyRegularizer:
     gathered layer by layer; then call it outside of the model's forward pass.
 
     The gradient of a weighted term by a neuron w is clipped to a length of ‖w‖, so a step of SGD at learning rate 0.1
-    turns no neuron by more than 0.1 rad, however close or short neurons are. A measure of your own is not clipped.
+    turns no neuron by more than 0.1 rad, however close or short neurons are. `limit_gradient=False` gives Eq. 4's
+    gradient (except for neurons nearer than 0.03, which repel as at 0.03). A measure of your own is never clipped.
 
     Args:
         model: the network. For grouped convolutions the mean over groups counts.
@@ -65,6 +67,7 @@ class EnergyRegularizer:
         minibatch: estimate the energy of a hidden layer from this many of its neurons, drawn anew at each call (3.6).
             The estimate is unbiased. The draw is a graph break for torch.compile.
         average: divide the sum of all layers' terms by their number.
+        limit_gradient: clip the gradient of a weighted term by a neuron w to a length of ‖w‖.
         seed: draws depend only on the seed, the layer's name and the number of the draw.
 
     Example:
@@ -94,6 +97,7 @@ class EnergyRegularizer:
         angular: bool = False,
         minibatch: int | None = None,
         average: bool = False,
+        limit_gradient: bool = True,
         seed: int = 0,
     ) -> None:
         self.measure = check_measure(measure)
@@ -102,7 +106,7 @@ class EnergyRegularizer:
         self.minibatch = None if minibatch is None else checks.integer("minibatch", minibatch, low=2)
         if minibatch is not None and measure != "energy":
             raise ValueError(f"minibatch needs measure='energy', got measure={measure!r}")
-        self.average = bool(average)
+        self.average, self.limit_gradient = bool(average), bool(limit_gradient)
         self.seed = checks.integer("seed", seed)
         self.draws = 0
         self.neurons = self._select_layers(model, layers, exclude, output, example_inputs, head)
@@ -225,7 +229,7 @@ class EnergyRegularizer:
         kept = labels != ignored
         shares = weight * kept.to(rows.dtype) / kept.sum().clamp(min=1)
         law, classes = Law(self.law.s, False, self.law.angular), torch.where(kept, labels, 0)
-        return bound_gradient(lambda r: batch_energy(r, classes, shares, law), rows)
+        return self._differentiate(lambda r: batch_energy(r, classes, shares, law), rows)
 
     def __repr__(self) -> str:
         measure = self.measure if isinstance(self.measure, str) else getattr(self.measure, "__name__", "a function")
@@ -245,9 +249,12 @@ class EnergyRegularizer:
         measure, rows, name = self.measure, at_least_float32(rows), unwrapped_name(name)
         if sample and self.minibatch is not None and self.minibatch < rows.shape[1]:
             index = _draw_indices(rows.shape[1], self.minibatch, self.seed, name, self.draws).to(rows.device)
-            return bound_gradient(lambda r: weight * estimate_energy(r, law, index).mean(), rows)
+            return self._differentiate(lambda r: weight * estimate_energy(r, law, index).mean(), rows)
         draw = partial(generator, self.seed, name, self.draws)
-        return bound_gradient(lambda r: weight * compute_measure(measure, r, law, draw).mean(), rows)
+        return self._differentiate(lambda r: weight * compute_measure(measure, r, law, draw).mean(), rows)
+
+    def _differentiate(self, term: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+        return bound_gradient(term, rows) if self.limit_gradient else term(rows)
 
     def _warn_zero_neurons_once(self, name: str, rows: Tensor) -> None:
         if name not in self._warned and warn_zero_neurons(name, rows):

@@ -113,7 +113,7 @@ def _trained(t: Training, progress: bool) -> Iterator[None]:
 
 
 def _train(t: Training, source: Iterator[list[splits.Batch]]) -> None:
-    """Train until the end. In each step every phase runs its batches forward and backward, then updates."""
+    """Train until the end. In each step every phase that is due runs its batches forward and backward, then updates."""
     config, task, precision = t.config, t.task, t.precision
     ratio = (config.optimizer.rotation_lr or config.optimizer.lr) / config.optimizer.lr
     # torch.manual_seed takes 0.4 ms: it formats a stack for each kind of device that is not there
@@ -137,6 +137,8 @@ def _train(t: Training, source: Iterator[list[splits.Batch]]) -> None:
             set_batch_norm_momentum(module, t.schedule.batch_norm_momentum(t.done.step))
         losses = {}
         for phase in task.phases:
+            if (t.done.step + 1) % phase.every:
+                continue
             set_rate(phase.optimizer, rate, rotations)
             phase.optimizer.zero_grad(set_to_none=True)
             parts = []  # sum to the mean loss over the samples of the step

@@ -1,7 +1,7 @@
 """The training tasks: classify samples, classify the nodes of a graph, or train a GAN.
 
 A task has modules, which a checkpoint holds, and phases: a step takes each in turn. A classifier has one phase, a GAN
-two, a graph one whose only batch is the graph.
+two, of which the generator's may be due in every k-th step only, a graph one whose only batch is the graph.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Phase:
         wrapped: what `loss` calls, if its gradients are averaged over processes.
         terms: what is added to the loss, once a step.
         resampler: of stochastic OPT.
+        every: it takes part in every so many steps.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Phase:
     wrapped: nn.Module
     terms: list[Callable[[], Tensor]] = field(default_factory=list)
     resampler: Resampler | None = None
+    every: int = 1
 
 
 class Task:
@@ -265,6 +267,7 @@ class Adversarial(Task):
         self.modules = {"generator": self.generator, "discriminator": self.discriminator}
         critic = self.phase("discriminator_loss", self.discriminator, self.discriminator_loss, self.regularizer)
         maker = self.phase("generator_loss", self.generator, self.generator_loss)
+        maker.every = self.gan.discriminator_steps
         self.phases = [critic, maker]
         if (limit := self.gan.clip_weights) is not None:
             critic.optimizer.register_step_post_hook(lambda *_: adversarial.clip_weights(self.discriminator, limit))

@@ -155,7 +155,7 @@ class Training:
         if done.step % self.config.log_every == 0 or done.step == self.total:
             right, of = self.world.all_sum(*self.task.count_correct(batch))
             accuracy = {"accuracy": right / of} if of else {}
-            others = losses if len(losses) > 1 else {}
+            others = losses if len(self.task.phases) > 1 else {}
             now = time.perf_counter()
             speed = self.window_samples / max(now - self.window, 1e-9)
             self.window, self.window_samples = now, 0

@@ -141,6 +141,7 @@ class Energy(Group):
     minibatch: int | None = setting(None, "estimate from this many neurons per step", low=2)
     weight_decay: float = setting(0.0, "weight of the neurons' mean norm", low=0)
     average: bool = setting(False, "divide by the number of layers")
+    limit_gradient: bool = setting(True, "limit the gradient by a neuron to the neuron's length")
     exclude: str | tuple[str, ...] = setting((), "names and patterns of layers without energy")
 
 
@@ -197,6 +198,9 @@ class Gan(Group):
     gradient_penalty: float = setting(0.0, "weight of the discriminator's gradient penalty, such as 10", low=0)
     clip_weights: float | None = setting(
         None, "after each step clip the discriminator's weights to ± this, such as 0.01", above=0
+    )
+    discriminator_steps: int = setting(
+        1, "train the generator in every so many steps, the discriminator in each", low=1
     )
     widths: tuple[int, ...] | None = setting(
         None, "filters of each stage of the generator; model.widths are the discriminator's", low=1, high=1_000_000
