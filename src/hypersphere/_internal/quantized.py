@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def is_quantized_tensor(x: Any) -> bool:
-    return type(x).__module__.startswith("torchao.")
+    # torch.compile cannot read the __module__ of Parameter
+    return type(x) not in (Tensor, nn.Parameter) and type(x).__module__.startswith("torchao.")
 
 
 def dequantized(x: Tensor) -> Tensor:
