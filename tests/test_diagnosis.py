@@ -664,7 +664,7 @@ def test_the_table():
     assert "distance^-2" in notes
     assert "5.7°" in notes
     assert "*: the output" in notes
-    assert "most redundant: pair (excess 1.0e+06 %, random 125.0 %)" in notes
+    assert "most redundant: pair (excess > 1000 ×, random 125.0 %)" in notes
     assert "near-duplicates: 1 in 1 of 3 layers; dead neurons: 1 in 1 of 3 layers" in notes
 
 

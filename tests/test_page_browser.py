@@ -5,6 +5,7 @@ One browser and one page for all tests, since starting one takes seconds. Skippe
 
 from __future__ import annotations
 
+import csv
 import io
 import re
 import shutil
@@ -41,14 +42,14 @@ def until(browser_page, script, argument=None):
 class Opened:
     """The page, and what its browser reported."""
 
-    def __init__(self, browser, file):
-        self.problems, self.requests = [], []
+    def __init__(self, browser, file, wait_until="load"):
+        self.problems, self.requests, self.file = [], [], file
         self.page = browser.new_context(offline=True, viewport=SIZE, color_scheme="light").new_page()
         self.page.on("console", lambda message: self.problems.append(message.text) if message.type == "error" else None)
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url[:200]))
         self.page.on("dialog", lambda dialog: self.problems.append(dialog.message))
-        self.page.goto(file.as_uri())
+        self.page.goto(file.as_uri(), wait_until=wait_until)
 
     def draw(self, number):
         """Scroll to a chart and wait until it is drawn; return its box."""
@@ -116,6 +117,58 @@ def test_every_chart_is_drawn(opened):
             assert chart.locator(".scatterlayer path, .barlayer path").count() >= 1
 
 
+def test_charts_out_of_view_are_drawn(opened):
+    """A picture of the whole page shows them; of the 3-D charts as many as may be live."""
+    fresh = Opened(opened.page.context.browser, opened.file)
+    flat = "[...document.querySelectorAll('.chart:not([data-webgl])')].every((c) => c.dataset.state === 'drawn')"
+    until(fresh.page, flat)
+    until(fresh.page, "document.querySelectorAll('[data-webgl][data-state=drawn]').length === 1")
+    assert fresh.page.evaluate("scrollY") == 0
+    assert fresh.problems == []
+    fresh.page.close()
+
+
+def test_the_load_event_waits_for_the_charts(opened):
+    """Whoever takes a picture at the load event, as `chromium --screenshot` does, gets them."""
+    fresh = Opened(opened.page.context.browser, opened.file, wait_until="commit")
+    waits = "document.querySelector('.chart[data-state=waiting]:not([data-webgl])') && performance.now() < 8000"
+    until(fresh.page, "document.readyState === 'complete'")
+    assert not fresh.page.evaluate(waits)
+    fresh.page.close()
+
+
+def csv_of(opened, selector):
+    with opened.page.expect_download() as download:
+        opened.page.locator(selector).first.dispatch_event("click")
+    return list(csv.reader(download.value.path().read_text("utf-8-sig").splitlines()))
+
+
+def test_tables_and_curves_as_csv(opened):
+    header, *rows = csv_of(opened, ".table > .csv")
+    assert header[:4] == ["group", "runs", "split", "accuracy"]
+    assert [row[1] for row in rows] == ["2", "1"]
+    assert float(rows[0][3]) == 0.5
+    losses = "[...document.querySelectorAll('.chart')].findIndex((c) => c.textContent.includes('loss, train'))"
+    number = opened.page.evaluate(losses)
+    opened.draw(number)
+    opened.page.evaluate("i => document.querySelectorAll('.chart')[i].id = 'losses'", number)
+    header, *rows = csv_of(opened, "#losses > .csv")
+    assert header == ["group", "step", "loss", "standard deviation"]
+    hostile = [row for row in rows if row[0] != "small"]
+    assert [row[1:3] for row in hostile] == [["0", "3"], ["10", "2"], ["20", "1.5"]]
+    assert hostile[0][0] == RUN.removesuffix(" seed")
+    assert float(hostile[2][3]) == pytest.approx(0.5**0.5, rel=1e-6)
+
+
+def test_a_cell_is_no_formula(opened, tmp_path):
+    page = page_module.Page("=1")
+    page.table(["=2+3", 'a"b'], [["@x", -5], ["-1+2", "c,d"]])
+    page.write(tmp_path / "x.html")
+    other = Opened(opened.page.context.browser, tmp_path / "x.html")
+    assert csv_of(other, ".csv") == [["'=2+3", 'a"b'], ["'@x", "-5"], ["'-1+2", "c,d"]]
+    assert other.problems == []
+
+
 def test_nothing_is_fetched(opened):
     assert [url for url in opened.requests if not url.startswith(("file:", "data:", "blob:"))] == []
     assert len([url for url in opened.requests if url.startswith("file:")]) == 1
@@ -140,7 +193,7 @@ def test_hostile_names_show_and_do_nothing(opened):
 
 def test_hover_shows_the_values(opened):
     box = opened.draw(0).locator(".nsewdrag").first.bounding_box()
-    opened.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    opened.page.mouse.move(box["x"] + 2, box["y"] + box["height"] / 2)  # near the points of step 0
     shown = until(opened.page, "document.querySelector('.chart .hoverlayer')?.textContent")
     assert re.search(r"\d", shown)
 

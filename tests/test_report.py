@@ -6,6 +6,7 @@ import fcntl
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import statistics
@@ -19,9 +20,11 @@ from hypersphere._internal.checksummed_json import with_checksum
 from hypersphere._internal.modules import install_command
 from hypersphere.cli import main
 from hypersphere.report import networks, page, report_runs
-from hypersphere.report.curves import lines, mean_curve, thin
-from hypersphere.report.run_files import differences, group_runs, read_runs
-from hypersphere.report.run_page import build_page
+from hypersphere.report.curves import Mark, lines, mean_curve, thin
+from hypersphere.report.run_files import changed_settings, differences, group_runs, read_runs
+from hypersphere.report.run_page import _marks, build_page
+from hypersphere.train import Config, Optimizer, Rotation, TrainingError, fit
+from hypersphere.train.config import to_tree
 from tests.report_runs import curve, train_small, write_run
 
 
@@ -132,6 +135,86 @@ def test_wide_curves_are_logarithmic():
     assert figure["data"][0]["y"].min() == curves["a"].mean.min() / 2
     narrow = {"a": mean_curve([{0: 1.0, 1: 20.0}])}
     assert "type" not in lines(narrow, title="", ylabel="")["layout"]["yaxis"]
+
+
+def test_logarithmic_axes_have_whole_numbers():
+    """Not plotly's digits 2 and 5 without the power of ten."""
+    axis = lines({"a": mean_curve([{0: 200.0, 1: 0.1}])}, title="", ylabel="")["layout"]["yaxis"]
+    assert axis == {"title": {"text": ""}, "type": "log", "tickformat": "~g"}
+
+
+def test_diverged_run_is_marked(tmp_path):
+    """At its last value, or by a line across the chart if it has none."""
+    good = write_run(tmp_path / "good", curve([3.0, 2.0, 1.0]))
+    lines_of_lost = [*curve([4.0, 9.0]), {"step": 14, "split": "train", "loss": None}]
+    lost = write_run(tmp_path / "lost", lines_of_lost, steps=8)
+    dead = write_run(tmp_path / "dead", [{"step": 7, "split": "train", "loss": 5.0, "diverged": True}], seed=1, steps=9)
+    groups = group_runs(read_runs([good, lost, dead]))
+    assert [run.early_end() for group in groups for run in group.runs] == [
+        ("not finished", 20),
+        ("diverged", 14),
+        ("diverged", 7),
+    ]
+    found = _marks(groups, "loss", "train")
+    assert found == [
+        Mark("good", "not finished", 20, 1.0),
+        Mark("lost", "diverged", 14, 9.0),
+        Mark("dead", "diverged", 7, 5.0),
+    ]
+    curves = {name: mean_curve([points]) for name, points in {"good": {0: 3.0, 20: 1.0}, "lost": {0: 4.0}}.items()}
+    layout = lines(curves, title="", ylabel="", marks=[found[1], Mark("dead", "diverged", 7, None)])["layout"]
+    texts = [(each["text"], each["x"], each["y"], each["yref"]) for each in layout["annotations"]]
+    assert texts == [("✕ lost diverged", 14, 9.0, "y"), ("✕ dead diverged", 7, 0.97, "paper")]
+    assert [(shape["x0"], shape["x1"]) for shape in layout["shapes"]] == [(7, 7)]
+    lead = re.search("<header>.*?</header>", build_page(groups).html()).group()
+    assert "Diverged: lost at step 14, dead at step 7." in lead
+
+
+def test_divergence_is_in_the_metrics(tmp_path):
+    config = Config(steps=30, optimizer=Optimizer(lr=1e30), out=str(tmp_path / "run"))
+    with pytest.raises(TrainingError, match="loss is") as caught:
+        fit(config, progress=False)
+    step = int(re.match("step ([0-9]+)", str(caught.value)).group(1))
+    (run,) = read_runs([tmp_path / "run"])
+    assert run.early_end() == ("diverged", step)
+
+
+# Page
+
+
+def test_pictures_come_before_tables(trained, tmp_path):
+    """Curves, then neurons; the first screen has the result in words and a curve."""
+    other = write_run(tmp_path / "other", curve([2.0, 1.0], "test", accuracy=0.1))
+    text = build_page(group_runs(read_runs([*trained, other]))).html()
+    titles = re.findall("<h2>(.*?)</h2>", text)
+    assert titles[:2] == ["Training and test curves", "Neurons on the sphere"]
+    assert titles[-3:] == ["Results", "Settings", "Notes"]
+    assert "Highest test accuracy: " in re.search("<header>.*?</header>", text).group()
+    first, *charts = [text.index("<table"), *(match.start() for match in re.finditer('<figure class="chart', text))]
+    assert max(charts) < first
+
+
+def test_settings_show_what_differs_and_is_not_the_default(tmp_path):
+    """Of a rotation that one group has, its method, not its twenty defaults."""
+    rotation = to_tree(Config(rotation=Rotation(blocks=2)))["rotation"]
+    shared = {"steps": 60, "clip": None, "log_every": 50}
+    runs = [
+        write_run(tmp_path / "plain", curve([1.0]), **shared, amp=True),
+        write_run(tmp_path / "opt", curve([1.0]), **shared, amp=True, rotation=rotation),
+        write_run(tmp_path / "clip", curve([1.0]), **{**shared, "clip": "auto"}, amp=True),
+    ]
+    differ, other = changed_settings(group_runs(read_runs(runs)))
+    assert differ == {
+        "clip": [None, None, "auto"],
+        "rotation.blocks": [None, 2, None],
+        "rotation.method": [None, "cayley", None],
+    }
+    assert {key: values[0] for key, values in other.items()} == {
+        "amp": True,
+        "data.name": "digits",
+        "model.name": "cnn3",
+        "steps": 60,
+    }
 
 
 # Networks
@@ -310,7 +393,7 @@ def test_prints_a_table_or_json(trained, tmp_path, capsys, monkeypatch):
     found = json.loads(capsys.readouterr().out)
     assert found == {**report_runs(trained), "page": str(tmp_path / "x.html")}
     text = (tmp_path / "x.html").read_text()
-    for title in ("Summary", "Settings", "Energy of the layers", "Learned similarities", "Features", "Neurons on the"):
+    for title in ("Results", "Settings", "Energy of the layers", "Learned similarities", "Features", "Neurons on the"):
         assert f">{title}" in text
 
 

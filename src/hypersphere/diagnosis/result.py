@@ -142,10 +142,15 @@ def format_number(value: float, digits: int = 4) -> str:
     return f"{value:.0f}" if abs(value) < 1e6 else f"{value:.1e}"
 
 
+MOST_EXCESS = 1000  # times the bound: above, two neurons are nearly the same, and the number depends on rounding
+
+
 def format_excess(value: float | None, s: float) -> str:
     if value is None:
         return NOTHING
-    return f"{format_number(100 * value, 1)} %" if s > 0 else format_number(value)
+    if s <= 0:
+        return format_number(value)
+    return f"{format_number(100 * value, 1)} %" if value <= MOST_EXCESS or math.isinf(value) else f"> {MOST_EXCESS} ×"
 
 
 def format_angle(radians: float | None) -> str:

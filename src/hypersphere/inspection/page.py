@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ..diagnosis.result import format_excess
+from ..report.curves import LOG_AXIS
 from ..report.page import Cell, Page, colour
 from .comparing import Comparison
 from .result import Inspection
@@ -36,7 +38,7 @@ def _inspection_page(result: Inspection) -> Page:
         height=_height(len(shown)),
     )
     page.chart(
-        _bars(names, energies, "energy", log=True),
+        _bars(names, energies, "energy", dots=True),
         caption="The mean energy of pairs of neurons; random neurons of many dimensions have 0.5.",
         height=_height(len(shown)),
     )
@@ -51,8 +53,8 @@ def _inspection_page(result: Inspection) -> Page:
         "dimension",
         "energy",
         "half space",
-        "excess %",
-        "random %",
+        "excess",
+        "random",
         "compared",
     ]
     page.table(header, [_energy_row(each) for each in result], caption="Energies")
@@ -128,8 +130,8 @@ def _energy_row(x: Layer) -> list[Cell]:
         *(_name(x), x.kind, x.neurons, x.groups if x.kind == "attention" else None, x.dimension, x.energy),
         *(
             x.half_energy,
-            _percent(x.excess),
-            _percent(x.random_excess),
+            _excess(x.excess),
+            _excess(x.random_excess),
             f"sample of {x.sampled}" if x.sampled else "all",
         ),
     ]
@@ -165,19 +167,20 @@ def _add_named(page: Page, result: Inspection) -> None:
         page.table(["layer", "what", "neurons (the first 200)"], rows)
 
 
-def _bars(names: Sequence[str], values: Sequence[float | None], title: str, log: bool = False) -> dict[str, Any]:
+def _bars(names: Sequence[str], values: Sequence[float | None], title: str, dots: bool = False) -> dict[str, Any]:
+    """Draw a bar from 0 for each layer, or a dot on a logarithmic axis, which has no 0 to begin at."""
     numbers = [str(i) for i in range(len(names))]  # two layers may have the same short name
     bars = {
-        "type": "bar",
-        "orientation": "h",
+        **({"type": "scatter", "mode": "markers"} if dots else {"type": "bar", "orientation": "h"}),
         "y": numbers,
         "x": list(values),
         "hovertext": list(names),
         "hoverinfo": "x+text",
-        "marker": {"color": colour(0)},
+        "marker": {"color": colour(0), **({"size": 9} if dots else {})},
     }
     layout = {
-        "xaxis": {"title": {"text": title}, "type": "log" if log else "linear"},
+        "xaxis": {"title": {"text": title}, **(LOG_AXIS if dots else {"rangemode": "tozero"})},
+        "hovermode": "closest",
         "yaxis": {
             "autorange": "reversed",
             "type": "category",
@@ -205,5 +208,5 @@ def _degrees(angle: float | None) -> float | None:
     return None if angle is None else math.degrees(angle)
 
 
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
+def _excess(share: float | None) -> Cell:
+    return None if share is None else (format_excess(share, 2.0), share)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,9 @@ from .svg import PALETTE
 Array = NDArray[np.float64]
 INTERVALS = 400  # of a curve; of each the first, lowest, highest and last point stay
 DASHES = ("solid", "dash", "dot", "dashdot")  # one for each cycle of the palette
+LOG_AXIS = {"type": "log", "tickformat": "~g"}  # plotly's own labels are digits without their power of ten
 _LOG = 30  # largest / smallest value from which an axis is logarithmic
+_MOST_NAMED = 6  # marks with a text
 
 
 class Curve(NamedTuple):
@@ -56,13 +59,30 @@ def thin(values: Array, intervals: int = INTERVALS) -> NDArray[np.int64]:
     return np.unique(np.array(kept))
 
 
-def lines(curves: Mapping[str, Curve], *, title: str, ylabel: str, xlabel: str = "step") -> dict[str, Any]:
+class Mark(NamedTuple):
+    """Where a run ended early.
+
+    Attributes:
+        curve: the name of its curve.
+        what: such as "diverged".
+        step, value: the place; None without a value: a line across the chart.
+    """
+
+    curve: str
+    what: str
+    step: int
+    value: float | None
+
+
+def lines(
+    curves: Mapping[str, Curve], *, title: str, ylabel: str, xlabel: str = "step", marks: Sequence[Mark] = ()
+) -> dict[str, Any]:
     """Draw named curves over steps; the band is the mean ± one standard deviation."""
     means = np.concatenate([curve.mean for curve in curves.values()])
     axis: dict[str, Any] = {"title": {"text": ylabel}}
     floor = -np.inf
-    if means.min() > 0 and (ratio := means.max() / means.min()) > _LOG:
-        axis |= {"type": "log", "dtick": 1 if ratio > 1000 else "D2"}
+    if means.min() > 0 and means.max() > _LOG * means.min():
+        axis |= LOG_AXIS
         floor = means.min() / 2  # a logarithmic axis has no place for a band that reaches 0
     bands, traces = [], []
     for i, (name, curve) in enumerate(curves.items()):
@@ -79,6 +99,7 @@ def lines(curves: Mapping[str, Curve], *, title: str, ylabel: str, xlabel: str =
         kept = thin(curve.mean)
         style = {"color": colour(i), "width": 2, "dash": DASHES[i // len(PALETTE) % len(DASHES)]}
         points = {"x": curve.steps[kept], "y": curve.mean[kept], "name": name, "line": style}
+        points |= {"customdata": curve.std[kept]} if curve.std.any() else {}
         traces.append({**shared, **points, **({"mode": "lines+markers"} if len(kept) == 1 else {})})
     layout = {
         "title": {"text": title},
@@ -86,5 +107,27 @@ def lines(curves: Mapping[str, Curve], *, title: str, ylabel: str, xlabel: str =
         "yaxis": axis,
         "hovermode": "x unified" if len(curves) <= 10 else "closest",
         "showlegend": True,
+        **_marks(marks, curves, "type" in axis),
     }
     return {"data": bands + traces, "layout": layout}
+
+
+def _marks(marks: Sequence[Mark], curves: Mapping[str, Curve], log: bool) -> dict[str, Any]:
+    """Return an arrow to the last point of each run that ended early, or a line across the chart if it has none."""
+    texts, shapes = [], []
+    names, middle = [*curves], max(curve.steps[-1] for curve in curves.values()) / 2
+    for i, mark in enumerate(marks):
+        ink = colour(names.index(mark.curve)) if mark.curve in names else colour(len(PALETTE) - 1)
+        place: dict[str, Any] = {"x": mark.step, "y": 0.97, "yref": "paper", "yanchor": "top", "showarrow": False}
+        if mark.value is None:
+            x = {"x0": mark.step, "x1": mark.step, "y0": 0, "y1": 1, "yref": "paper"}
+            shapes.append({"type": "line", **x, "line": {"color": ink, "width": 1.5, "dash": "dot"}})
+        elif not log or mark.value > 0:
+            y = math.log10(mark.value) if log else mark.value
+            place = {"x": mark.step, "y": y, "yref": "y", "ay": -28, "showarrow": True}
+        else:
+            continue
+        text = f"✕ {mark.curve} {mark.what}" if i < _MOST_NAMED else "✕"
+        side = {"xanchor": "left" if mark.step <= middle else "right", "ax": 0, "arrowcolor": ink}
+        texts.append({**place, **side, "text": text, "font": {"color": ink, "size": 12}})
+    return {"annotations": texts, "shapes": shapes} if marks else {}

@@ -1,7 +1,8 @@
 "use strict";
-// Sort tables; after the first paint start plotly.js and draw each chart when it comes into view.
+// Sort tables; after the first paint start plotly.js and draw the charts, those in view first.
 (() => {
   const MOST_WEBGL = 12; // live 3-D charts: browsers drop WebGL contexts beyond about 16
+  const LONGEST_LOAD = 8000; // milliseconds
   const root = document.documentElement;
   const dark = matchMedia("(prefers-color-scheme: dark)");
 
@@ -26,6 +27,46 @@
     body.append(...rows.map(([, row]) => row));
   };
   for (const header of document.querySelectorAll("th")) header.onclick = () => sortTable(header);
+
+  // Downloads: tables as they are sorted now, and the points of charts
+
+  const element = (name, fields) => Object.assign(document.createElement(name), fields);
+  const cellOf = (value) => {
+    let text = String(value ?? "");
+    if (typeof value !== "number" && /^[=+@\t\r-]/.test(text)) text = `'${text}`; // a spreadsheet would take it for a formula
+    return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  };
+  const download = (name, rows) => {
+    const text = rows.map((row) => row.map(cellOf).join(",") + "\r\n").join("");
+    const href = URL.createObjectURL(new Blob(["\ufeff", text], { type: "text/csv" })); // the mark: Excel reads UTF-8
+    element("a", { href, download: `${name.replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 60) || "data"}.csv` }).click();
+    setTimeout(() => URL.revokeObjectURL(href), 60000);
+  };
+  const addDownload = (node, name, rows) =>
+    node.append(element("button", { type: "button", className: "csv", textContent: "CSV", title: "Download as CSV", onclick: () => download(name(), rows()) }));
+  const valueOf = (cell) => (cell.dataset.value === undefined ? cell.textContent : Number(cell.dataset.value));
+  for (const table of document.querySelectorAll(".table")) {
+    const title = () => `${table.closest("section")?.querySelector("h2").textContent ?? document.title} ${table.previousElementSibling?.matches(".caption") ? table.previousElementSibling.textContent : ""}`;
+    addDownload(table, title, () => [...table.querySelectorAll("tr")].map((row) => [...row.cells].map(valueOf)));
+  }
+
+  const KINDS = { f4: Float32Array, f8: Float64Array, i4: Int32Array };
+  const unpacked = (values) => {
+    if (values?.bdata === undefined) return values ?? [];
+    const numbers = [...new KINDS[values.dtype](Uint8Array.from(atob(values.bdata), (letter) => letter.charCodeAt(0)).buffer)];
+    return values.dtype === "f4" ? numbers.map((value) => Number(value.toPrecision(7))) : numbers;
+  };
+  const plainText = (text) => new DOMParser().parseFromString(text ?? "", "text/html").body.textContent;
+  const pointsOf = (figure, columns) => {
+    const rows = [columns];
+    for (const trace of figure.data) {
+      if (trace.showlegend === false || trace.hoverinfo === "skip") continue;
+      const [x, y, z, more] = ["x", "y", "z", "customdata"].map((part) => unpacked(trace[part]));
+      if (trace.type === "heatmap") y.forEach((row, i) => x.forEach((column, j) => rows.push([plainText(row), plainText(column), z[i * x.length + j]])));
+      else x.forEach((value, i) => rows.push([plainText(trace.name), value, y[i], more[i]].slice(0, columns.length)));
+    }
+    return rows;
+  };
 
   // Theme: colours "@index/alpha" of a figure, and the defaults of axes and texts
 
@@ -61,17 +102,22 @@
   // Charts
 
   const charts = [...document.querySelectorAll(".chart")].map((node) => ({
-    node, plot: node.querySelector(".plot"), webgl: "webgl" in node.dataset, visible: false, live: false, seen: 0, turn: 0,
+    node, plot: node.querySelector(".plot"), webgl: "webgl" in node.dataset, visible: false, live: false, forced: false, seen: 0, turn: 0,
   }));
   let clock = 0;
   const figureOf = (chart) => (chart.figure ??= JSON.parse(document.getElementById(chart.node.dataset.figure).textContent));
+
+  for (const chart of charts) {
+    if (!chart.node.dataset.csv) continue;
+    const title = () => plainText(figureOf(chart).layout?.title?.text);
+    addDownload(chart.node, title, () => pointsOf(figureOf(chart), JSON.parse(chart.node.dataset.csv)));
+  }
 
   const show = (chart, state, ...content) => {
     chart.node.dataset.state = state;
     if (content.length) chart.plot.replaceChildren(...content);
   };
-  const element = (name, fields) => Object.assign(document.createElement(name), fields);
-  const wait = (chart) => show(chart, "waiting", element("p", { textContent: "The chart is drawn when it is in view." }));
+  const wait = (chart) => show(chart, "waiting", element("p", { textContent: "The chart is being drawn." }));
 
   const draw = async (chart) => {
     const { data, layout } = resolve(figureOf(chart), "");
@@ -112,26 +158,38 @@
     show(chart, "released", still);
   };
 
-  const wanted = async (chart, force) => {
-    if (chart.live || !(chart.visible || force)) return;
+  const wanted = async (chart) => {
     const live = charts.filter((each) => each.webgl && each.live);
     if (chart.webgl && live.length >= MOST_WEBGL) {
-      const free = live.filter((each) => force || !each.visible).sort((a, b) => a.seen - b.seen)[0];
+      const free = live.filter((each) => chart.forced || !each.visible).sort((a, b) => a.seen - b.seen)[0];
       if (!free) {
-        const onclick = () => enqueue(chart, true);
+        const onclick = () => (wait(chart), (chart.forced = true), drawAll());
         show(chart, "full", element("button", { type: "button", textContent: "Draw this 3-D chart", onclick }));
         return;
       }
       release(free);
     }
+    chart.forced = false;
     await draw(chart);
+  };
+  // Those in view first. All others too: a picture of the whole page shows them. 3-D charts come last, while there is room.
+  const next = () => {
+    const rest = charts.filter((each) => !each.live && /waiting|released/.test(each.node.dataset.state));
+    const room = charts.filter((each) => each.webgl && each.live).length < MOST_WEBGL;
+    const never = rest.filter((each) => each.node.dataset.state === "waiting" && (!each.webgl || room));
+    return (
+      rest.find((each) => each.forced) ?? rest.find((each) => each.visible) ??
+      never.find((each) => !each.webgl) ?? never[0]
+    );
   };
   // One at a time: a chart must not be released while it is drawn.
   let queue = Promise.resolve();
-  const enqueue = (chart, force) => (queue = queue.then(() => wanted(chart, force)));
-  const drawVisible = () => {
-    for (const chart of charts) if (chart.visible && !chart.live && chart.node.dataset.state !== "failed") enqueue(chart, false);
-  };
+  const enqueue = (work) => (queue = queue.then(work).catch((error) => console.error(error)));
+  const pause = (time = 0) => new Promise((done) => setTimeout(done, time)); // the page stays responsive
+  const drawAll = () =>
+    enqueue(async () => {
+      for (let chart = next(); chart; chart = next()) await wanted(chart).then(() => pause());
+    });
 
   const unpack = async () => {
     const packed = atob(document.getElementById("plotly").textContent);
@@ -140,28 +198,40 @@
   };
 
   const start = async () => {
+    // An open document inside delays the load event: whoever waits for it to print or to take a picture gets the charts.
+    const holder = document.body.appendChild(element("iframe", { hidden: true }));
+    holder.contentDocument.open();
     try {
+      await pause(); // the first paint
       document.head.append(element("script", { textContent: await unpack() }));
+      watch();
+      await Promise.race([drawAll(), pause(LONGEST_LOAD)]);
     } catch (error) {
       for (const chart of charts) show(chart, "failed", element("p", { textContent: "Charts need a browser of 2023 or later." }));
       console.error(error);
-      return;
+    } finally {
+      holder.contentDocument.close();
+      holder.remove();
     }
+  };
+
+  const watch = () => {
     const observer = new IntersectionObserver((entries) => {
       for (const entry of entries) {
         const chart = charts.find((each) => each.node === entry.target);
         chart.visible = entry.isIntersecting;
         if (chart.visible) chart.seen = ++clock;
       }
-      drawVisible();
+      for (const chart of charts) if (chart.visible && chart.node.dataset.state === "full") wait(chart); // is there room now?
+      drawAll();
     }, { rootMargin: "150px 0px" });
     for (const chart of charts) observer.observe(chart.node);
     const redraw = () => {
       for (const chart of charts) {
-        if (chart.live) queue = queue.then(() => chart.live && draw(chart));
+        if (chart.live) enqueue(() => chart.live && draw(chart));
         else wait(chart); // its picture has the other colours
       }
-      drawVisible();
+      drawAll();
     };
     // Printing may change the scheme meanwhile; the pictures for paper stay, and afterprint draws anew.
     dark.addEventListener("change", () => root.classList.contains("printing") || redraw());
@@ -180,6 +250,5 @@
   };
 
   charts.forEach(wait);
-  const afterPaint = () => requestAnimationFrame(() => setTimeout(start, 0));
-  if (charts.length) document.readyState === "complete" ? afterPaint() : addEventListener("load", afterPaint);
+  if (charts.length) start();
 })();

@@ -86,7 +86,9 @@ class Page:
             f'{above}<div class="table"><table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
         )
 
-    def chart(self, figure: Figure, *, caption: str = "", wide: bool = False, height: int = 400) -> None:
+    def chart(
+        self, figure: Figure, *, caption: str = "", wide: bool = False, height: int = 400, csv: Sequence[str] = ()
+    ) -> None:
         """Add a plotly chart. Charts in a row share the width of the page.
 
         Args:
@@ -98,13 +100,16 @@ class Page:
             caption: below the chart.
             wide: take the whole width.
             height: in pixels.
+            csv: offer the points for download, with these titles of the columns: the trace's name, x, y and customdata;
+                of a heatmap y, x and z.
         """
         number, webgl = len(self._figures), any(trace.get("type") in _WEBGL for trace in figure["data"])
         text = json.dumps(_plain(figure), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
         self._figures.append(f'<script type="application/json" id="f{number}">{text}</script>')
+        columns = f' data-csv="{escape(json.dumps(list(csv)))}"' if csv else ""
         below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
         self._parts.append(
-            f'<figure class="chart{" wide" * wide}" data-figure="f{number}"{" data-webgl" * webgl}>'
+            f'<figure class="chart{" wide" * wide}" data-figure="f{number}"{" data-webgl" * webgl}{columns}>'
             f'<div class="plot" style="height:{int(height)}px"></div>{below}</figure>'
         )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .._internal import checks, checksummed_json, safe_files
-from ..train.config.convert import flatten
+from ..train.config.convert import flags, flatten
 from ..train.storage import layout
 from ..train.storage.metrics import parse_lines
 from ..train.storage.summary import is_number, read_summary
@@ -45,6 +45,18 @@ class RunFiles:
         evaluated = [line for line in self.lines if line.get("split") != "train"]
         return (evaluated or self.lines)[-1]
 
+    def early_end(self) -> tuple[str, int] | None:
+        """Return what ended the run early, "diverged" or "not finished", and its last step."""
+        broken = [line["step"] for line in self.lines if line.get("diverged") is True or _has_lost(line)]
+        if broken:
+            return "diverged", broken[0]
+        if self.result is None:
+            return "not finished", self.lines[-1]["step"]
+        if self.result.get("diverged") is True:  # it ends at chance; its loss was highest where it went wrong
+            losses = self.points("loss", "train")
+            return "diverged", max(losses, key=losses.__getitem__) if losses else self.result["step"]
+        return None
+
     def points(self, key: str, split: str) -> dict[int, float]:
         """Return a figure of a split by step, where it is a number."""
         lines = (line for line in self.lines if line.get("split", "") == split)
@@ -77,6 +89,11 @@ class RunFiles:
             "seconds": last.get("seconds") if self.result is None else self.result["seconds"],
             "parameters": None if self.result is None else self.result["parameters"].get("trained"),
         }
+
+
+def _has_lost(line: dict[str, Any]) -> bool:
+    """Return whether the loss of a line was not finite."""
+    return "loss" in line and line["loss"] is None
 
 
 @dataclass(frozen=True)
@@ -190,8 +207,37 @@ def differences(groups: Sequence[Group]) -> dict[str, list[Any]]:
     return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}
 
 
+def changed_settings(groups: Sequence[Group]) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+    """Return setting → its value in each group: those in which groups differ, and those that no group has by default.
+
+    Of a part that is switched on, such as rotation, the settings that all have by default are left out but the first.
+    """
+    fields = flags()
+    defaults = {flag.key: flag.field.default for flag in fields}
+    first = {key.partition(".")[0]: key for key in (flag.key for flag in reversed(fields)) if "." in key}
+    keys = sorted({key for group in groups for key in group.config})
+    differ, other = dict[str, list[Any]](), dict[str, list[Any]]()
+    for key in keys:
+        values = [group.config.get(key) for group in groups]
+        is_usual = all(_is_usual(group.config, key, defaults.get(key)) for group in groups)
+        if any(value != values[0] for value in values):
+            if not is_usual or key in first.values():
+                differ[key] = values
+        elif not is_usual or key in ("data.name", "model.name"):
+            other[key] = values
+    return differ, other
+
+
+def _is_usual(config: dict[str, Any], key: str, default: Any) -> bool:
+    """Return whether a setting has its default, or belongs to a part that is switched off."""
+    value, part = config.get(key), key.partition(".")[0] + "."
+    if value is None and part != f"{key}." and not any(name.startswith(part) for name in config):
+        return True
+    return bool(value == (list(default) if isinstance(default, tuple) else default))
+
+
 def curve_names(runs: Sequence[RunFiles]) -> list[tuple[str, str]]:
-    """Return every (figure, split) that the lines of the runs have, loss and accuracy first."""
+    """Return every (figure, split) that the lines of the runs have, accuracy and loss first."""
     found = dict.fromkeys(
         (key, line.get("split", ""))
         for run in runs
@@ -199,7 +245,6 @@ def curve_names(runs: Sequence[RunFiles]) -> list[tuple[str, str]]:
         for key, value in line.items()
         if key not in ("step", "epoch", "seconds") and is_number(value)
     )
-    first = ("loss", "accuracy", "top5")
-    order = {"train": 0, "validation": 1, "test": 2}
-    rank = {key: i for i, key in enumerate(first)}
-    return sorted(found, key=lambda pair: (rank.get(pair[0], 9), pair[0], order.get(pair[1], 3), pair[1]))
+    rank = {key: i for i, key in enumerate(("accuracy", "loss"))}
+    order = {"test": 0, "validation": 1, "train": 2}
+    return sorted(found, key=lambda pair: (pair[0] not in rank, order.get(pair[1], 3), rank.get(pair[0], 9), *pair))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..train.inference.run import Run, load_run
-from ..train.storage import landscapes
+from ..train.storage import landscapes, layout
 from ..train.storage.reading import one_line
 from . import networks
-from .curves import Curve, lines, mean_curve
+from .curves import INTERVALS, Curve, Mark, lines, mean_curve
 from .page import Cell, Page
-from .run_files import Group, curve_names, differences, group_runs, read_runs
+from .run_files import Group, changed_settings, curve_names, differences, group_runs, read_runs
 from .surfaces import add_landscape
 
 MOST_NETWORKS = 24  # groups whose networks are drawn
@@ -63,19 +63,20 @@ def summarize(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def build_page(groups: Sequence[Group]) -> Page:
-    """Build the report. Networks that cannot be loaded are named in it, with the reason."""
+    """Build the report: pictures, then tables. Networks that cannot be loaded are named in it, with the reason."""
     count = sum(len(group.runs) for group in groups)
-    page = Page(
-        _title(groups), f"{_many(count, 'run')} in {_many(len(groups), 'group')} of equal settings but the seed."
-    )
-    page.section("Summary")
-    page.text(_verdict(groups))
+    what = f"{_many(count, 'run')} in {_many(len(groups), 'group')} of equal settings but the seed."
+    page = Page(_title(groups), f"{_verdict(groups)} {what if count > 1 else ''}")
+    _add_curves(page, groups, "Training and test curves", lambda key: key in _MAIN)
+    notes = _add_networks(page, groups)
+    # PRED
+    _add_energies(page, groups)
+    notes += _add_landscapes(page, groups)
+    _add_curves(page, groups, "Other curves", lambda key: key not in _MAIN)
+    page.section("Results")
     _add_results(page, groups)
     page.section("Settings")
     _add_settings(page, groups)
-    _add_curves(page, groups)
-    _add_energies(page, groups)
-    notes = _add_landscapes(page, groups) + _add_networks(page, groups)
     if notes:
         page.section("Notes")
         for note in notes:
@@ -109,10 +110,12 @@ def _verdict(groups: Sequence[Group]) -> str:
             else f"{figures['split'] or 'last'} accuracy".capitalize()
         )
         words.append(f"{which}: {group.name}, {spread(figures, 'accuracy')[0]} ({_many(figures['runs'], 'run')}).")
-    unfinished = [run.name for group in groups for run in group.runs if run.result is None]
-    if unfinished:
-        some = ", ".join(unfinished[:5]) + (", …" if len(unfinished) > 5 else "")
-        words.append(f"Not finished: {some}; their figures are those of the last evaluation.")
+    ends = [(run, run.early_end()) for group in groups for run in group.runs]
+    for state, more in (("diverged", ""), ("not finished", "; their figures are those of the last evaluation")):
+        names = [f"{run.name} at step {end[1]}" for run, end in ends if end is not None and end[0] == state]
+        if names:
+            some = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            words.append(f"{state.capitalize()}: {some}{more}.")
     return " ".join(words) or "No accuracies."
 
 
@@ -145,7 +148,8 @@ def _add_results(page: Page, groups: Sequence[Group]) -> None:
     for group in groups:
         for run in group.runs:
             figures = run.figures()
-            state = "finished" if figures["finished"] else "not finished"
+            end = run.early_end()
+            state = "finished" if end is None else end[0]
             cells: list[Cell] = [run.name, group.name, figures["seed"], state, figures["step"]]
             of_runs.append([*cells, *(spread(figures, key) for key in ("accuracy", "loss", "energy", "seconds"))])
     titles = ["run", "group", "seed", "state", "step", "accuracy", "loss", "energy", "seconds"]
@@ -153,12 +157,15 @@ def _add_results(page: Page, groups: Sequence[Group]) -> None:
 
 
 def _add_settings(page: Page, groups: Sequence[Group]) -> None:
-    if len(groups) == 1:
-        rows = [[key, _setting(value)] for key, value in groups[0].config.items()]
-        page.table(["setting", "value"], rows, caption="All settings that are not empty.")
-    elif found := differences(groups):
-        rows = [[key, *map(_setting, values)] for key, values in found.items()]
+    differ, other = changed_settings(groups)
+    if differ:
+        rows = [[key, *map(_setting, values)] for key, values in differ.items()]
         page.table(["setting", *(group.name for group in groups)], rows, caption="Settings in which groups differ.")
+    if other:
+        rows = [[key, _setting(values[0])] for key, values in other.items()]
+        same = "" if len(groups) == 1 else ", the same in all groups"
+        page.table(["setting", "value"], rows, caption=f"Settings that are not the default{same}.")
+    page.text(f"All others have their defaults; {layout.CONFIG} in the run folder lists them.")
 
 
 def _setting(value: Any) -> str:
@@ -170,26 +177,37 @@ def _setting(value: Any) -> str:
 # Curves
 
 
-def _add_curves(page: Page, groups: Sequence[Group]) -> None:
+def _add_curves(page: Page, groups: Sequence[Group], title: str, is_chosen: Callable[[str], bool]) -> None:
     names = curve_names([run for group in groups for run in group.runs])
-    for title, chosen in (
-        ("Training and test curves", [pair for pair in names if pair[0] in _MAIN]),
-        ("Other curves", [pair for pair in names if pair[0] not in _MAIN]),
-    ):
-        figures = [(key, split, _curves(groups, key, split)) for key, split in chosen]
-        drawn = [each for each in figures if any(len(curve.steps) > 1 for curve in each[2].values())]
-        if not drawn:
-            continue
-        page.section(title)
-        if chosen[0][0] in _MAIN:
-            page.text(
-                "Lines are means over the runs of a group, bands one standard deviation to both sides. Of long curves "
-                "the lowest and the highest point of every interval are drawn, so no peak is lost."
-            )
-        for key, split, curves in drawn:
-            label = key.replace("_", " ") + (" %" if key in _PERCENT else "")
-            name = f"{key.replace('_', ' ')}, {split}" if split else key
-            page.chart(lines(curves, title=name, ylabel=label), height=_height(curves))
+    figures = [(key, split, _curves(groups, key, split)) for key, split in names if is_chosen(key)]
+    drawn = [each for each in figures if any(len(curve.steps) > 1 for curve in each[2].values())]
+    if not drawn:
+        return
+    page.section(title)
+    for key, split, curves in drawn:
+        label = key.replace("_", " ") + (" %" if key in _PERCENT else "")
+        name = f"{key.replace('_', ' ')}, {split}" if split else key
+        marks = _marks(groups, key, split) if is_chosen("loss") else []
+        columns = ("group", "step", label, "standard deviation")
+        page.chart(lines(curves, title=name, ylabel=label, marks=marks), height=_height(curves), csv=columns)
+    if any(len(group.runs) > 1 for group in groups):
+        page.text("Lines are means over the runs of a group, bands one standard deviation to both sides.")
+    if any(len(curve.steps) > 4 * INTERVALS for *_, curves in drawn for curve in curves.values()):
+        page.text("Of long curves the lowest and the highest point of every interval are drawn, so no peak is lost.")
+
+
+def _marks(groups: Sequence[Group], key: str, split: str) -> list[Mark]:
+    """Return where runs diverged or have not finished, at the last value they had by then."""
+    marks = []
+    for group in groups:
+        for run in group.runs:
+            if (end := run.early_end()) is not None:
+                before = [value for step, value in run.points(key, split).items() if step <= end[1]]
+                value = (100 if key in _PERCENT else 1) * before[-1] if before else None
+                if value is not None or end[0] == "diverged":
+                    name = "" if len(group.runs) == 1 else f" (seed {run.config.get('seed')})"
+                    marks.append(Mark(group.name, f"{end[0]}{name}", end[1], value))
+    return marks
 
 
 def _height(names: Iterable[str]) -> int:
@@ -214,7 +232,8 @@ def _add_energies(page: Page, groups: Sequence[Group]) -> None:
         "means evenly spread. Compare layers of groups only where these settings are equal."
     )
     for name, layers in of_groups.items():
-        page.chart(lines(layers, title=name, ylabel="energy"), height=_height(layers))
+        columns = ("layer", "step", "energy", "standard deviation")
+        page.chart(lines(layers, title=name, ylabel="energy"), height=_height(layers), csv=columns)
 
 
 def _energies(group: Group) -> dict[str, Curve]:
@@ -257,6 +276,17 @@ def _add_networks(page: Page, groups: Sequence[Group]) -> list[str]:
     if len(groups) > MOST_NETWORKS:
         notes.append(f"The networks of the first {MOST_NETWORKS} groups are drawn, of {len(groups)}.")
 
+    spheres = [(name, layers) for name, run in loaded if (layers := networks.neurons(run))]
+    if spheres:
+        page.section("Neurons on the sphere")
+        page.text(
+            "Directions of the neurons, w/‖w‖. Neurons with up to 3 dimensions are shown exactly. All others are "
+            "projected to the three axes that keep the most of them, so they lie inside the sphere; the legend says "
+            "how much of their squared length is kept. Click a layer in the legend to show or hide it; drag to turn."
+        )
+        for name, layers in spheres:
+            page.chart(networks.sphere_figure(layers, name), height=520)
+
     histograms = [figure for name, run in loaded if (figure := networks.similarity_figure(run, name))]
     if histograms:
         page.section("Learned similarities")
@@ -279,17 +309,6 @@ def _add_networks(page: Page, groups: Sequence[Group]) -> list[str]:
         )
         for figure in features:
             page.chart(figure, height=520)
-
-    spheres = [(name, layers) for name, run in loaded if (layers := networks.neurons(run))]
-    if spheres:
-        page.section("Neurons on the sphere")
-        page.text(
-            "Directions of the neurons, w/‖w‖. Neurons with up to 3 dimensions are shown exactly. All others are "
-            "projected to the three axes that keep the most of them, so they lie inside the sphere; the legend says "
-            "how much of their squared length is kept. Click a layer in the legend to show or hide it; drag to turn."
-        )
-        for name, layers in spheres:
-            page.chart(networks.sphere_figure(layers, name), height=520)
     return notes
 
 

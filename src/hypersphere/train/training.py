@@ -194,6 +194,8 @@ class Training:
         elif not bad and math.isfinite(loss):
             what = "the gradients are too large for their type"
         where = f", first in the gradient of {bad[0]}" if bad else ""
+        step, seconds = self.done.step + 1, round(self.seconds(), 3)
+        self.history.write({"step": step, "split": "train", phase.name: loss, "diverged": True, "seconds": seconds})
         self.saver.wait()
         kept = checkpoint.latest(self.path / CHECKPOINTS) if self.path is not None else None
         last = f"; the last checkpoint is {kept}" if kept is not None else ""
