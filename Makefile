@@ -1,5 +1,7 @@
 PYTHON ?= python3
-BIN := .venv/bin
+# make docs VENV=DIR uses an environment of your own as it is and installs nothing; so do the other commands.
+BIN := $(or $(VENV),.venv)/bin
+stamp = $(if $(VENV),,.venv/$(1).stamp)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 # Both workers and the processes that tests start read the modules compiled by whoever was first.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
@@ -13,42 +15,42 @@ NEEDS := pyproject.toml constraints.txt
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
 
-demo: .venv/demo.stamp ## install what it needs and run examples/demo.py
+demo: $(call stamp,demo) ## install what it needs and run examples/demo.py
 	$(BIN)/python examples/demo.py
 
-test: .venv/test.stamp ## all tests, and lint beside them
-	@$(MAKE) -s lint > .venv/lint.log 2>&1 & lint=$$!; \
+test: $(call stamp,test) ## all tests, and lint beside them
+	@log=$$(mktemp); $(MAKE) -s lint > $$log 2>&1 & lint=$$!; \
 	$(PYTEST) $(WORKERS) -q; tests=$$?; \
-	wait $$lint || tests=1; cat .venv/lint.log; exit $$tests
+	wait $$lint || tests=1; cat $$log; rm $$log; exit $$tests
 
-quick: .venv/test.stamp ## the tests that take less than a minute together, without lint
+quick: $(call stamp,test) ## the tests that take less than a minute together, without lint
 	$(PYTEST) $(WORKERS) -q --quick
 
-wheel: .venv/test.stamp ## build sdist and wheel, collect the tests of the one, install the other and train with it
+wheel: $(call stamp,test) ## build sdist and wheel, collect the tests of the one, install the other and train with it
 	$(BIN)/python -m tools.check_wheel
 
 integrations: .venv-integrations/stamp ## other people's networks and trainers, in .venv-integrations; WRITE=1 writes their table
 	PYTHONDONTWRITEBYTECODE= .venv-integrations/bin/python -m pytest tests/integrations $(WORKERS) -q $(if $(WRITE),--write-results)
 
-lint: .venv/test.stamp ## ruff and mypy
+lint: $(call stamp,test) ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-tables: .venv/test.stamp ## write what is generated: src/hypersphere/catalog.py, tables and pictures of the docs
+tables: $(call stamp,test) ## write what is generated: src/hypersphere/catalog.py, tables and pictures of the docs
 	$(BIN)/python -m tools.make_tables
 	$(BIN)/python -m tools.make_pictures
 
-bench: .venv/bench.stamp ## the benchmarks against other libraries
+bench: $(call stamp,bench) ## the benchmarks against other libraries
 	$(BIN)/python -m benchmarks
 
-mutants: .venv/test.stamp ## break the source one line at a time; the tests must notice (tools/mutations.toml)
+mutants: $(call stamp,test) ## break the source one line at a time; the tests must notice (tools/mutations.toml)
 	$(BIN)/python -m tools.mutations
 
-docs: .venv/docs.stamp ## build these pages and the API reference into site/; open site/index.html
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+docs: $(call stamp,docs) ## build these pages and the API reference into site/; open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-gpu: .venv/test.stamp ## the tests that have a device, on CUDA
+gpu: $(call stamp,test) ## the tests that have a device, on CUDA
 	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("make gpu: torch finds no CUDA device")'
 	$(PYTEST) --device cuda -q
 

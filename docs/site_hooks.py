@@ -1,19 +1,22 @@
-"""MkDocs hooks: the API pages, formulas as MathML (which browsers draw without a script), and the benchmark results."""
+"""MkDocs hooks: the API pages, formulas as MathML (which browsers draw without a script), and the benchmark results.
+
+What `make docs` installs is imported where it is used: the tests read the API pages without it.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from latex2mathml.converter import convert
-from mkdocs.structure.files import File, Files
+if TYPE_CHECKING:
+    from mkdocs.structure.files import Files
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "hypersphere"
 API = {  # page: title, and the modules whose public names it has
-    "layers": ("Layers", ["conversion", "layers", "recurrent", "similarity", "selection"]),
+    "layers": ("Layers", ["conversion", "layers", "recurrent", "similarity", "selection", "fusion"]),
     "losses": ("Losses", ["losses"]),
     "energy": ("Energy", ["energy"]),
     "diagnosis": ("Diagnosis", ["diagnosis", "inspection"]),
@@ -23,12 +26,14 @@ API = {  # page: title, and the modules whose public names it has
     "orthogonal": ("Orthogonal matrices", ["orthogonal"]),
     "models": ("Networks", ["models"]),
     "data": ("Data", ["data"]),
-    "train": ("Training", ["train", "recipes", "report"]),
+    "train": ("Training", ["train", "recipes", "report", "pretrained"]),
+    "integrations": ("Other trainers", ["integrations"]),
     "openset": ("Open set", ["openset"]),
     "estimators": ("Estimators", ["estimators"]),
     "functional": ("Functions", ["functional"]),
 }
 NOT_SHOWN = {"margins", "measures", "write_text"}  # modules, and a helper
+ONLY_EXPORTED = {"selection"}  # its other names are for the rest of the package
 CODE_OR_FORMULA = re.compile(
     r"^```math\n(?P<fenced>.*?)^```$|^\$\$(?P<display>.+?)\$\$$|(?P<code>^```.*?^```$|`+[^`\n]+`+)|\$(?P<inline>[^$\n]+)\$",
     re.DOTALL | re.MULTILINE,
@@ -37,6 +42,8 @@ _formulas: list[str] = []
 
 
 def on_files(files: Files, config: Any) -> Files:
+    from mkdocs.structure.files import File
+
     for page, (title, modules) in API.items():
         files.append(File.generated(config, f"api/{page}.md", content=api_page(title, modules)))
     for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
@@ -51,12 +58,13 @@ def api_page(title: str, modules: list[str]) -> str:
 
 
 def public_names(module: str) -> list[str]:
-    """The functions and classes of a module that the package exports, and of a package also those that it exports."""
+    """The functions and classes of a module that `hypersphere` exports, and those that the module itself exports."""
     names = set(_imported_from(module, _tree(PACKAGE / "__init__.py")))
-    path = PACKAGE.joinpath(*module.split("."))
-    if path.is_dir() or module in ("functional", "estimators"):
+    if module not in ONLY_EXPORTED:
+        path = PACKAGE / module
         tree = _tree(path / "__init__.py" if path.is_dir() else path.with_suffix(".py"))
-        names |= {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        if path.is_dir():
+            names |= {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
         names |= set(_listed(tree) or _imported_from(None, tree))
     shown = (name for name in names - NOT_SHOWN if name == "OGD" or not (name.startswith("_") or name.isupper()))
     return sorted(shown, key=str.lower)
@@ -67,16 +75,16 @@ def _tree(path: Path) -> ast.Module:
 
 
 def _listed(tree: ast.Module) -> list[str]:
-    lists = [
-        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
-    ]
-    return ast.literal_eval(lists[0]) if lists else []
+    """The names in `__all__ = [...]` and `__all__ += [...]`."""
+    lists = [node for node in tree.body if isinstance(node, ast.Assign | ast.AugAssign)]
+    lists = [node.value for node in lists if ast.unparse(node).startswith("__all__ ")]
+    return [name for value in lists for name in ast.literal_eval(value)]
 
 
 def _imported_from(module: str | None, tree: ast.Module) -> list[str]:
-    """The names in `from .module import name as name`; None: of any module."""
+    """The names in `from .module import name as name`, or from a module below it; None: of any module."""
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 1]
-    imports = [node for node in imports if module in (None, node.module)]
+    imports = [node for node in imports if module is None or f"{node.module}.".startswith(f"{module}.")]
     return [alias.name for node in imports for alias in node.names if alias.name == alias.asname]
 
 
@@ -91,6 +99,8 @@ def on_page_content(html: str, **_: Any) -> str:
 
 
 def _token(match: re.Match[str]) -> str:
+    from latex2mathml.converter import convert
+
     if match["code"]:
         return match[0]
     latex = match["fenced"] or match["display"] or match["inline"]

@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 from contextlib import ExitStack
+from html import unescape
 from multiprocessing import get_context
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -134,7 +135,35 @@ def test_pictures_are_those_that_the_code_draws(tmp_path: Path) -> None:
         assert path.read_bytes() == (ROOT / "docs" / "pictures" / path.name).read_bytes(), "run `make tables`"
 
 
-def test_site_builds_without_warnings_and_has_every_public_name(tmp_path: Path) -> None:
+#: what users call by the name of a module, with `hypersphere.` before it; all other public names are in hs.__all__
+OF_MODULES = {
+    "data": "batches episode holdout imbalance load names read_pairs register",
+    "functional": "class_energy hyperspherical_energy sphere_conv1d sphere_conv2d sphere_conv3d sphere_linear",
+    "geometry": "covering_radius energy_integral minimize_energy separation",
+    "integrations": "AccelerateEnergy LightningCallback TransformersCallback",
+    "models": "create names register",
+    "orthogonal": "Orthogonalizer cayley exponential gram_schmidt householder lowdin",
+    "recipes": "load names",
+    "report": "Page dot_plot line_chart report_runs",
+    "similarity": "LearnableSigmoid cosine linear sigmoid",
+    "train": "Config Result Run derive fit landscape load_file load_run",
+}
+
+
+def test_the_api_reference_has_every_public_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    hooks = importlib.import_module("site_hooks")
+    pages = {page: hooks.api_page(*about) for page, about in hooks.API.items()}
+    shown = {line.removeprefix("::: ") for text in pages.values() for line in text.splitlines() if line[:3] == ":::"}
+    names = {name.rpartition(".")[2] for name in shown}
+    modules = {name for name in hs.__all__ if isinstance(getattr(hs, name), ModuleType)}
+    assert set(hs.__all__) - modules <= names
+    assert {f"hypersphere.{module}.{name}" for module, text in OF_MODULES.items() for name in text.split()} <= shown
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert all(f": api/{page}.md\n" in navigation for page in pages)
+
+
+def test_site_builds_without_warnings_and_signatures_are_whole(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="make docs installs it")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
@@ -144,8 +173,10 @@ def test_site_builds_without_warnings_and_has_every_public_name(tmp_path: Path) 
     for path, html in pages.items():
         assert not re.search(r'(?:src|<link[^>]* href)="?(?:https?:)?//', html), f"{path} loads from elsewhere"
     reference = "".join(html for path, html in pages.items() if path.parent.name == "api")
-    names = set(re.findall(r'id="hypersphere\.(?:[\w.]*\.)?(\w+)"', reference))
-    assert set(hs.__all__) <= names
+    signatures = re.findall(r'<div class="[^"]*doc-signature[^"]*">(.*?)</div>', reference, re.DOTALL)
+    lines = [re.sub("<.*?>", "", line) for signature in signatures for line in unescape(signature).splitlines()]
+    assert len(lines) > len(signatures) > 200
+    assert max(map(len, lines)) <= 100  # wrapped by ruff: "line_length" in mkdocs.yml
 
 
 def test_notebook_runs_from_top_to_bottom() -> None:

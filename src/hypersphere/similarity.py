@@ -35,6 +35,7 @@ from ._internal.nearest import unknown
 from ._internal.overflow import ClampWithInwardGradient, finite_gradient
 from .cosine import accumulation_dtype, apply, chain
 
+__all__ = ["SIMILARITIES", "LearnableSigmoid", "angle", "cosine", "linear", "sigmoid"]
 _K_RANGE = (1e-4, 1e2)  # of a learnable sigmoid
 
 

@@ -33,7 +33,7 @@ ALIASES = {
 
 #: an argument here → what other packages call it; "": what has no counterpart here, although a name is similar
 OTHER_NAMES = {
-    "": "easy_margin num_subcenters sub_centers",
+    "": "easy_margin",
     "block_size": "oft_block_size",
     "blocks": "r",
     "class_weight": "weight weights",
@@ -52,6 +52,7 @@ OTHER_NAMES = {
     "out_features": "n_classes num_classes out_channels out_dim",
     "scale": "gamma s",
     "similarity": "operator sim",
+    "subcenters": "num_subcenters sub_centers",
     "weight_decay": "wd",
 }
 
@@ -77,10 +78,8 @@ def nearest_argument(name: str, allowed: Iterable[str]) -> list[str]:
         >>> nearest_argument("sub_centers", ["centers"])
         []
     """
-    if name in OTHER_NAMES[""].split():
-        return []
-    allowed = list(allowed)
-    return [each for each in allowed if name in OTHER_NAMES.get(each, "").split()] or nearest_few(name, allowed, 1)
+    meant = [ours for ours, others in OTHER_NAMES.items() if name in others.split()]
+    return [each for each in allowed if each in meant] if meant else nearest_few(name, allowed, 1)
 
 
 def explain_keywords(function: F) -> F:
@@ -95,7 +94,7 @@ def explain_keywords(function: F) -> F:
             for name in keywords:
                 if name not in allowed:
                     near = nearest_argument(name, allowed)
-                    hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(allowed)}"
+                    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it takes {', '.join(allowed)}"
                     called = type(args[0]).__name__ if function.__name__ == "__init__" else function.__name__
                     raise TypeError(f"{called}() got an unexpected keyword argument {name!r}; {hint}") from None
             raise
