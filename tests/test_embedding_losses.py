@@ -150,3 +150,54 @@ def test_configs_that_contradict_themselves(changes, message):
         derive(Config(), changes)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+HEADS = {
+    "center": lambda: hs.CenterLoss(4, 5, center_weight=0.5, label_smoothing=0.1),
+    "triplet": lambda: MetricLoss("TripletMarginLoss", 4, 5),
+    "margin and softmax": lambda: MetricLoss("LargeMarginSoftmaxLoss", 4, 5, softmax_weight=1.0),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_an_empty_batch_has_no_loss(name):
+    head, x = HEADS[name](), torch.empty(0, 5, requires_grad=True)
+    value = head(x, torch.empty(0, dtype=torch.long))
+    value.backward()
+    assert value == 0
+    assert all((p.grad == 0).all() for p in head.parameters())  # DDP waits for them
+    assert head.logits(x).shape == (0, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, F64])
+@pytest.mark.parametrize("name", HEADS)
+def test_huge_numbers_stay_finite(name, dtype):
+    largest = torch.finfo(dtype).max
+    for size, huge_weights in ((largest**0.5, False), (largest, False), (largest**0.5, True), (largest, True)):
+        torch.manual_seed(0)
+        head, labels = HEADS[name](), torch.arange(6) % 4
+        if name == "center":
+            head = head.to(dtype)
+        for p in head.parameters() if huge_weights else ():
+            p.data.copy_(torch.randn_like(p).sign() * min(size, torch.finfo(p.dtype).max))
+        x = (torch.randn(6, 5).sign().to(dtype) * size).requires_grad_()
+        value = head(x, labels)
+        value.backward()
+        found = [value, x.grad, head.logits(x), *(p.grad for p in head.parameters() if p.grad is not None)]
+        assert all(each.isfinite().all() for each in found), (size, huge_weights)
+
+
+def test_center_loss_of_huge_numbers_has_the_gradient_of_float64(batch):
+    """The squares overflow, their gradient does not; an infinite input is not hidden."""
+    torch.manual_seed(0)
+    x, labels = batch[0] * 1e20, batch[1]
+    head = hs.CenterLoss(4, 5)
+    exact = hs.CenterLoss(4, 5).double()
+    exact.load_state_dict(head.state_dict())
+    values = head(x.requires_grad_(), labels), exact(wide := x.detach().double().requires_grad_(), labels)
+    for value in values:
+        value.backward()
+    torch.testing.assert_close(values[0], values[1].float())
+    torch.testing.assert_close(x.grad, wide.grad.float())
+    torch.testing.assert_close(head.weight.grad, exact.weight.grad.float())
+    assert not head(x.detach().fill_(torch.inf), labels).isfinite()

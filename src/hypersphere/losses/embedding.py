@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from .._internal import checks
 from .._internal.modules import install_command
 from .._internal.nearest import explain_keywords, unknown
-from ..cosine import accumulation_dtype
+from .._internal.overflow import clamp_abs, finite_gradient, has_overflow, rescale, saturating_cast
+from ..cosine import accumulation_dtype, without_autocast
 from .metric_learning import MetricOptions
 from .softmax import in_dtype_of
 
@@ -89,13 +92,22 @@ class CenterLoss(nn.Module):
 
     def logits(self, embeddings: Tensor) -> Tensor:
         """Return W x + b, (B, C)."""
-        return in_dtype_of(embeddings, self.linear(embeddings.to(self.weight.dtype)))
+        return in_dtype_of(embeddings, _finite(self, CenterLoss._logits, embeddings))
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        logits = self.linear(embeddings.to(self.weight.dtype)).to(accumulation_dtype(self.centers.dtype))
+        """Return the mean loss; 0 for an empty batch."""
+        return in_dtype_of(embeddings, _finite(self, CenterLoss._loss, embeddings, labels))
+
+    def _loss(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        logits = self._logits(embeddings).to(accumulation_dtype(self.centers.dtype))
         loss = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
-        distances = (embeddings.to(logits.dtype) - self.centers[labels]).square().sum(1)
-        return in_dtype_of(embeddings, loss + self.center_weight / 2 * distances.mean())
+        centers = finite_gradient(self.centers, torch.bfloat16)[labels]
+        distances = (finite_gradient(embeddings, torch.bfloat16).to(logits.dtype) - centers).square().sum(1)
+        return loss + self.center_weight / 2 * distances.mean()
+
+    def _logits(self, embeddings: Tensor) -> Tensor:
+        logits: Tensor = self.linear(saturating_cast(embeddings, self.weight.dtype))
+        return logits
 
 
 class MetricLoss(nn.Module):
@@ -156,21 +168,64 @@ class MetricLoss(nn.Module):
 
     def logits(self, embeddings: Tensor) -> Tensor:
         """Return logits (B, C): the loss's own, or those of the linear classifier."""
-        if self.linear is None:
-            found: Tensor = self.loss.get_logits(embeddings.float())
-            return in_dtype_of(embeddings, found)
-        return in_dtype_of(embeddings, self.linear(embeddings.to(self.linear.weight.dtype)))
+        x = saturating_cast(embeddings, torch.float32)
+        return in_dtype_of(embeddings, _finite(self, MetricLoss._logits, x))
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        loss: Tensor = self.loss(embeddings.float(), labels)
+        """Return the loss; 0 for an empty batch."""
+        x = saturating_cast(finite_gradient(embeddings, torch.bfloat16), torch.float32)
+        return in_dtype_of(embeddings, _finite(self, MetricLoss._loss, x, labels))
+
+    def _logits(self, embeddings: Tensor) -> Tensor:
+        if self.linear is None:
+            logits: Tensor = self.loss.get_logits(embeddings)
+        else:
+            logits = self.linear(saturating_cast(embeddings, self.linear.weight.dtype))
+        return logits
+
+    def _loss(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        loss: Tensor = self.loss(embeddings, labels)
         if self.linear is not None:
-            seen = (embeddings if self.softmax_weight else embeddings.detach()).to(self.linear.weight.dtype)
-            entropy = F.cross_entropy(self.linear(seen).float(), labels, label_smoothing=self.label_smoothing)
+            seen = embeddings if self.softmax_weight else embeddings.detach()
+            logits = self.linear(saturating_cast(seen, self.linear.weight.dtype)).to(seen.dtype)
+            entropy = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
             if self.softmax_weight:
                 loss = loss + self.softmax_weight * entropy
             else:
                 loss = loss + entropy - entropy.detach()  # trains the classifier, adds 0 to the value
-        return in_dtype_of(embeddings, loss)
+        return loss
+
+
+class _Method(nn.Module):
+    """Call a method of a head in functional_call."""
+
+    def __init__(self, head: nn.Module, method: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.head, self.method = head, method
+
+    def forward(self, *arguments: Tensor) -> Tensor:
+        return self.method(self.head, *arguments)
+
+
+def _finite(head: nn.Module, method: Callable[..., Tensor], embeddings: Tensor, *labels: Tensor) -> Tensor:
+    """Call a method of a head; again in float64 if it overflows for finite inputs and the values can be read."""
+    own = dict(head.named_parameters())
+    if labels and not len(embeddings):  # no mean: 0, with gradients
+        return torch.stack(
+            [each.flatten()[:0].sum().to(embeddings.dtype) for each in (embeddings, *own.values())]
+        ).sum()
+    result = method(head, embeddings, *labels)
+    if not has_overflow(result) or not all(bool(torch.isfinite(each).all()) for each in (embeddings, *own.values())):
+        return result
+    with without_autocast(embeddings):
+        wide = {f"head.{name}": _widen(parameter) for name, parameter in own.items()}
+        exact: Tensor = functional_call(_Method(head, method), wide, (_widen(embeddings), *labels))
+        return rescale(exact, 1.0, 1.0, torch.finfo(result.dtype).max).to(result.dtype)
+
+
+def _widen(tensor: Tensor) -> Tensor:
+    """Return a tensor in float64, so small that its squares are finite; its gradient is finite in its own dtype."""
+    return clamp_abs(rescale(tensor, 1.0, 1.0).double(), 1e140)
 
 
 def _library() -> Any:
