@@ -30,7 +30,7 @@ COMMANDS: dict[str, str] = {
     "completion": "Print a script that completes commands, flags and names in your shell.",
     "evaluate": "Compute the accuracy, loss and energies of a run; on new classes, by pairs, episodes or ranks.",
     "export": "Export a run's merged network as ONNX, torch.export or safetensors.",
-    "figure": "Draw a figure of the papers or of their theory: SVG, PNG or HTML.",
+    "figure": "Draw a figure of the papers or of their theory: SVG, PNG or an HTML page.",
     "finetune": "Fine-tune a trained network by rotations.",
     "inspect": "Report which layers of a model file waste neurons, or what changed between two files.",
     "landscape": "Draw the loss and the error of a run around its weights, along random directions.",
