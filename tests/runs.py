@@ -186,7 +186,8 @@ def rewritten(file, change):
 
 # ------------------------------------------------------------------------------------------------------- comparing
 
-TIMES = ("seconds", "samples_per_second", "history", "checksum", "checksums")  # the last three are of files with times
+# differs from run to run: times, the checksums of files that hold times, the run's id
+TIMES = ("seconds", "samples_per_second", "history", "checksum", "checksums", "run_id")
 
 
 def without_times(tree):

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from . import safe_files
 
 KEY = "checksum"
+RUN_ID = "run_id"  # of the run that a file belongs to
 LARGEST = 1 << 28  # bytes of a JSON file
 DEEPEST = 400  # flatten stores 100 levels, in up to three of JSON each
 _ZEROS = "0" * 8

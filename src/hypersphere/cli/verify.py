@@ -10,12 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .._internal.checksummed_json import KEY, checksum, parse
+from .._internal.checksummed_json import KEY, RUN_ID, checksum, parse
 from .._internal.safe_files import check_folder, check_plain, is_folder, read_plain
 from ..train.config import flags, from_tree
 from ..train.config.files import LARGEST_FILE, read_tree
 from ..train.config.values import known
 from ..train.storage import layout
+from ..train.storage.identity import check_id
 from ..train.storage.summary import read_summary
 from ._output import one_line, printable
 
@@ -61,16 +62,15 @@ Part = tuple[Path, list[str], str]  # a file or checkpoint, what is wrong with i
 
 def _parts(folder: Path) -> Iterator[Part]:
     """Yield every file and checkpoint with its problems."""
-    from ..train.storage import checkpoint
     from ..train.storage.reading import steps
 
     check_folder(folder)
     if any((folder / name).exists() for name in (layout.STATE, layout.TENSORS)):
-        yield folder, checkpoint.verify(folder), ""
+        yield folder, _checkpoint_problems(folder), ""
         return
     saved = folder / layout.CHECKPOINTS if (folder / layout.CHECKPOINTS).is_dir() else folder
     for path in dict(sorted(steps(saved).items())).values():
-        problems = checkpoint.verify(path)
+        problems = _checkpoint_problems(path)
         if path.exists():  # a run that is at work removes old ones
             yield path, problems, ""
     if saved != folder:
@@ -79,6 +79,18 @@ def _parts(folder: Path) -> Iterator[Part]:
                 yield path, ["it must be a folder, not a file or a link"], ""
     if {each.name for each in folder.iterdir()} & {layout.CHECKPOINTS, layout.RESULT, layout.FINAL, layout.CONFIG}:
         yield from _Run(folder).parts()
+
+
+def _checkpoint_problems(path: Path) -> list[str]:
+    from ..train.storage.reading import read
+
+    _, state, problems = read(path, keep=False)
+    try:
+        if not problems:
+            check_id(Path(os.path.abspath(path)).parent.parent, path, state.get(RUN_ID))
+    except ValueError as error:
+        problems = [str(error)]
+    return problems
 
 
 class _Run:
@@ -156,6 +168,8 @@ class _Run:
                 whole = False
             if not whole:
                 raise ValueError(f"line {number} is not a JSON object of metrics")
+            if number == 1:
+                check_id(self.folder, path, parse(line).get(RUN_ID))
         if self.is_finished:
             self._compare(path, data)
             return NO_CHECKSUM if self.sums is None else ""

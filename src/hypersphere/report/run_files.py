@@ -13,6 +13,7 @@ from typing import Any
 from .._internal import checks, checksummed_json, safe_files
 from ..train.config.convert import flags, flatten
 from ..train.storage import layout
+from ..train.storage.identity import check_id
 from ..train.storage.metrics import parse_lines
 from ..train.storage.summary import is_number, read_summary
 
@@ -142,9 +143,12 @@ def _read(path: Path, name: str) -> RunFiles:
     lines = _lines(path / layout.METRICS)
     if not lines:
         raise ValueError(f"{path} has no metrics: {layout.METRICS} is missing or empty")
+    check_id(path, path / layout.METRICS, lines[0].get(checksummed_json.RUN_ID))
     result = read_summary(path)[0] if os.path.lexists(path / layout.RESULT) else None
     settings = {
-        key: value for key, value in flatten(config).items() if value is not None and key != checksummed_json.KEY
+        key: value
+        for key, value in flatten(config).items()
+        if value is not None and key not in (checksummed_json.KEY, checksummed_json.RUN_ID)
     }
     return RunFiles(path, name, settings, lines, result)
 

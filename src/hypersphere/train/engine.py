@@ -106,7 +106,7 @@ def _isolated(config: Config) -> Iterator[World]:
 @contextmanager
 def _trained(t: Training, progress: bool) -> Iterator[None]:
     """Lock the folder and train until the end; files are open inside the `with`."""
-    with folder.locked(t.config, t.world), t.running(progress):
+    with folder.locked(t.config, t.world) as t.run_id, t.running(progress):
         with closing(splits.steps(t.splits, t.config, t.done.step, t.world)) as source:
             _train(t, source)
         yield

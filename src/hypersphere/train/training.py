@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.utils.parametrize import cached
 
 from .._internal import checks
+from .._internal.checksummed_json import RUN_ID
 from .._internal.interruption import Interruptions
 from . import building, display, results, splits, tasks
 from .config import Config, derive
@@ -24,6 +25,7 @@ from .precision import Precision
 from .progress import Progress
 from .schedule import Schedule, has_batch_norm
 from .storage import checkpoint, state_checks
+from .storage.identity import check_id
 from .storage.layout import CHECKPOINTS
 from .storage.metrics import Metrics
 from .storage.reading import find, one_line, warn_damaged
@@ -85,6 +87,7 @@ class Training:
         self.saver, self.interruptions = checkpoint.Saver(), Interruptions()
         self.saved = (0, 0)  # steps of the last checkpoint and of the last evaluation in it
         self.stop_requested = False  # by a signal to any process
+        self.run_id: str | None = None  # once the folder is locked
         self.resumed, self.mark = newest is not None, None  # size and checksum of metrics.jsonl at the checkpoint
         if newest is not None:
             self.resume(newest)
@@ -94,7 +97,8 @@ class Training:
         """Open files and display, and delay signals, while the training runs."""
         config, is_main = self.config, self.world.is_main
         keep = self.done.lines if self.resumed else None
-        self.history = Metrics(self.path if is_main else None, keep=keep, mark=self.mark)
+        self.run_id = self.world.broadcast_text(self.run_id or "") or None
+        self.history = Metrics(self.path if is_main else None, keep=keep, mark=self.mark, run_id=self.run_id)
         title = f"{config.model.name} on {config.data.name}"
         self.screen = display.make(title, self.total, self.done.step, enabled=progress and is_main)
         self.clock = self.window = time.perf_counter()
@@ -267,6 +271,7 @@ class Training:
         self.saved = place
         tensors, tree = checkpoint.flatten(self.state())
         state = {"tree": tree, "data": self.splits.spec.to_tree(), "step": step, "history": self.history.mark()}
+        state[RUN_ID] = self.run_id
         self.saver.save(self.path / CHECKPOINTS, step, tensors, state, keep=self.config.keep, best=is_best)
 
     def state(self) -> dict[str, Any]:
@@ -296,6 +301,7 @@ class Training:
     def resume(self, newest: Path) -> None:
         """Load a checkpoint."""
         tensors, state = checkpoint.load(newest)
+        check_id(newest.parent.parent, newest, state.get(RUN_ID))
         if state.get("data") != self.splits.spec.to_tree():
             raise ValueError(f"{newest} was trained on data of another shape or other classes")
         try:
@@ -330,6 +336,8 @@ class Training:
     def _load_best(self, where: Path) -> None:
         found = checkpoint.best_of(where)
         tensors, state = ({}, {}) if found is None else checkpoint.load(found)
+        if found is not None:
+            check_id(where.parent, found, state.get(RUN_ID))
         if state.get("step") != (self.done.best or {}).get("step"):
             checks.warn(f"{where}: the best checkpoint is missing; the next evaluation becomes the best")
             self.done.best = None

@@ -36,7 +36,7 @@ def read_tree(path: str | os.PathLike[str]) -> Any:
     path = Path(path)
     text = _text(path)
     try:
-        return _strip_checksum(_json(text), text) if path.suffix.lower() == ".json" else _yaml(text)
+        return _strip(_json(text), text) if path.suffix.lower() == ".json" else _yaml(text)
     except RecursionError:
         raise ConfigError(f"nested deeper than {DEEPEST} levels") from None
 
@@ -73,13 +73,15 @@ def _json(text: str) -> Any:
         raise ConfigError(f"line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from None
 
 
-def _strip_checksum(tree: Any, text: str) -> Any:
-    """Verify and remove the checksum of a run's config.json."""
+def _strip(tree: Any, text: str) -> Any:
+    """Verify and remove the checksum of a run's config.json; remove the run's id."""
     if isinstance(tree, Tree) and checksummed_json.KEY in tree and tree.doubled != checksummed_json.KEY:
         if not checksummed_json.is_whole(text.encode()):
             hint = 'if it was edited on purpose, remove its line "checksum"'
             raise ConfigError(f"damaged: the checksum does not match; {hint}")
         del tree[checksummed_json.KEY]
+    if isinstance(tree, Tree) and tree.doubled != checksummed_json.RUN_ID:
+        tree.pop(checksummed_json.RUN_ID, None)
     return tree
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..._internal.checksummed_json import RUN_ID
 from ..._internal.safe_files import check_folder, check_plain, is_folder, is_plain
 from ...data import Graph
 from ...data.augment import as_stored
@@ -23,6 +24,7 @@ from ..config import Config, load_file
 from ..config.values import shown
 from ..splits import DataSpec, augmentations
 from ..storage import checkpoint
+from ..storage.identity import check_id
 from ..storage.layout import CHECKPOINTS, CONFIG, FINAL, MODEL, RESULT, STATE, STEP, TENSORS, weights
 from ..storage.reading import find, one_line, warn_damaged
 from ..storage.summary import is_count, read_summary
@@ -217,6 +219,7 @@ def _from_checkpoint(path: Path, source: Path) -> Run:
 def read_checkpoint(source: Path, config: Config) -> tuple[Mapping[str, Tensor], DataSpec, Any]:
     """Read the state_dict of a checkpoint's network, its rotations not merged; the data specification; the step."""
     tensors, state = checkpoint.load(source)
+    check_id(source.parent.parent, source, state.get(RUN_ID))
     spec = read_spec(source / STATE, state.get("data"))
     name = "generator" if config.model.is_generator else "classifier"
     nested = checkpoint.unflatten(tensors, state.get("tree"))

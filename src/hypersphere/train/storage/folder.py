@@ -12,6 +12,7 @@ from ..._internal import checksummed_json, safe_files
 from ..config import Config, ConfigError, derive, load_file, to_tree
 from ..config.convert import flatten
 from ..distributed import World
+from .identity import new_id, read_id
 from .layout import CHECKPOINTS, CONFIG, FINAL, LOCK, METRICS, MODEL, OURS, PARTS, RESULT, weights
 
 try:
@@ -99,10 +100,10 @@ def with_recorded_layout(config: Config, world: World) -> Config:
 
 
 @contextmanager
-def locked(config: Config, world: World) -> Iterator[None]:
-    """Lock the run folder; enter after setup succeeded."""
+def locked(config: Config, world: World) -> Iterator[str | None]:
+    """Lock the run folder; enter after setup succeeded. Return the run's id in the main process."""
     if config.out is None or not world.is_main:
-        yield
+        yield None
         return
     path = Path(config.out)
     path.mkdir(parents=True, exist_ok=True)
@@ -120,16 +121,19 @@ def locked(config: Config, world: World) -> Iterator[None]:
             _check(config, path)  # again: another run may have started there since
             safe_files.remove_temporaries(path, (CONFIG, METRICS, RESULT))
             safe_files.remove_temporaries(path / FINAL, (MODEL, *map(weights, PARTS)))
-            safe_files.write_text(path / CONFIG, config_text(config))
-            yield
+            is_new = not config.resume or not (path / CONFIG).is_file()
+            run_id = new_id() if is_new else read_id(path)
+            safe_files.write_text(path / CONFIG, config_text(config, run_id))
+            yield run_id
         finally:
             with suppress(OSError):  # the lock ends with the process; an error here would hide that of a failing disk
                 (path / LOCK).unlink(missing_ok=True)
 
 
-def config_text(config: Config) -> str:
+def config_text(config: Config, run_id: str | None) -> str:
     """Return the text of config.json."""
-    return checksummed_json.with_checksum(to_tree(config) | {"resume": False})
+    known = {} if run_id is None else {checksummed_json.RUN_ID: run_id}
+    return checksummed_json.with_checksum(known | to_tree(config) | {"resume": False})
 
 
 def _check_same(old: Config, new: Config, path: Path) -> None:

@@ -5,6 +5,7 @@ direction, split, seed       normal or uniform; the split of the data; the seed 
 size, span                   of the grid: `size` points from -span to span along each axis
 samples, step, rotated       evaluated samples; step of the weights; whether rotations were perturbed (OPT)
 batch_size, device, weights  what else the bits depend on; `weights` is a checksum of the perturbed tensors
+run_id                       of the run
 alpha, beta                  the coordinates of the grid, `size` numbers each; (0, 0) is the run itself
 loss, error                  rows of the grid: ``loss[i][j]`` is at (alpha[i], beta[j]), null where it is not finite;
                              error is a share in [0, 1]. A ``.part.json`` has fewer than `size` rows
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..._internal import checksummed_json, safe_files
+from .identity import check_id, read_id
 from .layout import LANDSCAPE, LANDSCAPE_FORMAT, LANDSCAPES
 from .summary import is_count, is_number
 
@@ -37,6 +39,7 @@ def find(run: Path) -> list[Path]:
 def read(file: Path) -> dict[str, Any]:
     """Read a landscape and check every field; ValueError in one line."""
     tree, _ = checksummed_json.read(file, (LANDSCAPE_FORMAT,))
+    check_id(file.parent.parent, file, tree.pop(checksummed_json.RUN_ID, None))
     if (why := _problem(tree, is_part=file.name.endswith(PART))) is not None:
         raise ValueError(f"{file} is malformed: {why}")
     return tree
@@ -44,7 +47,8 @@ def read(file: Path) -> dict[str, Any]:
 
 def write(file: Path, tree: dict[str, Any]) -> None:
     """Write a landscape, atomically, with its checksum."""
-    safe_files.write_text(file, checksummed_json.with_checksum({"format": LANDSCAPE_FORMAT, **tree}))
+    known = {"format": LANDSCAPE_FORMAT, checksummed_json.RUN_ID: read_id(file.parent.parent)}
+    safe_files.write_text(file, checksummed_json.with_checksum(known | tree))
 
 
 def _problem(tree: dict[str, Any], is_part: bool) -> str | None:

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ..._internal import checks, checksummed_json, safe_files
+from ..._internal.checksummed_json import RUN_ID
 from . import layout
 from .events import Events, append, scalars
+from .identity import check_id
 from .summary import is_count, is_number, strange_values
 
 
@@ -27,6 +29,7 @@ class Metrics:
             lines of its metrics.jsonl stay, the rest is cut off, and TensorBoard's file is rewritten from them, so
             that the history is that of an uninterrupted run.
         mark: what :meth:`mark` gave after those lines; it warns if they have changed since.
+        run_id: of the run, for the first line; ValueError if the lines to keep have another.
 
     Example:
         >>> import tempfile
@@ -44,7 +47,15 @@ class Metrics:
         >>> resumed.close()
     """
 
-    def __init__(self, folder: Path | None, *, keep: int | None = None, mark: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        keep: int | None = None,
+        mark: dict[str, Any] | None = None,
+        run_id: str | None = None,
+    ) -> None:
+        self.run_id = run_id
         self.lines: list[dict[str, Any]] = []
         self._bytes = self._sum = 0
         self._file: FileIO | None = None
@@ -71,7 +82,8 @@ class Metrics:
 
     def write(self, line: dict[str, Any]) -> None:
         """Add a line; non-finite numbers become None. `lines` has it as it would be read back."""
-        text = _text(finite(line))
+        known = {} if self.run_id is None or self.lines else {RUN_ID: self.run_id}
+        text = _text(finite(line | known))
         line = json.loads(text)
         self.lines.append(line)
         if self._file is not None and self._events is not None:
@@ -115,6 +127,8 @@ def _kept(path: Path, keep: int, mark: dict[str, Any] | None) -> list[dict[str, 
     """Return the first `keep` lines of `path`, or those before the first damaged one."""
     data = safe_files.read_plain(path) if os.path.lexists(path) else b""
     lines = parse_lines(data.split(b"\n")[:-1][:keep])
+    if lines:
+        check_id(path.parent, path, lines[0].get(RUN_ID))
     if len(lines) < keep:
         checks.warn(f"{path} is damaged: {len(lines)} of {keep} lines are intact, the history continues from them")
     elif mark is not None and not has_mark(data, mark):

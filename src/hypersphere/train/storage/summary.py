@@ -9,6 +9,7 @@ from typing import Any
 
 from ..._internal import checksummed_json
 from ..config.values import LARGEST, shown
+from .identity import check_id
 from .layout import FORMATS, RESULT
 
 SUMS = "checksums"  # of config.json, metrics.jsonl and final/model.json
@@ -22,6 +23,7 @@ def read_summary(path: Path) -> tuple[dict[str, Any], dict[str, str] | None]:
     """
     file = path / RESULT
     tree, has_sums = checksummed_json.read(file, FORMATS)
+    check_id(path, file, tree.get(checksummed_json.RUN_ID))
     sums = tree.pop(SUMS, None)
     try:
         _check(tree)

@@ -18,11 +18,12 @@ from ..._internal.safe_files import check_plain, is_folder, write_bytes, write_t
 from ..._internal.tensors import checksum_of, unshared
 from ..config.values import shown
 from . import layout
+from .identity import check_id
 from .reading import one_line
 
 
-def write(folder: Path, parts: Mapping[str, nn.Module], step: int, spec: Mapping[str, Any]) -> str:
-    """Write the weights of `parts` and model.json, whose text is returned."""
+def write(folder: Path, parts: Mapping[str, nn.Module], described: Mapping[str, Any]) -> str:
+    """Write the weights of `parts` and model.json, whose text is returned; it has `described` too."""
     if not is_folder(folder):
         folder.mkdir()
     checksums: dict[str, dict[str, str]] = {}
@@ -32,7 +33,7 @@ def write(folder: Path, parts: Mapping[str, nn.Module], step: int, spec: Mapping
         # An alias has a checksum too: a damaged one could name another tensor of the same shape.
         checksums[name] = sums | {alias: sums[key] for alias, key in aliases.items()}
         write_bytes(folder / layout.weights(name), save(tensors, {"aliases": json.dumps(aliases)}))
-    text = checksummed_json.with_checksum({"format": layout.FORMAT, "step": step, "checksums": checksums, "data": spec})
+    text = checksummed_json.with_checksum({"format": layout.FORMAT, "checksums": checksums, **described})
     write_text(folder / layout.MODEL, text)
     return text
 
@@ -40,6 +41,7 @@ def write(folder: Path, parts: Mapping[str, nn.Module], step: int, spec: Mapping
 def read_model(file: Path) -> dict[str, Any]:
     """Read final/model.json: the data specification, and checksums of the tensors."""
     described, _ = checksummed_json.read(file, layout.FORMATS)
+    check_id(file.parent.parent, file, described.get(checksummed_json.RUN_ID))
     sums = described.get("checksums")
     if not isinstance(sums, Mapping) or not all(isinstance(each, Mapping) for each in sums.values()):
         raise ValueError(f"{file} is malformed: it has no checksums of tensors")
