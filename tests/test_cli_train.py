@@ -504,9 +504,10 @@ def test_verify_names_what_is_damaged(copy, capsys):
     data[-1] ^= 1
     saved.write_bytes(data)
     (copy / "checkpoints/1/state.json").unlink()
-    (copy / "config.json").write_text('{"seed": 1, "sed": 2}')
+    run_id = json.loads((copy / "config.json").read_text())["run_id"]
+    (copy / "config.json").write_text(json.dumps({"run_id": run_id, "seed": 1, "sed": 2}))
     (copy / "result.json").write_text("[]")
-    (copy / "metrics.jsonl").write_text('{"step": 0}\n{"step"\n{}\n')
+    (copy / "metrics.jsonl").write_text(f'{{"step": 0, "run_id": "{run_id}"}}\n{{"step"\n{{}}\n')
     (copy / "final/model.safetensors").write_bytes(data[:100])
     found = [line for line in lines(["run"], capsys, 1) if line.startswith("damaged")]
     begins = [

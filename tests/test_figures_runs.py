@@ -3,12 +3,14 @@
 import json
 import math
 import re
+import shutil
 import xml.etree.ElementTree as ElementTree
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from hypersphere import models
 from hypersphere.cli import main
@@ -97,33 +99,64 @@ def test_the_same_run_twice(plain):
 def test_convergence(plain, rotated):
     drawing = draw("convergence", *plain, rotated)
     lines = [[line for line in run.lines if line["split"] == "test"] for run in read_runs([*plain, rotated])]
-    last = [100 * each[-1]["accuracy"] for each in lines]
-    shown = [row["test accuracy, %"] for row in drawing.rows]
-    assert shown == pytest.approx([(last[0] + last[1]) / 2, last[2]])
+    for name, last in {
+        "accuracy, %": [100 * each[-1]["accuracy"] for each in lines],
+        "error, %": [100 - 100 * each[-1]["accuracy"] for each in lines],
+        "loss": [each[-1]["loss"] for each in lines],
+    }.items():
+        shown = [row[f"test {name}"] for row in drawing.rows]
+        assert shown == pytest.approx([(last[0] + last[1]) / 2, last[2]]), name
     assert [row["seeds"] for row in drawing.rows] == [2, 1]
-    assert drawing.svg.count("<polygon") == 1  # the band over two seeds
+    assert drawing.svg.count("<polygon") == 3  # the bands over two seeds
     drawn = [line.get("points").split() for line in ElementTree.fromstring(drawing.svg).iter(f"{SVG}polyline")]
-    assert [len(points) for points in drawn] == [len(lines[0]), len(lines[2])]
+    assert [len(points) for points in drawn] == 3 * [len(lines[0]), len(lines[2])]
+    titles = [f"{part}test {name} over the steps" for part, name in (("Convergence: ", "accuracy"), ("", "error"))]
+    assert {*titles, "test loss over the steps"} <= {*texts(drawing)}
     assert any(HOSTILE in str(text) for text in texts(drawing))
     assert "<script" not in drawing.svg
 
 
-def test_energy_of_layers(plain, rotated):
-    drawing = draw("energy", *plain, rotated)
-    lines = [line for line in read_runs([rotated])[0].lines if line.get("energies")]
+def literal_energy(weight):
+    """OPT, App. K: E = Σ_i Σ_{j≠i} ‖v̂_i − v̂_j‖⁻¹."""
+    unit = weight.detach().double().flatten(1)
+    unit = unit / unit.norm(dim=1, keepdim=True)
+    return sum(float(1 / (a - b).norm()) for i, a in enumerate(unit) for j, b in enumerate(unit) if i != j)
+
+
+def test_energy_of_layers(plain, rotated, tmp_path):
+    """Baseline, HS-MHE and OPT together: one energy for all, whatever each of them minimizes."""
+    half = trained(tmp_path / "half", **{"energy.half_space": True, "energy.output_weight": 1.0})
+    drawing = draw("energy", *plain, rotated, half)
+    hidden = ["layers.0", "layers.2"]
+    for path, name in ((rotated, "rotated"), (half, "half")):
+        found = {row["layer"]: row for row in drawing.rows if row["run"].endswith(name)}
+        assert list(found) == ["all", *hidden]  # without the classifier
+        network = load_run(path).classifier.network
+        energies = {layer: literal_energy(network.get_submodule(layer).weight) for layer in hidden}
+        assert [found[layer]["last"] for layer in hidden] == pytest.approx(list(energies.values()), rel=1e-4)
+        assert found["all"]["last"] == pytest.approx(sum(energies.values()), rel=1e-4)
     found = {row["layer"]: row for row in drawing.rows if row["run"].endswith("rotated")}
-    assert list(found) == ["sum", *lines[0]["energies"]]
-    for layer, row in list(found.items())[1:]:
-        assert (row["first"], row["last"]) == (lines[0]["energies"][layer], lines[-1]["energies"][layer])
-    assert found["sum"]["last"] == pytest.approx(sum(lines[-1]["energies"].values()))
-    hidden = list(found.values())[1]
-    assert hidden["last"] == pytest.approx(hidden["first"], rel=1e-4)  # OPT keeps it
-    assert drawing.notes == ["Mean energy of a pair, s = 2."]
+    assert found["all"]["last"] == pytest.approx(found["all"]["first"], rel=1e-4)  # OPT keeps it
+    assert {"Hyperspherical energy of all layers", "Test error", *hidden} <= {*texts(drawing)}
+    assert "s = 1, full space" in drawing.notes[0]
 
 
-def test_different_energies_are_not_compared(plain, tmp_path):
-    other = trained(tmp_path / "half", **{"energy.half_space": True, "steps": 2})
-    assert "cannot be compared" in draw("energy", plain[0], other).notes[0]
+def test_energies_of_runs_of_older_versions(plain, tmp_path):
+    run = shutil.copytree(plain[0], tmp_path / "run")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    text = "".join(json.dumps({k: v for k, v in line.items() if k != "pair_energies"}) + "\n" for line in lines)
+    (run / "metrics.jsonl").write_text(text)
+    with pytest.raises(ValueError, match="no hidden layer in common whose pair_energies"):
+        draw("energy", run)
+
+
+def test_only_regularized_or_rotated_layers_are_in_the_energy(tmp_path):
+    for name, changes in (
+        ("half", {"energy.exclude": "layers.0"}),
+        ("opt", {"rotation.method": "cayley", "rotation.layers": "layers.2"}),
+    ):
+        run = read_runs([trained(tmp_path / name, steps=1, **changes)])[0]
+        assert list(run.energies("pair_energies")) == ["layers.2"], name
 
 
 def test_learned_k(tmp_path):
@@ -200,6 +233,24 @@ def test_images_of_a_generator(tmp_path, monkeypatch):
     drawing = draw("generated", run)
     assert drawing.svg.count("<image ") == 2
     assert {"data", "gan"} <= {*texts(drawing)}
+
+
+def test_real_images_have_the_size_of_the_generated_ones(tmp_path, monkeypatch):
+    """Files of any size, and networks of data.size."""
+    for name in ("generator.mhe", "discriminator.mhe"):
+        monkeypatch.setitem(models.PRESETS, name, models.PRESETS[name])
+    small_gan()
+    for i in range(80):
+        folder = tmp_path / "images" / ("train", "test")[i // 40] / "ab"[i % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40 + i, 50), (3 * i, 0, 255)).save(folder / f"{i}.png")
+    options = {"data.name": "image_folder", "data.root": str(tmp_path / "images"), "data.size": 32, "steps": 1}
+    options |= {"model.name": "generator.mhe", "model.widths": (4, 4, 4, 4)}
+    run = load_run(trained(tmp_path / "gan", **options))
+    real = generated._real(run)
+    assert (real.shape, real.dtype) == (generated._made(run).shape, torch.uint8) == ((36, 3, 32, 32), torch.uint8)
+    assert bool((real[:, 2] == 255).all() and (real[:, 1] == 0).all())
+    assert draw("generated", run.path).svg.count("<image ") == 2
 
 
 def test_tiles():

@@ -219,6 +219,14 @@ def test_files_of_another_run_of_the_same_kind(copy, finished, tmp_path, capsys)
     for name in ("config.json", "metrics.jsonl", "final/model.json"):
         shutil.copy(tmp_path / "b" / name, copy / name)
         assert main(["verify", str(copy)]) == 1
+        foreign = name if name != "config.json" else "result.json"  # what has another id than the config
+        assert f"damaged  {copy / foreign}: belongs to another run: it has id" in capsys.readouterr().out
+        ids = [json.loads((run / "config.json").read_text())["run_id"] for run in (tmp_path / "b", finished)]
+        if name == "metrics.jsonl":
+            (copy / name).write_text((copy / name).read_text().replace(*ids))
+        else:
+            rewritten(copy / name, tuple(ids))
+        assert main(["verify", str(copy)]) == 1
         assert f"damaged  {copy / name}: it does not match its checksum" in capsys.readouterr().out
         shutil.copy(finished / name, copy / name)
 

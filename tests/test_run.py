@@ -232,8 +232,8 @@ def test_where_there_is_nothing(tmp_path, copy):
 def test_a_checkpoint_without_the_network(copy):
     path = copy()
     tensors, tree = checkpoint.flatten({"generator": {"a": torch.ones(1)}})
-    data = checkpoint.load(path / "checkpoints" / "20")[1]["data"]
-    saved = checkpoint.save(path / "checkpoints", 30, tensors, {"tree": tree, "data": data, "step": 30})
+    state = checkpoint.load(path / "checkpoints" / "20")[1]
+    saved = checkpoint.save(path / "checkpoints", 30, tensors, {**state, "tree": tree, "step": 30})
     with pytest.raises(ValueError, match=r"state\.json is malformed: it must have the tensors of 'classifier'"):
         load_run(saved)
 

@@ -38,7 +38,7 @@ FIGURES: dict[str, Figure] = {
     "holes": Figure(holes, "holes between neurons against their expected size", "OPT, App. L"),
     "convergence": Figure(
         convergence,
-        "accuracy of runs over the steps",
+        "accuracy, error and loss of runs over the steps",
         "SphereNet, Fig. 3, 5",
         "RUN [RUN ...]",
         (1, None),
@@ -48,7 +48,11 @@ FIGURES: dict[str, Figure] = {
         sweep, "error over the weight of the energy", "MHE, Fig. 3", "RUN|results/TABLE.json ...", (1, None)
     ),
     "energy": Figure(
-        energy, "energy of every layer of runs over the steps", "OPT, Fig. 6, 23", "RUN [RUN ...]", (1, None)
+        energy,
+        "energy (s = 1) and error of runs over the steps",
+        "OPT, Fig. 6, 23",
+        "RUN [RUN ...]",
+        (1, None),
     ),
     "imbalance": Figure(
         imbalance, "2-D features and classifier neurons of runs", "MHE, Fig. 4, 8", "RUN [RUN ...]", (1, None)

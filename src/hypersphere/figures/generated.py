@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ..report.svg import text_line
+from ..train.inference.inputs import Preprocess
 from ..train.inference.run import Run, load_run
-from ..train.splits import load
+from ..train.splits import augmentations, load
 from .drawing import TOP, Drawing, close_svg, open_svg
 from .features import run_names
 from .images import image
@@ -53,13 +54,19 @@ def tiled(pixels: Tensor) -> Tensor:
 
 
 def _real(run: Run) -> Tensor:
+    """Return images as the discriminator gets them, of the generator's size."""
     images = load(run.config.data, run.config.seed).split("train")
     chosen = torch.linspace(0, len(images) - 1, SIDE * SIDE).round().long().tolist()
-    return torch.stack([images[i][0] for i in chosen])
+    preprocess = Preprocess(run.spec, augmentations(run.config.data)[1])
+    return _pixels(torch.cat([preprocess(images[i][0]) for i in chosen]))
 
 
 @torch.no_grad()
 def _made(run: Run) -> Tensor:
     (latent,) = run.preprocess.spec.shape
     noise = torch.randn(SIDE * SIDE, latent, generator=torch.Generator().manual_seed(0))
-    return (run.model(noise) * 128 + 127.5).round().clamp(0, 255).to(torch.uint8)
+    return _pixels(run.model(noise))
+
+
+def _pixels(normalized: Tensor) -> Tensor:
+    return (normalized * 128 + 127.5).round().clamp(0, 255).to(torch.uint8)

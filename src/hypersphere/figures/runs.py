@@ -16,44 +16,73 @@ from ..report.run_files import Group, RunFiles, group_runs, read_runs
 from ..report.svg import PALETTE
 from ..reproduce import results
 from ..train.inference.run import load_run
+from ..train.storage.layout import METRICS
 from .drawing import Drawing, at, close_svg, open_svg
 
 _WIDTH, _COLUMNS = 900, 3  # of pictures with panels
 _PANEL_HEIGHT, _LEGEND_ROW = 200, 20
 _BINS = 24
+_RECORDED = "pair_energies"  # in the metrics
 
 
 # ------------------------------------------------------------------------------------------------ convergence
 
 
 def convergence(inputs: Sequence[Path]) -> Drawing:
-    """Draw the accuracy of runs over the steps, means over seeds with bands (SphereNet, Fig. 3 and 5)."""
+    """Draw accuracy, error and loss of runs over the steps, means over seeds with bands (SphereNet, Fig. 3 and 5)."""
     groups = group_runs(read_runs(inputs))
-    split, key = _shared_curve(groups)
-    scale, unit = (100.0, "accuracy, %") if key == "accuracy" else (1.0, key)
-    curves = {each.name: mean_curve([run.points(key, split) for run in each.runs], scale) for each in groups}
+    split, keys = _shared_curves(groups)
+    if not keys:
+        raise ValueError("the runs have no accuracy or loss in common with two points or more; see --eval_every")
+    charts: list[tuple[str, str, dict[str, Curve]]] = []
+    for key in keys:
+        curves = {each.name: _curve(each, key, split) for each in groups}
+        charts.append((key, _unit(key), curves))
     rows = [
-        {"run": name, "seeds": len(group.runs), "last step": int(curve.steps[-1]), f"{split} {unit}": curve.mean[-1]}
-        for group, (name, curve) in zip(groups, curves.items(), strict=True)
+        {"run": group.name, "seeds": len(group.runs), "last step": int(charts[0][2][group.name].steps[-1])}
+        | {f"{split} {unit}": float(curves[group.name].mean[-1]) for _, unit, curves in charts}
+        for group in groups
     ]
-    svg = line_chart(
-        {name: _series(curve) for name, curve in curves.items()},
-        title=f"Convergence: {split} {key} over the steps",
-        xlabel="step",
-        ylabel=unit,
-        height=_height(420, len(curves)),
-    )
-    return Drawing(svg, [{k: _plain(v) for k, v in row.items()} for row in rows])
+    top, title = _height(420, len(groups)), "Convergence"
+    parts = open_svg(title, _WIDTH, top + (_PANEL_HEIGHT + 60 if charts[1:] else 0), shown=False)
+    for i, (key, unit, curves) in enumerate(charts):
+        width = _WIDTH / max(1, len(charts) - 1) if i else _WIDTH
+        chart = line_chart(
+            {name: _series(curve) for name, curve in curves.items()},
+            title=f"{'' if i else f'{title}: '}{split} {key} over the steps",
+            xlabel="step",
+            ylabel=unit,
+            width=width,
+            height=_PANEL_HEIGHT + 60 if i else top,
+            legend=not i,
+        )
+        parts.append(at(width * max(0, i - 1), top if i else 0, chart))
+    return Drawing(close_svg(parts), rows)
 
 
-def _shared_curve(groups: Sequence[Group]) -> tuple[str, str]:
-    """Return the split and figure to draw: accuracy on test or validation data, if all runs have it."""
+def _unit(key: str) -> str:
+    return key if key == "loss" else f"{key}, %"
+
+
+def _curve(group: Group, key: str, split: str) -> Curve:
+    """Return the mean of a figure over the seeds; accuracy and error are in percent."""
+    if key == "loss":
+        return mean_curve([run.points(key, split) for run in group.runs])
+    found = [run.points("accuracy", split) for run in group.runs]
+    if key == "error":
+        found = [{step: 1 - value for step, value in points.items()} for points in found]
+    return mean_curve(found, 100.0)
+
+
+def _shared_curves(groups: Sequence[Group]) -> tuple[str, list[str]]:
+    """Return the split and the figures that all runs have, with two points or more: test or validation data first."""
     runs = [run for group in groups for run in group.runs]
     for key in ("accuracy", "loss"):
         for split in ("test", "validation", "train"):
-            if all(len(run.points(key, split)) >= 2 for run in runs):
-                return split, key
-    raise ValueError("the runs have no accuracy or loss in common with two points or more; see --eval_every")
+            has = {each: all(len(run.points(each, split)) >= 2 for run in runs) for each in ("accuracy", "loss")}
+            if has[key]:
+                return split, [*(["accuracy", "error"] if has["accuracy"] else []), *(["loss"] if has["loss"] else [])]
+    return "", []
 
 
 def _series(curve: Curve) -> tuple[Any, ...]:
@@ -68,62 +97,59 @@ def _height(height: float, lines: int) -> float:
     return height + _LEGEND_ROW * max(0, math.ceil(lines / 2) - 3)
 
 
-def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
-
-
 # ------------------------------------------------------------------------------------------------ energy
 
 
 def energy(inputs: Sequence[Path]) -> Drawing:
-    """Draw the energy of every layer over the steps, and their sum (OPT, Fig. 6 and 23)."""
+    """Draw energy and error over the steps (OPT, Fig. 6), and the energy of every layer (Fig. 23).
+
+    The energy is Σ_i Σ_{j≠i} ‖ŵ_i − ŵ_j‖⁻¹, for all runs alike, over the hidden layers that all of them recorded.
+    """
     groups = group_runs(read_runs(inputs))
-    runs = [run for group in groups for run in group.runs]
-    layers = [name for name in runs[0].energies() if all(name in run.energies() for run in runs)]
+    recorded = [run.energies(_RECORDED) for group in groups for run in group.runs]
+    layers = [name for name in recorded[0] if all(name in found for found in recorded)]
     if not layers:
-        raise ValueError("the runs have no layer in common whose energy was measured")
-    top, title = _height(380, len(groups)), "Hyperspherical energy"
-    parts = open_svg(title, _WIDTH, top + math.ceil(len(layers) / _COLUMNS) * _PANEL_HEIGHT, shown=False)
-    rows = []
-    for i, name in enumerate(["", *layers]):
-        curves = {
+        raise ValueError(
+            f"the runs have no hidden layer in common whose {_RECORDED} are in {METRICS}; older versions of "
+            "hypersphere did not record them"
+        )
+    curves = {
+        name: {
             group.name: mean_curve([_energies(run, [name] if name else layers) for run in group.runs])
             for group in groups
         }
-        series = {each: _series(curve) for each, curve in curves.items()}
-        rows += [
-            {"run": each, "layer": name or "sum", "first": float(curve.mean[0]), "last": float(curve.mean[-1])}
-            for each, curve in curves.items()
-        ]
-        if not name:
-            whole = line_chart(
-                series, title=f"{title}, sum of the layers", xlabel="step", ylabel="energy", width=_WIDTH, height=top
-            )
-            parts.append(at(0, 0, whole))
-            continue
+        for name in ("", *layers)
+    }
+    split, keys = _shared_curves(groups)
+    wide, top = _WIDTH / 2 if "error" in keys else _WIDTH, _height(380, 2 * len(groups))
+    parts = open_svg(
+        "Hyperspherical energy", _WIDTH, top + math.ceil(len(layers) / _COLUMNS) * _PANEL_HEIGHT, shown=False
+    )
+    charts = {"Hyperspherical energy of all layers": (curves[""], "energy")}
+    if "error" in keys:
+        errors = {group.name: _curve(group, "error", split) for group in groups}
+        charts[f"{split.capitalize()} error"] = errors, _unit("error")
+    for i, (title, (lines, unit)) in enumerate(charts.items()):
+        series = {name: _series(curve) for name, curve in lines.items()}
+        chart = line_chart(series, title=title, xlabel="step", ylabel=unit, width=wide, height=top)
+        parts.append(at(i * wide, 0, chart))
+    for i, name in enumerate(layers):
+        series = {each: _series(curve) for each, curve in curves[name].items()}
         panel = line_chart(series, title=name, width=_WIDTH / _COLUMNS, height=_PANEL_HEIGHT, legend=False)
-        parts.append(at((i - 1) % _COLUMNS * _WIDTH / _COLUMNS, top + (i - 1) // _COLUMNS * _PANEL_HEIGHT, panel))
-    return Drawing(close_svg(parts), rows, _measures(groups))
+        parts.append(at(i % _COLUMNS * _WIDTH / _COLUMNS, top + i // _COLUMNS * _PANEL_HEIGHT, panel))
+    rows = [
+        {"run": each, "layer": name or "all", "first": float(curve.mean[0]), "last": float(curve.mean[-1])}
+        for name, lines in curves.items()
+        for each, curve in lines.items()
+    ]
+    note = "Sum of 1/distance over all pairs of neurons on the sphere (s = 1, full space), without the output layer."
+    return Drawing(close_svg(parts), rows, [note])
 
 
 def _energies(run: RunFiles, layers: Sequence[str]) -> dict[int, float]:
     """Return the sums over layers by the steps at which all were measured."""
-    found = [run.energies()[name] for name in layers]
+    found = [run.energies(_RECORDED)[name] for name in layers]
     return {step: sum(each[step] for each in found) for step in found[0] if all(step in each for each in found)}
-
-
-def _measures(groups: Sequence[Group]) -> list[str]:
-    """Say which energy was measured; a run measures that of its own config."""
-    kinds: dict[str, list[str]] = {}
-    for group in groups:
-        half = " in half space" if group.config.get("energy.half_space") else ""
-        angles = " of angles" if group.config.get("energy.angular") else ""
-        kind = f"s = {group.config.get('energy.s', 2.0):g}{half}{angles}"
-        kinds.setdefault(kind, []).append(group.name)
-    if len(kinds) == 1:
-        return [f"Mean energy of a pair, {next(iter(kinds))}."]
-    each = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items())
-    return [f"These runs do not measure the same energy and cannot be compared: {each}."]
 
 
 # ------------------------------------------------------------------------------------------------ k

@@ -63,11 +63,11 @@ class RunFiles:
         lines = (line for line in self.lines if line.get("split", "") == split)
         return {line["step"]: line[key] for line in lines if is_number(line.get(key))}
 
-    def energies(self) -> dict[str, dict[int, float]]:
-        """Return the energies by layer and step."""
+    def energies(self, key: str = "energies") -> dict[str, dict[int, float]]:
+        """Return the energies by layer and step: "energies" of the run's own kind, or "pair_energies" (OPT, Fig. 6)."""
         layers: dict[str, dict[int, float]] = {}
         for line in self.lines:
-            energies = line.get("energies")
+            energies = line.get(key)
             for name, value in energies.items() if isinstance(energies, dict) else ():
                 if is_number(value):
                     layers.setdefault(name, {})[line["step"]] = value

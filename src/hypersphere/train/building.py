@@ -17,6 +17,8 @@ from .. import catalog, models
 from ..conversion import spherize
 from ..cosine import unit
 from ..energy import EnergyRegularizer, normalize_neurons, spread
+from ..energy.hyperspherical import at_least_float32, point_energies
+from ..energy.repulsion import Law
 from ..layers import SphereOptions
 from ..losses import heads
 from ..optim import OGD, param_groups
@@ -287,6 +289,26 @@ def energies(body: nn.Module, head: nn.Module | None, settings: Energy | None) -
         return {}
     kind = {} if settings is None else {name: getattr(settings, name) for name in ("s", "half_space", "angular")}
     return EnergyRegularizer(body, head=head, **kind).per_layer()
+
+
+@torch.no_grad()
+def pair_energies(body: nn.Module, head: nn.Module | None, settings: Energy | None) -> dict[str, float]:
+    """Return Σ_i Σ_{j≠i} ‖ŵ_i − ŵ_j‖⁻¹ of the rotated or regularized layers, without the output (OPT, App. K).
+
+    Of a network with neither: of every hidden layer.
+    """
+    if not select(body):
+        return {}
+    exclude = () if settings is None else _listed(settings.exclude)
+    found = EnergyRegularizer(body, head=_with_neurons(head), exclude=[each for each in exclude if select(body, each)])
+    hidden = {name: neurons for name, neurons in found.neurons.items() if not neurons.is_output}
+    rotated = {each.module for each in find_rotated(body)}
+    law = Law(1.0, False, False)
+    return {
+        name: float(point_energies(unit(at_least_float32(neurons.matrix())), law).sum())
+        for name, neurons in hidden.items()
+        if not rotated or neurons.module in rotated
+    }
 
 
 def _with_neurons(head: nn.Module | None) -> nn.Module | None:

@@ -14,6 +14,7 @@ from torch import nn
 
 from .. import __version__
 from .._internal import checks, checksummed_json, safe_files
+from .._internal.checksummed_json import RUN_ID
 from ..rotation import count_parameters, merge, save_rotations
 from ..rotation.parametrization import find_rotated
 from . import building
@@ -83,7 +84,6 @@ def write_result(task: Task, progress: Progress, history: Metrics, seconds: floa
     modules = {name: _merged(module) for name, module in task.modules.items()}
     summary = {
         "format": layout.FORMAT,
-        checksummed_json.RUN_ID: history.run_id,
         "accuracy": None,
         **final,
         "energy": sum(final["energies"].values()),
@@ -130,9 +130,9 @@ def _write(path: Path, task: Task, modules: dict[str, nn.Module], summary: dict[
         else:
             parts["model" if name == task.main else name] = module
     step = summary["best_step"] or summary["step"]
-    described = {"step": step, checksummed_json.RUN_ID: history.run_id, "data": task.splits.spec.to_tree()}
+    described = {"step": step, RUN_ID: summary[RUN_ID], "data": task.splits.spec.to_tree()}
     model = weights.write(path / layout.FINAL, parts, described)
-    files = {layout.CONFIG: config_text(task.config, history.run_id), f"{layout.FINAL}/{layout.MODEL}": model}
+    files = {layout.CONFIG: config_text(task.config, summary[RUN_ID]), f"{layout.FINAL}/{layout.MODEL}": model}
     trained = task.modules[task.main]
     network = trained.network if isinstance(trained, building.Classifier) else None
     if task.config.init_from is not None and network is not None and any(find_rotated(network)):

@@ -76,6 +76,10 @@ class Task:
         """Return the current energy of every layer."""
         raise NotImplementedError
 
+    def pair_energies(self) -> dict[str, float]:
+        """Return the energy that OPT's figures show, of every hidden layer: the same for all configs."""
+        raise NotImplementedError
+
     def try_out(self) -> None:
         """Run two samples through the network before anything is written. ValueError if that fails."""
         for module in self.modules.values():
@@ -180,6 +184,9 @@ class Classification(Task):
     def energies(self) -> dict[str, float]:
         return building.energies(self.model.network, self.model.head, self.config.energy)
 
+    def pair_energies(self) -> dict[str, float]:
+        return building.pair_energies(self.model.network, self.model.head, self.config.energy)
+
     def _try_out(self, batch: Batch) -> None:
         self._check_logits(self.model(batch.inputs, edges=self.edges))
 
@@ -276,6 +283,9 @@ class Adversarial(Task):
 
     def energies(self) -> dict[str, float]:
         return building.energies(self.discriminator, None, self.config.energy)
+
+    def pair_energies(self) -> dict[str, float]:
+        return building.pair_energies(self.discriminator, None, self.config.energy)
 
     def _try_out(self, batch: Batch) -> None:
         made = self.generator(self.noise("try", 0, batch))

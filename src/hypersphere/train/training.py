@@ -98,7 +98,7 @@ class Training:
         config, is_main = self.config, self.world.is_main
         keep = self.done.lines if self.resumed else None
         self.run_id = self.world.broadcast_text(self.run_id or "") or None
-        self.history = Metrics(self.path if is_main else None, keep=keep, mark=self.mark, run_id=self.run_id)
+        self.history = Metrics(self.path if is_main else None, keep=keep, mark=self.mark)
         title = f"{config.model.name} on {config.data.name}"
         self.screen = display.make(title, self.total, self.done.step, enabled=progress and is_main)
         self.clock = self.window = time.perf_counter()
@@ -110,7 +110,7 @@ class Training:
                 if self.resumed:
                     self.screen.note(f"resumed at step {self.done.step} of {self.total}")
                 else:
-                    self.log({"split": "train", "energies": self.task.energies()})
+                    self.log({"split": "train", **self._energies()})
                     if self.total < FEW and config.steps is None:
                         self.screen.note(f"only {self.total} steps: use more epochs or a smaller data.batch_size")
                 yield
@@ -210,16 +210,19 @@ class Training:
         self._eval_mode(True)
         with cached():  # compute rotations once, not for every batch
             figures = self.task.evaluate(self.splits.eval_split, self._is_interrupted)
-            energies = self.task.energies()
+            energies = self._energies()
         self._eval_mode(False)
         if figures is None:
             self._stop()
         assert figures is not None
         self.done.evaluated, self.done.figures = self.done.step, figures
-        self.log({"split": self.splits.eval_split, **figures, "energies": energies})
+        self.log({"split": self.splits.eval_split, **figures, **energies})
         self.window, self.window_samples = time.perf_counter(), 0
         if self.splits.eval_split == "validation" and "accuracy" in figures:
             self._update_best(figures)
+
+    def _energies(self) -> dict[str, dict[str, float]]:
+        return {"energies": self.task.energies(), "pair_energies": self.task.pair_energies()}
 
     def _is_interrupted(self) -> bool:
         return self.world.size == 1 and self.interruptions.signal is not None
@@ -245,6 +248,8 @@ class Training:
         """Log a line of metrics to the file, the display and the callbacks."""
         step = self.done.step
         line = {"step": step, "epoch": round(step / self.epoch, 4), **figures, "seconds": round(self.seconds(), 3)}
+        if not self.history.lines and self.run_id is not None:
+            line[RUN_ID] = self.run_id
         self.done.lines += 1
         self.history.write(line)
         self.screen.show(line)
@@ -356,14 +361,14 @@ class Training:
         if self.best_weights is not None:
             self._load(self.best_weights)
         self._eval_mode(True)
-        energies = self.task.energies()
+        energies = self._energies()
         split, figures = self.splits.eval_split, self.done.best or self.done.figures
         if split == "validation" and self.splits.test is not None:
             split, figures = "test", self.task.evaluate("test") or {}
-            self.log({"split": split, **figures, "energies": energies})
+            self.log({"split": split, **figures, **energies})
         self.saver.wait()
         diverged = self._has_diverged(figures, split)
-        final = {**figures, "split": split, "energies": energies, "diverged": diverged}
+        final = {RUN_ID: self.run_id, **figures, "split": split, **energies, "diverged": diverged}
         return results.write_result(self.task, self.done, self.history, self.seconds(), final)
 
     def _has_diverged(self, figures: dict[str, Any], split: str) -> bool:

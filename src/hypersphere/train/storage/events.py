@@ -52,8 +52,12 @@ def scalars(line: dict[str, Any]) -> dict[str, float]:
         {'test/loss': 0.25, 'energy/layers.0': 1.5}
     """
     axes = ("step", "epoch", "seconds")  # TensorBoard has its own for them
-    rest = {key: value for key, value in line.items() if key not in (*axes, "energies")}
-    return {**dict(_flat(line.get("split", ""), rest)), **dict(_flat("energy", line.get("energies") or {}))}
+    energies = {"energies": "energy", "pair_energies": "pair_energy"}
+    rest = {key: value for key, value in line.items() if key not in (*axes, *energies)}
+    found = dict(_flat(line.get("split", ""), rest))
+    for key, tag in energies.items():
+        found |= dict(_flat(tag, line.get(key) or {}))
+    return found
 
 
 def append(file: FileIO, data: bytes) -> None:

@@ -21,17 +21,17 @@ def new_id() -> str:
 
 
 def read_id(run: Path) -> Any:
-    """Return the id in the config.json of a run folder; None if it has none or cannot be read."""
-    try:
-        tree = json.loads(safe_files.read_plain(run / CONFIG, 1 << 16))
-    except (OSError, ValueError, RecursionError):  # reported where the config is read
-        return None
+    """Return the id in the config.json of a run folder; None if it has none. ValueError if it cannot be read."""
+    tree = json.loads(safe_files.read_plain(run / CONFIG, 1 << 16))
     return tree.get(RUN_ID) if isinstance(tree, dict) else None
 
 
 def check_id(run: Path, file: Path, found: Any) -> None:
     """Raise ValueError if a file has not the id of the run folder that it is in."""
-    expected = read_id(run)
-    if found != expected and (run / CONFIG).is_file():
+    try:
+        expected = read_id(run)
+    except (OSError, ValueError, RecursionError):  # reported where the config itself is read
+        return
+    if found != expected:
         ids = [f"id {each!r:.40}" if each is not None else "no id" for each in (found, expected)]
         raise ValueError(f"{file} belongs to another run: it has {ids[0]}, {CONFIG} has {ids[1]}")

@@ -29,7 +29,6 @@ class Metrics:
             lines of its metrics.jsonl stay, the rest is cut off, and TensorBoard's file is rewritten from them, so
             that the history is that of an uninterrupted run.
         mark: what :meth:`mark` gave after those lines; it warns if they have changed since.
-        run_id: of the run, for the first line; ValueError if the lines to keep have another.
 
     Example:
         >>> import tempfile
@@ -47,15 +46,7 @@ class Metrics:
         >>> resumed.close()
     """
 
-    def __init__(
-        self,
-        folder: Path | None,
-        *,
-        keep: int | None = None,
-        mark: dict[str, Any] | None = None,
-        run_id: str | None = None,
-    ) -> None:
-        self.run_id = run_id
+    def __init__(self, folder: Path | None, *, keep: int | None = None, mark: dict[str, Any] | None = None) -> None:
         self.lines: list[dict[str, Any]] = []
         self._bytes = self._sum = 0
         self._file: FileIO | None = None
@@ -82,8 +73,7 @@ class Metrics:
 
     def write(self, line: dict[str, Any]) -> None:
         """Add a line; non-finite numbers become None. `lines` has it as it would be read back."""
-        known = {} if self.run_id is None or self.lines else {RUN_ID: self.run_id}
-        text = _text(finite(line | known))
+        text = _text(finite(line))
         line = json.loads(text)
         self.lines.append(line)
         if self._file is not None and self._events is not None:
