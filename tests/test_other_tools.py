@@ -67,6 +67,27 @@ def test_matrices_of_adapters_are_not_neurons():
     assert list(hs.select(twice)) == ["base_layer.base_layer"]
 
 
+class ModulesToSaveWrapper(nn.Module):
+    __module__ = "peft.utils.other"
+    active_adapters = ("default",)
+
+    def __init__(self, module) -> None:
+        super().__init__()
+        self.original_module, self.disable_adapters = module, False
+        self.modules_to_save = nn.ModuleDict({"default": copy.deepcopy(module), "other": copy.deepcopy(module)})
+
+
+def test_one_copy_of_a_trained_module_is_used():
+    """The frozen original, and copies of other adapters, are no layers of the network."""
+    net = mlp()
+    net[4] = ModulesToSaveWrapper(net[4])
+    found = hs.select(net)
+    assert list(found) == ["0", "2", "4.modules_to_save.default"]
+    assert found["4.modules_to_save.default"].is_output
+    net[4].disable_adapters = True
+    assert list(hs.select(net)) == ["0", "2", "4.original_module"]
+
+
 def merged(net):
     plain = copy.deepcopy(net)
     with torch.no_grad():

@@ -46,6 +46,15 @@ def test_adapters_are_not_neurons_and_are_merged_first(name):
     torch.testing.assert_close(hs.rotate(model.merge_and_unload())(x), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_one_copy_of_a_trained_module_is_used():
+    model = peft.get_peft_model(Net(), peft.LoraConfig(target_modules=["a", "b"], modules_to_save=["c"]))
+    names = [name.removeprefix("base_model.model.") for name in hs.select(model)]
+    assert names == ["a.base_layer", "b.base_layer", "c.modules_to_save.default"]
+    with model.disable_adapter():
+        assert list(hs.select(model))[-1] == "base_model.model.c.original_module"
+
+
 SUMS = ("lora", "adalora")
 
 

@@ -25,20 +25,31 @@ _HUGGING_FACE = ("transformers.", "diffusers.", "huggingface_hub.")
 
 def has_adapters(module: nn.Module) -> bool:
     """Return whether the module is a layer that PEFT wrapped to add adapters (PEFT is not imported)."""
-    return any(
-        each.__name__ == "BaseTunerLayer" and each.__module__.partition(".")[0] == "peft"
-        for each in type(module).__mro__
-    )
+    return _is_of_peft(module, "BaseTunerLayer")
+
+
+def _is_of_peft(module: nn.Module, name: str) -> bool:
+    return any(each.__name__ == name and each.__module__.partition(".")[0] == "peft" for each in type(module).__mro__)
 
 
 def adapter_modules(model: nn.Module) -> set[nn.Module]:
-    """Return all modules that PEFT added: wrappers and their matrices (lora_A, lora_B, ...), not the base layers."""
+    """Return all modules that PEFT added: wrappers and their matrices (lora_A, lora_B, ...), not the base layers.
+
+    Of a module that PEFT trains beside its adapters (modules_to_save) and of its copies, those that are not used.
+    """
     found: set[nn.Module] = set()
     for module in model.modules():
         if has_adapters(module):
             found.add(module)
             for name, child in module.named_children():
                 found.update(child.modules() if name != "base_layer" else ())
+        elif _is_of_peft(module, "ModulesToSaveWrapper"):
+            wrapper: Any = module
+            copies = dict(wrapper.modules_to_save.items())
+            active = [] if wrapper.disable_adapters else [name for name in wrapper.active_adapters if name in copies]
+            used = [copies[name] for name in active] or [wrapper.original_module]
+            for each in (wrapper.original_module, *copies.values()):
+                found.update(each.modules() if each not in used else ())
     return found
 
 
