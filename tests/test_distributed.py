@@ -150,10 +150,14 @@ def whole_model_verbs(wrap=same):
     read = {net.__name__: used(wrap(net())) for net in nets} | {"state": used(wrap(small_net())).state_dict()}
     for name, model in read.items():
         found |= {f"{name} {row.name}": torch.tensor([row.energy, row.effective_rank]) for row in hs.diagnose(model)}
-    for verb in (hs.normalize_neurons, hs.spread):
+    for verb, options in (
+        (hs.normalize_neurons, {}),
+        (hs.normalize_neurons, {"example_inputs": torch.ones(2, 5), "layers": "4"}),  # they run the model
+        (hs.spread, {}),
+    ):
         model = used(wrap(small_net(1)))
-        verb(model)
-        found |= {f"{verb.__name__} {key}": whole(p).clone() for key, p in model.state_dict().items()}
+        verb(model, **options)
+        found |= {f"{verb.__name__} {len(options)} {key}": whole(p).clone() for key, p in model.state_dict().items()}
     tuned = used(wrap(two_tasks()))
     merged = hs.merge_state_dict(tuned.state_dict(), task="other")
     found |= {f"merged {key}": whole(p).clone() for key, p in merged.items()}
@@ -171,8 +175,10 @@ def message(verb, *arguments, **options):
     return "no error"
 
 
-def refusals():
+def refusals(folder, rank):
     """What is said where a verb cannot work."""
+    hs.save_rotations(two_tasks(), f"{folder}/rotations{rank}", task="default")
+    overlapping = ZeroRedundancyOptimizer(small_net().parameters(), torch.optim.Adam, overlap_with_ddp=True)
     rotated, plain, sharded = two_tasks(), small_net(), shard(two_tasks())
     wrapped, also_wrapped = DistributedDataParallel(rotated), DistributedDataParallel(plain)
     flat = {orig: small_net() for orig in (True, False)}
@@ -190,6 +196,9 @@ def refusals():
         "spherize scale": message(hs.spherize, plain, scale=True),
         "spherize learnable": message(hs.spherize, also_wrapped, "learnable"),
         "spherize FSDP2": message(hs.spherize, shard(small_net())),
+        "load_rotations FSDP2": message(hs.load_rotations, sharded, f"{folder}/rotations{rank}"),
+        "save_rotations FSDP2": message(hs.save_rotations, sharded, f"{folder}/sharded"),
+        "overlap": message(hs.Resampler, rotated, overlapping),
         "extract_rotations FSDP2": message(hs.extract_rotations, shard(small_net()), small_net()),
     }
     assert "new" not in rotated[0].parametrizations.weight[0].tasks
@@ -215,7 +224,7 @@ def _rank(rank: int, folder: str) -> None:
     states |= {f"sharded {case}": rotated_state(case, part, shard) for case in SHARDED}
     states["sharded energies"] = energies(shard)
     states["zero"] = resampled_by_adam(part, wrap, adam_by_zero)
-    states |= {"sharded verbs": whole_model_verbs(shard), "refusals": refusals()}
+    states |= {"sharded verbs": whole_model_verbs(shard), "refusals": refusals(folder, rank)}
     torch.save(states, f"{folder}/rank{rank}.pt")
     dist.barrier()
     # No destructors: DDP's waits for gloo's thread while it holds the GIL, which that thread may be waiting for.
@@ -282,7 +291,10 @@ def test_verbs_of_sharded_models(ranks):
         ("spherize scale", r"spherize with learned numbers adds parameters .* \(DistributedDataParallel\)"),
         ("spherize learnable", r"spherize with learned numbers adds parameters .* \(DistributedDataParallel\)"),
         ("spherize FSDP2", r"layer '0' is sharded: call spherize before fully_shard"),
-        ("extract_rotations", r"base is sharded"),
+        ("extract_rotations", r"of base: '0.weight' is sharded: pass the model from before fully_shard"),
+        ("load_rotations", r"load_rotations: '.*' is sharded: load before fully_shard"),
+        ("save_rotations", r"save_rotations: '.*' is sharded: save from an unsharded model"),
+        ("overlap", r"overlap_with_ddp=True of ZeroRedundancyOptimizer"),
         ("FSDP1", r"FullyShardedDataParallel \(FSDP1\).*fully_shard \(FSDP2\)"),
     ],
 )

@@ -28,6 +28,7 @@ from ._internal import checks
 from ._internal.hashed_folder import LARGEST, add_checksums, check, check_folder, checksums, json_files, read_tensors
 from ._internal.other_tools import refuse_adapters
 from ._internal.safe_files import check_plain, read_plain, temporary_name, write_text
+from ._internal.sharding import refuse_sharded
 from ._internal.tensors import unshared
 from .conversion import SPHERE_CLASS
 from .fusion import FoldedBatchNorm
@@ -68,6 +69,7 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], *, rotatio
             f"{type(model).__name__}; for others use state_dict() or hypersphere.save_rotations"
         )
     refuse_adapters("save_pretrained", model)
+    refuse_sharded("save_pretrained", model, "save from an unsharded model")
     if folded := [name for name, module in model.named_modules() if isinstance(module, FoldedBatchNorm)]:
         raise ValueError(f"save_pretrained: BatchNorm {folded[0]!r} was folded: save before fuse_bn")
     state, rotated = model.state_dict(), describe_rotations(model)

@@ -86,6 +86,14 @@ def reshard(*models: nn.Module | None) -> None:
                 raise _fsdp1_error()
 
 
+def refuse_sharded(verb: str, model: nn.Module, instead: str) -> None:
+    """Raise if FSDP2 has sharded a parameter."""
+    reshard(model)
+    for name, parameter in model.named_parameters():
+        if is_sharded(parameter):
+            raise ValueError(f"{verb}: {name!r} is sharded: {instead}")
+
+
 def refuse_new_parameters(verb: str, modules: Iterable[nn.Module]) -> None:
     """Raise if DDP or FSDP wraps one of the modules: it averages only the gradients of parameters that it knows."""
     changed = set(modules)

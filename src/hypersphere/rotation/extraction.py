@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .._internal import checks
 from .._internal.linalg import nearest_orthogonal
-from .._internal.sharding import is_sharded, read, reshard
+from .._internal.sharding import read, refuse_sharded, reshard
 from ..orthogonal import pack
 from ..selection import neuron_rows, unwrapped
 from .parametrization import RotatedWeight, find_rotated, layer_label
@@ -62,9 +62,8 @@ def extract_rotations(base: M, tuned: nn.Module, block_size: int | None = None) 
     """
     checks.module("base", base)
     checks.module("tuned", tuned)
-    reshard(base, tuned)
-    if any(map(is_sharded, base.parameters())):
-        raise ValueError("extract_rotations: base is sharded: pass the model from before fully_shard (tuned may be)")
+    refuse_sharded("extract_rotations of base", base, "pass the model from before fully_shard (tuned may be sharded)")
+    reshard(tuned)
     others = dict(unwrapped(tuned).named_modules())
     # DDP does not average the gradients of rotations that its module gets later: return a plain copy
     plain = base.module if isinstance(base, nn.parallel.DistributedDataParallel) else base

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .._internal import checks
 from .._internal.other_tools import refuse_adapters
-from .._internal.sharding import refuse_new_parameters
+from .._internal.sharding import refuse_new_parameters, refuse_sharded
 from .._internal.tensors import hash_of
 from ..orthogonal import ORTHOGONALIZERS
 from ..selection import Neurons, select, unwrapped
@@ -23,7 +23,6 @@ from .parametrization import (
     RotatedWeight,
     Rotation,
     find_rotated,
-    is_sharded,
     layer_label,
     require_rotated,
 )
@@ -65,11 +64,8 @@ def save_rotations(
     checks.choice("format", format, FORMATS)
     model = unwrapped(model)
     found = require_rotated("save_rotations", model)
+    refuse_sharded("save_rotations", model, "save from an unsharded model")
     for each in found:
-        if not each.is_frozen and is_sharded(each.neurons):
-            raise ValueError(
-                f"save_rotations: layer {layer_label(each.name)!r} is sharded: save from an unsharded model"
-            )
         if task is not None and task not in each.rotation.tasks:
             raise ValueError(f"task must be one of {', '.join(each.rotation.tasks)}, got {task!r}")
     if any(each.rotation.tasks[task or each.rotation.active].strength != 1 for each in found):
@@ -106,6 +102,7 @@ def load_rotations(model: M, path: str | os.PathLike[str], *, task: str | None =
         check_new_name(task, "task")
     unwrapped_model, own = unwrapped(model), None if is_adapter(path) else read(path)
     refuse_adapters("load_rotations", unwrapped_model)
+    refuse_sharded("load_rotations", unwrapped_model, "load before fully_shard")
     there = {(each.name, each.tensor_name): each for each in find_rotated(unwrapped_model)}
     plain = {(module_name(name, n), n.tensor_name): n for name, n in select(unwrapped_model, output=None).items()}
     plain |= {(name, "weight"): frozen_neurons(m) for name, m in unwrapped_model.named_modules() if is_quantized(m)}

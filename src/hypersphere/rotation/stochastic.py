@@ -50,6 +50,8 @@ class Resampler:
         checks.module("model", model)
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        if getattr(optimizer, "_overlap_with_ddp", False):
+            raise ValueError("optimizer must step by step(): got overlap_with_ddp=True of ZeroRedundancyOptimizer")
         self.model, self.optimizer = model, _inside(optimizer, "optimizer")[-1]  # of accelerate, Lightning
         self.inner = checks.integer("inner", inner, low=1)
         self.sampled = [each for each in find_rotated(model) if each.rotation.plan.redrawn]

@@ -94,6 +94,7 @@ def select(
     if example_inputs is not None:
         others = unknown_weights(model, [n.module for n in everything.values()])
         traced = trace(unwrapped(model), everything, others, example_inputs)
+        reshard(model)  # after the forward pass
         everything |= {name: Neurons(others[name], "weight", False, layout) for name, layout in traced.linears.items()}
         everything = _in_order(model, everything) if traced.linears else everything
     _check_output(output, everything)
