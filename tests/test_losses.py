@@ -79,6 +79,28 @@ def test_derivatives(name):
     assert gradgradcheck(f, (x, *parameters.values()), atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_many_logits_have_the_loss_and_derivatives_of_few(monkeypatch):
+    """Above a number of logits another cross-entropy is used, which needs less memory."""
+    head, x = hs.ArcFaceLoss(4, 3, dtype=F64, scale=4.0), torch.randn(5, 3, dtype=F64, requires_grad=True)
+    y = torch.tensor([0, 1, 2, -100, 0])
+
+    def f(x, weight):
+        return torch.func.functional_call(head, {"weight": weight}, (x, y))
+
+    def results():
+        loss = f(x, head.weight)
+        samples = torch.func.vmap(lambda one, label: head(one[None], label[None]))(x, y)
+        tangents = torch.func.jvp(f, (x, head.weight), (torch.ones_like(x), torch.ones_like(head.weight)))
+        return loss, *torch.autograd.grad(loss, (x, head.weight)), samples, *tangents
+
+    few = results()
+    monkeypatch.setattr("hypersphere.losses.softmax._MANY", 0)
+    torch.testing.assert_close(results(), few)
+    assert gradcheck(f, (x, head.weight))
+    assert gradgradcheck(f, (x, head.weight), atol=1e-4)
+
+
 @pytest.mark.parametrize("m", [1, 1.5, 2, 3, 4])
 def test_psi_is_a_softmax_at_known_angles_continuous_and_falling(m):
     theta = torch.linspace(0, math.pi, 4001, dtype=F64)

@@ -166,6 +166,16 @@ def test_heads_see_lengths_over_the_whole_range(dtype):
         torch.testing.assert_close(grads[0], grads[2])
 
 
+@pytest.mark.parametrize("head", [hs.WSoftmaxLoss, hs.ArcFaceLoss])
+def test_an_infinite_embedding_leaves_a_long_one_as_it_is(head):
+    head, y = head(5, 6, reduction="none"), torch.tensor([0, 1, 2])
+    x = torch.randn(3, 6) * torch.tensor([[1.0], [1e30], [1.0]])
+    infinite = torch.cat([x[:2], torch.full((1, 6), torch.inf)])
+    losses = head(infinite, y)
+    torch.testing.assert_close(losses[:2], head(x, y)[:2])
+    assert losses[2].isnan()
+
+
 def test_one_long_embedding_leaves_the_others_as_they_are():
     x, y = torch.randn(4, 6), torch.tensor([0, 1, 2, 4])
     for head in (hs.WSoftmaxLoss(5, 6, "linear", bias=True, reduction="none"), hs.SphereFacePlusLoss(5, 6, margin=2)):

@@ -29,7 +29,14 @@ from torch.autograd import Function
 
 from ._internal.functions import apply as apply
 from ._internal.functions import is_recorded, or_zeros, save
-from ._internal.overflow import StatelessFunction, finite_gradient, has_overflow, shrink_factors, shrink_huge
+from ._internal.overflow import (
+    StatelessFunction,
+    can_read_for_free,
+    finite_gradient,
+    has_overflow,
+    shrink_factors,
+    shrink_huge,
+)
 
 
 def unit(x: Tensor) -> Tensor:
@@ -52,10 +59,10 @@ def unit_unchecked(x: Tensor) -> Tensor:
     return y
 
 
-def project(x: Tensor, weight: Tensor, target: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Compute ⟨x, w/‖w‖⟩ (..., N) of rows x (..., d) with neurons w (N, d), without forming the unit neurons.
+def project(x: Tensor, weight: Tensor, target: Tensor | None = None, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Compute s·⟨x, w/‖w‖⟩ (..., N) of rows x (..., d) with neurons w (N, d), without forming the unit neurons.
 
-    The second result holds the values at the indices `target` (..., n); its gradient needs no tensor of its own.
+    The second result holds ⟨x, w/‖w‖⟩ at the indices `target` (..., n); its gradient needs no tensor of its own.
     """
     if target is None:
         target = torch.zeros(*x.shape[:-1], 0, dtype=torch.int64, device=x.device)
@@ -65,7 +72,8 @@ def project(x: Tensor, weight: Tensor, target: Tensor | None = None) -> tuple[Te
         if has_overflow(norms):
             weight = shrink_huge(weight, (1,))
             norms = _row_norms(weight.detach())
-        y, _, at_target = apply(_Project, x, weight, target, norms)
+        headroom = 1.0 if can_read_for_free(norms) else _headroom(x.dtype)  # norms that were read are finite
+        y, _, at_target = apply(_Project, x, weight, target, norms, headroom, scale)
     return y, at_target
 
 
@@ -139,7 +147,7 @@ def _inverse_norm(squares: Tensor, dtype: torch.dtype) -> Tensor:
     info = torch.finfo(squares.dtype)
     # The gradients of a float16 vector below the smallest normal number would overflow.
     smallest = torch.finfo(dtype).tiny ** 2 if dtype is torch.float16 else info.tiny / info.eps
-    return F.threshold(squares, smallest, math.inf).rsqrt()  # too small → ∞, and 1/√∞ = 0
+    return torch.threshold(squares, smallest, math.inf).rsqrt()  # too small → ∞, and 1/√∞ = 0
 
 
 def _to_float16_range(x: Tensor) -> Tensor:
@@ -186,37 +194,40 @@ class _Unit(Function):
 
 
 class _Project(Function):
-    """y = (x·wᵀ)·n, n = 1/‖w‖, and y at the targets, given ‖w‖; n is an output so that it has second derivatives."""
+    """y = s·(x·wᵀ)·n, n = 1/‖w‖, and y/s at the targets, given ‖w‖; n is an output: it has second derivatives."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, target: Tensor, norms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        inverse, headroom = _inverse_norm(norms.square(), weight.dtype), _headroom(x.dtype)
-        y = F.linear(x * headroom, weight).mul_(inverse / headroom)
-        return y, inverse, y.gather(-1, target)
+    def forward(
+        x: Tensor, weight: Tensor, target: Tensor, norms: Tensor, headroom: float, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        inverse = _inverse_norm(norms.square(), weight.dtype)
+        y = F.linear(x if headroom == 1 else x * headroom, weight).mul_(inverse * (scale / headroom))
+        return y, inverse, y.gather(-1, target) / scale
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
         save(ctx, *inputs[:3], output[1])
+        ctx.scale = inputs[5]
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(
         ctx: Any, grad_y: Tensor | None, grad_inverse: Tensor | None, grad_target: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None, None, None]:
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
         saved = ctx.saved_tensors
         dtype, (x, weight, target, inverse) = saved[0].dtype, map(_to_float32_if_half, saved)
         grad_y = x.new_zeros(*x.shape[:-1], len(weight)) if grad_y is None else grad_y
-        grad_product = (grad_y * inverse).to(x.dtype)
+        grad_product = (grad_y * (inverse * ctx.scale)).to(x.dtype)
         if grad_target is not None:
             at_target = (grad_target * inverse[target]).to(x.dtype)
             grad_product = chain(grad_product, ("scatter_add", -1, target, at_target))
         grad_x = (grad_product @ weight).to(dtype) if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[1]:
-            return grad_x, None, None, None
+            return grad_x, None, None, None, None, None
         grad_weight = grad_product.reshape(-1, len(weight)).mT @ x.reshape(-1, x.shape[-1])
-        return grad_x, row_norm_backward(grad_weight, grad_inverse, weight, inverse).to(dtype), None, None
+        return grad_x, row_norm_backward(grad_weight, grad_inverse, weight, inverse).to(dtype), None, None, None, None
 
     @staticmethod
     def tangents(ctx: Any, dx: Tensor | None, dw: Tensor | None, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -225,7 +236,7 @@ class _Project(Function):
         shrink = (weight * dw).sum(1, dtype=inverse.dtype) * inverse.square()  # −dn/n
         dy = (F.linear(dx, weight) + F.linear(x, dw)) * inverse - F.linear(x, weight) * (inverse * shrink)
         dy = dy.to(x.dtype)
-        return dy, -inverse * shrink, dy.gather(-1, target)
+        return dy * ctx.scale, -inverse * shrink, dy.gather(-1, target)
 
 
 class _ClampCosine(StatelessFunction):
@@ -344,10 +355,12 @@ def can_overwrite(*tensors: Any) -> bool:
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     functorch = torch._C._functorch
-    return not any(
-        isinstance(t, Tensor) and (functorch.is_functorch_wrapped_tensor(t) or functorch.is_legacy_batchedtensor(t))
-        for t in tensors
-    )
+    if torch._C._are_functorch_transforms_active() and any(
+        isinstance(t, Tensor) and functorch.is_functorch_wrapped_tensor(t) for t in tensors
+    ):
+        return False
+    is_batched = functorch.is_legacy_batchedtensor  # by autograd.grad(is_grads_batched=True)
+    return not any(isinstance(t, Tensor) and is_batched(t) for t in tensors)
 
 
 def chain(x: Tensor, *steps: tuple[Any, ...]) -> Tensor:
@@ -404,7 +417,7 @@ def _group_squares(x: Tensor, groups: int) -> Tensor:
 
 def _chunks(x: Tensor) -> tuple[Tensor, ...]:
     """Split x along its first dimension into chunks that fit in the cache; not where the number would be recorded."""
-    if is_recorded():
+    if is_recorded() or x.numel() < 2**18:
         return (x,)
     return x.chunk(1 + x.numel() // 2**18)
 

@@ -81,7 +81,8 @@ def sigmoid(c: Tensor, k: float | Tensor = 0.3) -> Tensor:
 
 def angle(c: Tensor) -> Tensor:
     """Compute θ = arccos(c) in [0, π], with the derivative bounded as above."""
-    return linear(c, 1.0, 0.0)
+    theta: Tensor = apply(_LinearOfCosine, finite_gradient(c), 1.0, 0.0)
+    return theta
 
 
 class LearnableSigmoid(nn.Module):
@@ -233,9 +234,10 @@ def parse(similarity: str) -> tuple[str, tuple[str, ...]]:
     return name, tuple(part.strip() for part in match[2].split(",")) if (match[2] or "").strip() else ()
 
 
-def _asin_slope(c: Tensor) -> Tensor:
-    """Compute d asin(c)/dc = 1/√(1−c²), bounded by 1/√eps; the only place that does."""
-    return chain(torch.addcmul(c.new_ones(()), c, c, value=-1), ("clamp_min", torch.finfo(c.dtype).eps), ("rsqrt",))
+def _asin_slope(c: Tensor, *steps: tuple[Any, ...]) -> Tensor:
+    """Compute d asin(c)/dc = 1/√(1−c²), bounded by 1/√eps, and the steps of a chain; the only place that does."""
+    squares = torch.addcmul(c.new_ones(()), c, c, value=-1)
+    return chain(squares, ("clamp_min", torch.finfo(c.dtype).eps), ("rsqrt",), *steps)
 
 
 class _LinearOfCosine(Function):
@@ -256,8 +258,8 @@ class _LinearOfCosine(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (c,) = ctx.saved_tensors
-        slope = _asin_slope(c.to(accumulation_dtype(c.dtype)))
-        return chain(slope, ("mul", grad), ("mul", -ctx.a)).to(c.dtype), None, None
+        exact = c.to(accumulation_dtype(c.dtype))
+        return _asin_slope(exact, ("mul", grad), ("mul", -ctx.a)).to(c.dtype), None, None
 
     @staticmethod
     def tangents(ctx: Any, dc: Tensor, *_: Any) -> Tensor:
@@ -300,7 +302,7 @@ class _SigmoidOfCosine(Function):
             asin = linear(exact, -1.0, _half_pi())
             grad_k = chain(grad * y, ("mul", steep), ("sub", chain(asin, ("mul", rise), ("mul", scale * 0.5))))
             grad_k = (grad_k.sum_to_size(k.shape) / k.square()).to(k.dtype)
-        return chain(_asin_slope(exact), ("mul", rise), ("mul", scale * 0.5 / k)).to(c.dtype), grad_k
+        return _asin_slope(exact, ("mul", rise), ("mul", scale * 0.5 / k)).to(c.dtype), grad_k
 
     @staticmethod
     def tangents(ctx: Any, dc: Tensor | None, dk: Tensor | None) -> Tensor:

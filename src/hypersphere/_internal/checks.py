@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .functions import is_recorded
 from .nearest import unknown
 from .quantized import dequantized
 
@@ -104,7 +105,7 @@ def finite_weight(name: str, weight: Tensor) -> None:
 
 def can_read_values(x: Tensor) -> bool:
     """Return whether a check may read values: x has some, and no graph or functorch transform is being traced."""
-    return not (torch.compiler.is_compiling() or x.is_meta or torch._C._are_functorch_transforms_active())
+    return not (is_recorded() or x.is_meta or torch._C._are_functorch_transforms_active())
 
 
 def module(name: str, value: Any) -> None:

@@ -47,10 +47,11 @@ def power_of_two_divisor(x: Tensor, limit: float) -> float:
 
 def row_divisors(x: Tensor, limit: float) -> Tensor | None:
     """Return :func:`power_of_two_divisor` of each row of x (B, d) as (B, 1); None if all are 1."""
-    if not limit < max_abs(x) < math.inf:
+    if not limit < max_abs(x):
         return None
     sizes = x.detach().to(torch.promote_types(x.dtype, torch.float32)).abs().amax(1, keepdim=True)
-    return torch.ldexp(torch.ones_like(sizes), torch.frexp(sizes / limit)[1].clamp(min=0))
+    exponents = torch.frexp(torch.where(sizes < math.inf, sizes / limit, 0.0))[1]
+    return torch.ldexp(torch.ones_like(sizes), exponents.clamp(min=0))
 
 
 def max_root(dtype: torch.dtype, n: int) -> float:

@@ -15,7 +15,7 @@ AtAngle = Callable[[Tensor], Tensor]
 def multiplicative(theta: Tensor, margin: float, g: AtAngle) -> Tensor:
     """Compute ψ(θ) = g(mθ − kπ) − k·(g(0) − g(π)), k = ⌊mθ/π⌋: g(mθ), continued monotonically (Eq. 11)."""
     scaled = margin * theta
-    k = torch.floor(scaled / math.pi)
+    k = torch.floor(scaled.detach() / math.pi)  # piecewise constant: no gradient
     fall = g(torch.zeros_like(theta)) - g(torch.full_like(theta, math.pi))
     return g(scaled - k * math.pi) - k * fall
 
@@ -28,7 +28,7 @@ def additive_cosine(theta: Tensor, margin: float, g: AtAngle) -> Tensor:
 def additive_angle(theta: Tensor, margin: float, g: AtAngle) -> Tensor:
     """Compute g(θ + m) (ArcFace); beyond θ = π − m, where it would increase again, g(θ) − m·sin m."""
     inside = theta <= math.pi - margin
-    return torch.where(inside, g((theta + margin).clamp(max=math.pi)), g(theta) - margin * math.sin(margin))
+    return torch.where(inside, g(theta + margin), g(theta) - margin * math.sin(margin))
 
 
 #: name → margin(θ, m, g)

@@ -7,6 +7,7 @@ Shapes: B batch, C classes, d embedding size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
@@ -16,12 +17,21 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from .._internal import checks
-from .._internal.functions import is_transformed, save
+from .._internal.functions import is_recorded, is_transformed, save
 from .._internal.fx import Proxy, call_as_leaf
 from .._internal.nearest import explain_keywords
 from .._internal.optimizer_checks import watch_weight_decay
 from .._internal.overflow import finite_gradient, max_root, rescale, row_divisors
-from ..cosine import accumulation_dtype, apply, autocast_enabled, chain, cosine_linear, project, unit, without_autocast
+from ..cosine import (
+    accumulation_dtype,
+    apply,
+    autocast_enabled,
+    chain,
+    cosine_linear,
+    project,
+    unit_unchecked,
+    without_autocast,
+)
 from ..energy.bounded_force import bound_gradient
 from ..energy.hyperspherical import batch_energy, make_law, sample_energies
 from ..layers import SimilarityLike
@@ -29,6 +39,8 @@ from ..similarity import Similarity, angle, resolve
 from .margins import MARGINS, sphereface_annealing
 from .metric_learning import MetricOptions, make_reduction
 
+_MANY = 2**18  # logits: above this, memory counts more than the time of a Python backward pass
+_COSINE = Similarity("cosine")
 Annealing = bool | Callable[[Tensor], Tensor | float]
 
 
@@ -210,9 +222,9 @@ class AngularSoftmaxLoss(nn.Module):
         if up is None:
             return finite_gradient(embeddings.to(dtype)), finite_gradient(weight.to(dtype)), None
         if self.scale is not None:  # the length of embeddings does not matter
-            return rescale(embeddings, 1 / up, 1 / up).to(dtype), finite_gradient(weight.to(dtype)), None
+            return rescale(embeddings, 1 / up, 1 / up, math.inf).to(dtype), finite_gradient(weight.to(dtype)), None
         most = up.amax()
-        return rescale(embeddings, 1 / up, most / up).to(dtype), rescale(weight.to(dtype), 1.0, most), up
+        return rescale(embeddings, 1 / up, most / up, math.inf).to(dtype), rescale(weight.to(dtype), 1.0, most), up
 
     def _loss(
         self,
@@ -222,33 +234,38 @@ class AngularSoftmaxLoss(nn.Module):
         indices_tuple: Sequence[Tensor] | None,
         sample_weight: Tensor | None,
     ) -> Tensor:
-        kept = labels != self.ignore_index
-        target = torch.where(kept, labels, 0).unsqueeze(1)
+        kept = self._find_kept(labels)
+        classes = labels if kept is None else torch.where(kept, labels, 0)
+        target = classes.unsqueeze(1)
         x, neurons, up = self._scale_into_range(embeddings, weight)
         logits, target_cosine, s = self._logits(x, neurons, up, target)
         logits = logits.to(accumulation_dtype(logits.dtype))
         if self.margin_kind in MARGINS:
             # Only the B target logits change: add the difference to them.
-            difference = self._margin_difference(target_cosine.squeeze(1), target.squeeze(1))
+            difference = self._margin_difference(target_cosine.squeeze(1), classes)
             add = logits.scatter_add if is_transformed() else logits.scatter_add_
             logits = add(1, target, (s * difference.unsqueeze(1)).to(logits.dtype))
         if up is not None:  # logits within these bounds have a finite loss
             logits = rescale(logits, up, up / up.amax(), max_root(logits.dtype, 1) / (16 * max(logits.numel(), 1)))
-        if self.class_weight is None and not self.label_smoothing:
-            losses = apply(_CrossEntropy, logits, target)[0] * kept
+        equal = kept is None and self.class_weight is None and sample_weight is None and indices_tuple is None
+        weighted = self.class_weight is not None or self.label_smoothing
+        if not weighted and not is_recorded() and logits.numel() > _MANY:  # a compiler fuses anyway
+            losses = apply(_CrossEntropy, logits, target)[0]
+            losses = losses if kept is None else losses * kept
         else:
             weights = None if self.class_weight is None else self.class_weight.to(logits.dtype)
+            reduction = self.reduction if equal else "none"
             losses = F.cross_entropy(
-                logits, labels, weights, None, self.ignore_index, None, "none", self.label_smoothing
+                logits, labels, weights, None, self.ignore_index, None, reduction, self.label_smoothing
             )
         if indices_tuple is not None:
             losses = losses * _miner_weights(indices_tuple, labels).to(losses.dtype)
-        loss = self._reduce(losses, target.squeeze(1), kept, sample_weight)
+        loss = losses if losses.dim() == 0 else self._reduce(losses, classes, kept, sample_weight)
         if not self.energy_weight or not len(labels):
             return loss
-        counts = kept.to(losses.dtype)
+        counts = torch.ones_like(classes, dtype=losses.dtype) if kept is None else kept.to(losses.dtype)
         counts = counts if sample_weight is None else counts * sample_weight
-        return loss + self._energy(weight.to(x.dtype), target.squeeze(1), counts)
+        return loss + self._energy(weight.to(x.dtype), classes, counts)
 
     def _logits(
         self, embeddings: Tensor, weight: Tensor, up: Tensor | None, target: Tensor | None = None
@@ -257,12 +274,15 @@ class AngularSoftmaxLoss(nn.Module):
         x, exact = embeddings, embeddings.to(accumulation_dtype(embeddings.dtype))
         s: Any = self.scale
         if self.scale is None:
-            s = (exact * unit(exact)).sum(1, keepdim=True)  # ‖x‖, with gradient 0 at x = 0
+            s = (exact * unit_unchecked(exact)).sum(1, keepdim=True)  # ‖x‖, with gradient 0 at x = 0
         target_cosine = None
-        if self.similarity == Similarity("cosine"):
+        if self.similarity == _COSINE:
             # s·cos is one product, without a (B, C) tensor of cosines
-            logits, own = project(x if self.scale is None else unit(x) * self.scale, weight, target)
-            target_cosine = own / (torch.where(s > 0, s, 1.0) if self.scale is None else s)
+            if self.scale is None:
+                logits, own = project(x, weight, target)
+                target_cosine = own / (s + (s == 0))
+            else:
+                logits, target_cosine = project(unit_unchecked(x), weight, target, self.scale)
         else:
             cosines = finite_gradient(cosine_linear(x, weight))
             target_cosine = None if target is None else cosines.gather(1, target).to(exact.dtype)
@@ -283,8 +303,13 @@ class AngularSoftmaxLoss(nn.Module):
             cosines = theta.cos().unsqueeze(1).expand(-1, self.num_classes)  # filters on dimension 1, always
             return self.similarity(cosines).gather(1, target.unsqueeze(1)).squeeze(1)
 
-        theta = angle(target_cosine)
-        difference = MARGINS[self.margin_kind](theta, self.margin, g) - g(theta)
+        if self.margin_kind == "additive_cosine":  # −m at every angle
+            difference = torch.full_like(target_cosine, -self.margin)
+        else:
+            theta = angle(target_cosine)
+            plain = target_cosine if self.similarity == _COSINE else g(theta)
+            with_margin = MARGINS[self.margin_kind](theta, self.margin, lambda a: plain if a is theta else g(a))
+            difference = with_margin - plain
         if self.annealing is None:
             return difference
         if self.training and torch.is_grad_enabled():
@@ -302,7 +327,7 @@ class AngularSoftmaxLoss(nn.Module):
         mean = bound_gradient(lambda r: batch_energy(r, target, share / total, self.energy_law), rows)
         return mean if self.reduction == "mean" else mean * total
 
-    def _reduce(self, losses: Tensor, target: Tensor, kept: Tensor, sample_weight: Tensor | None) -> Tensor:
+    def _reduce(self, losses: Tensor, target: Tensor, kept: Tensor | None, sample_weight: Tensor | None) -> Tensor:
         if sample_weight is not None:
             losses = losses * sample_weight.to(losses.dtype)
         if self.reduction == "none":
@@ -310,7 +335,7 @@ class AngularSoftmaxLoss(nn.Module):
         total = losses.sum()
         if self.reduction == "sum":
             return total
-        weights = kept.to(losses.dtype)
+        weights = torch.ones_like(losses) if kept is None else kept.to(losses.dtype)
         if self.class_weight is not None:
             weights = weights * self.class_weight.to(losses.dtype)[target]
         if sample_weight is not None:
@@ -343,14 +368,24 @@ class AngularSoftmaxLoss(nn.Module):
             raise TypeError(f"labels must be an int64 tensor, got {got}")
         if labels.shape != embeddings.shape[:1]:
             raise ValueError(f"labels must be ({len(embeddings)},), got {tuple(labels.shape)}")
-        if not checks.can_read_values(labels):
-            return
-        outside = labels[((labels < 0) | (labels >= self.num_classes)) & (labels != self.ignore_index)]
+
+    def _find_kept(self, labels: Tensor) -> Tensor | None:
+        """Check the labels' range; return which samples are not ignored (B,), or None if all are known to count."""
+        readable = checks.can_read_values(labels)
+        if readable and labels.numel() and not 0 <= self.ignore_index < self.num_classes:
+            low, high = torch.aminmax(labels)
+            if low.item() >= 0 and high.item() < self.num_classes:
+                return None
+        kept = labels != self.ignore_index
+        if not readable:
+            return kept
+        outside = labels[((labels < 0) | (labels >= self.num_classes)) & kept]
         if outside.numel():
             raise ValueError(
                 f"labels must be in [0, {self.num_classes - 1}] or {self.ignore_index} (ignored), "
                 f"got {outside[0].item()} among others"
             )
+        return kept
 
     def extra_repr(self) -> str:
         parts = [f"num_classes={self.num_classes}", f"embedding_size={self.embedding_size}"]
