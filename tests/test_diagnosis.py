@@ -646,8 +646,10 @@ def cells(found, layer):
 def test_the_table():
     state = {
         "square.weight": turned([0.0, 90.0, 180.0, 270.0]),
+        "square.bias": torch.zeros(4),
         "pair.weight": torch.tensor([[1.0, 0, 0, 0, 0], [1.0, 0.01, 0, 0, 0], [0, 0, 1.0, 0, 0], [0, 0, 0, 0, 0]]),
         "one.weight": torch.tensor([[1.0, 2.0]]),
+        **{"pair.bias": torch.zeros(4), "one.bias": torch.zeros(1)},
     }
     found = diagnose(state, output="square")
     assert str(found) == repr(found)
@@ -718,6 +720,18 @@ def test_long_names_are_shortened_but_told_apart():
         assert name.endswith(end)
         assert 3 <= len(begin) < len(end)
     assert max(map(len, lines(found))) <= 120
+
+
+def test_control_characters_in_names_are_escaped():
+    weight = torch.randn(3, 4)
+    text = str(diagnose({"row\nend\x1b.weight": weight, "fc.weight": weight[[0, 0, 1]]}, output="fc"))
+    assert "row\\nend\\x1b ?" in text
+    assert "\x1b" not in text
+    net = nn.ModuleDict({"line\nend": nn.Linear(4, 3)})
+    assert "line\\nend" in str(hs.select(net))
+    for given in (net, net.state_dict()):
+        with pytest.raises(ValueError, match=r"line\\nend[^\n]*$"):
+            diagnose(given, layers="missing")
 
 
 def test_names_that_differ_far_inside():

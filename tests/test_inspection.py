@@ -35,7 +35,8 @@ def file(tmp_path):
 
 
 def by_name(path):
-    return {layer.name: layer for layer in inspect(path)}
+    found = inspect(path)
+    return {layer.name: layer for layer in [*found, *found.others]}
 
 
 # ------------------------------------------------------------------------------------------------ figures
@@ -175,7 +176,7 @@ def test_a_large_vocabulary_is_sampled_and_marked(file, monkeypatch):
     weight = torch.randn(size + 500, 4)
     weight[123] = 0.0
     path = file(embed__weight=weight)
-    (layer,) = inspect(path)
+    (layer,) = inspect(path).others
     index = measuring.sample(len(weight))
     assert (layer.kind, layer.neurons, layer.sampled, len(index)) == ("embedding", size + 500, size, size)
     assert layer.dead == (123,)
@@ -185,7 +186,16 @@ def test_a_large_vocabulary_is_sampled_and_marked(file, monkeypatch):
     angle = float(torch.nn.functional.cosine_similarity(weight[i].double(), weight[j].double(), dim=0).acos())
     assert layer.separation == pytest.approx(angle, rel=1e-3)
     assert "~" in str(inspect(path))
-    assert inspect(path).layers == (layer,)
+    assert inspect(path).others == (layer,)
+    fused = torch.randn(3 * size + 90, size + 30)  # three groups, each sampled
+    layer = by_name(file(a__in_proj_weight=fused))["a"]
+    index = measuring.sample(size + 30)
+    energies = [float(hs.hyperspherical_energy(part[index].double())) for part in fused.chunk(3)]
+    assert (layer.groups, layer.neurons, layer.sampled) == (3, size + 30, size)
+    assert layer.energy == pytest.approx(sum(energies) / 3, rel=1e-6)
+    u, v = fused[list(layer.closest)].double()
+    angle = float(torch.nn.functional.cosine_similarity(u, v, dim=0).acos())
+    assert layer.separation == pytest.approx(angle, rel=1e-3)
 
 
 # ------------------------------------------------------------------------------------------------ formats
@@ -234,10 +244,13 @@ def test_onnx_weights_lie_as_the_graph_says(tmp_path, external):
     onnx = pytest.importorskip("onnx")
     conv, gemm, plain = torch.randn(6, 2, 3, 3), torch.randn(5, 7), torch.randn(4, 5)
     arrays = {"conv": conv, "gemm": gemm, "plain": plain.T, "half": torch.randn(3, 4, dtype=torch.float16)}
+    arrays |= {"grouped": conv[:, :1], "back": torch.randn(4, 3, 2)}
     nodes = [
         onnx.helper.make_node("Conv", ["x", "conv"], ["a"]),
         onnx.helper.make_node("Gemm", ["b", "gemm"], ["c"], transB=1),
         onnx.helper.make_node("MatMul", ["c", "plain"], ["d"]),
+        onnx.helper.make_node("Conv", ["e", "grouped"], ["f"], group=2),
+        onnx.helper.make_node("ConvTranspose", ["f", "back"], ["g"], group=2),
     ]
     initializers = [onnx.numpy_helper.from_array(value.numpy().copy(), name) for name, value in arrays.items()]
     graph = onnx.helper.make_graph(nodes, "g", [], [], initializers)
@@ -247,7 +260,9 @@ def test_onnx_weights_lie_as_the_graph_says(tmp_path, external):
     for name, weight in {"conv": conv, "gemm": gemm, "plain": plain, "half": arrays["half"]}.items():
         expected = hs.hyperspherical_energy(weight.double())
         assert found[name].energy == pytest.approx(float(expected), rel=1e-6), name
-    assert (found["plain"].neurons, found["plain"].dimension) == (4, 5)
+    sizes = {name: (layer.groups, layer.neurons, layer.dimension) for name, layer in found.items()}
+    assert (sizes["plain"], sizes["grouped"], sizes["back"]) == ((1, 4, 5), (2, 3, 9), (2, 3, 4))
+    assert [layer.name for layer in inspect(tmp_path / "net.onnx").others] == ["half"]  # no node uses it
 
 
 def test_a_run_folder_and_its_checkpoints(tmp_path):
@@ -292,6 +307,7 @@ def test_what_is_a_layer(file):
         "conv": ("convolution", 8, 36),
         "fc": ("linear", 8, 4),
         "fc.lora_A": ("linear", 2, 4),
+        "column": ("linear", 5, 1),
         "embeddings.word_embeddings": ("embedding", 20, 4),
         "pos_embed": ("embedding", 9, 4),
         "one": ("linear", 1, 4),
@@ -303,68 +319,26 @@ def test_what_is_a_layer(file):
         "fc.bias",
         "relative_position_bias_table",
         "ids",
-        "column.weight",
         "empty.weight",
     }
 
 
-def per_head(rows, heads):
-    return float(np.mean([float(hs.hyperspherical_energy(part.double())) for part in rows.chunk(heads)]))
-
-
-def test_attention_is_split_by_what_is_known(tmp_path):
-    d, heads = 12, 3
-    fused, query, key = torch.randn(3 * d, d), torch.randn(d, d), torch.randn(2 * d // heads, d)
-    names = {"a.in_proj_weight": fused, "b.attention.query.weight": query, "b.attention.key.weight": key}
-    names |= {"c.query_key_value.weight": fused.clone()}
-    save_file(names, tmp_path / "model.safetensors")
-    found = by_name(tmp_path / "model.safetensors")
-    assert {"a.q", "a.k", "a.v", "b.attention.query", "b.attention.key", "c.query_key_value"} == {*found}
-    assert found["a.k"].energy == pytest.approx(float(hs.hyperspherical_energy(fused[d : 2 * d].double())))
-    assert found["a.k"].groups == 1
-
-    config = {"num_attention_heads": heads, "num_key_value_heads": 2, "model_type": "bert"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    found = by_name(tmp_path / "model.safetensors")
-    assert (found["b.attention.query"].groups, found["b.attention.query"].neurons) == (heads, d // heads)
-    assert found["b.attention.query"].energy == pytest.approx(per_head(query, heads))
-    assert found["b.attention.key"].energy == pytest.approx(per_head(key, 2))
-
-    (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": heads, "model_type": "gpt_neox"}))
-    found = by_name(tmp_path / "model.safetensors")
-    values = fused.view(heads, 3, d // heads, d)[:, 2].reshape(d, d)
-    assert found["c.query_key_value.v"].energy == pytest.approx(per_head(values, heads))
-    assert found["a.v"].energy == pytest.approx(per_head(fused[2 * d :], heads))
-    (tmp_path / "config.json").write_text('{"num_attention_heads": "many"')
-    assert by_name(tmp_path / "model.safetensors")["a.v"].groups == 1
-
-
-def test_fewer_heads_of_keys_and_heads_by_a_norm(tmp_path):
-    size, d = 4, 10
-    fused = torch.randn((6 + 2 + 2) * size, d)
-    save_file({"x.qkv_proj.weight": fused}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 6, "num_key_value_heads": 2}))
-    found = by_name(tmp_path / "model.safetensors")
-    assert {name: (each.groups, each.neurons) for name, each in found.items()} == {
-        "x.qkv_proj.q": (6, size),
-        "x.qkv_proj.k": (2, size),
-        "x.qkv_proj.v": (2, size),
-    }
-    assert found["x.qkv_proj.v"].energy == pytest.approx(per_head(fused[-2 * size :], 2))
-    (tmp_path / "config.json").unlink()
-    save_file(
-        {"x.q_proj.weight": fused, "x.q_norm.weight": torch.ones(size), "y.wk": torch.randn(3, size, d)},
-        tmp_path / "model.safetensors",
-    )
-    found = by_name(tmp_path / "model.safetensors")
-    assert (found["x.q_proj"].groups, found["y.wk"].groups, found["y.wk"].neurons) == (10, 3, size)
+def test_fused_attention_is_one_layer_of_three_groups(file):
+    fused = torch.randn(12, 4)
+    found = by_name(file(a__in_proj_weight=fused, b__qkv__weight=fused.clone(), c__qkv_proj__weight=fused.clone()))
+    energies = [float(hs.hyperspherical_energy(part.double())) for part in fused.chunk(3)]
+    for name in "a", "b.qkv":
+        assert (found[name].groups, found[name].neurons) == (3, 4)
+        assert found[name].energy == pytest.approx(sum(energies) / 3)
+    assert (found["c.qkv_proj"].groups, found["c.qkv_proj"].neurons) == (1, 12)  # some networks go head by head
 
 
 def test_columns_of_gpt2(file):
     weight, wide = torch.randn(6, 18), torch.randn(6, 24)
     found = by_name(file(h__attn__c_attn__weight=weight, h__mlp__c_fc__weight=wide))
     assert found["h.mlp.c_fc"].energy == pytest.approx(float(hs.hyperspherical_energy(wide.T.double())))
-    assert found["h.attn.c_attn.k"].energy == pytest.approx(float(hs.hyperspherical_energy(weight.T[6:12].double())))
+    energies = [float(hs.hyperspherical_energy(part.double())) for part in weight.T.chunk(3)]
+    assert found["h.attn.c_attn"].energy == pytest.approx(sum(energies) / 3)
     rows = by_name(file(h__attn__c_attn__weight=weight.T, h__mlp__c_fc__weight=wide.T))  # as nn.Linear has them
     assert rows["h.mlp.c_fc"].energy == pytest.approx(found["h.mlp.c_fc"].energy)
 

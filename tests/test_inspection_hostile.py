@@ -71,6 +71,7 @@ def safetensors_files():
     yield "shape_of_2_to_62", header({"a": tensor([2**62, 4], 0, 0)})
     yield "shape_of_nothing", header({"a": tensor([2**40, 0], 0, 0)})
     yield "thousand_dimensions", header({"a": tensor([1] * 999 + [6], 0, 24)}, bytes(24))
+    yield "many_dimensions", header({"a": tensor([1] * 150_000 + [6], 0, 24)}, bytes(24))
     yield "sixty_dimensions", header({"a": tensor([2] * 6 + [1] * 60 + [2], 0, 512)}, bytes(512))
     yield "unknown_type", header({"a": tensor([2, 3], 0, 24, "F7")}, bytes(24))
     yield "integers", header({"a": tensor([2, 3], 0, 24, "I32")}, bytes(24))
@@ -405,16 +406,20 @@ def test_a_reader_that_hangs_or_dies_is_ended(tmp_path):
 def test_strange_names_are_shown_in_every_form(corpus, capsys, tmp_path):
     pytest.importorskip("plotly")
     path, page = corpus[0]["strange_names"], tmp_path / "page.html"
-    assert {layer.tensor for layer in inspect(path)} == {*STRANGE}
+    found = inspect(path)
+    assert {layer.tensor for layer in [*found, *found.others]} == {*STRANGE}
+    assert "line\nend" not in str(found)
+    assert "\x1b" not in str(found)
     assert main(["inspect", str(path), "--json", "--html", str(page)]) == 0
-    names = {layer["tensor"] for layer in json.loads(capsys.readouterr().out)["layers"]}
-    assert names == {*STRANGE}
+    shown = json.loads(capsys.readouterr().out)
+    assert {layer["tensor"] for layer in [*shown["layers"], *shown["others"]]} == {*STRANGE}
     text = page.read_text()
     body = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in body
     assert "<script>alert" not in text
     assert "<img" not in text
     assert "\x1b" not in text
+    assert "line\nend" not in body
     result = compare(path, path)
     assert len(result) == len(STRANGE)
     assert "\x1b" not in str(result)

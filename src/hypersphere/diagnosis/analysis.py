@@ -24,7 +24,7 @@ from ..geometry.theory import energy_lower_bound, excess_over, expected_energy
 from ..selection import Neurons, Specs, check_names, no_layer_error, select
 from .pairs import LISTED, Directions, Pairs
 from .result import Diagnosis, Row
-from .stored import StoredNeurons, select_stored
+from .stored import LoadedNeurons, select_stored
 
 SMALLEST_ANGLE = 1e-6  # cosines of smaller angles round to 1
 
@@ -45,10 +45,10 @@ def diagnose(
     Only reads the weights; computes in float64. Time grows as N²·d, memory as N·d.
 
     In a state_dict, floating point tensors of two or more dimensions named ``weight``, ``in_proj_weight`` or
-    ``{q,k,v}_proj_weight`` are read, with their rows (dimension 0) as neurons: groups of convolutions are unknown, and
-    the rows of a transposed convolution are its input channels. Names and shapes tell fused query, key and value,
-    stacked experts, and the Conv1D of GPT-2, whose neurons are columns. Recurrent weights, and matrices whose layer is
-    named an embedding, are skipped unless `layers` matches them. Parametrizations other than rotations need the model.
+    ``{q,k,v}_proj_weight`` are read. Names, shapes and biases tell fused query, key and value, stacked experts, and
+    whether outputs or inputs come first. Where they do not, as for the groups of a convolution, the row's `assumed`
+    says what was assumed, and the table marks it. Recurrent weights, and matrices whose layer is named an embedding,
+    are skipped unless `layers` matches them. Parametrizations other than rotations need the model.
 
     Args:
         model_or_state_dict: a model, or tensors by name, from ``state_dict()`` or ``safetensors.torch.load_file``.
@@ -65,7 +65,7 @@ def diagnose(
     """
     law = make_law(s, False, angular)
     duplicate_angle = checks.number("duplicate_angle", duplicate_angle, low=SMALLEST_ANGLE, high=math.pi)
-    found: dict[str, Neurons] | dict[str, StoredNeurons]
+    found: dict[str, Neurons] | dict[str, LoadedNeurons]
     if isinstance(model_or_state_dict, nn.Module):
         selected = select(model_or_state_dict, layers, exclude, output, example_inputs=example_inputs)
         if layers is not None:  # a name that matches nothing is an error
@@ -77,7 +77,7 @@ def diagnose(
         raise TypeError("example_inputs needs a model, got a state_dict")
     else:
         found = select_stored("diagnose", model_or_state_dict, layers, exclude, output)
-    work: list[tuple[str, Neurons | StoredNeurons]] = list(found.items())
+    work: list[tuple[str, Neurons | LoadedNeurons]] = list(found.items())
     with torch.no_grad():
         rows = [
             _diagnose_layer(name, neurons, law, duplicate_angle) for name, neurons in track(work, "diagnosing layers")
@@ -85,9 +85,9 @@ def diagnose(
     return Diagnosis(tuple(rows), law.s, law.angular, duplicate_angle)
 
 
-def _read_neurons(name: str, neurons: Neurons | StoredNeurons) -> Tensor:
+def _read_neurons(name: str, neurons: Neurons | LoadedNeurons) -> Tensor:
     """Return the neurons (G, N, d); raise if they cannot be read."""
-    if isinstance(neurons, StoredNeurons):
+    if isinstance(neurons, LoadedNeurons):
         rows = neurons.matrix()
     else:
         parameter = neurons.module._parameters.get(neurons.tensor_name)
@@ -122,8 +122,9 @@ def _without_side_effects(module: nn.Module) -> Iterator[None]:
             m.training = True
 
 
-def _diagnose_layer(name: str, neurons: Neurons | StoredNeurons, law: Law, duplicate_angle: float) -> Row:
-    return make_row(name, compare_groups(_read_neurons(name, neurons), law, duplicate_angle), neurons.is_output)
+def _diagnose_layer(name: str, neurons: Neurons | LoadedNeurons, law: Law, duplicate_angle: float) -> Row:
+    row = make_row(name, compare_groups(_read_neurons(name, neurons), law, duplicate_angle), neurons.is_output)
+    return replace(row, assumed=neurons.stored.assumed) if isinstance(neurons, LoadedNeurons) else row
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from textwrap import wrap
 from typing import Any, overload
+
+from .._internal.text import escaped
 
 WIDTH = 120
 SHORTEST_NAME = 16
@@ -55,6 +57,8 @@ class Row:
     """Pairs nearer than `duplicate_angle` to being opposite, the nearest first, at most LISTED."""
     opposite_pairs: int = 0
     """The number of such pairs."""
+    assumed: str = field(default="", compare=False)
+    """What names and shapes in a state_dict or a file do not tell; empty if they do, and for a model."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields for JSON: tuples as lists, and None for an infinite excess."""
@@ -112,7 +116,7 @@ def _format_table(diagnosis: Diagnosis) -> str:
     body = [[cell(row) for _, _, cell in columns] for row in diagnosis.rows]
     lines = [[top for top, _, _ in columns], [title for _, title, _ in columns], *body]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    names = ["", "layer", *((row.name or "(root)") + (" *" if row.is_output else "") for row in diagnosis.rows)]
+    names = ["", "layer", *(label(row) for row in diagnosis.rows)]
     room = min(max(map(len, names)), max(SHORTEST_NAME, WIDTH - sum(widths) - 2 * len(widths)))
     # names stay distinct, even if the table gets wider
     while len({shorten(name, room) for name in names}) < len(set(names)):
@@ -124,6 +128,17 @@ def _format_table(diagnosis: Diagnosis) -> str:
     text.insert(2, "-" * len(text[-1]))
     notes = [line for note in (_legend(diagnosis), _summary(diagnosis)) for line in wrap(note, WIDTH)]
     return "\n".join(line.rstrip() for line in [*text, "", *notes])
+
+
+def label(row: Row) -> str:
+    """Return the name as tables show it: with a mark for the output, and for what was assumed."""
+    return (escaped(row.name) or "(root)") + (" *" if row.is_output else "") + (" ?" if row.assumed else "")
+
+
+def assumptions(rows: Iterable[Row]) -> str:
+    """Return what the mark ? means for these rows; empty if none has it."""
+    assumed = sorted({row.assumed for row in rows if row.assumed})
+    return f"?: names and shapes do not tell, assumed: {'; or '.join(assumed)}" if assumed else ""
 
 
 def shorten(name: str, room: int) -> str:
@@ -176,6 +191,8 @@ def _legend(diagnosis: Diagnosis) -> str:
         parts.append(f"{grouped.groups}·{grouped.neurons}: {grouped.groups} groups of {grouped.neurons}")
     if any(row.is_output for row in diagnosis):
         parts.append("*: the output")
+    if assumed := assumptions(diagnosis):
+        parts.append(assumed)
     return "; ".join(parts)
 
 
@@ -189,7 +206,7 @@ def _summary(diagnosis: Diagnosis) -> str:
     if compared:
         beyond, row = max(compared, key=lambda pair: pair[0])
         against = f"{format_excess(row.excess, diagnosis.s)}, random {format_excess(row.random_excess, diagnosis.s)}"
-        crowded = f"most redundant: {shorten(row.name or '(root)', 48)} (excess {against})"
+        crowded = f"most redundant: {shorten(escaped(row.name) or '(root)', 48)} (excess {against})"
         parts.append(crowded if beyond > 0 else "no layer is more crowded than random neurons")
     parts.append(_format_count("near-duplicates", [len(row.redundant) for row in diagnosis]))
     parts.append(_format_count("dead neurons", [len(row.dead) for row in diagnosis]))

@@ -1,9 +1,4 @@
-"""Find the neurons in a state_dict by names and shapes.
-
-Floating point tensors of two or more dimensions named ``weight``, ``in_proj_weight`` or ``{q,k,v}_proj_weight``, and
-the stacked weights of experts, hold neurons. These are rows (dimension 0), except where names and shapes tell another
-layout. Layers have the names that :func:`select` gives them. Rotated layers are merged first.
-"""
+"""Select neurons of a state_dict, as :func:`select` does of a model. Rotated layers are merged first."""
 
 from __future__ import annotations
 
@@ -16,38 +11,34 @@ from typing import Any
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from .._internal.sharding import gather
+from .._internal.text import escaped
 from ..rotation.merging import holds_rotations, merge_state_dict
-from ..selection import Layout, Specs, as_list, neuron_rows
-from ..selection.layouts import EXPERTS, expert_layouts, fused_parts
-
-_PROJECTIONS = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
-_CONV1D = ("c_attn", "q_attn", "c_fc", "c_proj")
-_RECURRENT = ("weight_ih", "weight_hh", "weight_hr")
+from ..selection import Specs, as_list
+from ..selection.stored import EMBEDDING, RECURRENT, StoredNeurons, find_stored
 
 
 @dataclass(frozen=True)
-class StoredNeurons:
+class LoadedNeurons:
     """A tensor of neurons without its module."""
 
     tensor: Tensor
     is_output: bool
-    layout: Layout
+    stored: StoredNeurons
 
     def matrix(self) -> Tensor:
         """Return the neurons as rows: (groups, N, d)."""
-        return neuron_rows(gather(self.tensor), self.layout)
+        return self.stored.matrix(self.tensor)
 
 
 def select_stored(
     verb: str, state_dict: Any, layers: Specs | None, exclude: Specs, output: str | None
-) -> dict[str, StoredNeurons]:
+) -> dict[str, LoadedNeurons]:
     """Return the neurons of a state_dict by layer name, in its order; raise TypeError or ValueError if impossible.
 
     Recurrent weights and embeddings (by name) are included only if `layers` matches them.
     """
-    weights, layouts = _find_weights(state_dict)
-    listed = ", ".join(name or "(root)" for name in weights) or "none"
+    weights = _find_weights(state_dict, output)
+    listed = ", ".join(escaped(name) or "(root)" for name in weights) or "none"
     wanted, unwanted = None if layers is None else _check_strings("layers", layers), _check_strings("exclude", exclude)
     for spec in wanted or []:
         if not _matches([spec], *weights):
@@ -57,9 +48,9 @@ def select_stored(
     if output not in (None, "auto", *weights):
         raise ValueError(f"output must be 'auto', None or one of {', '.join(map(repr, weights))}; got {output!r}")
     selected = {
-        name: StoredNeurons(tensor, name == output, layouts.get(name, Layout()))
-        for name, tensor in weights.items()
-        if (_matches(wanted, name) if wanted is not None else not _is_skipped(name, tensor))
+        name: neurons
+        for name, neurons in weights.items()
+        if (_matches(wanted, name) if wanted is not None else not neurons.stored.passed_over)
         and not _matches(unwanted, name)
     }
     if not selected:
@@ -69,8 +60,8 @@ def select_stored(
     return selected
 
 
-def _find_weights(state_dict: Any) -> tuple[dict[str, Tensor], dict[str, Layout]]:
-    """Return all tensors that may hold neurons, and the layouts that are not plain rows, by layer name."""
+def _find_weights(state_dict: Any, output: str | None) -> dict[str, LoadedNeurons]:
+    """Return the tensors of layers, embeddings and recurrent layers, by layer name."""
     allowed = "model_or_state_dict must be an nn.Module or a mapping of names to tensors"
     if isinstance(state_dict, str | PathLike):
         raise TypeError(
@@ -90,62 +81,12 @@ def _find_weights(state_dict: Any) -> tuple[dict[str, Tensor], dict[str, Layout]
         for key, value in state_dict.items()
         if isinstance(key, str) and isinstance(value, Tensor) and not is_lazy(value) and value.is_floating_point()
     }
-    known = _find_layouts({key: tuple(value.shape) for key, value in tensors.items()})
-    found: dict[str, Tensor] = {}
-    layouts: dict[str, Layout] = {}
-    for key, value in tensors.items():
-        if value.dim() >= 2:
-            module, _, tensor = key.rpartition(".")
-            if tensor in ("weight", "in_proj_weight"):
-                name = key if module in found else module
-            elif tensor in _PROJECTIONS or tensor.startswith(_RECURRENT) or (tensor in EXPERTS and key in known):
-                name = key
-            else:
-                continue
-            found[name] = value
-            if key in known:
-                layouts[name] = known[key]
-    return found, layouts
-
-
-def _find_layouts(shapes: dict[str, tuple[int, ...]]) -> dict[str, Layout]:
-    """Return the layouts that are not plain rows, by key: of fused attention, transformers' Conv1D and its experts."""
-    found: dict[str, Layout] = {}
-    columns = _has_columns(shapes)
-    for key, shape in shapes.items():
-        module, _, tensor = key.rpartition(".")
-        if tensor == "in_proj_weight" and len(shape) == 2 and shape[0] == 3 * shape[1]:
-            found[key] = Layout(parts=3)
-        elif tensor == "weight" and len(shape) == 2:
-            transposed = columns and module.rpartition(".")[2] in _CONV1D
-            parts = fused_parts(module, shape[::-1] if transposed else shape)
-            if transposed or parts > 1:
-                found[key] = Layout(parts=parts, transposed=transposed)
-        elif tensor == EXPERTS[0]:
-            prefix = key.removesuffix(tensor)
-            of_experts = expert_layouts({name: shapes.get(prefix + name, ()) for name in EXPERTS})
-            found |= {prefix + name: layout for name, layout in of_experts.items()}
-    return found
-
-
-def _has_columns(shapes: dict[str, tuple[int, ...]]) -> bool:
-    """Return whether layers named as in GPT-2 have inputs before outputs, by the bias of one that is not square.
-
-    Other networks use these names for nn.Linear.
-    """
-    for key, shape in shapes.items():
-        module, _, tensor = key.rpartition(".")
-        if tensor == "weight" and len(shape) == 2 and shape[0] != shape[1] and module.rpartition(".")[2] in _CONV1D:
-            bias = shapes.get(f"{module}.bias")
-            if bias is not None:
-                return bias == (shape[1],)
-    return False
-
-
-def _is_skipped(name: str, tensor: Tensor) -> bool:
-    last = name.rpartition(".")[2]
-    embedding = tensor.dim() == 2 and ("embed" in last.lower() or last in ("wte", "wpe"))
-    return embedding or last.startswith(_RECURRENT)
+    stored = find_stored({key: tuple(value.shape) for key, value in tensors.items()})
+    return {
+        name: LoadedNeurons(tensors[found.key], name == output, found)
+        for name, found in stored.items()
+        if found.passed_over in ("", EMBEDDING, RECURRENT)
+    }
 
 
 def _check_strings(argument: str, specs: Specs) -> list[str]:

@@ -28,6 +28,7 @@ TYPES = {
     torch.bfloat16: "BF16",
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",  # rotations have some
 }
 OPTIMIZER = re.compile(r"optim.*|exp_avg(_sq)?|max_exp_avg_sq|momentum_buffer|square_avg")
 DEEPEST = 12  # nested dicts and lists
@@ -102,40 +103,46 @@ def _convert(source: int, target: int) -> None:
         found = torch.load(file, map_location="cpu", weights_only=True)
     tensors: dict[str, torch.Tensor] = {}
     skipped: dict[str, str] = {}
-    _collect(found, [], tensors, skipped, set())
+    tied: dict[str, str] = {}
+    _collect(found, [], tensors, skipped, tied, {})
     if not tensors and not skipped:
         raise ValueError("it holds no tensors")
-    _write(target, tensors, skipped)
+    _write(target, tensors, {"skipped": json.dumps(skipped), "tied": json.dumps(tied)})
 
 
 def _collect(
-    value: Any, path: list[str], tensors: dict[str, torch.Tensor], skipped: dict[str, str], seen: set[Any]
+    value: Any,
+    path: list[str],
+    tensors: dict[str, torch.Tensor],
+    skipped: dict[str, str],
+    tied: dict[str, str],
+    seen: dict[Any, str],
 ) -> None:
-    """Collect the floating point tensors of two or more dimensions in nested dicts and lists, without optimizers'."""
+    """Collect the tensors in nested dicts and lists, without optimizers'; tied ones by the name of the first."""
     if isinstance(value, torch.Tensor):
         name = ".".join(path) or "tensor"
         dense = value.layout == torch.strided and value.device.type == "cpu"
         key = (value.data_ptr(), value.shape, value.stride()) if dense else id(value)
-        if value.dim() < 2 or (dense and value.numel() and key in seen):
-            return
-        if value.dtype not in TYPES or not dense:
+        if dense and value.numel() and key in seen:
+            tied[name] = seen[key]
+        elif value.dtype not in TYPES or not dense:
             skipped[name] = f"{str(value.dtype).removeprefix('torch.')}{'' if dense else ', not dense'}"
         elif value.numel() * value.itemsize > value.untyped_storage().nbytes():
             skipped[name] = "larger than its storage"
         else:
             tensors[name] = value.detach()
-        seen.add(key)
+            seen[key] = name
     elif isinstance(value, Mapping | list | tuple) and len(path) < DEEPEST and id(value) not in seen:
-        seen.add(id(value))
+        seen[id(value)] = ""
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, inner in items:
             if not OPTIMIZER.fullmatch(str(key)):
-                _collect(inner, [*path, str(key)], tensors, skipped, seen)
+                _collect(inner, [*path, str(key)], tensors, skipped, tied, seen)
 
 
-def _write(target: int, tensors: dict[str, torch.Tensor], skipped: dict[str, str]) -> None:
+def _write(target: int, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
     """Write safetensors one by one."""
-    header: dict[str, Any] = {"__metadata__": {"skipped": json.dumps(skipped)}}
+    header: dict[str, Any] = {"__metadata__": metadata}
     end = 0
     for name, value in tensors.items():
         begin, end = end, end + value.numel() * value.itemsize

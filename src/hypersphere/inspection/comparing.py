@@ -19,7 +19,6 @@ from ..cosine import unit
 from ..diagnosis.result import format_angle, format_number
 from ..energy.hyperspherical import group_energy, make_law
 from .inspecting import layers_of
-from .layers import Unit
 from .measuring import sample
 from .opening import open_model
 from .result import NOTHING, Table, short_names, short_number
@@ -194,7 +193,7 @@ def compare(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> Co
     paths = Path(before), Path(after)
     opened = [open_model(path) for path in paths]
     found = [
-        {_plain_name(unit.name): unit for unit in layers_of(path, each, {})}
+        {_plain_name(name): stored for name, stored in layers_of(path, each, {}).items()}
         for path, each in zip(paths, opened, strict=True)
     ]
     old, new = found
@@ -202,16 +201,16 @@ def compare(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> Co
     different |= {name: f"only in {after}" for name in new if name not in old}
     both = [name for name in old if name in new]
     for name in both:
-        if (old[name].neurons, old[name].dimension) != (new[name].neurons, new[name].dimension):
-            shapes = " and ".join(f"{each.neurons} × {each.dimension}" for each in (old[name], new[name]))
+        if old[name].shape != new[name].shape:
+            shapes = " and ".join("×".join(map(str, each.shape)) for each in (old[name], new[name]))
             different[name] = f"shapes {shapes}"
     both = [name for name in both if name not in different]
     if not both:
         raise ValueError(f"{before} and {after} have no layer of the same name and shape")
     changes = []
     for name in track(both, "comparing layers"):
-        rows = [each.tensors.read(units[name].tensor) for each, units in zip(opened, found, strict=True)]
-        change = _compare(name, old[name], *(units[name].rows(each) for units, each in zip(found, rows, strict=True)))
+        tensors = [each.tensors.read(stored[name].key) for each, stored in zip(opened, found, strict=True)]
+        change = _compare(name, *(old[name].matrix(tensor) for tensor in tensors))
         if isinstance(change, str):
             different[name] = change
         else:
@@ -227,10 +226,13 @@ def _plain_name(name: str) -> str:
 
 
 @torch.no_grad()
-def _compare(name: str, layer: Unit, before: Tensor, after: Tensor) -> Change | str:
-    index = sample(len(before))
+def _compare(name: str, before: Tensor, after: Tensor) -> Change | str:
+    """Compare the neurons (G, N, d) of a layer."""
+    groups, num_neurons = before.shape[0], before.shape[0] * before.shape[1]
+    before, after = before.flatten(0, 1), after.flatten(0, 1)
+    index = sample(num_neurons)
     if index is not None:
-        before, after = before[index], after[index]
+        groups, before, after = 1, before[index], after[index]
     old, new = before.double(), after.double()
     size = float(torch.maximum(old.abs(), new.abs()).amax())  # NaN if there is one
     if not math.isfinite(size):
@@ -245,13 +247,12 @@ def _compare(name: str, layer: Unit, before: Tensor, after: Tensor) -> Change | 
     if turns is not None:
         turns = turns.where(alive, 0.0)
     law = make_law(2.0, False, False)
-    heads = layer.heads if index is None else 1
-    energies = [float(group_energy(each.view(heads, -1, d), law).mean()) for each in (old, new)]
+    energies = [float(group_energy(each.view(groups, -1, d), law).mean()) for each in (old, new)]
     rank = min(n, d)
     most = None if turns is None else int(turns.argmax())
     return Change(
         name=name,
-        neurons=layer.neurons,
+        neurons=num_neurons,
         dimension=d,
         changed=changed,
         rotation=_explained(old, new, moved) if changed > SMALLEST else None,

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
 from pathlib import Path
 
-from torch import Tensor
-
 from .._internal.progress import track
-from .layers import Unit, find_layers
+from ..selection.stored import StoredNeurons, find_stored
 from .measuring import measure
 from .opening import Opened, open_model
 from .result import Inspection
+from .stored import MOST_DIMENSIONS, Entry
+
+_NO_LAYER = re.compile(r"bias|mask|running_|num_batches|anchor|inv_freq|_scale|scale_|zero_point|table$", re.IGNORECASE)
 
 
 def inspect(path: str | os.PathLike[str]) -> Inspection:
@@ -43,28 +44,41 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
     path = Path(path)
     opened = open_model(path)
     skipped = dict(opened.skipped)
-    units = layers_of(path, opened, skipped)
-    layers = tuple(
-        measure(unit, tensor, opened.tensors.entries[unit.tensor].dtype)
-        for unit, tensor in track(read_layers(opened, units), "inspecting layers", len(units))
-    )
-    return Inspection(str(path), opened.format, opened.size, layers, skipped)
+    found = layers_of(path, opened, skipped)
+    layers = [
+        measure(name, stored, opened.tensors.read(stored.key), opened.tensors.entries[stored.key].dtype)
+        for name, stored in track(found.items(), "inspecting layers", len(found))
+    ]
+    chosen = tuple(layer for layer in layers if not layer.passed_over)
+    others = tuple(layer for layer in layers if layer.passed_over)
+    return Inspection(str(path), opened.format, opened.size, chosen, skipped, others)
 
 
-def layers_of(path: Path, opened: Opened, skipped: dict[str, str]) -> list[Unit]:
-    """Find the layers; ValueError if there are none."""
-    units = list(find_layers(opened.tensors.entries, opened.config, skipped))
-    if not units:
-        count = len(opened.tensors.entries) + len(opened.skipped)
+def layers_of(path: Path, opened: Opened, skipped: dict[str, str]) -> dict[str, StoredNeurons]:
+    """Find the layers by name; other matrices go to `skipped`. ValueError if there are none."""
+    entries = opened.tensors.entries
+    for key, entry in entries.items():
+        if len(entry.shape) > 1 and (why := _why_not(key, entry)):
+            skipped[key] = why
+    shapes = {key: entry.shape for key, entry in entries.items() if entry.is_floating}
+    found = {}
+    for name, stored in find_stored(shapes, opened.layouts).items():
+        if stored.passed_over and stored.shape[0] == 1:
+            skipped.setdefault(stored.key, "a single vector")
+        elif stored.key not in skipped:
+            found[name] = stored
+    if not found:
+        count = len(entries) + len(opened.skipped)
         raise ValueError(f"{path} has no layer to inspect: none of its {count} tensors is a matrix of weights")
-    return units
+    return found
 
 
-def read_layers(opened: Opened, units: list[Unit]) -> Iterator[tuple[Unit, Tensor]]:
-    """Yield each layer with its tensor, read once for the layers that share it."""
-    name, tensor = None, None
-    for unit in units:
-        if tensor is None or unit.tensor != name:
-            tensor = None  # free it before the next one is read
-            name, tensor = unit.tensor, opened.tensors.read(unit.tensor)
-        yield unit, tensor
+def _why_not(key: str, entry: Entry) -> str:
+    """Return why a tensor holds no neurons, by its name, type and shape; empty if it may."""
+    if not entry.is_floating:
+        return f"{entry.dtype}, not floating point"
+    if _NO_LAYER.search(key.rpartition(".")[2]):
+        return "not a weight by its name"
+    if len(entry.shape) > MOST_DIMENSIONS:
+        return f"{len(entry.shape)} dimensions"
+    return "empty" if 0 in entry.shape else ""

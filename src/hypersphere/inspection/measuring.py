@@ -13,49 +13,52 @@ from ..diagnosis import Row
 from ..diagnosis.analysis import Group, compare_groups, make_row
 from ..diagnosis.pairs import LONGEST, TooCoarse
 from ..energy.hyperspherical import make_law
-from .layers import Unit
+from ..selection.stored import StoredNeurons
 from .rows import Layer
 from .verdict import judge
 
 SAMPLED = 4096
-"""Pairs are compared among at most this many neurons: of more, a sample with a fixed seed."""
+"""Pairs are compared among at most this many neurons of a group: of more, a sample with a fixed seed."""
 DUPLICATE_ANGLE = 0.1
 """Neurons nearer than this are near-duplicates, in radians."""
 
 
 @torch.no_grad()
-def measure(unit: Unit, tensor: Tensor, dtype: str) -> Layer:
+def measure(name: str, stored: StoredNeurons, tensor: Tensor, dtype: str) -> Layer:
     """Measure the layer in its tensor."""
-    rows = unit.rows(tensor)
+    rows = stored.matrix(tensor)
     if rows.dtype.itemsize == 1:  # float8 has hardly any arithmetic
         rows = rows.float()
     lengths = _lengths(rows)
     broken = lengths.isnan()
     dead = torch.zeros_like(broken)
     if bool((lengths < 1e-3).any()):
-        dead = (inverse_row_norm(rows) == 0) & ~broken  # too short for a direction, as in diagnose
-    index = sample(len(rows))
-    heads = unit.heads if index is None else 1
+        too_short = inverse_row_norm(rows.flatten(0, 1)) == 0  # for a direction, as in diagnose
+        dead = too_short.view_as(broken) & ~broken
+    num_groups, n, _ = rows.shape
+    index = sample(n)
     used = lengths.where(~(broken | dead), 0.0)
-    chosen, used = (rows, used) if index is None else (rows[index], used[index])
-    groups, scale = _compare(chosen.reshape(heads, -1, unit.dimension), used.view(heads, -1))
-    row = make_row(unit.name, groups)
+    chosen, used = (rows, used) if index is None else (rows[:, index], used[:, index])
+    groups, scale = _compare(chosen, used)
+    row = make_row(name, groups)
     if index is not None:
-        row = _with_indices(row, index.tolist())
+        row = _with_indices(row, [g * n + i for g in range(num_groups) for i in index.tolist()])
     counted = lengths[~(broken | dead)]
     layer = Layer(
         **{
             **vars(row),
-            "neurons": unit.neurons // heads,
-            "dead": tuple(dead.nonzero().flatten().tolist()),
+            "neurons": n,
+            "assumed": stored.assumed,
+            "dead": tuple(dead.flatten().nonzero().flatten().tolist()),
         },
-        tensor=unit.tensor,
-        kind=unit.kind,
+        tensor=stored.key,
+        kind=stored.kind,
+        passed_over=stored.passed_over,
         shape=tuple(tensor.shape),
         dtype=dtype,
         sampled=None if index is None else len(index),
-        broken=tuple(broken.nonzero().flatten().tolist()),
-        orthonormality=sum(_orthonormality(each, scale) for each in groups) / heads,
+        broken=tuple(broken.flatten().nonzero().flatten().tolist()),
+        orthonormality=sum(_orthonormality(each, scale) for each in groups) / num_groups,
         largest_singular=scale * max(each.directions.largest_singular() for each in groups),
         shortest=float(counted.min()) if len(counted) else None,
         longest=float(counted.max()) if len(counted) else None,
@@ -66,11 +69,11 @@ def measure(unit: Unit, tensor: Tensor, dtype: str) -> Layer:
 
 def _lengths(rows: Tensor) -> Tensor:
     """Compute the lengths of rows, in float64 where float32 has not the range; NaN for rows with NaN or infinity."""
-    lengths = torch.linalg.vector_norm(rows, dim=1, dtype=accumulation_dtype(rows.dtype)).double()
+    lengths = torch.linalg.vector_norm(rows, dim=-1, dtype=accumulation_dtype(rows.dtype)).double()
     if not bool(((lengths > 1e-15) & (lengths < 1e15)).all()):
-        size = rows.abs().amax(1, keepdim=True).double()
+        size = rows.abs().amax(-1, keepdim=True).double()
         scaled = rows / size.where(size > 0, 1.0)  # 1e300 has no square, infinity / infinity is NaN
-        lengths = torch.linalg.vector_norm(scaled, dim=1, dtype=torch.float64) * size.squeeze(1)
+        lengths = torch.linalg.vector_norm(scaled, dim=-1, dtype=torch.float64) * size.squeeze(-1)
         lengths = lengths.clamp(max=torch.finfo(torch.float64).max)
     return lengths
 

@@ -1,4 +1,4 @@
-"""Read the initializers of an ONNX file. The graph says which way round a weight lies."""
+"""Read the initializers of an ONNX file. The graph says how a weight holds its neurons."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..selection import Layout
 from .stored import Entry, open_regular
 
 LARGEST = 2 << 30  # of protobuf
@@ -19,7 +20,7 @@ _TYPES = {"F32": torch.float32, "F16": torch.float16, "F64": torch.float64, "BF1
 
 
 class OnnxFile:
-    """The initializers of an ONNX file, with the neurons as rows."""
+    """The initializers of an ONNX file, and the layouts of those that the graph uses as weights."""
 
     def __init__(self, descriptor: int, path: Path) -> None:
         """Read the file; the descriptor is closed."""
@@ -39,19 +40,23 @@ class OnnxFile:
         self._tensors: dict[str, Any] = {each.name: each for each in model.graph.initializer}
         if not self._tensors:
             raise ValueError(f"{path} is not an ONNX file with weights")
-        self._transposed = _find_transposed(model.graph)
         self.entries = {
             name: Entry(_NAMES.get(each.data_type, f"ONNX type {each.data_type}"), self._shape(name, tuple(each.dims)))
             for name, each in self._tensors.items()
+        }
+        self.layouts = {
+            name: layout
+            for name, layout in _find_layouts(model.graph).items()
+            if name in self.entries and _fits(layout, self.entries[name].shape)
         }
 
     def _shape(self, name: str, dims: tuple[int, ...]) -> tuple[int, ...]:
         if any(n < 0 for n in dims):
             raise ValueError(f"{self.path} is damaged: tensor {name[:80]!r} has the shape {dims[:8]}")
-        return (dims[1], dims[0], *dims[2:]) if name in self._transposed and len(dims) > 1 else dims
+        return dims
 
     def read(self, name: str) -> Tensor:
-        """Read a floating point tensor with its neurons along dimension 0."""
+        """Read a floating point tensor."""
         stored, entry = self._tensors[name], self.entries[name]
         dtype = _TYPES[entry.dtype]
         count = math.prod(stored.dims)
@@ -68,8 +73,7 @@ class OnnxFile:
             numbers = stored.double_data if entry.dtype == "F64" else stored.float_data
             self._check(name, len(numbers), count)
             value = torch.tensor(np.array(numbers), dtype=dtype)
-        value = value.view(tuple(stored.dims))
-        return value.transpose(0, 1) if name in self._transposed else value
+        return value.view(tuple(stored.dims))
 
     def _read_external(self, stored: Any, length: int) -> Tensor:
         """Read a tensor from a file beside this one, in its folder or below."""
@@ -96,13 +100,16 @@ class OnnxFile:
             raise ValueError(f"{self.path} is damaged: tensor {name[:80]!r} has {got} of {expected} bytes or numbers")
 
 
-def _find_transposed(graph: Any) -> set[str]:
-    """Find weights that are stored with neurons along dimension 1: of MatMul, Gemm and transposed convolutions."""
-    found = set()
+def _find_layouts(graph: Any) -> dict[str, Layout]:
+    """Return the layouts of the weights of MatMul, Gemm and convolutions."""
+    found = {}
     for node in graph.node:
-        if len(node.input) > 1 and (
-            node.op_type in ("MatMul", "ConvTranspose")
-            or (node.op_type == "Gemm" and not any(each.name == "transB" and each.i for each in node.attribute))
-        ):
-            found.add(node.input[1])
+        options = {each.name: each.i for each in node.attribute}
+        if len(node.input) > 1 and node.op_type in ("MatMul", "Gemm", "Conv", "ConvTranspose"):
+            transposed = node.op_type != "Conv" and not (node.op_type == "Gemm" and options.get("transB"))
+            found[node.input[1]] = Layout(groups=max(options.get("group", 1), 1), transposed=transposed)
     return found
+
+
+def _fits(layout: Layout, shape: tuple[int, ...]) -> bool:
+    return len(shape) > 1 and shape[0] % layout.groups == 0

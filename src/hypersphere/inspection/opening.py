@@ -15,6 +15,7 @@ from torch import Tensor
 from .._internal.checksummed_json import parse
 from .._internal.text import one_line
 from ..rotation.merging import holds_rotations, merge_state_dict
+from ..selection import Layout
 from ..train.storage import layout
 from ..train.storage.reading import steps
 from .onnx_file import OnnxFile
@@ -34,8 +35,8 @@ class Opened:
     size: int
     """Bytes of all files."""
     tensors: Tensors
-    config: dict[str, Any] = field(default_factory=dict)
-    """The settings beside the file, as transformers writes them."""
+    layouts: dict[str, Layout] = field(default_factory=dict)
+    """How tensors hold neurons, where the file tells: ONNX has a graph."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Tensors that were not read, and why."""
 
@@ -46,7 +47,7 @@ def open_model(path: Path) -> Opened:
         opened = _open_folder(path) if path.is_dir() else _open_files([path])
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
-    return Opened(opened.format, opened.size, _merged(opened.tensors, path), opened.config, opened.skipped)
+    return Opened(opened.format, opened.size, _merged(opened.tensors, path), opened.layouts, opened.skipped)
 
 
 def _open_folder(folder: Path) -> Opened:
@@ -129,7 +130,8 @@ def _join(shards: list[Opened]) -> Opened:
     skipped = {name: why for each in shards for name, why in each.skipped.items()}
     tensors = Shards(each.tensors for each in shards)
     form = f"{len(shards)} files, {shards[0].format}"
-    return Opened(form, sum(each.size for each in shards), tensors, shards[0].config, skipped)
+    layouts = {name: found for each in shards for name, found in each.layouts.items()}
+    return Opened(form, sum(each.size for each in shards), tensors, layouts, skipped)
 
 
 def _open_file(path: Path) -> Opened:
@@ -137,9 +139,11 @@ def _open_file(path: Path) -> Opened:
     size = os.fstat(descriptor).st_size
     head = os.pread(descriptor, 10, 0)
     skipped: dict[str, str] = {}
+    layouts: dict[str, Layout] = {}
     tensors: Tensors
     if path.suffix.lower() == ".onnx":
-        form, tensors = "ONNX", OnnxFile(descriptor, path)
+        form, tensors = "ONNX", (onnx := OnnxFile(descriptor, path))
+        layouts = onnx.layouts
     elif head[:2] == b"PK" or (path.suffix.lower() in PICKLED and head[8:9] != b"{"):
         form, tensors = "PyTorch", (file := read_pickled(descriptor, path))
         tensors, skipped = _without_wrapper(file), json.loads(file.metadata.get("skipped", "{}"))
@@ -149,15 +153,7 @@ def _open_file(path: Path) -> Opened:
         os.close(descriptor)
         why = "neither safetensors nor ONNX nor of torch.save" if size else "it is empty"
         raise ValueError(f"{path} is not a model file: {why}")
-    return Opened(form, size, tensors, _config_beside(path), skipped)
-
-
-def _config_beside(path: Path) -> dict[str, Any]:
-    """Read config.json beside a file; nothing if there is none that can be read."""
-    try:
-        return _read_json(path.with_name(layout.CONFIG))
-    except (ValueError, OSError):
-        return {}
+    return Opened(form, size, tensors, layouts, skipped)
 
 
 def _without_wrapper(file: SafetensorsFile) -> Tensors:

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..diagnosis.result import format_excess
+from .._internal.text import escaped
+from ..diagnosis.result import format_excess, label
 from ..report.curves import LOG_AXIS
 from ..report.page import Cell, Page, colour
 from .comparing import Comparison
@@ -26,10 +27,11 @@ def _inspection_page(result: Inspection) -> Page:
     page.section("Verdict")
     for line in result.verdict:
         page.text(line.replace("`", ""))
-    page.table(["layer", "grade", "what was found"], [[_name(x), x.verdict.grade, str(x.verdict)] for x in result])
+    rows = [*result, *result.others]
+    page.table(["layer", "grade", "what was found"], [[_name(x), x.verdict.grade, str(x.verdict)] for x in rows])
     page.section("Layer by layer")
-    shown = result[:MOST_BARS]
-    names = _names([each.name for each in shown])
+    shown = rows[:MOST_BARS]
+    names = [_name(each) for each in shown]
     angles = [None if x.separation is None else math.degrees(x.separation) for x in shown]
     energies = [x.energy if math.isfinite(x.energy) and x.separation is not None else None for x in shown]
     page.chart(
@@ -42,14 +44,14 @@ def _inspection_page(result: Inspection) -> Page:
         caption="The mean energy of pairs of neurons; random neurons of many dimensions have 0.5.",
         height=_height(len(shown)),
     )
-    if len(result) > MOST_BARS:
+    if len(rows) > MOST_BARS:
         page.text(f"The charts show the first {MOST_BARS} layers.")
     page.section("Spread of the neurons")
     header = [
         "layer",
         "kind",
         "neurons",
-        "heads",
+        "groups",
         "dimension",
         "energy",
         "half space",
@@ -57,9 +59,9 @@ def _inspection_page(result: Inspection) -> Page:
         "random",
         "compared",
     ]
-    page.table(header, [_energy_row(each) for each in result], caption="Energies")
+    page.table(header, [_energy_row(each) for each in rows], caption="Energies")
     header = ["layer", "least angle °", "pair", "mean angle °", "near-duplicates", "opposite pairs", "dead"]
-    page.table(header, [_angle_row(each) for each in result], caption="Angles")
+    page.table(header, [_angle_row(each) for each in rows], caption="Angles")
     page.section("Rank and lengths")
     header = [
         "layer",
@@ -70,8 +72,8 @@ def _inspection_page(result: Inspection) -> Page:
         "longest",
         "spread of lengths",
     ]
-    page.table(header, [_length_row(each) for each in result])
-    _add_named(page, result)
+    page.table(header, [_length_row(each) for each in rows])
+    _add_named(page, rows)
     for note in result.notes():
         page.text(note)
     return page
@@ -84,7 +86,7 @@ def _comparison_page(result: Comparison) -> Page:
         page.text(line.replace("`", ""))
     page.section("Layer by layer")
     shown = result[:MOST_BARS]
-    names = _names([each.name for each in shown])
+    names = [escaped(each.name) or "(root)" for each in shown]
     page.chart(_bars(names, [100 * x.changed for x in shown], "change (% of the length)"), height=_height(len(shown)))
     shares = [None if x.rotation is None else 100 * x.rotation for x in shown]
     page.chart(_bars(names, shares, "of which a rotation (%)"), height=_height(len(shown)))
@@ -101,7 +103,7 @@ def _comparison_page(result: Comparison) -> Page:
     header += ["neuron", "longer", "energy before", "after"]
     rows = [
         [
-            x.name,
+            escaped(x.name) or "(root)",
             x.neurons,
             x.dimension,
             100 * x.changed,
@@ -119,7 +121,7 @@ def _comparison_page(result: Comparison) -> Page:
     page.table(header, rows)
     if result.different:
         page.section("Not compared")
-        page.table(["layer", "why"], [[name, why] for name, why in result.different.items()])
+        page.table(["layer", "why"], [[escaped(name), why] for name, why in result.different.items()])
     for note in result.notes():
         page.text(note)
     return page
@@ -127,7 +129,7 @@ def _comparison_page(result: Comparison) -> Page:
 
 def _energy_row(x: Layer) -> list[Cell]:
     return [
-        *(_name(x), x.kind, x.neurons, x.groups if x.kind == "attention" else None, x.dimension, x.energy),
+        *(_name(x), x.kind, x.neurons, x.groups, x.dimension, x.energy),
         *(
             x.half_energy,
             _excess(x.excess),
@@ -151,10 +153,10 @@ def _length_row(x: Layer) -> list[Cell]:
     ]
 
 
-def _add_named(page: Page, result: Inspection) -> None:
+def _add_named(page: Page, layers: Sequence[Layer]) -> None:
     """Add which neurons are dead, redundant or opposite."""
     rows: list[list[Cell]] = []
-    for x in result:
+    for x in layers:
         found = {
             "NaN or infinity": ", ".join(map(str, x.broken[:200])),
             "zero": ", ".join(map(str, x.dead[:200])),
@@ -196,12 +198,8 @@ def _height(bars: int) -> int:
     return 120 + 18 * max(bars, 4)
 
 
-def _names(names: Sequence[str]) -> list[str]:
-    return [name or "(root)" for name in names]
-
-
 def _name(layer: Layer) -> str:
-    return layer.name or "(root)"
+    return label(layer) + (" †" if layer.passed_over else "")
 
 
 def _degrees(angle: float | None) -> float | None:

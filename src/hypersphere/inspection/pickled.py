@@ -84,6 +84,8 @@ def read_pickled(descriptor: int, path: Path) -> SafetensorsFile:
         with tempfile.TemporaryFile() as target:  # it has no name and is gone when closed
             if why := _READER.convert(descriptor, target.fileno(), limits):
                 raise ValueError(f"{path} cannot be read: {why}")
-            return SafetensorsFile(os.dup(target.fileno()), path)
+            file = SafetensorsFile(os.dup(target.fileno()), path)
+            file.add_names(json.loads(file.metadata["tied"]))
+            return file
     finally:
         os.close(descriptor)

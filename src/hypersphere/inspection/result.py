@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
-from .._internal.text import printable
-from ..diagnosis.result import format_angle, format_excess, format_number, shorten
+from .._internal.text import escaped, printable
+from ..diagnosis.result import assumptions, format_angle, format_excess, format_number, shorten
 from .measuring import DUPLICATE_ANGLE
 from .rows import Layer
 from .verdict import summarize
@@ -51,7 +51,9 @@ class Inspection(Sequence[Layer]):
     bytes: int
     layers: tuple[Layer, ...]
     skipped: dict[str, str]
-    """Tensors of two or more dimensions that are not layers, and why."""
+    """Tensors of two or more dimensions that are not measured, and why."""
+    others: tuple[Layer, ...] = ()
+    """Matrices that :func:`diagnose` passes over: embeddings, recurrent weights, those under unknown names."""
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -78,6 +80,7 @@ class Inspection(Sequence[Layer]):
             "duplicate_angle": DUPLICATE_ANGLE,
             "verdict": self.verdict,
             "layers": [layer.to_dict() for layer in self.layers],
+            "others": [layer.to_dict() for layer in self.others],
             "skipped": self.skipped,
         }
 
@@ -87,8 +90,10 @@ class Inspection(Sequence[Layer]):
 
     def tables(self) -> tuple[Table, Table]:
         """Return how the neurons are spread, and the verdict with the other figures."""
-        names = short_names([layer.name for layer in self.layers])
-        named = list(zip(names, self.layers, strict=True))
+        rows = [*self.layers, *self.others]
+        marks = [(" ?" if row.assumed else "") + (" †" if row.passed_over else "") for row in rows]
+        names = [f"{name}{mark}" for name, mark in zip(short_names([row.name for row in rows]), marks, strict=True)]
+        named = list(zip(names, rows, strict=True))
         return (
             Table(SPREAD, [[name, *_spread_cells(layer)] for name, layer in named]),
             Table(REST, [[name, *_rest_cells(layer)] for name, layer in named], left=3),
@@ -104,9 +109,14 @@ class Inspection(Sequence[Layer]):
         ]
         if grouped := next((layer for layer in self.layers if layer.groups > 1), None):
             groups, n = grouped.groups, grouped.neurons
-            notes.append(f"{groups}·{n}: {groups} heads of {n} neurons; pairs are within a head, energies are means")
+            notes.append(f"{groups}·{n}: {groups} groups of {n} neurons; pairs are within a group, energies are means")
         if sampled := next((layer.sampled for layer in self.layers if layer.sampled), None):
             notes.append(f"~: of {sampled} neurons, drawn with a fixed seed; dead neurons and lengths are of all")
+        if assumed := assumptions(self.layers):
+            notes.append(assumed)
+        if self.others:
+            reasons = ", ".join(sorted({other.passed_over for other in self.others}))
+            notes.append(f"†: passed over by select and diagnose: {reasons}")
         if self.skipped:
             shown = ", ".join(short_names(list(self.skipped)[:4]))
             notes.append(f"left out: {shown}{f' and {len(self.skipped) - 4} more' if len(self.skipped) > 4 else ''}")
@@ -158,8 +168,8 @@ def short_names(names: Sequence[str]) -> list[str]:
     found: list[str] = []
     seen: dict[str, int] = {}
     for name in names:
-        short = shorten(printable(name[:1000] if len(name) <= 1000 else name[:500] + name[-500:]), LONGEST_NAME)
-        short = short.replace("\n", "\\n") or "(root)"
+        short = shorten(escaped(name[:1000] if len(name) <= 1000 else name[:500] + name[-500:]), LONGEST_NAME)
+        short = short or "(root)"
         seen[short] = seen.get(short, 0) + 1
         found.append(short if seen[short] == 1 else f"{short} ({seen[short]})")
     return found

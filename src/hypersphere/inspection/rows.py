@@ -39,7 +39,9 @@ class Layer(Row):
     tensor: str = ""
     """The name of the tensor in the file."""
     kind: str = "linear"
-    """linear, convolution, attention or embedding; for attention `groups` is the number of heads."""
+    """linear, convolution, embedding or recurrent."""
+    passed_over: str = ""
+    """Why :func:`select` and :func:`diagnose` pass over the matrix; empty for a layer."""
     shape: tuple[int, ...] = ()
     dtype: str = ""
     sampled: int | None = None
@@ -47,7 +49,7 @@ class Layer(Row):
     broken: tuple[int, ...] = ()
     """Neurons with NaN or infinity; all other fields ignore them."""
     orthonormality: float = 0.0
-    """‖WWᵀ − I‖²_F of the neurons as they are, the measure "orthonormal"; a mean over heads."""
+    """‖WWᵀ − I‖²_F of the neurons as they are, the measure "orthonormal"; a mean over groups."""
     largest_singular: float = 0.0
     shortest: float | None = None
     """The length of the shortest neuron that is not zero."""

@@ -85,6 +85,11 @@ class SafetensorsFile:
         with suppress(OSError, AttributeError):
             os.close(self.descriptor)
 
+    def add_names(self, names: Mapping[str, str]) -> None:
+        """Add names of tensors that are tied to others."""
+        for name, other in names.items():
+            self.entries[name], self._spans[name] = self.entries[other], self._spans[other]
+
     def read(self, name: str) -> Tensor:
         """Read a tensor of floating point numbers or int64; as a vector if it has more than 16 dimensions."""
         entry, (offset, length) = self.entries[name], self._spans[name]

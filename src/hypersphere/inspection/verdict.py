@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from .._internal.text import escaped
 from .rows import Finding, Layer, Verdict
 
 CROWDED = 1.05  # times the energy of random neurons
@@ -52,6 +53,8 @@ def _findings(layer: Layer) -> list[tuple[str, str]]:
         found.append(("broken", f"{_count(len(layer.broken), total, what)} NaN or infinity"))
     if layer.dead and not (layer.kind == "embedding" and len(layer.dead) == 1):  # the padding of a vocabulary
         found.append(("dead", f"{_count(len(layer.dead), total, what)} zero"))
+    if layer.dimension == 1:  # all point the same way, or the opposite
+        return found
     compared = layer.sampled or total
     if layer.redundant:
         noun = "a near-duplicate" if len(layer.redundant) == 1 else "near-duplicates"
@@ -103,15 +106,16 @@ def summarize(layers: Sequence[Layer]) -> list[str]:
     counts = ", ".join(f"{len(found)} {grade}" for grade, found in graded.items() if found)
     totals = {
         "dead": sum(len(each.dead) for each in layers),
-        "near-duplicates": sum(len(each.redundant) for each in layers),
-        "opposite pairs": sum(each.opposite_pairs for each in layers),
+        "near-duplicates": sum(len(each.redundant) for each in layers if each.dimension > 1),
+        "opposite pairs": sum(each.opposite_pairs for each in layers if each.dimension > 1),
     }
     waste = ", ".join(f"{k} {what}" for what, k in totals.items() if k) or "no neuron is wasted"
     lines = [f"{len(layers)} {'layer' if len(layers) == 1 else 'layers'}: {counts}; {waste}"]
     for name, remedy in REMEDIES.items():
         where = [each.name for each in layers if any(finding.name == name for finding in each.verdict.findings)]
         if where:
-            shown = ", ".join(each if len(each) <= 60 else f"{each[:20]}…{each[-39:]}" for each in where[:3])
+            names = [escaped(each) or "(root)" for each in where[:3]]
+            shown = ", ".join(each if len(each) <= 60 else f"{each[:20]}…{each[-39:]}" for each in names)
             more = f" and {len(where) - 3} more" if len(where) > 3 else ""
             lines.append(f"{name} ({shown}{more}): {remedy}")
     return lines

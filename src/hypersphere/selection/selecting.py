@@ -20,6 +20,7 @@ from torch import nn
 from .._internal import checks
 from .._internal.other_tools import has_adapters
 from .._internal.sharding import reshard
+from .._internal.text import escaped
 from .layouts import find_layout
 from .matching import Specs, as_list, matches_any
 from .neurons import Neurons
@@ -151,7 +152,7 @@ def check_names(verb: str, model: nn.Module, found: Selection, layers: Specs | N
 def no_layer_error(found: Selection, verb: str, why: str = "") -> ValueError:
     """Return the error of a verb without a layer to work on; it lists the model's layers."""
     there = ", ".join(
-        f"{name or '(root)'} [{type(n.module).__name__}{', the output' if n.is_output else ''}]"
+        f"{escaped(name) or '(root)'} [{type(n.module).__name__}{', the output' if n.is_output else ''}]"
         for name, n in found.everything.items()
     )
     return ValueError(f"{verb}: no layer to work on{why}; the model's layers with neurons are: {there or 'none'}")

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from .._internal.text import escaped
 from .neurons import Neurons
 
 
@@ -62,7 +63,7 @@ class Selection(dict[str, Neurons]):
                 groups = f"{row['groups']}·" if row["groups"] > 1 else ""
                 size = f"{groups}{row['neurons']} × {row['dimension']}"
             remark = f"passed over: {row['passed_over']}" if row["passed_over"] else row["note"] or ""
-            lines.append((row["layer"] or "(root)", row["type"], size, "yes" if row["output"] else "", remark))
+            lines.append((escaped(row["layer"]) or "(root)", row["type"], size, "yes" if row["output"] else "", remark))
         if len(lines) == 1:
             return "(no layers)"
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
