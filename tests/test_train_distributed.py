@@ -61,6 +61,7 @@ with open(f"{orders['folder']}/rank{rank}.jsonl", "a") as said:
         weights = {name: hash_of(value) for name, value in result.model.state_dict().items()}
         last = result.metrics[-1] if result.metrics else None
         line = {"name": order["name"], "weights": weights, "code": code, "text": errors.getvalue(), "last": last}
+        line["run_id"] = result.summary["run_id"]
         said.write(json.dumps(line) + "\\n")
         said.flush()
     assert torch.equal(before, torch.random.get_rng_state())
@@ -178,8 +179,10 @@ def test_the_losses_of_one_process(name, together, tmp_path):
 
 @pytest.mark.parametrize("name", EQUAL | OTHERS)
 def test_the_ranks_agree(name, together):
-    _, first, second = together
+    folder, first, second = together
     assert first[name]["weights"] == second[name]["weights"]
+    run_id = json.loads((folder / name / "config.json").read_text())["run_id"]
+    assert first[name]["run_id"] == second[name]["run_id"] == run_id
     assert len(first[name]["weights"]) > 2
     assert runs.without_times(first[name]["last"]) == runs.without_times(second[name]["last"])
 
