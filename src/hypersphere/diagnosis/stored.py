@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from .._internal.sharding import gather
 from .._internal.text import escaped
 from ..rotation.merging import holds_rotations, merge_state_dict
 from ..selection import Specs, as_list
@@ -26,8 +27,8 @@ class LoadedNeurons:
     stored: StoredNeurons
 
     def matrix(self) -> Tensor:
-        """Return the neurons as rows: (groups, N, d)."""
-        return self.stored.matrix(self.tensor)
+        """Return the neurons as rows: (groups, N, d); those that FSDP2 sharded are gathered."""
+        return self.stored.matrix(gather(self.tensor))
 
 
 def select_stored(
