@@ -134,6 +134,19 @@ def test_methods_of_spherenet(tables):
     assert (v2.model.name, v2.loss.name) == ("resnet18v2.spherenet", "softmax")
 
 
+def test_steps_of_the_discriminator(tables):
+    steps = {row.name: row.full.gan.discriminator_steps for row in tables["mhe.14"].rows if row.full.gan is not None}
+    assert {name for name, count in steps.items() if count != 1} == {"wgan-gp"}
+    assert steps["wgan-gp"] == 5
+
+
+def test_no_paper_limits_the_gradient_of_the_energy(tables):
+    rows = [row for table in tables.values() for row in table.rows]
+    terms = [config.energy for row in rows for config in (row.full, row.small) if config is not None and config.energy]
+    assert len(terms) > 100
+    assert not any(term.limit_gradient for term in terms)
+
+
 @pytest.mark.parametrize("name", MHE)
 def test_settings_of_mhe(name, tables):
     faces = tables[name].figure == "verification"
@@ -143,7 +156,8 @@ def test_settings_of_mhe(name, tables):
         config = row.full
         if name == "mhe.14":
             continue
-        assert config.clip == (None if faces and row.name != "l-softmax" else 1.0)
+        unclipped = name == "mhe.3" or (faces and row.name != "l-softmax")
+        assert config.clip == (None if unclipped else 1.0)
         if faces:
             second = row.start is not None
             assert (config.steps, config.optimizer.lr) == ((8000, 0.01) if second else (28_000, 0.1))

@@ -544,15 +544,21 @@ def test_clipped_gradients_are_said_where_a_config_clips(tmp_path):
         found = compare.compare(name, tmp_path)
         return [compare.CLIPPED in found[key] for key in ("reduced", "differs")]
 
-    names = ("mhe.1", "mhe.8", "mhe.14", "opt.1", "opt.5", "opt.6", "opt.7", "opt.13", "spherenet.1")
+    names = ("mhe.1", "mhe.3", "mhe.8", "mhe.14", "opt.1", "opt.5", "opt.6", "opt.7", "opt.13", "spherenet.1")
     both, neither, full = (
         [True, True],
         [False, False],
         [False, True],
     )  # MLPs, which alone have a small form, do not clip
-    expected = (both, neither, neither, both, neither, full, full, neither, neither)
+    expected = (both, neither, neither, neither, both, neither, full, full, neither, neither)
     assert [said(name) for name in names] == [*expected]
     assert compare.compare("opt.7", tmp_path)["differs"].startswith("The hidden linear layer has 12,544 inputs")
+
+
+def test_limited_gradients_are_said_where_a_row_limits_them(tmp_path):
+    """Those of a loss head's energy."""
+    limited = {name: compare.LIMITED in compare.compare(name, tmp_path)["differs"] for name in ("mhe.1", "mhe.8")}
+    assert limited == {"mhe.1": False, "mhe.8": True}
 
 
 # The page

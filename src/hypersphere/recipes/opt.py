@@ -79,7 +79,8 @@ def sampled(config: Config, sample: int | float = 0.25, method: str = "gs", step
 
 def regularized(config: Config, measure: str, **changes: Any) -> Config:
     """Add a regularizer of the neurons to the loss; gradients are clipped only if those of the other rows are."""
-    return derive(config, energy=Energy(measure, **changes), clip=None if config.clip == "auto" else config.clip)
+    term = Energy(measure, limit_gradient=False, **changes)
+    return derive(config, energy=term, clip=None if config.clip == "auto" else config.clip)
 
 
 def half_space_energy(config: Config) -> Config:

@@ -23,7 +23,7 @@ LOSSES = {
     "a-softmax": Loss("a_softmax", margin=4),
     "ga-softmax": Loss("ga_softmax", similarity="linear", margin=4),
 }
-ORTHONORMAL = Energy(measure="orthonormal", hidden_weight=1e-4, output_weight=0.0)
+ORTHONORMAL = Energy(measure="orthonormal", hidden_weight=1e-4, output_weight=0.0, limit_gradient=False)
 SMALL_OPERATORS = ("original", "cosine", "linear", "sigmoid-0.3")
 SMALL_LOSSES = ("softmax", "w-cosine", "ga-softmax")
 

@@ -19,6 +19,7 @@ CLIPPED = (
     "Gradient norms are clipped at 1, which the paper does not say; its released code bounds gradients by the loss "
     "log(softmax + 1e-4)."
 )
+LIMITED = "The gradient of the energy by a neuron is limited to the neuron's length, which the paper does not say."
 LABELS = {
     "few_shot": "accuracy of 5-way 5-shot episodes",
     "class0_accuracy": "accuracy of class 0",
@@ -102,20 +103,26 @@ def compare(name: str, folder: Path, full: bool = False, only: Sequence[str] = (
         "what": described(table, table.figure),
         "unit": FIGURES[table.figure][0],
         "form": form,
-        "reduced": _with_clipping(table, SMALL, table.reduced),
-        "differs": _with_clipping(table, FULL, table.differs),
+        "reduced": _with_bounds(table, SMALL, table.reduced),
+        "differs": _with_bounds(table, FULL, table.differs),
         "rows": rows,
         "order": counts,
         "summary": _summary(table, counts),
     }
 
 
-def _with_clipping(table: Table, form: str, words: str) -> str:
-    """Add to how a form differs from the paper that gradients are clipped, if those of a column's first row are."""
-    firsts = [table.baseline(row) for row in table.rows]
-    configs = [row.full if form == FULL else row.small for row in firsts]
-    clipped = any(config is not None and isinstance(config.clip, float) for config in configs)
-    return f"{words} {CLIPPED}".lstrip() if clipped else words
+def _with_bounds(table: Table, form: str, words: str) -> str:
+    """Add to how a form differs that the first rows clip gradients, or that a row limits those of the energy."""
+    both = [(row, row.full if form == FULL else row.small) for row in table.rows]
+    configs = [(row, config) for row, config in both if config is not None]
+    is_clipped = any(isinstance(config.clip, float) for row, config in configs if table.baseline(row) is row)
+    is_limited = any(
+        config.loss.energy_weight  # of a head, which has no argument against it
+        or config.loss.name == "sphereface_plus"
+        or (config.energy is not None and config.energy.limit_gradient)
+        for _, config in configs
+    )
+    return " ".join(filter(None, [words, CLIPPED if is_clipped else "", LIMITED if is_limited else ""]))
 
 
 def described(table: Table, name: str) -> str:
