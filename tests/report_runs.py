@@ -19,8 +19,8 @@ def curve(values, split="train", **more):
     return [{"step": 10 * i, "split": split, "loss": value, **more} for i, value in enumerate(values)]
 
 
-def train_small(path: Path, seed: int = 0, steps: int = 3) -> Path:
+def train_small(path: Path, seed: int = 0, steps: int = 3, data: dict | None = None, **settings) -> Path:
     """Train a network with 3-D features, class weights in a head and a learned k, for a moment."""
     model = Model(name="mlp", widths=(16, 3), similarity="learnable")
-    config = Config(steps=steps, seed=seed, model=model, loss=Loss(name="w_softmax"), data=Data(), out=str(path))
-    return fit(config, progress=False).path
+    settings |= {"model": model, "loss": Loss(name="w_softmax"), "data": Data(**data or {})}
+    return fit(Config(steps=steps, seed=seed, out=str(path), **settings), progress=False).path

@@ -73,18 +73,20 @@ def test_texts_are_escaped(name):
     page.section("second")
     page.text(name)
     page.table([name], [[name]], caption=name)
-    page.chart({"data": [{"y": [1, 2], "name": name, "hovertext": [name]}]}, caption=name)
+    page.chart({"data": [{"y": [1, 2], "name": name, "hovertext": [name]}]}, caption=name, csv=[name])
+    page.images([(name, name, name)], caption=name)
     clean = Page("a", "b")
     clean.section("c")
     clean.section("second")
     clean.text("d")
     clean.table(["e"], [["f"]], caption="g")
     clean.chart({"data": [{"y": [1, 2]}]}, caption="h")
+    clean.images([("i", "j", "k")], caption="l")
     seen = Reader(page.html())
     tags = [tag for tag, attributes in seen.tags if attributes.get("class") != "long"]
     assert tags == [tag for tag, _ in Reader(clean.html()).tags]
     shown = re.sub("[^\\s -~\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", name)
-    assert seen.text.count(shown) >= 8
+    assert seen.text.count(shown) >= 10
     label = figure_of(page)["data"][0]["name"]
     assert "<" not in label
     assert len(label) < 500

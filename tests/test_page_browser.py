@@ -144,7 +144,7 @@ def csv_of(opened, selector):
 
 
 def test_tables_and_curves_as_csv(opened):
-    header, *rows = csv_of(opened, ".table > .csv")
+    header, *rows = csv_of(opened, ".table + .csv")
     assert header[:4] == ["group", "runs", "split", "accuracy"]
     assert [row[1] for row in rows] == ["2", "1"]
     assert float(rows[0][3]) == 0.5

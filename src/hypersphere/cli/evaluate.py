@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
         loaded, config = _loading.load_data_run(options)
         measure, given_to = _measure(options)
         if measure is None:
-            figures = scores(loaded, options.split, config)
+            figures = scores(loaded, options.split, config, write=True)
         else:
             if options.pairs is not None:
                 given_to["pairs"] = read_pairs(options.pairs)

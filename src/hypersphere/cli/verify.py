@@ -122,6 +122,11 @@ class _Run:
                 if layout.LANDSCAPE.fullmatch(path.name):
                     yield from self._part(f"{layout.LANDSCAPES}/{path.name}", self._check_landscape)
 
+        if (self.folder / layout.PREDICTIONS).is_dir():
+            for path in sorted((self.folder / layout.PREDICTIONS).iterdir()):
+                if layout.PREDICTIONS_FILE.fullmatch(path.name):
+                    yield from self._part(f"{layout.PREDICTIONS}/{path.name}", self._check_predictions)
+
     def _part(self, name: str, check: Any, needed: bool = True) -> Iterator[Part]:
         path = self.folder / name
         if not needed and not os.path.lexists(path):
@@ -195,6 +200,11 @@ class _Run:
         from ..train.storage import landscapes
 
         landscapes.read(path)
+
+    def _check_predictions(self, path: Path) -> None:
+        from ..train.storage import predictions
+
+        predictions.read(path)
 
     def _check_tensors(self, path: Path) -> None:
         from ..train.storage.weights import read_tensors

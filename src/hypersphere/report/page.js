@@ -42,12 +42,12 @@
     element("a", { href, download: `${name.replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 60) || "data"}.csv` }).click();
     setTimeout(() => URL.revokeObjectURL(href), 60000);
   };
-  const addDownload = (node, name, rows) =>
-    node.append(element("button", { type: "button", className: "csv", textContent: "CSV", title: "Download as CSV", onclick: () => download(name(), rows()) }));
+  const addDownload = (node, place, name, rows) =>
+    node[place](element("button", { type: "button", className: "csv", textContent: "CSV", title: "Download as CSV", onclick: () => download(name(), rows()) }));
   const valueOf = (cell) => (cell.dataset.value === undefined ? cell.textContent : Number(cell.dataset.value));
   for (const table of document.querySelectorAll(".table")) {
     const title = () => `${table.closest("section")?.querySelector("h2").textContent ?? document.title} ${table.previousElementSibling?.matches(".caption") ? table.previousElementSibling.textContent : ""}`;
-    addDownload(table, title, () => [...table.querySelectorAll("tr")].map((row) => [...row.cells].map(valueOf)));
+    addDownload(table, "after", title, () => [...table.querySelectorAll("tr")].map((row) => [...row.cells].map(valueOf)));
   }
 
   const KINDS = { f4: Float32Array, f8: Float64Array, i4: Int32Array };
@@ -61,9 +61,8 @@
     const rows = [columns];
     for (const trace of figure.data) {
       if (trace.showlegend === false || trace.hoverinfo === "skip") continue;
-      const [x, y, z, more] = ["x", "y", "z", "customdata"].map((part) => unpacked(trace[part]));
-      if (trace.type === "heatmap") y.forEach((row, i) => x.forEach((column, j) => rows.push([plainText(row), plainText(column), z[i * x.length + j]])));
-      else x.forEach((value, i) => rows.push([plainText(trace.name), value, y[i], more[i]].slice(0, columns.length)));
+      const [x, y, more] = ["x", "y", "customdata"].map((part) => unpacked(trace[part]));
+      x.forEach((value, i) => rows.push([plainText(trace.name), value, y[i], more[i]].slice(0, columns.length)));
     }
     return rows;
   };
@@ -110,7 +109,7 @@
   for (const chart of charts) {
     if (!chart.node.dataset.csv) continue;
     const title = () => plainText(figureOf(chart).layout?.title?.text);
-    addDownload(chart.node, title, () => pointsOf(figureOf(chart), JSON.parse(chart.node.dataset.csv)));
+    addDownload(chart.node, "append", title, () => pointsOf(figureOf(chart), JSON.parse(chart.node.dataset.csv)));
   }
 
   const show = (chart, state, ...content) => {

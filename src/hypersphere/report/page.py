@@ -100,8 +100,7 @@ class Page:
             caption: below the chart.
             wide: take the whole width.
             height: in pixels.
-            csv: offer the points for download, with these titles of the columns: the trace's name, x, y and customdata;
-                of a heatmap y, x and z.
+            csv: offer the points for download, with these titles of the columns: the trace's name, x, y, customdata.
         """
         number, webgl = len(self._figures), any(trace.get("type") in _WEBGL for trace in figure["data"])
         text = json.dumps(_plain(figure), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
@@ -121,6 +120,20 @@ class Page:
         """
         source = f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
         self._parts.append(f'<figure class="picture wide"><img src="{source}" alt="{escape(alt)}"></figure>')
+
+    def images(self, images: Iterable[tuple[str, str, str]], *, caption: str = "") -> None:
+        """Add small images side by side.
+
+        Args:
+            images: (data URI of a PNG, line below it, text shown while the pointer rests on it).
+        """
+        figures = "".join(
+            f'<figure title="{escape(hint)}"><img src="{escape(source)}" alt="{escape(hint)}">'
+            f"<figcaption>{escape(line)}</figcaption></figure>"
+            for source, line, hint in images
+        )
+        above = f'<p class="caption">{escape(caption)}</p>' if caption else ""
+        self._parts.append(f'{above}<div class="images">{figures}</div>')
 
     def html(self) -> str:
         """Return the page. ImportError if it has charts and plotly is not installed."""

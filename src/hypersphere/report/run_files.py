@@ -31,6 +31,7 @@ class RunFiles:
         config: setting such as "model.name" → value; settings that are None are left out.
         lines: of metrics.jsonl.
         result: of result.json; None if the run has not finished.
+        model: the checksum of final/model.json in result.json; None if there is none.
     """
 
     path: Path
@@ -38,6 +39,7 @@ class RunFiles:
     config: dict[str, Any]
     lines: list[dict[str, Any]]
     result: dict[str, Any] | None
+    model: str | None = None
 
     def final(self) -> dict[str, Any]:
         """Return the result; of an unfinished run the last evaluation, or the last line."""
@@ -144,13 +146,14 @@ def _read(path: Path, name: str) -> RunFiles:
     if not lines:
         raise ValueError(f"{path} has no metrics: {layout.METRICS} is missing or empty")
     check_id(path, path / layout.METRICS, lines[0].get(checksummed_json.RUN_ID))
-    result = read_summary(path)[0] if os.path.lexists(path / layout.RESULT) else None
+    result, sums = read_summary(path) if os.path.lexists(path / layout.RESULT) else (None, None)
     settings = {
         key: value
         for key, value in flatten(config).items()
         if value is not None and key not in (checksummed_json.KEY, checksummed_json.RUN_ID)
     }
-    return RunFiles(path, name, settings, lines, result)
+    model = (sums or {}).get(f"{layout.FINAL}/{layout.MODEL}")
+    return RunFiles(path, name, settings, lines, result, model)
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

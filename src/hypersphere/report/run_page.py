@@ -13,6 +13,7 @@ from ..train.storage import landscapes, layout
 from ..train.storage.reading import one_line
 from . import networks
 from .curves import INTERVALS, Curve, Mark, lines, mean_curve
+from .mistakes import add_mistakes, add_tables, read_predictions
 from .page import Cell, Page
 from .run_files import Group, changed_settings, curve_names, differences, group_runs, read_runs
 from .surfaces import add_landscape
@@ -69,12 +70,14 @@ def build_page(groups: Sequence[Group]) -> Page:
     page = Page(_title(groups), f"{_verdict(groups)} {what if count > 1 else ''}")
     _add_curves(page, groups, "Training and test curves", lambda key: key in _MAIN)
     notes = _add_networks(page, groups)
-    # PRED
+    mistakes, more = read_predictions(groups)
+    notes += more + add_mistakes(page, mistakes)
     _add_energies(page, groups)
     notes += _add_landscapes(page, groups)
     _add_curves(page, groups, "Other curves", lambda key: key not in _MAIN)
     page.section("Results")
     _add_results(page, groups)
+    add_tables(page, mistakes)
     page.section("Settings")
     _add_settings(page, groups)
     if notes:

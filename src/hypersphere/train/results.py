@@ -19,9 +19,10 @@ from ..rotation import count_parameters, merge, save_rotations
 from ..rotation.parametrization import find_rotated
 from . import building
 from .config import Config
+from .evaluation import Predictions
 from .inference.run import load_run
 from .progress import Progress
-from .storage import layout, weights
+from .storage import layout, predictions, weights
 from .storage.folder import config_text
 from .storage.metrics import Metrics, finite
 from .storage.reading import one_line, steps
@@ -78,7 +79,14 @@ def read_result(config: Config) -> Result | None:
     return None
 
 
-def write_result(task: Task, progress: Progress, history: Metrics, seconds: float, final: dict[str, Any]) -> Result:
+def write_result(
+    task: Task,
+    progress: Progress,
+    history: Metrics,
+    seconds: float,
+    final: dict[str, Any],
+    collected: Predictions | None = None,
+) -> Result:
     """Merge the rotations, sum up the training and, in the main process, write final/ and then result.json."""
     config, splits, best = task.config, task.splits, progress.best
     modules = {name: _merged(module) for name, module in task.modules.items()}
@@ -110,7 +118,7 @@ def write_result(task: Task, progress: Progress, history: Metrics, seconds: floa
     model = main.network if isinstance(main, building.Classifier) and main.head is None else main
     path = None if config.out is None else Path(config.out)
     if path is not None and task.world.is_main:
-        _write(path, task, modules, summary, history)
+        _write(path, task, modules, summary, history, collected)
     return Result(summary, history.lines, model, path, config)
 
 
@@ -120,7 +128,14 @@ def _merged(module: nn.Module) -> nn.Module:
     return merge(copy) if any(find_rotated(copy)) else copy
 
 
-def _write(path: Path, task: Task, modules: dict[str, nn.Module], summary: dict[str, Any], history: Metrics) -> None:
+def _write(
+    path: Path,
+    task: Task,
+    modules: dict[str, nn.Module],
+    summary: dict[str, Any],
+    history: Metrics,
+    collected: Predictions | None,
+) -> None:
     parts: dict[str, nn.Module] = {}
     for name, module in modules.items():
         if isinstance(module, building.Classifier):
@@ -138,5 +153,7 @@ def _write(path: Path, task: Task, modules: dict[str, nn.Module], summary: dict[
     if task.config.init_from is not None and network is not None and any(find_rotated(network)):
         save_rotations(network, path / layout.FINAL / layout.ROTATIONS)  # an adapter of the network it started from
     sums = {name: checksummed_json.checksum(text.encode()) for name, text in files.items()}
+    if collected is not None:
+        predictions.write(path, summary["split"], sums[f"{layout.FINAL}/{layout.MODEL}"], collected.tree())
     sums[layout.METRICS] = history.mark()["checksum"]
     safe_files.write_text(path / layout.RESULT, checksummed_json.with_checksum(finite(summary) | {SUMS: sums}))

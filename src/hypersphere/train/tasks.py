@@ -24,7 +24,7 @@ from ..rotation import Resampler, rotation_penalty
 from . import adversarial, building, openset
 from .config import Config, Gan
 from .distributed import World
-from .evaluation import evaluate, predictions
+from .evaluation import Predictions, evaluate, predictions
 from .splits import Batch, Splits, evaluation, first_two
 from .storage.layout import FINAL, weights
 from .storage.weights import read_tensors
@@ -123,6 +123,14 @@ class Task:
         """Evaluate a split; None if it was interrupted."""
         raise NotImplementedError
 
+    def final_predictions(self, split: str, is_current: bool) -> Predictions | None:
+        """Return the predictions of a split for the run folder; None without classes, or if processes share the split.
+
+        Args:
+            is_current: the last evaluation, if there was one, had the same weights.
+        """
+        return None
+
     def phase(
         self,
         name: str,
@@ -154,6 +162,7 @@ class Classification(Task):
 
     main = "classifier"
     edges: Tensor | None = None  # of a graph
+    collected: Predictions | None = None  # of the last evaluation
 
     def __init__(self, config: Config, splits: Splits, world: World, start: Start | None = None) -> None:
         super().__init__(config, splits, world)
@@ -224,13 +233,26 @@ class Classification(Task):
         if self.splits.is_open(split):
             return openset.evaluate(self.model, self.splits, split, self.config, self.to_device, interrupted)
         batches = map(self.to_device, evaluation(self.splits, split, self.config.data, self.world))
-        totals = evaluate(self.model, batches, len(self.splits.spec.classes), self.edges, interrupted)
+        self.collected = Predictions(self.splits.spec) if self._collects else None
+        classes = len(self.splits.spec.classes)
+        totals = evaluate(self.model, batches, classes, self.edges, interrupted, self.collected)
         if totals is None:
             return None
         sums = (totals.loss, int(totals.correct.sum()), int(totals.samples.sum()), totals.top5 or 0)
         loss, correct, count, top5 = self.world.all_sum(*sums)
         top = {} if totals.top5 is None else {"top5": top5 / count}
         return {"loss": loss / count, "accuracy": correct / count, **top}
+
+    @property
+    def _collects(self) -> bool:
+        return self.config.out is not None and self.world.size == 1
+
+    def final_predictions(self, split: str, is_current: bool) -> Predictions | None:
+        if not self._collects or self.splits.is_open(split):
+            return None
+        if self.collected is None or not is_current:
+            self.evaluate(split)
+        return self.collected
 
 
 class NodeClassification(Classification):

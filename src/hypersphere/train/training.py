@@ -363,13 +363,16 @@ class Training:
         self._eval_mode(True)
         energies = self._energies()
         split, figures = self.splits.eval_split, self.done.best or self.done.figures
+        is_current = self.best_weights is None
         if split == "validation" and self.splits.test is not None:
             split, figures = "test", self.task.evaluate("test") or {}
+            is_current = True
             self.log({"split": split, **figures, **energies})
         self.saver.wait()
         diverged = self._has_diverged(figures, split)
         final = {RUN_ID: self.run_id, **figures, "split": split, **energies, "diverged": diverged}
-        return results.write_result(self.task, self.done, self.history, self.seconds(), final)
+        predictions = self.task.final_predictions(split, is_current)
+        return results.write_result(self.task, self.done, self.history, self.seconds(), final, predictions)
 
     def _has_diverged(self, figures: dict[str, Any], split: str) -> bool:
         """Return whether a classifier ends at chance accuracy after a loss far above that of its first step.

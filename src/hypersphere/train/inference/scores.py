@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from contextlib import suppress
 from typing import Any
 
@@ -12,17 +13,22 @@ from ...data import Graph, Pairs
 from .. import building, openset
 from ..config import Config
 from ..distributed import World, device_of
-from ..evaluation import evaluate
+from ..evaluation import Predictions, evaluate
 from ..splits import Splits, evaluation, load
+from ..storage import predictions
+from ..storage.layout import RESULT
+from ..storage.summary import read_summary
 from .run import Run
 
 
-def scores(run: Run, split: str | None = None, config: Config | None = None) -> dict[str, Any]:
+def scores(run: Run, split: str | None = None, config: Config | None = None, *, write: bool = False) -> dict[str, Any]:
     """Evaluate a run on a split of its data, as the training does.
 
     Args:
         split: train, validation or test; None: test, or validation where there is no test.
         config: where the data are, how many are in a batch, and the device; None: as in the training.
+        write: write predictions/<split>.json in the run folder, for reports, if the run has finished and the data are
+            those of the training.
 
     Returns:
         split, samples, loss, accuracy, classes (name → samples and accuracy, None where there are no samples),
@@ -45,10 +51,13 @@ def scores(run: Run, split: str | None = None, config: Config | None = None) -> 
     batches = (batch.to(world.device) for batch in evaluation(splits, split, config.data, world))
     whole = splits.split(split)
     edges = whole.adjacency.to(world.device) if isinstance(whole, Graph) else None
-    totals = evaluate(classifier, batches, len(run.labels), edges)
+    collected = Predictions(run.spec) if write else None
+    totals = evaluate(classifier, batches, len(run.labels), edges, collected=collected)
     assert totals is not None  # nothing interrupts it
     if not math.isfinite(totals.loss):
         raise ValueError(f"the loss of {run.path} is not finite")
+    if collected is not None:
+        _write_predictions(run, splits, split, collected)
     samples, correct = totals.samples.tolist(), totals.correct.tolist()
     energies = building.energies(classifier.network, classifier.head, run.config.energy)
     return {
@@ -65,6 +74,16 @@ def scores(run: Run, split: str | None = None, config: Config | None = None) -> 
         "energy": sum(energies.values()),
         "energies": energies,
     }
+
+
+def _write_predictions(run: Run, splits: Splits, split: str, collected: Predictions) -> None:
+    if not os.path.lexists(run.path / RESULT):
+        return
+    try:
+        if read_summary(run.path)[0]["data"].get("hash") == splits.hash():
+            predictions.write(run.path, split, predictions.model_checksum(run.path), collected.tree())
+    except (OSError, ValueError) as error:  # such as a folder that may only be read
+        checks.warn(f"the predictions for reports were not written: {error}")
 
 
 def open_scores(

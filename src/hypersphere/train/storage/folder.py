@@ -13,7 +13,7 @@ from ..config import Config, ConfigError, derive, load_file, to_tree
 from ..config.convert import flatten
 from ..distributed import World
 from .identity import new_id, read_id
-from .layout import CHECKPOINTS, CONFIG, FINAL, LOCK, METRICS, MODEL, OURS, PARTS, RESULT, weights
+from .layout import CHECKPOINTS, CONFIG, FINAL, LOCK, METRICS, MODEL, OURS, PARTS, PREDICTIONS, RESULT, weights
 
 try:
     import fcntl
@@ -58,7 +58,7 @@ def _check(config: Config, path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise ValueError(f"out must be a folder, got the file {path}")
     names = [each.name for each in path.iterdir()] if path.is_dir() else []
-    for name in (FINAL, CHECKPOINTS):  # through a link files would be written and removed elsewhere
+    for name in (FINAL, CHECKPOINTS, PREDICTIONS):  # through a link files would be written and removed elsewhere
         if name in names and not safe_files.is_folder(path / name):
             raise ValueError(f"{path / name} must be a folder itself, not a link; only the whole run folder may be one")
     for name in (CONFIG, METRICS, RESULT):

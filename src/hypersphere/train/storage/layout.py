@@ -9,6 +9,7 @@ RUN/
     final/                     model.json, model.safetensors; head or discriminator .safetensors;
                                rotations.safetensors if another network was rotated (init_from)
     result.json                written last, with checksums of the other files
+    predictions/               <split>.json: confused classes and worst images, by the training and by `evaluate`
     landscape/                 <direction>-<split>.json and .svg by `hypersphere landscape`, .part.json until complete
 """
 
@@ -34,13 +35,16 @@ PARTS = ("model", "head", "discriminator")  # whose weights final/ may hold
 LANDSCAPES = "landscape"
 LANDSCAPE = re.compile(r"[a-z]+-[a-z]+(\.part)?\.json")
 
+PREDICTIONS = "predictions"
+PREDICTIONS_FILE = re.compile(r"(train|validation|test)\.json")
+
 FORMAT, FORMATS = 2, (1, 2)  # of result.json and model.json, and those that can be read; 1 had no checksums
 CHECKPOINT_FORMAT = 1
-LANDSCAPE_FORMAT = 2  # the first; checksums begin with 2
+LANDSCAPE_FORMAT = PREDICTIONS_FORMAT = 2  # the first; checksums begin with 2
 
 #: names in a run folder
 OURS = re.compile(
-    rf"{'|'.join(map(re.escape, (CONFIG, RESULT, METRICS, FINAL, CHECKPOINTS, LANDSCAPES, LOCK)))}"
+    rf"{'|'.join(map(re.escape, (CONFIG, RESULT, METRICS, FINAL, CHECKPOINTS, LANDSCAPES, PREDICTIONS, LOCK)))}"
     rf"|{re.escape(EVENTS)}.*|\..*\.tmp"
 )
 
