@@ -349,7 +349,7 @@ def test_a_real_run_is_whole(capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["ok"]
     names = ["checkpoints/2", "checkpoints/3", "config.json", "metrics.jsonl", "result.json"]
-    names += ["final/model.json", "final/model.safetensors"]
+    names += ["final/model.json", "final/model.safetensors", "predictions/test.json"]
     assert [part["path"] for part in found["parts"]] == [f"run/{name}" for name in names]
 
 

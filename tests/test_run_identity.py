@@ -89,8 +89,9 @@ def test_metrics_of_another_run_are_not_continued(copies, capsys):
     assert "metrics.jsonl belongs to another run" in capsys.readouterr().err
 
 
-def test_a_landscape_of_another_run(copies, capsys):
-    swap(copies, "landscape")
+@pytest.mark.parametrize("part", ["landscape", "predictions"])
+def test_a_landscape_or_predictions_of_another_run(copies, capsys, part):
+    swap(copies, part)
     code, said = verified(capsys, copies / "one")
     assert (code, len(said)) == (1, 1)
     assert "belongs to another run" in said[0]

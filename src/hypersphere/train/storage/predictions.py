@@ -2,6 +2,7 @@
 
 ===========================  ======================================================================================
 split, model                 the split of the data; the checksum of final/model.json, which names the weights
+run_id                       of the run
 classes                      their names
 samples, correct             of each class: the samples, and how many of them were predicted right
 confused                     rows (label, prediction, samples) of wrong predictions, the most frequent ones first
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..._internal import checksummed_json, safe_files
+from .identity import check_id, read_id
 from .layout import FINAL, MODEL, PREDICTIONS, PREDICTIONS_FORMAT
 from .summary import is_count, is_number
 
@@ -44,8 +46,8 @@ def write(run: Path, split: str, model: str, tree: dict[str, Any]) -> None:
     if not safe_files.is_folder(file.parent):
         raise ValueError(f"{file.parent} must be a folder itself, not a link")
     safe_files.remove_temporaries(file.parent, (file.name,))
-    content = {"format": PREDICTIONS_FORMAT, "split": split, "model": model, **tree}
-    safe_files.write_text(file, checksummed_json.with_checksum(content))
+    known = {"format": PREDICTIONS_FORMAT, checksummed_json.RUN_ID: read_id(run), "split": split, "model": model}
+    safe_files.write_text(file, checksummed_json.with_checksum(known | tree))
 
 
 def read(file: Path) -> dict[str, Any]:
@@ -54,6 +56,7 @@ def read(file: Path) -> dict[str, Any]:
         raise ValueError(f"{file.parent} must be a folder, not a link")
     safe_files.read_plain(file, LARGEST_FILE)  # too large: refused before it is parsed
     tree, _ = checksummed_json.read(file, (PREDICTIONS_FORMAT,))
+    check_id(file.parent.parent, file, tree.pop(checksummed_json.RUN_ID, None))
     if (why := _problem(tree)) is not None:
         raise ValueError(f"{file} is malformed: {why}")
     return tree
