@@ -213,6 +213,18 @@ class Graph(nn.Module):
         return self.scale(adjacency @ self.last((adjacency @ self.first(self.fc(x))).relu()))
 
 
+class Stream(nn.Module):
+    """A residual stream of an unknown Linear: it has no output."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.dense = nn.Linear(D, D), Dense(D, D)
+
+    def forward(self, x):
+        x = self.fc(x)
+        return x + self.dense(x)
+
+
 class ReadHead(nn.Module):
     """The head's weight is read, as in tied models."""
 
@@ -274,6 +286,7 @@ NETS = {
     "tied_and_read": (lambda: TiedScaled(LookedUp), IDS, ["head"]),
     "graph": (lambda: Graph(Linear), X, ["last"]),
     "dense": (lambda: Graph(Dense), X, ["last"]),
+    "stream": (Stream, X, []),
     "read_head": (ReadHead, X, ["head"]),
     "bert": (Bert, X, []),
     "bert_classifier": (lambda: Bert(True), X, ["classifier"]),

@@ -20,9 +20,9 @@ _ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight
 _CONV1D = ("c_attn", "q_attn", "c_fc", "c_proj")  # of GPT-2; others use these names for nn.Linear
 _RECURRENT = ("weight_ih", "weight_hh", "weight_hr")
 _ADAPTER = re.compile(r"(^|\.)(lora|b?oft|hada|vera)_", re.IGNORECASE)
-_EMBEDDING = re.compile(r"embed|^(wte|wpe|emb|tokens|places|vocab|shared)$", re.IGNORECASE)
+_EMBEDDING = re.compile(r"embed|relative|^(wte|wpe|emb|tokens|places|vocab|shared)$", re.IGNORECASE)
 _LINEAR = re.compile(
-    r"proj|lin|fc|dense|head|classif|score|logit|query|key|value|qkv|attn|gate|out|loss|^w?[qkvo]$|^w\d$", re.IGNORECASE
+    r"proj|lin|fc|dense|head|classif|score|logit|query|key|value|qkv|attn|out|loss|^w?[qkvo]$|^w\d$", re.IGNORECASE
 )
 
 
