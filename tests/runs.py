@@ -17,7 +17,7 @@ from hypersphere._internal import checksummed_json
 from hypersphere.models.gan import Discriminator, Generator
 from hypersphere.models.pointnet import PointNet
 from hypersphere.models.transformer import Transformer
-from hypersphere.train import Config, Data, Model, derive, fit, processes
+from hypersphere.train import Config, Data, Model, Optimizer, Schedule, derive, fit, processes
 from hypersphere.train.storage import checkpoint
 
 # ------------------------------------------------------------------------------------------------------- data
@@ -122,6 +122,8 @@ def tiny(**changes):
         device="cpu",
         model=Model("mlp", widths=(8, 8)),
         data=Data("few_digits", batch_size=32),
+        optimizer=Optimizer(lr=0.02),
+        schedule=Schedule("constant", warmup=0),
     )
     return derive(base, changes)
 

@@ -141,7 +141,10 @@ def test_evaluate_in_one_line(folder, capsys, argv, line):
     [
         ("--data.validation 2000", "data.validation must be below the 1280 training samples, got 2000"),
         ("--init_from nowhere", "init_from: nowhere does not exist"),
-        ("--model.widths 8", "model.name=cnn3: widths must have 3 numbers, one per stage, such as 32,64,128; got 8"),
+        (
+            "--model.name cnn3 --model.widths 8",
+            "model.name=cnn3: widths must have 3 numbers, one per stage, such as 32,64,128; got 8",
+        ),
     ],
 )
 def test_train_in_one_line(argv, line, capsys):

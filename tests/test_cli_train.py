@@ -152,7 +152,7 @@ def test_of_a_flag_given_twice_the_last_counts(capsys):
         ("--out", "--out needs a value"),
         ("--modle.name cnn3", "unknown flag '--modle.name', did you mean '--model.name'?"),
         ("--foo.quux 3", "unknown flag '--foo.quux', see `hypersphere train --help`"),
-        ("--optimizer.lr nan", "optimizer.lr must be a number > 0, got 'nan'"),
+        ("--optimizer.lr nan", "optimizer.lr must be a number > 0 or auto, got 'nan'"),
         ("--model.name cn9", "unknown model.name 'cn9', did you mean 'cnn9'?"),
         ("--optimizer.name ogd", "optimizer.name=ogd needs rotation.method=ogd, got none at all"),
         ("--energy.half_space --energy.hidden_weight 0", "energy.half_space applies to hidden layers"),
@@ -201,7 +201,7 @@ def test_the_folder_of_a_run(fitted, monkeypatch):
     for argv in (["opt"], ["opt"], ["opt"], [], ["my.py"], ["./my.py:f"], ["--out=x/y"], ["plain", "--out", "x"]):
         assert main(["train", *argv]) == 0
         Path(fitted[-1][0].out).mkdir(parents=True, exist_ok=True)
-    names = ["opt", "opt-2", "opt-3", "cnn3-digits", "my", "my-f"]
+    names = ["opt", "opt-2", "opt-3", "cnn-digits", "my", "my-f"]
     assert [config.out for config, _ in fitted] == [*(f"runs/{name}" for name in names), "x/y", "x"]
 
 

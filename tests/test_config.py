@@ -74,7 +74,7 @@ def test_a_group_left_out_is_off_and_a_group_without_settings_is_on():
     assert plain == Config()
     assert plain.energy is None
     assert plain.rotation is None
-    assert (plain.schedule.name, plain.loss.name, plain.data.name) == ("constant", "softmax", "digits")
+    assert (plain.schedule.name, plain.loss.name, plain.data.name) == ("cosine", "softmax", "digits")
     on = from_tree({"energy": {}, "rotation": {}})
     assert (on.energy, on.rotation) == (Energy(), Rotation())
     assert from_tree({"energy": None}).energy is None
@@ -205,7 +205,7 @@ def test_a_flag_turns_its_group_on_and_leaves_the_rest_of_it():
 
 
 def test_steps_make_way_for_epochs_and_back():
-    assert (Config().steps, Config().epochs) == (None, 10)
+    assert (Config().steps, Config().epochs) == (None, "auto")
     by_steps = apply(Config(epochs=3), {"steps": "100"})
     assert (by_steps.steps, by_steps.epochs) == (100, None)
     by_epochs = derive(by_steps, epochs=2)
@@ -234,7 +234,7 @@ def test_derive_dotted_nested_and_whole():
 def test_groups_cannot_be_changed_or_made_wrong():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Config().seed = 1
-    assert "optimizer.lr must be a number > 0, got 0.0" in refused(Optimizer, lr=0)
+    assert "optimizer.lr must be a number > 0 or auto, got 0.0" in refused(Optimizer, lr=0)
     assert "model must be a group of settings, got None" in refused(Config, model=None)
     assert "energy must be a group of settings, got Model" in refused(Config, energy=Model())
     assert Optimizer(lr=1).lr.is_integer()
@@ -312,8 +312,8 @@ def test_groups_cannot_be_changed_or_made_wrong():
         ({"optimizer": {"lr": float("1e400")}}, "optimizer.lr must be a finite number, got inf"),
         ({"optimizer": {"lr": 10**400}}, "optimizer.lr must be a finite number, got a huge integer"),
         ({"optimizer": {"lr": 10**5000}}, "optimizer.lr must be a finite number, got a huge integer"),
-        ({"optimizer": {"lr": -0.1}}, "optimizer.lr must be a number > 0, got -0.1"),
-        ({"optimizer": {"lr": "1e-3"}}, "optimizer.lr must be a number > 0, got '1e-3' (remove the quotes"),
+        ({"optimizer": {"lr": -0.1}}, "optimizer.lr must be a number > 0 or auto, got -0.1"),
+        ({"optimizer": {"lr": "1e-3"}}, "optimizer.lr must be a number > 0 or auto, got '1e-3' (remove the quotes"),
         ({"optimizer": {"betas": [0.9]}}, "optimizer.betas must be two numbers such as 0.9,0.999, got 0.9"),
         ({"optimizer": {"betas": [0.9, 1]}}, "optimizer.betas[1] must be a number >= 0 and < 1, got 1.0"),
         ({"optimizer": {"momentum": 1}}, "optimizer.momentum must be a number >= 0 and < 1 or null, got 1.0"),
@@ -322,7 +322,7 @@ def test_groups_cannot_be_changed_or_made_wrong():
         ({"model": {"widths": 16}}, "model.widths must be a list of integers or null, got 16"),
         ({"model": {"widths": [16, [32]]}}, "model.widths[1] must be an integer from 1 to 1,000,000, got a list"),
         ({"model": {"scale": "big"}}, "model.scale must be true, a number, auto or null, got 'big'"),
-        ({"data": {"batch_size": 0}}, "data.batch_size must be an integer from 1 to 10,000,000, got 0"),
+        ({"data": {"batch_size": 0}}, "data.batch_size must be an integer from 1 to 10,000,000 or auto, got 0"),
         ({"loss": {"label_smoothing": 1}}, "loss.label_smoothing must be a number >= 0 and < 1, got 1.0"),
     ],
 )
@@ -380,13 +380,13 @@ def test_what_is_wrong_is_said_in_one_line_that_names_the_key(tree, message):
             {"model.name": "gcn"},
             "model.name=gcn needs a graph dataset (citeseer, cora, pubmed), but data.name=digits has images",
         ),
-        ({"data.name": "text"}, "model.name=cnn3 needs an image dataset (casia_webface, cifar10, "),
-        ({"schedule.rotation_gamma": 0.2}, "schedule.rotation_gamma needs schedule.name=step, got constant"),
+        ({"data.name": "text"}, "model.name=cnn needs an image dataset (casia_webface, cifar10, "),
+        ({"schedule.rotation_gamma": 0.2}, "schedule.rotation_gamma needs schedule.name=step, got cosine"),
         (
             {"schedule.name": "step", "schedule.milestones": (1,), "schedule.rotation_gamma": 0.2},
             "schedule.rotation_gamma needs rotations",
         ),
-        ({"schedule.batch_norm": 0.5}, "schedule.batch_norm needs schedule.name=step, got constant"),
+        ({"schedule.batch_norm": 0.5}, "schedule.batch_norm needs schedule.name=step, got cosine"),
         ({"rotation.renormalize": True}, "rotation.renormalize needs rotation.neurons=learned"),
         ({"data.augment": "cifar.mhe"}, "data.augment=cifar.mhe crops to 32 pixels"),
         ({"data.augment": "modelnet.opt"}, "data.augment=modelnet.opt is for points, but data.name=digits is images"),
@@ -447,7 +447,7 @@ def test_what_is_wrong_is_said_in_one_line_that_names_the_key(tree, message):
         ({"rotation.penalty": 0.1}, "rotation.penalty needs rotation.method=regularized"),
         ({"rotation.penalty_squared": False}, "rotation.penalty_squared needs rotation.method=regularized"),
         ({"schedule.name": "step"}, "schedule.name=step needs schedule.milestones"),
-        ({"schedule.milestones": [5]}, "schedule.milestones needs schedule.name=step, got constant"),
+        ({"schedule.milestones": [5]}, "schedule.milestones needs schedule.name=step, got cosine"),
         ({"schedule.name": "step", "schedule.milestones": [5, 5]}, "schedule.milestones must increase, got 5 after 5"),
         ({"schedule.patience": 5}, "schedule.patience needs schedule.name=plateau"),
     ],
@@ -480,10 +480,10 @@ def test_what_cannot_be_together(changes, message):
         ("seed", "9" * 5000, "seed must be an integer >= 0, got '999"),
         ("seed", "", "seed must be an integer >= 0, got ''"),
         ("seed", "none", "seed must be an integer >= 0, got 'none'"),
-        ("optimizer.lr", "nan", "optimizer.lr must be a number > 0, got 'nan'"),
-        ("optimizer.lr", "inf", "optimizer.lr must be a number > 0, got 'inf'"),
+        ("optimizer.lr", "nan", "optimizer.lr must be a number > 0 or auto, got 'nan'"),
+        ("optimizer.lr", "inf", "optimizer.lr must be a number > 0 or auto, got 'inf'"),
         ("optimizer.lr", "1e400", "optimizer.lr must be a finite number, got inf"),
-        ("optimizer.lr", "1_0", "optimizer.lr must be a number > 0, got '1_0'"),
+        ("optimizer.lr", "1_0", "optimizer.lr must be a number > 0 or auto, got '1_0'"),
         ("compile", "yes", "compile must be true or false, got 'yes'"),
         ("model.widths", "16,,32", "model.widths[1] must be an integer"),
         ("model.widths", "a", "model.widths[0] must be an integer"),
@@ -673,7 +673,7 @@ def test_a_name_of_the_user_s_own_is_known_once_it_is_registered(monkeypatch):
 def test_flags_tell_what_they_are():
     by_flag = {flag.flag: flag for flag in flags()}
     assert len(by_flag) == len(flags())
-    assert by_flag["--optimizer.lr"].help == "learning rate (default: 0.02)"
+    assert by_flag["--optimizer.weight_decay"].help == "weight decay of weights and rotations (default: 0.0005)"
     assert "constant, step, cosine, plateau" in by_flag["--schedule.name"].help
     assert by_flag["--energy"].help.endswith(": on or off")
     assert all(flag.help and flag.field.metadata["help"] for flag in flags())

@@ -43,8 +43,12 @@ def torchs(kind, **options):
 @pytest.mark.parametrize(
     ("settings", "kind", "options"),
     [
-        (Settings("step", milestones=(3, 7, 8), gamma=0.2), MultiStepLR, {"milestones": [3, 7, 8], "gamma": 0.2}),
-        (Settings("cosine"), CosineAnnealingLR, {"T_max": 20}),
+        (
+            Settings("step", milestones=(3, 7, 8), gamma=0.2, warmup=0),
+            MultiStepLR,
+            {"milestones": [3, 7, 8], "gamma": 0.2},
+        ),
+        (Settings("cosine", warmup=0), CosineAnnealingLR, {"T_max": 20}),
     ],
 )
 def test_schedules_are_torchs(settings, kind, options):
@@ -58,7 +62,7 @@ def test_schedules_are_torchs(settings, kind, options):
 
 @pytest.mark.parametrize("patience", [0, 1, 3])
 def test_plateau_is_torchs(patience):
-    ours = Schedule(Settings("plateau", patience=patience, gamma=0.5), 0.3, 100)
+    ours = Schedule(Settings("plateau", patience=patience, gamma=0.5, warmup=0), 0.3, 100)
     optimizer, theirs = torchs(ReduceLROnPlateau, factor=0.5, patience=patience, threshold=0.0, min_lr=0, eps=0)
     draw = torch.Generator().manual_seed(0)
     rates = set()

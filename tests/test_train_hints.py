@@ -50,7 +50,7 @@ def test_the_measurement_leaves_the_training_as_it_is():
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-TOO_FAST = {"model.name": "mlp", "optimizer.lr": 5, "steps": 40, "seed": 1, "log_every": 5}
+TOO_FAST = {"model.name": "mlp", "optimizer.lr": 5, "schedule.name": "constant", "steps": 40, "seed": 1, "log_every": 5}
 
 
 def flags(changes):

@@ -112,7 +112,7 @@ MANY = ("optimizer.lr", "optimizer.weight_decay", "clip", "accumulate")
         ("--try optimizer.lr", "--try needs KEY=A,B,... or KEY=LOW..HIGH, got 'optimizer.lr'"),
         ("--try optimizer.lr=0.3..0.1", "--try optimizer.lr=0.3..0.1: LOW must be below HIGH"),
         ("--try optimizer.weight_decay=0..1", "--try optimizer.weight_decay=0..1: LOW must be above 0, since"),
-        ("--try optimizer.lr=-1..1", "optimizer.lr must be a number > 0, got -1.0"),
+        ("--try optimizer.lr=-1..1", "optimizer.lr must be a number > 0 or auto, got -1.0"),
         ("--try model.similarity=a..b", "--try model.similarity=a..b: a range needs two numbers, LOW..HIGH"),
         ("--try model.similarity=0.1..1", "unknown model.similarity '0.1'"),
         ("--try model.similarity=sigmo(0.1..1)", "unknown model.similarity 'sigmo(0.1)', did you mean 'sigmoid'?"),

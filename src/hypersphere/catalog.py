@@ -46,7 +46,7 @@ COMMANDS: dict[str, str] = {
 
 #: recipe → what it is
 RECIPES: dict[str, str] = {
-    "plain": "Train a small CNN on the digits that come with the package.",
+    "plain": "Train a small CNN on the digits that come with the package: the defaults, as without a recipe.",
     "spherenet": "Use layers that compare by angle instead of inner product (SphereNet).",
     "mhe": "Add the hyperspherical energy of the neurons to the loss (MHE).",
     "opt": "Train rotations of fixed random neurons instead of the neurons (OPT).",
@@ -81,8 +81,8 @@ FIGURES: dict[str, str] = {
 
 #: network → the data it takes
 MODELS: dict[str, str] = {
-    "cnn3": "images", "cnn6": "images", "cnn9": "images", "cnn15": "images", "cnn18": "images", "cnn45": "images",
-    "cnn60": "images", "cnn69": "images", "cnn3.spherenet": "images", "cnn9.spherenet": "images",
+    "cnn": "images", "cnn3": "images", "cnn6": "images", "cnn9": "images", "cnn15": "images", "cnn18": "images",
+    "cnn45": "images", "cnn60": "images", "cnn69": "images", "cnn3.spherenet": "images", "cnn9.spherenet": "images",
     "cnn18.spherenet": "images", "cnn45.spherenet": "images", "cnn60.spherenet": "images", "cnn69.spherenet": "images",
     "cnn6.mhe": "images", "cnn9.mhe": "images", "cnn15.mhe": "images", "cnn6.opt": "images", "cnn9.opt": "images",
     "wide_cnn9.opt": "images", "cnn10.opt": "images", "cnn4.opt": "images", "cnn_mnist.opt": "images",
@@ -114,9 +114,9 @@ FOLDERS: dict[str, tuple[str, ...]] = {
 }
 
 AUGMENTATIONS: tuple[str, ...] = (
-    "cifar10.spherenet", "cifar10+.spherenet", "cifar10+.spherenet.vertical", "cifar.mhe", "imagenet", "modelnet.opt",
-    "cifar10.spherenet.eval", "cifar10+.spherenet.eval", "cifar10+.spherenet.vertical.eval", "cifar.mhe.eval",
-    "imagenet.eval", "modelnet.opt.eval",
+    "photo", "shift", "cifar10.spherenet", "cifar10+.spherenet", "cifar10+.spherenet.vertical", "cifar.mhe",
+    "imagenet", "modelnet.opt", "photo.eval", "shift.eval", "cifar10.spherenet.eval", "cifar10+.spherenet.eval",
+    "cifar10+.spherenet.vertical.eval", "cifar.mhe.eval", "imagenet.eval", "modelnet.opt.eval",
 )
 
 IMBALANCES: tuple[str, ...] = (

@@ -103,16 +103,34 @@ class Crop:
         checks.choice("mode", self.mode, PADDINGS)
 
     def __call__(self, inputs: Tensor, generator: SampleGenerator) -> Tensor:
-        height, width = (
-            pixels + 2 * self.padding - self.size for pixels in check_window(inputs, self.size, self.padding)
-        )
-        x = pad_images(inputs.numpy(), self.padding, self.mode)
-        top, left = generator.integers(0, height + 1).numpy(), generator.integers(0, width + 1).numpy()
-        # a view of all windows of all images, (B, tops, lefts, C, size, size); one per image is copied
-        windows = np.lib.stride_tricks.sliding_window_view(x, (self.size, self.size), axis=(2, 3)).transpose(
-            0, 2, 3, 1, 4, 5
-        )
-        return torch.from_numpy(windows[np.arange(len(x)), top, left])
+        check_window(inputs, self.size, self.padding)
+        return _random_window(inputs, (self.size, self.size), self.padding, self.mode, generator)
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Shift each image by up to this share of its shorter side; the border is mirrored."""
+
+    share: float = 1 / 8
+
+    def __post_init__(self) -> None:
+        checks.number("share", self.share, low=0, high=1)
+
+    def __call__(self, inputs: Tensor, generator: SampleGenerator) -> Tensor:
+        size = check_images(inputs)
+        return _random_window(inputs, size, int(self.share * min(size)), "symmetric", generator)
+
+
+def _random_window(
+    inputs: Tensor, size: tuple[int, int], padding: int, mode: str, generator: SampleGenerator
+) -> Tensor:
+    """Cut a random window of this height and width from each padded image."""
+    x = pad_images(inputs.numpy(), padding, mode)
+    height, width = x.shape[2] - size[0], x.shape[3] - size[1]
+    top, left = generator.integers(0, height + 1).numpy(), generator.integers(0, width + 1).numpy()
+    # a view of all windows of all images, (B, tops, lefts, C, height, width); one per image is copied
+    windows = np.lib.stride_tricks.sliding_window_view(x, size, axis=(2, 3)).transpose(0, 2, 3, 1, 4, 5)
+    return torch.from_numpy(windows[np.arange(len(x)), top, left])
 
 
 def pad_images(x: npt.NDArray[Any], padding: int, mode: str) -> npt.NDArray[Any]:
@@ -256,8 +274,11 @@ def as_stored(inputs: Tensor, generator: SampleGenerator | None = None) -> Tenso
 
 _PAD_CROP_FLIP = Compose(Crop(32, padding=4), Flip(), Normalize())
 
-#: The papers' augmentations by name; ``<name>.eval`` is the deterministic one for evaluation.
+#: Augmentations by name, most of them the papers'; ``<name>.eval`` is the deterministic one for evaluation.
 AUGMENTATIONS: dict[str, Augmentation] = {
+    # the defaults of a training for images of any size, with colours and grey: a flipped 3 is no digit
+    "photo": Compose(Shift(), Flip(), Normalize()),
+    "shift": Compose(Shift(), Normalize()),
     # 001, 4: "CIFAR10 (only with random left-right flipping)"; CIFAR-10+ and CIFAR-100 with crops and, by 4.5, both
     # flips. The released code pads symmetrically and has no vertical flips.
     "cifar10.spherenet": Compose(Flip(), Normalize()),
@@ -270,7 +291,7 @@ AUGMENTATIONS: dict[str, Augmentation] = {
     # 002, Appendix D, after the official code of PointNet: rotation, then jitter
     "modelnet.opt": Compose(TakePoints(1024), RotateUp(), Jitter()),
 }
-AUGMENTATIONS |= {f"{name}.eval": Normalize() for name in AUGMENTATIONS if name.startswith("cifar")}
+AUGMENTATIONS |= {f"{name}.eval": Normalize() for name in AUGMENTATIONS if name.startswith(("cifar", "photo", "shift"))}
 AUGMENTATIONS |= {
     "imagenet.eval": Compose(Resize(256), CenterCrop(224), Normalize()),
     "modelnet.opt.eval": Compose(TakePoints(1024)),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +16,7 @@ from .._internal.modules import import_extra
 from . import _files
 from ._dataset import LazyDataset, MissingSplit
 from ._registry import register
+from .augment import Resize
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm")
 # Formats whose decoders run no other program (Pillow's EPS calls Ghostscript).
@@ -22,6 +26,7 @@ SPLITS = ("train", "val", "test")
 # The largest image: a small file can declare billions of pixels.
 PIXELS = 1 << 25
 STRIP = 1 << 18  # pixels that are converted at once: a copy of a whole large image would take much memory
+KEPT = 1 << 30  # bytes of resized images kept in memory
 
 
 def image_folder(root: Path | None, split: str) -> LazyDataset:
@@ -73,6 +78,25 @@ def list_images(folder: Path, classes: list[str]) -> LazyDataset:
 
 def decode(path: str) -> Tensor:
     """Decode an image file as uint8 (3, H, W)."""
+    with _opened(path) as image:
+        width, height = image.size
+        pixels = np.empty((3, height, width), np.uint8)
+        rows = max(1, STRIP // width)
+        for top in range(0, height, rows):
+            bottom = min(top + rows, height)
+            for i, part in enumerate(image.crop((0, top, width, bottom)).convert("RGB").split()):
+                pixels[i, top:bottom] = part
+    return torch.from_numpy(pixels)
+
+
+def read_size(path: str) -> tuple[int, int]:
+    """Return the height and width of an image file without decoding it."""
+    with _opened(path) as image:
+        return image.height, image.width
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[Any]:
     Image = import_extra("PIL.Image", "Pillow", "reading images", "data")
     try:
         with Image.open(path, formats=FORMATS) as image:
@@ -81,15 +105,25 @@ def decode(path: str) -> Tensor:
                 raise ValueError(f"expected at most {PIXELS} pixels, got {width}×{height}")
             if image.mode.startswith(("I", "F")):
                 raise ValueError(f"expected 8 bits per channel, got Pillow's mode {image.mode}")
-            pixels = np.empty((3, height, width), np.uint8)
-            rows = max(1, STRIP // width)
-            for top in range(0, height, rows):
-                bottom = min(top + rows, height)
-                for i, part in enumerate(image.crop((0, top, width, bottom)).convert("RGB").split()):
-                    pixels[i, top:bottom] = part
+            yield image
     except Exception as error:  # decoders may raise anything for damaged files
         raise ValueError(f"{path} is not a readable image: {error}") from error
-    return torch.from_numpy(pixels)
+
+
+class ResizedOnce:
+    """Decode and resize images once: results are kept in memory up to :data:`KEPT` bytes, the rest is decoded again."""
+
+    def __init__(self, decode: Callable[[str], Tensor], size: int) -> None:
+        self.decode, self.resize = decode, Resize(size)
+        self.kept: dict[str, Tensor] = {}
+
+    def __call__(self, path: str) -> Tensor:
+        if path in self.kept:
+            return self.kept[path]
+        image = self.resize(self.decode(path).unsqueeze(0))[0]
+        if (len(self.kept) + 1) * image.nbytes <= KEPT:
+            self.kept[path] = image
+        return image
 
 
 register("image_folder", image_folder, kind="images")

@@ -43,7 +43,7 @@ def batches(
     """Yield one epoch of (inputs, labels), bit-identical for the same arguments, any `workers` and any `start`.
 
     The position of a sample in the epoch and its augmentation depend only on (seed, epoch, its index), not on the
-    batch. The last batch may be smaller.
+    batch. The last batch may be smaller, but if `batch_size` is above 2 it has two samples at least.
 
     Args:
         dataset: a torch Dataset (:func:`hypersphere.data.load`); with ``.inputs`` whole batches are read at once,
@@ -134,8 +134,10 @@ def num_batches(dataset: Dataset[Any], batch_size: int, world_size: int = 1) -> 
 def bounds(samples: int, batch_size: int, world_size: int, i: int) -> tuple[int, int]:
     """Return where batch i of all ranks, `batch_size` samples in total, begins and ends in the order of an epoch."""
     last = (samples - 1) // batch_size
-    # a last batch with fewer samples than ranks takes some from the one before
-    last_begin = min(last * batch_size, samples - world_size)
+    # A last batch with fewer samples than ranks, or with one only, which BatchNorm cannot train on, takes some from the
+    # one before.
+    least = max(world_size, min(2, batch_size - 1, samples))
+    last_begin = min(last * batch_size, samples - least)
     begin = last_begin if i == last else i * batch_size
     return begin, samples if i == last else min(begin + batch_size, last_begin)
 

@@ -1,4 +1,4 @@
-"""The plain CNNs of the three papers: stages of 3×3 convolutions with a pool after each, then one linear layer."""
+"""The plain CNNs: stages of 3×3 convolutions with a pool after each, then one linear layer. Most are of the papers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from .._internal import checks
 from ..layers import Scale, SimilarityLike
-from ._parts import Network, Style, check_images, check_size, check_stages, flatten_features
+from ._parts import Network, Style, check_images, check_ints, check_size, check_stages, flatten_features
 from ._registry import register
+
+LARGE = 64  # pixels; larger images are reduced by a stem
 
 
 class CNN(Network):
@@ -24,6 +26,8 @@ class CNN(Network):
             images; then `fc` has so many inputs (12,544 at 224×224) that rotate skips it.
         pool: the size of the pools, of stride 2.
         round_up: True: pools round odd sizes up (28×28 becomes 4×4 after three). False: pools without padding.
+        mean: average the last maps over all pixels. Without it the next layer has an input for every pixel, and large
+            gradients: with 2,048 of them and lr 0.1 the loss rises instead of falling.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class CNN(Network):
         stem: bool = False,
         pool: int = 2,
         round_up: bool = True,
+        mean: bool = False,
         similarity: SimilarityLike | None = None,
         scale: Scale = None,
         batch_norm: bool = True,
@@ -72,7 +77,8 @@ class CNN(Network):
                 raise ValueError(f"input_size must be larger for {len(plan)} pools of size {pool}, got {input_size}")
             stages.append(nn.Sequential(*layers))
         self.stages = nn.Sequential(*stages)
-        features = self._flat = channels * height * width
+        self.mean = mean
+        features = self._flat = channels if mean else channels * height * width
         self.fc: nn.Module = nn.Identity()
         if fc is not None:
             self.fc = style.linear(features, checks.integer("fc", fc, low=1))
@@ -83,14 +89,68 @@ class CNN(Network):
 
     def forward_features(self, x: Tensor) -> Tensor:
         maps = self.stages(self.stem(check_images(x, self.in_channels)))
+        maps = maps.mean((2, 3)) if self.mean else maps
         features: Tensor = self.fc(flatten_features(maps, self._flat, self.input_size))
         return features
+
+
+class FittedCNN(CNN):
+    """The default network: one convolution in each stage, and the mean over all pixels at the end.
+
+    It fits the size of its images: those above 64 pixels are reduced to a quarter by the stem, and at least three
+    stages halve them until at most 4 pixels are left (32 pixels: three stages; 64: four; 224: the stem and four).
+
+    Args:
+        widths: filters of each stage; None: 32 in the first two, 128 in the last, 64 between them.
+
+    Example:
+        >>> net = FittedCNN(5, input_size=224)
+        >>> len(net.stem) > 0, len(net.stages), net.num_features
+        (True, 4, 128)
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        *,
+        widths: Sequence[int] | None = None,
+        fc: int | None = None,
+        in_channels: int = 3,
+        input_size: int | tuple[int, int] = 32,
+        similarity: SimilarityLike | None = None,
+        scale: Scale = None,
+        batch_norm: bool = True,
+        relu: bool = True,
+        init: str = "kaiming",
+    ) -> None:
+        side = max(check_size("input_size", input_size))
+        stem = side > LARGE
+        if widths is None:
+            side = -(-side // 4) if stem else side
+            widths = (32, 32, *(64,) * max(0, (side - 1).bit_length() - 5), 128)
+        widths = check_ints("widths", widths)
+        super().__init__(
+            num_classes,
+            depth=(1,) * len(widths),
+            widths=widths,
+            fc=fc,
+            in_channels=in_channels,
+            input_size=input_size,
+            stem=stem,
+            mean=True,
+            similarity=similarity,
+            scale=scale,
+            batch_norm=batch_norm,
+            relu=relu,
+            init=init,
+        )
 
 
 def _three_stages(layers: int, **options: Any) -> dict[str, Any]:
     return {"depth": (layers // 3,) * 3, **options}
 
 
+register("cnn", FittedCNN)
 for _layers in (3, 6, 9, 15, 18, 45, 60, 69):
     register(f"cnn{_layers}", CNN, **_three_stages(_layers))
 for _layers in (3, 9, 18, 45, 60, 69):

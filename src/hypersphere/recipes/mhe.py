@@ -325,7 +325,7 @@ def plus(config: Config) -> Config:
 def second_stage(config: Config, loss: Loss) -> Config:
     """Fine-tune with another loss at a tenth of the learning rate."""
     rate = {"lr": config.optimizer.lr / 10}
-    return derive(config, steps=8000, loss=loss, optimizer=rate, schedule=Schedule())
+    return derive(config, steps=8000, loss=loss, optimizer=rate, schedule=Schedule("constant"))
 
 
 def small_faces(config: Config) -> Config:
@@ -482,6 +482,7 @@ def gan() -> Config:
         model=Model("generator.mhe"),
         data=Data("cifar10", batch_size=64),
         optimizer=Optimizer("adam", lr=1e-4, betas=(0.5, 0.999), weight_decay=0.0),
+        schedule=Schedule("constant"),
     )
 
 

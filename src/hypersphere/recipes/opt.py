@@ -95,6 +95,7 @@ def mlp(init: str) -> Config:
         model=Model("mlp.opt", init=init),
         data=Data("mnist", batch_size=100, validation=5000),
         optimizer=Optimizer("sgd", lr=0.01, momentum=0.9, weight_decay=5e-4),
+        schedule=Schedule("constant"),
     )
 
 
@@ -105,6 +106,7 @@ def gcn(data: str) -> Config:
         model=Model("gcn.opt"),
         data=Data(data),
         optimizer=Optimizer("adam", lr=0.01, weight_decay=5e-4, decay_layers="layers.0"),
+        schedule=Schedule("constant"),
     )
 
 
@@ -545,6 +547,7 @@ def table_8() -> Table:
         model=Model("cnn4.opt"),
         data=Data("mini_imagenet", batch_size=16, size=84),
         optimizer=Optimizer("adam", lr=1e-3, weight_decay=5e-4),
+        schedule=Schedule("constant"),
     )
     cosine = derive(plain, loss=Loss("s_softmax", scale=2.0))
     rows = []

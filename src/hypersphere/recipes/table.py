@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .._internal.nearest import unknown
-from ..train.config import Config
+from ..train.config import Config, derive, to_tree
+from ..train.config.convert import flatten
+from ..train.config.values import AUTO
 
 #: figure of a row → its unit, and whether more is better; None: neither (a count)
 FIGURES: dict[str, tuple[str, bool | None]] = {
@@ -30,6 +32,18 @@ FIGURES: dict[str, tuple[str, bool | None]] = {
 }
 
 Compute = Callable[[int], Mapping[str, float]]
+
+#: what a row has where its paper says nothing, unlike the defaults, which suit other data
+NEUTRAL: dict[str, Any] = {
+    "model.name": "cnn3",
+    "data.batch_size": 64,
+    "data.size": None,
+    "data.augment": None,
+    "data.validation": None,
+    "optimizer.lr": 0.02,
+    "schedule.name": "constant",
+    "schedule.warmup": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -62,11 +76,20 @@ class Row:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9][a-z0-9.+_-]*(/[a-z0-9][a-z0-9.+_-]*)?", self.name):
             raise ValueError(f"the name of a row is lower case without spaces, got {self.name!r}")
+        for size in ("full", "small"):
+            if (config := getattr(self, size)) is not None:
+                object.__setattr__(self, size, _without_auto(config))
 
     @property
     def column(self) -> str:
         """The column of the table; "" if it has one only."""
         return self.name.partition("/")[0] if "/" in self.name else ""
+
+
+def _without_auto(config: Config) -> Config:
+    """Replace "auto" by the neutral value."""
+    flat = flatten(to_tree(config))
+    return derive(config, {key: value for key, value in NEUTRAL.items() if flat[key] == AUTO})
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from .. import __version__
 from .._internal import checksummed_json, safe_files
 from .._internal.checks import warn
 from ..recipes import papers
-from ..recipes.table import Row, Table
+from ..recipes.table import NEUTRAL, Row, Table
 from ..train.config import Config
 from ..train.config.groups import Group
 
@@ -95,7 +95,8 @@ def _function(compute: Any) -> Any:
 def settings(config: Config) -> dict[str, Any]:
     """Return what a config sets, without the seed and the place of files.
 
-    Defaults are left out, so that a field that is added later does not invalidate results.
+    Defaults are left out, so that a field that is added later does not invalidate results; of fields whose default has
+    changed since, the one that the results were computed with.
     """
     found: dict[str, Any] = {}
     for each in fields(config):
@@ -110,7 +111,10 @@ def settings(config: Config) -> dict[str, Any]:
 
 def _changed(group: Group) -> dict[str, Any]:
     """Return the fields of a group that are not at their defaults."""
-    values = {each.name: (getattr(group, each.name), each.default) for each in fields(group)}
+    values = {
+        each.name: (getattr(group, each.name), NEUTRAL.get(group.prefix + each.name, each.default))
+        for each in fields(group)
+    }
     return {name: value for name, (value, default) in values.items() if value != default}
 
 

@@ -50,9 +50,10 @@ def fit(config: Config, *, callbacks: Sequence[Callback] = (), progress: bool = 
         config = derive(config, resume=True)  # torchrun restarts all processes when one has died
     with _isolated(config) as world:
         folder.check_out(config, world)
+        config = folder.with_recorded(config, world)
         if config.resume and (found := read_result(config)) is not None:
             return found
-        training = Training(folder.with_recorded_layout(config, world), world, callbacks)
+        training = Training(config, world, callbacks)
         with _trained(training, progress):
             result = training.finish()
         training.warn_if_diverged(result.summary)
@@ -74,7 +75,7 @@ def fit_part(config: Config, part: int = 1) -> dict[str, float]:
     """
     with _isolated(config) as world:
         folder.check_out(config, world)
-        training = Training(folder.with_recorded_layout(config, world), world, with_test=False)
+        training = Training(folder.with_recorded(config, world), world, with_test=False)
         if training.splits.validation is None:
             raise ValueError("there is no validation split: set data.validation or data.fold")
         training.end = -(-training.total // part)

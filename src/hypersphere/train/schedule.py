@@ -24,7 +24,7 @@ class Schedule:
     The step is the number of updates done: milestone m is the first step with the smaller rate.
 
     Example:
-        >>> schedule = Schedule(Settings("step", milestones=(2, 3), gamma=0.5), base=1.0, total=4)
+        >>> schedule = Schedule(Settings("step", milestones=(2, 3), gamma=0.5, warmup=0), base=1.0, total=4)
         >>> [schedule.rate(step) for step in range(4)]
         [1.0, 1.0, 0.5, 0.25]
     """

@@ -15,9 +15,11 @@ from torch import Tensor
 
 from .. import data as datasets
 from .._internal.tensors import hash_of
-from ..data import Graph, Pairs
+from ..data import Graph, LazyDataset, Pairs
 from ..data.augment import AUGMENTATIONS, Augmentation, Compose, Resize, resolve
+from ..data.image_folder import ResizedOnce
 from ..data.sampling import bounds, num_batches
+from . import automatic
 from .config import Config, Data
 from .distributed import World
 
@@ -40,6 +42,11 @@ class DataSpec:
     shape: tuple[int, ...]
     dtype: str
     classes: list[str]
+
+    @property
+    def is_photo(self) -> bool:
+        """Whether samples are images that training should augment, not tiny ones such as the digits."""
+        return self.kind == "images" and min(self.shape[1:]) >= automatic.LEAST
 
     def to_tree(self) -> dict[str, Any]:
         return {"kind": self.kind, "shape": list(self.shape), "dtype": self.dtype, "classes": self.classes}
@@ -94,7 +101,7 @@ class Splits:
     """The splits of a dataset; `validation` or `test` may be missing, but not both. A graph holds all its splits.
 
     `validation` and `test` may have other classes than `train` (an open set); `pairs` are those of `test`, if the
-    dataset has a list for verification.
+    dataset has a list for verification. `data` are the settings with nothing left to "auto".
     """
 
     spec: DataSpec
@@ -103,6 +110,7 @@ class Splits:
     test: Any
     augment: Augmentation
     eval_augment: Augmentation
+    data: Data
     pairs: Pairs | None = None
 
     @property
@@ -187,7 +195,8 @@ def load(data: Data, seed: int, *, with_test: bool = True) -> Splits:
         options["labels"] = data.labels
     train = datasets.load(data.name, data.root, "train", **options)
     if isinstance(train, Graph):
-        return _graph(train, with_test)
+        return _graph(train, with_test, automatic.resolve_graph(data))
+    data = automatic.resolve_samples(data, train, lambda: _test(data, options) is None)
     validation, test = None, _test(data, options) if with_test else None
     if data.imbalance is not None:
         train = datasets.imbalance(train, data.imbalance, seed)
@@ -215,6 +224,8 @@ def load(data: Data, seed: int, *, with_test: bool = True) -> Splits:
         raise ValueError(
             f"data.name={data.name}: {data.root or 'the data'} has no split test; data.validation=0.2 holds out a fifth"
         )
+    if data.size is not None:
+        train, validation, test = _resized_once(data.size, train, validation, test)
     classes = _classes(data.name, train, test)
     augment, eval_augment = augmentations(data)
     probe, _ = next(datasets.batches(train, 1, augment=eval_augment, shuffle=False))
@@ -222,7 +233,18 @@ def load(data: Data, seed: int, *, with_test: bool = True) -> Splits:
     dtype = str((train[0][0] if stored is None else stored).dtype).removeprefix("torch.")
     shape = tuple(probe.shape[1:])
     spec = DataSpec(_kind(probe), shape, dtype, classes)
-    return Splits(spec, train, validation, test, augment, eval_augment, pairs)
+    data = automatic.resolve_batch_size(data, len(train), spec.is_photo)
+    return Splits(spec, train, validation, test, augment, eval_augment, data, pairs)
+
+
+def _resized_once(size: int, *parts: Any) -> list[Any]:
+    """Return image folders with images that are resized and kept in memory."""
+    return [
+        LazyDataset(part.paths, part.labels, part.classes, ResizedOnce(part.decode, size))
+        if isinstance(part, LazyDataset)
+        else part
+        for part in parts
+    ]
 
 
 def _is_disjoint(train: Any, test: Any) -> bool:
@@ -294,7 +316,7 @@ def _kind(sample: Tensor) -> str:
     return "points" if sample.dim() == 3 and sample.shape[2] == 3 else "other"
 
 
-def _graph(graph: Graph, with_test: bool) -> Splits:
+def _graph(graph: Graph, with_test: bool, data: Data) -> Splits:
     for split in ("train", "validation", "test"):
         mask = mask_of(graph, split)
         if not bool((mask & (graph.labels >= 0)).any()):
@@ -305,7 +327,7 @@ def _graph(graph: Graph, with_test: bool) -> Splits:
     graph = Graph(features, graph.adjacency, labels, graph.train, graph.val, graph.test, graph.classes)
     spec = DataSpec("graph", (features.shape[1],), "float32", graph.classes)
     nothing = resolve(None)
-    return Splits(spec, graph, graph, graph if with_test else None, nothing, nothing)
+    return Splits(spec, graph, graph, graph if with_test else None, nothing, nothing, data)
 
 
 # ------------------------------------------------------------------------------------------------------- batches

@@ -17,7 +17,7 @@ from torch.nn.utils.parametrize import cached
 from .._internal import checks
 from .._internal.checksummed_json import RUN_ID
 from .._internal.interruption import Interruptions
-from . import building, display, results, splits, tasks
+from . import automatic, building, display, results, splits, tasks
 from .config import Config, derive
 from .distributed import World
 from .inference.run import load_run
@@ -52,12 +52,15 @@ class Training:
     def __init__(
         self, config: Config, world: World, callbacks: Sequence[Callback] = (), *, with_test: bool = True
     ) -> None:
-        self.config, self.world, self.callbacks = config, world, callbacks
+        self.world, self.callbacks = world, callbacks
+        self.splits = splits.load(automatic.data_of(config), config.seed, with_test=with_test)
+        config = derive(config, data=self.splits.data)
+        self.epoch = splits.steps_per_epoch(self.splits, config.data, config.accumulate)
+        self.config = config = automatic.resolve_training(config, self.epoch, self.splits.spec.is_photo)
         if config.data.batch_size % world.size:
             raise ValueError(
                 f"data.batch_size must be a multiple of the {world.size} processes, got {config.data.batch_size}"
             )
-        self.splits = splits.load(config.data, config.seed, with_test=with_test)
         torch.manual_seed(config.seed)
         self.path = None if config.out is None else Path(config.out)
         newest = self.newest()
@@ -71,7 +74,6 @@ class Training:
         if config.channels_last is None:
             config = derive(config, channels_last=self.task.channels_last)
         self.config = self.task.config = config
-        self.epoch = splits.steps_per_epoch(self.splits, config.data, config.accumulate)
         self.total = config.steps if config.steps is not None else (config.epochs or 0) * self.epoch
         self.end = self.total
         self.eval_every = config.eval_every or (GRAPH_EVERY if self.splits.spec.kind == "graph" else self.epoch)

@@ -11,7 +11,7 @@ from random import Random
 
 from ..train.config import Config, ConfigError
 from ..train.config.convert import apply, read_changes
-from ..train.config.values import kind_of_data, shown
+from ..train.config.values import AUTO, kind_of_data, shown
 
 DRAWS = 16  # points of a space with a range, if their number is not given
 MOST = 100_000  # combinations of values
@@ -158,6 +158,7 @@ def default_space(config: Config) -> list[str]:
     The similarity and k of a network that has one, S-Softmax's s, the weight of the energy, the learning rate.
     """
     from ..energy.measures import default_weights
+    from ..train.automatic import learning_rate
 
     def around(key: str, value: float) -> str:
         return f"{key}={value / 10:g}..{value * 10:g}"
@@ -176,7 +177,8 @@ def default_space(config: Config) -> list[str]:
         texts.append(
             around("energy.hidden_weight", hidden) if hidden else around("energy.output_weight", output or 1.0)
         )
-    return [*texts, around("optimizer.lr", config.optimizer.lr)]
+    rate = config.optimizer.lr
+    return [*texts, around("optimizer.lr", learning_rate(config) if rate == AUTO else rate)]
 
 
 def configs(base: Config, drawn: Sequence[Point]) -> list[Config]:
@@ -225,9 +227,10 @@ def folds_of(config: Config, folds: int | None) -> list[str | None]:
         raise ConfigError("tune compares trials at equal steps: remove patience (--patience=null)")
     if data.fold is not None:
         raise ConfigError("tune sets data.fold itself: use --folds")
-    if folds is not None and (data.validation is not None or has_split):
+    held_out = data.validation not in (None, AUTO)
+    if folds is not None and (held_out or has_split):
         both = "give --folds or data.validation, not both (--data.validation=null)"
         raise ConfigError(f"--folds: {data.name} has a validation split of its own" if has_split else both)
-    if data.validation is not None or has_split:
+    if held_out or has_split:
         return [None]
     return [f"{i}/{folds or 3}" for i in range(1, (folds or 3) + 1)]

@@ -8,9 +8,7 @@ from typing import get_args
 
 from . import consistency
 from .groups import Data, Energy, Gan, Group, Loss, Model, Optimizer, Rotation, Schedule, types_of
-from .values import ConfigError, read, setting, shown
-
-EPOCHS = 10  # where neither steps nor epochs are given
+from .values import AUTO, ConfigError, read, setting, shown
 
 
 @dataclass(frozen=True)
@@ -20,7 +18,7 @@ class Config(Group):
     Example:
         >>> config = Config(model=Model("cnn9.mhe"), data=Data("cifar10"), energy=Energy(half_space=True))
         >>> config.energy.s, config.rotation, config.epochs
-        (2.0, None, 10)
+        (2.0, None, 'auto')
         >>> Config(model=Model("cnn9.mh"))
         Traceback (most recent call last):
         hypersphere.train.config.ConfigError: unknown model.name 'cnn9.mh', did you mean 'cnn9.mhe'? (...)
@@ -28,7 +26,13 @@ class Config(Group):
 
     seed: int = setting(0, "random seed", low=0)
     steps: int | None = setting(None, "training length in steps", low=1)
-    epochs: int | None = setting(None, f"training length in epochs; {EPOCHS} if steps is null too", low=1)
+    epochs: int | None = setting(
+        None,
+        "training length in epochs; auto, the default without steps: 30 for images from 16 pixels on, 12 for others, "
+        "and at least 240 steps",
+        auto=True,
+        low=1,
+    )
     out: str | None = setting(None, "run folder; null: a new folder in runs/")
     resume: bool = setting(False, "continue the run in the folder out")
     init_from: str | None = setting(None, "start from the weights of another run, or of a .safetensors file")
@@ -47,7 +51,10 @@ class Config(Group):
         None, "use the channels_last memory format; null: for convolutions on a CPU, from 16×16 pixels"
     )
     clip: float | str | None = setting(
-        "auto", "clip the gradient norm; auto: at 1 with energy, else not", names=("auto",), above=0
+        "auto",
+        "clip the gradient norm; auto: at 1 with energy, and if optimizer.lr is auto for images from 16 pixels on",
+        names=("auto",),
+        above=0,
     )
     accumulate: int = setting(1, "gradient accumulation: batches per step", low=1)
     device: str = setting(
@@ -68,7 +75,7 @@ class Config(Group):
 
     def __post_init__(self) -> None:
         if self.steps is None and self.epochs is None:
-            object.__setattr__(self, "epochs", EPOCHS)
+            object.__setattr__(self, "epochs", AUTO)
         for each in fields(self):
             kind, optional = group_of(each.name)
             value = getattr(self, each.name)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ... import catalog
 from .groups import Data, Energy, Loss, Model, Optimizer, Rotation, Schedule
-from .values import ConfigError, kind_of_data, shown
+from .values import AUTO, ConfigError, kind_of_data, shown
 
 _FACTOR = (1.0, math.inf, "a factor of the angle, >= 1")
 _MARGINS = {
@@ -41,6 +41,10 @@ def check(config: Any) -> None:
     _schedule(config.schedule, config.rotation)
 
 
+def _is_held_out(data: Data) -> bool:
+    return data.validation not in (None, AUTO) or data.fold is not None
+
+
 def _reject_if(wrong: Any, message: str) -> None:
     if wrong:
         raise ConfigError(message)
@@ -59,8 +63,8 @@ def _top(config: Any) -> None:
     both = config.steps is not None and config.epochs is not None
     _reject_if(both, f"give steps or epochs, not both; got steps={config.steps} and epochs={config.epochs}")
     kind = kind_of_data(config.data.name)
-    parts = config.data.validation, config.data.fold
-    held_out = parts != (None, None) or kind == "graph"  # which has a validation split
+    is_folder = config.data.validation == AUTO and config.data.name == "image_folder"  # which may have no test
+    held_out = _is_held_out(config.data) or is_folder or kind == "graph"  # which has a validation split
     stops_by_test = config.patience is not None and not held_out
     _reject_if(stops_by_test, "patience needs data.validation: early stopping must not use the test set")
     has_layout = kind in ("images", None) or not config.channels_last
@@ -90,10 +94,10 @@ def _data(data: Data, model: Model) -> None:
         _reject_if(kind in ("text", "graph"), f"data.augment: there is none for {kind}, got data.name={data.name}")
         _reject_if(fits != kind, f"data.augment={data.augment} is for {fits}, but data.name={data.name} is {kind}")
         crops = data.augment in ("cifar10+.spherenet", "cifar10+.spherenet.vertical", "cifar.mhe")
-        too_small = crops and data.name == "digits" and data.size is None
+        too_small = crops and data.name == "digits" and data.size in (None, AUTO)
         message = f"data.augment={data.augment} crops to 32 pixels, and the images of data.name=digits have 8"
         _reject_if(too_small, message)
-    sized = data.size is not None and kind not in ("images", None)
+    sized = data.size not in (None, AUTO) and kind not in ("images", None)
     _reject_if(sized, f"data.size: only images have one, got {data.name}")
     other = data.labels is not None and data.name != "cifar100"
     _reject_if(other, f"data.labels: only cifar100 has fine and coarse labels, got data.name={data.name}")
@@ -103,9 +107,9 @@ def _data(data: Data, model: Model) -> None:
         number, of = map(int, data.fold.split("/"))
         is_fold = 1 <= number <= of and of >= 2
         _reject_if(not is_fold, f"data.fold must be 1/K to K/K with K >= 2, got {shown(data.fold)}")
-        _reject_if(data.validation is not None, "give data.validation or data.fold, not both")
+        _reject_if(data.validation not in (None, AUTO), "give data.validation or data.fold, not both")
     for key in ("imbalance", "validation", "fold"):
-        splits = getattr(data, key) is not None and kind == "graph"
+        splits = getattr(data, key) not in (None, AUTO) and kind == "graph"
         _reject_if(splits, f"data.{key}: the samples of a graph are split already, got data.name={data.name}")
     _reject_if(data.imbalance is not None and kind == "text", "data.imbalance: text has no classes, got data.name=text")
 
@@ -208,7 +212,7 @@ def _adversarial(config: Any) -> None:
         config.loss.name != "softmax", f"loss.name needs a classifier, but {name} is trained against another network"
     )
     for key in ("validation", "fold"):
-        held_out = getattr(config.data, key) is not None
+        held_out = getattr(config.data, key) not in (None, AUTO)
         _reject_if(held_out, f"data.{key} needs a classifier, but {name} has no accuracy")
     rotated = config.rotation is not None and config.rotation.layers != "hidden"
     _reject_if(rotated, f"rotation.layers must be hidden for {name}, which has no classes")

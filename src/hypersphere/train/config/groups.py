@@ -38,7 +38,7 @@ class Model(Group):
     """The network. None: the network's own default."""
 
     prefix: ClassVar[str] = "model."
-    name: str = setting("cnn3", "network; timm/NAME: a network of timm", names="model")
+    name: str = setting("cnn", "network; timm/NAME: a network of timm", names="model")
     similarity: str | None = setting(
         None,
         "compare by angle instead of inner product; with numbers as in sigmoid(0.7)",
@@ -82,12 +82,34 @@ class Data(Group):
     root: str | None = setting(
         None, "folder of the dataset's official files; null: environment variable HYPERSPHERE_DATA"
     )
-    batch_size: int = setting(64, "batch size, over all processes", low=1, high=10_000_000)
-    size: int | None = setting(None, "resize images to this many pixels per side", low=1, high=10_000)
-    augment: str | None = setting(None, "augmentation; null: none", names="augmentation")
+    batch_size: int = setting(
+        "auto",
+        "batch size, over all processes; auto: a twentieth of the training samples, from 8 to 64",
+        auto=True,
+        low=1,
+        high=10_000_000,
+    )
+    size: int | None = setting(
+        "auto",
+        "resize images to this many pixels per side; null: as they are; auto: image_folder with images of several "
+        "sizes or above 256 pixels: their median, at most 128",
+        auto=True,
+        low=1,
+        high=10_000,
+    )
+    augment: str | None = setting(
+        "auto",
+        "augmentation; null: none; auto: images from 16 pixels on are shifted, and flipped if they have colours",
+        names="augmentation",
+        auto=True,
+    )
     imbalance: str | None = setting(None, "remove samples of some classes", names="imbalance")
     validation: int | float | None = setting(
-        None, "validation samples held out of the training set, or their share if below 1", above=0
+        "auto",
+        "validation samples held out of the training set, or their share if below 1; auto: 0.2 of an image_folder "
+        "without val and test",
+        auto=True,
+        above=0,
     )
     fold: str | None = setting(
         None,
@@ -213,7 +235,12 @@ class Optimizer(Group):
 
     prefix: ClassVar[str] = "optimizer."
     name: str = setting("sgd", "optimizer", names="optimizer")
-    lr: float = setting(0.02, "learning rate", above=0)
+    lr: float = setting(
+        "auto",
+        "learning rate; auto: with sgd 0.1 for images in batches of 64, less for smaller ones",
+        auto=True,
+        above=0,
+    )
     momentum: float | None = setting(None, "momentum of sgd and ogd (null: 0.9) and rmsprop (null: 0)", low=0, below=1)
     weight_decay: float = setting(5e-4, "weight decay of weights and rotations", low=0)
     betas: tuple[float, float] | None = setting(
@@ -232,7 +259,7 @@ class Schedule(Group):
     """The learning rate schedule."""
 
     prefix: ClassVar[str] = "schedule."
-    name: str = setting("constant", "learning rate schedule", names="schedule")
+    name: str = setting("cosine", "learning rate schedule", names="schedule")
     milestones: tuple[int, ...] = setting((), "schedule step: steps at which lr drops", low=1)
     gamma: float = setting(0.1, "schedules step and plateau: factor by which lr is multiplied", above=0, high=1)
     rotation_gamma: float | None = setting(None, "schedule step: gamma of rotations; null: gamma", above=0, high=1)
@@ -242,7 +269,12 @@ class Schedule(Group):
         above=0,
         high=1,
     )
-    warmup: int = setting(0, "linear warm-up steps", low=0)
+    warmup: int = setting(
+        "auto",
+        "linear warm-up steps; auto: a twentieth of all with cosine and images from 16 pixels on, else 0",
+        auto=True,
+        low=0,
+    )
     patience: int | None = setting(
         None, "plateau: evaluations (S-OPT: draws) without a lower training loss; null: 10; patience stops early", low=0
     )

@@ -16,6 +16,7 @@ from ... import catalog
 from ..._internal.nearest import nearest_few
 
 LARGEST = 2**63 - 1
+AUTO: Any = "auto"  # which no field declares among its types
 _NONE: Any = type(None)
 _INTEGER = re.compile(r"[-+]?[0-9]{1,25}")
 _FLOAT = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
@@ -80,6 +81,7 @@ def setting(
     *,
     names: str | tuple[str, ...] | None = None,
     others: bool | None = None,
+    auto: bool | None = None,
     low: float | None = None,
     high: float | None = None,
     above: float | None = None,
@@ -92,6 +94,7 @@ def setting(
     Args:
         names: the allowed values, or their kind: a key of :data:`TABLES`.
         others: whether other names may be known where the value is used.
+        auto: whether it may be "auto", which a training replaces when its data are known (train.automatic).
         low, high, above, below: the range, of each number in a list too; above and below are not in it.
         pattern: a regular expression of the whole text.
         words: what is allowed, for messages, where the type and the range do not say it.
@@ -116,8 +119,8 @@ def shown(value: Any) -> str:
 def read(key: str, kind: Any, rule: Any, value: Any) -> Any:
     """Convert `value` to the field's type: 1 to 1.0 for a float, a list to a tuple."""
     kinds = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    if value is None and _NONE in kinds:
-        return None
+    if (value is None and _NONE in kinds) or (isinstance(value, str) and value == AUTO and rule.get("auto")):
+        return value
     if str in kinds and tuple[str, ...] in kinds and isinstance(value, str | list | tuple):
         return _texts(key, kind, rule, value)
     if isinstance(value, bool):
@@ -199,6 +202,8 @@ def allowed(kind: Any, rule: Any) -> str:
             words += ["true", "false"]
         else:
             words.append(_WORDS[each] + (_range(rule) if each in (int, float) else ""))
+    if rule.get("auto"):
+        words.insert(len(words) - (words[-1] == "null"), AUTO)
     return " or ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
 
 

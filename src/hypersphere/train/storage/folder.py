@@ -7,10 +7,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from ..._internal import checksummed_json, safe_files
 from ..config import Config, ConfigError, derive, load_file, to_tree
-from ..config.convert import flatten
+from ..config.convert import flags, flatten
+from ..config.values import AUTO
 from ..distributed import World
 from .identity import new_id, read_id
 from .layout import CHECKPOINTS, CONFIG, FINAL, LOCK, METRICS, MODEL, OURS, PARTS, PREDICTIONS, RESULT, weights
@@ -25,6 +27,9 @@ CHANGEABLE_ON_RESUME = (
     *("out", "resume", "keep", "log_every", "checkpoint_every"),
     *("device", "data.root", "data.workers", "compile"),
 )
+
+
+_AUTOMATIC = {"clip", *(flag.key for flag in flags() if flag.field.metadata.get("auto"))}
 
 
 class LockedError(ValueError):
@@ -89,14 +94,20 @@ def _check_free(path: Path) -> None:
             raise LockedError(path) from None
 
 
-def with_recorded_layout(config: Config, world: World) -> Config:
-    """Return the config with the channels_last of the run in `out`, if the config leaves it open."""
-    if not config.resume or config.out is None or config.channels_last is not None:
+def with_recorded(config: Config, world: World) -> Config:
+    """Return the config with what the run in `out` recorded for the fields that the config leaves open."""
+    if not config.resume or config.out is None:
         return config
     file = Path(config.out, CONFIG)
-    recorded = load_file(file).channels_last if world.is_main and file.is_file() else None
-    text = world.broadcast_text("" if recorded is None else str(recorded))
-    return derive(config, channels_last=text == "True") if text else config
+    recorded = flatten(to_tree(load_file(file))) if world.is_main and file.is_file() else {}
+    left_open = [key for key, value in flatten(to_tree(config)).items() if _is_open(key, value)]
+    text = world.broadcast_text(json.dumps({key: recorded[key] for key in left_open if key in recorded}))
+    return derive(config, json.loads(text))
+
+
+def _is_open(key: str, value: Any) -> bool:
+    """Return whether a training decides on this value and records what it decided."""
+    return value is None if key == "channels_last" else value == AUTO and key in _AUTOMATIC
 
 
 @contextmanager
@@ -144,9 +155,9 @@ def _check_same(old: Config, new: Config, path: Path) -> None:
     free += ("model.scale",) if new.model.similarity is None else ()
     free += ("clip",) if new.energy is None and {old.clip, new.clip} == {None, "auto"} else ()
     before, now = flatten(to_tree(old)), flatten(to_tree(new))
-    if None in (old.channels_last, new.channels_last):  # open, or written by a version without it
-        free = (*free, "channels_last")
     for key in before | now:
+        if _is_open(key, before.get(key)) or _is_open(key, now.get(key)):
+            continue
         if key not in free and before.get(key) != now.get(key):
             was, wanted = (json.dumps(each.get(key)) for each in (before, now))
             why = " (the cosine schedule depends on it)" if key in ("steps", "epochs") else ""
