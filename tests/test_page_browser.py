@@ -114,7 +114,7 @@ def test_every_chart_is_drawn(opened):
             picture = Image.open(io.BytesIO(chart.locator(".plot").screenshot()))
             assert len(picture.convert("RGB").crop((0, 50, picture.width, 350)).getcolors(100_000)) > 10
         else:
-            assert chart.locator(".scatterlayer path, .barlayer path").count() >= 1
+            assert chart.locator(".scatterlayer path, .barlayer path, .heatmaplayer image").count() >= 1
 
 
 def test_charts_out_of_view_are_drawn(opened):

@@ -344,6 +344,11 @@ def test_strange_metrics_have_no_energy(tmp_path, energies):
     assert report_runs([run])["runs"][0]["energy"] is None
 
 
+def test_strange_seeds_are_text(tmp_path):
+    runs = [write_run(tmp_path / name, curve([1.0]), seed) for name, seed in (("a", []), ("b", [1, "x"]))]
+    assert "<td>1, x</td>" in build_page(group_runs(read_runs(runs))).html()
+
+
 def test_terminated_report_leaves_no_temporary_file(tmp_path, monkeypatch):
     """SIGTERM while the page is written: it is written, then the command ends."""
     good = write_run(tmp_path / "good", curve([2.0, 1.0]))

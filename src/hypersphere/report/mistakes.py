@@ -154,7 +154,7 @@ def _accuracies(classes: Sequence[str], trees: Mapping[str, Tree], rows: Sequenc
     up = {"autorange": "reversed", **_labels([classes[row] for row in rows])}
     layout = {
         "title": {"text": title},
-        "xaxis": {"title": {"text": "accuracy %"}, "range": [0, 101.5]},
+        "xaxis": {"title": {"text": "accuracy %"}, "range": [0, 103]},
         "yaxis": up,
         "showlegend": len(trees) > 1,
         "hovermode": "closest",

@@ -11,6 +11,7 @@ from typing import Any
 from ..train.inference.run import Run, load_run
 from ..train.storage import landscapes, layout
 from ..train.storage.reading import one_line
+from ..train.storage.summary import is_number
 from . import networks
 from .curves import INTERVALS, Curve, Mark, lines, mean_curve
 from .mistakes import add_mistakes, add_tables, read_predictions
@@ -153,7 +154,8 @@ def _add_results(page: Page, groups: Sequence[Group]) -> None:
             figures = run.figures()
             end = run.early_end()
             state = "finished" if end is None else end[0]
-            cells: list[Cell] = [run.name, group.name, figures["seed"], state, figures["step"]]
+            seed = figures["seed"] if is_number(figures["seed"]) else _setting(figures["seed"])
+            cells: list[Cell] = [run.name, group.name, seed, state, figures["step"]]
             of_runs.append([*cells, *(spread(figures, key) for key in ("accuracy", "loss", "energy", "seconds"))])
     titles = ["run", "group", "seed", "state", "step", "accuracy", "loss", "energy", "seconds"]
     page.table(titles, of_runs, caption="Every run.")
