@@ -164,6 +164,7 @@ def _train(pipe: Connection, shape: tuple[int, ...], width: int, batch: int) -> 
     images, labels = torch.randint(256, (10 * batch, 3, 32, 32), dtype=torch.uint8), torch.randint(10, (10 * batch,))
     whole = hs.data.ArrayDataset(images, labels, [str(i) for i in range(10)])
     names = {"model.name": "cnn9.opt", "model.widths": (width,) * 3, "data.name": "cifar10", "data.batch_size": batch}
+    names |= {"data.augment": None, "optimizer.lr": 0.02, "schedule.name": "constant"}
     config = derive(Config(), names, steps=10**6, log_every=1, eval_every=10**9, device="cpu")
     started = None
 

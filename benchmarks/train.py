@@ -43,6 +43,9 @@ def _loop(width: int, batch: int, steps: int, plan: Plan) -> Iterator[Figure]:
     config = derive(
         Config(),
         {"model.name": "cnn9.opt", "model.widths": (width,) * 3, "data.name": "cifar10", "data.batch_size": batch},
+        data={"augment": None},
+        optimizer={"lr": 0.02},
+        schedule={"name": "constant"},
         steps=steps * (plan.warmup + plan.rounds + 1),
         log_every=steps,
         eval_every=10**9,

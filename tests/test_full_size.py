@@ -36,7 +36,7 @@ def test_memory_of_a_graph_is_that_of_the_whole_graph():
 def test_memory_by_hand():
     """An MLP 784-256-256-10 with SGD and momentum: 4 bytes a number, and for each layer its input is kept."""
     config = Config(
-        model=Model("mlp.opt"), data=Data("mnist", batch_size=100), optimizer=Optimizer("sgd", momentum=0.9)
+        model=Model("mlp.opt"), data=Data("mnist", batch_size=100), optimizer=Optimizer("sgd", lr=0.02, momentum=0.9)
     )
     numbers = 784 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10
     found = full_size.memory(config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -110,8 +110,8 @@ class Splits:
     test: Any
     augment: Augmentation
     eval_augment: Augmentation
-    data: Data
     pairs: Pairs | None = None
+    data: Data = field(default_factory=Data)
 
     @property
     def eval_split(self) -> str:
@@ -234,7 +234,7 @@ def load(data: Data, seed: int, *, with_test: bool = True) -> Splits:
     shape = tuple(probe.shape[1:])
     spec = DataSpec(_kind(probe), shape, dtype, classes)
     data = automatic.resolve_batch_size(data, len(train), spec.is_photo)
-    return Splits(spec, train, validation, test, augment, eval_augment, data, pairs)
+    return Splits(spec, train, validation, test, augment, eval_augment, pairs, data)
 
 
 def _resized_once(size: int, *parts: Any) -> list[Any]:
@@ -327,7 +327,7 @@ def _graph(graph: Graph, with_test: bool, data: Data) -> Splits:
     graph = Graph(features, graph.adjacency, labels, graph.train, graph.val, graph.test, graph.classes)
     spec = DataSpec("graph", (features.shape[1],), "float32", graph.classes)
     nothing = resolve(None)
-    return Splits(spec, graph, graph, graph if with_test else None, nothing, nothing, data)
+    return Splits(spec, graph, graph, graph if with_test else None, nothing, nothing, data=data)
 
 
 # ------------------------------------------------------------------------------------------------------- batches
