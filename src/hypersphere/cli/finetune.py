@@ -55,11 +55,14 @@ def finetune_config(options: argparse.Namespace) -> Config:
         if not start.is_file():
             raise ConfigError(f"--weights: {start} does not exist")
     is_folder = "data.root" in options.changes and "data.name" not in options.changes
+    # Images as they are: a trained network expects the size and the pixels that it was trained with.
+    data = Data("image_folder" if is_folder else "digits", batch_size=64, size=None, augment=None)
     return Config(
+        epochs=10,
         model=model,
-        data=Data("image_folder") if is_folder else Data(),
+        data=data,
         init_from=str(start),
         rotation=Rotation(block_size=BLOCK_SIZE, scaled=True, freeze=True),
         optimizer=Optimizer("adam", lr=RATE, rotation_lr=ROTATION_RATE, weight_decay=0.0),
-        schedule=Schedule("cosine"),
+        schedule=Schedule("cosine", warmup=0),
     )
