@@ -14,6 +14,8 @@ import hypersphere as hs
 from hypersphere._internal import checks
 from hypersphere.cli import main
 
+from .rotations import shake
+
 D = 8
 X = torch.zeros(2, 5, D)
 
@@ -189,6 +191,17 @@ class Dense(nn.Module):
         return x @ self.weight
 
 
+class Convolution(nn.Module):
+    """A graph convolution with a weight of its own: its result is not that of a Linear."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(inputs, outputs)), nn.Parameter(torch.randn(outputs))
+
+    def forward(self, x):
+        return torch.einsum("bni,io->bno", x, self.weight).cumsum(1) + self.bias
+
+
 class Scale(nn.Module):
     """A matrix that is not a Linear's."""
 
@@ -286,6 +299,7 @@ NETS = {
     "tied_and_read": (lambda: TiedScaled(LookedUp), IDS, ["head"]),
     "graph": (lambda: Graph(Linear), X, ["last"]),
     "dense": (lambda: Graph(Dense), X, ["last"]),
+    "graph_convolution": (lambda: Graph(Convolution), X, ["last"]),
     "stream": (Stream, X, []),
     "read_head": (ReadHead, X, ["head"]),
     "bert": (Bert, X, []),
@@ -355,7 +369,7 @@ def test_linear_layers_of_unknown_classes():
 
 
 @pytest.mark.parametrize("linear", [Linear, Dense])
-def test_rotations_of_unknown_linear_layers(linear):
+def test_rotations_of_unknown_linear_layers(linear, tmp_path):
     model, x = Graph(linear), torch.randn(2, 5, D)
     before = model(x)
     hs.rotate(model, "exponential", example_inputs=X)
@@ -363,7 +377,14 @@ def test_rotations_of_unknown_linear_layers(linear):
     model(x).sum().backward()
     assert model.first.parametrizations.weight[0].default.exponential.grad.abs().max() > 0
     assert list(hs.select(model, example_inputs=X)) == ["fc", "first", "last"]
-    torch.testing.assert_close(hs.merge(model)(x), before)
+    plain = copy.deepcopy(model)
+    shake(model)
+    hs.save_rotations(model, tmp_path / "r.safetensors")
+    turned = model(x).detach()
+    assert (turned - before).abs().max() > 1e-3
+    fresh = hs.load_rotations(hs.merge(plain), tmp_path / "r.safetensors")  # no example inputs needed
+    torch.testing.assert_close(fresh(x), turned)
+    torch.testing.assert_close(hs.merge(model)(x), turned)
 
 
 def test_rotations_of_weights_that_are_read_count():

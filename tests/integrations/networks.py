@@ -235,7 +235,7 @@ NETWORKS = [
         lambda: transformers.MixtralConfig(**_LLAMA, num_local_experts=4),
         ("lm_head",),
         lambda: {"input_ids": _tokens()},
-        plain=("model.layers.*.experts.*",),
+        plain=("model.layers.*.experts.*", "model.layers.*.mlp.gate"),
         shapes={
             "model.layers.0.mlp.experts.gate_up_proj": (4, 96, 32),
             "model.layers.0.mlp.experts.down_proj": (4, 32, 48),

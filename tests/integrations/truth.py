@@ -41,7 +41,11 @@ def result(model: nn.Module, inputs: Inputs) -> Tensor:
 
 def layers(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
     """Return every layer whose weight is neurons; stacked experts under the names of their tensors."""
-    found = {name: (module, "weight") for name, module in model.named_modules() if isinstance(module, LAYERS)}
+    found = {
+        name: (module, "weight")
+        for name, module in model.named_modules()
+        if isinstance(module, LAYERS) or type(module).__name__.endswith("Router")
+    }
     for name, module in model.named_modules():
         for tensor, value in module._parameters.items():
             if type(module).__name__.endswith("Experts") and value is not None and value.dim() == 3:

@@ -14,7 +14,7 @@ from ._file import parse_entry
 from .parametrization import Rotation, TaskRotation, find_rotated
 from .plan import NONE
 from .rotating import attach, check_layer, parameter_order
-from .saving import describe_layer, module_name
+from .saving import describe_layer, find_unknown, module_name
 from .tasks import activate, check_new_name
 
 
@@ -41,7 +41,7 @@ def rotate_as_described(model: nn.Module, layers: list[dict[str, Any]]) -> None:
                 raise ValueError(f"task {entry.task!r} is not one of {tasks}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"malformed rotation ({type(error).__name__}: {error}): {layer!r}") from None
-        found, plan = plain.get(entry.where), entry.plan
+        found, plan = plain.get(entry.where) or find_unknown(model, entry), entry.plan
         if found is None:
             raise ValueError(f"the model has no {entry.layer} with neurons in {entry.tensor}")
         if plan.method != NONE and plan.method not in ORTHOGONALIZERS:

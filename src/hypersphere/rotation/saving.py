@@ -15,7 +15,7 @@ from .._internal.other_tools import refuse_adapters
 from .._internal.sharding import refuse_new_parameters, refuse_sharded
 from .._internal.tensors import hash_of
 from ..orthogonal import ORTHOGONALIZERS
-from ..selection import Neurons, select, unwrapped
+from ..selection import Neurons, select, unknown_weights, unwrapped
 from ._file import Entry, File, describe_plan, read, write
 from .adapter_files import is_adapter, read_adapter
 from .frozen import frozen_neurons, is_quantized
@@ -116,7 +116,7 @@ def load_rotations(model: M, path: str | os.PathLike[str], *, task: str | None =
     checked: list[tuple[Entry, RotatedWeight | Neurons, Rotation]] = []
     with torch.random.fork_rng(devices=[]):  # the start is overwritten
         for entry in file.entries:
-            found = there.get(entry.where) or plain.get(entry.where)
+            found = there.get(entry.where) or plain.get(entry.where) or find_unknown(unwrapped_model, entry)
             if found is None:
                 raise ValueError(f"{path}: the model has no {entry.layer} with neurons in {entry.tensor}")
             checked.append((entry, found, _check_entry(path, unwrapped_model, entry, found, file.tensors)))
@@ -298,6 +298,12 @@ def _check_other_tensors(path: Any, model: nn.Module, file: File) -> None:
             raise ValueError(
                 f"{path}: {key!r} was frozen and is not in the file, and the model's is different (the hashes differ)"
             )
+
+
+def find_unknown(model: nn.Module, entry: Entry) -> Neurons | None:
+    """Return the neurons of a module that only example inputs made a layer: the entry tells their layout."""
+    module = unknown_weights(model, ()).get(entry.name) if entry.tensor == "weight" else None
+    return None if module is None else Neurons(module, "weight", False, entry.plan.layout)
 
 
 def module_name(name: str, neurons: Neurons) -> str:

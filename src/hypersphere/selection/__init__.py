@@ -9,7 +9,7 @@
 from .layouts import Layout, from_neuron_rows, is_transformers_conv1d, neuron_rows
 from .matching import Spec, Specs, as_list, matches
 from .neurons import Neurons
-from .rules import is_loss_head, uncalled_linears, unwrapped
+from .rules import is_loss_head, uncalled_linears, unknown_weights, unwrapped
 from .selecting import check_names, kept_output, no_layer_error, select, select_strictly, select_to_change
 from .table import Selection
 from .tracing import arguments_of
@@ -34,5 +34,6 @@ __all__ = [
     "select_strictly",
     "select_to_change",
     "uncalled_linears",
+    "unknown_weights",
     "unwrapped",
 ]

@@ -21,7 +21,7 @@ from .._internal import checks
 from .._internal.other_tools import has_adapters
 from .._internal.sharding import reshard
 from .._internal.text import escaped
-from .layouts import find_layout
+from .layouts import Layout, find_layout
 from .matching import Specs, as_list, matches_any
 from .neurons import Neurons
 from .rules import (
@@ -67,7 +67,7 @@ def select(
             are. "auto" means the layers whose results leave the model and reach no other layer, alone or combined with
             each other. A sum with a layer that others use (a residual stream) is no output, nor is a pooler, nor
             anything if ``get_classifier()`` returns an Identity. A loss head that is not called is the output. Modules
-            of unknown classes that compute x·Wᵀ + b or x·W + b with their ``weight`` are eligible too.
+            of unknown classes are eligible too if their matrix ``weight`` multiplies activations.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 10))
@@ -93,10 +93,11 @@ def select(
     }
     traced = None
     if example_inputs is not None:
-        others = unknown_weights(model, [n.module for n in everything.values()])
+        unknown = unknown_weights(model, [n.module for n in everything.values()])
+        others = {name: Neurons(module, "weight", False, Layout()) for name, module in unknown.items()}
         traced = trace(unwrapped(model), everything, others, example_inputs)
         reshard(model)  # after the forward pass
-        everything |= {name: Neurons(others[name], "weight", False, layout) for name, layout in traced.linears.items()}
+        everything |= {name: replace(others[name], layout=layout) for name, layout in traced.linears.items()}
         everything = _in_order(model, everything) if traced.linears else everything
     _check_output(output, everything)
     outputs = _output_names(model, output, everything, traced)

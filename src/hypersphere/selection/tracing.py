@@ -17,13 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn import functional as F
 from torch.nn.modules import module as hooks
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .layouts import Layout, neuron_rows
+from .layouts import Layout
 from .neurons import Neurons
 
 # Not neurons, but a result that passes them is theirs.
@@ -31,6 +30,14 @@ _OTHER_LAYERS = (nn.RNNBase, nn.RNNCellBase, nn.Bilinear, nn.Embedding, nn.Embed
 _INPUT = "(input)"
 _LOOKUP = "(rows of a weight)"
 _NONE: frozenset[str] = frozenset()
+_PRODUCTS = {  # the place of the left factor among the arguments
+    torch.ops.aten.mm: 0,
+    torch.ops.aten.bmm: 0,
+    torch.ops.aten.mv: 0,
+    torch.ops.aten.addmm: 1,
+    torch.ops.aten.baddbmm: 1,
+    torch.ops.aten.addmv: 1,
+}
 _LEAVES = (str, bytes, int, float, complex, torch.dtype, torch.device, type, nn.Module)
 
 
@@ -46,17 +53,15 @@ class Trace:
     """Layers whose results leave the model and reach no other layer, alone or combined with others of the kind; None if
     no tensor leaves, so that nothing could be followed."""
     linears: Mapping[str, Layout]
-    """Modules of unknown classes that computed x·Wᵀ + b, and the layout of W."""
+    """Layers of `others` whose weights multiplied activations, and their layouts."""
 
 
-def trace(
-    model: nn.Module, layers: Mapping[str, Neurons], others: Mapping[str, nn.Module], example_inputs: Any
-) -> Trace:
+def trace(model: nn.Module, layers: Mapping[str, Neurons], others: Mapping[str, Neurons], example_inputs: Any) -> Trace:
     """Run the model once on example inputs, in eval mode and without gradients; nothing of it changes.
 
     Args:
         layers: all layers with neurons, by name.
-        others: modules whose ``weight`` is a matrix and may be that of a Linear.
+        others: matrices of unknown modules, each may be that of a Linear; their layouts are not used.
         example_inputs: a tensor, a tuple of arguments or a dict of keyword arguments.
     """
     args, kwargs = arguments_of(example_inputs)
@@ -94,23 +99,23 @@ def arguments_of(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 class _Recorder(TorchDispatchMode):
     """Follow the sources of all storages through a forward pass."""
 
-    def __init__(self, model: nn.Module, layers: Mapping[str, Neurons], others: Mapping[str, nn.Module]) -> None:
+    def __init__(self, model: nn.Module, layers: Mapping[str, Neurons], others: Mapping[str, Neurons]) -> None:
         super().__init__()
-        self.others = {module: name for name, module in others.items()}
+        self.others, self.unknown = others, frozenset(others)
         self.linears: dict[str, Layout] = {}
         self.layers = layers
         self.names: dict[nn.Module, set[str]] = {}  # of a module's tensors of neurons
         self.result_of: dict[nn.Module, str] = {}  # the source of all that a module returns
-        for name, neurons in layers.items():
+        for name, neurons in {**layers, **others}.items():
             self.names.setdefault(neurons.module, set()).add(name)
-            if neurons.tensor_name == "weight":
+            if name in layers and neurons.tensor_name == "weight":
                 self.result_of[neurons.module] = name
         for name, module in model.named_modules():
             if isinstance(module, _OTHER_LAYERS):
                 self.result_of[module] = f"{name} "  # no layer has this name
             elif isinstance(module, nn.MultiheadAttention) and module.out_proj in self.result_of:
                 self.result_of[module] = self.result_of[module.out_proj]
-        self.owners = _owners(model, layers)
+        self.owners = _owners(model, {**layers, **others})
         self.weights = {key: frozenset(name for name, _ in owners) for key, owners in self.owners.items()}
         """The layers whose weights a storage holds, as they are or computed from."""
         self.by_storage: dict[StorageWeakRef, frozenset[str]] = {}
@@ -138,11 +143,6 @@ class _Recorder(TorchDispatchMode):
 
     def _leave(self, module: nn.Module, args: Any, result: Any) -> None:
         self.stack.pop()
-        if module in self.others and (layout := _as_linear(module, args, result)):
-            name = self.others[module]
-            self.linears[name], self.result_of[module] = layout, name
-            self.called.add(name)
-            self.used |= self.sources(args[0])
         if module in self.result_of:
             for tensor in _tensors(result):
                 key = _key(tensor)
@@ -156,8 +156,10 @@ class _Recorder(TorchDispatchMode):
         given = [key for key, _ in tensors]
         result = func(*args, **kwargs)
         weights = {self.weights[key] for key in given if key in self.weights}
-        applied = _NONE.union(*weights)
         activations = _NONE.union(*(self.by_storage.get(key, _NONE) for key in given))
+        if activations and not self._is_product(func, args):  # only a product makes an unknown matrix a layer
+            weights = {names - self.unknown for names in weights} - {_NONE}
+        applied = _NONE.union(*weights)
         if applied and all(_is_index(tensor) for key, tensor in tensors if key in self.by_storage) and activations:
             applied = frozenset({_LOOKUP})  # an embedding; the head that is tied to it computes nothing here
         for key in given:
@@ -178,6 +180,19 @@ class _Recorder(TorchDispatchMode):
             elif activations:
                 self.by_storage[key] = activations | self.by_storage.get(key, _NONE)
         return result
+
+    def _is_product(self, func: Any, args: Any) -> bool:
+        """Return whether the operation is a product of matrices; note the unknown ones among its factors."""
+        left = _PRODUCTS.get(func.overloadpacket)
+        if left is None:
+            return False
+        for tensor, output in ((args[left], -2), (args[left + 1], -1)):
+            key = _key(tensor)
+            for name in self.unknown & self.weights.get(key, _NONE) if key is not None else ():
+                shape = self.others[name].stored.shape
+                if sorted(tensor.shape[-2:]) == sorted(shape):
+                    self.linears.setdefault(name, _product_layout(tensor, output, shape))
+        return True
 
     def sources(self, tensor: Tensor) -> frozenset[str]:
         key = _key(tensor)
@@ -214,20 +229,13 @@ def _owners(model: nn.Module, layers: Mapping[str, Neurons]) -> dict[StorageWeak
     return found
 
 
-def _as_linear(module: nn.Module, args: Any, result: Any) -> Layout | None:
-    """Return the layout of ``module.weight`` if the result is that of a Linear with it; None if it is not."""
-    x, weight, bias = args[0] if args else None, module.weight, getattr(module, "bias", None)
-    if not (isinstance(x, Tensor) and isinstance(result, Tensor) and isinstance(weight, Tensor) and x.dim()):
-        return None
-    if x.dtype != weight.dtype or not x.any():  # of zeros nothing can be told
-        return None
-    for layout in (Layout(), Layout(transposed=True)):
-        rows = neuron_rows(weight, layout)[0]
-        if x.shape[-1] == rows.shape[1] and result.shape == (*x.shape[:-1], len(rows)):
-            expected = F.linear(x, rows, bias if isinstance(bias, Tensor) and bias.shape == rows.shape[:1] else None)
-            if torch.allclose(result, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().amax())):
-                return layout
-    return None
+def _product_layout(tensor: Tensor, output: int, shape: tuple[int, ...]) -> Layout:
+    """Return the layout of a weight (of this shape) that is a factor, with its outputs along a dimension."""
+    inputs = -3 - output  # -1 and -2
+    rows = tensor.shape[output] == shape[0]
+    if shape[0] == shape[1]:
+        rows = tensor.stride(output) > tensor.stride(inputs)
+    return Layout(transposed=not rows)
 
 
 def _key(tensor: Tensor) -> StorageWeakRef | None:
