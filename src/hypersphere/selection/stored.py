@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from .._internal.quantized import dequantized
 from .layouts import EXPERTS, Layout, expert_layouts, fused_parts, neuron_rows
 
 EMBEDDING, RECURRENT = "an embedding", "a recurrent layer"
@@ -47,7 +48,7 @@ class StoredNeurons:
 
     def matrix(self, tensor: Tensor) -> Tensor:
         """Return the neurons of the tensor as rows: (groups, N, d)."""
-        return neuron_rows(tensor.reshape(self.shape), self.layout)
+        return neuron_rows(dequantized(tensor).reshape(self.shape), self.layout)
 
 
 def find_stored(
