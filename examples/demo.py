@@ -73,7 +73,7 @@ hs.models.register("two_layers", TwoLayers)
 
 def deep() -> Config:
     """Train a deep CNN without BatchNorm."""
-    data, optimizer = Data(batch_size=128), Optimizer("adam", lr=1e-3, weight_decay=0)
+    data, optimizer = Data(batch_size=128, validation=None), Optimizer("adam", lr=1e-3, weight_decay=0)
     config = Config(steps=200, eval_every=20, model=Model("deep_cnn"), data=data, optimizer=optimizer)
     return derive(config, schedule=Schedule("constant"))
 

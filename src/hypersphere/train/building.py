@@ -27,8 +27,10 @@ from ..rotation.parametrization import find_rotated
 from ..rotation.planning import estimate_seconds, make_plans
 from ..selection import from_neuron_rows, neuron_rows, select
 from ..similarity import LearnableSigmoid
+from .automatic import learning_rate
 from .config import Config, Energy, Gan, Loss, Model, Rotation
 from .config.groups import LAYERS
+from .config.values import AUTO
 from .splits import DataSpec
 
 # LBFGS needs a closure, SparseAdam sparse gradients, Muon matrices only.
@@ -252,7 +254,7 @@ def build_optimizer(module: nn.Module, config: Config) -> Optimizer:
     options = {k: getattr(settings, k) for k in taken if getattr(settings, k) is not None or k == "iterations"}
     if settings.name == "sgd":
         options = {"momentum": 0.9} | options
-    options["lr"] = settings.lr
+    options["lr"] = learning_rate(config) if settings.lr == AUTO else settings.lr
     made: Optimizer = OPTIMIZERS[settings.name](groups, **options)
     return made
 
