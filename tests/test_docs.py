@@ -26,7 +26,7 @@ from rich.console import Console
 from tools import demo_controls, demo_table, make_pictures
 
 import hypersphere as hs
-from hypersphere.tune import worker
+from hypersphere.cli import tune
 from tests.runs import workers_in_this_process
 
 ROOT = Path(__file__).parents[1]
@@ -51,7 +51,7 @@ def run_page(text: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_code_runs_and_says_what_comes_out(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    workers_in_this_process(monkeypatch, worker.run)  # of `hypersphere tune`
+    workers_in_this_process(monkeypatch, tune.work)  # of `hypersphere tune`
     # A page may add to these tables; other tests must not see that.
     tables = [hs.similarity.SIMILARITIES, hs.losses.MARGINS, hs.orthogonal.ORTHOGONALIZERS, hs.models.PRESETS]
     tables += [hs.data.AUGMENTATIONS, hs.data.LOADERS]

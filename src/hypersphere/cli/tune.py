@@ -1,17 +1,22 @@
-"""Choose settings by validation accuracy: trials in rungs, of which the best third goes on."""
+"""Tune hyperparameters by successive halving."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
-from collections.abc import Sequence
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import recipes
 from .._internal.safe_files import write_text
-from ..train.config import Config, ConfigError, apply, derive, to_yaml
+from ..train.config import Config, ConfigError, apply, derive, to_tree, to_yaml
 from ._output import integer, print_table, say, user_errors
 from ._runs import add_run_arguments, shown
 from ._settings import add_base_arguments, add_settings, base_config, expand_switches, folder_name
@@ -19,6 +24,7 @@ from ._settings import add_base_arguments, add_settings, base_config, expand_swi
 __all__ = ["add_arguments", "expand_switches", "run"]
 
 BEST = "best.yaml"
+DRAWS = 16  # trials of a space with a range
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "of the energy, where the config has them, and optimizer.lr)",
     )
     parser.add_argument(
-        "--trials", metavar="N", type=integer(2, 10_000), help="points to try (default: all, 16 of a range)"
+        "--trials", metavar="N", type=integer(2, 10_000), help="number of trials (default: all, 16 with a range)"
     )
     parser.add_argument(
         "--folds",
@@ -44,11 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folds of the cross-validation (default: 3; one held-out split with data.validation and for graphs)",
     )
     parser.add_argument(
-        "--rungs",
-        metavar="R",
-        type=integer(1, 10),
-        default=3,
-        help="at most so many; 3: to 1/9, 1/3 and all of the steps; 1: train every trial to the end (default: 3)",
+        "--rounds", metavar="R", type=integer(1, 10), default=3, help="number of halving rounds (default: 3)"
     )
     add_run_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON only")
@@ -56,92 +58,113 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(parser)
 
 
-def run(options: argparse.Namespace) -> int:
-    from ..train.processes import RunFailed
+@dataclass(frozen=True)
+class Trial:
+    """One trial, for the display."""
 
-    with user_errors(options, RunFailed):
+    number: int
+
+    @property
+    def name(self) -> str:
+        return f"trial {self.number}"
+
+
+def run(options: argparse.Namespace) -> int:
+    from ..train.processes import RunFailed, run_all
+    from ..train.storage.folder import lock
+
+    with user_errors(options, RunFailed), ExitStack() as stack:
+        search, base = _prepare(options)
+        stack.enter_context(lock(Path(search.folder)))
+        ended = search.start()
+        tell = (lambda line: None) if options.quiet else say
+
+        def report(trial: Trial, row: dict[str, Any]) -> None:
+            figure = row["failed"] or f"{row['accuracy']:.2%} at step {row['step']} of {row['total']}"
+            tell(f"{trial.name}: {' '.join(row['settings'].values())}: {figure}")
+
         try:
-            base, search, rungs = _prepare(options)
-            folder, tell = search.folder, (lambda line: None) if options.quiet else say
             with shown("tune", enabled=not options.quiet) as status:
-                finished = search.run(rungs, jobs=options.jobs, budget=options.budget, tell=tell, status=status)
-            rows = search.ranking(rungs)
-            if finished and rows[0]["accuracy"] is None:
-                raise ConfigError(f"every trial failed, the first with: {rows[0]['failed']}")
-            if finished:
-                write_text(folder / BEST, to_yaml(apply(base, rows[0]["settings"])))
+                left = run_all(
+                    "hypersphere.cli.tune",
+                    [Trial(i) for i in range(ended, search.trials)],
+                    lambda trial: {"search": asdict(search), "number": trial.number},
+                    report,
+                    jobs=options.jobs,
+                    deadline=None if options.budget is None else time.monotonic() + 60 * options.budget,
+                    status=status,
+                )
         except (KeyboardInterrupt, SystemExit):
-            say("hypersphere tune: stopped; repeat the command to go on")
+            say("hypersphere tune: stopped; run the command again to continue")
             raise
-    _print(options, rows, folder, finished)
-    if not finished:
-        say("hypersphere tune: the time is up before the last rung, so no best is known; repeat the command to go on")
+        rows, best = search.ranking(), Path(search.folder, BEST)
+        if not left:
+            if rows[0]["failed"]:
+                raise ConfigError(f"every trial failed, the first with: {rows[0]['failed']}")
+            write_text(best, to_yaml(apply(base, rows[0]["settings"])))
+    _print(options, rows, None if left else best)
+    if left:
+        say("hypersphere tune: budget used up before the last trial; run the command again to continue")
     return 0
 
 
-def _prepare(options: argparse.Namespace) -> tuple[Config, Any, list[int]]:
-    """Read the flags; return the config that the trials change, the search, and its rungs."""
-    from ..tune import space
-    from ..tune.search import Search, Trial, parts
+def _prepare(options: argparse.Namespace) -> tuple[Any, Config]:
+    """Read the flags; return the search and the config that its trials change."""
+    from ..train import tune
 
     if "WORLD_SIZE" in os.environ:
         raise ConfigError("tune starts processes of its own: run it without torchrun, with --jobs")
     base = apply(base_config(options), options.changes)
     out = base.out or Path("runs", "tune", folder_name(base.model.name, base.data.name, options.recipe))
-    base = derive(base, out=None, resume=False)
-    folder = Path(os.path.expanduser(out))
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"out must be a folder, got the file {folder}")
-    folds = space.folds_of(base, options.folds)
-    found = space.read_space(base, options.tries or space.default_space(base))
-    points = space.points(found, base.seed, options.trials)
-    recipe = _own_recipe(options)
-    text = "" if recipe is None else Path(recipe.partition(".py")[0] + ".py").expanduser().read_text(encoding="utf-8")
-    trials = [Trial.of(*pair, text) for pair in zip(points, space.configs(base, points), strict=True)]
-    _check_different(trials)
-    if (folder / BEST).is_dir():
-        raise ConfigError(f"{folder / BEST} must be a file, got a folder")
-    return base, Search(trials, folds, folder, recipe), parts(len(trials), options.rungs)
+    base, folder = derive(base, out=None, resume=False), Path(out).expanduser()
+    for path, kind, right in ((folder, "folder", folder.is_dir), (folder / BEST, "file", (folder / BEST).is_file)):
+        if path.exists() and not right():
+            raise ConfigError(f"{path} must be a {kind}")
+    tries = options.tries or tune.default_space(base)
+    space, folds = tune.read_space(base, tries), tune.folds_of(base, options.folds)
+    combinations = math.prod(map(len, space.values()))
+    trials = options.trials or DRAWS if tune.has_range(space) else min(options.trials or combinations, combinations)
+    recipe = options.recipe if options.recipe is not None and ".py" in options.recipe else None
+    return tune.Search(str(folder), to_tree(base), tries, folds, options.rounds, trials, recipe), base
 
 
-def _check_different(trials: Sequence[Any]) -> None:
-    """Raise ConfigError if two trials are the same config: their texts may differ (0.1 and 0.10)."""
-    from ..tune.space import named
-
-    seen: dict[str, Any] = {}
-    for trial in trials:
-        if (other := seen.setdefault(trial.key, trial)) is not trial:
-            raise ConfigError(f"--try has a point twice: {named(other.point)} and {named(trial.point)}")
-
-
-def _own_recipe(options: argparse.Namespace) -> str | None:
-    """Return the recipe if it is the user's file."""
-    return options.recipe if options.recipe is not None and ".py" in options.recipe else None
-
-
-def _print(options: argparse.Namespace, rows: list[dict[str, Any]], folder: Path, finished: bool) -> None:
-    from ..tune.space import short_names
-
-    best = rows[0]["settings"] if finished else None
-    file = None if best is None else str(folder / BEST)
+def _print(options: argparse.Namespace, rows: list[dict[str, Any]], best: Path | None) -> None:
+    settings = None if best is None else rows[0]["settings"]
     if options.json:
-        print(json.dumps({"trials": rows, "best": best, "config": file, "finished": finished}, indent=2))
+        config = None if best is None else str(best)
+        print(json.dumps({"trials": rows, "best": settings, "config": config, "finished": best is not None}, indent=2))
         return
-    names = short_names([*rows[0]["settings"]])
-    header = ["rank", *names, "validation accuracy", "steps", "seconds"]
-    print_table(header, [_cells(row) for row in rows])
-    if best is None:
+    print_table(
+        ["rank", *(rows[0]["settings"] if rows else ()), "validation accuracy", "steps", "seconds"],
+        [_cells(row) for row in rows],
+    )
+    if best is None or settings is None:
         return
-    command = ["--config", file]
-    if _own_recipe(options) is not None:  # only its file knows what it registers
-        command = [options.recipe, *(f"--{key}={text}" for key, text in {**options.changes, **best}.items())]
-    print(f"best: {shlex.quote(str(file))}\nnext: hypersphere train {shlex.join(map(str, command))}")
+    command = ["--config", str(best)]
+    if options.recipe is not None and ".py" in options.recipe:  # only its file knows what it registers
+        command = [options.recipe, *(f"--{key}={text}" for key, text in {**options.changes, **settings}.items())]
+    print(f"best: {shlex.quote(str(best))}\nnext: hypersphere train {shlex.join(command)}")
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    if row["accuracy"] is None:
-        figures = [row["failed"] or "-", "-", "-"]
-        return [str(row["rank"]), *row["settings"].values(), *figures]
-    spread = "" if row["deviation"] is None else f" ± {row['deviation']:.2%}"
-    figures = [f"{row['accuracy']:.2%}{spread}", f"{row['step']} of {row['total']}", f"{row['seconds']:.1f}"]
+    figures = [row["failed"], "-", "-"]
+    if row["failed"] is None:
+        spread = "" if row["deviation"] is None else f" ± {row['deviation']:.2%}"
+        figures = [f"{row['accuracy']:.2%}{spread}", f"{row['step']} of {row['total']}", f"{row['seconds']:.1f}"]
     return [str(row["rank"]), *row["settings"].values(), *figures]
+
+
+def work(request: dict[str, Any]) -> dict[str, Any]:
+    """Run one trial in a process of its own, started by :func:`~hypersphere.train.processes.run_all`."""
+    from ..train.tune import Search, run_trial
+
+    search = Search(**request["search"])
+    if search.recipe is not None:
+        recipes.load(search.recipe)  # its file may register data or a network
+    return run_trial(search, request["number"])
+
+
+if __name__ == "__main__":
+    from ..train.processes import serve
+
+    sys.exit(serve(work))

@@ -111,34 +111,41 @@ def _is_open(key: str, value: Any) -> bool:
 
 
 @contextmanager
+def lock(path: Path) -> Iterator[None]:
+    """Make a folder and lock it; LockedError if another process holds the lock."""
+    path.mkdir(parents=True, exist_ok=True)
+    descriptor = safe_files.open_plain(path / LOCK, os.O_RDWR | os.O_CREAT)
+    with open(descriptor, "a") as file:
+        if fcntl is not None:  # missing on Windows
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends
+                taken = not os.path.samestat(os.fstat(descriptor), os.lstat(path / LOCK))
+            except OSError:
+                taken = True
+            if taken:
+                raise LockedError(path)
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # the lock ends with the process; an error here would hide that of a failing disk
+                (path / LOCK).unlink(missing_ok=True)
+
+
+@contextmanager
 def locked(config: Config, world: World) -> Iterator[str | None]:
     """Lock the run folder; enter after setup succeeded. Return the run's id in the main process."""
     if config.out is None or not world.is_main:
         yield None
         return
     path = Path(config.out)
-    path.mkdir(parents=True, exist_ok=True)
-    lock = safe_files.open_plain(path / LOCK, os.O_RDWR | os.O_CREAT)
-    with open(lock, "a") as file:
-        if fcntl is not None:  # missing on Windows
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends
-                taken = not os.path.samestat(os.fstat(lock), os.lstat(path / LOCK))
-            except OSError:
-                taken = True
-            if taken:
-                raise LockedError(path)
-        try:
-            _check(config, path)  # again: another run may have started there since
-            safe_files.remove_temporaries(path, (CONFIG, METRICS, RESULT))
-            safe_files.remove_temporaries(path / FINAL, (MODEL, *map(weights, PARTS)))
-            is_new = not config.resume or not (path / CONFIG).is_file()
-            run_id = new_id() if is_new else read_id(path)
-            safe_files.write_text(path / CONFIG, config_text(config, run_id))
-            yield run_id
-        finally:
-            with suppress(OSError):  # the lock ends with the process; an error here would hide that of a failing disk
-                (path / LOCK).unlink(missing_ok=True)
+    with lock(path):
+        _check(config, path)  # again: another run may have started there since
+        safe_files.remove_temporaries(path, (CONFIG, METRICS, RESULT))
+        safe_files.remove_temporaries(path / FINAL, (MODEL, *map(weights, PARTS)))
+        is_new = not config.resume or not (path / CONFIG).is_file()
+        run_id = new_id() if is_new else read_id(path)
+        safe_files.write_text(path / CONFIG, config_text(config, run_id))
+        yield run_id
 
 
 def config_text(config: Config, run_id: str | None) -> str:

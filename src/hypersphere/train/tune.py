@@ -1,0 +1,256 @@
+"""Tune hyperparameters with Optuna: a space of settings, and trials with successive halving."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from .. import __version__
+from .._internal.modules import import_extra
+from .config import Config, ConfigError, derive, from_tree
+from .config.convert import apply, read_changes
+from .config.values import AUTO, kind_of_data, shown
+
+FACTOR = 3  # each round: 3 times the steps, a third of the trials
+MOST = 10_000  # combinations of values
+ENDED = ("COMPLETE", "PRUNED")  # states of trials that were measured
+_NUMBER = r"[-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?"
+_RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})")
+_COMMA = re.compile(r",(?![^(\[]*[)\]])")  # outside of parentheses and brackets
+_REFUSED = {
+    "steps epochs": "a longer training is better at a price of its own",
+    "data.name data.root data.labels data.imbalance data.validation data.fold": "it changes the validation data",
+    "seed": "the best seed says nothing about the next training",
+    "patience": "trials are compared at equal steps",
+    "out resume device keep log_every eval_every checkpoint_every compile data.workers": "it does not change weights",
+}
+
+Space = dict[str, list[str]]  # setting → values as texts of its flag; a text may contain a range LOW..HIGH
+
+
+def read_space(base: Config, texts: Sequence[str]) -> Space:
+    """Read ``KEY=A,B,...``; ConfigError for a setting that cannot be tuned or a combination no config can have.
+
+    Example:
+        >>> read_space(Config(), ["model.similarity=cosine,sigmoid(0.1..1)", "optimizer.lr=0.01..1"])
+        {'model.similarity': ['cosine', 'sigmoid(0.1..1)'], 'optimizer.lr': ['0.01..1']}
+    """
+    space: Space = {}
+    for text in texts:
+        key, _, values = text.partition("=")
+        key = key.strip().removeprefix("--")
+        if not values.strip():
+            raise ConfigError(f"--try needs KEY=A,B,... or KEY=LOW..HIGH, got {shown(text)}")
+        for keys, why in _REFUSED.items():
+            if key in keys.split():
+                raise ConfigError(f"--try {key}: {why}")
+        if key in space:
+            raise ConfigError(f"--try {key} is given twice")
+        space[key] = [part.strip() for part in _COMMA.split(values)]
+        for value in space[key]:
+            match = _RANGE.search(value)
+            if ".." in value and (match is None or not 0 < float(match[1]) < float(match[2])):
+                raise ConfigError(f"--try {key}={value}: a range needs two numbers, LOW..HIGH with 0 < LOW < HIGH")
+    if (combinations := prod(map(len, space.values()))) > MOST:
+        raise ConfigError(f"--try has {combinations:,} combinations of values; at most {MOST:,} are possible")
+    for key in space:
+        if key.partition(".")[0] in space and "." in key:
+            raise ConfigError(f"--try {key}: give {key} or {key.partition('.')[0]}, not both")
+    if combinations == 1 and not has_range(space):
+        raise ConfigError("--try gives one point only: nothing to choose")
+    for combination, end in product(product(*space.values()), (1, 2)):
+        point = {key: _RANGE.sub(rf"\{end}", value) for key, value in zip(space, combination, strict=True)}
+        try:
+            apply(base, point)
+        except ConfigError as error:
+            raise ConfigError(f"--try {named(point)}: {error}") from None
+    return space
+
+
+def has_range(space: Space) -> bool:
+    return any(".." in value for values in space.values() for value in values)
+
+
+def default_space(config: Config) -> list[str]:
+    """Return what to try by default: similarity and k (SphereNet, 2.4), S-Softmax's s (App. C), energy weight, rate."""
+    from ..energy.measures import default_weights
+    from .automatic import learning_rate
+
+    texts, around = [], {}
+    if config.model.similarity is not None:
+        texts.append("model.similarity=cosine,linear,sigmoid(0.1..1)")
+    if config.loss.name == "s_softmax":
+        texts.append("loss.scale=10..70")
+    if config.loss.energy_weight or config.loss.name == "sphereface_plus":
+        around["loss.energy_weight"] = config.loss.energy_weight or 1.0
+    if (energy := config.energy) is not None:
+        weights = default_weights(energy.measure, energy.half_space) or (1.0, 1.0)
+        hidden = weights[0] if energy.hidden_weight is None else energy.hidden_weight
+        output = weights[1] if energy.output_weight is None else energy.output_weight
+        around["energy.hidden_weight" if hidden else "energy.output_weight"] = hidden or output or 1.0
+    rate = config.optimizer.lr
+    around["optimizer.lr"] = learning_rate(config) if rate == AUTO else rate
+    return texts + [f"{key}={value / 10:g}..{value * 10:g}" for key, value in around.items()]
+
+
+def folds_of(config: Config, folds: int | None) -> list[str | None]:
+    """Return the `data.fold` of every run of a trial; [None] for one held-out split, which the config or data has."""
+    data, has_split = config.data, kind_of_data(config.data.name) == "graph"
+    if config.model.is_generator:
+        raise ConfigError(f"tune needs validation accuracy, and {config.model.name} has none")
+    if config.patience is not None:
+        raise ConfigError("tune compares trials at equal steps: remove patience (--patience=null)")
+    if data.fold is not None:
+        raise ConfigError("tune sets data.fold itself: use --folds")
+    is_held_out = data.validation not in (None, AUTO)
+    if folds is not None and (is_held_out or has_split):
+        both = "give --folds or data.validation, not both (--data.validation=null)"
+        raise ConfigError(f"--folds: {data.name} has a validation split of its own" if has_split else both)
+    if is_held_out or has_split:
+        return [None]
+    return [f"{i}/{folds or 3}" for i in range(1, (folds or 3) + 1)]
+
+
+def named(point: Mapping[str, str]) -> str:
+    """Return a point as text.
+
+    Example:
+        >>> named({"model.similarity": "linear", "optimizer.lr": "0.1"})
+        'model.similarity=linear optimizer.lr=0.1'
+    """
+    return " ".join(f"{key}={text}" for key, text in point.items())
+
+
+@dataclass(frozen=True)
+class Search:
+    """What the processes of a search share, as JSON.
+
+    Args:
+        base: tree of the config that trials change.
+        recipe: a recipe file, which every process executes; None: none.
+    """
+
+    folder: str
+    base: dict[str, Any]
+    tries: list[str]
+    folds: list[str | None]
+    rounds: int
+    trials: int
+    recipe: str | None
+
+    def study(self) -> Any:
+        """Open the study in the folder's journal. Its name is a hash of all that decides a trial's figures."""
+        optuna = import_extra("optuna", "Optuna", "tuning", "tune")
+        from .._internal.draws import stable_hash
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        code = "" if self.recipe is None else Path(self.recipe.partition(".py")[0] + ".py").expanduser().read_text()
+        Path(self.folder).mkdir(parents=True, exist_ok=True)
+        backend = optuna.storages.journal.JournalFileBackend(str(Path(self.folder, "journal.log")))
+        return optuna.create_study(
+            storage=optuna.storages.JournalStorage(backend),
+            study_name=f"{stable_hash(__version__, self.base, self.tries, self.folds, self.rounds, code):016x}",
+            direction="maximize",
+            load_if_exists=True,
+            pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=FACTOR),
+        )
+
+    def start(self) -> int:
+        """Queue trials again that a stopped process left, to go on from their checkpoints; count those that ended."""
+        study = self.study()
+        ended = [trial.params for trial in study.trials if trial.state.name in ENDED]
+        queued = [trial.params for trial in study.trials if trial.state.name == "WAITING"]
+        for trial in study.trials:
+            if trial.state.name == "RUNNING":
+                study.tell(trial.number, state=type(trial.state).FAIL)
+            if trial.params and trial.params not in ended + queued:
+                study.enqueue_trial(trial.params, user_attrs=trial.user_attrs)
+                queued.append(trial.params)
+        return len(ended)
+
+    def ranking(self) -> list[dict[str, Any]]:
+        """Return a row for every trial that ended, the best first: by steps, accuracy, loss."""
+        rows = [_row(trial) for trial in self.study().trials if trial.state.name in ENDED]
+        rows.sort(key=lambda row: (-row["step"], -row["accuracy"], row["loss"]) if row["failed"] is None else (1,))
+        return [{"rank": rank, **row} for rank, row in enumerate(rows, 1)]
+
+
+def _row(trial: Any) -> dict[str, Any]:
+    """Return the settings of a trial and the means of its figures over the folds, or why it failed."""
+    row = {"settings": trial.user_attrs["settings"], "failed": trial.user_attrs.get("failed"), "folds": []}
+    if row["failed"] is not None:
+        return row | dict.fromkeys(("accuracy", "loss", "deviation", "step", "total", "seconds"))
+    figures = trial.user_attrs["rounds"][-1]
+    accuracies = [figure["accuracy"] for figure in figures]
+    return row | {
+        "folds": accuracies,
+        "accuracy": fmean(accuracies),
+        "deviation": stdev(accuracies) if len(accuracies) > 1 else None,
+        "loss": fmean(figure["loss"] for figure in figures),
+        "step": figures[0]["step"],
+        "total": figures[0]["total"],
+        "seconds": round(sum(figure["seconds"] for figure in figures), 1),
+    }
+
+
+def run_trial(search: Search, number: int) -> dict[str, Any]:
+    """Run one trial of the study, or continue a stopped one; return its settings and how it ended."""
+    import optuna
+
+    from .._internal.draws import stable_hash
+    from .engine import TrainingError, fit_part
+
+    base, study = from_tree(search.base), search.study()
+    space = read_space(base, search.tries)
+    seed = stable_hash(base.seed, number, len(study.trials)) % 2**32  # trials draw different points
+    samplers = optuna.samplers
+    study.sampler = samplers.TPESampler(seed=seed) if has_range(space) else samplers.GridSampler(space, base.seed)
+
+    rows: list[dict[str, Any]] = []
+
+    def objective(trial: Any) -> float:
+        point = {key: _draw(trial, base, key, values) for key, values in space.items()}
+        trial.set_user_attr("settings", point)
+        folder = Path(search.folder, "runs", study.study_name, named(point).replace("/", "_"))
+        config = derive(apply(base, point), resume=True, keep=1)
+        folds = [
+            derive(config, {"out": str(folder / (fold or "validation").replace("/", "of")), "data.fold": fold})
+            for fold in search.folds
+        ]
+        rounds = [*trial.user_attrs.get("rounds", ())]  # a list of figures for each; before a stop there were some
+        for round in range(search.rounds):
+            part = FACTOR ** (search.rounds - 1 - round)
+            if round == len(rounds):
+                try:
+                    rounds.append([fit_part(fold, part) for fold in folds])
+                except TrainingError as error:
+                    trial.set_user_attr("failed", " ".join(str(error).split()))
+                    raise optuna.TrialPruned from None
+                trial.set_user_attr("rounds", rounds)
+            accuracy = fmean(figures["accuracy"] for figures in rounds[round])
+            trial.report(accuracy, FACTOR**round)
+            if part > 1 and trial.should_prune():
+                raise optuna.TrialPruned
+        return accuracy
+
+    study.optimize(objective, n_trials=1, callbacks=[lambda study, trial: rows.append(_row(trial))])
+    return rows[0]
+
+
+def _draw(trial: Any, base: Config, key: str, values: Sequence[str]) -> str:
+    """Draw a value; a range's number on a logarithmic scale, to three digits."""
+    value: str = trial.suggest_categorical(key, values)
+    if (match := _RANGE.search(value)) is None:
+        return value
+    name, low, high = f"{key}={value}", match[1], match[2]
+    if isinstance(read_changes(base, {key: _RANGE.sub(low, value)})[key], int):
+        number = str(trial.suggest_int(name, int(low), int(high), log=True))
+    else:
+        number = f"{trial.suggest_float(name, float(low), float(high), log=True):.3g}"
+    return _RANGE.sub(number, value)
