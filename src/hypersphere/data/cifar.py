@@ -198,19 +198,14 @@ def _open_pickle(layout: Layout, path: Path, split: str, kind: str) -> ReadChunk
     count, (key, classes) = layout.images[split], layout.labels[kind]
     content = _pickles.load(path)
     data, given = (content.get(b"data"), content.get(key)) if type(content) is dict else (None, None)
-    if type(data) is not _pickles.Array or data.dtype != np.uint8 or data.shape != (count, PIXELS) or data.fortran:
+    pixels: npt.NDArray[Any] = data.values if type(data) is _pickles.Array else np.empty(0)
+    if pixels.dtype != np.uint8 or pixels.shape != (count, PIXELS):
         raise ValueError(f"{path}: 'data' must be an array ({count}, {PIXELS}) of bytes")
     if type(given) is not list or len(given) != count or not all(type(label) is int for label in given):
         raise ValueError(f"{path}: {key.decode()!r} must be a list of {count} labels")
     labels = np.array(given)
     _files.check_labels(path, labels, len(classes))
-    offset = data.content.offset if isinstance(data.content, _pickles.Span) else 0
-
-    def read() -> Iterator[tuple[int, _files.Bytes, npt.NDArray[Any]]]:
-        for start, part in _files.iter_records(path, offset, count, PIXELS):
-            yield start, part, labels[start : start + len(part)]
-
-    return read
+    return lambda: iter([(0, pixels, labels)])
 
 
 register("cifar10", cifar10, kind="images", folders=CIFAR10.source.folders)

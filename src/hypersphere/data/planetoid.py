@@ -113,18 +113,18 @@ def _read_rows(path: Path, features: npt.NDArray[np.float32], rows: npt.NDArray[
 
 
 def _read_vector(path: Path, value: Any, key: bytes) -> npt.NDArray[Any]:
-    if type(value) is not _pickles.Array or len(value.shape) != 1:
+    if type(value) is not _pickles.Array or value.values.ndim != 1:
         raise ValueError(f"{path} must be a sparse matrix with a vector {key.decode()!r}")
-    return value.numpy()
+    return value.values
 
 
 def _read_labels(path: Path, count: int | None, classes: int) -> npt.NDArray[np.int64]:
     """Read one-hot rows as classes; −1 for a row of zeros."""
     value = _pickles.load(path)
     expected = f"an array ({'N' if count is None else count}, {classes}) of zeros with at most one 1 per row"
-    if type(value) is not _pickles.Array or len(value.shape) != 2 or value.shape[1] != classes:
+    rows = value.values if type(value) is _pickles.Array else np.empty(0)
+    if rows.ndim != 2 or rows.shape[1] != classes:
         raise ValueError(f"{path} must be {expected}")
-    rows = value.numpy()
     if (count is not None and len(rows) != count) or not np.isin(rows, (0, 1)).all() or (rows.sum(1) > 1).any():
         raise ValueError(f"{path} must be {expected}")
     return np.where(rows.any(1), rows.argmax(1), -1)
