@@ -22,7 +22,6 @@ SLOW = (
         "data_hostile",
         "inspection_hostile",
         "inspection_browser",
-        "moved",
         "reproduce",
         "tune",
         "train_fields",

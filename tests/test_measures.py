@@ -93,7 +93,7 @@ def test_the_learned_projection_keeps_cosines_better_than_principal_axes(monkeyp
     seen = []
     monkeypatch.setattr("hypersphere.energy.measures.group_energy", lambda projected, law: seen.append(projected[0]))
     for steps in (0, 5):
-        hs.measures.comhe_angle(rows[None], law, None, steps)
+        hs.energy.measures.comhe_angle(rows[None], law, None, steps)
     before, after = ((unit(p) @ unit(p).T - u @ u.T).square().mean() for p in seen)
     assert after < 0.98 * before
 

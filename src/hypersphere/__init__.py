@@ -2,12 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from ._internal import moved
 from ._internal.lazy import lazy
 from .catalog import PUBLIC
 
 __version__ = "0.1.0"
-moved.install()
 
 if TYPE_CHECKING:
     from . import cosine as cosine
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
     from .energy import EnergyRegularizer as EnergyRegularizer
     from .energy import class_energy as class_energy
     from .energy import hyperspherical_energy as hyperspherical_energy
-    from .energy import measures as measures
     from .energy import normalize_neurons as normalize_neurons
     from .energy import orthonormal_penalty as orthonormal_penalty
     from .energy import spread as spread
@@ -60,7 +57,6 @@ if TYPE_CHECKING:
     from .losses import SphereFacePlusLoss as SphereFacePlusLoss
     from .losses import SSoftmaxLoss as SSoftmaxLoss
     from .losses import WSoftmaxLoss as WSoftmaxLoss
-    from .losses import margins as margins
     from .optim import OGD as OGD
     from .optim import param_groups as param_groups
     from .pretrained import from_pretrained as from_pretrained
@@ -85,8 +81,6 @@ if TYPE_CHECKING:
     from .similarity import LearnableSigmoid as LearnableSigmoid
     from .train.inference.landscape import landscape as landscape
     from .train.inference.run import load_run as load_run
-
-    regularizers = energy
 else:
     # Importing the package does not import torch. A type checker must not see this branch: with a module __getattr__
     # every misspelt name would pass. `make tables` reads the names from the branch above.

@@ -11,18 +11,18 @@ PUBLIC: dict[str, str] = {
     "optim": "", "orthogonal": "", "pretrained": "", "recipes": "", "recurrent": "", "report": "", "rotation": "",
     "selection": "", "similarity": "", "train": "", "spherize": "conversion", "Diagnosis": "diagnosis",
     "diagnose": "diagnosis", "EnergyRegularizer": "energy", "class_energy": "energy",
-    "hyperspherical_energy": "energy", "measures": "", "normalize_neurons": "energy", "orthonormal_penalty": "energy",
+    "hyperspherical_energy": "energy", "normalize_neurons": "energy", "orthonormal_penalty": "energy",
     "spread": "energy", "fuse_bn": "fusion", "Inspection": "inspection", "inspect": "inspection",
     "SphereConv1d": "layers", "SphereConv2d": "layers", "SphereConv3d": "layers", "SphereLinear": "layers",
     "AMSoftmaxLoss": "losses", "AngularSoftmaxLoss": "losses", "ArcFaceLoss": "losses", "ASoftmaxLoss": "losses",
     "CenterLoss": "losses", "GASoftmaxLoss": "losses", "SphereFacePlusLoss": "losses", "SSoftmaxLoss": "losses",
-    "WSoftmaxLoss": "losses", "margins": "", "OGD": "optim", "param_groups": "optim", "from_pretrained": "pretrained",
+    "WSoftmaxLoss": "losses", "OGD": "optim", "param_groups": "optim", "from_pretrained": "pretrained",
     "save_pretrained": "pretrained", "SphereGRU": "recurrent", "SphereLSTM": "recurrent", "SphereRNN": "recurrent",
     "Resampler": "rotation", "add_task": "rotation", "combine_tasks": "rotation", "count_parameters": "rotation",
     "extract_rotations": "rotation", "load_rotations": "rotation", "merge": "rotation", "merge_state_dict": "rotation",
     "rotate": "rotation", "rotation_penalty": "rotation", "save_rotations": "rotation", "use_task": "rotation",
     "Neurons": "selection", "select": "selection", "LearnableSigmoid": "similarity",
-    "landscape": "train.inference.landscape", "load_run": "train.inference.run", "regularizers": "",
+    "landscape": "train.inference.landscape", "load_run": "train.inference.run",
 }
 
 #: command → what it does
@@ -40,8 +40,7 @@ COMMANDS: dict[str, str] = {
     "reproduce": "Run a table of the papers and compare the results with the paper's figures.",
     "thomson": "Spread N points on the sphere with the least energy, and compare with the known minimum.",
     "train": "Train a network from a recipe, a config file or flags.",
-    "tune": "Choose settings by validation accuracy: trials in rungs, of which the best third goes on.",
-    "verify": "Check a run's files and checkpoints for damage.",
+    "tune": "Tune hyperparameters by successive halving.", "verify": "Check a run's files and checkpoints for damage.",
 }
 
 #: recipe → what it is
