@@ -35,7 +35,7 @@ BENCHMARKS: dict[str, Callable[[Plan], Iterator[Figure]]] = {
     "train": train.figures,
 }
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ("torch", "hypersphere", "pytorch-metric-learning", "geotorch")
+PACKAGES = ("torch", "torch-hypersphere", "pytorch-metric-learning", "geotorch")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
