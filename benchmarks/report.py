@@ -43,7 +43,7 @@ def _write_runs(folder: Path, runs: int, points: int) -> list[Path]:
     config = Config(steps=3, model=model, loss=Loss(name="w_softmax"), data=Data(), out=str(folder / "trained"))
     trained = fit(config, progress=False).path
     settings = json.loads((trained / layout.CONFIG).read_text())
-    metrics = map(json.loads, (trained / layout.METRICS).read_text().splitlines())
+    metrics = [json.loads(line) for line in (trained / layout.METRICS).read_text().splitlines()]
     layers = next(line["energies"] for line in metrics if "energies" in line)
     made = []
     for seed in range(runs):
@@ -51,8 +51,8 @@ def _write_runs(folder: Path, runs: int, points: int) -> list[Path]:
         settings |= {"seed": seed, "out": str(run), "clip": 1.0 + seed % 2}
         (run / layout.CONFIG).write_text(json.dumps(settings))
         noise = random.Random(seed)
-        lines = []
-        for step in range(points):
+        lines = [json.dumps(metrics[0])]  # it has the run's id
+        for step in range(1, points):
             loss = math.exp(-step / points) + 0.1 * noise.random()
             energies = {name: value * (1 + 0.01 * noise.random()) for name, value in layers.items()}
             split, more = (

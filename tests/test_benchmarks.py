@@ -21,7 +21,7 @@ def test_quick_run_leaves_a_record(name, tmp_path, capsys):
 
     record = json.loads((tmp_path / f"{name}.json").read_text())
     assert {"cpu", "cores", "platform"} <= record["machine"].keys()
-    assert {"python", "torch", "hypersphere", "pytorch-metric-learning"} <= record["versions"].keys()
+    assert {"python", "torch", "torch-hypersphere", "pytorch-metric-learning"} <= record["versions"].keys()
     assert record["date"].startswith("20")
     assert record["plan"] == {"rounds": 1, "warmup": 0, "compile": False}
     figures = record["figures"]
