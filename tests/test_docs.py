@@ -9,7 +9,6 @@ import io
 import json
 import os
 import re
-import statistics
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -254,20 +253,7 @@ def test_demo_says_what_the_runs_say(demo: ModuleType, console: Console) -> None
     assert lines[4] == "| | rotations | **99.0 ± 0.0** | +2.0 ± 1.4 | 12,345 |"
 
 
-def test_what_the_readme_says_of_the_demo_was_measured() -> None:
-    """The table is generated (see test_catalog); these sentences repeat its figures."""
-    tasks, text = demo_table.read(ROOT), (ROOT / "README.md").read_text()
-    deep = "Digits, 12 layers: {} %, against {} % with Kaiming's initial weights and {} % with torch's"
-    for task, methods, sentence in (
-        ("deep CNN, no BatchNorm", ("sphere layers", "Kaiming init", "plain"), deep),
-        ("MLP on 100 digits", ("energy", "plain"), "MLP on 100 digits {} instead of {} %"),
-        ("MLP on 100 digits", ("rotations", "plain"), "MLP on 100 digits {} instead of {} %"),
-    ):
-        means = [statistics.mean(tasks[task][name]["accuracies"]) for name in methods]
-        assert sentence.format(*(f"{mean:.1f}" for mean in means)) in text
-
-
-def test_the_controls_of_the_readme_are_those_that_the_tool_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_controls_of_the_demo_are_those_that_the_tool_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     found, stored = demo_controls.tasks(), json.loads((ROOT / "results" / demo_controls.FILE).read_text())
     assert list(found) == list(stored)

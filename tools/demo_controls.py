@@ -1,4 +1,4 @@
-"""Train what the demo is compared with; results/demo_controls.json is what the README's second table is made of.
+"""Train what the demo is compared with; results/demo_controls.json is what the table of docs/index.md is made of.
 
     python -m tools.demo_controls
 

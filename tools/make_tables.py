@@ -1,5 +1,5 @@
 """Write what is generated: catalog.py, tables of docs/models.md and docs/figures.md, docs/results.md and
-docs/finetuning.md with their pictures, docs/tested_models.md, two tables of the README.
+docs/finetuning.md with their pictures, docs/tested_models.md, the tables of the demo.
 
 `make tables` runs `python -m tools.make_tables`. With --check nothing is written, and the exit code is 1 if a file is
 stale; tests/test_catalog.py runs that.
@@ -180,14 +180,12 @@ def between_markers(page: str, name: str, table: str) -> str:
 
 def generated() -> dict[Path, str]:
     """Each file that is generated, and its text."""
-    models, figures, readme = ROOT / "docs" / "models.md", ROOT / "docs" / "figures.md", ROOT / "README.md"
-    text = between_markers(
-        readme.read_text(encoding="utf-8"), demo_table.MARKER, demo_table.markdown(demo_table.read(ROOT))
-    )
+    models, figures, index = (ROOT / "docs" / name for name in ("models.md", "figures.md", "index.md"))
+    readme, demo = ROOT / "README.md", demo_table.markdown(demo_table.read(ROOT))
     controls = json.loads((ROOT / "results" / demo_controls.FILE).read_text(encoding="utf-8"))
-    text = between_markers(text, demo_controls.MARKER, demo_table.markdown(controls))
     return {
-        readme: between_markers(text, "papers", results_page.headlines(ROOT / "results")),
+        readme: between_markers(readme.read_text(encoding="utf-8"), demo_table.MARKER, demo),
+        index: between_markers(index.read_text(encoding="utf-8"), demo_controls.MARKER, demo_table.markdown(controls)),
         ROOT / "src" / "hypersphere" / "catalog.py": catalog(),
         models: models_page(models.read_text(encoding="utf-8")),
         figures: figures_page(figures.read_text(encoding="utf-8")),

@@ -52,27 +52,6 @@ A name before the slash is a column of the paper's table. The first row of a col
 """
 
 
-def headlines(folder: Path) -> str:
-    """The README's table: what the seeds decide, whichever way."""
-    words, tests = _tests(tables_with_results(folder))
-    lines = [
-        words,
-        "",
-        "| table | rows | measured | seeds | paper | | after correction |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for each, row, base, p in tests:
-        if row["verdict"] != "undecided":
-            what = (
-                f"[{_title(each['table'])}](docs/results.md#{_anchor(each['table'])}): {each['title']}, {each['what']}"
-            )
-            pair = [" → ".join(form(one) for one in (base, row)) for form in (compare.measured, compare.printed)]
-            seeds = " and ".join(str(one["seeds"]) for one in (base, row))
-            cells = [what, _pair(row, base), pair[0], seeds, pair[1], compare.decision(row), _kept(p)]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
 def tables_with_results(folder: Path) -> list[dict[str, Any]]:
     found = [compare.compare(name, folder) for name in papers.TABLES if results.path_of(folder, name).exists()]
     return [each for each in found if any(row["seeds"] for row in each["rows"])]
