@@ -341,8 +341,8 @@ def test_what_is_wrong_is_said_in_one_line_that_names_the_key(tree, message):
             "rotation.spread_half_space needs rotation.spread_measure to be one of energy, comhe_random, comhe_angle; "
             "got srip",
         ),
-        ({"optimizer.iterations": None}, "optimizer.iterations needs optimizer.name to be one of ogd; got sgd"),
-        ({"optimizer.rest": "adam"}, "optimizer.rest needs optimizer.name to be one of ogd; got sgd"),
+        ({"optimizer.iterations": None}, "optimizer.iterations needs optimizer.name to be one of ogd; got auto"),
+        ({"optimizer.rest": "adam"}, "optimizer.rest needs optimizer.name to be one of ogd; got auto"),
         (
             {"rotation.method": "ogd", "optimizer.name": "ogd", "optimizer.betas": (0.5, 0.9)},
             "optimizer.betas with optimizer.name=ogd needs optimizer.rest=adam",

@@ -146,8 +146,8 @@ def spoil(text, old, new):
     [
         ("config.json", lambda t: t[:50], r"config\.json: line .*: not JSON: "),
         ("config.json", ('"widths"', '"widhts"'), r"config\.json: unknown setting 'model\.widhts'"),
-        ("config.json", ("16", "17"), r"model\.safetensors does not fit: layers\.0\.weight is \(16"),
-        ("config.json", lambda t: spoil(t, "16", "17"), r'config\.json: damaged: .* remove its line "checksum"$'),
+        ("config.json", (" 16", " 17"), r"model\.safetensors does not fit: layers\.0\.weight is \(16"),
+        ("config.json", lambda t: spoil(t, " 16", " 17"), r'config\.json: damaged: .* remove its line "checksum"$'),
         ("config.json", None, r"run is not a run folder: it has no config\.json"),
         ("final/model.json", lambda t: "[]", r"model\.json cannot be read: it must be an object, got list"),
         ("final/model.json", ('"format": 2', '"format": 3'), r"model\.json has format 3; this .* 1 and 2$"),

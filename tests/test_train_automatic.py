@@ -66,7 +66,7 @@ def test_photos_are_learned_without_a_recipe():
     result = quiet(Config(epochs=4, data=Data("photos", batch_size=16)))
     assert result.summary["accuracy"] > 0.8
     assert not result.summary["diverged"]
-    assert (result.config.clip, result.config.optimizer.lr) == (1.0, 0.025)
+    assert (result.config.optimizer.name, result.config.optimizer.lr) == ("adamw", 0.003)
 
 
 def test_a_folder_of_few_large_and_small_images_needs_no_settings(tmp_path):
@@ -110,6 +110,22 @@ def test_small_sets_have_small_batches_and_rates(samples, batch):
     assert automatic.learning_rate(Config(data=chosen, optimizer=Optimizer("adam"))) == 1e-3
 
 
+@pytest.mark.parametrize(
+    ("given", "chosen"),
+    [
+        ({}, ("adamw", 0.003, "auto")),
+        ({"optimizer.lr": 0.2}, ("sgd", 0.2, "auto")),  # whoever gives a rate means that of SGD
+        ({"optimizer.momentum": 0.8}, ("sgd", 0.0125, 1.0)),
+        ({"rotation.method": "cayley"}, ("sgd", 0.0125, 1.0)),
+        ({"optimizer.name": "sgd"}, ("sgd", 0.0125, 1.0)),
+        ({"optimizer.name": "adamw"}, ("adamw", 0.001, 1.0)),
+    ],
+)
+def test_optimizer_of_a_folder(given, chosen, tmp_path):
+    config = resolved(derive(folder(tmp_path, [(16, 16)], count=10), given))
+    assert (config.optimizer.name, config.optimizer.lr, config.clip) == chosen
+
+
 def test_length_and_warm_up_of_a_folder(tmp_path):
     config = folder(tmp_path, [(16, 16)], count=10)
     chosen = resolved(config)  # 16 images to learn from, two steps an epoch
@@ -141,6 +157,7 @@ def test_the_digits_are_trained_as_ever(name):
         "data.size": None,
         "data.augment": None,
         "data.validation": None,
+        "optimizer.name": "sgd",
         "optimizer.lr": 0.1,
         "schedule.warmup": 0,
     }
@@ -199,7 +216,7 @@ def test_a_resumed_run_keeps_what_was_chosen(tmp_path):
     begun = load_file(tmp_path / "run" / "config.json")
     assert "auto" not in [flatten(to_tree(begun))[key] for key in AUTOMATIC]
     again = derive(config, resume=True, log_every=12)
-    assert "there optimizer.lr is 0.0125, here it is 0.3" in one_line(derive(again, {"optimizer.lr": 0.3}))
+    assert "there optimizer.lr is 0.003, here it is 0.3" in one_line(derive(again, {"optimizer.lr": 0.3}))
     assert 'there data.augment is "photo", here it is null' in one_line(derive(again, {"data.augment": None}))
     for file in (tmp_path / "pets").glob("*/*.png"):
         Image.open(file).resize((20, 20)).save(file)

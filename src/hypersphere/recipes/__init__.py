@@ -46,7 +46,7 @@ def describe(name: str) -> str:
 
     Example:
         >>> describe("plain")
-        'Train a small CNN on the digits that come with the package.'
+        'Train a small CNN on the digits that come with the package: the defaults, as without a recipe.'
     """
     return (RECIPES[name].__doc__ or "").strip().partition("\n")[0]
 

@@ -40,6 +40,7 @@ NEUTRAL: dict[str, Any] = {
     "data.size": None,
     "data.augment": None,
     "data.validation": None,
+    "optimizer.name": "sgd",
     "optimizer.lr": 0.02,
     "schedule.name": "constant",
     "schedule.warmup": 0,

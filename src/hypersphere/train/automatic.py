@@ -21,7 +21,7 @@ from .config.values import AUTO, kind_of_data
 LEAST = 16  # pixels per side of images that are augmented; the digits have 8
 AS_THEY_ARE, LARGEST = 256, 128  # pixels: images of one size up to the first are not resized, others become the second
 PROBED, DECODED = 1000, 16  # files whose size is read, and whose pixels
-BATCH, RATE, OTHER_RATE = 64, 0.1, 0.02
+BATCH, RATE, OTHER_RATE, ADAM_RATE = 64, 0.1, 0.02, 0.003
 EPOCHS, PHOTO_EPOCHS, STEPS = 12, 30, 240
 WARMUP = 20  # one in so many steps
 
@@ -61,10 +61,14 @@ def resolve_batch_size(data: Data, samples: int, is_photo: bool) -> Data:
 
 
 def resolve_training(config: Config, epoch: int, is_photo: bool) -> Config:
-    """Resolve everything else: learning rate, length, warm-up; `epoch` is the number of its steps."""
+    """Resolve everything else: optimizer, learning rate, length, warm-up; `epoch` is the number of its steps."""
     is_photo = is_photo and not config.model.is_generator
     changes: dict[str, Any] = {}
-    if config.optimizer.lr == AUTO:
+    optimizer = config.optimizer
+    if optimizer.name == AUTO:
+        is_free = is_photo and optimizer.lr == AUTO and optimizer.momentum is None and config.rotation is None
+        changes |= {"optimizer.name": "adamw", "optimizer.lr": ADAM_RATE} if is_free else {"optimizer.name": "sgd"}
+    if optimizer.lr == AUTO and "optimizer.lr" not in changes:
         changes["optimizer.lr"] = learning_rate(config)
         if is_photo and config.clip == AUTO:  # or networks with a wide linear layer, such as cnn6, diverge
             changes["clip"] = 1.0
@@ -81,7 +85,7 @@ def resolve_training(config: Config, epoch: int, is_photo: bool) -> Config:
 def learning_rate(config: Config) -> float:
     """Return the learning rate for `auto`: in proportion to the batch up to 64, other optimizers have torch's."""
     name = config.optimizer.name
-    if name not in ("sgd", "ogd"):
+    if name not in (AUTO, "sgd", "ogd"):
         kind = next(kind for key, kind in vars(torch.optim).items() if key.lower() == name and isinstance(kind, type))
         return float(inspect.signature(kind).parameters["lr"].default)
     if config.model.is_generator or kind_of_data(config.data.name) not in ("images", None):

@@ -250,12 +250,13 @@ def build_optimizer(module: nn.Module, config: Config) -> Optimizer:
         raise ValueError("no parameters to train: every parameter is fixed")
     if settings.decay_layers:
         groups = _decay_only(module, groups, _listed(settings.decay_layers))
-    taken = [key for key in catalog.OPTIMIZERS[settings.name] if key != "weight_decay"]  # which is in the groups
+    name = "sgd" if settings.name == AUTO else settings.name
+    taken = [key for key in catalog.OPTIMIZERS[name] if key != "weight_decay"]  # which is in the groups
     options = {k: getattr(settings, k) for k in taken if getattr(settings, k) is not None or k == "iterations"}
-    if settings.name == "sgd":
+    if name == "sgd":
         options = {"momentum": 0.9} | options
     options["lr"] = learning_rate(config) if settings.lr == AUTO else settings.lr
-    made: Optimizer = OPTIMIZERS[settings.name](groups, **options)
+    made: Optimizer = OPTIMIZERS[name](groups, **options)
     return made
 
 

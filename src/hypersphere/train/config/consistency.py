@@ -242,7 +242,7 @@ def _gan(config: Any) -> None:
 
 
 def _optimizer(optimizer: Optimizer, rotation: Rotation | None) -> None:
-    name = optimizer.name
+    name = "sgd" if optimizer.name == AUTO else optimizer.name  # auto becomes another one if no field is set
     method = "none at all" if rotation is None else rotation.method
     _reject_if(name == "ogd" and method != "ogd", f"optimizer.name=ogd needs rotation.method=ogd, got {method}")
     _reject_if(method == "ogd" and name != "ogd", f"rotation.method=ogd needs optimizer.name=ogd, got {name}")

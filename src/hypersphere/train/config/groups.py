@@ -234,10 +234,16 @@ class Optimizer(Group):
     """The optimizer."""
 
     prefix: ClassVar[str] = "optimizer."
-    name: str = setting("sgd", "optimizer", names="optimizer")
+    name: str = setting(
+        "auto",
+        "optimizer; auto: adamw for images from 16 pixels on if lr is auto too and nothing is rotated, else sgd",
+        names="optimizer",
+        auto=True,
+    )
     lr: float = setting(
         "auto",
-        "learning rate; auto: with sgd 0.1 for images in batches of 64, less for smaller ones",
+        "learning rate; auto: 0.003 if name is auto and becomes adamw, with sgd 0.1 for images in batches of 64, less "
+        "for smaller ones",
         auto=True,
         above=0,
     )
