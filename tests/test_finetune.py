@@ -13,7 +13,8 @@ import hypersphere as hs
 from hypersphere.cli import main
 from hypersphere.models import _timm
 from hypersphere.rotation.parametrization import find_rotated
-from hypersphere.train import Config, Rotation, building, derive, fit, load_run
+from hypersphere.train import Config, Data, Model, Rotation, building, derive, fit, load_run
+from hypersphere.train.config import to_json
 from hypersphere.train.engine import fit_part
 from tests import runs
 from tests.test_train_engine import three_digits
@@ -108,7 +109,7 @@ def test_a_rotation_without_a_start_leaves_no_adapter(tmp_path):
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        ("nowhere", "MODEL 'nowhere' is not a folder: give --weights"),
+        ("nowhere", "MODEL 'nowhere' is not a run folder: give a network's name"),
         (".", "is not a run folder: it has no config.json"),
         ("BASE --weights BASE/final/model.safetensors", "is a run folder, which has weights: remove --weights"),
         ("mlp --weights nowhere.safetensors", "--weights: nowhere.safetensors does not exist"),
@@ -144,6 +145,13 @@ def test_a_folder_of_images_is_the_dataset_of_a_root(base, capsys):
     printed = capsys.readouterr().out
     assert "name: image_folder" in printed
     assert "block_size: 32" in printed
+
+
+def test_images_get_the_size_that_the_run_was_trained_with(tmp_path, capsys):
+    config = Config(model=Model("cnn"), data=Data("image_folder", root="pets", size=24))
+    (tmp_path / "config.json").write_text(to_json(config))
+    assert main(["finetune", str(tmp_path), "--data.root=others", "--print_config"]) == 0
+    assert "  size: 24 " in capsys.readouterr().out
 
 
 def test_settings_reach_the_rotations():

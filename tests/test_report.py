@@ -48,6 +48,16 @@ def test_runs_with_equal_settings_but_the_seed_are_one_group(tmp_path):
     assert differences(groups) == {"optimizer.lr": [0.1, 0.2]}
 
 
+@pytest.mark.parametrize(("name", "groups"), [("image_folder", 2), ("cifar10", 1)])
+def test_runs_on_other_images_are_another_group(tmp_path, name, groups):
+    """Official files are the same in any folder, a user's own folders are not."""
+    for seed, root in enumerate(("cats", "birds")):
+        write_run(tmp_path / str(seed), curve([1.0]), seed, data={"name": name, "root": root})
+    found = group_runs(read_runs(sorted(tmp_path.iterdir())))
+    assert len(found) == groups
+    assert differences(found) == ({"data.root": ["cats", "birds"]} if groups == 2 else {})
+
+
 @pytest.mark.parametrize(
     ("names", "expected"),
     [

@@ -24,7 +24,8 @@ SERVER = """
 import json, os, pathlib, random, resource, signal, sys, threading, time
 import torch, torch._dynamo  # which the first step of an optimizer imports
 torch.set_num_threads(1)
-from hypersphere.train import checkpoint, fit
+from hypersphere.train import fit
+from hypersphere.train.storage import checkpoint
 from hypersphere.train.config import from_tree
 from tests import runs
 

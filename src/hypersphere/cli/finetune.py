@@ -47,16 +47,20 @@ def finetune_config(options: argparse.Namespace) -> Config:
             raise ConfigError(f"{folder} is a run folder, which has weights: remove --weights")
         if not (folder / CONFIG).is_file():
             raise ConfigError(f"{folder} is not a run folder: it has no {CONFIG}")
-        model, start = load_file(folder / CONFIG).model, folder
+        trained = load_file(folder / CONFIG)
+        model, size, start = trained.model, trained.data.size, folder
     else:
         if options.weights is None:
-            raise ConfigError(f"MODEL {options.model!r} is not a folder: give --weights, its .safetensors file")
+            raise ConfigError(
+                f"MODEL {options.model!r} is not a run folder: give a network's name, and its .safetensors by --weights"
+            )
         model, start = derive(Config(), {"model.name": options.model}).model, Path(options.weights).expanduser()
+        size = None
         if not start.is_file():
             raise ConfigError(f"--weights: {start} does not exist")
     is_folder = "data.root" in options.changes and "data.name" not in options.changes
-    # Images as they are: a trained network expects the size and the pixels that it was trained with.
-    data = Data("image_folder" if is_folder else "digits", batch_size=64, size=None, augment=None)
+    # A trained network expects the size and the pixels that it was trained with.
+    data = Data("image_folder" if is_folder else "digits", batch_size=64, size=size, augment=None)
     return Config(
         epochs=10,
         model=model,

@@ -143,7 +143,7 @@ def _print(result: Any, recipe: str | None) -> None:
     summary = result.summary
     parameters = summary.get("parameters") or {}
     cells = {
-        "accuracy": _figure(summary.get("accuracy"), "{:.2%}"),
+        f"{summary.get('split', 'test')} accuracy": _figure(summary.get("accuracy"), "{:.2%}"),
         "loss": _figure(summary.get("loss"), "{:.4f}"),
         "energy": _figure(summary.get("energy"), "{:.4f}"),
         "parameters trained": _figure(parameters.get("trained"), "{:,}"),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import recipes
+from .._internal.modules import import_extra
 from .._internal.safe_files import write_text
 from ..train.config import Config, ConfigError, apply, derive, to_tree, to_yaml
 from ._output import integer, print_table, say, user_errors
@@ -74,6 +75,7 @@ def run(options: argparse.Namespace) -> int:
     from ..train.storage.folder import lock
 
     with user_errors(options, RunFailed), ExitStack() as stack:
+        import_extra("optuna", "Optuna", "tuning", "tune")  # before a folder is made
         search, base = _prepare(options)
         stack.enter_context(lock(Path(search.folder)))
         ended = search.start()

@@ -17,7 +17,7 @@ from ..train.storage.identity import check_id
 from ..train.storage.metrics import parse_lines
 from ..train.storage.summary import is_number, read_summary
 
-#: settings that runs of one group may differ in
+#: settings that runs of one group may differ in; data.root too, unless it is a folder of the user's own images
 OF_A_RUN = ("seed", "out", "resume", "data.root")
 
 
@@ -40,6 +40,13 @@ class RunFiles:
     lines: list[dict[str, Any]]
     result: dict[str, Any] | None
     model: str | None = None
+
+    def shared_settings(self) -> dict[str, Any]:
+        """Return the settings that all runs of a group have in common."""
+        is_own = self.config.get("data.name") == "image_folder"
+        return {
+            key: value for key, value in self.config.items() if key not in OF_A_RUN or (is_own and key == "data.root")
+        }
 
     def final(self) -> dict[str, Any]:
         """Return the result; of an unfinished run the last evaluation, or the last line."""
@@ -108,7 +115,7 @@ class Group:
 
     @property
     def config(self) -> dict[str, Any]:
-        return {key: value for key, value in self.runs[0].config.items() if key not in OF_A_RUN}
+        return self.runs[0].shared_settings()
 
     def figures(self) -> dict[str, Any]:
         """Return mean and standard deviation of the runs' figures; None where there are none."""
@@ -179,7 +186,7 @@ def group_runs(runs: Sequence[RunFiles]) -> list[Group]:
     """Put runs with equal configs but for the seed into groups, in the order of their first runs."""
     found: dict[str, list[RunFiles]] = {}
     for run in runs:
-        key = repr(sorted((name, repr(value)) for name, value in run.config.items() if name not in OF_A_RUN))
+        key = repr(sorted((name, repr(value)) for name, value in run.shared_settings().items()))
         found.setdefault(key, []).append(run)
     groups = [Group(_group_name([run.name for run in members]), members) for members in found.values()]
     if any(not group.name for group in groups):
