@@ -218,8 +218,8 @@ def test_figures_for_people(fitted, capsys):
     out, err = capsys.readouterr()
     assert err == ""
     assert out == (
-        "accuracy    loss  energy  parameters trained  seconds\n"
-        "  96.33%  0.1200  2.5000              48,042      3.2\n"
+        "test accuracy    loss  energy  parameters trained  seconds\n"
+        "       96.33%  0.1200  2.5000              48,042      3.2\n"
         "run: 'my run'\nnext: hypersphere predict 'my run' FILE...\n"
     )
     assert main(["train", "--data.name=cora", "--model.name=gcn", "--data.root=."]) == 0
