@@ -426,7 +426,7 @@ def test_what_is_wrong_is_said_in_one_line_that_names_the_key(tree, message):
         ({"data.name": "modelnet", "model.name": "pointnet", "data.size": 32}, "data.size: only images have one"),
         ({"optimizer.name": "ogd"}, "optimizer.name=ogd needs rotation.method=ogd, got none at all"),
         ({"optimizer.name": "ogd", "rotation": {}}, "optimizer.name=ogd needs rotation.method=ogd, got cayley"),
-        ({"rotation.method": "ogd"}, "rotation.method=ogd needs optimizer.name=ogd, got sgd"),
+        ({"rotation.method": "ogd"}, "rotation.method=ogd needs optimizer.name=ogd, got auto"),
         ({"optimizer.betas": [0.9, 0.99]}, "optimizer.betas needs optimizer.name to be one of adam"),
         (
             {"optimizer.name": "adam", "optimizer.momentum": 0.9},

@@ -148,3 +148,11 @@ def test_shapes_that_fit_nothing():
     shapes = {"a.weight": (3, 4), "a.bias": (7,), "b.weight": (3, 0, 2), "b.bias": (5,), "c.weight": (3, 2, 2)}
     found = find_stored(shapes | {"c.bias": (4,)})
     assert not any(stored.layout.transposed for stored in found.values())
+
+
+def test_a_linear_layer_that_is_called_an_embedding():
+    """nn.Embedding has no bias."""
+    net = nn.ModuleDict({"embed": nn.Linear(3, 64), "tokens_embed": nn.Embedding(50, 8), "fc": nn.Linear(64, 10)})
+    assert (
+        [row.name for row in hs.diagnose(net.state_dict())] == [row.name for row in hs.diagnose(net)] == ["embed", "fc"]
+    )

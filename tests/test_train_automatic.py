@@ -110,6 +110,14 @@ def test_small_sets_have_small_batches_and_rates(samples, batch):
     assert automatic.learning_rate(Config(data=chosen, optimizer=Optimizer("adam"))) == 1e-3
 
 
+@pytest.mark.parametrize(("given", "batch"), [("auto", 66), (64, 64)])
+def test_batches_are_divided_among_the_processes(given, batch):
+    from hypersphere.train import automatic
+
+    chosen = automatic.fit_to_processes(Data("digits", batch_size=given), Data("digits", batch_size=64), processes=3)
+    assert chosen.batch_size == batch
+
+
 @pytest.mark.parametrize(
     ("given", "chosen"),
     [
@@ -187,6 +195,12 @@ def test_what_is_given_stays(tmp_path):
     off = {"data.augment": None, "data.validation": 3, "data.size": 24}
     chosen = flatten(to_tree(resolved(derive(config, off))))
     assert {key: chosen[key] for key in off} == off
+
+
+def test_an_augmentation_that_auto_chooses_may_be_given(tmp_path):
+    """Of images of several sizes it needs one size."""
+    config = derive(folder(tmp_path, [(40, 30), (40, 34)], count=4), {"data.augment": "photo"})
+    assert resolved(config).data.size == 32
 
 
 def test_a_named_augmentation_gets_the_images_as_they_are(tmp_path):

@@ -37,6 +37,8 @@ def test_what_is_tried_where_nothing_is_given():
     assert default_space(output)[0] == "energy.output_weight=0.2..20"
     assert default_space(recipes.load("sphereface_plus"))[0] == "loss.energy_weight=0.1..10"
     assert default_space(apply(Config(), {"loss.name": "s_softmax"}))[0] == "loss.scale=10..70"
+    photos = apply(Config(), {"data.name": "cifar10"})
+    assert default_space(photos) == ["optimizer.name=adamw", "optimizer.lr=0.0003..0.03"]
     for name in ("spherenet", "mhe", "sphereface_plus"):
         base = recipes.load(name)
         assert read_space(base, default_space(base))
@@ -228,6 +230,44 @@ def test_ranges_are_drawn_within_their_ends(trained, monkeypatch, capsys):
     assert len(set(ks)) == len(ks) > 1
     assert all(0.1 <= k <= 1 for k in ks)
     assert "cosine" in dict(trained)
+
+
+def test_a_point_that_is_drawn_again_is_not_trained_again(trained, monkeypatch, capsys):
+    """A range beside a plain value: the plain value alone is a point, which the sampler draws several times."""
+
+    def played(config, part):
+        trained.append((config.model.similarity, part))
+        return {"accuracy": 0.5, "loss": 0.0, "step": 9 // part, "total": 9, "seconds": 0.0}
+
+    monkeypatch.setattr(engine, "fit_part", played)
+    argv = ["tune", "--data.validation=9", "--try", "model.similarity=cosine,sigmoid(0.1..1)", "--trials=12"]
+    assert main([*argv, "--json", "--quiet"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["finished"]
+    assert [row["settings"]["model.similarity"] for row in found["trials"]].count("cosine") == 1
+    assert trained.count(("cosine", 9)) == 1
+
+
+def test_a_search_that_is_stopped_again_and_again_goes_on(trained, monkeypatch, capsys):
+    """Each time in a later round; what is queued once is not queued again."""
+    calls = []
+
+    def played(config, part):
+        calls.append((config.optimizer.lr, config.data.fold, part))
+        if len(calls) in (2, 4, 6, 8):
+            raise KeyboardInterrupt
+        if (config.optimizer.lr, config.data.fold, part // 3) in calls[:-1] and part > 1:
+            raise ValueError(f"already beyond {part}")
+        return {"accuracy": config.optimizer.lr, "loss": 0.0, "step": 9 // part, "total": 9, "seconds": 0.0}
+
+    monkeypatch.setattr(engine, "fit_part", played)
+    argv = ["tune", "--data.validation=9", "--try", "optimizer.lr=0.1,0.2", "--json", "--quiet"]
+    for _ in range(4):
+        assert main(argv) == 130
+        capsys.readouterr()
+    assert main(argv) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["settings"]["optimizer.lr"] for row in found["trials"]] == ["0.2", "0.1"]
 
 
 def test_a_changed_recipe_and_other_data_are_another_study(tmp_path):

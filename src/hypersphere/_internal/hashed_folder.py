@@ -63,6 +63,7 @@ def add_checksums(folder: Path) -> None:
         metadata, tensors = read_tensors(path)
         new = temporary_name(path)  # the tensors are mapped to the old file
         save_file(tensors, new, metadata=metadata | checksums(tensors, json_files(folder)))
+        del tensors  # Windows replaces no file that is mapped
         os.replace(new, path)
 
 

@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ class Trial:
     """One trial, for the display."""
 
     number: int
+    given: dict[str, Any] | None  # what :meth:`Search.start` returned
 
     @property
     def name(self) -> str:
@@ -78,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
         import_extra("optuna", "Optuna", "tuning", "tune")  # before a folder is made
         search, base = _prepare(options)
         stack.enter_context(lock(Path(search.folder)))
-        ended = search.start()
+        ended, given = search.start()
         tell = (lambda line: None) if options.quiet else say
 
         def report(trial: Trial, row: dict[str, Any]) -> None:
@@ -89,8 +91,8 @@ def run(options: argparse.Namespace) -> int:
             with shown("tune", enabled=not options.quiet) as status:
                 left = run_all(
                     "hypersphere.cli.tune",
-                    [Trial(i) for i in range(ended, search.trials)],
-                    lambda trial: {"search": asdict(search), "number": trial.number},
+                    [*map(Trial, count(ended), given)],
+                    lambda trial: {"search": asdict(search), **asdict(trial)},
                     report,
                     jobs=options.jobs,
                     deadline=None if options.budget is None else time.monotonic() + 60 * options.budget,
@@ -163,7 +165,7 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
     search = Search(**request["search"])
     if search.recipe is not None:
         recipes.load(search.recipe)  # its file may register data or a network
-    return run_trial(search, request["number"])
+    return run_trial(search, request["number"], request["given"])
 
 
 if __name__ == "__main__":

@@ -107,11 +107,11 @@ def _shown(name: str) -> str:
 
 
 def _by_classes(found: Mapping[str, Tree]) -> list[tuple[list[str], dict[str, Tree]]]:
-    """Put groups with the same classes together."""
-    together: dict[tuple[str, ...], dict[str, Tree]] = {}
+    """Put groups with the same classes, and as many samples of them, together."""
+    together: dict[str, dict[str, Tree]] = {}
     for name, tree in found.items():
-        together.setdefault(tuple(tree["classes"]), {})[name] = tree
-    return [([*classes], trees) for classes, trees in together.items()]
+        together.setdefault(repr((tree["classes"], tree["split"], tree["samples"])), {})[name] = tree
+    return [(next(iter(trees.values()))["classes"], trees) for trees in together.values()]
 
 
 def _shares(tree: Tree) -> list[float]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .._internal.other_tools import with_lora
-from .._internal.quantized import is_quantized_tensor
+from .._internal.quantized import dequantized, is_quantized_tensor
 from .._internal.sharding import read, write
 from .layouts import Layout, find_layout, from_neuron_rows, neuron_rows
 
@@ -75,7 +75,9 @@ class Neurons:
     def matrix(self) -> Tensor:
         """Return the neurons (output channels) as rows: (groups, N, d), with LoRA; those FSDP2 sharded are gathered."""
         weight = read(self.module, self.tensor_name)
-        return neuron_rows(weight if self.adapters is None else with_lora(weight, self.adapters), self.layout)
+        if self.adapters is not None:
+            weight = with_lora(dequantized(weight), self.adapters)
+        return neuron_rows(weight, self.layout)
 
     def write(self, matrix: Tensor) -> None:
         """Replace the neurons by `matrix` (groups, N, d); a parametrized weight uses its right_inverse."""

@@ -114,7 +114,7 @@ class _Rules:
             return StoredNeurons(key, shape[first:], passed_over=reason)
         if len(shape) > 2:
             return StoredNeurons(key, shape, *self._convolution(shape, bias))
-        if _EMBEDDING.search(_last(module)):
+        if not bias and _EMBEDDING.search(_last(module)):  # nn.Embedding has no bias
             return StoredNeurons(key, shape, passed_over=EMBEDDING)
         return self._with_parts(self._linear(key, module, shape, bias), module)
 

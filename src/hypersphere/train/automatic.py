@@ -42,7 +42,7 @@ def resolve_samples(data: Data, train: Any, has_no_test: Callable[[], bool]) -> 
     """Resolve size, augmentation and validation split from the samples."""
     is_folder = data.name == "image_folder"
     if data.size == AUTO:
-        resizes = is_folder and data.augment in (AUTO, None)  # a named augmentation expects certain sizes
+        resizes = is_folder and data.augment in (AUTO, None, "photo", "shift")  # others expect certain sizes
         data = replace(data, size=_size(train.paths) if resizes else None)
     if data.augment == AUTO:
         data = replace(data, augment=_augmentation(train, data.size))
@@ -60,14 +60,20 @@ def resolve_batch_size(data: Data, samples: int, is_photo: bool) -> Data:
     return replace(data, batch_size=min(BATCH, max(8, size)) if is_photo else BATCH)
 
 
+def fit_to_processes(given: Data, data: Data, processes: int) -> Data:
+    """Round a batch size that was left to auto up to a multiple of the processes."""
+    size = data.batch_size
+    return replace(data, batch_size=-(-size // processes) * processes) if given.batch_size == AUTO else data
+
+
 def resolve_training(config: Config, epoch: int, is_photo: bool) -> Config:
     """Resolve everything else: optimizer, learning rate, length, warm-up; `epoch` is the number of its steps."""
     is_photo = is_photo and not config.model.is_generator
     changes: dict[str, Any] = {}
     optimizer = config.optimizer
     if optimizer.name == AUTO:
-        is_free = is_photo and optimizer.lr == AUTO and optimizer.momentum is None and config.rotation is None
-        changes |= {"optimizer.name": "adamw", "optimizer.lr": ADAM_RATE} if is_free else {"optimizer.name": "sgd"}
+        adamw = {"optimizer.name": "adamw", "optimizer.lr": ADAM_RATE}
+        changes |= adamw if is_photo and may_use_adamw(config) else {"optimizer.name": "sgd"}
     if optimizer.lr == AUTO and "optimizer.lr" not in changes:
         changes["optimizer.lr"] = learning_rate(config)
         if is_photo and config.clip == AUTO:  # or networks with a wide linear layer, such as cnn6, diverge
@@ -80,6 +86,12 @@ def resolve_training(config: Config, epoch: int, is_photo: bool) -> Config:
         warms_up = is_photo and config.schedule.name == "cosine"
         changes["schedule.warmup"] = total // WARMUP if warms_up else 0
     return derive(config, changes)
+
+
+def may_use_adamw(config: Config) -> bool:
+    """Return whether photos are trained by AdamW: whoever gives a rate or a momentum means SGD's."""
+    optimizer = config.optimizer
+    return optimizer.name == AUTO and optimizer.lr == AUTO and optimizer.momentum is None and config.rotation is None
 
 
 def learning_rate(config: Config) -> float:

@@ -54,7 +54,7 @@ class Training:
     ) -> None:
         self.world, self.callbacks = world, callbacks
         self.splits = splits.load(automatic.data_of(config), config.seed, with_test=with_test)
-        config = derive(config, data=self.splits.data)
+        config = derive(config, data=automatic.fit_to_processes(config.data, self.splits.data, world.size))
         self.epoch = splits.steps_per_epoch(self.splits, config.data, config.accumulate)
         self.config = config = automatic.resolve_training(config, self.epoch, self.splits.spec.is_photo)
         if config.data.batch_size % world.size:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 from pathlib import Path
+from random import Random
 from statistics import fmean, stdev
 from typing import Any
 
@@ -80,7 +81,7 @@ def has_range(space: Space) -> bool:
 def default_space(config: Config) -> list[str]:
     """Return what to try by default: similarity and k (SphereNet, 2.4), S-Softmax's s (App. C), energy weight, rate."""
     from ..energy.measures import default_weights
-    from .automatic import learning_rate
+    from .automatic import ADAM_RATE, learning_rate, may_use_adamw
 
     texts, around = [], {}
     if config.model.similarity is not None:
@@ -95,6 +96,9 @@ def default_space(config: Config) -> list[str]:
         output = weights[1] if energy.output_weight is None else energy.output_weight
         around["energy.hidden_weight" if hidden else "energy.output_weight"] = hidden or output or 1.0
     rate = config.optimizer.lr
+    if may_use_adamw(config) and config.data.name != "digits" and kind_of_data(config.data.name) == "images":
+        texts.append("optimizer.name=adamw")  # what a training chooses
+        rate = ADAM_RATE
     around["optimizer.lr"] = learning_rate(config) if rate == AUTO else rate
     return texts + [f"{key}={value / 10:g}..{value * 10:g}" for key, value in around.items()]
 
@@ -161,22 +165,34 @@ class Search:
             pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=FACTOR),
         )
 
-    def start(self) -> int:
-        """Queue trials again that a stopped process left, to go on from their checkpoints; count those that ended."""
-        study = self.study()
+    def start(self) -> tuple[int, list[dict[str, Any] | None]]:
+        """Return how many trials have ended, and what each further one is given: parameters and attributes, or None.
+
+        Trials that a stopped process left go on from their checkpoints, then come the points of a grid in random order;
+        with a range, None: the sampler draws.
+        """
+        study, base = self.study(), from_tree(self.base)
+        space = read_space(base, self.tries)
         ended = [trial.params for trial in study.trials if trial.state.name in ENDED]
-        queued = [trial.params for trial in study.trials if trial.state.name == "WAITING"]
+        waiting = [t.system_attrs["fixed_params"] for t in study.trials if t.state.name == "WAITING"]
+        left: dict[str, dict[str, Any]] = {}  # in the order of the first record of a point, with the rounds of its last
         for trial in study.trials:
             if trial.state.name == "RUNNING":
                 study.tell(trial.number, state=type(trial.state).FAIL)
-            if trial.params and trial.params not in ended + queued:
-                study.enqueue_trial(trial.params, user_attrs=trial.user_attrs)
-                queued.append(trial.params)
-        return len(ended)
+            if trial.params and trial.params not in ended + waiting:
+                left[str(trial.params)] = {"params": trial.params, "user_attrs": trial.user_attrs}
+        grid = [dict(zip(space, values, strict=True)) for values in product(*space.values())]
+        Random(f"tune/{base.seed}").shuffle(grid)
+        known = [*ended, *waiting, *(given["params"] for given in left.values())]
+        new = [] if has_range(space) else [{"params": params} for params in grid if params not in known]
+        given = [*([None] * len(waiting)), *left.values(), *new]  # a trial that waits is taken by whoever comes first
+        missing = max(0, self.trials - len(ended))
+        return len(ended), given[:missing] + [None] * (missing - len(given) if has_range(space) else 0)
 
     def ranking(self) -> list[dict[str, Any]]:
         """Return a row for every trial that ended, the best first: by steps, accuracy, loss."""
-        rows = [_row(trial) for trial in self.study().trials if trial.state.name in ENDED]
+        trials = {str(t.user_attrs["settings"]): t for t in self.study().trials if t.state.name in ENDED}  # none twice
+        rows = [_row(trial) for trial in trials.values()]
         rows.sort(key=lambda row: (-row["step"], -row["accuracy"], row["loss"]) if row["failed"] is None else (1,))
         return [{"rank": rank, **row} for rank, row in enumerate(rows, 1)]
 
@@ -199,7 +215,7 @@ def _row(trial: Any) -> dict[str, Any]:
     }
 
 
-def run_trial(search: Search, number: int) -> dict[str, Any]:
+def run_trial(search: Search, number: int, given: dict[str, Any] | None = None) -> dict[str, Any]:
     """Run one trial of the study, or continue a stopped one; return its settings and how it ended."""
     import optuna
 
@@ -209,21 +225,23 @@ def run_trial(search: Search, number: int) -> dict[str, Any]:
     base, study = from_tree(search.base), search.study()
     space = read_space(base, search.tries)
     seed = stable_hash(base.seed, number, len(study.trials)) % 2**32  # trials draw different points
-    samplers = optuna.samplers
-    study.sampler = samplers.TPESampler(seed=seed) if has_range(space) else samplers.GridSampler(space, base.seed)
-
+    study.sampler = optuna.samplers.TPESampler(seed=seed)
     rows: list[dict[str, Any]] = []
 
     def objective(trial: Any) -> float:
         point = {key: _draw(trial, base, key, values) for key, values in space.items()}
-        trial.set_user_attr("settings", point)
-        folder = Path(search.folder, "runs", study.study_name, named(point).replace("/", "_"))
+        done = {} if "folder" in trial.user_attrs else _of_same_point(study, point)
+        done |= {"folder": str(trial.number), "settings": point} | trial.user_attrs
+        for key in ("folder", "settings"):
+            trial.set_user_attr(key, done[key])
+        folder = Path(search.folder, "runs", study.study_name, done["folder"])
         config = derive(apply(base, point), resume=True, keep=1)
         folds = [
             derive(config, {"out": str(folder / (fold or "validation").replace("/", "of")), "data.fold": fold})
             for fold in search.folds
         ]
-        rounds = [*trial.user_attrs.get("rounds", ())]  # a list of figures for each; before a stop there were some
+        rounds = [*done.get("rounds", ())]  # a list of figures for each; before a stop there were some
+        trial.set_user_attr("rounds", rounds)
         for round in range(search.rounds):
             part = FACTOR ** (search.rounds - 1 - round)
             if round == len(rounds):
@@ -239,8 +257,16 @@ def run_trial(search: Search, number: int) -> dict[str, Any]:
                 raise optuna.TrialPruned
         return accuracy
 
+    if given is not None:
+        study.enqueue_trial(**given)
     study.optimize(objective, n_trials=1, callbacks=[lambda study, trial: rows.append(_row(trial))])
     return rows[0]
+
+
+def _of_same_point(study: Any, point: Mapping[str, str]) -> dict[str, Any]:
+    """Return the rounds of a trial that ended with the same settings: a sampler may draw a point again."""
+    same = [t.user_attrs for t in study.trials if t.state.name in ENDED and t.user_attrs.get("settings") == point]
+    return {"rounds": same[-1].get("rounds", [])} if same else {}
 
 
 def _draw(trial: Any, base: Config, key: str, values: Sequence[str]) -> str:

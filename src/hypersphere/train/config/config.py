@@ -52,7 +52,8 @@ class Config(Group):
     )
     clip: float | str | None = setting(
         "auto",
-        "clip the gradient norm; auto: at 1 with energy, and if optimizer.lr is auto for images from 16 pixels on",
+        "clip the gradient norm; auto: at 1 with energy, and for images from 16 pixels on if optimizer.lr is auto and "
+        "optimizer.name is given or sgd",
         names=("auto",),
         above=0,
     )

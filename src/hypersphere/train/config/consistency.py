@@ -245,7 +245,7 @@ def _optimizer(optimizer: Optimizer, rotation: Rotation | None) -> None:
     name = "sgd" if optimizer.name == AUTO else optimizer.name  # auto becomes another one if no field is set
     method = "none at all" if rotation is None else rotation.method
     _reject_if(name == "ogd" and method != "ogd", f"optimizer.name=ogd needs rotation.method=ogd, got {method}")
-    _reject_if(method == "ogd" and name != "ogd", f"rotation.method=ogd needs optimizer.name=ogd, got {name}")
+    _reject_if(method == "ogd" and name != "ogd", f"rotation.method=ogd needs optimizer.name=ogd, got {optimizer.name}")
     has = catalog.OPTIMIZERS[name]
     _reject_unused(optimizer, catalog.OPTIMIZERS, (*has, "lr", "weight_decay", "rotation_lr", "decay_layers"))
     decays = optimizer.weight_decay > 0 and "weight_decay" not in has
