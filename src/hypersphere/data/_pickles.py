@@ -62,9 +62,10 @@ GLOBALS: dict[tuple[str, str], Any] = {
 # pickle's Unpickler in C allocates memory for any memo index; this one has a dict.
 class _Unpickler(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in GLOBALS:
-            raise pickle.UnpicklingError(f"it refers to {f'{module}.{name}'[:80]!r}")
-        return GLOBALS[module, name]
+        try:
+            return GLOBALS[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"it refers to {f'{module}.{name}'[:80]!r}") from None
 
 
 class _Bounded:
