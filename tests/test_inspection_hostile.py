@@ -375,7 +375,7 @@ def test_refusals_say_why(corpus):
         "pt_system": r"it holds (posix|os)\.system beside tensors; nothing of it was run",
         "pt_module": r"it holds torch\.nn\.modules\.linear\.Linear beside tensors; nothing of it was run",
         "pt_bytearray": "too much memory",
-        "pt_bomb_of_a_tensor": "larger than the file",
+        "pt_bomb_of_a_tensor": "larger than the file|too much memory",  # whichever limit is met first
         "pt_bomb_of_zeros": "too much memory",
         "pt_text": "it is not a file of torch.save",
         "wrong_rotation": r"wrong_rotation\.safetensors: .*does not fit",
