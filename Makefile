@@ -37,7 +37,7 @@ lint: $(call stamp,test) ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-tables: $(call stamp,test) ## write what is generated: src/hypersphere/catalog.py, tables and pictures of the docs
+tables: $(call stamp,test) ## write what is generated: src/hypersphere/_internal/catalog.py, tables and pictures of the docs
 	$(BIN)/python -m tools.make_tables
 	$(BIN)/python -m tools.make_pictures
 

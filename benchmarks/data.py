@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from hypersphere import catalog, data, models
+from hypersphere import data, models
+from hypersphere._internal import catalog
 from hypersphere.data.sampling import batches
 
 from .measure import Contestant, Figure, Plan, seconds

@@ -21,7 +21,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler, add_dummy_feature
 from sklearn.svm import LinearSVC
 
-from hypersphere.estimators import SphereClassifier, SphereSVC
+from hypersphere.integrations.sklearn import SphereClassifier, SphereSVC
 
 DATASETS = {"iris": load_iris, "breast cancer": load_breast_cancer, "digits": load_digits}
 C, SCALE, K, TOL = [0.1, 1.0, 10.0], [4.0, 8.0, 16.0], [0.3, 1.0], 1e-4

@@ -1,33 +1,12 @@
 """What every test shares: the device option and fixture, and the seed."""
 
 import gc
-from pathlib import Path
 
 import pytest
 import torch
 
 from hypersphere._internal.amx import avoid_trapping_amx
 
-# Files of tests that take more than about 4 seconds: processes, torch.compile, long trainings, gradients of many cases.
-SLOW = (
-    *("page_browser", "report"),
-    *("amx", "make", "benchmarks", "catalog", "checkpoint", "cli_train", "close_neurons", "compile", "contributing"),
-    *("data_formats", "distributed", "docs", "energy", "energy_losses", "energy_regularizer", "export", "gan"),
-    *("hostile_runs", "meta", "minimize", "models", "models_tables", "notebook", "ogd", "orthogonal"),
-    *("outdated_optimizers", "overflow", "real_data", "recurrent", "rotation_torch_utils"),
-    *("rotation_training", "run", "stochastic", "train_distributed", "train_engine", "train_kill"),
-    *(
-        "train_resume",
-        "cli_run",
-        "data_hostile",
-        "inspection_hostile",
-        "inspection_browser",
-        "reproduce",
-        "tune",
-        "train_fields",
-    ),
-    *("bounded_force", "energy_draws", "figures", "landscape", "train_openset", "train_layout", "estimators"),
-)
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
@@ -37,7 +16,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("cpu", "cuda"),
         help="cpu: leave the CUDA variants out; cuda: run those alone, the smoke test for a GPU; default: both",
     )
-    parser.addoption("--quick", action="store_true", help="leave out the files of tests that take seconds (make quick)")
+    parser.addoption("--quick", action="store_true", help="leave out the tests marked slow (make quick)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -49,12 +28,10 @@ def pytest_configure(config: pytest.Config) -> None:
             devices.manual_seed_all = lambda seed: None
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    slow = config.getoption("--quick") and collection_path.stem.removeprefix("test_") in SLOW
-    return True if slow and collection_path.parent == Path(__file__).parent else None
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--quick"):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("slow")])
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
     wanted = config.getoption("--device")
     if wanted is not None:
         config.hook.pytest_deselected(items=[item for item in items if _device_of(item) != wanted])

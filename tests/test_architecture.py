@@ -60,7 +60,7 @@ def test_imports_are_found():
     """At the top of a file, in a function and behind TYPE_CHECKING."""
     assert Import("hypersphere.train.training", "hypersphere.train.tasks", None) in IMPORTS
     assert Import("hypersphere.cli._loading", "hypersphere.train.inference.run", "load_run") in IMPORTS
-    assert Import("hypersphere", "hypersphere.selection", "select") in IMPORTS
+    assert Import("hypersphere", "hypersphere.neurons", "select") in IMPORTS
 
 
 def test_no_import_cycle():
@@ -119,9 +119,9 @@ def test_the_config_knows_nothing_of_training():
 def test_a_layer_loads_no_optimizer_and_nothing_loads_the_compiler():
     """torch._dynamo takes longer to import than all of hypersphere."""
     code = """
-import sys, hypersphere.layers
+import sys, hypersphere.layers.sphere
 print([name for name in sys.modules if name.startswith('hypersphere.optim')])
-import hypersphere.train, hypersphere.data, hypersphere.diagnosis, hypersphere.recurrent
+import hypersphere.train, hypersphere.data, hypersphere.inspection.diagnosis, hypersphere.layers.recurrent
 print('torch._dynamo' in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -130,7 +130,7 @@ print('torch._dynamo' in sys.modules)
 
 # pretrained.py and adapter_files.py know folders of Hugging Face, not runs
 _MAY_NAME_FILES = (
-    *("hypersphere.train.storage.layout", "hypersphere.pretrained"),
+    *("hypersphere.train.storage.layout", "hypersphere.integrations.huggingface"),
     "hypersphere.rotation.adapter_files",
 )
 

@@ -13,6 +13,8 @@ import hypersphere as hs
 from tests.rotated_nets import loss_of, optimizer_of, rotated_batch, rotated_net, turned
 from tests.sphere_nets import HEADS, SphereNet, sphere_batch
 
+pytestmark = pytest.mark.slow
+
 
 class Losses(nn.Module):
     """The loss of every head on the embeddings of one network."""

@@ -17,6 +17,8 @@ import hypersphere as hs
 from tests.rotated_nets import loss_of, rotated_batch, rotated_net
 from tests.sphere_nets import SphereNet, sphere_batch
 
+pytestmark = pytest.mark.slow
+
 ROTATED = {  # case: method and options
     "cayley": ("cayley", {}),
     "gram_schmidt": ("gram_schmidt", {}),
@@ -81,7 +83,7 @@ def energies(wrap=same):
     regularizer = hs.EnergyRegularizer(model, half_space=True, weight_decay=0.1)
     model(torch.ones(2, 2, 4, 4))  # the outermost group is whole now
     value = regularizer()
-    (value + hs.orthonormal_penalty(model)).backward()
+    (value + hs.energy.orthonormal_penalty(model)).backward()
     found = {name: whole(p.grad) for name, p in parameters.items() if p.grad is not None}
     assert len(found) == 4  # of the weights, not of biases
     per_layer = {f"energy of {name}": torch.tensor(each) for name, each in regularizer.per_layer().items()}
@@ -129,7 +131,7 @@ def small_net(seed=0):
 def two_tasks():
     """A network with two tasks, both turned."""
     net = hs.rotate(small_net())
-    hs.add_task(net, "other")
+    hs.rotation.add_task(net, "other")
     with torch.no_grad():
         for name, p in net.named_parameters():
             if "cayley" in name:
@@ -159,9 +161,9 @@ def whole_model_verbs(wrap=same):
         verb(model, **options)
         found |= {f"{verb.__name__} {len(options)} {key}": whole(p).clone() for key, p in model.state_dict().items()}
     tuned = used(wrap(two_tasks()))
-    merged = hs.merge_state_dict(tuned.state_dict(), task="other")
+    merged = hs.rotation.merge_state_dict(tuned.state_dict(), task="other")
     found |= {f"merged {key}": whole(p).clone() for key, p in merged.items()}
-    extracted = hs.extract_rotations(small_net(), tuned)
+    extracted = hs.rotation.extract_rotations(small_net(), tuned)
     found |= {f"extracted {key}": p.clone() for key, p in extracted.model.state_dict().items()}
     assert extracted.explained["0"] > 0.999
     return found
@@ -177,7 +179,7 @@ def message(verb, *arguments, **options):
 
 def refusals(folder, rank):
     """What is said where a verb cannot work."""
-    hs.save_rotations(two_tasks(), f"{folder}/rotations{rank}", task="default")
+    hs.rotation.save_rotations(two_tasks(), f"{folder}/rotations{rank}", task="default")
     overlapping = ZeroRedundancyOptimizer(small_net().parameters(), torch.optim.Adam, overlap_with_ddp=True)
     rotated, plain, sharded = two_tasks(), small_net(), shard(two_tasks())
     wrapped, also_wrapped = DistributedDataParallel(rotated), DistributedDataParallel(plain)
@@ -188,18 +190,18 @@ def refusals(folder, rank):
         for orig, net in flat.items()
     }
     found = {
-        "add_task DDP": message(hs.add_task, wrapped, "new"),
-        "add_task inside DDP": message(hs.add_task, rotated, "new"),
-        "add_task FSDP2": message(hs.add_task, used(sharded), "new"),
-        "combine_tasks FSDP2": message(hs.combine_tasks, sharded, {"default": 1, "other": 1}, into="new"),
+        "add_task DDP": message(hs.rotation.add_task, wrapped, "new"),
+        "add_task inside DDP": message(hs.rotation.add_task, rotated, "new"),
+        "add_task FSDP2": message(hs.rotation.add_task, used(sharded), "new"),
+        "combine_tasks FSDP2": message(hs.rotation.combine_tasks, sharded, {"default": 1, "other": 1}, into="new"),
         "rotate inside DDP": message(hs.rotate, plain),
         "spherize scale": message(hs.spherize, plain, scale=True),
         "spherize learnable": message(hs.spherize, also_wrapped, "learnable"),
         "spherize FSDP2": message(hs.spherize, shard(small_net())),
-        "load_rotations FSDP2": message(hs.load_rotations, sharded, f"{folder}/rotations{rank}"),
-        "save_rotations FSDP2": message(hs.save_rotations, sharded, f"{folder}/sharded"),
+        "load_rotations FSDP2": message(hs.rotation.load_rotations, sharded, f"{folder}/rotations{rank}"),
+        "save_rotations FSDP2": message(hs.rotation.save_rotations, sharded, f"{folder}/sharded"),
         "overlap": message(hs.Resampler, rotated, overlapping),
-        "extract_rotations FSDP2": message(hs.extract_rotations, shard(small_net()), small_net()),
+        "extract_rotations FSDP2": message(hs.rotation.extract_rotations, shard(small_net()), small_net()),
     }
     assert "new" not in rotated[0].parametrizations.weight[0].tasks
     for orig, model in fsdp1.items():
@@ -210,7 +212,7 @@ def refusals(folder, rank):
             assert hs.diagnose(model).rows[0].neurons == 8
     hs.spherize(plain)  # adds nothing
     del wrapped, also_wrapped, sharded
-    hs.add_task(rotated, "new")  # no longer wrapped
+    hs.rotation.add_task(rotated, "new")  # no longer wrapped
     return found
 
 

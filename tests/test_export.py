@@ -8,6 +8,8 @@ from torch import nn
 import hypersphere as hs
 from tests.sphere_nets import SphereNet, sphere_batch
 
+pytestmark = pytest.mark.slow
+
 
 def test_export():
     net = SphereNet().eval()

@@ -8,6 +8,8 @@ import hypersphere as hs
 from hypersphere import functional, losses, orthogonal
 from hypersphere.energy.measures import REGULARIZERS
 
+pytestmark = pytest.mark.slow
+
 HEADS = [
     hs.WSoftmaxLoss,
     hs.SSoftmaxLoss,
@@ -118,7 +120,7 @@ def test_regularizer():
         net = mlp()
     check(hs.EnergyRegularizer(net, half_space=True)(meta(5, dtype=torch.int64)), net[0].weight, net[4].weight)
     check(hs.EnergyRegularizer(net, minibatch=3)(), net[0].weight)
-    check(hs.orthonormal_penalty(net), net[0].weight)
+    check(hs.energy.orthonormal_penalty(net), net[0].weight)
     check(functional.orthonormal(net[0].weight, normalized=True), net[0].weight)
     with pytest.raises(ValueError, match="no values on the meta device"):
         hs.EnergyRegularizer(net).per_layer()
@@ -165,7 +167,7 @@ def test_orthogonal_matrices(name):
 def test_rotation_penalty():
     with torch.device("meta"):
         net = hs.rotate(mlp(), "regularized")
-    check(hs.rotation_penalty(net), net[0].parametrizations.weight[0].default.regularized)
+    check(hs.rotation.rotation_penalty(net), net[0].parametrizations.weight[0].default.regularized)
 
 
 def test_ogd():

@@ -34,7 +34,7 @@ def outputs(files, name):
 
 
 def test_the_run_loads(files, capsys):
-    run = hs.load_run(files / "run")
+    run = hs.train.load_run(files / "run")
     with torch.no_grad():
         torch.testing.assert_close(run.model(RUN_INPUTS), outputs(files, "run"))
     assert main(["verify", str(files / "run")]) == 0
@@ -45,7 +45,7 @@ def test_the_run_loads_from_its_checkpoint(files):
     shutil.rmtree(files / "run" / "final")
     (files / "run" / "result.json").unlink()
     with torch.no_grad():
-        torch.testing.assert_close(hs.load_run(files / "run").model(RUN_INPUTS), outputs(files, "run"))
+        torch.testing.assert_close(hs.train.load_run(files / "run").model(RUN_INPUTS), outputs(files, "run"))
 
 
 def test_the_run_goes_on_from_an_earlier_checkpoint(files, capsys):
@@ -56,13 +56,13 @@ def test_the_run_goes_on_from_an_earlier_checkpoint(files, capsys):
     assert main(["train", "--resume", "--out", str(files / "run"), "--quiet", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step"] == 6
     with torch.no_grad():
-        torch.testing.assert_close(hs.load_run(files / "run").model(RUN_INPUTS), outputs(files, "run"))
+        torch.testing.assert_close(hs.train.load_run(files / "run").model(RUN_INPUTS), outputs(files, "run"))
 
 
 def test_the_rotations_load(files):
     torch.manual_seed(5)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-    hs.load_rotations(model, files / "rotations.safetensors")
+    hs.rotation.load_rotations(model, files / "rotations.safetensors")
     with torch.no_grad():
         torch.testing.assert_close(model(ROTATION_INPUTS), outputs(files, "rotations"))
         torch.testing.assert_close(hs.merge(model)(ROTATION_INPUTS), outputs(files, "rotations"))

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 import hypersphere as hs
+from hypersphere._internal.catalog import PUBLIC
 from hypersphere._internal.modules import DISTRIBUTION, install_command
-from hypersphere.catalog import PUBLIC
 
 ROOT = Path(__file__).parents[1]
 

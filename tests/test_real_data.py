@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from hypersphere import data, models
 from tests import official_files as official
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parents[1] / "examples" / "gcn_cora.py"
 
 

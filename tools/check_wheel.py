@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 FILES = ("py.typed", "data/digits.npz", "report/page.css", "report/page.js")
 METADATA = ("Summary", "Keywords", "Classifier", "Project-URL", "License-Expression", "License-File", "Requires-Python")
 IMPORT = "import hypersphere as hs; hs.SphereConv2d(3, 4, 3); print(hs.__file__)"
-WITHOUT = "import hypersphere as hs\ntry: hs.estimators\nexcept ImportError as error: print(error)"
+WITHOUT = "import hypersphere as hs\ntry: hs.integrations.sklearn\nexcept ImportError as error: print(error)"
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
 
 
@@ -49,7 +49,7 @@ def check_sdist(unpacked: Path) -> None:
     """Collect all tests in an unpacked sdist, and run those that read the pages and the package."""
     pytest = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
     print(run(*pytest, "--collect-only", cwd=unpacked, path=unpacked / "src").splitlines()[-1])
-    few = ("tests/test_package.py", "tests/test_docs.py", "-k", "names or links or architecture or packages")
+    few = ("tests/test_package.py", "tests/repo/test_docs.py", "-k", "names or links or architecture or packages")
     print(run(*pytest, *few, cwd=unpacked, path=unpacked / "src").splitlines()[-1])
 
 

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from hypersphere import recipes
 from hypersphere._internal.safe_files import write_text
-from hypersphere.train import Config, derive, fit
+from hypersphere.train import Config, derive, fit, recipes
 
 ROOT = Path(__file__).parents[1]
 FILE, MARKER = "demo_controls.json", "controls"

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hypersphere.papers.reproduce.statistics import SIGNIFICANT, mean_and_deviation, welch
 from hypersphere.report import dot_plot, line_chart
-from hypersphere.reproduce.statistics import SIGNIFICANT, mean_and_deviation, welch
 
 FILE = Path("results", "finetune_minilm.json")
 PICTURES = Path("pictures", "finetuning")

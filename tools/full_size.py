@@ -17,8 +17,8 @@ from torch import Tensor
 
 from hypersphere.data import Graph
 from hypersphere.data.augment import resolve
-from hypersphere.recipes import papers
-from hypersphere.recipes.table import Row
+from hypersphere.papers import tables
+from hypersphere.papers.table import Row
 from hypersphere.train import tasks
 from hypersphere.train.config import Config, derive
 from hypersphere.train.distributed import World
@@ -129,12 +129,12 @@ def memory(config: Config) -> dict[str, float]:
 
 
 def rows(names: list[str]) -> list[tuple[str, Row]]:
-    return [(name, row) for name in names for row in papers.load(name).rows if row.full is not None]
+    return [(name, row) for name in names for row in tables.load(name).rows if row.full is not None]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", metavar="TABLE", nargs="*", default=[*papers.TABLES])
+    parser.add_argument("tables", metavar="TABLE", nargs="*", default=[*tables.TABLES])
     parser.add_argument("--memory", action="store_true", help="count the memory at the true batch size")
     options = parser.parse_args()
     failed = 0

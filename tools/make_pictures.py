@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from hypersphere._internal.safe_files import write_text
-from hypersphere.figures import FIGURES
+from hypersphere.papers.figures import FIGURES
 
 NAMES = [name for name, figure in FIGURES.items() if figure.inputs[0] == 0]
 

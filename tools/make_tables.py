@@ -1,8 +1,8 @@
-"""Write what is generated: catalog.py, tables of docs/models.md and docs/figures.md, docs/results.md and
+"""Write what is generated: _internal/catalog.py, tables of docs/models.md and docs/figures.md, docs/results.md and
 docs/finetuning.md with their pictures, docs/tested_models.md, the tables of the demo.
 
 `make tables` runs `python -m tools.make_tables`. With --check nothing is written, and the exit code is 1 if a file is
-stale; tests/test_catalog.py runs that.
+stale; tests/repo/test_catalog.py runs that.
 """
 
 import ast
@@ -12,21 +12,21 @@ import re
 import sys
 from collections.abc import Iterable
 from dataclasses import fields
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from tools import demo_controls, demo_table, finetune_page, networks, results_page, tested_models
 
 import hypersphere
-from hypersphere import cli, data, losses, models, orthogonal, recipes, similarity
+from hypersphere import cli, data, losses, models, orthogonal
 from hypersphere._internal.modules import import_all
 from hypersphere._internal.safe_files import write_text
 from hypersphere.data import _registry, sampling
 from hypersphere.energy import measures
-from hypersphere.figures import FIGURES
+from hypersphere.layers import similarity
 from hypersphere.losses.embedding import METRIC_LOSSES, PREFIX
-from hypersphere.train import building, schedule
+from hypersphere.papers.figures import FIGURES
+from hypersphere.train import building, recipes, schedule
 from hypersphere.train.config import Loss, Optimizer
 
 CHECK = "--check"
@@ -77,10 +77,7 @@ def public_names() -> dict[str, str]:
         if isinstance(node, ast.ImportFrom):
             home = node.module or ""
             for name in (alias.name for alias in node.names):
-                is_module = not home or inspect.ismodule(getattr(import_module(f"hypersphere.{home}"), name))
-                homes[name] = "" if is_module else home
-        elif isinstance(node, ast.Assign):  # a module under its old name
-            homes |= {target.id: "" for target in node.targets if isinstance(target, ast.Name)}
+                homes[name] = home
     return homes
 
 
@@ -131,7 +128,7 @@ def optimizer_settings() -> dict[str, tuple[str, ...]]:
 
 
 def catalog() -> str:
-    """The text of catalog.py."""
+    """The text of _internal/catalog.py."""
     text = HEADER
     for name, (comment, table) in tables().items():
         if isinstance(table, dict):
@@ -186,7 +183,7 @@ def generated() -> dict[Path, str]:
     return {
         readme: between_markers(readme.read_text(encoding="utf-8"), demo_table.MARKER, demo),
         index: between_markers(index.read_text(encoding="utf-8"), demo_controls.MARKER, demo_table.markdown(controls)),
-        ROOT / "src" / "hypersphere" / "catalog.py": catalog(),
+        ROOT / "src" / "hypersphere" / "_internal/catalog.py": catalog(),
         models: models_page(models.read_text(encoding="utf-8")),
         figures: figures_page(figures.read_text(encoding="utf-8")),
         **results_page.generated(ROOT),

@@ -33,7 +33,7 @@ FILES = (
 ATOL = {torch.float16: 0.1, torch.float32: 1e-4, torch.float64: 1e-8}
 
 
-def adapt(head: hs.AngularSoftmaxLoss, factor: float = 1.0) -> hs.AngularSoftmaxLoss:
+def adapt(head: hs.losses.AngularSoftmaxLoss, factor: float = 1.0) -> hs.losses.AngularSoftmaxLoss:
     """Give a head the names that pytorch-metric-learning's tests use, and its cast of the class weights."""
 
     class Adapted(type(head)):

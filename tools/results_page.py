@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hypersphere.recipes import papers
-from hypersphere.recipes.table import FIGURES
+from hypersphere.papers import tables
+from hypersphere.papers.reproduce import compare, results
+from hypersphere.papers.reproduce.statistics import SIGNIFICANT, holm
+from hypersphere.papers.table import FIGURES
 from hypersphere.report import dot_plot
-from hypersphere.reproduce import compare, results
-from hypersphere.reproduce.statistics import SIGNIFICANT, holm
 
 NAMES = {"spherenet": "SphereNet", "mhe": "MHE", "opt": "OPT"}
 PICTURES = "pictures/results"
@@ -53,7 +53,7 @@ A name before the slash is a column of the paper's table. The first row of a col
 
 
 def tables_with_results(folder: Path) -> list[dict[str, Any]]:
-    found = [compare.compare(name, folder) for name in papers.TABLES if results.path_of(folder, name).exists()]
+    found = [compare.compare(name, folder) for name in tables.TABLES if results.path_of(folder, name).exists()]
     return [each for each in found if any(row["seeds"] for row in each["rows"])]
 
 
@@ -129,7 +129,7 @@ def _tests(
     found: list[dict[str, Any]],
 ) -> tuple[str, list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], float]]]:
     """How the tests of trained rows came out, in words; table, row, first row and corrected p-value of each test."""
-    trained = [each for each in found if papers.load(each["table"]).rows[0].compute is None]
+    trained = [each for each in found if tables.load(each["table"]).rows[0].compute is None]
     pairs = {}
     for each in trained:
         for row, base in _with_first(each):  # two rows that other tables have too are tested once
@@ -181,7 +181,7 @@ def _with_first(each: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str
 
 def _section(each: dict[str, Any], finding: str = "") -> str:
     title = _title(each["table"])
-    text = f"## {title}\n\n{papers.describe(each['table'])} Compared by {each['what']}.\n\n"
+    text = f"## {title}\n\n{tables.describe(each['table'])} Compared by {each['what']}.\n\n"
     text += f"```bash\nhypersphere reproduce {each['table']}\n```\n\n"
     if each["reduced"]:
         text += f"Small form: {each['reduced']}\n\n"

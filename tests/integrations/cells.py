@@ -57,7 +57,7 @@ def check_select(network: Network, folder: Path) -> str:
     return "ok"
 
 
-def _check_energy(model: nn.Module, found: dict[str, hs.Neurons], inputs: truth.Inputs) -> None:
+def _check_energy(model: nn.Module, found: dict[str, hs.neurons.Neurons], inputs: truth.Inputs) -> None:
     """Groups of one neuron have a constant energy: named, and not in the sum. Everything else gets a gradient."""
     single = {name for name, each in found.items() if each.matrix().shape[1] == 1}
     with warnings.catch_warnings(record=True) as caught:
@@ -234,20 +234,20 @@ def check_load(network: Network, folder: Path) -> str:
     model, inputs = _convert(network)
     _train(network, model, inputs)
     before = truth.result(model, inputs)
-    hs.save_rotations(model, folder / "rotations.safetensors")
+    hs.rotation.save_rotations(model, folder / "rotations.safetensors")
     fresh = hs.merge(_convert(network)[0])
-    hs.load_rotations(fresh, folder / "rotations.safetensors")
+    hs.rotation.load_rotations(fresh, folder / "rotations.safetensors")
     merged = hs.merge(_convert(network)[0])
-    merged.load_state_dict(hs.merge_state_dict(model.state_dict()))
+    merged.load_state_dict(hs.rotation.merge_state_dict(model.state_dict()))
     loaded = [fresh, merged]
     if network.library == "transformers":
         cls = type(model)
-        hs.save_pretrained(model, folder / "rotated")
-        loaded.append(hs.from_pretrained(cls, folder / "rotated").eval())
+        hs.integrations.huggingface.save_pretrained(model, folder / "rotated")
+        loaded.append(hs.integrations.huggingface.from_pretrained(cls, folder / "rotated").eval())
         assert set(_rotated(loaded[-1])) == set(_rotated(model))
         _check_plain_loading(cls, folder / "rotated", inputs, before)
-        hs.save_pretrained(hs.merge(copy.deepcopy(model)), folder / "merged")
-        loaded.append(hs.from_pretrained(cls, folder / "merged").eval())
+        hs.integrations.huggingface.save_pretrained(hs.merge(copy.deepcopy(model)), folder / "merged")
+        loaded.append(hs.integrations.huggingface.from_pretrained(cls, folder / "merged").eval())
         assert not _rotated(loaded[-1])
     return _error(before, *(truth.result(each, inputs) for each in loaded))
 

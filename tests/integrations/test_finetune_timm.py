@@ -54,7 +54,7 @@ def test_a_network_of_timm_is_fine_tuned_and_goes_back_to_timm(name, pets, tmp_p
     base = timm.create_model(name, num_classes=2).eval()
     fitting = {k: v for k, v in original.state_dict().items() if not k.startswith(("fc.", "head."))}
     base.load_state_dict(fitting, strict=False)
-    adapted = hs.merge(hs.load_rotations(base, out / "final" / "rotations.safetensors"))
+    adapted = hs.merge(hs.rotation.load_rotations(base, out / "final" / "rotations.safetensors"))
     with torch.no_grad():
         torch.testing.assert_close(adapted((pixels / 255 - mean) / deviation), expected, rtol=1e-3, atol=1e-4)
 

@@ -95,14 +95,14 @@ def test_ours_in_peft_and_back(tmp_path, options):
         if numbers.requires_grad:
             numbers.data.normal_(std=0.1)
     model.get_submodule("encoder.layer.0.attention.self.query").bias.requires_grad_(True).data.normal_()
-    hs.save_rotations(model, tmp_path / "adapter", format="peft")
+    hs.rotation.save_rotations(model, tmp_path / "adapter", format="peft")
     loaded = peft.PeftModel.from_pretrained(bert(), tmp_path / "adapter")
     torch.testing.assert_close(outputs(loaded), outputs(model), rtol=0, atol=1e-5)
     assert [name for name in layers(bert()) if name in dict(loaded.base_model.model.named_modules())] == layers(bert())
     loaded.save_pretrained(tmp_path / "theirs")
     tensors = [tmp_path / "adapter", *([] if options.get("scaled") else [tmp_path / "theirs"])]
     for path in tensors:
-        again = hs.load_rotations(bert(), path)
+        again = hs.rotation.load_rotations(bert(), path)
         torch.testing.assert_close(outputs(again), outputs(model), rtol=0, atol=1e-5)
         if not options.get("scaled"):
             assert all(ours(again, name).equal(ours(model, name)) for name in layers(bert()))
@@ -144,14 +144,14 @@ def test_a_trained_classifier_in_peft_and_back(tmp_path, tied):
         optimizer.step()
     expected = model.eval()(x)
     assert (expected - classifier(tied).eval()(x)).abs().max() > 0.5
-    hs.save_rotations(model, tmp_path / "ours", format="peft")
+    hs.rotation.save_rotations(model, tmp_path / "ours", format="peft")
     loaded = peft.PeftModel.from_pretrained(classifier(tied), tmp_path / "ours").eval()
     torch.testing.assert_close(loaded(x), expected, rtol=0, atol=1e-5)
     loaded.save_pretrained(tmp_path / "theirs")
     again = peft.PeftModel.from_pretrained(classifier(tied), tmp_path / "theirs").eval()
     torch.testing.assert_close(again(x), expected, rtol=0, atol=1e-5)
     for path in ("ours", "theirs"):
-        back = hs.load_rotations(classifier(tied), tmp_path / path).eval()
+        back = hs.rotation.load_rotations(classifier(tied), tmp_path / path).eval()
         torch.testing.assert_close(back(x), expected, rtol=0, atol=1e-5)
 
 
@@ -162,7 +162,7 @@ def test_theirs_in_ours(tmp_path, options):
     torch.manual_seed(4)
     model = with_peft(init_weights=False, **options)
     model.save_pretrained(tmp_path)
-    loaded = hs.load_rotations(bert(), tmp_path)
+    loaded = hs.rotation.load_rotations(bert(), tmp_path)
     torch.testing.assert_close(outputs(loaded), outputs(model), rtol=0, atol=1e-5)
     assert all(ours(loaded, name).equal(-theirs(model, name)) for name in layers(bert()))
 
@@ -174,11 +174,11 @@ def test_their_series_is_the_other_way_round_and_truncated(tmp_path):
     for name in layers(bert()):
         theirs(small, name).data.mul_(0.05)  # where the series is exact
     small.save_pretrained(tmp_path / "small")
-    loaded = hs.load_rotations(bert(), tmp_path / "small")
+    loaded = hs.rotation.load_rotations(bert(), tmp_path / "small")
     torch.testing.assert_close(outputs(loaded), outputs(small), rtol=0, atol=1e-5)
     assert all(ours(loaded, name).equal(theirs(small, name)) for name in layers(bert()))
     model.save_pretrained(tmp_path / "large")
-    loaded = hs.load_rotations(bert(), tmp_path / "large")
+    loaded = hs.rotation.load_rotations(bert(), tmp_path / "large")
     name = layers(bert())[0]
     matrix = model.base_model.model.get_submodule(name).oft_R["default"].get_weight().detach()
     eye = torch.eye(len(matrix))
@@ -194,7 +194,7 @@ def test_other_adapters_of_peft_are_named(tmp_path, config):
     model = peft.get_peft_model(model, getattr(peft, config)(target_modules=layers(model), **options))
     model.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"LORA|BOFT"):
-        hs.load_rotations(bert(), tmp_path)
+        hs.rotation.load_rotations(bert(), tmp_path)
 
 
 class Layer(nn.Module):

@@ -47,9 +47,9 @@ def make(name, conversion):
 def test_round_trip(name, conversion, rotations, tmp_path):
     model, ids = make(name, conversion), torch.randint(50, (2, 7))
     expected = model(ids).logits
-    hs.save_pretrained(model, tmp_path, rotations=rotations)
+    hs.integrations.huggingface.save_pretrained(model, tmp_path, rotations=rotations)
     for cls in (type(model), getattr(transformers, MODELS[name][3])):
-        again = hs.from_pretrained(cls, tmp_path)
+        again = hs.integrations.huggingface.from_pretrained(cls, tmp_path)
         assert torch.equal(again(ids).logits, expected)
         assert again.dtype is model.dtype
     if rotations == "keep":
@@ -66,5 +66,5 @@ def test_round_trip(name, conversion, rotations, tmp_path):
 @pytest.mark.parametrize("conversion", ["sphere", "rotated"])
 def test_the_models_own_save_pretrained_warns(conversion, tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "_warned", set())
-    with pytest.warns(UserWarning, match="use hypersphere.save_pretrained"):
+    with pytest.warns(UserWarning, match="use hypersphere.integrations.huggingface.save_pretrained"):
         make("bert", conversion).save_pretrained(tmp_path)

@@ -61,8 +61,8 @@ def test_the_rotation_of_a_quantized_layer_learns(quantize, tmp_path):
     assert losses[-1] < 0.9 * losses[0]
     with pytest.raises(ValueError, match="'0' is quantized or tied"):
         hs.merge(model)
-    hs.save_rotations(model, tmp_path / "r.safetensors")
-    exact = hs.load_rotations(net(), tmp_path / "r.safetensors")  # the weights before quantization
+    hs.rotation.save_rotations(model, tmp_path / "r.safetensors")
+    exact = hs.rotation.load_rotations(net(), tmp_path / "r.safetensors")  # the weights before quantization
     difference = (exact[0](x) - model[0](x)).abs().max()
     assert difference < 0.2 * (target - net()[0](x)).abs().max()
     assert torch.equal(copy.deepcopy(model)(x), model(x))

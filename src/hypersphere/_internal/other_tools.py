@@ -113,7 +113,7 @@ def warn_of_save_pretrained() -> None:
         if frame.f_code.co_name == "save_pretrained" and frame.f_globals.get("__name__", "").startswith(_HUGGING_FACE):
             warn_once(
                 "save_pretrained writes no sphere layers and no rotations: from_pretrained would give a network "
-                "without them; use hypersphere.save_pretrained and hypersphere.from_pretrained"
+                "without them; use save_pretrained and from_pretrained of hypersphere.integrations.huggingface"
             )
             return
         frame = frame.f_back

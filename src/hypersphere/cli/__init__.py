@@ -19,7 +19,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, NoReturn
 
-from .. import __version__, catalog
+from .. import __version__
+from .._internal import catalog
 from .._internal.nearest import nearest_few, nearest_keys, unknown, unknown_name
 from ._output import one_line, printable, say
 

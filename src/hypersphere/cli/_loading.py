@@ -39,11 +39,12 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 
 
 def load_recipe(recipe: str) -> Config:
-    """Return the config of a recipe; what its file prints is not our output."""
-    from .. import recipes
+    """Return the config of a recipe, of a row of a paper's table, or of a file, which may print to stderr only."""
+    from ..papers import tables
+    from ..train import recipes
 
     with redirect_stdout(sys.stderr):
-        return recipes.load(recipe)
+        return tables.load_row(recipe) or recipes.load(recipe)
 
 
 def load_options_run(options: argparse.Namespace) -> Run:

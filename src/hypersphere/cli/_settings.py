@@ -10,7 +10,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args
 
-from .. import catalog
+from .._internal import catalog
 from ..train.config import Config, ConfigError, Flag, flags, load_file
 from ..train.config.config import group_of
 from ..train.config.convert import names_of

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from .. import catalog
+from .._internal import catalog
 from .._internal.modules import install_command
 from . import add_commands, top_parser
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import catalog
+from .._internal import catalog
 from ._output import file_to_write, print_table, user_errors
 
 
@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..figures import FIGURES
-    from ..figures.writing import check_path, write, write_page
+    from ..papers.figures import FIGURES
+    from ..papers.figures.writing import check_path, write, write_page
 
     figure, page = FIGURES[options.name], options.html
     path = options.out or (Path(f"{options.name}.svg") if page is None else None)

@@ -8,7 +8,7 @@ import shutil
 import textwrap
 from collections.abc import Collection
 
-from .. import catalog
+from .._internal import catalog
 from ._output import print_table
 
 #: what is listed → its table, the flag that takes the names, and the title of the column beside them
@@ -69,7 +69,7 @@ def _list_layers(options: argparse.Namespace) -> int:
     from torch import device
 
     from .. import models
-    from ..selection import select
+    from ..neurons import select
 
     with device("meta"):
         found = select(models.create(options.model))

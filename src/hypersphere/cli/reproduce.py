@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..reproduce import runner
+    from ..papers.reproduce import runner
 
     folder, runs = (Path(os.path.expanduser(each)) for each in (options.results, options.runs))
     with user_errors(options, runner.RunFailed):
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(tasks: list[Any], folder: Path, runs: Path, options: argparse.Namespace) -> list[Any]:
     """Run the tasks; show a bar on a terminal, and a line for every run that begins or ends."""
-    from ..reproduce import runner
+    from ..papers.reproduce import runner
 
     kept = {key: getattr(options, key) for key in ("jobs", "budget", "device", "root")}
     with shown(options.table) as status:
@@ -80,7 +80,7 @@ def _run(tasks: list[Any], folder: Path, runs: Path, options: argparse.Namespace
 
 def _list(folder: Path, options: argparse.Namespace) -> int:
     """Print all tables, how much of each has been run, and what the rest costs here."""
-    from ..reproduce import compare
+    from ..papers.reproduce import compare
 
     listed = compare.overview(folder, options.full)
     if options.json:
@@ -107,7 +107,7 @@ def _cost(minutes: float | None) -> str:
 
 
 def _show(options: argparse.Namespace, folder: Path, rows: list[str]) -> None:
-    from ..reproduce import compare
+    from ..papers.reproduce import compare
 
     found = compare.compare(options.table, folder, options.full, rows)
     if options.json:

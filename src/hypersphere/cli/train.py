@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .. import recipes
+from ..train import recipes
 from ..train.config import Config, ConfigError
 from ..train.config import convert as configs
 from ..train.config.values import kind_of_data

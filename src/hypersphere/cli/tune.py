@@ -15,10 +15,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from .. import recipes
 from .._internal.modules import import_extra
 from .._internal.safe_files import write_text
 from ..train.config import Config, ConfigError, apply, derive, to_tree, to_yaml
+from ._loading import load_recipe
 from ._output import integer, print_table, say, user_errors
 from ._runs import add_run_arguments, shown
 from ._settings import add_base_arguments, add_settings, base_config, expand_switches, folder_name
@@ -164,7 +164,7 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
 
     search = Search(**request["search"])
     if search.recipe is not None:
-        recipes.load(search.recipe)  # its file may register data or a network
+        load_recipe(search.recipe)  # its file may register data or a network
     return run_trial(search, request["number"], request["given"])
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from .._internal import checks
 from .._internal.functions import needs_plain_formula
 from .._internal.overflow import StatelessFunction
-from ..cosine import accumulation_dtype, apply, inverse_row_norm, unit, without_autocast
+from ..layers.cosine import accumulation_dtype, apply, inverse_row_norm, unit, without_autocast
 from .plain import plain_energies
 from .repulsion import Law, clamp_finite
 from .tiles import BatchEnergy, RowEnergies, SampleEnergies, TotalEnergy

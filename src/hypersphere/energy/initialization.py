@@ -15,8 +15,8 @@ from .._internal.other_tools import refuse_adapters
 from .._internal.overflow import max_root, power_of_two_divisor, rescale, saturating_cast
 from .._internal.progress import track
 from .._internal.sharding import is_sharded
-from ..cosine import unit
-from ..selection import Neurons, Specs, no_layer_error, select_to_change
+from ..layers.cosine import unit
+from ..neurons import Neurons, Specs, no_layer_error, select_to_change
 from .hyperspherical import at_least_float32, make_law, warn_zero_neurons
 from .measures import RANDOM, MeasureLike, apply_user_measure, check_measure, compute_measure
 

@@ -31,7 +31,7 @@ from torch import Generator, Tensor
 
 from .._internal import checks
 from .._internal.overflow import clamp_abs, max_root
-from ..cosine import unit, without_autocast
+from ..layers.cosine import unit, without_autocast
 from .hyperspherical import at_least_float32, group_energy, is_alive
 from .repulsion import NEAR, Law
 

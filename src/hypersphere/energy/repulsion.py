@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..cosine import unit
+from ..layers.cosine import unit
 
 CLOSE, NEAR, FLOOR = 0.1, 0.03, 1e-6  # distances; see above
 LARGE_S = 4.0  # FLOOR^-4 is far below float32's largest number; beyond, terms are summed in logs

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from ..cosine import apply, inverse_row_norm, unit, without_autocast
+from ..layers.cosine import apply, inverse_row_norm, unit, without_autocast
 from .repulsion import (
     NEAR,
     FillSelf,

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .._internal import checks
 from .._internal.modules import import_extra
-from ..cosine import unit
+from ..layers.cosine import unit
 from .points import angle_between, random_points, unit_rows
 from .theory import covering_lower_bound, expected_holes
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._internal import checks
-from ..cosine import unit
+from ..layers.cosine import unit
 from .points import fibonacci_points, random_points, row_blocks, unit_rows
 
 _MOST_CONDITIONS = 210

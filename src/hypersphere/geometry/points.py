@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .._internal import checks
-from ..cosine import unit
+from ..layers.cosine import unit
 
 _BLOCK = 1 << 21  # numbers in one block of the Gram matrix: 16 MB
 _BY_DIFFERENCE = "donot_use_mm_for_euclid_dist"

@@ -3,6 +3,8 @@
 from .comparing import Change as Change
 from .comparing import Comparison as Comparison
 from .comparing import compare as compare
+from .diagnosis import Diagnosis as Diagnosis
+from .diagnosis import diagnose as diagnose
 from .inspecting import inspect as inspect
 from .result import Inspection as Inspection
 from .rows import Layer as Layer

@@ -15,9 +15,9 @@ from torch import Tensor
 from .._internal.linalg import nearest_orthogonal
 from .._internal.progress import track
 from .._internal.text import printable
-from ..cosine import unit
-from ..diagnosis.result import format_angle, format_number
 from ..energy.hyperspherical import group_energy, make_law
+from ..layers.cosine import unit
+from .diagnosis.result import format_angle, format_number
 from .inspecting import layers_of
 from .measuring import sample
 from .opening import open_model

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from .._internal.progress import track
-from ..selection.stored import StoredNeurons, find_stored
+from ..neurons.stored import StoredNeurons, find_stored
 from .measuring import measure
 from .opening import Opened, open_model
 from .result import Inspection

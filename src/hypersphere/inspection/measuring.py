@@ -8,12 +8,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..cosine import accumulation_dtype, inverse_row_norm
-from ..diagnosis import Row
-from ..diagnosis.analysis import Group, compare_groups, make_row
-from ..diagnosis.pairs import LONGEST, TooCoarse
 from ..energy.hyperspherical import make_law
-from ..selection.stored import StoredNeurons
+from ..layers.cosine import accumulation_dtype, inverse_row_norm
+from ..neurons.stored import StoredNeurons
+from .diagnosis import Row
+from .diagnosis.analysis import Group, compare_groups, make_row
+from .diagnosis.pairs import LONGEST, TooCoarse
 from .rows import Layer
 from .verdict import judge
 

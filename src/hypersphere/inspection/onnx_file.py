@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..selection import Layout
+from ..neurons import Layout
 from .stored import Entry, open_regular
 
 LARGEST = 2 << 30  # of protobuf

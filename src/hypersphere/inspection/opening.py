@@ -14,8 +14,8 @@ from torch import Tensor
 
 from .._internal.checksummed_json import parse
 from .._internal.text import one_line
+from ..neurons import Layout
 from ..rotation.merging import holds_rotations, merge_state_dict
-from ..selection import Layout
 from ..train.storage import layout
 from ..train.storage.reading import steps
 from .onnx_file import OnnxFile

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from .._internal.text import escaped
-from ..diagnosis.result import format_excess, label
 from ..report.curves import LOG_AXIS
 from ..report.page import Cell, Page, colour
 from .comparing import Comparison
+from .diagnosis.result import format_excess, label
 from .result import Inspection
 from .rows import Layer
 

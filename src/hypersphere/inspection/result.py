@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 from .._internal.text import escaped, printable
-from ..diagnosis.result import assumptions, format_angle, format_excess, format_number, shorten
+from .diagnosis.result import assumptions, format_angle, format_excess, format_number, shorten
 from .measuring import DUPLICATE_ANGLE
 from .rows import Layer
 from .verdict import summarize

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..diagnosis import Row
+from .diagnosis import Row
 
 
 @dataclass(frozen=True)

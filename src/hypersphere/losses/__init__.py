@@ -1,5 +1,6 @@
 """Softmax losses on angles: margins, the shared softmax, and the heads; losses of embeddings."""
 
+from . import functional as functional
 from .embedding import CenterLoss as CenterLoss
 from .embedding import MetricLoss as MetricLoss
 from .heads import AMSoftmaxLoss as AMSoftmaxLoss

@@ -22,7 +22,9 @@ from .._internal.fx import Proxy, call_as_leaf
 from .._internal.nearest import explain_keywords
 from .._internal.optimizer_checks import watch_weight_decay
 from .._internal.overflow import finite_gradient, max_root, rescale, row_divisors
-from ..cosine import (
+from ..energy.bounded_force import bound_gradient
+from ..energy.hyperspherical import batch_energy, make_law, sample_energies
+from ..layers.cosine import (
     accumulation_dtype,
     apply,
     autocast_enabled,
@@ -32,10 +34,8 @@ from ..cosine import (
     unit_unchecked,
     without_autocast,
 )
-from ..energy.bounded_force import bound_gradient
-from ..energy.hyperspherical import batch_energy, make_law, sample_energies
-from ..layers import SimilarityLike
-from ..similarity import Similarity, angle, resolve
+from ..layers.similarity import Similarity, angle, resolve
+from ..layers.sphere import SimilarityLike
 from .margins import MARGINS, sphereface_annealing
 from .metric_learning import MetricOptions, make_reduction
 

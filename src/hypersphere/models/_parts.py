@@ -13,8 +13,8 @@ from torch.nn.utils import parametrize
 
 from .._internal import checks
 from .._internal.nearest import unknown
-from ..layers import Scale, SimilarityLike, SphereConv1d, SphereConv2d, SphereLinear
-from ..selection import select
+from ..layers.sphere import Scale, SimilarityLike, SphereConv1d, SphereConv2d, SphereLinear
+from ..neurons import select
 
 INITS = ("kaiming", "kaiming(mean)", "xavier", "normal", "normal(mean, std)")
 

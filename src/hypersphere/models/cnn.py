@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .._internal import checks
-from ..layers import Scale, SimilarityLike
+from ..layers.sphere import Scale, SimilarityLike
 from ._parts import Network, Style, check_images, check_ints, check_size, check_stages, flatten_features
 from ._registry import register
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from .._internal import checks
-from ..layers import Scale, SimilarityLike
-from ..selection import select
+from ..layers.sphere import Scale, SimilarityLike
+from ..neurons import select
 from ._parts import Network, Style, check_images, check_ints, check_size, flatten_features, initialize
 from ._registry import register
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._internal import checks
-from ..layers import Scale, SimilarityLike
+from ..layers.sphere import Scale, SimilarityLike
 from ._parts import Network, Style, check_images, check_size, check_stages
 from ._registry import register
 

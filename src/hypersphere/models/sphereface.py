@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from .._internal import checks
-from ..layers import Scale, SimilarityLike
+from ..layers.sphere import Scale, SimilarityLike
 from ._parts import Network, Style, check_images, check_size, check_stages, flatten_features, initialize
 from ._registry import register
 

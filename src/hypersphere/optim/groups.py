@@ -7,9 +7,9 @@ from typing import Any
 from torch import nn
 
 from .._internal import checks
-from ..layers import SphereOptions
+from ..layers.sphere import SphereOptions
+from ..neurons import is_loss_head
 from ..rotation.parametrization import find_rotated
-from ..selection import is_loss_head
 from .optimizer_checks import refuse_other_optimizers
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)

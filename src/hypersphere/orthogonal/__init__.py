@@ -31,7 +31,7 @@ from torch import Tensor
 from .._internal import checks
 from .._internal.linalg import svd
 from .._internal.overflow import NanGradientToZero, scale_to_one
-from ..cosine import apply
+from ..layers.cosine import apply
 from ._cayley import CayleyMatrix, cayley_rows
 from ._constraints import CONSTRAINTS
 from ._exponential import ExponentialRows

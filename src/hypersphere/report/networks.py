@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..selection import select
-from ..similarity import LearnableSigmoid
+from ..layers.similarity import LearnableSigmoid
+from ..neurons import select
 from ..train.config import Config
 from ..train.inference.run import Run
 from ..train.inference.scores import load_split

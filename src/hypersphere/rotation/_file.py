@@ -13,8 +13,8 @@ from torch import Tensor
 
 from .._internal.safe_files import write_bytes
 from .._internal.tensors import hash_of, unshared
+from ..neurons import Layout
 from ..orthogonal import INITS
-from ..selection import Layout
 from .parametrization import key_prefix, layer_label
 from .plan import Plan
 from .tasks import check_new_name

@@ -28,8 +28,8 @@ from torch import Tensor
 from .._internal import checks
 from .._internal.hashed_folder import check, read_config, read_tensors
 from .._internal.tensors import hash_of
+from ..neurons import Neurons
 from ..orthogonal import matrix_size, pack_difference
-from ..selection import Neurons
 from ._file import HEADER, Entry, File
 from .frozen import FrozenNeurons
 from .options import acts_on_inputs, choose_apply

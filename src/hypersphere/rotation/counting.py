@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from .._internal import checks
-from ..cosine import accumulation_dtype, without_autocast
 from ..energy.measures import deviation_from_orthonormal
+from ..layers.cosine import accumulation_dtype, without_autocast
 from .parametrization import find_rotated
 
 
@@ -25,7 +25,10 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
     Example:
         >>> import hypersphere as hs
         >>> net = nn.Sequential(nn.Linear(576, 64, bias=False), nn.ReLU(), nn.Linear(64, 100, bias=False))
-        >>> hs.count_parameters(net)["total"], hs.count_parameters(hs.rotate(net))["total"]  # 576·575/2 + 6400
+        >>> (
+        ...     hs.rotation.count_parameters(net)["total"],
+        ...     hs.rotation.count_parameters(hs.rotate(net))["total"],
+        ... )  # 576·575/2 + 6400
         (43264, 172000)
     """
     checks.module("model", model)

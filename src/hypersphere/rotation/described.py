@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..neurons import select
 from ..orthogonal import ORTHOGONALIZERS
-from ..selection import select
 from ._file import parse_entry
 from .parametrization import Rotation, TaskRotation, find_rotated
 from .plan import NONE

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from .._internal import checks
 from .._internal.linalg import nearest_orthogonal
 from .._internal.sharding import read, refuse_sharded, reshard
+from ..neurons import neuron_rows, unwrapped
 from ..orthogonal import pack
-from ..selection import neuron_rows, unwrapped
 from .parametrization import RotatedWeight, find_rotated, layer_label
 from .rotating import rotate
 

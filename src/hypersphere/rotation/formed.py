@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .._internal.functions import is_transformed
-from ..cosine import apply, autocast_enabled, without_autocast
+from ..layers.cosine import apply, autocast_enabled, without_autocast
 from ..orthogonal import BUILT_IN
 from .plan import OUTPUT, Plan
 from .turns import Turn

@@ -16,7 +16,7 @@ from .._internal.checks import warn_once
 from .._internal.functions import is_recorded
 from .._internal.other_tools import NOT_PLAIN
 from .._internal.quantized import is_quantized_tensor
-from ..selection import Layout, Neurons
+from ..neurons import Layout, Neurons
 from . import optimizer_checks
 from .parametrization import Rotation
 

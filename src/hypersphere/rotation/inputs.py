@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..selection import is_transformers_conv1d
+from ..neurons import is_transformers_conv1d
 from .formed import can_form, formed_linear, is_cheaper_formed
 from .parametrization import Rotation
 from .plan import Plan

@@ -64,7 +64,7 @@ def _check_mergeable(each: RotatedWeight) -> None:
         raise ValueError(f"merge: {layer} has another parametrization after its rotation ({last}): remove it first")
     if is_sharded(each.neurons):
         raise ValueError(
-            f"merge: {layer} is sharded; gather the model's full state_dict and call hypersphere.merge_state_dict"
+            f"merge: {layer} is sharded; gather its full state_dict and call hypersphere.rotation.merge_state_dict"
         )
 
 

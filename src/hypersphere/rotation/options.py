@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from .._internal import checks
-from ..selection import Neurons, is_transformers_conv1d
+from ..neurons import Neurons, is_transformers_conv1d
 from .formed import can_form
 from .frozen import FrozenNeurons
 from .inputs import is_cheaper_on_inputs

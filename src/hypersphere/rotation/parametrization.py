@@ -24,9 +24,9 @@ from .._internal.draws import stable_hash, unwrapped_name
 from .._internal.other_tools import warn_of_save_pretrained
 from .._internal.sharding import gather
 from .._internal.sharding import is_sharded as is_sharded
-from ..cosine import accumulation_dtype
+from ..layers.cosine import accumulation_dtype
+from ..neurons import Layout
 from ..orthogonal import BUILT_IN, ORTHOGONALIZERS
-from ..selection import Layout
 from .plan import OUTPUT, Plan, Side
 from .turns import Turn, turn_weight
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from .._internal.draws import generator
+from ..neurons import Layout
 from ..orthogonal import ORTHOGONALIZERS, Orthogonalizer
-from ..selection import Layout
 from .turns import ROWS
 
 NONE = "none"  # fixed neurons without rotation

@@ -8,7 +8,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from .._internal import checks
-from ..selection import Neurons
+from ..neurons import Neurons
 from .parametrization import layer_label
 from .plan import NONE, Plan
 

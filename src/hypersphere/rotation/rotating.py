@@ -15,8 +15,7 @@ from .._internal.nearest import explain_keywords
 from .._internal.optimizer_checks import record_change
 from .._internal.other_tools import refuse_adapters
 from .._internal.sharding import refuse_new_parameters
-from ..orthogonal import BUILT_IN, INITS, ORTHOGONALIZERS, Orthogonalizer
-from ..selection import (
+from ..neurons import (
     Neurons,
     Selection,
     Specs,
@@ -28,6 +27,7 @@ from ..selection import (
     select,
     select_to_change,
 )
+from ..orthogonal import BUILT_IN, INITS, ORTHOGONALIZERS, Orthogonalizer
 from .frozen import FrozenNeurons, attach_frozen, frozen_neurons, is_linear, is_quantized
 from .options import APPLY, add_options
 from .parametrization import RESERVED, Rotation, find_rotated, is_sharded, layer_label, layer_seed

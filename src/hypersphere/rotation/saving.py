@@ -14,8 +14,8 @@ from .._internal import checks
 from .._internal.other_tools import refuse_adapters
 from .._internal.sharding import refuse_new_parameters, refuse_sharded
 from .._internal.tensors import hash_of
+from ..neurons import Neurons, select, unknown_weights, unwrapped
 from ..orthogonal import ORTHOGONALIZERS
-from ..selection import Neurons, select, unknown_weights, unwrapped
 from ._file import Entry, File, describe_plan, read, write
 from .adapter_files import is_adapter, read_adapter
 from .frozen import frozen_neurons, is_quantized
@@ -55,8 +55,8 @@ def save_rotations(
         >>> net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
         >>> fresh = copy.deepcopy(net)
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     hs.save_rotations(hs.rotate(net), folder + "/rotations.safetensors")
-        ...     _ = hs.load_rotations(fresh, folder + "/rotations.safetensors")
+        ...     hs.rotation.save_rotations(hs.rotate(net), folder + "/rotations.safetensors")
+        ...     _ = hs.rotation.load_rotations(fresh, folder + "/rotations.safetensors")
         >>> torch.equal(fresh[0].weight, net[0].weight)
         True
     """

@@ -22,8 +22,8 @@ def add_task(model: nn.Module, name: str) -> None:
     Example:
         >>> import hypersphere as hs
         >>> net = hs.rotate(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)))
-        >>> hs.add_task(net, "birds")
-        >>> hs.use_task(net, "birds")
+        >>> hs.rotation.add_task(net, "birds")
+        >>> hs.rotation.use_task(net, "birds")
         >>> [name for name, p in net[0].named_parameters() if p.requires_grad]
         ['bias', 'parametrizations.weight.0.birds.cayley']
     """
@@ -73,9 +73,9 @@ def combine_tasks(model: nn.Module, weights: Mapping[str, float], into: str) -> 
     Example:
         >>> import hypersphere as hs
         >>> net = hs.rotate(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)))
-        >>> hs.add_task(net, "birds")
+        >>> hs.rotation.add_task(net, "birds")
         >>> combine_tasks(net, {"default": 1, "birds": 1}, into="both")
-        >>> hs.use_task(net, "both")
+        >>> hs.rotation.use_task(net, "both")
     """
     found = require_rotated("combine_tasks", model)
     if not isinstance(weights, Mapping) or not weights:
@@ -131,7 +131,7 @@ def use_task(model: nn.Module, name: str, *, strength: float = 1.0) -> None:
     Example:
         >>> import hypersphere as hs
         >>> net = hs.rotate(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)))
-        >>> hs.use_task(net, "birds")
+        >>> hs.rotation.use_task(net, "birds")
         Traceback (most recent call last):
         ValueError: name must be a task of the model (default), got 'birds'
     """

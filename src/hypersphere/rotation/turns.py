@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from .._internal.overflow import saturating_cast
-from ..cosine import accumulation_dtype, without_autocast
+from ..layers.cosine import accumulation_dtype, without_autocast
+from ..neurons import Layout, from_neuron_rows, neuron_rows
 from ..orthogonal import Orthogonalizer
-from ..selection import Layout, from_neuron_rows, neuron_rows
 
 ROWS = Layout()
 

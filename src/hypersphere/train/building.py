@@ -13,20 +13,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .. import catalog, models
-from ..conversion import spherize
-from ..cosine import unit
+from .. import models
+from .._internal import catalog
 from ..energy import EnergyRegularizer, normalize_neurons, spread
 from ..energy.hyperspherical import at_least_float32, point_energies
 from ..energy.repulsion import Law
-from ..layers import SphereOptions
+from ..layers.conversion import spherize
+from ..layers.cosine import unit
+from ..layers.similarity import LearnableSigmoid
+from ..layers.sphere import SphereOptions
 from ..losses import heads
+from ..neurons import from_neuron_rows, neuron_rows, select
 from ..optim import OGD, param_groups
 from ..rotation import rotate
 from ..rotation.parametrization import find_rotated
 from ..rotation.planning import estimate_seconds, make_plans
-from ..selection import from_neuron_rows, neuron_rows, select
-from ..similarity import LearnableSigmoid
 from .automatic import learning_rate
 from .config import Config, Energy, Gan, Loss, Model, Rotation
 from .config.groups import LAYERS

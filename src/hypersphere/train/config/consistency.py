@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ... import catalog
+from ..._internal import catalog
 from .groups import Data, Energy, Loss, Model, Optimizer, Rotation, Schedule
 from .values import AUTO, ConfigError, kind_of_data, shown
 

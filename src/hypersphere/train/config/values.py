@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from operator import ge, gt, le, lt
 from typing import Any, get_args, get_origin
 
-from ... import catalog
+from ..._internal import catalog
 from ..._internal.nearest import nearest_few
 
 LARGEST = 2**63 - 1
@@ -42,7 +42,7 @@ _LIVE = {
     "model": ("hypersphere.models._registry", "PRESETS"),
     "data": ("hypersphere.data._registry", "LOADERS"),
     "augmentation": ("hypersphere.data.augment", "AUGMENTATIONS"),
-    "similarity": ("hypersphere.similarity", "SIMILARITIES"),
+    "similarity": ("hypersphere.layers.similarity", "SIMILARITIES"),
     "loss": ("hypersphere.losses.margins", "MARGINS"),
     "measure": ("hypersphere.energy.measures", "REGULARIZERS"),
     "method": ("hypersphere.orthogonal", "ORTHOGONALIZERS"),

@@ -1,0 +1,1 @@
+"""The three papers: their tables, figures and results. Only the command line imports this package."""

@@ -1,0 +1,219 @@
+"""`hypersphere finetune`: rotations of a trained network; networks of hs.models only."""
+
+import re
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tools import finetune_page
+from torch import nn
+
+import hypersphere as hs
+from hypersphere.cli import main
+from hypersphere.models import _timm
+from hypersphere.rotation.parametrization import find_rotated
+from hypersphere.train import Config, Data, Model, Rotation, building, derive, fit, load_run
+from hypersphere.train.config import to_json
+from hypersphere.train.engine import fit_part
+from tests import runs
+from tests.train.test_engine import three_digits
+
+DATA = ["--data.name", "few_digits", "--data.batch_size", "32", "--device", "cpu", "--quiet"]
+FINAL, ADAPTER = "final/model.safetensors", "final/rotations.safetensors"
+
+
+@pytest.fixture(autouse=True)
+def _data():
+    runs.register()
+    hs.data.register("three_digits", three_digits)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """The folder of a trained network with biases: 64 → 16 → 16 → 10."""
+    path = tmp_path_factory.mktemp("base") / "run"
+    fit(runs.tiny(out=str(path), **{"model.widths": (16, 16)}), progress=False)
+    return path
+
+
+def finetune(*argv):
+    return main(["finetune", *map(str, argv), *DATA])
+
+
+def energies(tensors):
+    return {k: hs.hyperspherical_energy(v).item() for k, v in tensors.items() if v.dim() == 2 and "layers" in k}
+
+
+def test_a_run_is_rotated_and_leaves_an_adapter_and_a_merged_model(base, tmp_path):
+    assert finetune(base, "--steps", 12, "--out", tmp_path / "tuned") == 0
+    before, after = load_file(base / FINAL), load_file(tmp_path / "tuned" / FINAL)
+    assert energies(after) == pytest.approx(energies(before), rel=1e-4)
+    turned = {name for name, value in after.items() if not torch.equal(value, before[name])}
+    # Blocks of 32 divide the first layer's 64 inputs; the second layer has 16 and is rotated whole. Biases are frozen.
+    assert turned == {"layers.0.weight", "layers.2.weight", "classifier.weight", "classifier.bias"}
+    adapted = hs.rotation.load_rotations(load_run(base).model, tmp_path / "tuned" / ADAPTER)
+    assert [each.rotation.plan.blocks for each in find_rotated(adapted)] == [2, 1]
+    assert all(each.rotation.plan.scaled for each in find_rotated(adapted))
+    inputs = torch.randn(5, 1, 8, 8)
+    merged = load_run(tmp_path / "tuned").model
+    torch.testing.assert_close(hs.merge(adapted)(inputs), merged(inputs), rtol=1e-4, atol=1e-5)
+
+
+def test_a_file_of_weights_gives_the_same_as_the_run(base, tmp_path):
+    assert finetune(base, "--steps", 4, "--out", tmp_path / "a") == 0
+    (tmp_path / "link.safetensors").symlink_to(base / FINAL)  # as in the caches of model hubs
+    name = ["mlp", "--model.widths", "16,16", "--weights", tmp_path / "link.safetensors"]
+    assert finetune(*name, "--steps", 4, "--out", tmp_path / "b") == 0
+    one, other = (load_file(tmp_path / each / FINAL) for each in "ab")
+    assert all(torch.equal(value, other[key]) for key, value in one.items())
+
+
+def test_other_classes_get_an_output_layer_of_their_own(base, tmp_path):
+    argv = ["mlp", "--model.widths", "16,16", "--weights", base / FINAL, "--out", tmp_path / "three", "--steps", 2]
+    assert main(["finetune", *map(str, argv), "--data.name", "three_digits", "--device", "cpu", "--quiet"]) == 0
+    after = load_file(tmp_path / "three" / FINAL)
+    assert after["classifier.weight"].shape == (3, 16)
+    assert energies(after) == pytest.approx(energies(load_file(base / FINAL)), rel=1e-4)
+
+
+def test_an_angular_loss_takes_the_classes_of_a_file(base, tmp_path):
+    changes = {"model.widths": (16, 16), "loss.name": "s_softmax", "rotation.freeze": True}
+    config = runs.tiny(steps=1, init_from=str(base / FINAL), **changes)
+    seen = {}
+
+    def look(model, step, line):
+        seen.setdefault(step, {key: value.clone() for key, value in model.state_dict().items()})
+
+    fit(config, callbacks=[look], progress=False)
+    assert torch.equal(seen[0]["head.weight"], load_file(base / FINAL)["classifier.weight"])
+
+
+def test_an_interrupted_fine_tuning_is_resumed_by_train(base, tmp_path):
+    changes = ["--data.validation", "32", "--steps", 8, "--eval_every", 2]
+    assert finetune(base, *changes, "--out", tmp_path / "whole") == 0
+    config = hs.train.load_file(tmp_path / "whole" / "config.json")
+    fit_part(derive(config, out=str(tmp_path / "half"), resume=True), 2)
+    assert not (tmp_path / "half" / "result.json").exists()
+    assert main(["train", "--resume", "--out", str(tmp_path / "half"), "--quiet"]) == 0
+    for name in (FINAL, ADAPTER):
+        one, other = (load_file(tmp_path / each / name) for each in ("whole", "half"))
+        assert all(torch.equal(value, other[key]) for key, value in one.items()), name
+
+
+def test_a_rotation_without_a_start_leaves_no_adapter(tmp_path):
+    fit(runs.tiny(out=str(tmp_path / "run"), steps=1, **{"rotation.method": "cayley"}), progress=False)
+    assert not (tmp_path / "run" / ADAPTER).exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        ("nowhere", "MODEL 'nowhere' is not a run folder: give a network's name"),
+        (".", "is not a run folder: it has no config.json"),
+        ("BASE --weights BASE/final/model.safetensors", "is a run folder, which has weights: remove --weights"),
+        ("mlp --weights nowhere.safetensors", "--weights: nowhere.safetensors does not exist"),
+        ("mpl --weights BASE/final/model.safetensors", "unknown model.name 'mpl', did you mean 'mlp'?"),
+        ("mlp --weights BASE/config.json", "must be a run folder or a .safetensors file"),
+        ("mlp --weights cut.safetensors", "cut.safetensors cannot be read"),
+        ("mlp --weights nan.safetensors --model.widths 16,16", "'layers.0.weight' must be finite"),
+        ("mlp --weights BASE/final/model.safetensors --model.widths 16,8", "is (16, 16) there and (8, 16) here"),
+        ("BASE --init_from x", "--init_from is given by MODEL and --weights: remove it"),
+        ("BASE --rotation.block_size 7", "block"),
+        ("BASE --rotation.apply sideways", "unknown rotation.apply 'sideways'"),
+        ("BASE --rotation.method householder", "rotation.scaled needs rotation.method"),
+        ("BASE --data.root .", "image_folder: . has no folders"),
+    ],
+)
+def test_errors_are_one_line_and_nothing_is_written(base, tmp_path, monkeypatch, capsys, argv, line):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cut.safetensors").write_bytes((base / FINAL).read_bytes()[:100])
+    tensors = load_file(base / FINAL)
+    save_file(tensors | {"layers.0.weight": tensors["layers.0.weight"] * float("nan")}, "nan.safetensors")
+    there = set(tmp_path.iterdir())
+    words = argv.replace("BASE", str(base)).split()
+    data = [] if "--data.root" in words else DATA
+    assert main(["finetune", *words, *data, "--steps", "2", "--out", "out"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert line in err
+    assert set(tmp_path.iterdir()) == there
+
+
+def test_a_folder_of_images_is_the_dataset_of_a_root(base, capsys):
+    assert main(["finetune", str(base), "--data.root", "pets", "--print_config"]) == 0
+    printed = capsys.readouterr().out
+    assert "name: image_folder" in printed
+    assert "block_size: 32" in printed
+
+
+def test_images_get_the_size_that_the_run_was_trained_with(tmp_path, capsys):
+    config = Config(model=Model("cnn"), data=Data("image_folder", root="pets", size=24))
+    (tmp_path / "config.json").write_text(to_json(config))
+    assert main(["finetune", str(tmp_path), "--data.root=others", "--print_config"]) == 0
+    assert "  size: 24 " in capsys.readouterr().out
+
+
+def test_settings_reach_the_rotations():
+    body = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.Linear(32, 4))
+    building.prepare(body, None, Rotation(block_size=4, apply="weight", scaled=True, freeze=True), 0)
+    (each,) = find_rotated(body)
+    assert (each.rotation.plan.apply, each.rotation.plan.scaled, each.rotation.plan.blocks) == ("weight", True, 2)
+    trained = [name for name, p in body.named_parameters() if p.requires_grad]
+    assert trained == ["0.parametrizations.weight.0.default.cayley", "2.weight", "2.bias"]
+    body = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
+    building.prepare(body, None, Rotation(block_size=4, apply="input"), 0)
+    assert next(find_rotated(body)).rotation.plan.apply == "input"
+    assert body[0].bias.requires_grad
+
+
+def test_a_generator_is_not_frozen():
+    with pytest.raises(ValueError, match=r"rotation\.freeze needs a classifier"):
+        derive(Config(), {"model.name": "generator.mhe", "rotation.freeze": True})
+
+
+def test_a_missing_timm_names_how_to_install_it(monkeypatch, base, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    assert finetune("timm/resnet18", "--weights", base / FINAL, "--out", tmp_path / "out") == 2
+    assert "pip install timm" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_timm_gets_pixels_from_zero_to_one():
+    black, white = hs.data.augment.Normalize()(torch.tensor([0, 255], dtype=torch.uint8)).tolist()
+    assert (black, white) == (_timm.BLACK, _timm.WHITE)
+
+
+def made_up(accuracies, seeds=(0, 1, 2)):
+    """A result of the MiniLM script with these test accuracies of each method."""
+    rates = {name: [0.1, 0.2] for name in ("rotation", "lora", "full")} | {"probe": [0.0]}
+    settings = dict.fromkeys(["tokens", "steps", "batch", "block_size", "scaled", "lora_rank", "lora_alpha"], 8)
+    runs_ = [
+        {"method": name, "lr": rate, "seed": seed, "validation": rate, "test": value, "forgetting": value / 10}
+        | {"parameters": 5, "seconds_per_step": 0.5, "seconds": 60.0, "kept_mb": 9.0}
+        for name, values in accuracies.items()
+        for seed, value in zip(seeds, values, strict=False)
+        for rate in (rates[name] if seed == 0 else rates[name][-1:])
+    ]
+    speeches = {"train": 3, "validation": 2, "test": 1}
+    common = {"settings": settings, "candidates": rates, "seeds": [*seeds], "speakers": ["A", "B"], "runs": runs_}
+    return common | {"speeches": speeches, "versions": {"torch": "2"}, "threads": 1}
+
+
+def test_the_page_says_ties_as_ties_and_what_is_missing():
+    values = {"rotation": [0.5, 0.52, 0.48], "lora": [0.51, 0.5, 0.5], "full": [0.7, 0.71, 0.69], "probe": [0.2]}
+    page = finetune_page.markdown(made_up(values))
+    assert "| rotation | 0.2 | 5 | 50.0 ± 2.0 % | 0.050 ± 0.002 | 500 | 9 | 3 |" in page
+    assert re.search(r"accuracy, rotation against LoRA: -0\.3 points, a tie \(p = 0\.", page)
+    assert re.search(r"accuracy, rotation against full fine-tuning: -20\.0 points, a difference \(p = 0\.000", page)
+    assert "accuracy, rotation against output layer only: +30.0 points, one seed cannot decide" in page
+    assert "fewer than 3 seeds: output layer only." in page
+    assert "The best rate is the first or the last that was tried for: rotation, LoRA, full fine-tuning." in page
+    assert finetune_page.pictures(made_up(values)).keys() == {"accuracy", "trade"}
+    twice = made_up(values)
+    twice["runs"] += twice["runs"][1:4]  # a seed counts once, or a tie would become a difference
+    assert finetune_page.final_runs(twice) == finetune_page.final_runs(made_up(values))
+    begun = made_up({"rotation": [0.5]})
+    begun["runs"] = begun["runs"][:1]
+    assert "| rotation | 0.1: 10.0 %, 0.050 | - |" in finetune_page.markdown(begun)
+    assert finetune_page.pictures(begun).keys() == {"trade"}

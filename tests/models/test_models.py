@@ -1,0 +1,675 @@
+"""Every network of the registry: timm's conventions, the verbs of this package, options, initializations, errors."""
+
+import copy
+import io
+import math
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hypersphere as hs
+from hypersphere import models
+from hypersphere.models.gcn import normalize_adjacency
+
+pytestmark = pytest.mark.slow
+
+# fmt: off
+PRESETS = [  # the networks of the papers' architecture tables
+    "mlp.opt", "cnn3.spherenet", "cnn9.spherenet", "cnn18.spherenet", "cnn45.spherenet", "cnn60.spherenet",
+    "cnn69.spherenet", "cnn6.mhe", "cnn9.mhe", "cnn15.mhe", "cnn6.opt", "cnn9.opt", "wide_cnn9.opt", "cnn10.opt",
+    "cnn4.opt", "cnn_mnist.opt", "resnet32.spherenet", "resnet32w.spherenet", "resnet18.spherenet",
+    "resnet18v2.spherenet", "resnet32.mhe", "resnet18.mhe", "resnet34.mhe", "resnet20.opt", "resnet32.opt",
+    "resnet18.opt", "resnet18a.opt", "resnet18b.opt", "sphereface20", "sphereface64", "cnn20.opt", "gcn.opt",
+    "pointnet.opt", "generator.mhe", "discriminator.mhe", "transformer",
+]
+FAMILIES = [
+    "mlp", "cnn3", "cnn6", "cnn9", "cnn15", "cnn18", "cnn45", "cnn60", "cnn69", "resnet18", "resnet20", "resnet32",
+    "resnet34", "gcn", "pointnet",
+]
+# fmt: on
+CLASSIFIERS = [name for name in PRESETS if name != "generator.mhe"]
+SPHERES = [name for name in CLASSIFIERS if name != "transformer"]  # attention is not a sphere layer
+
+SMALL = {  # one small network of every family
+    "mlp": {"input_size": 6, "widths": (12, 8)},
+    "cnn6": {"input_size": 12, "widths": (4, 6, 8), "fc": 10},
+    "cnn10.opt": {"input_size": 32, "widths": (4, 6, 8), "fc": 10},
+    "cnn4.opt": {"input_size": 16, "widths": (4, 4, 4, 4)},
+    "cnn_mnist.opt": {"input_size": 9, "widths": (4, 5, 6)},
+    "resnet20": {"input_size": 8, "widths": (4, 6, 8), "depth": (1, 2, 1)},
+    "resnet20.opt": {"input_size": 8, "widths": (4, 6, 9), "depth": (1, 2, 1)},
+    "resnet18v2.spherenet": {"input_size": 32, "widths": (4, 6, 8, 8)},
+    "sphereface20": {"input_size": (14, 12), "widths": (4, 5, 6, 7), "fc": 8},
+    "gcn": {"in_features": 9, "widths": (6,)},
+    "pointnet": {"widths": (6, 8, 12), "fc": (10, 8)},
+    "discriminator.mhe": {"input_size": 8, "widths": (4, 6, 8)},
+    "transformer": {"width": 16, "heads": 2, "depth": 2, "context": 8},
+}
+BATCH = 4
+
+
+def inputs_of(name, *, batch=2, device="cpu", **options):
+    """What a network takes, of the size that it is built for."""
+    known = (
+        {key: p.default for key, p in models.preset(name).accepted().items()} | models.preset(name).options | options
+    )
+    if name.startswith("gcn"):
+        ring = torch.eye(batch, device=device).roll(1, 0)
+        return torch.rand(batch, known["in_features"], device=device), ring + ring.T
+    if name.startswith("transformer"):
+        return (torch.zeros(batch, min(known["context"], 16), dtype=torch.long, device=device),)
+    if name.startswith("generator"):
+        return (torch.randn(batch, known["latent"], device=device),)
+    if name.startswith("pointnet"):
+        return (torch.rand(batch, 16, known["in_channels"], device=device),)
+    size = known["input_size"]
+    return (
+        torch.rand(batch, known["in_channels"], *(size if isinstance(size, tuple) else (size, size)), device=device),
+    )
+
+
+def small(name, num_classes=5, **options):
+    options = SMALL[name] | options
+    return models.create(name, num_classes, **options), inputs_of(name, batch=BATCH, **options)
+
+
+def hidden(model):
+    return {name: n.module for name, n in hs.select(model).items() if not n.is_output}
+
+
+def test_names_hold_every_preset():
+    assert set(models.names()) >= {*PRESETS, *FAMILIES}
+    assert len(models.names()) == len(set(models.names()))
+
+
+@pytest.mark.parametrize("name", PRESETS)  # the families' own run forward for the docs' table
+def test_true_size_runs_forward_and_backward(name):
+    device = "cpu" if name.startswith("gcn") else "meta"  # a sparse matrix has no meta form; this one is small
+    with torch.device(device):
+        model = models.create(name)
+    output = model(*inputs_of(name, device=device))
+    output.sum().backward()
+    assert all(parameter.device.type == device for parameter in model.parameters())
+    assert all(p.grad is not None and p.grad.shape == p.shape for p in model.parameters())
+    if name == "generator.mhe":
+        assert output.shape == (2, 3, 32, 32)
+    else:
+        assert output.shape == (*output.shape[:-1], model.num_classes or model.num_features)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_numbers_run_forward_and_backward(name, device):
+    model, inputs = small(name)
+    logits = model.to(device)(*(tensor.to(device) for tensor in inputs))
+    assert torch.isfinite(logits).all()
+    assert logits.std(0).max() > 0 or name == "transformer"
+    logits.square().mean().backward()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
+    assert sum(float(parameter.grad.abs().sum()) for parameter in model.parameters()) > 0
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_timms_conventions(name):
+    model, inputs = small(name)
+    model.eval()
+    features = model.forward_features(*inputs)
+    assert features.shape[-1] == model.num_features == model.get_classifier().in_features
+    assert torch.equal(model.forward_head(features), model(*inputs))
+    assert [n.module for n in hs.select(model).values() if n.is_output] == [model.get_classifier()]
+    bias = model.get_classifier().bias is not None
+    model.double().reset_classifier(7)
+    classifier = model.get_classifier()
+    assert (model.num_classes, classifier.out_features, classifier.weight.dtype) == (7, 7, torch.float64)
+    assert (classifier.bias is not None) == bias
+    model.float()
+    assert model(*inputs).shape[-1] == 7
+    model.reset_classifier(0)
+    assert torch.equal(model(*inputs), features)
+    assert not any(n.is_output for n in hs.select(model).values())
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_without_classes_a_network_gives_embeddings(name):
+    device = "cpu" if name.startswith("gcn") else "meta"
+    with torch.device(device):
+        model = models.create(name, num_classes=0)
+    assert model.num_classes == 0
+    assert isinstance(model.get_classifier(), nn.Identity)
+    assert model(*inputs_of(name, device=device)).shape[-1] == model.num_features
+    assert not any(n.is_output for n in hs.select(model).values())
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_verbs_work_on_every_family(name):
+    model, inputs = small(name)
+    model.eval()
+    before = model(*inputs)
+    hs.rotate(model)
+    assert hs.rotation.count_parameters(model)["rotations"] > 0
+    assert torch.allclose(model(*inputs), before, atol=1e-5)
+    assert torch.allclose(hs.merge(model)(*inputs), before, atol=1e-5)
+    regularizer = hs.EnergyRegularizer(model)
+    regularizer().backward()
+    assert list(regularizer.per_layer()) == [row.name for row in hs.diagnose(model)] == list(hs.select(model))
+    if name == "transformer":
+        with pytest.warns(UserWarning, match="out_proj"):
+            hs.spherize(model)
+    else:
+        hs.spherize(model)
+        assert all(type(module).__name__.startswith("Sphere") for module in hidden(model).values())
+    assert type(model.get_classifier()) is nn.Linear
+    assert not torch.allclose(model(*inputs), before, atol=1e-3)
+
+
+def test_verbs_work_on_the_generator():
+    model = models.create("generator.mhe", latent=6, widths=(8, 6, 4), input_size=8)
+    model.eval()
+    noise = torch.randn(3, 6)
+    before = model(noise)
+    assert before.shape == (3, 3, 8, 8)
+    assert before.abs().max() <= 1
+    assert not any(n.is_output for n in hs.select(model).values())
+    assert len(hs.diagnose(model)) == 4
+    hs.EnergyRegularizer(model)().backward()
+    assert torch.allclose(hs.merge(hs.rotate(model))(noise), before, atol=1e-5)
+    with pytest.raises(ValueError, match="noise must be"):
+        model(torch.randn(3, 5))
+    with pytest.raises(ValueError, match="multiple of 4"):
+        models.create("generator.mhe", widths=(8, 6, 4), input_size=10)
+
+
+@pytest.mark.parametrize("name", SPHERES)
+def test_similarity_makes_every_hidden_layer_a_sphere_layer(name):
+    with torch.device("meta"):
+        model = models.create(name, 5, similarity="learnable", scale=True)
+        plain = models.create(name, 5)
+    assert list(hs.select(model)) == list(hs.select(plain))
+    for layer, module in hidden(model).items():
+        if name == "resnet18v2.spherenet" and ".shortcut." in layer:
+            assert type(module) is nn.Conv2d
+        else:
+            assert type(module).__name__.startswith("Sphere")
+            assert module.scale.shape == (len(module.weight),)
+            assert type(module.similarity) is hs.LearnableSigmoid
+    assert type(model.get_classifier()) is nn.Linear
+    keys = model.state_dict().keys() - plain.state_dict().keys()
+    no_norm = name in ("sphereface20", "sphereface64", "cnn20.opt")  # a learned scale comes with a bias
+    shift = {"bias"} if no_norm else set()
+    assert {key.rpartition(".")[2] for key in keys} == {"scale", "log_k", *shift}
+    if name == "resnet18.spherenet":
+        assert sum(".shortcut." in layer for layer in hidden(model)) == 3
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if name != "transformer"])
+def test_sphere_networks_learn(name):
+    model, inputs = small(name, similarity="sigmoid(0.3)", scale=True)
+    model(*inputs).square().mean().backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if "batch_norm" in models.preset(name).accepted()])
+def test_batch_norm_and_relu_can_be_switched(name):
+    norms = (nn.BatchNorm1d, nn.BatchNorm2d)
+    with_norm, _ = small(name, batch_norm=True)
+    without, inputs = small(name, batch_norm=False)
+    assert any(isinstance(m, norms) for m in with_norm.modules())
+    assert not any(isinstance(m, norms) for m in without.modules())
+    shapes = [[n.tensor.shape for n in hs.select(model).values()] for model in (with_norm, without)]
+    assert shapes[0] == shapes[1]
+    without(*inputs)
+    if "relu" in models.preset(name).accepted():
+        linear, inputs = small(name, batch_norm=False, relu=False)
+        assert not any(isinstance(m, nn.ReLU | nn.PReLU) for m in linear.modules())
+        if not any(isinstance(m, nn.MaxPool2d) for m in linear.modules()) and name != "pointnet":
+            linear.eval().double()
+            x = inputs[0].double()
+            zero = linear(torch.zeros_like(x))  # what is left is affine
+            assert torch.allclose(linear(3 * x) - zero, 3 * (linear(x) - zero))
+
+
+def test_options_change_what_they_say():
+    net = models.create("cnn9", 4, widths=(16, 32, 48), in_channels=1, input_size=(20, 28), fc=33)
+    assert [tuple(n.tensor.shape) for n in hs.select(net).values()][::3] == [
+        (16, 1, 3, 3),
+        (32, 16, 3, 3),
+        (48, 32, 3, 3),
+        (33, 48 * 3 * 4),  # 20×28 → 10×14 → 5×7 → 3×4
+    ]
+    assert net(torch.rand(2, 1, 20, 28)).shape == (2, 4)
+    for pool in (1, 2, 3, 4, 5):
+        for round_up in (True, False):
+            for size in (25, 32, (37, 40)):
+                options = {"pool": pool, "round_up": round_up, "input_size": size, "widths": (2, 3), "depth": (1, 1)}
+                net = models.create("cnn6", **options)
+                net(*inputs_of("cnn6", **options))
+    for size in (1, 5, 33):
+        assert models.create("resnet20", 4, widths=(2, 3, 4), input_size=size)(torch.rand(2, 3, size, size)).shape == (
+            2,
+            4,
+        )
+    face = models.create("sphereface20", widths=(2, 3, 4, 5), input_size=50, in_channels=1, fc=9)
+    assert face(torch.rand(2, 1, 50, 50)).shape == (2, 9)
+    points = models.create("pointnet", in_channels=6)
+    assert points(torch.rand(2, 10, 6)).shape == (2, 40)
+    assert models.create("transformer", num_classes=0, vocabulary=11).tokens.weight.shape == (11, 128)
+    assert models.create("transformer", num_classes=7).tokens.weight.shape == (7, 128)
+
+
+def test_one_similarity_can_be_shared():
+    shared = hs.LearnableSigmoid()
+    model, inputs = small("cnn6", similarity=shared)
+    assert all(module.similarity is shared for module in hidden(model).values())
+    model(*inputs).sum().backward()
+    assert shared.log_k.grad is not None
+
+
+def test_pad_shortcuts_subsample_and_fill_with_zeros():
+    model, _ = small("resnet20.opt")
+    pad = model.stages[1][0].shortcut
+    assert not list(pad.parameters())
+    x = torch.rand(2, 4, 5, 5)
+    y = pad(x)
+    assert y.shape == (2, 6, 3, 3)
+    assert torch.equal(y[:, 1:5], x[:, :, ::2, ::2])
+    assert y[:, 0].abs().max() == y[:, 5].abs().max() == 0
+
+
+@pytest.mark.parametrize(
+    ("init", "mean", "std"),
+    [
+        ("kaiming", 0.0, lambda fan_in, fan_out: math.sqrt(2 / fan_in)),
+        ("kaiming(0.5)", 0.5, lambda fan_in, fan_out: math.sqrt(2 / fan_in)),
+        ("xavier", 0.0, lambda fan_in, fan_out: math.sqrt(2 / (fan_in + fan_out))),
+        ("normal", 0.0, lambda fan_in, fan_out: 1.0),
+        ("normal(0.5, 0.25)", 0.5, lambda fan_in, fan_out: 0.25),
+        ("normal( 0 , 1e-2 )", 0.0, lambda fan_in, fan_out: 0.01),
+    ],
+)
+@pytest.mark.parametrize("name", ["cnn6.mhe", "mlp.opt"])
+def test_initializations_by_name(name, init, mean, std):
+    model = models.create(name, 100, init=init)
+    for layer, neurons in hs.select(model).items():
+        weight = neurons.tensor.detach()
+        window = math.prod(weight.shape[2:])
+        expected = std(weight[0].numel(), len(weight) * window)
+        error = expected / math.sqrt(weight.numel())
+        assert abs(float(weight.mean()) - mean) < 5 * error, layer
+        assert abs(float(weight.std()) - expected) < 5 * error, layer
+        if init == "xavier":
+            assert weight.abs().max() <= expected * math.sqrt(3)
+        if neurons.module.bias is not None:
+            assert not neurons.module.bias.any()
+
+
+def test_the_papers_own_initializations():
+    face = models.create("sphereface20", 10)
+    for unit in (unit for stage in face.stages for unit in stage if hasattr(unit, "layers")):
+        for convolution in (m for m in unit.modules() if isinstance(m, nn.Conv2d)):
+            assert float(convolution.weight.detach().std()) == pytest.approx(0.01, rel=0.03)
+    for layer in (face.stages[2][0], face.fc):
+        window = math.prod(layer.weight.shape[2:])
+        fans = layer.weight[0].numel() + len(layer.weight) * window
+        assert float(layer.weight.detach().abs().max()) == pytest.approx(math.sqrt(6 / fans), rel=1e-3)
+        assert not layer.bias.any()
+    convolution = models.create("cnn9.mhe").stages[1][3]
+    assert float(convolution.weight.detach().std()) == pytest.approx(math.sqrt(2 / (128 * 9)), rel=0.02)
+
+
+def test_initialize_by_hand():
+    model = models.create("generator.mhe", widths=(64, 32), input_size=8)
+    models.initialize(model, "kaiming")
+    deconvolution = model.layers[0]  # its neurons are output channels: 64·16 numbers come in
+    assert float(deconvolution.weight.detach().std()) == pytest.approx(math.sqrt(2 / (64 * 16)), rel=0.02)
+    net = models.create("mlp")
+    before = net.get_classifier().weight.clone()
+    models.initialize(net, "normal(0, 1)", output=False)
+    assert torch.equal(net.get_classifier().weight, before)
+    assert float(net.layers[0].weight.detach().std()) == pytest.approx(1, rel=0.01)
+    with torch.device("meta"):
+        net = models.create("cnn6", similarity="cosine", batch_norm=False)
+    net.to_empty(device="cpu")
+    models.initialize(net, "kaiming")
+    assert torch.isfinite(net(torch.rand(2, 3, 32, 32))).all()
+    for wrong in ("he", "normal(0)", "normal(a, b)", "normal(0, -1)", "normal(nan, 1)", None, 3):
+        with pytest.raises(ValueError, match="init must be one of kaiming"):
+            models.initialize(net, wrong)
+    with pytest.raises(ValueError, match="parametrized"):
+        models.initialize(hs.rotate(net), "kaiming")
+
+
+def test_a_new_classifier_starts_like_the_first():
+    model = models.create("mlp", init="normal(3, 0)")
+    model.reset_classifier(4)
+    assert torch.equal(model.get_classifier().weight, torch.full((4, 256), 3.0))
+    assert not model.get_classifier().bias.any()
+
+
+# Graphs
+
+
+def graph(n=12, seed=0):
+    """A symmetric adjacency without loops; the last node has no neighbour."""
+    upper = torch.rand(n, n, generator=torch.Generator().manual_seed(seed)).lt(0.3).float().triu(1)
+    upper[:, -1] = 0
+    return upper + upper.T
+
+
+def dense(adjacency):
+    """D^(−½)(A + I)D^(−½) as the formula has it."""
+    with_loops = adjacency + torch.eye(len(adjacency), dtype=adjacency.dtype)
+    root = torch.diag(with_loops.sum(1)) ** 0.5
+    return torch.linalg.inv(root) @ with_loops @ torch.linalg.inv(root)
+
+
+@pytest.mark.parametrize("form", ["to_dense", "to_sparse_coo", "to_sparse_csr", "bool", "long", "double"])
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_normalized_adjacency(form):
+    adjacency = graph()
+    given = getattr(adjacency, form)()
+    assert torch.allclose(normalize_adjacency(given).to_dense(), dense(adjacency), atol=1e-6)
+    assert normalize_adjacency(given).to_dense()[-1, -1] == 1  # isolated
+    weighted = adjacency.double() * 2.5
+    exact = normalize_adjacency(weighted, torch.float64)
+    assert exact.dtype == torch.float64
+    assert torch.allclose(exact.to_dense(), dense(weighted))
+    model = models.create("gcn", 3, in_features=5).eval()
+    x = torch.rand(12, 5)
+    first, last = model.layers[0].weight, model.get_classifier().weight
+    expected = dense(adjacency) @ (dense(adjacency) @ x @ first.T).relu() @ last.T
+    assert torch.allclose(model(x, given), expected, atol=1e-6)
+
+
+def test_the_normalized_adjacency_is_kept(monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        "hypersphere.models.gcn.normalize_adjacency", lambda *args: made.append(1) or normalize_adjacency(*args)
+    )
+    model = models.create("gcn", 3, in_features=5).eval()
+    x, adjacency, other = torch.rand(12, 5), graph().to_sparse(), graph(seed=1)
+    first = model(x, adjacency)
+    assert torch.equal(model(x, adjacency), first)
+    model.forward_features(x, adjacency)
+    assert len(made) == 1
+    assert not torch.allclose(model(x, other), first)
+    assert torch.equal(model(x, adjacency), first)
+    assert len(made) == 3
+    second = model(x, other)
+    other.zero_()
+    alone = model(x, other)
+    assert not torch.allclose(alone, second)
+    assert len(made) == 5
+    assert torch.equal(alone, model(x, torch.zeros(12, 12)))
+    model.double()(x.double(), adjacency)
+    assert len(made) == 7
+    with torch.inference_mode():
+        inner = graph()
+        assert torch.allclose(model(x.double(), inner), first.double(), atol=1e-6)
+
+
+def test_gcn_is_copied_and_saved_like_any_network():
+    model = models.create("gcn", 3, in_features=5).eval()
+    x, adjacency = torch.rand(12, 5), graph().to_sparse()
+    expected = model(x, adjacency)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    again = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(file, weights_only=False)]
+    fresh = models.create("gcn", 3, in_features=5).eval()
+    fresh.load_state_dict(model.state_dict())
+    for each in [*again, fresh]:
+        assert torch.equal(each(x, adjacency), expected)
+    assert all(tensor.layout == torch.strided for tensor in model.state_dict().values())
+
+
+def test_gcn_learns():
+    """Two groups of nodes, dense within and sparse between; the features say little."""
+    n, generator = 60, torch.Generator().manual_seed(0)
+    labels = torch.arange(n) % 2
+    likely = torch.where(labels[:, None] == labels, 0.2, 0.02)
+    upper = torch.rand(n, n, generator=generator).lt(likely).float().triu(1)
+    adjacency = (upper + upper.T).to_sparse()
+    x = torch.randn(n, 20, generator=generator) + 0.5 * labels[:, None] * torch.eye(20)[0]
+    model = models.create("gcn", 2, in_features=20)
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
+    train = torch.arange(n) < 20
+    for _ in range(100):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x, adjacency)[train], labels[train]).backward()
+        optimizer.step()
+    right = model.eval()(x, adjacency).argmax(1) == labels
+    assert right[~train].float().mean() > 0.85
+
+
+def test_pointnet_does_not_see_the_order_of_points():
+    model, (points,) = small("pointnet")
+    model.eval()
+    shuffled = points[:, torch.randperm(points.shape[1])]
+    assert torch.allclose(model(points), model(shuffled), atol=1e-6)
+    moved = points.clone()
+    moved[:, 0] += 5
+    assert not torch.allclose(model(points), model(moved), atol=1e-2)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_transformer_sees_only_what_came_before(training):
+    model = models.create("transformer", 11, width=16, heads=2, depth=2, context=8).train(training)
+    tokens = torch.randint(0, 11, (2, 8))
+    with torch.set_grad_enabled(training):
+        logits = model(tokens)
+        for place in range(8):
+            changed = tokens.clone()
+            changed[:, place] = (changed[:, place] + 1) % 11
+            difference = (model(changed) - logits).abs().amax((0, 2))
+            assert (difference[:place] < 1e-6).all()
+            assert difference[place] > 1e-4
+        assert torch.allclose(model(tokens[:, :5]), logits[:, :5], atol=1e-6)
+
+
+def test_transformer_learns():
+    """After a token of a repeated pattern comes the next one."""
+    model = models.create("transformer", 7, width=32, heads=2, depth=1, context=16)
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    generator = torch.Generator().manual_seed(0)
+    losses = []
+    for _ in range(60):
+        text = (torch.randint(0, 7, (16, 1), generator=generator) + 3 * torch.arange(13)) % 7
+        loss = F.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[0] == pytest.approx(math.log(7), abs=0.5)
+    assert losses[-1] < 0.2
+
+
+def test_gan_learns():
+    """The discriminator tells grey images from noise; the generator then moves it."""
+    generator = models.create("generator.mhe", latent=8, widths=(32, 16, 8), input_size=8)
+    discriminator = models.create("discriminator.mhe", widths=(8, 16, 32), input_size=8)
+    adam = {"lr": 2e-3, "betas": (0.5, 0.999)}
+    of_d, of_g = (torch.optim.Adam(net.parameters(), **adam) for net in (discriminator, generator))
+    real = torch.zeros(16, 3, 8, 8)
+    judged, fooled = [], []
+    for _ in range(25):
+        false = generator(torch.randn(16, 8)).detach()
+        loss = F.softplus(-discriminator(real)).mean() + F.softplus(discriminator(false)).mean()
+        of_d.zero_grad()
+        loss.backward()
+        of_d.step()
+        judged.append(float(loss.detach()))
+    for _ in range(25):
+        loss = F.softplus(-discriminator(generator(torch.randn(16, 8)))).mean()
+        of_g.zero_grad()
+        loss.backward()
+        of_g.step()
+        fooled.append(float(loss.detach()))
+    assert judged[0] == pytest.approx(2 * math.log(2), abs=0.2)
+    assert judged[-1] < 0.5 * judged[0]
+    assert fooled[-1] < 0.5 * fooled[0]
+
+
+# The registry
+
+
+def test_unknown_names_are_met_with_the_nearest():
+    with pytest.raises(ValueError, match=r"unknown network 'cnn9.mee', did you mean .*'cnn9\.mhe'"):
+        models.create("cnn9.mee")
+    with pytest.raises(ValueError, match=r"unknown network 'zzz', see hypersphere\.models\.names\(\)$"):
+        models.create("zzz")
+    with pytest.raises(ValueError, match="unknown network None"):
+        models.preset(None)
+
+
+def test_unknown_options_are_met_with_those_there_are():
+    with pytest.raises(
+        ValueError,
+        match=r"unknown cnn9 option 'width', did you mean 'widths'\? \(cnn9 option must be one of num_classes, depth",
+    ):
+        models.create("cnn9", width=(1, 2, 3))
+    with pytest.raises(ValueError, match=r"gcn option must be one of .*got 'stem'"):
+        models.create("gcn", stem=3)
+    with pytest.raises(ValueError, match=r"generator\.mhe has no classes, got num_classes=3"):
+        models.create("generator.mhe", 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error", "match"),
+    [
+        (
+            "cnn9",
+            {"widths": (1, 2)},
+            ValueError,
+            r"widths must have 3 numbers, one per stage, such as 32,64,128; got 1,2",
+        ),
+        ("cnn9", {"widths": 64}, ValueError, "widths must be a sequence"),
+        ("cnn9", {"widths": "abc"}, ValueError, "widths must be a sequence"),
+        ("cnn9", {"widths": (1, 0, 2)}, ValueError, "widths must be >= 1, got 0"),
+        ("cnn9", {"widths": (1, 1.5, 2)}, TypeError, "widths must be an int, got 1.5"),
+        ("cnn9", {"depth": 3}, ValueError, "depth must be a sequence"),
+        ("cnn9", {"depth": ()}, ValueError, "depth must be a sequence"),
+        ("resnet18", {"depth": (2, 0, 2, 2)}, ValueError, "depth must be >= 1, got 0"),
+        ("cnn9", {"input_size": 0}, ValueError, "input_size must be >= 1, got 0"),
+        ("cnn9", {"input_size": (32, 32, 3)}, TypeError, "input_size must be an int"),
+        ("cnn4.opt", {"input_size": 15}, ValueError, "input_size must be larger for 4 pools of size 2, got 15"),
+        ("cnn9", {"in_channels": 0}, ValueError, "in_channels must be >= 1"),
+        ("cnn9", {"fc": 0}, ValueError, "fc must be >= 1"),
+        ("cnn9", {"pool": 0}, ValueError, "pool must be >= 1"),
+        ("cnn9", {"num_classes": -1}, ValueError, "num_classes must be >= 0"),
+        ("cnn9", {"num_classes": 2.5}, TypeError, "num_classes must be an int"),
+        ("cnn9", {"similarity": "cosin"}, ValueError, "similarity"),
+        ("cnn9", {"scale": True}, ValueError, "scale needs a similarity"),
+        ("cnn9", {"init": "he"}, ValueError, "init must be one of"),
+        ("resnet20", {"stem": "big"}, ValueError, "stem must be one of cifar, imagenet; got 'big'"),
+        ("resnet20", {"shortcut": None}, ValueError, "shortcut must be one of"),
+        ("mlp", {"widths": 3}, ValueError, "widths must be a sequence"),
+        ("gcn", {"in_features": 0}, ValueError, "in_features must be >= 1"),
+        ("gcn", {"dropout": 2}, ValueError, "dropout must be"),
+        ("pointnet", {"fc": 3}, ValueError, "fc must be a sequence"),
+        ("generator.mhe", {"widths": ()}, ValueError, "widths must be a sequence of 1 or more"),
+        ("discriminator.mhe", {"input_size": 12}, ValueError, "input_size must be a multiple of 8, got 12"),
+        ("transformer", {"width": 10, "heads": 4}, ValueError, "width must be a multiple of heads, got 10 and 4"),
+        ("transformer", {"vocabulary": 0}, ValueError, "vocabulary must be >= 1"),
+        ("transformer", {"dropout": -0.1}, ValueError, "dropout must be"),
+    ],
+)
+def test_wrong_options_are_named(name, options, error, match):
+    with pytest.raises(error, match=match), torch.device("meta"):
+        models.create(name, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "match"),
+    [
+        ("cnn6", [(4, 3, 24, 24)], r"images must be 12×12 .*needs 32 features, got 72"),
+        ("cnn6", [(4, 1, 12, 12)], r"images must be \(B, 3, H, W\), got \(4, 1, 12, 12\)"),
+        ("cnn6", [(3, 12, 12)], r"images must be \(B, 3, H, W\), got \(3, 12, 12\)"),
+        ("mlp", [(4, 1, 7, 7)], "images must be 6×6 .*needs 36 features, got 49"),
+        ("resnet20", [(4, 1, 8, 8)], r"images must be \(B, 3, H, W\)"),
+        ("sphereface20", [(4, 3, 40, 12)], "images must be 14×12"),
+        ("discriminator.mhe", [(4, 3, 16, 16)], "images must be 8×8"),
+        ("pointnet", [(4, 3, 16)], r"points must be \(B, P, 3\), got \(4, 3, 16\)"),
+        ("transformer", [(4, 9)], r"tokens must be \(B, T\) with T <= 8, got \(4, 9\)"),
+        ("gcn", [(4, 8), (4, 4)], r"features must be \(N, 9\) and adjacency \(N, N\), got \(4, 8\) and \(4, 4\)"),
+        ("gcn", [(4, 9), (5, 5)], r"adjacency \(N, N\), got \(4, 9\) and \(5, 5\)"),
+    ],
+)
+def test_wrong_inputs_are_named(name, shapes, match):
+    model, _ = small(name)
+    with pytest.raises(ValueError, match=match):
+        model(*(torch.zeros(shape) for shape in shapes))
+
+
+def test_gcn_needs_a_graph():
+    model, (x, adjacency) = small("gcn")
+    for args in ((x,), (x, adjacency.numpy())):
+        with pytest.raises(TypeError, match="adjacency must be a Tensor"):
+            model(*args)
+
+
+def test_a_network_of_ones_own(monkeypatch):
+    monkeypatch.setattr("hypersphere.models._registry.PRESETS", dict(models.PRESETS))
+
+    def build(num_classes=2, *, width=3):
+        return nn.Linear(width, num_classes)
+
+    models.register("mine", build, paper="none", width=4)
+    assert "mine" in models.names()
+    assert models.preset("mine").options == {"width": 4}
+    assert models.create("mine").weight.shape == (2, 4)
+    assert models.create("mine", 5, width=6).weight.shape == (5, 6)
+    with pytest.raises(ValueError, match=r"mine option .*width; got 'height'"):
+        models.create("mine", height=1)
+    models.register("any", lambda **options: build(**options))
+    assert models.create("any", 5, width=6).weight.shape == (5, 6)
+    models.register("cnn9.thin", models.preset("cnn9").build, widths=(4, 8, 12))
+    assert models.create("cnn9.thin", 3, input_size=8).stages[2][0].out_channels == 12
+    with pytest.raises(TypeError, match="name must be a str"):
+        models.register("", build)
+    with pytest.raises(TypeError, match="build must be"):
+        models.register("no", "cnn9")
+
+
+@pytest.mark.parametrize("name", ["cnn6", "resnet20", "sphereface20", "pointnet", "mlp", "transformer", "gcn"])
+def test_state_is_plain_and_loads(name):
+    model, inputs = small(name)
+    other, _ = small(name)
+    model(*inputs)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other.eval()(*inputs), model.eval()(*inputs))
+    assert torch.equal(copy.deepcopy(model)(*inputs), model(*inputs))
+
+
+@pytest.mark.parametrize(
+    "name", ["mlp", "cnn6", "resnet20.opt", "sphereface20", "pointnet", "discriminator.mhe", "transformer"]
+)
+def test_compiles_as_one_graph(name):
+    """All but the GCN: it looks up whether it has seen this adjacency, which breaks the graph."""
+    model, inputs = small(name)
+    model.eval()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(*inputs), model(*inputs))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_bfloat16_autocast(name):
+    model, inputs = small(name)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = model(*inputs)
+    assert logits.dtype == torch.bfloat16
+    logits.float().sum().backward()
+
+
+@pytest.mark.parametrize("option", [{"batch_norm": "no"}, {"relu": 5}])
+def test_flags_must_be_flags(option):
+    with pytest.raises(TypeError, match=f"{next(iter(option))} must be True or False"):
+        hs.models.create("cnn6", **option)
+
+
+def test_a_name_must_be_a_name():
+    with pytest.raises(ValueError, match=r"hypersphere\.models\.names"):
+        hs.models.create(["cnn6"])
+    assert isinstance(hs.models.create("mlp"), nn.Module)

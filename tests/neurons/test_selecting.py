@@ -1,0 +1,441 @@
+"""select: which tensors are neurons, which layer is the output. Rows are checked against what a layer does."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import hypersphere as hs
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 4, 3)
+        self.conv2 = nn.Conv2d(4, 6, 3)
+        self.bn = nn.BatchNorm2d(6)
+        self.block = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
+        self.fc = nn.Linear(4, 2)
+
+
+ALL = ["conv1", "conv2", "block.0", "block.2", "fc"]
+
+
+def output_of(model, output="auto"):
+    """The names that are marked as the output: never more than one."""
+    marked = [name for name, neurons in hs.select(model, output=output).items() if neurons.is_output]
+    assert len(marked) <= 1
+    return marked[0] if marked else None
+
+
+# layers and exclude
+
+
+def test_everything_eligible_in_the_models_order():
+    net = Net()
+    found = hs.select(net)
+    assert list(found) == ALL
+    for name, neurons in found.items():
+        assert neurons.module is net.get_submodule(name)
+        assert neurons.tensor_name == "weight"
+        assert neurons.is_output is (name == "fc")
+
+
+def test_neurons_are_frozen_and_have_the_promised_fields():
+    neurons = hs.select(Net())["fc"]
+    assert isinstance(neurons, hs.neurons.Neurons)
+    fields = [field.name for field in dataclasses.fields(neurons)]
+    assert fields == ["module", "tensor_name", "is_output", "layout", "adapters"]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        neurons.is_output = False
+
+
+@pytest.mark.parametrize(
+    ("specs", "names"),
+    [
+        ("conv1", ["conv1"]),
+        ("block.2", ["block.2"]),
+        ("block", []),  # a container has no neurons of its own
+        ("bn", []),
+        ("conv*", ["conv1", "conv2"]),
+        ("block.*", ["block.0", "block.2"]),
+        ("*.0", ["block.0"]),
+        ("conv[2-9]", ["conv2"]),
+        ("?c", ["fc"]),
+        ("CONV1", []),  # case counts
+        ("*", ALL),
+        ("conv", []),  # a name is whole
+        (nn.Linear, ["block.0", "block.2", "fc"]),
+        (nn.Conv2d, ["conv1", "conv2"]),
+        (nn.Module, ALL),
+        (nn.BatchNorm2d, []),
+        (lambda name, module: module.weight.shape[0] > 4, ["conv2", "block.0"]),
+        (lambda name, module: name.startswith("b"), ["block.0", "block.2"]),
+        (["fc", "conv1"], ["conv1", "fc"]),  # the model's order
+        (("conv1", nn.Linear), ["conv1", "block.0", "block.2", "fc"]),
+        (["*2", lambda name, module: name == "fc"], ["conv2", "block.2", "fc"]),
+        ({"fc"}, ["fc"]),
+        (["conv1", "conv1", "conv*"], ["conv1", "conv2"]),
+        ([], []),
+        ("nowhere", []),
+    ],
+)
+def test_layers_and_exclude(specs, names):
+    net = Net()
+    assert list(hs.select(net, specs)) == names
+    assert list(hs.select(net, layers=specs)) == names
+    assert list(hs.select(net, exclude=specs)) == [name for name in ALL if name not in names]
+
+
+def test_exclude_wins():
+    assert list(hs.select(Net(), nn.Linear, "block.*")) == ["fc"]
+    assert hs.select(Net(), "fc", "fc") == {}
+    assert list(hs.select(Net(), "conv*", ["conv1", nn.Linear])) == ["conv2"]
+
+
+def test_a_predicate_gets_name_and_module():
+    net, seen = Net(), []
+    hs.select(net, lambda name, module: seen.append((name, module)))
+    assert seen == [(name, net.get_submodule(name)) for name in ALL]
+
+
+def test_nothing_matches_is_an_empty_dict():
+    for model in (nn.ReLU(), nn.Sequential(), nn.BatchNorm2d(3)):
+        assert hs.select(model) == {}
+
+
+def test_recurrent_embeddings_and_norms_are_passed_over():
+    model = nn.ModuleDict(
+        {
+            "tokens": nn.Embedding(9, 4),
+            "bag": nn.EmbeddingBag(9, 4),
+            "lstm": nn.LSTM(4, 4, proj_size=2),
+            "gru": hs.SphereGRU(4, 4),
+            "cell": nn.GRUCell(4, 4),
+            "norm": nn.LayerNorm((4, 4)),
+            "bilinear": nn.Bilinear(2, 2, 2),
+            "fc": nn.Linear(4, 2),
+        }
+    )
+    found = hs.select(model)
+    assert not {"tokens", "bag", "lstm", "gru", "cell", "norm"} & set(found)
+    assert "fc" in found
+    assert hs.select(model, ["lstm", "gru", "tokens", nn.RNNBase, nn.Embedding]) == {}
+
+
+def test_a_module_under_two_names_is_one_layer():
+    shared = nn.Linear(3, 3)
+    assert list(hs.select(nn.Sequential(shared, nn.ReLU(), shared, nn.Linear(3, 2)))) == ["0", "3"]
+
+
+def test_sphere_layers_and_subclasses_are_eligible():
+    class Mine(nn.Linear):
+        pass
+
+    model = nn.Sequential(hs.SphereConv1d(2, 3, 3), hs.SphereLinear(3, 3), Mine(3, 3))
+    assert list(hs.select(model)) == ["0", "1", "2"]
+    assert list(hs.select(model, hs.SphereLinear)) == ["1"]
+
+
+def test_the_model_is_not_touched():
+    net = Net()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    for neurons in hs.select(net).values():
+        neurons.matrix()
+    assert list(before) == list(net.state_dict())
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+
+
+# the output
+
+
+def test_output_auto_is_the_last_linear():
+    assert output_of(Net()) == "fc"
+    with pytest.warns(UserWarning, match="not known for certain: '0'.*'1' comes after it"):
+        assert output_of(nn.Sequential(nn.Linear(3, 2), nn.Conv2d(2, 2, 1))) == "0"
+    assert output_of(nn.Sequential(nn.Conv2d(2, 2, 1))) is None
+
+
+def test_output_by_name_or_none():
+    assert output_of(Net(), "conv1") == "conv1"
+    assert output_of(Net(), None) is None
+    assert [n.is_output for n in hs.select(Net(), "conv*", output="conv2").values()] == [False, True]
+
+
+def test_the_output_does_not_depend_on_what_is_selected():
+    assert not any(n.is_output for n in hs.select(Net(), exclude="fc").values())
+    assert not any(n.is_output for n in hs.select(Net(), nn.Conv2d).values())
+    assert hs.select(Net(), "fc")["fc"].is_output
+
+
+@pytest.mark.parametrize("name", ["nowhere", "block", "bn", "FC", "conv*", ""])
+def test_unknown_output_lists_what_there_is(name):
+    with pytest.raises(ValueError, match=r"output.*conv1.*fc") as caught:
+        hs.select(Net(), output=name)
+    assert repr(name) in str(caught.value)
+
+
+@pytest.mark.parametrize("output", [3, nn.Linear, True, ["fc"], nn.Linear(2, 2)])
+def test_output_of_a_wrong_type(output):
+    with pytest.raises(TypeError, match="output"):
+        hs.select(Net(), output=output)
+
+
+def with_classifier(module_or_path):
+    class Backbone(Net):
+        def get_classifier(self):
+            return self.get_submodule(module_or_path) if isinstance(module_or_path, str) else module_or_path
+
+    return Backbone()
+
+
+def test_get_classifier_says_which_layer():
+    assert output_of(with_classifier("block.0")) == "block.0"
+    assert output_of(with_classifier("conv2")) == "conv2"  # a convolutional classifier
+    assert output_of(with_classifier("block")) == "block.2"  # the last one inside
+    assert output_of(with_classifier("block.0"), None) is None
+    assert output_of(with_classifier("block.0"), "fc") == "fc"
+
+
+def test_get_classifier_identity_means_no_output():
+    assert output_of(with_classifier(nn.Identity())) is None
+    headless = with_classifier("fc")
+    headless.fc = nn.Identity()
+    assert output_of(headless) is None
+
+
+def test_get_classifier_of_two_heads():
+    """timm's distilled models give a tuple."""
+
+    class Distilled(Net):
+        def get_classifier(self):
+            return self.block[2], self.fc
+
+    marked = {name for name, neurons in hs.select(Distilled()).items() if neurons.is_output}
+    assert marked
+    assert marked <= {"block.2", "fc"}
+
+
+def test_get_classifier_none_means_no_output():
+    assert output_of(with_classifier(None)) is None
+
+
+def test_get_classifier_goes_before_a_loss_head():
+    model = with_classifier("block.2")
+    model.head = hs.ArcFaceLoss(3, 4)
+    assert output_of(model) == "block.2"
+
+
+def test_the_last_loss_head_goes_before_the_last_linear():
+    model = nn.ModuleDict(
+        {
+            "first": hs.ArcFaceLoss(3, 4),
+            "second": hs.WSoftmaxLoss(5, 4, similarity="learnable"),
+            "body": nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 4)),
+        }
+    )
+    found = hs.select(model)
+    assert list(found) == ["first", "second", "body.0", "body.2"]
+    assert output_of(model) == "second"
+    assert found["second"].matrix().shape == (1, 5, 4)
+    assert found["second"].tensor_name == "weight"
+
+
+HEADS = [
+    lambda: hs.WSoftmaxLoss(3, 4),
+    lambda: hs.GASoftmaxLoss(3, 4),
+    lambda: hs.ASoftmaxLoss(3, 4),
+    lambda: hs.SSoftmaxLoss(3, 4),
+    lambda: hs.AMSoftmaxLoss(3, 4),
+    lambda: hs.ArcFaceLoss(3, 4),
+]
+
+
+@pytest.mark.parametrize("make", HEADS)
+def test_every_loss_head_is_known(make):
+    assert output_of(nn.ModuleDict({"head": make(), "fc": nn.Linear(4, 3)})) == "head"
+
+
+@pytest.mark.parametrize(
+    "root",
+    [nn.Linear(3, 2), nn.Conv2d(3, 2, 1), hs.SphereLinear(3, 2), hs.ArcFaceLoss(3, 2), nn.MultiheadAttention(4, 2)],
+    ids=lambda m: type(m).__name__,
+)
+def test_the_root_is_never_the_output(root):
+    found = hs.select(root)
+    assert found[""].module is root
+    assert not found[""].is_output
+    assert list(hs.select(root, layers=type(root))) == [""]
+
+
+def test_a_root_that_is_its_own_classifier():
+    class Head(nn.Linear):
+        def get_classifier(self):
+            return self
+
+    assert not hs.select(Head(3, 2))[""].is_output
+
+
+# attention
+
+
+def test_attention_of_one_size_is_three_groups():
+    model = nn.ModuleDict({"attn": nn.MultiheadAttention(4, 2), "fc": nn.Linear(4, 2)})
+    found = hs.select(model)
+    assert found["attn"].module is model["attn"]
+    assert found["attn"].tensor_name == "in_proj_weight"
+    assert torch.equal(found["attn"].matrix(), torch.stack(model["attn"].in_proj_weight.chunk(3)))
+    assert found["attn"].matrix().shape == (3, 4, 4)
+    assert list(hs.select(model, nn.MultiheadAttention)) == ["attn"]
+    assert list(hs.select(model, "attn")) == ["attn"]
+    assert "attn" not in hs.select(model, exclude="attn*")
+    assert output_of(model) == "fc"
+
+
+def test_attention_of_several_sizes_is_three():
+    attention = nn.MultiheadAttention(4, 2, kdim=3, vdim=5)
+    for prefix, model in (("attn.", nn.ModuleDict({"attn": attention})), ("", attention)):
+        found = hs.select(model, nn.MultiheadAttention)
+        assert list(found) == [f"{prefix}{x}_proj_weight" for x in "qkv"]
+        for (name, neurons), shape in zip(found.items(), [(1, 4, 4), (1, 4, 3), (1, 4, 5)], strict=True):
+            assert neurons.module is attention
+            assert neurons.tensor_name == name.removeprefix(prefix)
+            assert neurons.matrix().shape == shape
+            assert torch.equal(neurons.matrix()[0], getattr(attention, neurons.tensor_name))
+    assert list(hs.select(nn.ModuleDict({"attn": attention}), "attn.k*")) == ["attn.k_proj_weight"]
+
+
+def test_the_projection_inside_attention_is_not_the_models_output():
+    model = nn.ModuleDict({"embed": nn.Linear(4, 4), "attn": nn.MultiheadAttention(4, 2)})
+    assert output_of(model) == "embed"
+
+
+# rows are neurons
+
+
+def impulse_rows(layer):
+    """(O, C, places): what each output channel answers to an impulse at each place of its field, by running it."""
+    n = len(layer.kernel_size)
+    channels = layer.in_channels
+    kernel = layer.kernel_size
+    if isinstance(layer, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
+        # one impulse in each input channel: the output is that channel's kernel for every output channel
+        x = torch.eye(channels, dtype=torch.float64).reshape(channels, channels, *[1] * n)
+        y = layer(x) - layer(torch.zeros_like(x))
+        return y.flatten(2).transpose(0, 1)
+    x = torch.eye(channels * torch.Size(kernel).numel(), dtype=torch.float64).reshape(-1, channels, *kernel)
+    y = layer(x) - layer(torch.zeros_like(x))
+    return y.flatten(1).T.unflatten(1, (channels, -1))
+
+
+CONVOLUTIONS = [
+    *itertools.product([nn.Conv1d, nn.ConvTranspose1d], [(3,)], [1, 2]),
+    *itertools.product([nn.Conv2d, nn.ConvTranspose2d], [(3, 2)], [1, 2]),
+    *itertools.product([nn.Conv3d, nn.ConvTranspose3d], [(2, 1, 3)], [1, 2]),
+]
+
+
+@pytest.mark.parametrize(("cls", "kernel", "groups"), CONVOLUTIONS)
+def test_rows_are_the_weights_that_make_one_output_channel(cls, kernel, groups, device):
+    c, o = 4, 6
+    layer = cls(c, o, kernel, groups=groups, dtype=torch.float64).to(device)
+    matrix = hs.select(layer)[""].matrix()
+    d = c // groups * torch.Size(kernel).numel()
+    assert matrix.shape == (groups, o // groups, d)
+    rows = impulse_rows(layer.cpu()).reshape(o, c, -1)
+    for channel in range(o):
+        group = channel // (o // groups)
+        inside = range(group * c // groups, (group + 1) * c // groups)
+        torch.testing.assert_close(matrix[group, channel % (o // groups)].cpu(), rows[channel, inside].flatten())
+        outside = [i for i in range(c) if i not in inside]
+        assert rows[channel, outside].abs().sum() < 1e-12  # nothing else makes this channel
+
+
+def test_depthwise_and_uneven_transposed():
+    depthwise = nn.Conv2d(4, 8, 3, groups=4)
+    assert torch.equal(hs.select(depthwise)[""].matrix(), depthwise.weight.reshape(4, 2, 9))
+    layer = nn.ConvTranspose2d(6, 4, (2, 3), stride=2, groups=2, output_padding=1)
+    matrix = hs.select(layer)[""].matrix()
+    assert matrix.shape == (2, 2, 18)
+    for group, neuron in itertools.product(range(2), range(2)):
+        assert torch.equal(matrix[group, neuron], layer.weight[3 * group : 3 * group + 3, neuron].flatten())
+
+
+def test_linear_rows():
+    layer = nn.Linear(5, 3)
+    assert torch.equal(hs.select(layer)[""].matrix(), layer.weight.reshape(1, 3, 5))
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Linear(4, 3), nn.ConvTranspose1d(4, 6, 3, groups=2)], ids=["linear", "transposed"]
+)
+def test_the_matrix_has_gradients_and_sees_later_changes(layer):
+    neurons = hs.select(layer)[""]
+    first = neurons.matrix().detach().clone()
+    neurons.matrix().square().sum().backward()
+    torch.testing.assert_close(layer.weight.grad, 2 * layer.weight)
+    with torch.no_grad():
+        layer.weight.mul_(2)
+    torch.testing.assert_close(neurons.matrix(), 2 * first)
+
+
+def test_parametrized_layers_are_included_with_the_weight_they_use():
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    parametrizations.weight_norm(model[0])
+    parametrizations.orthogonal(model[2])
+    found = hs.select(model)
+    assert list(found) == ["0", "2", "4"]
+    assert found["4"].is_output
+    assert torch.equal(found["0"].matrix()[0], model[0].weight.flatten(1))
+    rows = found["2"].matrix()[0]
+    torch.testing.assert_close(rows.T @ rows, torch.eye(3))
+    assert list(hs.select(model, nn.Conv2d)) == ["0"]
+    parametrizations.weight_norm(model[4])
+    assert output_of(model) == "4"
+
+
+def test_parametrized_attention():
+    attention = nn.MultiheadAttention(4, 2)
+    parametrizations.weight_norm(attention, "in_proj_weight")
+    assert torch.equal(hs.select(attention)[""].matrix().flatten(0, 1), attention.in_proj_weight)
+
+
+# what is refused
+
+
+@pytest.mark.parametrize("model", [None, 3, nn.Linear, {"weight": torch.zeros(2, 2)}, "model"])
+def test_a_model_of_a_wrong_type(model):
+    with pytest.raises(TypeError, match="model"):
+        hs.select(model)
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [3, 1.5, True, [3], ["conv1", None], [["conv1"]], nn.Linear(2, 2), [nn.Linear(2, 2)]],
+    ids=["int", "float", "bool", "list of int", "None inside", "nested", "a module", "modules"],
+)
+@pytest.mark.parametrize("argument", ["layers", "exclude"])
+def test_specs_of_a_wrong_type_name_the_argument(argument, specs):
+    with pytest.raises(TypeError, match=argument):
+        hs.select(Net(), **{argument: specs})
+
+
+def test_exclude_none_names_the_argument():
+    with pytest.raises(TypeError, match="exclude"):
+        hs.select(Net(), exclude=None)
+
+
+def test_a_wrapper_does_not_hide_which_layer_is_the_output():
+    class Backwards(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head, self.body = nn.Linear(4, 3), nn.Linear(5, 4)
+
+        def get_classifier(self):
+            return self.head
+
+    found = hs.select(nn.DataParallel(Backwards()))
+    assert {name: n.is_output for name, n in found.items()} == {"module.head": True, "module.body": False}

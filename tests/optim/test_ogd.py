@@ -1,0 +1,658 @@
+"""OGD: its equations step by step, the order of its iterations, orthogonality that lasts, and SGD beside it."""
+
+import copy
+import io
+import itertools
+import math
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import hypersphere as hs
+from hypersphere.optim import optimizer_checks
+from hypersphere.optim.ogd import OGD, ogd_step
+from tests.rotations import mlp
+
+pytestmark = pytest.mark.slow
+
+
+def orthogonal(*shape, dtype=torch.float32):
+    return torch.linalg.qr(torch.randn(*shape, shape[-1], dtype=torch.float64))[0].to(dtype)
+
+
+def skew(*shape):
+    a = torch.randn(*shape, shape[-1], dtype=torch.float64)
+    return a - a.mT
+
+
+def error(x):
+    """max|XᵀX − I|, free of the rounding of a float32 product."""
+    x = x.detach().double()
+    return (x.mT @ x - torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)).abs().max().item()
+
+
+def optimizer_of(*parameters, lr=0.1, **options):
+    return OGD([{"params": parameters, "orthogonal": True}], lr=lr, **options)
+
+
+def literal_curve(x, w, step, iterations):
+    """Eq. 3 with its inverse, Eq. 4 as it stands."""
+    if iterations is None:
+        identity = torch.eye(x.shape[-1], dtype=x.dtype)
+        return torch.linalg.inv(identity - step / 2 * w) @ (identity + step / 2 * w) @ x
+    y = x + step * w @ x
+    for _ in range(iterations):
+        y = x + step / 2 * w @ (x + y)
+    return y
+
+
+def literal_step(x, m, gradient, lr, momentum, iterations):
+    """One step for one matrix in the order of the paper, then the nearest orthogonal matrix by an SVD."""
+    m = momentum * m - gradient
+    w = m @ x.T - x @ (x.T @ m @ x.T) / 2
+    w = w - w.T
+    step = min(lr, 1 / (w.square().sum().sqrt().item() + 1e-8))
+    u, _, vt = torch.linalg.svd(literal_curve(x, w, step, iterations))
+    return u @ vt, w @ x
+
+
+class Matching(nn.Module):
+    """½‖XV − T‖² with a target that a rotation can reach."""
+
+    def __init__(self, m=12, n=5, blocks=(), dtype=torch.float32):
+        super().__init__()
+        torch.manual_seed(1)
+        self.x = nn.Parameter(orthogonal(*blocks, m, dtype=dtype))
+        self.v = torch.randn(*blocks, m, n, dtype=torch.float64).to(dtype)
+        turn = torch.linalg.matrix_exp(0.1 * skew(*blocks, m)).to(dtype)
+        self.target = turn @ self.x.detach() @ self.v
+        self.bias = nn.Parameter(torch.zeros(n, dtype=dtype))
+
+    def forward(self):
+        return (self.x @ self.v + self.bias - self.target).square().sum() / 2
+
+    def groups(self):
+        return [{"params": [self.x], "orthogonal": True}, {"params": [self.bias], "weight_decay": 0.01}]
+
+
+def train(model, optimizer, steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model().backward()
+        optimizer.step()
+    return model().item()
+
+
+# the equations
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 3, None])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(("lr", "atol"), [(0.003, 1e-9), (10.0, 1e-6)], ids=["short steps", "longest steps"])
+def test_many_steps_as_the_paper_writes_them(iterations, momentum, lr, atol):
+    x = nn.Parameter(orthogonal(6, dtype=torch.float64))
+    expected, m = x.detach().clone(), torch.zeros(6, 6, dtype=torch.float64)
+    optimizer = optimizer_of(x, lr=lr, momentum=momentum, iterations=iterations)
+    for _ in range(30):
+        x.grad = torch.randn(6, 6, dtype=torch.float64)
+        before = x.grad.clone()
+        expected, m = literal_step(expected, m, x.grad, lr, momentum, iterations)
+        optimizer.step()
+        assert torch.equal(x.grad, before)
+        torch.testing.assert_close(x.detach(), expected, rtol=0, atol=30 * atol)
+    assert ("momentum_buffer" in optimizer.state[x]) == (momentum > 0)
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 3])
+def test_order_of_the_iterations(iterations):
+    """n iterations are O(λⁿ⁺²) from the exact form: halving λ divides the error by 2ⁿ⁺²."""
+    x, w = orthogonal(5, dtype=torch.float64), skew(5)
+    steps = [0.02 / 2**k for k in range(4)]
+    errors = [(ogd_step(x, w, s, iterations) - ogd_step(x, w, s, None)).norm().item() for s in steps]
+    for coarse, fine in itertools.pairwise(errors):
+        assert math.log2(coarse / fine) == pytest.approx(iterations + 2, abs=0.1)
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 5, None])
+def test_the_curve_is_the_equation(iterations):
+    x, w = orthogonal(2, 3, 4, dtype=torch.float64), skew(2, 3, 4)
+    step = torch.rand(2, 3, dtype=torch.float64)
+    ours = ogd_step(x, w, step, iterations)
+    torch.testing.assert_close(ours, literal_curve(x, w, step[..., None, None], iterations), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        ogd_step(x, w, 0.3, iterations), literal_curve(x, w, 0.3, iterations), rtol=0, atol=1e-12
+    )
+    if iterations is None:
+        assert error(ours) < 1e-14
+
+
+@pytest.mark.parametrize(("size", "λw"), [(0.5, 0.1 * 0.5), (1e4, 1 / math.sqrt(2))], ids=["lr", "1/‖W‖"])
+def test_known_angle(size, λw):
+    """In the plane Eq. 3 turns by 2·atan(λw/2), with λ = min(lr, 1/‖W‖) and ‖W‖ = √2·w."""
+    x = nn.Parameter(torch.eye(2, dtype=torch.float64))
+    x.grad = size * torch.tensor([[0.0, 2.0], [0.0, 0.0]], dtype=torch.float64)  # W = −½(G − Gᵀ): it turns to the left
+    optimizer_of(x, lr=0.1, iterations=None).step()
+    assert math.atan2(x[1, 0].item(), x[0, 0].item()) == pytest.approx(2 * math.atan(λw / 2), abs=1e-9)
+
+
+def test_a_gradient_that_only_stretches_does_nothing():
+    """G = XS with S symmetric has no part along the orthogonal matrices; 1/‖W‖ is 1e8 there."""
+    x = nn.Parameter(torch.eye(3))
+    s = torch.randn(3, 3)
+    x.grad = s + s.mT
+    optimizer_of(x, lr=1e6).step()
+    assert torch.equal(x, torch.eye(3))
+
+
+@pytest.mark.parametrize("iterations", [2, None])
+def test_blocks_do_not_see_each_other(iterations):
+    together = nn.Parameter(orthogonal(2, 3, 5))
+    alone = [nn.Parameter(block.clone()) for block in together.detach().flatten(0, 1)]
+    sizes = torch.logspace(-3, 3, 6).view(2, 3, 1, 1)  # some blocks take lr, some 1/‖W‖
+    optimizers = [optimizer_of(together, iterations=iterations), optimizer_of(*alone, iterations=iterations)]
+    for _ in range(5):
+        together.grad = sizes * torch.randn(2, 3, 5, 5)
+        for block, gradient in zip(alone, together.grad.flatten(0, 1), strict=True):
+            block.grad = gradient.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(together.detach().flatten(0, 1), torch.stack([*alone]).detach(), rtol=0, atol=2e-6)
+
+
+# orthogonality
+
+
+@pytest.mark.parametrize("iterations", [1, 2, None])
+@pytest.mark.parametrize(
+    ("m", "rank", "size", "lr", "steps"),
+    [
+        (16, 1, 100.0, 0.05, 1000),  # λ‖W‖ = 1 in one plane: the worst that can come out of the iterations
+        (16, 16, 0.3, 0.05, 400),
+        (3, 1, 1.0, 1.0, 500),
+        (576, 64, 0.1, 0.05, 12),
+        (576, 1, 10.0, 0.05, 12),
+    ],
+    ids=["one plane", "all planes", "small", "wide", "wide, one plane"],
+)
+def test_orthogonal_for_ever(iterations, m, rank, size, lr, steps):
+    x = nn.Parameter(orthogonal(m) if m > 100 else torch.eye(m))
+    optimizer = optimizer_of(x, lr=lr, iterations=iterations)
+    worst = 0.0
+    for i in range(1, steps + 1):
+        x.grad = size * torch.randn(m, rank) @ torch.randn(rank, m)
+        optimizer.step()
+        if i % 4 == 0:
+            worst = max(worst, error(x))
+    assert worst < 1e-6
+
+
+def test_it_stays_among_reflections():
+    """A start of determinant −1 keeps it: the curve is a rotation of X."""
+    model = Matching(5)
+    with torch.no_grad():
+        model.x[:, 0] *= -torch.linalg.det(model.x)
+    train(model, OGD(model.groups(), lr=0.05), 50)
+    assert torch.linalg.det(model.x).item() == pytest.approx(-1.0, abs=1e-5)
+
+
+def test_a_small_error_of_the_start_is_mended():
+    x = nn.Parameter(orthogonal(8) + 1e-4 * torch.randn(8, 8))
+    x.grad = torch.zeros(8, 8)
+    optimizer_of(x).step()
+    assert error(x) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_dtypes(dtype, device):
+    x = nn.Parameter(orthogonal(2, 8, dtype=dtype).to(device))
+    place = x.data_ptr()
+    optimizer = optimizer_of(x)
+    for _ in range(20):
+        x.grad = torch.randn_like(x)
+        optimizer.step()
+    assert x.dtype == optimizer.state[x]["momentum_buffer"].dtype == dtype
+    assert x.data_ptr() == place
+    assert error(x) < {torch.float16: 2e-3, torch.bfloat16: 1e-2, torch.float64: 1e-6}[dtype]
+
+
+def test_half_precision_is_rounded_at_the_end_only():
+    start, gradient = orthogonal(16, dtype=torch.bfloat16), torch.randn(16, 16, dtype=torch.bfloat16)
+    half, full = nn.Parameter(start.clone()), nn.Parameter(start.float())
+    half.grad, full.grad = gradient, gradient.float()
+    for x in (half, full):
+        optimizer_of(x, lr=0.05).step()
+    assert torch.equal(half, full.bfloat16())
+
+
+def test_autocast_does_not_reach_it():
+    models = [Matching(), Matching()]
+    for model, on in zip(models, (True, False), strict=True):
+        model().backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=on):
+            OGD(model.groups(), lr=0.1).step()
+    assert torch.equal(models[0].x, models[1].x)
+
+
+# SGD beside it
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_other_groups_step_as_sgd_does(momentum, weight_decay, device):
+    ours, theirs = [nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(2, 2)).to(device) for _ in range(2)]
+    theirs.load_state_dict(ours.state_dict())
+    matrix = nn.Parameter(torch.eye(3, device=device))
+    options = {"lr": 0.01, "momentum": momentum, "weight_decay": weight_decay}
+    optimizers = [
+        OGD([{"params": [matrix], "orthogonal": True}, {"params": ours.parameters()}], **options),
+        torch.optim.SGD(theirs.parameters(), **options),
+    ]
+    for _ in range(10):
+        batch = torch.randn(5, 4, device=device)
+        for model, optimizer in zip((ours, theirs), optimizers, strict=True):
+            optimizer.zero_grad()
+            model[1](model[0](batch)).square().sum().backward()  # the third layer gets no gradient
+            matrix.grad = torch.randn_like(matrix)
+            optimizer.step()
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(p, q)
+    assert (len(optimizers[0].state) == 1 + 4) if momentum else not optimizers[0].state
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_other_groups_step_as_adam_does(weight_decay, device):
+    ours, theirs = [nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(2, 2)).to(device) for _ in range(2)]
+    theirs.load_state_dict(ours.state_dict())
+    matrix, alone = [nn.Parameter(torch.eye(3, device=device)) for _ in range(2)]
+    options = {"lr": 0.01, "betas": (0.5, 0.99), "weight_decay": weight_decay}
+    optimizers = [
+        OGD([{"params": [matrix], "orthogonal": True}, {"params": ours.parameters()}], rest="adam", **options),
+        torch.optim.Adam(theirs.parameters(), **options),
+    ]
+    plain = OGD([{"params": [alone], "orthogonal": True}], lr=0.01)
+    for _ in range(10):
+        batch = torch.randn(5, 4, device=device)
+        matrix.grad = alone.grad = torch.randn_like(matrix)
+        for model, optimizer in zip((ours, theirs), optimizers, strict=True):
+            model.zero_grad()
+            model[1](model[0](batch)).square().sum().backward()  # the third layer gets no gradient
+            optimizer.step()
+        plain.step()
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(p, q)
+    assert torch.equal(matrix, alone)
+    assert len(optimizers[0].state) == 1 + 4
+
+
+def test_a_state_from_before_rest_and_betas_loads():
+    model = Matching()
+    optimizer = OGD(model.groups(), lr=0.05)
+    train(model, optimizer, 3)
+    state = copy.deepcopy(optimizer.state_dict())
+    for group in state["param_groups"]:
+        del group["rest"], group["betas"]
+    optimizer.load_state_dict(state)
+    train(model, optimizer, 3)
+
+
+def test_sparse_gradients_as_in_sgd():
+    ours, theirs = [nn.Embedding(5, 3, sparse=True, _weight=torch.ones(5, 3)) for _ in range(2)]
+    for model, make in ((ours, OGD), (theirs, torch.optim.SGD)):
+        optimizer = make(model.parameters(), lr=0.1, momentum=0.0)
+        model(torch.tensor([1, 3])).sum().backward()
+        optimizer.step()
+    assert torch.equal(ours.weight, theirs.weight)
+    assert not torch.equal(ours.weight, torch.ones(5, 3))
+
+
+def test_weight_decay_is_not_for_orthogonal_matrices():
+    models = [Matching(), Matching()]
+    for model, decay in zip(models, (0.0, 0.5), strict=True):
+        train(model, OGD([{"params": [model.x], "orthogonal": True}], lr=0.05, weight_decay=decay), 5)
+    assert torch.equal(models[0].x, models[1].x)
+
+
+# a training
+
+
+@pytest.mark.parametrize("iterations", [1, 2, None])
+@pytest.mark.parametrize("blocks", [(), (3,)], ids=["one", "three"])
+def test_it_finds_the_target(iterations, blocks):
+    model = Matching(blocks=blocks)
+    start = model().item()
+    assert train(model, OGD(model.groups()[:1], lr=0.05, momentum=0.5, iterations=iterations), 200) < 1e-6 * start
+    assert error(model.x) < 1e-6
+
+
+def test_it_learns_what_stands_beside_too():
+    model = Matching()
+    model.bias.data.fill_(1.0)
+    start = model().item()
+    assert train(model, OGD(model.groups(), lr=0.02, momentum=0.5), 300) < 1e-3 * start
+
+
+@pytest.mark.parametrize(("iterations", "rest"), [(2, "sgd"), (None, "sgd"), (2, "adam")])
+def test_a_resumed_run_is_the_same_run(iterations, rest):
+    model = Matching(blocks=(2,))
+    optimizer = OGD(model.groups(), lr=0.05, iterations=iterations, rest=rest)
+    train(model, optimizer, 5)
+    file = io.BytesIO()
+    torch.save([model.state_dict(), optimizer.state_dict()], file)
+    file.seek(0)
+    model_state, optimizer_state = torch.load(file, weights_only=True)
+
+    resumed = Matching(blocks=(2,))
+    resumed.load_state_dict(model_state)
+    other = OGD(resumed.groups(), lr=0.3, momentum=0.1)  # the state's own options win
+    other.load_state_dict(optimizer_state)
+    assert [g["orthogonal"] for g in other.param_groups] == [True, False]
+    assert other.param_groups[0]["iterations"] == iterations
+    train(model, optimizer, 5)
+    train(resumed, other, 5)
+    assert torch.equal(model.x, resumed.x)
+    assert torch.equal(model.bias, resumed.bias)
+
+
+def test_copies_go_on_alike():
+    model = Matching()
+    optimizer = OGD(model.groups(), lr=0.05)
+    train(model, optimizer, 3)
+    twin, other = copy.deepcopy((model, optimizer))
+    train(model, optimizer, 3)
+    train(twin, other, 3)
+    assert torch.equal(model.x, twin.x)
+
+
+def test_state_of_other_groups_is_refused():
+    """An SGD state says nothing of orthogonal groups: with it the matrices would be stepped by SGD from then on."""
+    model = Matching()
+    optimizer = OGD(model.groups(), lr=0.1)
+    plain = torch.optim.SGD([{"params": [model.x]}, {"params": [model.bias]}], lr=0.1)
+    with pytest.raises(ValueError, match="same orthogonal groups"):
+        optimizer.load_state_dict(plain.state_dict())
+    assert optimizer.param_groups[0]["orthogonal"]
+    layer = nn.Linear(2, 2)
+    OGD(layer.parameters(), lr=0.1).load_state_dict(torch.optim.SGD(layer.parameters(), lr=0.3).state_dict())
+
+
+SCHEDULERS = {
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [2, 4], gamma=0.2),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=10),  # cycles the momentum too
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 8),
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, [lambda n: 0.5**n, lambda n: 0.9**n]),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_schedules_of_torch(name):
+    scheduled, by_hand = Matching(), Matching()
+    optimizer, reference = OGD(scheduled.groups(), lr=0.05), OGD(by_hand.groups(), lr=0.05)
+    scheduler = SCHEDULERS[name](optimizer)
+    rates = set()
+    for _ in range(6):
+        for group, other in zip(optimizer.param_groups, reference.param_groups, strict=True):
+            other.update(lr=group["lr"], momentum=group["momentum"])
+        rates.add(optimizer.param_groups[0]["lr"])
+        train(scheduled, optimizer, 1)
+        train(by_hand, reference, 1)
+        scheduler.step()
+    assert len(rates) > 2
+    assert torch.equal(scheduled.x, by_hand.x)
+
+
+def test_reduce_on_plateau():
+    model = Matching()
+    optimizer = OGD(model.groups(), lr=0.05)
+    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+    for loss in (1.0, 1.0, 1.0):
+        train(model, optimizer, 1)
+        scheduler.step(loss)
+    assert optimizer.param_groups[0]["lr"] == 0.0125
+
+
+def test_a_learning_rate_of_zero_stands_still():
+    model = Matching()
+    before = model.x.detach().clone()
+    train(model, OGD(model.groups(), lr=0.0), 3)
+    torch.testing.assert_close(model.x.detach(), before, rtol=0, atol=3e-7)
+
+
+def test_closure_and_hooks():
+    model, seen = Matching(), []
+    optimizer = OGD(model.groups(), lr=0.01)
+    optimizer.register_step_post_hook(lambda *_: seen.append(1))
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure).item() > optimizer.step(closure).item()
+    assert len(seen) == 2
+    optimizer.zero_grad()
+    assert model.x.grad is None
+    before = model.x.detach().clone()
+    assert optimizer.step() is None
+    assert torch.equal(model.x, before)
+
+
+class _NoReading(TorchDispatchMode):
+    """Refuses what would make a GPU wait: the value of a tensor read by Python."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert "_local_scalar_dense" not in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("iterations", [2, None])
+def test_a_step_reads_no_value(iterations):
+    model = Matching(blocks=(2,))
+    optimizer = OGD(model.groups(), lr=0.05, iterations=iterations)
+    for _ in range(2):
+        model().backward()
+        with _NoReading():
+            optimizer.step()
+    with pytest.raises(AssertionError), _NoReading():
+        model.x.sum().item()
+
+
+# groups and errors
+
+
+def test_groups_may_come_later_and_have_their_own_options():
+    x, y = nn.Parameter(torch.eye(3)), nn.Parameter(torch.eye(3))
+    optimizer = OGD([{"params": x, "orthogonal": True, "lr": 0.02}], lr=0.1)
+    optimizer.add_param_group({"params": [y], "orthogonal": True, "iterations": None, "momentum": 0.0})
+    assert [g["lr"] for g in optimizer.param_groups] == [0.02, 0.1]
+    x.grad = y.grad = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    optimizer.step()
+    assert x[1, 0].item() == pytest.approx(0.02 / 2, rel=1e-3)
+    assert y[1, 0].item() == pytest.approx(0.1 / 2, rel=1e-2)
+    assert optimizer.state.keys() == {x}
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "match"),
+    [
+        ({"lr": -0.1}, ValueError, r"lr must be .*>= 0.*-0\.1"),
+        ({"lr": "0.1"}, TypeError, "lr must be a number"),
+        ({"lr": None}, TypeError, "lr"),
+        ({"lr": float("nan")}, ValueError, "lr"),
+        ({"momentum": 1.0}, ValueError, "momentum must be >= 0 and < 1, got 1.0"),
+        ({"momentum": -0.1}, ValueError, "momentum"),
+        ({"momentum": None}, TypeError, "momentum"),
+        ({"weight_decay": -1.0}, ValueError, "weight_decay"),
+        ({"iterations": 0}, ValueError, "iterations must be >= 1, got 0"),
+        ({"iterations": 2.0}, TypeError, "iterations must be an int"),
+        ({"iterations": True}, TypeError, "iterations"),
+        ({"iterations": "exact"}, TypeError, "iterations"),
+    ],
+)
+def test_bad_options(options, kind, match):
+    parameter = nn.Parameter(torch.eye(2))
+    with pytest.raises(kind, match=match):
+        OGD([parameter], **{"lr": 0.1, **options})
+    with pytest.raises(kind, match=match):
+        OGD([{"params": [parameter], **options}], lr=0.1)
+
+
+@pytest.mark.parametrize("iterations", [0, -1, 1.5])
+def test_bad_iterations_of_the_curve(iterations):
+    with pytest.raises((ValueError, TypeError), match="iterations"):
+        ogd_step(torch.eye(2), torch.zeros(2, 2), 0.1, iterations)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "kind", "match"),
+    [
+        (torch.zeros(3, 4), ValueError, r"square matrices .*\(3, 4\)"),
+        (torch.zeros(3), ValueError, r"\(3,\)"),
+        (torch.tensor(1.0), ValueError, r"\(\)"),
+        (torch.zeros(0, 3, 3), ValueError, r"\(0, 3, 3\)"),
+        (torch.eye(3, dtype=torch.complex64), TypeError, r"complex64 \(3, 3\)"),
+        (torch.eye(3, dtype=torch.int64), TypeError, r"int64 \(3, 3\)"),
+        (2 * torch.eye(3), ValueError, r"orthogonal matrices, got \(3, 3\) with max.* = 3"),
+        (torch.full((2, 2), float("nan")), ValueError, "nan"),
+    ],
+    ids=["not square", "vector", "number", "empty", "complex", "integer", "not orthogonal", "nan"],
+)
+def test_bad_orthogonal_parameters(tensor, kind, match):
+    good = nn.Parameter(torch.eye(2))
+    with pytest.raises(kind, match=match):
+        OGD([{"params": [good, tensor], "orthogonal": True}], lr=0.1)
+    optimizer = optimizer_of(good)
+    with pytest.raises(kind, match=match):
+        optimizer.add_param_group({"params": [tensor], "orthogonal": True})
+    assert len(optimizer.param_groups) == 1
+    if tensor.is_floating_point():
+        OGD([tensor], lr=0.1)  # SGD takes what it always took
+
+
+def test_orthogonal_is_a_bool():
+    with pytest.raises(TypeError, match="orthogonal must be True or False, got 'yes'"):
+        OGD([{"params": [nn.Parameter(torch.eye(2))], "orthogonal": "yes"}], lr=0.1)
+
+
+# a rotated network
+
+
+def rotated_net(**options):
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(24, 8), nn.Linear(8, 3)
+    )
+    return hs.rotate(net, "ogd", **options)
+
+
+def loss_of(net):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(32, 4, 4, 4, generator=generator)
+    return nn.functional.cross_entropy(net(images), torch.arange(32) % 3)
+
+
+@pytest.mark.parametrize("iterations", [2, None])
+@pytest.mark.parametrize("options", [{}, {"blocks": 2}, {"init": "normal"}], ids=["whole", "blocks", "normal"])
+def test_a_network_learns_and_keeps_its_energy(iterations, options):
+    net = rotated_net(**options)
+    layers = [net[0], net[4]]
+    energies = [hs.hyperspherical_energy(layer.weight).item() for layer in layers]
+    optimizer = OGD(hs.param_groups(net, 5e-4, ogd=True), lr=0.05, iterations=iterations)
+    before = loss_of(net).item()
+    for _ in range(100):
+        optimizer.zero_grad()
+        loss_of(net).backward()
+        optimizer.step()
+    assert loss_of(net).item() < 0.5 * before
+    (matrices,) = [group["params"] for group in optimizer.param_groups if group["orthogonal"]]
+    assert max(map(error, matrices)) < 1e-6
+    after = [hs.hyperspherical_energy(layer.weight).item() for layer in layers]
+    assert after == pytest.approx(energies, rel=1e-5)
+
+
+# other optimizers are refused
+
+
+@pytest.fixture
+def _nothing_watched():
+    if optimizer_checks._orthogonal_hook is not None:
+        optimizer_checks._orthogonal_hook.remove()
+        optimizer_checks._orthogonal_hook = None
+
+
+OTHERS = {
+    "SGD": lambda groups: torch.optim.SGD(groups, lr=0.1),
+    "Adam": lambda groups: torch.optim.Adam(groups, lr=0.1),
+    "AdamW": lambda groups: torch.optim.AdamW(groups, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.usefixtures("_nothing_watched")
+def test_other_optimizers_are_refused(name):
+    net = rotated_net()
+    loss_of(net).backward()
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    optimizer = OTHERS[name](hs.param_groups(net, ogd=True))
+    with pytest.raises(ValueError, match=rf"{name} would not keep .* 'orthogonal' orthogonal.*hypersphere\.OGD"):
+        optimizer.step()
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+    OTHERS[name](net[5].parameters()).step()  # what holds no such group goes on
+    OGD(hs.param_groups(net, ogd=True), lr=0.1).step()
+    assert not torch.equal(net.state_dict()["5.weight"], before["5.weight"])
+
+
+@pytest.mark.usefixtures("_nothing_watched")
+def test_nobody_is_watched_for_nothing():
+    hs.param_groups(nn.Linear(3, 3), ogd=True)
+    hs.param_groups(hs.rotate(nn.Linear(3, 3)), ogd=True)
+    optimizer_of(nn.Parameter(torch.eye(3)))
+    assert optimizer_checks._orthogonal_hook is None
+    for _ in range(2):
+        hs.param_groups(hs.rotate(nn.Linear(3, 3), "ogd"), ogd=True)
+    hook = optimizer_checks._orthogonal_hook
+    assert hook is not None
+    hs.param_groups(hs.rotate(nn.Linear(3, 3), "ogd"), ogd=True)
+    assert optimizer_checks._orthogonal_hook is hook
+
+
+@pytest.mark.usefixtures("_nothing_watched")
+def test_a_group_without_a_name_is_named_by_its_number():
+    optimizer_checks.refuse_other_optimizers()
+    x = nn.Parameter(torch.eye(3))
+    with pytest.raises(ValueError, match="group 1 orthogonal"):
+        torch.optim.SGD([{"params": [nn.Parameter(torch.eye(2))]}, {"params": [x], "orthogonal": True}], lr=1.0).step()
+
+
+@pytest.mark.usefixtures("_nothing_watched")
+@pytest.mark.parametrize("inner", [OGD, torch.optim.SGD], ids=["OGD", "SGD"])
+def test_a_wrapper_is_judged_by_what_it_holds(inner):
+    """As torch's ZeroRedundancyOptimizer: an optimizer with the same groups that steps another."""
+
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, groups):
+            super().__init__(groups, {})
+            self.optim = inner(groups, lr=0.1)
+
+        def step(self, closure=None):
+            return self.optim.step(closure)
+
+    net = rotated_net()
+    loss_of(net).backward()
+    wrapper = Wrapper(hs.param_groups(net, ogd=True))
+    with nullcontext() if inner is OGD else pytest.raises(ValueError, match="would not keep"):
+        wrapper.step()
+
+
+@pytest.mark.parametrize("make", [hs.OGD, torch.optim.SGD])
+def test_ogd_matrices_in_a_plain_group_are_refused(make):
+    net = hs.rotate(mlp(), "ogd")
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    net(torch.randn(4, net[0].in_features, dtype=net[0].weight.dtype)).square().sum().backward()
+    with pytest.raises(ValueError, match="param_groups"):
+        make(net.parameters(), lr=0.1).step()
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())

@@ -1,0 +1,264 @@
+"""The rows of MHE's Table 14: losses, penalties and normalizations of a discriminator, against their formulas."""
+
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import hypersphere as hs
+from hypersphere import models
+from hypersphere.models._registry import PRESETS
+from hypersphere.train import Gan, adversarial, derive, fit, load_run
+from hypersphere.train.inference.exporting import export
+from hypersphere.train.storage.weights import read_tensors
+from tests import reference, runs
+
+pytestmark = pytest.mark.slow
+
+NORMS = ("batch", "layer", "weight", "spectral")
+SMALL = {"widths": (4, 5, 6, 7), "input_size": 8, "init": "kaiming"}
+
+
+@pytest.fixture(autouse=True)
+def _small_gan(monkeypatch):
+    for name in ("generator.mhe", "discriminator.mhe"):
+        monkeypatch.setitem(PRESETS, name, PRESETS[name])
+    runs.small_gan()
+
+
+def gan(**changes):
+    base = {"model.name": "generator.mhe", "model.widths": (4, 4, 4, 4), "steps": 4, "data.batch_size": 16}
+    base |= {"optimizer.name": "adam", "optimizer.lr": 0.01, "optimizer.weight_decay": 0.0}
+    return runs.tiny(**base | changes)
+
+
+# ------------------------------------------------------------------------------------------------------- losses
+
+
+def test_the_losses_are_those_of_equation_20():
+    real, fake = torch.randn(2, 9, dtype=torch.float64)
+    loss = adversarial.LOSSES["logistic"]
+    sigmoid = [1 / (1 + math.exp(-value)) for value in fake.tolist()]
+    assert loss(fake).tolist() == pytest.approx([-math.log(each) for each in sigmoid])
+    assert loss(-fake).tolist() == pytest.approx([-math.log(1 - each) for each in sigmoid])
+    loss = adversarial.LOSSES["wasserstein"]
+    assert (loss(real) + loss(-fake)).tolist() == pytest.approx((fake - real).tolist())
+
+
+def test_told_apart():
+    real, fake = torch.tensor([3.0, 1.0, -1.0]), torch.tensor([2.0, -1.0, -2.0])
+    assert adversarial.told_apart("logistic", real, fake).tolist() == [0.5, 1.0, 0.5]
+    assert adversarial.told_apart("wasserstein", real, fake - 1.5).tolist() == [1.0, 1.0, 1.0]
+    assert adversarial.told_apart("wasserstein", real, fake + 1.5).tolist() == [0.0, 1.0, 0.0]
+
+
+# ------------------------------------------------------------------------------------------------------- penalty
+
+
+def images(seed, count=3):
+    return torch.randn(count, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("options", [{}, {"similarity": "cosine"}, {"norm": "layer"}, {"norm": "spectral"}], ids=str)
+def test_the_gradient_penalty(options):
+    """Against central differences of the output along every pixel, one image after the other."""
+    net = models.create("discriminator.mhe", **SMALL | options).double().eval()
+    real, fake, shares = images(0), images(1), torch.tensor([0.0, 0.3, 1.0], dtype=torch.float64)
+    expected = reference.gradient_penalty(net, real, fake, shares.tolist())
+    assert adversarial.gradient_penalty(net, real, fake, shares).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_gradient_penalty_has_the_gradient_by_the_weights():
+    net = models.create("discriminator.mhe", **SMALL).double()
+    shares = torch.tensor([0.2, 0.7, 0.9], dtype=torch.float64)
+    weight = net.layers[0].weight
+    adversarial.gradient_penalty(net, images(0), images(1), shares).backward()
+    for index in ((0, 0, 0, 0), (1, 2, 1, 2), (3, 1, 2, 0)):
+        values = []
+        for step in (1e-6, -1e-6):
+            with torch.no_grad():
+                weight[index] += step
+            values.append(adversarial.gradient_penalty(net, images(0), images(1), shares).item())
+            with torch.no_grad():
+                weight[index] -= step
+        assert float(weight.grad[index]) == pytest.approx((values[0] - values[1]) / 2e-6, rel=1e-4, abs=1e-7)
+
+
+def test_the_penalty_brings_the_slope_to_one():
+    slope = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+
+    class Plane(nn.Module):
+        def forward(self, x):
+            return x.flatten(1) @ slope
+
+    points = torch.zeros(5, 2, 1, 1)
+    penalty = adversarial.gradient_penalty(Plane(), points, points, torch.rand(5))
+    assert penalty.item() == pytest.approx((5 - 1) ** 2)
+    penalty.backward()
+    assert slope.grad.tolist() == pytest.approx([2 * 4 * 0.6, 2 * 4 * 0.8])
+
+
+def test_the_penalty_is_in_the_training():
+    slopes = {}
+    for weight in (0.0, 10.0):
+        config = gan(steps=25, **{"gan.loss": "wasserstein", "gan.gradient_penalty": weight})
+        task = trained(config)
+        batch = torch.randn(8, 1, 8, 8)
+        slopes[weight] = adversarial.gradient_penalty(task.discriminator, batch, -batch, torch.rand(8)).item()
+    assert slopes[10.0] < 1.1 < 10 < slopes[0.0]
+
+
+def trained(config):
+    """The task of a training at its end."""
+    from hypersphere.train import tasks
+
+    made = []
+    make = tasks.make
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks, "make", lambda *args: made.append(make(*args)) or made[-1])
+        fit(config, progress=False)
+    return made[0]
+
+
+def test_several_steps_of_the_discriminator_for_one_of_the_generator():
+    """The generator moves in the third step only, the discriminator in each, on new images and new noise."""
+    weights = []
+    for steps in (1, 2, 3):
+        task = trained(gan(steps=steps, log_every=1, **{"gan.discriminator_steps": 3}))
+        weights.append([next(module.parameters()).detach().clone() for module in task.modules.values()])
+    generators, discriminators = zip(*weights, strict=True)
+    assert torch.equal(generators[0], generators[1])
+    assert not torch.equal(generators[1], generators[2])
+    assert not torch.equal(discriminators[0], discriminators[1])
+    metrics = fit(gan(steps=3, log_every=1, **{"gan.discriminator_steps": 3}), progress=False).metrics
+    losses = [line for line in metrics if line["split"] == "train" and "lr" in line]
+    assert ["generator_loss" in line for line in losses] == [False, False, True]
+    assert all(line["discriminator_loss"] == line["loss"] for line in losses)
+
+
+# ------------------------------------------------------------------------------------------------------- weights
+
+
+def test_weights_are_clipped_and_biases_are_not():
+    for limit in (None, 0.003):
+        net = trained(gan(steps=6, **{"gan.clip_weights": limit})).discriminator
+        weights = [n.tensor.abs().max().item() for n in hs.select(net).values()]
+        assert max(weights) <= 0.003 + 1e-9 if limit else min(weights) > 0.003
+        assert max(layer.bias.abs().max().item() for layer in net.layers if isinstance(layer, nn.Conv2d)) > 0.003
+
+
+def test_spectral_normalization_divides_by_the_largest_singular_value():
+    net = models.create("discriminator.mhe", norm="spectral", **SMALL)
+    for _ in range(400):  # a power iteration a call
+        [neurons.tensor for neurons in hs.select(net).values()]
+    net.eval()
+    assert len(hs.select(net)) == 8
+    for neurons in hs.select(net).values():
+        assert torch.linalg.matrix_norm(neurons.tensor.flatten(1), 2).item() == pytest.approx(1, abs=1e-3)
+        direction = nn.functional.cosine_similarity(neurons.stored.flatten(), neurons.tensor.flatten(), 0)
+        assert direction.item() == pytest.approx(1, abs=1e-6)
+
+
+def test_weight_normalization_gives_neurons_of_length_one():
+    net = trained(gan(**{"gan.norm": "weight"})).discriminator
+    for neurons in hs.select(net).values():
+        assert torch.allclose(neurons.matrix()[0].norm(dim=1), torch.ones(1), atol=1e-5)
+
+
+def test_layer_and_batch_normalization():
+    for norm, dims in (("layer", (1, 2, 3)), ("batch", (0, 2, 3))):
+        net = models.create("discriminator.mhe", norm=norm, **SMALL)
+        inside = net.layers[0](torch.randn(5, 3, 8, 8))
+        mean, variance = inside.mean(dims, keepdim=True), inside.var(dims, correction=0, keepdim=True)
+        assert torch.allclose(net.layers[1](inside), (inside - mean) / (variance + 1e-5).sqrt(), atol=1e-5)
+        assert not list(net.layers[1].parameters())
+
+
+@pytest.mark.parametrize("norm", ["weight", "spectral"])
+def test_the_energy_of_normalized_weights(norm):
+    """It is that of the stored neurons, whose directions are the same, and its gradient reaches them."""
+    net = models.create("discriminator.mhe", norm=norm, **SMALL).eval()
+    energy = hs.EnergyRegularizer(net, half_space=True)
+    first = hs.select(net)["layers.0"]
+    parts = first.module.parametrizations.weight
+    original = parts.original1 if norm == "weight" else parts.original
+    expected = reference.energy(original.detach().flatten(1).double(), 2.0, half_space=True)
+    assert energy.per_layer()["layers.0"] == pytest.approx(float(expected), rel=1e-5)
+    energy().backward()
+    assert original.grad.abs().max() > 0
+    with pytest.raises(ValueError, match="is already parametrized: rotate needs plain layers"):
+        hs.rotate(net)
+
+
+# ------------------------------------------------------------------------------------------------------- runs
+
+ROWS = {
+    "clipped": {"gan.clip_weights": 0.01},
+    "penalty": {"gan.gradient_penalty": 10.0},
+    "wgan-gp": {"gan.loss": "wasserstein", "gan.gradient_penalty": 10.0},
+    **{norm: {"gan.norm": norm} for norm in NORMS},
+    "energy and spectral": {"gan.norm": "spectral", "energy.half_space": True},
+    "narrow generator": {"gan.widths": (6, 5, 4)},
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_run_loads_again_and_can_be_continued(row, tmp_path):
+    config = gan(out=str(tmp_path / "run"), **ROWS[row])
+    result = fit(config, progress=False)
+    assert all(math.isfinite(result.summary[key]) for key in ("discriminator_loss", "generator_loss", "told_apart"))
+    noise = torch.randn(3, 4)
+    assert torch.equal(load_run(tmp_path / "run").model(noise), result.model(noise))
+    assert result.model.dense.out_features == (24 if row == "narrow generator" else 4)
+    export(load_run(tmp_path / "run"), file := tmp_path / "model.safetensors")
+    assert torch.equal(load_file(file)["dense.weight"], result.model.dense.weight)
+    task = trained(derive(config, out=None, init_from=str(tmp_path / "run"), steps=1, **{"optimizer.lr": 1e-12}))
+    theirs = read_tensors(tmp_path / "run" / "final" / "discriminator.safetensors")
+    for name, value in task.discriminator.state_dict().items():
+        if not name.endswith(("_u", "_v", "running_mean", "running_var", "num_batches_tracked")):
+            assert torch.allclose(value, theirs[name], atol=1e-6), name
+
+
+def test_the_discriminator_of_another_normalization_does_not_fit(tmp_path):
+    fit(gan(out=str(tmp_path / "run")), progress=False)
+    with pytest.raises(ValueError, match=r"discriminator\.safetensors does not fit"):
+        fit(gan(init_from=str(tmp_path / "run"), **{"gan.norm": "spectral"}), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"gan.norm": "instance"}, "unknown gan.norm 'instance', must be one of batch, layer, weight, spectral"),
+        ({"gan.loss": "hinge"}, "unknown gan.loss 'hinge', must be one of logistic, wasserstein"),
+        ({"gan.clip_weights": 0}, "gan.clip_weights must be a number > 0 or null, got 0"),
+        ({"gan.discriminator_steps": 0}, "gan.discriminator_steps must be an integer >= 1, got 0"),
+        ({"gan.gradient_penalty": -1}, "gan.gradient_penalty must be a number >= 0, got -1"),
+        ({"gan.gradient_penalty": 10, "gan.norm": "batch"}, "gan.gradient_penalty needs the gradient of single images"),
+        ({"gan.gradient_penalty": 10, "model.batch_norm": True}, "which batch normalization mixes"),
+        ({"gan.norm": "spectral", "rotation": {}}, "gan.norm=spectral and rotation both change the weights"),
+        ({"gan.norm": "weight", "gan.clip_weights": 1}, "gan.clip_weights needs plain weights, got gan.norm=weight"),
+        ({"gan.clip_weights": 1, "rotation": {}}, "gan.clip_weights needs plain weights, got rotation"),
+        ({"gan": {}, "model.name": "cnn3", "model.widths": None}, "gan needs model.name=generator.mhe, got cnn3"),
+    ],
+)
+def test_what_contradicts_itself(changes, line):
+    with pytest.raises(ValueError) as caught:
+        gan(**changes)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_normalized_weights_beside_a_similarity():
+    with pytest.raises(ValueError, match="norm='spectral' changes the length of weights"):
+        fit(gan(**{"gan.norm": "spectral", "model.similarity": "cosine"}), progress=False)
+    with pytest.raises(ValueError, match="norm must be one of batch"):
+        models.create("discriminator.mhe", norm="instance")
+    with pytest.raises(ValueError, match="input_size must be a multiple of 16"):
+        fit(gan(**{"gan.widths": (4, 4, 4, 4, 4)}), progress=False)
+
+
+def test_the_group_is_a_plain_gan_by_default():
+    one, two = (fit(gan(**extra), progress=False) for extra in ({}, {"gan": Gan()}))
+    assert one.summary["loss"] == two.summary["loss"]

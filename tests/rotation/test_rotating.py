@@ -1,0 +1,906 @@
+"""rotate: w_i = R v_i in every kind of layer, the keys it leaves, what learns and what does not."""
+
+import copy
+import dataclasses
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+import hypersphere as hs
+from hypersphere.orthogonal import ORTHOGONALIZERS, Orthogonalizer
+from tests.rotations import (
+    METHODS,
+    ORTHOGONAL,
+    PACKED,
+    STARTS,
+    close,
+    inputs,
+    mlp,
+    originals,
+    refused,
+    registry,
+    rotated_rows,
+    rotation,
+    rows_before,
+    shake,
+    signs,
+    train,
+)
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:the Cayley transform of N"
+)  # Cayley from N(0, 1) has a guard rail of its own
+
+
+# ---------------------------------------------------------------------------------------------------- w = R v
+
+LAYERS = {
+    "linear": (lambda: nn.Linear(6, 5), (2, 6)),
+    "one_neuron": (lambda: nn.Linear(16, 1), (2, 16)),
+    "conv1d": (lambda: nn.Conv1d(2, 5, 3, padding=1), (2, 2, 7)),
+    "conv2d": (lambda: nn.Conv2d(2, 5, 3, stride=2, bias=False), (2, 2, 7, 7)),
+    "conv3d": (lambda: nn.Conv3d(2, 3, 2, dilation=2), (2, 2, 5, 5, 5)),
+    "groups": (lambda: nn.Conv2d(4, 6, (2, 3), groups=2), (2, 4, 5, 5)),
+    "depthwise": (lambda: nn.Conv2d(3, 3, 3, groups=3), (2, 3, 5, 5)),
+    "sphere_linear": (lambda: hs.SphereLinear(6, 5, similarity="linear", scale=True), (2, 6)),
+    "sphere_conv": (lambda: hs.SphereConv2d(2, 4, 3, padding=1, similarity="sigmoid"), (2, 2, 5, 5)),
+    "sphere_learnable": (lambda: hs.SphereConv2d(2, 4, 3, similarity="learnable"), (2, 2, 5, 5)),
+}
+
+
+STARTING = [(method, "identity") for method in [*STARTS, "none"]] + [
+    (method, "normal") for method in [*METHODS, "none"]
+]
+
+
+@pytest.mark.parametrize(("method", "init"), STARTING)
+def test_weight_is_r_times_the_neurons(method, init):
+    layer = hs.rotate(nn.Linear(6, 5).double(), method, init=init)
+    shake(layer)
+    close(layer.weight, rotated_rows(layer, method))
+    x = inputs(3, 6)
+    close(layer(x), F.linear(x, rotated_rows(layer, method), layer.bias))
+    if method in ORTHOGONAL:
+        r = rotation(layer, method)
+        close(r.T @ r, torch.eye(6).double())
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("method", ["cayley", "lowdin", "network"])
+def test_every_kind_of_layer(kind, method):
+    make, shape = LAYERS[kind]
+    plain = make().double()
+    layer = shake(hs.rotate(copy.deepcopy(plain), method))
+    x = inputs(*shape)
+    assert isinstance(layer, type(plain))
+    expected = rotated_rows(layer, method)
+    close(layer.weight, expected)
+    assert (expected - plain.weight).abs().max() > 1e-2
+    plain.load_state_dict({**plain.state_dict(), "weight": expected})
+    close(layer(x), plain(x))
+
+
+TRANSPOSED = {
+    "1d": (lambda: nn.ConvTranspose1d(3, 4, 2), (2, 3, 5)),
+    "2d": (lambda: nn.ConvTranspose2d(3, 4, 2, stride=2), (2, 3, 5, 5)),
+    "3d": (lambda: nn.ConvTranspose3d(2, 3, 2), (2, 2, 3, 3, 3)),
+    "groups": (lambda: nn.ConvTranspose2d(4, 6, 2, groups=2), (2, 4, 5, 5)),
+    "square": (lambda: nn.ConvTranspose2d(4, 4, 3), (2, 4, 5, 5)),
+}
+
+
+def transposed_rows(weight, groups):
+    """A transposed convolution's neurons, its output channels, one after the other: (groups, N, d)."""
+    parts = weight.chunk(groups)
+    return torch.stack([torch.stack([part[:, i].flatten() for i in range(part.shape[1])]) for part in parts])
+
+
+def transposed_weight(rows, like, groups):
+    """The way back."""
+    weight = torch.empty_like(like)
+    for part, neurons in zip(weight.chunk(groups), rows, strict=True):
+        for i, v in enumerate(neurons):
+            part[:, i] = v.view_as(part[:, i])
+    return weight
+
+
+@pytest.mark.parametrize("kind", TRANSPOSED)
+def test_neurons_of_a_transposed_convolution_are_its_output_channels(kind):
+    make, shape = TRANSPOSED[kind]
+    plain = make().double()
+    layer = shake(hs.rotate(copy.deepcopy(plain)))
+    r = rotation(layer, "cayley")
+    rows = transposed_rows(plain.weight.detach(), plain.groups)
+    assert len(r) == rows.shape[-1]
+    expected = transposed_weight(rows @ r.T, plain.weight, plain.groups).detach()
+    close(layer.weight, expected)
+    plain.load_state_dict({**plain.state_dict(), "weight": expected})
+    close(layer(inputs(*shape)), plain(inputs(*shape)))
+    close(hs.select(layer)[""].matrix(), rows @ r.T)
+
+
+def test_one_rotation_for_all_groups():
+    layer = shake(hs.rotate(nn.Conv2d(4, 6, 3, groups=2).double()))
+    assert layer.state_dict()["parametrizations.weight.0.default.cayley"].shape == (1, 18 * 17 // 2)
+    angles = [F.cosine_similarity(w[0], w[5], dim=0) for w in (layer.weight.flatten(1), rows_before(layer))]
+    close(*angles)  # of neurons of two groups
+
+
+def test_overlapping_patches():
+    """Rotating the patches of an input is not the same as rotating its filters where patches overlap."""
+    conv = nn.Conv2d(3, 8, 3, padding=1).double()
+    neurons = conv.weight.detach().clone()
+    shake(hs.rotate(conv))
+    x = inputs(2, 3, 9, 9)
+    w = neurons.flatten(1) @ rotation(conv, "cayley").T
+    output = conv(x)
+    close(output, F.conv2d(x, w.view_as(neurons), conv.bias, padding=1))
+    close(hs.merge(conv)(x), output)
+
+
+# ------------------------------------------------------------------------------------------ attention and heads
+
+
+@pytest.mark.parametrize("method", ["cayley", "householder", "network"])
+def test_attention_packed(method):
+    attention = nn.MultiheadAttention(6, 2, batch_first=True).double()
+    plain = copy.deepcopy(attention)
+    hs.rotate(attention, method, layers=nn.MultiheadAttention)
+    x = inputs(2, 5, 6)
+    close(attention(x, x, x)[0], plain(x, x, x)[0])
+    shake(attention)
+    weight = rotated_rows(attention, method, "in_proj_weight")
+    close(attention.in_proj_weight, weight)
+    plain.load_state_dict({**plain.state_dict(), "in_proj_weight": weight})
+    close(attention(x, x, x)[0], plain(x, x, x)[0])
+
+
+def test_attention_with_separate_projections():
+    attention = nn.MultiheadAttention(6, 2, kdim=5, vdim=4, batch_first=True).double()
+    plain = copy.deepcopy(attention)
+    q, k, v = inputs(2, 5, 6), inputs(2, 7, 5), inputs(2, 7, 4)
+    hs.rotate(attention, layers=nn.MultiheadAttention)
+    close(attention(q, k, v)[0], plain(q, k, v)[0])
+    shake(attention)
+    state = plain.state_dict()
+    for letter, d in zip("qkv", (6, 5, 4), strict=True):
+        tensor = f"{letter}_proj_weight"
+        assert attention.state_dict()[f"parametrizations.{tensor}.0.default.cayley"].shape == (1, d * (d - 1) // 2)
+        state[tensor] = rotated_rows(attention, "cayley", tensor)
+    assert not torch.equal(state["k_proj_weight"], plain.k_proj_weight)
+    plain.load_state_dict(state)
+    close(attention(q, k, v)[0], plain(q, k, v)[0])
+
+
+def test_one_projection_of_attention_by_name():
+    net = nn.ModuleDict({"attention": nn.MultiheadAttention(6, 2, kdim=5, vdim=4)})
+    hs.rotate(net, layers="attention.k_proj_weight")
+    keys = [key for key in net.state_dict() if "parametrizations" in key]
+    assert sorted(keys) == [
+        "attention.parametrizations.k_proj_weight.0.default.cayley",
+        "attention.parametrizations.k_proj_weight.original",
+    ]
+
+
+def test_attention_learns_its_rotation():
+    attention = hs.rotate(nn.MultiheadAttention(6, 2), layers=nn.MultiheadAttention)
+    x = inputs(5, 2, 6, dtype=torch.float32)
+    attention(x, x, x)[0].square().sum().backward()
+    assert attention.parametrizations.in_proj_weight[0].default.cayley.grad.abs().max() > 0
+    assert attention.parametrizations.in_proj_weight.original.grad is None
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_transformer_encoder_layer(training):
+    """Its fast path, in eval and without gradients, reads the weights and calls no layer."""
+    torch.manual_seed(3)
+    plain = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True).train(training)
+    encoder = hs.rotate(copy.deepcopy(plain), output=None)
+    assert encoder.training == training
+    assert len([key for key in encoder.state_dict() if key.endswith("original")]) == 4
+    x = inputs(2, 5, 8, dtype=torch.float32)
+    with torch.set_grad_enabled(training):
+        close(encoder(x), plain(x), 1e-5)
+        shake(encoder)
+        moved = encoder(x)
+        assert (moved - plain(x)).abs().max() > 1e-2
+    state = {
+        "self_attn.in_proj_weight": rotated_rows(encoder.self_attn, "cayley", "in_proj_weight"),
+        **{
+            f"{name}.weight": rotated_rows(encoder.get_submodule(name), "cayley")
+            for name in ("self_attn.out_proj", "linear1", "linear2")
+        },
+    }
+    plain.load_state_dict({**plain.state_dict(), **state})
+    with torch.no_grad():
+        close(moved, plain(x), 1e-5)
+
+
+HEADS = {
+    "w": lambda: hs.WSoftmaxLoss(7, 6),
+    "a": lambda: hs.ASoftmaxLoss(7, 6),
+    "ga": lambda: hs.GASoftmaxLoss(7, 6, similarity="linear"),
+    "s": lambda: hs.SSoftmaxLoss(7, 6, similarity="sigmoid"),
+    "am": lambda: hs.AMSoftmaxLoss(7, 6, bias=True),
+    "arc": lambda: hs.ArcFaceLoss(7, 6),
+    "plus": lambda: hs.SphereFacePlusLoss(7, 6),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_loss_head(name):
+    head = HEADS[name]().double()
+    plain = copy.deepcopy(head)
+    hs.rotate(head)
+    x, y = inputs(4, 6), torch.tensor([0, 3, 6, 3])
+    close(head(x, y), plain(x, y))
+    shake(head)
+    weight = rotated_rows(head, "cayley")
+    plain.load_state_dict({**plain.state_dict(), "weight": weight})
+    head.eval(), plain.eval()
+    close(head(x, y), plain(x, y))
+    close(head.logits(x), plain.logits(x))
+    head(x, y).backward()
+    assert head.parametrizations.weight[0].default.cayley.grad.abs().max() > 0
+
+
+class WithHead(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(5, 6)
+        self.head = hs.ArcFaceLoss(7, 6)
+
+    def forward(self, x, y):
+        return self.head(self.body(x), y)
+
+
+def test_loss_head_in_a_model_is_its_output():
+    net = hs.rotate(WithHead())
+    assert [n for n, p in net.named_parameters() if "default" in n] == ["body.parametrizations.weight.0.default.cayley"]
+    hs.rotate(net, "householder", layers="head")  # CLS-OPT
+    assert net.state_dict()["head.parametrizations.weight.0.default.householder"].shape == (1, 6, 6)
+    train(nn.Sequential(net.body), inputs(3, 5, dtype=torch.float32))
+    net(inputs(3, 5, dtype=torch.float32), torch.tensor([0, 1, 2])).backward()
+    assert net.head.parametrizations.weight[0].default.householder.grad.abs().max() > 0
+
+
+def test_a_root_that_is_a_layer():
+    layer = nn.Linear(6, 5)
+    assert hs.rotate(layer) is layer
+    assert set(layer.state_dict()) == {
+        "bias",
+        "parametrizations.weight.original",
+        "parametrizations.weight.0.default.cayley",
+    }
+    assert type(hs.merge(layer)) is nn.Linear
+
+
+# ------------------------------------------------------------------------------------------------ which layers
+
+
+def test_returns_the_model_and_leaves_the_output():
+    net = mlp()
+    assert hs.rotate(net) is net
+    assert sorted(key for key in net.state_dict() if key.endswith("original")) == [
+        "0.parametrizations.weight.original",
+        "2.parametrizations.weight.original",
+    ]
+    assert type(net[4]) is nn.Linear
+
+
+@pytest.mark.parametrize("layers", ["4", ["0", "4"], nn.Linear])
+def test_output_when_asked(layers):
+    net = hs.rotate(mlp(), layers=layers)
+    assert "4.parametrizations.weight.0.default.cayley" in net.state_dict()
+    assert ("2.weight" in net.state_dict()) == (layers is not nn.Linear)
+
+
+def test_no_output_and_another_output():
+    assert "4.weight" not in hs.rotate(mlp(), output=None).state_dict()
+    state = hs.rotate(mlp(), output="2").state_dict()
+    assert "2.weight" in state
+    assert "4.weight" not in state
+
+
+@pytest.mark.parametrize("exclude", ["2", nn.Tanh, lambda name, module: name == "2", ["2", "nothing*"]])
+def test_exclude(exclude):
+    state = hs.rotate(mlp(), exclude=exclude).state_dict()
+    assert ("2.weight" in state) == (exclude is not nn.Tanh)
+
+
+def test_a_misspelt_name_to_exclude_is_an_error():
+    net = mlp()
+    with refused(ValueError, "unknown layer '22' in exclude", net):
+        hs.rotate(net, exclude="22")
+
+
+def test_other_options_for_other_layers():
+    net = mlp()
+    x = inputs(3, 6)
+    before = net(x)
+    hs.rotate(net, "householder", layers="0", blocks=2)
+    hs.rotate(net, "exponential", layers="2", neurons="learned")
+    hs.rotate(net, "none", layers="4")
+    close(net(x), before)
+    assert {key: tuple(value.shape) for key, value in net.state_dict().items() if "default" in key} == {
+        "0.parametrizations.weight.0.default.householder": (2, 3, 3),
+        "2.parametrizations.weight.0.default.exponential": (1, 28),
+    }
+    assert [n for n, p in net.named_parameters() if p.requires_grad and "original" in n] == [
+        "2.parametrizations.weight.original"
+    ]
+    assert "4.parametrizations.weight.original" in net.state_dict()
+
+
+def test_one_module_at_two_places_has_one_rotation():
+    layer = nn.Linear(6, 6).double()
+    net = nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(6, 2).double())
+    x = inputs(3, 6)
+    before = net(x)
+    hs.rotate(net)
+    close(net(x), before)
+    assert net[0] is net[2] is layer
+    assert len(originals(net)) == 1
+    train(net, x)
+    expected = net(x)
+    close(hs.merge(net)(x), expected)
+    assert net[0] is net[2]
+
+
+def test_recurrent_layers_and_embeddings_are_passed_over():
+    net = nn.ModuleDict(
+        {"words": nn.Embedding(5, 6), "rnn": nn.LSTM(6, 4), "fc": nn.Linear(4, 4), "out": nn.Linear(4, 2)}
+    )
+    hs.rotate(net)
+    assert [key for key in net.state_dict() if "original" in key] == ["fc.parametrizations.weight.original"]
+
+
+# ------------------------------------------------------------------------------------------------------- start
+
+
+@pytest.mark.parametrize("method", [*STARTS, "none"])
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_identity_start_changes_nothing(method, blocks):
+    net = mlp()
+    x = inputs(3, 6)
+    before = net(x)
+    close(hs.rotate(net, method, **({} if method == "none" else {"blocks": blocks}))(x), before, 1e-12)
+
+
+@pytest.mark.parametrize("method", [*STARTS, "none"])
+def test_identity_start_changes_nothing_in_float32(method):
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 4))
+    x = inputs(2, 3, 5, 5, dtype=torch.float32)
+    before = net(x)
+    close(hs.rotate(net, method)(x), before, 1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_normal_start_changes_the_function(method):
+    net = mlp()
+    x = inputs(3, 6)
+    before = net(x)
+    after = hs.rotate(net, method, init="normal")(x)
+    assert (after - before).abs().max() > 1e-3
+    assert after.isfinite().all()
+    starts = [net[i].state_dict()[f"parametrizations.weight.0.default.{method}"] for i in (0, 2)]
+    assert len(starts[0].unique()) > 6
+
+
+def test_normal_start_follows_the_global_seed():
+    states = []
+    for seed in (5, 5, 6):
+        net = mlp()
+        torch.manual_seed(seed)
+        states.append(hs.rotate(net, "lowdin", init="normal").state_dict())
+    key = "0.parametrizations.weight.0.default.lowdin"
+    assert torch.equal(states[0][key], states[1][key])
+    assert not torch.equal(states[0][key], states[2][key])
+
+
+def test_normal_start_is_standard_normal():
+    p = hs.rotate(nn.Linear(100, 2), "gram_schmidt", init="normal").state_dict()[
+        "parametrizations.weight.0.default.gram_schmidt"
+    ]
+    assert abs(p.mean()) < 0.05
+    assert abs(p.std() - 1) < 0.05
+
+
+def test_identity_start_draws_nothing():
+    torch.manual_seed(4)
+    expected = torch.rand(())
+    net = mlp()
+    torch.manual_seed(4)
+    hs.rotate(net)
+    assert torch.rand(()) == expected
+
+
+# -------------------------------------------------------------------------------------------------------- keys
+
+
+def expected_shape(method, blocks, m):
+    if method in PACKED:
+        return (blocks, m * (m - 1) // 2)
+    return (blocks, 2, m, m) if method == "network" else (blocks, m, m)
+
+
+@pytest.mark.parametrize("method", [*METHODS, "none"])
+@pytest.mark.parametrize(
+    ("options", "blocks", "m"),
+    [({}, 1, 8), ({"blocks": 2}, 2, 4), ({"blocks": 2, "share_blocks": True}, 1, 4), ({"block_size": 2}, 4, 2)],
+)
+def test_keys_and_shapes(method, options, blocks, m):
+    net = hs.rotate(mlp(), method, init="normal", layers="2", **({} if method == "none" else options))
+    expected = {key: tuple(value.shape) for key, value in mlp().state_dict().items() if key != "2.weight"}
+    expected["2.parametrizations.weight.original"] = (4, 8)
+    if method != "none":
+        expected[f"2.parametrizations.weight.0.default.{method}"] = expected_shape(method, blocks, m)
+    assert {key: tuple(value.shape) for key, value in net.state_dict().items()} == expected
+    assert not dict(net.named_buffers())
+
+
+def test_keys_of_attention_and_heads():
+    net = nn.ModuleDict({"attention": nn.MultiheadAttention(6, 2), "head": hs.ArcFaceLoss(5, 6)})
+    hs.rotate(net, layers=["attention", "head"])
+    assert {key: tuple(value.shape) for key, value in net.state_dict().items() if "parametrizations" in key} == {
+        "attention.parametrizations.in_proj_weight.original": (18, 6),
+        "attention.parametrizations.in_proj_weight.0.default.cayley": (1, 15),
+        "head.parametrizations.weight.original": (5, 6),
+        "head.parametrizations.weight.0.default.cayley": (1, 15),
+    }
+
+
+def test_keys_with_sample():
+    net = hs.rotate(mlp(), layers=["0", "2"], sample=4, seed=3)
+    prefix = "2.parametrizations.weight.0.default."
+    state = {key.removeprefix(prefix): value for key, value in net.state_dict().items() if key.startswith(prefix)}
+    assert set(state) == {"cayley", "dims", "draw", "inner", "seed"}
+    assert state["cayley"].shape == (1, 6)
+    assert all(state[key].dtype == torch.int64 for key in ("dims", "draw", "inner", "seed"))
+    assert len(state["dims"].unique()) == 4
+    whole = [key for key in net.state_dict() if key.startswith("0.parametrizations")]
+    assert set(whole) == {"0.parametrizations.weight.original", "0.parametrizations.weight.0.default.cayley"}
+    assert {name for name, _ in net.named_buffers()} == {prefix + key for key in ("dims", "draw", "inner", "seed")}
+
+
+def test_packed_triangles_are_rows_of_the_upper_triangle():
+    layer = hs.rotate(nn.Linear(3, 3, bias=False).double())
+    with torch.no_grad():
+        layer.weight  # noqa: B018  reading it changes nothing
+        layer.parametrizations.weight.original.copy_(torch.eye(3))
+        layer.parametrizations.weight[0].default.cayley.copy_(torch.tensor([[0.1, 0.2, 0.3]]))
+    a = torch.tensor([[0, 0.1, 0.2], [-0.1, 0, 0.3], [-0.2, -0.3, 0]], dtype=torch.float64)
+    eye = torch.eye(3, dtype=torch.float64)
+    close(layer.weight, ((eye + a) @ torch.linalg.inv(eye - a)).T, 1e-7)
+    layer = hs.rotate(nn.Linear(3, 3, bias=False).double(), "exponential")
+    with torch.no_grad():
+        layer.parametrizations.weight.original.copy_(torch.eye(3))
+        layer.parametrizations.weight[0].default.exponential.copy_(torch.tensor([[0.1, 0.2, 0.3]]))
+    close(layer.weight, torch.linalg.matrix_exp(a).T, 1e-7)
+
+
+def test_shared_blocks_are_one_block_many_times():
+    layer = shake(hs.rotate(nn.Conv2d(6, 5, 2).double(), blocks=3, share_blocks=True))
+    (block,) = ORTHOGONALIZERS["cayley"].matrix(layer.parametrizations.weight[0].default.cayley)
+    r = torch.block_diag(block, block, block)
+    close(layer.weight.flatten(1), rows_before(layer) @ r.T)
+
+
+def test_blocks_are_of_whole_channels_in_their_order():
+    layer = shake(hs.rotate(nn.Conv2d(6, 5, 2).double(), blocks=3))
+    close(layer.weight, rotated_rows(layer, "cayley"))
+    with torch.no_grad():
+        layer.parametrizations.weight[0].default.cayley[1:] = 0
+    moved = (layer.weight - layer.parametrizations.weight.original).abs().amax((0, 2, 3))
+    assert (moved[:2] > 1e-3).all()
+    assert (moved[2:] < 1e-12).all()
+
+
+def test_no_extra_state():
+    assert not any("extra_state" in key for key in hs.rotate(mlp(), sample=0.5).state_dict())
+
+
+def test_state_dict_round_trip():
+    net = shake(hs.rotate(mlp(), "lowdin"))
+    other = hs.rotate(nn.Sequential(*(copy.deepcopy(m) for m in mlp())), "lowdin")
+    with torch.no_grad():
+        for p in other.parameters():
+            p.add_(1)
+    other.load_state_dict(net.state_dict())
+    x = inputs(3, 6)
+    assert torch.equal(other(x), net(x))
+
+
+# ------------------------------------------------------------------------------------- what learns and what not
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adam])
+def test_fixed_neurons_are_safe(optimizer):
+    net = hs.rotate(mlp())
+    assert [p.requires_grad for p in originals(net).values()] == [False, False]
+    assert all(isinstance(p, nn.Parameter) for p in originals(net).values())
+    net.requires_grad_(True)
+    before = {name: p.detach().clone() for name, p in originals(net).items()}
+    train(net, inputs(3, 6), optimizer=optimizer(net.parameters(), lr=0.1, weight_decay=0.1))
+    for name, p in originals(net).items():
+        assert p.grad is None
+        assert torch.equal(p, before[name])
+    assert net[0].parametrizations.weight[0].default.cayley.grad.abs().max() > 0
+
+
+def test_learned_neurons_learn():
+    net = hs.rotate(mlp(), neurons="learned")
+    before = {name: p.detach().clone() for name, p in originals(net).items()}
+    train(net, inputs(3, 6))
+    for name, p in originals(net).items():
+        assert p.requires_grad
+        assert (p - before[name]).abs().max() > 0
+    assert net[0].parametrizations.weight[0].default.cayley.abs().max() > 0
+    close(net[0].weight, rotated_rows(net[0], "cayley"))
+
+
+def test_everything_else_keeps_its_requires_grad():
+    net = mlp()
+    net[0].bias.requires_grad_(False)
+    net[4].weight.requires_grad_(False)
+    hs.rotate(net)
+    assert {name: p.requires_grad for name, p in net.named_parameters()} == {
+        "0.bias": False,
+        "0.parametrizations.weight.original": False,
+        "0.parametrizations.weight.0.default.cayley": True,
+        "2.bias": True,
+        "2.parametrizations.weight.original": False,
+        "2.parametrizations.weight.0.default.cayley": True,
+        "4.weight": False,
+        "4.bias": True,
+    }
+
+
+def test_rotation_only_fine_tuning():
+    net = mlp().requires_grad_(False)
+    hs.rotate(net)
+    assert [name for name, p in net.named_parameters() if p.requires_grad] == [
+        f"{i}.parametrizations.weight.0.default.cayley" for i in (0, 2)
+    ]
+    before = copy.deepcopy(net.state_dict())
+    train(net, inputs(3, 6), optimizer=torch.optim.AdamW(net.parameters(), lr=0.1, weight_decay=0.1))
+    assert {key for key, value in net.state_dict().items() if not torch.equal(value, before[key])} == {
+        f"{i}.parametrizations.weight.0.default.cayley" for i in (0, 2)
+    }
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "network"])
+def test_every_rotation_gets_the_gradient_of_its_literal_form(method):
+    """dL/dP of the layer against that of v Rᵀ with R formed."""
+    layer = shake(hs.rotate(nn.Linear(5, 4).double(), method, init="normal"), 0.1)
+    p = getattr(layer.parametrizations.weight[0].default, method)
+    target = inputs(4, 5)
+    (layer.weight * target).sum().backward()
+    q = p.detach().clone().requires_grad_()
+    neurons = layer.parametrizations.weight.original.detach()
+    (neurons @ ORTHOGONALIZERS[method].matrix(q)[0].T * target).sum().backward()
+    close(p.grad, q.grad, 1e-8)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_training_flag_stays(training):
+    net = mlp().train(training)
+    net[2].train(not training)
+    hs.rotate(net)
+    assert net.training == net[0].training == training
+    assert net[2].training != training
+    assert all(m.training == training for m in net[0].parametrizations.weight[0].modules())
+
+
+def test_the_layer_is_the_same_object_and_keeps_its_hooks():
+    net = mlp()
+    layer, calls = net[0], []
+    layer.register_forward_hook(lambda *_: calls.append(1))
+    bias = layer.bias
+    hs.rotate(net)
+    assert net[0] is layer
+    assert layer.bias is bias
+    net(inputs(1, 6))
+    assert calls == [1]
+
+
+def test_deepcopy_trains_on_its_own():
+    net = shake(hs.rotate(mlp()))
+    other = copy.deepcopy(net)
+    x = inputs(3, 6)
+    before = net(x)
+    assert torch.equal(other(x), before)
+    train(other, x)
+    assert torch.equal(net(x), before)
+    assert not torch.equal(other(x), before)
+    trained = other(x)
+    train(net, x)
+    assert torch.equal(other(x), trained)
+    close(net(x), trained)
+
+
+# ----------------------------------------------------------------------------------------------- energy, starts
+
+
+def energies(model, **options):
+    return hs.EnergyRegularizer(model, **options).per_layer()
+
+
+@pytest.mark.parametrize("method", ["cayley", "gram_schmidt", "lowdin", "none"])
+def test_energy_of_rotated_layers_is_constant_and_out_of_the_sum(method):
+    net = mlp()
+    before = energies(net)
+    made_before = hs.EnergyRegularizer(net, hidden_weight=10.0)
+    output = before["4"]
+    hs.rotate(net, method, layers="0", init="normal")
+    regularizer = hs.EnergyRegularizer(net, hidden_weight=10.0)
+    assert energies(net) == pytest.approx(before, rel=1e-10)
+    assert list(energies(net)) == list(before)
+    assert regularizer().item() == pytest.approx(10 * before["2"] + output)
+    assert made_before().item() == pytest.approx(10 * before["2"] + output)
+    regularizer().backward()
+    assert all(p.grad is None for p in net[0].parameters())
+    assert net[2].weight.grad.abs().max() > 0
+
+
+def test_energy_of_a_model_whose_hidden_layers_are_all_rotated():
+    net = hs.rotate(mlp())
+    assert hs.EnergyRegularizer(net)().item() == pytest.approx(energies(net)["4"])
+    everything = hs.EnergyRegularizer(hs.rotate(net, layers="4"))
+    assert everything().item() == 0
+    assert set(everything.per_layer()) == {"0", "2", "4"}
+
+
+@pytest.mark.parametrize("options", [{"method": "unconstrained"}, {"method": "upper"}, {"neurons": "learned"}])
+def test_energy_that_training_can_change_is_in_the_sum(options):
+    net = mlp()
+    before = energies(net)
+    hs.rotate(net, layers=["0", "2"], **options)
+    value = hs.EnergyRegularizer(net, hidden_weight=10.0)()
+    assert value.item() == pytest.approx(10 * (before["0"] + before["2"]) + before["4"])
+    value.backward()
+    assert any(p.grad is not None and p.grad.abs().max() > 0 for p in net[0].parameters())
+
+
+@pytest.mark.parametrize("refine", [hs.spread, hs.normalize_neurons])
+def test_refined_starts(refine):
+    """3.7: the start is refined, then rotated; training keeps what was refined."""
+    net = mlp()
+    refine(net)
+    if refine is hs.spread:
+        assert energies(net)["0"] < energies(mlp())["0"]
+    before, rows = energies(net), net[0].weight.detach().clone()
+    x = inputs(3, 6)
+    train(hs.rotate(net), x, steps=20)
+    assert (net[0].weight - rows).abs().max() > 1e-3
+    after = energies(net)
+    assert all(after[name] == pytest.approx(before[name], rel=1e-9) for name in ("0", "2"))
+    close(net[0].weight.norm(dim=1), rows.norm(dim=1))
+    if refine is hs.normalize_neurons:
+        close(net[0].weight.norm(dim=1), torch.ones(8).double())
+
+
+@pytest.mark.parametrize("refine", [hs.spread, hs.normalize_neurons])
+def test_refining_a_rotated_model_is_refused(refine):
+    net = shake(hs.rotate(mlp(), layers="2"))
+    with refused(ValueError, "'2'.*[Rr]otat", net):
+        refine(net)
+
+
+def test_baseline_of_fixed_random_neurons():
+    net = hs.rotate(mlp(), "none")
+    assert [name for name, p in net.named_parameters() if p.requires_grad] == ["0.bias", "2.bias", "4.weight", "4.bias"]
+    counts = hs.rotation.count_parameters(net)
+    assert counts["rotations"] == counts["matrices"] == 0
+    assert counts["weights"] == 12
+    assert counts["other"] == 8 + 4 + 3
+    assert counts["total"] == 27
+    before = copy.deepcopy(net.state_dict())
+    train(net, inputs(3, 6), optimizer=torch.optim.AdamW(net.parameters(), lr=0.1))
+    changed = {key for key, value in net.state_dict().items() if not torch.equal(value, before[key])}
+    assert changed == {"0.bias", "2.bias", "4.weight", "4.bias"}
+
+
+def test_baseline_of_plain_training_with_normalized_neurons():
+    net = hs.normalize_neurons(mlp())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    x = inputs(3, 6)
+    start = net[0].weight.detach().clone()
+    for _ in range(5):
+        train(net, x, steps=1, optimizer=optimizer)
+        hs.normalize_neurons(net)
+        close(net[0].weight.norm(dim=1), torch.ones(8).double())
+        close(net[2].weight.norm(dim=1), torch.ones(4).double())
+    assert (net[0].weight - start).abs().max() > 1e-4
+    assert (net[4].weight.norm(dim=1) - 1).abs().max() > 1e-3
+
+
+# ---------------------------------------------------------------------------------------------------- precision
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "method", ["cayley", "householder", "lowdin", "exponential", "ogd", "network", "positive_definite"]
+)
+def test_half_precision_model(dtype, method):
+    net = mlp(dtype)
+    x = inputs(3, 6, dtype=dtype)
+    before = net(x)
+    hs.rotate(net, method)
+    assert net[0].weight.dtype == dtype
+    close(net(x), before, 2e-2)
+    shake(net, 0.1)
+    net(x).square().mean().backward()
+    key = f"parametrizations.weight.0.default.{method}"
+    for i in (0, 2):
+        assert net[i].get_parameter(key).grad.isfinite().all()
+        exact = hs.rotate(nn.Linear(net[i].in_features, net[i].out_features).double(), method)
+        exact.load_state_dict({k: v.double() for k, v in net[i].state_dict().items()})
+        close(net[i].weight.double(), exact.weight, 1e-2)  # R in float32, rounded once
+        assert hs.merge(copy.deepcopy(net))[i].weight.dtype == dtype
+
+
+@pytest.mark.parametrize("method", ["cayley", "householder", "lowdin", "exponential", "unconstrained", "network"])
+def test_autocast_does_not_round_the_weight(method):
+    net = shake(hs.rotate(mlp(torch.float32), method))
+    expected = net[0].weight
+    with torch.autocast("cpu", torch.bfloat16):
+        weight = net[0].weight
+        output = net(inputs(3, 6, dtype=torch.float32))
+    assert output.dtype == torch.bfloat16
+    assert weight.dtype == torch.float32
+    assert torch.equal(weight, expected)
+    output.float().square().mean().backward()
+    grad = net[0].get_parameter(f"parametrizations.weight.0.default.{method}").grad
+    assert grad.dtype == torch.float32
+    assert grad.abs().max() > 0
+
+
+# ----------------------------------------------------------------------------------------------- a method of one's own
+
+
+@pytest.fixture
+def _own_methods():
+    with registry():
+        yield
+
+
+@pytest.mark.usefixtures("_own_methods")
+def test_a_method_of_ones_own():
+    net = mlp()
+    x = inputs(3, 6)
+    before = net(x)
+    method = signs()
+    hs.rotate(net, method, layers="0", blocks=2)
+    close(net(x), before)
+    p = net.state_dict()["0.parametrizations.weight.0.default.signs"]
+    assert p.shape == (2, 3)
+    assert p.dtype == torch.float64
+    p[1, 0] = -1
+    expected = mlp()[0].weight.detach()
+    expected[:, 3] *= -1
+    close(net[0].weight, expected)
+    hs.rotate(net, "signs", layers="2")  # by the name it has now
+    hs.rotate(net, method, layers="4")  # the same object again
+    close(hs.rotation.merge_state_dict(net.state_dict())["0.weight"], expected)
+    close(hs.merge(net)[0].weight, expected)
+
+
+@pytest.mark.usefixtures("_own_methods")
+def test_a_method_of_ones_own_is_not_rounded_by_autocast():
+    method = Orthogonalizer(
+        "free", lambda m: (m, m), lambda m, init: torch.eye(m), matrix=lambda p: p, apply=lambda p, v: v @ p.mT
+    )
+    layer = shake(hs.rotate(nn.Linear(6, 5), method))
+    expected = layer.weight
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(layer.weight, expected)
+
+
+@pytest.mark.usefixtures("_own_methods")
+@pytest.mark.parametrize("name", ["cayley", "none", "method", "dims", "trainable", "forward"])
+def test_a_name_that_is_taken_is_refused(name):
+    net = mlp()
+    with refused(ValueError, name, net):
+        hs.rotate(net, signs(name))
+    assert ORTHOGONALIZERS["cayley"].shape(3) == (3,)
+    assert name in hs.orthogonal.BUILT_IN or name not in ORTHOGONALIZERS
+
+
+@pytest.mark.usefixtures("_own_methods")
+def test_a_method_of_ones_own_can_be_mended():
+    def fails(m, init):
+        raise ZeroDivisionError
+
+    net = mlp()
+    with pytest.raises(ZeroDivisionError):
+        hs.rotate(net, dataclasses.replace(signs(), start=fails))
+    assert "signs" not in ORTHOGONALIZERS
+    hs.rotate(mlp(), signs())
+    again = signs()
+    hs.rotate(net, again)
+    assert ORTHOGONALIZERS["signs"] is again
+
+
+@pytest.mark.usefixtures("_own_methods")
+def test_a_name_that_is_no_key_is_refused():
+    for name in ("a.b", "", "none"):
+        net = mlp()
+        with refused(ValueError, "name", net):
+            hs.rotate(net, signs(name))
+
+
+def test_training_reaches_a_rotated_target():
+    """The whole point, in small: the neurons of a layer turn to those of another with the same angles."""
+    layer = nn.Linear(4, 6, bias=False).double()
+    a = inputs(4, 4)
+    target = layer.weight.detach() @ torch.linalg.matrix_exp(0.3 * (a - a.T)).T
+    hs.rotate(layer)
+    optimizer = torch.optim.Adam(hs.param_groups(layer), lr=0.05)
+    for _ in range(200):
+        optimizer.zero_grad()
+        loss = (layer.weight - target).square().sum()
+        loss.backward()
+        optimizer.step()
+    assert loss < 1e-4
+
+
+def test_blocks_where_some_layers_cannot_be_split():
+    net = hs.rotate(mlp(), blocks=4)  # 8 can, 6 cannot
+    shapes = [net[i].parametrizations.weight[0].default.cayley.shape for i in (0, 2)]
+    assert shapes == [(1, 15), (4, 1)]
+
+
+def test_all_methods_on_one_network():
+    sizes = [6] * (len(STARTS) + 1)
+    net = nn.Sequential(*itertools.starmap(nn.Linear, itertools.pairwise(sizes)), nn.Linear(6, 2)).double()
+    x = inputs(3, 6)
+    before = net(x)
+    for i, method in enumerate(STARTS):
+        hs.rotate(net, method, layers=str(i))
+    close(net(x), before)
+    optimizer = hs.OGD(hs.param_groups(net, ogd=True), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+    trained = net(x)
+    assert (trained - before).abs().max() > 1e-4
+    close(hs.merge(net)(x), trained)
+
+
+@pytest.mark.parametrize("method", ["cayley", "gram_schmidt", "householder", "lowdin", "exponential"])
+def test_gradients_of_single_samples(method):
+    net = shake(hs.rotate(mlp().double(), method))
+    parameters = {name: p.detach() for name, p in net.named_parameters()}
+    x = torch.randn(3, next(iter(mlp().modules()))[0].in_features, dtype=torch.float64)
+
+    def loss(parameters, x):
+        return functional_call(net, parameters, (x[None],)).square().sum()
+
+    together = vmap(grad(loss), (None, 0))(parameters, x)
+    for i in range(len(x)):
+        alone = grad(loss)(parameters, x[i])
+        for name, value in alone.items():
+            close(together[name][i], value)
+
+
+def test_start_is_exact_whatever_the_default_dtype():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        net = hs.rotate(nn.Sequential(nn.Linear(24, 8), nn.Linear(8, 2)).double(), "ogd", init="normal")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    r = net[0].parametrizations.weight[0].default.ogd[0]
+    assert (r.mT @ r - torch.eye(24)).abs().max() < 1e-13
+
+
+def test_learned_neurons_of_a_frozen_model_learn():
+    net = mlp().requires_grad_(False)
+    hs.rotate(net, neurons="learned")
+    assert net[0].parametrizations.weight.original.requires_grad
+    assert not hs.merge(net)[0].weight.requires_grad

@@ -1,0 +1,197 @@
+"""Rotated networks with torch's training utilities: checkpointing, autocast, clipping, schedules, averages."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim import lr_scheduler, swa_utils
+from torch.utils.checkpoint import checkpoint
+
+import hypersphere as hs
+from tests.rotated_nets import (
+    ROTATED,
+    check_gradients,
+    error,
+    gradients,
+    loss_of,
+    matrix_of,
+    optimizer_of,
+    rotated_batch,
+    rotated_net,
+    turned,
+)
+from tests.rotations import shake
+
+pytestmark = pytest.mark.slow
+
+ORTHOGONAL = ["cayley", "exponential", "gram_schmidt", "householder", "lowdin", "canonical"]
+
+
+# checkpointing, copies, merging
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("options", [{}, {"sample": 0.25}], ids=["whole", "sampled"])
+def test_gradient_checkpointing_is_exact(options, use_reentrant):
+    model, (x, y) = turned(rotated_net(**options)), rotated_batch()
+    loss_of(model, x, y).backward()
+    expected = gradients(model)
+    model.zero_grad()
+    F.cross_entropy(checkpoint(model, x.requires_grad_(), use_reentrant=use_reentrant), y).backward()
+    ours = gradients(model)
+    assert set(ours) == set(expected)
+    assert all(torch.equal(ours[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("method", ORTHOGONAL)
+def test_deepcopy_and_state_dict_round_trip(method):
+    model, (x, y) = turned(rotated_net(method), method), rotated_batch()
+    other = copy.deepcopy(model)
+    assert torch.equal(other(x), model(x))
+    turned(other, method)
+    assert not torch.allclose(other(x), model(x), atol=1e-3)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(x), model(x))
+    loss_of(other, x, y).backward()
+    assert not gradients(model)
+
+
+@pytest.mark.parametrize("method", ORTHOGONAL)
+def test_a_convolution_with_overlapping_patches(method):
+    """Filters turn, not images: R applied to unfolded patches, Rᵀ of them before the neurons, and the merged layer."""
+    model, (x, _) = turned(rotated_net(method), method), rotated_batch()
+    conv = model.conv
+    r, neurons = matrix_of(conv), conv.parametrizations.weight.original
+    patches = F.unfold(x, 3, padding=1)  # (B, 27, 36)
+    expected = neurons.flatten(1) @ (r.T @ patches) + conv.bias[:, None]
+    torch.testing.assert_close(conv(x), expected.view(8, 8, 6, 6), rtol=0, atol=1e-4)
+    output, merged = model(x), hs.merge(copy.deepcopy(model))
+    assert type(merged.conv) is nn.Conv2d
+    torch.testing.assert_close(merged(x), output, rtol=0, atol=1e-5)
+    assert torch.equal(model(x), output)
+
+
+# bfloat16
+
+
+@pytest.mark.parametrize("method", [*ORTHOGONAL, "ogd"])
+def test_autocast_leaves_the_factorization_in_float32(method):
+    model, (x, y) = rotated_net(method), rotated_batch()
+    if method != "ogd":
+        turned(model, method)
+    weights = [getattr(model, name).weight.detach().clone() for name in ROTATED]
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = [getattr(model, name).weight for name in ROTATED]
+        assert model(x).dtype == torch.bfloat16
+    for ours, weight in zip(inside, weights, strict=True):
+        assert ours.dtype == torch.float32
+        assert torch.equal(ours, weight)
+    optimizer, losses = optimizer_of(model, method), []
+    before = [hs.hyperspherical_energy(weight).item() for weight in weights]
+    for _ in range(30):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = loss_of(model, x, y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    for name, value in zip(ROTATED, before, strict=True):
+        layer = getattr(model, name)
+        assert layer.get_parameter(f"parametrizations.weight.0.default.{method}").dtype == torch.float32
+        assert error(matrix_of(layer)) <= 1e-5
+        assert hs.hyperspherical_energy(layer.weight.detach()).item() == pytest.approx(value, rel=1e-5)
+
+
+def test_autocast_gradients_are_those_of_float32_to_bfloat16s_precision():
+    model, (x, y) = turned(rotated_net()), rotated_batch()
+    loss_of(model, x, y).backward()
+    expected = gradients(model)
+    model.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = loss_of(model, x, y)
+    loss.backward()
+    check_gradients(gradients(model), expected, 0.2)
+
+
+def test_folding_under_autocast_is_exact():
+    model, (x, _) = rotated_net(sample=0.25), rotated_batch()
+    turned(model)
+    resampler = hs.Resampler(model, optimizer_of(model))
+    output = model(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        resampler.resample()
+    torch.testing.assert_close(model(x), output, rtol=0, atol=1e-5)
+
+
+# what a training loop has besides
+
+
+@pytest.mark.parametrize("method", ["cayley", "ogd"])
+def test_clipping_and_a_schedule(method):
+    model, (x, y) = rotated_net(method), rotated_batch()
+    optimizer = optimizer_of(model, method, lr=0.05)
+    schedule = lr_scheduler.CosineAnnealingLR(optimizer, 20)
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = loss_of(model, x, y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        clipped = torch.cat([g.flatten() for g in gradients(model).values()]).norm()
+        assert clipped <= 0.1 * (1 + 1e-4)
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert all(group["lr"] < 1e-6 for group in optimizer.param_groups)
+    before = [matrix_of(getattr(model, name)) for name in ROTATED]
+    assert all(error(r) <= 1e-5 for r in before)
+    optimizer.step()  # at a rate of 0
+    for r, name in zip(before, ROTATED, strict=True):
+        torch.testing.assert_close(matrix_of(getattr(model, name)), r, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["cayley", "exponential"])
+def test_moving_averages_stay_orthogonal(method):
+    model, (x, y) = rotated_net(method), rotated_batch()
+    energies = [hs.hyperspherical_energy(getattr(model, name).weight.detach()).item() for name in ROTATED]
+    averaged = swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9))
+    optimizer = optimizer_of(model, method)
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss_of(model, x, y).backward()
+        optimizer.step()
+        averaged.update_parameters(model)
+    for name, before in zip(ROTATED, energies, strict=True):
+        layer = getattr(averaged.module, name)
+        r = matrix_of(layer)
+        assert error(r) <= 1e-5
+        assert (r - torch.eye(len(r))).norm() > 0.05
+        assert (r - matrix_of(getattr(model, name))).norm() > 1e-3  # the average, not the model itself
+        assert hs.hyperspherical_energy(layer.weight.detach()).item() == pytest.approx(before, rel=1e-5)
+    output, merged = averaged(x), hs.merge(copy.deepcopy(averaged.module))
+    torch.testing.assert_close(merged(x), output, rtol=0, atol=1e-5)
+
+
+def test_double_precision_and_back():
+    model, (x, _) = turned(rotated_net()), rotated_batch()
+    output = model(x)
+    model.double()
+    torch.testing.assert_close(model(x.double()).float(), output, rtol=0, atol=1e-5)
+    for name in ROTATED:
+        assert getattr(model, name).weight.dtype == torch.float64
+    model.float()
+    torch.testing.assert_close(model(x), output, rtol=0, atol=1e-5)
+
+
+def test_backward_under_autocast_is_exact():
+    net = shake(hs.rotate(nn.Linear(12, 6), "gram_schmidt"))
+    coefficients = torch.randn(6, 12)
+    p = net.parametrizations.weight[0].default.gram_schmidt
+    (expected,) = torch.autograd.grad((net.weight * coefficients).sum(), p)
+    with torch.autocast("cpu", torch.bfloat16):
+        (got,) = torch.autograd.grad((net.weight * coefficients).sum(), p)
+    assert torch.equal(got, expected)

@@ -1,0 +1,494 @@
+"""Rotated networks in training: energy and orthogonality that last, penalties, blocks, G-OPT and CLS-OPT."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hypersphere as hs
+from tests.rotations import ALIASES
+
+pytestmark = pytest.mark.slow
+
+ORTHOGONAL = ["cayley", "exponential", "gram_schmidt", "householder", "lowdin", "canonical"]
+OPTIMIZERS = {  # fused: the same updates in half the time
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, fused=True),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01, fused=True),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.01, fused=True),
+}
+D, N, CLASSES = 24, 16, 4
+STRUCTURES = {
+    "upper": lambda r: r.tril(-1),  # each: what must be 0
+    "lower": lambda r: r.triu(1),
+    "banded": lambda r: r - r.triu(-1).tril(1),
+    "symmetric": lambda r: r - r.T,
+    "skew": lambda r: r + r.T,
+    "hessenberg_upper": lambda r: r.tril(-2),
+    "hessenberg_lower": lambda r: r.triu(2),
+    "positive_definite": lambda r: r - r.T,
+}
+
+
+def small(hidden=N):
+    return nn.Sequential(nn.Linear(D, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES))
+
+
+def matrix_of(layer, tensor="weight"):
+    """R (d, d): the rotation of the identity's rows is Rᵀ; read without looking into the parametrization."""
+    weights = layer.parametrizations[tensor]
+    shape, d = weights.original.shape, weights.original[0].numel()
+    with torch.no_grad():
+        return weights[0](torch.eye(d, dtype=weights.original.dtype).view(d, *shape[1:])).flatten(1).T.clone()
+
+
+def numbers_of(layer, method, tensor="weight"):
+    """P under the name that a state_dict gives it."""
+    return layer.get_parameter(f"parametrizations.{tensor}.0.default.{method}")
+
+
+def error(r):
+    """max|RᵀR − I|, free of the rounding of a float32 product."""
+    r = r.double()
+    return (r.T @ r - torch.eye(len(r), dtype=r.dtype)).abs().max().item()
+
+
+def energy(layer):
+    return hs.hyperspherical_energy(layer.weight.detach()).item()
+
+
+def data(size=24, classes=CLASSES, d=D):
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(size, d, generator=generator), torch.randint(classes, (size,), generator=generator)
+
+
+def train(model, optimizer, steps, loss=None, watch=lambda: None):
+    """The losses of `steps` steps; `watch` is called now and then."""
+    x, y = data()
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        value = F.cross_entropy(model(x), y) if loss is None else loss()
+        value.backward()
+        optimizer.step()
+        losses.append(value.item())
+        if step % 100 == 99:
+            watch()
+    return losses
+
+
+# what must hold over many steps
+
+
+def check_training(net, optimizer, steps):
+    """Training turns R and nothing else happens to the neurons: their energy, their lengths, R's orthogonality."""
+    layer = net[0]
+    start, before, kept = matrix_of(layer), energy(layer), layer.parametrizations.weight.original.clone()
+    lengths = layer.weight.detach().norm(dim=1)
+
+    def watch():
+        assert energy(layer) == pytest.approx(before, rel=1e-5)
+
+    losses = train(net, optimizer, steps, watch=watch)
+    r = matrix_of(layer)
+    watch()
+    assert error(r) <= 1e-5
+    assert (r - start).norm() > 0.5
+    assert losses[-1] < 0.5 * losses[0]
+    assert torch.equal(layer.parametrizations.weight.original, kept)
+    torch.testing.assert_close(layer.weight.detach().norm(dim=1), lengths, rtol=1e-5, atol=0)
+    torch.testing.assert_close(layer.weight.detach(), kept @ r.T, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("method", "optimizer"), [*((method, "adamw") for method in ORTHOGONAL), ("cayley", "sgd"), ("cayley", "adam")]
+)
+def test_energy_and_orthogonality_last(method, optimizer):
+    net = hs.rotate(small(), method, init="normal" if method == "canonical" else "identity")
+    net.requires_grad_(True)  # trains nothing that it should not: weight decay would shrink the neurons
+    check_training(net, OPTIMIZERS[optimizer](net.parameters()), steps=150)  # R is computed anew at every step
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_names_of_one_map_train_alike(name):
+    weights = []
+    for method in (name, ALIASES[name]):
+        torch.manual_seed(0)
+        net = hs.rotate(small(), method)
+        train(net, OPTIMIZERS["adamw"](net.parameters()), 30)
+        weights.append(net[0].weight)
+        assert (matrix_of(net[0]) - torch.eye(D)).norm() > 0.5
+    assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize(
+    ("iterations", "grouped"), [(2, True), (None, True), (2, False)], ids=["2", "exact", "2, groups by hand"]
+)
+def test_energy_and_orthogonality_last_with_ogd(iterations, grouped):
+    net = hs.rotate(small(), "ogd")
+    groups = hs.param_groups(net, weight_decay=0.01, ogd=True)
+    if not grouped:
+        matrix = numbers_of(net[0], "ogd")
+        rest = [p for p in net.parameters() if p.requires_grad and p is not matrix]
+        groups = [{"params": [matrix], "orthogonal": True}, {"params": rest}]
+    check_training(net, hs.OGD(groups, lr=0.05, iterations=iterations), steps=400)
+    assert error(matrix_of(net[0])) <= 1e-6
+
+
+LENGTHS = {"cayley": 8, "exponential": 2, "gram_schmidt": 2, "householder": 2, "givens": 2, "lowdin": 1}
+
+
+@pytest.mark.parametrize(("method", "length"), LENGTHS.items())
+def test_first_steps_from_the_identity_have_one_direction_and_these_lengths(method, length):
+    """docs/rotation.md: which learning rates of two methods compare."""
+    torch.manual_seed(0)
+    base = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    inputs, labels = torch.randn(20, 6, dtype=torch.float64), torch.arange(20) % 3
+
+    def first_step(method):
+        net = hs.rotate(copy.deepcopy(base), method)
+        groups = hs.param_groups(net, ogd=method == "ogd")
+        optimizer = hs.OGD(groups, lr=1e-6) if method == "ogd" else torch.optim.SGD(groups, lr=1e-6)
+        before = net[0].weight.detach().clone()
+        nn.functional.cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+        return net[0].weight.detach() - before
+
+    torch.testing.assert_close(first_step(method), length * first_step("ogd"), rtol=1e-4, atol=1e-11)
+
+
+@pytest.mark.parametrize("method", ["cayley", "exponential", "gram_schmidt", "householder", "lowdin", "ogd"])
+@pytest.mark.filterwarnings("ignore:.*cayley.*:UserWarning")
+def test_the_papers_start(method):
+    """R from N(0, 1) is orthogonal from the first step on."""
+    net = hs.rotate(small(), method, init="normal")
+    assert (matrix_of(net[0]) - torch.eye(D)).norm() > 1
+    groups = hs.param_groups(net, ogd=method == "ogd")
+    check_training(net, hs.OGD(groups, lr=0.05) if method == "ogd" else torch.optim.SGD(groups, 0.1, 0.9), steps=100)
+
+
+@pytest.mark.parametrize("method", [*ORTHOGONAL, "ogd"])
+def test_a_whole_network_of_many_kinds(method):
+    """Convolutions with groups, sphere layers and attention, each with its own R, under one optimizer."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv1d(4, 8, 3, groups=2)
+            self.sphere = hs.SphereLinear(8, 6, scale=True)
+            self.attention = nn.MultiheadAttention(6, 2)
+            self.fc = nn.Linear(6, CLASSES)
+
+        def forward(self, x):
+            x = self.sphere(self.conv(x.view(-1, 4, 6)).relu().permute(2, 0, 1))
+            return self.fc(x + self.attention(x, x, x)[0]).mean(0)
+
+    net = hs.rotate(Net(), method, init="normal" if method == "canonical" else "identity")
+    neurons = {name: found.matrix().detach() for name, found in hs.select(net).items() if name != "fc"}
+    assert set(neurons) == {"conv", "sphere", "attention", "attention.out_proj"}
+    before = {name: [hs.hyperspherical_energy(group).item() for group in w] for name, w in neurons.items()}
+    groups = hs.param_groups(net, weight_decay=0.01, ogd=method == "ogd")
+    losses = train(net, hs.OGD(groups, lr=0.05) if method == "ogd" else torch.optim.AdamW(groups, lr=0.01), 60)
+    assert losses[-1] < losses[0]
+    for name, found in hs.select(net).items():
+        if name in neurons:
+            moved = found.matrix().detach()
+            assert (moved - neurons[name]).abs().max() > 1e-3, name
+            after = [hs.hyperspherical_energy(group).item() for group in moved]
+            assert after == pytest.approx(before[name], rel=1e-5), name
+
+
+# regularized, unconstrained, learned neurons
+
+
+def penalty_by_hand(net, layers, weight, squared):
+    """weight·Σ‖RᵀR − I‖²_F of the layers' whole matrices, or of the norms themselves."""
+    total = 0.0
+    for index in layers:
+        r = matrix_of(net[index]).double()
+        norm = (r.T @ r - torch.eye(len(r), dtype=r.dtype)).norm().item()
+        total += weight * (norm**2 if squared else norm)
+    return total
+
+
+def perturbed(net, method="regularized", size=0.1):
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            if name.endswith(f".{method}"):
+                parameter.add_(size * torch.randn_like(parameter))
+    return net
+
+
+@pytest.mark.parametrize("squared", [True, False])
+def test_penalty_is_the_literal_sum(squared):
+    net = nn.Sequential(nn.Linear(6, 5), nn.Conv1d(4, 3, 2), nn.Linear(7, 5), nn.Linear(8, 4), nn.Linear(4, 2))
+    hs.rotate(net, "cayley", layers="2")
+    hs.rotate(net, "unconstrained", layers="3")
+    perturbed(hs.rotate(net, "regularized", layers=["0", "1"]))
+    perturbed(net, "unconstrained")
+    for weight in (0.1, 3.0):
+        value = hs.rotation.rotation_penalty(net, weight, squared=squared)
+        assert value.shape == ()
+        assert value.item() == pytest.approx(penalty_by_hand(net, (0, 1), weight, squared), rel=1e-5)
+    assert hs.rotation.rotation_penalty(net).item() == pytest.approx(penalty_by_hand(net, (0, 1), 0.1, True), rel=1e-5)
+    hs.rotation.rotation_penalty(net, squared=squared).backward()
+    touched = {name for name, p in net.named_parameters() if p.grad is not None and p.grad.any()}
+    assert touched == {f"{i}.parametrizations.weight.0.default.regularized" for i in (0, 1)}
+
+
+@pytest.mark.parametrize("squared", [True, False])
+@pytest.mark.parametrize("share_blocks", [False, True])
+def test_penalty_of_blocks_is_that_of_the_whole_matrix(share_blocks, squared):
+    """R of a layer with blocks is the block diagonal matrix (Eq. 47, 48), also where all blocks are one."""
+    net = nn.Sequential(nn.Linear(12, 5), nn.Linear(5, 2))
+    perturbed(hs.rotate(net, "regularized", blocks=3, share_blocks=share_blocks))
+    expected = penalty_by_hand(net, (0,), 0.1, squared)
+    assert hs.rotation.rotation_penalty(net, squared=squared).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("squared", [True, False])
+def test_penalty_at_the_identity(squared):
+    net = hs.rotate(small(), "regularized")
+    value = hs.rotation.rotation_penalty(net, squared=squared)
+    value.backward()
+    assert value.item() == 0.0
+    assert numbers_of(net[0], "regularized").grad.isfinite().all()
+
+
+def test_penalty_keeps_near_what_drifts_without_it():
+    errors = {}
+    for method, squared in (("regularized", True), ("regularized", False), ("unconstrained", None)):
+        torch.manual_seed(0)
+        net, (x, y) = hs.rotate(small(), method), data()
+        before = energy(net[0])
+
+        def loss(net=net, squared=squared, x=x, y=y):
+            value = F.cross_entropy(net(x), y)
+            return value if squared is None else value + hs.rotation.rotation_penalty(net, 0.1, squared=squared)
+
+        losses = train(net, torch.optim.SGD(net.parameters(), 0.02, 0.9), 300, loss)
+        assert losses[-1] < 0.5 * losses[0]
+        errors[method, squared] = error(matrix_of(net[0]))
+        if method == "unconstrained":
+            assert abs(energy(net[0]) / before - 1) > 1e-4  # no constraint, no constant energy
+    assert errors["unconstrained", None] > 0.5
+    assert all(errors["regularized", squared] < 0.1 for squared in (True, False)), errors
+
+
+@pytest.mark.parametrize("model", [small, lambda: hs.rotate(small()), lambda: hs.rotate(small(), "unconstrained")])
+def test_penalty_needs_a_regularized_layer(model):
+    with pytest.raises(ValueError, match="regularized"):
+        hs.rotation.rotation_penalty(model())
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), "0.1"])
+def test_penalty_refuses_a_wrong_weight(weight):
+    with pytest.raises((ValueError, TypeError), match="weight"):
+        hs.rotation.rotation_penalty(hs.rotate(small(), "regularized"), weight)
+
+
+@pytest.mark.parametrize("method", ["cayley", "gram_schmidt", "none"])
+def test_learned_neurons_train_beside_the_rotation(method):
+    net = hs.rotate(small(), method, neurons="learned")
+    original, before = net[0].parametrizations.weight.original, energy(net[0])
+    kept, start = original.detach().clone(), matrix_of(net[0])
+    assert hs.rotation.count_parameters(net)["weights"] == D * N + N * CLASSES
+    losses = train(net, torch.optim.Adam(net.parameters(), lr=0.01), 200)
+    assert losses[-1] < 0.5 * losses[0]
+    assert (original - kept).abs().max() > 1e-2
+    assert abs(energy(net[0]) / before - 1) > 1e-4
+    assert error(matrix_of(net[0])) <= 1e-5
+    assert ((matrix_of(net[0]) - start).norm() > 0.5) == (method != "none")
+
+
+def test_fixed_random_neurons_train_the_rest_alone():
+    net = hs.rotate(small(), "none")
+    kept = net[0].weight.detach().clone()
+    losses = train(net.requires_grad_(True), torch.optim.AdamW(net.parameters(), lr=0.01, weight_decay=0.01), 200)
+    assert losses[-1] < losses[0]
+    assert torch.equal(net[0].weight, kept)
+
+
+# generalized OPT
+
+
+@pytest.mark.parametrize("method", [*STRUCTURES, "network"])
+def test_generalized_methods_train_within_their_structure(method):
+    net = small()
+    plain, (x, _) = copy.deepcopy(net), data()
+    hs.rotate(net, method, init="normal" if method == "skew" else "identity")
+    if method != "skew":
+        torch.testing.assert_close(net(x), plain(x), rtol=0, atol=1e-5)
+    before = net[0].weight.detach().clone()
+    losses = train(net, torch.optim.Adam(net.parameters(), lr=0.003), 200)
+    assert losses[-1] < 0.5 * losses[0]
+    assert (net[0].weight - before).norm() > 0.1
+    if method == "network":
+        return
+    r, v = matrix_of(net[0]), torch.randn(50, D)
+    assert STRUCTURES[method](r).abs().max() <= 1e-6 * r.abs().max()
+    assert (r - torch.diag(r.diagonal())).abs().max() > 1e-2  # more than a diagonal
+    product = ((v @ r.T) * v).sum(1)
+    if method == "positive_definite":
+        assert (product > 0).all()
+        assert torch.linalg.eigvalsh(r.double()).min() > 0
+    if method == "skew":
+        assert product.abs().max() <= 1e-4 * r.norm()
+
+
+def test_positive_definite_is_the_cholesky_product_of_its_numbers():
+    net = hs.rotate(small(), "positive_definite", init="normal")
+    p = numbers_of(net[0], "positive_definite").detach()[0]
+    lower = p.tril(-1) + torch.diag(p.diagonal().exp())
+    torch.testing.assert_close(matrix_of(net[0]), lower @ lower.T, rtol=1e-4, atol=1e-4)
+
+
+def test_network_is_a_residual_mlp_of_each_neuron():
+    net = hs.rotate(small(), "network", init="normal")
+    (w1, w2), v = numbers_of(net[0], "network").detach()[0], net[0].parametrizations.weight.original
+    assert w1.shape == w2.shape == (D, D)
+    expected = torch.stack([row + w2.T @ (w1 @ row).relu() for row in v])
+    torch.testing.assert_close(net[0].weight.detach(), expected, rtol=0, atol=1e-5)
+    start = numbers_of(hs.rotate(small(), "network")[0], "network").detach()[0]
+    assert start[0].any()
+    assert not start[1].any()
+
+
+# CLS-OPT
+
+
+def test_classifier_of_many_classes_in_a_model():
+    net = nn.Sequential(nn.Linear(D, 32), nn.ReLU(), nn.Linear(32, 8), nn.Linear(8, 200, bias=False))
+    hs.rotate(net, "cayley", layers="3")
+    assert hs.rotation.count_parameters(net[3])["total"] == 8 * 7 // 2
+    assert hs.rotation.count_parameters(net)["rotations"] == 8 * 7 // 2
+    x, y = data(size=200, classes=200)
+    before, kept = energy(net[3]), net[2].weight.detach().clone()
+    optimizer = torch.optim.Adam(hs.param_groups(net), lr=0.01)
+    losses = train(net, optimizer, 300, lambda: F.cross_entropy(10 * net(x), y))
+    assert losses[-1] < 0.5 * losses[0]
+    assert energy(net[3]) == pytest.approx(before, rel=1e-5)
+    assert (matrix_of(net[3]) - torch.eye(8)).norm() > 0.1
+    assert not torch.equal(net[2].weight, kept)  # the body learns as always
+
+
+@pytest.mark.parametrize("head", [hs.ArcFaceLoss, hs.SSoftmaxLoss, hs.WSoftmaxLoss], ids=lambda head: head.__name__)
+def test_classifier_of_many_classes_in_a_loss_head(head):
+    body = nn.Sequential(nn.Linear(D, 64), nn.ReLU(), nn.Linear(64, 8))
+    loss = hs.rotate(head(200, 8), "cayley")
+    counts = hs.rotation.count_parameters(loss)
+    assert counts["rotations"] == counts["total"] == 8 * 7 // 2
+    x, y = data(size=200, classes=200)
+    before = energy(loss)
+    optimizer = torch.optim.Adam([*hs.param_groups(body), *hs.param_groups(loss)], lr=0.02)
+    losses = train(body, optimizer, 150, lambda: loss(body(x), y))
+    assert losses[-1] < losses[0]
+    assert energy(loss) == pytest.approx(before, rel=1e-5)
+    assert (matrix_of(loss) - torch.eye(8)).norm() > 0.1
+    assert error(matrix_of(loss)) <= 1e-5
+    assert set(hs.merge(loss).state_dict()) == set(head(200, 8).state_dict())
+
+
+# blocks (PE-OPT)
+
+
+def blocks_by_hand(r, k):
+    """The k blocks on the diagonal of R, and what is left beside them."""
+    m = len(r) // k
+    blocks = torch.stack([r[i * m : i * m + m, i * m : i * m + m] for i in range(k)])
+    return blocks, r - torch.block_diag(*blocks)
+
+
+@pytest.mark.parametrize("method", ["cayley", "gram_schmidt", "lowdin", "exponential", "householder", "ogd"])
+@pytest.mark.parametrize("share_blocks", [False, True], ids=["independent", "shared"])
+def test_blocks_are_on_the_diagonal(method, share_blocks):
+    net = hs.rotate(small(), method, blocks=4, share_blocks=share_blocks)
+    before, numbers = energy(net[0]), numbers_of(net[0], method)
+    assert len(numbers) == (1 if share_blocks else 4)
+    groups = hs.param_groups(net, ogd=method == "ogd")
+    losses = train(net, hs.OGD(groups, lr=0.05) if method == "ogd" else torch.optim.Adam(groups, lr=0.01), 100)
+    assert losses[-1] < losses[0]
+    blocks, rest = blocks_by_hand(matrix_of(net[0]), 4)
+    assert not rest.any()
+    stored = hs.orthogonal.ORTHOGONALIZERS[method].matrix(numbers.detach())
+    torch.testing.assert_close(blocks, stored.expand(4, -1, -1), rtol=0, atol=1e-5)
+    assert all((block - torch.eye(6)).norm() > 0.05 for block in blocks)
+    assert (torch.equal(blocks[0], blocks[1])) == share_blocks
+    assert error(matrix_of(net[0])) <= 1e-5
+    assert energy(net[0]) == pytest.approx(before, rel=1e-5)
+
+
+@pytest.mark.parametrize("share_blocks", [False, True], ids=["independent", "shared"])
+@pytest.mark.parametrize(
+    "conv",
+    [
+        lambda: nn.Conv2d(6, 8, 3),
+        lambda: nn.Conv2d(12, 8, (2, 3), groups=2),
+        lambda: nn.Conv1d(6, 8, 4),
+        lambda: nn.Conv3d(6, 4, 2),
+        lambda: nn.Conv2d(6, 8, 1),
+    ],
+    ids=["3x3", "grouped", "1d", "3d", "1x1"],
+)
+def test_blocks_never_cross_a_channel(conv, share_blocks):
+    """Six channels a filter in three blocks: what R mixes lies in the same pair of channels, and there it mixes all."""
+    layer = conv()
+    weight = layer.weight.detach().clone()
+    hs.rotate(layer, "cayley", blocks=3, share_blocks=share_blocks)
+    with torch.no_grad():
+        numbers_of(layer, "cayley").normal_()
+    channel = torch.arange(6).repeat_interleave(weight[0, 0].numel())
+    inside = channel[:, None] // 2 == channel // 2
+    r = matrix_of(layer)
+    assert not r[~inside].any()
+    assert r[inside].abs().min() > 0
+    assert error(r) <= 1e-5
+    torch.testing.assert_close(layer.weight.detach().flatten(1), weight.flatten(1) @ r.T, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("share_blocks", [False, True])
+def test_blocks_and_block_size_are_one(share_blocks):
+    nets = []
+    for options in ({"blocks": 3}, {"block_size": 18}):
+        torch.manual_seed(1)
+        nets.append(hs.rotate(nn.Conv2d(6, 8, 3), init="normal", share_blocks=share_blocks, **options))
+    assert torch.equal(nets[0].weight, nets[1].weight)
+    states = [net.state_dict() for net in nets]
+    assert {k: v.shape for k, v in states[0].items()} == {k: v.shape for k, v in states[1].items()}
+    assert numbers_of(nets[1], "cayley").shape == (1 if share_blocks else 3, 18 * 17 // 2)
+
+
+@pytest.mark.parametrize("options", [{"blocks": 4}, {"block_size": 8}], ids=["blocks", "block_size"])
+def test_a_layer_that_cannot_be_split_stays_whole(options):
+    """Three channels of four numbers: twelve numbers can be split in four, but not along channels."""
+    net = nn.Sequential(nn.Conv2d(3, 5, 2), nn.Conv2d(8, 7, 2), nn.Flatten(), nn.Linear(32, 3), nn.Linear(3, 2))
+    if "blocks" in options:
+        hs.rotate(net, **options)
+    else:
+        with pytest.warns(UserWarning, match=r"block_size=8 does not fit 0 \(3 channels of 4\): rotated whole"):
+            hs.rotate(net, **options)
+    shapes = {i: tuple(numbers_of(net[i], "cayley").shape) for i in (0, 1, 3)}
+    assert shapes[0] == (1, 12 * 11 // 2)
+    assert shapes[1] == shapes[3] == (4, 8 * 7 // 2)
+
+
+@pytest.mark.parametrize("options", [{"blocks": 5}, {"blocks": 24 * 2}, {"block_size": 5}, {"block_size": 48}])
+def test_blocks_that_no_layer_can_be_split_into(options):
+    net = small()
+    keys = list(net.state_dict())
+    with pytest.raises(ValueError, match=str(next(iter(options.values())))):
+        hs.rotate(net, **options)
+    assert list(net.state_dict()) == keys
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"blocks": 0}, {"blocks": 1.5}, {"block_size": 0}, {"blocks": 2, "block_size": 12}],
+)
+def test_blocks_that_mean_nothing(options):
+    net = small()
+    keys = list(net.state_dict())
+    with pytest.raises((ValueError, TypeError), match="block"):
+        hs.rotate(net, **options)
+    assert list(net.state_dict()) == keys
