@@ -16,24 +16,26 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "hypersphere"
 API = {  # page: title, and the modules whose public names it has
-    "layers": ("Layers", ["conversion", "layers", "recurrent", "similarity", "selection", "fusion"]),
+    "layers": ("Layers", ["layers", "layers.similarity", "neurons"]),
     "losses": ("Losses", ["losses"]),
     "energy": ("Energy", ["energy"]),
-    "diagnosis": ("Diagnosis", ["diagnosis", "inspection"]),
+    "inspection": ("Inspection", ["inspection"]),
     "rotation": ("Rotations", ["rotation"]),
     "optim": ("Optimizers", ["optim"]),
     "geometry": ("Geometry", ["geometry"]),
     "orthogonal": ("Orthogonal matrices", ["orthogonal"]),
     "models": ("Networks", ["models"]),
     "data": ("Data", ["data"]),
-    "train": ("Training", ["train", "recipes", "report", "pretrained"]),
-    "integrations": ("Other trainers", ["integrations"]),
+    "train": ("Training", ["train", "train.recipes", "report"]),
+    "integrations": (
+        "Other packages",
+        ["integrations", "integrations.huggingface", "integrations.sklearn"],
+    ),
     "openset": ("Open set", ["openset"]),
-    "estimators": ("Estimators", ["estimators"]),
-    "functional": ("Functions", ["functional"]),
+    "functional": ("Functions", ["losses.functional"]),
 }
-NOT_SHOWN = {"margins", "measures", "write_text"}  # modules, and a helper
-ONLY_EXPORTED = {"selection"}  # its other names are for the rest of the package
+NOT_SHOWN = {"margins", "measures", "write_text", "similarity", "functional"}  # modules, and a helper
+ONLY_EXPORTED = {"neurons"}  # its other names are for the rest of the package
 CODE_OR_FORMULA = re.compile(
     r"^```math\n(?P<fenced>.*?)^```$|^\$\$(?P<display>.+?)\$\$$|(?P<code>^```.*?^```$|`+[^`\n]+`+)|\$(?P<inline>[^$\n]+)\$",
     re.DOTALL | re.MULTILINE,
@@ -61,7 +63,7 @@ def public_names(module: str) -> list[str]:
     """The functions and classes of a module that `hypersphere` exports, and those that the module itself exports."""
     names = set(_imported_from(module, _tree(PACKAGE / "__init__.py")))
     if module not in ONLY_EXPORTED:
-        path = PACKAGE / module
+        path = PACKAGE.joinpath(*module.split("."))
         tree = _tree(path / "__init__.py" if path.is_dir() else path.with_suffix(".py"))
         if path.is_dir():
             names |= {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}

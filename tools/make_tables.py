@@ -183,7 +183,7 @@ def generated() -> dict[Path, str]:
     return {
         readme: between_markers(readme.read_text(encoding="utf-8"), demo_table.MARKER, demo),
         index: between_markers(index.read_text(encoding="utf-8"), demo_controls.MARKER, demo_table.markdown(controls)),
-        ROOT / "src" / "hypersphere" / "_internal/catalog.py": catalog(),
+        ROOT / "src" / "hypersphere" / "_internal" / "catalog.py": catalog(),
         models: models_page(models.read_text(encoding="utf-8")),
         figures: figures_page(figures.read_text(encoding="utf-8")),
         **results_page.generated(ROOT),

@@ -234,5 +234,5 @@ def test_a_plain_save_pretrained_warns(monkeypatch):
         hs.spherize(mlp()).state_dict()
     for net in (hs.spherize(mlp()), hs.rotate(mlp())):
         checks._warned.clear()
-        with pytest.warns(UserWarning, match=r"use hypersphere.integrations.huggingface.save_pretrained"):
+        with pytest.warns(UserWarning, match=r"use save_pretrained and from_pretrained of hypersphere.integrations"):
             scope["save_pretrained"](net)

@@ -20,7 +20,7 @@ from hypersphere.papers import tables
 from hypersphere.papers.reproduce import compare, figures, results, runner, worker
 from hypersphere.papers.reproduce.statistics import agreement, confidence, holm, mean_and_deviation, welch
 from hypersphere.papers.table import Row, Table
-from hypersphere.train import fit, processes, recipes
+from hypersphere.train import fit, processes
 from hypersphere.train.config import derive
 from hypersphere.train.recipes import digits
 from tests.runs import workers_in_this_process
@@ -471,15 +471,15 @@ def test_further_figures_say_how_many_runs_have_them(tmp_path, monkeypatch):
 
 
 def test_a_row_is_a_recipe():
-    assert recipes.load("opt.1/cnn6/gs-fixed").rotation.method == "gram_schmidt"
+    assert tables.load_row("opt.1/cnn6/gs-fixed").rotation.method == "gram_schmidt"
     with pytest.warns(
         UserWarning, match=r"starts from the weights of mhe.8/m4/sphereface: give its run with --init_from"
     ):
-        recipes.load("mhe.8/m4/sphereface+")
+        tables.load_row("mhe.8/m4/sphereface+")
     with pytest.raises(ValueError, match=r"opt.1: unknown row 'cnn6/gs-fixd', did you mean 'cnn6/gs-fixed'"):
-        recipes.load("opt.1/cnn6/gs-fixd")
+        tables.load_row("opt.1/cnn6/gs-fixd")
     with pytest.raises(ValueError, match="trains nothing: use `hypersphere reproduce"):
-        recipes.load("opt.10_parameters/cnn6/opt")
+        tables.load_row("opt.10_parameters/cnn6/opt")
 
 
 def test_rows_are_checked():

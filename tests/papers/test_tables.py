@@ -11,7 +11,7 @@ MHE = [name for name in TABLES if name.startswith("mhe.")]
 
 
 @pytest.fixture(scope="module")
-def tables():
+def all_tables():
     return {name: tables.load(name) for name in TABLES}
 
 
@@ -23,8 +23,8 @@ def test_every_table_is_there():
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_rows(name, tables):
-    table = tables[name]
+def test_rows(name, all_tables):
+    table = all_tables[name]
     for row in table.rows:
         for config in (row.full, row.small):
             assert config is None or from_tree(to_tree(config)) == config
@@ -85,18 +85,18 @@ FIGURES = {
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_figures_of_the_papers(name, tables):
-    assert {row: tables[name].row(row).paper for row in FIGURES[name]} == FIGURES[name]
+def test_figures_of_the_papers(name, all_tables):
+    assert {row: all_tables[name].row(row).paper for row in FIGURES[name]} == FIGURES[name]
 
 
-def test_further_figures(tables):
-    assert tables["mhe.7"].row("single/mhe").also == {"class0_error": 25.80}
-    assert tables["mhe.9"].row("m1/sphereface").also == {"megaface": 41.07}
+def test_further_figures(all_tables):
+    assert all_tables["mhe.7"].row("single/mhe").also == {"class0_error": 25.80}
+    assert all_tables["mhe.9"].row("m1/sphereface").also == {"megaface": 41.07}
 
 
 @pytest.mark.parametrize("name", SPHERENET)
-def test_settings_of_spherenet(name, tables):
-    for row in tables[name].rows:
+def test_settings_of_spherenet(name, all_tables):
+    for row in all_tables[name].rows:
         config, on_cifar = row.full, name != "spherenet.fig6"
         assert config.clip is None
         assert config.steps == (64_000 if on_cifar else 550_000)
@@ -111,46 +111,48 @@ def test_settings_of_spherenet(name, tables):
             assert config.loss.margin == 4
 
 
-def test_methods_of_spherenet(tables):
-    rows = {row.name: row.full for row in tables["spherenet.fig5"].rows}
+def test_methods_of_spherenet(all_tables):
+    rows = {row.name: row.full for row in all_tables["spherenet.fig5"].rows}
     norm, rescaled = rows["batch-8/sphere-norm"], rows["batch-8/sphere-norm-rescaled"]
     assert (norm.model.batch_norm, norm.model.similarity, norm.energy) == (False, "cosine", None)
     assert rescaled.model.scale is True
     assert rows["batch-8/batch-norm"].model.similarity is None
     assert rows["batch-8/sphere-norm-batch-norm"].model.batch_norm is not False
     assert all(config.loss.name == "softmax" and config.data.batch_size == 8 for config in (norm, rescaled))
-    shallow = tables["spherenet.2"].row("cnn3/linear").full
+    shallow = all_tables["spherenet.2"].row("cnn3/linear").full
     assert (shallow.loss.name, shallow.loss.similarity) == ("w_softmax", "cosine")
-    assert tables["spherenet.2"].row("cnn3/original").full.loss.name == "softmax"
-    assert all(row.full.model.relu is False for row in tables["spherenet.3"].rows)
-    linear = tables["spherenet.4"].row("cifar100/s-g").full
+    assert all_tables["spherenet.2"].row("cnn3/original").full.loss.name == "softmax"
+    assert all(row.full.model.relu is False for row in all_tables["spherenet.3"].rows)
+    linear = all_tables["spherenet.4"].row("cifar100/s-g").full
     assert (linear.loss.name, linear.loss.similarity, linear.model.similarity) == (
         "ga_softmax",
         "linear",
         "sigmoid(0.3)",
     )
-    v1, v2 = (tables["spherenet.fig6"].row(name).full for name in ("v1", "v2"))
+    v1, v2 = (all_tables["spherenet.fig6"].row(name).full for name in ("v1", "v2"))
     assert (v1.model.name, v1.loss.name) == ("resnet18.spherenet", "w_softmax")
     assert (v2.model.name, v2.loss.name) == ("resnet18v2.spherenet", "softmax")
 
 
-def test_steps_of_the_discriminator(tables):
-    steps = {row.name: row.full.gan.discriminator_steps for row in tables["mhe.14"].rows if row.full.gan is not None}
+def test_steps_of_the_discriminator(all_tables):
+    steps = {
+        row.name: row.full.gan.discriminator_steps for row in all_tables["mhe.14"].rows if row.full.gan is not None
+    }
     assert {name for name, count in steps.items() if count != 1} == {"wgan-gp"}
     assert steps["wgan-gp"] == 5
 
 
-def test_no_paper_limits_the_gradient_of_the_energy(tables):
-    rows = [row for table in tables.values() for row in table.rows]
+def test_no_paper_limits_the_gradient_of_the_energy(all_tables):
+    rows = [row for table in all_tables.values() for row in table.rows]
     terms = [config.energy for row in rows for config in (row.full, row.small) if config is not None and config.energy]
     assert len(terms) > 100
     assert not any(term.limit_gradient for term in terms)
 
 
 @pytest.mark.parametrize("name", MHE)
-def test_settings_of_mhe(name, tables):
-    faces = tables[name].figure == "verification"
-    for row in tables[name].rows:
+def test_settings_of_mhe(name, all_tables):
+    faces = all_tables[name].figure == "verification"
+    for row in all_tables[name].rows:
         if row.full is None:
             continue
         config = row.full
@@ -175,20 +177,20 @@ def test_settings_of_mhe(name, tables):
             assert config.energy.hidden_weight == 1e-5
 
 
-def test_methods_of_mhe(tables):
-    kinds = {row.name.partition("/")[2]: row.full.energy for row in tables["mhe.1"].rows}
+def test_methods_of_mhe(all_tables):
+    kinds = {row.name.partition("/")[2]: row.full.energy for row in all_tables["mhe.1"].rows}
     assert kinds["baseline"] is None
     angular = kinds["half-space-angular-s1"]
     assert (angular.half_space, angular.angular, angular.s) == (True, True, 1.0)
     assert (kinds["mhe-s0"].half_space, kinds["mhe-s0"].angular, kinds["mhe-s0"].s) == (False, False, 0.0)
-    parts = {row.name: row.full.energy for row in tables["mhe.4"].rows}
+    parts = {row.name: row.full.energy for row in all_tables["mhe.4"].rows}
     assert (parts["mhe-output"].hidden_weight, parts["mhe-output"].output_weight) == (0, None)
     assert (parts["half-space-hidden"].hidden_weight, parts["half-space-hidden"].output_weight) == (None, 0)
-    weights = {row.name: row.full.energy for row in tables["mhe.fig3"].rows if row.full.energy is not None}
+    weights = {row.name: row.full.energy for row in all_tables["mhe.fig3"].rows if row.full.energy is not None}
     assert len(weights) == 15
     assert (weights["output-100"].hidden_weight, weights["output-100"].output_weight) == (0, 100)
     half = weights["half-space-hidden-0.01"]
     assert (half.half_space, half.hidden_weight, half.output_weight) == (True, 0.01, 0)
-    digit = tables["mhe.fig4"].row("mhe").full
+    digit = all_tables["mhe.fig4"].row("mhe").full
     assert (digit.model.name, digit.model.fc, digit.data.imbalance) == ("cnn6.mhe", 2, "mnist0")
-    assert all(row.full.model.similarity == "cosine" for row in tables["mhe.13"].rows)
+    assert all(row.full.model.similarity == "cosine" for row in all_tables["mhe.13"].rows)

@@ -94,7 +94,7 @@ def test_commands_and_links_exist(page: Path) -> None:
 
 
 SOURCE = ROOT / "src" / "hypersphere"
-BASE = {"_internal", "catalog", "cosine", "selection"}
+BASE = {"_internal", "neurons"}
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 
@@ -139,14 +139,14 @@ def test_pictures_are_those_that_the_code_draws(tmp_path: Path) -> None:
 #: what users call by the name of a module, with `hypersphere.` before it; all other public names are in hs.__all__
 OF_MODULES = {
     "data": "batches episode holdout imbalance load names read_pairs register",
-    "functional": "class_energy hyperspherical_energy sphere_conv1d sphere_conv2d sphere_conv3d sphere_linear",
+    "losses.functional": "class_energy hyperspherical_energy sphere_conv1d sphere_conv2d sphere_conv3d sphere_linear",
     "geometry": "covering_radius energy_integral minimize_energy separation",
     "integrations": "AccelerateEnergy LightningCallback TransformersCallback",
     "models": "create names register",
     "orthogonal": "Orthogonalizer cayley exponential gram_schmidt householder lowdin",
-    "recipes": "load names",
+    "train.recipes": "load names",
     "report": "Page dot_plot line_chart report_runs",
-    "similarity": "LearnableSigmoid cosine linear sigmoid",
+    "layers.similarity": "LearnableSigmoid cosine linear sigmoid",
     "train": "Config Result Run derive fit landscape load_file load_run",
 }
 

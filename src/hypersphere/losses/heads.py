@@ -24,8 +24,8 @@ SphereFacePlusLoss is ASoftmaxLoss plus the energy of the classes (MHE, Eq. 8); 
 ψ(θ) = g(mθ − kπ) − k·(g(0) − g(π)) with k = ⌊mθ/π⌋ continues g(mθ) so that it decreases up to θ = π. For the
 cosine this is A-Softmax, for the linear g it is 1 − 2mθ/π.
 
-At θ = 0 and θ = π the gradient is finite: dθ/dc is bounded (see :mod:`..layers.similarity`) and the cosine itself is flat
-there. A zero embedding or class weight has cosine 0 with everything, and its angles get gradient 0; a cosine
+At θ = 0 and θ = π the gradient is finite: dθ/dc is bounded (see :mod:`..layers.similarity`) and the cosine itself is
+flat there. A zero embedding or class weight has cosine 0 with everything, and its angles get gradient 0; a cosine
 logit with s = ‖x‖ is the inner product of x with a unit weight, whose gradient needs no angle.
 
 Shapes: B batch, C classes, d embedding size. Angles and margins of angles are in radians.

@@ -1,6 +1,6 @@
 """Run the tables of the papers: rows as run folders, results beside the paper's figures.
 
->>> from hypersphere.train.recipes import papers
->>> papers.load("opt.6").figure
+>>> from hypersphere.papers import tables
+>>> tables.load("opt.6").figure
 'error'
 """
