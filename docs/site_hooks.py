@@ -85,7 +85,7 @@ def _listed(tree: ast.Module) -> list[str]:
 
 def _imported_from(module: str | None, tree: ast.Module) -> list[str]:
     """The names in `from .module import name as name`, or from a module below it; None: of any module."""
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 1]
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level >= 1]
     imports = [node for node in imports if module is None or f"{node.module}.".startswith(f"{module}.")]
     return [alias.name for node in imports for alias in node.names if alias.name == alias.asname]
 
