@@ -1,4 +1,4 @@
-"""Call autograd Functions: quickly in eager mode, and with a forward-mode derivative where one is needed.
+"""Call autograd Functions: quickly in eager mode, in place where nothing records, with a forward-mode derivative.
 
 torch.compile refuses Functions that define ``jvp``. So ours call it ``tangents``; a subclass with ``jvp`` is used under
 torch.func and forward-mode AD only.
@@ -52,6 +52,30 @@ def save(ctx: Any, *tensors: Any) -> None:
     ctx.save_for_backward(*tensors)
     if is_transformed():
         ctx.save_for_forward(*tensors)
+
+
+def can_overwrite(*tensors: Any) -> bool:
+    """Return whether a backward pass may work in place, which avoids page faults: nothing records or batches it."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    functorch = torch._C._functorch
+    if torch._C._are_functorch_transforms_active() and any(
+        isinstance(t, Tensor) and functorch.is_functorch_wrapped_tensor(t) for t in tensors
+    ):
+        return False
+    is_batched = functorch.is_legacy_batchedtensor  # by autograd.grad(is_grads_batched=True)
+    return not any(isinstance(t, Tensor) and is_batched(t) for t in tensors)
+
+
+def chain(x: Tensor, *steps: tuple[Any, ...]) -> Tensor:
+    """Call tensor methods in turn: chain(x, ("mul", y), ("rsqrt",)) is x.mul(y).rsqrt().
+
+    Works in place where :func:`can_overwrite` allows it, so `x` must not be used elsewhere.
+    """
+    suffix = "_" if can_overwrite(x, *(argument for step in steps for argument in step[1:])) else ""
+    for name, *arguments in steps:
+        x = getattr(x, name + suffix)(*arguments)
+    return x
 
 
 def or_zeros(tangent: Tensor | None, like: Tensor) -> Tensor:

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from .._internal.functions import save
+from .._internal.functions import apply, save
 from .._internal.overflow import StatelessFunction, can_read_for_free
-from ..layers.cosine import apply
 
 MAX_GRADIENT_RATIO = 1.0
 """c in λ·‖gradient‖ ≤ c·‖w‖: at learning rate 0.1 one gradient moves a neuron by at most a tenth of its length;

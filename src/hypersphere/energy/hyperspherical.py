@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from .._internal import checks
-from .._internal.functions import needs_plain_formula
+from .._internal.functions import apply, needs_plain_formula
 from .._internal.overflow import StatelessFunction
-from ..layers.cosine import accumulation_dtype, apply, inverse_row_norm, unit, without_autocast
+from .._internal.precision import accumulation_dtype, without_autocast
+from ..layers.cosine import inverse_row_norm, unit
 from .plain import plain_energies
 from .repulsion import Law, clamp_finite
 from .tiles import BatchEnergy, RowEnergies, SampleEnergies, TotalEnergy

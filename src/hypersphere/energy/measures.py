@@ -31,7 +31,8 @@ from torch import Generator, Tensor
 
 from .._internal import checks
 from .._internal.overflow import clamp_abs, max_root
-from ..layers.cosine import unit, without_autocast
+from .._internal.precision import without_autocast
+from ..layers.cosine import unit
 from .hyperspherical import at_least_float32, group_energy, is_alive
 from .repulsion import NEAR, Law
 

@@ -17,8 +17,9 @@ from .._internal import checks
 from .._internal.draws import generator, not_traced, unwrapped_name
 from .._internal.nearest import explain_keywords
 from .._internal.overflow import max_root, power_of_two_divisor, rescale
+from .._internal.precision import without_autocast
 from .._internal.sharding import reshard
-from ..layers.cosine import unit, without_autocast
+from ..layers.cosine import unit
 from ..neurons import Neurons, Specs, no_layer_error, select, select_strictly, select_to_change
 from .bounded_force import bound_gradient
 from .hyperspherical import at_least_float32, batch_energy, check_labels, estimate_energy, make_law, warn_zero_neurons

@@ -17,7 +17,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from ..layers.cosine import apply, inverse_row_norm, unit, without_autocast
+from .._internal.functions import apply
+from .._internal.precision import without_autocast
+from ..layers.cosine import inverse_row_norm, unit
 from .repulsion import (
     NEAR,
     FillSelf,

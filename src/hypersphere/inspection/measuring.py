@@ -8,8 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from .._internal.precision import accumulation_dtype
 from ..energy.hyperspherical import make_law
-from ..layers.cosine import accumulation_dtype, inverse_row_norm
+from ..layers.cosine import inverse_row_norm
 from ..neurons.stored import StoredNeurons
 from .diagnosis import Row
 from .diagnosis.analysis import Group, compare_groups, make_row

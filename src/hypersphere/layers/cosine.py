@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -27,8 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from .._internal.functions import apply as apply
-from .._internal.functions import is_recorded, or_zeros, save
+from .._internal.functions import apply, can_overwrite, chain, is_recorded, or_zeros, save
 from .._internal.overflow import (
     StatelessFunction,
     can_read_for_free,
@@ -37,6 +36,7 @@ from .._internal.overflow import (
     shrink_factors,
     shrink_huge,
 )
+from .._internal.precision import accumulation_dtype, autocast_enabled, without_autocast
 
 
 def unit(x: Tensor) -> Tensor:
@@ -108,21 +108,6 @@ def cosine_conv(
     with autocast_off:
         c: Tensor = apply(_CosineConv, x, weight, *options)[0]
     return c
-
-
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype for norms and angles: at least float32."""
-    return torch.promote_types(dtype, torch.float32)
-
-
-def autocast_enabled(x: Tensor) -> bool:
-    """Return whether autocast is on for the device of x; the meta device has none."""
-    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
-
-
-def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    """Switch autocast off for the device of x."""
-    return torch.autocast(x.device.type, enabled=False) if autocast_enabled(x) else nullcontext()
 
 
 def _product_dtype(x: Tensor) -> torch.dtype:
@@ -348,30 +333,6 @@ def box_filter_backward(
 def conv_args(stride: Any, padding: Any, dilation: Any, groups: int) -> tuple[Any, ...]:
     """Return the last arguments of torch.convolution."""
     return stride, padding, dilation, False, [0] * len(stride), groups
-
-
-def can_overwrite(*tensors: Any) -> bool:
-    """Return whether a backward pass may work in place, which avoids page faults: nothing records or batches it."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return False
-    functorch = torch._C._functorch
-    if torch._C._are_functorch_transforms_active() and any(
-        isinstance(t, Tensor) and functorch.is_functorch_wrapped_tensor(t) for t in tensors
-    ):
-        return False
-    is_batched = functorch.is_legacy_batchedtensor  # by autograd.grad(is_grads_batched=True)
-    return not any(isinstance(t, Tensor) and is_batched(t) for t in tensors)
-
-
-def chain(x: Tensor, *steps: tuple[Any, ...]) -> Tensor:
-    """Call tensor methods in turn: chain(x, ("mul", y), ("rsqrt",)) is x.mul(y).rsqrt().
-
-    Works in place where :func:`can_overwrite` allows it, so `x` must not be used elsewhere.
-    """
-    suffix = "_" if can_overwrite(x, *(argument for step in steps for argument in step[1:])) else ""
-    for name, *arguments in steps:
-        x = getattr(x, name + suffix)(*arguments)
-    return x
 
 
 def inverse_row_norm(weight: Tensor) -> Tensor:

@@ -18,15 +18,13 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from .._internal.functions import is_recorded, is_transformed
+from .._internal.functions import apply, can_overwrite, is_recorded, is_transformed
 from .._internal.overflow import shrink_huge
+from .._internal.precision import autocast_enabled
 from .cosine import (
-    apply,
-    autocast_enabled,
     box_filter_backward,
     broadcast_filters,
     broadcast_groups,
-    can_overwrite,
     conv_args,
     row_norm_backward,
     sum_groups,

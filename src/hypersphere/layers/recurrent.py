@@ -22,7 +22,8 @@ from torch.nn.utils.rnn import PackedSequence
 from .._internal import checks
 from .._internal.fx import Proxy, call_as_leaf
 from .._internal.nearest import explain_keywords
-from .cosine import autocast_enabled, clamp_cosine, unit, unit_unchecked
+from .._internal.precision import autocast_enabled
+from .cosine import clamp_cosine, unit, unit_unchecked
 from .sphere import SimilarityLike, SphereOptions, apply_similarity, check_dtypes
 
 State = tuple[Tensor, ...]

@@ -30,10 +30,10 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from .._internal import checks
-from .._internal.functions import is_transformed, or_zeros, save
+from .._internal.functions import apply, chain, is_transformed, or_zeros, save
 from .._internal.nearest import unknown
 from .._internal.overflow import ClampWithInwardGradient, finite_gradient
-from .cosine import accumulation_dtype, apply, chain
+from .._internal.precision import accumulation_dtype
 
 __all__ = ["SIMILARITIES", "LearnableSigmoid", "angle", "cosine", "linear", "sigmoid"]
 _K_RANGE = (1e-4, 1e2)  # of a learnable sigmoid

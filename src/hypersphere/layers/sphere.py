@@ -22,8 +22,9 @@ from .._internal.nearest import explain_keywords
 from .._internal.optimizer_checks import watch_weight_decay
 from .._internal.other_tools import QCONFIG, refuse_fusion, refuse_quantized, warn_of_save_pretrained
 from .._internal.overflow import finite_gradient
+from .._internal.precision import autocast_enabled
 from . import fused_conv
-from .cosine import autocast_enabled, cosine_conv, cosine_linear
+from .cosine import cosine_conv, cosine_linear
 from .similarity import Similarity, chunked, cosine, resolve
 
 SimilarityLike = str | Callable[[Tensor], Tensor]

@@ -15,7 +15,7 @@ from .._internal import checks
 from .._internal.modules import install_command
 from .._internal.nearest import explain_keywords, unknown
 from .._internal.overflow import clamp_abs, finite_gradient, has_overflow, rescale, saturating_cast
-from ..layers.cosine import accumulation_dtype, without_autocast
+from .._internal.precision import accumulation_dtype, without_autocast
 from .metric_learning import MetricOptions
 from .softmax import in_dtype_of
 

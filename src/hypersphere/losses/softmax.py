@@ -17,23 +17,15 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from .._internal import checks
-from .._internal.functions import is_recorded, is_transformed, save
+from .._internal.functions import apply, chain, is_recorded, is_transformed, save
 from .._internal.fx import Proxy, call_as_leaf
 from .._internal.nearest import explain_keywords
 from .._internal.optimizer_checks import watch_weight_decay
 from .._internal.overflow import finite_gradient, max_root, rescale, row_divisors
+from .._internal.precision import accumulation_dtype, autocast_enabled, without_autocast
 from ..energy.bounded_force import bound_gradient
 from ..energy.hyperspherical import batch_energy, make_law, sample_energies
-from ..layers.cosine import (
-    accumulation_dtype,
-    apply,
-    autocast_enabled,
-    chain,
-    cosine_linear,
-    project,
-    unit_unchecked,
-    without_autocast,
-)
+from ..layers.cosine import cosine_linear, project, unit_unchecked
 from ..layers.similarity import Similarity, angle, resolve
 from ..layers.sphere import SimilarityLike
 from .margins import MARGINS, sphereface_annealing

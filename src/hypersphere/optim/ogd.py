@@ -17,8 +17,8 @@ from torch.optim.sgd import sgd
 
 from .._internal import checks
 from .._internal.nearest import explain_keywords
+from .._internal.precision import accumulation_dtype, without_autocast
 from .._internal.sharding import gather, shard_like, write
-from ..layers.cosine import accumulation_dtype, without_autocast
 
 _FAR_FROM_ORTHOGONAL = 2e-2  # max|XᵀX − I|; beyond it the series may not converge. bfloat16 rounds to 6e-3
 

@@ -29,9 +29,9 @@ import torch
 from torch import Tensor
 
 from .._internal import checks
+from .._internal.functions import apply
 from .._internal.linalg import svd
 from .._internal.overflow import NanGradientToZero, scale_to_one
-from ..layers.cosine import apply
 from ._cayley import CayleyMatrix, cayley_rows
 from ._constraints import CONSTRAINTS
 from ._exponential import ExponentialRows

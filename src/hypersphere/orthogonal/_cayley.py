@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..layers.cosine import apply
+from .._internal.functions import apply
 from ._method import RowsFunction, in_full_precision
 from ._packed import pack, pack_difference, skew
 

@@ -13,7 +13,7 @@ from torch.autograd import Function
 
 from .._internal import checks
 from .._internal.overflow import clamp_abs, finite_gradient, max_root, power_of_two_divisor, rescale, saturating_cast
-from ..layers.cosine import accumulation_dtype, autocast_enabled, without_autocast
+from .._internal.precision import accumulation_dtype, autocast_enabled, without_autocast
 
 Product = Callable[[Tensor, Tensor], Tensor]
 INITS = ("identity", "normal")

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from .._internal import checks
+from .._internal.precision import accumulation_dtype, without_autocast
 from ..energy.measures import deviation_from_orthonormal
-from ..layers.cosine import accumulation_dtype, without_autocast
 from .parametrization import find_rotated
 
 

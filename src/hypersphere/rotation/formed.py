@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from .._internal.functions import is_transformed
-from ..layers.cosine import apply, autocast_enabled, without_autocast
+from .._internal.functions import apply, is_transformed
+from .._internal.precision import autocast_enabled, without_autocast
 from ..orthogonal import BUILT_IN
 from .plan import OUTPUT, Plan
 from .turns import Turn

@@ -22,9 +22,9 @@ from torch.nn.utils import parametrize
 from .._internal import checks
 from .._internal.draws import stable_hash, unwrapped_name
 from .._internal.other_tools import warn_of_save_pretrained
+from .._internal.precision import accumulation_dtype
 from .._internal.sharding import gather
 from .._internal.sharding import is_sharded as is_sharded
-from ..layers.cosine import accumulation_dtype
 from ..neurons import Layout
 from ..orthogonal import BUILT_IN, ORTHOGONALIZERS
 from .plan import OUTPUT, Plan, Side

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .._internal.overflow import saturating_cast
-from ..layers.cosine import accumulation_dtype, without_autocast
+from .._internal.precision import accumulation_dtype, without_autocast
 from ..neurons import Layout, from_neuron_rows, neuron_rows
 from ..orthogonal import Orthogonalizer
 
