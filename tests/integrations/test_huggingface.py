@@ -228,7 +228,7 @@ def drop_description(folder):
         (change(("rotated",), [3]), "malformed rotation"),
         (drop_description, "does not describe the network"),
         (lambda folder: (folder / "config.json").write_text("{"), "cannot be read"),
-        (lambda folder: (folder / "hypersphere.safetensors").write_bytes(b"123"), "is damaged"),
+        (lambda folder: (folder / "hypersphere.safetensors").write_bytes(b"123"), "cannot be read"),
         (lambda folder: (folder / "hypersphere.safetensors").unlink(), "is missing"),
         (lambda folder: save_file({"a": torch.ones(2)}, folder / "hypersphere.safetensors"), "does not fit Model"),
     ],
@@ -249,10 +249,10 @@ def test_a_flipped_bit_is_found(rotations, name, tmp_path):
     assert hs.integrations.huggingface.from_pretrained(Model, tmp_path)(torch.arange(9)).isfinite().all()
     whole = path.read_bytes()
     path.write_bytes(whole[:-2] + bytes([whole[-2] ^ 1]) + whole[-1:])
-    with pytest.raises(ValueError, match=rf"{name} is damaged: wrong checksum of '"):
+    with pytest.raises(ValueError, match=rf"{name} is damaged: the checksum of '"):
         hs.integrations.huggingface.from_pretrained(Model, tmp_path)
     path.write_bytes(whole[:-2])
-    with pytest.raises(ValueError, match=rf"{name} is damaged: .*metadata"):
+    with pytest.raises(ValueError, match=rf"{name} cannot be read: .*metadata"):
         hs.integrations.huggingface.from_pretrained(Model, tmp_path)
     path.write_bytes(whole)
     tree = json.loads(config.read_text())

@@ -211,7 +211,7 @@ def test_one_flipped_bit_is_found(copy):
     data = bytearray(file.read_bytes())
     data[-1] ^= 0x40
     file.write_bytes(data)
-    with pytest.raises(ValueError, match=r"model\.safetensors cannot be read: the checksum of '.*' is wrong"):
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged: the checksum of '.*' does not match"):
         load_run(path)
 
 

@@ -10,12 +10,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from .checksummed_json import checksum
 from .safe_files import read_plain, temporary_name
+from .tensor_files import TensorFile, check_sums
 from .tensors import checksum_of
 
 KEY = "hypersphere.checksums"
@@ -29,9 +29,9 @@ def checksums(tensors: Mapping[str, Tensor], files: Mapping[str, bytes]) -> dict
     return {KEY: json.dumps(sums | {"files": {name: _of_json(data) for name, data in files.items()}})}
 
 
-def check(path: Path, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
+def check(file: TensorFile, tensors: Mapping[str, Tensor]) -> None:
     """Raise ValueError unless tensors and JSON files of the folder are those that were written, if that is known."""
-    text = metadata.get(KEY)
+    path, text = Path(file.path), file.metadata.get(KEY)
     if text is None:
         return
     try:
@@ -39,9 +39,7 @@ def check(path: Path, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]
         expected, files = dict(known["tensors"]), {str(name): str(value) for name, value in known["files"].items()}
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{path} is damaged: its checksums cannot be read") from None
-    for key in sorted(expected.keys() | tensors.keys()):
-        if key not in tensors or checksum_of(tensors[key]) != expected.get(key):
-            raise ValueError(f"{path} is damaged: wrong checksum of {key!r}")
+    check_sums(path, tensors, expected)
     for name, value in files.items():
         beside = path.with_name(Path(name).name)
         if beside.exists() and _of_json(read_config(beside)) != value:
@@ -51,18 +49,13 @@ def check(path: Path, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]
             )
 
 
-def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Return the metadata and the tensors of a safetensors file."""
-    with safe_open(str(path), framework="pt") as file:
-        return file.metadata() or {}, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-
-
 def add_checksums(folder: Path) -> None:
     """Add checksums to the safetensors that another tool wrote."""
     for path in sorted(folder.glob("*.safetensors")):
-        metadata, tensors = read_tensors(path)
+        file = TensorFile(path)
+        tensors = file.read_all()
         new = temporary_name(path)  # the tensors are mapped to the old file
-        save_file(tensors, new, metadata=metadata | checksums(tensors, json_files(folder)))
+        save_file(tensors, new, metadata=file.metadata | checksums(tensors, json_files(folder)))
         del tensors  # Windows replaces no file that is mapped
         os.replace(new, path)
 
@@ -70,11 +63,8 @@ def add_checksums(folder: Path) -> None:
 def check_folder(folder: Path) -> None:
     """Compare the safetensors of a folder that :func:`add_checksums` changed."""
     for path in sorted(folder.glob("*.safetensors")):
-        try:
-            metadata, tensors = read_tensors(path)
-        except (SafetensorError, ValueError) as error:
-            raise ValueError(f"{path} is damaged: {error}") from None
-        check(path, metadata, tensors)
+        file = TensorFile(path)
+        check(file, file.read_all())
 
 
 def read_config(path: Path) -> bytes:

@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING
 from .._internal.lazy import lazy
 
 if TYPE_CHECKING:
+    from . import huggingface as huggingface
+    from . import sklearn as sklearn
     from .accelerate import AccelerateEnergy as AccelerateEnergy
     from .lightning import LightningCallback as LightningCallback
     from .transformers import TransformersCallback as TransformersCallback
 else:
     __getattr__, __dir__ = lazy(
         __name__,
-        {"AccelerateEnergy": "accelerate", "LightningCallback": "lightning", "TransformersCallback": "transformers"},
+        {"AccelerateEnergy": "accelerate", "LightningCallback": "lightning", "TransformersCallback": "transformers"}
+        | {"huggingface": "", "sklearn": ""},
     )

@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from .._internal import checks
-from .._internal.hashed_folder import LARGEST, add_checksums, check, check_folder, checksums, json_files, read_tensors
+from .._internal.hashed_folder import LARGEST, add_checksums, check, check_folder, checksums, json_files
 from .._internal.other_tools import refuse_adapters
 from .._internal.safe_files import check_plain, read_plain, temporary_name, write_text
 from .._internal.sharding import refuse_sharded
+from .._internal.tensor_files import TensorFile, add_aliases
 from .._internal.tensors import unshared
 from ..layers.conversion import SPHERE_CLASS
 from ..layers.fusion import FoldedBatchNorm
@@ -199,13 +199,9 @@ def _read_description(folder: Path) -> dict[str, Any] | None:
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
     check_plain(path)
-    try:
-        metadata, tensors = read_tensors(path)
-        aliases = json.loads(metadata.get("aliases", "{}"))
-        tensors |= {alias: tensors[key] for alias, key in aliases.items()}
-    except (SafetensorError, ValueError, RecursionError, KeyError, AttributeError, TypeError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
-    check(path, metadata, tensors)
+    file = TensorFile(path)
+    tensors = add_aliases(file.read_all(), file.aliases)
+    check(file, tensors)
     return tensors
 
 

@@ -7,12 +7,14 @@ import os
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from .._internal.checksummed_json import parse
 from .._internal.safe_files import write_bytes
+from .._internal.tensor_files import TensorFile, add_aliases, check_sums
 from .._internal.tensors import hash_of, unshared
+from .._internal.text import one_line
 from ..neurons import Layout
 from ..orthogonal import INITS
 from .parametrization import key_prefix, layer_label
@@ -93,13 +95,11 @@ def read(path: str | os.PathLike[str]) -> File:
     if not os.path.isfile(path):
         raise ValueError(f"path must be a file that save_rotations wrote, got {os.fspath(path)!r}")
     wrong = f"{path} is not a file that save_rotations wrote"
+    file = TensorFile(path)
     try:
-        with safe_open(os.fspath(path), framework="pt") as file:
-            text = (file.metadata() or {}).get(HEADER)
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        header = json.loads(text) if text is not None else {}
-    except (SafetensorError, ValueError, RecursionError) as error:
-        raise ValueError(f"{wrong}: {error}") from None
+        header = parse(file.metadata.get(HEADER, "{}").encode())
+    except ValueError as error:
+        raise ValueError(f"{wrong}: {one_line(error)}") from None
     if not isinstance(header, dict) or "format" not in header:
         raise ValueError(f"{wrong}: the header is missing")
     if type(header["format"]) is not int or header["format"] != FORMAT:
@@ -109,20 +109,11 @@ def read(path: str | os.PathLike[str]) -> File:
         if not entries or len({entry.where for entry in entries}) < len(entries):
             raise ValueError("every layer must be listed once")
         hashes, aliases = dict(header["hashes"]), dict(header["aliases"])
-        damaged = [key for key, value in tensors.items() if hashes[key] != hash_of(value)]
-        odd = [key for key in hashes if key not in tensors and key not in aliases]
-        # An alias must not replace a tensor; its hash, if given, is that of the tensor.
-        odd += [
-            alias for alias, key in aliases.items() if alias in tensors or hashes.get(alias, hashes[key]) != hashes[key]
-        ]
-        if odd:
-            raise ValueError(f"{odd[0]!r} is missing, or an alias of another tensor")
-        tensors |= {alias: tensors[key] for alias, key in aliases.items()}
+        tensors = add_aliases(file.read_all(), aliases)
         frozen = {str(key): str(value) for key, value in header["frozen"].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{wrong}: its header is malformed ({type(error).__name__}: {error})") from None
-    if damaged:
-        raise ValueError(f"{path} is damaged: wrong hash of {damaged[0]!r}")
+    check_sums(path, tensors, hashes, hash_of)
     return File(entries, tensors, frozen)
 
 

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from .._internal import checks
-from .._internal.hashed_folder import check, read_config, read_tensors
+from .._internal.hashed_folder import check, read_config
+from .._internal.tensor_files import TensorFile
 from .._internal.tensors import hash_of
 from ..neurons import Neurons
 from ..orthogonal import matrix_size, pack_difference
@@ -67,10 +67,10 @@ def is_adapter(path: str | os.PathLike[str]) -> bool:
     if not os.path.isfile(path):
         return os.path.isdir(path)
     try:
-        with safe_open(os.fspath(path), framework="pt") as file:
-            return HEADER not in (file.metadata() or {}) and any(map(_is_adapter_key, file.keys()))
-    except (OSError, SafetensorError, ValueError, TypeError):
+        file = TensorFile(path)
+    except ValueError:
         return False
+    return HEADER not in file.metadata and any(map(_is_adapter_key, file.infos))
 
 
 def _is_adapter_key(key: str) -> bool:
@@ -269,11 +269,9 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         raise ValueError(
             f"path must be a file that save_rotations wrote, or a folder with {TENSORS}, got {str(path)!r}"
         )
-    try:
-        metadata, tensors = read_tensors(path)
-    except (SafetensorError, ValueError, OSError) as error:
-        raise ValueError(f"{path} is not a readable safetensors file: {error}") from None
-    check(path, metadata, tensors)
+    file = TensorFile(path)
+    tensors = file.read_all()
+    check(file, tensors)
     return tensors
 
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..._internal import checks, checksummed_json, safe_files
-from ..._internal.tensors import checksum_of
+from ..._internal.tensor_files import TensorFile, add_aliases, problems_of
 from ..._internal.text import one_line as one_line
 from .layout import CHECKPOINT_FORMAT, REPLACED, STATE, STEP, TENSORS
 
@@ -83,37 +81,20 @@ def _identity(path: Path) -> tuple[int, ...] | None:
 
 
 def _read_once(path: Path, keep: bool) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
-    tensors: dict[str, Tensor] = {}
-    problems: list[str] = []
     if not path.is_dir():
         return {}, {}, [f"{path} is not a checkpoint folder"]
     try:
         header = _header(path / STATE)
-        checksums = header["checksums"]
         file = path / TENSORS
         safe_files.check_plain(file)
-        try:
-            with safe_open(os.fspath(file), framework="pt") as opened:
-                names = set(opened.keys())
-                problems += [f"{file} has no tensor {name!r}" for name in checksums if name not in names]
-                more = sorted(names - {*checksums})
-                problems += [f"{file} has a tensor {name!r} that was not saved" for name in more]
-                for name in (name for name in checksums if name in names):
-                    # A copy: the caller must get what was checked, not what is on disk later.
-                    value = opened.get_tensor(name).clone()
-                    if checksum_of(value) != checksums[name]:
-                        problems.append(f"{file} is damaged: the checksum of {name!r} does not match")
-                    elif keep:
-                        tensors[name] = value
-        except (SafetensorError, ValueError, RuntimeError, OSError, KeyError, AttributeError) as error:
-            raise ValueError(f"{file} cannot be read: {one_line(error)}") from None
+        # A copy: the caller must get what was checked, not what is on disk later.
+        tensors = TensorFile(file).read_all(copy=keep)
+        problems = problems_of(file, tensors, header["checksums"])
     except ValueError as error:
-        return {}, {}, [*problems, str(error)]
+        problems = [str(error)]
     if problems:
         return {}, {}, problems
-    if keep:
-        tensors |= {alias: tensors[name] for alias, name in header["aliases"].items()}
-    return tensors, header["state"], []
+    return add_aliases(tensors, header["aliases"]) if keep else {}, header["state"], []
 
 
 def _header(file: Path) -> dict[str, Any]:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from ..._internal import checksummed_json
 from ..._internal.safe_files import check_plain, is_folder, write_bytes, write_text
+from ..._internal.tensor_files import TensorFile, add_aliases, check_sums
 from ..._internal.tensors import checksum_of, unshared
-from ..config.values import shown
 from . import layout
 from .identity import check_id
-from .reading import one_line
 
 
 def write(folder: Path, parts: Mapping[str, nn.Module], described: Mapping[str, Any]) -> str:
@@ -50,9 +46,8 @@ def read_model(file: Path) -> dict[str, Any]:
 
 def shapes_of(file: Path) -> dict[str, tuple[int, ...]]:
     """Read the shapes of the tensors in a file of final/, from its header only."""
-    with _opened(file) as opened:
-        shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
-        return shapes | {alias: shapes[name] for alias, name in _aliases(opened, shapes).items()}
+    stored = _open(file)
+    return add_aliases({name: info.shape for name, info in stored.infos.items()}, stored.aliases)
 
 
 def read_tensors(file: Path, described: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
@@ -61,49 +56,24 @@ def read_tensors(file: Path, described: Mapping[str, Any] | None = None) -> dict
     known = described["checksums"].get(file.stem)
     if known is None:
         raise ValueError(f"{file.with_name(layout.MODEL)} is malformed: it has no checksums of {file.name}")
-    with _opened(file) as opened:
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # it is no dict
-        aliases = _aliases(opened, tensors)
-        tensors |= {alias: tensors[name] for alias, name in aliases.items()}
-        for name, value in tensors.items():
-            if described["format"] == 1 and name in aliases:  # aliases had no checksums
-                continue
-            if known.get(name) != checksum_of(value):
-                raise ValueError(f"the checksum of {name!r} is wrong")
-        for name in known:
-            if name not in tensors:
-                raise ValueError(f"it has no tensor {name!r}, but {layout.MODEL} has its checksum")
-        return tensors
+    stored = _open(file)
+    tensors = add_aliases(stored.read_all(), stored.aliases)
+    check_sums(file, tensors, known)
+    return tensors
 
 
 def read_plain_tensors(file: Path) -> dict[str, Tensor]:
     """Read a .safetensors file that another tool wrote, without checksums; ValueError if its numbers are not finite."""
     if file.suffix != ".safetensors":
         raise ValueError(f"{file} must be a run folder or a .safetensors file")
-    with _opened(file.resolve()) as opened:  # the caches of model hubs hold links
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        tensors |= {alias: tensors[name] for alias, name in _aliases(opened, tensors).items()}
+    stored = TensorFile(file)
+    tensors = add_aliases(stored.read_all(), stored.aliases)
     for name, value in tensors.items():
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise ValueError(f"{file}: {name!r} must be finite")
     return tensors
 
 
-@contextmanager
-def _opened(file: Path) -> Iterator[Any]:
-    """Open a file of tensors; errors of reading and checking it become a ValueError in one line."""
+def _open(file: Path) -> TensorFile:
     check_plain(file)
-    try:
-        with safe_open(os.fspath(file), framework="pt") as opened:
-            yield opened
-    except (SafetensorError, ValueError, RuntimeError, OSError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{file} cannot be read: {one_line(error)}") from None
-
-
-def _aliases(opened: Any, tensors: Mapping[str, Any]) -> dict[str, str]:
-    """Read the aliases of shared tensors; they must not replace a tensor of the file."""
-    aliases = checksummed_json.parse((opened.metadata() or {}).get("aliases", "{}").encode())
-    for alias, name in aliases.items():
-        if alias in tensors or not isinstance(name, str) or name not in tensors:
-            raise ValueError(f"its alias {shown(alias)} must be a new name for an existing tensor")
-    return dict(aliases)
+    return TensorFile(file)
