@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from hypersphere import data, models
 from hypersphere._internal import catalog
-from hypersphere.data.sampling import batches
+from hypersphere.data.batching import batches
 
 from .measure import Contestant, Figure, Plan, seconds
 

@@ -175,7 +175,9 @@ def _train(pipe: Connection, shape: tuple[int, ...], width: int, batch: int) -> 
         pipe.recv()
         started = time.process_time(), _page_faults()
 
-    with patch("hypersphere.data._registry.LOADERS", {"cifar10": lambda root, split: whole}):
+    with patch(
+        "hypersphere.data._registry.DATASETS", {"cifar10": hs.data.RegisteredDataset(lambda root, split: whole)}
+    ):
         fit(config, callbacks=[turn], progress=False)
 
 

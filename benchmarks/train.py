@@ -65,7 +65,9 @@ def _loop(width: int, batch: int, steps: int, plan: Plan) -> Iterator[Figure]:
         taken[HAND].append(clock() - begin)
         last = clock()
 
-    with patch("hypersphere.data._registry.LOADERS", {"cifar10": lambda root, split: data[split]}):
+    with patch(
+        "hypersphere.data._registry.DATASETS", {"cifar10": hs.data.RegisteredDataset(lambda root, split: data[split])}
+    ):
         fit(config, callbacks=[turn], progress=False)
     # The first line comes before any step; the last two are the final step and the evaluation.
     counted = {name: values[1 + plan.warmup : -2] or values[1:2] for name, values in taken.items()}

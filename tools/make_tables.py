@@ -21,7 +21,7 @@ import hypersphere
 from hypersphere import cli, data, losses, models, orthogonal
 from hypersphere._internal.modules import import_all
 from hypersphere._internal.safe_files import write_text
-from hypersphere.data import _registry, sampling
+from hypersphere.data import _registry, subsets
 from hypersphere.energy import measures
 from hypersphere.layers import similarity
 from hypersphere.losses.embedding import METRIC_LOSSES, PREFIX
@@ -48,10 +48,13 @@ def tables() -> dict[str, tuple[str, Any]]:
         "RECIPES": ("recipe → what it is", {name: recipes.describe(name) for name in recipes.names()}),
         "FIGURES": ("figure → what it is", {name: each.summary for name, each in FIGURES.items()}),
         "MODELS": ("network → the data it takes", {name: models.preset(name).data_kind for name in models.names()}),
-        "DATA": ("dataset → what it holds", {name: _registry.KINDS[name] for name in data.names()}),
-        "FOLDERS": ("dataset → the folders of its official files, below root", _registry.FOLDERS),
+        "DATA": ("dataset → what it holds", {name: _registry.DATASETS[name].kind for name in data.names()}),
+        "FOLDERS": (
+            "dataset → the folders of its official files, below root",
+            {name: entry.folders for name, entry in _registry.DATASETS.items() if entry.folders},
+        ),
         "AUGMENTATIONS": ("", (*data.AUGMENTATIONS,)),
-        "IMBALANCES": ("", sampling.IMBALANCES),
+        "IMBALANCES": ("", subsets.IMBALANCES),
         "SIMILARITIES": (
             'similarity → how many numbers it takes in parentheses, as in "sigmoid(0.7)"',
             {name: len(positional(g)) - 1 for name, g in similarity.SIMILARITIES.items()},

@@ -115,7 +115,7 @@ def test_evaluate_takes_data_from_elsewhere(folder, capsys, monkeypatch, digits,
         seen.append(str(root))
         return digits.subset(range(100))
 
-    monkeypatch.setitem(hs.data.LOADERS, "scans", load)
+    monkeypatch.setitem(hs.data.DATASETS, "scans", hs.data.RegisteredDataset(load))
     moved = shutil.copytree(folder, tmp_path / "run")
     rewritten(moved / "config.json", ('"digits"', '"scans"'))
     code, out, _ = run(capsys, "evaluate", str(moved), "--data.root", "elsewhere", "--json")
@@ -294,7 +294,7 @@ def test_predict_in_one_line(folder, capsys, images, argv, line):
 
 def test_predict_of_other_kinds(capsys, images, monkeypatch, digits):
     data = hs.data.ArrayDataset(torch.rand(8, 5), torch.arange(8) % 2, ["a", "b"])
-    monkeypatch.setitem(hs.data.LOADERS, "vectors", lambda root, split: data)
+    monkeypatch.setitem(hs.data.DATASETS, "vectors", hs.data.RegisteredDataset(lambda root, split: data))
     fit(derive(Config(), SMALL | {"data.name": "vectors", "steps": 1, "out": "run"}), progress=False)
     np.save("d.npy", data.inputs.numpy())
     code, out, _ = run(capsys, "predict", "run", "d.npy", "--json")
@@ -303,7 +303,9 @@ def test_predict_of_other_kinds(capsys, images, monkeypatch, digits):
 
 
 def test_a_generator_has_no_labels(capsys, images, monkeypatch, digits):
-    monkeypatch.setitem(hs.data.LOADERS, "digits", lambda root, split: digits.subset(range(4)))
+    monkeypatch.setitem(
+        hs.data.DATASETS, "digits", hs.data.RegisteredDataset(lambda root, split: digits.subset(range(4)))
+    )
     small = {"model.name": "generator.mhe", "model.widths": (4, 4, 4, 4), "steps": 1}
     fit(derive(Config(), SMALL | small | {"out": "run"}), progress=False)
     line = "run is a generator's run: it makes images of noise and has no labels"
@@ -414,7 +416,7 @@ def mine():
     )
     with monkeypatch.context() as patch:
         patch.setattr("hypersphere.models._registry.PRESETS", dict(hs.models.PRESETS))
-        patch.setattr("hypersphere.data._registry.LOADERS", dict(hs.data.LOADERS))
+        patch.setattr("hypersphere.data._registry.DATASETS", dict(hs.data.DATASETS))
         assert main(["train", "mine.py", "--out", "run", "--quiet"]) == 0
     capsys.readouterr()
     assert fails(capsys, "evaluate", "run").endswith(
@@ -422,7 +424,7 @@ def mine():
     )
     with monkeypatch.context() as patch:
         patch.setattr("hypersphere.models._registry.PRESETS", dict(hs.models.PRESETS))
-        patch.setattr("hypersphere.data._registry.LOADERS", dict(hs.data.LOADERS))
+        patch.setattr("hypersphere.data._registry.DATASETS", dict(hs.data.DATASETS))
         code, out, err = run(capsys, "evaluate", "run", "--recipe", "mine.py", "--json")
     assert (code, err) == (0, "said by the file\n")
     assert json.loads(out)["samples"] == 40

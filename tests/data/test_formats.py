@@ -132,7 +132,7 @@ def test_root_from_the_environment(tmp_path, monkeypatch):
 def test_register(tmp_path, monkeypatch):
     from hypersphere.data import _registry
 
-    monkeypatch.setattr(_registry, "LOADERS", dict(_registry.LOADERS))
+    monkeypatch.setattr(_registry, "DATASETS", dict(_registry.DATASETS))
     seen = []
 
     def loader(root, split, *, size=1):
@@ -240,17 +240,6 @@ def test_cifar100(version, small_cifar):
     assert (coarse.inputs.flatten(1).numpy() == official.cifar_images(1, 100)).all()
     assert coarse.labels.tolist() == [i // 5 for i in range(100)]
     assert (len(ds.classes), len(coarse.classes)) == (100, 20)
-
-
-def test_records_longer_than_one_chunk(tmp_path):
-    from hypersphere.data import _files
-
-    content = np.random.default_rng(0).integers(0, 256, (2000, 1500), np.uint8)
-    path = official.write(tmp_path / "records", b"head" + content.tobytes())
-    parts = [(start, part.copy()) for start, part in _files.iter_records(path, 4, 2000, 1500)]
-    assert len(parts) > 2
-    assert (np.concatenate([part for _, part in parts]) == content).all()
-    assert [start for start, _ in parts] == np.cumsum([0] + [len(part) for _, part in parts[:-1]]).tolist()
 
 
 @pytest.mark.parametrize("version", ["cifar-100-binary", "cifar-100-python"])

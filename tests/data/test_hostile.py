@@ -17,7 +17,7 @@ import pytest
 import hypersphere as hs
 import hypersphere.data as data
 from hypersphere._internal.modules import install_command
-from hypersphere.data import _files, _pickles, cifar, planetoid
+from hypersphere.data import _pickles, cifar, planetoid
 from hypersphere.data.planetoid import _read_rows
 from tests import official_files as official
 
@@ -203,11 +203,10 @@ def small_cifar(tmp_path, monkeypatch):
     [
         (lambda content: b"", "is empty: expected 12292 bytes, got 0"),
         (lambda content: content[:-1], "is truncated: expected 12292 bytes, got 12291"),
-        (lambda content: content[: 2 * 3073], "is truncated"),
         (lambda content: content + b"\0" * 3073, "is too long"),
         (lambda content: content[: 3 * 3073] + b"\x0a" + content[3 * 3073 + 1 :], "0 to 9, got 10 at record 3"),
     ],
-    ids=["empty", "byte", "records", "long", "label"],
+    ids=["empty", "byte", "long", "label"],
 )
 def test_cifar_binary(small_cifar, change, message):
     path = small_cifar / "cifar-10-batches-bin" / "data_batch_4.bin"
@@ -215,11 +214,6 @@ def test_cifar_binary(small_cifar, change, message):
     with refused(path, message):
         data.load("cifar10", small_cifar)
     assert len(data.load("cifar10", small_cifar, "test")) == 4
-
-
-def test_the_number_of_a_wrong_label(tmp_path):
-    with refused(tmp_path, "0 to 9, got 10 at record 701"):
-        _files.check_labels(tmp_path, np.array([0, 10, 11]), 10, start=700)
 
 
 def test_official_cifar_is_of_its_size():
@@ -246,7 +240,6 @@ def cifar_batch(**changes):
     ("content", "message"),
     [
         (cifar_batch(labels=[0, 1, 2]), "list of 4 labels"),
-        (cifar_batch(labels=[0, 1, 2, 10]), "got 10 at record 3"),
         (cifar_batch(labels=[0, 1, 2, -1]), "got -1 at record 3"),
         (cifar_batch(labels=[0, 1, 2, b"3"]), "list of 4 labels"),
         (cifar_batch(labels=b"abcd"), "list of 4 labels"),
@@ -255,23 +248,9 @@ def cifar_batch(**changes):
         (cifar_batch(data=b"x" * 4 * 3072), r"array \(4, 3072\)"),
         (official.dumps([1, 2]), r"array \(4, 3072\)"),
         (cifar_batch()[:-2000], "truncated|declares"),
-        (cifar_batch() + b"more", "data after its end"),
         (cifar_batch(extra=official.Raw(pickle.dumps(Shell(), 2)[2:-1])), "refers to '(posix|nt).system'"),
     ],
-    ids=[
-        "few",
-        "high",
-        "low",
-        "text",
-        "string",
-        "images",
-        "ints",
-        "bytes",
-        "list",
-        "truncated",
-        "long",
-        "shell",
-    ],
+    ids=["few", "low", "text", "string", "images", "ints", "bytes", "list", "truncated", "shell"],
 )
 def test_cifar_python(small_cifar, content, message):
     path = official.write(small_cifar / "cifar-10-batches-py" / "data_batch_5", content)
@@ -300,6 +279,7 @@ IDX = {
     "huge": (lambda content: HUGE + content[16:], "4294967295"),
     "promise": (lambda content: content[:4] + struct.pack(">3I", 60_000, 28, 28) + content[16:], "truncated"),
     "many": (lambda content: content[:4] + struct.pack(">3I", 60_001, 28, 28) + content[16:], r"got \(60001, 28, 28\)"),
+    "none": (lambda content: content[:4] + struct.pack(">3I", 0, 28, 28), "must have the shape"),
     "more": (lambda content: official.idx(np.zeros((21, 28, 28), np.uint8)), "21 labels.*got 20"),
 }
 
@@ -515,14 +495,11 @@ def test_an_image_just_too_large(image, monkeypatch):
 
 PIXELS = bytes(112 * 92)
 PGM = {
-    "empty": (b"", "not a binary PGM"),
-    "text": (b"P2\n92 112\n255\n" + PIXELS, "not a binary PGM"),
-    "short": (b"P5\n92 112\n255\n" + PIXELS[1:], "truncated"),
-    "long": (b"P5\n92 112\n255\n" + PIXELS + b"\0", "too long"),
+    "empty": (b"", "not a readable image"),
+    "short": (b"P5\n92 112\n255\n" + PIXELS[1:], "not a readable image"),
     "turned": (b"P5\n112 92\n255\n" + PIXELS, "92×112 pixels"),
-    "wide": (b"P5\n92 112\n65535\n" + PIXELS * 2, "0 to 65535"),
-    "huge": (b"P5\n999999999 999999999\n255\n" + PIXELS, "92×112 pixels"),
-    "comment": (b"P5\n#" + b"\n#" * 3000 + b"\n92 112\n255\n" + PIXELS, "not a binary PGM"),
+    "wide": (b"P5\n92 112\n65535\n" + PIXELS * 2, "8 bits per channel"),
+    "huge": (b"P5\n999999999 999999999\n255\n" + PIXELS, "not a readable image"),
 }
 
 
@@ -557,25 +534,8 @@ def test_orl_with_an_image_missing(tmp_path):
         ("1 1\nA 0 2\nA 1 B 1\n", "from 1"),
         ("1 1\nA 1 2\nA/../../A 1 B 1\n", "names of people"),
         ("1 1\nA 1 2\n.. 1 B 1\n", "names of people"),
-        ("99999999999 1\n", "integers"),
         ("2147483647 2147483647\nA 1 2\n", "pairs .see its first line."),
         (b"1 1\nA 1 2\n\xff 1 B 1\n", "utf-8"),
-    ],
-    ids=[
-        "empty",
-        "word",
-        "three",
-        "zero",
-        "few",
-        "many",
-        "pair",
-        "same",
-        "number",
-        "path",
-        "dots",
-        "digits",
-        "huge",
-        "latin",
     ],
 )
 def test_pairs(tmp_path, text, message):
@@ -632,24 +592,19 @@ PROMISE = {"shape": (10**7, 2048, 3), "dtype": "f4", "chunks": (1, 2048, 3), "co
 def h5_members(outside):
     import h5py
 
+    foreign = "dataset 'data' of its own"
+    elsewhere = {"shape": (3, 2048, 3), "dtype": "f4", "external": [(str(outside), 0, 73728)]}
+    many = {"shape": (10**7, 1), "dtype": "u1", "chunks": (1, 1)}
+    large_chunk = PROMISE | {"shape": (3, 2048, 3), "chunks": (10**5, 2048, 1), "maxshape": (None, 2048, 3)}
     return {
-        "missing": ({"data": None}, "dataset 'data' of its own"),
-        "group": ({"data": h5py.SoftLink("/")}, "dataset 'data' of its own"),
-        "external link": ({"data": h5py.ExternalLink(str(outside), "data")}, "dataset 'data' of its own"),
-        "external file": (
-            {"data": {"shape": (3, 2048, 3), "dtype": "f4", "external": [(str(outside), 0, 73728)]}},
-            "dataset 'data' of its own",
-        ),
-        "null": ({"data": h5py.Empty("f4")}, "dataset 'data' of its own"),
+        "missing": ({"data": None}, foreign),
+        "group": ({"data": h5py.SoftLink("/")}, foreign),
+        "external link": ({"data": h5py.ExternalLink(str(outside), "data")}, foreign),
+        "external file": ({"data": elsewhere}, foreign),
+        "null": ({"data": h5py.Empty("f4")}, foreign),
         "promise": ({"data": PROMISE}, r"integers \(10000000, 1\)"),
-        "promise of both": (
-            {"data": PROMISE, "label": {"shape": (10**7, 1), "dtype": "u1", "chunks": (1, 1)}},
-            "too many for",
-        ),
-        "chunk": (
-            {"data": PROMISE | {"shape": (3, 2048, 3), "chunks": (10**5, 2048, 1), "maxshape": (None, 2048, 3)}},
-            "too many for",
-        ),
+        "promise of both": ({"data": PROMISE, "label": many}, "too many for"),
+        "chunk": ({"data": large_chunk}, "too many for"),
         "integers": ({"data": np.zeros((3, 2048, 3), np.int32)}, "'data' must be floats"),
         "flat": ({"data": np.zeros((3, 2048), np.float32)}, "'data' must be floats"),
         "few labels": ({"label": np.zeros((2, 1), np.uint8)}, r"integers \(3, 1\)"),
@@ -657,11 +612,11 @@ def h5_members(outside):
     }
 
 
-H5 = ["missing", "group", "external link", "external file", "null", "promise", "promise of both", "chunk"]
-H5 += ["integers", "flat", "few labels", "label"]
+H5 = "missing, group, external link, external file, null, promise, promise of both, chunk, integers, flat, "
+H5 += "few labels, label"
 
 
-@pytest.mark.parametrize("name", H5)
+@pytest.mark.parametrize("name", H5.split(", "))
 def test_modelnet(clouds, name):
     import shutil
 
@@ -686,44 +641,19 @@ def test_modelnet_that_reads_another_file(clouds):
         data.load("modelnet", clouds.parent)
 
 
-@pytest.mark.parametrize(
-    "content", [bytes(64 * MEGA), bytes(2048 * 12 - 1), b"", None], ids=["bomb", "short", "", "raw"]
-)
-def test_modelnet_with_another_chunk(clouds, content):
-    """A chunk that unpacks to more than it should, to less, or not at all."""
-    import zlib
-
-    import h5py
-
-    rewrite(clouds, data=PROMISE | {"shape": (3, 2048, 3)})
-    with h5py.File(clouds, "a") as file:
-        file["data"][:2] = 1.0
-        if content != b"":
-            packed = b"garbage" if content is None else zlib.compress(content)
-            file["data"].id.write_direct_chunk((2, 0, 0), packed)
-    with memory_below(8 * MEGA), refused(clouds, r"is damaged: the chunk at \(2, 0, 0\)"):
-        data.load("modelnet", clouds.parent)
-
-
-def test_modelnet_with_another_filter(clouds):
-    rewrite(clouds, data={"data": np.zeros((3, 2048, 3), np.float32), "compression": "lzf"})
-    with refused(clouds, "plain or with gzip"):
-        data.load("modelnet", clouds.parent)
-
-
 def test_modelnet_with_points_that_are_no_numbers(clouds):
     points = np.zeros((3, 2048, 3), np.float32)
     points[1, 5, 2] = np.nan
     rewrite(clouds, data=points)
-    with refused(clouds.parent, "finite"):
+    with refused(clouds, "finite"):
         data.load("modelnet", clouds.parent)
 
 
-@pytest.mark.parametrize("change", ["empty", "truncated", "text"])
-def test_modelnet_with_a_damaged_file(clouds, change):
+@pytest.mark.parametrize("keep", [0, 0.5])
+def test_modelnet_with_a_damaged_file(clouds, keep):
     content = clouds.read_bytes()
-    clouds.write_bytes({"empty": b"", "truncated": content[: len(content) // 2], "text": b"hello"}[change])
-    with refused(clouds, "not a readable HDF5 file|damaged"):
+    clouds.write_bytes(content[: int(keep * len(content))])
+    with refused(clouds, "not a readable HDF5 file"):
         data.load("modelnet", clouds.parent)
 
 
@@ -763,38 +693,22 @@ def test_packages_that_are_missing(module, call, tmp_path, monkeypatch):
     assert len(data.load("digits")) == 1280  # needs none of them
 
 
-def rows_of(path, ends, monkeypatch):
-    """A pickle of a csr matrix with three values, by a stand-in for the unpickler."""
-    vectors = [ends, np.array([0, 1, 2], np.int32), np.ones(3, np.float32)]
+@pytest.mark.parametrize(
+    "ends",
+    [np.array([0, 2**63 - 1, -2, 3, 3], np.int64), np.array([0, 3, 1, 3], np.uint8)],
+    ids=["int64", "uint8"],
+)
+def test_ends_of_rows_that_wrap_around(ends, tmp_path, monkeypatch):
+    """The differences of these ends are positive in their own type."""
     matrix = _pickles.Matrix()
-    for key, values in zip((b"indptr", b"indices", b"data"), vectors, strict=True):
+    vectors = {b"indptr": ends, b"indices": np.array([0, 1, 2], np.int32), b"data": np.ones(3, np.float32)}
+    for key, values in vectors.items():
         matrix.parts[key] = _pickles.Array()
         matrix.parts[key].values = values
     matrix.parts[b"_shape"] = (len(ends) - 1, 4)
     monkeypatch.setattr(_pickles, "load", lambda path: matrix)
-    features = np.zeros((len(ends) - 1, 4), np.float32)
-    _read_rows(path, features, np.arange(len(features)))
-    return features
-
-
-@pytest.mark.parametrize(
-    "ends",
-    [
-        np.array([0, 2**63 - 1, -2, 3, 3], np.int64),
-        np.array([0, 2**31 - 1, -(2**31), 3, 3], np.int32),
-        np.array([0, 3, 1, 3], np.uint8),
-        np.array([0, 2**64 - 1, 3, 3], np.uint64),
-    ],
-    ids=["int64", "int32", "uint8", "uint64"],
-)
-def test_ends_of_rows_that_wrap_around(ends, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="nondecreasing integers from 0 on"):
-        rows_of(tmp_path / "allx", ends, monkeypatch)
-
-
-def test_ends_of_rows_of_small_numbers(tmp_path, monkeypatch):
-    features = rows_of(tmp_path / "allx", np.array([0, 2, 3, 3], np.uint8), monkeypatch)
-    assert features.tolist() == [[1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
+        _read_rows(tmp_path / "allx", np.zeros((len(ends) - 1, 4), np.float32), np.arange(len(ends) - 1))
 
 
 @pytest.fixture
@@ -826,12 +740,3 @@ def test_images_of_sixteen_bits_are_refused(two_images):
     image.fromarray(ramp).save(two_images / "a" / "2.png")
     with pytest.raises(ValueError, match=r"2\.png.*8 bits per channel"):
         hs.data.load("image_folder", two_images)[1]
-
-
-def test_an_empty_idx_file_is_refused(tmp_path):
-    from hypersphere.data.idx import MAX_SHAPE, read_idx
-
-    path = tmp_path / "train-images-idx3-ubyte"
-    path.write_bytes(bytes((0, 0, 8, 3)) + b"".join(n.to_bytes(4, "big") for n in (0, 28, 28)))
-    with pytest.raises(ValueError, match="must have the shape"):
-        read_idx(path, MAX_SHAPE)

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from hypersphere.data import batches, episode, fold, holdout, imbalance, num_batches
 from hypersphere.data._dataset import ArrayDataset, LazyDataset
 from hypersphere.data._random import SampleGenerator
 from hypersphere.data.augment import AUGMENTATIONS, Normalize
-from hypersphere.data.sampling import batches, episode, fold, holdout, imbalance, num_batches
 
 N = 103
 

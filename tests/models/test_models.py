@@ -531,7 +531,7 @@ def test_unknown_options_are_met_with_those_there_are():
         models.create("cnn9", width=(1, 2, 3))
     with pytest.raises(ValueError, match=r"gcn option must be one of .*got 'stem'"):
         models.create("gcn", stem=3)
-    with pytest.raises(ValueError, match=r"generator\.mhe has no classes, got num_classes=3"):
+    with pytest.raises(ValueError, match=r"generator\.mhe option must be one of .*got .num_classes"):
         models.create("generator.mhe", 3)
 
 

@@ -55,7 +55,7 @@ def test_code_runs_and_says_what_comes_out(page: Path, tmp_path: Path, monkeypat
     workers_in_this_process(monkeypatch, tune.work)  # of `hypersphere tune`
     # A page may add to these tables; other tests must not see that.
     tables = [hs.similarity.SIMILARITIES, hs.losses.MARGINS, hs.orthogonal.ORTHOGONALIZERS, hs.models.PRESETS]
-    tables += [hs.data.AUGMENTATIONS, hs.data.LOADERS]
+    tables += [hs.data.AUGMENTATIONS, hs.data.DATASETS]
     with ExitStack() as stack:
         for table in tables:
             stack.enter_context(patch.dict(table))

@@ -9,7 +9,7 @@ from PIL import Image
 
 from hypersphere import data, models
 from hypersphere.data import image_folder
-from hypersphere.data._registry import LOADERS
+from hypersphere.data._registry import DATASETS
 from hypersphere.models._registry import PRESETS
 from hypersphere.train import Config, Data, Model, Optimizer, derive, fit, recipes
 from hypersphere.train.config import load_file, to_tree
@@ -23,7 +23,7 @@ AUTOMATIC = [flag.key for flag in flags() if flag.field.metadata.get("auto")]
 
 @pytest.fixture(autouse=True)
 def _tables(monkeypatch):
-    monkeypatch.setattr("hypersphere.data._registry.LOADERS", dict(LOADERS))
+    monkeypatch.setattr("hypersphere.data._registry.DATASETS", dict(DATASETS))
     monkeypatch.setattr("hypersphere.models._registry.PRESETS", dict(PRESETS))
 
 

@@ -663,7 +663,7 @@ def test_a_name_of_the_user_s_own_is_known_once_it_is_registered(monkeypatch):
     import hypersphere as hs
 
     monkeypatch.setitem(hs.models._registry.PRESETS, "mine_of_test_config", None)
-    monkeypatch.setitem(hs.data.LOADERS, "my_data", None)
+    monkeypatch.setitem(hs.data.DATASETS, "my_data", None)
     made = derive(Config(), {"model.name": "mine_of_test_config", "data.name": "my_data", "data.augment": "cifar.mhe"})
     assert made.model.name == "mine_of_test_config"
     monkeypatch.undo()

@@ -232,7 +232,7 @@ def small_cifar100(root, split, labels="fine"):
 
 
 def test_coarse_labels_and_top_5(monkeypatch, tmp_path, capsys):
-    monkeypatch.setitem(hs.data.LOADERS, "cifar100", small_cifar100)
+    monkeypatch.setitem(hs.data.DATASETS, "cifar100", hs.data.RegisteredDataset(small_cifar100))
     config = tiny(**{"data.name": "cifar100", "data.labels": "coarse", "out": str(tmp_path / "run"), "steps": 4})
     result = quiet(config)
     test = small_cifar100(None, "test", "coarse")

@@ -81,7 +81,7 @@ def test_what_is_learned_by_heart_has_not_diverged(monkeypatch):
         labels = torch.randint(4, (64,), generator=random)
         return ArrayDataset(torch.randn(64, 8, generator=random), labels, list("abcd"))
 
-    monkeypatch.setitem(hs.data.LOADERS, "noise", noise)
+    monkeypatch.setitem(hs.data.DATASETS, "noise", hs.data.RegisteredDataset(noise))
     changes = {"data.name": "noise", "model.name": "mlp", "optimizer.lr": 0.1, "steps": 60}
     summary = fit(derive(Config(), changes), progress=False).summary
     assert summary["accuracy"] < 0.5

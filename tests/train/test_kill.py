@@ -110,9 +110,9 @@ for order in everything["disk"]:
 # To the whole group of a training: while its workers run, or from the first worker of a later epoch when it has
 # torch's handlers and not yet its own.
 SIGNALS = """
-from hypersphere.data import sampling
+from hypersphere.data import batching
 part = "signals"
-ignore = sampling._ignore_signals
+ignore = batching._ignore_signals
 
 def is_under_way(folder):
     history = pathlib.Path(folder, "metrics.jsonl")
@@ -128,7 +128,7 @@ def train(config, number, starting):
         ignore(worker)
 
     if starting:
-        sampling._ignore_signals = signal_first
+        batching._ignore_signals = signal_first
     fit(config, progress=False)
 
 for order in everything["signals"]:

@@ -55,7 +55,7 @@ def faces(tmp_path):
 @pytest.fixture
 def shots(monkeypatch):
     """The digits 0 to 3 for training, 4 and 5 for validation if there is one, and 6 to 9 for testing."""
-    monkeypatch.setattr("hypersphere.data._registry.LOADERS", dict(data.LOADERS))
+    monkeypatch.setattr("hypersphere.data._registry.DATASETS", dict(data.DATASETS))
     monkeypatch.setattr("hypersphere.train.openset.WAYS", 2)
     monkeypatch.setattr("hypersphere.train.openset.EPISODES", 20)
     monkeypatch.setattr("hypersphere.train.openset.VALIDATION_EPISODES", 8)
@@ -206,7 +206,7 @@ def test_what_cannot_be_evaluated_is_refused_before_the_training(faces, monkeypa
 
 
 def test_some_classes_in_common_are_refused(monkeypatch):
-    monkeypatch.setattr("hypersphere.data._registry.LOADERS", dict(data.LOADERS))
+    monkeypatch.setattr("hypersphere.data._registry.DATASETS", dict(data.DATASETS))
     names = {"train": ["a", "b"], "test": ["b", "c"]}
     data.register("half", lambda root, split: data.ArrayDataset(torch.zeros(4, 1, 8, 8), [0, 1] * 2, names[split]))
     wanted = "train and test must have the same classes, or none in common; only one has a, c"

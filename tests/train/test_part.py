@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hypersphere import data
-from hypersphere.data._registry import LOADERS
+from hypersphere.data._registry import DATASETS
 from hypersphere.train import derive, fit
 from hypersphere.train.engine import fit_part
 from hypersphere.train.splits import load
@@ -15,7 +15,7 @@ from tests.runs import one_line, quiet, tiny
 
 @pytest.fixture(autouse=True)
 def _tables(monkeypatch):
-    monkeypatch.setattr("hypersphere.data._registry.LOADERS", dict(LOADERS))
+    monkeypatch.setattr("hypersphere.data._registry.DATASETS", dict(DATASETS))
 
 
 def parts(path, **changes):

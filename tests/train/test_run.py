@@ -434,7 +434,7 @@ def test_a_graph(tmp_path, loss, monkeypatch):
     edges = (labels[:, None] == labels).float().fill_diagonal_(0).to_sparse()
     masks = [torch.arange(60) // 20 == i for i in range(3)]
     whole = hs.data.Graph(torch.rand(60, 6), edges, labels, *masks, ["a", "b", "c"])
-    monkeypatch.setitem(hs.data.LOADERS, "cora", lambda root, split: whole)
+    monkeypatch.setitem(hs.data.DATASETS, "cora", hs.data.RegisteredDataset(lambda root, split: whole))
     config = {"model.name": "gcn", "model.widths": (4,), "data.name": "cora"}
     result = train(tmp_path / "run", **config, **{"loss.name": loss, "steps": 3})
     run, graph = load_run(tmp_path / "run"), hs.data.load("cora")
@@ -454,7 +454,9 @@ def test_a_graph(tmp_path, loss, monkeypatch):
 
 
 def test_a_generator(tmp_path, monkeypatch, digits):
-    monkeypatch.setitem(hs.data.LOADERS, "digits", lambda root, split: digits.subset(range(8)))
+    monkeypatch.setitem(
+        hs.data.DATASETS, "digits", hs.data.RegisteredDataset(lambda root, split: digits.subset(range(8)))
+    )
     train(tmp_path / "run", **{"model.name": "generator.mhe", "model.widths": None, "steps": 1, "data.batch_size": 8})
     run = load_run(tmp_path / "run")
     assert run.labels == []
@@ -502,7 +504,7 @@ def test_scores_want_the_same_classes_and_shapes(trained, monkeypatch):
         def load(root, split):
             return hs.data.ArrayDataset(torch.zeros(4, 1, size, size).byte(), [0, 0, 1, 1], classes)
 
-        monkeypatch.setitem(hs.data.LOADERS, "digits", load)
+        monkeypatch.setitem(hs.data.DATASETS, "digits", hs.data.RegisteredDataset(load))
 
     names = list("0123456789")
     other([*names[:5], "x", *names[6:]])

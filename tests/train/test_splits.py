@@ -11,7 +11,7 @@ from torch import nn
 import hypersphere as hs
 from hypersphere import data, models
 from hypersphere.data._dataset import ArrayDataset
-from hypersphere.data._registry import LOADERS
+from hypersphere.data._registry import DATASETS
 from hypersphere.models._registry import PRESETS
 from hypersphere.train import Config, TrainingError, derive, fit
 from tests import runs
@@ -20,7 +20,7 @@ from tests.runs import one_line, quiet, tiny
 
 @pytest.fixture(autouse=True)
 def _tables(monkeypatch):
-    monkeypatch.setattr("hypersphere.data._registry.LOADERS", dict(LOADERS))
+    monkeypatch.setattr("hypersphere.data._registry.DATASETS", dict(DATASETS))
     monkeypatch.setattr("hypersphere.models._registry.PRESETS", dict(PRESETS))
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypersphere import data
 from hypersphere.cli import main
 from hypersphere.cli import tune as command
-from hypersphere.data._registry import LOADERS
+from hypersphere.data._registry import DATASETS
 from hypersphere.train import engine, load_file, recipes
 from hypersphere.train.config import Config, apply, to_json, to_tree
 from hypersphere.train.storage.folder import lock
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr("hypersphere.data._registry.LOADERS", dict(LOADERS))
+    monkeypatch.setattr("hypersphere.data._registry.DATASETS", dict(DATASETS))
 
 
 def test_what_is_tried_where_nothing_is_given():

@@ -137,6 +137,15 @@ def unknown(what: str, value: Any, allowed: Iterable[Any], also: str = "") -> st
     return f"{unknown_name(what, value, near, '')} ({rule})" if near else f"{rule}; got {value!r}"
 
 
+def check_options(what: str, options: Iterable[str], accepted: Iterable[inspect.Parameter]) -> None:
+    """Require options that a registered function takes: all of them if it has ``**options``."""
+    known = {parameter.name: parameter.kind for parameter in accepted}
+    for option in () if inspect.Parameter.VAR_KEYWORD in known.values() else options:
+        if option not in known:
+            none = f"{what} has no options, got {option!r}"
+            raise ValueError(unknown(f"{what} option", option, known) if known else none)
+
+
 def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
     """Return the settings that `key` may mean, dotted as in ``optimizer.lr``; empty if none is near.
 

@@ -7,13 +7,15 @@ from .._internal.modules import import_all
 from ._dataset import ArrayDataset, Dataset, Graph, LazyDataset, MissingSplit
 from ._pairs import Pair, Pairs
 from ._random import SampleGenerator
-from ._registry import LOADERS, PAIRS, load, load_pairs, names, register
+from ._registry import DATASETS, RegisteredDataset, has_pairs, load, load_pairs, names, register
 from .augment import AUGMENTATIONS
+from .batching import batches, num_batches
+from .episodes import episode, episode_indices
 from .faces import read_pairs
-from .sampling import batches, episode, episode_indices, fold, holdout, imbalance, num_batches
+from .subsets import fold, holdout, imbalance
 
-__all__ = ["AUGMENTATIONS", "LOADERS", "PAIRS", "ArrayDataset", "Dataset", "Graph", "LazyDataset", "MissingSplit"]
-__all__ += ["Pair", "Pairs", "SampleGenerator", "batches", "episode", "episode_indices", "fold", "holdout", "imbalance"]
-__all__ += ["load", "load_pairs", "names", "num_batches", "read_pairs", "register"]
+__all__ = ["AUGMENTATIONS", "DATASETS", "ArrayDataset", "Dataset", "Graph", "LazyDataset", "MissingSplit"]
+__all__ += ["Pair", "Pairs", "RegisteredDataset", "SampleGenerator", "batches", "episode", "episode_indices", "fold"]
+__all__ += ["has_pairs", "holdout", "imbalance", "load", "load_pairs", "names", "num_batches", "read_pairs", "register"]
 
 import_all(__name__, __path__)  # each registers its datasets

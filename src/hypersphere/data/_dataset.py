@@ -1,15 +1,19 @@
-"""Datasets: in memory, decoded image by image, and graphs."""
+"""Datasets: in memory, decoded image by image, graphs; and checks of any torch Dataset."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
 import torch
 import torch.utils.data
 from torch import Tensor
 
+from ._random import Indices as RowIndices
+
+AnyDataset = torch.utils.data.Dataset[Any]
 Indices = Sequence[int] | Tensor
 
 
@@ -147,3 +151,67 @@ class Graph:
         masks = "/".join(str(int(mask.sum())) for mask in (self.train, self.val, self.test))
         edges = self.adjacency._nnz() // 2
         return f"Graph({nodes} nodes, {edges} edges, {features} features, {len(self.classes)} classes, {masks} nodes)"
+
+
+def check_length(dataset: Any) -> int:
+    """Return the number of samples, at least one, of any torch Dataset with len() and dataset[i]."""
+    if isinstance(dataset, np.ndarray | Tensor):
+        raise TypeError(
+            f"dataset must be a torch Dataset of (input, label), got {type(dataset).__name__}; "
+            "use hypersphere.data.ArrayDataset(torch.as_tensor(inputs), labels, classes)"
+        )
+    indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if not indexed or isinstance(dataset, torch.utils.data.IterableDataset | Mapping):
+        raise TypeError(f"dataset must have len() and dataset[i], got {type(dataset).__name__}")
+    n = len(dataset)
+    if not n:
+        raise ValueError("dataset must have samples, got none")
+    return n
+
+
+def check_labels(dataset: Any) -> None:
+    """Require one label per sample, in the range of the classes."""
+    labels, n = dataset.labels, check_length(dataset)
+    if not isinstance(labels, Tensor) or len(labels) != n:
+        got = f"{len(labels)}" if isinstance(labels, Tensor) else type(labels).__name__
+        raise ValueError(f"dataset.labels must be a tensor of {n} labels, one per sample, got {got}")
+    classes = getattr(dataset, "classes", None)
+    if classes is not None and labels.dim() == 1:
+        check_range("dataset.labels", labels, len(classes))
+
+
+def indices_by_class(dataset: Any) -> list[RowIndices]:
+    """Return the indices of every class."""
+    check_length(dataset)
+    labels = getattr(dataset, "labels", None)
+    if not isinstance(labels, Tensor):
+        raise TypeError(
+            f"dataset must have .labels, a tensor of one int per sample, got {type(dataset).__name__} without"
+        )
+    check_labels(dataset)
+    if labels.dim() != 1 or labels.is_floating_point():
+        raise ValueError(f"dataset.labels must be ints (N,), got {tuple(labels.shape)} {labels.dtype}")
+    if int(labels.min()) < 0:
+        raise ValueError(f"dataset.labels must be >= 0, got {int(labels.min())}")
+    classes = getattr(dataset, "classes", None)
+    count = int(labels.max()) + 1 if classes is None else len(classes)
+    ordered = np.argsort(labels.numpy(), kind="stable")
+    return np.split(ordered, np.searchsorted(labels.numpy()[ordered], np.arange(1, count)))
+
+
+def make_subset(dataset: Any, indices: RowIndices) -> AnyDataset:
+    """Return these samples of any torch Dataset with labels, in this order."""
+    if hasattr(dataset, "subset"):
+        chosen: AnyDataset = dataset.subset(torch.from_numpy(indices))
+        return chosen
+    return LabelledSubset(dataset, indices)
+
+
+class LabelledSubset(torch.utils.data.Subset[Any]):
+    """A subset, with labels and classes, of a dataset that has no ``.subset``."""
+
+    def __init__(self, dataset: Any, indices: RowIndices) -> None:
+        super().__init__(dataset, indices.tolist())
+        self.labels: Tensor = dataset.labels[torch.from_numpy(indices)]
+        if hasattr(dataset, "classes"):
+            self.classes = dataset.classes

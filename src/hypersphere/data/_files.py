@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,19 @@ class Source:
     files: str
     origin: str
 
-    def find(self, root: Path | None, *marks: str) -> Path:
-        """Return the folder that holds one of the files `marks`."""
+    def find(self, root: Path | None, *names: str) -> Path:
+        """Return the folder that holds one of these files."""
+        return self.find_where(root, lambda folder: any((folder / name).is_file() for name in names))
+
+    def find_where(self, root: Path | None, holds_it: Callable[[Path], bool]) -> Path:
+        """Return the first of the folders, and root itself, that `holds_it` accepts."""
         if root is None:
             raise ValueError(
                 f"{self.name} needs root (--data.root), or the environment variable HYPERSPHERE_DATA: the folder that "
                 f"holds {self.folders[0]} with {self.files}, from {self.origin}"
             )
         for folder in [root / name for name in self.folders] + [root]:
-            if any((folder / mark).is_file() for mark in marks):
+            if holds_it(folder):
                 return folder
         raise ValueError(
             f"{self.name} not found in {root}: expected {self.files} in {root / self.folders[0]}; "
@@ -67,32 +71,6 @@ def check_size(path: Path, expected: int) -> None:
         raise ValueError(f"{path} is {wrong}: expected {expected} bytes, got {size}")
 
 
-def read_into(file: Any, array: npt.NDArray[Any], path: Path) -> None:
-    """Read the bytes of `array` from `file`."""
-    view = array.reshape(-1).view(np.uint8).data
-    done = 0
-    while done < len(view):
-        count = file.readinto(view[done:])
-        if not count:
-            raise ValueError(f"{path} is truncated: expected {len(view) - done} more bytes")
-        done += count
-
-
-def iter_records(path: Path, offset: int, count: int, length: int) -> Iterator[tuple[int, Bytes]]:
-    """Yield `count` records of `length` bytes in chunks: (index of the first, records (n, length)), in a reused buffer.
-
-    A chunk of 1 MB fits in the cache, so that copying a part of each record is cheap.
-    """
-    step = max(1, (1 << 20) // length)
-    buffer = np.empty((step, length), np.uint8)
-    with open(path, "rb", buffering=0) as file:
-        file.seek(offset)
-        for start in range(0, count, step):
-            part = buffer[: min(step, count - start)]
-            read_into(file, part, path)
-            yield start, part
-
-
 def read_text(path: Path, limit: int = 1 << 26, encoding: str = "utf-8") -> str:
     """Read a text file of at most `limit` bytes."""
     if file_size(path) > limit:
@@ -111,11 +89,11 @@ def parse_integers(path: Path, words: Sequence[str], *, low: int = 0, high: int 
     return [int(word) for word in words]
 
 
-def check_labels(path: Path, labels: npt.NDArray[Any], classes: int, start: int = 0) -> None:
-    """Require labels in [0, classes); `start` is the index of the first record."""
+def check_labels(path: Path, labels: npt.NDArray[Any], classes: int) -> None:
+    """Require labels in [0, classes)."""
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         at = int(np.flatnonzero((labels < 0) | (labels >= classes))[0])
-        raise ValueError(f"{path}: labels must be 0 to {classes - 1}, got {int(labels[at])} at record {start + at}")
+        raise ValueError(f"{path}: labels must be 0 to {classes - 1}, got {int(labels[at])} at record {at}")
 
 
 def list_folders(path: Path) -> list[str]:
@@ -137,5 +115,5 @@ def _check_entry(kind: Callable[[], bool]) -> bool:
 
 def list_entries(folder: Path) -> list[os.DirEntry[str]]:
     """Return the entries of a folder, sorted by name, without hidden files."""
-    with os.scandir(folder) as found:
-        return sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    with os.scandir(folder) as entries:
+        return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)

@@ -5,24 +5,30 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from .._internal.nearest import nearest_few, unknown, unknown_name
+from .._internal.nearest import check_options, nearest_few, unknown_name
 from ._dataset import ArrayDataset, Graph, LazyDataset
 from ._pairs import Pairs
 
 Loader = Callable[..., Any]
+PairsReader = Callable[[Path | None, str], Pairs]
 Root = str | os.PathLike[str] | None
 
-LOADERS: dict[str, Loader] = {}
-#: name → images, points, text or graph
-KINDS: dict[str, str] = {}
-#: name → the folders its official files come in, below root
-FOLDERS: dict[str, tuple[str, ...]] = {}
 
-#: name → the function that reads its list of pairs for verification
-PAIRS: dict[str, Callable[[Path | None, str], Pairs]] = {}
+@dataclass(frozen=True)
+class RegisteredDataset:
+    """A dataset of :data:`DATASETS`; see :func:`register`."""
+
+    loader: Loader
+    kind: str | None = None
+    folders: tuple[str, ...] = ()
+    pairs: PairsReader | None = None
+
+
+DATASETS: dict[str, RegisteredDataset] = {}
 
 _InMemory = Literal[
     "digits",
@@ -48,7 +54,7 @@ def register(
     *,
     kind: str | None = None,
     folders: tuple[str, ...] = (),
-    pairs: Callable[[Path | None, str], Pairs] | None = None,
+    pairs: PairsReader | None = None,
 ) -> None:
     """Register a dataset under a name, for :func:`load`.
 
@@ -71,18 +77,12 @@ def register(
         raise TypeError(f"name must be a str, got {name!r}")
     if not callable(loader):
         raise TypeError(f"loader must be a function loader(root, split, **options), got {loader!r}")
-    LOADERS[name] = loader
-    if kind is not None:
-        KINDS[name] = kind
-    if folders:
-        FOLDERS[name] = folders
-    if pairs is not None:
-        PAIRS[name] = pairs
+    DATASETS[name] = RegisteredDataset(loader, kind, folders, pairs)
 
 
 def names() -> list[str]:
     """Return all names for :func:`load`."""
-    return sorted(LOADERS)
+    return sorted(DATASETS)
 
 
 @overload
@@ -117,17 +117,11 @@ def load(name: str, root: Root = None, split: str = "train", **options: Any) -> 
         >>> ds.classes[label]
         '4'
     """
-    if not isinstance(name, str) or name not in LOADERS:
-        near = nearest_few(name, LOADERS) if isinstance(name, str) else []
+    if not isinstance(name, str) or name not in DATASETS:
+        near = nearest_few(name, DATASETS) if isinstance(name, str) else []
         raise ValueError(unknown_name("dataset", name, near, f"must be one of {', '.join(names())}"))
-    loader = LOADERS[name]
-    accepted = list(inspect.signature(loader).parameters.values())[2:]
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted):
-        known = [parameter.name for parameter in accepted]
-        for option in options:
-            if option not in known:
-                none = f"{name} has no options, got {option!r}"
-                raise ValueError(unknown(f"{name} option", option, known) if known else none)
+    loader = DATASETS[name].loader
+    check_options(name, options, list(inspect.signature(loader).parameters.values())[2:])
     return loader(_resolve_root(root), split, **options)
 
 
@@ -138,14 +132,20 @@ def load_pairs(name: str, root: Root = None, split: str = "test") -> Pairs:
         name: of a dataset that has one; lfw.
         root, split: as in :func:`load`.
     """
-    if name not in PAIRS:
-        raise ValueError(f"{name} has no list of pairs; these have one: {', '.join(sorted(PAIRS))}")
-    return PAIRS[name](_resolve_root(root), split)
+    reader = DATASETS[name].pairs if has_pairs(name) else None
+    if reader is None:
+        raise ValueError(f"{name} has no list of pairs; these have one: {', '.join(filter(has_pairs, names()))}")
+    return reader(_resolve_root(root), split)
+
+
+def has_pairs(name: str) -> bool:
+    """Return whether the dataset has a list of pairs of its own, for :func:`load_pairs`."""
+    return name in DATASETS and DATASETS[name].pairs is not None
 
 
 def _resolve_root(root: Root) -> Path | None:
     """Return `root`, else HYPERSPHERE_DATA, else None."""
     if root is not None and not isinstance(root, str | os.PathLike):
         raise TypeError(f"root must be a path, got {root!r}")
-    given = os.environ.get("HYPERSPHERE_DATA") if root is None else root
-    return Path(given).expanduser() if given else None
+    folder = os.environ.get("HYPERSPHERE_DATA") if root is None else root
+    return Path(folder).expanduser() if folder else None

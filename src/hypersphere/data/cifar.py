@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -108,30 +108,28 @@ def cifar100(root: Path | None, split: str, labels: str = "fine") -> ArrayDatase
 
 def cifar_fs(root: Path | None, split: str) -> ArrayDataset:
     """Load CIFAR-FS: all images of 64 (train), 16 (val) or 20 (test) of CIFAR-100's classes, 600 of each."""
-    checks.choice("split", split, ("train", "val", "test"))
-    held = {part: names.split() for part, names in CIFAR_FS.items()}
-    rest = [name for name in FINE if name not in held["val"] + held["test"]]
-    return _load_classes("cifar_fs", root, held.get(split, rest))
+    return _load_classes("cifar_fs", root, _classes_of(CIFAR_FS, FINE, split))
 
 
 def fc100(root: Path | None, split: str) -> ArrayDataset:
     """Load FC100: all images of 12 (train), 4 (val) or 4 (test) of CIFAR-100's coarse classes: 60, 20, 20 fine ones."""
+    coarse = _classes_of(FC100, COARSE, split)
+    return _load_classes("fc100", root, [name for group in coarse for name in TREE[group].split()])
+
+
+def _classes_of(held_out: dict[str, str], classes: list[str], split: str) -> list[str]:
     checks.choice("split", split, ("train", "val", "test"))
-    held = {part: names.split() for part, names in FC100.items()}
-    rest = [name for name in COARSE if name not in held["val"] + held["test"]]
-    return _load_classes("fc100", root, [name for group in held.get(split, rest) for name in TREE[group].split()])
+    if split in held_out:
+        return held_out[split].split()
+    return [name for name in classes if name not in " ".join(held_out.values()).split()]
 
 
 def _load_split(layout: Layout, root: Path | None, split: str, kind: str) -> ArrayDataset:
-    count, classes = layout.images[split], layout.labels[kind][1]
-    parts = _open_files(layout, root, split, kind)
-    images = np.empty((len(parts) * count, PIXELS), np.uint8)
-    labels = np.empty(len(images), np.int64)
-    for i, part in enumerate(parts):
-        for start, pixels, found in part():
-            rows = slice(i * count + start, i * count + start + len(found))
-            images[rows], labels[rows] = pixels, found
-    return _make_dataset(images, labels, classes)
+    count, files = layout.images[split], len(layout.files[split])
+    images, labels = np.empty((files * count, PIXELS), np.uint8), np.empty(files * count, np.int64)
+    for i, (pixels, targets) in enumerate(_read_files(layout, root, split, kind)):
+        images[i * count : (i + 1) * count], labels[i * count : (i + 1) * count] = pixels, targets
+    return _make_dataset(images, labels, layout.labels[kind][1])
 
 
 def _load_classes(name: str, root: Path | None, wanted: list[str]) -> ArrayDataset:
@@ -140,72 +138,55 @@ def _load_classes(name: str, root: Path | None, wanted: list[str]) -> ArrayDatas
     classes = sorted(wanted)
     number = np.full(len(FINE), -1)
     number[[FINE.index(label) for label in classes]] = range(len(classes))
-    each = sum(layout.images.values()) // len(FINE)
-    total = each * len(classes)
-    uneven = f"{name}: the files below {root} must have {each} images of every class"
-    images = np.empty((total, PIXELS), np.uint8)
-    labels = np.empty(total, np.int64)
-    done = 0
+    images, labels = [], []
     for split in ("train", "test"):
-        for part in _open_files(layout, root, split, "fine"):
-            for _, pixels, found in part():
-                rows = np.flatnonzero(number[found] >= 0)
-                if done + len(rows) > total:
-                    raise ValueError(uneven)
-                images[done : done + len(rows)] = pixels[rows]
-                labels[done : done + len(rows)] = number[found[rows]]
-                done += len(rows)
-    if done < total or (np.bincount(labels) != each).any():
-        raise ValueError(uneven)
-    return _make_dataset(images, labels, classes)
+        for pixels, targets in _read_files(layout, root, split, "fine"):
+            rows = np.flatnonzero(number[targets] >= 0)
+            images.append(pixels[rows])
+            labels.append(number[targets[rows]])
+    per_class = sum(layout.images.values()) // len(FINE)
+    if (np.bincount(np.concatenate(labels), minlength=len(classes)) != per_class).any():
+        raise ValueError(f"{name}: the files below {root} must have {per_class} images of every class")
+    return _make_dataset(np.concatenate(images), np.concatenate(labels), classes)
 
 
 def _make_dataset(images: _files.Bytes, labels: npt.NDArray[np.int64], classes: list[str]) -> ArrayDataset:
     return ArrayDataset(torch.from_numpy(images).view(-1, 3, 32, 32), torch.from_numpy(labels), classes)
 
 
-# Iterates over a file in chunks: index of the first image, pixels (n, PIXELS), labels (n,), in a reused buffer.
-ReadChunks = Callable[[], Iterator[tuple[int, _files.Bytes, npt.NDArray[Any]]]]
-
-
-def _open_files(layout: Layout, root: Path | None, split: str, kind: str) -> list[ReadChunks]:
-    """Open the files of a split; all are checked before the first is read."""
+def _read_files(
+    layout: Layout, root: Path | None, split: str, kind: str
+) -> Iterator[tuple[_files.Bytes, npt.NDArray[Any]]]:
+    """Yield the pixels (n, PIXELS) and the labels (n,) of each file of a split."""
     names = layout.files[split]
     folder = layout.source.find(root, *(name + ".bin" for name in names), *names)
     paths = [layout.source.file(folder, name + ".bin", name) for name in names]
-    if all(path.suffix == ".bin" for path in paths):
-        return [_open_binary(layout, path, split, kind) for path in paths]
-    return [_open_pickle(layout, path, split, kind) for path in paths]
+    read = _read_binary if all(path.suffix == ".bin" for path in paths) else _read_pickle
+    for path in paths:
+        pixels, labels = read(layout, path, split, kind)
+        _files.check_labels(path, labels, len(layout.labels[kind][1]))
+        yield pixels, labels
 
 
-def _open_binary(layout: Layout, path: Path, split: str, kind: str) -> ReadChunks:
-    """Open a binary file: records of one byte for each kind of label, then red, green and blue."""
+def _read_binary(layout: Layout, path: Path, split: str, kind: str) -> tuple[_files.Bytes, npt.NDArray[Any]]:
+    """Read records of one byte for each kind of label, then red, green and blue."""
     count, skip = layout.images[split], len(layout.labels)
-    column, classes = list(layout.labels).index(kind), len(layout.labels[kind][1])
     _files.check_size(path, count * (skip + PIXELS))
-
-    def read() -> Iterator[tuple[int, _files.Bytes, npt.NDArray[Any]]]:
-        for start, part in _files.iter_records(path, 0, count, skip + PIXELS):
-            labels = part[:, column]
-            _files.check_labels(path, labels, classes, start)
-            yield start, part[:, skip:], labels
-
-    return read
+    records = np.fromfile(path, np.uint8).reshape(count, skip + PIXELS)
+    return records[:, skip:], records[:, list(layout.labels).index(kind)]
 
 
-def _open_pickle(layout: Layout, path: Path, split: str, kind: str) -> ReadChunks:
-    """Open a pickled dict: data, an array (images, PIXELS) of bytes, and a list for each kind of label."""
-    count, (key, classes) = layout.images[split], layout.labels[kind]
+def _read_pickle(layout: Layout, path: Path, split: str, kind: str) -> tuple[_files.Bytes, npt.NDArray[Any]]:
+    """Read a pickled dict: data, an array (images, PIXELS) of bytes, and a list for each kind of label."""
+    count, key = layout.images[split], layout.labels[kind][0]
     content = _pickles.load(path)
-    data, given = (content.get(b"data"), content.get(key)) if type(content) is dict else (None, None)
+    data, labels = (content.get(b"data"), content.get(key)) if type(content) is dict else (None, None)
     pixels: npt.NDArray[Any] = data.values if type(data) is _pickles.Array else np.empty(0)
     if pixels.dtype != np.uint8 or pixels.shape != (count, PIXELS):
         raise ValueError(f"{path}: 'data' must be an array ({count}, {PIXELS}) of bytes")
-    if type(given) is not list or len(given) != count or not all(type(label) is int for label in given):
+    if type(labels) is not list or len(labels) != count or not all(type(label) is int for label in labels):
         raise ValueError(f"{path}: {key.decode()!r} must be a list of {count} labels")
-    labels = np.array(given)
-    _files.check_labels(path, labels, len(classes))
-    return lambda: iter([(0, pixels, labels)])
+    return pixels, np.array(labels)
 
 
 register("cifar10", cifar10, kind="images", folders=CIFAR10.source.folders)

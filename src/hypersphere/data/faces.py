@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from .._internal import checks
 from . import _files
 from ._dataset import ArrayDataset, LazyDataset
-from ._pairs import Pair as Pair
-from ._pairs import Pairs as Pairs
+from ._pairs import Pairs
 from ._registry import register
-from .image_folder import list_images
+from .image_folder import decode, list_images, read_size
 
 ORL = _files.Source(
     "orl",
@@ -59,27 +56,15 @@ def orl(root: Path | None, split: str) -> ArrayDataset:
     checks.choice("split", split, ("train", "test", "all"))
     wanted = {"train": range(1, 6), "test": range(6, 11), "all": range(1, 11)}[split]
     folder = ORL.find(root, "s1/1.pgm")
-    images = np.empty((PEOPLE, len(wanted), 1, HEIGHT, WIDTH), np.uint8)
+    images = torch.empty(PEOPLE, len(wanted), 1, HEIGHT, WIDTH, dtype=torch.uint8)
     for person in range(PEOPLE):
         for place, number in enumerate(wanted):
-            _read_pgm(ORL.file(folder, f"s{person + 1}/{number}.pgm"), images[person, place, 0])
+            path = ORL.file(folder, f"s{person + 1}/{number}.pgm")
+            if read_size(str(path)) != (HEIGHT, WIDTH):
+                raise ValueError(f"{path} must have {WIDTH}×{HEIGHT} pixels")
+            images[person, place] = decode(str(path))[:1]
     labels = torch.arange(PEOPLE).repeat_interleave(len(wanted))
-    return ArrayDataset(torch.from_numpy(images).flatten(0, 1), labels, [f"s{i + 1}" for i in range(PEOPLE)])
-
-
-def _read_pgm(path: Path, image: _files.Bytes) -> None:
-    """Read a binary PGM into `image`: ``P5 width height 255``, one white space, the bytes."""
-    with open(path, "rb") as file:
-        head = re.match(rb"P5\s+(?:#[^\n]*\n\s*)*(\d{1,9})\s+(\d{1,9})\s+(\d{1,9})\s", file.read(512))
-        if head is None:
-            raise ValueError(f"{path} is not a binary PGM file: expected P5, width, height and 255")
-        width, height, white = (int(number) for number in head.groups())
-        if (height, width, white) != (*image.shape, 255):
-            expected = f"{image.shape[1]}×{image.shape[0]} pixels of 0 to 255"
-            raise ValueError(f"{path} must have {expected}, got {width}×{height} of 0 to {white}")
-        _files.check_size(path, head.end() + image.size)
-        file.seek(head.end())
-        _files.read_into(file, image, path)
+    return ArrayDataset(images.flatten(0, 1), labels, [f"s{i + 1}" for i in range(PEOPLE)])
 
 
 def lfw(root: Path | None, split: str) -> LazyDataset:
@@ -129,8 +114,7 @@ def trained_faces(source: _files.Source, root: Path | None, split: str) -> LazyD
     checks.choice("split", split, ("train", "test", "all"))
     if split != "train":
         return lfw(None if root is None else _aligned(root), "all")
-    folders = [] if root is None else [root / name for name in source.folders]
-    folder = next((each for each in folders if _files.list_folders(each)), None) or source.find(root)
+    folder = source.find_where(root, lambda folder: folder != root and bool(_files.list_folders(folder)))
     return list_images(folder, _files.list_folders(folder))
 
 
@@ -147,15 +131,11 @@ def _aligned(root: Path) -> Path:
 
 
 def _find_lfw(root: Path | None) -> Path:
-    if root is not None:
-        for folder in [root / name for name in LFW.folders] + [root]:
-            if folder.is_dir() and any(
-                (folder / person / f"{person}_0001{suffix}").is_file()
-                for person in _files.list_folders(folder)
-                for suffix in (".jpg", ".png")
-            ):
-                return folder
-    return LFW.find(root)
+    def holds_people(folder: Path) -> bool:
+        first = (folder / person / f"{person}_0001" for person in _files.list_folders(folder))
+        return any(path.with_suffix(suffix).is_file() for path in first for suffix in (".jpg", ".png"))
+
+    return LFW.find_where(root, holds_people)
 
 
 def read_pairs(path: str | os.PathLike[str]) -> Pairs:

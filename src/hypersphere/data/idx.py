@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import struct
 import zlib
 from pathlib import Path
 
@@ -69,33 +70,30 @@ def _load(source: _files.Source, root: Path | None, split: str, classes: list[st
 def read_idx(path: Path, max_shape: tuple[int, ...]) -> _files.Bytes:
     """Read an idx file of shape `max_shape`, or with a smaller first dimension."""
     dimensions = len(max_shape)
+    length = 4 + 4 * dimensions  # of the header
     zipped = path.suffix == ".gz"
-    with gzip.open(path, "rb") if zipped else open(path, "rb", buffering=0) as file:
+    with gzip.open(path, "rb") if zipped else open(path, "rb") as file:
         try:
-            head = np.empty(4 + 4 * dimensions, np.uint8)
-            _files.read_into(file, head, path)
-            expected = bytes((0, 0, 8, dimensions))
-            if head[:4].tobytes() != expected:
-                raise ValueError(
-                    f"{path} is not an idx file: expected the bytes {expected!r}, got {head[:4].tobytes()!r}"
-                )
-            shape = [int(n) for n in head[4:].view(">u4")]
-            if not 0 < shape[0] <= max_shape[0] or tuple(shape[1:]) != max_shape[1:]:
-                raise ValueError(
-                    f"{path} must have the shape {max_shape} or a smaller first dimension, got {tuple(shape)}"
-                )
+            header, expected = file.read(length), bytes((0, 0, 8, dimensions))
+            if len(header) < length:
+                raise ValueError(f"{path} is truncated: expected {length} bytes or more, got {len(header)}")
+            if header[:4] != expected:
+                raise ValueError(f"{path} is not an idx file: expected the bytes {expected!r}, got {header[:4]!r}")
+            shape = struct.unpack(f">{dimensions}I", header[4:])
+            if not 0 < shape[0] <= max_shape[0] or shape[1:] != max_shape[1:]:
+                raise ValueError(f"{path} must have the shape {max_shape} or a smaller first dimension, got {shape}")
             count = math.prod(shape)
             if not zipped:
-                _files.check_size(path, len(head) + count)
+                _files.check_size(path, length + count)
             elif count > MAX_EXPANSION * _files.file_size(path):
                 raise ValueError(f"{path} is truncated: it cannot hold the {count} bytes of its header")
-            data = np.empty(shape, np.uint8)
-            _files.read_into(file, data, path)
-            if file.read(1):  # also checks the checksum of a gzip file
-                raise ValueError(f"{path} is too long: expected {len(head) + count} bytes")
+            content = file.read(count + 1)  # reading beyond the end compares the checksum of a gzip file
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ValueError(f"{path} is a damaged gzip file: {error}") from None
-    return data
+    if len(content) != count:
+        wrong = "truncated" if len(content) < count else "too long"
+        raise ValueError(f"{path} is {wrong}: expected {length + count} bytes")
+    return np.frombuffer(content, np.uint8).reshape(shape).copy()
 
 
 register("mnist", mnist, kind="images", folders=MNIST.folders)

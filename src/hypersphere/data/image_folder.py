@@ -46,7 +46,7 @@ def image_folder(root: Path | None, split: str) -> LazyDataset:
     folder = root / split
     has_splits = any(_files.list_folders(root / part) for part in SPLITS)
     if not has_splits or not folder.is_dir():
-        if has_splits or split != "train" or not root.is_dir():
+        if has_splits or split != "train":
             raise MissingSplit(f"image_folder: {folder} is missing; expected {folder}/<class>/{_IMAGE}")
         folder = root
     classes = _files.list_folders(folder)
@@ -60,18 +60,18 @@ def list_images(folder: Path, classes: list[str]) -> LazyDataset:
     paths: list[str] = []
     counts = []
     for name in classes:
-        found = [
+        images = [
             entry.path
             for entry in _files.list_entries(folder / name)
             if entry.name.lower().endswith(SUFFIXES) and _files.is_file(entry)
         ]
-        if not found:
+        if not images:
             raise ValueError(
                 f"{folder / name} has no images; root must have one folder of images per class, ending in "
                 f"{' '.join(SUFFIXES)}"
             )
-        paths += found
-        counts.append(len(found))
+        paths += images
+        counts.append(len(images))
     labels = torch.arange(len(classes)).repeat_interleave(torch.tensor(counts))
     return LazyDataset(paths, labels, classes, decode)
 

@@ -33,12 +33,11 @@ PARTS = {
 def load_parts(source: _files.Source, root: Path | None, split: str) -> LazyDataset:
     """Load images uint8 (3, H, W) of any size; classes are sorted by name. Damaged images raise on access."""
     checks.choice("split", split, tuple(PARTS[source]))
-    folders = [] if root is None else [root / name for name in source.folders] + [root]
-    found = next((each for each in folders if _files.list_folders(each / "train")), None) or source.find(root)
-    folder = found / PARTS[source][split]
+    home = source.find_where(root, lambda folder: bool(_files.list_folders(folder / "train")))
+    folder = home / PARTS[source][split]
     classes = _files.list_folders(folder)
     if not classes:
-        raise ValueError(f"{source.name}: {folder} has no folders of classes; expected {source.files} in {found}")
+        raise ValueError(f"{source.name}: {folder} has no folders of classes; expected {source.files} in {home}")
     return list_images(folder, classes)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import zlib
-from itertools import product
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,58 +44,31 @@ def modelnet(root: Path | None, split: str, classes: int | None = None, points: 
     checks.choice("split", split, ("train", "test"))
     checks.choice("classes", classes, (None, 10, 40))
     points = checks.integer("points", points, low=1)
-    listing = f"{split}_files.txt"
     source = SOURCE
     if classes is not None:
-        folders = (f"modelnet{classes}_ply_hdf5_2048",)
-        source = _files.Source(
-            f"modelnet{classes}", folders, SOURCE.files, SOURCE.origin if classes == 40 else ORIGIN_10
-        )
-    folder = source.find(root, listing)
-    found_classes = 10 if folder.name.lower().startswith("modelnet10") else 40
-    if classes is not None and classes != found_classes and folder.name.lower().startswith("modelnet"):
-        raise ValueError(f"root must hold ModelNet{classes}, got {folder}, which is ModelNet{found_classes}")
-    classes = classes or found_classes
+        name, origin = f"modelnet{classes}", SOURCE.origin if classes == 40 else ORIGIN_10
+        source = replace(SOURCE, name=name, folders=(f"{name}_ply_hdf5_2048",), origin=origin)
+    listing = source.find(root, f"{split}_files.txt") / f"{split}_files.txt"
+    folder = listing.parent
+    number = 10 if folder.name.lower().startswith("modelnet10") else 40
+    if classes is not None and classes != number and folder.name.lower().startswith("modelnet"):
+        raise ValueError(f"root must hold ModelNet{classes}, got {folder}, which is ModelNet{number}")
+    names = CLASSES[classes or number].split()
     h5py = import_extra("h5py", "h5py", "modelnet", "data")
     # The lists have paths of the authors' machine.
-    names = [line.rsplit("/", 1)[-1] for line in _files.read_text(folder / listing).split()]
-    if not names or len(set(names)) < len(names):
-        wrong = "a duplicate" if names else "an empty file"
-        raise ValueError(f"{folder / listing} must list the files of the split, one per line, got {wrong}")
-    paths = [source.file(folder, name) for name in names]
-    sizes = [_count_shapes(h5py, path, points) for path in paths]
-    inputs = np.empty((sum(sizes), points, 3), np.float32)
-    labels = np.empty(len(inputs), np.int64)
-    start = 0
-    for path, size in zip(paths, sizes, strict=True):
-        rows = slice(start, start + size)
-        try:
-            with h5py.File(path, "r") as file:
-                _read_into(file["data"], inputs[rows], path)
-                label = np.empty(file["label"].shape, np.int64)
-                _read_into(file["label"], label, path)
-                labels[rows] = label.reshape(-1)
-        except (OSError, RuntimeError) as error:
-            raise ValueError(f"{path} is damaged: {_first_line(error)}") from None
-        _files.check_labels(path, labels[rows], classes)
-        start += size
-    if not np.isfinite(inputs).all():
-        raise ValueError(f"modelnet: {folder} must have finite coordinates, got NaN or infinity")
-    return ArrayDataset(torch.from_numpy(inputs), torch.from_numpy(labels), CLASSES[classes].split())
+    files = [line.rsplit("/", 1)[-1] for line in _files.read_text(listing).split()]
+    if not files or len(set(files)) < len(files):
+        wrong = "a duplicate" if files else "an empty file"
+        raise ValueError(f"{listing} must list the files of the split, one per line, got {wrong}")
+    shapes = [_read_shapes(h5py, source.file(folder, file), points, len(names)) for file in files]
+    inputs, labels = (torch.from_numpy(np.concatenate(arrays)) for arrays in zip(*shapes, strict=True))
+    return ArrayDataset(inputs, labels, names)
 
 
-def modelnet40(root: Path | None, split: str, points: int = 2048) -> ArrayDataset:
-    """Load ModelNet40; see :func:`modelnet`."""
-    return modelnet(root, split, 40, points)
-
-
-def modelnet10(root: Path | None, split: str, points: int = 2048) -> ArrayDataset:
-    """Load ModelNet10, in files of the same form; see :func:`modelnet`."""
-    return modelnet(root, split, 10, points)
-
-
-def _count_shapes(h5py: Any, path: Path, points: int) -> int:
-    """Check a file; return the number of shapes."""
+def _read_shapes(
+    h5py: Any, path: Path, points: int, classes: int
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """Read the first points (n, points, 3) of the shapes of a file, and their labels (n,)."""
     size = _files.file_size(path)
     try:
         with h5py.File(path, "r") as file:
@@ -110,63 +82,36 @@ def _count_shapes(h5py: Any, path: Path, points: int) -> int:
             if label.dtype.kind not in "iu" or label.shape not in ((count, 1), (count,)):
                 expected = f"integers ({count}, 1)"
                 raise ValueError(f"{path}: 'label' must be {expected}, got {label.shape} of {label.dtype}")
-            if max(_required_bytes(data), _required_bytes(label)) > size * GROWTH:
+            # its size, or that of a chunk if larger
+            required = [max(part.size, math.prod(part.chunks or ())) * part.dtype.itemsize for part in (data, label)]
+            if max(required) > size * GROWTH:
                 raise ValueError(f"{path} declares {data.shape} elements, too many for its {size} bytes")
-            return count
+            inputs, labels = data[:, :points].astype(np.float32), label[:].reshape(-1).astype(np.int64)
     except (OSError, RuntimeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a readable HDF5 file: {_first_line(error)}") from None
+        reason = str(error).split("\n", 1)[0][:200]
+        raise ValueError(f"{path} is not a readable HDF5 file: {reason}") from None
+    _files.check_labels(path, labels, classes)
+    if not np.isfinite(inputs).all():
+        raise ValueError(f"{path} must have finite coordinates, got NaN or infinity")
+    return inputs, labels
 
 
 def _get_dataset(h5py: Any, file: Any, path: Path, name: str) -> Any:
     """Return a dataset stored in this file: links and virtual datasets could read other files."""
-    if not isinstance(file.get(name, getlink=True), h5py.HardLink):
-        raise ValueError(f"{path} must have a dataset {name!r} of its own")
-    member = file[name]
+    member = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
     if not isinstance(member, h5py.Dataset) or member.is_virtual or member.external or member.shape is None:
         raise ValueError(f"{path} must have a dataset {name!r} of its own")
-    filters = member.id.get_create_plist()
-    kinds = [filters.get_filter(i)[0] for i in range(filters.get_nfilters())]
-    if kinds not in ([], [h5py.h5z.FILTER_DEFLATE], [h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE]):
-        raise ValueError(f"{path}: {name!r} must be stored plain or with gzip, got HDF5's filters {kinds}")
     return member
 
 
-def _read_into(member: Any, out: npt.NDArray[Any], path: Path) -> None:
-    """Read the beginning of a dataset, as much as fits in each dimension of `out`, into `out`.
-
-    Other chunks are not read. HDF5 would decompress a chunk to any length; here the length is bounded.
-    """
-    if member.chunks is None:
-        member.read_direct(out, tuple(slice(size) for size in out.shape))
-        return
-    size, length = _files.file_size(path), math.prod(member.chunks) * member.dtype.itemsize
-    zipped, shuffled = bool(member.compression), member.shuffle
-    for start in product(*(range(0, end, step) for end, step in zip(out.shape, member.chunks, strict=True))):
-        stored = member.id.get_chunk_info_by_coord(start)
-        if stored.byte_offset is None or stored.size > size:
-            raise OSError(f"the chunk at {start} is missing")
-        mask, raw = member.id.read_direct_chunk(start)
-        if zipped and not mask:
-            try:
-                raw = zlib.decompressobj().decompress(raw, length + 1)
-            except zlib.error as error:
-                raise OSError(f"the chunk at {start} is damaged: {error}") from None
-        if len(raw) != length or mask:
-            raise OSError(f"the chunk at {start} must have {length} bytes, got {len(raw)}")
-        block = np.frombuffer(raw, np.uint8)
-        if shuffled:  # all first bytes, all second bytes, ...
-            block = np.ascontiguousarray(block.reshape(member.dtype.itemsize, -1).T)
-        target = out[tuple(slice(at, at + step) for at, step in zip(start, member.chunks, strict=True))]
-        target[...] = block.reshape(-1).view(member.dtype).reshape(member.chunks)[tuple(map(slice, target.shape))]
+def modelnet40(root: Path | None, split: str, points: int = 2048) -> ArrayDataset:
+    """Load ModelNet40; see :func:`modelnet`."""
+    return modelnet(root, split, 40, points)
 
 
-def _required_bytes(member: Any) -> int:
-    """Return the bytes that reading it takes: its size, or that of a chunk if larger."""
-    return int(max(member.size, math.prod(member.chunks or ())) * member.dtype.itemsize)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).split("\n", 1)[0][:200]
+def modelnet10(root: Path | None, split: str, points: int = 2048) -> ArrayDataset:
+    """Load ModelNet10, in files of the same form; see :func:`modelnet`."""
+    return modelnet(root, split, 10, points)
 
 
 register("modelnet", modelnet, kind="points", folders=SOURCE.folders)

@@ -123,9 +123,8 @@ def _read_labels(path: Path, count: int | None, classes: int) -> npt.NDArray[np.
     value = _pickles.load(path)
     expected = f"an array ({'N' if count is None else count}, {classes}) of zeros with at most one 1 per row"
     rows = value.values if type(value) is _pickles.Array else np.empty(0)
-    if rows.ndim != 2 or rows.shape[1] != classes:
-        raise ValueError(f"{path} must be {expected}")
-    if (count is not None and len(rows) != count) or not np.isin(rows, (0, 1)).all() or (rows.sum(1) > 1).any():
+    valid = rows.ndim == 2 and rows.shape[1] == classes and count in (None, len(rows))
+    if not valid or not np.isin(rows, (0, 1)).all() or (rows.sum(1) > 1).any():
         raise ValueError(f"{path} must be {expected}")
     return np.where(rows.any(1), rows.argmax(1), -1)
 
@@ -149,9 +148,9 @@ def _read_edges(path: Path, nodes: int) -> torch.Tensor:
     different = start != end
     start, end = start[different], end[different]
     pairs = np.unique(np.concatenate([start * nodes + end, end * nodes + start]))
-    test_nodes = torch.from_numpy(np.stack([pairs // nodes, pairs % nodes]))
+    edges = torch.from_numpy(np.stack([pairs // nodes, pairs % nodes]))
     return torch.sparse_coo_tensor(
-        test_nodes, torch.ones(len(pairs)), (nodes, nodes), is_coalesced=True, check_invariants=True
+        edges, torch.ones(len(pairs)), (nodes, nodes), is_coalesced=True, check_invariants=True
     )
 
 

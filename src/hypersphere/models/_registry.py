@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from .._internal.nearest import nearest_few, unknown, unknown_name
+from .._internal.nearest import check_options, nearest_few, unknown_name
 from . import _timm
 
 
@@ -87,15 +87,8 @@ def create(name: str, num_classes: int | None = None, **options: Any) -> nn.Modu
         >>> create("cnn9", num_classes=0, widths=(16, 32, 48), similarity="cosine").num_features
         256
     """
-    found = preset(name)
-    accepted = found.accepted()
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
-        if num_classes is not None and "num_classes" not in accepted:
-            raise ValueError(f"{name} has no classes, got num_classes={num_classes!r}")
-        for option in options:
-            if option not in accepted:
-                none = f"{name} has no options, got {option!r}"
-                raise ValueError(unknown(f"{name} option", option, accepted) if accepted else none)
+    network = preset(name)
     if num_classes is not None:
         options["num_classes"] = num_classes
-    return found.build(**found.options | options)
+    check_options(name, options, network.accepted().values())
+    return network.build(**network.options | options)

@@ -17,8 +17,8 @@ from .. import data as datasets
 from .._internal.tensors import hash_of
 from ..data import Graph, LazyDataset, Pairs
 from ..data.augment import AUGMENTATIONS, Augmentation, Compose, Resize, resolve
+from ..data.batching import bounds, num_batches
 from ..data.image_folder import ResizedOnce
-from ..data.sampling import bounds, num_batches
 from . import automatic
 from .config import Config, Data
 from .distributed import World
@@ -215,7 +215,7 @@ def load(data: Data, seed: int, *, with_test: bool = True) -> Splits:
             raise ValueError(f"data.fold={data.fold}: {error}") from None
     pairs = None
     if test is not None and _is_disjoint(train, test):
-        if data.name in datasets.PAIRS:
+        if datasets.has_pairs(data.name):
             pairs = datasets.load_pairs(data.name, data.root)
         elif validation is None and data.name != "image_folder":  # whose val is taken for a missing test
             with suppress(ValueError):

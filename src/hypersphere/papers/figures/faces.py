@@ -50,7 +50,7 @@ def roc(inputs: Sequence[Path]) -> Drawing:
         images, settings = splits.split(split), run.config.data
         if lists:
             pairs = data.read_pairs(lists[0])
-            images = data.load(settings.name, settings.root, "all") if settings.name in data.PAIRS else images
+            images = data.load(settings.name, settings.root, "all") if data.has_pairs(settings.name) else images
         elif splits.pairs is not None:
             pairs = splits.pairs
         else:

@@ -40,7 +40,7 @@ _LISTS = {"data": "data", "similarity": "similarities", "loss": "losses", "init"
 # Where users register names of their own. Only read if the module is imported already.
 _LIVE = {
     "model": ("hypersphere.models._registry", "PRESETS"),
-    "data": ("hypersphere.data._registry", "LOADERS"),
+    "data": ("hypersphere.data._registry", "DATASETS"),
     "augmentation": ("hypersphere.data.augment", "AUGMENTATIONS"),
     "similarity": ("hypersphere.layers.similarity", "SIMILARITIES"),
     "loss": ("hypersphere.losses.margins", "MARGINS"),
@@ -58,7 +58,7 @@ def known(names: str | tuple[str, ...]) -> tuple[str, ...]:
 
 def kind_of_data(name: str) -> str | None:
     """Return images | points | text | graph; None for a user's dataset that does not declare it."""
-    return catalog.DATA.get(name) or _live("hypersphere.data._registry", "KINDS").get(name)
+    return catalog.DATA.get(name) or getattr(_live(*_LIVE["data"]).get(name), "kind", None)
 
 
 def _live(module: str, table: str) -> dict[str, Any]:

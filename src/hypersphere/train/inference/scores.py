@@ -123,7 +123,7 @@ def open_scores(
         images = splits.split(split)
         if pairs is None:
             pairs = datasets.load_pairs(config.data.name, config.data.root, split)
-        elif config.data.name in datasets.PAIRS:  # a list may name images of any split
+        elif datasets.has_pairs(config.data.name):  # a list may name images of any split
             with suppress(ValueError):  # a dataset of the user's own may not have such a split
                 images = datasets.load(config.data.name, config.data.root, "all")
         figures = openset.verify(embedder, images, pairs)
