@@ -33,21 +33,25 @@ def ready_made(monkeypatch):
 # ---------------------------------------------------------------------------------------- all commands
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)], ids=" ".join)
-def test_help_comes_without_torch(argv):
-    code = (
-        f"import sys; from hypersphere.cli import main; c = main({argv!r}); sys.exit(c or 9 * ('torch' in sys.modules))"
-    )
+def test_help_comes_without_torch():
+    argvs = [["--help"], ["--version"], ["train", "--help-all"], *([name, "--help"] for name in COMMANDS)]
+    code = "import sys; from hypersphere.cli import main\n"
+    code += f"for argv in {argvs!r}: assert main(argv) == 0 and 'torch' not in sys.modules, argv"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout
+    assert done.stdout.count("usage: hypersphere") == len(argvs) - 1
 
 
-def test_help_lists_the_commands(capsys):
+def test_help_lists_the_commands_in_groups(capsys, monkeypatch):
+    monkeypatch.setitem(COMMANDS, "added", "A command in no group.")
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     width = max(map(len, COMMANDS))
     assert all(f"  {name:{width}}  {description}\n" in text for name, description in COMMANDS.items())
+    headings = re.findall(r"^(\w+):$", text, re.MULTILINE)
+    assert headings == ["options", "train", "look", "papers", "other"]
+    assert text.index("train:") < text.index("  tune ") < text.index("look:") < text.index("  report ")
+    assert text.index("other:") < text.index("  added ")
 
 
 def test_version(capsys):
@@ -55,11 +59,11 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"hypersphere {__version__}\n"
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_files_are_written_by_out_and_pages_by_html(name):
-    flags = {flag: action.help for action in parser_of(name)[1]._actions for flag in action.option_strings}
-    written = {flag: "page" in text for flag, text in flags.items() if re.search(r"\bwrite\b|\bpage\b", text)}
-    assert written.items() <= {"--out": False, "--html": True}.items()
+def test_files_are_written_by_out_and_pages_by_html():
+    for name in COMMANDS:
+        flags = {flag: action.help for action in parser_of(name)[1]._actions for flag in action.option_strings}
+        written = {flag: "page" in text for flag, text in flags.items() if re.search(r"\bwrite\b|\bpage\b", text)}
+        assert written.items() <= {"--out": False, "--html": True}.items(), name
 
 
 def test_as_a_module():
@@ -151,26 +155,15 @@ def test_full_disk():
     ("argv", "line"),
     [
         ("0", "argument N: must be a number from 1 to 100000, or a range upwards like 2-32, got '0'"),
-        ("-1", "argument N: must be a number from 1 to 100000, or a range upwards like 2-32, got '-1'"),
-        ("abc", "argument N: must be a number from 1 to 100000, or a range upwards like 2-32, got 'abc'"),
         ("5-2", "argument N: must be a number from 1 to 100000, or a range upwards like 2-32, got '5-2'"),
-        ("2-", "argument N: must be a number from 1 to 100000, or a range upwards like 2-32, got '2-'"),
-        (
-            "2-1000000000",
-            "argument N: must be a number from 1 to 100000, or a range upwards like 2-32, got '2-1000000000'",
-        ),
         ("9" * 30, f"argument N: must be a number from 1 to 100000, or a range upwards like 2-32, got '{'9' * 30}'"),
         ("5 --s nan", "argument --s: must be a number from 0 to 1000000, or inf, got 'nan'"),
-        ("5 --s -1", "argument --s: must be a number from 0 to 1000000, or inf, got '-1'"),
         ("5 --s 1e7", "argument --s: must be a number from 0 to 1000000, or inf, got '1e7'"),
-        ("5 --s two", "argument --s: must be a number from 0 to 1000000, or inf, got 'two'"),
         ("5 --dim 1", "argument --dim: must be an integer from 2 to 10,000,000, got '1'"),
-        ("5 --dim 2.5", "argument --dim: must be an integer from 2 to 10,000,000, got '2.5'"),
         ("5 100000 --dim 101", "argument --dim: N times dim must be at most 10000000, got 10100000"),
         ("5 --starts 0", "argument --starts: must be an integer >= 1, got '0'"),
         ("5 --seed -1", "argument --seed: must be an integer from 0 to 9,223,372,036,854,775,807, got '-1'"),
         ("5 --out /nowhere/x", "argument --out: must be a file in a folder that exists, got '/nowhere/x'"),
-        ("5 --out /", "argument --out: must be a file in a folder that exists, got '/'"),
         ("5 6 --out x", "argument --out: needs a single N, got 2"),
     ],
     ids=lambda value: value if value[:8] != "argument" else "",
@@ -197,7 +190,7 @@ def test_table(ready_made, capsys):
     assert len({len(line) for line in (header, *rows)}) == 1
     cells = [row.split() for row in rows]
     assert [row[0] for row in cells] == ["1", "2", "3", "5", "12"]
-    assert cells[0] == ["1", "0.000000000", "0.000000000", "0", "-", "1.00"]
+    assert cells[0] == ["1", "0.000000000", "0.000000000", "0", "–", "1.00"]
     assert cells[1] == ["2", "0.500000000", "0.500000000", "0", "180.000000000", "1.00"]
     assert cells[4][1:3] == ["49.165253058", "49.165253058"]
     assert abs(float(cells[4][3])) < 1e-10
@@ -212,14 +205,14 @@ def test_tables_of_other_powers(capsys):
     assert main(["thomson", "7", "--s", "2.5", "--starts", "1"]) == 0  # no known minimum
     title, _, row = capsys.readouterr().out.splitlines()
     assert title.startswith("sum of distance^-2.5 over")
-    assert row.split()[2:4] == ["-", "-"]
+    assert row.split()[2:4] == ["–", "–"]
     assert main(["thomson", "4", "20", "--s", "inf", "--starts", "1"]) == 0
     title, header, first, second = capsys.readouterr().out.splitlines()
     assert title.startswith("largest least angle")
     assert header.count("(degrees)") == 3
     assert first.split()[:3] == ["4", "109.471220634", "109.471220634"]
     assert abs(float(first.split()[3])) < 1e-13
-    assert second.split()[2:4] == ["-", "-"]
+    assert second.split()[2:4] == ["–", "–"]
 
 
 def test_json(capsys):

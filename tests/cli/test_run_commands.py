@@ -77,11 +77,11 @@ def test_what_is_no_run(argv, capsys, images):
 def test_evaluate_prints_tables(folder, capsys):
     code, out, err = run(capsys, "evaluate", folder)
     result = json.loads((load_run(folder).path / "result.json").read_text())
-    title, header, figures, empty, classes, *rest = out.splitlines()
+    title, header, values, empty, classes, *rest = out.splitlines()
     assert (code, err, empty) == (0, "", "")
     assert title == "mlp on digits, test, step 20"
     assert header.split() == ["samples", "accuracy", "loss", "energy"]
-    assert figures.split() == ["517", f"{result['accuracy']:.2%}", f"{result['loss']:.4f}", f"{result['energy']:.4f}"]
+    assert values.split() == ["517", f"{result['accuracy']:.2%}", f"{result['loss']:.4f}", f"{result['energy']:.4f}"]
     assert classes.split() == ["class", "samples", "accuracy"]
     assert [line.split()[0] for line in rest[:10]] == list("0123456789")
     assert [line.split() for line in rest[11:]][1:] == [[k, f"{v:.4f}"] for k, v in result["energies"].items()]
@@ -89,23 +89,22 @@ def test_evaluate_prints_tables(folder, capsys):
 
 def test_evaluate_prints_json(folder, capsys):
     code, out, _ = run(capsys, "evaluate", folder, "--json", "--split", "train", "--batch_size", "100")
-    figures = json.loads(out)
+    metrics = json.loads(out)
     assert code == 0
-    assert (figures["split"], figures["samples"], figures["path"]) == ("train", 1280, folder)
-    assert sum(each["samples"] for each in figures["classes"].values()) == 1280
+    assert (metrics["split"], metrics["samples"], metrics["path"]) == ("train", 1280, folder)
+    assert sum(score["samples"] for score in metrics["classes"].values()) == 1280
 
 
-def test_evaluate_lists_the_worst_of_many_classes(capsys):
+def test_evaluate_lists_the_worst_of_many_classes():
     from hypersphere.cli import evaluate
 
     classes = {f"c{i}": {"samples": i % 2, "accuracy": 1 - i / 100 if i % 2 else None} for i in range(60)} | {
         "\n": {"samples": 1, "accuracy": 0.0}
     }
-    figures = {"split": "test", "step": 1, "samples": 9, "loss": 0.0, "accuracy": 1.0, "energy": 0.0, "energies": {}}
-    evaluate._print(figures | {"classes": classes}, "title")
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[4].startswith("the worst 20 of 61 classes")
-    assert [line.split()[0] for line in lines[5:]] == [r"'\n'", *(f"c{i}" for i in range(59, 21, -2))]
+    metrics = {"samples": 9, "loss": 0.0, "accuracy": 1.0, "energy": 0.0, "energies": {}, "classes": classes}
+    _, table = evaluate._tables(metrics, "title")
+    assert table.header[0] == "the worst 20 of 61 classes"
+    assert [row[0] for row in table.rows] == [r"'\n'", *(f"c{i}" for i in range(59, 21, -2))]
 
 
 def test_evaluate_takes_data_from_elsewhere(folder, capsys, monkeypatch, digits, tmp_path):

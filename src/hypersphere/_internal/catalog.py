@@ -21,13 +21,13 @@ PUBLIC: dict[str, str] = {
 #: command → what it does
 COMMANDS: dict[str, str] = {
     "completion": "Print a script that completes commands, flags and names in your shell.",
-    "evaluate": "Compute the accuracy, loss and energies of a run; on new classes, by pairs, episodes or ranks.",
+    "evaluate": "Evaluate a run: accuracy, loss, energy; verification, few-shot or identification for unseen classes.",
     "export": "Export a run's merged network as ONNX, torch.export or safetensors.",
     "figure": "Draw a figure of the papers or of their theory: SVG, PNG or an HTML page.",
     "finetune": "Fine-tune a trained network by rotations.",
     "inspect": "Report which layers of a model file waste neurons, or what changed between two files.",
     "landscape": "Draw the loss and the error of a run around its weights, along random directions.",
-    "list": "List the names that configs and flags take: models, data, losses, recipes, ...; or a network's layers.",
+    "list": "List the names that flags take: models, data, losses, recipes, ...; or the layers of a network.",
     "predict": "Predict labels or embeddings of images, folders or arrays.",
     "report": "Write one HTML page about runs: results, settings, curves, energies, neurons and features.",
     "reproduce": "Run a table of the papers and compare the results with the paper's figures.",

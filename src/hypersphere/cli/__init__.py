@@ -26,9 +26,36 @@ from ._output import one_line, printable, say
 
 INTERRUPTED, BROKEN_PIPE = 130, 141  # what a shell reports for SIGINT and SIGPIPE
 
+#: heading of `hypersphere --help` → its commands; those named nowhere come under "other"
+GROUPS = {
+    "train": ("train", "finetune", "evaluate", "predict", "export", "tune"),
+    "look": ("inspect", "report"),
+    "papers": ("reproduce", "figure", "landscape", "thomson"),
+    "other": ("list", "verify", "completion"),
+}
+
+
+class Help(argparse.Action):
+    """Print the help and exit; of flags that have `is_rare`, only `--help-all` tells."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, dest=argparse.SUPPRESS, default=argparse.SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
+        for action in parser._actions:
+            if option != "--help-all" and getattr(action, "is_rare", False):
+                action.help = argparse.SUPPRESS
+        parser.print_help()
+        parser.exit()
+
 
 class Parser(argparse.ArgumentParser):
-    """Report an error in one line, without the usage."""
+    """Report an error in one line, without the usage; help as :class:`Help` prints it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, add_help=False, allow_abbrev=False)
+        self.formatter_class = argparse.RawDescriptionHelpFormatter
+        self.add_argument("-h", "--help", action=Help, help="print this help and exit")
 
     def error(self, message: str) -> NoReturn:
         message = re.sub(r"^argument (\S+): expected one argument$", r"\1 needs a value", message)
@@ -44,13 +71,13 @@ class Parser(argparse.ArgumentParser):
     def _cause(self, options: argparse.Namespace, strange: Sequence[str]) -> str:
         flag = next((word.partition("=")[0] for word in strange if word.startswith("-")), None)
         if flag is None:
-            for each in self._get_positional_actions()[-1:]:
-                if each.nargs != "+":
-                    return f"one {each.metavar} only, got {getattr(options, each.dest)} and {' and '.join(strange)}"
+            for last in self._get_positional_actions()[-1:]:
+                if last.nargs != "+":
+                    return f"one {last.metavar} only, got {getattr(options, last.dest)} and {' and '.join(strange)}"
             return f"unknown argument {strange[0]!r}"
-        known = [each for each in self._option_string_actions if each.startswith("--")]
-        near = [f"--{each}" for each in nearest_keys(flag.lstrip("-"), (each[2:] for each in known))]
-        of_group = [each for each in known if each.startswith(flag.partition(".")[0] + ".")]
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        near = [f"--{name}" for name in nearest_keys(flag.lstrip("-"), (name[2:] for name in known))]
+        of_group = [name for name in known if name.startswith(flag.partition(".")[0] + ".")]
         otherwise = f"must be one of {', '.join(of_group)}" if of_group else f"see `{self.prog} --help`"
         return unknown_name("flag", flag, near, otherwise)
 
@@ -83,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read has enough (`| head`)
+    except BrokenPipeError:  # the reader closed the pipe (`| head`)
         _give_up_stdout()
         return BROKEN_PIPE
     except OSError as error:
@@ -121,35 +148,41 @@ def _main(argv: Sequence[str]) -> int:
 
 def top_parser() -> Parser:
     """Build the parser of `hypersphere` without a command."""
-    width = max(map(len, catalog.COMMANDS))
     parser = Parser(
         prog="hypersphere",
         usage="hypersphere [--version] [--help] COMMAND ...",
         description="Learning on hyperspheres in PyTorch.",
-        epilog="commands:\n"
-        + "".join(f"  {name:{width}}  {text}\n" for name, text in catalog.COMMANDS.items())
-        + "\n`hypersphere COMMAND --help` lists the arguments of a command.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        epilog=f"{_commands()}\n`hypersphere COMMAND --help` lists the arguments of a command.",
     )
-    parser.add_argument("--version", action="version", version=f"hypersphere {__version__}")
+    parser.add_argument("--version", action="version", version=f"hypersphere {__version__}", help="print the version")
     return parser
+
+
+def _commands() -> str:
+    """List the commands by group."""
+    width, text = max(map(len, catalog.COMMANDS)), ""
+    grouped = {name for names in GROUPS.values() for name in names}
+    for heading, names in GROUPS.items():
+        more = [name for name in catalog.COMMANDS if name not in grouped] if heading == "other" else []
+        text += f"{heading}:\n"
+        text += "".join(f"  {name:{width}}  {catalog.COMMANDS[name]}\n" for name in (*names, *more))
+    return text
 
 
 def add_commands(parser: Parser) -> list[Parser]:
     """Add every command to the parser and return their parsers."""
     commands = parser.add_subparsers()
-    found = []
+    parsers = []
     for name, text in catalog.COMMANDS.items():
-        found.append(commands.add_parser(name, help=text, description=text))
-        import_module(f".{name}", __name__).add_arguments(found[-1])
-    return found
+        parsers.append(commands.add_parser(name, help=text, description=text))
+        import_module(f".{name}", __name__).add_arguments(parsers[-1])
+    return parsers
 
 
 def parser_of(name: str) -> tuple[ModuleType, Parser]:
     """Import a command and build its parser."""
     command = import_module(f".{name}", __name__)
-    parser = Parser(prog=f"hypersphere {name}", description=catalog.COMMANDS[name], allow_abbrev=False)
+    parser = Parser(prog=f"hypersphere {name}", description=catalog.COMMANDS[name])
     command.add_arguments(parser)
     parser.set_defaults(error=parser.error)
     return command, parser

@@ -1,4 +1,4 @@
-"""Print tables: with rich on a terminal, as plain columns elsewhere. Read numbers, report errors."""
+"""What the commands share: print tables and errors, read the numbers and paths of flags."""
 
 from __future__ import annotations
 
@@ -7,39 +7,29 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from .._internal.tables import TextTable
 from .._internal.text import one_line as one_line
 from .._internal.text import printable as printable
 
 
-def print_table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None, left: int = 0
-) -> None:
-    """Print a table to stdout, the first `left` columns aligned left and all others right.
+def print_table(table: TextTable) -> None:
+    """Print a table to stdout: by rich on a terminal that is wide enough, else as plain columns.
 
     Example:
-        >>> print_table(["name", "N"], [["a", "12"], ["bcdef", "7"]], left=1)
+        >>> print_table(TextTable(["name", "N"], [["a", "12"], ["bcdef", "7"]]))
         name    N
         a      12
         bcdef   7
     """
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    if sys.stdout and sys.stdout.isatty() and print_rich(header, rows, title, left, sum(widths) + 3 * len(widths) + 1):
-        return
-    if title is not None:
-        print(title)
-    for line in (header, *rows):
-        cells = [
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        print("  ".join(cells).rstrip())
+    if not (sys.stdout and sys.stdout.isatty() and print_rich(table)):
+        print(printable(str(table)))
 
 
-def print_rich(header: Sequence[str], rows: Sequence[Sequence[str]], title: str | None, left: int, width: int) -> bool:
+def print_rich(table: TextTable) -> bool:
     """Print with rich and return True; False without rich or if the terminal is too narrow for unbroken numbers."""
     try:
         from rich.console import Console
@@ -48,13 +38,13 @@ def print_rich(header: Sequence[str], rows: Sequence[Sequence[str]], title: str 
     except ImportError:
         return False
     console = Console()
-    if console.width < width:
+    if console.width < sum(table.widths) + 3 * len(table.widths) + 1:
         return False
-    pretty = Table(*header, title=title)
+    pretty = Table(*table.header, title=table.title or None)
     for i, column in enumerate(pretty.columns):
-        column.justify, column.no_wrap = "left" if i < left else "right", True
-    for line in rows:
-        pretty.add_row(*map(Text, line))  # Text: brackets in a cell are no markup
+        column.justify, column.no_wrap = "left" if i < table.left else "right", True
+    for cells in table.rows:
+        pretty.add_row(*(Text(printable(cell)) for cell in cells))  # Text: brackets in a cell are no markup
     console.print(pretty)
     return True
 
@@ -71,7 +61,7 @@ def user_errors(options: argparse.Namespace, *more: type[Exception]) -> Iterator
     kinds: tuple[type[Exception], ...] = (OSError, ImportError, ValueError, *more)
     try:
         yield
-    except BrokenPipeError:  # whoever read has enough: `main` ends without a word
+    except BrokenPipeError:  # the reader closed the pipe (`| head`)
         raise
     except kinds as error:
         options.error(one_line(error))
@@ -90,7 +80,7 @@ def integer(low: int, high: float = math.inf) -> Callable[[str], int]:
 
 
 def file_to_write(*endings: str, hint: str = "") -> Callable[[str], Path]:
-    """Return a function that reads the path of a file to write, which has one of the endings if some are given."""
+    """Return a function that reads the path of a file to write, with one of the endings, if any."""
 
     def read(text: str) -> Path:
         path = Path(text)
@@ -105,7 +95,7 @@ def file_to_write(*endings: str, hint: str = "") -> Callable[[str], Path]:
     return read
 
 
-def number(allowed: str, is_right: Callable[[float], bool]) -> Callable[[str], float]:
+def real(allowed: str, is_right: Callable[[float], bool]) -> Callable[[str], float]:
     """Return a function that reads the number of a flag, for argparse."""
 
     def read(text: str) -> float:

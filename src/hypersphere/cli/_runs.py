@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..train.processes import Status
-from ._output import integer, number
+from ._output import integer, real
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", metavar="N", type=integer(1, 256), default=1, help="runs at a time (default: 1)")
-    minutes = number("a number of minutes above 0", lambda value: 0 < value < math.inf)
+    minutes = real("a number of minutes above 0", lambda value: 0 < value < math.inf)
     parser.add_argument("--budget", metavar="MINUTES", type=minutes, help="stop after this time; go on another time")
 
 

@@ -17,8 +17,15 @@ from ..train.config.convert import names_of
 from ..train.config.groups import types_of
 from ..train.config.values import parse
 from ..train.storage.layout import CONFIG
+from . import Help
 from ._loading import load_recipe
 
+#: the flags of `--help`; `--help-all` has them all
+COMMON = {
+    *("seed", "steps", "epochs", "out", "resume", "init_from", "device", "model.name", "model.similarity"),
+    *("data.name", "data.root", "data.batch_size", "data.augment", "loss.name", "loss.margin", "energy", "rotation"),
+    *("optimizer.name", "optimizer.lr"),
+}
 FOLDERS = ("out", "init_from", "data.root")
 _OFF = ("off", "false", "null", "none")
 _SWITCH = ("on", "true", *_OFF)  # what turns a whole group on or off
@@ -31,6 +38,7 @@ class Setting(argparse.Action):
     """
 
     names: tuple[str, ...] = ()
+    is_rare = False
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
         key = self.option_strings[0][2:]
@@ -63,14 +71,14 @@ def base_config(options: argparse.Namespace) -> Config:
     if options.config is not None:
         return load_file(options.config)
     if options.changes.get("resume") == "true" and "out" in options.changes:
-        begun = Path(options.changes["out"], CONFIG)
-        if begun.exists():
-            return load_file(begun)
+        started = Path(options.changes["out"], CONFIG)
+        if started.exists():
+            return load_file(started)
     return Config()
 
 
 def folder_name(network: str, dataset: str, recipe: str | None) -> str:
-    """Return a name for the folder of what is run: that of the recipe, or of network and dataset."""
+    """Name a run folder after the recipe, or after network and dataset."""
     name = f"{network}-{dataset}"
     if recipe is not None:
         file, _, function = recipe.partition(".py")
@@ -78,13 +86,14 @@ def folder_name(network: str, dataset: str, recipe: str | None) -> str:
     return re.sub(r"[^\w.+-]+", "_", name)
 
 
-def add_settings(parser: argparse.ArgumentParser) -> None:
+def add_settings(parser: argparse.ArgumentParser, examples: str = "") -> None:
     """Add a flag for every field, grouped as in the config; :func:`config.apply` takes `options.changes`."""
+    parser.add_argument("--help-all", action=Help, help=f"print the help of all {len(flags())} settings and exit")
     titles = {}
-    for each in fields(Config):
-        if group_of(each.name)[0] is not None:
-            help = each.metadata["help"].partition(";")[0]
-            titles[each.name] = each.name if help == each.name else f"{each.name} - {help}"
+    for field in fields(Config):
+        if group_of(field.name)[0] is not None:
+            help = field.metadata["help"].partition(";")[0]
+            titles[field.name] = field.name if help == field.name else f"{field.name} - {help}"
     groups: dict[str, Any] = {}
     for flag in flags():
         title = titles.get(flag.key.partition(".")[0], "training")
@@ -101,9 +110,14 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
             const="true" if switch else None,
             help=flag.help.replace("%", "%%"),
         )
+        added.is_rare = flag.key not in COMMON
         names = names_of(flag.field)
         added.names = ("true", "false", *names) if switch else names
-    parser.epilog = "A flag without a default is null unless it is given; --flag=null resets it."
+    parser.epilog = (
+        (f"examples:\n{examples}\n" if examples else "")
+        + "A flag without a default is null unless it is given; --flag=null resets it.\n"
+        f"`hypersphere list` has the names that flags take, `{parser.prog} --help-all` every setting."
+    )
     parser.set_defaults(changes={})
 
 

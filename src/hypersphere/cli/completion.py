@@ -54,7 +54,6 @@ complete -o bashdefault -F _hypersphere hypersphere
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _HOW
 
 

@@ -1,15 +1,17 @@
-"""Compute the accuracy, loss and energies of a run; on new classes, by pairs, episodes or ranks."""
+"""Evaluate a run: accuracy, loss, energy; verification, few-shot or identification for unseen classes."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from typing import Any
 
+from .._internal.tables import TextTable, percent
 from . import _loading
 from ._output import integer, print_table, user_errors
 
-MOST_CLASSES = 20  # that are listed, of many the worst
+MOST_CLASSES = 20  # listed; of more, the worst
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,8 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_open_set(parser: argparse.ArgumentParser) -> None:
-    own = "by their embeddings; a dataset whose test classes are not trained on is evaluated so anyway"
-    group = parser.add_argument_group("classes not trained on", own)
+    group = parser.add_argument_group("unseen classes, by their embeddings (the default if the test classes are such)")
     group.add_argument("--pairs", metavar="FILE", help="verify the pairs of this list (default: the dataset's own)")
     group.add_argument("--episodes", metavar="N", type=integer(2, 10**6), help="few-shot episodes")
     for name, default, what in (("ways", 5, "classes"), ("shots", 5, "training samples"), ("queries", 15, "queries")):
@@ -46,21 +47,22 @@ def _add_open_set(parser: argparse.ArgumentParser) -> None:
 
 
 def _measure(options: argparse.Namespace) -> tuple[str | None, dict[str, Any]]:
-    """Return what the flags ask for: the measure and its options. ValueError for flags that contradict each other."""
-    of_episodes = ("ways", "shots", "queries", "classifier")
-    asked = {
-        "pairs": options.pairs is not None,
-        "episodes": any(getattr(options, name) is not None for name in ("episodes", *of_episodes)),
-        "identification": options.identify or options.distractors is not None,
+    """Return the measure of the flags and its arguments; ValueError for flags of several measures."""
+    flags = {
+        "pairs": {"pairs": options.pairs},
+        "episodes": {name: getattr(options, name) for name in ("episodes", "ways", "shots", "queries", "classifier")},
+        "identification": {"identify": options.identify or None, "distractors": options.distractors},
     }
-    chosen = [name for name, given in asked.items() if given]
+    given = {
+        measure: {name: value for name, value in values.items() if value is not None}
+        for measure, values in flags.items()
+    }
+    chosen = [measure for measure, values in given.items() if values]
     if len(chosen) > 1:
         raise ValueError(f"one measure at a time, got flags of {' and '.join(chosen)}")
     if not chosen:
         return None, {}
-    names = {"pairs": (), "episodes": ("episodes", *of_episodes), "identification": ("distractors",)}[chosen[0]]
-    given = {name: getattr(options, name) for name in names}
-    return chosen[0], {name: value for name, value in given.items() if value is not None}
+    return chosen[0], {name: value for name, value in given[chosen[0]].items() if name not in ("pairs", "identify")}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -69,70 +71,62 @@ def run(options: argparse.Namespace) -> int:
 
     with user_errors(options):
         loaded, config = _loading.load_data_run(options)
-        measure, given_to = _measure(options)
+        measure, arguments = _measure(options)
         if measure is None:
-            figures = scores(loaded, options.split, config, write=True)
+            metrics = scores(loaded, options.split, config, write=True)
         else:
             if options.pairs is not None:
-                given_to["pairs"] = read_pairs(options.pairs)
-            figures = open_scores(loaded, options.split, config, measure=measure, **given_to)
+                arguments["pairs"] = read_pairs(options.pairs)
+            metrics = open_scores(loaded, options.split, config, measure=measure, **arguments)
     if options.json:
-        print(json.dumps({"path": str(loaded.path), **figures}, indent=2))
-    else:
-        _print(figures, f"{loaded.config.model.name} on {loaded.config.data.name}")
+        print(json.dumps({"path": str(loaded.path), **metrics}, indent=2))
+        return 0
+    title = f"{loaded.config.model.name} on {loaded.config.data.name}, {metrics['split']}, step {metrics['step']}"
+    for i, table in enumerate((_open_tables if "measure" in metrics else _tables)(metrics, title)):
+        if i:
+            print()
+        print_table(table)
     return 0
 
 
-def _print(figures: dict[str, Any], title: str) -> None:
-    where = f"{title}, {figures['split']}, step {figures['step']}"
-    if "measure" in figures:
-        _print_open(figures, where)
-        return
-    cells = [
-        f"{figures['samples']:,}",
-        _percent(figures["accuracy"]),
-        f"{figures['loss']:.4f}",
-        f"{figures['energy']:.4f}",
-    ]
-    names = ["samples", "accuracy", "loss", "energy"]
-    if "top5" in figures:
-        names[2:2], cells[2:2] = ["top 5"], [_percent(figures["top5"])]
-    print_table(names, [cells], title=where)
-    classes = list(figures["classes"].items())
+def _tables(metrics: dict[str, Any], title: str) -> Iterator[TextTable]:
+    cells = {
+        "samples": f"{metrics['samples']:,}",
+        "accuracy": percent(metrics["accuracy"]),
+        **({"top 5": percent(metrics["top5"])} if "top5" in metrics else {}),
+        "loss": f"{metrics['loss']:.4f}",
+        "energy": f"{metrics['energy']:.4f}",
+    }
+    yield TextTable([*cells], [[*cells.values()]], left=0, title=title)
+    classes = list(metrics["classes"].items())
     header = "class"
     if len(classes) > MOST_CLASSES:
-        seen = [(name, each) for name, each in classes if each["samples"]]
+        seen = [(name, score) for name, score in classes if score["samples"]]
         classes = sorted(seen, key=lambda pair: pair[1]["accuracy"])[:MOST_CLASSES]
-        header = f"the worst {len(classes)} of {len(figures['classes'])} classes"
-    print()
-    rows = [[_shown(name), f"{each['samples']:,}", _percent(each["accuracy"])] for name, each in classes]
-    print_table([header, "samples", "accuracy"], rows, left=1)
-    if figures["energies"]:
-        print()
-        print_table(["layer", "energy"], [[name, f"{x:.4f}"] for name, x in figures["energies"].items()], left=1)
+        header = f"the worst {len(classes)} of {len(metrics['classes'])} classes"
+    rows = [[_class_name(name), f"{score['samples']:,}", percent(score["accuracy"])] for name, score in classes]
+    yield TextTable([header, "samples", "accuracy"], rows)
+    if metrics["energies"]:
+        yield TextTable(["layer", "energy"], [[name, f"{energy:.4f}"] for name, energy in metrics["energies"].items()])
 
 
-def _print_open(figures: dict[str, Any], where: str) -> None:
-    accuracy = _percent(figures.get("accuracy"))
-    if figures["measure"] == "pairs":
-        header = ["pairs", "accuracy", "AUC", "EER", *(f"TAR@FAR={far}" for far in figures["tar"])]
-        cells = [f"{accuracy} ± {_percent(figures['std'])}", f"{figures['auc']:.4f}", _percent(figures["eer"])]
-        cells = [f"{figures['pairs']:,}", *cells, *map(_percent, figures["tar"].values())]
-        where += f", {len(figures['folds'])} folds"
-    elif figures["measure"] == "episodes":
+def _open_tables(metrics: dict[str, Any], title: str) -> Iterator[TextTable]:
+    accuracy = percent(metrics.get("accuracy"))
+    if metrics["measure"] == "pairs":
+        header = ["pairs", "accuracy", "AUC", "EER", *(f"TAR@FAR={far}" for far in metrics["tar"])]
+        cells = [f"{accuracy} ± {percent(metrics['std'])}", f"{metrics['auc']:.4f}", percent(metrics["eer"])]
+        cells = [f"{metrics['pairs']:,}", *cells, *map(percent, metrics["tar"].values())]
+        title += f", {len(metrics['folds'])} folds"
+    elif metrics["measure"] == "episodes":
         header = ["episodes", "accuracy", "loss"]
-        cells = [f"{figures['episodes']:,}", f"{accuracy} ± {_percent(figures['interval'])}", f"{figures['loss']:.4f}"]
-        where += f", {figures['ways']}-way {figures['shots']}-shot, {figures['classifier']} classifier"
+        cells = [f"{metrics['episodes']:,}", f"{accuracy} ± {percent(metrics['interval'])}", f"{metrics['loss']:.4f}"]
+        title += f", {metrics['ways']}-way {metrics['shots']}-shot, {metrics['classifier']} classifier"
     else:
-        header = ["probes", "gallery", "distractors", *(f"rank {k}" for k in figures["rates"])]
-        cells = [f"{figures[key]:,}" for key in header[:3]] + [*map(_percent, figures["rates"].values())]
-    print_table(header, [cells], title=where)
+        header = ["probes", "gallery", "distractors", *(f"rank {k}" for k in metrics["rates"])]
+        cells = [f"{metrics[key]:,}" for key in header[:3]] + [*map(percent, metrics["rates"].values())]
+    yield TextTable(header, [cells], left=0, title=title)
 
 
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.2%}"
-
-
-def _shown(name: str) -> str:
+def _class_name(name: str) -> str:
     """Format a class name; in text data it may be a line end."""
     return name if name.isprintable() and name.strip() else repr(name)

@@ -41,8 +41,8 @@ def run(options: argparse.Namespace) -> int:
             out = loaded.source / f"model{ENDINGS[to]}"
         difference = export(loaded, out, to, options.embeddings)
     if options.json:
-        made = {"path": str(out), "format": to, "step": loaded.step, "difference": difference}
-        print(json.dumps({**made, "inputs": inputs_of(loaded)}, indent=2))
+        written = {"path": str(out), "format": to, "step": loaded.step, "difference": difference}
+        print(json.dumps({**written, "inputs": inputs_of(loaded)}, indent=2))
     else:
         print(printable(f"wrote {out}{_compared(to, difference)}\ninputs: {inputs_of(loaded)}"))
     return 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .._internal import catalog
+from .._internal.tables import TextTable, number
 from ._output import file_to_write, print_table, user_errors
 
 
@@ -37,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
         if path is not None:
             check_path(path)
         figure.check(options.name, options.inputs)
-        drawing = figure.draw([Path(each) for each in options.inputs])
+        drawing = figure.draw([Path(name) for name in options.inputs])
         if path is not None:
             write(drawing, path)
         if page is not None:
@@ -47,20 +48,16 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps({"figure": options.name, **written, "rows": list(drawing.rows)}, indent=2))
         return 0
     if drawing.rows:
-        _print(drawing.rows)
+        print_table(_table(drawing.rows))
     for note in drawing.notes:
         print(note)
     print(*written.values(), sep="\n")
     return 0
 
 
-def _print(rows: Sequence[Mapping[str, Any]]) -> None:
+def _table(rows: Sequence[Mapping[str, Any]]) -> TextTable:
     header = list(rows[0])
-    texts = [[_cell(row[key]) for key in header] for row in rows]
-    print_table(header, texts, left=sum(isinstance(value, str) for value in rows[0].values()))
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 1e5 else f"{value:.3e}"
-    return "-" if value is None else str(value)
+    cells = [
+        [number(value) if isinstance(value, float | None) else str(value) for value in row.values()] for row in rows
+    ]
+    return TextTable(header, cells, left=sum(isinstance(value, str) for value in rows[0].values()))

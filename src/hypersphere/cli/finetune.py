@@ -14,6 +14,11 @@ __all__ = ["add_arguments", "expand_switches", "run"]
 
 BLOCK_SIZE = 32
 RATE, ROTATION_RATE = 1e-3, 1e-2  # of Adam: output layer, scaled rotations
+EXAMPLES = """\
+  hypersphere finetune runs/opt --data.root=pets                  the network of a run, on a folder of images
+  hypersphere finetune resnet18 --weights=resnet18.safetensors --data.root=pets
+  hypersphere finetune timm/resnet18.a1_in1k --weights=model.safetensors --data.root=pets --rotation.block_size=16
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "timm/NAME, a network of timm",
     )
     parser.add_argument("--weights", metavar="FILE", help="weights of the network, .safetensors; nothing is fetched")
-    add_train_arguments(parser)
+    add_train_arguments(parser, EXAMPLES)
     parser.set_defaults(recipe=None, config=None)
 
 

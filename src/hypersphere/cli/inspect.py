@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from .._internal.tables import TextTable
 from ._output import file_to_write, print_table, printable, user_errors
 
 
@@ -34,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     print(printable(result.title))
     for table in result.tables():
-        print_table(table.header, table.rows, left=table.left)
+        print_table(TextTable(table.header, table.rows, table.left))
         print()
     print(printable("\n".join([*result.verdict, "", *result.notes()])))
     if options.html is not None:

@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._internal.tables import NOTHING, TextTable, number, percent
 from . import _loading
-from ._output import file_to_write, integer, number, print_table, printable, user_errors
+from ._output import file_to_write, integer, print_table, printable, real, user_errors
 
 if TYPE_CHECKING:
     from ..train.inference.landscape import Landscape
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--size", metavar="N", type=_odd, default=21, help="points along each axis, odd (default: 21)")
     span = "the grid reaches from -X to X (default: 1.5 for normal, 1 for uniform)"
-    parser.add_argument("--span", metavar="X", type=number("a number above 0", lambda x: 0 < x <= 1e6), help=span)
+    parser.add_argument("--span", metavar="X", type=real("a number above 0", lambda x: 0 < x <= 1e6), help=span)
     parser.add_argument(
         "--samples", metavar="N", type=integer(1, 10**9), help="evaluate N random samples (default: all)"
     )
@@ -50,10 +51,10 @@ def run(options: argparse.Namespace) -> int:
     from ..train.inference.landscape import landscape
     from ..train.storage import layout
 
-    wanted = {key: getattr(options, key) for key in ("direction", "size", "span", "samples", "split", "seed")}
+    arguments = {key: getattr(options, key) for key in ("direction", "size", "span", "samples", "split", "seed")}
     with user_errors(options):
         loaded, config = _loading.load_data_run(options)
-        found = landscape(loaded, **wanted, config=config, folder=loaded.path / layout.LANDSCAPES)
+        found = landscape(loaded, **arguments, config=config, folder=loaded.path / layout.LANDSCAPES)
         file = loaded.path / layout.LANDSCAPES / layout.landscape(options.direction, found.settings["split"])
         picture = file.with_suffix(".svg")
         title = f"{loaded.path.name}: {_title(found.settings)}"
@@ -61,12 +62,12 @@ def run(options: argparse.Namespace) -> int:
         contour_plot(panels, found.alpha.tolist(), found.beta.tolist(), picture, title=title, xlabel="α", ylabel="β")
         if options.html is not None:
             _write_page(options.html, loaded.path.name, title, file)
-    figures = found.summary()
+    summary = found.summary()
     if options.json:
-        made = {"path": str(loaded.path), "file": str(file), "picture": str(picture)}
-        print(json.dumps(made | found.settings | figures, indent=2, allow_nan=False))
+        files = {"path": str(loaded.path), "file": str(file), "picture": str(picture)}
+        print(json.dumps(files | found.settings | summary, indent=2, allow_nan=False))
     else:
-        _print(found, figures, f"{loaded.config.model.name} on {loaded.config.data.name}")
+        _print(found, summary, f"{loaded.config.model.name} on {loaded.config.data.name}")
         also = "" if options.html is None else f" and {options.html}"
         print(printable(f"wrote {file}, {picture.name}{also}"))
     return 0
@@ -87,17 +88,17 @@ def _title(settings: dict[str, Any]) -> str:
     return f"{settings['direction']} directions, {settings['split']}, step {settings['step']}"
 
 
-def _print(found: Landscape, figures: dict[str, float | None], title: str) -> None:
-    radius, error = figures["radius"], figures["error"] or 0.0
-    shown = "-" if figures["loss"] is None else f"{figures['loss']:.4f}"
-    limit = f"error above {error + 0.1:.2%} from"
-    cells = [f"{found.settings['samples']:,}", shown, f"{error:.2%}", "-" if radius is None else f"{radius:.3g}"]
-    cells += [f"{figures['flat']:.1%}", f"{figures['convex']:.1%}"]
+def _print(found: Landscape, summary: dict[str, float | None], title: str) -> None:
+    error = summary["error"] or 0.0
+    loss = NOTHING if summary["loss"] is None else f"{summary['loss']:.4f}"
+    cells = [f"{found.settings['samples']:,}", loss, percent(error), number(summary["radius"], 3)]
+    cells += [percent(summary[key], 1) for key in ("flat", "convex")]
     what = "rotations" if found.settings["rotated"] else "weights"
-    header = ["samples", "loss", "error", limit, "flat", "convex"]
-    print_table(header, [cells], title=f"{title}, {_title(found.settings)}, perturbed {what}")
+    header = ["samples", "loss", "error", f"error above {percent(error + 0.1)} from", "flat", "convex"]
+    title = f"{title}, {_title(found.settings)}, perturbed {what}"
+    print_table(TextTable(header, [cells], left=0, title=title))
     if len(found.alpha) <= WIDEST:
         print("\nerror in tenths, α to the right, β upwards:")
         for row in found.error.T.flip(0).tolist():
-            print(" ".join(str(min(9, int(each * 10))) for each in row))
+            print(" ".join(str(min(9, int(value * 10))) for value in row))
         print()

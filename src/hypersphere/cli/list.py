@@ -1,4 +1,4 @@
-"""List the names that configs and flags take: models, data, losses, recipes, ...; or a network's layers."""
+"""List the names that flags take: models, data, losses, recipes, ...; or the layers of a network."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Collection
 
 from .._internal import catalog
+from .._internal.tables import TextTable
 from ._output import print_table
 
 #: what is listed → its table, the flag that takes the names, and the title of the column beside them
@@ -45,8 +46,8 @@ def run(options: argparse.Namespace) -> int:
         options.error(f"only layers takes a MODEL, got {options.model!r}")
     kinds = KINDS if options.kind is None else [options.kind]
     if options.json:
-        found = {kind: KINDS[kind][0] if kind in DESCRIBED else [*KINDS[kind][0]] for kind in kinds}
-        print(json.dumps(found if options.kind is None else found[options.kind], indent=2))
+        tables = {kind: KINDS[kind][0] if kind in DESCRIBED else [*KINDS[kind][0]] for kind in kinds}
+        print(json.dumps(tables if options.kind is None else tables[options.kind], indent=2))
     elif options.kind is None:
         width = max(shutil.get_terminal_size().columns - 2, 40)
         for kind, (names, flag, _) in KINDS.items():
@@ -56,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
         names, flag, title = KINDS[options.kind]
         if title and isinstance(names, dict):
             rows = [[name, value if isinstance(value, str) else ", ".join(value)] for name, value in names.items()]
-            print_table([flag, title], rows, left=2)
+            print_table(TextTable([flag, title], rows, left=2))
         else:
             print("\n".join(names))
     return 0
@@ -72,6 +73,6 @@ def _list_layers(options: argparse.Namespace) -> int:
     from ..neurons import select
 
     with device("meta"):
-        found = select(models.create(options.model))
-    print(json.dumps(found.rows(), indent=2) if options.json else found)
+        layers = select(models.create(options.model))
+    print(json.dumps(layers.rows(), indent=2) if options.json else layers)
     return 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
+from .._internal.tables import TextTable
+from .._internal.text import escaped
 from . import _loading
 from ._output import file_to_write, print_table, printable, user_errors
 
@@ -33,12 +35,12 @@ def run(options: argparse.Namespace) -> int:
         return 0
     rows = [
         [
-            printable(each["name"]),
-            str(each["runs"]),
-            *(spread(each, key)[0] for key in ("accuracy", "loss", "energy", "seconds")),
+            escaped(group["name"]),
+            str(group["runs"]),
+            *(spread(group, key)[0] for key in ("accuracy", "loss", "energy", "seconds")),
         ]
-        for each in summary["groups"]
+        for group in summary["groups"]
     ]
-    print_table(["group", "runs", "accuracy", "loss", "energy", "seconds"], rows, left=1)
+    print_table(TextTable(["group", "runs", "accuracy", "loss", "energy", "seconds"], rows))
     print(printable(f"page: {out.absolute()}"))
     return 0

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from .._internal.tables import TextTable
 from ._output import integer, print_table, say, user_errors
 from ._runs import add_run_arguments, shown
 
@@ -94,7 +95,8 @@ def _list(folder: Path, options: argparse.Namespace) -> int:
         for minutes in [(each["cost"], each["minutes"])]
     ]
     form = "full" if options.full else "small"
-    print_table(["table", f"rows of {form} size", "runs done", "core-minutes", "left", "what"], cells, left=6)
+    header = ["table", f"rows of {form} size", "runs done", "core-minutes", "left", "what"]
+    print_table(TextTable(header, cells, left=6))
     return 0
 
 
@@ -118,7 +120,7 @@ def _show(options: argparse.Namespace, folder: Path, rows: list[str]) -> None:
         print(f"differs from the paper: {found['differs']}")
     if not options.full and found["reduced"]:
         print(f"small form: {found['reduced']}")
-    print_table(*compare.cells(found, found["rows"]), left=1)
+    print_table(TextTable(*compare.cells(found, found["rows"])))
     for row in found["rows"]:
         if row["note"]:
             print(f"{row['row']}: {row['note']}")

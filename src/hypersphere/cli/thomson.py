@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from ._output import file_to_write, integer, number, print_table
+from .._internal.tables import NOTHING, TextTable
+from ._output import file_to_write, integer, print_table, real
 
 # As in geometry.minimize, which imports torch; a test keeps them equal.
 MOST_POINTS, MOST_NUMBERS, LARGEST_S, LARGEST_SEED = 100_000, 10_000_000, 1e6, 2**63 - 1
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dim", type=integer(2, MOST_NUMBERS), default=3, help="dimension of the space (default: 3)")
     parser.add_argument(
         "--s",
-        type=number(f"a number from 0 to {LARGEST_S:.0f}, or inf", lambda s: 0 <= s <= LARGEST_S or s == math.inf),
+        type=real(f"a number from 0 to {LARGEST_S:.0f}, or inf", lambda s: 0 <= s <= LARGEST_S or s == math.inf),
         default=1.0,
         help="exponent of the energy, the sum of distance^-s over pairs; 0: sum of -log distance; inf: maximize the "
         "smallest distance (default: 1)",
@@ -80,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(rows[0] if single else rows, indent=2, allow_nan=False))
     else:
-        _print_table(rows, dim, s)
+        print_table(_table(rows, dim, s))
     if options.out:
         try:
             write_text(options.out, "".join(",".join(map(repr, point)) + "\n" for point in points.tolist()))
@@ -108,31 +109,26 @@ def _check(options: argparse.Namespace, numbers: list[int]) -> None:
         options.error(f"argument --out: needs a single N, got {len(numbers)}")
 
 
-def _print_table(rows: list[dict[str, Any]], dim: int, s: float) -> None:
-    """Print a table with angles in degrees."""
+def _table(rows: list[dict[str, Any]], dim: int, s: float) -> TextTable:
+    """Return the table that is printed, with angles in degrees."""
+    keys = ("separation", "known", "difference") if s == math.inf else ("energy", "known", "difference", "separation")
     if s == math.inf:
         title = f"largest least angle between two points, {dim} dimensions"
         header = ["N", "separation (degrees)", "known (degrees)", "difference (degrees)", "seconds"]
-        angles = [[_degrees(row[key]) for key in ("separation", "known", "difference")] for row in rows]
-        cells = [[_figure(angle), _figure(known), _small(difference)] for angle, known, difference in angles]
     else:
         title = f"sum of {'-log distance' if s == 0 else f'distance^-{s:g}'} over unordered pairs, {dim} dimensions"
         header = ["N", "energy", "known minimum", "difference", "separation (degrees)", "seconds"]
-        energies = [[_figure(row["energy"]), _figure(row["known"]), _small(row["difference"])] for row in rows]
-        cells = [[*cell, _figure(_degrees(row["separation"]))] for cell, row in zip(energies, rows, strict=True)]
-    table = [[str(row["n"]), *cell, f"{row['seconds']:.2f}"] for row, cell in zip(rows, cells, strict=True)]
-    print_table(header, table, title=title)
+    cells = [[_cell(row[key], key, s == math.inf) for key in keys] for row in rows]
+    lines = [[str(row["n"]), *cell, f"{row['seconds']:.2f}"] for row, cell in zip(rows, cells, strict=True)]
+    return TextTable(header, lines, left=0, title=title)
 
 
-def _degrees(angle: float | None) -> float | None:
-    return None if angle is None else math.degrees(angle)
-
-
-def _figure(value: float | None) -> str:
+def _cell(value: float | None, key: str, are_angles: bool) -> str:
+    """Format a value with nine decimals, a difference with two digits, an angle in degrees."""
     if value is None:
-        return "-"
+        return NOTHING
+    if are_angles or key == "separation":
+        value = math.degrees(value)
+    if key == "difference":
+        return f"{value:+.1e}" if value else "0"
     return f"{value:.9f}" if value == 0 or 1e-3 <= abs(value) < 1e9 else f"{value:.9e}"
-
-
-def _small(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.1e}" if value else "0"

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from .._internal.tables import NOTHING, TextTable, percent
 from ..train import recipes
 from ..train.config import Config, ConfigError
 from ..train.config import convert as configs
@@ -25,15 +26,27 @@ TERMINATED = 143  # what a shell reports for SIGTERM
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [RECIPE | --config FILE] [--a.b=value ...]"
     add_base_arguments(parser)
-    add_train_arguments(parser)
+    add_train_arguments(parser, EXAMPLES)
 
 
-def add_train_arguments(parser: argparse.ArgumentParser) -> None:
+EXAMPLES = """\
+  hypersphere train                                              a small CNN on the digits that come along
+  hypersphere train opt --seed=1                                 a recipe with a change
+  hypersphere train --data.name=image_folder --data.root=pets    your own images, one folder per class
+  hypersphere train --model.name=resnet20 --data.name=cifar10 --model.similarity='sigmoid(0.7)'
+  hypersphere train --loss.name=arcface --loss.margin=0.3        a loss with an angular margin
+  hypersphere train --energy --energy.s=1                        evenly spread neurons (MHE)
+  hypersphere train --rotation --rotation.method=householder     learned rotations (OPT)
+  hypersphere train --out=runs/opt --resume                      go on where a run stopped
+"""
+
+
+def add_train_arguments(parser: argparse.ArgumentParser, examples: str) -> None:
     """Add what every training takes: how to print, and a flag for every field."""
     parser.add_argument("--json", action="store_true", help="print the results as JSON only")
     parser.add_argument("--print_config", action="store_true", help="print the whole config as YAML and exit")
     parser.add_argument("--quiet", action="store_true", help="hide the progress bar")
-    add_settings(parser)
+    add_settings(parser, examples)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -132,10 +145,10 @@ def _tell_how_to_resume(config: Config, options: argparse.Namespace) -> None:
     if "WORLD_SIZE" in os.environ:
         say("hypersphere train: to resume, repeat the command with --resume")
         return
-    begun = [options.recipe] if options.recipe is not None else []
-    begun += ["--config", options.config] if options.config is not None else []
+    start = [options.recipe] if options.recipe is not None else []
+    start += ["--config", options.config] if options.config is not None else []
     changes = {**options.changes, "out": config.out, "resume": "true"}
-    words = ["hypersphere", "train", *begun, *(f"--{key}={text}" for key, text in changes.items())]
+    words = ["hypersphere", "train", *start, *(f"--{key}={text}" for key, text in changes.items())]
     say(f"hypersphere train: to resume: {shlex.join(words)}")
 
 
@@ -143,13 +156,13 @@ def _print(result: Any, recipe: str | None) -> None:
     summary = result.summary
     parameters = summary.get("parameters") or {}
     cells = {
-        f"{summary.get('split', 'test')} accuracy": _figure(summary.get("accuracy"), "{:.2%}"),
-        "loss": _figure(summary.get("loss"), "{:.4f}"),
-        "energy": _figure(summary.get("energy"), "{:.4f}"),
-        "parameters trained": _figure(parameters.get("trained"), "{:,}"),
-        "seconds": _figure(summary.get("seconds"), "{:.1f}"),
+        f"{summary.get('split', 'test')} accuracy": percent(summary.get("accuracy")),
+        "loss": _cell(summary.get("loss"), ".4f"),
+        "energy": _cell(summary.get("energy"), ".4f"),
+        "parameters trained": _cell(parameters.get("trained"), ","),
+        "seconds": _cell(summary.get("seconds"), ".1f"),
     }
-    print_table([*cells], [[*cells.values()]])
+    print_table(TextTable([*cells], [[*cells.values()]], left=0))
     path = shlex.quote(str(result.path))
     print(f"run: {path}\nnext: hypersphere {_next(result.config, path, recipe)}")
 
@@ -163,5 +176,5 @@ def _next(config: Config, path: str, recipe: str | None) -> str:
     return f"predict {path} FILE...{own}" if kind_of_data(config.data.name) == "images" else f"evaluate {path}{own}"
 
 
-def _figure(value: Any, form: str) -> str:
-    return "-" if value is None else form.format(value)
+def _cell(value: float | None, form: str) -> str:
+    return NOTHING if value is None else f"{value:{form}}"

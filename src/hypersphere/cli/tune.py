@@ -17,6 +17,7 @@ from typing import Any
 
 from .._internal.modules import import_extra
 from .._internal.safe_files import write_text
+from .._internal.tables import TextTable
 from ..train.config import Config, ConfigError, apply, derive, to_tree, to_yaml
 from ._loading import load_recipe
 from ._output import integer, print_table, say, user_errors
@@ -138,10 +139,8 @@ def _print(options: argparse.Namespace, rows: list[dict[str, Any]], best: Path |
         config = None if best is None else str(best)
         print(json.dumps({"trials": rows, "best": settings, "config": config, "finished": best is not None}, indent=2))
         return
-    print_table(
-        ["rank", *(rows[0]["settings"] if rows else ()), "validation accuracy", "steps", "seconds"],
-        [_cells(row) for row in rows],
-    )
+    header = ["rank", *(rows[0]["settings"] if rows else ()), "validation accuracy", "steps", "seconds"]
+    print_table(TextTable(header, [_cells(row) for row in rows], left=0))
     if best is None or settings is None:
         return
     command = ["--config", str(best)]
