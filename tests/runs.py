@@ -14,9 +14,10 @@ from torch import nn
 
 from hypersphere import data, models
 from hypersphere._internal import checksummed_json
-from hypersphere.models.gan import Discriminator, Generator
 from hypersphere.models.pointnet import PointNet
 from hypersphere.models.transformer import Transformer
+from hypersphere.papers import gan as gan  # registers it
+from hypersphere.papers.gan_networks import Discriminator, Generator
 from hypersphere.train import Config, Data, Model, Optimizer, Schedule, derive, fit, processes
 from hypersphere.train.storage import checkpoint
 

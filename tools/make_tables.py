@@ -26,7 +26,7 @@ from hypersphere.energy import measures
 from hypersphere.layers import similarity
 from hypersphere.losses.embedding import METRIC_LOSSES, PREFIX
 from hypersphere.papers.figures import FIGURES
-from hypersphere.train import building, recipes, schedule
+from hypersphere.train import optimizers, recipes, schedule
 from hypersphere.train.config import Loss, Optimizer
 
 CHECK = "--check"
@@ -126,7 +126,7 @@ def method_inits() -> dict[str, tuple[str, ...]]:
 
 def optimizer_settings() -> dict[str, tuple[str, ...]]:
     settings = [each.name for each in fields(Optimizer) if each.name not in ("name", "lr")]
-    taken = {name: inspect.signature(kind).parameters for name, kind in building.OPTIMIZERS.items()}
+    taken = {name: inspect.signature(kind).parameters for name, kind in optimizers.OPTIMIZERS.items()}
     return {name: tuple(key for key in settings if key in taken[name]) for name in taken}
 
 

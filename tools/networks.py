@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from hypersphere.models import create, names, preset
-from hypersphere.models.gan import Generator
 from hypersphere.models.gcn import GCN
 from hypersphere.models.pointnet import PointNet
 from hypersphere.models.transformer import Transformer
+from hypersphere.papers.gan_networks import Generator
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)

@@ -13,7 +13,7 @@ import hypersphere as hs
 from hypersphere.cli import main
 from hypersphere.models import _timm
 from hypersphere.rotation.parametrization import find_rotated
-from hypersphere.train import Config, Data, Model, Rotation, building, derive, fit, load_run
+from hypersphere.train import Config, Data, Model, Rotation, derive, fit, load_run, neurons
 from hypersphere.train.config import to_json
 from hypersphere.train.engine import fit_part
 from tests import runs
@@ -156,13 +156,13 @@ def test_images_get_the_size_that_the_run_was_trained_with(tmp_path, capsys):
 
 def test_settings_reach_the_rotations():
     body = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.Linear(32, 4))
-    building.prepare(body, None, Rotation(block_size=4, apply="weight", scaled=True, freeze=True), 0)
+    neurons.prepare(body, None, Rotation(block_size=4, apply="weight", scaled=True, freeze=True), 0)
     (each,) = find_rotated(body)
     assert (each.rotation.plan.apply, each.rotation.plan.scaled, each.rotation.plan.blocks) == ("weight", True, 2)
     trained = [name for name, p in body.named_parameters() if p.requires_grad]
     assert trained == ["0.parametrizations.weight.0.default.cayley", "2.weight", "2.bias"]
     body = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
-    building.prepare(body, None, Rotation(block_size=4, apply="input"), 0)
+    neurons.prepare(body, None, Rotation(block_size=4, apply="input"), 0)
     assert next(find_rotated(body)).rotation.plan.apply == "input"
     assert body[0].bias.requires_grad
 

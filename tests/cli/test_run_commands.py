@@ -307,7 +307,7 @@ def test_a_generator_has_no_labels(capsys, images, monkeypatch, digits):
     )
     small = {"model.name": "generator.mhe", "model.widths": (4, 4, 4, 4), "steps": 1}
     fit(derive(Config(), SMALL | small | {"out": "run"}), progress=False)
-    line = "run is a generator's run: it makes images of noise and has no labels"
+    line = "run has no labels: its network, generator.mhe, is no classifier"
     assert fails(capsys, "predict", "run", "b.png") == line
     assert fails(capsys, "evaluate", "run") == line
 

@@ -8,7 +8,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import hypersphere as hs
-from hypersphere.train import building
+from hypersphere.train import neurons
 from hypersphere.train.config import Energy
 from tests import reference
 from tests.losses.test_heads import F64, HEADS, literal_losses
@@ -294,9 +294,9 @@ def test_configs_leave_weights_to_the_measure_and_the_head():
         (Energy(measure="orthonormal"), (1e-4, 0.0)),
         (Energy(measure="srip", hidden_weight=0.5), (0.5, 0.0)),
     ):
-        regularizer = building.build_regularizer(body, plus, settings, 0)
+        regularizer = neurons.build_regularizer(body, plus, settings, 0)
         assert (regularizer.hidden_weight, regularizer.output_weight) == weights
-    assert building.build_regularizer(body, hs.ArcFaceLoss(7, 5), Energy(), 0).output_weight == 1
+    assert neurons.build_regularizer(body, hs.ArcFaceLoss(7, 5), Energy(), 0).output_weight == 1
 
 
 def test_weights_of_samples_get_the_gradient_of_their_energy():

@@ -10,7 +10,8 @@ from torch import nn
 import hypersphere as hs
 from hypersphere import models
 from hypersphere.models._registry import PRESETS
-from hypersphere.train import Gan, adversarial, derive, fit, load_run
+from hypersphere.papers import gan as adversarial
+from hypersphere.train import Gan, Rotation, derive, fit, load_run
 from hypersphere.train.inference.exporting import export
 from hypersphere.train.storage.weights import read_tensors
 from tests import reference, runs
@@ -18,6 +19,7 @@ from tests import reference, runs
 pytestmark = pytest.mark.slow
 
 NORMS = ("batch", "layer", "weight", "spectral")
+PAPERS_OWN = PRESETS["generator.mhe"]
 SMALL = {"widths": (4, 5, 6, 7), "input_size": 8, "init": "kaiming"}
 
 
@@ -49,9 +51,9 @@ def test_the_losses_are_those_of_equation_20():
 
 def test_told_apart():
     real, fake = torch.tensor([3.0, 1.0, -1.0]), torch.tensor([2.0, -1.0, -2.0])
-    assert adversarial.told_apart("logistic", real, fake).tolist() == [0.5, 1.0, 0.5]
-    assert adversarial.told_apart("wasserstein", real, fake - 1.5).tolist() == [1.0, 1.0, 1.0]
-    assert adversarial.told_apart("wasserstein", real, fake + 1.5).tolist() == [0.0, 1.0, 0.0]
+    assert adversarial.discriminator_accuracy("logistic", real, fake).tolist() == [0.5, 1.0, 0.5]
+    assert adversarial.discriminator_accuracy("wasserstein", real, fake - 1.5).tolist() == [1.0, 1.0, 1.0]
+    assert adversarial.discriminator_accuracy("wasserstein", real, fake + 1.5).tolist() == [0.0, 1.0, 0.0]
 
 
 # ------------------------------------------------------------------------------------------------------- penalty
@@ -262,3 +264,19 @@ def test_normalized_weights_beside_a_similarity():
 def test_the_group_is_a_plain_gan_by_default():
     one, two = (fit(gan(**extra), progress=False) for extra in ({}, {"gan": Gan()}))
     assert one.summary["loss"] == two.summary["loss"]
+
+
+def test_whole_rotations_of_the_paper_s_gan_are_refused_on_a_cpu(monkeypatch):
+    """One factorization of the generator's 8192 dimensions takes half a minute."""
+    monkeypatch.setitem(PRESETS, "generator.mhe", PAPERS_OWN)
+    with pytest.raises(ValueError) as caught:
+        fit(gan(**{"model.widths": None, "data.size": 32, "rotation.method": "cayley"}), progress=False)
+    text = str(caught.value)
+    assert text.startswith("rotation: a step would take about ")
+    assert "layers.0 of the generator has 8192 dimensions: set rotation.block_size=64 or rotation.sample=0.25" in text
+    with torch.device("meta"):
+        networks = models.create("generator.mhe"), models.create("discriminator.mhe")
+    for fields in ({"block_size": 64}, {"sample": 0.25}, {"method": "none"}):
+        adversarial.check_cost(*networks, Rotation(**fields))
+    with pytest.raises(ValueError, match="8192 dimensions"):
+        adversarial.check_cost(*networks, Rotation("ogd"))

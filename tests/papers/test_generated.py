@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from hypersphere.models._registry import PRESETS
-from hypersphere.papers.reproduce import generated, worker
-from hypersphere.papers.reproduce.figures import figures_of
+from hypersphere.papers import gan_score as generated
+from hypersphere.papers.reproduce import worker
+from hypersphere.papers.reproduce.metrics import figures_of
 from hypersphere.papers.reproduce.worker import Place
 from hypersphere.papers.table import Row, Table
 from hypersphere.train import fit, load_run, processes

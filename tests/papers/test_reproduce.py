@@ -17,7 +17,7 @@ from hypersphere import __version__
 from hypersphere._internal import checksummed_json
 from hypersphere.cli import main
 from hypersphere.papers import tables
-from hypersphere.papers.reproduce import compare, figures, results, runner, worker
+from hypersphere.papers.reproduce import compare, metrics, results, runner, worker
 from hypersphere.papers.reproduce.statistics import agreement, confidence, holm, mean_and_deviation, welch
 from hypersphere.papers.table import Row, Table
 from hypersphere.train import fit, processes
@@ -176,7 +176,7 @@ def test_an_accuracy_on_classes_trained_on_is_no_few_shot(tmp_path):
     result = fit(short(out=str(tmp_path / "run")), progress=False)
     for figure in ("few_shot", "verification"):
         with pytest.raises(ValueError, match=f"{figure} needs test classes that are not trained on; those of digits"):
-            figures.figures_of(replace(made(), figure=figure), result, None)
+            metrics.figures_of(replace(made(), figure=figure), result, None)
 
 
 def test_a_run_of_another_table_counts_too(own_tables, in_process, monkeypatch, tmp_path):
@@ -366,10 +366,10 @@ def test_steps_to_an_accuracy(tmp_path):
     best = max(line["accuracy"] for line in lines)
     table = Table("", "steps", (Row("a"),), target=100 * best)
     expected = next(line["step"] for line in lines if line["accuracy"] >= best)
-    assert figures.figures_of(table, result, None)["steps"] == expected
-    assert figures.figures_of(replace(table, target=101.0), result, None)["steps"] == 5  # never reached
+    assert metrics.figures_of(table, result, None)["steps"] == expected
+    assert metrics.figures_of(replace(table, target=101.0), result, None)["steps"] == 5  # never reached
     with pytest.raises(ValueError, match="has no figure score"):
-        figures.figures_of(replace(table, figure="score"), replace(result, path=None), None)
+        metrics.figures_of(replace(table, figure="score"), replace(result, path=None), None)
 
 
 # Command line

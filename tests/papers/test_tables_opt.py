@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from hypersphere.papers import tables
-from hypersphere.papers.reproduce.figures import figures_of
+from hypersphere.papers.reproduce.metrics import figures_of
 from hypersphere.train.config import Config
 
 TABLES = [name for name in tables.TABLES if name.startswith("opt.")]

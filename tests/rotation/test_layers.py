@@ -11,7 +11,7 @@ import hypersphere as hs
 from hypersphere.cli import main
 from hypersphere.rotation.parametrization import Plan, find_rotated
 from hypersphere.rotation.planning import step_cost
-from hypersphere.train import Config, Model, Rotation, Schedule, building, fit
+from hypersphere.train import Config, Model, Rotation, Schedule, fit, neurons
 from hypersphere.train.config import ConfigError, apply, derive, from_tree, load_file, to_tree, to_yaml
 
 
@@ -142,7 +142,7 @@ def body():
 )
 def test_layers_and_exclude(layers, exclude, expected):
     net = body()
-    building.prepare(net, None, Rotation(layers=layers, exclude=exclude), 0)
+    neurons.prepare(net, None, Rotation(layers=layers, exclude=exclude), 0)
     assert names(net) == expected
 
 
@@ -159,7 +159,7 @@ class Embedding(nn.Sequential):
 )
 def test_a_loss_head_is_called_head(layers, exclude, of_body, of_head):
     net, head = Embedding(nn.Linear(6, 5)), hs.ArcFaceLoss(3, 5)
-    building.prepare(net, head, Rotation(layers=layers, exclude=exclude), 0)
+    neurons.prepare(net, head, Rotation(layers=layers, exclude=exclude), 0)
     assert names(net) == of_body
     assert bool(names(head)) == of_head
 
@@ -170,7 +170,7 @@ def test_names_are_as_good_as_the_word():
     for layers in ("all", "0,2,4", "*"):
         torch.manual_seed(0)
         nets.append(body())
-        building.prepare(nets[-1], None, Rotation(layers=layers, sample=2), 0)
+        neurons.prepare(nets[-1], None, Rotation(layers=layers, sample=2), 0)
     for other in nets[1:]:
         assert other.state_dict().keys() == nets[0].state_dict().keys()
         assert all(torch.equal(value, other.state_dict()[key]) for key, value in nets[0].state_dict().items())
@@ -180,7 +180,7 @@ def test_names_are_as_good_as_the_word():
 def test_unknown_layers_are_refused_with_those_there_are(settings, tmp_path, capsys):
     net = body()
     with pytest.raises(ValueError, match=r"rotation\.\w+ must be .*layers of the network, 0, 2, 4; got 'f"):
-        building.prepare(net, None, Rotation(**settings), 0)
+        neurons.prepare(net, None, Rotation(**settings), 0)
     assert names(net) == []
 
 
@@ -288,11 +288,11 @@ def test_inside_another_module():
 def test_in_a_config_too():
     net = on_meta(lambda: hs.models.create("cnn10.opt"))
     with pytest.warns(UserWarning, match="skips layer 'fc'"):
-        building.prepare(net, None, Rotation(layers="all"), 0)
+        neurons.prepare(net, None, Rotation(layers="all"), 0)
     assert "fc" not in names(net)
     assert "classifier" in names(net)
     net = on_meta(lambda: hs.models.create("cnn10.opt", widths=(4, 4, 4), input_size=32))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        building.prepare(net, None, Rotation(layers=("hidden", "fc")), 0)
+        neurons.prepare(net, None, Rotation(layers=("hidden", "fc")), 0)
     assert "fc" in names(net)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import hypersphere as hs
-from hypersphere.train.building import OPTIMIZERS
+from hypersphere.train.optimizers import OPTIMIZERS
 from hypersphere.train.storage import checkpoint, reading
 from hypersphere.train.storage.checkpoint import Saver, best_of, flatten, latest, load, save, unflatten, verify
 from hypersphere.train.storage.reading import checksum

@@ -14,7 +14,7 @@ import hypersphere as hs
 from hypersphere import data
 from hypersphere.models._registry import PRESETS
 from hypersphere.train import Schedule as Settings
-from hypersphere.train import TrainingError, building, derive, fit, splits
+from hypersphere.train import TrainingError, derive, fit, networks, splits
 from hypersphere.train.schedule import Schedule
 from hypersphere.train.storage import checkpoint
 from tests import runs
@@ -530,7 +530,7 @@ def test_compiled():
 def test_the_scale_of_a_similarity_is_automatic_but_for_the_papers_networks(changes, scale):
     config = derive(tiny(), {"model.similarity": "cosine", "model.widths": (16, 4, 4)} | changes)
     spec = splits.load(config.data, config.seed).spec
-    network = building.build_network(config.model, spec, num_classes=10)
+    network = networks.build_network(config.model, spec, num_classes=10)
     convolutions = [each for each in network.modules() if isinstance(each, nn.Conv2d)]
     assert convolutions[1].scale == scale
 

@@ -11,7 +11,7 @@ from hypersphere.cli import main
 from hypersphere.data import cifar
 from hypersphere.papers import tables
 from hypersphere.rotation import rotation_penalty
-from hypersphere.train import Data, Energy, Rotation, building, splits, tasks
+from hypersphere.train import Data, Energy, Rotation, networks, neurons, optimizers, splits, tasks
 from tests import official_files, reference
 from tests.runs import one_line, quiet, tiny
 
@@ -31,7 +31,7 @@ def start(**fields):
     torch.manual_seed(0)
     net = hs.models.create("cnn6.opt")
     before = paper_energy(net)
-    building.prepare(net, None, Rotation("none", spread=True, **fields), seed=0)
+    neurons.prepare(net, None, Rotation("none", spread=True, **fields), seed=0)
     return before, paper_energy(net)
 
 
@@ -58,7 +58,7 @@ def test_the_orthonormality_term_leaves_out_the_plain_shortcuts_of_spherenet_v2(
     """SphereNet, 4.6: the shortcuts of v2 are no sphere layers."""
     net = hs.models.create("resnet18v2.spherenet", similarity="cosine", num_classes=3, widths=(4, 4, 8, 8))
     term = tables.load("spherenet.fig6").row("v2").full.energy
-    layers = building.build_regularizer(net, None, term, 0).per_layer()
+    layers = neurons.build_regularizer(net, None, term, 0).per_layer()
     kept = {name for name, each in hs.select(net).items() if isinstance(each.module, hs.SphereConv2d)}
     assert set(layers) - {"classifier"} == kept
     assert any("shortcut" in name for name in hs.select(net))
@@ -66,8 +66,8 @@ def test_the_orthonormality_term_leaves_out_the_plain_shortcuts_of_spherenet_v2(
 
 def test_the_energy_of_a_loss_head_is_left_out_by_its_name():
     net, head = hs.models.create("mlp", num_classes=0, widths=(8, 8)), hs.WSoftmaxLoss(5, 8)
-    terms = {each: float(building.build_regularizer(net, head, Energy(exclude=each), 0)()) for each in ((), "head")}
-    whole = {each: float(building.build_regularizer(net, head, Energy(output_weight=each), 0)()) for each in (1.0, 0.0)}
+    terms = {each: float(neurons.build_regularizer(net, head, Energy(exclude=each), 0)()) for each in ((), "head")}
+    whole = {each: float(neurons.build_regularizer(net, head, Energy(output_weight=each), 0)()) for each in (1.0, 0.0)}
     assert (terms[()], terms["head"]) == (whole[1.0], whole[0.0])
     assert terms[()] != terms["head"]
 
@@ -83,15 +83,15 @@ def test_only_the_named_layers_decay():
     """OPT, App. D: weight decay on the first layer of a GCN alone."""
     config = tiny(**{"model.widths": (8, 8), "optimizer.decay_layers": "layers.0"})
     spec = splits.DataSpec("images", (1, 8, 8), "uint8", [str(i) for i in range(10)])
-    model = building.build_classifier(config, spec)
-    building.prepare(model.network, None, Rotation("cayley", layers="layers.2"), 0)
-    optimizer = building.build_optimizer(model, config)
+    model = networks.build_classifier(config, spec)
+    neurons.prepare(model.network, None, Rotation("cayley", layers="layers.2"), 0)
+    optimizer = optimizers.build_optimizer(model, config)
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     decays = {name for name, p in model.named_parameters() if decay.get(id(p))}
     assert decays == {"network.layers.0.weight"}
     trained = {id(p) for name, p in model.named_parameters() if not name.endswith("original")}
     assert set(decay) == trained
-    two = building.build_optimizer(model, tiny(**{"optimizer.decay_layers": "layers.*"}))
+    two = optimizers.build_optimizer(model, tiny(**{"optimizer.decay_layers": "layers.*"}))
     decays = [(group["name"], len(group["params"])) for group in two.param_groups if group["weight_decay"]]
     assert decays == [("weights", 1), ("rotations", 1)]
 
@@ -177,7 +177,7 @@ def test_decay_layers_that_do_not_exist_are_named():
 def digits_network(**changes):
     spec = splits.DataSpec("images", (1, 8, 8), "uint8", [str(i) for i in range(10)])
     torch.manual_seed(0)
-    return building.build_classifier(tiny(**changes), spec)
+    return networks.build_classifier(tiny(**changes), spec)
 
 
 @pytest.mark.parametrize("name", ["mlp.opt", "own_of_test"])
@@ -300,20 +300,3 @@ def test_a_state_from_before_the_bias_loads():
     net.load_state_dict(old)
     with pytest.raises(RuntimeError, match=r"Missing key.*classifier\.bias"):
         net.load_state_dict({name: value for name, value in old.items() if not name.endswith("bias")})
-
-
-# ------------------------------------------------------------------------------------------------------- rotated GAN
-
-
-def test_whole_rotations_of_the_paper_s_gan_are_refused_on_a_cpu():
-    """One factorization of the generator's 8192 dimensions takes half a minute."""
-    config = tiny(**{"model.name": "generator.mhe", "model.widths": None, "data.size": 32, "rotation.method": "cayley"})
-    text = one_line(config)
-    assert text.startswith("rotation: a step would take about ")
-    assert "layers.0 of the generator has 8192 dimensions: set rotation.block_size=64 or rotation.sample=0.25" in text
-    with torch.device("meta"):
-        networks = hs.models.create("generator.mhe"), hs.models.create("discriminator.mhe")
-    for fields in ({"block_size": 64}, {"sample": 0.25}, {"method": "none"}):
-        building.check_gan_cost(*networks, Rotation(**fields))
-    with pytest.raises(ValueError, match="8192 dimensions"):
-        building.check_gan_cost(*networks, Rotation("ogd"))

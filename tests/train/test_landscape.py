@@ -19,7 +19,7 @@ from hypersphere.models._registry import PRESETS
 from hypersphere.orthogonal import ORTHOGONALIZERS
 from hypersphere.report import page
 from hypersphere.report.contour import contour_plot
-from hypersphere.train import Rotation, building, derive, fit, load_run
+from hypersphere.train import Rotation, derive, fit, load_run, networks, neurons
 from hypersphere.train.inference import landscape as module
 from hypersphere.train.inference.directions import draw_direction
 from hypersphere.train.inference.scores import scores
@@ -79,8 +79,8 @@ def test_directions_are_scaled_as_the_papers_say():
 def rotated_classifier(path):
     """The network of a run as it was trained, from the last checkpoint."""
     run = load_run(path)
-    model = building.build_classifier(run.config, run.spec)
-    building.prepare(model.network, model.head, run.config.rotation, run.config.seed)
+    model = networks.build_classifier(run.config, run.spec)
+    neurons.prepare(model.network, model.head, run.config.rotation, run.config.seed)
     tensors, state = checkpoint.load(checkpoint.latest(path / "checkpoints"))
     model.load_state_dict(checkpoint.unflatten(tensors, state["tree"])["classifier"])
     return model.eval()

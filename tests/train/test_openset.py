@@ -13,10 +13,10 @@ from hypersphere import data, openset
 from hypersphere.cli import main
 from hypersphere.data import planetoid
 from hypersphere.train import load_run
-from hypersphere.train.building import Classifier
 from hypersphere.train.config import derive
 from hypersphere.train.inference import scores as scoring
 from hypersphere.train.inference.scores import open_scores, scores
+from hypersphere.train.networks import Classifier
 from tests import official_files as official
 from tests.runs import one_line, quiet, same_run, tiny
 

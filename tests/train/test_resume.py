@@ -16,7 +16,7 @@ import torch
 
 from hypersphere.models._registry import PRESETS
 from hypersphere.train import TrainingError, derive, fit
-from hypersphere.train.building import Classifier
+from hypersphere.train.networks import Classifier
 from hypersphere.train.storage import checkpoint
 from tests import runs
 from tests.runs import at_forward, at_line, lines, same_final, same_run, stopped, tiny

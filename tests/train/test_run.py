@@ -20,12 +20,12 @@ from hypersphere._internal.modules import install_command
 from hypersphere._internal.tensors import checksum_of
 from hypersphere.data.augment import CenterCrop, Compose, Normalize, Resize, as_stored
 from hypersphere.train import Config, derive, fit
-from hypersphere.train.building import Classifier
 from hypersphere.train.inference import exporting
 from hypersphere.train.inference.exporting import export
 from hypersphere.train.inference.inputs import Preprocess
 from hypersphere.train.inference.run import BATCH, load_run
 from hypersphere.train.inference.scores import scores
+from hypersphere.train.networks import Classifier
 from hypersphere.train.splits import DataSpec
 from hypersphere.train.storage import checkpoint
 from tests.runs import rewritten
@@ -462,7 +462,7 @@ def test_a_generator(tmp_path, monkeypatch, digits):
     assert run.labels == []
     assert run.model(run.preprocess(torch.zeros(2, 128))).shape == (2, 1, 8, 8)
     for call in (run.predict, run.embed, lambda _: scores(run)):
-        with pytest.raises(ValueError, match="is a generator's run: it makes images of noise and has no labels"):
+        with pytest.raises(ValueError, match="has no labels: its network, generator"):
             call(torch.zeros(2, 128))
     assert load_run(tmp_path / "run" / "checkpoints" / "1").model(torch.zeros(1, 128)).shape == (1, 1, 8, 8)
     assert exporting.inputs_of(run) == "float32 (B, 128): noise, standard normal"

@@ -77,14 +77,14 @@ MODELS: dict[str, str] = {
     "cnn45": "images", "cnn60": "images", "cnn69": "images", "cnn3.spherenet": "images", "cnn9.spherenet": "images",
     "cnn18.spherenet": "images", "cnn45.spherenet": "images", "cnn60.spherenet": "images", "cnn69.spherenet": "images",
     "cnn6.mhe": "images", "cnn9.mhe": "images", "cnn15.mhe": "images", "cnn6.opt": "images", "cnn9.opt": "images",
-    "wide_cnn9.opt": "images", "cnn10.opt": "images", "cnn4.opt": "images", "cnn_mnist.opt": "images",
-    "generator.mhe": "images", "discriminator.mhe": "images", "gcn": "graph", "gcn.opt": "graph", "mlp": "images",
-    "mlp.opt": "images", "pointnet": "points", "pointnet.opt": "points", "resnet20": "images", "resnet32": "images",
-    "resnet18": "images", "resnet34": "images", "resnet32.spherenet": "images", "resnet32w.spherenet": "images",
-    "resnet18.spherenet": "images", "resnet18v2.spherenet": "images", "resnet32.mhe": "images",
-    "resnet18.mhe": "images", "resnet34.mhe": "images", "resnet20.opt": "images", "resnet32.opt": "images",
-    "resnet18.opt": "images", "resnet18a.opt": "images", "resnet18b.opt": "images", "sphereface20": "images",
-    "sphereface64": "images", "cnn20.opt": "images", "transformer": "text",
+    "wide_cnn9.opt": "images", "cnn10.opt": "images", "cnn4.opt": "images", "cnn_mnist.opt": "images", "gcn": "graph",
+    "gcn.opt": "graph", "mlp": "images", "mlp.opt": "images", "pointnet": "points", "pointnet.opt": "points",
+    "resnet20": "images", "resnet32": "images", "resnet18": "images", "resnet34": "images",
+    "resnet32.spherenet": "images", "resnet32w.spherenet": "images", "resnet18.spherenet": "images",
+    "resnet18v2.spherenet": "images", "resnet32.mhe": "images", "resnet18.mhe": "images", "resnet34.mhe": "images",
+    "resnet20.opt": "images", "resnet32.opt": "images", "resnet18.opt": "images", "resnet18a.opt": "images",
+    "resnet18b.opt": "images", "sphereface20": "images", "sphereface64": "images", "cnn20.opt": "images",
+    "transformer": "text", "generator.mhe": "images", "discriminator.mhe": "images",
 }
 
 #: dataset → what it holds

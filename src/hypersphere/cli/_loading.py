@@ -49,6 +49,7 @@ def load_recipe(recipe: str) -> Config:
 
 def load_options_run(options: argparse.Namespace) -> Run:
     """Load the run of the options. Raise ValueError in one line if that fails."""
+    from ..papers import gan as gan  # registers it
     from ..train.config import ConfigError
     from ..train.inference.run import load_run
 

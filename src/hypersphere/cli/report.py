@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from ..papers import gan as gan  # registers it
     from ..report.run_files import group_runs, read_runs
     from ..report.run_page import build_page, spread, summarize
 

@@ -94,6 +94,7 @@ def _folder(base: Config, values: dict[str, Any], recipe: str | None) -> str:
 
 
 def _fit(config: Config, options: argparse.Namespace) -> Any:
+    from ..papers import gan as gan  # registers it
     from ..train import TrainingError, fit, keep_memory
     from ..train.distributed import ProcessLost
 

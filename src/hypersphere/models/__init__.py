@@ -4,9 +4,10 @@ A family name (``cnn9``, ``resnet18``) takes every option of the family; ``famil
 """
 
 from .._internal.modules import import_all
-from ._parts import Network, initialize
+from ._parts import Network, Style, check_images, check_ints, check_size, flatten_features, initialize
 from ._registry import PRESETS, Preset, create, names, preset, register
 
-__all__ = ["PRESETS", "Network", "Preset", "create", "initialize", "names", "preset", "register"]
+__all__ = ["PRESETS", "Network", "Preset", "Style", "check_images", "check_ints", "check_size", "create"]
+__all__ += ["flatten_features", "initialize", "names", "preset", "register"]
 
 import_all(__name__, __path__)  # each registers its networks

@@ -34,6 +34,8 @@ class Preset:
 
 
 PRESETS: dict[str, Preset] = {}
+#: networks of the catalog that are registered when a module outside this package is imported
+ELSEWHERE = {"generator.mhe": "hypersphere.papers.gan", "discriminator.mhe": "hypersphere.papers.gan"}
 
 
 def register(name: str, build: Callable[..., nn.Module], *, paper: str = "", table: str = "", **options: Any) -> None:
@@ -65,6 +67,8 @@ def preset(name: str) -> Preset:
     """Return the preset of a name, one of :func:`names` or ``timm/NAME``."""
     if isinstance(name, str) and name.startswith(_timm.PREFIX):
         return Preset(name, _timm.builder(name))
+    if name in ELSEWHERE and name not in PRESETS:
+        raise ValueError(f"network {name!r} is registered by {ELSEWHERE[name]}: import that first")
     if not isinstance(name, str) or name not in PRESETS:
         near = nearest_few(name, PRESETS) if isinstance(name, str) else []
         raise ValueError(unknown_name("network", name, near, "see hypersphere.models.names()"))

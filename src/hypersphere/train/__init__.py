@@ -24,13 +24,14 @@ from .memory import keep_memory
 
 __all__ = ["Config", "ConfigError", "Data", "Energy", "Gan", "Landscape", "Loss", "Model", "Optimizer", "Result"]
 __all__ += ["Rotation", "Run", "Schedule", "TrainingError", "derive", "fit", "keep_memory", "landscape", "load_file"]
-__all__ += ["load_run"]
+__all__ += ["TrainingTask", "load_run", "register_task"]
 
 if TYPE_CHECKING:
     from .engine import TrainingError, fit
     from .inference.landscape import Landscape, landscape
     from .inference.run import Run, load_run
     from .results import Result
+    from .tasks import TrainingTask, register_task
 else:
     _HOME = {
         "TrainingError": "engine",
@@ -40,5 +41,7 @@ else:
         "Run": "inference.run",
         "landscape": "inference.landscape",
         "load_run": "inference.run",
+        "TrainingTask": "tasks",
+        "register_task": "tasks",
     }
     __getattr__, __dir__ = lazy(__name__, _HOME)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .building import Classifier, targets_of
+from .networks import Classifier, targets_of
 from .splits import Batch, DataSpec
 from .storage.predictions import LARGEST_IMAGE, MOST_PAIRS, MOST_WORST
 

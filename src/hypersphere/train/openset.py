@@ -11,8 +11,8 @@ from torch import Tensor
 from .. import data as datasets
 from .. import openset
 from ..data import Pairs
-from .building import Classifier
 from .config import Config
+from .networks import Classifier
 from .splits import WAYS, Batch, Splits
 
 SHOTS, QUERIES = 5, 15

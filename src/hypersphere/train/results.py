@@ -17,17 +17,17 @@ from .._internal import checks, checksummed_json, safe_files
 from .._internal.checksummed_json import RUN_ID
 from ..rotation import count_parameters, merge, save_rotations
 from ..rotation.parametrization import find_rotated
-from . import building
 from .config import Config
 from .evaluation import Predictions
 from .inference.run import load_run
+from .networks import Classifier
 from .progress import Progress
 from .storage import layout, predictions, weights
 from .storage.folder import config_text
 from .storage.metrics import Metrics, finite
 from .storage.reading import one_line, steps
 from .storage.summary import SUMS, read_summary
-from .tasks import Task
+from .tasks import TrainingTask
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def read_result(config: Config) -> Result | None:
 
 
 def write_result(
-    task: Task,
+    task: TrainingTask,
     progress: Progress,
     history: Metrics,
     seconds: float,
@@ -115,7 +115,7 @@ def write_result(
         "versions": {"hypersphere": __version__, "torch": torch.__version__, "python": platform.python_version()},
     }
     main = modules[task.main]
-    model = main.network if isinstance(main, building.Classifier) and main.head is None else main
+    model = main.network if isinstance(main, Classifier) and main.head is None else main
     path = None if config.out is None else Path(config.out)
     if path is not None and task.world.is_main:
         _write(path, task, modules, summary, history, collected)
@@ -130,7 +130,7 @@ def _merged(module: nn.Module) -> nn.Module:
 
 def _write(
     path: Path,
-    task: Task,
+    task: TrainingTask,
     modules: dict[str, nn.Module],
     summary: dict[str, Any],
     history: Metrics,
@@ -138,7 +138,7 @@ def _write(
 ) -> None:
     parts: dict[str, nn.Module] = {}
     for name, module in modules.items():
-        if isinstance(module, building.Classifier):
+        if isinstance(module, Classifier):
             parts["model"] = module.network
             if module.head is not None:
                 parts["head"] = module.head
@@ -149,7 +149,7 @@ def _write(
     model = weights.write(path / layout.FINAL, parts, described)
     files = {layout.CONFIG: config_text(task.config, summary[RUN_ID]), f"{layout.FINAL}/{layout.MODEL}": model}
     trained = task.modules[task.main]
-    network = trained.network if isinstance(trained, building.Classifier) else None
+    network = trained.network if isinstance(trained, Classifier) else None
     if task.config.init_from is not None and network is not None and any(find_rotated(network)):
         save_rotations(network, path / layout.FINAL / layout.ROTATIONS)  # an adapter of the network it started from
     sums = {name: checksummed_json.checksum(text.encode()) for name, text in files.items()}

@@ -1,33 +1,28 @@
-"""The training tasks: classify samples, classify the nodes of a graph, or train a GAN.
+"""The training tasks: classify samples or the nodes of a graph; :func:`register_task` adds others.
 
-A task has modules, which a checkpoint holds, and phases: a step takes each in turn. A classifier has one phase, a GAN
-two, of which the generator's may be due in every k-th step only, a graph one whose only batch is the graph.
+A task has modules, which a checkpoint holds, and phases, one for each optimizer: a step runs each in turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .._internal.draws import generator
-from ..data import Graph
+from .. import models
 from ..energy import EnergyRegularizer
 from ..rotation import Resampler, rotation_penalty
-from . import adversarial, building, openset
-from .config import Config, Gan
+from . import initial_weights, networks, neurons, openset
+from .config import Config
 from .distributed import World
 from .evaluation import Predictions, evaluate, predictions
-from .splits import Batch, Splits, evaluation, first_two
-from .storage.layout import FINAL, weights
-from .storage.weights import read_tensors
+from .optimizers import build_optimizer
+from .splits import Batch, DataSpec, Splits, evaluation, first_two
 
 LARGE = 16 * 16  # pixels; from this size channels_last is the default on a CPU
 INNER, PENALTY = 750, 0.1  # defaults: steps between draws, weight of the penalty
@@ -37,16 +32,16 @@ Start = nn.Module | dict[str, Tensor]  # of init_from: another run's model, or t
 
 @dataclass
 class Phase:
-    """One optimizer's part of a step.
+    """One optimizer's share of a step.
 
     Attributes:
         name: of its loss in the metrics.
         module: whose parameters it updates.
         loss: of a batch, the mean over its samples.
         wrapped: what `loss` calls, if its gradients are averaged over processes.
-        terms: what is added to the loss, once a step.
+        terms: added to the loss, once a step.
         resampler: of stochastic OPT.
-        every: it takes part in every so many steps.
+        every: runs in every so many steps only.
     """
 
     name: str
@@ -59,26 +54,68 @@ class Phase:
     every: int = 1
 
 
-class Task:
-    """Base of all tasks; `modules` by their names in checkpoints."""
+class TrainingTask:
+    """Base of all tasks.
 
+    A subclass sets the attributes in its constructor and implements :meth:`build`, :meth:`check_batch` and, to measure
+    more than the loss, :meth:`evaluate`.
+
+    Attributes:
+        modules: by their names in checkpoints.
+        phases: what a step runs.
+        main: the module that load_run returns.
+        has_classes: whether it has labels and an accuracy.
+        body, head: the network and loss head whose energies are logged.
+        regularizer: the energy term of the config.
+        step: steps done.
+        channels_last: memory format of the inputs.
+    """
+
+    main: str
+    has_classes = True
     modules: dict[str, nn.Module]
     phases: list[Phase]
-    regularizer: EnergyRegularizer | None = None  # the energy term of the config
-    main: str  # the module that load_run returns
-    step = 0  # steps done
-    channels_last = False  # memory format of the inputs
+    body: nn.Module
+    head: nn.Module | None = None
+    regularizer: EnergyRegularizer | None = None
+    step = 0
+    channels_last = False
 
-    def __init__(self, config: Config, splits: Splits, world: World) -> None:
+    def __init__(self, config: Config, splits: Splits, world: World, start: Start | None = None) -> None:
         self.config, self.splits, self.world = config, splits, world
+
+    @classmethod
+    def build(cls, config: Config, spec: DataSpec) -> nn.Module:
+        """Build the main module, not rotated; ValueError if the config does not fit the data."""
+        raise NotImplementedError
+
+    @classmethod
+    def input_spec(cls, module: nn.Module, spec: DataSpec) -> DataSpec:
+        """Return what the main module takes: by default the data."""
+        return spec
+
+    def check_batch(self, batch: Batch) -> None:
+        """Run a batch through the modules in eval mode; raise if they do not fit the data."""
+        raise NotImplementedError
+
+    def prepare(self, module: nn.Module, body: nn.Module, head: nn.Module | None = None) -> None:
+        """Rotate the neurons of a module, as the config says, and move it to the device."""
+        neurons.prepare(body, head, self.config.rotation, self.config.seed)
+        module.to(self.world.device)
+
+    def add_energy(self, body: nn.Module, head: nn.Module | None = None) -> None:
+        """Build the energy term of the config, if it has one; log the energies of these neurons."""
+        self.body, self.head = body, head
+        if self.config.energy is not None:
+            self.regularizer = neurons.build_regularizer(body, head, self.config.energy, self.config.seed)
 
     def energies(self) -> dict[str, float]:
         """Return the current energy of every layer."""
-        raise NotImplementedError
+        return neurons.energies(self.body, self.head, self.config.energy)
 
     def pair_energies(self) -> dict[str, float]:
         """Return the energy that OPT's figures show, of every hidden layer: the same for all configs."""
-        raise NotImplementedError
+        return neurons.pair_energies(self.body, self.head, self.config.energy)
 
     def try_out(self) -> None:
         """Run two samples through the network before anything is written. ValueError if that fails."""
@@ -91,12 +128,12 @@ class Task:
         try:
             with torch.no_grad():
                 try:
-                    self._try_out(self.to_device(batch))
+                    self.check_batch(self.to_device(batch))
                 except RuntimeError:
                     if wanted is not None or not self.channels_last:
                         raise
                     self.channels_last = False  # such as a network that calls view
-                    self._try_out(self.to_device(batch))
+                    self.check_batch(self.to_device(batch))
         except Exception as error:
             names = f"model.name={self.config.model.name} does not fit data.name={self.config.data.name}"
             raise ValueError(f"{names}: {' '.join(str(error).split())}") from error
@@ -112,16 +149,20 @@ class Task:
         """Return whether channels_last makes steps faster: a fixed rule, since results must not depend on a timing."""
         return False
 
-    def _try_out(self, batch: Batch) -> None:
-        raise NotImplementedError
-
     def count_correct(self, batch: Batch) -> tuple[int, int]:
         """Return the correct predictions and the samples of the last training batch; (0, 0) without classes."""
         return 0, 0
 
+    @torch.no_grad()
     def evaluate(self, split: str, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
-        """Evaluate a split; None if it was interrupted."""
-        raise NotImplementedError
+        """Evaluate a split; None if it was interrupted. By default: the mean loss of the first phase."""
+        total, count = 0.0, 0
+        for batch in map(self.to_device, evaluation(self.splits, split, self.config.data, self.world)):
+            if interrupted():
+                return None
+            total, count = total + float(self.phases[0].loss(batch)) * len(batch), count + len(batch)
+        total, samples = self.world.all_sum(total, count)
+        return {"loss": total / samples}
 
     def final_predictions(self, split: str, is_current: bool) -> Predictions | None:
         """Return the predictions of a split for the run folder; None without classes, or if processes share the split.
@@ -138,9 +179,9 @@ class Task:
         loss: Callable[[Batch], Tensor],
         regularizer: EnergyRegularizer | None = None,
     ) -> Phase:
-        """Build the phase of a module that is on its device and rotated."""
+        """Build the phase of a module after :meth:`prepare`."""
         config = self.config
-        optimizer = building.build_optimizer(module, config)
+        optimizer = build_optimizer(module, config)
         wrapped = self.world.wrap_ddp(module)
         terms: list[Callable[[], Tensor]] = [] if regularizer is None else [regularizer]
         rotation, resampler = config.rotation, None
@@ -150,14 +191,53 @@ class Task:
         if rotation is not None and rotation.sample is not None:
             resampler = Resampler(module, optimizer, INNER if rotation.inner is None else rotation.inner)
         if rotation is not None and rotation.renormalize:
-            optimizer.register_step_post_hook(partial(building.renormalize, module))
+            optimizer.register_step_post_hook(partial(neurons.renormalize, module))
         return Phase(name, module, optimizer, loss, wrapped, terms, resampler)
 
     def compiled(self, module: nn.Module) -> Any:
+        """Compile a module, if the config says so."""
         return torch.compile(module) if self.config.compile else module
 
 
-class Classification(Task):
+# ------------------------------------------------------------------------------------------------- registry
+
+
+@dataclass(frozen=True)
+class RegisteredTask:
+    """A task and the configs that it trains."""
+
+    task: type[TrainingTask]
+    when: Callable[[Config, DataSpec], bool]
+
+
+TASKS: dict[str, RegisteredTask] = {}
+
+
+def register_task(name: str, task: type[TrainingTask], when: Callable[[Config, DataSpec], bool]) -> None:
+    """Register a task under a name: it trains the configs and data for which `when` returns True.
+
+    Of several the one that was registered last is taken; classification trains whatever no other task does.
+
+    Example:
+        >>> register_task("mine", TrainingTask, when=lambda config, spec: config.model.name == "my_network")
+        >>> TASKS.pop("mine").task
+        <class 'hypersphere.train.tasks.TrainingTask'>
+    """
+    TASKS[name] = RegisteredTask(task, when)
+
+
+def task_of(config: Config, spec: DataSpec) -> type[TrainingTask]:
+    """Return the task that trains a config on data. ValueError if its network is not registered."""
+    models.preset(config.model.name)
+    return next(entry.task for entry in reversed(TASKS.values()) if entry.when(config, spec))
+
+
+def make(config: Config, splits: Splits, world: World, start: Start | None = None) -> TrainingTask:
+    """Build the task of a config."""
+    return task_of(config, splits.spec)(config, splits, world, start)
+
+
+class Classification(TrainingTask):
     """Classify samples; also text, where the label of every position is the next character."""
 
     main = "classifier"
@@ -165,38 +245,32 @@ class Classification(Task):
     collected: Predictions | None = None  # of the last evaluation
 
     def __init__(self, config: Config, splits: Splits, world: World, start: Start | None = None) -> None:
-        super().__init__(config, splits, world)
+        super().__init__(config, splits, world, start)
         classes = splits.spec.classes
         if len(classes) < 2:
             raise ValueError(
                 f"data.name={config.data.name}: a classifier needs at least two classes, got {len(classes)}"
                 f"{f', {classes[0]!r}' if classes else ''}"
             )
-        self.model = building.build_classifier(config, splits.spec)
+        self.model = self.build(config, splits.spec)
         if isinstance(start, nn.Module):
-            building.start_from(self.model, start, str(config.init_from))
+            initial_weights.start_from(self.model, start, str(config.init_from))
         elif start is not None:
-            building.start_from_tensors(self.model, start, config, splits.spec)
-        building.prepare(self.model.network, self.model.head, config.rotation, config.seed)
-        self.model.to(world.device)
-        if config.energy is not None:
-            self.regularizer = building.build_regularizer(
-                self.model.network, self.model.head, config.energy, config.seed
-            )
+            initial_weights.start_from_tensors(self.model, start, config, splits.spec)
+        self.prepare(self.model, self.model.network, self.model.head)
+        self.add_energy(self.model.network, self.model.head)
         self.modules = {"classifier": self.model}
         phase = self.phase("loss", self.model, self.loss, self.regularizer)
         self.phases = [phase]
         self.run = self.compiled(phase.wrapped)
-        self.given: Tensor | None = None  # the last output of the network
+        self.output: Tensor | None = None  # of the network, in the last step
         openset.check_splits(self.model, splits, f"data.name={config.data.name}")
 
-    def energies(self) -> dict[str, float]:
-        return building.energies(self.model.network, self.model.head, self.config.energy)
+    @classmethod
+    def build(cls, config: Config, spec: DataSpec) -> networks.Classifier:
+        return networks.build_classifier(config, spec)
 
-    def pair_energies(self) -> dict[str, float]:
-        return building.pair_energies(self.model.network, self.model.head, self.config.energy)
-
-    def _try_out(self, batch: Batch) -> None:
+    def check_batch(self, batch: Batch) -> None:
         self._check_logits(self.model(batch.inputs, edges=self.edges))
 
     def _gains_by_channels_last(self) -> bool:
@@ -212,12 +286,12 @@ class Classification(Task):
             raise ValueError(f"it must return a logit for each of {classes} classes, (B, {classes}), got {got}")
 
     def loss(self, batch: Batch) -> Tensor:
-        self._begin(batch)
-        loss, given = self.run(batch.inputs, batch.labels, self.edges)
-        self.given = given.detach()
+        self._count_annealing_once(batch)
+        loss, output = self.run(batch.inputs, batch.labels, self.edges)
+        self.output = output.detach()
         return loss
 
-    def _begin(self, batch: Batch) -> None:
+    def _count_annealing_once(self, batch: Batch) -> None:
         """Keep the head's annealing at one count per step, however many batches a step has."""
         head, step = self.model.head, getattr(self.model.head, "step", None)
         if batch.number and head is not None and isinstance(step, Tensor):
@@ -225,8 +299,8 @@ class Classification(Task):
 
     @torch.no_grad()
     def count_correct(self, batch: Batch) -> tuple[int, int]:
-        assert self.given is not None
-        _, hits = predictions(self.model, self.given, batch)
+        assert self.output is not None
+        _, hits = predictions(self.model, self.output, batch)
         return int(hits.sum()), len(hits)
 
     def evaluate(self, split: str, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
@@ -265,121 +339,5 @@ class NodeClassification(Classification):
         self.edges = splits.train.adjacency.to(world.device)
 
 
-class Adversarial(Task):
-    """Train a generator of images against a discriminator (MHE, App. G).
-
-    The energy is the discriminator's. Noise is a function of seed and step, one draw for all processes.
-    """
-
-    main = "generator"
-
-    def __init__(self, config: Config, splits: Splits, world: World, start: Start | None = None) -> None:
-        super().__init__(config, splits, world)
-        if splits.spec.kind != "images":
-            raise ValueError(f"model.name={config.model.name} makes images, but data.name={config.data.name} has none")
-        self.generator, self.discriminator = building.build_gan(config, splits.spec)
-        if world.device.type == "cpu":
-            building.check_gan_cost(self.generator, self.discriminator, config.rotation)
-        self.gan = config.gan or Gan()
-        self.loss_of = adversarial.LOSSES[self.gan.loss]
-        if start is not None and not isinstance(start, nn.Module):
-            raise ValueError(f"init_from must be a run folder for model.name={config.model.name}, got a file")
-        if start is not None:
-            building.load_fitting(self.generator, start.state_dict(), f"init_from={config.init_from}")
-            if (file := Path(str(config.init_from), FINAL, weights("discriminator"))).is_file():
-                building.load_fitting(self.discriminator, read_tensors(file), str(file))
-        for module in (self.generator, self.discriminator):
-            building.prepare(module, None, config.rotation, config.seed)
-            module.to(world.device)
-        if config.energy is not None:
-            self.regularizer = building.build_regularizer(self.discriminator, None, config.energy, config.seed)
-        self.modules = {"generator": self.generator, "discriminator": self.discriminator}
-        critic = self.phase("discriminator_loss", self.discriminator, self.discriminator_loss, self.regularizer)
-        maker = self.phase("generator_loss", self.generator, self.generator_loss)
-        maker.every = self.gan.discriminator_steps
-        self.phases = [critic, maker]
-        if (limit := self.gan.clip_weights) is not None:
-            critic.optimizer.register_step_post_hook(lambda *_: adversarial.clip_weights(self.discriminator, limit))
-        self.discriminate, self.generate = self.compiled(critic.wrapped), self.compiled(maker.wrapped)
-        self.fooled = self.compiled(self.discriminator)  # not averaged over processes: it is not updated by this loss
-
-    def energies(self) -> dict[str, float]:
-        return building.energies(self.discriminator, None, self.config.energy)
-
-    def pair_energies(self) -> dict[str, float]:
-        return building.pair_energies(self.discriminator, None, self.config.energy)
-
-    def _try_out(self, batch: Batch) -> None:
-        made = self.generator(self.noise("try", 0, batch))
-        if made.shape != batch.inputs.shape:
-            raise ValueError(f"it generates {tuple(made.shape[1:])}, the data have {tuple(batch.inputs.shape[1:])}")
-        self.discriminator(made)
-
-    def noise(self, name: str, number: int, batch: Batch) -> Tensor:
-        """Draw noise for the batch of all processes and return this process's part."""
-        latent: int = self.generator.latent  # type: ignore[assignment]
-        return self._own(torch.randn(batch.total, latent, generator=self._draw(name, number, batch)), batch)
-
-    def _draw(self, name: str, number: int, batch: Batch) -> torch.Generator:
-        return generator(self.config.seed, f"{name} {batch.number}", number)
-
-    def _own(self, whole: Tensor, batch: Batch) -> Tensor:
-        return whole[batch.offset : batch.offset + len(batch)].to(self.world.device)
-
-    def discriminator_loss(self, batch: Batch) -> Tensor:
-        with torch.no_grad():
-            fake = self.generator(self.noise("discriminator", self.step, batch))
-            fake = fake.to(batch.inputs.dtype)
-        real, false = self.discriminate(torch.cat([batch.inputs, fake])).float().chunk(2)
-        loss = self.loss_of(real).mean() + self.loss_of(-false).mean()
-        if not self.gan.gradient_penalty:
-            return loss
-        shares = self._own(torch.rand(batch.total, generator=self._draw("between", self.step, batch)), batch)
-        # the module itself: torch.compile has no second derivatives, and one call is averaged over processes
-        penalty = adversarial.gradient_penalty(self.discriminator, batch.inputs, fake, shares)
-        return loss + self.gan.gradient_penalty * penalty
-
-    def generator_loss(self, batch: Batch) -> Tensor:
-        fake = self.generate(self.noise("generator", self.step, batch))
-        with _frozen(self.discriminator):
-            return self.loss_of(self.fooled(fake).float()).mean()
-
-    @torch.no_grad()
-    def evaluate(self, split: str, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
-        names = ("loss", "discriminator_loss", "generator_loss", "told_apart")
-        sums, count = [0.0] * len(names), 0
-        for batch in evaluation(self.splits, split, self.config.data, self.world):
-            if interrupted():
-                return None
-            batch = self.to_device(batch)
-            real = self.discriminator(batch.inputs).float()
-            made = self.generator(self.noise(split, 0, batch))
-            false = self.discriminator(made).float()
-            critic = self.loss_of(real).sum() + self.loss_of(-false).sum()
-            told_apart = adversarial.told_apart(self.gan.loss, real, false)
-            figures = torch.stack([critic, critic, self.loss_of(false).sum(), told_apart.sum()])
-            sums, count = [a + b for a, b in zip(sums, figures.tolist(), strict=True)], count + len(batch)
-        *sums, samples = self.world.all_sum(*sums, count)
-        return {name: value / samples for name, value in zip(names, sums, strict=True)}
-
-
-@contextmanager
-def _frozen(module: nn.Module) -> Iterator[None]:
-    """Give the module's parameters no gradient inside the `with`."""
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    try:
-        for parameter in parameters:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter in parameters:
-            parameter.requires_grad_(True)
-
-
-def make(config: Config, splits: Splits, world: World, start: Start | None = None) -> Task:
-    """Build the task of a config."""
-    if config.model.is_generator:
-        return Adversarial(config, splits, world, start)
-    if isinstance(splits.train, Graph):
-        return NodeClassification(config, splits, world, start)
-    return Classification(config, splits, world, start)
+register_task("classification", Classification, when=lambda config, spec: True)
+register_task("node classification", NodeClassification, when=lambda config, spec: spec.kind == "graph")

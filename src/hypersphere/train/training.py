@@ -17,10 +17,11 @@ from torch.nn.utils.parametrize import cached
 from .._internal import checks
 from .._internal.checksummed_json import RUN_ID
 from .._internal.interruption import Interruptions
-from . import automatic, building, display, results, splits, tasks
+from . import automatic, display, results, splits, tasks
 from .config import Config, derive
 from .distributed import World
 from .inference.run import load_run
+from .initial_weights import check_fits
 from .precision import Precision
 from .progress import Progress
 from .schedule import Schedule, has_batch_norm
@@ -353,7 +354,7 @@ class Training:
         try:
             weights = {name: nested[name] for name in self.task.modules}
             for name, module in self.task.modules.items():
-                building.check_fits(module, {key: value.shape for key, value in weights[name].items()}, str(found))
+                check_fits(module, {key: value.shape for key, value in weights[name].items()}, str(found))
         except (LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"{found} does not match the config: {one_line(error)[:200]}") from None
         self.best_weights = weights

@@ -12,6 +12,7 @@ from ...report.svg import text_line
 from ...train.inference.inputs import Preprocess
 from ...train.inference.run import Run, load_run
 from ...train.splits import augmentations, load
+from .. import gan as gan  # registers it
 from .drawing import TOP, Drawing, close_svg, open_svg
 from .features import run_names
 from .images import image

@@ -16,9 +16,10 @@ from ...train import TrainingError, fit
 from ...train.config import derive
 from ...train.processes import serve, when_free
 from ...train.results import Result
+from .. import gan as gan  # registers it
 from .. import tables
 from ..table import Row, Table
-from .figures import figures_of
+from .metrics import figures_of
 from .results import FULL, Entry, fingerprint, machine, run_folder
 
 

@@ -22,7 +22,7 @@ from ..._internal.modules import import_extra
 from ..._internal.safe_files import write_bytes
 from ..._internal.tensors import unshared
 from ...data.augment import Normalize
-from .. import building
+from ..networks import Classifier
 from ..storage import layout
 from ..storage.reading import one_line
 from .run import Run
@@ -36,7 +36,7 @@ _EXAMPLES = 3  # batch size for tracing: sizes 0 and 1 become constants
 class _Embeddings(nn.Module):
     """Return embeddings of length 1, as :meth:`Run.embed` does."""
 
-    def __init__(self, classifier: building.Classifier) -> None:
+    def __init__(self, classifier: Classifier) -> None:
         super().__init__()
         self.classifier = classifier
 
@@ -156,7 +156,7 @@ def _is_normalized(run: Run) -> bool:
 
 def _safetensors(run: Run) -> bytes:
     tensors = run.model.state_dict()
-    if isinstance(run.model, building.Classifier):  # restore the network's own names
+    if isinstance(run.model, Classifier):  # restore the network's own names
         tensors = {name.removeprefix("network."): value for name, value in tensors.items()}
     kept, aliases = unshared(tensors)
     return save(kept, _metadata(run) | ({"aliases": json.dumps(aliases)} if aliases else {}))

@@ -19,9 +19,10 @@ from ...data import Graph
 from ...data.augment import as_stored
 from ...losses import AngularSoftmaxLoss
 from ...rotation.merging import holds_rotations, merge_state_dict
-from .. import building
 from ..config import Config, load_file
 from ..config.values import shown
+from ..initial_weights import check_fits, load_fitting
+from ..networks import Classifier
 from ..splits import DataSpec, augmentations
 from ..storage import checkpoint
 from ..storage.identity import check_id
@@ -29,6 +30,7 @@ from ..storage.layout import CHECKPOINTS, CONFIG, FINAL, MODEL, RESULT, STATE, S
 from ..storage.reading import find, one_line, warn_damaged
 from ..storage.summary import is_count, read_summary
 from ..storage.weights import read_model, read_tensors, shapes_of
+from ..tasks import task_of
 from .inputs import DTYPES, KINDS, Preprocess
 
 BATCH = 256  # samples per forward pass
@@ -42,7 +44,7 @@ class Run:
         model: in eval mode, with plain layers; ``model(preprocess(inputs))`` are logits. With an angular loss it is the
             network with its head. A GAN's is the generator, which takes noise.
         preprocess: a :class:`~hypersphere.train.inference.inputs.Preprocess`.
-        labels: the names of the classes; none for a generator.
+        labels: the names of the classes; none for other tasks than classification.
         config: of the training.
         path: the run's folder.
         source: the folder in it that the weights are from, ``final`` or a checkpoint.
@@ -77,11 +79,11 @@ class Run:
         return torch.cat([F.normalize(_last(self._features(*part)).float(), dim=1) for part in self._parts(inputs)])
 
     @property
-    def classifier(self) -> building.Classifier:
+    def classifier(self) -> Classifier:
         """The model as it was trained: ``classifier(inputs, labels)`` returns the loss too."""
-        if isinstance(self.model, building.Classifier):
+        if isinstance(self.model, Classifier):
             return self.model
-        return building.Classifier(self.model, None, self.config.loss.label_smoothing)
+        return Classifier(self.model, None, self.config.loss.label_smoothing)
 
     @property
     def facts(self) -> DataSpec:
@@ -89,8 +91,8 @@ class Run:
         return self.spec
 
     def check_labels(self) -> None:
-        if self.config.model.is_generator:
-            raise ValueError(f"{self.path} is a generator's run: it makes images of noise and has no labels")
+        if not self.labels:
+            raise ValueError(f"{self.path} has no labels: its network, {self.config.model.name}, is no classifier")
 
     def _parts(self, inputs: Any) -> Iterator[tuple[Tensor, ...]]:
         """Yield the network's arguments in batches; a graph is one batch."""
@@ -185,9 +187,9 @@ def _from_final(path: Path, config: Config) -> Run:
     spec = read_spec(source / MODEL, described.get("data"))
 
     def parts(model: nn.Module) -> Iterator[tuple[nn.Module, Path]]:
-        network = model.network if isinstance(model, building.Classifier) else model
+        network = model.network if isinstance(model, Classifier) else model
         yield network, source / weights("model")
-        if isinstance(model, building.Classifier) and model.head is not None:
+        if isinstance(model, Classifier) and model.head is not None:
             yield model.head, source / weights("head")
 
     # On the meta device first: a config may ask for more memory than there is, where the files are small.
@@ -221,7 +223,7 @@ def read_checkpoint(source: Path, config: Config) -> tuple[Mapping[str, Tensor],
     tensors, state = checkpoint.load(source)
     check_id(source.parent.parent, source, state.get(RUN_ID))
     spec = read_spec(source / STATE, state.get("data"))
-    name = "generator" if config.model.is_generator else "classifier"
+    name = task_of(config, spec).main
     nested = checkpoint.unflatten(tensors, state.get("tree"))
     weights = nested.get(name) if isinstance(nested, Mapping) else None
     if not isinstance(weights, Mapping) or not all(
@@ -235,12 +237,11 @@ def _run(path: Path, source: Path, config: Config, spec: DataSpec, model: nn.Mod
     if not is_count(step):
         raise ValueError(f"{source} is malformed: its step must be an integer >= 0, got {shown(step)}")
     model.eval()
-    if not isinstance(model, building.Classifier):
-        noise = DataSpec("other", (int(model.latent),), "float32", [])  # type: ignore[arg-type]
-        return Run(model, Preprocess(noise, as_stored), [], config, path, source, step, spec)
-    whole = model if model.head is not None else model.network
-    preprocess = Preprocess(spec, augmentations(config.data)[1])
-    return Run(whole, preprocess, list(spec.classes), config, path, source, step, spec)
+    task = task_of(config, spec)
+    inputs = task.input_spec(model, spec)
+    preprocess = Preprocess(inputs, augmentations(config.data)[1] if inputs is spec else as_stored)
+    whole = model.network if isinstance(model, Classifier) and model.head is None else model
+    return Run(whole, preprocess, list(spec.classes) if task.has_classes else [], config, path, source, step, spec)
 
 
 # ------------------------------------------------------------------------------------------------------- parts
@@ -249,9 +250,7 @@ def _run(path: Path, source: Path, config: Config, spec: DataSpec, model: nn.Mod
 def _network(config: Config, spec: DataSpec) -> nn.Module:
     """Build the network of a run; torch's random state is restored."""
     with torch.random.fork_rng(devices=[]):
-        if config.model.is_generator:
-            return building.build_gan(config, spec)[0]
-        return building.build_classifier(config, spec)
+        return task_of(config, spec).build(config, spec)
 
 
 def _outline(config: Config, spec: DataSpec) -> nn.Module | None:
@@ -278,12 +277,12 @@ def _check_fit(module: nn.Module, file: Path, shapes: Mapping[str, tuple[int, ..
     for name in module.state_dict():  # before loading: a layer may fill in missing tensors
         if name not in shapes and name not in unused:
             raise ValueError(f"{file} has no tensor {name!r}, which the network of {CONFIG} has")
-    building.check_fits(module, shapes, str(file))
+    check_fits(module, shapes, str(file))
 
 
 def _fill(module: nn.Module, file: Path, tensors: Mapping[str, Tensor]) -> None:
     _check_fit(module, file, {name: value.shape for name, value in tensors.items()})
-    building.load_fitting(module, dict(tensors), str(file))
+    load_fitting(module, dict(tensors), str(file))
 
 
 def read_spec(file: Path, tree: Any) -> DataSpec:

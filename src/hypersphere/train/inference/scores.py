@@ -10,7 +10,7 @@ from typing import Any
 from ... import data as datasets
 from ..._internal import checks
 from ...data import Graph, Pairs
-from .. import building, openset
+from .. import neurons, openset
 from ..config import Config
 from ..distributed import World, device_of
 from ..evaluation import Predictions, evaluate
@@ -59,7 +59,7 @@ def scores(run: Run, split: str | None = None, config: Config | None = None, *, 
     if collected is not None:
         _write_predictions(run, splits, split, collected)
     samples, correct = totals.samples.tolist(), totals.correct.tolist()
-    energies = building.energies(classifier.network, classifier.head, run.config.energy)
+    energies = neurons.energies(classifier.network, classifier.head, run.config.energy)
     return {
         "split": split,
         "step": run.step,
@@ -133,7 +133,7 @@ def open_scores(
         figures = openset.run_episodes(embedder, splits.split(split), **settings)
     else:
         figures = openset.identify(embedder, splits.split(split), **options)
-    energies = building.energies(classifier.network, classifier.head, run.config.energy)
+    energies = neurons.energies(classifier.network, classifier.head, run.config.energy)
     found = {"split": split, "step": run.step, "measure": measure, **figures}
     return found | {"energy": sum(energies.values()), "energies": energies}
 

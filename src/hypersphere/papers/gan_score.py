@@ -11,12 +11,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ..._internal.draws import generator
-from ...train import derive, load_run
-from ...train.building import Classifier
-from ...train.distributed import World
-from ...train.results import Result
-from ...train.splits import evaluation, load
+from .._internal.draws import generator
+from ..train import derive, load_run
+from ..train.distributed import World
+from ..train.networks import Classifier
+from ..train.results import Result
+from ..train.splits import evaluation, load
 
 BATCH = 500
 

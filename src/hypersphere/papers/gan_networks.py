@@ -9,9 +9,8 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from .._internal import checks
 from ..layers.sphere import Scale, SimilarityLike
+from ..models import Network, Style, check_images, check_ints, check_size, flatten_features, initialize, register
 from ..neurons import select
-from ._parts import Network, Style, check_images, check_ints, check_size, flatten_features, initialize
-from ._registry import register
 
 
 class Generator(nn.Module):

@@ -8,8 +8,8 @@ from typing import Any
 from ...train.inference.run import load_run
 from ...train.inference.scores import scores
 from ...train.results import Result
+from .. import gan_score
 from ..table import Table
-from . import generated
 
 OPEN = {"verification": "eer", "few_shot": "interval"}  # figure → a key of the summary that only open sets have
 
@@ -41,7 +41,7 @@ def figures_of(table: Table, result: Result, train: Callable[[str], Result]) -> 
         found |= _class0(result)
     if "classifier" in table.options:
         classifier = train(table.options["classifier"]) if result.config.model.is_generator else result
-        found |= generated.score(result, classifier, table.options["images"])
+        found |= gan_score.score(result, classifier, table.options["images"])
     if found.get(table.figure) is None:
         raise ValueError(f"the run {result.path} has no figure {table.figure}")
     return {table.figure: found.pop(table.figure), **{k: v for k, v in found.items() if v is not None}}
