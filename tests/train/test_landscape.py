@@ -298,7 +298,7 @@ def test_a_graph_works_and_a_gan_is_refused(tmp_path, capsys, monkeypatch):
     small_gan()
     gan = derive(tiny(), steps=1, out=str(tmp_path / "gan"), **{"model.name": "generator.mhe", "model.widths": None})
     fit(gan, progress=False)
-    assert "is a generator's run" in fails(capsys, tmp_path / "gan")
+    assert "has no labels" in fails(capsys, tmp_path / "gan")
 
 
 # ------------------------------------------------------------------------------------------------------- the picture

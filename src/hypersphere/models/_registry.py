@@ -67,7 +67,7 @@ def preset(name: str) -> Preset:
     """Return the preset of a name, one of :func:`names` or ``timm/NAME``."""
     if isinstance(name, str) and name.startswith(_timm.PREFIX):
         return Preset(name, _timm.builder(name))
-    if name in ELSEWHERE and name not in PRESETS:
+    if isinstance(name, str) and name in ELSEWHERE and name not in PRESETS:
         raise ValueError(f"network {name!r} is registered by {ELSEWHERE[name]}: import that first")
     if not isinstance(name, str) or name not in PRESETS:
         near = nearest_few(name, PRESETS) if isinstance(name, str) else []
