@@ -158,7 +158,7 @@ def _orthogonality(model: nn.Module) -> float:
     rotation = next(find_rotated(model)).rotation
     with torch.no_grad():
         next(rotation.parameters()).normal_(std=0.1)
-        return _error(rotation.task.turns(rotation.plan, dropout=False)[0].matrices())
+        return _error(rotation.task.block_rotations(rotation.plan, dropout=False)[0].matrices())
 
 
 def _peft_orthogonality(model: nn.Module) -> float:

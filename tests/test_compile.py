@@ -129,7 +129,7 @@ def test_training_sees_folds():
     torch.compiler.reset()
     model = rotated_net(sample=0.25)
     compiled, optimizer = torch.compile(model, fullgraph=True, backend="aot_eager"), optimizer_of(model)
-    resampler, (x, y) = hs.Resampler(model, optimizer, inner=2), rotated_batch()
+    resampler, (x, y) = hs.Resampler(model, optimizer, every=2), rotated_batch()
     for _ in range(5):
         optimizer.zero_grad()
         loss_of(compiled, x, y).backward()

@@ -97,7 +97,7 @@ def rotated_state(case, part, wrap=same):
     model = wrap(inner)
     groups = hs.param_groups(inner, weight_decay=0.01, ogd=method == "ogd")
     optimizer = hs.OGD(groups, lr=0.1) if method == "ogd" else torch.optim.SGD(groups, lr=0.1, momentum=0.9)
-    resampler = hs.Resampler(model, optimizer, inner=2) if case == "sampled" else None
+    resampler = hs.Resampler(model, optimizer, every=2) if case == "sampled" else None
     for _ in range(5):
         optimizer.zero_grad()
         loss_of(model, x[part], y[part]).backward()
@@ -111,7 +111,7 @@ def resampled_by_adam(part, wrap=same, make=torch.optim.Adam):
     """The state after resampling, when Adam has to forget what it knows of the old rotations."""
     inner, (x, y) = rotated_net("cayley", sample=0.25), rotated_batch(8)
     model, optimizer = wrap(inner), make([p for p in inner.parameters() if p.requires_grad], lr=0.01)
-    hs.Resampler(model, optimizer, inner=2)
+    hs.Resampler(model, optimizer, every=2)
     for _ in range(5):
         optimizer.zero_grad()
         loss_of(model, x[part], y[part]).backward()

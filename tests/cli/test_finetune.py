@@ -162,8 +162,8 @@ def test_settings_reach_the_rotations():
     trained = [name for name, p in body.named_parameters() if p.requires_grad]
     assert trained == ["0.parametrizations.weight.0.default.cayley", "2.weight", "2.bias"]
     body = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
-    neurons.prepare(body, None, Rotation(block_size=4, apply="input"), 0)
-    assert next(find_rotated(body)).rotation.plan.apply == "input"
+    neurons.prepare(body, None, Rotation(block_size=4, apply="activation"), 0)
+    assert next(find_rotated(body)).rotation.plan.apply == "activation"
     assert body[0].bias.requires_grad
 
 

@@ -292,7 +292,7 @@ def test_a_strength_is_merged_or_said(tmp_path):
 
 
 def test_a_tied_layer_that_rotates_its_inputs_loads_again(tmp_path):
-    model = shake(hs.rotate(Model(Config()), layers="head", apply="input", block_size=4)).eval()
+    model = shake(hs.rotate(Model(Config()), layers="head", apply="activation", block_size=4)).eval()
     hs.integrations.huggingface.save_pretrained(model, tmp_path)
     again = hs.integrations.huggingface.from_pretrained(Model, tmp_path)
     assert again.head.weight is again.embedding.weight

@@ -32,7 +32,7 @@ def layers(model):
     return [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and "encoder" in name]
 
 
-def rotated(apply="input", **options):
+def rotated(apply="activation", **options):
     model = bert()
     hs.rotate(model, layers=layers(model), apply=apply, **{"block_size": 32} | options)
     model.requires_grad_(False)
@@ -61,7 +61,7 @@ def ours(model, name):
     return model.get_submodule(name).parametrizations.weight[0].default.cayley
 
 
-@pytest.mark.parametrize("apply", ["input", "auto"])  # auto forms weights: 96 rows, 64 neurons
+@pytest.mark.parametrize("apply", ["activation", "auto"])  # auto forms weights: 96 rows, 64 neurons
 def test_equal_forward_and_after_training(apply):
     left, right = with_peft(), rotated(apply)
     names = layers(bert())
@@ -223,7 +223,7 @@ def test_inputs_of_four_dimensions_that_peft_cannot_take():
     config = peft.OFTConfig(target_modules=["layer"], r=0, oft_block_size=4, **EXACT)
     with pytest.raises((RuntimeError, ValueError)):
         peft.get_peft_model(copy.deepcopy(base), config)(x)
-    for apply in ("input", "weight"):
+    for apply in ("activation", "weight"):
         torch.testing.assert_close(
             hs.rotate(copy.deepcopy(base), layers="layer", block_size=4, apply=apply)(x), expected
         )

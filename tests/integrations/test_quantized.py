@@ -45,9 +45,9 @@ def test_the_rotation_of_a_quantized_layer_learns(quantize, tmp_path):
     model, x = quantize(), torch.randn(50, 64)
     target = net()[0](x @ torch.linalg.qr(torch.randn(64, 64)).Q).detach()
     before = model(x).detach()
-    with pytest.raises(ValueError, match=r"'0'.*quantized.*apply='input'"):
+    with pytest.raises(ValueError, match=r"'0'.*quantized.*apply='activation'"):
         hs.rotate(model, layers="0", block_size=16)
-    hs.rotate(model, layers="0", block_size=16, apply="input")
+    hs.rotate(model, layers="0", block_size=16, apply="activation")
     torch.testing.assert_close(model(x), before)
     rotation = model[0].parametrizations.weight[0].default.cayley
     optimizer = torch.optim.Adam([rotation], lr=0.01)
@@ -102,6 +102,6 @@ def test_the_neurons_of_quantized_weights():
 def test_quantized_activations_pass_no_gradient():
     model = net()
     quantization.quantize_(model, quantization.Int8DynamicActivationInt8WeightConfig())
-    hs.rotate(model, layers="0", block_size=16, apply="input")
+    hs.rotate(model, layers="0", block_size=16, apply="activation")
     with pytest.warns(UserWarning, match=r"quantized activations.*not trained"):
         model(torch.randn(5, 64))

@@ -140,17 +140,17 @@ class TestTransformers:
 
     def test_resume_is_bit_identical(self, tmp_path):
         net, energy = parts()
-        self.train(tmp_path, net, hs.integrations.TransformersCallback(energy, inner=INNER, merge=False))
+        self.train(tmp_path, net, hs.integrations.TransformersCallback(energy, every=INNER, merge=False))
         assert_counted(net, STEPS)
         assert energy.draws == STEPS
         again, its_energy = parts(seed=9)
-        callback = hs.integrations.TransformersCallback(its_energy, inner=INNER, merge=False)
+        callback = hs.integrations.TransformersCallback(its_energy, every=INNER, merge=False)
         self.train(tmp_path, again, callback, resume=f"{tmp_path}/checkpoint-{STOP}")
         assert its_energy.draws == STEPS
         assert_same(net, again)
 
         third, energy = parts()
-        self.train(tmp_path / "third", third, hs.integrations.TransformersCallback(energy, inner=INNER))
+        self.train(tmp_path / "third", third, hs.integrations.TransformersCallback(energy, every=INNER))
         assert_merged(third, net)
 
     def test_a_callback_that_comes_first_tells_the_reporters(self, tmp_path):
@@ -203,7 +203,7 @@ class TestTransformers:
                 str(folder), max_steps=6, save_steps=4, per_device_train_batch_size=4, report_to=[], use_cpu=True,
                 disable_tqdm=True,
             )  # fmt: skip
-            callback = hs.integrations.TransformersCallback(energy, inner=3, merge=merge)
+            callback = hs.integrations.TransformersCallback(energy, every=3, merge=merge)
             transformers.Trainer(bert, arguments, train_dataset=data, callbacks=[callback]).train(
                 resume_from_checkpoint=resume
             )
@@ -285,17 +285,17 @@ class TestLightning:
 
     def test_resume_is_bit_identical(self, tmp_path):
         net, energy = parts()
-        self.train(tmp_path, net, hs.integrations.LightningCallback(energy, inner=INNER, merge=False), shuffle=True)
+        self.train(tmp_path, net, hs.integrations.LightningCallback(energy, every=INNER, merge=False), shuffle=True)
         assert_counted(net, STEPS)
         assert energy.draws == STEPS
         again, its_energy = parts(seed=9)
-        callback = hs.integrations.LightningCallback(its_energy, inner=INNER, merge=False)
+        callback = hs.integrations.LightningCallback(its_energy, every=INNER, merge=False)
         self.train(tmp_path, again, callback, resume=f"{tmp_path}/step={STOP}.ckpt", shuffle=True)
         assert its_energy.draws == STEPS
         assert_same(net, again)
 
         third, energy = parts()
-        self.train(tmp_path / "third", third, hs.integrations.LightningCallback(energy, inner=INNER), shuffle=True)
+        self.train(tmp_path / "third", third, hs.integrations.LightningCallback(energy, every=INNER), shuffle=True)
         assert_merged(third, net)
         saved = torch.load(tmp_path / "third" / f"step={STOP}.ckpt", weights_only=True)["state_dict"]
         assert any("parametrizations" in key for key in saved)  # written before the merge
@@ -423,5 +423,5 @@ def test_wrong_arguments_and_missing_packages(name, package):
         return
     with pytest.raises(TypeError, match="energy"):
         callback(lambda: 0.0)
-    with pytest.raises(ValueError, match="inner"):
-        callback(inner=0)
+    with pytest.raises(ValueError, match="every"):
+        callback(every=0)

@@ -165,10 +165,10 @@ def test_settings_of_cifar100():
 def test_settings_of_s_opt():
     assert row("opt.11", "p-0").full.rotation.freeze is True
     config = row("opt.10", "cnn6/s-opt").full
-    assert (config.steps, config.rotation.sample, config.rotation.inner or 750) == (300 * 750, 0.25, 750)
+    assert (config.steps, config.rotation.sample, config.rotation.every or 750) == (300 * 750, 0.25, 750)
     assert (config.rotation.method, config.rotation.init) == ("gram_schmidt", "identity")
     config = row("opt.10", "resnet18/s-opt").full
-    assert (config.steps, config.rotation.inner) == (700 * 1000, 1000)
+    assert (config.steps, config.rotation.every) == (700 * 1000, 1000)
 
 
 def test_settings_of_mlp_gcn_pointnet():

@@ -105,7 +105,7 @@ def test_peft_into_a_rotated_model(tmp_path, net):
     q = triangles(3, 4)
     path = write_peft(tmp_path / "p", {"body.a.oft_R.weight": q})
     other = copy.deepcopy(net)
-    for apply in ("input", "weight"):
+    for apply in ("activation", "weight"):
         rotated = hs.rotate(copy.deepcopy(net), layers="body.a", block_size=4, apply=apply)
         hs.rotation.use_task(rotated, "default", strength=0.5)
         hs.rotation.load_rotations(rotated, path)

@@ -42,10 +42,10 @@ def set_numbers(net, layer, task, values):
 
 @pytest.mark.parametrize("t", [0.0, 0.7, 1.0, -1.0, 30.0])
 @pytest.mark.parametrize("method", PACKED)
-@pytest.mark.parametrize("apply", ["input", "weight"])
+@pytest.mark.parametrize("apply", ["activation", "weight"])
 def test_strength_multiplies_the_skew_matrix(t, method, apply):
     net = tasks_of(hs.rotate(mlp(), method, apply=apply), "default", "birds")
-    assert hs.rotation.use_task(net, "birds", strength=t) is None
+    assert hs.rotation.use_task(net, "birds", strength=t) is net
     q = t * skew(numbers_of(net, 0, "birds", method)[0], 6)
     eye = torch.eye(6, dtype=q.dtype)
     r = torch.linalg.matrix_exp(q) if method == "exponential" else (eye + q) @ torch.linalg.inv(eye - q)
@@ -132,7 +132,7 @@ def test_strength_and_combining_need_a_skew_matrix_and_nothing_else(options, mat
 def test_combining_is_the_mean_at_its_mean_length(method, options):
     net = tasks_of(hs.rotate(mlp(), method, **options), "default", "birds", "fish")
     weights = {"default": 1, "birds": 0.5, "fish": -2.0}
-    assert hs.rotation.combine_tasks(net, weights, into="all") is None
+    assert hs.rotation.combine_tasks(net, weights, into="all") is net
     assert net[0].parametrizations.weight[0].active == "fish"  # only added
     for layer in (0, 2):
         names = [name for name, _ in net[layer].parametrizations.weight[0].fish.named_parameters()]

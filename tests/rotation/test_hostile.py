@@ -57,7 +57,7 @@ def test_rotating_a_deepcopy_leaves_the_original_alone():
 
 def test_the_rotation_of_a_tied_layer_merges_into_an_untied_one(tmp_path):
     ids = torch.arange(20)
-    model = shake(hs.rotate(Tied(), layers=["hidden", "head"], apply="input", block_size=4))
+    model = shake(hs.rotate(Tied(), layers=["hidden", "head"], apply="activation", block_size=4))
     hs.rotation.save_rotations(model, tmp_path / "r.safetensors")
     untied = Tied()
     untied.head.weight = nn.Parameter(untied.head.weight.detach().clone())

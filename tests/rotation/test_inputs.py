@@ -93,18 +93,18 @@ def test_all_forms_are_the_literal_formula(side, shuffle, shared, magnitude, sca
     options = {"side": side, "shuffle": shuffle, "share_blocks": shared, "magnitude": magnitude, "scaled": scaled}
     plain, x = net(), batch(rows=60)  # more rows than neurons: "auto" forms the weights of Linears
     models = {}
-    for apply in ("weight", "input", "auto"):
+    for apply in ("weight", "activation", "auto"):
         model = hs.rotate(net(), block_size=12, apply=apply, **options)
         torch.testing.assert_close(model(x), plain(x))  # wrapping does not change the function
         models[apply] = shake(model)
-    by_weight, by_input = models["weight"], models["input"]
+    by_weight, by_input = models["weight"], models["activation"]
     assert list(by_weight.state_dict()) == list(by_input.state_dict()) == list(models["auto"].state_dict())
     assert [is_formed(model(x)) for model in models.values()] == [False, False, True]
     expected = net()
     with torch.no_grad():
         for i in (0, 3, 5):
             expected[i].weight.copy_(literal_weight(by_input[i], plain[i].weight))
-            assert by_input[i].parametrizations.weight[0].plan.apply == "input"
+            assert by_input[i].parametrizations.weight[0].plan.apply == "activation"
     for model in models.values():
         torch.testing.assert_close(model(x), expected(x))
         model(x).square().sum().backward()
@@ -124,7 +124,7 @@ def test_all_forms_are_the_literal_formula(side, shuffle, shared, magnitude, sca
 def test_what_each_side_keeps_over_redraws(side):
     model = hs.rotate(net(torch.float32), block_size=12, side=side, shuffle=True)
     optimizer = torch.optim.SGD(hs.param_groups(model), lr=0.05)
-    resampler = hs.Resampler(model, optimizer, inner=3)
+    resampler = hs.Resampler(model, optimizer, every=3)
     layers = (0, 3, 5)
     values = [torch.linalg.svdvals(model[i].weight.detach().flatten(1)) for i in layers]
     energies = [hs.hyperspherical_energy(model[i].weight.detach()) for i in layers]
@@ -254,7 +254,7 @@ def test_a_block_may_cut_through_channels():
 
 
 @pytest.mark.parametrize("side", ["input", "both"])
-@pytest.mark.parametrize(("apply", "rows"), [("input", 3), ("auto", 5)])
+@pytest.mark.parametrize(("apply", "rows"), [("activation", 3), ("auto", 5)])
 def test_gradients_of_the_input_and_the_formed_weight(side, apply, rows):
     torch.manual_seed(0)
     layer = hs.rotate(
@@ -275,7 +275,7 @@ def test_gradients_of_the_input_and_the_formed_weight(side, apply, rows):
 
 
 def test_dropout_replaces_blocks_in_training_only():
-    model = shake(hs.rotate(net(), block_size=12, dropout=0.5, apply="input"))
+    model = shake(hs.rotate(net(), block_size=12, dropout=0.5, apply="activation"))
     x = batch()
     expected = model.eval()(x)
     torch.testing.assert_close(model(x), expected)
@@ -292,13 +292,14 @@ def test_dropout_replaces_blocks_in_training_only():
 
 def test_float16_bfloat16_and_autocast_rotate_in_float32():
     for dtype in (torch.float16, torch.bfloat16):
-        model = shake(hs.rotate(net(dtype), block_size=12, apply="input"), 0.05)
+        model = shake(hs.rotate(net(dtype), block_size=12, apply="activation"), 0.05)
         y = model(batch(dtype))
         assert y.dtype is dtype
         reference = shake(hs.rotate(net(), block_size=12), 0.05)(batch())
         torch.testing.assert_close(y.double(), reference, rtol=0.05, atol=0.05)
-    model = shake(hs.rotate(net(torch.float32), block_size=12, apply="input"), 0.05)
-    turn = model[0].parametrizations.weight[0].task.turns(model[0].parametrizations.weight[0].plan, dropout=False)[0]
+    model = shake(hs.rotate(net(torch.float32), block_size=12, apply="activation"), 0.05)
+    rotation = model[0].parametrizations.weight[0]
+    (turn,) = rotation.task.block_rotations(rotation.plan, dropout=False)
     x = torch.randn(5, 24)
     with torch.autocast("cpu", torch.bfloat16):
         rotated = turn.rotate_features(x)
@@ -307,10 +308,10 @@ def test_float16_bfloat16_and_autocast_rotate_in_float32():
 
 
 def test_deepcopy_pickle_state_dict_and_compile():
-    model = shake(hs.rotate(net(torch.float32), block_size=12, apply="input", side="both", scaled=True))
+    model = shake(hs.rotate(net(torch.float32), block_size=12, apply="activation", side="both", scaled=True))
     x = batch(torch.float32)
     expected = model(x)
-    fresh = hs.rotate(net(torch.float32), block_size=12, apply="input", side="both", scaled=True)
+    fresh = hs.rotate(net(torch.float32), block_size=12, apply="activation", side="both", scaled=True)
     fresh.load_state_dict(model.state_dict())
     copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), fresh]
     for other in copies:
@@ -327,7 +328,7 @@ def test_deepcopy_pickle_state_dict_and_compile():
 
 
 def test_save_and_load_with_all_options(tmp_path):
-    options = {"block_size": 12, "side": "both", "scaled": True, "magnitude": True, "apply": "input"}
+    options = {"block_size": 12, "side": "both", "scaled": True, "magnitude": True, "apply": "activation"}
     model = shake(hs.rotate(net(torch.float32), **options))
     hs.rotation.save_rotations(model, tmp_path / "r.safetensors")
     other = hs.rotation.load_rotations(net(torch.float32), tmp_path / "r.safetensors")
@@ -336,10 +337,10 @@ def test_save_and_load_with_all_options(tmp_path):
 
 def test_tied_weights_keep_their_tie():
     model, ids = Tied(), torch.arange(20)
-    with pytest.raises(ValueError, match=r"'head'.*tied.*apply='input'"):
+    with pytest.raises(ValueError, match=r"'head'.*tied.*apply='activation'"):
         hs.rotate(model, layers="head", block_size=4)
     before = model(ids)
-    hs.rotate(model, layers="head", block_size=4, apply="input")
+    hs.rotate(model, layers="head", block_size=4, apply="activation")
     assert model.head.weight is model.embedding.weight
     torch.testing.assert_close(model(ids), before)
     shake(model)
@@ -364,9 +365,9 @@ def test_quantized_layers(tmp_path, monkeypatch):
     quantized = torch.ao.quantization.quantize_dynamic(copy.deepcopy(plain), {nn.Linear}, dtype=torch.qint8)
     x = batch(torch.float32)
     before = quantized(x)
-    with pytest.raises(ValueError, match=r"quantized.*apply='input'"):
+    with pytest.raises(ValueError, match=r"quantized.*apply='activation'"):
         hs.rotate(quantized, layers="0", block_size=12)
-    hs.rotate(quantized, layers=["0", "5"], block_size=12, apply="input")
+    hs.rotate(quantized, layers=["0", "5"], block_size=12, apply="activation")
     quantized.train()
     with pytest.warns(UserWarning, match=r"quantized activations.*not trained"):
         torch.testing.assert_close(quantized(x), before, rtol=0.1, atol=0.1)
@@ -403,6 +404,6 @@ def test_bad_input_leaves_the_model_unchanged(options, message):
         hs.rotate(model, **options)
     assert list(model.state_dict()) == keys
     with pytest.raises(ValueError, match="SphereLinear"):
-        hs.rotate(nn.Sequential(hs.SphereLinear(4, 4), nn.Linear(4, 2)), apply="input")
+        hs.rotate(nn.Sequential(hs.SphereLinear(4, 4), nn.Linear(4, 2)), apply="activation")
     with pytest.raises(TypeError, match="magnitude"):
         hs.rotate(net(), magnitude=1)

@@ -187,7 +187,7 @@ def test_options_are_those_of_the_file(path):
     assert all(p.requires_grad for p in originals(fresh).values())
     for model in (net, fresh):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        resampler = hs.Resampler(model, optimizer, inner=2)
+        resampler = hs.Resampler(model, optimizer, every=2)
         for _ in range(5):
             train(model, inputs(3, 6), steps=1, optimizer=optimizer)
             resampler.step()
@@ -257,7 +257,7 @@ def test_neurons_that_training_changes_are_in_it(options, layers, path):
 def test_neurons_that_a_draw_has_folded(path):
     net = hs.rotate(mlp(), sample=4)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    resampler = hs.Resampler(net, optimizer, inner=2)
+    resampler = hs.Resampler(net, optimizer, every=2)
     for _ in range(3):
         train(net, inputs(3, 6), steps=1, optimizer=optimizer)
         resampler.step()

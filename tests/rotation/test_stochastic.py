@@ -283,7 +283,7 @@ def test_folding_keeps_function_and_energy_and_starts_anew(name):
     net = hs.rotate(small(), method, sample=5)
     optimizer = OPTIMIZERS[name](net)
     start = numbers(net[2], method).detach().clone()
-    resampler = hs.Resampler(net, optimizer, inner=100)
+    resampler = hs.Resampler(net, optimizer, every=100)
     before = [energy(net[i]) for i in (0, 2, 4)]
     train(net, optimizer, resampler, 12)
     x, _ = data()
@@ -324,7 +324,7 @@ def test_no_gradient_of_an_old_rotation_is_left():
     """A step after a fold without a backward pass in between must not turn the new dimensions."""
     net = hs.rotate(small(), sample=5)
     optimizer = torch.optim.SGD(hs.param_groups(net), lr=0.1)
-    resampler = hs.Resampler(net, optimizer, inner=1)
+    resampler = hs.Resampler(net, optimizer, every=1)
     train(net, optimizer, resampler, 1)
     assert not numbers(net[2]).any()
     optimizer.step()
@@ -334,7 +334,7 @@ def test_no_gradient_of_an_old_rotation_is_left():
 def test_counters():
     net = hs.rotate(small(), sample=4)
     optimizer = OPTIMIZERS["adam"](net)
-    resampler = hs.Resampler(net, optimizer, inner=3)
+    resampler = hs.Resampler(net, optimizer, every=3)
     seen = []
     for _ in range(8):
         train(net, optimizer, resampler, 1)
@@ -345,7 +345,7 @@ def test_counters():
     assert (task(net[2]).draw.item(), task(net[2]).inner.item()) == (3, 0)
 
 
-def test_inner_is_750_by_default():
+def test_every_is_750_by_default():
     net = hs.rotate(small(), sample=4)
     optimizer = torch.optim.SGD(hs.param_groups(net), lr=0.1)
     hs.Resampler(net, optimizer)
@@ -368,7 +368,7 @@ def test_accumulated_batches_are_one_step(calls):
     """Also if step() is called after every batch."""
     net, (x, y) = hs.rotate(small(), sample=4), data()
     optimizer = OPTIMIZERS["sgd"](net)
-    resampler = hs.Resampler(net, optimizer, inner=2)
+    resampler = hs.Resampler(net, optimizer, every=2)
     for batch in range(1, 21):
         F.cross_entropy(net(x), y).backward()
         if batch % 4 == 0:
@@ -381,7 +381,7 @@ def test_accumulated_batches_are_one_step(calls):
 
 def test_step_alone_counts_nothing():
     net = hs.rotate(small(), sample=4)
-    resampler = hs.Resampler(net, OPTIMIZERS["sgd"](net), inner=1)
+    resampler = hs.Resampler(net, OPTIMIZERS["sgd"](net), every=1)
     resampler.step()
     assert counters(net) == (0, 0)
 
@@ -390,7 +390,7 @@ def test_step_alone_counts_nothing():
 def test_a_step_that_a_scaler_skips_does_not_count(fused):
     net, (x, y) = hs.rotate(small(), sample=4), data()
     optimizer = torch.optim.SGD(hs.param_groups(net), lr=0.05, fused=fused)
-    hs.Resampler(net, optimizer, inner=3)
+    hs.Resampler(net, optimizer, every=3)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     for overflows in (False, True, False, True):
         optimizer.zero_grad()
@@ -405,7 +405,7 @@ def test_a_step_that_a_scaler_skips_does_not_count(fused):
 def test_a_closure_of_many_evaluations_is_one_step():
     net, (x, y) = hs.rotate(small(), sample=4), data()
     optimizer = torch.optim.LBFGS([p for p in net.parameters() if p.requires_grad], max_iter=5)
-    hs.Resampler(net, optimizer, inner=3)
+    hs.Resampler(net, optimizer, every=3)
     evaluations = 0
 
     def closure():
@@ -425,8 +425,8 @@ def test_the_newest_resampler_counts_alone():
     """As when a cell of a notebook runs twice."""
     net = hs.rotate(small(), sample=4)
     optimizer = OPTIMIZERS["sgd"](net)
-    first = hs.Resampler(net, optimizer, inner=2)
-    hs.Resampler(net, optimizer, inner=3)
+    first = hs.Resampler(net, optimizer, every=2)
+    hs.Resampler(net, optimizer, every=3)
     for _ in range(5):
         optimizer.step()
         first.optimizer.zero_grad()
@@ -436,7 +436,7 @@ def test_the_newest_resampler_counts_alone():
 def test_a_copy_counts_its_own_steps():
     net = hs.rotate(small(), sample=4)
     optimizer = OPTIMIZERS["sgd"](net)
-    resampler = hs.Resampler(net, optimizer, inner=3)
+    resampler = hs.Resampler(net, optimizer, every=3)
     other, its_optimizer, _ = copy.deepcopy((net, optimizer, resampler))
     its_optimizer.step()
     assert (counters(net), counters(other)) == ((0, 0), (0, 1))
@@ -448,7 +448,7 @@ def test_a_copy_counts_its_own_steps():
 def test_an_optimizer_goes_on_after_merge():
     net, (x, y) = hs.rotate(small(), sample=4), data()
     optimizer = OPTIMIZERS["adamw"](net)
-    resampler = hs.Resampler(net, optimizer, inner=1)
+    resampler = hs.Resampler(net, optimizer, every=1)
     train(net, optimizer, resampler, 2)
     hs.merge(net)
     keys = list(net.state_dict())
@@ -457,18 +457,18 @@ def test_an_optimizer_goes_on_after_merge():
     assert list(net.state_dict()) == keys
 
 
-@pytest.mark.parametrize(("name", "inner"), [("sgd", 1), ("adam", 5), ("adamw", 1), ("ogd", 5)])
-def test_theorem_2_at_every_fold(name, inner):
+@pytest.mark.parametrize(("name", "every"), [("sgd", 1), ("adam", 5), ("adamw", 1), ("ogd", 5)])
+def test_theorem_2_at_every_fold(name, every):
     """Forty folds of three small rotations each: energy, lengths and orthogonality of what was turned stay."""
     method = "ogd" if name == "ogd" else "cayley"
     net = hs.rotate(small(), method, sample=5)
     optimizer = OPTIMIZERS[name](net)
-    resampler = hs.Resampler(net, optimizer, inner)
+    resampler = hs.Resampler(net, optimizer, every)
     before = [energy(net[i]) for i in (0, 2, 4)]
     start = [net[i].weight.detach().clone() for i in (2, 4)]
     losses = []
     for fold in range(40):
-        losses += train(net, optimizer, resampler, inner)
+        losses += train(net, optimizer, resampler, every)
         assert task(net[2]).draw.item() == fold + 1
         assert [energy(net[i]) for i in (0, 2, 4)] == pytest.approx(before, rel=1e-5)
     assert losses[-1] < losses[0]
@@ -483,7 +483,7 @@ def test_other_methods_fold_too(method):
     net = hs.rotate(small(), method, sample=5)
     optimizer = OPTIMIZERS["adamw"](net)
     before = [energy(net[i]) for i in (2, 4)]
-    losses = train(net, optimizer, hs.Resampler(net, optimizer, inner=4), 40)
+    losses = train(net, optimizer, hs.Resampler(net, optimizer, every=4), 40)
     assert losses[-1] < losses[0]
     assert task(net[2]).draw.item() == 10
     assert [energy(net[i]) for i in (2, 4)] == pytest.approx(before, rel=1e-5)
@@ -492,7 +492,7 @@ def test_other_methods_fold_too(method):
 def test_merging_in_the_middle_of_an_inner_loop():
     net = hs.rotate(small(), sample=5)
     optimizer = OPTIMIZERS["adam"](net)
-    train(net, optimizer, hs.Resampler(net, optimizer, inner=4), 10)
+    train(net, optimizer, hs.Resampler(net, optimizer, every=4), 10)
     x, _ = data()
     output, state = net(x), net.state_dict()
     merged = small()
@@ -512,7 +512,7 @@ def test_exact_resume_from_model_and_optimizer_state(name, stop, tmp_path):
     method = "ogd" if name == "ogd" else "cayley"
     net = hs.rotate(small(), method, sample=5, seed=3)
     optimizer = OPTIMIZERS[name](net)
-    resampler = hs.Resampler(net, optimizer, inner=5)
+    resampler = hs.Resampler(net, optimizer, every=5)
     train(net, optimizer, resampler, stop)
     torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "state.pt")
     losses = train(net, optimizer, resampler, 12)
@@ -524,7 +524,7 @@ def test_exact_resume_from_model_and_optimizer_state(name, stop, tmp_path):
     fresh.load_state_dict(saved["model"])
     other = OPTIMIZERS[name](fresh)
     other.load_state_dict(saved["optimizer"])
-    again = train(fresh, other, hs.Resampler(fresh, other, inner=5), 12)
+    again = train(fresh, other, hs.Resampler(fresh, other, every=5), 12)
     assert again == losses
     for (key, a), b in zip(net.state_dict().items(), fresh.state_dict().values(), strict=True):
         assert torch.equal(a, b), key
@@ -533,13 +533,13 @@ def test_exact_resume_from_model_and_optimizer_state(name, stop, tmp_path):
 def test_resampler_made_before_the_state_is_loaded():
     net = hs.rotate(small(), sample=5)
     optimizer = OPTIMIZERS["adam"](net)
-    resampler = hs.Resampler(net, optimizer, inner=5)
+    resampler = hs.Resampler(net, optimizer, every=5)
     train(net, optimizer, resampler, 7)
     states = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
     losses = train(net, optimizer, resampler, 8)
     fresh = hs.rotate(small(), sample=5)
     other = OPTIMIZERS["adam"](fresh)
-    again = hs.Resampler(fresh, other, inner=5)
+    again = hs.Resampler(fresh, other, every=5)
     fresh.load_state_dict(states[0])
     other.load_state_dict(states[1])
     assert train(fresh, other, again, 8) == losses
@@ -610,11 +610,11 @@ def test_optimizer_without_the_rotations():
         hs.Resampler(net, partial)
 
 
-@pytest.mark.parametrize("inner", [0, -3, 1.5, "750", None, True])
-def test_wrong_inner(inner):
+@pytest.mark.parametrize("every", [0, -3, 1.5, "750", None, True])
+def test_wrong_every(every):
     net = hs.rotate(small(), sample=4)
-    with pytest.raises((ValueError, TypeError), match="inner"):
-        hs.Resampler(net, OPTIMIZERS["adam"](net), inner=inner)
+    with pytest.raises((ValueError, TypeError), match="every"):
+        hs.Resampler(net, OPTIMIZERS["adam"](net), every=every)
 
 
 def test_wrong_types():
@@ -630,7 +630,7 @@ def test_folds_of_a_network_do_not_depend_on_the_global_seed():
     for seed in (1, 2):
         torch.manual_seed(0)
         net = hs.rotate(mlp(), "network", sample=0.5)
-        resampler = hs.Resampler(net, torch.optim.SGD(hs.param_groups(net), lr=0.1), inner=1)
+        resampler = hs.Resampler(net, torch.optim.SGD(hs.param_groups(net), lr=0.1), every=1)
         torch.manual_seed(seed)
         before = torch.random.get_rng_state()
         resampler.resample()

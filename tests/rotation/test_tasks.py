@@ -26,9 +26,9 @@ def test_a_new_task_starts_where_the_first_did_and_shares_the_neurons():
     start = net(x)
     shake(hs.rotate(net))
     trained = net(x)
-    assert hs.rotation.add_task(net, "birds") is None
+    assert hs.rotation.add_task(net, "birds") is net
     close(net(x), trained)  # the first is still in use
-    assert hs.rotation.use_task(net, "birds") is None
+    assert hs.rotation.use_task(net, "birds") is net
     close(net(x), start)
     hs.rotation.use_task(net, "default")
     close(net(x), trained)

@@ -46,7 +46,7 @@ FULL = Config(
     data=Data("cifar10", root="/données/☃", augment="cifar.mhe", imbalance="single", validation=0.1, workers=2),
     loss=Loss("ga_softmax", similarity="linear", margin=2.5, scale=30, annealing=False, energy_weight=0.1),
     energy=Energy(hidden_weight=1e-7, s=0, half_space=True, minibatch=12, average=True),
-    rotation=Rotation("ogd", sample=0.25, inner=100, spread=True),
+    rotation=Rotation("ogd", sample=0.25, every=100, spread=True),
     optimizer=Optimizer("ogd", lr=1 / 3, momentum=0.0),
     schedule=Schedule("step", milestones=(30_000, 50_000, 65_000), gamma=0.5, warmup=10),
 )
@@ -88,7 +88,7 @@ def test_every_key_of_the_design_is_there():
         "data.": "name root batch_size augment imbalance validation workers",
         "loss.": "name similarity margin scale annealing energy_weight label_smoothing",
         "energy.": "measure hidden_weight output_weight s half_space angular minibatch weight_decay",
-        "rotation.": "method init neurons blocks share_blocks sample inner spread normalize",
+        "rotation.": "method init neurons blocks share_blocks sample every spread normalize",
         "optimizer.": "name lr momentum weight_decay betas",
         "schedule.": "name milestones gamma warmup",
     }
@@ -171,7 +171,7 @@ def test_yes_and_010_are_not_what_yaml_1_1_makes_of_them(tmp_path):
         ("rotation.sample", "0.25", 0.25),
         ("rotation.sample", "12", 12),
         ("rotation.method", "none", "none"),
-        ("rotation.inner", "5", None),
+        ("rotation.every", "5", None),
         ("energy.half_space", "true", True),
         ("schedule.milestones", "", ()),
         ("out", "12", "12"),
@@ -183,13 +183,13 @@ def test_flags_are_read_by_the_field_s_type(key, text, value):
     together = {
         "optimizer.betas": {"optimizer.name": "adam"},
         "model.scale": {"model.similarity": "cosine"},
-        "rotation.inner": {"rotation.sample": "0.5"},
+        "rotation.every": {"rotation.sample": "0.5"},
         "data.root": {"data.name": "mnist"},
     }.get(key, {})
     made = apply(Config(), {key: text, **together})
     *groups, name = key.split(".")
     found = getattr(getattr(made, groups[0]) if groups else made, name)
-    expected = {"optimizer.betas": (0.9, 0.99), "model.scale": True, "rotation.inner": 5}.get(key, value)
+    expected = {"optimizer.betas": (0.9, 0.99), "model.scale": True, "rotation.every": 5}.get(key, value)
     assert found == expected
     assert type(found) is type(expected)
 
@@ -439,7 +439,7 @@ def test_what_is_wrong_is_said_in_one_line_that_names_the_key(tree, message):
         ({"rotation.sample": 0.5, "rotation.init": "normal"}, "rotation.sample needs rotation.init=identity"),
         ({"rotation.sample": 1.5}, "rotation.sample must be a share below 1 or an integer >= 2, got 1.5"),
         ({"rotation.sample": 1}, "rotation.sample must be a share below 1 or an integer >= 2, got 1"),
-        ({"rotation.inner": 10}, "rotation.inner needs rotation.sample"),
+        ({"rotation.every": 10}, "rotation.every needs rotation.sample"),
         ({"rotation.blocks": 2, "rotation.block_size": 9}, "give rotation.blocks or rotation.block_size, not both"),
         ({"rotation.share_blocks": True}, "rotation.share_blocks needs rotation.blocks > 1"),
         ({"rotation.method": "none", "rotation.blocks": 2}, "rotation.method=none rotates nothing"),
@@ -651,7 +651,7 @@ def test_energy_and_rotation_have_the_defaults_of_the_library():
 
     for group, verb, other in (
         (Energy(), hs.EnergyRegularizer, ()),
-        (Rotation(), hs.rotate, ("inner", "penalty", "penalty_squared", "layers", "freeze")),
+        (Rotation(), hs.rotate, ("every", "penalty", "penalty_squared", "layers", "freeze")),
     ):
         accepted = inspect.signature(verb).parameters
         for name, value in vars(group).items():

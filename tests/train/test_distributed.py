@@ -114,7 +114,7 @@ EQUAL = {
     "energy of a minibatch": plain(**{"energy.minibatch": 4}),
     "cayley": plain(**{"rotation.method": "cayley"}),
     "ogd": plain(**{"rotation.method": "ogd", "optimizer.name": "ogd"}),
-    "sampled": plain(**{"rotation.sample": 4, "rotation.inner": 4}),
+    "sampled": plain(**{"rotation.sample": 4, "rotation.every": 4}),
     "regularized": plain(**{"rotation.method": "regularized"}),
     "a_softmax": plain(**CNN, **{"loss.name": "a_softmax"}),
     "sphereface_plus": plain(**CNN, **{"loss.name": "sphereface_plus", "rotation.layers": "all"}),
@@ -134,7 +134,7 @@ OTHERS = {
     "uneven": plain(
         steps=12, eval_every=3, **{"data.validation": 1, "data.batch_size": 18}
     ),  # 162 are 9 batches, 1 is held out
-    "stopped": plain(**{"rotation.sample": 4, "rotation.inner": 4}),
+    "stopped": plain(**{"rotation.sample": 4, "rotation.every": 4}),
 }
 
 

@@ -95,7 +95,7 @@ def test_the_rate_of_a_line_is_the_rate_of_its_step():
 def test_plateau_counts_evaluations_and_in_s_opt_draws():
     config = tiny(log_every=1, eval_every=3, **{"schedule.name": "plateau", "schedule.patience": 0})
     config = derive(config, {"optimizer.lr": 8.0, "optimizer.momentum": 0.0})
-    for changes, every in (({}, 3), ({"rotation.sample": 4, "rotation.inner": 2}, 2)):
+    for changes, every in (({}, 3), ({"rotation.sample": 4, "rotation.every": 2}, 2)):
         result = quiet(derive(config, changes))
         train = [line for line in result.metrics if "lr" in line]
         means = [sum(line["loss"] for line in train[i : i + every]) / every for i in range(0, 12, every)]

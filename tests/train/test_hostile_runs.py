@@ -488,7 +488,7 @@ def crafted(file, place, value):
 
 def test_indices_that_lead_nowhere(tmp_path, capsys):
     """Of stochastic OPT's dimensions, in a checkpoint whose checksums are right."""
-    changes = {"rotation.sample": 4, "rotation.inner": 4}
+    changes = {"rotation.sample": 4, "rotation.every": 4}
     assert stopped(tiny(out=str(tmp_path), **changes), at_forward(2)) == 2
     folder = tmp_path / "checkpoints" / "2"
     tensors, state = checkpoint.load(folder)

@@ -172,7 +172,7 @@ def serve(orders):
 
 
 PLAIN = {"steps": 20, "checkpoint_every": 2, "optimizer.name": "adam", "data.validation": 30, "optimizer.lr": 0.03}
-SAMPLED = {"steps": 20, "checkpoint_every": 3, "rotation.sample": 4, "rotation.inner": 4, "energy.minibatch": 4}
+SAMPLED = {"steps": 20, "checkpoint_every": 3, "rotation.sample": 4, "rotation.every": 4, "energy.minibatch": 4}
 ANGULAR = {"steps": 20, "eval_every": 2, "loss.name": "a_softmax", "model.name": "cnn3", "model.widths": (4, 4, 6)}
 KILLED = (PLAIN, SAMPLED, ANGULAR)
 WIDE = {"model.widths": (48, 48), "checkpoint_every": 4, "keep": 3, "log_every": 1}

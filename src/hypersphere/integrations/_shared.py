@@ -37,17 +37,18 @@ def add_gradient(energy: EnergyRegularizer, optimizer: Optimizer, scale: float =
     return value.detach()
 
 
-def start_resampling(model: nn.Module, optimizers: Iterable[Optimizer], inner: int) -> None:
+def start_resampling(model: nn.Module, optimizers: Iterable[Optimizer], every: int) -> None:
     """Make a Resampler if the model is rotated with ``sample`` or ``shuffle``."""
     sampled = [each for each in find_rotated(model) if each.rotation.plan.redrawn]
     if not sampled:
         return
     numbers = next(sampled[0].rotation.task.parameters())
-    for optimizer in (every := list(optimizers)):
+    optimizers = list(optimizers)
+    for optimizer in optimizers:
         if any(p is numbers for group in optimizer.param_groups for p in group["params"]):
-            Resampler(model, optimizer, inner)
+            Resampler(model, optimizer, every)
             return
-    Resampler(model, every[0], inner)  # raises: it names the layer
+    Resampler(model, optimizers[0], every)  # raises: it names the layer
 
 
 def merge_if_rotated(model: nn.Module) -> None:
@@ -55,11 +56,11 @@ def merge_if_rotated(model: nn.Module) -> None:
         merge(model)
 
 
-def check(energy: Any, inner: Any) -> None:
+def check(energy: Any, every: Any) -> None:
     """Check the arguments of a callback."""
     if energy is not None and not isinstance(energy, EnergyRegularizer):
         raise TypeError(f"energy must be a hypersphere.EnergyRegularizer or None, got {type(energy).__name__}")
-    checks.integer("inner", inner, low=1)
+    checks.integer("every", every, low=1)
 
 
 def missing(name: str, package: str) -> ImportError:

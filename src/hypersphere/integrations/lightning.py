@@ -22,26 +22,26 @@ class LightningCallback(Callback or object):  # type: ignore[misc]
     The energy's gradient is added before each optimizer step, once for all accumulated batches, and clipped together
     with theirs. The energy is logged as ``energy``.
 
-    If the module is rotated with ``sample``, its dimensions are drawn anew every `inner` optimizer steps. A checkpoint
+    If the module is rotated with ``sample``, its dimensions are drawn anew every `every` optimizer steps. A checkpoint
     holds all of the state: ``trainer.fit(module, ckpt_path=...)`` is bit-identical to an uninterrupted training where
     the data loader's order is.
 
     Args:
         energy: an :class:`hypersphere.EnergyRegularizer` of the module or a part of it, or None.
-        inner: steps between draws, as in :class:`hypersphere.Resampler`.
+        every: steps between draws, as in :class:`hypersphere.Resampler`.
         merge: merge rotations after the last checkpoint of ``fit``; a module that is loaded from a checkpoint must be
             rotated again.
     """
 
-    def __init__(self, energy: EnergyRegularizer | None = None, *, inner: int = 750, merge: bool = True) -> None:
+    def __init__(self, energy: EnergyRegularizer | None = None, *, every: int = 750, merge: bool = True) -> None:
         if Callback is None:
             raise missing("LightningCallback", "lightning")
         super().__init__()
-        check(energy, inner)
-        self.energy, self.inner, self.merge = energy, inner, merge
+        check(energy, every)
+        self.energy, self.every, self.merge = energy, every, merge
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        start_resampling(pl_module, trainer.optimizers, self.inner)
+        start_resampling(pl_module, trainer.optimizers, self.every)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         if self.energy is None:

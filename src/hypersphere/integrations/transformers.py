@@ -27,21 +27,21 @@ class TransformersCallback(TrainerCallback or object):  # type: ignore[misc]
     the batches' gradients, and clipped together with theirs. It is not divided by the number of accumulated batches.
     The energy is logged as ``energy``; the Trainer's ``loss`` does not include it.
 
-    If the model is rotated with ``sample``, its dimensions are drawn anew every `inner` optimizer steps. A checkpoint
+    If the model is rotated with ``sample``, its dimensions are drawn anew every `every` optimizer steps. A checkpoint
     holds all of the state: ``trainer.train(resume_from_checkpoint=...)`` is bit-identical to an uninterrupted training
     where the Trainer itself is.
 
     Args:
         energy: an :class:`hypersphere.EnergyRegularizer` of the model, or None.
-        inner: steps between draws, as in :class:`hypersphere.Resampler`.
+        every: steps between draws, as in :class:`hypersphere.Resampler`.
         merge: merge rotations when training ends; a model that is loaded from a checkpoint must be rotated again.
     """
 
-    def __init__(self, energy: EnergyRegularizer | None = None, *, inner: int = 750, merge: bool = True) -> None:
+    def __init__(self, energy: EnergyRegularizer | None = None, *, every: int = 750, merge: bool = True) -> None:
         if TrainerCallback is None:
             raise missing("TransformersCallback", "transformers")
-        check(energy, inner)
-        self.energy, self.inner, self.merge = energy, inner, merge
+        check(energy, every)
+        self.energy, self.every, self.merge = energy, every, merge
         self._value: Tensor | None = None
 
     def on_train_begin(
@@ -49,7 +49,7 @@ class TransformersCallback(TrainerCallback or object):  # type: ignore[misc]
     ) -> None:
         if args.deepspeed:
             raise ValueError("TransformersCallback does not work with DeepSpeed, which keeps gradients to itself")
-        start_resampling(model, [optimizer], self.inner)
+        start_resampling(model, [optimizer], self.every)
         if self.energy is not None and _KEY in state.stateful_callbacks:  # of the checkpoint
             self.energy.load_state_dict(state.stateful_callbacks[_KEY])
 

@@ -135,7 +135,7 @@ def small(config: Config) -> Config:
     if config.rotation is not None:
         changes["rotation.init"] = "identity"
         if config.rotation.sample is not None:
-            changes["rotation.inner"] = 100
+            changes["rotation.every"] = 100
     return derive(config, changes, steps=2000, eval_every=500)
 
 
@@ -348,7 +348,7 @@ def table_10() -> Table:
         for name, paper in zip(("baseline", "hs-mhe", "gs", "s-opt"), papers, strict=True):
             full = _by_name(base, name)
             if name == "s-opt" and column == "resnet18":  # 700 draws of 1,000 steps
-                full = derive(full, {"steps": 700_000, "rotation.inner": 1000})
+                full = derive(full, {"steps": 700_000, "rotation.every": 1000})
             note = "" if paper is not None else "Ran out of memory in the paper."
             rows.append(_row(f"{column}/{name}", paper, full, narrow=column == "cnn6" and name != "hs-mhe", note=note))
     return Table("S-OPT, CIFAR-100 and ImageNet", "error", tuple(rows), NARROW + SAMPLED, minutes=1.8)

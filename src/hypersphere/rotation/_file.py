@@ -28,7 +28,7 @@ _NEW = [field for field in fields(Plan) if field.name not in _FIRST]
 
 
 @dataclass(frozen=True)
-class Entry:
+class SavedRotation:
     """A rotated layer in the file."""
 
     name: str
@@ -53,10 +53,10 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class File:
+class RotationFile:
     """Content of a file: layers, tensors by key, and hashes of frozen parameters, which are not in it."""
 
-    entries: list[Entry]
+    entries: list[SavedRotation]
     tensors: dict[str, Tensor]
     frozen: dict[str, str]
 
@@ -75,6 +75,8 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
 def _parse_plan(values: dict[str, Any]) -> Plan:
     """Invert :func:`describe_plan`."""
     values = dict(values)
+    if values.get("apply") == "input":  # the word of older files
+        values["apply"] = "activation"
     groups, stacked = values.pop("transposed_groups", None), values.pop("stacked", False)
     if not isinstance(stacked, bool) or (groups is not None and (type(groups) is not int or groups < 1)):
         raise TypeError("transposed_groups must be a positive integer or null, stacked true or false")
@@ -90,7 +92,7 @@ def write(path: str | os.PathLike[str], layers: list[dict[str, Any]], kept: dict
     write_bytes(path, save(tensors, metadata={HEADER: json.dumps(header)}))
 
 
-def read(path: str | os.PathLike[str]) -> File:
+def read(path: str | os.PathLike[str]) -> RotationFile:
     """Read and check a file; a one-line ValueError if it is damaged or another kind of file."""
     if not os.path.isfile(path):
         raise ValueError(f"path must be a file that save_rotations wrote, got {os.fspath(path)!r}")
@@ -114,12 +116,12 @@ def read(path: str | os.PathLike[str]) -> File:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{wrong}: its header is malformed ({type(error).__name__}: {error})") from None
     check_sums(path, tensors, hashes, hash_of)
-    return File(entries, tensors, frozen)
+    return RotationFile(entries, tensors, frozen)
 
 
-def parse_entry(layer: dict[str, Any]) -> Entry:
+def parse_entry(layer: dict[str, Any]) -> SavedRotation:
     plan = _parse_plan(layer["plan"])
-    entry = Entry(**layer | {"plan": plan})
+    entry = SavedRotation(**layer | {"plan": plan})
     numbers = (entry.seed, plan.dimension, plan.blocks, plan.sample or 2, *entry.shape)
     texts = (entry.name, entry.tensor, plan.method, entry.hash or "")
     flags = (plan.shared, plan.learned)

@@ -30,13 +30,14 @@ from .._internal.tensor_files import TensorFile
 from .._internal.tensors import hash_of
 from ..neurons import Neurons
 from ..orthogonal import matrix_size, pack_difference
-from ._file import HEADER, Entry, File
-from .frozen import FrozenNeurons
+from ._file import HEADER, RotationFile, SavedRotation
 from .options import acts_on_inputs, choose_apply
 from .parametrization import RotatedWeight, key_prefix, layer_label, layout_buffers
 from .plan import OUTPUT, Plan
+from .quantized_or_tied import FrozenNeurons
 
 Target = RotatedWeight | Neurons
+Saved = tuple[SavedRotation, dict[str, Tensor]]
 CONFIG, TENSORS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 PEFT_PREFIX = "base_model.model."
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -77,7 +78,7 @@ def _is_adapter_key(key: str) -> bool:
     return _PART.fullmatch(key) is not None or _other_kind(key) is not None
 
 
-def read_adapter(path: str | os.PathLike[str], targets: Mapping[str, Target]) -> File:
+def read_adapter(path: str | os.PathLike[str], targets: Mapping[str, Target]) -> RotationFile:
     """Read an adapter of another tool for a model with these layers; a one-line ValueError if that cannot be."""
     folder = Path(path) if os.path.isdir(path) else Path(path).parent
     tensors = _read_tensors(folder / TENSORS if os.path.isdir(path) else Path(path))
@@ -97,10 +98,14 @@ def read_adapter(path: str | os.PathLike[str], targets: Mapping[str, Target]) ->
     read = [_read_blocks(path, name, parts, targets[name]) for name, parts in layers.items()]
     if any("oft_R.weight" in parts for parts in layers.values()):
         _warn_of_series(path, "OneTrainer's")
-    return File([entry for entry, _ in read], {key: value for _, part in read for key, value in part.items()}, {})
+    return RotationFile(
+        [entry for entry, _ in read], {key: value for _, part in read for key, value in part.items()}, {}
+    )
 
 
-def _read_peft(path: Any, config: dict[str, Any], tensors: dict[str, Tensor], targets: Mapping[str, Target]) -> File:
+def _read_peft(
+    path: Any, config: dict[str, Any], tensors: dict[str, Tensor], targets: Mapping[str, Target]
+) -> RotationFile:
     kind, series = config.get("peft_type"), config.get("use_cayley_neumann")
     if kind != "OFT":
         raise ValueError(f"{path}: an adapter of the type {kind!r} of PEFT; {_READS}")
@@ -131,7 +136,7 @@ def _read_peft(path: Any, config: dict[str, Any], tensors: dict[str, Tensor], ta
         raise ValueError(f"{path}: no tensor ends with .oft_R.weight")
     if series:
         _warn_of_series(path, "PEFT's")
-    return File(entries, found, {})
+    return RotationFile(entries, found, {})
 
 
 def _warn_of_series(path: Any, whose: str) -> None:
@@ -141,7 +146,7 @@ def _warn_of_series(path: Any, whose: str) -> None:
     )
 
 
-def _read_blocks(path: Any, name: str, parts: dict[str, Tensor], target: Target) -> tuple[Entry, dict[str, Tensor]]:
+def _read_blocks(path: Any, name: str, parts: dict[str, Tensor], target: Target) -> Saved:
     """Return the rotation of one layer of OneTrainer, LyCORIS or kohya."""
     weight = _weight_of(target)
     if "oft_R.weight" in parts:
@@ -214,17 +219,17 @@ def _start_plan(target: Target) -> Plan:
     return Plan("cayley", target.dimension, layout=target.layout.for_rotation)
 
 
-def _make_entry(name: str, target: Target, plan: Plan, numbers: dict[str, Tensor]) -> tuple[Entry, dict[str, Tensor]]:
+def _make_entry(name: str, target: Target, plan: Plan, numbers: dict[str, Tensor]) -> Saved:
     """Return the entry of a layer, and its tensors by their keys in the state_dict of the rotated model."""
     weight = _weight_of(target)
     if isinstance(target, FrozenNeurons) or (isinstance(target, Neurons) and acts_on_inputs(target)):
-        apply = "input" if isinstance(target, FrozenNeurons) else choose_apply(plan, target)
+        apply = "activation" if isinstance(target, FrozenNeurons) else choose_apply(plan, target)
         # frozen: whether the weight is quantized or tied is seen when the layer is checked
         plan = replace(plan, apply=apply, frozen=apply != "weight" and plan.side == "input")
     buffers = layout_buffers(plan.layout, weight.shape) | ({"scaled": 1} if plan.scaled else {})
     held = numbers | {key: torch.tensor(value) for key, value in buffers.items()}
     hashed = None if plan.frozen else hash_of(weight)
-    entry = Entry(name, "weight", "default", 0, list(weight.shape), hashed, plan)
+    entry = SavedRotation(name, "weight", "default", 0, list(weight.shape), hashed, plan)
     return entry, {f"{key_prefix(name, 'weight')}0.default.{key}": value for key, value in held.items()}
 
 

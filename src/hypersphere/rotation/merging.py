@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from .._internal.optimizer_checks import record_change
 from .._internal.sharding import gather, shard_like
 from ..orthogonal import ORTHOGONALIZERS, Orthogonalizer
+from .block_rotation import BlockRotation, rotate_weight
 from .parametrization import (
     BUFFERS,
     RotatedWeight,
@@ -22,7 +23,6 @@ from .parametrization import (
     scale_numbers,
 )
 from .plan import OUTPUT
-from .turns import Turn, turn_weight
 
 M = TypeVar("M", bound=nn.Module)
 _NEURONS = re.compile(r"(?P<layer>(?:.*\.)?)parametrizations\.(?P<tensor>[^.]+)\.original")
@@ -190,7 +190,7 @@ def _rotation_tensors(state_dict: Mapping[str, Any], key: Any) -> dict[str, dict
 
 def _merge_weight(key: str, neurons: Tensor, parts: dict[str, Tensor]) -> Tensor:
     parts = {name: gather(value) for name, value in parts.items()}
-    layout, turns = layout_from_buffers(parts), []
+    layout, block_rotations = layout_from_buffers(parts), []
     inputs = layout.dimension(neurons.shape)
     for prefix, dimension in (("", inputs), (OUTPUT, neurons.numel() // inputs)):
         dims, method = parts.get(prefix + "dims"), _method_of_side(parts, prefix)
@@ -198,11 +198,11 @@ def _merge_weight(key: str, neurons: Tensor, parts: dict[str, Tensor]) -> Tensor
             numbers = parts[prefix + method.name]
             size = _block_size(key, method, numbers, dimension if dims is None else len(dims))
             numbers = scale_numbers(numbers, size, "scaled" in parts)
-            turns.append(Turn(method, numbers, size, dims, of_outputs=prefix == OUTPUT))
-    if not turns:
+            block_rotations.append(BlockRotation(method, numbers, size, dims, of_outputs=prefix == OUTPUT))
+    if not block_rotations:
         return neurons  # fixed, not rotated
     with torch.no_grad():
-        return shard_like(neurons, turn_weight(gather(neurons), turns, layout, parts.get("magnitude")))
+        return shard_like(neurons, rotate_weight(gather(neurons), block_rotations, layout, parts.get("magnitude")))
 
 
 def _method_of_side(parts: dict[str, Tensor], prefix: str) -> Orthogonalizer | None:

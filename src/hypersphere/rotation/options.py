@@ -11,13 +11,13 @@ from torch import nn
 
 from .._internal import checks
 from ..neurons import Neurons, is_transformers_conv1d
-from .formed import can_form
-from .frozen import FrozenNeurons
-from .inputs import is_cheaper_on_inputs
+from .activations import is_cheaper_on_inputs
+from .formed_weight import can_form
 from .parametrization import layer_label
 from .plan import NONE, TRIANGLES, Plan
+from .quantized_or_tied import FrozenNeurons
 
-APPLY = ("auto", "input", "weight")
+APPLY = ("auto", "activation", "weight")
 SIDES = ("input", "output", "both")
 
 
@@ -78,9 +78,9 @@ def add_options(
             dropout=rate,
         )
         possible = method is not None and method.orthogonal and acts_on_inputs(neurons)
-        if apply == "input" and not possible:
+        if apply == "activation" and not possible:
             raise ValueError(
-                "apply='input' needs an orthogonal method and a Linear, or a convolution with 1×1 kernels and one "
+                "apply='activation' needs an orthogonal method and a Linear, or a convolution with 1×1 kernels and one "
                 f"group; got method={plan.method!r} and {layer} [{type(neurons.module).__name__}]: use apply='auto' "
                 "or exclude it"
             )

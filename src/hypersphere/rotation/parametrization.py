@@ -27,8 +27,8 @@ from .._internal.sharding import gather
 from .._internal.sharding import is_sharded as is_sharded
 from ..neurons import Layout
 from ..orthogonal import BUILT_IN, ORTHOGONALIZERS
-from .plan import OUTPUT, Plan, Side
-from .turns import Turn, turn_weight
+from .block_rotation import BlockRotation, rotate_weight
+from .plan import OUTPUT, Plan, RotatedSide
 
 BUFFERS = ("dims", "output_dims", "draw", "inner", "seed", "groups", "stacked", "scaled")
 
@@ -69,12 +69,12 @@ class TaskRotation(nn.Module):
         """The learned factor of each neuron; None without ``magnitude``."""
         return self._parameters.get("magnitude")
 
-    def turns(self, plan: Plan, *, dropout: bool) -> list[Turn]:
+    def block_rotations(self, plan: Plan, *, dropout: bool) -> list[BlockRotation]:
         """Return the rotations of this task, with or without dropout."""
         if self.method is None:
             return []
         return [
-            Turn(
+            BlockRotation(
                 self.method,
                 scale_numbers(self._rotation_of(side), side.size, plan.scaled, self.strength),
                 side.size,
@@ -85,13 +85,13 @@ class TaskRotation(nn.Module):
             for side in plan.sides
         ]
 
-    def _rotation_of(self, side: Side) -> nn.Parameter:
+    def _rotation_of(self, side: RotatedSide) -> nn.Parameter:
         assert self.method is not None
         found = self._parameters[side.prefix + self.method.name]
         assert found is not None
         return found
 
-    def _draw_kept(self, side: Side, dropout: float) -> Tensor:
+    def _draw_kept(self, side: RotatedSide, dropout: float) -> Tensor:
         """Draw the blocks that dropout keeps, from torch's global generator as nn.Dropout does."""
         device = next(iter(self.rotations.values())).device
         return torch.rand(side.blocks, device=device) >= dropout
@@ -121,7 +121,7 @@ RESERVED = frozenset(
 )
 
 
-class Rotation(nn.Module):
+class NeuronRotation(nn.Module):
     """w = R v for the neurons of a weight (OPT, Eq. 1), one child per task; fixed neurons get no gradient."""
 
     gradient_checked = False  # whether it is known that a quantized layer passes gradients
@@ -172,8 +172,8 @@ class Rotation(nn.Module):
         neurons, task = self.detached(weight), self.task
         if task.method is None:
             return neurons
-        turns = task.turns(self.plan, dropout=self.training and not merging)
-        return turn_weight(neurons, turns, self.plan.layout, task.magnitudes if magnitude else None)
+        rotations = task.block_rotations(self.plan, dropout=self.training and not merging)
+        return rotate_weight(neurons, rotations, self.plan.layout, task.magnitudes if magnitude else None)
 
     def detached(self, weight: Tensor) -> Tensor:
         """Return the neurons, without a gradient if they are fixed."""
@@ -191,7 +191,7 @@ class Rotation(nn.Module):
             parts.append(f"{plan.side} side{'s' if plan.side == 'both' else ''}, {plan.outputs} outputs{blocks}")
         parts += [name for name in ("shuffle", "scaled", "magnitude") if getattr(plan, name)]
         parts += [f"dropout {plan.dropout}"] if plan.dropout else []
-        parts += ["applied to the input"] if plan.apply == "input" else []
+        parts += ["applied to activations"] if plan.apply == "activation" else []
         parts.append(f"neurons {'learned' if plan.learned else 'fixed'}")
         return ", ".join(parts) + (f", task {self.active!r}" if len(self.tasks) > 1 else "")
 
@@ -237,7 +237,7 @@ class RotatedWeight:
     name: str
     module: nn.Module
     tensor_name: str
-    rotation: Rotation
+    rotation: NeuronRotation
 
     @property
     def parametrizations(self) -> nn.ModuleList:
@@ -277,7 +277,7 @@ def find_rotated(model: nn.Module) -> Iterator[RotatedWeight]:
     for name, module in model.named_modules():
         if parametrize.is_parametrized(module):
             for tensor_name, parametrizations in module.parametrizations.items():
-                if isinstance(parametrizations[0], Rotation):
+                if isinstance(parametrizations[0], NeuronRotation):
                     yield RotatedWeight(name, module, tensor_name, parametrizations[0])
 
 

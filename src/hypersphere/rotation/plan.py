@@ -10,7 +10,7 @@ from torch import Tensor
 from .._internal.draws import generator
 from ..neurons import Layout
 from ..orthogonal import ORTHOGONALIZERS, Orthogonalizer
-from .turns import ROWS
+from .block_rotation import ROWS
 
 NONE = "none"  # fixed neurons without rotation
 TRIANGLES = ("cayley", "exponential")  # methods whose numbers are a skew-symmetric matrix
@@ -31,8 +31,8 @@ class Plan:
     layout: Layout = ROWS
     """Without groups along the outputs, which share one rotation."""
     apply: str = "weight"
-    """"weight": the rotation changes the weight; "input": it acts on what goes in and out of the layer; "auto": each
-    call takes the way with the fewest multiplications (see inputs.py)."""
+    """"weight": the rotation changes the weight; "activation": it acts on what goes in and out of the layer; "auto":
+    each call takes the way with the fewest multiplications (see activations.py)."""
     side: str = "input"
     outputs: int = 0
     """The number of neurons, if the outputs are rotated."""
@@ -50,13 +50,13 @@ class Plan:
         return self.sample or self.dimension // self.blocks
 
     @property
-    def sides(self) -> list[Side]:
+    def sides(self) -> list[RotatedSide]:
         """The rotations of this plan: of the inputs, of the outputs, or both."""
         found = []
         if self.side != "output":
-            found.append(Side("", self.dimension, self.sample or self.dimension, self.size))
+            found.append(RotatedSide("", self.dimension, self.sample or self.dimension, self.size))
         if self.side != "input":
-            found.append(Side(OUTPUT, self.outputs, self.outputs, self.outputs // self.output_blocks))
+            found.append(RotatedSide(OUTPUT, self.outputs, self.outputs, self.outputs // self.output_blocks))
         return found
 
     @property
@@ -105,7 +105,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Side:
+class RotatedSide:
     """The block-diagonal rotation of the inputs or of the outputs of a weight."""
 
     prefix: str

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from .._internal.other_tools import NOT_PLAIN, QCONFIG
 from . import optimizer_checks
-from .inputs import make_forward
+from .activations import make_forward
 
 _NOT_PLAIN = (
     "the layer is rotated, its weight is computed and what is written to it is lost: call hypersphere.merge first"

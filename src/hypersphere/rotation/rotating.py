@@ -28,11 +28,11 @@ from ..neurons import (
     select_to_change,
 )
 from ..orthogonal import BUILT_IN, INITS, ORTHOGONALIZERS, Orthogonalizer
-from .frozen import FrozenNeurons, attach_frozen, frozen_neurons, is_linear, is_quantized
 from .options import APPLY, add_options
-from .parametrization import RESERVED, Rotation, find_rotated, is_sharded, layer_label, layer_seed
+from .parametrization import RESERVED, NeuronRotation, find_rotated, is_sharded, layer_label, layer_seed
 from .plan import NONE
 from .planning import cost_warning, make_plans
+from .quantized_or_tied import FrozenNeurons, attach_frozen, frozen_neurons, is_linear, is_quantized
 from .rotated_class import extend_class, own_class
 
 M = TypeVar("M", bound=nn.Module)
@@ -92,10 +92,10 @@ def rotate(
             unless it is the only one, and so do layers that are too small.
         seed: for the draw of dimensions.
         layers, exclude, output, example_inputs: which layers, as in :func:`select`.
-        apply: "weight" rotates the neurons; "input" rotates the layer's inputs instead, which gives the same output
-            and never touches the weight: for frozen, quantized and tied weights. "auto": the fewest multiplications;
-            a Linear in blocks decides at each call, and with more rows of inputs than neurons it forms the rotated
-            weight but never computes the gradient to it.
+        apply: "weight" rotates the neurons; "activation" rotates the layer's inputs instead, which gives the same
+            output and never touches the weight: for frozen, quantized and tied weights. "auto": the fewest
+            multiplications; a Linear in blocks decides at each call, and with more rows of inputs than neurons it forms
+            the rotated weight but never computes the gradient to it.
         side: "input": w = R v. "output": rotations mix the neurons, W = R V. "both": W = R_out V R_inᵀ. All keep the
             singular values of the weight; only "input" keeps the angles between neurons and their energy.
         shuffle: blocks of randomly chosen dimensions instead of neighbours, drawn anew by a :class:`Resampler`.
@@ -122,8 +122,10 @@ def rotate(
     checks.choice("neurons", neurons, ("fixed", "learned"))
     checks.integer("seed", seed)
     checks.choice("apply", apply, APPLY)
-    found = _select_layers(model, layers, exclude, output, example_inputs, by_input=apply == "input")
-    frozen = {name for name, each in found.items() if check_layer(model, name, each, by_input=apply == "input")}
+    found = _select_layers(model, layers, exclude, output, example_inputs, by_activation=apply == "activation")
+    frozen = {
+        name for name, each in found.items() if check_layer(model, name, each, by_activation=apply == "activation")
+    }
     first = next(iter(select(model, output=None)), next(iter(found)))
     made = make_plans(
         found,
@@ -151,7 +153,7 @@ def rotate(
             frozen=frozen,
         )
         rotations = {
-            name: Rotation(plan, found[name].stored, parameter_order(found[name]), layer_seed(seed, name))
+            name: NeuronRotation(plan, found[name].stored, parameter_order(found[name]), layer_seed(seed, name))
             for name, plan in made.items()
         }
     if layers is None or len(made) > 1:  # not for a single layer that was asked for
@@ -192,7 +194,7 @@ def parameter_order(neurons: Neurons) -> list[str]:
     return list(neurons.module._parameters)
 
 
-def attach(verb: str, pairs: list[tuple[Neurons, Rotation]]) -> None:
+def attach(verb: str, pairs: list[tuple[Neurons, NeuronRotation]]) -> None:
     """Register the parametrizations without computing a weight."""
     refuse_new_parameters(verb, (neurons.module for neurons, _ in pairs))
     added = []
@@ -211,7 +213,13 @@ def attach(verb: str, pairs: list[tuple[Neurons, Rotation]]) -> None:
 
 
 def _select_layers(
-    model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None, example_inputs: Any, *, by_input: bool
+    model: nn.Module,
+    layers: Specs | None,
+    exclude: Specs,
+    output: str | None,
+    example_inputs: Any,
+    *,
+    by_activation: bool,
 ) -> dict[str, Neurons]:
     checks.module("model", model)
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -220,8 +228,8 @@ def _select_layers(
     quantized = {}
     for name, module in model.named_modules():
         if is_quantized(module) and matches(layers, name, module) and not (exclude and matches(exclude, name, module)):
-            if not by_input or not is_linear(module):
-                way_out = ": apply='input' rotates its inputs instead" if is_linear(module) else ""
+            if not by_activation or not is_linear(module):
+                way_out = ": apply='activation' rotates its inputs instead" if is_linear(module) else ""
                 raise ValueError(
                     f"layer {layer_label(name)!r} [{type(module).__name__}] is quantized and cannot be rotated{way_out}"
                 )
@@ -279,11 +287,11 @@ def _drop_not_rotated(model: nn.Module, found: Selection) -> Selection:
     return found.keep(lambda name, _: name not in plain, "in not_rotated of its network")
 
 
-def check_layer(model: nn.Module, name: str, neurons: Neurons, *, by_input: bool = False) -> bool:
+def check_layer(model: nn.Module, name: str, neurons: Neurons, *, by_activation: bool = False) -> bool:
     """Raise if a layer cannot be rotated; return whether its weight has to stay where it is."""
     layer = f"layer {layer_label(name)!r}"
     if len(neurons.parametrizations):
-        if isinstance(neurons.parametrizations[0], Rotation):
+        if isinstance(neurons.parametrizations[0], NeuronRotation):
             raise ValueError(f"{layer} is already rotated: merge first, or exclude it")
         raise ValueError(f"{layer} is already parametrized: rotate needs plain layers, exclude it")
     if isinstance(neurons, FrozenNeurons):
@@ -305,10 +313,10 @@ def check_layer(model: nn.Module, name: str, neurons: Neurons, *, by_input: bool
         for key, parameter in module._parameters.items()
         if parameter is weight
     ]
-    if len(holders) > 1 and not by_input:
+    if len(holders) > 1 and not by_activation:
         raise ValueError(
-            f"{layer} has a tied weight ({' and '.join(holders)}): rotating it would untie it; apply='input' rotates "
-            "the layer's inputs instead"
+            f"{layer} has a tied weight ({' and '.join(holders)}): rotating it would untie it; apply='activation' "
+            "rotates the layer's inputs instead"
         )
     checks.finite_weight(layer_label(name), weight)
     return len(holders) > 1

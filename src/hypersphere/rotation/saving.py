@@ -16,18 +16,18 @@ from .._internal.sharding import refuse_new_parameters, refuse_sharded
 from .._internal.tensors import hash_of
 from ..neurons import Neurons, select, unknown_weights, unwrapped
 from ..orthogonal import ORTHOGONALIZERS
-from ._file import Entry, File, describe_plan, read, write
+from ._file import RotationFile, SavedRotation, describe_plan, read, write
 from .adapter_files import is_adapter, read_adapter
-from .frozen import frozen_neurons, is_quantized
 from .parametrization import (
+    NeuronRotation,
     RotatedWeight,
-    Rotation,
     find_rotated,
     layer_label,
     require_rotated,
 )
 from .peft_files import write_peft
 from .plan import NONE, Plan
+from .quantized_or_tied import frozen_neurons, is_quantized
 from .rotating import attach, check_layer, parameter_order
 from .tasks import activate, check_new_name
 
@@ -113,7 +113,7 @@ def load_rotations(model: M, path: str | os.PathLike[str], *, task: str | None =
     for where in there:
         if where not in {entry.where for entry in file.entries}:
             raise ValueError(f"{path}: layer {layer_label(where[0])!r} is rotated in the model, but not in the file")
-    checked: list[tuple[Entry, RotatedWeight | Neurons, Rotation]] = []
+    checked: list[tuple[SavedRotation, RotatedWeight | Neurons, NeuronRotation]] = []
     with torch.random.fork_rng(devices=[]):  # the start is overwritten
         for entry in file.entries:
             found = there.get(entry.where) or plain.get(entry.where) or find_unknown(unwrapped_model, entry)
@@ -151,7 +151,7 @@ def load_rotations(model: M, path: str | os.PathLike[str], *, task: str | None =
     return model
 
 
-def _warn_of_shared(path: Any, model: nn.Module, file: File, there: Mapping[Any, RotatedWeight]) -> None:
+def _warn_of_shared(path: Any, model: nn.Module, file: RotationFile, there: Mapping[Any, RotatedWeight]) -> None:
     """Warn if the file changes what other tasks of the model use too."""
     state, own = model.state_dict(), tuple(entry.key for entry in file.entries)
     tasks = {name for each in there.values() for name in each.rotation.tasks} - {entry.task for entry in file.entries}
@@ -164,7 +164,7 @@ def _warn_of_shared(path: Any, model: nn.Module, file: File, there: Mapping[Any,
         )
 
 
-def _rename_task(file: File, task: str) -> File:
+def _rename_task(file: RotationFile, task: str) -> RotationFile:
     """Return the file as if the rotations of all its layers had been saved from this task."""
     keys = {f"{entry.key}0.{entry.task}.": f"{entry.key}0.{task}." for entry in file.entries}
 
@@ -173,7 +173,7 @@ def _rename_task(file: File, task: str) -> File:
         return key if old is None else keys[old] + key.removeprefix(old)
 
     entries = [replace(entry, task=task) for entry in file.entries]
-    return File(entries, {renamed(key): value for key, value in file.tensors.items()}, file.frozen)
+    return RotationFile(entries, {renamed(key): value for key, value in file.tensors.items()}, file.frozen)
 
 
 def _split_state(
@@ -223,8 +223,8 @@ def describe_layer(each: RotatedWeight, task: str | None) -> dict[str, Any]:
 
 
 def _check_entry(
-    path: Any, model: nn.Module, entry: Entry, found: RotatedWeight | Neurons, tensors: dict[str, Tensor]
-) -> Rotation:
+    path: Any, model: nn.Module, entry: SavedRotation, found: RotatedWeight | Neurons, tensors: dict[str, Tensor]
+) -> NeuronRotation:
     """Return the initial rotation of an entry; raise if the layer or the file's tensors do not fit."""
     plan, layer = entry.plan, entry.layer
     if plan.method != NONE and plan.method not in ORTHOGONALIZERS:
@@ -235,7 +235,7 @@ def _check_entry(
         names = found.rotation.order
     else:
         # a plain weight takes the rotation of a quantized or tied one
-        plan = replace(plan, frozen=check_layer(model, entry.name, found, by_input=plan.frozen))
+        plan = replace(plan, frozen=check_layer(model, entry.name, found, by_activation=plan.frozen))
         neurons, names = found.stored, parameter_order(found)
         if (plan.dimension, plan.layout) != (found.dimension, found.layout.for_rotation):
             raise ValueError(
@@ -248,7 +248,7 @@ def _check_entry(
             f"{path}: the neurons of {layer} are not those that were saved (the hashes differ): start from the same "
             "seed or checkpoint"
         )
-    rotation = Rotation(plan, neurons, names, entry.seed, entry.task)
+    rotation = NeuronRotation(plan, neurons, names, entry.seed, entry.task)
     prefix = f"{entry.key}0.{entry.task}."
     wanted = {prefix + key: value for key, value in rotation.task.state_dict().items()}
     if _neurons_change(plan):
@@ -283,7 +283,7 @@ def _check_same_plan(path: Any, layer: str, have: Plan, want: Plan) -> None:
         raise ValueError(f"{path}: {layer} is rotated differently in the file: {', '.join(different)}")
 
 
-def _check_other_tensors(path: Any, model: nn.Module, file: File) -> None:
+def _check_other_tensors(path: Any, model: nn.Module, file: RotationFile) -> None:
     """Check all other tensors against the model, and frozen parameters against their hashes."""
     state = model.state_dict()
     for key, value in file.tensors.items():
@@ -300,7 +300,7 @@ def _check_other_tensors(path: Any, model: nn.Module, file: File) -> None:
             )
 
 
-def find_unknown(model: nn.Module, entry: Entry) -> Neurons | None:
+def find_unknown(model: nn.Module, entry: SavedRotation) -> Neurons | None:
     """Return the neurons of a module that only example inputs made a layer: the entry tells their layout."""
     module = unknown_weights(model, ()).get(entry.name) if entry.tensor == "weight" else None
     return None if module is None else Neurons(module, "weight", False, entry.plan.layout)

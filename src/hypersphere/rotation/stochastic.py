@@ -13,16 +13,16 @@ from torch.optim import Optimizer
 from .._internal import checks
 from .._internal.draws import generator, not_traced
 from .._internal.sharding import reshard, write
-from .parametrization import RotatedWeight, Rotation, find_rotated, layer_label
+from .parametrization import NeuronRotation, RotatedWeight, find_rotated, layer_label
 
-_newest: WeakKeyDictionary[Rotation, ReferenceType[Resampler]] = WeakKeyDictionary()  # the Resampler of each layer
+_newest: WeakKeyDictionary[NeuronRotation, ReferenceType[Resampler]] = WeakKeyDictionary()  # of each rotation
 
 
 class Resampler:
-    """Draw new dimensions every `inner` steps of the optimizer (stochastic OPT, Algorithm 1).
+    """Draw new dimensions every `every` steps of the optimizer (stochastic OPT, Algorithm 1).
 
     It counts by a hook on the optimizer, so a batch whose gradient is only accumulated and a step that a GradScaler
-    skips do not count. After `inner` steps each small rotation is merged into its neurons, which changes neither the
+    skips do not count. After `every` steps each small rotation is merged into its neurons, which changes neither the
     network's function nor the neurons' energy (Theorem 2). Then new dimensions are drawn, the rotation is reset to the
     identity, and the optimizer's state of it is cleared. Draws depend only on seed, layer and draw number, and all
     counters are buffers of the model, so training can be resumed at any step.
@@ -31,13 +31,13 @@ class Resampler:
         model: rotated with ``sample``; layers rotated without it are left alone.
         optimizer: the one that holds the rotations, or accelerate's or Lightning's wrapper of it, or torch's
             ZeroRedundancyOptimizer. A layer follows the newest Resampler that was made for it.
-        inner: steps between draws (the paper: 750 on CIFAR-100, 1000 on ImageNet).
+        every: steps between draws (the paper: 750 on CIFAR-100, 1000 on ImageNet).
 
     Example:
         >>> import hypersphere as hs
         >>> net = hs.rotate(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), sample=0.5)
         >>> optimizer = torch.optim.Adam(hs.param_groups(net), lr=0.01)
-        >>> resampler = Resampler(net, optimizer, inner=2)
+        >>> resampler = Resampler(net, optimizer, every=2)
         >>> for _ in range(4):
         ...     optimizer.zero_grad()
         ...     net(torch.randn(5, 8)).square().sum().backward()
@@ -46,14 +46,14 @@ class Resampler:
         tensor(2)
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, inner: int = 750) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, every: int = 750) -> None:
         checks.module("model", model)
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
         if getattr(optimizer, "_overlap_with_ddp", False):
             raise ValueError("optimizer must step by step(): got overlap_with_ddp=True of ZeroRedundancyOptimizer")
         self.model, self.optimizer = model, _inside(optimizer, "optimizer")[-1]  # of accelerate, Lightning
-        self.inner = checks.integer("inner", inner, low=1)
+        self.every = checks.integer("every", every, low=1)
         self.sampled = [each for each in find_rotated(model) if each.rotation.plan.redrawn]
         if not self.sampled:
             raise ValueError("model must be rotated with sample or shuffle: hypersphere.rotate(model, sample=0.25)")
@@ -79,10 +79,10 @@ class Resampler:
 
     def __repr__(self) -> str:
         layers = ", ".join(layer_label(each.name) for each in self.sampled)
-        return f"Resampler(inner={self.inner}; {layers})"
+        return f"Resampler(every={self.every}; {layers})"
 
     def step(self) -> None:
-        """Merge and draw again where `inner` steps are over; steps themselves are counted by the optimizer's hook.
+        """Merge and draw again where `every` steps are over; steps themselves are counted by the optimizer's hook.
 
         Not needed, and harmless after every batch, as a learning rate scheduler is stepped.
         """
@@ -103,7 +103,7 @@ class Resampler:
     def _resample_due(self, layers: list[RotatedWeight]) -> None:
         counts = [each.rotation.task.inner for each in layers]
         for each, count in zip(layers, torch.stack([n.cpu() for n in counts]).tolist() if counts else [], strict=True):
-            if count >= self.inner:
+            if count >= self.every:
                 reshard(self.model)
                 self._resample(each)
 

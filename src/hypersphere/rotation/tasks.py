@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from .._internal import checks
 from .._internal.sharding import refuse_new_parameters
-from .parametrization import RotatedWeight, Rotation, find_rotated, layer_label, require_rotated
+from .parametrization import NeuronRotation, RotatedWeight, find_rotated, layer_label, require_rotated
 from .plan import TRIANGLES
 
+M = TypeVar("M", bound=nn.Module)
 
-def add_task(model: nn.Module, name: str) -> None:
-    """Add a set of rotations called `name`, initialized like the first; :func:`use_task` switches to it.
 
-    Only the active task is trained: the others have requires_grad False. Parameters that are not rotated (biases,
-    norms, the output layer) are shared by all tasks; :func:`save_rotations` saves them with each.
+def add_task(model: M, name: str) -> M:
+    """Add a set of rotations called `name`, initialized like the first; return the model.
+
+    Only the active task (see :func:`use_task`) is trained: the others have requires_grad False. What is not rotated
+    (biases, norms, the output layer) is shared by all tasks; :func:`save_rotations` saves it with each.
 
     Example:
         >>> import hypersphere as hs
         >>> net = hs.rotate(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)))
-        >>> hs.rotation.add_task(net, "birds")
-        >>> hs.rotation.use_task(net, "birds")
+        >>> _ = hs.rotation.add_task(net, "birds")
+        >>> _ = hs.rotation.use_task(net, "birds")
         >>> [name for name, p in net[0].named_parameters() if p.requires_grad]
         ['bias', 'parametrizations.weight.0.birds.cayley']
     """
@@ -34,6 +37,7 @@ def add_task(model: nn.Module, name: str) -> None:
         raise ValueError(f"name must be new, got {name!r}; the tasks are {', '.join(found[0].rotation.tasks)}")
     _check_addable("add_task", missing)
     _add(missing, name)
+    return model
 
 
 def _check_addable(verb: str, found: list[RotatedWeight]) -> None:
@@ -58,8 +62,8 @@ def _add(found: list[RotatedWeight], name: str) -> None:
         each.rotation.add_module(name, task)
 
 
-def combine_tasks(model: nn.Module, weights: Mapping[str, float], into: str) -> None:
-    """Add a task `into` whose rotations are a weighted mean of those of other tasks; :func:`use_task` switches to it.
+def combine_tasks(model: M, weights: Mapping[str, float], into: str) -> M:
+    """Add a task `into` whose rotations are a weighted mean of those of other tasks; return the model.
 
     In each layer the skew-symmetric matrices Qᵢ, times their weights, are averaged, and the mean is lengthened to the
     mean length of the Qᵢ: Q = (1/n)·f·ΣQᵢ with f = Σ‖Qᵢ‖/‖ΣQᵢ‖ for n tasks. Tasks that oppose each other would make f
@@ -73,9 +77,9 @@ def combine_tasks(model: nn.Module, weights: Mapping[str, float], into: str) -> 
     Example:
         >>> import hypersphere as hs
         >>> net = hs.rotate(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)))
-        >>> hs.rotation.add_task(net, "birds")
-        >>> combine_tasks(net, {"default": 1, "birds": 1}, into="both")
-        >>> hs.rotation.use_task(net, "both")
+        >>> _ = hs.rotation.add_task(net, "birds")
+        >>> _ = combine_tasks(net, {"default": 1, "birds": 1}, into="both")
+        >>> _ = hs.rotation.use_task(net, "both")
     """
     found = require_rotated("combine_tasks", model)
     if not isinstance(weights, Mapping) or not weights:
@@ -103,9 +107,10 @@ def combine_tasks(model: nn.Module, weights: Mapping[str, float], into: str) -> 
     if opposed:
         more = f" and {len(opposed) - 3} more" if len(opposed) > 3 else ""
         checks.warn(
-            f"combine_tasks: {', '.join(weights)} oppose each other in {', '.join(opposed[:3])}{more}: what they share "
-            "there is small, and is not lengthened to their own size"
+            f"combine_tasks: {', '.join(weights)} oppose each other in {', '.join(opposed[:3])}{more}: they cancel out "
+            "there, and their mean was not rescaled to their own size"
         )
+    return model
 
 
 def _combine(numbers: list[Tensor], weights: list[float]) -> tuple[Tensor, bool]:
@@ -118,8 +123,8 @@ def _combine(numbers: list[Tensor], weights: list[float]) -> tuple[Tensor, bool]
     return total * (1.0 if capped or length == 0 else lengths / length / n), capped
 
 
-def use_task(model: nn.Module, name: str, *, strength: float = 1.0) -> None:
-    """Switch every rotated layer to the task `name` ("default" is the first); the others are frozen.
+def use_task(model: M, name: str, *, strength: float = 1.0) -> M:
+    """Switch every rotated layer to the task `name` ("default" is the first) and freeze the others; return the model.
 
     Args:
         strength: multiplies the skew-symmetric matrix Q of each rotation, so that R is orthogonal at every strength:
@@ -144,6 +149,7 @@ def use_task(model: nn.Module, name: str, *, strength: float = 1.0) -> None:
         _require_triangles("strength", found)
     for each in found:
         activate(each, name, strength)
+    return model
 
 
 def _check_has_task(found: list[RotatedWeight], each: RotatedWeight, name: str) -> None:
@@ -195,7 +201,7 @@ def check_new_name(name: object, argument: str = "name") -> None:
     _check_name(name, argument)
     assert isinstance(name, str)
     own = ("plan", "learned", "order", "required_grad", "shape", "active", "seed", "resampled")
-    if not name or "." in name or name in (*dir(nn.Module()), *dir(Rotation), *own):
+    if not name or "." in name or name in (*dir(nn.Module()), *dir(NeuronRotation), *own):
         raise ValueError(f"{argument} must not have dots or be an attribute of nn.Module, got {name!r}")
 
 

@@ -25,7 +25,7 @@ from .optimizers import build_optimizer
 from .splits import Batch, DataSpec, Splits, evaluation, first_two
 
 LARGE = 16 * 16  # pixels; from this size channels_last is the default on a CPU
-INNER, PENALTY = 750, 0.1  # defaults: steps between draws, weight of the penalty
+EVERY, PENALTY = 750, 0.1  # defaults: steps between draws, weight of the penalty
 
 Start = nn.Module | dict[str, Tensor]  # of init_from: another run's model, or the tensors of a file
 
@@ -189,7 +189,7 @@ class TrainingTask:
             penalty = PENALTY if rotation.penalty is None else rotation.penalty
             terms.append(partial(rotation_penalty, module, penalty, squared=rotation.penalty_squared))
         if rotation is not None and rotation.sample is not None:
-            resampler = Resampler(module, optimizer, INNER if rotation.inner is None else rotation.inner)
+            resampler = Resampler(module, optimizer, EVERY if rotation.every is None else rotation.every)
         if rotation is not None and rotation.renormalize:
             optimizer.register_step_post_hook(partial(neurons.renormalize, module))
         return Phase(name, module, optimizer, loss, wrapped, terms, resampler)

@@ -80,7 +80,7 @@ class Training:
         self.eval_every = config.eval_every or (GRAPH_EVERY if self.splits.spec.kind == "graph" else self.epoch)
         resampler = self.task.phases[0].resampler
         # steps between observations of the plateau schedule
-        self.round = self.eval_every if resampler is None else resampler.inner
+        self.round = self.eval_every if resampler is None else resampler.every
         self.schedule = Schedule(config.schedule, config.optimizer.lr, self.total)
         self.precision = Precision(config, world)
         if world.is_main:

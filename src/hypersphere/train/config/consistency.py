@@ -174,8 +174,8 @@ def _rotation(rotation: Rotation) -> None:
         f"rotation.scaled needs rotation.method to be one of {', '.join(triangles)}; got {rotation.method}",
     )
     _reject_if(
-        rotation.apply == "input" and rotation.method == "none",
-        "rotation.method=none rotates nothing: rotation.apply=input needs another method",
+        rotation.apply == "activation" and rotation.method == "none",
+        "rotation.method=none rotates nothing: rotation.apply=activation needs another method",
     )
     _reject_if(sampled and split, "rotation.sample needs whole layers: remove blocks and block_size")
     _reject_if(sampled and rotation.init != "identity", "rotation.sample needs rotation.init=identity")
@@ -187,7 +187,7 @@ def _rotation(rotation: Rotation) -> None:
         rotation.sample == 1 or (isinstance(rotation.sample, float) and rotation.sample > 1),
         f"rotation.sample must be a share below 1 or an integer >= 2, got {shown(rotation.sample)}",
     )
-    _reject_if(rotation.inner is not None and not sampled, "rotation.inner needs rotation.sample")
+    _reject_if(rotation.every is not None and not sampled, "rotation.every needs rotation.sample")
     for key in ("spread_measure", "spread_half_space", "spread_steps"):
         given = getattr(rotation, key) is not None
         _reject_if(given and not rotation.spread, f"rotation.{key} needs rotation.spread")

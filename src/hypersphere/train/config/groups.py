@@ -179,14 +179,14 @@ class Rotation(Group):
     block_size: int | None = setting(None, "size of a diagonal block, instead of their number", low=1)
     share_blocks: bool = setting(False, "use the same rotation in every block")
     apply: str = setting(
-        "auto", "rotate the neurons or the inputs of a layer, to the same effect", names=("auto", "input", "weight")
+        "auto", "rotate a layer's weight or its activations, to the same effect", names=("auto", "activation", "weight")
     )
     scaled: bool = setting(False, "divide the parameters by 2√(m−1), so that one rate serves all block sizes m")
     freeze: bool = setting(False, "train only rotations and the output layer, not biases and norms (fine-tuning)")
     sample: int | float | None = setting(
         None, "S-OPT: dimensions rotated at a time, or their share if below 1", above=0
     )
-    inner: int | None = setting(None, "S-OPT: steps until other dimensions are drawn; null: 750", low=1)
+    every: int | None = setting(None, "S-OPT: steps until other dimensions are drawn; null: 750", low=1)
     layers: str | tuple[str, ...] = setting(
         "hidden",
         "layers to rotate (output: CLS-OPT), or comma-separated names and patterns of layers",

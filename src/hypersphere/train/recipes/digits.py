@@ -27,7 +27,7 @@ def opt() -> Config:
 
 def s_opt() -> Config:
     """Rotate a random quarter of the dimensions at a time (S-OPT)."""
-    return derive(opt(), {"rotation.sample": 0.25, "rotation.inner": 10})
+    return derive(opt(), {"rotation.sample": 0.25, "rotation.every": 10})
 
 
 def sphereface_plus() -> Config:

@@ -20,8 +20,8 @@ from torch.autograd import Function
 from .._internal.functions import apply, is_transformed
 from .._internal.precision import autocast_enabled, without_autocast
 from ..orthogonal import BUILT_IN
+from .block_rotation import BlockRotation
 from .plan import OUTPUT, Plan
-from .turns import Turn
 
 _DTYPES = (torch.float32, torch.float64)
 
@@ -54,12 +54,12 @@ def is_cheaper_formed(plan: Plan, x: Tensor, rows: Tensor) -> bool:
     return forming < x.shape[:-1].numel() * plan.multiplications
 
 
-def formed_linear(x: Tensor, rows: Tensor, bias: Tensor | None, turns: Sequence[Turn]) -> Tensor:
+def formed_linear(x: Tensor, rows: Tensor, bias: Tensor | None, rotations: Sequence[BlockRotation]) -> Tensor:
     """Compute x Wᵀ + bias, W = R_out V R_inᵀ."""
     none, sides = (None, None), {}
-    for turn in turns:
-        matrices = turn.matrices().to(x.dtype).expand(turn.blocks(rows.shape), -1, -1)  # a shared block is expanded
-        sides[turn.of_outputs] = (matrices, turn.dims)
+    for rotation in rotations:
+        blocks = rotation.blocks(rows.shape)  # a shared block is expanded
+        sides[rotation.of_outputs] = (rotation.matrices().to(x.dtype).expand(blocks, -1, -1), rotation.dims)
     flat = x.reshape(-1, x.shape[-1])
     fused = None if True in sides else bias
     y: Tensor = apply(FormedLinear, flat, rows, fused, *sides.get(False, none), *sides.get(True, none))

@@ -11,7 +11,7 @@ from torch import nn
 from ..neurons import select
 from ..orthogonal import ORTHOGONALIZERS
 from ._file import parse_entry
-from .parametrization import Rotation, TaskRotation, find_rotated
+from .parametrization import NeuronRotation, TaskRotation, find_rotated
 from .plan import NONE
 from .rotating import attach, check_layer, parameter_order
 from .saving import describe_layer, find_unknown, module_name
@@ -48,13 +48,13 @@ def rotate_as_described(model: nn.Module, layers: list[dict[str, Any]]) -> None:
             raise ValueError(
                 f"unknown method {plan.method!r} of {entry.layer}; register its Orthogonalizer with rotate"
             )
-        plan = replace(plan, frozen=check_layer(model, entry.name, found, by_input=plan.frozen))
+        plan = replace(plan, frozen=check_layer(model, entry.name, found, by_activation=plan.frozen))
         got = (found.dimension, found.layout.for_rotation, list(found.stored.shape))
         if got != (plan.dimension, plan.layout, entry.shape):
             raise ValueError(f"{entry.layer} must have neurons {entry.shape}, got {list(found.stored.shape)}")
         stored = found.stored
         with torch.random.fork_rng(devices=[]):  # the start is overwritten
-            rotation = Rotation(plan, stored, parameter_order(found), entry.seed, first)
+            rotation = NeuronRotation(plan, stored, parameter_order(found), entry.seed, first)
             for name in others:
                 task = TaskRotation(plan, entry.seed, stored)
                 task.requires_grad_(False)

@@ -18,7 +18,7 @@ from .._internal.other_tools import NOT_PLAIN
 from .._internal.quantized import is_quantized_tensor
 from ..neurons import Layout, Neurons
 from . import optimizer_checks
-from .parametrization import Rotation
+from .parametrization import NeuronRotation
 
 _QUANTIZED = ("torch.ao.nn.quantized", "torch.ao.nn.sparse.quantized", "bitsandbytes.nn")
 _NOT_PLAIN = "its inputs are rotated: a layer that takes its weight would ignore the rotation"
@@ -52,7 +52,7 @@ def is_linear(module: nn.Module) -> bool:
     return all(isinstance(getattr(module, name, None), int) for name in ("in_features", "out_features"))
 
 
-def attach_frozen(layer: nn.Module, rotation: Rotation) -> None:
+def attach_frozen(layer: nn.Module, rotation: NeuronRotation) -> None:
     """Let the layer rotate its inputs; its weight and its other parameters stay as they are."""
     plain: Any = type(layer)
     layer.__class__ = _frozen_class(plain)
@@ -64,8 +64,8 @@ def attach_frozen(layer: nn.Module, rotation: Rotation) -> None:
 def _frozen_class(plain: Any) -> Any:
     def forward(self: Any, input: Tensor) -> Tensor:
         rotation = self.parametrizations["weight"][0]
-        (turn,) = rotation.task.turns(rotation.plan, dropout=rotation.training)
-        turned = turn.rotate_features(input)
+        (block_rotation,) = rotation.task.block_rotations(rotation.plan, dropout=rotation.training)
+        turned = block_rotation.rotate_features(input)
         output: Tensor = plain.forward(self, turned)
         if turned.requires_grad and rotation.training and not rotation.gradient_checked and not is_recorded():
             rotation.gradient_checked = True

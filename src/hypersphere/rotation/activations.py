@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..neurons import is_transformers_conv1d
-from .formed import can_form, formed_linear, is_cheaper_formed
-from .parametrization import Rotation
+from .block_rotation import rotate_activations
+from .formed_weight import can_form, formed_linear, is_cheaper_formed
+from .parametrization import NeuronRotation
 from .plan import Plan
-from .turns import turn_layer
 
 Forward = Callable[[Any, Tensor], Tensor]
 
@@ -23,11 +23,11 @@ def make_forward(plain: type[nn.Module], layer: nn.Module) -> Forward | None:
     """Return the forward pass of a rotated layer of the class `plain`; None: as the class has it.
 
     What the plan of the rotation says: "weight" calls the forward pass of `plain`, which reads the rotated weight.
-    "input" rotates inputs and outputs. "auto" takes the fewest multiplications at each call; a Linear may form its
+    "activation" rotates inputs and outputs. "auto" takes the fewest multiplications at each call; a Linear may form its
     weight.
     """
     if plain is nn.Linear or is_transformers_conv1d(layer):
-        turned: Callable[[Any, Tensor, Tensor, Rotation], Tensor | None] = _rotate_linear
+        turned: Callable[[Any, Tensor, Tensor, NeuronRotation], Tensor | None] = _rotate_linear
     elif plain in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
         turned = _rotate_conv
     else:
@@ -36,7 +36,7 @@ def make_forward(plain: type[nn.Module], layer: nn.Module) -> Forward | None:
     def forward(self: Any, input: Tensor) -> Tensor:
         rotations: Any = getattr(self.parametrizations, "weight", ())
         output: Tensor | None = None
-        if len(rotations) == 1 and isinstance(rotations[0], Rotation) and rotations[0].plan.apply != "weight":
+        if len(rotations) == 1 and isinstance(rotations[0], NeuronRotation) and rotations[0].plan.apply != "weight":
             output = turned(self, input, rotations[0].detached(rotations.original), rotations[0])
         if output is None:
             output = plain.forward(self, input)
@@ -54,7 +54,7 @@ def is_cheaper_on_inputs(plan: Plan, outputs: int) -> bool:
     return 3 * plan.multiplications <= plan.dimension * outputs
 
 
-def _rotate_linear(layer: Any, x: Tensor, weight: Tensor, rotation: Rotation) -> Tensor | None:
+def _rotate_linear(layer: Any, x: Tensor, weight: Tensor, rotation: NeuronRotation) -> Tensor | None:
     """Compute the layer the cheapest way; None: by the gradient to its weight."""
     plan, task = rotation.plan, rotation.task
     if plan.apply == "auto" and (x.layout is not torch.strided or x.is_nested):
@@ -63,16 +63,18 @@ def _rotate_linear(layer: Any, x: Tensor, weight: Tensor, rotation: Rotation) ->
     formed = plan.apply == "auto" and can_form(plan, len(rows)) and is_cheaper_formed(plan, x, rows)
     if plan.apply == "auto" and not formed and not is_cheaper_on_inputs(plan, len(rows)):
         return None
-    turns = task.turns(plan, dropout=rotation.training)
+    block_rotations = task.block_rotations(plan, dropout=rotation.training)
     if formed:
-        return turn_layer(lambda x, bias: formed_linear(x, rows, bias, turns), x, layer.bias, [], task.magnitudes)
-    return turn_layer(lambda x, bias: F.linear(x, rows, bias), x, layer.bias, turns, task.magnitudes)
+        return rotate_activations(
+            lambda x, bias: formed_linear(x, rows, bias, block_rotations), x, layer.bias, [], task.magnitudes
+        )
+    return rotate_activations(lambda x, bias: F.linear(x, rows, bias), x, layer.bias, block_rotations, task.magnitudes)
 
 
-def _rotate_conv(layer: Any, x: Tensor, weight: Tensor, rotation: Rotation) -> Tensor:
+def _rotate_conv(layer: Any, x: Tensor, weight: Tensor, rotation: NeuronRotation) -> Tensor:
     def compute(x: Tensor, bias: Tensor | None) -> Tensor:
         output: Tensor = layer._conv_forward(x, weight, bias)
         return output
 
-    turns = rotation.task.turns(rotation.plan, dropout=rotation.training)
-    return turn_layer(compute, x, layer.bias, turns, rotation.task.magnitudes, 1 - weight.dim())
+    block_rotations = rotation.task.block_rotations(rotation.plan, dropout=rotation.training)
+    return rotate_activations(compute, x, layer.bias, block_rotations, rotation.task.magnitudes, 1 - weight.dim())

@@ -23,7 +23,7 @@ ROWS = Layout()
 
 
 @dataclass(frozen=True)
-class Turn:
+class BlockRotation:
     """The rotation of the inputs, or of the outputs, of a weight.
 
     Args:
@@ -84,41 +84,41 @@ class Turn:
         return saturating_cast(out, x.dtype)
 
 
-def turn_weight(
-    weight: Tensor, turns: Sequence[Turn], layout: Layout = ROWS, magnitude: Tensor | None = None
+def rotate_weight(
+    weight: Tensor, rotations: Sequence[BlockRotation], layout: Layout = ROWS, magnitude: Tensor | None = None
 ) -> Tensor:
     """Compute diag(magnitude)·R_out V R_inᵀ for a weight with neurons V."""
     rows = neuron_rows(weight, layout)
     out = rows.flatten(0, 1).to(accumulation_dtype(weight.dtype))
     with without_autocast(weight):
-        for turn in turns:
-            out = turn.rotate_rows(out.mT).mT if turn.of_outputs else turn.rotate_rows(out)
+        for rotation in rotations:
+            out = rotation.rotate_rows(out.mT).mT if rotation.of_outputs else rotation.rotate_rows(out)
         if magnitude is not None:
             out = out * magnitude.unsqueeze(1)
     return from_neuron_rows(saturating_cast(out.reshape(rows.shape), weight.dtype), weight.shape, layout)
 
 
-def turn_layer(
+def rotate_activations(
     compute: Callable[[Tensor, Tensor | None], Tensor],
     x: Tensor,
     bias: Tensor | None,
-    turns: Sequence[Turn],
+    rotations: Sequence[BlockRotation],
     magnitude: Tensor | None,
     dim: int = -1,
 ) -> Tensor:
-    """Compute a layer with the weight of :func:`turn_weight`, by rotating its inputs and outputs instead.
+    """Compute a layer with the weight of :func:`rotate_weight`, by rotating its inputs and outputs instead.
 
     Args:
         compute: compute(x, bias) is the layer with its neurons V as they are.
         dim: the dimension of features, counted from the end: -1, or that of a convolution's channels.
     """
-    for turn in turns:
-        x = x if turn.of_outputs else turn.rotate_features(x, dim)
-    outer = [turn for turn in turns if turn.of_outputs]
+    for rotation in rotations:
+        x = x if rotation.of_outputs else rotation.rotate_features(x, dim)
+    outer = [rotation for rotation in rotations if rotation.of_outputs]
     late = bool(outer) or magnitude is not None  # the bias is added last
     y = compute(x, None if late else bias)
-    for turn in outer:
-        y = turn.rotate_features(y, dim, transposed=True)
+    for rotation in outer:
+        y = rotation.rotate_features(y, dim, transposed=True)
     features = (-1, *[1] * (-1 - dim))
     if magnitude is not None:
         y = y * magnitude.to(y.dtype).view(features)
