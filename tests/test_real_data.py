@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from hypersphere import data, models
+from hypersphere.papers import gan as gan  # registers it
 from tests import official_files as official
 
 pytestmark = pytest.mark.slow

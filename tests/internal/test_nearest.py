@@ -108,5 +108,3 @@ def test_networks_name_what_timm_calls_otherwise(name, near):
 def test_networks_list_their_options_if_none_is_near():
     with pytest.raises(ValueError, match=r"^resnet20 option must be one of num_classes, .*; got 'pretrained'$"):
         hs.models.create("resnet20", pretrained=True)
-    with pytest.raises(ValueError, match=r"^generator.mhe option must be one of latent, .*; got 'n_classes'$"):
-        hs.models.create("generator.mhe", n_classes=10)

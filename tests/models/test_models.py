@@ -13,6 +13,7 @@ from torch import nn
 import hypersphere as hs
 from hypersphere import models
 from hypersphere.models.gcn import normalize_adjacency
+from hypersphere.papers import gan as gan  # registers it
 
 pytestmark = pytest.mark.slow
 
