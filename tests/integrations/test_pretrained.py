@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import hypersphere as hs
-from hypersphere._internal import checks
 from tests.rotations import shake
 
 transformers = pytest.importorskip("transformers")
@@ -60,11 +59,3 @@ def test_round_trip(name, conversion, rotations, tmp_path):
     else:
         with pytest.raises(OSError, match=r"no file named model.safetensors"):
             type(model).from_pretrained(tmp_path)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("conversion", ["sphere", "rotated"])
-def test_the_models_own_save_pretrained_warns(conversion, tmp_path, monkeypatch):
-    monkeypatch.setattr(checks, "_warned", set())
-    with pytest.warns(UserWarning, match="use hypersphere.integrations.huggingface.save_pretrained"):
-        make("bert", conversion).save_pretrained(tmp_path)

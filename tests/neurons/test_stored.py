@@ -7,7 +7,7 @@ from torch import nn
 
 import hypersphere as hs
 from hypersphere.neurons.stored import find_stored
-from tests.internal.test_other_tools import LoraLinear
+from tests.internal.test_plain_layer_tools import LoraLinear
 from tests.neurons.test_layouts import Conv1D, GptOssExperts, MixtralExperts
 from tests.neurons.test_tracing import Linear as GraphLinear
 

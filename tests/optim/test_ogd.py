@@ -13,7 +13,6 @@ from torch.optim import lr_scheduler
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hypersphere as hs
-from hypersphere.optim import optimizer_checks
 from hypersphere.optim.ogd import OGD, ogd_step
 from tests.rotations import mlp
 
@@ -577,13 +576,6 @@ def test_a_network_learns_and_keeps_its_energy(iterations, options):
 # other optimizers are refused
 
 
-@pytest.fixture
-def _nothing_watched():
-    if optimizer_checks._orthogonal_hook is not None:
-        optimizer_checks._orthogonal_hook.remove()
-        optimizer_checks._orthogonal_hook = None
-
-
 OTHERS = {
     "SGD": lambda groups: torch.optim.SGD(groups, lr=0.1),
     "Adam": lambda groups: torch.optim.Adam(groups, lr=0.1),
@@ -592,7 +584,6 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.usefixtures("_nothing_watched")
 def test_other_optimizers_are_refused(name):
     net = rotated_net()
     loss_of(net).backward()
@@ -606,29 +597,13 @@ def test_other_optimizers_are_refused(name):
     assert not torch.equal(net.state_dict()["5.weight"], before["5.weight"])
 
 
-@pytest.mark.usefixtures("_nothing_watched")
-def test_nobody_is_watched_for_nothing():
-    hs.param_groups(nn.Linear(3, 3), ogd=True)
-    hs.param_groups(hs.rotate(nn.Linear(3, 3)), ogd=True)
-    optimizer_of(nn.Parameter(torch.eye(3)))
-    assert optimizer_checks._orthogonal_hook is None
-    for _ in range(2):
-        hs.param_groups(hs.rotate(nn.Linear(3, 3), "ogd"), ogd=True)
-    hook = optimizer_checks._orthogonal_hook
-    assert hook is not None
-    hs.param_groups(hs.rotate(nn.Linear(3, 3), "ogd"), ogd=True)
-    assert optimizer_checks._orthogonal_hook is hook
-
-
-@pytest.mark.usefixtures("_nothing_watched")
 def test_a_group_without_a_name_is_named_by_its_number():
-    optimizer_checks.refuse_other_optimizers()
+    hs.param_groups(hs.rotate(nn.Linear(3, 3), "ogd"), ogd=True)  # from now on optimizers are checked
     x = nn.Parameter(torch.eye(3))
     with pytest.raises(ValueError, match="group 1 orthogonal"):
         torch.optim.SGD([{"params": [nn.Parameter(torch.eye(2))]}, {"params": [x], "orthogonal": True}], lr=1.0).step()
 
 
-@pytest.mark.usefixtures("_nothing_watched")
 @pytest.mark.parametrize("inner", [OGD, torch.optim.SGD], ids=["OGD", "SGD"])
 def test_a_wrapper_is_judged_by_what_it_holds(inner):
     """As torch's ZeroRedundancyOptimizer: an optimizer with the same groups that steps another."""

@@ -111,16 +111,6 @@ def test_what_is_added_to_the_optimizer_mends_it():
     assert step(net, optimizer) == []
 
 
-def test_two_optimizers_may_share_a_layer():
-    net = learned_scale(mlp())
-    scales = [p for name, p in net.named_parameters() if "scale" in name]
-    weights, others = sgd([p for p in net.parameters() if p.dim() == 2]), sgd(scales)
-    assert step(net, weights) == step(net, others) == []
-    del others  # now nobody learns the scales
-    hs.spherize(mlp(), scale=True)  # optimizers are looked at again
-    assert len(step(net, weights)) == 1
-
-
 def test_what_is_not_learned_is_not_missed():
     net = mlp()
     optimizer = sgd(net.parameters())

@@ -6,6 +6,7 @@ import math
 import sys
 import warnings
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,21 +17,26 @@ from .nearest import unknown
 from .quantized import dequantized
 
 _warned: set[str] = set()
+_INSIDE = tuple(str(Path(file).parent) for file in (torch.__file__, Path(__file__).parent))
+
+
+class HypersphereWarning(UserWarning):
+    """A mistake that gives no error."""
 
 
 def warn_once(message: str) -> None:
     """Warn once per process."""
     if message not in _warned:
         _warned.add(message)
-        warn(message)
+        warn(message, 5)
 
 
-def warn(message: str) -> None:
-    """Warn, pointing at the caller's line outside of this package and torch."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("hypersphere", "torch"):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, stacklevel=level)
+def warn(message: str, level: int = 4) -> None:
+    """Warn, pointing at the caller's line outside of this package and torch; before Python 3.12 at a fixed level."""
+    if sys.version_info >= (3, 12):
+        warnings.warn(message, HypersphereWarning, skip_file_prefixes=_INSIDE, stacklevel=2)
+    else:
+        warnings.warn(message, HypersphereWarning, stacklevel=level)
 
 
 def number(

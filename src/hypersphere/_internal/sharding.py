@@ -5,9 +5,6 @@ FSDP1 (FullyShardedDataParallel) keeps slices of one flat tensor, or a view of f
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -92,33 +89,6 @@ def refuse_sharded(verb: str, model: nn.Module, instead: str) -> None:
     for name, parameter in model.named_parameters():
         if is_sharded(parameter):
             raise ValueError(f"{verb}: {name!r} is sharded: {instead}")
-
-
-def refuse_new_parameters(verb: str, modules: Iterable[nn.Module]) -> None:
-    """Raise if DDP or FSDP wraps one of the modules: it averages only the gradients of parameters that it knows."""
-    changed = set(modules)
-    if _is_distributed() and any(_wrappers_of(changed)):
-        gc.collect()  # a wrapper that is no longer used
-        for wrapper in _wrappers_of(changed):
-            raise ValueError(
-                f"{verb} adds parameters to a model that is wrapped already ({wrapper}): their gradients would not be "
-                f"averaged over the processes; call {verb} before wrapping"
-            )
-
-
-def _wrappers_of(modules: set[nn.Module]) -> Iterable[str]:
-    """Yield what wraps one of the modules. The modules do not know their wrapper, so all objects are searched."""
-    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-
-    kinds = {
-        "DistributedDataParallel": nn.parallel.DistributedDataParallel,
-        "FullyShardedDataParallel": FullyShardedDataParallel,
-        "fully_shard": FSDPModule,
-    }
-    for wrapper in gc.get_objects():
-        for name, kind in kinds.items():
-            if issubclass(type(wrapper), kind) and not modules.isdisjoint(wrapper.modules()):
-                yield name
 
 
 def _is_distributed() -> bool:

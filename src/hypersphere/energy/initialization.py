@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from .._internal import checks
+from .._internal.adapters import refuse_adapters
 from .._internal.draws import generator
-from .._internal.other_tools import refuse_adapters
 from .._internal.overflow import max_root, power_of_two_divisor, rescale, saturating_cast
 from .._internal.progress import track
 from .._internal.sharding import is_sharded

@@ -24,8 +24,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from .._internal import checks
+from .._internal.adapters import refuse_adapters
 from .._internal.hashed_folder import LARGEST, add_checksums, check, check_folder, checksums, json_files
-from .._internal.other_tools import refuse_adapters
 from .._internal.safe_files import check_plain, read_plain, temporary_name, write_text
 from .._internal.sharding import refuse_sharded
 from .._internal.tensor_files import TensorFile, add_aliases

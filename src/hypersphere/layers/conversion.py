@@ -8,11 +8,11 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from .._internal import checks
+from .._internal.adapters import refuse_adapters
+from .._internal.global_hooks import record_change, refuse_new_parameters
 from .._internal.nearest import explain_keywords
-from .._internal.optimizer_checks import record_change
-from .._internal.other_tools import refuse_adapters
 from .._internal.quantized import is_quantized_tensor
-from .._internal.sharding import is_sharded, refuse_new_parameters
+from .._internal.sharding import is_sharded
 from ..neurons import Neurons, Specs, as_list, is_loss_head, kept_output, matches, no_layer_error, select_to_change
 from .similarity import resolve
 from .sphere import (
@@ -127,7 +127,7 @@ def spherize(
     if scale is True or any(
         isinstance(g, nn.Module) and not before.issuperset(g.parameters()) for g in resolved.values()
     ):
-        refuse_new_parameters("spherize with learned numbers", (n.module for n in chosen.values()))
+        refuse_new_parameters("spherize with learned numbers", model, [n.module for n in chosen.values()])
     for name, neurons in chosen.items():
         layer = neurons.module
         layer.__class__ = SPHERE_CLASS[type(layer)]

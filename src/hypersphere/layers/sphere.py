@@ -18,11 +18,11 @@ from torch.nn.modules.utils import _ntuple
 
 from .._internal import checks
 from .._internal.fx import Proxy, call_as_leaf
+from .._internal.global_hooks import watch_weight_decay
 from .._internal.nearest import explain_keywords
-from .._internal.optimizer_checks import watch_weight_decay
-from .._internal.other_tools import QCONFIG, refuse_fusion, refuse_quantized, warn_of_save_pretrained
 from .._internal.overflow import finite_gradient
 from .._internal.precision import autocast_enabled
+from .._internal.quantized import QCONFIG, refuse_quantized
 from . import fused_conv
 from .cosine import cosine_conv, cosine_linear
 from .similarity import Similarity, chunked, cosine, resolve
@@ -245,8 +245,7 @@ class SphereOptions:
     scale: Tensor | float | None
 
     def register_parameter(self: Any, name: str, param: nn.Parameter | None) -> None:
-        """Register a parameter, but not of torch.nn.utils.fusion or torchao, which take the layer for a plain one."""
-        refuse_fusion(self, name)
+        """Register a parameter, but no quantized one of torchao, which takes the layer for a plain one."""
         refuse_quantized(self, name, param)
         super().register_parameter(name, param)  # type: ignore[misc]
 
@@ -278,10 +277,6 @@ class SphereOptions:
     def __setstate__(self: Any, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[misc]
         watch_weight_decay(self)  # a copy is a new layer
-
-    def _save_to_state_dict(self: Any, *args: Any) -> None:
-        warn_of_save_pretrained()
-        super()._save_to_state_dict(*args)  # type: ignore[misc]
 
     def _load_from_state_dict(self: Any, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Load a state_dict; without `scale` or `similarity.log_k` (a plain layer's) these keep their values.

@@ -19,8 +19,8 @@ from torch.autograd import Function
 from .._internal import checks
 from .._internal.functions import apply, chain, is_recorded, is_transformed, save
 from .._internal.fx import Proxy, call_as_leaf
+from .._internal.global_hooks import watch_weight_decay
 from .._internal.nearest import explain_keywords
-from .._internal.optimizer_checks import watch_weight_decay
 from .._internal.overflow import finite_gradient, max_root, rescale, row_divisors
 from .._internal.precision import accumulation_dtype, autocast_enabled, without_autocast
 from ..energy.bounded_force import bound_gradient

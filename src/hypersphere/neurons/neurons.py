@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from .._internal.other_tools import with_lora
+from .._internal.adapters import with_lora
 from .._internal.quantized import dequantized, is_quantized_tensor
 from .._internal.sharding import read, write
 from .layouts import Layout, find_layout, from_neuron_rows, neuron_rows

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from .._internal import checks
-from .._internal.other_tools import adapter_modules
+from .._internal.adapters import adapter_modules
 from .layouts import CONVOLUTIONS, TRANSPOSED, find_experts, is_linear, is_transformers_conv1d, stored_shape
 
 # names of modules beside each other that both end a network

@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from .._internal import checks
-from .._internal.other_tools import has_adapters
+from .._internal.adapters import has_adapters
 from .._internal.sharding import reshard
 from .._internal.text import escaped
 from .layouts import Layout, find_layout

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from .._internal import checks
+from .._internal.global_hooks import OptimizerCheck
 from ..layers.sphere import SphereOptions
 from ..neurons import is_loss_head
 from ..rotation.parametrization import find_rotated
-from .optimizer_checks import refuse_other_optimizers
+from .ogd import OGD
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -82,7 +84,7 @@ def param_groups(model: nn.Module, weight_decay: float = 0.0, *, ogd: bool = Fal
                 'the model has matrices of method "ogd", which only OGD keeps orthogonal: use '
                 "param_groups(model, ogd=True) with hypersphere.OGD"
             )
-        refuse_other_optimizers()
+        _KEEPS_ORTHOGONAL.recheck()
     options: dict[str, dict[str, Any]] = {
         "weights": {"weight_decay": decay},
         "no_decay": {"weight_decay": 0.0},
@@ -90,3 +92,18 @@ def param_groups(model: nn.Module, weight_decay: float = 0.0, *, ogd: bool = Fal
         "orthogonal": {"weight_decay": 0.0, "orthogonal": True},
     }
     return [{"params": params, "name": name, **options[name]} for name, params in groups.items() if params]
+
+
+def _refuse_orthogonal(optimizer: Optimizer, _: list[nn.Module]) -> None:
+    """Raise if an optimizer other than OGD holds a group with ``orthogonal=True``."""
+    if isinstance(getattr(optimizer, "optim", optimizer), OGD):  # ZeroRedundancyOptimizer wraps one
+        return
+    for i, group in enumerate(optimizer.param_groups):
+        if group.get("orthogonal"):
+            raise ValueError(
+                f"{type(optimizer).__name__} would not keep the matrices of group {group.get('name', i)!r} orthogonal: "
+                "use hypersphere.OGD(param_groups(model, ogd=True))"
+            )
+
+
+_KEEPS_ORTHOGONAL = OptimizerCheck(_refuse_orthogonal)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from .._internal.optimizer_checks import record_change
+from .._internal.global_hooks import record_change
 from .._internal.sharding import gather, shard_like
 from ..orthogonal import ORTHOGONALIZERS, Orthogonalizer
 from .block_rotation import BlockRotation, rotate_weight

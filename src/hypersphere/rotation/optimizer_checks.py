@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from .._internal.checks import warn_once
-from .._internal.optimizer_checks import OptimizerCheck
+from .._internal.global_hooks import OptimizerCheck
 from .parametrization import RotatedWeight, find_rotated, layer_label
 
 

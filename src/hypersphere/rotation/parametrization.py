@@ -21,7 +21,6 @@ from torch.nn.utils import parametrize
 
 from .._internal import checks
 from .._internal.draws import stable_hash, unwrapped_name
-from .._internal.other_tools import warn_of_save_pretrained
 from .._internal.precision import accumulation_dtype
 from .._internal.sharding import gather
 from .._internal.sharding import is_sharded as is_sharded
@@ -162,10 +161,6 @@ class NeuronRotation(nn.Module):
         child = self._modules[self.active]
         assert isinstance(child, TaskRotation)
         return child
-
-    def _save_to_state_dict(self, *args: Any) -> None:
-        warn_of_save_pretrained()
-        super()._save_to_state_dict(*args)
 
     def forward(self, weight: Tensor, *, merging: bool = False, magnitude: bool = True) -> Tensor:
         """Return the rotated weight; `merging`: without dropout."""

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from .._internal.checks import warn_once
 from .._internal.functions import is_recorded
-from .._internal.other_tools import NOT_PLAIN
 from .._internal.quantized import is_quantized_tensor
 from ..neurons import Layout, Neurons
 from . import optimizer_checks
@@ -75,7 +74,7 @@ def _frozen_class(plain: Any) -> Any:
     def reduce_ex(self: Any, protocol: Any) -> tuple[Any, ...]:
         return _rebuild, (plain,), plain.__getstate__(self)
 
-    names = {"forward": forward, "__reduce_ex__": reduce_ex, NOT_PLAIN: _NOT_PLAIN}
+    names = {"forward": forward, "__reduce_ex__": reduce_ex, "not_plain": _NOT_PLAIN}
     return type(f"Rotated{plain.__name__}", (plain,), names)
 
 

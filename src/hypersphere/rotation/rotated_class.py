@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from .._internal.other_tools import NOT_PLAIN, QCONFIG
+from .._internal.quantized import QCONFIG
 from . import optimizer_checks
 from .activations import make_forward
 
@@ -51,7 +51,7 @@ def extend_class(layer: nn.Module) -> None:
     forward = make_forward(plain, layer)
     if forward is not None:
         made.forward = forward
-    setattr(made, NOT_PLAIN, _NOT_PLAIN)
+    made.not_plain = _NOT_PLAIN  # type: ignore[attr-defined]
     made.qconfig = QCONFIG  # type: ignore[attr-defined]
     optimizer_checks.ROTATED.add(layer)
 

@@ -11,10 +11,9 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from .._internal import checks
+from .._internal.adapters import refuse_adapters
+from .._internal.global_hooks import record_change, refuse_new_parameters
 from .._internal.nearest import explain_keywords
-from .._internal.optimizer_checks import record_change
-from .._internal.other_tools import refuse_adapters
-from .._internal.sharding import refuse_new_parameters
 from ..neurons import (
     Neurons,
     Selection,
@@ -165,6 +164,7 @@ def rotate(
             "the Cayley transform of N(0, 1) is close to -I in high dimensions: it flips every neuron and trains "
             "slowly; use init='identity'"
         )
+    refuse_new_parameters("rotate", model, [found[name].module for name in rotations])
     attach("rotate", [(found[name], rotation) for name, rotation in rotations.items()])
     return model
 
@@ -196,7 +196,6 @@ def parameter_order(neurons: Neurons) -> list[str]:
 
 def attach(verb: str, pairs: list[tuple[Neurons, NeuronRotation]]) -> None:
     """Register the parametrizations without computing a weight."""
-    refuse_new_parameters(verb, (neurons.module for neurons, _ in pairs))
     added = []
     for neurons, rotation in pairs:
         rotation.train(neurons.module.training)

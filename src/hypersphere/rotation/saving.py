@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from .._internal import checks
-from .._internal.other_tools import refuse_adapters
-from .._internal.sharding import refuse_new_parameters, refuse_sharded
+from .._internal.adapters import refuse_adapters
+from .._internal.global_hooks import refuse_new_parameters
+from .._internal.sharding import refuse_sharded
 from .._internal.tensors import hash_of
 from ..neurons import Neurons, select, unknown_weights, unwrapped
 from ..orthogonal import ORTHOGONALIZERS
@@ -126,6 +127,7 @@ def load_rotations(model: M, path: str | os.PathLike[str], *, task: str | None =
         _warn_of_shared(path, unwrapped_model, file, there)
     refuse_new_parameters(
         "load_rotations",
+        model,
         [
             found.module
             for entry, found, _ in checked

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .._internal import checks
-from .._internal.sharding import refuse_new_parameters
+from .._internal.global_hooks import refuse_new_parameters
 from .parametrization import NeuronRotation, RotatedWeight, find_rotated, layer_label, require_rotated
 from .plan import TRIANGLES
 
@@ -35,14 +35,14 @@ def add_task(model: M, name: str) -> M:
     missing = [each for each in found if name not in each.rotation.tasks]
     if not missing:
         raise ValueError(f"name must be new, got {name!r}; the tasks are {', '.join(found[0].rotation.tasks)}")
-    _check_addable("add_task", missing)
+    _check_addable("add_task", model, missing)
     _add(missing, name)
     return model
 
 
-def _check_addable(verb: str, found: list[RotatedWeight]) -> None:
+def _check_addable(verb: str, model: nn.Module, found: list[RotatedWeight]) -> None:
     """Require fixed neurons, which several tasks can share, in a model that is not wrapped yet."""
-    refuse_new_parameters(verb, (each.module for each in found))
+    refuse_new_parameters(verb, model, [each.module for each in found])
     for each in found:
         rotation, layer = each.rotation, f"layer {layer_label(each.name)!r}"
         if rotation.plan.redrawn:
@@ -91,7 +91,7 @@ def combine_tasks(model: M, weights: Mapping[str, float], into: str) -> M:
             _check_has_task(found, each, name)
         if into in each.rotation.tasks:
             raise ValueError(f"into must be new, got {into!r}; the tasks are {', '.join(each.rotation.tasks)}")
-    _check_addable("combine_tasks", found)
+    _check_addable("combine_tasks", model, found)
     _require_triangles("combine_tasks", found)
     combined, opposed = [], []
     for each in found:
