@@ -94,7 +94,7 @@ def _against_frozen(transformers: Any, shape: tuple[int, int], sizes: list[int |
 def _both_sides(transformers: Any, shape: tuple[int, int], plan: Plan) -> Iterator[Figure]:
     case, base = f"BERT 2×512, blocks of 256 on both sides, {shape[0]}×{shape[1]} tokens", _bert(transformers, 512, 2)
     data, ratio = _tokens(base, *shape), TIME.format(FULL)
-    both = hs.rotate(deepcopy(base), block_size=256, side="both", layers=_in_encoder, output=None)
+    both = hs.rotate(deepcopy(base), block_size=256, side="both", layers=_in_encoder)
     contestants = [
         Contestant(FULL, _step(deepcopy(base), data)),
         Contestant("rotations of both sides", _step(both, data), against=FULL, goals={ratio: BOTH_GOAL}),
@@ -122,7 +122,7 @@ def _in_encoder(name: str, module: nn.Module) -> bool:
 
 
 def _rotated(base: nn.Module, **options: Any) -> nn.Module:
-    return hs.rotate(deepcopy(base).requires_grad_(False), layers=_in_encoder, output=None, **options)
+    return hs.rotate(deepcopy(base).requires_grad_(False), layers=_in_encoder, **options)
 
 
 def _frozen(base: nn.Module) -> nn.Module:

@@ -114,7 +114,7 @@ def prepare(method: str, folder: Path, classes: int) -> Classifier:
     encoder = BertModel.from_pretrained(folder, add_pooling_layer=False)
     encoder.requires_grad_(method == "full")
     if method == "rotation":
-        hs.rotate(encoder, block_size=SETTINGS["block_size"], scaled=SETTINGS["scaled"], output=None)
+        hs.rotate(encoder, block_size=SETTINGS["block_size"], scaled=SETTINGS["scaled"], layers="*")
     elif method == "lora":
         import peft
 

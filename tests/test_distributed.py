@@ -154,11 +154,11 @@ def whole_model_verbs(wrap=same):
         found |= {f"{name} {row.name}": torch.tensor([row.energy, row.effective_rank]) for row in hs.diagnose(model)}
     for verb, options in (
         (hs.normalize_neurons, {}),
-        (hs.normalize_neurons, {"example_inputs": torch.ones(2, 5), "layers": "4"}),  # they run the model
+        (hs.normalize_neurons, {"layers": lambda model: hs.select(model, "4", example_inputs=torch.ones(2, 5))}),
         (hs.spread, {}),
     ):
         model = used(wrap(small_net(1)))
-        verb(model, **options)
+        verb(model, **{key: choose(model) for key, choose in options.items()})  # choosing runs the model
         found |= {f"{verb.__name__} {len(options)} {key}": whole(p).clone() for key, p in model.state_dict().items()}
     tuned = used(wrap(two_tasks()))
     merged = hs.rotation.merge_state_dict(tuned.state_dict(), task="other")

@@ -25,7 +25,7 @@ def test_trace(rotated, tmp_path):
     net = SphereNet().eval()
     x, _ = sphere_batch()
     if rotated:
-        hs.rotate(net, output=None)
+        hs.rotate(net, layers="*")
     torch.jit.trace(net, x).save(tmp_path / "net.pt")
     more = 1e3 * sphere_batch(9)[0]
     assert torch.allclose(torch.jit.load(tmp_path / "net.pt")(more), net(more), atol=1e-6)

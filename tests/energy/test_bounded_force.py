@@ -48,7 +48,7 @@ def check_bound(grad, weight, free, scale=1.0):
 @pytest.mark.parametrize("output", [None, "0"], ids=["hidden", "output"])
 def test_a_regularizers_force_is_bounded(output, law, monkeypatch):
     model = network()
-    regularizer = hs.EnergyRegularizer(model, output=output, **law)
+    regularizer = hs.EnergyRegularizer(model, layers=hs.select(model, output=output), **law)
     value = regularizer()
     (grad,) = torch.autograd.grad(value, model[0].weight)
     monkeypatch.setattr("hypersphere.energy.bounded_force.MAX_GRADIENT_RATIO", 1e30)
@@ -65,7 +65,9 @@ def test_without_the_limit_the_gradient_is_that_of_equation_4(length, law):
     angles = torch.tensor([0.0, 0.05, 0.3, 1.0, 2.0, 2.5, 4.0], dtype=F64)
     layer = nn.Linear(2, 7, bias=False, dtype=F64)
     layer.load_state_dict({"weight": length * torch.stack([angles.cos(), angles.sin()], 1)})
-    regularizer = hs.EnergyRegularizer(layer, output=None, hidden_weight=10.0, limit_gradient=False, **law)
+    regularizer = hs.EnergyRegularizer(
+        layer, layers=hs.select(layer, output=None), hidden_weight=10.0, limit_gradient=False, **law
+    )
     literal = 10 * reference.energy(layer.weight.flatten(1), **({"s": 2.0} | law))
     expected, grad = (torch.autograd.grad(value, layer.weight)[0] for value in (literal, regularizer()))
     torch.testing.assert_close(grad, expected)
@@ -74,7 +76,10 @@ def test_without_the_limit_the_gradient_is_that_of_equation_4(length, law):
 def test_what_the_limit_costs_on_a_small_layer():
     """Eq. 4's gradient by finite differences; with the limit it is half of it."""
     layer = nn.Conv2d(3, 8, 3, dtype=F64)
-    free, limited = (hs.EnergyRegularizer(layer, output=None, limit_gradient=limit) for limit in (False, True))
+    free, limited = (
+        hs.EnergyRegularizer(layer, layers=hs.select(layer, output=None), limit_gradient=limit)
+        for limit in (False, True)
+    )
     grads = [torch.autograd.grad(energy(), layer.weight)[0] for energy in (free, limited)]
     direction = torch.randn_like(layer.weight)
     values = []
@@ -90,12 +95,13 @@ def test_without_the_limit_with_labels_and_with_a_minibatch():
     model = nn.Sequential(nn.Linear(5, 10, bias=False, dtype=F64))
     with torch.no_grad():
         model[0].weight *= 0.01
-    regularizer = hs.EnergyRegularizer(model, output="0", limit_gradient=False)
+    regularizer = hs.EnergyRegularizer(model, layers=hs.select(model, output="0"), limit_gradient=False)
     literal = reference.class_energies(model[0].weight, LABELS, 2.0).mean()
     expected, grad = (torch.autograd.grad(value, model[0].weight)[0] for value in (literal, regularizer(LABELS)))
     torch.testing.assert_close(grad, expected)
     limited, free = (
-        hs.EnergyRegularizer(model, output=None, minibatch=9, limit_gradient=limit) for limit in (True, False)
+        hs.EnergyRegularizer(model, layers=hs.select(model, output=None), minibatch=9, limit_gradient=limit)
+        for limit in (True, False)
     )
     grads = [torch.autograd.grad(each(), model[0].weight)[0].norm() for each in (limited, free)]
     assert grads[1] > 10 * grads[0]
@@ -104,7 +110,7 @@ def test_without_the_limit_with_labels_and_with_a_minibatch():
 @pytest.mark.parametrize("length", [1e-8, 1e-3, 1.0])
 def test_the_bound_holds_at_any_length(length, monkeypatch):
     model = network(length=length)
-    regularizer = hs.EnergyRegularizer(model, output="0")
+    regularizer = hs.EnergyRegularizer(model, layers=hs.select(model, output="0"))
     for labels in (None, LABELS):
         (grad,) = torch.autograd.grad(regularizer(labels), model[0].weight)
         with monkeypatch.context() as patch:
@@ -129,7 +135,7 @@ def test_a_heads_force_is_bounded(reduction, monkeypatch):
 def test_a_scaled_loss_has_a_scaled_gradient():
     """As with a GradScaler: a bound on the gradient that arrives would be another one."""
     model = network()
-    regularizer = hs.EnergyRegularizer(model, output="0")
+    regularizer = hs.EnergyRegularizer(model, layers=hs.select(model, output="0"))
     grads = [torch.autograd.grad(scale * regularizer(), model[0].weight)[0] for scale in (1.0, 2.0**16, -(2.0**-10))]
     torch.testing.assert_close(grads[1], 2.0**16 * grads[0], rtol=1e-6, atol=0)
     torch.testing.assert_close(grads[2], -(2.0**-10) * grads[0], rtol=1e-6, atol=0)
@@ -145,7 +151,7 @@ def test_an_average_has_the_bound_of_its_sum():
 
 def test_float16_neurons():
     model = network(dtype=torch.float16)
-    hs.EnergyRegularizer(model, output="0")().backward()
+    hs.EnergyRegularizer(model, layers=hs.select(model, output="0"))().backward()
     weight = model[0].weight
     assert (weight.grad.norm(dim=1) <= 1.01 * MAX_GRADIENT_RATIO * weight.norm(dim=1)).all()
     assert weight.grad.norm(dim=1)[:2].min() > 0.9 * MAX_GRADIENT_RATIO * weight.norm(dim=1)[:2].min()
@@ -177,7 +183,7 @@ def test_second_derivatives_above_the_bound_are_finite():
 def test_compiled_in_one_graph():
     torch.compiler.reset()
     model = network()
-    regularizer = hs.EnergyRegularizer(model, output="0")
+    regularizer = hs.EnergyRegularizer(model, layers=hs.select(model, output="0"))
     (expected,) = torch.autograd.grad(regularizer(), model[0].weight)
     compiled = torch.compile(regularizer, fullgraph=True, backend="aot_eager")
     (grad,) = torch.autograd.grad(compiled(), model[0].weight)
@@ -192,7 +198,7 @@ def test_a_crowded_classifier_spreads_and_keeps_its_length(seed):
     with torch.no_grad():
         model[0].weight[2:].normal_()
     norms = model[0].weight.detach().norm(dim=1)
-    regularizer = hs.EnergyRegularizer(model, output="0")
+    regularizer = hs.EnergyRegularizer(model, layers=hs.select(model, output="0"))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for _ in range(100):
         optimizer.zero_grad()

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 5])
 def test_a_mini_batch_is_unbiased(n, half_space):
     model = long(nn.Sequential(nn.Linear(5, 12), nn.Linear(12, 3)).double())
-    options = {"half_space": half_space, "output": "1", "output_weight": 0.0, "hidden_weight": 1.0}
+    options = {"half_space": half_space, "output_weight": 0.0, "hidden_weight": 1.0}
     exact = hs.EnergyRegularizer(model, **options)()
     regularizer = hs.EnergyRegularizer(model, minibatch=n, **options)
     draws, grads = [], []
@@ -81,7 +81,7 @@ def test_draws_depend_on_seed_layer_and_number_alone():
 def test_layers_do_not_share_their_draws():
     twins = nn.Sequential(nn.Linear(5, 12), nn.Linear(5, 12))
     twins[1].load_state_dict(twins[0].state_dict())
-    pair = [hs.EnergyRegularizer(twins, layers=name, output=None, minibatch=3) for name in "01"]
+    pair = [hs.EnergyRegularizer(twins, layers=hs.select(twins, name, output=None), minibatch=3) for name in "01"]
     assert [pair[0]().item() for _ in range(5)] != [pair[1]().item() for _ in range(5)]
 
 

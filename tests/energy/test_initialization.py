@@ -51,8 +51,7 @@ def test_spread_finds_the_best_there_is():
     ("options", "moved"),
     [
         ({"layers": "fc"}, ["fc"]),
-        ({"output": None}, [*HIDDEN, "fc"]),
-        ({"output": "plain"}, ["conv", "up", "sphere", "fc"]),
+        ({"layers": "*"}, [*HIDDEN, "fc"]),
         ({"exclude": "conv"}, ["up", "plain", "sphere"]),
         ({"layers": nn.Linear}, ["plain", "sphere", "fc"]),
     ],
@@ -139,7 +138,12 @@ def cnn6(mean, generator):
 
 
 def total(model):
-    return sum(map(float, hs.EnergyRegularizer(model, output=None, half_space=True).per_layer().values()))
+    return sum(
+        map(
+            float,
+            hs.EnergyRegularizer(model, layers=hs.select(model, output=None), half_space=True).per_layer().values(),
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -152,5 +156,5 @@ def test_starting_energies_of_opt(mean, printed):
 
 def test_spread_reaches_the_minimum_of_opts_table_2():
     model = cnn6(0, torch.Generator().manual_seed(0))
-    hs.spread(model, half_space=True, output=None)
+    hs.spread(model, half_space=True, layers="*")
     assert total(model) == pytest.approx(3.4973, abs=0.0005)

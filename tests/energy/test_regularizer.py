@@ -97,8 +97,6 @@ def test_defaults_are_the_papers(s, half_space, angular):
     ("options", "hidden", "output"),
     [
         ({}, HIDDEN, ["fc"]),
-        ({"output": None}, [*HIDDEN, "fc"], []),
-        ({"output": "plain"}, ["conv", "up", "sphere", "fc"], ["plain"]),
         ({"layers": [nn.Linear]}, ["plain", "sphere"], ["fc"]),
         ({"layers": "conv"}, ["conv"], []),
         ({"exclude": ["fc", nn.Conv2d]}, ["up", "plain", "sphere"], []),
@@ -118,9 +116,18 @@ def test_layers_weights_and_decay(options, hidden, output):
     check(value, expected, model)
 
 
+@pytest.mark.parametrize("output", [None, "plain"])
+def test_the_output_of_a_selection(output):
+    model = net()
+    layers = hs.select(model, output=output)
+    value = hs.EnergyRegularizer(model, layers=layers, hidden_weight=0.7, output_weight=0.3)()
+    weights = {name: 0.3 if name == output else 0.7 for name in [*HIDDEN, "fc"]}
+    check(value, sum(weight * by_hand(model, name) for name, weight in weights.items()), model)
+
+
 def test_average_divides_by_the_number_of_layers():
     model = net()
-    value = hs.EnergyRegularizer(model, hidden_weight=3.0, output=None, average=True)()
+    value = hs.EnergyRegularizer(model, hidden_weight=3.0, layers=hs.select(model, output=None), average=True)()
     check(value, 3 * sum(by_hand(model, name) for name in [*HIDDEN, "fc"]) / 5, model)
     value = hs.EnergyRegularizer(model, hidden_weight=3.0, output_weight=2.0, average=True)()
     hidden = sum(by_hand(model, name) for name in HIDDEN)
@@ -251,7 +258,10 @@ def test_every_measure(measure):
 def test_a_callable_measure():
     model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3)).double()
     regularizer = hs.EnergyRegularizer(
-        model, measure=lambda rows: rows.norm(dim=-1).square().mean(), hidden_weight=2.0, output=None
+        model,
+        layers=hs.select(model, output=None),
+        measure=lambda rows: rows.norm(dim=-1).square().mean(),
+        hidden_weight=2.0,
     )
     check(regularizer(), 2 * sum(layer.weight.norm(dim=1).square().mean() for layer in model), model)
 
@@ -376,7 +386,6 @@ def test_a_model_without_layers_lists_what_is_there():
         ({"measure": 3}, (TypeError, ValueError), "measure"),
         ({"minibatch": 0}, ValueError, "minibatch"),
         ({"minibatch": 2.5}, TypeError, "minibatch"),
-        ({"output": "nowhere"}, ValueError, "output"),
         ({"layers": [1]}, TypeError, "layers"),
         ({"seed": "a"}, TypeError, "seed"),
     ],

@@ -336,8 +336,8 @@ def test_layers_exclude_and_output_are_those_of_select():
         {"layers": nn.Linear},
         {"exclude": "*o*"},
         {"layers": lambda name, module: "c" in name, "exclude": nn.Conv2d},
-        {"output": "up"},
-        {"output": None},
+        {"layers": hs.select(net, output="up")},
+        {"layers": hs.select(net, "*o*", output=None), "exclude": "conv"},
     ):
         expected = {name: neurons.is_output for name, neurons in hs.select(net, **options).items()}
         assert {row.name: row.is_output for row in diagnose(net, **options)} == expected
@@ -401,11 +401,10 @@ def test_a_state_dict_is_as_its_model():
             "fc": nn.Linear(3, 7),
         }
     )
-    of_model = diagnose(model, output=None)
+    of_model = diagnose(model, layers=hs.select(model, output=None))
     assert diagnose(model.state_dict()) == of_model
     assert "transformer.embed" in [row.name for row in of_model]  # a Linear, by its bias
-    assert [row.name for row in diagnose(model.state_dict(), output="fc") if row.is_output] == ["fc"]
-    assert not any(row.is_output for row in diagnose(model.state_dict(), output="auto"))
+    assert not any(row.is_output for row in diagnose(model.state_dict()))
 
 
 def test_a_root_that_is_a_layer():
@@ -487,10 +486,6 @@ def test_nothing_in_a_state_dict():
         diagnose({})
     with pytest.raises(ValueError, match=r"maybe under 'model'$"):
         diagnose({"model": state, "step": 3})
-    with pytest.raises(ValueError, match=r"output must be .*'fc', 'embed'; got 'nowhere'"):
-        diagnose(state, output="nowhere")
-    with pytest.raises(TypeError, match="output"):
-        diagnose(state, output=3)
 
 
 # bad values
@@ -651,11 +646,11 @@ def test_the_table():
         "one.weight": torch.tensor([[1.0, 2.0]]),
         **{"pair.bias": torch.zeros(4), "one.bias": torch.zeros(1)},
     }
-    found = diagnose(state, output="square")
+    found = diagnose(state)
     assert str(found) == repr(found)
     # energy 5/12 where 3/8 is possible; in half space the pair at 180° coincides with antipodes
-    assert cells(found, "square").split()[:5] == ["square", "*", "4", "2", "0.4167"]
-    assert cells(found, "square").split()[6:] == ["11.1", "%", "–", "90.0°", "0,", "1", "120.0°", "2.0", "0", "0"]
+    assert cells(found, "square").split()[:4] == ["square", "4", "2", "0.4167"]
+    assert cells(found, "square").split()[5:] == ["11.1", "%", "–", "90.0°", "0,", "1", "120.0°", "2.0", "0", "0"]
     pair = found[1]
     assert pair.energy == pytest.approx((10001 + 2 * 0.5) / 3, rel=1e-4)
     assert cells(found, "pair").split()[1:4] == ["4", "5", "3334"]
@@ -724,7 +719,7 @@ def test_long_names_are_shortened_but_told_apart():
 
 def test_control_characters_in_names_are_escaped():
     weight = torch.randn(3, 4)
-    text = str(diagnose({"row\nend\x1b.weight": weight, "fc.weight": weight[[0, 0, 1]]}, output="fc"))
+    text = str(diagnose({"row\nend\x1b.weight": weight, "fc.weight": weight[[0, 0, 1]]}))
     assert "row\\nend\\x1b ?" in text
     assert "\x1b" not in text
     net = nn.ModuleDict({"line\nend": nn.Linear(4, 3)})

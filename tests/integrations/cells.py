@@ -62,7 +62,7 @@ def _check_energy(model: nn.Module, found: dict[str, hs.neurons.Neurons], inputs
     single = {name for name, each in found.items() if each.matrix().shape[1] == 1}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        regularizer = hs.EnergyRegularizer(model, example_inputs=inputs)
+        regularizer = hs.EnergyRegularizer(model, layers=hs.select(model, example_inputs=inputs))
     said = " ".join(str(warning.message) for warning in caught)
     assert all(name in said for name in single), said
     per_layer = regularizer.per_layer()
@@ -90,13 +90,13 @@ def check_spherize(network: Network, folder: Path) -> str:
     kept = set(network.heads) | truth.matching(layers, network.only_read) | truth.matching(layers, network.plain)
     if kept == set(layers):
         with pytest.raises(ValueError, match="|".join(map(re.escape, kept - set(network.heads)))):
-            hs.spherize(model, example_inputs=inputs)
+            hs.spherize(model, layers=hs.select(model, example_inputs=inputs))
         assert types == {name: type(module) for name, module in model.named_modules()}
         assert torch.equal(truth.result(model, inputs), before)
         return "refused"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        hs.spherize(model, example_inputs=inputs)
+        hs.spherize(model, layers=hs.select(model, example_inputs=inputs))
     said = " ".join(str(warning.message) for warning in caught)
     converted = {name: module for name, module in model.named_modules() if isinstance(module, SPHERES)}
     assert set(converted) == set(layers) - kept
@@ -122,8 +122,8 @@ def _convert(network: Network) -> tuple[nn.Module, truth.Inputs]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if truth.matching(truth.layers(model), network.plain) | set(network.heads) != set(truth.layers(model)):
-            hs.spherize(model, example_inputs=inputs)
-        hs.rotate(model, example_inputs=inputs, apply="weight", **network.rotation)  # merges to the bit
+            hs.spherize(model, layers=hs.select(model, example_inputs=inputs))
+        hs.rotate(model, layers=hs.select(model, example_inputs=inputs), apply="weight", **network.rotation)
     return model, inputs
 
 
@@ -157,7 +157,7 @@ def check_rotate(network: Network, folder: Path) -> str:
     angles = {name: truth.angles(*layer) for name, layer in layers.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        hs.rotate(model, example_inputs=inputs, apply="weight", **network.rotation)  # merges to the bit
+        hs.rotate(model, layers=hs.select(model, example_inputs=inputs), apply="weight", **network.rotation)
     torch.testing.assert_close(truth.result(model, inputs), before, rtol=1e-4, atol=1e-5)
     rotated = _rotated(model)
     assert set(rotated) == set(layers) - set(network.heads)

@@ -276,7 +276,7 @@ def test_no_warning_when_the_output_stays_plain():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         hs.spherize(VGG())
-        hs.spherize(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), output=None)  # no layer is the output
+        hs.spherize(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), layers="*")  # no layer is the output
 
 
 def test_bounded_logits_are_warned_of_once():
@@ -288,10 +288,11 @@ def test_bounded_logits_are_warned_of_once():
 
 
 def test_output_by_name_none_and_exclude():
-    model = hs.spherize(VGG(), output="classifier.0")
+    model = VGG()
+    hs.spherize(model, layers=hs.select(model, output="classifier.0"))
     assert type(model.classifier[0]) is nn.Linear
     assert type(model.classifier[5]) is hs.SphereLinear
-    assert type(hs.spherize(VGG(), output=None).classifier[5]) is hs.SphereLinear
+    assert type(hs.spherize(VGG(), layers="*").classifier[5]) is hs.SphereLinear
     model = hs.spherize(VGG(), exclude=["features.*", "classifier.0"])
     assert [name for name, kind in kinds(model).items() if kind in BECOMES.values()] == ["classifier.3"]
 
@@ -558,9 +559,9 @@ def test_an_encoder_is_the_same_in_every_mode(batch_first, norm_first, device):
 
 
 def test_an_encoder_asked_for_wholly_is_the_same_in_every_mode():
-    """output=None, layers='*': even then nothing is converted that the fast path would not see."""
+    """Even then nothing is converted that the fast path would not see."""
     for model in (encoder(), nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)):
-        spherized(model, output=None, layers="*")
+        spherized(model, layers="*")
         assert not [kind for kind in kinds(model).values() if kind in BECOMES.values()]
         first, *others = all_modes(model, torch.randn(3, 5, 8))
         for other in others:
@@ -569,7 +570,7 @@ def test_an_encoder_asked_for_wholly_is_the_same_in_every_mode():
 
 def test_a_decoder_layer_converts_what_torch_calls(device):
     model = nn.TransformerDecoderLayer(8, 2, 16, dropout=0.0, batch_first=True).to(device)
-    (message,) = spherized(model, "linear", scale=4.0, output=None)
+    (message,) = spherized(model, "linear", scale=4.0, layers="*")
     assert "self_attn.out_proj" in message
     assert "multihead_attn.out_proj" in message
     assert "linear" not in message
@@ -600,8 +601,8 @@ def test_attention_of_ones_own_that_calls_its_projections_converts():
             self.qkv, self.out_proj = nn.Linear(4, 12), nn.Linear(4, 4)
             self.linear1 = nn.Linear(4, 2)
 
-    assert spherized(Attention(), output=None) == []
-    model = hs.spherize(Attention(), output=None)
+    assert spherized(Attention(), layers="*") == []
+    model = hs.spherize(Attention(), layers="*")
     assert type(model.qkv) is type(model.out_proj) is type(model.linear1) is hs.SphereLinear
 
 
@@ -678,8 +679,6 @@ def test_a_parametrized_model_is_refused_by_name(where, options):
         ((), {"scale": torch.ones(3)}, TypeError, "scale"),
         ((), {"layers": 3}, TypeError, "layers"),
         ((), {"exclude": 3}, TypeError, "exclude"),
-        ((), {"output": 3}, TypeError, "output"),
-        ((), {"output": "nowhere"}, ValueError, "output.*classifier.5"),
     ],
     ids=lambda v: str(v) if isinstance(v, tuple | dict) else "",
 )
@@ -759,7 +758,7 @@ def test_reset_parameters_resets_scale_and_k():
 
 def test_the_automatic_scale_follows_the_size_of_a_neuron():
     layers = [nn.Conv2d(1, 8, 3), nn.Conv2d(64, 8, 3), nn.Conv1d(32, 8, 18), nn.Linear(1200, 8), nn.Linear(3, 3)]
-    model = hs.spherize(nn.Sequential(*layers), output=None)
+    model = hs.spherize(nn.Sequential(*layers), layers="*")
     assert [layer.scale for layer in model] == [1.0, 4.0, 4.0, 20.0, 1.0]  # max(1, √d/6) for Conv, √(d/3) for Linear
     assert "scale=4.0" in repr(model[1])
     assert not any("scale" in name for name in model.state_dict())  # the architecture alone gives it

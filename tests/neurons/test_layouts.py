@@ -163,7 +163,7 @@ def test_what_only_looks_so():
 @pytest.mark.parametrize("net", NETS)
 def test_energy_is_that_of_each_group(net):
     model = NETS[net][0]()
-    energies = hs.EnergyRegularizer(model, output=None).per_layer()
+    energies = hs.EnergyRegularizer(model, layers=hs.select(model, output=None)).per_layer()
     for name, neurons in hs.select(model).items():
         each = [float(hs.hyperspherical_energy(rows)) for rows in neurons.matrix().detach()]
         assert energies[name] == pytest.approx(sum(each) / len(each), rel=1e-5)
@@ -172,12 +172,12 @@ def test_energy_is_that_of_each_group(net):
 @pytest.mark.parametrize("net", NETS)
 def test_normalize_and_spread_keep_to_neurons(net):
     model = NETS[net][0]()
-    hs.normalize_neurons(model, output=None)
-    before = hs.EnergyRegularizer(model, output=None).per_layer()
+    hs.normalize_neurons(model, layers="*")
+    before = hs.EnergyRegularizer(model, layers=hs.select(model, output=None)).per_layer()
     for neurons in hs.select(model).values():
         torch.testing.assert_close(neurons.matrix().norm(dim=2), torch.ones(neurons.matrix().shape[:2]))
-    hs.spread(model, output=None, steps=20)
-    after = hs.EnergyRegularizer(model, output=None).per_layer()
+    hs.spread(model, layers="*", steps=20)
+    after = hs.EnergyRegularizer(model, layers=hs.select(model, output=None)).per_layer()
     assert all(after[name] <= before[name] + 1e-6 for name in before)
     assert any(after[name] < before[name] - 1e-3 for name in before)
 
@@ -190,7 +190,7 @@ OPTIONS = [{}, {"blocks": 2}, {"blocks": 2, "share_blocks": True}, {"sample": 2}
 def test_rotations_act_on_inputs_and_merge_with_and_without_the_model(net, options):
     model = NETS[net][0]().double()
     plain = {name: n.matrix().detach().clone() for name, n in hs.select(model).items()}
-    rotated = shake(hs.rotate(copy.deepcopy(model), output=None, **options))
+    rotated = shake(hs.rotate(copy.deepcopy(model), layers="*", **options))
     for name, neurons in hs.select(rotated).items():
         now = neurons.matrix().detach()
         torch.testing.assert_close(now @ now.mT, plain[name] @ plain[name].mT)  # all angles within a group
@@ -214,7 +214,7 @@ def test_rotations_act_on_inputs_and_merge_with_and_without_the_model(net, optio
 def test_saved_rotations_load_into_the_plain_model(net, tmp_path):
     model = NETS[net][0]()
     fresh = copy.deepcopy(model)
-    shake(hs.rotate(model, output=None))
+    shake(hs.rotate(model, layers="*"))
     hs.rotation.save_rotations(model, tmp_path / "r.safetensors")
     hs.rotation.load_rotations(fresh, tmp_path / "r.safetensors")
     hs.rotation.load_rotations(fresh, tmp_path / "r.safetensors")
@@ -227,7 +227,7 @@ def test_keys_that_tell_the_layout():
     older versions refuse."""
     extra = {}
     for net, (make, _) in NETS.items():
-        names = [key.split(".") for key in hs.rotate(make(), output=None).state_dict()]
+        names = [key.split(".") for key in hs.rotate(make(), layers="*").state_dict()]
         extra[net] = {key[-1] for key in names} & {"groups", "stacked"}
     assert extra == {
         "conv1d": {"groups"},
@@ -243,7 +243,7 @@ def test_keys_that_tell_the_layout():
 @pytest.mark.parametrize("net", ["conv1d", "experts", "columns", "fused", "attention"])
 def test_diagnose_a_state_dict_as_its_model(net):
     model = NETS[net][0]()
-    assert hs.diagnose(model.state_dict()) == hs.diagnose(model, output=None)
+    assert hs.diagnose(model.state_dict()) == hs.diagnose(model, layers=hs.select(model, output=None))
 
 
 def test_a_linear_of_gpt2_names_stays_rows():

@@ -439,3 +439,19 @@ def test_a_wrapper_does_not_hide_which_layer_is_the_output():
 
     found = hs.select(nn.DataParallel(Backwards()))
     assert {name: n.is_output for name, n in found.items()} == {"module.head": True, "module.body": False}
+
+
+def test_a_selection_as_layers():
+    """Verbs skip its output unless select was called with layers; names in exclude are dropped."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 2))
+    chosen = hs.select(net, output="2")
+    assert [n.is_output for n in hs.select(net, chosen, exclude="0").values()] == [True, False]
+    hs.rotate(net, layers=chosen)
+    assert [name for name, module in net.named_children() if hasattr(module, "parametrizations")] == ["0", "3"]
+    other = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    hs.rotate(other, layers=hs.select(other, "1"))
+    assert [name for name, module in other.named_children() if hasattr(module, "parametrizations")] == ["1"]
+    with pytest.raises(ValueError, match="layers: the selection is of another model, which has the layer '0'"):
+        hs.diagnose(other, layers=chosen)
+    with pytest.raises(TypeError, match="output and example_inputs have no effect on layers that are a selection"):
+        hs.select(net, chosen, output=None)

@@ -13,7 +13,7 @@ from tests.neurons.test_tracing import Linear as GraphLinear
 
 
 def rotated(net):
-    return hs.rotate(net, output=None)
+    return hs.rotate(net, layers="*")
 
 
 def tied():
@@ -101,7 +101,7 @@ def test_models_state_dicts_and_files_have_the_same_rows(net, tmp_path):
     state = {key: value.clone() for key, value in model.state_dict().items()}
     save_file(state, tmp_path / "net.safetensors")
     torch.save(state, tmp_path / "net.pt")
-    of_model, of_state = hs.diagnose(model, output=None), hs.diagnose(state, output=None)
+    of_model, of_state = hs.diagnose(model, layers=hs.select(model, output=None)), hs.diagnose(state)
     assert {row.name for row in of_state if row.assumed} == {*assumptions}
     assert not any(row.assumed for row in of_model)
     for path in (tmp_path / "net.safetensors", tmp_path / "net.pt"):

@@ -51,7 +51,6 @@ VALUES = {
     "sample_none": ({"sample": 4, "method": "none"}, ValueError, "sample.*none|none.*sample"),
     "nothing": ({"layers": "encoder.*"}, ValueError, "encoder"),
     "nothing_left": ({"exclude": nn.Linear}, ValueError, "."),
-    "output": ({"output": "nowhere"}, ValueError, "output.*nowhere"),
     # types
     "method_type": ({"method": 3}, TypeError, "method.*3"),
     "method_function": ({"method": hs.orthogonal.cayley}, TypeError, "method"),
@@ -68,7 +67,6 @@ VALUES = {
     "seed_bool": ({"seed": False, "sample": 4}, TypeError, "seed.*False"),
     "layers_type": ({"layers": 3}, TypeError, "layers.*3"),
     "exclude_type": ({"exclude": 3}, TypeError, "exclude.*3"),
-    "output_type": ({"output": 3}, (TypeError, ValueError), "output.*3"),
 }
 
 

@@ -199,7 +199,7 @@ def test_transformer_encoder_layer(training):
     """Its fast path, in eval and without gradients, reads the weights and calls no layer."""
     torch.manual_seed(3)
     plain = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True).train(training)
-    encoder = hs.rotate(copy.deepcopy(plain), output=None)
+    encoder = hs.rotate(copy.deepcopy(plain), layers="*")
     assert encoder.training == training
     assert len([key for key in encoder.state_dict() if key.endswith("original")]) == 4
     x = inputs(2, 5, 8, dtype=torch.float32)
@@ -300,8 +300,9 @@ def test_output_when_asked(layers):
 
 
 def test_no_output_and_another_output():
-    assert "4.weight" not in hs.rotate(mlp(), output=None).state_dict()
-    state = hs.rotate(mlp(), output="2").state_dict()
+    assert "4.weight" not in hs.rotate(mlp(), layers="*").state_dict()
+    model = mlp()
+    state = hs.rotate(model, layers=hs.select(model, output="2")).state_dict()
     assert "2.weight" in state
     assert "4.weight" not in state
 

@@ -74,5 +74,5 @@ def _list_layers(options: argparse.Namespace) -> int:
 
     with device("meta"):
         layers = select(models.create(options.model))
-    print(json.dumps(layers.rows(), indent=2) if options.json else layers)
+    print(json.dumps(layers.to_dict()["layers"], indent=2) if options.json else layers)
     return 0

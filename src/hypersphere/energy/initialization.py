@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +31,6 @@ def spread(
     seed: int = 0,
     layers: Specs | None = None,
     exclude: Specs = (),
-    output: str | None = "auto",
-    example_inputs: Any = None,
 ) -> nn.Module:
     """Spread initial neurons: minimize the energy (or another measure) of every layer, in place (OPT, 3.7).
 
@@ -43,7 +40,7 @@ def spread(
         steps: at most so many steps of L-BFGS.
         measure, s, half_space, angular: what to minimize, as in :class:`EnergyRegularizer`.
         seed: for measures that draw.
-        layers, exclude, output, example_inputs: which layers, as in :func:`hypersphere.select`.
+        layers, exclude: which layers, as in :func:`hypersphere.select`.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
@@ -53,7 +50,7 @@ def spread(
     """
     measure, law = check_measure(measure), make_law(s, half_space, angular)
     steps, seed = checks.integer("steps", steps, low=0), checks.integer("seed", seed)
-    found = _select_checked("spread", model, layers, exclude, output, example_inputs)
+    found = _select_checked("spread", model, layers, exclude)
     for name, neurons in found.items():
         checks.has_values(name, neurons.stored)
     for name, neurons in track(found.items(), "spreading neurons"):
@@ -77,20 +74,18 @@ def normalize_neurons(
     *,
     layers: Specs | None = None,
     exclude: Specs = (),
-    output: str | None = "auto",
-    example_inputs: Any = None,
 ) -> nn.Module:
     """Scale every neuron of the hidden layers to length one, in place (OPT, 3.7); zero neurons stay zero.
 
     Args:
-        layers, exclude, output, example_inputs: which layers, as in :func:`hypersphere.select`.
+        layers, exclude: which layers, as in :func:`hypersphere.select`.
 
     Example:
         >>> net = normalize_neurons(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
         >>> torch.allclose(net[0].weight.norm(dim=1), torch.ones(4))
         True
     """
-    found = _select_checked("normalize_neurons", model, layers, exclude, output, example_inputs)
+    found = _select_checked("normalize_neurons", model, layers, exclude)
     for neurons in found.values():
         neurons.write(unit(at_least_float32(neurons.matrix().detach())))
     return model
@@ -121,13 +116,11 @@ def _minimize(value: Callable[[Tensor, int], Tensor], start: Tensor, steps: int,
     return p
 
 
-def _select_checked(
-    verb: str, model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None, example_inputs: Any
-) -> dict[str, Neurons]:
+def _select_checked(verb: str, model: nn.Module, layers: Specs | None, exclude: Specs) -> dict[str, Neurons]:
     """Select the layers whose neurons a verb changes, and check all of them first."""
     checks.module("model", model)
     refuse_adapters(verb, model)
-    found = select_to_change(verb, model, layers, exclude, output, example_inputs)
+    found = select_to_change(verb, model, layers, exclude)
     if not found:
         raise no_layer_error(found, verb)
     for name, neurons in found.items():

@@ -20,7 +20,7 @@ from .._internal.overflow import max_root, power_of_two_divisor, rescale
 from .._internal.precision import without_autocast
 from .._internal.sharding import reshard
 from ..layers.cosine import unit
-from ..neurons import Neurons, Specs, no_layer_error, select, select_strictly, select_to_change
+from ..neurons import Neurons, Selection, Specs, check_names, no_layer_error, select, select_to_change
 from .bounded_force import bound_gradient
 from .hyperspherical import at_least_float32, batch_energy, check_labels, estimate_energy, make_law, warn_zero_neurons
 from .measures import (
@@ -53,8 +53,8 @@ class EnergyRegularizer:
 
     Args:
         model: the network. For grouped convolutions the mean over groups counts.
-        layers, exclude, output, example_inputs: which layers, as in :func:`hypersphere.select`. The output layer
-            always uses full space: opposite classes are as far apart as possible.
+        layers, exclude: which layers, as in :func:`hypersphere.select`. The output layer always uses full space:
+            opposite classes are as far apart as possible.
         head: a loss head (or layer) outside of the model that holds the class weights; then no layer of the model is
             the output.
         measure: a key of :data:`REGULARIZERS`, or a function of neurons (N, d) that returns a scalar.
@@ -86,8 +86,6 @@ class EnergyRegularizer:
         *,
         layers: Specs | None = None,
         exclude: Specs = (),
-        output: str | None = "auto",
-        example_inputs: Any = None,
         head: nn.Module | None = None,
         measure: MeasureLike = "energy",
         hidden_weight: float | None = None,
@@ -110,7 +108,7 @@ class EnergyRegularizer:
         self.average, self.limit_gradient = bool(average), bool(limit_gradient)
         self.seed = checks.integer("seed", seed)
         self.draws = 0
-        self.neurons = self._select_layers(model, layers, exclude, output, example_inputs, head)
+        self.neurons = self._select_layers(model, layers, exclude, head)
         self._models = (model, head)
         reshard(*self._models)
         self.hidden_weight, self.output_weight = self._weights(hidden_weight, output_weight)
@@ -196,14 +194,14 @@ class EnergyRegularizer:
         model: nn.Module,
         layers: Specs | None,
         exclude: Specs,
-        output: str | None,
-        example_inputs: Any,
         head: nn.Module | None,
     ) -> dict[str, Neurons]:
-        output = output if head is None else None
-        selected = select_strictly("EnergyRegularizer", model, layers, exclude, output, example_inputs)
+        given = layers if head is None or isinstance(layers, Selection) else select(model, layers, output=None)
+        selected = select(model, given, exclude)
+        check_names("EnergyRegularizer", model, selected, layers, exclude)
         found = dict(selected)
         if head is not None:
+            found = {name: replace(neurons, is_output=False) for name, neurons in found.items()}
             checks.module("head", head)
             of_head = select(head, output=None)
             if not of_head:
@@ -301,23 +299,20 @@ def orthonormal_penalty(
     normalized: bool = False,
     layers: Specs | None = None,
     exclude: Specs = (),
-    output: str | None = "auto",
-    example_inputs: Any = None,
 ) -> Tensor:
     """Compute weight·Σ‖WᵀW − I‖²_F over the kernels of a model's hidden layers; add it to the loss.
 
     Args:
         weight: the factor (SphereNet: 1e-4).
         normalized: scale the kernels to length one first.
-        layers, exclude, output, example_inputs: which layers, as in :func:`select`. The layers are chosen at every
-            call, so example inputs cost a forward pass each time: in a loop pass `layers` or `output` instead.
+        layers, exclude: which layers, as in :func:`select`; they are chosen at every call.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Flatten(), nn.Linear(16, 10))
         >>> orthonormal_penalty(net).backward()
     """
     factor = checks.number("weight", weight, low=0.0)
-    found = select_to_change("orthonormal_penalty", model, layers, exclude, output, example_inputs)
+    found = select_to_change("orthonormal_penalty", model, layers, exclude)
     if not found:
         raise no_layer_error(found, "orthonormal_penalty")
     return factor * torch.stack([_sum_orthonormal(n.matrix(), normalized) for n in found.values()]).sum()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
@@ -13,7 +13,17 @@ from .._internal.global_hooks import record_change, refuse_new_parameters
 from .._internal.nearest import explain_keywords
 from .._internal.quantized import is_quantized_tensor
 from .._internal.sharding import is_sharded
-from ..neurons import Neurons, Specs, as_list, is_loss_head, kept_output, matches, no_layer_error, select_to_change
+from ..neurons import (
+    Neurons,
+    Selection,
+    Specs,
+    as_list,
+    is_loss_head,
+    kept_output,
+    matches,
+    no_layer_error,
+    select_to_change,
+)
 from .similarity import resolve
 from .sphere import (
     Scale,
@@ -50,24 +60,22 @@ def spherize(
     scale: Scale = "auto",
     layers: Specs | None = None,
     exclude: Specs = (),
-    output: str | None = "auto",
-    example_inputs: Any = None,
 ) -> M:
     """Convert the Linear and Conv layers of a model to sphere layers, in place (SphereNet, 1), and return the model.
 
     Only the class of a layer changes: parameters, names, hooks, references and device stay. The output layer stays
     plain unless `layers` matches it: with logits in [-1, 1] and ten classes, the softmax loss stays above 0.8. Layers
     whose weights are read without calling them are skipped with a warning: ``out_proj`` of nn.MultiheadAttention,
-    ``linear1`` and ``linear2`` of nn.TransformerEncoderLayer, ``qkv`` of timm's BEiT, EVA and Swin v2, and all that
-    `example_inputs` show. Subclasses of the four types stay plain, with a warning. The model changes only after all
-    checks have passed.
+    ``linear1`` and ``linear2`` of nn.TransformerEncoderLayer, ``qkv`` of timm's BEiT, EVA and Swin v2, and those that
+    :func:`select` finds with `example_inputs`. Subclasses of the four types stay plain, with a warning. The model
+    changes only after all checks have passed.
 
     Args:
         similarity: as in :class:`SphereConv2d`; one module given here is shared by all layers.
         scale: "auto" is for ordinary networks: √(d/3) for Linear, max(1, √d/6) for Conv, d the dimension of a neuron.
             None is the paper's 1, for networks with BatchNorm after every layer; True and numbers as in
             :class:`SphereConv2d`.
-        layers, exclude, output, example_inputs: which layers, as in :func:`select`.
+        layers, exclude: which layers, as in :func:`select`.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 30 * 30, 10))
@@ -80,10 +88,10 @@ def spherize(
         )
     """
     check_scale(scale)
-    asked = None if layers is None else as_list("layers", layers)
+    by_name = [] if layers is None or isinstance(layers, Selection) else as_list("layers", layers)
     checks.module("model", model)
     refuse_adapters("spherize", model)
-    found = select_to_change("spherize", model, asked, exclude, output, example_inputs)
+    found = select_to_change("spherize", model, layers, exclude)
     parametrized = [
         name or "(root)"
         for name, module in model.named_modules()
@@ -95,7 +103,10 @@ def spherize(
             "exclude it"
         )
     skipped = [name for name in found if name in found.uncalled]
-    if refused := [name for name in skipped if name in (asked or ())]:
+    refused = [name for name in skipped if name in by_name]
+    if isinstance(layers, Selection) and not layers.all_layers and len(skipped) == len(found):
+        refused = skipped
+    if refused:
         raise ValueError(
             f"layers: {', '.join(refused)} cannot be converted: the weight is read without calling the layer"
         )
@@ -103,9 +114,9 @@ def spherize(
     if sharded := [name for name, n in found.items() if name not in chosen and is_sharded(n.stored)]:
         raise ValueError(f"spherize: layer {sharded[0]!r} is sharded: call spherize before fully_shard")
     others = {name: n for name, n in found.items() if name not in chosen and not isinstance(n.module, SphereOptions)}
-    if wrong := [name for name in others if name in (asked or ())]:
+    if wrong := [name for name in others if name in by_name]:
         raise no_layer_error(found, "spherize", f" in {', '.join(wrong)}{_CONVERTIBLE}")
-    if not chosen and not skipped and not any(name in (asked or ()) for name in found):
+    if not chosen and not skipped and not any(name in by_name for name in found):
         raise no_layer_error(found, "spherize", _CONVERTIBLE + kept_output(found, "convert"))
     variants = {name: n.module for name, n in others.items() if name not in skipped and _is_variant(n)}
     resolved = {}
@@ -143,6 +154,6 @@ def spherize(
     if scale is None and (bounded := [name for name, n in chosen.items() if n.is_output]):
         checks.warn_once(
             f"the logits of layer {bounded[0]!r} are now in [-1, 1], so a softmax loss stays large: use scale=30, "
-            "or SSoftmaxLoss; if the layer outputs embeddings, pass output=None"
+            "or SSoftmaxLoss; if the layer outputs embeddings, pass layers=select(model, output=None)"
         )
     return model

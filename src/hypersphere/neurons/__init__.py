@@ -10,7 +10,7 @@ from .layouts import Layout, from_neuron_rows, is_transformers_conv1d, neuron_ro
 from .matching import Spec, Specs, as_list, matches
 from .neurons import Neurons
 from .rules import is_loss_head, uncalled_linears, unknown_weights, unwrapped
-from .selecting import check_names, kept_output, no_layer_error, select, select_strictly, select_to_change
+from .selecting import check_names, kept_output, no_layer_error, select, select_to_change
 from .table import Selection
 from .tracing import arguments_of
 
@@ -31,7 +31,6 @@ __all__ = [
     "neuron_rows",
     "no_layer_error",
     "select",
-    "select_strictly",
     "select_to_change",
     "uncalled_linears",
     "unknown_weights",

@@ -1,12 +1,8 @@
 """Select the tensors of a model that hold neurons, and find its output layers.
 
-All functions that walk a model take the same four arguments:
-
-- ``layers``, ``exclude``: a name, an fnmatch pattern, a type, a predicate(name, module), or a list of these;
-  ``layers=None`` means all eligible layers.
-- ``output``: "auto", the name of the output layer, or None when no layer is the output.
-- ``example_inputs``: what the model is called with, to find the output, and what is called and what is only read, by
-  one forward pass: a tensor, a tuple of arguments or a dict of keyword arguments.
+All functions that walk a model take the same two arguments, ``layers`` and ``exclude``: a name, an fnmatch pattern, a
+type, a predicate(name, module), or a list of these; ``layers=None`` means all eligible layers. ``layers`` may also be
+what :func:`select` returned, which alone takes ``output`` and ``example_inputs``.
 """
 
 from __future__ import annotations
@@ -58,6 +54,7 @@ def select(
 
     Args:
         layers, exclude: a name, an fnmatch pattern, a type, a predicate(name, module), or a list of these; None: all.
+            A selection as `layers` keeps its output marks.
         output: the name of the output layer, None if no layer is the output, or "auto": what the model's
             ``get_classifier()`` or ``get_output_embeddings()`` returns (an Identity means none), else the last loss
             head, else the last Linear, with a warning where this is doubtful. A model that is a single layer has no
@@ -80,6 +77,8 @@ def select(
         0      Conv2d                         passed over: in exclude
     """
     checks.module("model", model)
+    if isinstance(layers, Selection):
+        return _select_again(model, layers, exclude, output, example_inputs)
     reshard(model)
     wanted = None if layers is None else as_list("layers", layers)
     unwanted = as_list("exclude", exclude)
@@ -114,34 +113,38 @@ def select(
             passed_over[name] = neurons.module, "in exclude"
         else:
             found[name] = neurons
-    notes = dict.fromkeys(everything.keys() - traced.called, "not called with the example inputs") if traced else {}
-    notes |= dict.fromkeys(uncalled, _READ)
-    return Selection(found, everything, passed_over | _not_eligible(model, everything), notes, uncalled)
+    remarks = dict.fromkeys(everything.keys() - traced.called, "not called with the example inputs") if traced else {}
+    remarks |= dict.fromkeys(uncalled, _READ)
+    passed_over |= _not_eligible(model, everything)
+    return Selection(found, everything, passed_over, remarks, uncalled, all_layers=layers is None)
 
 
-def select_to_change(
-    verb: str, model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None, example_inputs: Any = None
+def _select_again(
+    model: nn.Module, selection: Selection, exclude: Specs, output: str | None, example_inputs: Any
 ) -> Selection:
+    """Return a selection of this model without the layers of `exclude`."""
+    if output != "auto" or example_inputs is not None:
+        raise TypeError("output and example_inputs have no effect on layers that are a selection; select again")
+    modules = set(model.modules())
+    if foreign := [name for name, neurons in selection.items() if neurons.module not in modules]:
+        raise ValueError(f"layers: the selection is of another model, which has the layer {foreign[0]!r}")
+    unwanted = as_list("exclude", exclude)
+    return selection.keep(lambda name, n: not matches_any(unwanted, name, n.module), "in exclude")
+
+
+def select_to_change(verb: str, model: nn.Module, layers: Specs | None, exclude: Specs) -> Selection:
     """Select for a verb that changes neurons: the output layers are skipped unless `layers` matches them.
 
     Every name and pattern must match something.
     """
-    found = select_strictly(verb, model, layers, exclude, output, example_inputs)
-    return found if layers is not None else found.keep(lambda _, n: not n.is_output, "the output")
-
-
-def select_strictly(
-    verb: str, model: nn.Module, layers: Specs | None, exclude: Specs, output: str | None, example_inputs: Any = None
-) -> Selection:
-    """Select, but raise for a name or pattern in `layers`, or a name in `exclude`, that matches nothing."""
-    found = select(model, layers, exclude, output, example_inputs=example_inputs)
+    found = select(model, layers, exclude)
     check_names(verb, model, found, layers, exclude)
-    return found
+    return found.keep(lambda _, n: not n.is_output, "the output") if found.all_layers else found
 
 
 def check_names(verb: str, model: nn.Module, found: Selection, layers: Specs | None, exclude: Specs) -> None:
     """Raise for a name or pattern in `layers`, or a name in `exclude`, that matches nothing."""
-    for spec in [] if layers is None else as_list("layers", layers):
+    for spec in [] if layers is None or isinstance(layers, Selection) else as_list("layers", layers):
         if isinstance(spec, str) and not any(matches_any([spec], k, n.module) for k, n in found.everything.items()):
             raise no_layer_error(found, verb, f" named {spec!r}")
     names = {name for name, _ in model.named_modules()} | set(found.everything)
@@ -162,7 +165,7 @@ def no_layer_error(found: Selection, verb: str, why: str = "") -> ValueError:
 def kept_output(found: Selection, verb: str) -> str:
     """Return the hint for a verb that found nothing but output layers, which it skips; else an empty string."""
     kept = [name for name, (_, reason) in found.passed_over.items() if reason == "the output"]
-    return f"; {kept[0]!r} is the output layer: {verb} it with layers= or output=None" if kept else ""
+    return f"; {kept[0]!r} is the output layer: {verb} it with layers={kept[0]!r}" if kept else ""
 
 
 def _in_order(model: nn.Module, found: Mapping[str, Neurons]) -> dict[str, Neurons]:

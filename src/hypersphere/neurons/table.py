@@ -3,24 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from .._internal.tables import TableResult, TextTable
 from .._internal.text import escaped
 from .neurons import Neurons
 
+_HEADER = ("layer", "type", "neurons × dim", "output", "")
 
-class Selection(dict[str, Neurons]):
-    """The selected neurons by layer name; str() is a table, :meth:`rows` is for JSON.
+
+@dataclass(frozen=True)
+class SelectedLayer:
+    """A layer in the table of a selection; sizes are None for layers that were passed over, and for lazy ones."""
+
+    layer: str
+    type: str
+    groups: int | None = None
+    neurons: int | None = None
+    dimension: int | None = None
+    output: bool = False
+    passed_over: str | None = None
+    """Why the layer is not selected."""
+    note: str | None = None
+
+    def cells(self) -> list[str]:
+        """Return the cells of the table."""
+        size = "" if self.passed_over else "?"
+        if self.neurons:
+            groups = f"{self.groups}·" if self.groups != 1 else ""
+            size = f"{groups}{self.neurons} × {self.dimension}"
+        remark = f"passed over: {self.passed_over}" if self.passed_over else self.note or ""
+        return [escaped(self.layer) or "(root)", self.type, size, "yes" if self.output else "", remark]
+
+
+class Selection(TableResult, dict[str, Neurons]):
+    """The selected neurons by layer name; str() is a table of all layers, :meth:`to_dict` is for JSON.
 
     Args:
         found: what was selected.
         everything: all layers with neurons.
         passed_over: reasons by the names of all other layers.
-        notes: remarks on layers, by name.
+        remarks: on layers, by name.
         uncalled: layers whose weights are read without calling the layer.
+        all_layers: select was called without `layers`, so verbs that change neurons skip the output.
     """
 
     def __init__(
@@ -28,50 +57,41 @@ class Selection(dict[str, Neurons]):
         found: Mapping[str, Neurons],
         everything: Mapping[str, Neurons],
         passed_over: Mapping[str, tuple[nn.Module, str]],
-        notes: Mapping[str, str],
+        remarks: Mapping[str, str],
         uncalled: Iterable[str],
+        *,
+        all_layers: bool,
     ) -> None:
         super().__init__(found)
-        self.everything, self.passed_over, self.notes = everything, passed_over, notes
-        self.uncalled = frozenset(uncalled)
+        self.everything, self.passed_over, self.remarks = everything, passed_over, remarks
+        self.uncalled, self.all_layers = frozenset(uncalled), all_layers
 
     def keep(self, wanted: Callable[[str, Neurons], bool], reason: str) -> Selection:
         """Return the selection without the layers that `wanted` refuses, which are passed over for this reason."""
         dropped = {name: (n.module, reason) for name, n in self.items() if not wanted(name, n)}
         kept = {name: n for name, n in self.items() if name not in dropped}
-        return Selection(kept, self.everything, {**self.passed_over, **dropped}, self.notes, self.uncalled)
+        passed_over = {**self.passed_over, **dropped}
+        return Selection(kept, self.everything, passed_over, self.remarks, self.uncalled, all_layers=self.all_layers)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return one dict per layer, ready for JSON: the selected layers, then those passed over."""
-        rows: list[dict[str, Any]] = []
-        for name, neurons in self.items():
-            groups, n, d = _size(neurons)
-            row = {"layer": name, "type": _type(neurons.module), "groups": groups, "neurons": n, "dimension": d}
-            note = self.notes.get(name)
-            rows.append(row | {"output": neurons.is_output, "passed_over": None, "note": note})
-        for name, (module, reason) in self.passed_over.items():
-            row = {"layer": name, "type": _type(module), "groups": None, "neurons": None, "dimension": None}
-            rows.append(row | {"output": False, "passed_over": reason, "note": None})
-        return rows
+    @property
+    def rows(self) -> list[SelectedLayer]:
+        """The selected layers, then those passed over."""
+        selected = [
+            SelectedLayer(name, _type(n.module), *_size(n), output=n.is_output, note=self.remarks.get(name))
+            for name, n in self.items()
+        ]
+        passed_over = self.passed_over.items()
+        return selected + [SelectedLayer(name, _type(m), passed_over=reason) for name, (m, reason) in passed_over]
 
-    def __repr__(self) -> str:
-        header = ("layer", "type", "neurons × dim", "output", "")
-        lines = [header]
-        for row in self.rows():
-            size = "" if row["passed_over"] else "?"
-            if row["neurons"]:
-                groups = f"{row['groups']}·" if row["groups"] > 1 else ""
-                size = f"{groups}{row['neurons']} × {row['dimension']}"
-            remark = f"passed over: {row['passed_over']}" if row["passed_over"] else row["note"] or ""
-            lines.append((escaped(row["layer"]) or "(root)", row["type"], size, "yes" if row["output"] else "", remark))
-        if len(lines) == 1:
-            return "(no layers)"
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-        )
+    def to_dict(self) -> dict[str, Any]:
+        return {"layers": [asdict(row) for row in self.rows]}
 
-    __str__ = __repr__
+    def tables(self) -> list[TextTable]:
+        cells = [row.cells() for row in self.rows]
+        return [TextTable(_HEADER, cells, left=len(_HEADER))] if cells else []
+
+    def notes(self) -> list[str]:
+        return [] if self.rows else ["(no layers)"]
 
 
 def _type(module: nn.Module) -> str:

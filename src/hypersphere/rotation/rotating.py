@@ -53,8 +53,6 @@ def rotate(
     seed: int = 0,
     layers: Specs | None = None,
     exclude: Specs = (),
-    output: str | None = "auto",
-    example_inputs: Any = None,
     apply: str = "auto",
     side: str = "input",
     shuffle: bool = False,
@@ -90,7 +88,7 @@ def rotate(
             OPT (Sec. 4), which needs a :class:`Resampler`. The model's first layer stays whole, as in the paper,
             unless it is the only one, and so do layers that are too small.
         seed: for the draw of dimensions.
-        layers, exclude, output, example_inputs: which layers, as in :func:`select`.
+        layers, exclude: which layers, as in :func:`select`.
         apply: "weight" rotates the neurons; "activation" rotates the layer's inputs instead, which gives the same
             output and never touches the weight: for frozen, quantized and tied weights. "auto": the fewest
             multiplications; a Linear in blocks decides at each call, and with more rows of inputs than neurons it forms
@@ -121,7 +119,7 @@ def rotate(
     checks.choice("neurons", neurons, ("fixed", "learned"))
     checks.integer("seed", seed)
     checks.choice("apply", apply, APPLY)
-    found = _select_layers(model, layers, exclude, output, example_inputs, by_activation=apply == "activation")
+    found = _select_layers(model, layers, exclude, by_activation=apply == "activation")
     frozen = {
         name for name, each in found.items() if check_layer(model, name, each, by_activation=apply == "activation")
     }
@@ -215,8 +213,6 @@ def _select_layers(
     model: nn.Module,
     layers: Specs | None,
     exclude: Specs,
-    output: str | None,
-    example_inputs: Any,
     *,
     by_activation: bool,
 ) -> dict[str, Neurons]:
@@ -224,49 +220,45 @@ def _select_layers(
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise ValueError(f"model must be rotated before wrapping, got {type(model).__name__}")
     refuse_adapters("rotate", model)
+    asked: Specs | None = None if isinstance(layers, Selection) and layers.all_layers else layers
     quantized = {}
     for name, module in model.named_modules():
-        if is_quantized(module) and matches(layers, name, module) and not (exclude and matches(exclude, name, module)):
+        if is_quantized(module) and matches(asked, name, module) and not (exclude and matches(exclude, name, module)):
             if not by_activation or not is_linear(module):
                 way_out = ": apply='activation' rotates its inputs instead" if is_linear(module) else ""
                 raise ValueError(
                     f"layer {layer_label(name)!r} [{type(module).__name__}] is quantized and cannot be rotated{way_out}"
                 )
             quantized[name] = frozen_neurons(module)
-    for spec in [] if layers is None else as_list("layers", layers):
+    for spec in [] if asked is None else as_list("layers", asked):
         for name, module in model.named_modules():
-            asked = name == spec if isinstance(spec, str) else isinstance(spec, type) and issubclass(spec, _NOT_NEURONS)
-            if asked and isinstance(module, _NOT_NEURONS):
+            meant = name == spec if isinstance(spec, str) else isinstance(spec, type) and issubclass(spec, _NOT_NEURONS)
+            if meant and isinstance(module, _NOT_NEURONS):
                 raise ValueError(
                     f"layers: {layer_label(name)} [{type(module).__name__}] cannot be rotated: rotate does not support "
                     "recurrent layers and embeddings"
                 )
-    found = _select_plain(model, layers, exclude, output, example_inputs, quantized)
-    if layers is None:
+    found = _select_plain(model, layers, exclude, quantized)
+    if asked is None:
         found = _drop_not_rotated(model, found)
     if not found and not quantized:
         raise no_layer_error(found, "rotate", kept_output(found, "rotate"))
     outputs = [name for name, neurons in found.everything.items() if neurons.is_output]
-    if output == "auto" and not outputs:
+    if layers is None and not outputs:
         outputs = list(quantized)[-1:]
-    together = dict(found) | {name: n for name, n in quantized.items() if layers is not None or name not in outputs}
+    together = dict(found) | {name: n for name, n in quantized.items() if asked is not None or name not in outputs}
     return {name: together[name] for name, _ in model.named_modules() if name in together} | together
 
 
 def _select_plain(
-    model: nn.Module,
-    layers: Specs | None,
-    exclude: Specs,
-    output: str | None,
-    example_inputs: Any,
-    quantized: dict[str, FrozenNeurons],
+    model: nn.Module, layers: Specs | None, exclude: Specs, quantized: dict[str, FrozenNeurons]
 ) -> Selection:
     """Select the plain layers; a name or pattern that matches a quantized layer need not match a plain one."""
-    if layers is None or not quantized:
-        return select_to_change("rotate", model, layers, exclude, output, example_inputs)
+    if layers is None or isinstance(layers, Selection) or not quantized:
+        return select_to_change("rotate", model, layers, exclude)
     specs = as_list("layers", layers)
     rest = [spec for spec in specs if not any(matches(spec, name, n.module) for name, n in quantized.items())]
-    found = select(model, specs, exclude, output, example_inputs=example_inputs)
+    found = select(model, specs, exclude)
     check_names("rotate", model, found, rest, exclude)
     return found
 

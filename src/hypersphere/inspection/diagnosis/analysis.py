@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +33,6 @@ def diagnose(
     *,
     layers: Specs | None = None,
     exclude: Specs = (),
-    output: str | None = "auto",
-    example_inputs: Any = None,
     s: float = 2.0,
     angular: bool = False,
     duplicate_angle: float = 0.1,
@@ -52,8 +49,8 @@ def diagnose(
 
     Args:
         model_or_state_dict: a model, or tensors by name, from ``state_dict()`` or ``safetensors.torch.load_file``.
-        layers, exclude, output, example_inputs: which layers, as in :func:`select`; the output layer is included and
-            marked. For a state_dict only names and patterns, and no example inputs; "auto" marks no output.
+        layers, exclude: which layers, as in :func:`select`; the output layer is included and marked. For a state_dict
+            only names and patterns, and no output is marked.
         s, angular: which energy, as in :func:`hyperspherical_energy`.
         duplicate_angle: neurons nearer than this are near-duplicates, in radians (0.1 is 5.7°).
 
@@ -67,16 +64,14 @@ def diagnose(
     duplicate_angle = checks.number("duplicate_angle", duplicate_angle, low=SMALLEST_ANGLE, high=math.pi)
     found: dict[str, Neurons] | dict[str, LoadedNeurons]
     if isinstance(model_or_state_dict, nn.Module):
-        selected = select(model_or_state_dict, layers, exclude, output, example_inputs=example_inputs)
+        selected = select(model_or_state_dict, layers, exclude)
         if layers is not None:  # a name that matches nothing is an error
             check_names("diagnose", model_or_state_dict, selected, layers, exclude)
         if not selected:
             raise no_layer_error(selected, "diagnose")
         found = selected
-    elif example_inputs is not None:
-        raise TypeError("example_inputs needs a model, got a state_dict")
     else:
-        found = select_stored("diagnose", model_or_state_dict, layers, exclude, output)
+        found = select_stored("diagnose", model_or_state_dict, layers, exclude)
     work: list[tuple[str, Neurons | LoadedNeurons]] = list(found.items())
     with torch.no_grad():
         rows = [

@@ -23,31 +23,25 @@ class LoadedNeurons:
     """A tensor of neurons without its module."""
 
     tensor: Tensor
-    is_output: bool
     stored: StoredNeurons
+    is_output = False
 
     def matrix(self) -> Tensor:
         """Return the neurons as rows: (groups, N, d); those that FSDP2 sharded are gathered."""
         return self.stored.matrix(gather(self.tensor))
 
 
-def select_stored(
-    verb: str, state_dict: Any, layers: Specs | None, exclude: Specs, output: str | None
-) -> dict[str, LoadedNeurons]:
+def select_stored(verb: str, state_dict: Any, layers: Specs | None, exclude: Specs) -> dict[str, LoadedNeurons]:
     """Return the neurons of a state_dict by layer name, in its order; raise TypeError or ValueError if impossible.
 
     Recurrent weights and embeddings (by name) are included only if `layers` matches them.
     """
-    weights = _find_weights(state_dict, output)
+    weights = _find_weights(state_dict)
     listed = ", ".join(escaped(name) or "(root)" for name in weights) or "none"
     wanted, unwanted = None if layers is None else _check_strings("layers", layers), _check_strings("exclude", exclude)
     for spec in wanted or []:
         if not _matches([spec], *weights):
             raise ValueError(f"{verb}: no weight named {spec!r}; the state_dict's weights are: {listed}")
-    if output is not None and not isinstance(output, str):
-        raise TypeError(f"output must be 'auto', a layer's name or None, got {output!r}")
-    if output not in (None, "auto", *weights):
-        raise ValueError(f"output must be 'auto', None or one of {', '.join(map(repr, weights))}; got {output!r}")
     selected = {
         name: neurons
         for name, neurons in weights.items()
@@ -61,7 +55,7 @@ def select_stored(
     return selected
 
 
-def _find_weights(state_dict: Any, output: str | None) -> dict[str, LoadedNeurons]:
+def _find_weights(state_dict: Any) -> dict[str, LoadedNeurons]:
     """Return the tensors of layers, embeddings and recurrent layers, by layer name."""
     allowed = "model_or_state_dict must be an nn.Module or a mapping of names to tensors"
     if isinstance(state_dict, str | PathLike):
@@ -84,7 +78,7 @@ def _find_weights(state_dict: Any, output: str | None) -> dict[str, LoadedNeuron
     }
     stored = find_stored({key: tuple(value.shape) for key, value in tensors.items()})
     return {
-        name: LoadedNeurons(tensors[found.key], name == output, found)
+        name: LoadedNeurons(tensors[found.key], found)
         for name, found in stored.items()
         if found.passed_over in ("", EMBEDDING, RECURRENT)
     }
