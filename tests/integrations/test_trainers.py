@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import hypersphere as hs
 
 STEPS, STOP, INNER, ACCUMULATE, CLIP, LR = 10, 7, 3, 2, 0.5, 0.05
-PAGE = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "packages.md").read_text(encoding="utf-8")
 
 
 class Net(nn.Module):
