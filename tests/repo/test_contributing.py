@@ -1,4 +1,4 @@
-"""Follow the nine how-tos of CONTRIBUTING.md literally in a copy of the tree, and use what they add."""
+"""Follow the how-tos of CONTRIBUTING.md literally in a copy of the tree, and use what they add."""
 
 import json
 import re
@@ -15,7 +15,8 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 KINDS = ["similarity", "margin", "measure", "orthogonalizer", "network", "dataset", "recipe", "command", "config field"]
-GENERATED = {"src/hypersphere/_internal/catalog.py", "docs/models.md"}
+KINDS += ["figure", "table of a paper", "public name"]
+GENERATED = {"src/hypersphere/_internal/catalog.py", "docs/models.md", "docs/figures.md"}
 COPIED = (
     "src/hypersphere",
     "tests",
@@ -53,7 +54,7 @@ def read() -> dict[str, HowTo]:
         title, _, body = part.partition("\n")
         kind = next(kind for kind in KINDS if kind in title)
         blocks = [Block(*each) for each in re.findall(r"^```python\n# (\S+), ([^\n]+)\n(.*?)^```$", body, re.S | re.M)]
-        python, command = re.findall(r"^`(.+)`; `hypersphere (.+)`$", body, re.M)[-1]
+        python, command = re.findall(r"^`([^`]+)`(?:; `hypersphere (.+)`)?$", body, re.M)[-1]
         found[kind] = HowTo(blocks, python, shlex.split(command))
     return found
 
@@ -66,11 +67,14 @@ ENTRIES = re.findall(r'^    "(\w+)": ', "".join(block.code for block in ADDED), 
 
 def insert(text: str, place: str, code: str) -> str:
     """The text of a file with the code where the block's first line says."""
-    how, _, name = place.rpartition(" ")
+    how, _, name = place.partition(" ")
     if place == "a new file":
         return code
     if place == "at the end":
         return f"{text}\n\n{code}"
+    if how == "before":
+        start = re.search(rf"^{re.escape(name)}", text, re.M).start()
+        return text[:start] + code + text[start:]
     if how == "above":
         start = re.search(rf"^(#:.*\n)*{name}\b", text, re.M).start()
         return f"{text[:start].rstrip()}\n\n\n{code}\n\n{text[start:]}"
@@ -111,14 +115,15 @@ import json, sys
 import hypersphere, torch
 import hypersphere as hs
 from hypersphere.cli import main
+from hypersphere.papers import figures, tables
 from hypersphere.train import Config, Optimizer
 done = {}
 for kind, (python, argv) in json.loads(sys.argv[1]).items():
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     eval(python)
-    if argv[0] == "train":
+    if argv[:1] == ["train"]:
         argv += ["--steps=2", "--data.batch_size=8", "--quiet", f"--out=runs/{len(done)}"]
-    done[kind] = main(argv)
+    done[kind] = main(argv) if argv else 0
 print(json.dumps(done))
 """
 
@@ -176,12 +181,14 @@ def test_there_is_one_for_each_kind():
     assert list(HOW_TOS) == KINDS
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_files_at_most(kind):
-    paths = {block.path for block in HOW_TOS[kind].blocks}
-    assert len(paths) <= 2
-    assert any(path.startswith("src/") for path in paths)
-    assert any(path.startswith("tests/") for path in paths)
+def test_two_files_at_most_and_the_tests_mirror_the_package():
+    for kind, how_to in HOW_TOS.items():
+        source, tests = (
+            {block.path for block in how_to.blocks if block.path.startswith(top)} for top in ("src", "tests")
+        )
+        assert len(source) == (2 if kind == "figure" else 1)  # and one import
+        assert len(tests) == 1
+        assert all(path.startswith("tests/reference") or (ROOT / path).parent.is_dir() for path in tests)
 
 
 def test_nothing_else_changes(copy):
@@ -201,17 +208,20 @@ def test_the_code_is_as_ruff_wants_it(copy):
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_command_line_knows_it_without_torch(kind, copy):
-    name, *rest = HOW_TOS[kind].command
-    argv = [name, *rest, "--print_config"] if name == "train" else [name, "--help"]
-    code = (
-        f"import sys; from hypersphere.cli import main; c = main({argv!r}); sys.exit(c or 9 * ('torch' in sys.modules))"
-    )
-    printed = call(copy, "-c", code)
-    for flag, value in (each.removeprefix("--").split("=") for each in rest if "=" in each):
-        assert re.search(rf"^ *{flag.rpartition('.')[2]}: {value} ", printed, re.M)
-    assert {"command": "network", "recipe": "[64, 64, 256]", "config field": "nesterov: true"}.get(kind, "") in printed
+SHOWN = {"command": "network", "recipe": "[64, 64, 256]", "config field": "nesterov: true"}
+
+
+def test_the_command_line_knows_it_without_torch(copy):
+    argvs = {}
+    for kind in KINDS[: KINDS.index("figure")]:
+        name, *rest = HOW_TOS[kind].command
+        argvs[kind] = [name, *rest, "--print_config"] if name == "train" else [name, "--help"]
+    code = "import sys; from hypersphere.cli import main\n"
+    code += f"for argv in {[*argvs.values()]!r}: assert main(argv) == 0 and 'torch' not in sys.modules; print('====')"
+    for (kind, argv), printed in zip(argvs.items(), call(copy, "-c", code).split("====\n"), strict=False):
+        for flag, value in (word.removeprefix("--").split("=") for word in argv if "=" in word):
+            assert re.search(rf"^ *{flag.rpartition('.')[2]}: {value} ", printed, re.M)
+        assert SHOWN.get(kind, "") in printed
 
 
 def test_python_and_the_command_line_use_it(made):
@@ -223,7 +233,7 @@ def test_python_and_the_command_line_use_it(made):
 def test_their_formulas_and_tests_hold(made):
     *_, (code, printed) = made
     assert code == 0, printed
-    assert (len(TESTS), len(ENTRIES)) == (6, 3)
+    assert (len(TESTS), len(ENTRIES)) == (9, 3)
     for path, name in TESTS:
         assert f"{path}::{name} PASSED" in printed
     for name in ENTRIES:
