@@ -80,10 +80,10 @@ def energies(wrap=same):
     hs.rotate(inner, layers="3")
     model = wrap(inner)
     parameters = dict(inner.named_parameters())  # the optimizer's
-    regularizer = hs.EnergyRegularizer(model, half_space=True, weight_decay=0.1)
+    regularizer = hs.EnergyRegularizer(model, half_space=True, norm_weight=0.1)
     model(torch.ones(2, 2, 4, 4))  # the outermost group is whole now
     value = regularizer()
-    (value + hs.energy.orthonormal_penalty(model)).backward()
+    (value + hs.EnergyRegularizer(model, measure="orthonormal")()).backward()
     found = {name: whole(p.grad) for name, p in parameters.items() if p.grad is not None}
     assert len(found) == 4  # of the weights, not of biases
     per_layer = {f"energy of {name}": torch.tensor(each) for name, each in regularizer.per_layer().items()}

@@ -112,7 +112,7 @@ def test_energy_of_classes_and_lengths():
 def test_measures(measure):
     with torch.device("meta"):
         net = mlp()
-    check(hs.EnergyRegularizer(net, measure=measure, weight_decay=0.1)(), net[0].weight, net[4].weight)
+    check(hs.EnergyRegularizer(net, measure=measure, norm_weight=0.1)(), net[0].weight, net[4].weight)
 
 
 def test_regularizer():
@@ -120,8 +120,7 @@ def test_regularizer():
         net = mlp()
     check(hs.EnergyRegularizer(net, half_space=True)(meta(5, dtype=torch.int64)), net[0].weight, net[4].weight)
     check(hs.EnergyRegularizer(net, minibatch=3)(), net[0].weight)
-    check(hs.energy.orthonormal_penalty(net), net[0].weight)
-    check(functional.orthonormal(net[0].weight, normalized=True), net[0].weight)
+    check(functional.orthonormal(net[0].weight), net[0].weight)
     with pytest.raises(ValueError, match="no values on the meta device"):
         hs.EnergyRegularizer(net).per_layer()
     with pytest.raises(ValueError, match="no values on the meta device"):

@@ -148,7 +148,7 @@ def test_few_living_neurons_among_many_dead():
 @pytest.mark.filterwarnings("ignore")
 def test_dead_neurons_never_stop_a_training():
     labels = torch.tensor([0, 1, 2])
-    for options in ({}, {"half_space": True}, {"minibatch": 3}, {"angular": True, "s": 0.0}, {"weight_decay": 1.0}):
+    for options in ({}, {"half_space": True}, {"minibatch": 3}, {"angular": True, "s": 0.0}, {"norm_weight": 1.0}):
         for dead in ([0], [0, 1, 2], slice(None)):
             model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3))
             with torch.no_grad():

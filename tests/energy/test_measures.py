@@ -8,6 +8,7 @@ import torch
 
 import hypersphere as hs
 from hypersphere._internal.draws import generator
+from hypersphere.energy import orthonormal
 from hypersphere.energy.measures import ENERGIES, PROJECTED, REGULARIZERS, WEIGHTS, compute_measure, default_weights
 from hypersphere.energy.repulsion import Law
 from tests import reference
@@ -47,6 +48,41 @@ def test_closed_forms(shape):
     determinant = -torch.logdet(kernel) / n
     torch.testing.assert_close(value("gram_determinant", rows), determinant, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(value("energy", rows), reference.energy(rows, 2.0))
+
+
+@pytest.mark.parametrize("shape", [(3, 7), (7, 3), (5, 5), (1, 4), (2, 3, 4)], ids=str)
+def test_orthonormal(shape):
+    """From the smaller Gram matrix; kernels of any shape are flattened."""
+    weight = torch.randn(shape, dtype=F64, requires_grad=True)
+    torch.testing.assert_close(orthonormal(weight), reference.orthonormal(weight.flatten(1)), rtol=1e-12, atol=1e-10)
+    assert torch.autograd.gradcheck(orthonormal, weight)
+    assert torch.autograd.gradgradcheck(orthonormal, weight)
+
+
+def test_known_values_of_orthonormal():
+    eye = torch.eye(4, dtype=F64)
+    assert orthonormal(eye) == orthonormal(eye[:2]) == 0
+    assert orthonormal(torch.zeros(3, 5)) == 3  # every missing neuron counts 1
+    assert orthonormal(torch.zeros(5, 3)) == 5
+    assert orthonormal(eye[[0, 0]]) == 2  # a pair at the same place, twice
+
+
+@pytest.mark.parametrize("shape", [(8, 64), (64, 8)])
+def test_orthonormal_in_half_precision_is_exact_for_the_rounded_weights(shape, device):
+    weight = (20 * torch.randn(shape)).to(device, torch.float16).requires_grad_()  # sums of 6e9: beyond float16
+    expected = orthonormal(weight.detach().double())
+    with torch.autocast(device.type, torch.bfloat16):
+        torch.testing.assert_close(orthonormal(weight).double(), expected, rtol=1e-5, atol=1e-4)
+    (orthonormal(weight) * 1e-6).backward()
+    assert weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("weight", "error"), [(torch.zeros(3), ValueError), (torch.zeros(3, 3).long(), TypeError), ([[1.0]], TypeError)]
+)
+def test_bad_weights_are_named(weight, error):
+    with pytest.raises(error, match="weight"):
+        orthonormal(weight)
 
 
 @pytest.mark.parametrize("shape", [(6, 8), (8, 6), (64, 64), (1, 5)], ids=str)

@@ -106,7 +106,7 @@ def test_defaults_are_the_papers(s, half_space, angular):
 )
 def test_layers_weights_and_decay(options, hidden, output):
     model = net()
-    value = hs.EnergyRegularizer(model, hidden_weight=0.7, output_weight=0.3, weight_decay=0.2, **options)()
+    value = hs.EnergyRegularizer(model, hidden_weight=0.7, output_weight=0.3, norm_weight=0.2, **options)()
     norms = torch.cat([rows.norm(dim=1) for name in hidden + output for rows in rows_by_hand(model)[name]])
     expected = (
         0.7 * sum(by_hand(model, name) for name in hidden)
@@ -149,7 +149,7 @@ def test_labels_make_the_output_term_depend_on_data(angular):
 
 def test_a_head_beside_the_model_is_the_output():
     model, head, labels = net(), long(hs.ArcFaceLoss(6, 3, dtype=F64)), torch.tensor([5, 1])
-    regularizer = hs.EnergyRegularizer(model, head=head, half_space=True, weight_decay=0.5)
+    regularizer = hs.EnergyRegularizer(model, head=head, half_space=True, norm_weight=0.5)
     hidden = sum(by_hand(model, name, half_space=True) for name in [*HIDDEN, "fc"])
     rows = [*(rows for groups in rows_by_hand(model).values() for rows in groups), head.weight]
     decay = 0.5 * torch.cat([r.norm(dim=1) for r in rows]).mean()
@@ -312,12 +312,12 @@ def test_a_measure_of_ones_own_needs_a_weight(monkeypatch):
 
 def test_autocast_and_half_precision(device):
     model, labels = Net().to(device), torch.tensor([0, 2], device=device)
-    regularizer = hs.EnergyRegularizer(model, half_space=True, weight_decay=0.1)
+    regularizer = hs.EnergyRegularizer(model, half_space=True, norm_weight=0.1)
     expected = regularizer(labels)
     with torch.autocast(device.type, torch.bfloat16):
         torch.testing.assert_close(regularizer(labels), expected, rtol=1e-6, atol=0)
     half = copy.deepcopy(model).to(torch.bfloat16)
-    value = hs.EnergyRegularizer(half, half_space=True, weight_decay=0.1)(labels)
+    value = hs.EnergyRegularizer(half, half_space=True, norm_weight=0.1)(labels)
     value.backward()
     torch.testing.assert_close(value.float(), expected, rtol=1e-2, atol=0)
     assert all(p.grad.isfinite().all() for p in half.parameters() if p.grad is not None)
@@ -357,7 +357,7 @@ def test_a_compiled_training_step():
     results = []
     for compiled in (False, True):
         model = small()
-        regularizer = hs.EnergyRegularizer(model, half_space=True, weight_decay=0.1, minibatch=5)
+        regularizer = hs.EnergyRegularizer(model, half_space=True, norm_weight=0.1, minibatch=5)
         results.append(train(model, regularizer, compiled))  # with labels
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
@@ -381,7 +381,7 @@ def test_a_model_without_layers_lists_what_is_there():
         ({"s": math.nan}, ValueError, r"\bs must"),
         ({"hidden_weight": math.nan}, ValueError, "hidden_weight"),
         ({"output_weight": "1"}, TypeError, "output_weight"),
-        ({"weight_decay": -1e-4}, ValueError, "weight_decay"),
+        ({"norm_weight": -1e-4}, ValueError, "norm_weight"),
         ({"measure": "thomson"}, ValueError, r"measure.*energy"),
         ({"measure": 3}, (TypeError, ValueError), "measure"),
         ({"minibatch": 0}, ValueError, "minibatch"),

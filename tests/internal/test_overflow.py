@@ -98,7 +98,7 @@ def test_functions(dtype):
             net = nn.Sequential(nn.Linear(5, 6, bias=False, dtype=dtype), nn.Linear(6, 4, bias=False, dtype=dtype))
             del net[0].weight
             net[0].weight = w
-            return hs.EnergyRegularizer(net, measure=name, weight_decay=0.1)()
+            return hs.EnergyRegularizer(net, measure=name, norm_weight=0.1)()
 
         return value
 

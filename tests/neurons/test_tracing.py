@@ -409,7 +409,6 @@ def test_every_verb_takes_a_selection_by_example_inputs():
         hs.diagnose,
         hs.normalize_neurons,
         hs.EnergyRegularizer,
-        hs.energy.orthonormal_penalty,
     ]
     verbs.append(lambda model, **options: hs.spread(model, steps=1, **options))
     for verb in verbs:
@@ -644,7 +643,7 @@ def test_depthwise_convolutions_are_left_out_of_the_energy():
     model.zero_grad()
     hs.EnergyRegularizer(model, measure="orthonormal", hidden_weight=1.0)().backward()  # lengths do count here
     assert model[0].weight.grad.abs().max() > 0
-    both = hs.EnergyRegularizer(model, hidden_weight=0.0, output_weight=0.0, weight_decay=1.0)
+    both = hs.EnergyRegularizer(model, hidden_weight=0.0, output_weight=0.0, norm_weight=1.0)
     lengths = torch.cat([layer.weight.flatten(1).norm(dim=1) for layer in (model[0], model[1], model[3])])
     torch.testing.assert_close(both(), lengths.mean())
 

@@ -87,7 +87,7 @@ def test_every_key_of_the_design_is_there():
         "model.": "name similarity scale widths fc batch_norm relu",
         "data.": "name root batch_size augment imbalance validation workers",
         "loss.": "name similarity margin scale annealing energy_weight label_smoothing",
-        "energy.": "measure hidden_weight output_weight s half_space angular minibatch weight_decay",
+        "energy.": "measure hidden_weight output_weight s half_space angular minibatch norm_weight",
         "rotation.": "method init neurons blocks share_blocks sample every spread normalize",
         "optimizer.": "name lr momentum weight_decay betas",
         "schedule.": "name milestones gamma warmup",

@@ -635,6 +635,6 @@ def test_fit_in_double_precision():
 
 
 def test_gradients_too_large_for_their_type_are_named():
-    config = tiny(**{"energy.weight_decay": 3e38})
+    config = tiny(**{"energy.norm_weight": 3e38})
     with pytest.raises(TrainingError, match=r"step 1: (the gradients are too large|a gradient is not finite)"):
         quiet(config)

@@ -6,6 +6,5 @@ from .hyperspherical import hyperspherical_energy as hyperspherical_energy
 from .initialization import normalize_neurons as normalize_neurons
 from .initialization import spread as spread
 from .measures import REGULARIZERS as REGULARIZERS
+from .measures import orthonormal as orthonormal
 from .regularizer import EnergyRegularizer as EnergyRegularizer
-from .regularizer import orthonormal as orthonormal
-from .regularizer import orthonormal_penalty as orthonormal_penalty

@@ -85,12 +85,22 @@ def _principal_axes(p: Tensor) -> Tensor:
     return unit((p.mT @ left.flip(2)).mT).mT
 
 
-def orthonormal(rows: Tensor, law: Law, draw: Draw) -> Tensor:
-    """Compute ‖WᵀW − I‖²_F over the neurons as they are (SphereNet, 2.4)."""
-    return deviation_from_orthonormal(rows)
+def orthonormal(weight: Tensor) -> Tensor:
+    """Compute ‖WᵀW − I‖²_F for kernels as the columns of W (SphereNet, 2.4), here the rows of `weight`.
+
+    Args:
+        weight: (N, ...), flattened to (N, d): rows are neurons.
+
+    Example:
+        >>> orthonormal(torch.eye(3)), orthonormal(2 * torch.eye(3))
+        (tensor(0.), tensor(27.))
+    """
+    rows = at_least_float32(checks.rows("weight", weight)).unsqueeze(0)
+    with without_autocast(rows):
+        return deviation_from_orthonormal(rows).squeeze(0)
 
 
-def deviation_from_orthonormal(rows: Tensor) -> Tensor:
+def deviation_from_orthonormal(rows: Tensor, law: Law | None = None, draw: Draw | None = None) -> Tensor:
     """Compute ‖WᵀW − I_N‖² = ‖WWᵀ − I_d‖² + N − d of each group from the smaller Gram matrix."""
     n, d = rows.shape[1:]
     rows = _with_finite_squares(rows)
@@ -183,7 +193,7 @@ REGULARIZERS: dict[str, Measure] = {
     "energy": energy,
     "comhe_random": comhe_random,
     "comhe_angle": comhe_angle,
-    "orthonormal": orthonormal,
+    "orthonormal": deviation_from_orthonormal,
     "orthoreg": orthoreg,
     "srip": srip,
     "separation": separation,

@@ -17,10 +17,9 @@ from .._internal import checks
 from .._internal.draws import generator, not_traced, unwrapped_name
 from .._internal.nearest import explain_keywords
 from .._internal.overflow import max_root, power_of_two_divisor, rescale
-from .._internal.precision import without_autocast
 from .._internal.sharding import reshard
 from ..layers.cosine import unit
-from ..neurons import Neurons, Selection, Specs, check_names, no_layer_error, select, select_to_change
+from ..neurons import Neurons, Selection, Specs, check_names, no_layer_error, select
 from .bounded_force import bound_gradient
 from .hyperspherical import at_least_float32, batch_energy, check_labels, estimate_energy, make_law, warn_zero_neurons
 from .measures import (
@@ -31,7 +30,6 @@ from .measures import (
     check_measure,
     compute_measure,
     default_weights,
-    deviation_from_orthonormal,
 )
 from .repulsion import Law
 
@@ -62,7 +60,7 @@ class EnergyRegularizer:
             App. A). Required for a measure of your own.
         output_weight: λ_o; None: the measure's default, 1 for the energy. It is 0 for measures that do not suit classes
             (orthonormal, srip, your own) and for a loss head that adds the energy itself (`energy_weight` > 0).
-        weight_decay: λ_w, the weight of the mean length of all neurons, output included (3.7).
+        norm_weight: λ_w, the weight of the mean length of all neurons, output included (3.7).
         s, half_space, angular: the energy, as in :func:`hypersphere.hyperspherical_energy`; half space is for hidden
             layers. Other measures ignore them (polarization uses s and angular).
         minibatch: estimate the energy of a hidden layer from this many of its neurons, drawn anew at each call (3.6).
@@ -90,7 +88,7 @@ class EnergyRegularizer:
         measure: MeasureLike = "energy",
         hidden_weight: float | None = None,
         output_weight: float | None = None,
-        weight_decay: float = 0.0,
+        norm_weight: float = 0.0,
         s: float = 2.0,
         half_space: bool = False,
         angular: bool = False,
@@ -101,7 +99,7 @@ class EnergyRegularizer:
     ) -> None:
         self.measure = check_measure(measure)
         self.law = make_law(s, half_space, angular)
-        self.weight_decay = checks.number("weight_decay", weight_decay, low=0.0)
+        self.norm_weight = checks.number("norm_weight", norm_weight, low=0.0)
         self.minibatch = None if minibatch is None else checks.integer("minibatch", minibatch, low=2)
         if minibatch is not None and measure != "energy":
             raise ValueError(f"minibatch needs measure='energy', got measure={measure!r}")
@@ -146,8 +144,8 @@ class EnergyRegularizer:
         if not terms:
             return _zero(next(iter(self.neurons.values())))
         total = torch.stack([term.to(terms[0]) for term in terms]).sum()
-        if self.weight_decay:
-            total = total + self.weight_decay * self._mean_length()
+        if self.norm_weight:
+            total = total + self.norm_weight * self._mean_length()
         if torch.is_grad_enabled() and not total.requires_grad and not torch.compiler.is_compiling():
             checks.warn_once(
                 f"EnergyRegularizer: no weight of {', '.join(name or '(root)' for name in trainable)} requires a "
@@ -267,55 +265,6 @@ class EnergyRegularizer:
             rows = [rescale(r, 1 / up, 1.0) for r in rows]
         mean = torch.stack([(r * unit(r)).sum() for r in rows]).sum() / sum(len(r) for r in rows)
         return mean if up == 1 else rescale(mean, up, 1.0, max_root(mean.dtype, 1) / 16)
-
-
-def orthonormal(weight: Tensor, *, normalized: bool = False) -> Tensor:
-    """Compute ‖WᵀW − I‖²_F for kernels as the columns of W (SphereNet, 2.4), here the rows of `weight`.
-
-    Only the smaller Gram matrix is computed: ‖WᵀW − I_N‖² = ‖WWᵀ − I_d‖² + N − d.
-
-    Args:
-        weight: (N, ...), flattened to (N, d): rows are neurons.
-        normalized: scale the neurons to length one first.
-
-    Example:
-        >>> orthonormal(torch.eye(3)), orthonormal(2 * torch.eye(3)), orthonormal(2 * torch.eye(3), normalized=True)
-        (tensor(0.), tensor(27.), tensor(0.))
-    """
-    return _sum_orthonormal(checks.rows("weight", weight)[None], normalized)
-
-
-def _sum_orthonormal(weight: Tensor, normalized: bool) -> Tensor:
-    """Sum over groups of neurons (G, N, d)."""
-    rows = at_least_float32(weight)
-    with without_autocast(rows):
-        return deviation_from_orthonormal(unit(rows) if normalized else rows).sum()
-
-
-def orthonormal_penalty(
-    model: nn.Module,
-    weight: float = 1e-4,
-    *,
-    normalized: bool = False,
-    layers: Specs | None = None,
-    exclude: Specs = (),
-) -> Tensor:
-    """Compute weight·Σ‖WᵀW − I‖²_F over the kernels of a model's hidden layers; add it to the loss.
-
-    Args:
-        weight: the factor (SphereNet: 1e-4).
-        normalized: scale the kernels to length one first.
-        layers, exclude: which layers, as in :func:`select`; they are chosen at every call.
-
-    Example:
-        >>> net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Flatten(), nn.Linear(16, 10))
-        >>> orthonormal_penalty(net).backward()
-    """
-    factor = checks.number("weight", weight, low=0.0)
-    found = select_to_change("orthonormal_penalty", model, layers, exclude)
-    if not found:
-        raise no_layer_error(found, "orthonormal_penalty")
-    return factor * torch.stack([_sum_orthonormal(n.matrix(), normalized) for n in found.values()]).sum()
 
 
 def _zero(neurons: Neurons) -> Tensor:

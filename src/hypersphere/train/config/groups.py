@@ -161,7 +161,7 @@ class Energy(Group):
     half_space: bool = setting(False, "half-space energy in hidden layers: neurons and their antipodes")
     angular: bool = setting(False, "use angles instead of distances")
     minibatch: int | None = setting(None, "estimate from this many neurons per step", low=2)
-    weight_decay: float = setting(0.0, "weight of the neurons' mean norm", low=0)
+    norm_weight: float = setting(0.0, "weight of the neurons' mean norm", low=0)
     average: bool = setting(False, "divide by the number of layers")
     limit_gradient: bool = setting(True, "limit the gradient by a neuron to the neuron's length")
     exclude: str | tuple[str, ...] = setting((), "names and patterns of layers without energy")
