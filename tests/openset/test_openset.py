@@ -38,12 +38,13 @@ def test_roc_curve_is_that_of_scikit_learn(decimals):
             assert tar == (scores[same] >= threshold).double().mean()
 
 
-def test_roc_figures_by_hand():
+def test_roc_values_by_hand():
     same = torch.tensor([True, True, False, True, False, False])
     curve = openset.roc_curve(torch.tensor([6.0, 5, 4, 3, 2, 1]), same)
     assert curve.auc == pytest.approx(8 / 9)
     assert curve.eer == pytest.approx(1 / 3)
-    assert repr(curve) == "Roc(7 points, auc 0.8889, eer 0.3333)"
+    assert str(curve).split()[-6:] == ["7", "0.8889", "33.33%", "66.67%", "66.67%", "66.67%"]
+    assert curve.rows[1] == (0, pytest.approx(1 / 3), 6)
     assert [curve.tar_at(far) for far in (0, 0.3, 1 / 3, 0.9, 1)] == pytest.approx([2 / 3, 2 / 3, 1, 1, 1])
     assert curve.corners() == {
         "far": [0, 0, 1 / 3, 1 / 3, 1],
@@ -53,7 +54,7 @@ def test_roc_figures_by_hand():
     perfect = openset.roc_curve(torch.tensor([1.0, 0.0]), torch.tensor([True, False]))
     wrong = openset.roc_curve(torch.tensor([0.0, 1.0]), torch.tensor([True, False]))
     constant = openset.roc_curve(torch.zeros(4), torch.tensor([True, False, True, False]))
-    assert [(each.auc, each.eer, each.tar_at(0)) for each in (perfect, wrong, constant)] == [
+    assert [(curve.auc, curve.eer, curve.tar_at(0)) for curve in (perfect, wrong, constant)] == [
         (1, 0, 1),
         (0, 1, 0),
         (0.5, 0.5, 0),
@@ -83,16 +84,17 @@ def test_verification_is_the_literal_protocol():
         result = openset.verify_pairs(first, second, same, fold)
         allowed, cosines = reference.verification(first.double(), second.double(), same, fold)
         torch.testing.assert_close(result.scores, torch.tensor(cosines, dtype=torch.float64))
-        assert all(float(a) in each for a, each in zip(result.accuracies, allowed, strict=True))
+        assert all(float(a) in choices for a, choices in zip(result.accuracies, allowed, strict=True))
         right = (result.scores >= result.thresholds[fold]) == same
         assert [float(right[fold == i].double().mean()) for i in range(4)] == result.accuracies.tolist()
         assert result.accuracy == pytest.approx(sum(result.accuracies.tolist()) / 4)
-        figures = result.to_dict(fars=(0.25,))
-        assert figures["auc"] == pytest.approx(metrics.roc_auc_score(same, result.scores))
-        assert figures["tar"] == {"0.25": result.roc.tar_at(0.25)}
-        shown = f"accuracy {result.accuracy:.4f} ± {result.std:.4f}, 4 folds, {len(same)} pairs, {result.roc!r}"
-        assert repr(result) == f"Verification({shown})"
-        assert figures["std"] == pytest.approx(float(torch.tensor(figures["folds"]).std()))
+        values = result.to_dict(fars=(0.25,))
+        assert values["auc"] == pytest.approx(metrics.roc_auc_score(same, result.scores))
+        assert values["tar"] == {"0.25": result.roc.tar_at(0.25)}
+        assert str(result).endswith(f"{100 * result.accuracy:.2f}% ± {100 * result.std:.2f}% over folds, 40 pairs")
+        assert [row.threshold for row in result.rows] == result.thresholds.tolist() == values["thresholds"]
+        assert result._repr_html_().count("<table>") == 2
+        assert values["std"] == pytest.approx(float(torch.tensor(values["folds"]).std()))
 
 
 def test_a_fold_never_sees_its_own_pairs():
@@ -109,7 +111,7 @@ def test_a_fold_never_sees_its_own_pairs():
 
 @pytest.mark.parametrize("scale", [1e-200, 1e-14, 1e150, 1e300])
 def test_cosines_do_not_depend_on_the_scale(scale):
-    first, second, same = (each.double() if each.is_floating_point() else each for each in make_pairs(0))
+    first, second, same = (x.double() if x.is_floating_point() else x for x in make_pairs(0))
     fold = openset.divide_into_folds(same, 4)
     plain = openset.verify_pairs(first, second, same, fold)
     scaled = openset.verify_pairs(scale * first, scale * second, same, fold)
@@ -158,7 +160,7 @@ def test_folds_of_a_list_without_folds():
         (lambda f, s, y, k: openset.few_shot_accuracy(f, s), r"support must be \(episodes, ways, samples, d\)"),
         (
             lambda f, s, y, k: openset.few_shot_accuracy(f.view(1, 4, 2, 3), s.view(2, 2, 2, 3)),
-            "same episodes, ways and d",
+            "same episodes, one or more, ways and d",
         ),
         (
             lambda f, s, y, k: openset.few_shot_accuracy(f.view(1, 4, 2, 3), s.view(1, 4, 2, 3), "cosin"),
@@ -237,5 +239,6 @@ def test_episode_accuracy_and_interval():
     result = few_shot.EpisodeAccuracy(torch.tensor([0.5, 0.7, 0.9], dtype=torch.float64), 0.0)
     assert result.accuracy == pytest.approx(0.7)
     assert result.interval == pytest.approx(1.96 * 0.2 / 3**0.5)
-    assert repr(result) == "EpisodeAccuracy(accuracy 0.7000 ± 0.2263, loss 0, 3 episodes)"
+    assert str(result).splitlines()[1].split() == ["3", "70.00%", "22.63%", "0"]
+    assert result.to_dict()["episodes"] == result.rows == [0.5, 0.7, 0.9]
     assert math.isnan(few_shot.EpisodeAccuracy(torch.ones(1), 0.0).interval)

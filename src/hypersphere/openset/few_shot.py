@@ -12,14 +12,16 @@ from torch import Tensor, nn
 
 from .._internal import checks
 from .._internal.draws import generator
+from .._internal.tables import TableResult, TextTable, number, percent
+from ._embeddings import check_embeddings
 
 CLASSIFIERS = ("linear", "cosine")
 COSINE_SCALE = 2.0  # OPT, App. D
 LR, MOMENTUM, DAMPENING, WEIGHT_DECAY, BATCH, EPOCHS = 0.01, 0.9, 0.9, 1e-3, 4, 100  # OPT, App. D
 
 
-@dataclass(frozen=True, eq=False)
-class EpisodeAccuracy:
+@dataclass(frozen=True, eq=False, repr=False)
+class EpisodeAccuracy(TableResult):
     """The result of :func:`few_shot_accuracy` on E episodes.
 
     Attributes:
@@ -30,9 +32,18 @@ class EpisodeAccuracy:
     accuracies: Tensor
     loss: float
 
-    def __repr__(self) -> str:
-        figures = f"accuracy {self.accuracy:.4f} ± {self.interval:.4f}, loss {self.loss:.4g}"
-        return f"EpisodeAccuracy({figures}, {len(self.accuracies)} episodes)"
+    @property
+    def rows(self) -> list[float]:
+        """The accuracy of each episode."""
+        accuracies: list[float] = self.accuracies.tolist()
+        return accuracies
+
+    def tables(self) -> list[TextTable]:
+        cells = [str(len(self.accuracies)), percent(self.accuracy), percent(self.interval), number(self.loss)]
+        return [TextTable(["episodes", "accuracy", "± (95 %)", "loss"], [cells], left=0)]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"accuracy": self.accuracy, "interval": self.interval, "loss": self.loss, "episodes": self.rows}
 
     @property
     def accuracy(self) -> float:
@@ -97,10 +108,10 @@ def few_shot_accuracy(support: Tensor, query: Tensor, classifier: str = "linear"
                 (loss / rows.shape[1]).backward()
                 optimizer.step()
     with torch.no_grad():
-        found = logits(query)
+        scores = logits(query)
         targets = torch.arange(ways, device=device).repeat_interleave(query.shape[1] // ways)
-        hits = (found.argmax(2) == targets).double().mean(1)
-        return EpisodeAccuracy(hits, float(F.cross_entropy(found.mT, targets.expand(episodes, -1))))
+        hits = (scores.argmax(2) == targets).double().mean(1)
+        return EpisodeAccuracy(hits, float(F.cross_entropy(scores.mT, targets.expand(episodes, -1))))
 
 
 def _in_subspace(support: Tensor, query: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -113,14 +124,10 @@ def _in_subspace(support: Tensor, query: Tensor, weight: Tensor) -> tuple[Tensor
 
 
 def _check(support: Any, query: Any) -> None:
-    for name, given in (("support", support), ("query", query)):
-        checks.floating(name, given)
-        if given.dim() != 4 or not given.numel():
-            raise ValueError(f"{name} must be (episodes, ways, samples, d) and not empty, got {tuple(given.shape)}")
-        if not given.isfinite().all():
-            raise ValueError(f"{name} must be finite, got NaN or infinity")
-    if support.shape[:2] != query.shape[:2] or support.shape[3] != query.shape[3]:
+    for name, embeddings in (("support", support), ("query", query)):
+        check_embeddings(name, embeddings, "(episodes, ways, samples, d)", 4)
+    if not len(support) or support.shape[:2] != query.shape[:2] or support.shape[3] != query.shape[3]:
         raise ValueError(
-            "support and query must have the same episodes, ways and d, "
+            "support and query must have the same episodes, one or more, ways and d, "
             f"got {tuple(support.shape)} and {tuple(query.shape)}"
         )

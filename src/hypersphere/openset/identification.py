@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._internal import checks
-from ._units import unit_rows
+from ._embeddings import check_embeddings, unit_rows
 
 ROWS = 1024  # probes compared with the gallery at a time
 
@@ -39,13 +38,9 @@ def identification_ranks(
         >>> ranks.tolist(), float((ranks <= 2).double().mean())
         ([1, 3], 0.5)
     """
-    parts = {"probes": probes, "gallery": gallery} | ({} if distractors is None else {"distractors": distractors})
-    for name, given in parts.items():
-        checks.floating(name, given)
-        if given.dim() != 2 or not given.shape[1] or given.shape[1] != probes.shape[-1]:
-            raise ValueError(f"{name} must be (n, d) with one d for all, got {tuple(given.shape)}")
-        if not given.isfinite().all():
-            raise ValueError(f"{name} must be finite, got NaN or infinity")
+    for name, embeddings in (("probes", probes), ("gallery", gallery), ("distractors", distractors)):
+        if embeddings is not None:
+            check_embeddings(name, embeddings, "(n, d) with one d for all", 2, (len(embeddings), probes.shape[-1]))
     _check_labels("probe_labels", probe_labels, probes)
     _check_labels("gallery_labels", gallery_labels, gallery)
     if not len(probes):

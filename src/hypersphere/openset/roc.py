@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._internal import checks
+from .._internal.tables import TableResult, TextTable, number, percent
+
+FARS = (0.001, 0.01, 0.1)  # false accept rates in tables and JSON
 
 
-@dataclass(frozen=True, eq=False)
-class Roc:
+class RocPoint(NamedTuple):
+    """A point of a ROC curve."""
+
+    far: float
+    tar: float
+    threshold: float
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Roc(TableResult):
     """A ROC curve from (0, 0) to (1, 1), a point for every threshold; float64.
 
     Attributes:
@@ -25,8 +36,19 @@ class Roc:
     tar: Tensor
     thresholds: Tensor
 
-    def __repr__(self) -> str:
-        return f"Roc({len(self.far)} points, auc {self.auc:.4f}, eer {self.eer:.4f})"
+    @property
+    def rows(self) -> list[RocPoint]:
+        """The points of the curve."""
+        columns = (x.tolist() for x in (self.far, self.tar, self.thresholds))
+        return [RocPoint(*point) for point in zip(*columns, strict=True)]
+
+    def tables(self) -> list[TextTable]:
+        rates = [percent(self.tar_at(far)) for far in FARS]
+        cells = [str(len(self.far)), number(self.auc), percent(self.eer), *rates]
+        return [TextTable(["points", "AUC", "EER", *(f"TAR at FAR {far:g}" for far in FARS)], [cells], left=0)]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"auc": self.auc, "eer": self.eer, "roc": self.corners()}
 
     @property
     def auc(self) -> float:
@@ -55,11 +77,11 @@ class Roc:
 
         None is the infinite threshold.
         """
-        far, tar = self.far.diff(), self.tar.diff()
-        turns = ((far[1:] > 0) != (far[:-1] > 0)) | ((tar[1:] > 0) != (tar[:-1] > 0)) | ((far[1:] > 0) & (tar[1:] > 0))
-        kept = torch.cat([turns.new_ones(1), turns, turns.new_ones(1)])
-        thresholds: list[float | None] = self.thresholds[kept].tolist()
-        return {"far": self.far[kept].tolist(), "tar": self.tar[kept].tolist(), "thresholds": [None, *thresholds[1:]]}
+        right, up = self.far.diff() > 0, self.tar.diff() > 0
+        turns = (right[1:] != right[:-1]) | (up[1:] != up[:-1]) | (right[1:] & up[1:])
+        corner = torch.cat([turns.new_ones(1), turns, turns.new_ones(1)])
+        far, tar, thresholds = (x[corner].tolist() for x in (self.far, self.tar, self.thresholds))
+        return {"far": far, "tar": tar, "thresholds": [None, *thresholds[1:]]}
 
 
 def roc_curve(scores: Tensor, same: Tensor) -> Roc:

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._internal import checks
-from ._units import unit_rows
-from .roc import Roc, check_same, roc_curve
+from .._internal.tables import TableResult, TextTable, number, percent
+from ._embeddings import check_embeddings, unit_rows
+from .roc import FARS, Roc, check_same, roc_curve
 
-FARS = (0.001, 0.01, 0.1)
+
+class FoldAccuracy(NamedTuple):
+    """The accuracy of a fold at the threshold of the other folds."""
+
+    fold: int
+    accuracy: float
+    threshold: float
 
 
-@dataclass(frozen=True, eq=False)
-class Verification:
+@dataclass(frozen=True, eq=False, repr=False)
+class Verification(TableResult):
     """The result of :func:`verify_pairs` on F folds and P pairs.
 
     Attributes:
@@ -32,9 +39,18 @@ class Verification:
     scores: Tensor
     roc: Roc
 
-    def __repr__(self) -> str:
-        folds = f"{len(self.accuracies)} folds, {len(self.scores)} pairs"
-        return f"Verification(accuracy {self.accuracy:.4f} ± {self.std:.4f}, {folds}, {self.roc})"
+    @property
+    def rows(self) -> list[FoldAccuracy]:
+        """The accuracy and the threshold of each fold."""
+        folds = zip(self.accuracies.tolist(), self.thresholds.tolist(), strict=True)
+        return [FoldAccuracy(i, accuracy, threshold) for i, (accuracy, threshold) in enumerate(folds)]
+
+    def tables(self) -> list[TextTable]:
+        cells = [[str(row.fold), percent(row.accuracy), number(row.threshold)] for row in self.rows]
+        return [TextTable(["fold", "accuracy", "threshold"], cells, left=0), *self.roc.tables()]
+
+    def notes(self) -> list[str]:
+        return [f"accuracy {percent(self.accuracy)} ± {percent(self.std)} over folds, {len(self.scores)} pairs"]
 
     @property
     def accuracy(self) -> float:
@@ -47,16 +63,14 @@ class Verification:
         return float(self.accuracies.std())
 
     def to_dict(self, fars: Sequence[float] = FARS) -> dict[str, Any]:
-        """Return all figures by name."""
+        """Return all values by name, ready for JSON."""
         return {
             "accuracy": self.accuracy,
             "std": self.std,
-            "auc": self.roc.auc,
-            "eer": self.roc.eer,
             "tar": {f"{far:g}": self.roc.tar_at(far) for far in fars},
             "folds": self.accuracies.tolist(),
             "thresholds": self.thresholds.tolist(),
-            "roc": self.roc.corners(),
+            **self.roc.to_dict(),
         }
 
 
@@ -80,7 +94,8 @@ def verify_pairs(first: Tensor, second: Tensor, same: Tensor, fold: Tensor) -> V
         >>> result.accuracy, result.roc.auc
         (1.0, 1.0)
     """
-    first, second = _check_embeddings(first, second)
+    check_embeddings("first", first, "(P, d)", 2)
+    check_embeddings("second", second, f"{tuple(first.shape)} as first is", 2, tuple(first.shape))
     same = check_same(same, len(first))
     number = _check_folds(fold, same)
     both = torch.stack([first, second]).detach().double()  # (2, P, d)
@@ -131,17 +146,6 @@ def divide_into_folds(same: Tensor, folds: int = 10) -> Tensor:
             raise ValueError(f"folds must be <= {n}, the number of {name} pairs, got {folds}")
         result[kind] = torch.arange(n, device=same.device) * folds // n
     return result
-
-
-def _check_embeddings(first: Any, second: Any) -> tuple[Tensor, Tensor]:
-    for name, given in (("first", first), ("second", second)):
-        checks.floating(name, given)
-        if given.dim() != 2 or not given.shape[1] or given.shape != first.shape:
-            expected = "(P, d)" if name == "first" else f"{tuple(first.shape)} as first is"
-            raise ValueError(f"{name} must be {expected}, got {tuple(given.shape)}")
-        if not given.isfinite().all():
-            raise ValueError(f"{name} must be finite, got NaN or infinity")
-    return first, second
 
 
 def _check_folds(fold: Any, same: Tensor) -> int:
