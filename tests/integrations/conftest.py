@@ -13,7 +13,7 @@ from tools import tested_models
 
 NEEDED = ("timm", "transformers", "accelerate", "lightning", "peft", "torchao", "skorch", "sklearn")
 NEEDED += ("pytorch_metric_learning",)
-ALWAYS = ("__init__.py", "test_sklearn.py", "test_huggingface.py")
+ALWAYS = ("__init__.py", "test_lazy.py", "test_sklearn.py", "test_huggingface.py")
 if any(find_spec(name) is None for name in NEEDED):
     collect_ignore = [file.name for file in Path(__file__).parent.glob("*.py") if file.name not in ALWAYS]
 os.environ["HF_HUB_OFFLINE"] = "1"

@@ -1,10 +1,9 @@
-"""Callbacks for the trainers of other packages: energy, stochastic OPT and merging.
+"""Work with other packages, a file each. A package is imported when its file is used.
 
-- :class:`TransformersCallback`: Hugging Face's Trainer
-- :class:`LightningCallback`: Lightning's Trainer
-- :class:`AccelerateEnergy`: the energy in a loop of your own with accelerate
-
-The packages are imported when one of these names is used.
+- :mod:`~hypersphere.integrations.huggingface`: save and load converted networks of transformers
+- :mod:`~hypersphere.integrations.sklearn`: estimators that compare by angle
+- :class:`TransformersCallback`, :class:`LightningCallback`, :class:`AccelerateEnergy`: energy, stochastic OPT and
+  merging in Hugging Face's Trainer, in Lightning's, and in a loop of your own with accelerate
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from .lightning import LightningCallback as LightningCallback
     from .transformers import TransformersCallback as TransformersCallback
 else:
-    __getattr__, __dir__ = lazy(
-        __name__,
-        {"AccelerateEnergy": "accelerate", "LightningCallback": "lightning", "TransformersCallback": "transformers"}
-        | {"huggingface": "", "sklearn": ""},
-    )
+    _modules = dict.fromkeys(("accelerate", "huggingface", "lightning", "sklearn", "transformers"), "")
+    _classes = {"AccelerateEnergy": "accelerate", "LightningCallback": "lightning"}
+    __getattr__, __dir__ = lazy(__name__, {**_modules, **_classes, "TransformersCallback": "transformers"})

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..energy.regularizer import EnergyRegularizer
-from ._shared import add_gradient, check
+from ._shared import add_gradient, check_energy
 
 
 class AccelerateEnergy:
@@ -24,7 +24,7 @@ class AccelerateEnergy:
     """
 
     def __init__(self, accelerator: Any, energy: EnergyRegularizer) -> None:
-        check(energy, 1)
+        check_energy(energy)
         if not all(hasattr(accelerator, name) for name in ("sync_gradients", "register_for_checkpointing")):
             raise TypeError(f"accelerator must be an accelerate.Accelerator, got {type(accelerator).__name__}")
         if str(accelerator.distributed_type).endswith("DEEPSPEED"):
@@ -36,5 +36,4 @@ class AccelerateEnergy:
         """Add the gradient and return the energy; None while gradients are only accumulated."""
         if not self.accelerator.sync_gradients:
             return None
-        scaler = self.accelerator.scaler
-        return add_gradient(self.energy, optimizer, 1.0 if scaler is None else scaler.get_scale())
+        return add_gradient(self.energy, optimizer, self.accelerator.scaler)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..energy.regularizer import EnergyRegularizer
-from ._shared import add_gradient, check, merge_if_rotated, missing, start_resampling
+from ._shared import CallbackArguments, add_gradient, merge_if_rotated, start_resampling
 
 if TYPE_CHECKING:
     Callback: Any = object
@@ -16,7 +15,7 @@ else:
         Callback = None
 
 
-class LightningCallback(Callback or object):  # type: ignore[misc]
+class LightningCallback(CallbackArguments, Callback or object):  # type: ignore[misc]
     """Energy, stochastic OPT and merging in Lightning's Trainer.
 
     The energy's gradient is added before each optimizer step, once for all accumulated batches, and clipped together
@@ -33,12 +32,7 @@ class LightningCallback(Callback or object):  # type: ignore[misc]
             rotated again.
     """
 
-    def __init__(self, energy: EnergyRegularizer | None = None, *, every: int = 750, merge: bool = True) -> None:
-        if Callback is None:
-            raise missing("LightningCallback", "lightning")
-        super().__init__()
-        check(energy, every)
-        self.energy, self.every, self.merge = energy, every, merge
+    package, base = "lightning", Callback
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         start_resampling(pl_module, trainer.optimizers, self.every)
@@ -49,7 +43,7 @@ class LightningCallback(Callback or object):  # type: ignore[misc]
         scaler: Any = getattr(trainer.precision_plugin, "scaler", None)
         if not getattr(optimizer, "_step_supports_amp_scaling", False):
             scaler = None  # gradients are unscaled already; a fused optimizer does that itself
-        value = add_gradient(self.energy, optimizer, 1.0 if scaler is None else scaler.get_scale())
+        value = add_gradient(self.energy, optimizer, scaler)
         if value is not None:
             pl_module.log("energy", value)
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from ..energy.regularizer import EnergyRegularizer
-from ._shared import add_gradient, check, merge_if_rotated, missing, start_resampling
+from ._shared import CallbackArguments, add_gradient, merge_if_rotated, start_resampling
 
 if TYPE_CHECKING:
     TrainerCallback: Any = object
@@ -20,7 +19,7 @@ else:
 _KEY = "hypersphere.energy"  # in trainer_state.json
 
 
-class TransformersCallback(TrainerCallback or object):  # type: ignore[misc]
+class TransformersCallback(CallbackArguments, TrainerCallback or object):  # type: ignore[misc]
     """Energy, stochastic OPT and merging in Hugging Face's Trainer.
 
     A callback cannot change the loss. So the energy's gradient is added at the beginning of each optimizer step, before
@@ -37,12 +36,8 @@ class TransformersCallback(TrainerCallback or object):  # type: ignore[misc]
         merge: merge rotations when training ends; a model that is loaded from a checkpoint must be rotated again.
     """
 
-    def __init__(self, energy: EnergyRegularizer | None = None, *, every: int = 750, merge: bool = True) -> None:
-        if TrainerCallback is None:
-            raise missing("TransformersCallback", "transformers")
-        check(energy, every)
-        self.energy, self.every, self.merge = energy, every, merge
-        self._value: Tensor | None = None
+    package, base = "transformers", TrainerCallback
+    _value: Tensor | None = None  # the last energy
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, *, model: nn.Module, optimizer: Any, **_: Any
@@ -55,8 +50,7 @@ class TransformersCallback(TrainerCallback or object):  # type: ignore[misc]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, *, optimizer: Any, **_: Any) -> None:
         if self.energy is not None:
-            scaler = getattr(optimizer, "scaler", None)
-            self._value = add_gradient(self.energy, optimizer, 1.0 if scaler is None else scaler.get_scale())
+            self._value = add_gradient(self.energy, optimizer, getattr(optimizer, "scaler", None))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.energy is not None:  # checkpoints are written after this
