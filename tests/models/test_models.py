@@ -17,20 +17,7 @@ from hypersphere.papers import gan as gan  # registers it
 
 pytestmark = pytest.mark.slow
 
-# fmt: off
-PRESETS = [  # the networks of the papers' architecture tables
-    "mlp.opt", "cnn3.spherenet", "cnn9.spherenet", "cnn18.spherenet", "cnn45.spherenet", "cnn60.spherenet",
-    "cnn69.spherenet", "cnn6.mhe", "cnn9.mhe", "cnn15.mhe", "cnn6.opt", "cnn9.opt", "wide_cnn9.opt", "cnn10.opt",
-    "cnn4.opt", "cnn_mnist.opt", "resnet32.spherenet", "resnet32w.spherenet", "resnet18.spherenet",
-    "resnet18v2.spherenet", "resnet32.mhe", "resnet18.mhe", "resnet34.mhe", "resnet20.opt", "resnet32.opt",
-    "resnet18.opt", "resnet18a.opt", "resnet18b.opt", "sphereface20", "sphereface64", "cnn20.opt", "gcn.opt",
-    "pointnet.opt", "generator.mhe", "discriminator.mhe", "transformer",
-]
-FAMILIES = [
-    "mlp", "cnn3", "cnn6", "cnn9", "cnn15", "cnn18", "cnn45", "cnn60", "cnn69", "resnet18", "resnet20", "resnet32",
-    "resnet34", "gcn", "pointnet",
-]
-# fmt: on
+PRESETS = [name for name in models.names() if models.preset(name).paper or name == "transformer"]
 CLASSIFIERS = [name for name in PRESETS if name != "generator.mhe"]
 SPHERES = [name for name in CLASSIFIERS if name != "transformer"]  # attention is not a sphere layer
 
@@ -81,11 +68,6 @@ def hidden(model):
     return {name: n.module for name, n in hs.select(model).items() if not n.is_output}
 
 
-def test_names_hold_every_preset():
-    assert set(models.names()) >= {*PRESETS, *FAMILIES}
-    assert len(models.names()) == len(set(models.names()))
-
-
 @pytest.mark.parametrize("name", PRESETS)  # the families' own run forward for the docs' table
 def test_true_size_runs_forward_and_backward(name):
     device = "cpu" if name.startswith("gcn") else "meta"  # a sparse matrix has no meta form; this one is small
@@ -103,13 +85,15 @@ def test_true_size_runs_forward_and_backward(name):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_numbers_run_forward_and_backward(name, device):
-    model, inputs = small(name)
-    logits = model.to(device)(*(tensor.to(device) for tensor in inputs))
-    assert torch.isfinite(logits).all()
-    assert logits.std(0).max() > 0 or name == "transformer"
-    logits.square().mean().backward()
-    assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
-    assert sum(float(parameter.grad.abs().sum()) for parameter in model.parameters()) > 0
+    sphere = {} if name == "transformer" else {"similarity": "sigmoid(0.3)", "scale": True}
+    for options in ({}, sphere):
+        model, inputs = small(name, **options)
+        logits = model.to(device)(*(tensor.to(device) for tensor in inputs))
+        assert torch.isfinite(logits).all()
+        assert logits.std(0).max() > 0 or name == "transformer"
+        logits.square().mean().backward()
+        assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
+        assert sum(float(parameter.grad.abs().sum()) for parameter in model.parameters()) > 0
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -204,13 +188,6 @@ def test_similarity_makes_every_hidden_layer_a_sphere_layer(name):
         assert sum(".shortcut." in layer for layer in hidden(model)) == 3
 
 
-@pytest.mark.parametrize("name", [name for name in SMALL if name != "transformer"])
-def test_sphere_networks_learn(name):
-    model, inputs = small(name, similarity="sigmoid(0.3)", scale=True)
-    model(*inputs).square().mean().backward()
-    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
-
-
 @pytest.mark.parametrize("name", [name for name in SMALL if "batch_norm" in models.preset(name).accepted()])
 def test_batch_norm_and_relu_can_be_switched(name):
     norms = (nn.BatchNorm1d, nn.BatchNorm2d)
@@ -240,17 +217,15 @@ def test_options_change_what_they_say():
         (33, 48 * 3 * 4),  # 20×28 → 10×14 → 5×7 → 3×4
     ]
     assert net(torch.rand(2, 1, 20, 28)).shape == (2, 4)
-    for pool in (1, 2, 3, 4, 5):
+    for pool in (1, 2, 3):
         for round_up in (True, False):
-            for size in (25, 32, (37, 40)):
+            for size in (25, (37, 40)):
                 options = {"pool": pool, "round_up": round_up, "input_size": size, "widths": (2, 3), "depth": (1, 1)}
                 net = models.create("cnn6", **options)
                 net(*inputs_of("cnn6", **options))
     for size in (1, 5, 33):
-        assert models.create("resnet20", 4, widths=(2, 3, 4), input_size=size)(torch.rand(2, 3, size, size)).shape == (
-            2,
-            4,
-        )
+        net = models.create("resnet20", 4, widths=(2, 3, 4), input_size=size)
+        assert net(torch.rand(2, 3, size, size)).shape == (2, 4)
     face = models.create("sphereface20", widths=(2, 3, 4, 5), input_size=50, in_channels=1, fc=9)
     assert face(torch.rand(2, 1, 50, 50)).shape == (2, 9)
     points = models.create("pointnet", in_channels=6)
@@ -286,7 +261,6 @@ def test_pad_shortcuts_subsample_and_fill_with_zeros():
         ("xavier", 0.0, lambda fan_in, fan_out: math.sqrt(2 / (fan_in + fan_out))),
         ("normal", 0.0, lambda fan_in, fan_out: 1.0),
         ("normal(0.5, 0.25)", 0.5, lambda fan_in, fan_out: 0.25),
-        ("normal( 0 , 1e-2 )", 0.0, lambda fan_in, fan_out: 0.01),
     ],
 )
 @pytest.mark.parametrize("name", ["cnn6.mhe", "mlp.opt"])
@@ -365,13 +339,13 @@ def dense(adjacency):
     return torch.linalg.inv(root) @ with_loops @ torch.linalg.inv(root)
 
 
-@pytest.mark.parametrize("form", ["to_dense", "to_sparse_coo", "to_sparse_csr", "bool", "long", "double"])
+@pytest.mark.parametrize("form", ["to_sparse_coo", "to_sparse_csr", "bool"])
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
 def test_normalized_adjacency(form):
     adjacency = graph()
-    given = getattr(adjacency, form)()
-    assert torch.allclose(normalize_adjacency(given).to_dense(), dense(adjacency), atol=1e-6)
-    assert normalize_adjacency(given).to_dense()[-1, -1] == 1  # isolated
+    converted = getattr(adjacency, form)()
+    assert torch.allclose(normalize_adjacency(converted).to_dense(), dense(adjacency), atol=1e-6)
+    assert normalize_adjacency(converted).to_dense()[-1, -1] == 1  # isolated
     weighted = adjacency.double() * 2.5
     exact = normalize_adjacency(weighted, torch.float64)
     assert exact.dtype == torch.float64
@@ -380,31 +354,31 @@ def test_normalized_adjacency(form):
     x = torch.rand(12, 5)
     first, last = model.layers[0].weight, model.get_classifier().weight
     expected = dense(adjacency) @ (dense(adjacency) @ x @ first.T).relu() @ last.T
-    assert torch.allclose(model(x, given), expected, atol=1e-6)
+    assert torch.allclose(model(x, converted), expected, atol=1e-6)
 
 
 def test_the_normalized_adjacency_is_kept(monkeypatch):
-    made = []
+    calls = []
     monkeypatch.setattr(
-        "hypersphere.models.gcn.normalize_adjacency", lambda *args: made.append(1) or normalize_adjacency(*args)
+        "hypersphere.models.gcn.normalize_adjacency", lambda *args: calls.append(1) or normalize_adjacency(*args)
     )
     model = models.create("gcn", 3, in_features=5).eval()
     x, adjacency, other = torch.rand(12, 5), graph().to_sparse(), graph(seed=1)
     first = model(x, adjacency)
     assert torch.equal(model(x, adjacency), first)
     model.forward_features(x, adjacency)
-    assert len(made) == 1
+    assert len(calls) == 1
     assert not torch.allclose(model(x, other), first)
     assert torch.equal(model(x, adjacency), first)
-    assert len(made) == 3
+    assert len(calls) == 3
     second = model(x, other)
     other.zero_()
     alone = model(x, other)
     assert not torch.allclose(alone, second)
-    assert len(made) == 5
+    assert len(calls) == 5
     assert torch.equal(alone, model(x, torch.zeros(12, 12)))
     model.double()(x.double(), adjacency)
-    assert len(made) == 7
+    assert len(calls) == 7
     with torch.inference_mode():
         inner = graph()
         assert torch.allclose(model(x.double(), inner), first.double(), atol=1e-6)
@@ -420,28 +394,9 @@ def test_gcn_is_copied_and_saved_like_any_network():
     again = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(file, weights_only=False)]
     fresh = models.create("gcn", 3, in_features=5).eval()
     fresh.load_state_dict(model.state_dict())
-    for each in [*again, fresh]:
-        assert torch.equal(each(x, adjacency), expected)
+    for network in [*again, fresh]:
+        assert torch.equal(network(x, adjacency), expected)
     assert all(tensor.layout == torch.strided for tensor in model.state_dict().values())
-
-
-def test_gcn_learns():
-    """Two groups of nodes, dense within and sparse between; the features say little."""
-    n, generator = 60, torch.Generator().manual_seed(0)
-    labels = torch.arange(n) % 2
-    likely = torch.where(labels[:, None] == labels, 0.2, 0.02)
-    upper = torch.rand(n, n, generator=generator).lt(likely).float().triu(1)
-    adjacency = (upper + upper.T).to_sparse()
-    x = torch.randn(n, 20, generator=generator) + 0.5 * labels[:, None] * torch.eye(20)[0]
-    model = models.create("gcn", 2, in_features=20)
-    optimizer = torch.optim.Adam(model.parameters(), 0.02)
-    train = torch.arange(n) < 20
-    for _ in range(100):
-        optimizer.zero_grad()
-        F.cross_entropy(model(x, adjacency)[train], labels[train]).backward()
-        optimizer.step()
-    right = model.eval()(x, adjacency).argmax(1) == labels
-    assert right[~train].float().mean() > 0.85
 
 
 def test_pointnet_does_not_see_the_order_of_points():
@@ -486,32 +441,6 @@ def test_transformer_learns():
     assert losses[-1] < 0.2
 
 
-def test_gan_learns():
-    """The discriminator tells grey images from noise; the generator then moves it."""
-    generator = models.create("generator.mhe", latent=8, widths=(32, 16, 8), input_size=8)
-    discriminator = models.create("discriminator.mhe", widths=(8, 16, 32), input_size=8)
-    adam = {"lr": 2e-3, "betas": (0.5, 0.999)}
-    of_d, of_g = (torch.optim.Adam(net.parameters(), **adam) for net in (discriminator, generator))
-    real = torch.zeros(16, 3, 8, 8)
-    judged, fooled = [], []
-    for _ in range(25):
-        false = generator(torch.randn(16, 8)).detach()
-        loss = F.softplus(-discriminator(real)).mean() + F.softplus(discriminator(false)).mean()
-        of_d.zero_grad()
-        loss.backward()
-        of_d.step()
-        judged.append(float(loss.detach()))
-    for _ in range(25):
-        loss = F.softplus(-discriminator(generator(torch.randn(16, 8)))).mean()
-        of_g.zero_grad()
-        loss.backward()
-        of_g.step()
-        fooled.append(float(loss.detach()))
-    assert judged[0] == pytest.approx(2 * math.log(2), abs=0.2)
-    assert judged[-1] < 0.5 * judged[0]
-    assert fooled[-1] < 0.5 * fooled[0]
-
-
 # The registry
 
 
@@ -520,8 +449,9 @@ def test_unknown_names_are_met_with_the_nearest():
         models.create("cnn9.mee")
     with pytest.raises(ValueError, match=r"unknown network 'zzz', see hypersphere\.models\.names\(\)$"):
         models.create("zzz")
-    with pytest.raises(ValueError, match="unknown network None"):
-        models.preset(None)
+    for wrong in (None, ["cnn6"]):
+        with pytest.raises(ValueError, match="unknown network"):
+            models.create(wrong)
 
 
 def test_unknown_options_are_met_with_those_there_are():
@@ -539,41 +469,27 @@ def test_unknown_options_are_met_with_those_there_are():
 @pytest.mark.parametrize(
     ("name", "options", "error", "match"),
     [
-        (
-            "cnn9",
-            {"widths": (1, 2)},
-            ValueError,
-            r"widths must have 3 numbers, one per stage, such as 32,64,128; got 1,2",
-        ),
+        ("cnn9", {"widths": (1, 2)}, ValueError, r"3 numbers, one per stage, such as 32,64,128; got 1,2"),
         ("cnn9", {"widths": 64}, ValueError, "widths must be a sequence"),
         ("cnn9", {"widths": "abc"}, ValueError, "widths must be a sequence"),
-        ("cnn9", {"widths": (1, 0, 2)}, ValueError, "widths must be >= 1, got 0"),
         ("cnn9", {"widths": (1, 1.5, 2)}, TypeError, "widths must be an int, got 1.5"),
-        ("cnn9", {"depth": 3}, ValueError, "depth must be a sequence"),
-        ("cnn9", {"depth": ()}, ValueError, "depth must be a sequence"),
         ("resnet18", {"depth": (2, 0, 2, 2)}, ValueError, "depth must be >= 1, got 0"),
-        ("cnn9", {"input_size": 0}, ValueError, "input_size must be >= 1, got 0"),
         ("cnn9", {"input_size": (32, 32, 3)}, TypeError, "input_size must be an int"),
         ("cnn4.opt", {"input_size": 15}, ValueError, "input_size must be larger for 4 pools of size 2, got 15"),
-        ("cnn9", {"in_channels": 0}, ValueError, "in_channels must be >= 1"),
-        ("cnn9", {"fc": 0}, ValueError, "fc must be >= 1"),
-        ("cnn9", {"pool": 0}, ValueError, "pool must be >= 1"),
         ("cnn9", {"num_classes": -1}, ValueError, "num_classes must be >= 0"),
-        ("cnn9", {"num_classes": 2.5}, TypeError, "num_classes must be an int"),
         ("cnn9", {"similarity": "cosin"}, ValueError, "similarity"),
         ("cnn9", {"scale": True}, ValueError, "scale needs a similarity"),
         ("cnn9", {"init": "he"}, ValueError, "init must be one of"),
+        ("cnn6", {"batch_norm": "no"}, TypeError, "batch_norm must be True or False"),
+        ("cnn6", {"relu": 5}, TypeError, "relu must be True or False"),
         ("resnet20", {"stem": "big"}, ValueError, "stem must be one of cifar, imagenet; got 'big'"),
         ("resnet20", {"shortcut": None}, ValueError, "shortcut must be one of"),
-        ("mlp", {"widths": 3}, ValueError, "widths must be a sequence"),
-        ("gcn", {"in_features": 0}, ValueError, "in_features must be >= 1"),
         ("gcn", {"dropout": 2}, ValueError, "dropout must be"),
         ("pointnet", {"fc": 3}, ValueError, "fc must be a sequence"),
         ("generator.mhe", {"widths": ()}, ValueError, "widths must be a sequence of 1 or more"),
         ("discriminator.mhe", {"input_size": 12}, ValueError, "input_size must be a multiple of 8, got 12"),
         ("transformer", {"width": 10, "heads": 4}, ValueError, "width must be a multiple of heads, got 10 and 4"),
         ("transformer", {"vocabulary": 0}, ValueError, "vocabulary must be >= 1"),
-        ("transformer", {"dropout": -0.1}, ValueError, "dropout must be"),
     ],
 )
 def test_wrong_options_are_named(name, options, error, match):
@@ -633,16 +549,6 @@ def test_a_network_of_ones_own(monkeypatch):
         models.register("no", "cnn9")
 
 
-@pytest.mark.parametrize("name", ["cnn6", "resnet20", "sphereface20", "pointnet", "mlp", "transformer", "gcn"])
-def test_state_is_plain_and_loads(name):
-    model, inputs = small(name)
-    other, _ = small(name)
-    model(*inputs)
-    other.load_state_dict(model.state_dict())
-    assert torch.equal(other.eval()(*inputs), model.eval()(*inputs))
-    assert torch.equal(copy.deepcopy(model)(*inputs), model(*inputs))
-
-
 @pytest.mark.parametrize(
     "name", ["mlp", "cnn6", "resnet20.opt", "sphereface20", "pointnet", "discriminator.mhe", "transformer"]
 )
@@ -662,15 +568,3 @@ def test_bfloat16_autocast(name):
         logits = model(*inputs)
     assert logits.dtype == torch.bfloat16
     logits.float().sum().backward()
-
-
-@pytest.mark.parametrize("option", [{"batch_norm": "no"}, {"relu": 5}])
-def test_flags_must_be_flags(option):
-    with pytest.raises(TypeError, match=f"{next(iter(option))} must be True or False"):
-        hs.models.create("cnn6", **option)
-
-
-def test_a_name_must_be_a_name():
-    with pytest.raises(ValueError, match=r"hypersphere\.models\.names"):
-        hs.models.create(["cnn6"])
-    assert isinstance(hs.models.create("mlp"), nn.Module)

@@ -28,117 +28,56 @@ def plain(n, widths, fc, sizes=((32, 16), (16, 8), (8, 4))):
     return [*rows, (f"FC {fc}", None)]
 
 
-ROOT_224 = ("[7×7, 64]×1 s2", 112), ("pool 3×3 s2", 56)
+def residual(root, n, widths, shortcut=""):
+    """A root, units of two convolutions in each stage (n of them, or a number for each), and the mean."""
+    counts = n if isinstance(n, tuple) else (n,) * len(widths)
+    first = root[-1][1]
+    stages = [
+        (f"{{3×3, {width}; 3×3, {width}}}×{count}{shortcut if i else ''}", first >> i)
+        for i, (count, width) in enumerate(zip(counts, widths, strict=True))
+    ]
+    return [*root, *stages, ("mean", None)]
+
+
+def root_32(width):
+    return [(f"[3×3, {width}]×1", 32)]
+
+
+def root_224(width=64):
+    return [(f"[7×7, {width}]×1 s2", 112), ("pool 3×3 s2", 56)]
+
+
+MINI_IMAGENET = [[("[3×3, 64]×1", size), (POOL, size // 2)] for size in (84, 42, 21, 10)]
+MNIST = [
+    [(f"[3×3, {width}]×2", size), ("pool 3×3 s2", -(-size // 2))] for width, size in ((32, 28), (64, 14), (128, 7))
+]
 TABLES = {
     # SphereNet, Table 5
-    "cnn3.spherenet": plain(1, (64, 96, 128), 256),
-    "cnn9.spherenet": plain(3, (64, 96, 128), 256),
-    "cnn18.spherenet": plain(6, (64, 96, 128), 256),
-    "cnn45.spherenet": plain(15, (64, 96, 128), 256),
-    "cnn60.spherenet": plain(20, (64, 96, 128), 256),
-    "cnn69.spherenet": plain(23, (64, 96, 128), 256),
+    **{f"cnn{3 * n}.spherenet": plain(n, (64, 96, 128), 256) for n in (1, 3, 6, 15, 20, 23)},
     # SphereNet, Table 6
-    "resnet32.spherenet": [
-        ("[3×3, 64]×1", 32),
-        ("{3×3, 64; 3×3, 64}×5", 32),
-        ("{3×3, 96; 3×3, 96}×5", 16),
-        ("{3×3, 128; 3×3, 128}×5", 8),
-        ("mean", None),
-    ],
-    "resnet32w.spherenet": [
-        ("[3×3, 96]×1", 32),
-        ("{3×3, 96; 3×3, 96}×5", 32),
-        ("{3×3, 192; 3×3, 192}×5", 16),
-        ("{3×3, 384; 3×3, 384}×5", 8),
-        ("mean", None),
-    ],
-    "resnet18.spherenet": [
-        ("[7×7, 256]×1 s2", 112),
-        ("pool 3×3 s2", 56),
-        ("{3×3, 256; 3×3, 256}×2", 56),
-        ("{3×3, 512; 3×3, 512}×2", 28),
-        ("{3×3, 768; 3×3, 768}×2", 14),
-        ("{3×3, 1024; 3×3, 1024}×2", 7),
-        ("mean", None),
-    ],
+    "resnet32.spherenet": residual(root_32(64), 5, (64, 96, 128)),
+    "resnet32w.spherenet": residual(root_32(96), 5, (96, 192, 384)),
+    "resnet18.spherenet": residual(root_224(256), 2, (256, 512, 768, 1024)),
     # MHE, Table 11
-    "cnn6.mhe": plain(2, (64, 128, 256), 256),
-    "cnn9.mhe": plain(3, (64, 128, 256), 256),
-    "cnn15.mhe": plain(5, (64, 128, 256), 256),
+    **{f"cnn{3 * n}.mhe": plain(n, (64, 128, 256), 256) for n in (2, 3, 5)},
     # MHE, Table 12
-    "resnet32.mhe": [
-        ("[3×3, 64]×1", 32),
-        ("{3×3, 64; 3×3, 64}×5", 32),
-        ("{3×3, 128; 3×3, 128}×5", 16),
-        ("{3×3, 256; 3×3, 256}×5", 8),
-        ("mean", None),
-    ],
-    "resnet18.mhe": [
-        *ROOT_224,
-        ("{3×3, 64; 3×3, 64}×2", 56),
-        ("{3×3, 128; 3×3, 128}×2", 28),
-        ("{3×3, 256; 3×3, 256}×2", 14),
-        ("{3×3, 512; 3×3, 512}×2", 7),
-        ("mean", None),
-    ],
-    "resnet34.mhe": [
-        *ROOT_224,
-        ("{3×3, 64; 3×3, 64}×3", 56),
-        ("{3×3, 128; 3×3, 128}×4", 28),
-        ("{3×3, 256; 3×3, 256}×6", 14),
-        ("{3×3, 512; 3×3, 512}×3", 7),
-        ("mean", None),
-    ],
+    "resnet32.mhe": residual(root_32(64), 5, (64, 128, 256)),
+    "resnet18.mhe": residual(root_224(), 2, (64, 128, 256, 512)),
+    "resnet34.mhe": residual(root_224(), (3, 4, 6, 3), (64, 128, 256, 512)),
     # OPT, Table 14
     "cnn6.opt": plain(2, (64, 64, 64), 64),
     "cnn9.opt": plain(3, (64, 64, 64), 64),
-    "cnn10.opt": [*ROOT_224, *plain(3, (64, 128, 256), 256, ((56, 28), (28, 14), (14, 7)))],
+    "cnn10.opt": [*root_224(), *plain(3, (64, 128, 256), 256, ((56, 28), (28, 14), (14, 7)))],
     # OPT, Table 15: widths change without parameters
-    "resnet20.opt": [
-        ("[3×3, 16]×1", 32),
-        ("{3×3, 16; 3×3, 16}×3", 32),
-        ("{3×3, 32; 3×3, 32}×3 pad", 16),
-        ("{3×3, 64; 3×3, 64}×3 pad", 8),
-        ("mean", None),
-    ],
-    "resnet32.opt": [
-        ("[3×3, 16]×1", 32),
-        ("{3×3, 16; 3×3, 16}×5", 32),
-        ("{3×3, 32; 3×3, 32}×5 pad", 16),
-        ("{3×3, 64; 3×3, 64}×5 pad", 8),
-        ("mean", None),
-    ],
+    "resnet20.opt": residual(root_32(16), 3, (16, 32, 64), " pad"),
+    "resnet32.opt": residual(root_32(16), 5, (16, 32, 64), " pad"),
     # OPT, Table 16: 84 → 42 → 21 → 10 → 5
-    "cnn4.opt": [
-        ("[3×3, 64]×1", 84),
-        (POOL, 42),
-        ("[3×3, 64]×1", 42),
-        (POOL, 21),
-        ("[3×3, 64]×1", 21),
-        (POOL, 10),
-        ("[3×3, 64]×1", 10),
-        (POOL, 5),
-    ],
+    "cnn4.opt": [row for stage in MINI_IMAGENET for row in stage],
     # OPT, Table 17
     "wide_cnn9.opt": plain(3, (64, 128, 256), 256),
     # OPT, Table 18
-    "cnn_mnist.opt": [
-        ("[3×3, 32]×2", 28),
-        ("pool 3×3 s2", 14),
-        ("[3×3, 64]×2", 14),
-        ("pool 3×3 s2", 7),
-        ("[3×3, 128]×2", 7),
-        ("pool 3×3 s2", 4),
-        ("FC 3", None),
-    ],
-    "resnet18a.opt": [
-        *ROOT_224,
-        ("{3×3, 64; 3×3, 64}×2", 56),
-        ("{3×3, 128; 3×3, 128}×2", 28),
-        ("{3×3, 128; 3×3, 128}×2", 14),
-        ("{3×3, 128; 3×3, 128}×2", 7),
-        ("mean", None),
-    ],
+    "cnn_mnist.opt": [*(row for stage in MNIST for row in stage), ("FC 3", None)],
+    "resnet18a.opt": residual(root_224(), 2, (64, 128, 128, 128)),
 }
 TABLES |= dict.fromkeys(("resnet18.opt", "resnet18b.opt"), TABLES["resnet18.mhe"])  # Tables 17 and 18
 TABLES |= {"resnet18v2.spherenet": TABLES["resnet18.spherenet"]}
@@ -212,7 +151,7 @@ def layers_of(model, *inputs):
         if not list(module.children()):
             module.register_forward_hook(lambda module, _, output: events.append(event(module, output)))
     output = model(*inputs)
-    return [each for each in events if each is not None], output
+    return [layer for layer in events if layer is not None], output
 
 
 def on_meta(name, *args, **options):
@@ -355,7 +294,7 @@ def test_pointnet_of_opt():
     ]
     assert [layer for layer in layers if layer[0] == "linear"] == [after[0], after[3], ("linear", 256, 40, True)]
     assert layers[-8:] == [*after, ("dropout",), ("linear", 256, 40, True)]
-    assert layers[:-8] == [each for width in (64, 64, 64, 128, 1024) for each in (("norm", width), ("relu",))]
+    assert layers[:-8] == [layer for width in (64, 64, 64, 128, 1024) for layer in (("norm", width), ("relu",))]
     shared = [(m.in_channels, m.out_channels, m.kernel_size) for m in model.modules() if isinstance(m, nn.Conv1d)]
     assert shared == [(3, 64, (1,)), (64, 64, (1,)), (64, 64, (1,)), (64, 128, (1,)), (128, 1024, (1,))]
     assert next(m.p for m in model.modules() if isinstance(m, nn.Dropout)) == 0.3
@@ -419,7 +358,7 @@ def test_classifiers_of_tables_12_and_13(name, classes, options, plain, rotated)
 
 
 def test_multiply_adds_by_hand():
-    """Every filter once at every place; ResNet-18's figure is the well-known 1.81 billion."""
+    """Every filter once at every place; ResNet-18's number is the well-known 1.81 billion."""
     convolutions = 32 * 32 * 27 * 64 + 16 * 16 * 576 * 96 + 8 * 8 * 864 * 128
     assert networks.row("cnn3.spherenet").multiply_adds == convolutions + 2048 * 256 + 256 * 10
     assert networks.row("mlp.opt").multiply_adds == 784 * 256 + 256 * 256 + 256 * 10

@@ -60,7 +60,7 @@ FC100 = {
 
 
 @dataclass(frozen=True)
-class Layout:
+class CifarFiles:
     """Names and content of the official files of a dataset."""
 
     source: _files.Source  # folders: binary, Python
@@ -69,7 +69,7 @@ class Layout:
     labels: dict[str, tuple[bytes, list[str]]]  # in the order of a binary record: key in a pickle, classes
 
 
-CIFAR10 = Layout(
+CIFAR10 = CifarFiles(
     _files.Source(
         "cifar10",
         ("cifar-10-batches-bin", "cifar-10-batches-py"),
@@ -80,7 +80,7 @@ CIFAR10 = Layout(
     {"train": 10_000, "test": 10_000},
     {"fine": (b"labels", CIFAR10_CLASSES)},
 )
-CIFAR100 = Layout(
+CIFAR100 = CifarFiles(
     _files.Source(
         "cifar100",
         ("cifar-100-binary", "cifar-100-python"),
@@ -124,7 +124,7 @@ def _classes_of(held_out: dict[str, str], classes: list[str], split: str) -> lis
     return [name for name in classes if name not in " ".join(held_out.values()).split()]
 
 
-def _load_split(layout: Layout, root: Path | None, split: str, kind: str) -> ArrayDataset:
+def _load_split(layout: CifarFiles, root: Path | None, split: str, kind: str) -> ArrayDataset:
     count, files = layout.images[split], len(layout.files[split])
     images, labels = np.empty((files * count, PIXELS), np.uint8), np.empty(files * count, np.int64)
     for i, (pixels, targets) in enumerate(_read_files(layout, root, split, kind)):
@@ -155,7 +155,7 @@ def _make_dataset(images: _files.Bytes, labels: npt.NDArray[np.int64], classes: 
 
 
 def _read_files(
-    layout: Layout, root: Path | None, split: str, kind: str
+    layout: CifarFiles, root: Path | None, split: str, kind: str
 ) -> Iterator[tuple[_files.Bytes, npt.NDArray[Any]]]:
     """Yield the pixels (n, PIXELS) and the labels (n,) of each file of a split."""
     names = layout.files[split]
@@ -168,7 +168,7 @@ def _read_files(
         yield pixels, labels
 
 
-def _read_binary(layout: Layout, path: Path, split: str, kind: str) -> tuple[_files.Bytes, npt.NDArray[Any]]:
+def _read_binary(layout: CifarFiles, path: Path, split: str, kind: str) -> tuple[_files.Bytes, npt.NDArray[Any]]:
     """Read records of one byte for each kind of label, then red, green and blue."""
     count, skip = layout.images[split], len(layout.labels)
     _files.check_size(path, count * (skip + PIXELS))
@@ -176,7 +176,7 @@ def _read_binary(layout: Layout, path: Path, split: str, kind: str) -> tuple[_fi
     return records[:, skip:], records[:, list(layout.labels).index(kind)]
 
 
-def _read_pickle(layout: Layout, path: Path, split: str, kind: str) -> tuple[_files.Bytes, npt.NDArray[Any]]:
+def _read_pickle(layout: CifarFiles, path: Path, split: str, kind: str) -> tuple[_files.Bytes, npt.NDArray[Any]]:
     """Read a pickled dict: data, an array (images, PIXELS) of bytes, and a list for each kind of label."""
     count, key = layout.images[split], layout.labels[kind][0]
     content = _pickles.load(path)

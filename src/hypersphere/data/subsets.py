@@ -37,18 +37,18 @@ def imbalance(dataset: Dataset[Any], kind: str, seed: int = 0) -> Dataset[Any]:
     checks.choice("kind", kind, IMBALANCES)
     by_class = indices_by_class(dataset)
     classes = len(by_class)
-    kept = [len(indices) for indices in by_class]
+    counts = [len(indices) for indices in by_class]
     if kind == "single":
         for c in range(max(1, classes // 10)):
-            kept[c] = -(-kept[c] // 10)
+            counts[c] = -(-counts[c] // 10)
     elif kind == "multiple":
-        kept = [-(-count * (c + 1) // classes) for c, count in enumerate(kept)]
+        counts = [-(-count * (c + 1) // classes) for c, count in enumerate(counts)]
     else:
-        if kept[0] < MNIST0_KEPT:
-            raise ValueError(f"dataset must have {MNIST0_KEPT} samples of class 0 for 'mnist0', got {kept[0]}")
-        kept[0] = MNIST0_KEPT
+        if counts[0] < MNIST0_KEPT:
+            raise ValueError(f"dataset must have {MNIST0_KEPT} samples of class 0 for 'mnist0', got {counts[0]}")
+        counts[0] = MNIST0_KEPT
     seed = checks.integer("seed", seed, low=0)
-    chosen = [_random.shuffle(seed, 0, "imbalance", indices)[:n] for indices, n in zip(by_class, kept, strict=True)]
+    chosen = [_random.shuffle(seed, 0, "imbalance", indices)[:n] for indices, n in zip(by_class, counts, strict=True)]
     return make_subset(dataset, np.sort(np.concatenate(chosen)))
 
 

@@ -91,23 +91,23 @@ class _SphereLinearModel(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         first = np.concatenate([start.numpy().ravel(), np.zeros(len(start) * self.fit_intercept)])
         options = {"maxiter": self.max_iter, "maxfun": 20 * self.max_iter, "gtol": self.tol, "ftol": 0.0, "maxls": 50}
-        found = minimize(objective, first, jac=True, method="L-BFGS-B", options=options)
-        largest = np.abs(found.jac).max()
+        result = minimize(objective, first, jac=True, method="L-BFGS-B", options=options)
+        largest = np.abs(result.jac).max()
         if largest > max(self.tol, _ROUNDING):
             reason = "raise max_iter"
-            if found.nit < self.max_iter:
+            if result.nit < self.max_iter:
                 reason = "no lower point was found nearby: g has a kink where a class weight points at a sample or is 0"
             warnings.warn(
-                f"{type(self).__name__} stopped after {found.nit} iterations with a gradient of {largest:.1e} > "
+                f"{type(self).__name__} stopped after {result.nit} iterations with a gradient of {largest:.1e} > "
                 f"tol={self.tol:g}: {reason}",
                 ConvergenceWarning,
                 stacklevel=2,
             )
-        coef, intercept = self._unflatten(torch.from_numpy(found.x), *start.shape)
+        coef, intercept = self._unflatten(torch.from_numpy(result.x), *start.shape)
         if self.scale is not None:
             coef = self.scale * unit(coef)
         self.coef_, self.intercept_ = coef.numpy().copy(), intercept.numpy().copy()
-        self.similarity_, self.n_iter_ = g, found.nit
+        self.similarity_, self.n_iter_ = g, result.nit
         return self
 
     def decision_function(self, X: Any) -> Any:

@@ -138,12 +138,12 @@ def initialize(model: nn.Module, init: str, *, output: bool = True) -> None:
         (tensor([1.], grad_fn=...), tensor([0.], grad_fn=...))
     """
     form = r"(kaiming)(?:\(([^,()]+)\))?|(xavier)|(normal)(?:\(([^,()]+),([^,()]+)\))?"
-    found = re.fullmatch(form, init) if isinstance(init, str) else None
+    match = re.fullmatch(form, init) if isinstance(init, str) else None
     try:
-        if found is None:
+        if match is None:
             raise ValueError
-        mean = checks.number("the mean of init", float(found[2] or found[5] or 0))
-        std = checks.number("the deviation of init", float(found[6] or 1), low=0.0)
+        mean = checks.number("the mean of init", float(match[2] or match[5] or 0))
+        std = checks.number("the deviation of init", float(match[6] or 1), low=0.0)
     except ValueError:
         raise ValueError(unknown("init", init, INITS)) from None
     for name, neurons in select(model).items():
@@ -153,10 +153,10 @@ def initialize(model: nn.Module, init: str, *, output: bool = True) -> None:
             raise ValueError(f"layer {name!r} is parametrized: initialize before rotate")
         if neurons.tensor.is_meta:  # has no values, and the first call would take a second
             continue
-        if found[3]:
+        if match[3]:
             nn.init.xavier_uniform_(neurons.tensor)
         else:
-            nn.init.normal_(neurons.tensor, mean, math.sqrt(2 / neurons.matrix().shape[2]) if found[1] else std)
+            nn.init.normal_(neurons.tensor, mean, math.sqrt(2 / neurons.matrix().shape[2]) if match[1] else std)
         if getattr(neurons.module, "bias", None) is not None:
             nn.init.zeros_(neurons.module.bias)  # type: ignore[arg-type]
 
@@ -172,8 +172,8 @@ def check_stages(depth: Any, widths: Any, *, low: int = 1) -> list[tuple[int, in
     """Return (units, filters) of every stage."""
     units, filters = check_ints("depth", depth, low=low), check_ints("widths", widths)
     if len(units) != len(filters):
-        such, given = (",".join(map(str, each)) for each in ([32 * 2**i for i in range(len(units))], filters))
-        raise ValueError(f"widths must have {len(units)} numbers, one per stage, such as {such}; got {given}")
+        example, got = (",".join(map(str, numbers)) for numbers in ([32 * 2**i for i in range(len(units))], filters))
+        raise ValueError(f"widths must have {len(units)} numbers, one per stage, such as {example}; got {got}")
     return list(zip(units, filters, strict=True))
 
 

@@ -28,9 +28,9 @@ class _Normalized:
 
 def builder(name: str) -> Callable[..., nn.Module]:
     """Return the function that builds ``timm/NAME``."""
-    made = partial(build, name.removeprefix(PREFIX))
-    made.data_kind = "images"  # type: ignore[attr-defined]
-    return made
+    network = partial(build, name.removeprefix(PREFIX))
+    network.data_kind = "images"  # type: ignore[attr-defined]
+    return network
 
 
 def build(name: str, *, num_classes: int = 1000, in_channels: int = 3, **options: Any) -> nn.Module:
@@ -46,17 +46,18 @@ def build(name: str, *, num_classes: int = 1000, in_channels: int = 3, **options
     if not timm.is_model(name):
         raise ValueError(f"timm has no network {name!r}; timm.list_models() lists them")
     try:
-        made = timm.create_model(name, pretrained=False, num_classes=num_classes, in_chans=in_channels, **options)
+        network = timm.create_model(name, pretrained=False, num_classes=num_classes, in_chans=in_channels, **options)
     except (TypeError, RuntimeError, AttributeError) as error:
         raise ValueError(f"timm cannot build {name!r}: {error}") from None
-    if not hasattr(made, "forward_features") or not hasattr(made, "forward_head"):
+    if not hasattr(network, "forward_features") or not hasattr(network, "forward_head"):
         raise ValueError(f"{PREFIX}{name} is no classifier with forward_features and forward_head")
-    configured = made.pretrained_cfg
+    configured = network.pretrained_cfg
     mean, deviation = (torch.tensor(configured.get(key, (0.5,) * 3)) for key in ("mean", "std"))
     if len(mean) != in_channels:
         mean, deviation = mean.mean().expand(in_channels), deviation.mean().expand(in_channels)
     factor, shift = 1 / (WHITE - BLACK) / deviation, (-BLACK / (WHITE - BLACK) - mean) / deviation
-    made.register_buffer("input_factor", factor[:, None, None], persistent=False)
-    made.register_buffer("input_shift", shift[:, None, None], persistent=False)
-    made.__class__ = type(type(made).__name__, (_Normalized, type(made)), {"__module__": type(made).__module__})
-    return cast(nn.Module, made)
+    network.register_buffer("input_factor", factor[:, None, None], persistent=False)
+    network.register_buffer("input_shift", shift[:, None, None], persistent=False)
+    kind = type(network)
+    network.__class__ = type(kind.__name__, (_Normalized, kind), {"__module__": kind.__module__})
+    return cast(nn.Module, network)

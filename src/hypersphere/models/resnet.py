@@ -26,7 +26,7 @@ class Pad(nn.Module):
         return F.pad(x, (0, 0, 0, 0, self.new // 2, self.new - self.new // 2))
 
 
-class Unit(nn.Module):
+class ResNetUnit(nn.Module):
     """Convolution, BatchNorm, ReLU, convolution, BatchNorm; add; ReLU."""
 
     def __init__(self, style: Style, channels: int, filters: int, stride: int, shortcut: str) -> None:
@@ -89,7 +89,7 @@ class ResNet(Network):
         for i, (count, width) in enumerate(plan):
             units: list[nn.Module] = []
             for j in range(count):
-                units.append(Unit(style, channels, width, 2 if i and not j else 1, shortcut))
+                units.append(ResNetUnit(style, channels, width, 2 if i and not j else 1, shortcut))
                 channels = width
             stages.append(nn.Sequential(*units))
         self.stages = nn.Sequential(*stages)

@@ -12,7 +12,7 @@ from ._parts import Network, Style, check_images, check_size, check_stages, flat
 from ._registry import register
 
 
-class Unit(nn.Module):
+class SphereFaceUnit(nn.Module):
     """Two 3×3 convolutions with PReLU, added to the input."""
 
     def __init__(self, style: Style, width: int) -> None:
@@ -63,7 +63,7 @@ class SphereFace(Network):
         for count, filters in check_stages(depth, widths, low=0):
             first = style.conv(channels, filters, 3, 2, bias=True)
             initialize(first, "xavier")
-            units = [Unit(style, filters) for _ in range(count)]
+            units = [SphereFaceUnit(style, filters) for _ in range(count)]
             stages.append(nn.Sequential(first, *_norm_and_prelu(style, filters), *units))
             channels, height, width = filters, (height + 1) // 2, (width + 1) // 2
         self.stages = nn.Sequential(*stages)
