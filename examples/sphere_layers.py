@@ -11,7 +11,6 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -115,18 +114,6 @@ def make_table(results: Results) -> Table:
     return table
 
 
-def conclusions(results: Results) -> Iterator[str]:
-    """Summarize the table; higher or lower: every run of one network is above every run of the other."""
-    for measure in MEASURES:
-        settings: dict[str, list[str]] = {}
-        for setting in SETTINGS:
-            a, b = ([run[measure] for run in results[setting, layers]] for layers in LAYERS)
-            verdict = "higher" if min(b) > max(a) else "lower" if max(b) < min(a) else "no clear difference"
-            settings.setdefault(verdict, []).append(setting)
-        verdicts = (f"{verdict} in {', '.join(names)}" for verdict, names in settings.items())
-        yield f"With sphere layers, {measure}: {'; '.join(verdicts)}."
-
-
 def draw_curves(results: Results) -> str:
     """Draw a panel for each setting: mean test accuracy ± standard deviation."""
     options, panels = {"xlabel": "step", "ylabel": ACCURACY, "ylim": (0, 100), "width": 460, "height": 320}, []
@@ -143,7 +130,7 @@ def main() -> None:
     results = train_all(console)
     path = Path("sphere_layers.svg").resolve()
     write_text(path, draw_curves(results))
-    console.print(make_table(results), *conclusions(results), sep="\n")
+    console.print(make_table(results))
     console.print(f"{time.perf_counter() - started:.0f} seconds in total. Curves:", path, soft_wrap=True)
 
 
