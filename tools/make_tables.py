@@ -23,8 +23,8 @@ from hypersphere._internal.modules import import_all
 from hypersphere._internal.safe_files import write_text
 from hypersphere.data import _registry, subsets
 from hypersphere.energy import measures
+from hypersphere.integrations.pytorch_metric_learning import METRIC_LOSSES, PREFIX
 from hypersphere.layers import similarity
-from hypersphere.losses.embedding import METRIC_LOSSES, PREFIX
 from hypersphere.papers.figures import FIGURES
 from hypersphere.train import optimizers, recipes, schedule
 from hypersphere.train.config import Loss, Optimizer

@@ -68,7 +68,7 @@ def test_other_type_errors_pass():
     ("function", "arguments", "name", "near"),
     [
         (hs.losses.CenterLoss, (10, 16), "centre_weight", "center_weight"),
-        (hs.losses.MetricLoss, ("TripletMarginLoss", 10, 16), "m", "margin"),
+        (hs.integrations.pytorch_metric_learning.MetricLoss, ("TripletMarginLoss", 10, 16), "m", "margin"),
         (hs.SphereLinear, (3, 4), "sim", "similarity"),
         (hs.SphereLinear, (), "in_channels", "in_features"),
         (hs.SphereConv1d, (3, 4, 3), "strides", "stride"),

@@ -8,7 +8,7 @@ from pytorch_metric_learning import losses as library
 
 import hypersphere as hs
 from hypersphere._internal.modules import install_command
-from hypersphere.losses.embedding import METRIC_LOSSES, MetricLoss
+from hypersphere.integrations.pytorch_metric_learning import METRIC_LOSSES, MetricLoss
 from hypersphere.train import Config, ConfigError, load_run
 from hypersphere.train.config import derive
 from hypersphere.train.inference.scores import scores

@@ -12,6 +12,7 @@ from torch import nn
 
 import hypersphere as hs
 from hypersphere._internal.modules import install_command
+from hypersphere.integrations.pytorch_metric_learning import MetricLoss
 from tests import reference
 
 F64 = torch.float64
@@ -155,10 +156,10 @@ def test_state_dicts_are_those_of_a_plain_head():
 def test_a_loss_by_name_takes_them_too(batch):
     x, labels = batch[0].float(), batch[1]
     options = {"reducer": reducers.SumReducer(), "distance": distances.LpDistance(power=2)}
-    head = hs.losses.MetricLoss("ContrastiveLoss", CLASSES, 2, **options)
+    head = MetricLoss("ContrastiveLoss", CLASSES, 2, **options)
     torch.testing.assert_close(head(x, labels), losses.ContrastiveLoss(**options)(x, labels))
     with pytest.raises(TypeError, match=r"ContrastiveLoss: .*weight_regularizer"):
-        hs.losses.MetricLoss("ContrastiveLoss", CLASSES, 2, weight_regularizer=regularizers.RegularFaceRegularizer())
+        MetricLoss("ContrastiveLoss", CLASSES, 2, weight_regularizer=regularizers.RegularFaceRegularizer())
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,14 @@ from .._internal.lazy import lazy
 
 if TYPE_CHECKING:
     from . import huggingface as huggingface
+    from . import pytorch_metric_learning as pytorch_metric_learning
     from . import sklearn as sklearn
     from .accelerate import AccelerateEnergy as AccelerateEnergy
     from .lightning import LightningCallback as LightningCallback
     from .transformers import TransformersCallback as TransformersCallback
 else:
-    _modules = dict.fromkeys(("accelerate", "huggingface", "lightning", "sklearn", "transformers"), "")
+    _modules = dict.fromkeys(
+        ("accelerate", "huggingface", "lightning", "pytorch_metric_learning", "sklearn", "transformers"), ""
+    )
     _classes = {"AccelerateEnergy": "accelerate", "LightningCallback": "lightning"}
     __getattr__, __dir__ = lazy(__name__, {**_modules, **_classes, "TransformersCallback": "transformers"})

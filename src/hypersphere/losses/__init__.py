@@ -2,7 +2,6 @@
 
 from . import functional as functional
 from .embedding import CenterLoss as CenterLoss
-from .embedding import MetricLoss as MetricLoss
 from .heads import AMSoftmaxLoss as AMSoftmaxLoss
 from .heads import ArcFaceLoss as ArcFaceLoss
 from .heads import ASoftmaxLoss as ASoftmaxLoss

@@ -41,7 +41,7 @@ from torch import nn
 from .._internal import checks
 from .._internal.nearest import explain_keywords
 from ..layers.sphere import SimilarityLike
-from .embedding import PREFIX, CenterLoss, MetricLoss
+from .embedding import CenterLoss
 from .margins import MARGINS as MARGINS
 from .margins import sphereface_annealing as sphereface_annealing
 from .softmax import AngularSoftmaxLoss as AngularSoftmaxLoss
@@ -238,9 +238,7 @@ HEADS: dict[str, type[AngularSoftmaxLoss]] = {
 
 
 def create(name: str, num_classes: int, embedding_size: int, **options: Any) -> nn.Module:
-    """Make a head by name: one of :data:`HEADS`, or a margin of :data:`MARGINS`, which goes with any similarity.
-
-    Also "center", and "pml." with the name of a loss of pytorch-metric-learning.
+    """Make a head by name: one of :data:`HEADS`, a margin of :data:`MARGINS` with any similarity, or "center".
 
     Example:
         >>> create("arcface", 10, 64, margin=0.3)
@@ -250,8 +248,6 @@ def create(name: str, num_classes: int, embedding_size: int, **options: Any) -> 
     """
     if name == "center":
         return CenterLoss(num_classes, embedding_size, **options)
-    if name.startswith(PREFIX):
-        return MetricLoss(name.removeprefix(PREFIX), num_classes, embedding_size, **options)
     if name in HEADS:
         return HEADS[name](num_classes, embedding_size, **options)
     return AngularSoftmaxLoss(num_classes, embedding_size, margin=(name, options.pop("margin")), **options)

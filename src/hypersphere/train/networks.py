@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import models
+from ..integrations.pytorch_metric_learning import PREFIX, MetricLoss
 from ..layers.conversion import spherize
 from ..layers.similarity import LearnableSigmoid
 from ..layers.sphere import SphereOptions
@@ -139,4 +140,6 @@ def _head(loss: Loss, spec: DataSpec, body: nn.Module) -> nn.Module:
     constants = {key: options.pop(f"annealing_{key}") for key in _ANNEALING if f"annealing_{key}" in options}
     if constants:
         options["annealing"] = partial(heads.sphereface_annealing, **constants)
+    if loss.name.startswith(PREFIX):
+        return MetricLoss(loss.name.removeprefix(PREFIX), len(spec.classes), size, **options)
     return heads.create(loss.name, len(spec.classes), size, **options)
