@@ -17,6 +17,8 @@ from .._internal.quantized import dequantized
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 EXPERTS = ("gate_up_proj", "down_proj")
+ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")  # of nn.MultiheadAttention
+EMBEDDING, RECURRENT = "an embedding", "a recurrent layer"  # why a layer is passed over
 # Names of a Linear that computes query, key and value one after the other. Not query_key_value and qkv_proj: some
 # networks compute them head by head under these names.
 _FUSED = ("qkv", "Wqkv", "to_qkv", "in_proj", "c_attn", "att_proj")

@@ -23,17 +23,10 @@ def as_list(argument: str, specs: Specs) -> list[Spec]:
 
 def matches(specs: Specs | None, name: str, module: nn.Module) -> bool:
     """Return whether `layers` or `exclude` matches this module; None matches all."""
-    return specs is None or matches_any(as_list("layers", specs), name, module)
 
-
-def matches_any(specs: list[Spec], name: str, module: nn.Module) -> bool:
-    for spec in specs:
+    def match(spec: Spec) -> bool:
         if isinstance(spec, str):
-            hit = name == spec or fnmatchcase(name, spec)
-        elif isinstance(spec, type):
-            hit = isinstance(module, spec)
-        else:
-            hit = spec(name, module)
-        if hit:
-            return True
-    return False
+            return name == spec or fnmatchcase(name, spec)
+        return isinstance(module, spec) if isinstance(spec, type) else bool(spec(name, module))
+
+    return specs is None or any(map(match, as_list("layers", specs)))

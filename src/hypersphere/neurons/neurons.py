@@ -39,9 +39,9 @@ class Neurons:
     def parametrizations(self) -> nn.ModuleList:
         """The parametrizations of the tensor; empty if it is plain."""
         everything = getattr(self.module, "parametrizations", {})
-        found = everything[self.tensor_name] if self.tensor_name in everything else nn.ModuleList()
-        assert isinstance(found, nn.ModuleList)
-        return found
+        own = everything[self.tensor_name] if self.tensor_name in everything else nn.ModuleList()
+        assert isinstance(own, nn.ModuleList)
+        return own
 
     @property
     def stored(self) -> Tensor:

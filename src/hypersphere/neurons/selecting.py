@@ -7,7 +7,6 @@ what :func:`select` returned, which alone takes ``output`` and ``example_inputs`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,24 +16,13 @@ from .._internal import checks
 from .._internal.adapters import has_adapters
 from .._internal.sharding import reshard
 from .._internal.text import escaped
+from .eligible import eligible_layers, uncalled_linears, unknown_weights, unwrapped, why_not_eligible
 from .layouts import Layout, find_layout
-from .matching import Specs, as_list, matches_any
+from .matching import Specs, as_list, matches
 from .neurons import Neurons
-from .rules import (
-    classifier_outputs,
-    eligible_layers,
-    is_loss_head,
-    is_pooler,
-    matrices_of_others,
-    static_outputs,
-    uncalled_linears,
-    unknown_weights,
-    unwrapped,
-)
-from .table import Selection
+from .output import output_names
+from .selection import Selection
 from .tracing import Trace, trace
-
-_READ = "read, not called: its weight is used without calling it"
 
 
 def select(
@@ -82,41 +70,46 @@ def select(
     reshard(model)
     wanted = None if layers is None else as_list("layers", layers)
     unwanted = as_list("exclude", exclude)
+    everything, traced = _all_neurons(model, example_inputs)
+    outputs = output_names(model, output, {name: n.module for name, n in everything.items()}, traced)
+    everything = {name: replace(n, is_output=True) if name in outputs else n for name, n in everything.items()}
+    known = uncalled_linears(model)
+    uncalled = {name for name, n in everything.items() if n.module in known} | (traced.read if traced else set())
+
+    selected: dict[str, Neurons] = {}
+    passed_over: dict[str, tuple[nn.Module, str]] = {}
+    for name, neurons in everything.items():
+        if not matches(wanted, name, neurons.module):
+            passed_over[name] = neurons.module, "not in layers"
+        elif matches(unwanted, name, neurons.module):
+            passed_over[name] = neurons.module, "in exclude"
+        else:
+            selected[name] = neurons
+    remarks = dict.fromkeys(everything.keys() - traced.called, "not called with the example inputs") if traced else {}
+    remarks |= dict.fromkeys(uncalled, "read, not called: its weight is used without calling it")
+    passed_over |= why_not_eligible(model, [n.module for n in everything.values()])
+    return Selection(selected, everything, passed_over, remarks, uncalled, all_layers=layers is None)
+
+
+def _all_neurons(model: nn.Module, example_inputs: Any) -> tuple[dict[str, Neurons], Trace | None]:
+    """Return all layers that hold neurons in the model's order, and the trace of a forward pass if there are inputs."""
     parents = {child: module for module in model.modules() for child in module.children()}
     wrappers = {module: parent for module, parent in parents.items() if has_adapters(parent)}
-    everything = {
+    layers = {
         name: Neurons(
             module, tensor, False, find_layout(module, tensor, name, parents.get(module)), wrappers.get(module)
         )
         for name, module, tensor in eligible_layers(model)
     }
-    traced = None
-    if example_inputs is not None:
-        unknown = unknown_weights(model, [n.module for n in everything.values()])
-        others = {name: Neurons(module, "weight", False, Layout()) for name, module in unknown.items()}
-        traced = trace(unwrapped(model), everything, others, example_inputs)
-        reshard(model)  # after the forward pass
-        everything |= {name: replace(others[name], layout=layout) for name, layout in traced.linears.items()}
-        everything = _in_order(model, everything) if traced.linears else everything
-    _check_output(output, everything)
-    outputs = _output_names(model, output, everything, traced)
-    everything = {name: replace(n, is_output=True) if name in outputs else n for name, n in everything.items()}
-    known = uncalled_linears(model)
-    uncalled = {name for name, n in everything.items() if n.module in known} | (traced.read if traced else set())
-
-    found: dict[str, Neurons] = {}
-    passed_over: dict[str, tuple[nn.Module, str]] = {}
-    for name, neurons in everything.items():
-        if wanted is not None and not matches_any(wanted, name, neurons.module):
-            passed_over[name] = neurons.module, "not in layers"
-        elif matches_any(unwanted, name, neurons.module):
-            passed_over[name] = neurons.module, "in exclude"
-        else:
-            found[name] = neurons
-    remarks = dict.fromkeys(everything.keys() - traced.called, "not called with the example inputs") if traced else {}
-    remarks |= dict.fromkeys(uncalled, _READ)
-    passed_over |= _not_eligible(model, everything)
-    return Selection(found, everything, passed_over, remarks, uncalled, all_layers=layers is None)
+    if example_inputs is None:
+        return layers, None
+    unknown = unknown_weights(model, [n.module for n in layers.values()])
+    others = {name: Neurons(module, "weight", False, Layout()) for name, module in unknown.items()}
+    traced = trace(unwrapped(model), layers, others, example_inputs)
+    reshard(model)  # after the forward pass
+    layers |= {name: replace(others[name], layout=layout) for name, layout in traced.linears.items()}
+    place = {module: i for i, module in enumerate(model.modules())}
+    return dict(sorted(layers.items(), key=lambda item: place[item[1].module])), traced
 
 
 def _select_again(
@@ -129,7 +122,7 @@ def _select_again(
     if foreign := [name for name, neurons in selection.items() if neurons.module not in modules]:
         raise ValueError(f"layers: the selection is of another model, which has the layer {foreign[0]!r}")
     unwanted = as_list("exclude", exclude)
-    return selection.keep(lambda name, n: not matches_any(unwanted, name, n.module), "in exclude")
+    return selection.keep(lambda name, n: not matches(unwanted, name, n.module), "in exclude")
 
 
 def select_to_change(verb: str, model: nn.Module, layers: Specs | None, exclude: Specs) -> Selection:
@@ -137,80 +130,32 @@ def select_to_change(verb: str, model: nn.Module, layers: Specs | None, exclude:
 
     Every name and pattern must match something.
     """
-    found = select(model, layers, exclude)
-    check_names(verb, model, found, layers, exclude)
-    return found.keep(lambda _, n: not n.is_output, "the output") if found.all_layers else found
+    selection = select(model, layers, exclude)
+    check_names(verb, model, selection, layers, exclude)
+    return selection.keep(lambda _, n: not n.is_output, "the output") if selection.all_layers else selection
 
 
-def check_names(verb: str, model: nn.Module, found: Selection, layers: Specs | None, exclude: Specs) -> None:
+def check_names(verb: str, model: nn.Module, selection: Selection, layers: Specs | None, exclude: Specs) -> None:
     """Raise for a name or pattern in `layers`, or a name in `exclude`, that matches nothing."""
     for spec in [] if layers is None or isinstance(layers, Selection) else as_list("layers", layers):
-        if isinstance(spec, str) and not any(matches_any([spec], k, n.module) for k, n in found.everything.items()):
-            raise no_layer_error(found, verb, f" named {spec!r}")
-    names = {name for name, _ in model.named_modules()} | set(found.everything)
+        if isinstance(spec, str) and not any(matches(spec, k, n.module) for k, n in selection.everything.items()):
+            raise no_layer_error(selection, verb, f" named {spec!r}")
+    names = {name for name, _ in model.named_modules()} | set(selection.everything)
     for spec in as_list("exclude", exclude):
         if isinstance(spec, str) and not any(sign in spec for sign in "*?[") and spec not in names:
             raise ValueError(f"{verb}: unknown layer {spec!r} in exclude")
 
 
-def no_layer_error(found: Selection, verb: str, why: str = "") -> ValueError:
+def no_layer_error(selection: Selection, verb: str, why: str = "") -> ValueError:
     """Return the error of a verb without a layer to work on; it lists the model's layers."""
-    there = ", ".join(
+    available = ", ".join(
         f"{escaped(name) or '(root)'} [{type(n.module).__name__}{', the output' if n.is_output else ''}]"
-        for name, n in found.everything.items()
+        for name, n in selection.everything.items()
     )
-    return ValueError(f"{verb}: no layer to work on{why}; the model's layers with neurons are: {there or 'none'}")
+    return ValueError(f"{verb}: no layer to work on{why}; the model's layers with neurons are: {available or 'none'}")
 
 
-def kept_output(found: Selection, verb: str) -> str:
-    """Return the hint for a verb that found nothing but output layers, which it skips; else an empty string."""
-    kept = [name for name, (_, reason) in found.passed_over.items() if reason == "the output"]
-    return f"; {kept[0]!r} is the output layer: {verb} it with layers={kept[0]!r}" if kept else ""
-
-
-def _in_order(model: nn.Module, found: Mapping[str, Neurons]) -> dict[str, Neurons]:
-    """Sort layers as the model has them."""
-    place = {module: i for i, module in enumerate(model.modules())}
-    return dict(sorted(found.items(), key=lambda item: place[item[1].module]))
-
-
-def _check_output(output: Any, eligible: Mapping[str, Neurons]) -> None:
-    if output is not None and not isinstance(output, str):
-        raise TypeError(f"output must be 'auto', a layer's name or None, got {output!r}")
-    if output not in (None, "auto", *eligible):
-        raise ValueError(f"output must be 'auto', None or one of {', '.join(map(repr, eligible))}; got {output!r}")
-
-
-def _output_names(
-    model: nn.Module, output: str | None, everything: Mapping[str, Neurons], traced: Trace | None
-) -> set[str]:
-    """Return the names of the output layers."""
-    if output != "auto":
-        return set() if output is None else {output}
-    modules = {name: n.module for name, n in everything.items()}
-    if traced is not None and traced.outputs is None:
-        checks.warn_once("example_inputs: the forward pass returns no tensor, so its outputs cannot be followed")
-    if traced is None or traced.outputs is None:
-        return static_outputs(model, modules)
-    declared = classifier_outputs(model, modules)
-    if declared == set():
-        return set()
-    heads = [name for name, module in modules.items() if is_loss_head(module) and module is not model]
-    if heads and heads[-1] not in traced.called:
-        return set(heads[-1:])
-    leaving = {name for name in traced.outputs if modules[name] is not model and not is_pooler(name)}
-    return leaving or declared or set()
-
-
-def _not_eligible(model: nn.Module, eligible: Mapping[str, Neurons]) -> dict[str, tuple[nn.Module, str]]:
-    """Return the other modules with matrices of their own, and why they are not selected."""
-    found = {}
-    for name, (module, matrices) in matrices_of_others(model, [n.module for n in eligible.values()]).items():
-        if isinstance(module, nn.RNNBase | nn.RNNCellBase):
-            reason = "a recurrent layer"
-        elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            reason = "an embedding"
-        else:
-            reason = f"{', '.join(matrices)} not known to hold neurons"
-        found[name] = module, reason
-    return found
+def kept_output(selection: Selection, verb: str) -> str:
+    """Return the hint for a verb that selected nothing but output layers, which it skips; else an empty string."""
+    outputs = [name for name, (_, reason) in selection.passed_over.items() if reason == "the output"]
+    return f"; {outputs[0]!r} is the output layer: {verb} it with layers={outputs[0]!r}" if outputs else ""

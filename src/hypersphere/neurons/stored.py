@@ -12,12 +12,10 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from .._internal.quantized import dequantized
-from .layouts import EXPERTS, Layout, expert_layouts, fused_parts, neuron_rows
+from .layouts import ATTENTION, EMBEDDING, EXPERTS, RECURRENT, Layout, expert_layouts, fused_parts, neuron_rows
 
-EMBEDDING, RECURRENT = "an embedding", "a recurrent layer"
 FIRST, GROUPS, LINEAR = "outputs before inputs", "outputs before inputs, one group", "a Linear, not an embedding"
 
-_ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
 _CONV1D = ("c_attn", "q_attn", "c_fc", "c_proj")  # of GPT-2; others use these names for nn.Linear
 _RECURRENT = ("weight_ih", "weight_hh", "weight_hr")
 _ADAPTER = re.compile(r"(^|\.)(lora|b?oft|hada|vera)_", re.IGNORECASE)
@@ -61,21 +59,22 @@ def find_stored(
         known: layouts that are known otherwise, by key: a graph has them.
 
     Example:
-        >>> (found,) = find_stored({"fc.weight": (5, 7), "fc.bias": (7,)}).items()
-        >>> found[0], found[1].layout.transposed  # as in transformers' Conv1D
-        ('fc', True)
+        >>> find_stored({"fc.weight": (5, 7), "fc.bias": (7,)})["fc"].layout.transposed  # as in transformers' Conv1D
+        True
     """
     rules = _Rules(shapes, known or {})
-    found: dict[str, StoredNeurons] = {}
+    layers: dict[str, StoredNeurons] = {}
     for key, shape in shapes.items():
         if len(shape) > 1:
             module, _, tensor = key.rpartition(".")
-            own = tensor in ("weight", "in_proj_weight") and module not in found
-            found[module if own else key] = rules.decide(key, shape)
-    return found
+            own = tensor in ("weight", "in_proj_weight") and module not in layers
+            layers[module if own else key] = rules.decide(key, shape)
+    return layers
 
 
 class _Rules:
+    """What biases, names and other layers tell about a tensor."""
+
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], known: Mapping[str, Layout]) -> None:
         self.shapes, self.known = shapes, dict(known)
         self.columns: dict[str, bool] = {}  # whether inputs come first, of layers whose bias tells
@@ -100,7 +99,7 @@ class _Rules:
         module, _, tensor = key.rpartition(".")
         if key in self.known:
             return self._with_parts(StoredNeurons(key, shape, self.known[key]), module)
-        if tensor in _ATTENTION and len(shape) == 2:
+        if tensor in ATTENTION and len(shape) == 2:
             fused = tensor == "in_proj_weight" and shape[0] == 3 * shape[1]
             return StoredNeurons(key, shape, Layout(parts=3 if fused else 1))
         if tensor.startswith(_RECURRENT):
@@ -138,9 +137,9 @@ class _Rules:
             assumed = LINEAR
         return StoredNeurons(key, shape, Layout(transposed=columns), assumed=assumed)
 
-    def _with_parts(self, found: StoredNeurons, module: str) -> StoredNeurons:
-        shape = found.shape[::-1] if found.layout.transposed else found.shape
-        return replace(found, layout=replace(found.layout, parts=fused_parts(module, shape)))
+    def _with_parts(self, neurons: StoredNeurons, module: str) -> StoredNeurons:
+        shape = neurons.shape[::-1] if neurons.layout.transposed else neurons.shape
+        return replace(neurons, layout=replace(neurons.layout, parts=fused_parts(module, shape)))
 
 
 def _last(module: str) -> str:

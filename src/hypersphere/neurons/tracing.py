@@ -153,16 +153,16 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors = [(key, tensor) for tensor in _tensors((args, kwargs)) if (key := _key(tensor)) is not None]
-        given = [key for key, _ in tensors]
+        keys = [key for key, _ in tensors]
         result = func(*args, **kwargs)
-        weights = {self.weights[key] for key in given if key in self.weights}
-        activations = _NONE.union(*(self.by_storage.get(key, _NONE) for key in given))
+        weights = {self.weights[key] for key in keys if key in self.weights}
+        activations = _NONE.union(*(self.by_storage.get(key, _NONE) for key in keys))
         if activations and not self._is_product(func, args):  # only a product makes an unknown matrix a layer
             weights = {names - self.unknown for names in weights} - {_NONE}
         applied = _NONE.union(*weights)
         if applied and all(_is_index(tensor) for key, tensor in tensors if key in self.by_storage) and activations:
             applied = frozenset({_LOOKUP})  # an embedding; the head that is tied to it computes nothing here
-        for key in given:
+        for key in keys:
             for name, module in self.owners.get(key, ()):
                 if module not in self.stack and not any(other in self.stack for _, other in self.owners[key]):
                     self.read.add(name)
@@ -171,8 +171,10 @@ class _Recorder(TorchDispatchMode):
             self.used |= activations - {inside}
         if activations and len(weights) > 1:  # an operation of several layers: which comes last is unknown
             self.used |= applied
-        made = (key for tensor in _tensors(result) if (key := _key(tensor)) is not None and key not in self.owners)
-        for key in made:
+        results = (key for tensor in _tensors(result) if (key := _key(tensor)) is not None)
+        for key in results:
+            if key in self.owners:
+                continue
             if applied and activations:
                 self.by_storage[key] = applied
             elif applied:
@@ -215,18 +217,18 @@ class _Recorder(TorchDispatchMode):
 
 def _owners(model: nn.Module, layers: Mapping[str, Neurons]) -> dict[StorageWeakRef, list[tuple[str, nn.Module]]]:
     """Return the layers of every storage of neurons, each with a module whose call may read it."""
-    found: dict[StorageWeakRef, list[tuple[str, nn.Module]]] = {}
+    owners: dict[StorageWeakRef, list[tuple[str, nn.Module]]] = {}
     for name, neurons in layers.items():
         parts = neurons.parametrizations
         for tensor in parts.parameters() if len(parts) else [neurons.tensor]:
             if (key := _key(tensor)) is not None:
-                found.setdefault(key, []).append((name, neurons.module))
+                owners.setdefault(key, []).append((name, neurons.module))
     for module in model.modules():  # a tied embedding reads it too
         for parameter in module._parameters.values():
             key = None if parameter is None else _key(parameter)
-            if key in found and not isinstance(module, ParametrizationList):
-                found[key] += [(name, module) for name in {name for name, _ in found[key]}]
-    return found
+            if key in owners and not isinstance(module, ParametrizationList):
+                owners[key] += [(name, module) for name in {name for name, _ in owners[key]}]
+    return owners
 
 
 def _product_layout(tensor: Tensor, output: int, shape: tuple[int, ...]) -> Layout:
@@ -267,8 +269,8 @@ def _tensors(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
             inside = value
         else:
             inside = getattr(value, "__dict__", {}).values()
-        for each in inside:
-            yield from _tensors(each, seen)
+        for item in inside:
+            yield from _tensors(item, seen)
 
 
 @contextmanager
@@ -277,7 +279,7 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
     modules = list(model.modules())
     training = [module.training for module in modules]
     buffers = [dict(module._buffers) for module in modules]
-    values = [(b, b.clone(), b._version) for each in buffers for b in each.values() if b is not None]
+    values = [(b, b.clone(), b._version) for own in buffers for b in own.values() if b is not None]
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     with torch.random.fork_rng(devices=devices):
         for module in modules:

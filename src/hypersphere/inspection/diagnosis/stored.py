@@ -14,7 +14,8 @@ from torch.nn.parameter import is_lazy
 from ..._internal.sharding import gather
 from ..._internal.text import escaped
 from ...neurons import Specs, as_list
-from ...neurons.stored import EMBEDDING, RECURRENT, StoredNeurons, find_stored
+from ...neurons.layouts import EMBEDDING, RECURRENT
+from ...neurons.stored import StoredNeurons, find_stored
 from ...rotation.merging import holds_rotations, merge_state_dict
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from .._internal.tables import TableResult, TextTable
@@ -44,7 +44,7 @@ class Selection(TableResult, dict[str, Neurons]):
     """The selected neurons by layer name; str() is a table of all layers, :meth:`to_dict` is for JSON.
 
     Args:
-        found: what was selected.
+        selected: what was selected.
         everything: all layers with neurons.
         passed_over: reasons by the names of all other layers.
         remarks: on layers, by name.
@@ -54,7 +54,7 @@ class Selection(TableResult, dict[str, Neurons]):
 
     def __init__(
         self,
-        found: Mapping[str, Neurons],
+        selected: Mapping[str, Neurons],
         everything: Mapping[str, Neurons],
         passed_over: Mapping[str, tuple[nn.Module, str]],
         remarks: Mapping[str, str],
@@ -62,16 +62,16 @@ class Selection(TableResult, dict[str, Neurons]):
         *,
         all_layers: bool,
     ) -> None:
-        super().__init__(found)
+        super().__init__(selected)
         self.everything, self.passed_over, self.remarks = everything, passed_over, remarks
         self.uncalled, self.all_layers = frozenset(uncalled), all_layers
 
     def keep(self, wanted: Callable[[str, Neurons], bool], reason: str) -> Selection:
         """Return the selection without the layers that `wanted` refuses, which are passed over for this reason."""
         dropped = {name: (n.module, reason) for name, n in self.items() if not wanted(name, n)}
-        kept = {name: n for name, n in self.items() if name not in dropped}
+        rest = {name: n for name, n in self.items() if name not in dropped}
         passed_over = {**self.passed_over, **dropped}
-        return Selection(kept, self.everything, passed_over, self.remarks, self.uncalled, all_layers=self.all_layers)
+        return Selection(rest, self.everything, passed_over, self.remarks, self.uncalled, all_layers=self.all_layers)
 
     @property
     def rows(self) -> list[SelectedLayer]:
@@ -103,7 +103,7 @@ def _size(neurons: Neurons) -> tuple[int | None, int | None, int | None]:
     parts = neurons.parametrizations
     tensor = getattr(parts, "original", None) if len(parts) else neurons.tensor
     if tensor is None:  # of several originals one has the size of the weight
-        tensor = max(parts.parameters(), key=lambda each: each.numel())
+        tensor = max(parts.parameters(), key=Tensor.numel)
     if is_lazy(tensor):
         return None, None, None
     layout, shape = neurons.layout, tensor.shape
