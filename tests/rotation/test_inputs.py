@@ -249,7 +249,7 @@ def test_a_method_of_the_user_s_may_be_only_nearly_orthogonal():
 def test_a_block_may_cut_through_channels():
     model = hs.rotate(nn.Sequential(nn.Conv2d(8, 6, 3)), block_size=12, layers="0")
     assert model[0].parametrizations.weight[0].plan.blocks == 6
-    with pytest.raises(ValueError, match=r"block_size.*11.*0 \(72\): 2, 3, 4"):
+    with pytest.raises(ValueError, match=r"block_size.*11.*0 \(8 channels of 9\): 2, 3, 4"):
         hs.rotate(nn.Sequential(nn.Conv2d(8, 6, 3)), block_size=11, layers="0")
 
 

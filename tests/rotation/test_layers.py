@@ -9,8 +9,9 @@ from torch import nn
 
 import hypersphere as hs
 from hypersphere.cli import main
-from hypersphere.rotation.parametrization import Plan, find_rotated
-from hypersphere.rotation.planning import step_cost
+from hypersphere.rotation.cost import step_cost
+from hypersphere.rotation.parametrization import find_rotated
+from hypersphere.rotation.plan import Plan
 from hypersphere.train import Config, Model, Rotation, Schedule, fit, neurons
 from hypersphere.train.config import ConfigError, apply, derive, from_tree, load_file, to_tree, to_yaml
 

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from .. import models
 from .._internal.draws import generator
 from ..neurons import select
-from ..rotation.planning import estimate_seconds, make_plans
+from ..rotation.cost import estimate_seconds
+from ..rotation.planning import make_plans
+from ..rotation.rules import RotationOptions
 from ..train.config import Config, Gan, Rotation
 from ..train.distributed import World
 from ..train.initial_weights import load_fitting
@@ -86,8 +88,7 @@ def check_cost(generator: nn.Module, discriminator: nn.Module, settings: Rotatio
     # a step calls the generator twice and the discriminator twice
     for name, network in (("generator", generator), ("discriminator", discriminator)):
         hidden = {layer: neurons for layer, neurons in select(network).items() if not neurons.is_output}
-        options = {key: getattr(settings, key) for key in ("init", "blocks", "block_size", "share_blocks", "sample")}
-        plans = make_plans(hidden, settings.method, learned=False, first=next(iter(hidden)), **options)
+        plans = make_plans(hidden, RotationOptions.of(settings), first=next(iter(hidden)))
         total += 2 * estimate_seconds(plans.values())
         largest = max(largest, *((plan.size, f"{layer} of the {name}") for layer, plan in plans.items()))
     if total > SLOW:

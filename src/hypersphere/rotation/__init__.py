@@ -6,18 +6,43 @@
 - :func:`extract_rotations`: the rotations between a network and a fine-tuned copy
 - :func:`save_rotations`, :func:`load_rotations`
 - :func:`count_parameters`, :func:`rotation_penalty`
+
+A config reads :mod:`hypersphere.rotation.rules` without torch; everything else is imported when it is first used.
 """
 
-from .counting import count_parameters as count_parameters
-from .counting import rotation_penalty as rotation_penalty
-from .extraction import ExtractedRotations as ExtractedRotations
-from .extraction import extract_rotations as extract_rotations
-from .merging import merge as merge
-from .merging import merge_state_dict as merge_state_dict
-from .rotating import rotate as rotate
-from .saving import load_rotations as load_rotations
-from .saving import save_rotations as save_rotations
-from .stochastic import Resampler as Resampler
-from .tasks import add_task as add_task
-from .tasks import combine_tasks as combine_tasks
-from .tasks import use_task as use_task
+from typing import TYPE_CHECKING
+
+from .._internal.lazy import lazy
+
+if TYPE_CHECKING:
+    from .counting import count_parameters as count_parameters
+    from .extraction import ExtractedRotations as ExtractedRotations
+    from .extraction import extract_rotations as extract_rotations
+    from .merging import merge as merge
+    from .merging import merge_state_dict as merge_state_dict
+    from .penalty import rotation_penalty as rotation_penalty
+    from .rotating import rotate as rotate
+    from .saving import load_rotations as load_rotations
+    from .saving import save_rotations as save_rotations
+    from .stochastic import Resampler as Resampler
+    from .tasks import add_task as add_task
+    from .tasks import combine_tasks as combine_tasks
+    from .tasks import use_task as use_task
+else:
+    _HOMES = {
+        "count_parameters": "counting",
+        "ExtractedRotations": "extraction",
+        "extract_rotations": "extraction",
+        "merge": "merging",
+        "merge_state_dict": "merging",
+        "rotation_penalty": "penalty",
+        "rotate": "rotating",
+        "load_rotations": "saving",
+        "save_rotations": "saving",
+        "Resampler": "stochastic",
+        "add_task": "tasks",
+        "combine_tasks": "tasks",
+        "use_task": "tasks",
+    }
+    __all__ = list(_HOMES)
+    __getattr__, __dir__ = lazy(__name__, _HOMES)

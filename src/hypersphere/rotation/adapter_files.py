@@ -31,7 +31,7 @@ from .._internal.tensors import hash_of
 from ..neurons import Neurons
 from ..orthogonal import matrix_size, pack_difference
 from ._file import HEADER, RotationFile, SavedRotation
-from .options import acts_on_inputs, choose_apply
+from .cheapest_path import planned_path
 from .parametrization import RotatedWeight, key_prefix, layer_label, layout_buffers
 from .plan import OUTPUT, Plan
 from .quantized_or_tied import FrozenNeurons
@@ -222,8 +222,8 @@ def _start_plan(target: Target) -> Plan:
 def _make_entry(name: str, target: Target, plan: Plan, numbers: dict[str, Tensor]) -> Saved:
     """Return the entry of a layer, and its tensors by their keys in the state_dict of the rotated model."""
     weight = _weight_of(target)
-    if isinstance(target, FrozenNeurons) or (isinstance(target, Neurons) and acts_on_inputs(target)):
-        apply = "activation" if isinstance(target, FrozenNeurons) else choose_apply(plan, target)
+    if isinstance(target, Neurons):
+        apply = planned_path(plan, target, "auto", name)
         # frozen: whether the weight is quantized or tied is seen when the layer is checked
         plan = replace(plan, apply=apply, frozen=apply != "weight" and plan.side == "input")
     buffers = layout_buffers(plan.layout, weight.shape) | ({"scaled": 1} if plan.scaled else {})

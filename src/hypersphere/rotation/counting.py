@@ -1,13 +1,10 @@
-"""Count the parameters of a rotated model, and penalize matrices that are not orthogonal."""
+"""Count the parameters of a rotated model."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from .._internal import checks
-from .._internal.precision import accumulation_dtype, without_autocast
-from ..energy.measures import deviation_from_orthonormal
 from .parametrization import find_rotated
 
 
@@ -53,39 +50,3 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
             counts["weights" if parameter.dim() > 1 else "other"] += parameter.numel()
     total = counts["rotations"] + counts["weights"] + counts["other"]
     return counts | {"total": total, "stored": sum(p.numel() for p in model.parameters())}
-
-
-def rotation_penalty(model: nn.Module, weight: float = 0.1, *, squared: bool = True) -> Tensor:
-    """Compute weight·Σ‖RᵀR − I‖²_F over the layers rotated with method="regularized" (OPT, Eq. 5); add it to the loss.
-
-    Args:
-        weight: β.
-        squared: False: the norm itself, as in the authors' released code.
-
-    Example:
-        >>> import hypersphere as hs
-        >>> net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-        >>> rotation_penalty(hs.rotate(net, "regularized")).item()  # R starts at the identity
-        0.0
-    """
-    factor = checks.number("weight", weight, low=0.0)
-    checks.module("model", model)
-    found = [each.rotation for each in find_rotated(model) if each.rotation.plan.method == "regularized"]
-    if not found:
-        raise ValueError('rotation_penalty: no layer is rotated with method="regularized"')
-    terms = []
-    for rotation in found:
-        for side in rotation.plan.sides:
-            matrix = rotation.task.rotations[side.prefix + "regularized"]
-            with without_autocast(matrix):
-                # the sum over the blocks of R; a shared block counts once per use
-                square = deviation_from_orthonormal(matrix.to(accumulation_dtype(matrix.dtype))).sum()
-                square = square * (side.blocks if rotation.plan.shared else 1)
-                terms.append(square if squared else _safe_sqrt(square))
-    return factor * torch.stack([term.to(terms[0]) for term in terms]).sum()
-
-
-def _safe_sqrt(square: Tensor) -> Tensor:
-    """Compute √x with gradient 0 at 0."""
-    positive = square > 0
-    return torch.where(positive, torch.where(positive, square, 1.0).sqrt(), 0.0)

@@ -17,41 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from .._internal.functions import apply, is_transformed
-from .._internal.precision import autocast_enabled, without_autocast
-from ..orthogonal import BUILT_IN
+from .._internal.functions import apply
+from .._internal.precision import without_autocast
 from .block_rotation import BlockRotation
-from .plan import OUTPUT, Plan
-
-_DTYPES = (torch.float32, torch.float64)
-
-
-def can_form(plan: Plan, outputs: int) -> bool:
-    """Return whether forming W can take fewer multiplications than the gradient to it, d·N for each row of inputs.
-
-    The neurons must be fixed and R orthogonal by construction: not OGD's, and not by a method of the user's, which may
-    be an approximation. A whole R is cheaper without its matrix.
-    """
-    in_blocks = all(side.blocks > 1 for side in plan.sides)
-    orthogonal = plan.method in BUILT_IN and plan.method != "ogd"
-    return orthogonal and not plan.learned and in_blocks and plan.multiplications <= plan.dimension * outputs
-
-
-def is_cheaper_formed(plan: Plan, x: Tensor, rows: Tensor) -> bool:
-    """Return whether forming W takes fewer multiplications than rotating T inputs and outputs, and is possible.
-
-    R_in on p of d inputs in blocks of m takes 3·T·p·m on the inputs. Forming W twice, forward and backward, takes
-    2·N·p·m, and the gradient T·p·m. R_out likewise.
-    """
-    outputs, inputs = rows.shape
-    if x.dim() == 0 or x.shape[-1] != inputs:  # the layer says what is wrong
-        return False
-    if x.dtype not in _DTYPES or x.dtype != rows.dtype or autocast_enabled(x):
-        return False
-    if is_transformed() or torch.compiler.is_exporting():  # an export would hold for these many rows alone
-        return False
-    forming = sum(side.rotated * side.size * (inputs if side.prefix == OUTPUT else outputs) for side in plan.sides)
-    return forming < x.shape[:-1].numel() * plan.multiplications
 
 
 def formed_linear(x: Tensor, rows: Tensor, bias: Tensor | None, rotations: Sequence[BlockRotation]) -> Tensor:
@@ -89,7 +57,7 @@ class FormedLinear(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:
         x, rows, _, inner, dims, outer, outer_dims = inputs
-        ctx.given = tuple(each is not None for each in inputs)
+        ctx.is_tensor = tuple(tensor is not None for tensor in inputs)
         needs = _needed_gradients(ctx)
         x, y = x if needs[3] else None, output if needs[5] else None
         ctx.save_for_backward(x, rows, inner, dims, outer, outer_dims, y)
@@ -111,8 +79,8 @@ class FormedLinear(Function):
 def _needed_gradients(ctx: Any) -> tuple[bool, ...]:
     """Return for each input whether it needs a gradient."""
     needs: tuple[bool, ...] = ctx.needs_input_grad
-    # a compiler takes what torch.func tracks for constants; it drops what nobody uses
-    return ctx.given if torch.compiler.is_compiling() else needs
+    # under compile needs_input_grad is wrong; unused gradients are pruned anyway
+    return ctx.is_tensor if torch.compiler.is_compiling() else needs
 
 
 def _form(

@@ -12,8 +12,8 @@ from ..neurons import select
 from ..orthogonal import ORTHOGONALIZERS
 from ._file import parse_entry
 from .parametrization import NeuronRotation, TaskRotation, find_rotated
-from .plan import NONE
 from .rotating import attach, check_layer, parameter_order
+from .rules import NONE
 from .saving import describe_layer, find_unknown, module_name
 from .tasks import activate, check_new_name
 

@@ -11,9 +11,8 @@ from .._internal.draws import generator
 from ..neurons import Layout
 from ..orthogonal import ORTHOGONALIZERS, Orthogonalizer
 from .block_rotation import ROWS
+from .rules import NONE
 
-NONE = "none"  # fixed neurons without rotation
-TRIANGLES = ("cayley", "exponential")  # methods whose numbers are a skew-symmetric matrix
 OUTPUT = "output_"  # begins the names of what rotates the outputs
 
 
@@ -32,7 +31,7 @@ class Plan:
     """Without groups along the outputs, which share one rotation."""
     apply: str = "weight"
     """"weight": the rotation changes the weight; "activation": it acts on what goes in and out of the layer; "auto":
-    each call takes the way with the fewest multiplications (see activations.py)."""
+    each call takes the way with the fewest multiplications (see cheapest_path.py)."""
     side: str = "input"
     outputs: int = 0
     """The number of neurons, if the outputs are rotated."""
@@ -52,12 +51,12 @@ class Plan:
     @property
     def sides(self) -> list[RotatedSide]:
         """The rotations of this plan: of the inputs, of the outputs, or both."""
-        found = []
+        sides = []
         if self.side != "output":
-            found.append(RotatedSide("", self.dimension, self.sample or self.dimension, self.size))
+            sides.append(RotatedSide("", self.dimension, self.sample or self.dimension, self.size))
         if self.side != "input":
-            found.append(RotatedSide(OUTPUT, self.outputs, self.outputs, self.outputs // self.output_blocks))
-        return found
+            sides.append(RotatedSide(OUTPUT, self.outputs, self.outputs, self.outputs // self.output_blocks))
+        return sides
 
     @property
     def multiplications(self) -> int:

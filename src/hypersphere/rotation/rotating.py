@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 import torch
@@ -27,12 +28,12 @@ from ..neurons import (
     select_to_change,
 )
 from ..orthogonal import BUILT_IN, INITS, ORTHOGONALIZERS, Orthogonalizer
-from .options import APPLY, add_options
+from .cost import cost_warning
 from .parametrization import RESERVED, NeuronRotation, find_rotated, is_sharded, layer_label, layer_seed
-from .plan import NONE
-from .planning import cost_warning, make_plans
+from .planning import make_plans
 from .quantized_or_tied import FrozenNeurons, attach_frozen, frozen_neurons, is_linear, is_quantized
 from .rotated_class import extend_class, own_class
+from .rules import APPLY, NEURONS, NONE, SIDES, RotationOptions
 
 M = TypeVar("M", bound=nn.Module)
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -114,50 +115,37 @@ def rotate(
         >>> [name for name, _ in net.named_parameters()]
         ['0.weight', '0.bias', '2.weight', '2.bias']
     """
-    chosen_method = _check_method(method)
-    checks.choice("init", init, INITS)
-    checks.choice("neurons", neurons, ("fixed", "learned"))
-    checks.integer("seed", seed)
-    checks.choice("apply", apply, APPLY)
-    found = _select_layers(model, layers, exclude, by_activation=apply == "activation")
-    frozen = {
-        name for name, each in found.items() if check_layer(model, name, each, by_activation=apply == "activation")
-    }
-    first = next(iter(select(model, output=None)), next(iter(found)))
-    made = make_plans(
-        found,
-        chosen_method,
+    options = _check_options(
+        method=_check_method(method),
         init=init,
-        learned=neurons == "learned",
+        neurons=neurons,
         blocks=blocks,
         block_size=block_size,
         share_blocks=share_blocks,
         sample=sample,
-        first=first,
+        apply=apply,
+        side=side,
+        shuffle=shuffle,
+        scaled=scaled,
+        magnitude=magnitude,
+        dropout=dropout,
     )
+    checks.integer("seed", seed)
+    by_activation = apply == "activation"
+    found = _select_layers(model, layers, exclude, by_activation=by_activation)
+    frozen = {name for name, n in found.items() if check_layer(model, name, n, by_activation=by_activation)}
+    first = next(iter(select(model, output=None)), next(iter(found)))
     with _register_method(method):
-        made = add_options(
-            made,
-            found,
-            blocks=blocks,
-            block_size=block_size,
-            apply=apply,
-            side=side,
-            shuffle=shuffle,
-            scaled=scaled,
-            magnitude=magnitude,
-            dropout=dropout,
-            frozen=frozen,
-        )
+        plans = make_plans(found, options, first=first, frozen=frozen)
         rotations = {
             name: NeuronRotation(plan, found[name].stored, parameter_order(found[name]), layer_seed(seed, name))
-            for name, plan in made.items()
+            for name, plan in plans.items()
         }
-    if layers is None or len(made) > 1:  # not for a single layer that was asked for
-        warning = cost_warning(made, found, first)
+    if layers is None or len(plans) > 1:  # not for a single layer that was asked for
+        warning = cost_warning(plans, found, first)
         if warning is not None:
             checks.warn_once(warning)
-    if chosen_method == "cayley" and init == "normal":
+    if options.method == "cayley" and init == "normal":
         checks.warn_once(
             "the Cayley transform of N(0, 1) is close to -I in high dimensions: it flips every neuron and trains "
             "slowly; use init='identity'"
@@ -311,6 +299,27 @@ def check_layer(model: nn.Module, name: str, neurons: Neurons, *, by_activation:
         )
     checks.finite_weight(layer_label(name), weight)
     return len(holders) > 1
+
+
+def _check_options(**options: Any) -> RotationOptions:
+    """Check the type of each option, then which go together."""
+    for name, choices in {"init": INITS, "neurons": NEURONS, "apply": APPLY, "side": SIDES}.items():
+        checks.choice(name, options[name], choices)
+    checks.integer("blocks", options["blocks"], low=1)
+    if options["block_size"] is not None:
+        checks.integer("block_size", options["block_size"], low=1)
+    for name in ("share_blocks", "shuffle", "scaled", "magnitude"):
+        if not isinstance(options[name], bool):
+            raise TypeError(f"{name} must be True or False, got {options[name]!r}")
+    options["dropout"] = checks.number("dropout", options["dropout"])
+    sample = options["sample"]
+    if isinstance(sample, bool) or not isinstance(sample, Real | None):
+        raise TypeError(f"sample must be an int >= 2 or a share between 0 and 1, got {sample!r}")
+    if sample is not None:
+        options["sample"] = int(sample) if isinstance(sample, Integral) else float(sample)
+    checked = RotationOptions(**options)
+    checked.check()
+    return checked
 
 
 def _check_method(method: Any) -> str:

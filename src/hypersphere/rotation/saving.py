@@ -27,9 +27,10 @@ from .parametrization import (
     require_rotated,
 )
 from .peft_files import write_peft
-from .plan import NONE, Plan
+from .plan import Plan
 from .quantized_or_tied import frozen_neurons, is_quantized
 from .rotating import attach, check_layer, parameter_order
+from .rules import NONE
 from .tasks import activate, check_new_name
 
 M = TypeVar("M", bound=nn.Module)

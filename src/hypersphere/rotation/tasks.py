@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .._internal import checks
 from .._internal.global_hooks import refuse_new_parameters
 from .parametrization import NeuronRotation, RotatedWeight, find_rotated, layer_label, require_rotated
-from .plan import TRIANGLES
+from .rules import TRIANGLES
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -20,6 +21,7 @@ from ..layers.cosine import unit
 from ..neurons import from_neuron_rows, neuron_rows, select
 from ..rotation import rotate
 from ..rotation.parametrization import find_rotated
+from ..rotation.rules import RotationOptions
 from .config import Energy, Rotation
 from .config.groups import LAYERS
 
@@ -41,10 +43,7 @@ def prepare(body: nn.Module, head: nn.Module | None, settings: Rotation | None, 
         body.requires_grad_(False)
         for neurons in select(body).values():
             neurons.module.requires_grad_(neurons.is_output and head is None)
-    options: dict[str, Any] = {
-        key: getattr(settings, key)
-        for key in ("method", "init", "neurons", "blocks", "block_size", "share_blocks", "sample", "apply", "scaled")
-    }
+    options: dict[str, Any] = asdict(RotationOptions.of(settings))
     options |= {"seed": seed, "exclude": [name for name in exclude if select(body, name)]}
     if not {"hidden", "all"}.isdisjoint(requested):
         rotate(body, **options)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..._internal import catalog
+from ...rotation.rules import RotationOptions
 from .groups import Data, Energy, Loss, Model, Optimizer, Rotation, Schedule
 from .values import AUTO, ConfigError, kind_of_data, shown
 
@@ -159,35 +160,11 @@ def _energy(energy: Energy) -> None:
 
 
 def _rotation(rotation: Rotation) -> None:
-    split = rotation.blocks != 1 or rotation.block_size is not None
-    sampled = rotation.sample is not None
-    both = rotation.blocks != 1 and rotation.block_size is not None
-    _reject_if(both, "give rotation.blocks or rotation.block_size, not both")
-    _reject_if(rotation.share_blocks and not split, "rotation.share_blocks needs rotation.blocks > 1 or block_size")
-    _reject_if(
-        rotation.method == "none" and (split or sampled),
-        "rotation.method=none rotates nothing: blocks, block_size and sample need another method",
-    )
-    triangles = ("cayley", "exponential")
-    _reject_if(
-        rotation.scaled and rotation.method in catalog.METHODS and rotation.method not in triangles,
-        f"rotation.scaled needs rotation.method to be one of {', '.join(triangles)}; got {rotation.method}",
-    )
-    _reject_if(
-        rotation.apply == "activation" and rotation.method == "none",
-        "rotation.method=none rotates nothing: rotation.apply=activation needs another method",
-    )
-    _reject_if(sampled and split, "rotation.sample needs whole layers: remove blocks and block_size")
-    _reject_if(sampled and rotation.init != "identity", "rotation.sample needs rotation.init=identity")
-    _reject_if(
-        rotation.init not in catalog.METHODS.get(rotation.method, (rotation.init,)),
-        f"rotation.method={rotation.method} cannot begin at the identity: set rotation.init=normal",
-    )
-    _reject_if(
-        rotation.sample == 1 or (isinstance(rotation.sample, float) and rotation.sample > 1),
-        f"rotation.sample must be a share below 1 or an integer >= 2, got {shown(rotation.sample)}",
-    )
-    _reject_if(rotation.every is not None and not sampled, "rotation.every needs rotation.sample")
+    try:
+        RotationOptions.of(rotation).check("rotation.")
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    _reject_if(rotation.every is not None and rotation.sample is None, "rotation.every needs rotation.sample")
     for key in ("spread_measure", "spread_half_space", "spread_steps"):
         given = getattr(rotation, key) is not None
         _reject_if(given and not rotation.spread, f"rotation.{key} needs rotation.spread")
