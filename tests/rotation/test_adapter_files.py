@@ -219,7 +219,7 @@ def test_a_task_at_strength_one_is_saved(tmp_path, net):
         ({"shuffle": True, "block_size": 4}, "shuffle"),
         ({"neurons": "learned"}, "learned"),
         ({"layers": "conv"}, "Linear.*conv.*Conv2d"),
-        ({"block_size": 3, "layers": ["body.a", "head"], "output": None}, r"sizes \[3, 16\]"),
+        ({"block_size": 3, "layers": ["body.a", "head"]}, r"sizes \[3, 16\]"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -86,7 +86,7 @@ def test_the_plain_network_again(training):
     assert str(net) == str(many())
 
 
-@pytest.mark.parametrize("options", [{}, {"neurons": "learned"}, {"blocks": 2}, {"sample": 0.5}, {"output": None}])
+@pytest.mark.parametrize("options", [{}, {"neurons": "learned"}, {"blocks": 2}, {"sample": 0.5}])
 def test_with_every_option(options):
     net = many()
     plain = shape_of(net)

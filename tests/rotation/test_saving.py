@@ -125,7 +125,6 @@ OPTIONS = {
     "sample": {"sample": 0.5, "seed": 7},
     "learned": {"neurons": "learned"},
     "normal": {"init": "normal"},
-    "output": {"output": None},
     "one": {"layers": "2"},
 }
 
