@@ -22,8 +22,8 @@ from torch import Tensor
 from .._internal import checks
 from .._internal.modules import import_extra
 from ..layers.cosine import unit
+from .bounds import covering_lower_bound, expected_holes
 from .points import angle_between, random_points, unit_rows
-from .theory import covering_lower_bound, expected_holes
 
 _MOST_FACETS = 4e6  # takes about a minute
 _FLAT = 1e-10  # lengths below count as zero
@@ -119,19 +119,6 @@ def hole_radii(weight: Tensor) -> Tensor:
         rounding = 100 * torch.finfo(weight.dtype).eps
         angles = _hull_angles(rows, merge=min(max(rounding, 1e-9), 1e-4))  # coarser for half precision
     return (2 * torch.sin(angles / 2)).sort(descending=True).values
-
-
-def hole_moment(weight: Tensor, p: float) -> Tensor:
-    """Compute Σ ρ^p over all holes (OPT, Eq. 52); p = 0 counts them, and (Σ ρ^p)^(1/p) tends to the widest as p grows.
-
-    :func:`expected_hole_moment` is the expected value for random neurons.
-
-    Example:
-        >>> hole_moment(torch.cat([torch.eye(3), -torch.eye(3)]), p=2)
-        tensor(6.7624, dtype=torch.float64)
-    """
-    p = checks.number("p", p, low=0.0)
-    return hole_radii(weight).pow(p).sum()
 
 
 def _exact_radius(rows: Tensor, balanced: Tensor | None) -> float | None:

@@ -18,7 +18,7 @@ from ..._internal import checks
 from ..._internal.progress import track
 from ...energy.hyperspherical import group_energy, make_law
 from ...energy.repulsion import Law
-from ...geometry.theory import energy_lower_bound, excess_over, expected_energy
+from ...geometry.bounds import energy_lower_bound, excess_over, expected_energy
 from ...layers.cosine import inverse_row_norm
 from ...neurons import Neurons, Specs, check_names, no_layer_error, select
 from .pairs import LISTED, Directions, Pairs

@@ -9,6 +9,7 @@ from typing import Any
 
 from ... import geometry, hyperspherical_energy
 from ...report import line_chart
+from .. import theory
 from .drawing import Drawing
 
 CIRCLE, SPHERE = (4, 8, 16, 32, 64, 128, 512, 2048), (4, 8, 16, 32, 64, 128)  # N
@@ -19,17 +20,15 @@ _POWER = str.maketrans("0123456789.", "⁰¹²³⁴⁵⁶⁷⁸⁹·")
 
 def minimal_energy(n: int, dim: int, s: float) -> tuple[float, str]:
     """Return the smallest known energy over ordered pairs, and where it comes from."""
-    if dim == 2:
-        return geometry.circle_energy(n, s), "exact"
     known = geometry.known_minimum(n, dim, s)
     if known is not None:
-        return 2 * known, "known"
+        return 2 * known, "exact" if dim == 2 else "known"
     points = geometry.minimize_energy(n, dim, s, starts=_STARTS.get(n, 2))
     return float(hyperspherical_energy(points, s, reduction="sum")), "minimized"
 
 
 def measure(n: int, dim: int, s: float) -> dict[str, Any]:
-    law = geometry.growth_law(s, dim)
+    law = theory.growth_law(s, dim)
     energy, source = minimal_energy(n, dim, s)
     p = f"N{f'{law.power:g}'.translate(_POWER)}{' log N' if law.log else ''}"
     return {

@@ -9,6 +9,7 @@ from typing import Any
 
 from ... import geometry
 from ...report import line_chart
+from .. import theory
 from .drawing import Drawing
 
 NUMBERS = (25, 50, 100, 200, 500, 1000, 2000)  # N
@@ -27,7 +28,7 @@ def measure(kind: str, dim: int, n: int) -> dict[str, Any]:
     found: dict[str, Any] = {"points": kind, "sphere": f"S{'²³'[dim - 3]}", "N": n}
     for p, name in enumerate(("holes", "Σρ", "Σρ²")):
         sums = [float(each.pow(p).sum()) for each in radii]
-        expected = geometry.expected_hole_moment(n, dim, p)
+        expected = theory.expected_hole_moment(n, dim, p)
         found |= {name: statistics.mean(sums), f"{name} expected": expected}
         found[f"{name} ±"] = (statistics.stdev(sums) if len(sums) > 1 else 0.0) / expected
     found["covering radius"] = statistics.mean(float(geometry.covering_radius(points)) for points in sets)

@@ -1,7 +1,10 @@
-"""Why evenly spread neurons train well (OPT, appendix G): networks of one hidden layer, f(x) = Σ_i v_i·relu(⟨w_i, x⟩).
+"""Closed forms and bounds that only the papers' arguments need, beside those of :mod:`hypersphere.geometry`.
 
-Its gradient is D·r with r = (f(x) − y)/m, so that a small gradient means a small training error if the smallest
-singular value of D is not small (Eq. 45). Lemma 4 bounds that from below by how evenly the neurons are spread, L₂(W).
+- How the minimal energy grows with N (MHE, Theorem 2), and Jensen's bounds of its logarithm (MHE, 3.2).
+- The moments of the holes between random neurons (OPT, appendix L).
+- Why evenly spread neurons train well (OPT, appendix G): networks of one hidden layer, f(x) = Σ_i v_i·relu(⟨w_i, x⟩).
+  Their gradient is D·r with r = (f(x) − y)/m, so that a small gradient means a small training error if the smallest
+  singular value of D is not small (Eq. 45). Lemma 4 bounds that from below by how evenly the neurons are spread, L₂(W).
 
 Everything is computed in float64, without gradients. Shapes: n neurons, d their dimension, m samples.
 """
@@ -9,12 +12,111 @@ Everything is computed in float64, without gradients. Shapes: n neurons, d their
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from .._internal import checks
-from .points import row_blocks, unit_rows
+from ..energy.hyperspherical import hyperspherical_energy
+from ..geometry.bounds import cap_constant, energy_integral, expected_holes
+from ..geometry.covering import hole_radii
+from ..geometry.points import row_blocks, unit_rows
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How the minimal energy grows with N: constant·p(N), p(N) = N^power, times log N if `log`."""
+
+    power: float
+    log: bool
+    constant: float | None
+    """The limit of the minimal energy divided by p(N); None if unknown."""
+
+    def p(self, n: int) -> float:
+        """Compute p(N)."""
+        return n**self.power * (math.log(n) if self.log else 1.0)
+
+    def energy(self, n: int) -> float:
+        """Compute the leading term, constant·p(N)."""
+        if self.constant is None:
+            raise ValueError("the constant of this growth law is unknown; only power and p(n) are known")
+        return self.constant * self.p(n)
+
+
+def growth_law(s: float, dim: int) -> Growth:
+    """Return how the minimal energy Σ_{i≠j} ‖u_i − u_j‖^(−s) of N points grows (MHE, Theorem 2; Eq. 10, 12 and 13).
+
+    I_s·N² for s < dim − 1;  κ·N²·log N for s = dim − 1, κ = :func:`cap_constant`;  C·N^(1 + s/(dim−1)) above, with the
+    constant 2ζ(s)/(2π)^s on the circle and no simple form elsewhere.
+
+    Example:
+        >>> growth_law(1, dim=3)
+        Growth(power=2.0, log=False, constant=1.0...)
+        >>> growth_law(4, dim=3)
+        Growth(power=3.0, log=False, constant=None)
+    """
+    s, dim = checks.number("s", s, low=0.0), checks.integer("dim", dim, low=2)
+    if s < dim - 1:
+        return Growth(2.0, False, energy_integral(s, dim))
+    if s == dim - 1:
+        return Growth(2.0, True, cap_constant(dim))
+    zeta = float(torch.special.zeta(torch.tensor(s, dtype=torch.float64), 1))
+    return Growth(1 + s / (dim - 1), False, 2 * zeta / (2 * math.pi) ** s if dim == 2 else None)
+
+
+def log_energy_bounds(weight: Tensor, s: float = 2.0) -> tuple[float, float]:
+    """Return (mean of log f_s, log of mean f_s) over all pairs; by Jensen's inequality the first is not larger.
+
+    MHE, 3.2: the first is the mean of E_log = Σ log f_s = s·E_0, which is why minimizing E_0 relaxes minimizing E_s.
+
+    Args:
+        weight: (N, ...), flattened to (N, d): rows are neurons, two at least, none zero.
+        s: the power, s > 0.
+
+    Example:
+        >>> log_energy_bounds(torch.eye(3), s=2)  # equal when all distances are
+        (-0.693..., -0.693...)
+    """
+    s, rows = checks.number("s", s, low=0.0, open_low=True), unit_rows(weight)
+    if len(rows) < 2:
+        raise ValueError(f"weight must have at least 2 rows, got {len(rows)}")
+    energies = [float(hyperspherical_energy(rows, power)) for power in (0.0, s)]
+    return s * energies[0], math.log(energies[1])
+
+
+def hole_moment(weight: Tensor, p: float) -> Tensor:
+    """Compute Σ ρ^p over all holes (OPT, Eq. 52); p = 0 counts them, and (Σ ρ^p)^(1/p) tends to the widest as p grows.
+
+    :func:`expected_hole_moment` is the expected value for random neurons.
+
+    Example:
+        >>> hole_moment(torch.cat([torch.eye(3), -torch.eye(3)]), p=2)
+        tensor(6.7624, dtype=torch.float64)
+    """
+    p = checks.number("p", p, low=0.0)
+    return hole_radii(weight).pow(p).sum()
+
+
+def expected_hole_moment(n: int, dim: int, p: float) -> float:
+    """Compute the expected Σ ρ^p over the holes of n random neurons (OPT, Lemma 5), up to a factor 1 + O(n^(−2/d)).
+
+    With d = dim − 1 it is
+
+        B_d·κ_d^(−p/d)·Γ(d + p/d)·Γ(n + 1) / (Γ(d)·Γ(n + p/d))
+
+    Example:
+        >>> round(expected_hole_moment(2000, dim=3, p=1), 1), round(expected_hole_moment(2000, dim=3, p=2), 6)
+        (237.8, 16.0)
+    """
+    n, p = checks.integer("n", n, low=1), checks.number("p", p, low=0.0)
+    d = checks.integer("dim", dim, low=2) - 1
+    log = math.lgamma(d + p / d) - math.lgamma(d) + math.lgamma(n + 1) - math.lgamma(n + p / d)
+    log -= p / d * math.log(cap_constant(dim))
+    return expected_holes(1, dim) * (math.exp(log) if log < 709 else math.inf)
+
+
+# ------------------------------------------------------------------------------------------------- diversity
 
 
 def arc_cosine_kernel(weight: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Energies and holes in closed form: integrals, growth laws, expected values, bounds.
+"""Energies, caps and holes in closed form: integrals, expected values, bounds.
 
 `dim` is the dimension of the space: the sphere is S^(dim−1), and the papers' d (MHE; OPT, appendix L) is dim − 1.
 """
@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -35,59 +34,6 @@ def energy_integral(s: float, dim: int) -> float:
         return float(digamma[0] - digamma[1]) / 2 - math.log(2)
     log = (dim - 2 - s) * math.log(2) + math.lgamma(dim / 2) + math.lgamma((dim - 1 - s) / 2)
     return math.exp(log - math.log(math.pi) / 2 - math.lgamma(dim - 1 - s / 2))
-
-
-@dataclass(frozen=True)
-class Growth:
-    """How the minimal energy grows with N: constant·p(N), p(N) = N^power, times log N if `log`."""
-
-    power: float
-    log: bool
-    constant: float | None
-    """The limit of the minimal energy divided by p(N); None if unknown."""
-
-    def p(self, n: int) -> float:
-        """Compute p(N)."""
-        return n**self.power * (math.log(n) if self.log else 1.0)
-
-    def energy(self, n: int) -> float:
-        """Compute the leading term, constant·p(N)."""
-        if self.constant is None:
-            raise ValueError("the constant of this growth law is unknown; only power and p(n) are known")
-        return self.constant * self.p(n)
-
-
-def growth_law(s: float, dim: int) -> Growth:
-    """Return how the minimal energy Σ_{i≠j} ‖u_i − u_j‖^(−s) of N points grows (MHE, Theorem 2; Eq. 10, 12 and 13).
-
-    I_s·N² for s < dim − 1;  κ·N²·log N for s = dim − 1, κ = :func:`cap_constant`;  C·N^(1 + s/(dim−1)) above, with the
-    constant 2ζ(s)/(2π)^s on the circle and no simple form elsewhere.
-
-    Example:
-        >>> growth_law(1, dim=3)
-        Growth(power=2.0, log=False, constant=1.0...)
-        >>> growth_law(4, dim=3)
-        Growth(power=3.0, log=False, constant=None)
-    """
-    s, dim = checks.number("s", s, low=0.0), checks.integer("dim", dim, low=2)
-    if s < dim - 1:
-        return Growth(2.0, False, energy_integral(s, dim))
-    if s == dim - 1:
-        return Growth(2.0, True, cap_constant(dim))
-    zeta = float(torch.special.zeta(torch.tensor(s, dtype=torch.float64), 1))
-    return Growth(1 + s / (dim - 1), False, 2 * zeta / (2 * math.pi) ** s if dim == 2 else None)
-
-
-def circle_energy(n: int, s: float) -> float:
-    """Compute the minimal energy of n points on the circle (the regular n-gon): n·Σ_{k=1..n−1} (2 sin πk/n)^(−s).
-
-    Example:
-        >>> round(circle_energy(4, s=2), 9)
-        5.0
-    """
-    n, s = checks.integer("n", n, low=1), checks.number("s", s, low=0.0)
-    chords = 2 * torch.sin(math.pi / n * torch.arange(1, n, dtype=torch.float64))
-    return n * float(-chords.log().sum() if s == 0 else chords.pow(-s).sum())
 
 
 def expected_energy(
@@ -168,26 +114,6 @@ def excess_over(energy: float, bound: float, s: float) -> float:
     return excess if abs(excess) > 1e-12 else 0.0  # rounding
 
 
-def log_energy_bounds(weight: Tensor, s: float = 2.0) -> tuple[float, float]:
-    """Return (mean of log f_s, log of mean f_s) over all pairs; by Jensen's inequality the first is not larger.
-
-    MHE, 3.2: the first is the mean of E_log = Σ log f_s = s·E_0, which is why minimizing E_0 relaxes minimizing E_s.
-
-    Args:
-        weight: (N, ...), flattened to (N, d): rows are neurons, two at least, none zero.
-        s: the power, s > 0.
-
-    Example:
-        >>> log_energy_bounds(torch.eye(3), s=2)  # equal when all distances are
-        (-0.693..., -0.693...)
-    """
-    s, rows = checks.number("s", s, low=0.0, open_low=True), unit_rows(weight)
-    if len(rows) < 2:
-        raise ValueError(f"weight must have at least 2 rows, got {len(rows)}")
-    energies = [float(hyperspherical_energy(rows, power)) for power in (0.0, s)]
-    return s * energies[0], math.log(energies[1])
-
-
 def cap_constant(dim: int) -> float:
     """Compute κ_d of OPT, Eq. 55, d = dim − 1: a small cap of angle α is κ_d·α^d of the sphere.
 
@@ -200,44 +126,19 @@ def cap_constant(dim: int) -> float:
     return math.exp(_log_cap_constant(checks.integer("dim", dim, low=2) - 1))
 
 
-def facet_constant(dim: int) -> float:
-    """Compute B_d of OPT, Eq. 55, d = dim − 1: the convex hull of N random neurons has about B_d·N facets.
+def expected_holes(n: int, dim: int) -> float:
+    """Compute the expected number of holes of n random neurons, B_d·n for large n, d = dim − 1 (OPT, Eq. 55 and 56).
+
+    The convex hull of the neurons has so many facets:
 
         B_d = 2/(d+1)·κ_{d²}/κ_d^d
-
-    Example:
-        >>> round(facet_constant(4), 4)
-        6.7677
-    """
-    d = checks.integer("dim", dim, low=2) - 1
-    return _exp(math.log(2 / (d + 1)) + _log_cap_constant(d * d) - d * _log_cap_constant(d))
-
-
-def expected_holes(n: int, dim: int) -> float:
-    """Compute the expected number of holes of n random neurons, B_d·n for large n (OPT, Eq. 56).
 
     Example:
         >>> round(expected_holes(2000, dim=3), 6)
         4000.0
     """
-    return facet_constant(dim) * checks.integer("n", n, low=1)
-
-
-def expected_hole_moment(n: int, dim: int, p: float) -> float:
-    """Compute the expected Σ ρ^p over the holes of n random neurons (OPT, Lemma 5), up to a factor 1 + O(n^(−2/d)).
-
-    With d = dim − 1 it is
-
-        B_d·κ_d^(−p/d)·Γ(d + p/d)·Γ(n + 1) / (Γ(d)·Γ(n + p/d))
-
-    Example:
-        >>> round(expected_hole_moment(2000, dim=3, p=1), 1), round(expected_hole_moment(2000, dim=3, p=2), 6)
-        (237.8, 16.0)
-    """
-    n, p = checks.integer("n", n, low=1), checks.number("p", p, low=0.0)
-    d = checks.integer("dim", dim, low=2) - 1
-    log = math.lgamma(d + p / d) - math.lgamma(d) + math.lgamma(n + 1) - math.lgamma(n + p / d)
-    return facet_constant(dim) * _exp(log - p / d * _log_cap_constant(d))
+    n, d = checks.integer("n", n, low=1), checks.integer("dim", dim, low=2) - 1
+    return n * _exp(math.log(2 / (d + 1)) + _log_cap_constant(d * d) - d * _log_cap_constant(d))
 
 
 def cap_area(angle: float, dim: int) -> float:

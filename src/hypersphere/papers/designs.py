@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from .._internal import checks
+from ..geometry.points import fibonacci_points, random_points, row_blocks, unit_rows
 from ..layers.cosine import unit
-from .points import fibonacci_points, random_points, row_blocks, unit_rows
 
 _MOST_CONDITIONS = 210
 
