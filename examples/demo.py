@@ -215,7 +215,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5, help="number of runs of each (default: 5)")
     parser.add_argument("--out", type=Path, default=Path("demo.svg"), help="SVG file of the curves (default: demo.svg)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a JSON file as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to a JSON file as well")
     options = parser.parse_args()
     if options.seeds < 1:
         parser.error("--seeds must be at least 1")

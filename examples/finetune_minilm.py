@@ -127,7 +127,7 @@ def prepare(method: str, folder: Path, classes: int) -> Classifier:
 
 
 def train(method: str, lr: float, seed: int, folder: Path, splits: dict[str, list[tuple[str, int]]]) -> dict[str, Any]:
-    """Return the figures of one run."""
+    """Train once and return what was measured."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
