@@ -59,8 +59,13 @@ def main(datasets: list[str]) -> None:
     print("| model |", " | ".join(datasets), "|")
     print("|---" * (len(datasets) + 1) + "|")
     for name in MODELS:
-        found = [accuracies(name, dataset) for dataset in datasets]
-        print(f"| {name} |", " | ".join(f"{np.mean(each):.1f} ± {np.std(each):.1f}" for each in found), "|", flush=True)
+        results = [accuracies(name, dataset) for dataset in datasets]
+        print(
+            f"| {name} |",
+            " | ".join(f"{np.mean(values):.1f} ± {np.std(values):.1f}" for values in results),
+            "|",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

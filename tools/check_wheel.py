@@ -64,8 +64,8 @@ def check_metadata(text: str) -> None:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         pip = ("-m", "pip", "--disable-pip-version-check")
         constraints = ("--constraint", ROOT / "constraints.txt")
         unpacked = build_sdist(folder)

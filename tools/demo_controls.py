@@ -29,7 +29,7 @@ def tasks() -> dict[str, dict[str, Config]]:
 
     normalized = {"model.batch_norm": True}
     everything = {"data.validation": None}
-    decays = {f"weight decay {each:g}": derive(demo.few(), {"optimizer.weight_decay": each}) for each in DECAYS}
+    decays = {f"weight decay {decay:g}": derive(demo.few(), {"optimizer.weight_decay": decay}) for decay in DECAYS}
     return {
         "deep CNN with BatchNorm": {
             "plain": derive(demo.deep(), normalized),
@@ -48,9 +48,9 @@ def tasks() -> dict[str, dict[str, Config]]:
 def measure(config: Config) -> dict[str, Any]:
     """Train with every seed."""
     summaries = [fit(derive(config, seed=seed, device="cpu"), progress=False).summary for seed in SEEDS]
-    validated = [100 * each["validation"]["accuracy"] for each in summaries if each["validation"]]
+    validated = [100 * run["validation"]["accuracy"] for run in summaries if run["validation"]]
     return {
-        "accuracies": [round(100 * each["accuracy"], 4) for each in summaries],
+        "accuracies": [round(100 * run["accuracy"], 4) for run in summaries],
         "validation": round(statistics.mean(validated), 4) if validated else None,
         "trained": summaries[0]["parameters"]["trained"],
     }
@@ -58,16 +58,16 @@ def measure(config: Config) -> dict[str, Any]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     for task, methods in tasks().items():
-        found[task] = {}
+        results[task] = {}
         for method, config in methods.items():
-            found[task][method] = measure(config)
-            print(f"{task}, {method}: {statistics.mean(found[task][method]['accuracies']):.1f} %", flush=True)
-    few = found["MLP on 100 digits"]
+            results[task][method] = measure(config)
+            print(f"{task}, {method}: {statistics.mean(results[task][method]['accuracies']):.1f} %", flush=True)
+    few = results["MLP on 100 digits"]
     best = max((name for name in few if name != "plain"), key=lambda name: few[name]["validation"])
-    found["MLP on 100 digits"] = {name: few[name] for name in ("plain", best)}
-    write_text(ROOT / "results" / FILE, json.dumps(found, indent=2) + "\n")
+    results["MLP on 100 digits"] = {name: few[name] for name in ("plain", best)}
+    write_text(ROOT / "results" / FILE, json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":

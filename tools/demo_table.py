@@ -14,10 +14,10 @@ def markdown(tasks: dict[str, dict[str, dict[str, Any]]]) -> str:
     for task, methods in tasks.items():
         plain = methods["plain"]["accuracies"]
         best = max(methods, key=lambda method: statistics.mean(methods[method]["accuracies"]))
-        for method, found in methods.items():
-            gains = [one - other for one, other in zip(found["accuracies"], plain, strict=True)]
-            accuracy = f"**{spread(found['accuracies'])}**" if method == best else spread(found["accuracies"])
-            cells = [task, method, accuracy, spread(gains, "+"), f"{found['trained']:,}"]
+        for method, result in methods.items():
+            gains = [one - other for one, other in zip(result["accuracies"], plain, strict=True)]
+            accuracy = f"**{spread(result['accuracies'])}**" if method == best else spread(result["accuracies"])
+            cells = [task, method, accuracy, spread(gains, "+"), f"{result['trained']:,}"]
             if method == "plain":
                 cells[3] = ""
             else:

@@ -17,10 +17,10 @@ Runs = list[dict[str, Any]]
 
 def best_rate(result: dict[str, Any], method: str) -> float | None:
     """The rate that was best on validation with the first seed; of equals, the lowest. None before all were tried."""
-    tuned = [each for each in result["runs"] if each["method"] == method and each["seed"] == result["seeds"][0]]
+    tuned = [run for run in result["runs"] if run["method"] == method and run["seed"] == result["seeds"][0]]
     if len(tuned) < len(result["candidates"][method]):
         return None
-    return float(min(tuned, key=lambda each: (-each["validation"], each["lr"]))["lr"])
+    return float(min(tuned, key=lambda run: (-run["validation"], run["lr"]))["lr"])
 
 
 def final_runs(result: dict[str, Any]) -> dict[str, Runs]:
@@ -29,8 +29,8 @@ def final_runs(result: dict[str, Any]) -> dict[str, Runs]:
     finals = {}
     for method, rate in rates.items():
         if rate is not None:
-            those = [each for each in result["runs"] if (each["method"], each["lr"]) == (method, rate)]
-            finals[method] = [*{each["seed"]: each for each in those}.values()]  # a seed that was run twice counts once
+            trained = [run for run in result["runs"] if (run["method"], run["lr"]) == (method, rate)]
+            finals[method] = [*{run["seed"]: run for run in trained}.values()]  # a seed that was run twice counts once
     return finals
 
 
@@ -51,7 +51,7 @@ def markdown(result: dict[str, Any]) -> str:
 def _task(result: dict[str, Any]) -> str:
     settings, speeches = result["settings"], result["speeches"]
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    minutes = sum(each["seconds"] for each in result["runs"]) / 60
+    minutes = sum(run["seconds"] for run in result["runs"]) / 60
     rates, seed = len(result["candidates"]["lora"]), result["seeds"][0]
     return (
         f"The task: which of {len(result['speakers'])} speakers of tinyshakespeare says a speech, from its first "
@@ -73,9 +73,9 @@ def _table(result: dict[str, Any], finals: dict[str, Runs]) -> str:
         rate = f"{runs[0]['lr']:g}" if runs[0]["lr"] else "-"
         cells = [
             f"{runs[0]['parameters']:,}",
-            _mean([100 * each["test"] for each in runs], ".1f") + " %",
-            _mean([each["forgetting"] for each in runs], ".3f"),
-            f"{1000 * min(each['seconds_per_step'] for each in runs):.0f}",
+            _mean([100 * run["test"] for run in runs], ".1f") + " %",
+            _mean([run["forgetting"] for run in runs], ".3f"),
+            f"{1000 * min(run['seconds_per_step'] for run in runs):.0f}",
             f"{runs[0]['kept_mb']:.0f}",
             str(len(runs)),
         ]
@@ -101,7 +101,7 @@ def _comparison(finals: dict[str, Runs]) -> str:
         if "rotation" not in finals or other not in finals:
             continue
         for key, word, scale, unit in (("test", "accuracy", 100, " points"), ("forgetting", "forgetting", 1, "")):
-            ours, theirs = ([scale * each[key] for each in finals[name]] for name in ("rotation", other))
+            ours, theirs = ([scale * run[key] for run in finals[name]] for name in ("rotation", other))
             p = welch(ours, theirs)
             difference = mean_and_deviation(ours)[0] - mean_and_deviation(theirs)[0]
             shown = f"{difference:+.1f}{unit}" if unit else f"{difference:+.3f}"
@@ -130,8 +130,8 @@ def _tuning(result: dict[str, Any]) -> str:
             continue
         cells = []
         for rate in rates:
-            found = _tuned(result, method, rate)
-            cells.append(f"{rate:g}: {100 * found['validation']:.1f} %, {found['forgetting']:.3f}" if found else "-")
+            run = _tuned(result, method, rate)
+            cells.append(f"{rate:g}: {100 * run['validation']:.1f} %, {run['forgetting']:.3f}" if run else "-")
         text += f"| {NAMES[method]} | {' | '.join(cells)} |\n"
     edges = [
         NAMES[method]
@@ -145,26 +145,26 @@ def _tuning(result: dict[str, Any]) -> str:
 
 def _tuned(result: dict[str, Any], method: str, rate: float) -> dict[str, Any] | None:
     wanted = (method, rate, result["seeds"][0])
-    return next((each for each in result["runs"] if (each["method"], each["lr"], each["seed"]) == wanted), None)
+    return next((run for run in result["runs"] if (run["method"], run["lr"], run["seed"]) == wanted), None)
 
 
 def pictures(result: dict[str, Any]) -> dict[str, str]:
     """Name → SVG."""
     rows = []
     for method, runs in final_runs(result).items():
-        mean, deviation = mean_and_deviation([100 * each["test"] for each in runs])
-        validation = mean_and_deviation([100 * each["validation"] for each in runs])[0]
+        mean, deviation = mean_and_deviation([100 * run["test"] for run in runs])
+        validation = mean_and_deviation([100 * run["validation"] for run in runs])[0]
         rows.append((NAMES[method], validation, mean, deviation))
     lines = {}
     probe = _tuned(result, "probe", result["candidates"]["probe"][0])
     least = probe["validation"] if probe else 0.0
     for method, rates in result["candidates"].items():
-        tried = [each for rate in rates if (each := _tuned(result, method, rate)) is not None]
-        found = [each for each in tried if method == "probe" or each["validation"] > least]  # others broke the network
-        if found:
+        tried = [run for rate in rates if (run := _tuned(result, method, rate)) is not None]
+        better = [run for run in tried if method == "probe" or run["validation"] > least]  # others broke the network
+        if better:
             lines[NAMES[method]] = (
-                [each["forgetting"] for each in found],
-                [100 * each["validation"] for each in found],
+                [run["forgetting"] for run in better],
+                [100 * run["validation"] for run in better],
             )
     labels = {"xlabel": "forgetting: mean change of similarities", "ylabel": "validation accuracy, %"}
     drawn = {"trade": line_chart(lines, title="Learning rates that did better than the output layer alone", **labels)}

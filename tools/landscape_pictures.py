@@ -58,12 +58,12 @@ def main(folder: Path) -> None:
 
 def landscape(run: Path, direction: str) -> dict[str, Any]:
     """Evaluate the landscape on 500 test images; return what the command prints, and the highest loss."""
-    found: dict[str, Any] = json.loads(
+    result: dict[str, Any] = json.loads(
         command("landscape", str(run), "--direction", direction, "--samples", "500", "--json")
     )
-    rows = landscapes.read(Path(found["file"]))["loss"]
-    found["highest"] = max(value for row in rows for value in row if value is not None)
-    return found
+    rows = landscapes.read(Path(result["file"]))["loss"]
+    result["highest"] = max(value for row in rows for value in row if value is not None)
+    return result
 
 
 def command(*arguments: str) -> str:

@@ -41,12 +41,13 @@ Generated from the tables in the code. Do not edit: add the entry where it lives
 
 def tables() -> dict[str, tuple[str, Any]]:
     """The name of each table → the comment above it and its content."""
-    commands = {each.__name__.rpartition(".")[2]: first_line(each) for each in import_all(cli.__name__, cli.__path__)}
+    modules = import_all(cli.__name__, cli.__path__)
+    commands = {module.__name__.rpartition(".")[2]: first_line(module) for module in modules}
     return {
         "PUBLIC": ('name of the package → the module that has it; "" for a module', public_names()),
         "COMMANDS": ("command → what it does", commands),
         "RECIPES": ("recipe → what it is", {name: recipes.describe(name) for name in recipes.names()}),
-        "FIGURES": ("figure → what it is", {name: each.summary for name, each in FIGURES.items()}),
+        "FIGURES": ("figure → what it is", {name: figure.summary for name, figure in FIGURES.items()}),
         "MODELS": ("network → the data it takes", {name: models.preset(name).data_kind for name in models.names()}),
         "DATA": ("dataset → what it holds", {name: _registry.DATASETS[name].kind for name in data.names()}),
         "FOLDERS": (
@@ -90,11 +91,11 @@ def first_line(thing: Any) -> str:
 
 def positional(function: Any) -> list[str]:
     parameters = inspect.signature(function).parameters.values()
-    return [each.name for each in parameters if each.kind is not each.KEYWORD_ONLY]
+    return [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
 
 
 def loss_settings() -> dict[str, tuple[str, ...]]:
-    settings = [each.name for each in fields(Loss)]
+    settings = [field.name for field in fields(Loss)]
     heads = {name: positional(head) for name, head in losses.heads.HEADS.items()}
     margins = dict.fromkeys(losses.MARGINS, positional(losses.AngularSoftmaxLoss))
     others = {"center": ["center_weight"]}
@@ -106,7 +107,7 @@ def loss_settings() -> dict[str, tuple[str, ...]]:
 
 def measure_settings(name: str) -> tuple[str, ...]:
     takes = {"half_space": measures.ENERGIES, "angular": measures.ANGULAR, "minibatch": ("energy",)}
-    return tuple(key for key, those in takes.items() if name in those)
+    return tuple(key for key, names in takes.items() if name in names)
 
 
 def method_inits() -> dict[str, tuple[str, ...]]:
@@ -117,15 +118,15 @@ def method_inits() -> dict[str, tuple[str, ...]]:
             return False
         return True
 
-    found = {
+    inits = {
         name: tuple(init for init in orthogonal.INITS if starts(method, init))
         for name, method in orthogonal.ORTHOGONALIZERS.items()
     }
-    return found | {"none": orthogonal.INITS}
+    return inits | {"none": orthogonal.INITS}
 
 
 def optimizer_settings() -> dict[str, tuple[str, ...]]:
-    settings = [each.name for each in fields(Optimizer) if each.name not in ("name", "lr")]
+    settings = [field.name for field in fields(Optimizer) if field.name not in ("name", "lr")]
     taken = {name: inspect.signature(kind).parameters for name, kind in optimizers.OPTIMIZERS.items()}
     return {name: tuple(key for key in settings if key in taken[name]) for name in taken}
 
@@ -138,7 +139,7 @@ def catalog() -> str:
             kind = type(next(iter(table.values()))).__name__.replace("tuple", "tuple[str, ...]")
             body = f"dict[str, {kind}] = {{\n{packed(f'{quoted(k)}: {quoted(v)},' for k, v in table.items())}}}"
         else:
-            body = f"tuple[str, ...] = (\n{packed(f'{quoted(each)},' for each in table)})"
+            body = f"tuple[str, ...] = (\n{packed(f'{quoted(name)},' for name in table)})"
         text += f"\n{f'#: {comment}' + chr(10) if comment else ''}{name}: {body}\n"
     return text
 
@@ -169,7 +170,9 @@ def models_page(page: str) -> str:
 
 def figures_page(page: str) -> str:
     """docs/figures.md with the table of figures between its markers."""
-    rows = [(f"`{name} {each.takes}`".replace(" `", "`"), each.about, each.source) for name, each in FIGURES.items()]
+    rows = [
+        (f"`{name} {figure.takes}`".replace(" `", "`"), figure.about, figure.source) for name, figure in FIGURES.items()
+    ]
     lines = [("figure", "what is drawn", "paper"), ("---", "---", "---"), *rows]
     return between_markers(page, "figures", "".join(f"| {' | '.join(line)} |\n" for line in lines))
 
@@ -198,11 +201,11 @@ def generated() -> dict[Path, str]:
 def finetuning_page() -> dict[Path, str]:
     """docs/finetuning.md with what was measured between its markers, and its pictures."""
     page, files = ROOT / "docs" / "finetuning.md", finetune_page.generated(ROOT)
-    made = {page.parent / name: text for name, text in files.items() if name != finetune_page.MARKER}
+    written = {page.parent / name: text for name, text in files.items() if name != finetune_page.MARKER}
     if finetune_page.MARKER in files:
         text = files[finetune_page.MARKER]
-        made[page] = between_markers(page.read_text(encoding="utf-8"), finetune_page.MARKER, text)
-    return made
+        written[page] = between_markers(page.read_text(encoding="utf-8"), finetune_page.MARKER, text)
+    return written
 
 
 def main() -> int:

@@ -56,7 +56,9 @@ def main() -> int:
     parser.add_argument("--skip-clean", action="store_true", help="do not run the tests without a mutation first")
     parser.add_argument("--check", action="store_true", help="compare the list with the source and run no test")
     options = parser.parse_args()
-    mutations = [each for each in load() if not options.ids or any(fnmatchcase(each.id, i) for i in options.ids)]
+    mutations = [
+        mutation for mutation in load() if not options.ids or any(fnmatchcase(mutation.id, i) for i in options.ids)
+    ]
     if not mutations:
         fail(f"no mutation is called {' or '.join(options.ids)}")
     if options.check:
@@ -76,17 +78,17 @@ def load() -> list[Mutation]:
     for area, entries in tomllib.loads(LIST.read_text(encoding="utf-8")).items():
         for name, entry in entries.items():
             id, old, new, tests = f"{area}.{name}", entry["old"], entry["new"], entry["tests"].split()
-            found = [path for path, text in sources.items() for _ in range(text.count(old))]
+            places = [path for path, text in sources.items() for _ in range(text.count(old))]
             problems += [f"{id}: there is no {test}" for test in tests if not exists(test)]
-            if len(found) != 1:
-                where = "".join(f"\n    {path.relative_to(ROOT)}" for path in found)
-                problems.append(f"{id}: the snippet must occur once under src/, not {len(found)} times: {old}{where}")
+            if len(places) != 1:
+                where = "".join(f"\n    {path.relative_to(ROOT)}" for path in places)
+                problems.append(f"{id}: the snippet must occur once under src/, not {len(places)} times: {old}{where}")
                 continue
             try:
-                compile(sources[found[0]].replace(old, new), found[0], "exec")
+                compile(sources[places[0]].replace(old, new), places[0], "exec")
             except SyntaxError as error:
                 problems.append(f"{id}: the mutation is no Python: {error}")
-            mutations.append(Mutation(id, old, new, tests, found[0].relative_to(ROOT)))
+            mutations.append(Mutation(id, old, new, tests, places[0].relative_to(ROOT)))
     if problems:
         fail("\n".join(problems))
     return mutations
@@ -106,10 +108,10 @@ def copy_tree(folder: Path) -> Path:
     shutil.copytree(ROOT, folder, ignore=NOT_COPIED)
     code = "import hypersphere; print(hypersphere.__file__)"
     command = [sys.executable, "-c", code]
-    found = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, check=True)
-    if not Path(found.stdout.strip()).is_relative_to(folder):
-        fail(f"hypersphere is imported from {found.stdout.strip()}, not from the copy {folder}")
-    print(f"testing {found.stdout.strip()}", flush=True)
+    imported = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, check=True)
+    if not Path(imported.stdout.strip()).is_relative_to(folder):
+        fail(f"hypersphere is imported from {imported.stdout.strip()}, not from the copy {folder}")
+    print(f"testing {imported.stdout.strip()}", flush=True)
     return folder
 
 
@@ -144,7 +146,7 @@ def run_all(trees: list[Path], mutations: list[Mutation]) -> int:
             free.put(tree)
         return verdict, detail, time.perf_counter() - start
 
-    widths = [max(len(str(getattr(each, name))) for each in mutations) for name in ("id", "file")]
+    widths = [max(len(str(getattr(mutation, name))) for mutation in mutations) for name in ("id", "file")]
     missed, start = [], time.perf_counter()
     with ThreadPoolExecutor(len(trees)) as pool:
         jobs = {pool.submit(test, mutation): mutation for mutation in mutations}

@@ -58,15 +58,15 @@ def multiply_adds(model: nn.Module, *inputs: Tensor) -> int:
 
 def row(name: str) -> Row:
     """Build the table row of a network."""
-    found = preset(name)
-    with torch.device("cpu" if found.build is GCN else "meta"):  # sparse tensors do not work on meta
+    entry = preset(name)
+    with torch.device("cpu" if entry.build is GCN else "meta"):  # sparse tensors do not work on meta
         model = create(name).eval()
         parameters = sum(parameter.numel() for parameter in model.parameters())
         description, inputs = _example_input(model)
         _skip_batch_norms(model)
         cost = multiply_adds(model, *inputs)
     output = getattr(model, "num_classes", 0) or getattr(model, "num_features", 0)
-    return Row(name, found.paper, found.table, description, output, parameters, cost)
+    return Row(name, entry.paper, entry.table, description, output, parameters, cost)
 
 
 def _skip_batch_norms(model: nn.Module) -> None:
@@ -94,9 +94,17 @@ def _example_input(model: nn.Module) -> tuple[str, tuple[Tensor, ...]]:
 def markdown() -> str:
     """Return the table of all registered networks."""
     lines = ["| name | paper | table | input | output | parameters | multiply-adds |", "|---|---|---|---|---|---|---|"]
-    for each in map(row, names()):
-        output = each.output or "image"
-        cost = f"{each.multiply_adds / 1e6:,.2f} M"
-        cells = (f"`{each.name}`", each.paper, each.table, each.input, output, f"{each.parameters:,}", cost)
+    for network in map(row, names()):
+        output = network.output or "image"
+        cost = f"{network.multiply_adds / 1e6:,.2f} M"
+        cells = (
+            f"`{network.name}`",
+            network.paper,
+            network.table,
+            network.input,
+            output,
+            f"{network.parameters:,}",
+            cost,
+        )
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"

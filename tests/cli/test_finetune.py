@@ -51,8 +51,8 @@ def test_a_run_is_rotated_and_leaves_an_adapter_and_a_merged_model(base, tmp_pat
     # Blocks of 32 divide the first layer's 64 inputs; the second layer has 16 and is rotated whole. Biases are frozen.
     assert turned == {"layers.0.weight", "layers.2.weight", "classifier.weight", "classifier.bias"}
     adapted = hs.rotation.load_rotations(load_run(base).model, tmp_path / "tuned" / ADAPTER)
-    assert [each.rotation.plan.blocks for each in find_rotated(adapted)] == [2, 1]
-    assert all(each.rotation.plan.scaled for each in find_rotated(adapted))
+    assert [layer.rotation.plan.blocks for layer in find_rotated(adapted)] == [2, 1]
+    assert all(layer.rotation.plan.scaled for layer in find_rotated(adapted))
     inputs = torch.randn(5, 1, 8, 8)
     merged = load_run(tmp_path / "tuned").model
     torch.testing.assert_close(hs.merge(adapted)(inputs), merged(inputs), rtol=1e-4, atol=1e-5)
@@ -63,7 +63,7 @@ def test_a_file_of_weights_gives_the_same_as_the_run(base, tmp_path):
     (tmp_path / "link.safetensors").symlink_to(base / FINAL)  # as in the caches of model hubs
     name = ["mlp", "--model.widths", "16,16", "--weights", tmp_path / "link.safetensors"]
     assert finetune(*name, "--steps", 4, "--out", tmp_path / "b") == 0
-    one, other = (load_file(tmp_path / each / FINAL) for each in "ab")
+    one, other = (load_file(tmp_path / run / FINAL) for run in "ab")
     assert all(torch.equal(value, other[key]) for key, value in one.items())
 
 
@@ -95,7 +95,7 @@ def test_an_interrupted_fine_tuning_is_resumed_by_train(base, tmp_path):
     assert not (tmp_path / "half" / "result.json").exists()
     assert main(["train", "--resume", "--out", str(tmp_path / "half"), "--quiet"]) == 0
     for name in (FINAL, ADAPTER):
-        one, other = (load_file(tmp_path / each / name) for each in ("whole", "half"))
+        one, other = (load_file(tmp_path / run / name) for run in ("whole", "half"))
         assert all(torch.equal(value, other[key]) for key, value in one.items()), name
 
 
@@ -152,8 +152,8 @@ def test_images_get_the_size_that_the_run_was_trained_with(tmp_path, capsys):
 def test_settings_reach_the_rotations():
     body = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.Linear(32, 4))
     neurons.prepare(body, None, Rotation(block_size=4, apply="weight", scaled=True, freeze=True), 0)
-    (each,) = find_rotated(body)
-    assert (each.rotation.plan.apply, each.rotation.plan.scaled, each.rotation.plan.blocks) == ("weight", True, 2)
+    (layer,) = find_rotated(body)
+    assert (layer.rotation.plan.apply, layer.rotation.plan.scaled, layer.rotation.plan.blocks) == ("weight", True, 2)
     trained = [name for name, p in body.named_parameters() if p.requires_grad]
     assert trained == ["0.parametrizations.weight.0.default.cayley", "2.weight", "2.bias"]
     body = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))

@@ -83,23 +83,30 @@ def printed(argv, capsys):
 def test_print_config(capsys):
     assert printed([], capsys) == Config()
     assert printed(["opt"], capsys) == recipes.load("opt")
-    made = printed(["mhe", "--optimizer.lr=1e-3", "--model.widths", "8,8,8", "--energy.half_space", "--seed=3"], capsys)
-    assert (made.optimizer.lr, made.model.widths, made.energy.half_space, made.seed) == (1e-3, (8, 8, 8), True, 3)
-    assert made.energy.s == recipes.load("mhe").energy.s
+    config = printed(
+        ["mhe", "--optimizer.lr=1e-3", "--model.widths", "8,8,8", "--energy.half_space", "--seed=3"], capsys
+    )
+    assert (config.optimizer.lr, config.model.widths, config.energy.half_space, config.seed) == (
+        1e-3,
+        (8, 8, 8),
+        True,
+        3,
+    )
+    assert config.energy.s == recipes.load("mhe").energy.s
     assert printed(["mhe", "--energy", "off"], capsys).energy is None
     assert printed(["--rotation", "--energy.s=1"], capsys).rotation.method == "cayley"
 
 
 def test_config_of_a_file(capsys):
     Path("c.yaml").write_text("optimizer: {lr: 0.5}\nseed: 2\n")
-    made = printed(["--config=c.yaml", "--seed", "4"], capsys)
-    assert (made.optimizer.lr, made.seed) == (0.5, 4)
+    config = printed(["--config=c.yaml", "--seed", "4"], capsys)
+    assert (config.optimizer.lr, config.seed) == (0.5, 4)
 
 
 def test_a_switch_takes_the_next_word_only_if_it_is_its_value(capsys):
-    made = printed(["--resume", "opt"], capsys)
-    assert made.resume
-    assert made.rotation is not None
+    config = printed(["--resume", "opt"], capsys)
+    assert config.resume
+    assert config.rotation is not None
     assert not printed(["--resume", "false", "opt"], capsys).resume
     assert printed(["--amp", "bfloat16", "opt"], capsys).amp == "bfloat16"
     assert printed(["--amp", "opt"], capsys).amp is True
@@ -336,11 +343,11 @@ def test_a_real_run_is_whole(capsys):
     assert main(["train", *TINY, "--steps=3", "--out=run"]) == 2
     assert capsys.readouterr().err.startswith("hypersphere train: out=run already holds a run")
     assert main(["verify", "run", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["ok"]
+    verified = json.loads(capsys.readouterr().out)
+    assert verified["ok"]
     names = ["checkpoints/2", "checkpoints/3", "config.json", "metrics.jsonl", "result.json"]
     names += ["final/model.json", "final/model.safetensors", "predictions/test.json"]
-    assert [part["path"] for part in found["parts"]] == [f"run/{name}" for name in names]
+    assert [part["path"] for part in verified["parts"]] == [f"run/{name}" for name in names]
 
 
 def test_sigterm_leaves_a_checkpoint_and_says_how_to_go_on():
@@ -468,9 +475,9 @@ def lines(argv, capsys, code):
 
 
 def test_verify_a_run(copy, capsys):
-    found = lines(["run"], capsys, 0)
-    assert all(line.startswith("ok       run/") for line in found)
-    assert "ok       run/final/head.safetensors" in found
+    printed_lines = lines(["run"], capsys, 0)
+    assert all(line.startswith("ok       run/") for line in printed_lines)
+    assert "ok       run/final/head.safetensors" in printed_lines
     assert lines(["run/checkpoints"], capsys, 0) == ["ok       run/checkpoints/1", "ok       run/checkpoints/2"]
     assert lines(["run/checkpoints/2"], capsys, 0) == ["ok       run/checkpoints/2"]
 
@@ -489,7 +496,7 @@ def test_verify_names_what_is_damaged(copy, capsys):
     head = bytearray((copy / "final/head.safetensors").read_bytes())
     head[-1] ^= 1
     (copy / "final/head.safetensors").write_bytes(head)
-    found = [line for line in lines(["run"], capsys, 1) if line.startswith("damaged")]
+    printed_lines = [line for line in lines(["run"], capsys, 1) if line.startswith("damaged")]
     begins = [
         "checkpoints/1: state.json is missing",
         "checkpoints/2: tensors.safetensors is damaged: the checksum of ",
@@ -499,16 +506,16 @@ def test_verify_names_what_is_damaged(copy, capsys):
         "final/model.safetensors: cannot be read: ",
         "final/head.safetensors: the checksum of ",
     ]
-    assert len(found) == len(begins)
-    for line, words in zip(found, begins, strict=True):
+    assert len(printed_lines) == len(begins)
+    for line, words in zip(printed_lines, begins, strict=True):
         assert line.startswith(f"damaged  run/{words}")
     assert main(["verify", "run", "--json"]) == 1
     parts = json.loads(capsys.readouterr().out)["parts"]
     assert [part["ok"] for part in parts].count(False) == 7
     (copy / "final/model.json").write_text("{")  # which has the checksums of the others: one line is enough
-    found = [line for line in lines(["run"], capsys, 1) if "final" in line]
-    assert len(found) == 1
-    assert found[0].startswith("damaged  run/final/model.json: cannot be read: Expecting property name")
+    printed_lines = [line for line in lines(["run"], capsys, 1) if "final" in line]
+    assert len(printed_lines) == 1
+    assert printed_lines[0].startswith("damaged  run/final/model.json: cannot be read: Expecting property name")
     assert lines(["run/checkpoints/2"], capsys, 1)[0].startswith("damaged  run/checkpoints/2: tensors")
     assert lines(["run/checkpoints/1"], capsys, 1)[0].startswith("damaged  run/checkpoints/1: state.json is missing")
 
@@ -584,9 +591,9 @@ def test_completion(shell, capsys):
         ("train --resume=", {"true", "false"}, {"plain"}),
         ("train --resume ", {"true", "false"}, set()),
     ]:
-        found = offered(shell, line, "./script")
-        assert wanted <= found, line
-        assert not other & found, line
+        completed = offered(shell, line, "./script")
+        assert wanted <= completed, line
+        assert not other & completed, line
     assert offered(shell, "train --seed ", "./script") <= {""}
 
 
@@ -614,9 +621,9 @@ def test_completion_of_zsh(line, wanted, other, capsys):
     main(["completion", "zsh"])
     Path("script").write_text(capsys.readouterr().out)
     subprocess.run(["zsh", "-f", "-c", ZSH, "zsh", line], timeout=60, check=False, capture_output=True)
-    found = {*Path("found").read_text().split()}
-    assert wanted <= found
-    assert not other & found
+    completed = {*Path("found").read_text().split()}
+    assert wanted <= completed
+    assert not other & completed
 
 
 def test_completion_knows_every_flag(capsys):

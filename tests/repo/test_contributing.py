@@ -49,14 +49,16 @@ class HowTo(NamedTuple):
 def read() -> dict[str, HowTo]:
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     section = page[page.index("## Add something") : page.index("## Style")]
-    found = {}
+    how_tos = {}
     for part in section.split("\n### ")[1:]:
         title, _, body = part.partition("\n")
         kind = next(kind for kind in KINDS if kind in title)
-        blocks = [Block(*each) for each in re.findall(r"^```python\n# (\S+), ([^\n]+)\n(.*?)^```$", body, re.S | re.M)]
+        blocks = [
+            Block(*groups) for groups in re.findall(r"^```python\n# (\S+), ([^\n]+)\n(.*?)^```$", body, re.S | re.M)
+        ]
         python, command = re.findall(r"^`([^`]+)`(?:; `hypersphere (.+)`)?$", body, re.M)[-1]
-        found[kind] = HowTo(blocks, python, shlex.split(command))
-    return found
+        how_tos[kind] = HowTo(blocks, python, shlex.split(command))
+    return how_tos
 
 
 HOW_TOS = read()
@@ -150,7 +152,7 @@ for kind, what, *rest in json.loads(sys.argv[1]):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def followed(tmp_path_factory):
     """The tree with everything added and the tables written, and what using and testing it there said."""
     copy = tmp_path_factory.mktemp("copy")
     for path, data in contents(ROOT).items():
@@ -171,8 +173,8 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def copy(made):
-    path, (code, printed), _, _ = made
+def copy(followed):
+    path, (code, printed), _, _ = followed
     assert code == 0, printed
     return path
 
@@ -224,14 +226,14 @@ def test_the_command_line_knows_it_without_torch(copy):
         assert SHOWN.get(kind, "") in printed
 
 
-def test_python_and_the_command_line_use_it(made):
-    _, _, (code, printed), _ = made
+def test_python_and_the_command_line_use_it(followed):
+    _, _, (code, printed), _ = followed
     assert code == 0, printed
     assert json.loads(printed.splitlines()[-1]) == dict.fromkeys(KINDS, 0)
 
 
-def test_their_formulas_and_tests_hold(made):
-    *_, (code, printed) = made
+def test_their_formulas_and_tests_hold(followed):
+    *_, (code, printed) = followed
     assert code == 0, printed
     assert (len(TESTS), len(ENTRIES)) == (9, 3)
     for path, name in TESTS:
