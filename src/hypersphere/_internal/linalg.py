@@ -21,9 +21,9 @@ def svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return _svd(matrix)
     if can_read_values(matrix):
         with suppress(RuntimeError):  # torch.linalg.LinAlgError
-            found = _svd(matrix)
-            if bool(found[0].sum().isfinite()):
-                return found
+            factors = _svd(matrix)
+            if bool(factors[0].sum().isfinite()):
+                return factors
     u, sigma, vh = (part.to(matrix.dtype) for part in _svd(matrix.double()))
     return u, sigma, vh
 

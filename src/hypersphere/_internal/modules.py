@@ -13,7 +13,7 @@ DISTRIBUTION = "torch-hypersphere"  # the name on PyPI, where `hypersphere` is s
 
 def import_all(package: str, path: Iterable[str]) -> list[ModuleType]:
     """Import the public modules of a package, by name."""
-    names = sorted(each.name for each in pkgutil.iter_modules(path) if not each.name.startswith("_"))
+    names = sorted(module.name for module in pkgutil.iter_modules(path) if not module.name.startswith("_"))
     return [import_module(f"{package}.{name}") for name in names]
 
 
@@ -24,8 +24,8 @@ def install_command(extra: str) -> str:
     from urllib.parse import unquote, urlparse
 
     source, option = DISTRIBUTION, ""
-    for found in distributions(name=DISTRIBUTION):  # a build leaves a second one in src/, without an origin
-        origin = json.loads(found.read_text("direct_url.json") or "{}")
+    for distribution in distributions(name=DISTRIBUTION):  # a build leaves a second one in src/, without an origin
+        origin = json.loads(distribution.read_text("direct_url.json") or "{}")
         if "dir_info" in origin:
             source = unquote(urlparse(origin["url"]).path)
             option = "-e " if origin["dir_info"].get("editable") else ""

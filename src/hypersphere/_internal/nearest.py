@@ -59,8 +59,9 @@ OTHER_NAMES = {
 
 def nearest_few(name: str, among: Iterable[str], n: int = 3) -> list[str]:
     """Return at most `n` names similar to `name`, the nearest first, ignoring case."""
-    likeness = {each: _likeness(each.lower(), name[:_LONGEST].lower()) for each in among}
-    return sorted((each for each in likeness if likeness[each] >= _CLOSE), key=lambda each: -likeness[each])[:n]
+    likeness = {candidate: _likeness(candidate.lower(), name[:_LONGEST].lower()) for candidate in among}
+    ranked = sorted(likeness, key=lambda candidate: -likeness[candidate])
+    return [candidate for candidate in ranked if likeness[candidate] >= _CLOSE][:n]
 
 
 def _likeness(one: str, other: str) -> float:
@@ -79,7 +80,7 @@ def nearest_argument(name: str, allowed: Iterable[str]) -> list[str]:
         []
     """
     meant = [ours for ours, others in OTHER_NAMES.items() if name in others.split()]
-    return [each for each in allowed if each in meant] if meant else nearest_few(name, allowed, 1)
+    return [argument for argument in allowed if argument in meant] if meant else nearest_few(name, allowed, 1)
 
 
 def explain_keywords(function: F) -> F:
@@ -160,17 +161,18 @@ def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
     group, _, name = key.rpartition(".")
     if aliases := [alias for alias in ALIASES.get(name, "").split() if alias in known]:
         return aliases[:1]
-    if others := [each for each in known if each.endswith(f".{name}")]:  # in another group
-        return [f"{each}.{name}" for each in nearest_few(group, [e.rpartition(".")[0] for e in others], 1)] or others
-    if not group and (found := [each for each in known if each.startswith(f"{name}.")]):  # the name of a group
-        return found[:1]
-    of_group = [each for each in known if group and each.startswith(f"{group}.")]
+    if others := [setting for setting in known if setting.endswith(f".{name}")]:  # in another group
+        return [f"{near}.{name}" for near in nearest_few(group, [e.rpartition(".")[0] for e in others], 1)] or others
+    settings = [setting for setting in known if setting.startswith(f"{name}.")]
+    if not group and settings:  # the name of a group
+        return settings[:1]
+    of_group = [setting for setting in known if group and setting.startswith(f"{group}.")]
     if of_group:
-        return [f"{group}.{each}" for each in nearest_few(name, [e.rpartition(".")[2] for e in of_group], 1)]
+        return [f"{group}.{near}" for near in nearest_few(name, [e.rpartition(".")[2] for e in of_group], 1)]
 
-    def likeness(each: str) -> float:
+    def likeness(setting: str) -> float:
         """Compare whole keys and last parts; the better one counts."""
-        return max(_likeness(each, key), _likeness(each.rpartition(".")[2], name))
+        return max(_likeness(setting, key), _likeness(setting.rpartition(".")[2], name))
 
     best = max(known, key=likeness, default=None)
     return [] if best is None or likeness(best) < _CLOSE else [best]

@@ -128,8 +128,8 @@ class Bar:
             room = self.console.width - _ECHO - cell_len(joined(cells.values()))
             if room >= ("bar" in cells) * _NARROW:
                 break
-        parts = (self._bar(min(room, _WIDE)) if name == "bar" else _styled(cell) for name, cell in cells.items())
-        return Text("  ", no_wrap=True, overflow="crop").join(parts)
+        texts = (self._bar(min(room, _WIDE)) if name == "bar" else _styled(cell) for name, cell in cells.items())
+        return Text("  ", no_wrap=True, overflow="crop").join(texts)
 
     def _bar(self, width: int) -> Any:
         from rich.progress_bar import ProgressBar

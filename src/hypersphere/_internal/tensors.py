@@ -28,7 +28,7 @@ def checksum_of(tensor: Tensor) -> str:
 
 def unshared(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors on the CPU, contiguous and each once, and {alias: name} for those that share one."""
-    kept: dict[str, Tensor] = {}
+    unique: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     places: dict[tuple[Any, ...], str] = {}
     storages: set[int] = set()
@@ -43,9 +43,9 @@ def unshared(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str
         plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
         storage = plain.untyped_storage().data_ptr()
         # safetensors refuses overlapping views of one storage.
-        kept[key] = plain.clone() if storage in storages else plain
+        unique[key] = plain.clone() if storage in storages else plain
         storages.add(storage)
-    return kept, aliases
+    return unique, aliases
 
 
 def _kind(tensor: Tensor) -> bytes:

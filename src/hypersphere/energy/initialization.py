@@ -50,10 +50,10 @@ def spread(
     """
     measure, law = check_measure(measure), make_law(s, half_space, angular)
     steps, seed = checks.integer("steps", steps, low=0), checks.integer("seed", seed)
-    found = _select_checked("spread", model, layers, exclude)
-    for name, neurons in found.items():
+    selected = _select_checked("spread", model, layers, exclude)
+    for name, neurons in selected.items():
         checks.has_values(name, neurons.stored)
-    for name, neurons in track(found.items(), "spreading neurons"):
+    for name, neurons in track(selected.items(), "spreading neurons"):
         rows = at_least_float32(neurons.matrix().detach())
 
         def value(p: Tensor, draw: int, name: str = name) -> Tensor:
@@ -85,8 +85,8 @@ def normalize_neurons(
         >>> torch.allclose(net[0].weight.norm(dim=1), torch.ones(4))
         True
     """
-    found = _select_checked("normalize_neurons", model, layers, exclude)
-    for neurons in found.values():
+    selected = _select_checked("normalize_neurons", model, layers, exclude)
+    for neurons in selected.values():
         neurons.write(unit(at_least_float32(neurons.matrix().detach())))
     return model
 
@@ -120,10 +120,10 @@ def _select_checked(verb: str, model: nn.Module, layers: Specs | None, exclude: 
     """Select the layers whose neurons a verb changes, and check all of them first."""
     checks.module("model", model)
     refuse_adapters(verb, model)
-    found = select_to_change(verb, model, layers, exclude)
-    if not found:
-        raise no_layer_error(found, verb)
-    for name, neurons in found.items():
+    selected = select_to_change(verb, model, layers, exclude)
+    if not selected:
+        raise no_layer_error(selected, verb)
+    for name, neurons in selected.items():
         checks.finite_weight(name, neurons.matrix())
         warn_zero_neurons(name, neurons.matrix())
         for part in neurons.parametrizations:
@@ -134,4 +134,4 @@ def _select_checked(verb: str, model: nn.Module, layers: Specs | None, exclude: 
                 raise ValueError(f"{verb}: layer {name!r} is parametrized by {kind}, which has no right_inverse")
             if is_sharded(neurons.stored):
                 raise ValueError(f"{verb}: layer {name!r} is parametrized and sharded; call {verb} before fully_shard")
-    return found
+    return selected

@@ -194,25 +194,25 @@ class EnergyRegularizer:
         exclude: Specs,
         head: nn.Module | None,
     ) -> dict[str, Neurons]:
-        given = layers if head is None or isinstance(layers, Selection) else select(model, layers, output=None)
-        selected = select(model, given, exclude)
+        specs = layers if head is None or isinstance(layers, Selection) else select(model, layers, output=None)
+        selected = select(model, specs, exclude)
         check_names("EnergyRegularizer", model, selected, layers, exclude)
-        found = dict(selected)
+        chosen = dict(selected)
         if head is not None:
-            found = {name: replace(neurons, is_output=False) for name, neurons in found.items()}
+            chosen = {name: replace(neurons, is_output=False) for name, neurons in chosen.items()}
             checks.module("head", head)
             of_head = select(head, output=None)
             if not of_head:
                 raise no_layer_error(of_head, "EnergyRegularizer(head=...)")
             *_, last = of_head.values()
-            found = {name: neurons for name, neurons in found.items() if neurons.module is not last.module}
-            found["head" if "head" not in found else "(head)"] = replace(last, is_output=True)
-        if not found:
+            chosen = {name: neurons for name, neurons in chosen.items() if neurons.module is not last.module}
+            chosen["head" if "head" not in chosen else "(head)"] = replace(last, is_output=True)
+        if not chosen:
             raise no_layer_error(selected, "EnergyRegularizer")
-        for name, neurons in found.items():
+        for name, neurons in chosen.items():
             if torch.nn.parameter.is_lazy(neurons.stored):
                 raise ValueError(f"layer {name!r} is lazy and has no weight yet: run the model once first")
-        return found
+        return chosen
 
     def _layer_term(self, name: str, neurons: Neurons, labels: Tensor | None, share: float) -> Tensor:
         weight = share * (self.output_weight if neurons.is_output else self.hidden_weight)
@@ -223,9 +223,9 @@ class EnergyRegularizer:
         rows = at_least_float32(neurons.matrix().flatten(0, 1))
         ignored = getattr(neurons.module, "ignore_index", -100)
         check_labels(labels, len(rows), ignored)
-        kept = labels != ignored
-        shares = weight * kept.to(rows.dtype) / kept.sum().clamp(min=1)
-        law, classes = Law(self.law.s, False, self.law.angular), torch.where(kept, labels, 0)
+        counted = labels != ignored
+        shares = weight * counted.to(rows.dtype) / counted.sum().clamp(min=1)
+        law, classes = Law(self.law.s, False, self.law.angular), torch.where(counted, labels, 0)
         return self._differentiate(lambda r: batch_energy(r, classes, shares, law), rows)
 
     def __repr__(self) -> str:

@@ -214,8 +214,8 @@ def tile_energies(sides: Iterable[SignedTile], fill_self: FillSelf | None, law: 
 def smooth_energy(sides: Iterable[SignedTile], law: Law, shift: Tensor) -> Tensor:
     """Compute φ (over exp(shift) for large s) for autograd: constant for pairs nearer than NEAR."""
     low, high = NEAR * NEAR, 4 - 1e-5 if law.angular else math.inf
-    parts = [side.squared.clamp(low, high) for side in sides]
-    first, *second = [(law.log_energy(q) - shift).exp() if law.in_logs else law.energy(q) for q in parts]
+    distances = [side.squared.clamp(low, high) for side in sides]
+    first, *second = [(law.log_energy(q) - shift).exp() if law.in_logs else law.energy(q) for q in distances]
     return first + second[0] if second else first
 
 

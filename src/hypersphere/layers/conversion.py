@@ -91,7 +91,7 @@ def spherize(
     by_name = [] if layers is None or isinstance(layers, Selection) else as_list("layers", layers)
     checks.module("model", model)
     refuse_adapters("spherize", model)
-    found = select_to_change("spherize", model, layers, exclude)
+    selected = select_to_change("spherize", model, layers, exclude)
     parametrized = [
         name or "(root)"
         for name, module in model.named_modules()
@@ -102,22 +102,22 @@ def spherize(
             f"spherize needs plain layers, but {', '.join(parametrized)} is parametrized: call spherize first, or "
             "exclude it"
         )
-    skipped = [name for name in found if name in found.uncalled]
+    skipped = [name for name in selected if name in selected.uncalled]
     refused = [name for name in skipped if name in by_name]
-    if isinstance(layers, Selection) and not layers.all_layers and len(skipped) == len(found):
+    if isinstance(layers, Selection) and not layers.all_layers and len(skipped) == len(selected):
         refused = skipped
     if refused:
         raise ValueError(
             f"layers: {', '.join(refused)} cannot be converted: the weight is read without calling the layer"
         )
-    chosen = {name: n for name, n in found.items() if type(n.module) in SPHERE_CLASS and name not in skipped}
-    if sharded := [name for name, n in found.items() if name not in chosen and is_sharded(n.stored)]:
+    chosen = {name: n for name, n in selected.items() if type(n.module) in SPHERE_CLASS and name not in skipped}
+    if sharded := [name for name, n in selected.items() if name not in chosen and is_sharded(n.stored)]:
         raise ValueError(f"spherize: layer {sharded[0]!r} is sharded: call spherize before fully_shard")
-    others = {name: n for name, n in found.items() if name not in chosen and not isinstance(n.module, SphereOptions)}
+    others = {name: n for name, n in selected.items() if name not in chosen and not isinstance(n.module, SphereOptions)}
     if wrong := [name for name in others if name in by_name]:
-        raise no_layer_error(found, "spherize", f" in {', '.join(wrong)}{_CONVERTIBLE}")
-    if not chosen and not skipped and not any(name in by_name for name in found):
-        raise no_layer_error(found, "spherize", _CONVERTIBLE + kept_output(found, "convert"))
+        raise no_layer_error(selected, "spherize", f" in {', '.join(wrong)}{_CONVERTIBLE}")
+    if not chosen and not skipped and not any(name in by_name for name in selected):
+        raise no_layer_error(selected, "spherize", _CONVERTIBLE + kept_output(selected, "convert"))
     variants = {name: n.module for name, n in others.items() if name not in skipped and _is_variant(n)}
     resolved = {}
     for name, neurons in chosen.items():
@@ -131,8 +131,8 @@ def spherize(
                 f"layer {name!r} already has an attribute {', '.join(sorted(taken))}: rename or exclude it"
             )
         resolved[name] = resolve(similarity, len(weight), device=weight.device, dtype=weight.dtype)
-        if isinstance(similarity, str) and isinstance(made := resolved[name], nn.Module):
-            made.train(neurons.module.training)
+        if isinstance(similarity, str) and isinstance(g := resolved[name], nn.Module):
+            g.train(neurons.module.training)
 
     before = set(model.parameters())
     if scale is True or any(

@@ -40,7 +40,7 @@ def is_supported(x: Tensor, *others: Tensor | float | None) -> bool:
     return (
         x.device.type == "cpu"
         and x.dtype in (torch.float32, torch.float64)
-        and all(each.dtype is x.dtype for each in others if isinstance(each, Tensor))
+        and all(tensor.dtype is x.dtype for tensor in others if isinstance(tensor, Tensor))
         and not is_recorded()
         and not is_transformed()
         and not autocast_enabled(x)
@@ -63,8 +63,8 @@ def sphere_conv(
         unfused: the same function of (x, weight, scale, bias) that can be differentiated twice.
     """
     x, weight = shrink_huge(x, range(1, x.dim())), shrink_huge(weight, range(1, weight.dim()))
-    tensors = [each for each in (x, weight, scale, bias) if isinstance(each, Tensor)]
-    learns = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
+    tensors = [tensor for tensor in (x, weight, scale, bias) if isinstance(tensor, Tensor)]
+    learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     y: Tensor = apply(_SphereConv, x, weight, scale, bias, g, tuple(options), unfused, learns)
     return y
 
@@ -157,13 +157,13 @@ def _unfused_backward(ctx: Any, grad: Tensor, saved: Sequence[Tensor | None]) ->
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         # views, as one input may depend on another
-        inputs = [None if each is None else each.view_as(each) for each in saved]
+        inputs = [None if tensor is None else tensor.view_as(tensor) for tensor in saved]
         x, weight, scale, bias = inputs
         y = ctx.unfused(x, weight, ctx.number if scale is None else scale, bias)
         needed = zip(inputs, ctx.needs_input_grad, strict=False)
-        wanted = [each for each, is_needed in needed if is_needed and each is not None]
-        found = iter(torch.autograd.grad(y, wanted, grad, create_graph=create_graph))
-    grads = [next(found) if is_needed else None for is_needed in ctx.needs_input_grad[:4]]
+        wanted = [tensor for tensor, is_needed in needed if is_needed and tensor is not None]
+        gradients = iter(torch.autograd.grad(y, wanted, grad, create_graph=create_graph))
+    grads = [next(gradients) if is_needed else None for is_needed in ctx.needs_input_grad[:4]]
     return *grads, None, None, None, None
 
 
@@ -175,4 +175,6 @@ def _chunks(first: Tensor, *others: Tensor | None) -> Iterator[tuple[Any, ...]]:
     """Split all tensors along the batch, so that chunks of `first` fit in the cache."""
     count = max(1, first.numel() // CHUNK)
     chunks = first.chunk(count)
-    return zip(chunks, *([None] * len(chunks) if each is None else each.chunk(count) for each in others), strict=True)
+    return zip(
+        chunks, *([None] * len(chunks) if tensor is None else tensor.chunk(count) for tensor in others), strict=True
+    )

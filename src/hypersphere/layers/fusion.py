@@ -111,11 +111,13 @@ def _reason(model: nn.Module, name: str, before: str, why: str) -> str:
         return f"{before!r} is parametrized, maybe rotated: merge it first"
     if is_parametrized(layer, "bias") or is_parametrized(layer, "scale"):
         return f"scale or bias of {before!r} is parametrized"
-    if any(each._forward_hooks or each._forward_pre_hooks or "forward" in vars(each) for each in (layer, norm)):
+    if any(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module) for module in (layer, norm)):
         return f"{before!r} or the BatchNorm has hooks"
-    if not isinstance(layer, SphereOptions) and any(holders[each] > 1 for each in own):
+    if not isinstance(layer, SphereOptions) and any(holders[tensor] > 1 for tensor in own):
         return f"{before!r} has tied parameters"
-    if any(holders[id(each)] > 1 for each in (layer.bias, getattr(layer, "scale", None)) if isinstance(each, Tensor)):
+    if any(
+        holders[id(tensor)] > 1 for tensor in (layer.bias, getattr(layer, "scale", None)) if isinstance(tensor, Tensor)
+    ):
         return f"{before!r} has a tied scale or bias"
     if not layer.weight.is_floating_point() or layer.weight.is_meta:
         return f"{before!r} has no floating point weight"
@@ -187,7 +189,7 @@ def _trace_symbolically(model: nn.Module) -> Pairs:
         layer = modules[str(source.target)]
         if _is_foldable(layer):
             several = calls[layer] > 1 or calls[norm] > 1 or len(source.users) > 1
-            touched = not read.isdisjoint(name for name, each in modules.items() if each in (layer, norm))
+            touched = not read.isdisjoint(name for name, module in modules.items() if module in (layer, norm))
             why = f"{first[layer]!r} has other readers, or is called more than once" if several or touched else ""
             pairs[first[norm]] = (first[layer], why)
     return pairs
@@ -214,7 +216,7 @@ class _Readers(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def note(self, tree: Any) -> None:
-        self.read.update(id(each) for each in pytree.tree_leaves(tree) if id(each) in self.watched)
+        self.read.update(id(leaf) for leaf in pytree.tree_leaves(tree) if id(leaf) in self.watched)
 
 
 def _trace_inputs(model: nn.Module, example_inputs: Any) -> Pairs:
@@ -225,10 +227,10 @@ def _trace_inputs(model: nn.Module, example_inputs: Any) -> Pairs:
     dimensions: dict[nn.Module, int] = {}
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> None:
-        given: Any = next(iter((*args, *kwargs.values())), None)
-        if id(given) in outputs:
-            sources[module] = id(given)
-            dimensions[module] = given.dim()
+        argument: Any = next(iter((*args, *kwargs.values())), None)
+        if id(argument) in outputs:
+            sources[module] = id(argument)
+            dimensions[module] = argument.dim()
         readers.in_norm = True
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
@@ -255,11 +257,11 @@ def _trace_inputs(model: nn.Module, example_inputs: Any) -> Pairs:
         for handle in handles:
             handle.remove()
     readers.note(result)
-    given = Counter(sources.values())
+    uses = Counter(sources.values())
     pairs: Pairs = {}
     for norm, source in sources.items():
         layer = outputs[source]
-        several = calls[layer] > 1 or calls[norm] > 1 or given[source] > 1 or source in readers.read
+        several = calls[layer] > 1 or calls[norm] > 1 or uses[source] > 1 or source in readers.read
         why = f"{names[layer]!r} has other readers, or is called more than once" if several else ""
         if dimensions[norm] != _batch_dim(layer):
             why = why or f"its channels are not those of {names[layer]!r}: the input has {dimensions[norm]} dimensions"

@@ -119,7 +119,7 @@ class _SphereRecurrent(SphereOptions):
             data = torch.cat(outputs, 1) if directions == 2 else outputs[0]
             if self.dropout and layer < self.num_layers - 1:
                 data = F.dropout(data, self.dropout, self.training)
-        return data, tuple(torch.stack(parts) for parts in zip(*finals, strict=True))
+        return data, tuple(torch.stack(states) for states in zip(*finals, strict=True))
 
     def _run_direction(
         self: Any, data: Tensor, sizes: list[int], initial: State, suffix: str, reverse: bool
@@ -147,7 +147,7 @@ class _SphereRecurrent(SphereOptions):
             if project is not None:
                 state = (F.linear(state[0], project), *state[1:])
             outputs.append(state[0])
-        final = tuple(torch.cat(parts) for parts in zip(state, *reversed(ended), strict=True))
+        final = tuple(torch.cat(states) for states in zip(state, *reversed(ended), strict=True))
         return torch.cat(outputs[::-1] if reverse else outputs), final
 
     def _gates(self: Any, unit_x: Tensor, unit_weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -159,15 +159,15 @@ class _SphereRecurrent(SphereOptions):
         sizes = [self.proj_size or self.hidden_size] + [self.hidden_size] * (self.mode == "LSTM")
         if hx is None:
             return tuple(data.new_zeros(layers, batch, size) for size in sizes)
-        given = tuple(hx) if isinstance(hx, tuple | list) else (hx,)
+        states = tuple(hx) if isinstance(hx, tuple | list) else (hx,)
         wanted = [(layers, size) if unbatched else (layers, batch, size) for size in sizes]
-        for part in given:
+        for part in states:
             checks.floating("hx", part)
             if part.dtype is not data.dtype and not autocast_enabled(data):
                 raise TypeError(f"hx must be {data.dtype} as the input is, got {part.dtype}")
-        if [tuple(part.shape) for part in given] != wanted:
-            raise ValueError(f"hx must have the shapes {wanted}, got {[tuple(part.shape) for part in given]}")
-        return tuple(part.unsqueeze(1) if unbatched else part for part in given)
+        if [tuple(part.shape) for part in states] != wanted:
+            raise ValueError(f"hx must have the shapes {wanted}, got {[tuple(part.shape) for part in states]}")
+        return tuple(part.unsqueeze(1) if unbatched else part for part in states)
 
 
 class SphereRNN(_SphereRecurrent, nn.RNNBase):

@@ -383,8 +383,8 @@ _CHUNKED: dict[Any, type[ChunkedSimilarity]] = {
 def chunked(g: Callable[[Tensor], Tensor]) -> ChunkedSimilarity | None:
     """Return the chunked version of a similarity; None if it has parameters or is the user's own."""
     if isinstance(g, Similarity):
-        made = _CHUNKED.get(SIMILARITIES[g.name])
-        return None if made is None else made(*map(float, g.numbers))
+        kind = _CHUNKED.get(SIMILARITIES[g.name])
+        return None if kind is None else kind(*map(float, g.numbers))
     return ChunkedSimilarity() if g is cosine else None
 
 

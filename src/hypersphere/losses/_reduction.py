@@ -22,18 +22,18 @@ class Reduction(WeightRegularizerMixin, BaseMetricLossFunction):  # type: ignore
         super().__init__(reducer=reducer, **options)
         self.by_sample = reducer is not None
 
-    def forward(self, losses: Tensor, kept: Tensor, weight: Tensor, embeddings: Tensor, labels: Tensor) -> Any:
-        """Reduce the losses (B,) of the samples `kept` (B,), or add to a loss that is reduced already."""
+    def forward(self, losses: Tensor, counted: Tensor, weight: Tensor, embeddings: Tensor, labels: Tensor) -> Any:
+        """Reduce the losses (B,) of the samples `counted` (B,), or add to a loss that is reduced already."""
         entry = {"losses": losses, "indices": None, "reduction_type": "already_reduced"}
         if self.by_sample:
-            indices = kept.nonzero().squeeze(1)
+            indices = counted.nonzero().squeeze(1)
             entry = {"losses": losses[indices], "indices": indices, "reduction_type": "element"}
             if not len(indices):  # a reducer's mean of nothing is NaN
                 entry = self.zero_loss()
-        parts = {"loss": entry}
-        self.add_weight_regularization_to_loss_dict(parts, weight)
-        self.add_embedding_regularization_to_loss_dict(parts, embeddings)
-        return self.reducer(parts, embeddings, labels)
+        terms = {"loss": entry}
+        self.add_weight_regularization_to_loss_dict(terms, weight)
+        self.add_embedding_regularization_to_loss_dict(terms, embeddings)
+        return self.reducer(terms, embeddings, labels)
 
 
 def check_distance(distance: Any, scale: float | None) -> None:

@@ -65,7 +65,7 @@ def make_reduction(
         check_distance(distance, scale)
     if reducer is None and not regularizes:
         return None
-    found: nn.Module = Reduction(
+    module: nn.Module = Reduction(
         reducer, weight_regularizer=weight_regularizer, embedding_regularizer=embedding_regularizer, **weights
     )
-    return found
+    return module

@@ -380,13 +380,13 @@ class AngularSoftmaxLoss(nn.Module):
         return kept
 
     def extra_repr(self) -> str:
-        parts = [f"num_classes={self.num_classes}", f"embedding_size={self.embedding_size}"]
+        texts = [f"num_classes={self.num_classes}", f"embedding_size={self.embedding_size}"]
         if self.margin_kind in MARGINS:
-            parts.append(f"margin={self.margin:g}")
-        parts.append(f"scale={self.scale if self.scale is not None else 'own norm'}")
+            texts.append(f"margin={self.margin:g}")
+        texts.append(f"scale={self.scale if self.scale is not None else 'own norm'}")
         if self.energy_weight:
-            parts.append(f"energy_weight={self.energy_weight:g}")
-        return ", ".join(parts)
+            texts.append(f"energy_weight={self.energy_weight:g}")
+        return ", ".join(texts)
 
 
 class _CrossEntropy(Function):

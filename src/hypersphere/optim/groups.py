@@ -60,12 +60,12 @@ def param_groups(model: nn.Module, weight_decay: float = 0.0, *, ogd: bool = Fal
         for name, parameter in module.named_parameters()
         if not name.startswith("weight_hr")  # the projection of an LSTM is plain
     }
-    found = list(find_rotated(model))
-    methods = {p: each.rotation.plan.method for each in found for p in each.rotation.task.rotations.values()}
+    rotated = list(find_rotated(model))
+    methods = {p: weight.rotation.plan.method for weight in rotated for p in weight.rotation.task.rotations.values()}
     # never trained: fixed neurons, and the rotations of inactive tasks
-    fixed = {each.neurons for each in found if not each.rotation.learned and not each.is_frozen}
-    fixed |= {p for each in found for p in each.rotation.parameters()} - {
-        p for each in found for p in each.rotation.task.parameters()
+    fixed = {weight.neurons for weight in rotated if not weight.rotation.learned and not weight.is_frozen}
+    fixed |= {p for weight in rotated for p in weight.rotation.parameters()} - {
+        p for weight in rotated for p in weight.rotation.task.parameters()
     }
     groups: dict[str, list[nn.Parameter]] = {"weights": [], "no_decay": [], "rotations": [], "orthogonal": []}
     for name, parameter in model.named_parameters():

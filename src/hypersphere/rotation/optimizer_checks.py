@@ -15,24 +15,24 @@ from .parametrization import RotatedWeight, find_rotated, layer_label
 def _check_optimizer(optimizer: Optimizer, layers: list[nn.Module]) -> None:
     groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
     for layer in layers:
-        for each in find_rotated(layer):
-            if each.module is layer:
-                _check_rotation(type(optimizer).__name__, groups, each)
+        for weight in find_rotated(layer):
+            if weight.module is layer:
+                _check_rotation(type(optimizer).__name__, groups, weight)
 
 
-def _check_rotation(name: str, groups: dict[nn.Parameter, dict[str, Any]], each: RotatedWeight) -> None:
-    plan, numbers = each.rotation.plan, next(iter(each.rotation.task.rotations.values()), None)
+def _check_rotation(name: str, groups: dict[nn.Parameter, dict[str, Any]], weight: RotatedWeight) -> None:
+    plan, numbers = weight.rotation.plan, next(iter(weight.rotation.task.rotations.values()), None)
     if numbers is None:
         return
     if numbers not in groups:
-        if numbers.requires_grad and any(other in groups for other in each.rotation.parameters()):
-            warn_once(f"{name} holds the rotations of another task than {each.rotation.active!r}: make one per task")
+        if numbers.requires_grad and any(other in groups for other in weight.rotation.parameters()):
+            warn_once(f"{name} holds the rotations of another task than {weight.rotation.active!r}: make one per task")
     elif plan.method == "ogd" and not groups[numbers].get("orthogonal"):
         raise ValueError(
-            f"{name} would not keep the matrix of layer {layer_label(each.name)!r} orthogonal: use "
+            f"{name} would not keep the matrix of layer {layer_label(weight.name)!r} orthogonal: use "
             "hypersphere.OGD(param_groups(model, ogd=True))"
         )
-    elif plan.redrawn and not each.rotation.resampled:
+    elif plan.redrawn and not weight.rotation.resampled:
         some = f"of {plan.sample} of {plan.dimension} dimensions" if plan.sample else "with shuffle"
         warn_once(f"{name} learns rotations {some} without a Resampler: make a hypersphere.Resampler(model, optimizer)")
 
