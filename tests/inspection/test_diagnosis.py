@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import hypersphere as hs
-from hypersphere.inspection.diagnosis import LISTED, Diagnosis, analysis, diagnose, pairs
+from hypersphere.inspection import Diagnosis, diagnose, measuring, pairs
+from hypersphere.inspection.pairs import LISTED
 from tests import reference
 from tests.rotations import mlp
 
@@ -84,7 +85,7 @@ def groups_of(net):
 
 
 @pytest.mark.parametrize("angular", [False, True], ids=["euclidean", "angular"])
-@pytest.mark.parametrize("s", [2.0, 1.0, 0.0, 6.0])
+@pytest.mark.parametrize("s", [2.0, 0.0, 6.0])
 def test_every_number_is_its_formula(s, angular, device):
     net = Net().to(device)
     found = diagnose(net, s=s, angular=angular)
@@ -109,14 +110,6 @@ def test_every_number_is_its_formula(s, angular, device):
         assert row.effective_rank == pytest.approx(mean(effective_rank(rows) for rows in groups), rel=1e-9)
         assert (row.duplicates, row.duplicate_pairs, row.redundant, row.dead) == ((), 0, (), ())
         assert row.is_output is (row.name == "fc")
-
-
-def test_the_defaults_are_the_energies_of_the_package():
-    weight = torch.randn(20, 5, dtype=torch.float64)
-    row = only(weight)
-    assert row.energy == pytest.approx(float(hs.hyperspherical_energy(weight)), rel=1e-12)
-    assert row.half_energy == pytest.approx(float(hs.hyperspherical_energy(weight, half_space=True)), rel=1e-12)
-    assert row == only(weight, s=2.0, angular=False, duplicate_angle=0.1)
 
 
 def test_the_best_there_is_has_no_excess():
@@ -146,8 +139,10 @@ def test_what_random_neurons_have():
 def test_neurons_lengths_do_not_count():
     weight = torch.randn(6, 4, dtype=torch.float64)
     scaled = weight * torch.tensor([1e-3, 1, 10, 1e4, 0.5, 2], dtype=torch.float64).unsqueeze(1)
-    for name, value in only(weight).to_dict().items():
-        assert only(scaled).to_dict()[name] == (pytest.approx(value) if isinstance(value, float) else value), name
+    row, other = only(weight).to_dict(), only(scaled).to_dict()
+    for name in ("energy", "half_energy", "excess", "separation", "mean_angle", "effective_rank"):
+        assert other[name] == pytest.approx(row[name]), name
+    assert other["closest"] == row["closest"]
 
 
 def test_effective_rank_counts_directions():
@@ -194,12 +189,6 @@ def test_the_angle_of_duplicates():
     assert only(fine, duplicate_angle=3.6e-6).duplicates == ((0, 1),)
     assert only(fine, duplicate_angle=3.4e-6).duplicates == ()
     assert only(turned([10.0, 10.0]), duplicate_angle=1e-6).duplicates == ((0, 1),)
-
-
-def test_opposite_neurons_are_no_duplicates():
-    row = only(turned([0.0, 180.0, 90.0]))
-    assert row.duplicates == ()
-    assert row.half_energy > 1e9  # but they are in half space
 
 
 def test_exact_duplicates():
@@ -286,7 +275,7 @@ def test_duplicates_of_all_groups_together(monkeypatch):
     assert row.duplicates == ((3, 4), (0, 1), (4, 5), (3, 5))
     assert row.redundant == (1, 4, 5)
     assert row.separation == pytest.approx(2 * DEGREE)
-    monkeypatch.setattr(analysis, "LISTED", 3)
+    monkeypatch.setattr(measuring, "LISTED", 3)
     (row,) = diagnose(conv)
     assert row.duplicates == ((3, 4), (0, 1), (4, 5))
     assert row.duplicate_pairs == 4
@@ -423,11 +412,6 @@ def test_what_is_passed_over_can_be_asked_for():
     assert diagnose(state, layers="rnn.weight_ih_l0")[0].neurons == 9
 
 
-def test_a_convolution_called_embedding_is_no_table():
-    state = {"patch_embed.weight": torch.randn(4, 3, 2, 2), "word_embeddings.weight": torch.randn(4, 3)}
-    assert [row.name for row in diagnose(state)] == ["patch_embed"]
-
-
 def test_what_is_no_weight_is_left_out():
     state = {
         "fc.weight": torch.randn(3, 2),
@@ -457,20 +441,16 @@ def test_a_file(tmp_path):
     assert sorted(loaded, key=lambda row: row.name) == sorted(diagnose(net.state_dict()), key=lambda row: row.name)
 
 
-@pytest.mark.parametrize("path", ["net.safetensors", Path("net.safetensors")], ids=["str", "Path"])
-def test_a_path_is_not_loaded(path):
-    with pytest.raises(TypeError, match=r"net\.safetensors.*load_file"):
-        diagnose(path)
-
-
-@pytest.mark.parametrize("value", [None, 3, torch.randn(3, 2), [torch.randn(3, 2)], nn.Linear])
-def test_neither_model_nor_state_dict(value):
-    with pytest.raises(TypeError, match="model_or_state_dict"):
-        diagnose(value)
+def test_neither_model_nor_state_dict():
+    for value in (None, torch.randn(3, 2), nn.Linear):
+        with pytest.raises(TypeError, match="model_or_state_dict"):
+            diagnose(value)
+    with pytest.raises(TypeError, match=r"net\.safetensors.*hypersphere\.inspect"):
+        diagnose(Path("net.safetensors"))
 
 
 @pytest.mark.parametrize("argument", ["layers", "exclude"])
-@pytest.mark.parametrize("spec", [nn.Linear, lambda name, module: True, ["fc", nn.Linear]], ids=["type", "f", "list"])
+@pytest.mark.parametrize("spec", [nn.Linear, ["fc", lambda name, module: True]], ids=["type", "list"])
 def test_types_and_predicates_need_a_model(argument, spec):
     with pytest.raises(TypeError, match=f"{argument} .* need a model"):
         diagnose({"fc.weight": torch.randn(3, 2)}, **{argument: spec})
@@ -571,11 +551,6 @@ def test_other_dtypes(dtype):
     assert only(weight) == only(weight.float())
 
 
-def test_a_half_precision_model():
-    net = Net().bfloat16()
-    assert diagnose(net) == diagnose(net.float())
-
-
 def test_autocast_and_inference_mode_make_no_difference():
     net = Net()
     plain = diagnose(net)
@@ -601,11 +576,6 @@ def test_a_sequence_of_frozen_rows():
         found[4]
 
 
-def test_the_promised_fields():
-    promised = "name neurons dimension energy half_energy excess separation closest duplicates dead mean_angle"
-    assert set(promised.split()) | {"effective_rank"} <= set(diagnose(Net())[0].to_dict())
-
-
 @pytest.mark.parametrize("s", [0.0, 2.0, 400.0])
 def test_data_for_json(s):
     state = {
@@ -616,7 +586,7 @@ def test_data_for_json(s):
     }
     found = diagnose(state, s=s)
     dicts = found.to_dicts()
-    assert json.loads(json.dumps(dicts, allow_nan=False)) == dicts
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["layers"] == dicts
     assert [d["name"] for d in dicts] == ["fine", "one", "zero", "same"]
     assert dicts[0]["energy"] == found[0].energy
     assert dicts[3]["closest"] == list(found[3].closest) == [0, 1]
@@ -634,8 +604,8 @@ def lines(found):
 
 
 def cells(found, layer):
-    (line,) = (line for line in lines(found)[3 : 3 + len(found)] if line.split()[0] == layer)
-    return line
+    (line,) = (line for line in lines(found)[1 : 1 + len(found)] if line.split()[0] == layer)
+    return line.split()
 
 
 def test_the_table():
@@ -649,72 +619,64 @@ def test_the_table():
     found = diagnose(state)
     assert str(found) == repr(found)
     # energy 5/12 where 3/8 is possible; in half space the pair at 180° coincides with antipodes
-    assert cells(found, "square").split()[:4] == ["square", "4", "2", "0.4167"]
-    assert cells(found, "square").split()[5:] == ["11.1", "%", "–", "90.0°", "0,", "1", "120.0°", "2.0", "0", "0"]
-    pair = found[1]
-    assert pair.energy == pytest.approx((10001 + 2 * 0.5) / 3, rel=1e-4)
-    assert cells(found, "pair").split()[1:4] == ["4", "5", "3334"]
-    assert cells(found, "pair").split()[-7:-4] == ["0.57°", "0,", "1"]
-    assert cells(found, "pair").split()[-2:] == ["1", "1"]
-    assert cells(found, "one").split() == ["one", "1", "2", "0.0000", "0.2500", *"–––––", "1.0", "0", "0"]
-    notes = " ".join(lines(found)[6:])
-    assert "distance^-2" in notes
-    assert "5.7°" in notes
-    assert "*: the output" in notes
-    assert "most redundant: pair (excess > 1000 ×, random 125.0 %)" in notes
-    assert "near-duplicates: 1 in 1 of 3 layers; dead neurons: 1 in 1 of 3 layers" in notes
+    assert cells(found, "square")[:4] == ["square", "4", "2", "0.4167"]
+    assert cells(found, "square")[5:] == ["11.1%", "–", "90.0°", "0,", "1", "120.0°", "2.0", "0", "2", "0"]
+    assert found[1].energy == pytest.approx((10001 + 2 * 0.5) / 3, rel=1e-4)
+    assert cells(found, "pair")[1:4] == ["4", "5", "3334"]
+    assert cells(found, "pair")[5:8] == [">", "1000", "×"]
+    assert cells(found, "pair")[-8:-5] == ["0.57°", "0,", "1"]
+    assert cells(found, "pair")[-3:] == ["1", "0", "1"]
+    assert cells(found, "one") == ["one", "1", "2", "0", "0.25", *"–––––", "1.0", "0", "0", "0"]
+    notes = found.notes()
+    assert notes[0] == "3 layers: 2 wasteful, 1 good; 1 dead, 1 near-duplicates, 2 opposite pairs"
+    assert any(line.startswith("duplicates (pair): train with `hs.EnergyRegularizer(model)`") for line in notes)
+    assert any("distance^-2" in line for line in notes)
+    assert any("5.7°" in line for line in notes)
+    assert "<td" in found._repr_html_()
 
 
 def test_the_table_counts_neurons_not_pairs():
     found = diagnose({"fc.weight": turned([0.0, 1.0, 2.0, 100.0])})
     assert found[0].duplicate_pairs == 3
-    assert cells(found, "fc").split()[-2:] == ["2", "0"]
-    assert "near-duplicates: 2 in 1 of 1 layers" in str(found)
+    assert cells(found, "fc")[-3:] == ["2", "0", "0"]
+    assert "2 near-duplicates" in found.verdict[0]
 
 
-def test_the_table_is_aligned():
-    found = diagnose(nn.Sequential(*Net().children()))
-    header, rule, *rest = lines(found)[1:]
-    assert set(rule) == {"-"}
-    assert {len(line) for line in (header, rule, *rest[: len(found)])} == {len(rule)}
-    assert "·" in cells(found, "1")
-    assert "2·4: 2 groups of 4" in " ".join(rest)
+def test_marks_of_groups_and_of_the_output():
+    found = diagnose(Net())
+    assert cells(found, "grouped")[1] == "2·4"
+    assert "2·4: 2 groups of 4" in str(found)
+    assert cells(found, "fc")[1] == "*"
+    assert "*: the output" in found.notes()
 
 
 def test_the_table_says_which_energy():
     for options, law in (
         ({"s": 0}, "log 1/distance"),
         ({"s": 1, "angular": True}, "angle^-1"),
-        ({"s": 0, "angular": True}, "log 1/angle"),
         ({"s": 2.5}, "distance^-2.5"),
     ):
         assert f"mean {law} over" in str(diagnose(Net(), **options))
     logarithmic = diagnose(Net(), s=0)
-    assert "%" not in str(logarithmic)
-    assert f"{logarithmic[0].excess:.4f}" in cells(logarithmic, "conv")
+    assert "%" not in str(logarithmic.tables()[0])
+    assert f"{logarithmic[0].excess:.4g}" in cells(logarithmic, "conv")
     assert "17.2°" in str(diagnose(Net(), duplicate_angle=0.3))
-
-
-def test_most_redundant_is_measured_against_random_neurons():
-    """Few dimensions have a large excess by themselves."""
-    even, uneven = torch.randn(60, 5), torch.randn(60, 200) + 0.4
-    found = diagnose({"even.weight": even, "uneven.weight": uneven})
-    assert found[0].excess > found[1].excess
-    assert "most redundant: uneven" in str(found)
 
 
 def test_long_names_are_shortened_but_told_apart():
     prefix = "a_rather_long_name.of_a_model.that_has.many_parts.inside.of_it"
     names = [f"{prefix}.{i}.{part}.projection" for i in range(3) for part in ("encoder", "decoder")]
     found = diagnose({f"{name}.weight": torch.randn(3, 5) for name in names})
-    shown = [line.split()[0] for line in lines(found)[3:9]]
+    shown = [line.split()[0] for line in lines(found)[1:7]]
     assert len(set(shown)) == 6
     for name, short in zip(names, shown, strict=True):
         begin, end = short.split("…")
         assert name.startswith(begin)
         assert name.endswith(end)
         assert 3 <= len(begin) < len(end)
-    assert max(map(len, lines(found))) <= 120
+    inside = [f"model.{i}.{'x' * 100}" for i in range(2)]  # they differ in what is dropped
+    found = diagnose({f"{name}.weight": torch.randn(3, 5) for name in inside})
+    assert [" (2)" in line for line in lines(found)[1:3]] == [False, True]
 
 
 def test_control_characters_in_names_are_escaped():
@@ -729,14 +691,8 @@ def test_control_characters_in_names_are_escaped():
             diagnose(given, layers="missing")
 
 
-def test_names_that_differ_far_inside():
-    names = [f"model.{i}.{'x' * 100}" for i in range(2)]
-    found = diagnose({f"{name}.weight": torch.randn(3, 5) for name in names})
-    assert len({line.split()[0] for line in lines(found)[3:5]}) == 2
-
-
 def test_no_rows():
-    assert str(diagnose(Net())[:0]) == "(no layers)"
+    assert "no layers" in str(diagnose(Net())[:0])
 
 
 def test_nothing_is_printed(capfd):

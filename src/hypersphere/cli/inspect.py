@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 
-from .._internal.tables import TextTable
 from ._output import file_to_write, print_table, printable, user_errors
 
 
@@ -33,11 +32,10 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(result.to_dict(), indent=2, allow_nan=False))
         return 0
-    print(printable(result.title))
     for table in result.tables():
-        print_table(TextTable(table.header, table.rows, table.left))
+        print_table(table)
         print()
-    print(printable("\n".join([*result.verdict, "", *result.notes()])))
+    print(printable("\n".join(result.notes())))
     if options.html is not None:
         print(printable(f"\npage: {options.html}"))
     return 0

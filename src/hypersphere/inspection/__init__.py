@@ -1,11 +1,11 @@
-"""Inspect model files from anywhere: which layers waste neurons, and what changed between two files."""
+"""How redundant is a network: diagnose models and state_dicts, inspect and compare model files of any format."""
 
 from .comparing import Change as Change
 from .comparing import Comparison as Comparison
 from .comparing import compare as compare
-from .diagnosis import Diagnosis as Diagnosis
-from .diagnosis import diagnose as diagnose
+from .diagnosing import diagnose as diagnose
 from .inspecting import inspect as inspect
-from .result import Inspection as Inspection
-from .rows import Layer as Layer
-from .rows import Verdict as Verdict
+from .layer_report import LayerReport as LayerReport
+from .layer_report import Verdict as Verdict
+from .results import Diagnosis as Diagnosis
+from .results import Inspection as Inspection

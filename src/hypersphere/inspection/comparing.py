@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._internal.linalg import nearest_orthogonal
 from .._internal.progress import track
-from .._internal.text import printable
+from .._internal.tables import NOTHING, TextTable, degrees, number, percent
 from ..energy.hyperspherical import group_energy, make_law
 from ..layers.cosine import unit
-from .diagnosis.result import format_angle, format_number
-from .inspecting import layers_of
-from .measuring import sample
-from .opening import open_model
-from .result import NOTHING, Table, short_names, short_number
+from .formats import open_model
+from .layer_report import to_json
+from .measuring import neuron_lengths, sample
+from .results import RowsResult, short_names
+from .sources import LayerSource, layers_of_file
+from .verdict import name_some, shorten
 
 SMALLEST = 1e-12  # relative change below which there is nothing to explain
 _WRAPPERS = ("module.", "_orig_mod.", "model.")
@@ -64,51 +64,34 @@ class Change:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Sequence[Change]):
+class Comparison(RowsResult[Change]):
     """A sequence of changes; str() is a table, :meth:`to_dict` is for JSON."""
 
     before: str
     after: str
-    changes: tuple[Change, ...]
     different: dict[str, str]
     """Layers that cannot be compared, and why."""
-
-    def __len__(self) -> int:
-        return len(self.changes)
-
-    @overload
-    def __getitem__(self, index: int) -> Change: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Change, ...]: ...
-    def __getitem__(self, index: int | slice) -> Change | tuple[Change, ...]:
-        return self.changes[index]
 
     @property
     def verdict(self) -> list[str]:
         """What changed in all: a line each."""
-        moved = [each for each in self.changes if each.rotation is not None]
-        same = len(self.changes) - len(moved)
-        lines = [
-            f"{len(moved)} of {len(self.changes)} layers changed" + (f", {same} did not" if same and moved else "")
-        ]
+        moved = [change for change in self.rows if change.rotation is not None]
+        same = len(self.rows) - len(moved)
+        lines = [f"{len(moved)} of {len(self.rows)} layers changed" + (f", {same} did not" if same and moved else "")]
         if moved:
-            most = max(moved, key=lambda each: each.changed)
-            lines.append(f"largest change: {short_names([most.name])[0]} by {100 * most.changed:.3g} % of its length")
-            turned = [each for each in moved if each.is_rotation]
-            if turned:
-                names = ", ".join(short_names([each.name for each in turned[:3]]))
-                more = f" and {len(turned) - 3} more" if len(turned) > 3 else ""
-                lines.append(f"only rotated, angles between neurons as before: {names}{more}")
-            worse = [each for each in moved if each.energy_after > 1.01 * each.energy_before]
-            if worse:
-                most = max(worse, key=lambda each: each.energy_after / each.energy_before)
-                rise = 100 * (most.energy_after / most.energy_before - 1)
-                lines.append(
-                    f"more redundant than before: {len(worse)} of them, {short_names([most.name])[0]} most (energy up "
-                    f"{rise:.3g} %): train with `hs.EnergyRegularizer(model)`; `hs.rotate(model)` keeps the energy"
-                )
+            most = max(moved, key=lambda change: change.changed)
+            lines.append(f"largest change: {shorten(most.name)} by {100 * most.changed:.3g} % of its length")
+        if turned := [change.name for change in moved if change.is_rotation]:
+            lines.append(f"only rotated, angles between neurons as before: {name_some(turned)}")
+        if worse := [change for change in moved if change.energy_after > 1.01 * change.energy_before]:
+            most = max(worse, key=lambda change: change.energy_after / change.energy_before)
+            rise = 100 * (most.energy_after / most.energy_before - 1)
+            lines.append(
+                f"more redundant than before: {len(worse)} of them, {shorten(most.name)} most (energy up {rise:.3g} "
+                "%): train with `hs.EnergyRegularizer(model)`; `hs.rotate(model)` keeps the energy"
+            )
         if self.different:
-            lines.append(f"not compared: {len(self.different)} layers, {short_names([*self.different])[0]} first")
+            lines.append(f"not compared: {len(self.different)} layers, {shorten(next(iter(self.different)))} first")
         return lines
 
     def to_dict(self) -> dict[str, Any]:
@@ -118,55 +101,43 @@ class Comparison(Sequence[Change]):
             "after": self.after,
             "angles": "radians",
             "verdict": self.verdict,
-            "layers": [{key: _to_json(value) for key, value in asdict(each).items()} for each in self.changes],
+            "layers": [to_json(asdict(change)) for change in self.rows],
             "different": self.different,
         }
 
-    @property
-    def title(self) -> str:
-        return f"{self.before} → {self.after}"
-
-    def tables(self) -> tuple[Table]:
-        names = short_names([each.name for each in self.changes])
-        return (Table(_HEADER, [[name, *_cells(each)] for name, each in zip(names, self.changes, strict=True)]),)
+    def tables(self) -> list[TextTable]:
+        """Return what changed in each layer."""
+        named = zip(short_names([change.name for change in self.rows]), self.rows, strict=True)
+        return [TextTable(_HEADER, [[name, *_cells(x)] for name, x in named], title=f"{self.before} → {self.after}")]
 
     def notes(self) -> list[str]:
-        notes = [
+        """Return what changed in all, and what the columns mean."""
+        return [*self.verdict, "", *self.legend()]
+
+    def legend(self) -> list[str]:
+        """Return what the columns mean, and what was not compared."""
+        lines = [
             "changed: ‖W₁ − W₀‖/‖W₀‖; rotation: share of ‖W₁ − W₀‖² that the best rotation explains; "
             "by chance: of a small random change",
             "turn: angle of a neuron before and after; longer: ‖W₁‖/‖W₀‖",
         ]
-        if sampled := next((each.sampled for each in self.changes if each.sampled), None):
-            notes.append(f"~: of {sampled} neurons, drawn with a fixed seed")
-        notes += [f"not compared: {short_names([name])[0]}: {why}" for name, why in list(self.different.items())[:8]]
-        return notes
-
-    def __str__(self) -> str:
-        tables = [text for table in self.tables() for text in (str(table), "")]
-        return printable("\n".join([self.title, *tables, *self.verdict, "", *self.notes()]))
-
-    __repr__ = __str__
+        if sampled := next((change.sampled for change in self.rows if change.sampled), None):
+            lines.append(f"~: of {sampled} neurons, drawn with a fixed seed")
+        return lines + [f"not compared: {shorten(name)}: {why}" for name, why in list(self.different.items())[:8]]
 
 
-def _to_json(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _cells(each: Change) -> list[str]:
-    def percent(share: float | None) -> str:
-        return NOTHING if share is None else f"{100 * share:.1f} %"
-
+def _cells(change: Change) -> list[str]:
     return [
-        f"{'~' if each.sampled else ''}{each.neurons}",
-        f"{each.dimension}",
-        f"{100 * each.changed:.3g} %" if math.isfinite(each.changed) else "∞",
-        percent(each.rotation),
-        percent(each.rotation_by_chance),
-        format_angle(each.mean_turn),
-        NOTHING if each.largest_turn is None else f"{format_angle(each.largest_turn)} ({each.most_turned})",
-        short_number(each.length_ratio),
-        format_number(each.energy_before),
-        format_number(each.energy_after),
+        f"{'~' if change.sampled else ''}{change.neurons}",
+        f"{change.dimension}",
+        f"{100 * change.changed:.3g}%" if math.isfinite(change.changed) else "∞",
+        percent(change.rotation, 1),
+        percent(change.rotation_by_chance, 1),
+        degrees(change.mean_turn),
+        NOTHING if change.largest_turn is None else f"{degrees(change.largest_turn)} ({change.most_turned})",
+        number(change.length_ratio, 3),
+        number(change.energy_before),
+        number(change.energy_after),
     ]
 
 
@@ -190,32 +161,29 @@ def compare(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> Co
         >>> round(change.rotation, 6), round(math.degrees(change.mean_turn), 2)
         (1.0, 36.87)
     """
-    paths = Path(before), Path(after)
-    opened = [open_model(path) for path in paths]
-    found = [
-        {_plain_name(name): stored for name, stored in layers_of(path, each, {}).items()}
-        for path, each in zip(paths, opened, strict=True)
-    ]
-    old, new = found
+    old, new = ({_plain_name(source.name): source for source in _layers(Path(path))} for path in (before, after))
     different = {name: f"only in {before}" for name in old if name not in new}
     different |= {name: f"only in {after}" for name in new if name not in old}
     both = [name for name in old if name in new]
     for name in both:
         if old[name].shape != new[name].shape:
-            shapes = " and ".join("×".join(map(str, each.shape)) for each in (old[name], new[name]))
+            shapes = " and ".join("×".join(map(str, source.shape)) for source in (old[name], new[name]))
             different[name] = f"shapes {shapes}"
     both = [name for name in both if name not in different]
     if not both:
         raise ValueError(f"{before} and {after} have no layer of the same name and shape")
     changes = []
     for name in track(both, "comparing layers"):
-        tensors = [each.tensors.read(stored[name].key) for each, stored in zip(opened, found, strict=True)]
-        change = _compare(name, *(old[name].matrix(tensor) for tensor in tensors))
+        change = _compare(name, old[name].matrix(), old[name].as_rows(new[name].read()))
         if isinstance(change, str):
             different[name] = change
         else:
             changes.append(change)
-    return Comparison(str(before), str(after), tuple(changes), different)
+    return Comparison(tuple(changes), str(before), str(after), different)
+
+
+def _layers(path: Path) -> list[LayerSource]:
+    return layers_of_file(path, open_model(path))[0]
 
 
 def _plain_name(name: str) -> str:
@@ -242,12 +210,12 @@ def _compare(name: str, before: Tensor, after: Tensor) -> Change | str:
     n, d = old.shape
     moved, length = float((new - old).norm()), float(old.norm())
     changed = moved / length if length else math.inf if moved else 0.0
-    alive = (old != 0).any(1) & (new != 0).any(1)
+    alive = (neuron_lengths(torch.stack([old, new]), exact=True) > 0).all(0)
     turns = _angles(old, new) if alive.any() else None
     if turns is not None:
         turns = turns.where(alive, 0.0)
     law = make_law(2.0, False, False)
-    energies = [float(group_energy(each.view(groups, -1, d), law).mean()) for each in (old, new)]
+    energies = [float(group_energy(rows.view(groups, -1, d), law).mean()) for rows in (old, new)]
     rank = min(n, d)
     most = None if turns is None else int(turns.argmax())
     return Change(
@@ -279,5 +247,5 @@ def _explained(old: Tensor, new: Tensor, moved: float) -> float:
     The minimum is ‖W₀‖² + ‖W₁‖² − 2·Σσ(W₀ᵀW₁). It is computed as ‖W₁ − W₀R‖², which keeps the digits of small changes.
     """
     if old.shape[1] > old.shape[0]:  # rotated into N dimensions, each its own way: the minimum is the same
-        old, new = (torch.linalg.qr(each.mT, mode="r").R.mT for each in (old, new))
+        old, new = (torch.linalg.qr(rows.mT, mode="r").R.mT for rows in (old, new))
     return 1.0 - (float((new - old @ nearest_orthogonal(old.mT @ new)).norm()) / moved) ** 2

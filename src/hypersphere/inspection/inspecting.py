@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 from .._internal.progress import track
-from ..neurons.stored import StoredNeurons, find_stored
+from ..energy.hyperspherical import make_law
+from .formats import open_model
 from .measuring import measure
-from .opening import Opened, open_model
-from .result import Inspection
-from .stored import MOST_DIMENSIONS, Entry
-
-_NO_LAYER = re.compile(r"bias|mask|running_|num_batches|anchor|inv_freq|_scale|scale_|zero_point|table$", re.IGNORECASE)
+from .results import DUPLICATE_ANGLE, Inspection
+from .sources import layers_of_file
 
 
 def inspect(path: str | os.PathLike[str]) -> Inspection:
     """Report for every layer in a model file how evenly its neurons are spread, and which are redundant or dead.
 
-    Reads tensor by tensor, needs no model code and runs none: a pickle is read by ``torch.load(weights_only=True)`` in
-    another process with limits of time and memory.
+    Needs no model code and runs none: a pickle is read by ``torch.load(weights_only=True)``.
 
     Layers of float32 or less are computed in float32, to about six digits, and in float64 if they have close or
     opposite neurons or singular values near zero.
@@ -43,42 +39,17 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
     """
     path = Path(path)
     opened = open_model(path)
-    skipped = dict(opened.skipped)
-    found = layers_of(path, opened, skipped)
-    layers = [
-        measure(name, stored, opened.tensors.read(stored.key), opened.tensors.entries[stored.key].dtype)
-        for name, stored in track(found.items(), "inspecting layers", len(found))
+    sources, skipped = layers_of_file(path, opened)
+    law = make_law(2.0, False, False)
+    reports = [
+        measure(source, law, DUPLICATE_ANGLE, exact=False)
+        for source in track(sources, "inspecting layers", len(sources))
     ]
-    chosen = tuple(layer for layer in layers if not layer.passed_over)
-    others = tuple(layer for layer in layers if layer.passed_over)
-    return Inspection(str(path), opened.format, opened.size, chosen, skipped, others)
-
-
-def layers_of(path: Path, opened: Opened, skipped: dict[str, str]) -> dict[str, StoredNeurons]:
-    """Find the layers by name; other matrices go to `skipped`. ValueError if there are none."""
-    entries = opened.tensors.entries
-    for key, entry in entries.items():
-        if len(entry.shape) > 1 and (why := _why_not(key, entry)):
-            skipped[key] = why
-    shapes = {key: entry.shape for key, entry in entries.items() if entry.is_floating}
-    found = {}
-    for name, stored in find_stored(shapes, opened.layouts).items():
-        if stored.passed_over and stored.shape[0] == 1:
-            skipped.setdefault(stored.key, "a single vector")
-        elif stored.key not in skipped:
-            found[name] = stored
-    if not found:
-        count = len(entries) + len(opened.skipped)
-        raise ValueError(f"{path} has no layer to inspect: none of its {count} tensors is a matrix of weights")
-    return found
-
-
-def _why_not(key: str, entry: Entry) -> str:
-    """Return why a tensor holds no neurons, by its name, type and shape; empty if it may."""
-    if not entry.is_floating:
-        return f"{entry.dtype}, not floating point"
-    if _NO_LAYER.search(key.rpartition(".")[2]):
-        return "not a weight by its name"
-    if len(entry.shape) > MOST_DIMENSIONS:
-        return f"{len(entry.shape)} dimensions"
-    return "empty" if 0 in entry.shape else ""
+    return Inspection(
+        rows=tuple(report for report in reports if not report.passed_over),
+        path=str(path),
+        format=opened.format,
+        bytes=opened.size,
+        skipped=skipped,
+        others=tuple(report for report in reports if report.passed_over),
+    )

@@ -9,170 +9,103 @@ from typing import Any
 from .._internal.text import escaped
 from ..report.curves import LOG_AXIS
 from ..report.page import Cell, Page, colour
-from .comparing import Comparison
-from .diagnosis.result import format_excess, label
-from .result import Inspection
-from .rows import Layer
+from .comparing import Change, Comparison
+from .layer_report import LayerReport
+from .results import Inspection, format_excess, marks
 
 MOST_BARS = 400
+MOST_LISTED = 200
 
 
 def make_page(result: Inspection | Comparison) -> Page:
-    """Build the page: verdict, charts, every figure in sortable tables."""
-    return _inspection_page(result) if isinstance(result, Inspection) else _comparison_page(result)
-
-
-def _inspection_page(result: Inspection) -> Page:
-    page = Page(f"Inspection of {result.path}", f"{result.format}, {result.bytes / 1e6:.1f} MB, {len(result)} layers")
+    """Build the page: verdict, charts, every number in sortable tables."""
+    if isinstance(result, Inspection):
+        lead = f"{result.format}, {result.bytes / 1e6:.1f} MB, {len(result)} layers"
+        page = Page(f"Inspection of {result.path}", lead)
+    else:
+        page = Page("What changed", f"{result.before} → {result.after}")
     page.section("Verdict")
     for line in result.verdict:
         page.text(line.replace("`", ""))
-    rows = [*result, *result.others]
-    page.table(["layer", "grade", "what was found"], [[_name(x), x.verdict.grade, str(x.verdict)] for x in rows])
-    page.section("Layer by layer")
-    shown = rows[:MOST_BARS]
-    names = [_name(each) for each in shown]
-    angles = [None if x.separation is None else math.degrees(x.separation) for x in shown]
-    energies = [x.energy if math.isfinite(x.energy) and x.separation is not None else None for x in shown]
-    page.chart(
-        _bars(names, angles, "closest pair of neurons (degrees)"),
-        caption="The angle between the two closest neurons of each layer; 0 is a duplicate.",
-        height=_height(len(shown)),
-    )
-    page.chart(
-        _bars(names, energies, "energy", dots=True),
-        caption="The mean energy of pairs of neurons; random neurons of many dimensions have 0.5.",
-        height=_height(len(shown)),
-    )
-    if len(rows) > MOST_BARS:
-        page.text(f"The charts show the first {MOST_BARS} layers.")
-    page.section("Spread of the neurons")
-    header = [
-        "layer",
-        "kind",
-        "neurons",
-        "groups",
-        "dimension",
-        "energy",
-        "half space",
-        "excess",
-        "random",
-        "compared",
-    ]
-    page.table(header, [_energy_row(each) for each in rows], caption="Energies")
-    header = ["layer", "least angle °", "pair", "mean angle °", "near-duplicates", "opposite pairs", "dead"]
-    page.table(header, [_angle_row(each) for each in rows], caption="Angles")
-    page.section("Rank and lengths")
-    header = [
-        "layer",
-        "effective rank",
-        "largest singular value",
-        "‖WWᵀ−I‖²",
-        "shortest",
-        "longest",
-        "spread of lengths",
-    ]
-    page.table(header, [_length_row(each) for each in rows])
-    _add_named(page, rows)
-    for note in result.notes():
-        page.text(note)
+    if isinstance(result, Inspection):
+        _add_layers(page, [*result, *result.others])
+    else:
+        _add_changes(page, result)
+    for line in result.legend():
+        page.text(line)
     return page
 
 
-def _comparison_page(result: Comparison) -> Page:
-    page = Page("What changed", f"{result.before} → {result.after}")
-    page.section("Verdict")
-    for line in result.verdict:
-        page.text(line.replace("`", ""))
+def _add_layers(page: Page, layers: Sequence[LayerReport]) -> None:
+    page.table(["layer", "grade", "what was found"], [[_name(x), x.verdict.grade, str(x.verdict)] for x in layers])
     page.section("Layer by layer")
-    shown = result[:MOST_BARS]
-    names = [escaped(each.name) or "(root)" for each in shown]
-    page.chart(_bars(names, [100 * x.changed for x in shown], "change (% of the length)"), height=_height(len(shown)))
-    shares = [None if x.rotation is None else 100 * x.rotation for x in shown]
-    page.chart(_bars(names, shares, "of which a rotation (%)"), height=_height(len(shown)))
-    header = [
-        "layer",
-        "neurons",
-        "dimension",
-        "changed %",
-        "rotation %",
-        "by chance %",
-        "mean turn °",
-        "largest turn °",
+    energies = [x.energy if math.isfinite(x.energy) and x.separation is not None else None for x in layers]
+    names = [_name(x) for x in layers]
+    _add_bars(page, names, [_degrees(x.separation) for x in layers], "closest pair of neurons (degrees)")
+    page.text("The angle between the two closest neurons of each layer; 0 is a duplicate.")
+    _add_bars(page, names, energies, "energy", dots=True)
+    page.text("The mean energy of pairs of neurons; random neurons of many dimensions have 0.5.")
+    page.section("Spread of the neurons")
+    header = ["layer", "kind", "neurons", "groups", "dimension", "energy", "half space", "excess", "random"]
+    header += ["closest °", "pair", "mean angle °", "near-duplicates", "opposite pairs", "dead", "compared"]
+    page.table(header, [_spread_row(x) for x in layers])
+    page.section("Rank and lengths")
+    header = ["layer", "effective rank", "largest singular value", "‖WWᵀ−I‖²"]
+    header += ["shortest", "longest", "spread of lengths"]
+    numbers = [(x.effective_rank, x.largest_singular, x.orthonormality, x.shortest, x.longest) for x in layers]
+    page.table(header, [[_name(x), *row, x.norm_spread] for x, row in zip(layers, numbers, strict=True)])
+    if wasted := [row for x in layers for row in _wasted_rows(x)]:
+        page.section("Wasted neurons")
+        page.table(["layer", "what", f"neurons (the first {MOST_LISTED})"], wasted)
+
+
+def _spread_row(x: LayerReport) -> list[Cell]:
+    excesses = [None if share is None else (format_excess(share, 2.0), share) for share in (x.excess, x.random_excess)]
+    pair = f"{x.closest[0]}, {x.closest[1]}" if x.closest else ""
+    return [
+        *(_name(x), x.kind, x.neurons, x.groups, x.dimension, x.energy, x.half_energy, *excesses),
+        *(_degrees(x.separation), pair, _degrees(x.mean_angle), len(x.redundant), x.opposite_pairs, len(x.dead)),
+        f"sample of {x.sampled}" if x.sampled else "all",
     ]
-    header += ["neuron", "longer", "energy before", "after"]
-    rows = [
-        [
-            escaped(x.name) or "(root)",
-            x.neurons,
-            x.dimension,
-            100 * x.changed,
-            None if x.rotation is None else 100 * x.rotation,
-            100 * x.rotation_by_chance,
-            _degrees(x.mean_turn),
-            _degrees(x.largest_turn),
-            x.most_turned,
-            x.length_ratio,
-            x.energy_before,
-            x.energy_after,
-        ]
-        for x in result
-    ]
-    page.table(header, rows)
+
+
+def _wasted_rows(x: LayerReport) -> list[list[Cell]]:
+    """Return which neurons are broken, dead, redundant or opposite."""
+    listed = {
+        "NaN or infinity": ", ".join(map(str, x.broken[:MOST_LISTED])),
+        "zero": ", ".join(map(str, x.dead[:MOST_LISTED])),
+        "near-duplicates": "; ".join(f"{i}, {j}" for i, j in x.duplicates[:MOST_LISTED]),
+        "opposite": "; ".join(f"{i}, {j}" for i, j in x.opposites[:MOST_LISTED]),
+    }
+    return [[_name(x), what, neurons] for what, neurons in listed.items() if neurons]
+
+
+def _add_changes(page: Page, result: Comparison) -> None:
+    page.section("Layer by layer")
+    names = [escaped(x.name) or "(root)" for x in result]
+    _add_bars(page, names, [100 * x.changed for x in result], "change (% of the length)")
+    _add_bars(page, names, [_percent(x.rotation) for x in result], "of which a rotation (%)")
+    header = ["layer", "neurons", "dimension", "changed %", "rotation %", "by chance %", "mean turn °"]
+    header += ["largest turn °", "neuron", "longer", "energy before", "after"]
+    page.table(header, [[name, *_change_row(x)] for name, x in zip(names, result, strict=True)])
     if result.different:
         page.section("Not compared")
         page.table(["layer", "why"], [[escaped(name), why] for name, why in result.different.items()])
-    for note in result.notes():
-        page.text(note)
-    return page
 
 
-def _energy_row(x: Layer) -> list[Cell]:
+def _change_row(x: Change) -> list[Cell]:
     return [
-        *(_name(x), x.kind, x.neurons, x.groups, x.dimension, x.energy),
-        *(
-            x.half_energy,
-            _excess(x.excess),
-            _excess(x.random_excess),
-            f"sample of {x.sampled}" if x.sampled else "all",
-        ),
+        *(x.neurons, x.dimension, 100 * x.changed, _percent(x.rotation), _percent(x.rotation_by_chance)),
+        *(_degrees(x.mean_turn), _degrees(x.largest_turn), x.most_turned, x.length_ratio),
+        *(x.energy_before, x.energy_after),
     ]
 
 
-def _angle_row(x: Layer) -> list[Cell]:
-    pair = f"{x.closest[0]}, {x.closest[1]}" if x.closest else ""
-    return [
-        *(_name(x), _degrees(x.separation), pair, _degrees(x.mean_angle), len(x.redundant), x.opposite_pairs),
-        len(x.dead),
-    ]
-
-
-def _length_row(x: Layer) -> list[Cell]:
-    return [
-        *(_name(x), x.effective_rank, x.largest_singular, x.orthonormality, x.shortest, x.longest, x.norm_spread),
-    ]
-
-
-def _add_named(page: Page, layers: Sequence[Layer]) -> None:
-    """Add which neurons are dead, redundant or opposite."""
-    rows: list[list[Cell]] = []
-    for x in layers:
-        found = {
-            "NaN or infinity": ", ".join(map(str, x.broken[:200])),
-            "zero": ", ".join(map(str, x.dead[:200])),
-            "near-duplicates": "; ".join(f"{i}, {j}" for i, j in x.duplicates[:200]),
-            "opposite": "; ".join(f"{i}, {j}" for i, j in x.opposites[:200]),
-        }
-        rows += [[_name(x), what, listed] for what, listed in found.items() if listed]
-    if rows:
-        page.section("Wasted neurons")
-        page.table(["layer", "what", "neurons (the first 200)"], rows)
-
-
-def _bars(names: Sequence[str], values: Sequence[float | None], title: str, dots: bool = False) -> dict[str, Any]:
+def _add_bars(page: Page, names: Sequence[str], values: Sequence[float | None], title: str, dots: bool = False) -> None:
     """Draw a bar from 0 for each layer, or a dot on a logarithmic axis, which has no 0 to begin at."""
+    names, values = names[:MOST_BARS], values[:MOST_BARS]
     numbers = [str(i) for i in range(len(names))]  # two layers may have the same short name
-    bars = {
+    bars: dict[str, Any] = {
         **({"type": "scatter", "mode": "markers"} if dots else {"type": "bar", "orientation": "h"}),
         "y": numbers,
         "x": list(values),
@@ -191,20 +124,17 @@ def _bars(names: Sequence[str], values: Sequence[float | None], title: str, dots
             "automargin": True,
         },
     }
-    return {"data": [bars], "layout": layout}
+    caption = f"The first {MOST_BARS} layers." if len(names) == MOST_BARS else ""
+    page.chart({"data": [bars], "layout": layout}, caption=caption, height=120 + 18 * max(len(names), 4))
 
 
-def _height(bars: int) -> int:
-    return 120 + 18 * max(bars, 4)
-
-
-def _name(layer: Layer) -> str:
-    return label(layer) + (" †" if layer.passed_over else "")
+def _name(layer: LayerReport) -> str:
+    return (escaped(layer.name) or "(root)") + marks(layer)
 
 
 def _degrees(angle: float | None) -> float | None:
     return None if angle is None else math.degrees(angle)
 
 
-def _excess(share: float | None) -> Cell:
-    return None if share is None else (format_excess(share, 2.0), share)
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share

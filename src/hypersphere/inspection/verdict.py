@@ -1,4 +1,4 @@
-"""Say in words how a layer is, and what to do about it."""
+"""Grade each layer and suggest fixes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from .._internal.text import escaped
-from .rows import Finding, Layer, Verdict
+from .layer_report import Finding, LayerReport, Verdict
 
 CROWDED = 1.05  # times the energy of random neurons
 LOW_RANK = 0.5  # of the possible
@@ -24,28 +24,24 @@ REMEDIES = {
     "low rank": "make the layer narrower, or start from `hs.spread(model)`",
     "uneven": "compare by angle (`hs.spherize(model)`), or start from `hs.normalize_neurons(model)`",
 }
+#: grade → the findings that give it, the worst first
+GRADES = {
+    "broken": {"broken"},
+    "wasteful": {"dead", "duplicates", "opposites"},
+    "crowded": {"crowded", "one-sided", "low rank"},
+    "good": {"uneven"},
+}
 
 
-GRADES = ("broken", "wasteful", "crowded", "good")
-_WASTE = ("dead", "duplicates", "opposites")
+def grade_layer(layer: LayerReport) -> Verdict:
+    """Grade a layer by what was measured of it."""
+    findings = [Finding(name, text) for name, text in _findings(layer)]
+    names = {finding.name for finding in findings}
+    grade = next((grade for grade, reasons in GRADES.items() if names & reasons), "good")
+    return Verdict(grade, tuple(findings), "; ".join(finding.text for finding in findings) or _praise(layer))
 
 
-def judge(layer: Layer) -> Verdict:
-    """Judge a layer by its figures."""
-    found = [Finding(name, text) for name, text in _findings(layer)]
-    names = {finding.name for finding in found}
-    grade = "good"
-    if "broken" in names:
-        grade = "broken"
-    elif names & {*_WASTE}:
-        grade = "wasteful"
-    elif names & {"crowded", "one-sided", "low rank"}:
-        grade = "crowded"
-    text = "; ".join(finding.text for finding in found) or _praise(layer)
-    return Verdict(grade, tuple(found), text)
-
-
-def _findings(layer: Layer) -> list[tuple[str, str]]:
+def _findings(layer: LayerReport) -> list[tuple[str, str]]:
     total = layer.neurons * layer.groups
     what = "rows" if layer.kind == "embedding" else "neurons"
     found = []
@@ -55,18 +51,18 @@ def _findings(layer: Layer) -> list[tuple[str, str]]:
         found.append(("dead", f"{_count(len(layer.dead), total, what)} zero"))
     if layer.dimension == 1:  # all point the same way, or the opposite
         return found
-    compared = layer.sampled or total
     if layer.redundant:
         noun = "a near-duplicate" if len(layer.redundant) == 1 else "near-duplicates"
+        compared = layer.sampled or total
         found.append(("duplicates", f"{_count(len(layer.redundant), compared, what)} {noun} of another"))
     if layer.opposite_pairs:
-        found.append(
-            ("opposites", f"{layer.opposite_pairs} {'pair' if layer.opposite_pairs == 1 else 'pairs'} opposite")
-        )
+        pairs = "pair" if layer.opposite_pairs == 1 else "pairs"
+        found.append(("opposites", f"{layer.opposite_pairs} {pairs} opposite"))
     if layer.mean_angle is not None and layer.mean_angle < ONE_SIDED and not layer.redundant:
         found.append(("one-sided", f"{what} lean one way: {math.degrees(layer.mean_angle):.0f}° apart on average"))
-    elif not layer.redundant and _ratio(layer) > CROWDED:
-        found.append(("crowded", f"energy {100 * (_ratio(layer) - 1):.0f} % above that of random {what}"))
+    elif not layer.redundant and (layer.relative_energy or 0) > CROWDED:
+        above = 100 * ((layer.relative_energy or 0) - 1)
+        found.append(("crowded", f"energy {above:.0f} % above that of random {what}"))
     possible = min(layer.sampled or layer.neurons, layer.dimension)
     if possible >= 8 and 0 < layer.effective_rank < LOW_RANK * possible:
         found.append(("low rank", f"effective rank {layer.effective_rank:.0f} of {possible}"))
@@ -76,22 +72,14 @@ def _findings(layer: Layer) -> list[tuple[str, str]]:
     return found
 
 
-def _ratio(layer: Layer) -> float:
-    """Return the energy divided by that of random neurons; 0 where that is infinite or there are no pairs."""
-    if layer.excess is None or layer.random_excess is None or not math.isfinite(layer.excess):
-        return 0.0
-    return (1 + layer.excess) / (1 + layer.random_excess)
-
-
-def _praise(layer: Layer) -> str:
+def _praise(layer: LayerReport) -> str:
     if layer.separation is None:
         return "nothing to compare: fewer than two neurons"
-    ratio = _ratio(layer)
-    if not ratio:
+    if not layer.relative_energy:
         return "nothing found"
-    if ratio > 1.01:
+    if layer.relative_energy > 1.01:
         return "nearly as even as random neurons"
-    return "more even than random neurons" if ratio < 0.999 else "as even as random neurons"
+    return "more even than random neurons" if layer.relative_energy < 0.999 else "as even as random neurons"
 
 
 def _count(k: int, n: int, what: str) -> str:
@@ -100,22 +88,34 @@ def _count(k: int, n: int, what: str) -> str:
     return f"{k} of {n} {what} {'is' if k == 1 else 'are'}"
 
 
-def summarize(layers: Sequence[Layer]) -> list[str]:
-    """Say how the layers of a file are: one line in all, and one for each thing to do."""
-    graded = {grade: [each for each in layers if each.verdict.grade == grade] for grade in GRADES}
-    counts = ", ".join(f"{len(found)} {grade}" for grade, found in graded.items() if found)
+def summarize(layers: Sequence[LayerReport]) -> list[str]:
+    """Count the grades and the wasted neurons of all layers in a line, and suggest a fix a line for what was found."""
+    if not layers:
+        return ["no layers"]
+    grades = [layer.verdict.grade for layer in layers]
+    counts = ", ".join(f"{grades.count(grade)} {grade}" for grade in GRADES if grade in grades)
     totals = {
-        "dead": sum(len(each.dead) for each in layers),
-        "near-duplicates": sum(len(each.redundant) for each in layers if each.dimension > 1),
-        "opposite pairs": sum(each.opposite_pairs for each in layers if each.dimension > 1),
+        "dead": sum(len(layer.dead) for layer in layers),
+        "near-duplicates": sum(len(layer.redundant) for layer in layers if layer.dimension > 1),
+        "opposite pairs": sum(layer.opposite_pairs for layer in layers if layer.dimension > 1),
     }
     waste = ", ".join(f"{k} {what}" for what, k in totals.items() if k) or "no neuron is wasted"
     lines = [f"{len(layers)} {'layer' if len(layers) == 1 else 'layers'}: {counts}; {waste}"]
-    for name, remedy in REMEDIES.items():
-        where = [each.name for each in layers if any(finding.name == name for finding in each.verdict.findings)]
-        if where:
-            names = [escaped(each) or "(root)" for each in where[:3]]
-            shown = ", ".join(each if len(each) <= 60 else f"{each[:20]}…{each[-39:]}" for each in names)
-            more = f" and {len(where) - 3} more" if len(where) > 3 else ""
-            lines.append(f"{name} ({shown}{more}): {remedy}")
+    for finding, remedy in REMEDIES.items():
+        names = [layer.name for layer in layers if any(x.name == finding for x in layer.verdict.findings)]
+        if names:
+            lines.append(f"{finding} ({name_some(names)}): {remedy}")
     return lines
+
+
+def name_some(names: Sequence[str], most: int = 3) -> str:
+    """List the first names, shortened, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(shorten(name, 60) for name in names[:most]) + more
+
+
+def shorten(name: str, room: int = 40) -> str:
+    """Escape a name, and drop its middle if it is longer than `room`: the end tells most."""
+    name = escaped(name if len(name) <= 1000 else name[:500] + name[-500:]) or "(root)"
+    begin = min(6, room // 4)
+    return name if len(name) <= room else f"{name[:begin]}…{name[len(name) - (room - 1 - begin) :]}"

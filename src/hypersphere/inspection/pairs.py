@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...energy.repulsion import CLOSE, FLOOR, Law
-from ...geometry.points import angle_between, row_blocks
-from ...layers.cosine import unit
+from ..energy.repulsion import CLOSE, FLOOR, Law
+from ..geometry.points import angle_between, row_blocks
+from ..layers.cosine import unit
 
 LISTED = 1000
 """The largest number of near-duplicate pairs that a row lists: a collapsed layer has N(N − 1)/2 of them."""
