@@ -1,6 +1,5 @@
 """select: which tensors are neurons, which layer is the output. Rows are checked against what a layer does."""
 
-import dataclasses
 import itertools
 
 import pytest
@@ -36,51 +35,30 @@ def output_of(model, output="auto"):
 
 def test_everything_eligible_in_the_models_order():
     net = Net()
-    found = hs.select(net)
-    assert list(found) == ALL
-    for name, neurons in found.items():
+    selected = hs.select(net)
+    assert list(selected) == ALL
+    for name, neurons in selected.items():
         assert neurons.module is net.get_submodule(name)
         assert neurons.tensor_name == "weight"
         assert neurons.is_output is (name == "fc")
 
 
-def test_neurons_are_frozen_and_have_the_promised_fields():
-    neurons = hs.select(Net())["fc"]
-    assert isinstance(neurons, hs.neurons.Neurons)
-    fields = [field.name for field in dataclasses.fields(neurons)]
-    assert fields == ["module", "tensor_name", "is_output", "layout", "adapters"]
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        neurons.is_output = False
-
-
 @pytest.mark.parametrize(
     ("specs", "names"),
     [
-        ("conv1", ["conv1"]),
         ("block.2", ["block.2"]),
         ("block", []),  # a container has no neurons of its own
-        ("bn", []),
         ("conv*", ["conv1", "conv2"]),
-        ("block.*", ["block.0", "block.2"]),
-        ("*.0", ["block.0"]),
         ("conv[2-9]", ["conv2"]),
-        ("?c", ["fc"]),
         ("CONV1", []),  # case counts
-        ("*", ALL),
         ("conv", []),  # a name is whole
         (nn.Linear, ["block.0", "block.2", "fc"]),
-        (nn.Conv2d, ["conv1", "conv2"]),
-        (nn.Module, ALL),
         (nn.BatchNorm2d, []),
         (lambda name, module: module.weight.shape[0] > 4, ["conv2", "block.0"]),
-        (lambda name, module: name.startswith("b"), ["block.0", "block.2"]),
         (["fc", "conv1"], ["conv1", "fc"]),  # the model's order
         (("conv1", nn.Linear), ["conv1", "block.0", "block.2", "fc"]),
         (["*2", lambda name, module: name == "fc"], ["conv2", "block.2", "fc"]),
-        ({"fc"}, ["fc"]),
-        (["conv1", "conv1", "conv*"], ["conv1", "conv2"]),
         ([], []),
-        ("nowhere", []),
     ],
 )
 def test_layers_and_exclude(specs, names):
@@ -102,11 +80,6 @@ def test_a_predicate_gets_name_and_module():
     assert seen == [(name, net.get_submodule(name)) for name in ALL]
 
 
-def test_nothing_matches_is_an_empty_dict():
-    for model in (nn.ReLU(), nn.Sequential(), nn.BatchNorm2d(3)):
-        assert hs.select(model) == {}
-
-
 def test_recurrent_embeddings_and_norms_are_passed_over():
     model = nn.ModuleDict(
         {
@@ -120,9 +93,8 @@ def test_recurrent_embeddings_and_norms_are_passed_over():
             "fc": nn.Linear(4, 2),
         }
     )
-    found = hs.select(model)
-    assert not {"tokens", "bag", "lstm", "gru", "cell", "norm"} & set(found)
-    assert "fc" in found
+    assert list(hs.select(model)) == ["fc"]
+    assert hs.select(nn.BatchNorm2d(3)) == {}
     assert hs.select(model, ["lstm", "gru", "tokens", nn.RNNBase, nn.Embedding]) == {}
 
 
@@ -138,15 +110,6 @@ def test_sphere_layers_and_subclasses_are_eligible():
     model = nn.Sequential(hs.SphereConv1d(2, 3, 3), hs.SphereLinear(3, 3), Mine(3, 3))
     assert list(hs.select(model)) == ["0", "1", "2"]
     assert list(hs.select(model, hs.SphereLinear)) == ["1"]
-
-
-def test_the_model_is_not_touched():
-    net = Net()
-    before = {name: value.clone() for name, value in net.state_dict().items()}
-    for neurons in hs.select(net).values():
-        neurons.matrix()
-    assert list(before) == list(net.state_dict())
-    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
 
 
 # the output
@@ -171,14 +134,14 @@ def test_the_output_does_not_depend_on_what_is_selected():
     assert hs.select(Net(), "fc")["fc"].is_output
 
 
-@pytest.mark.parametrize("name", ["nowhere", "block", "bn", "FC", "conv*", ""])
+@pytest.mark.parametrize("name", ["nowhere", "block", "conv*", ""])
 def test_unknown_output_lists_what_there_is(name):
     with pytest.raises(ValueError, match=r"output.*conv1.*fc") as caught:
         hs.select(Net(), output=name)
     assert repr(name) in str(caught.value)
 
 
-@pytest.mark.parametrize("output", [3, nn.Linear, True, ["fc"], nn.Linear(2, 2)])
+@pytest.mark.parametrize("output", [3, ["fc"], nn.Linear(2, 2)])
 def test_output_of_a_wrong_type(output):
     with pytest.raises(TypeError, match="output"):
         hs.select(Net(), output=output)
@@ -200,27 +163,12 @@ def test_get_classifier_says_which_layer():
     assert output_of(with_classifier("block.0"), "fc") == "fc"
 
 
-def test_get_classifier_identity_means_no_output():
+def test_get_classifier_identity_or_none_means_no_output():
     assert output_of(with_classifier(nn.Identity())) is None
+    assert output_of(with_classifier(None)) is None
     headless = with_classifier("fc")
     headless.fc = nn.Identity()
     assert output_of(headless) is None
-
-
-def test_get_classifier_of_two_heads():
-    """timm's distilled models give a tuple."""
-
-    class Distilled(Net):
-        def get_classifier(self):
-            return self.block[2], self.fc
-
-    marked = {name for name, neurons in hs.select(Distilled()).items() if neurons.is_output}
-    assert marked
-    assert marked <= {"block.2", "fc"}
-
-
-def test_get_classifier_none_means_no_output():
-    assert output_of(with_classifier(None)) is None
 
 
 def test_get_classifier_goes_before_a_loss_head():
@@ -237,26 +185,18 @@ def test_the_last_loss_head_goes_before_the_last_linear():
             "body": nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 4)),
         }
     )
-    found = hs.select(model)
-    assert list(found) == ["first", "second", "body.0", "body.2"]
+    selected = hs.select(model)
+    assert list(selected) == ["first", "second", "body.0", "body.2"]
     assert output_of(model) == "second"
-    assert found["second"].matrix().shape == (1, 5, 4)
-    assert found["second"].tensor_name == "weight"
+    assert selected["second"].matrix().shape == (1, 5, 4)
+    assert selected["second"].tensor_name == "weight"
 
 
-HEADS = [
-    lambda: hs.WSoftmaxLoss(3, 4),
-    lambda: hs.GASoftmaxLoss(3, 4),
-    lambda: hs.ASoftmaxLoss(3, 4),
-    lambda: hs.SSoftmaxLoss(3, 4),
-    lambda: hs.AMSoftmaxLoss(3, 4),
-    lambda: hs.ArcFaceLoss(3, 4),
-]
+HEADS = (hs.WSoftmaxLoss, hs.GASoftmaxLoss, hs.ASoftmaxLoss, hs.SSoftmaxLoss, hs.AMSoftmaxLoss, hs.ArcFaceLoss)
 
 
-@pytest.mark.parametrize("make", HEADS)
-def test_every_loss_head_is_known(make):
-    assert output_of(nn.ModuleDict({"head": make(), "fc": nn.Linear(4, 3)})) == "head"
+def test_every_loss_head_is_known():
+    assert all(output_of(nn.ModuleDict({"head": head(3, 4), "fc": nn.Linear(4, 3)})) == "head" for head in HEADS)
 
 
 @pytest.mark.parametrize(
@@ -265,9 +205,9 @@ def test_every_loss_head_is_known(make):
     ids=lambda m: type(m).__name__,
 )
 def test_the_root_is_never_the_output(root):
-    found = hs.select(root)
-    assert found[""].module is root
-    assert not found[""].is_output
+    selected = hs.select(root)
+    assert selected[""].module is root
+    assert not selected[""].is_output
     assert list(hs.select(root, layers=type(root))) == [""]
 
 
@@ -284,11 +224,11 @@ def test_a_root_that_is_its_own_classifier():
 
 def test_attention_of_one_size_is_three_groups():
     model = nn.ModuleDict({"attn": nn.MultiheadAttention(4, 2), "fc": nn.Linear(4, 2)})
-    found = hs.select(model)
-    assert found["attn"].module is model["attn"]
-    assert found["attn"].tensor_name == "in_proj_weight"
-    assert torch.equal(found["attn"].matrix(), torch.stack(model["attn"].in_proj_weight.chunk(3)))
-    assert found["attn"].matrix().shape == (3, 4, 4)
+    selected = hs.select(model)
+    assert selected["attn"].module is model["attn"]
+    assert selected["attn"].tensor_name == "in_proj_weight"
+    assert torch.equal(selected["attn"].matrix(), torch.stack(model["attn"].in_proj_weight.chunk(3)))
+    assert selected["attn"].matrix().shape == (3, 4, 4)
     assert list(hs.select(model, nn.MultiheadAttention)) == ["attn"]
     assert list(hs.select(model, "attn")) == ["attn"]
     assert "attn" not in hs.select(model, exclude="attn*")
@@ -298,9 +238,9 @@ def test_attention_of_one_size_is_three_groups():
 def test_attention_of_several_sizes_is_three():
     attention = nn.MultiheadAttention(4, 2, kdim=3, vdim=5)
     for prefix, model in (("attn.", nn.ModuleDict({"attn": attention})), ("", attention)):
-        found = hs.select(model, nn.MultiheadAttention)
-        assert list(found) == [f"{prefix}{x}_proj_weight" for x in "qkv"]
-        for (name, neurons), shape in zip(found.items(), [(1, 4, 4), (1, 4, 3), (1, 4, 5)], strict=True):
+        selected = hs.select(model, nn.MultiheadAttention)
+        assert list(selected) == [f"{prefix}{x}_proj_weight" for x in "qkv"]
+        for (name, neurons), shape in zip(selected.items(), [(1, 4, 4), (1, 4, 3), (1, 4, 5)], strict=True):
             assert neurons.module is attention
             assert neurons.tensor_name == name.removeprefix(prefix)
             assert neurons.matrix().shape == shape
@@ -332,9 +272,9 @@ def impulse_rows(layer):
 
 
 CONVOLUTIONS = [
-    *itertools.product([nn.Conv1d, nn.ConvTranspose1d], [(3,)], [1, 2]),
+    *itertools.product([nn.Conv1d, nn.ConvTranspose1d], [(3,)], [2]),
     *itertools.product([nn.Conv2d, nn.ConvTranspose2d], [(3, 2)], [1, 2]),
-    *itertools.product([nn.Conv3d, nn.ConvTranspose3d], [(2, 1, 3)], [1, 2]),
+    *itertools.product([nn.Conv3d, nn.ConvTranspose3d], [(2, 1, 3)], [2]),
 ]
 
 
@@ -364,11 +304,6 @@ def test_depthwise_and_uneven_transposed():
         assert torch.equal(matrix[group, neuron], layer.weight[3 * group : 3 * group + 3, neuron].flatten())
 
 
-def test_linear_rows():
-    layer = nn.Linear(5, 3)
-    assert torch.equal(hs.select(layer)[""].matrix(), layer.weight.reshape(1, 3, 5))
-
-
 @pytest.mark.parametrize(
     "layer", [nn.Linear(4, 3), nn.ConvTranspose1d(4, 6, 3, groups=2)], ids=["linear", "transposed"]
 )
@@ -386,11 +321,11 @@ def test_parametrized_layers_are_included_with_the_weight_they_use():
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     parametrizations.weight_norm(model[0])
     parametrizations.orthogonal(model[2])
-    found = hs.select(model)
-    assert list(found) == ["0", "2", "4"]
-    assert found["4"].is_output
-    assert torch.equal(found["0"].matrix()[0], model[0].weight.flatten(1))
-    rows = found["2"].matrix()[0]
+    selected = hs.select(model)
+    assert list(selected) == ["0", "2", "4"]
+    assert selected["4"].is_output
+    assert torch.equal(selected["0"].matrix()[0], model[0].weight.flatten(1))
+    rows = selected["2"].matrix()[0]
     torch.testing.assert_close(rows.T @ rows, torch.eye(3))
     assert list(hs.select(model, nn.Conv2d)) == ["0"]
     parametrizations.weight_norm(model[4])
@@ -406,24 +341,19 @@ def test_parametrized_attention():
 # what is refused
 
 
-@pytest.mark.parametrize("model", [None, 3, nn.Linear, {"weight": torch.zeros(2, 2)}, "model"])
+@pytest.mark.parametrize("model", [None, nn.Linear, {"weight": torch.zeros(2, 2)}])
 def test_a_model_of_a_wrong_type(model):
     with pytest.raises(TypeError, match="model"):
         hs.select(model)
 
 
 @pytest.mark.parametrize(
-    "specs",
-    [3, 1.5, True, [3], ["conv1", None], [["conv1"]], nn.Linear(2, 2), [nn.Linear(2, 2)]],
-    ids=["int", "float", "bool", "list of int", "None inside", "nested", "a module", "modules"],
+    "specs", [3, ["conv1", None], [["conv1"]], nn.Linear(2, 2)], ids=["int", "None inside", "nested", "a module"]
 )
-@pytest.mark.parametrize("argument", ["layers", "exclude"])
-def test_specs_of_a_wrong_type_name_the_argument(argument, specs):
-    with pytest.raises(TypeError, match=argument):
-        hs.select(Net(), **{argument: specs})
-
-
-def test_exclude_none_names_the_argument():
+def test_specs_of_a_wrong_type_name_the_argument(specs):
+    for argument in ("layers", "exclude"):
+        with pytest.raises(TypeError, match=argument):
+            hs.select(Net(), **{argument: specs})
     with pytest.raises(TypeError, match="exclude"):
         hs.select(Net(), exclude=None)
 
@@ -437,8 +367,8 @@ def test_a_wrapper_does_not_hide_which_layer_is_the_output():
         def get_classifier(self):
             return self.head
 
-    found = hs.select(nn.DataParallel(Backwards()))
-    assert {name: n.is_output for name, n in found.items()} == {"module.head": True, "module.body": False}
+    selected = hs.select(nn.DataParallel(Backwards()))
+    assert {name: n.is_output for name, n in selected.items()} == {"module.head": True, "module.body": False}
 
 
 def test_a_selection_as_layers():
