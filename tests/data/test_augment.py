@@ -1,6 +1,7 @@
 """Augmentation against loops over images and pixels, and random numbers against the hash in Python's own integers."""
 
 import hashlib
+import itertools
 import math
 import pickle
 
@@ -141,11 +142,10 @@ def test_distributions(draw):
 
 
 def test_seed_epoch_and_index_all_count():
+    numbers = range(3)
     drawn = {
         tuple(SampleGenerator(seed, epoch, [index]).uniform(4)[0].tolist())
-        for seed in range(3)
-        for epoch in range(3)
-        for index in range(3)
+        for seed, epoch, index in itertools.product(numbers, numbers, numbers)
     }
     assert len(drawn) == 27
 
@@ -153,12 +153,7 @@ def test_seed_epoch_and_index_all_count():
 PIPELINES = {
     "cifar10.spherenet": {"size": 32, "padding": 0, "mode": "zeros", "crop": False},
     "cifar10+.spherenet": {"size": 32, "padding": 4, "mode": "symmetric"},
-    "cifar10+.spherenet.vertical": {
-        "size": 32,
-        "padding": 4,
-        "mode": "symmetric",
-        "flips": ("horizontal", "vertical"),
-    },
+    "cifar10+.spherenet.vertical": {"size": 32, "padding": 4, "mode": "symmetric", "flips": ("horizontal", "vertical")},
     "cifar.mhe": {"size": 32, "padding": 4, "mode": "symmetric"},
 }
 
@@ -173,7 +168,7 @@ def test_cifar_equals_the_loop_over_pixels(name):
 
 
 @pytest.mark.parametrize("mode", ["symmetric", "zeros"])
-@pytest.mark.parametrize(("size", "padding", "shape"), [(5, 2, (6, 9)), (7, 1, (5, 6)), (4, 0, (4, 7)), (6, 5, (5, 5))])
+@pytest.mark.parametrize(("size", "padding", "shape"), [(5, 2, (6, 9)), (4, 0, (4, 7)), (6, 5, (5, 5))])
 def test_crops_of_any_size(mode, size, padding, shape):
     images = random_images(20, *shape, channels=1)
     out = Compose(Crop(size, padding, mode), Flip(), Normalize())(images, SampleGenerator(0, 0, np.arange(20)))
@@ -182,7 +177,7 @@ def test_crops_of_any_size(mode, size, padding, shape):
 
 
 @pytest.mark.parametrize("mode", ["symmetric", "zeros"])
-@pytest.mark.parametrize("padding", [0, 1, 4, 11])  # 11: more than the image is wide
+@pytest.mark.parametrize("padding", [0, 4, 11])  # 11: more than the image is wide
 def test_padding_is_that_of_numpy(mode, padding):
     images = random_images(3, 5, 7).numpy()
     sides = ((0, 0), (0, 0), (padding, padding), (padding, padding))
@@ -205,27 +200,19 @@ def test_flips_and_crops_are_as_frequent_as_they_should_be():
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
-def test_a_sample_is_the_same_in_every_batch(name):
+def test_a_sample_is_the_same_in_every_batch_and_inputs_do_not_change(name):
     inputs = example(name, 37)
-    whole = AUGMENTATIONS[name](inputs, SampleGenerator(0, 3, np.arange(37)))
-    for part in ([0], [36], [11, 3, 30], list(range(13, 30))):
-        again = AUGMENTATIONS[name](inputs[part], SampleGenerator(0, 3, part))
-        assert torch.equal(again, whole[part])
-
-
-@pytest.mark.parametrize("name", AUGMENTATIONS)
-def test_inputs_stay_as_they_are_and_tables_can_be_sent_to_workers(name):
-    inputs = example(name)
     before = inputs.clone()
-    out = AUGMENTATIONS[name](inputs, SampleGenerator(0, 0, range(4)))
+    whole = AUGMENTATIONS[name](inputs, SampleGenerator(0, 3, np.arange(37)))
     assert torch.equal(inputs, before)
-    assert out.dtype == torch.float32
-    sent = pickle.loads(pickle.dumps(AUGMENTATIONS[name]))
-    assert torch.equal(sent(inputs, SampleGenerator(0, 0, range(4))), out)
+    assert whole.dtype == torch.float32
+    sent = pickle.loads(pickle.dumps(AUGMENTATIONS[name]))  # as to a worker process
+    for part in ([36], [11, 3, 30], list(range(13, 30))):
+        assert torch.equal(sent(inputs[part], SampleGenerator(0, 3, part)), whole[part])
 
 
 @pytest.mark.parametrize("name", [name for name in AUGMENTATIONS if name.endswith(".eval")])
-def test_testing_is_without_chance(name):
+def test_evaluation_is_deterministic(name):
     inputs = example(name)
     a, b = (AUGMENTATIONS[name](inputs, SampleGenerator(seed, 0, range(4))) for seed in (0, 1))
     assert torch.equal(a, b)

@@ -67,11 +67,9 @@ def array_of(content):
     return official._encode(content)
 
 
-EMPTY_ARRAY = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
 HOSTILE = {
     "os.system": pickle.dumps(Shell(), 2),
     "eval": pickle.dumps(Evaluate(), 2),
-    "eval, protocol 0": pickle.dumps(Evaluate(), 0),
     "eval, protocol 4": pickle.dumps(Evaluate(), 4),
     "eval in a dict": official.dumps({b"data": official.Raw(pickle.dumps(Evaluate(), 2)[2:-1])}),
     "instance": b"(S'touch executed'\nios\nsystem\n.",
@@ -79,26 +77,16 @@ HOSTILE = {
     "persistent id": b"\x80\x02Pexecuted\n.",
     "extension": b"\x80\x02\x82\x01.",
     "attribute of numpy": b"\x80\x02cnumpy.core.multiarray\nfromfile\n.",
-    "numpy's test runner": b"\x80\x02cnumpy.testing._private.utils\nrunstring\n.",
-    "a list of a string": b"\x80\x02c__builtin__\nlist\nU\x01a\x85R.",
     "an ndarray made by hand": b"\x80\x02cnumpy\nndarray\nK\x09\x85R.",
     "an array of objects": b"\x80\x02cnumpy\ndtype\n(U\x02O8K\x00K\x01tR.",
-    "an array of records": b"\x80\x02cnumpy\ndtype\n(U\x02V8K\x00K\x01tR.",
     "state of a global": b"\x80\x02cnumpy\nndarray\n}(U\x01aK\x01ub.",
     "slots of a sparse matrix": b"\x80\x02cscipy.sparse.csr\ncsr_matrix\n)\x81N}U\x01aK\x01s\x86b.",
-    "append to a global": b"\x80\x02c__builtin__\nlist\nK\x01a.",
-    "items of a list": b"\x80\x02](K\x01K\x02u.",
     "a key that is a list": b"\x80\x02}]K\x01s.",
-    "half an item": b"\x80\x02}(K\x01u.",
     "an unknown memo": b"\x80\x02h\x07.",
-    "no mark": b"\x80\x02K\x01t.",
     "an empty stack": b"\x80\x02.",
-    "a mark left": b"\x80\x02K\x01(.",
-    "too few for a tuple": b"\x80\x02K\x01\x87.",
     "not a pickle": b"hello, world",
     "empty": b"",
     "bytes after the end": b"\x80\x02N.N.",
-    "no end": b"\x80\x02N",
 }
 
 
@@ -114,7 +102,7 @@ def test_hostile_pickles(name, tmp_path, monkeypatch):
 def test_hostile_pickles_are_hostile(tmp_path, monkeypatch):
     """What the shell and eval pickles do when they are loaded by pickle."""
     monkeypatch.chdir(tmp_path)
-    for name in ("os.system", "eval", "eval, protocol 0", "eval in a dict", "instance", "object"):
+    for name in ("os.system", "eval", "eval in a dict", "instance", "object"):
         pickle.loads(HOSTILE[name])
         os.remove("executed")
 
@@ -124,12 +112,7 @@ BOMBS = {
     "memo": b"\x80\x02Nr" + struct.pack("<I", 2**32 - 1) + b"(" * 3 + b".",
     "string": b"\x80\x02T" + struct.pack("<i", LONG) + b"short.",
     "negative string": b"\x80\x02T" + struct.pack("<i", -5) + b"short.",
-    "short string": b"\x80\x02U\xffshort",
-    "global": b"\x80\x02c" + b"a" * 5 * MEGA + b"\n.",
     "array": b"\x80\x02" + array_of(np.arange(3)).replace(b"(K\x03t", b"(J\xff\xff\xff\x7fJ\xff\xff\xff\x7ft") + b".",
-    "empty array": b"\x80\x02"
-    + array_of(np.zeros(0)).replace(b"(K\x00t", b"(" + b"J\xff\xff\xff\x7f" * 50 + b"t")
-    + b".",
 }
 
 
@@ -138,11 +121,6 @@ def test_promises_take_no_memory(name, tmp_path):
     path = official.write(tmp_path / "file", BOMBS[name])
     with memory_below(MEGA), refused(path, "declares" if name == "string" else None):
         _pickles.load(path)
-
-
-def test_deep_nesting(tmp_path):
-    path = official.write(tmp_path / "file", b"\x80\x02)" + b"\x85" * 20_000 + b".")
-    assert type(_pickles.load(path)) is tuple
 
 
 def test_arrays_by_columns(tmp_path):
@@ -214,11 +192,6 @@ def test_cifar_binary(small_cifar, change, message):
     with refused(path, message):
         data.load("cifar10", small_cifar)
     assert len(data.load("cifar10", small_cifar, "test")) == 4
-
-
-def test_official_cifar_is_of_its_size():
-    assert cifar.CIFAR10.images == {"train": 10_000, "test": 10_000}
-    assert cifar.CIFAR100.images == {"train": 50_000, "test": 10_000}
 
 
 def test_cifar_with_a_file_missing(small_cifar):
@@ -316,7 +289,7 @@ def test_a_gzip_bomb(small_mnist):
         data.load("mnist", small_mnist)
 
 
-@pytest.mark.parametrize("at", [0, 2, 10, 40, -6])
+@pytest.mark.parametrize("at", [0, 40, -6])
 def test_damaged_gzip(small_mnist, at):
     plain = small_mnist / "train-images-idx3-ubyte"
     content = bytearray(gzip.compress(plain.read_bytes()))
@@ -357,27 +330,21 @@ SHARED_NEIGHBOURS = (
 )
 GRAPH = {
     "allx shape": ("allx", sparse(529), r"\(530, 6\)"),
-    "allx columns": ("allx", sparse(_shape=(530, 2**31 - 1)), r"\(530, 6\)"),
     "allx dense": ("allx", np.eye(530, 6), "sparse matrix"),
     "allx end": ("allx", sparse(indptr=np.arange(531, dtype="<i4")), "must have 530 values, got 6"),
     "allx falls": ("allx", sparse(indptr=np.r_[0, 9, np.full(529, 6)].astype("<i4")), "nondecreasing"),
     "allx below": ("allx", sparse(indptr=np.r_[-1, np.full(530, 6)].astype("<i4")), "nondecreasing"),
     "allx floats": ("allx", sparse(indptr=np.zeros(531)), "integers"),
     "allx column": ("allx", sparse(indices=np.array([0, 1, 2, 3, 4, 6], "<i4")), "columns must be 0 to 5"),
-    "allx negative": ("allx", sparse(indices=np.array([0, 1, 2, 3, 4, -1], "<i4")), "columns must be 0 to 5"),
     "allx nan": ("allx", sparse(data=np.full(6, np.nan)), "finite"),
     "allx missing": ("allx", sparse(data=None), "vector 'data'"),
     "ally classes": ("ally", np.zeros((530, 4), "<i4"), r"array \(530, 3\)"),
-    "ally rows": ("ally", np.zeros((531, 3), "<i4"), r"array \(530, 3\)"),
     "ally two": ("ally", np.ones((530, 3), "<i4"), "at most one 1"),
     "ally list": ("ally", [1, 2], r"array \(530, 3\)"),
     "y": ("y", np.zeros((31, 3), "<i4"), "leave 500 of 530"),
-    "graph list": ("graph", [[1]], "dict of lists"),
     "graph ends": ("graph", {0: 1}, "dict of lists"),
     "graph high": ("graph", {0: [540]}, "0 to 539"),
-    "graph low": ("graph", {0: [-1]}, "0 to 539"),
     "graph name": ("graph", {b"a": [1]}, "integers"),
-    "graph text": ("graph", {0: [b"a"]}, "integers"),
 }
 
 
@@ -415,7 +382,7 @@ def test_one_list_for_many_nodes(small_graph):
         data.load("cora", small_graph)
 
 
-@pytest.mark.parametrize("part", ["allx", "ally", "tx", "ty", "y", "graph", "test.index"])
+@pytest.mark.parametrize("part", ["allx", "y", "graph", "test.index"])
 def test_planetoid_with_a_damaged_file(small_graph, part):
     path = small_graph / f"ind.cora.{part}"
     content = path.read_bytes()
@@ -474,15 +441,6 @@ def test_damaged_images_are_named(image, change):
         ds[0]
 
 
-def test_only_formats_that_run_nothing(image):
-    """By its name a PNG, in truth of a format that Pillow would read too."""
-    from PIL import Image
-
-    Image.new("RGB", (3, 2)).save(image, format="TIFF")
-    with refused(image, "cannot identify image file"):
-        data.load("image_folder", image.parents[1])[0]
-
-
 def test_an_image_just_too_large(image, monkeypatch):
     from hypersphere.data import image_folder
 
@@ -525,10 +483,7 @@ def test_orl_with_an_image_missing(tmp_path):
     [
         ("", "must begin"),
         ("a\n", "integers"),
-        ("1 1 1\n", "must begin"),
-        ("0 1\n", "from 1"),
         ("1 1\nA 1 2\n", "2 pairs .see its first line., got 1"),
-        ("1 1\nA 1 2\nA 1 B 1\nA 1 2\n", "2 pairs .see its first line., got 3"),
         ("1 1\nA 1 B 2\nA 1 B 1\n", "pair 1 must be 'name i j'"),
         ("1 1\nA 1 2\nA 1 2\n", "pair 2 must be 'name i name j'"),
         ("1 1\nA 0 2\nA 1 B 1\n", "from 1"),
@@ -542,13 +497,6 @@ def test_pairs(tmp_path, text, message):
     path = official.write(tmp_path / "pairs.txt", text)
     with memory_below(MEGA), refused(path, message):
         data.read_pairs(path)
-
-
-def test_pairs_that_are_not_there(tmp_path):
-    with refused(tmp_path / "pairs.txt", "must be a file"):
-        data.read_pairs(tmp_path / "pairs.txt")
-    with refused(tmp_path, "must be a file"):
-        data.read_pairs(tmp_path)
 
 
 # --- text

@@ -54,9 +54,9 @@ def numbered(n, classes=1):
     return ArrayDataset(torch.arange(n), torch.arange(n) % classes, names(classes))
 
 
-def balanced(classes, each):
+def balanced(classes, per_class):
     """Labels in random order."""
-    labels = torch.arange(classes).repeat(each)[torch.randperm(classes * each)]
+    labels = torch.arange(classes).repeat(per_class)[torch.randperm(classes * per_class)]
     return ArrayDataset(torch.arange(len(labels)), labels, names(classes))
 
 
@@ -71,7 +71,7 @@ def indices(iterator):
     return [batch.tolist() for batch, _ in iterator]
 
 
-@pytest.mark.parametrize("augment", [None, "cifar10.spherenet", "cifar.mhe"])
+@pytest.mark.parametrize("augment", [None, "cifar.mhe"])
 def test_equals_the_loop_over_samples(augment):
     data = array()
     order = torch.cat([x for x, _ in batches(numbered(N), 16, seed=3, epoch=2)]).tolist()
@@ -92,7 +92,7 @@ def test_equals_the_loop_over_samples(augment):
     assert place == N
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", ["array", "lazy"])
 def test_equal_bytes_for_any_workers_from_any_position(kind, workers):
     data, augment, size = (array(), "cifar.mhe", 16) if kind == "array" else (lazy(), "imagenet", 3)
@@ -100,14 +100,6 @@ def test_equal_bytes_for_any_workers_from_any_position(kind, workers):
     whole = list(batches(data, size, **options))
     for start in (0, 2):
         assert same(batches(data, size, start=start, workers=workers, **options), whole[start:])
-
-
-def test_from_every_position():
-    data = array()
-    whole = list(batches(data, 10, augment="cifar.mhe"))
-    for start in range(len(whole) + 1):
-        assert same(batches(data, 10, start=start, augment="cifar.mhe"), whole[start:])
-    assert list(batches(data, 10, start=11)) == []
 
 
 def test_a_sample_is_the_same_in_batches_of_any_size():
@@ -155,21 +147,11 @@ def test_nothing_else_moves():
     assert torch.equal(data.inputs, before)
 
 
-def test_a_delivered_batch_is_the_users():
-    points = ArrayDataset(torch.randn(6, 4), torch.zeros(6, dtype=torch.int64), names(1))
-    before = points.inputs.clone()
-    for inputs, labels in batches(points, 3, shuffle=False):
-        inputs.zero_()
-        labels.add_(1)
-    assert torch.equal(points.inputs, before)
-    assert not points.labels.any()
-
-
 def test_without_augment_only_pixels_change():
     for inputs in (torch.randn(4, 5, 3), torch.randn(4, 2, dtype=torch.float64), torch.arange(8).reshape(4, 2)):
-        ((given, _),) = batches(ArrayDataset(inputs, [0, 0, 1, 1], names(2)), 4, shuffle=False)
-        assert given.dtype == inputs.dtype
-        assert torch.equal(given, inputs)
+        ((batch, _),) = batches(ArrayDataset(inputs, [0, 0, 1, 1], names(2)), 4, shuffle=False)
+        assert batch.dtype == inputs.dtype
+        assert torch.equal(batch, inputs)
 
 
 def test_in_order():
@@ -192,9 +174,7 @@ def test_a_callable_of_the_users():
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize(
-    ("n", "size", "ranks"), [(40, 4, 2), (41, 4, 2), (43, 3, 4), (37, 5, 3), (33, 2, 4), (4, 9, 4)]
-)
+@pytest.mark.parametrize(("n", "size", "ranks"), [(40, 4, 2), (41, 4, 2), (43, 3, 4), (33, 2, 4), (4, 9, 4)])
 def test_ranks_are_disjoint_and_complete(n, size, ranks, shuffle):
     parts = [
         indices(batches(numbered(n), size, seed=1, rank=rank, world_size=ranks, shuffle=shuffle))
@@ -219,11 +199,6 @@ def test_rank_from_a_position():
     assert indices(batches(numbered(37), 5, rank=2, world_size=3, start=1)) == whole[1:]
 
 
-def test_a_data_set_of_torch():
-    data = TensorDataset(torch.arange(6.0), torch.arange(6))
-    assert [y.tolist() for _, y in batches(data, 4, shuffle=False)] == [[0, 1, 2, 3], [4, 5]]
-
-
 def test_an_iterator_that_is_left_ends_its_workers():
     from torch.multiprocessing import active_children
 
@@ -239,32 +214,21 @@ def counts(data):
     return data.labels.bincount(minlength=len(data.classes)).tolist()
 
 
-CIFAR = [(10, 5000), (100, 500)]
-
-
-@pytest.mark.parametrize(("classes", "each"), CIFAR)
-def test_single_imbalance(classes, each):
-    few = imbalance(balanced(classes, each), "single")
-    tenth = classes // 10
-    assert counts(few) == [each // 10] * tenth + [each] * (classes - tenth)
+@pytest.mark.parametrize(("classes", "per_class"), [(10, 5000), (100, 500)])
+def test_imbalance_of_cifar(classes, per_class):
+    single, multiple = (imbalance(balanced(classes, per_class), kind) for kind in ("single", "multiple"))
+    tenth, unit = classes // 10, {10: 500, 100: 5}[classes]
+    assert counts(single) == [per_class // 10] * tenth + [per_class] * (classes - tenth)
+    assert counts(multiple) == [unit * (c + 1) for c in range(classes)]
     if classes == 10:
-        assert len(few) == 45500  # 003, Appendix A
-
-
-@pytest.mark.parametrize(("classes", "each"), CIFAR)
-def test_multiple_imbalance(classes, each):
-    few = imbalance(balanced(classes, each), "multiple")
-    unit = {10: 500, 100: 5}[classes]
-    assert counts(few) == [unit * (c + 1) for c in range(classes)]
-    if classes == 10:
-        assert len(few) == 27500  # 003, Appendix A
+        assert (len(single), len(multiple)) == (45500, 27500)  # 003, Appendix A
 
 
 def test_mnist_imbalance():
-    each = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
-    labels = torch.arange(10).repeat_interleave(torch.tensor(each))
+    sizes = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    labels = torch.arange(10).repeat_interleave(torch.tensor(sizes))
     few = imbalance(ArrayDataset(torch.arange(60000), labels, names(10)), "mnist0")
-    assert counts(few) == [100, *each[1:]]
+    assert counts(few) == [100, *sizes[1:]]
 
 
 def test_small_classes_keep_a_sample():
@@ -334,8 +298,7 @@ def test_holdout_of_few_in_many_classes():
     assert len(train) == 463
 
 
-@pytest.mark.parametrize("ways", [2, 5])
-@pytest.mark.parametrize(("shots", "queries"), [(1, 15), (5, 15), (5, 0)])
+@pytest.mark.parametrize(("ways", "shots", "queries"), [(2, 1, 15), (5, 5, 15), (5, 5, 0)])
 def test_episode(ways, shots, queries):
     data = balanced(20, 24)
     support, support_labels, query, query_labels = episode(data, 3, ways=ways, shots=shots, queries=queries, seed=7)
@@ -359,12 +322,6 @@ def test_episodes_differ_and_use_everything():
     assert seen.min() > 0
     classes = sum(data.labels[support[::5]].bincount(minlength=20) for support in supports)
     assert (classes - 100).abs().max() < 4.5 * (400 * 0.25 * 0.75) ** 0.5
-
-
-def test_episodes_of_the_same_classes_differ():
-    data = balanced(5, 20)
-    drawn = {frozenset(episode(data, index, seed=seed)[0].tolist()) for index in range(3) for seed in range(3)}
-    assert len(drawn) == 9
 
 
 def test_episode_of_images():
@@ -417,27 +374,17 @@ def wrong_labels():
     ("call", "message"),
     [
         (lambda: batches(numbered(5), 0), "batch_size must be >= 1, got 0"),
-        (lambda: batches(numbered(5), 2.0), "batch_size must be an int, got 2.0"),
         (lambda: batches(numbered(5), 2, start=4), "start must be <= 3, the number of batches, got 4"),
-        (lambda: batches(numbered(5), 2, start=-1), "start must be >= 0, got -1"),
         (lambda: batches(numbered(5), 2, seed=-1), "seed must be >= 0, got -1"),
-        (lambda: batches(numbered(5), 2, epoch=0.5), "epoch must be an int, got 0.5"),
         (lambda: batches(numbered(5), 2, rank=2, world_size=2), "rank must be < world_size = 2, got 2"),
-        (lambda: batches(numbered(5), 2, world_size=0), "world_size must be >= 1, got 0"),
         (lambda: batches(numbered(5), 1, world_size=2), "got 2 ranks for 5 samples in batches of 1"),
-        (lambda: batches(numbered(3), 2, world_size=4), "got 4 ranks for 3 samples in batches of 2"),
-        (lambda: batches(numbered(5), 2, workers=-1), "workers must be >= 0, got -1"),
         (lambda: batches(array(), 2, augment="cifar.mhee"), r"'cifar.mhee', did you mean 'cifar.mhe'\?"),
-        (lambda: batches(array(), 2, augment=3), "augment must be one of .*got 3"),
         (lambda: batches(array(0), 2), "dataset must have samples, got none"),
         (lambda: batches(Stream(), 2), r"dataset must have len\(\) and dataset\[i\], got Stream"),
         (lambda: batches(np.zeros((4, 3)), 2), r"dataset must be a torch Dataset .*got ndarray; .*ArrayDataset\("),
-        (lambda: batches(torch.zeros(4, 2), 2), "dataset must be a torch Dataset .*got Tensor"),
         (lambda: batches({"a": 1}, 2), r"dataset must have len\(\) and dataset\[i\], got dict"),
         (lambda: list(batches([1, 2, 3], 2, shuffle=False)), r"dataset\[0\] must be a pair \(input, label\), got int"),
         (lambda: list(batches([(1, 2, 3)], 2)), r"dataset\[0\] must be a pair \(input, label\), got a tuple of 3"),
-        (lambda: list(batches("abc", 2, shuffle=False)), r"dataset\[0\] must be a pair \(input, label\), got str"),
-        (lambda: batches(7, 2), r"dataset must have len\(\) and dataset\[i\], got int"),
         (lambda: batches(wrong_labels(), 2), "labels must be 0 to 0 for 1 classes, got 1"),
         (lambda: batches(Plain(torch.zeros(3), [0, 0, 0]), 2), "labels must be a tensor of 3 labels.*got list"),
         (
@@ -448,7 +395,6 @@ def wrong_labels():
         (lambda: list(batches(numbered(5), 2, augment=lambda x, g: None)), "tensor of 2 samples.*got NoneType"),
         (lambda: list(batches(numbered(5), 2, augment="cifar.mhe")), r"images \(B, C, H, W\), got \(2,\) torch.int64"),
         (lambda: imbalance(numbered(5), "singel"), r"did you mean 'single'\? \(kind must be one of"),
-        (lambda: imbalance(numbered(5), None), "kind must be one of"),
         (lambda: imbalance(numbered(99), "mnist0"), "100 samples of class 0 for 'mnist0', got 99"),
         (lambda: imbalance(wrong_labels(), "single"), "labels must be 0 to 0 for 1 classes, got 1"),
         (
@@ -458,20 +404,13 @@ def wrong_labels():
         (lambda: imbalance(Plain(torch.zeros(2), torch.zeros(2, 2).long()), "single"), r"ints \(N,\), got \(2, 2\)"),
         (lambda: imbalance(Plain(torch.zeros(2), torch.tensor([0, -1])), "single"), "labels must be >= 0, got -1"),
         (lambda: fold(numbered(5), 1, 1), "folds must be 2 to 5, the number of samples, got 1"),
-        (lambda: fold(numbered(5), 1, 6), "folds must be 2 to 5"),
         (lambda: fold(numbered(5), 0, 2), "number must be 1 to 2, the number of folds, got 0"),
-        (lambda: fold(numbered(5), 3, 2), "number must be 1 to 2"),
         (lambda: holdout(numbered(5), 5), "size must be 1 to 4 of 5 samples, got 5"),
-        (lambda: holdout(numbered(5), 0), "size must be 1 to 4 of 5 samples"),
         (lambda: holdout(numbered(5), 0.01), "size must be 1 to 4 of 5 samples"),
         (lambda: holdout(numbered(5), 1.5), "size must be finite and >= 0 and <= 1, got 1.5"),
-        (lambda: holdout(numbered(5), "2"), "size must be an int, got '2'"),
         (lambda: episode(balanced(4, 20), 0), "ways must be <= 4, the number of classes with samples, got 5"),
         (lambda: episode(balanced(5, 19), 0), "got 5 \\+ 15, but class 0 has 19"),
-        (lambda: episode(balanced(5, 20), -1), "index must be >= 0, got -1"),
         (lambda: episode(balanced(5, 20), 0, shots=0), "shots must be >= 1, got 0"),
-        (lambda: episode(balanced(5, 20), 0, ways=0), "ways must be >= 1, got 0"),
-        (lambda: episode(balanced(5, 20), 0, queries=-1), "queries must be >= 0, got -1"),
         (lambda: episode(balanced(5, 20), 0, augment="imagnet"), r"did you mean 'imagenet'\?"),
     ],
 )

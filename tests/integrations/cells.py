@@ -30,51 +30,51 @@ def check_select(network: Network, folder: Path) -> str:
     model, inputs = network.build(), network.inputs()
     before, layers = copy.deepcopy(model.state_dict()), truth.layers(model)
     with truth.count_calls(model) as calls:
-        found = hs.select(model, example_inputs=inputs)
+        selected = hs.select(model, example_inputs=inputs)
     assert len(calls) == 1, "tracing is one forward pass"
     assert not model.training
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
-    assert {name for name, each in found.items() if each.is_output} == set(network.heads)
+    assert {name for name, neurons in selected.items() if neurons.is_output} == set(network.heads)
     used = truth.reached(model, inputs)
-    assert set(found) == {name for name, (module, tensor) in layers.items() if getattr(module, tensor) in used}
+    assert set(selected) == {name for name, (module, tensor) in layers.items() if getattr(module, tensor) in used}
     seen = truth.called(model, inputs)
-    for name, each in found.items():
-        rows = each.matrix()
-        assert (each.module, each.tensor_name) == layers[name]
-        assert rows.numel() == each.tensor.numel()
+    for name, neurons in selected.items():
+        rows = neurons.matrix()
+        assert (neurons.module, neurons.tensor_name) == layers[name]
+        assert rows.numel() == neurons.tensor.numel()
         if name in network.shapes:
             assert rows.shape == network.shapes[name], name
-        if name in seen and isinstance(each.module, nn.Linear | truth.Conv1D):
+        if name in seen and isinstance(neurons.module, nn.Linear | truth.Conv1D):
             x, y = seen[name]
-            bias = 0 if each.module.bias is None else each.module.bias
+            bias = 0 if neurons.module.bias is None else neurons.module.bias
             torch.testing.assert_close(x @ rows.flatten(0, 1).T + bias, y, rtol=1e-4, atol=1e-5)
         else:
-            expected = truth.neurons(each.module, each.tensor_name).flatten(0, 1)
+            expected = truth.neurons(neurons.module, neurons.tensor_name).flatten(0, 1)
             assert torch.equal(rows.flatten(0, 1), expected), name
-    _check_energy(model, found, inputs)
+    _check_energy(model, selected, inputs)
     return "ok"
 
 
-def _check_energy(model: nn.Module, found: dict[str, hs.neurons.Neurons], inputs: truth.Inputs) -> None:
+def _check_energy(model: nn.Module, selected: dict[str, hs.neurons.Neurons], inputs: truth.Inputs) -> None:
     """Groups of one neuron have a constant energy: named, and not in the sum. Everything else gets a gradient."""
-    single = {name for name, each in found.items() if each.matrix().shape[1] == 1}
+    single = {name for name, neurons in selected.items() if neurons.matrix().shape[1] == 1}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         regularizer = hs.EnergyRegularizer(model, layers=hs.select(model, example_inputs=inputs))
     said = " ".join(str(warning.message) for warning in caught)
     assert all(name in said for name in single), said
     per_layer = regularizer.per_layer()
-    assert set(per_layer) == set(found)
+    assert set(per_layer) == set(selected)
     model.zero_grad()
     regularizer().backward()
-    for name, each in found.items():
-        gradient = each.tensor.grad
+    for name, neurons in selected.items():
+        gradient = neurons.tensor.grad
         if name in single:
             assert gradient is None, name
             continue
-        groups = [hs.hyperspherical_energy(rows) for rows in each.matrix()]
+        groups = [hs.hyperspherical_energy(rows) for rows in neurons.matrix()]
         torch.testing.assert_close(torch.as_tensor(per_layer[name]), torch.stack(groups).mean(), rtol=1e-4, atol=1e-6)
         assert gradient is not None, name
         assert bool(gradient.count_nonzero()), name
@@ -165,8 +165,8 @@ def check_rotate(network: Network, folder: Path) -> str:
     assert len(numbers) == len(rotated)
     assert numbers <= truth.reached(model, inputs), "a rotation that nothing depends on"
     with torch.no_grad():
-        for each in numbers:
-            each.add_(torch.randn_like(each), alpha=0.3)
+        for rotation in numbers:
+            rotation.add_(torch.randn_like(rotation), alpha=0.3)
     assert not torch.allclose(truth.result(model, inputs), before)
     for name, layer in rotated.items():
         torch.testing.assert_close(truth.angles(*layer), angles[name], rtol=0, atol=1e-5)
@@ -224,9 +224,9 @@ def check_save(network: Network, folder: Path) -> str:
     copies = [fresh, copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
     torch.save(model, folder / "model.pt")
     copies.append(torch.load(folder / "model.pt", weights_only=False))
-    for each in copies:
-        assert set(_rotated(each)) == set(_rotated(model))
-    return _error(before, *(truth.result(each, inputs) for each in copies))
+    for other in copies:
+        assert set(_rotated(other)) == set(_rotated(model))
+    return _error(before, *(truth.result(other, inputs) for other in copies))
 
 
 def check_load(network: Network, folder: Path) -> str:
@@ -249,7 +249,7 @@ def check_load(network: Network, folder: Path) -> str:
         hs.integrations.huggingface.save_pretrained(hs.merge(copy.deepcopy(model)), folder / "merged")
         loaded.append(hs.integrations.huggingface.from_pretrained(cls, folder / "merged").eval())
         assert not _rotated(loaded[-1])
-    return _error(before, *(truth.result(each, inputs) for each in loaded))
+    return _error(before, *(truth.result(other, inputs) for other in loaded))
 
 
 def _check_plain_loading(cls: type[nn.Module], folder: Path, inputs: truth.Inputs, before: torch.Tensor) -> None:
@@ -263,7 +263,7 @@ def _check_plain_loading(cls: type[nn.Module], folder: Path, inputs: truth.Input
 
 def _error(before: torch.Tensor, *after: torch.Tensor) -> str:
     """Return the largest difference, which must be 0."""
-    error = max((each - before).abs().max().item() for each in after)
+    error = max((output - before).abs().max().item() for output in after)
     assert error == 0.0, f"error {error}"
     return str(error)
 

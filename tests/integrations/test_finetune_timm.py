@@ -48,9 +48,9 @@ def test_a_network_of_timm_is_fine_tuned_and_goes_back_to_timm(name, pets, tmp_p
         features = torch.nn.functional.linear(run.classifier.embed(inputs), *merged.get_classifier().parameters())
         torch.testing.assert_close(features, expected, rtol=1e-3, atol=1e-4)
 
-    hidden = [each for each, neurons in hs.select(original).items() if not neurons.is_output]
-    before, after = (hs.EnergyRegularizer(each).per_layer() for each in (original, merged))
-    assert [after[each] for each in hidden] == pytest.approx([before[each] for each in hidden], rel=1e-4)
+    hidden = [name for name, neurons in hs.select(original).items() if not neurons.is_output]
+    before, after = (hs.EnergyRegularizer(network).per_layer() for network in (original, merged))
+    assert [after[name] for name in hidden] == pytest.approx([before[name] for name in hidden], rel=1e-4)
     base = timm.create_model(name, num_classes=2).eval()
     fitting = {k: v for k, v in original.state_dict().items() if not k.startswith(("fc.", "head."))}
     base.load_state_dict(fitting, strict=False)

@@ -75,7 +75,7 @@ def test_without_example_inputs_it_is_right_or_said(network: Network) -> None:
     layers = truth.layers(model)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        heads = {name for name, each in hs.select(model).items() if each.is_output}
+        heads = {name for name, neurons in hs.select(model).items() if neurons.is_output}
         kept = truth.matching(layers, network.only_read) | truth.matching(layers, network.plain)
         if set(layers) != kept | set(network.heads):
             hs.spherize(model)

@@ -36,7 +36,7 @@ CONFIGS = {
 @pytest.mark.parametrize("name", CONFIGS)
 def test_adapters_are_not_neurons_and_are_merged_first(name):
     model = peft.get_peft_model(Net(), CONFIGS[name]())
-    assert [each.rpartition("model.")[2].removesuffix(".base_layer") for each in hs.select(model)] == ["a", "b", "c"]
+    assert [name.rpartition("model.")[2].removesuffix(".base_layer") for name in hs.select(model)] == ["a", "b", "c"]
     for verb in (hs.rotate, hs.spherize):
         with pytest.raises(ValueError, match="merge_and_unload"):
             verb(model)
@@ -74,7 +74,7 @@ def test_the_energy_of_adapters(name, monkeypatch):
             warnings.simplefilter("always")
             monkeypatch.setattr(checks, "_warned", set())
             regularizer()
-        assert any("without the adapter 'default' of PEFT in peft.tuners." in str(each.message) for each in seen)
+        assert any("without the adapter 'default' of PEFT in peft.tuners." in str(warning.message) for warning in seen)
         return
     value = regularizer()
     value.backward()

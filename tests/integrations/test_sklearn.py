@@ -44,12 +44,12 @@ def blobs(classes=3, features=5, samples=40, seed=0):
     return X, y
 
 
-@pytest.mark.parametrize("estimator", [SphereClassifier(), SphereSVC()], ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("estimator", [SphereClassifier(), SphereSVC()], ids=lambda check: type(check).__name__)
 def test_scikit_learn_s_own_checks(estimator):
     """All of them: none is declared to fail. Skipped are those that need pandas or SCIPY_ARRAY_API."""
     results = check_estimator(estimator, on_skip=None)
-    assert {each["status"] for each in results} <= {"passed", "skipped"}
-    assert sum(each["status"] == "passed" for each in results) > 50
+    assert {check["status"] for check in results} <= {"passed", "skipped"}
+    assert sum(check["status"] == "passed" for check in results) > 50
 
 
 def literal_scores(X, coef, intercept, g):
@@ -85,7 +85,7 @@ def literal_objective(model, X, y, weight, coef, intercept):
     for f, angles, label, w in zip(scores, theta, y, weight, strict=True):
         if isinstance(model, SphereSVC):
             signs = [1.0 if label == c else -1.0 for c in range(len(f))] if len(f) > 1 else [2.0 * label - 1.0]
-            total += w * sum(max(model.margin - s * each, each * 0) ** 2 for s, each in zip(signs, f, strict=True))
+            total += w * sum(max(model.margin - s * score, score * 0) ** 2 for s, score in zip(signs, f, strict=True))
             continue
         logits = list(f)
         if model.margin:
@@ -177,7 +177,7 @@ def test_with_a_scale_it_is_the_head_at_its_minimum(head, options):
     head.double()
     head.weight.data, head.bias.data = torch.from_numpy(model.coef_), torch.from_numpy(model.intercept_)
     gradients = torch.autograd.grad(head(torch.from_numpy(X), torch.from_numpy(y)), [head.weight, head.bias])
-    assert max(each.abs().max() for each in gradients) < 1e-7  # rounding of the loss hides smaller ones
+    assert max(gradient.abs().max() for gradient in gradients) < 1e-7  # rounding of the loss hides smaller ones
     np.testing.assert_allclose(model.decision_function(X), head.logits(torch.from_numpy(X)).detach(), atol=1e-12)
 
 

@@ -51,7 +51,9 @@ def test_it_learns_by_rotating_and_its_pickle_is_the_same(given, wine, tmp_path:
     module = make_net if given == "a factory" else make_net()
     fitted = classifier(module).fit(x, y)
     assert len(rotations(fitted.module_)) == 2
-    assert all(bool(each.count_nonzero()) for each in rotations(fitted.module_))  # they started at 0, the identity
+    assert all(
+        bool(rotation.count_nonzero()) for rotation in rotations(fitted.module_)
+    )  # they started at 0, the identity
     assert fitted.score(x, y) > 0.9
     proba = fitted.predict_proba(x)
     joblib.dump(fitted, tmp_path / "net.joblib")
@@ -69,7 +71,7 @@ def test_it_learns_by_rotating_and_its_pickle_is_the_same(given, wine, tmp_path:
 def test_a_grid_search_over_rotated_networks(jobs, wine):
     x, y = wine
     given = make_net()
-    start = [each.detach().clone() for each in rotations(given)]
+    start = [rotation.detach().clone() for rotation in rotations(given)]
     search = GridSearchCV(classifier(given), {"lr": [0.0, 0.02]}, cv=3, n_jobs=jobs, error_score="raise").fit(x, y)
     assert search.best_params_ == {"lr": 0.02}
     assert search.best_score_ > 0.9
@@ -97,7 +99,7 @@ def _weights(net: nn.Module) -> list[np.ndarray]:
 def test_joblib_workers_get_the_same_weights(backend):
     net = make_net()
     with torch.no_grad():
-        for each in rotations(net):
-            each.normal_()
+        for rotation in rotations(net):
+            rotation.normal_()
     (sent,) = joblib.Parallel(n_jobs=2, backend=backend)([joblib.delayed(_weights)(net)])
     assert all(np.array_equal(a, b) for a, b in zip(sent, _weights(net), strict=True))

@@ -19,15 +19,15 @@ LAYERS = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, Conv1D)
 def run(model: nn.Module, inputs: Inputs) -> Tensor:
     """Return all results that are numbers, in one row; a cache of keys and values is none."""
     out = model(**inputs) if isinstance(inputs, dict) else model(inputs)
-    return torch.cat([each.flatten() for each in _tensors(out)])
+    return torch.cat([item.flatten() for item in _tensors(out)])
 
 
 def _tensors(out: Any) -> Iterator[Tensor]:
     if isinstance(out, Tensor):
         yield out
     elif isinstance(out, Mapping | tuple | list):
-        for each in out.values() if isinstance(out, Mapping) else out:
-            yield from _tensors(each)
+        for item in out.values() if isinstance(out, Mapping) else out:
+            yield from _tensors(item)
 
 
 def result(model: nn.Module, inputs: Inputs) -> Tensor:

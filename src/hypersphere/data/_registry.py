@@ -7,10 +7,9 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any
 
 from .._internal.nearest import check_options, nearest_few, unknown_name
-from ._dataset import ArrayDataset, Graph, LazyDataset
 from ._pairs import Pairs
 
 Loader = Callable[..., Any]
@@ -29,23 +28,6 @@ class RegisteredDataset:
 
 
 DATASETS: dict[str, RegisteredDataset] = {}
-
-_InMemory = Literal[
-    "digits",
-    "mnist",
-    "fashion_mnist",
-    "cifar10",
-    "cifar100",
-    "cifar_fs",
-    "fc100",
-    "modelnet",
-    "modelnet10",
-    "modelnet40",
-    "orl",
-    "text",
-]
-_OnDisk = Literal["image_folder", "imagenet", "mini_imagenet", "lfw"]
-_Graphs = Literal["cora", "citeseer", "pubmed"]
 
 
 def register(
@@ -85,14 +67,6 @@ def names() -> list[str]:
     return sorted(DATASETS)
 
 
-@overload
-def load(name: _InMemory, root: Root = None, split: str = "train", **options: Any) -> ArrayDataset: ...
-@overload
-def load(name: _OnDisk, root: Root = None, split: str = "train", **options: Any) -> LazyDataset: ...
-@overload
-def load(name: _Graphs, root: Root = None, split: str = "train", **options: Any) -> Graph: ...
-@overload
-def load(name: str, root: Root = None, split: str = "train", **options: Any) -> Any: ...
 def load(name: str, root: Root = None, split: str = "train", **options: Any) -> Any:
     """Load a dataset from its official files. Nothing is downloaded.
 

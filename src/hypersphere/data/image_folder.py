@@ -1,9 +1,10 @@
-"""Images in one folder per class, as in ImageNet, decoded on access."""
+"""Images in one folder per class, decoded on access: your own, ImageNet and mini-ImageNet."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,23 @@ from ._dataset import LazyDataset, MissingSplit
 from ._registry import register
 from .augment import Resize
 
+IMAGENET = _files.Source(
+    "imagenet",
+    ("imagenet", "ImageNet", "ILSVRC2012"),
+    "train/<class>/*.JPEG and val/<class>/*.JPEG",
+    "https://image-net.org",
+)
+MINI_IMAGENET = _files.Source(
+    "mini_imagenet",
+    ("mini_imagenet", "mini-imagenet", "miniImageNet"),
+    "train/<class>/*.jpg, val/<class>/*.jpg and test/<class>/*.jpg, of 64, 16 and 20 classes",
+    "https://image-net.org, divided by the lists of https://arxiv.org/abs/1606.04080",
+)
+#: of each source: split → folder; the labels of ImageNet's own test images are not public
+PARTS = {
+    IMAGENET: {"train": "train", "test": "val"},
+    MINI_IMAGENET: {"train": "train", "val": "val", "test": "test"},
+}
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm")
 # Formats whose decoders run no other program (Pillow's EPS calls Ghostscript).
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM")
@@ -52,6 +70,17 @@ def image_folder(root: Path | None, split: str) -> LazyDataset:
     classes = _files.list_folders(folder)
     if not classes:
         raise ValueError(f"image_folder: {folder} has no folders; expected {folder}/<class>/{_IMAGE}")
+    return list_images(folder, classes)
+
+
+def load_parts(source: _files.Source, root: Path | None, split: str) -> LazyDataset:
+    """Load images uint8 (3, H, W) of any size; classes are sorted by name. Damaged images raise on access."""
+    checks.choice("split", split, tuple(PARTS[source]))
+    home = source.find_where(root, lambda folder: bool(_files.list_folders(folder / "train")))
+    folder = home / PARTS[source][split]
+    classes = _files.list_folders(folder)
+    if not classes:
+        raise ValueError(f"{source.name}: {folder} has no folders of classes; expected {source.files} in {home}")
     return list_images(folder, classes)
 
 
@@ -127,3 +156,5 @@ class ResizedOnce:
 
 
 register("image_folder", image_folder, kind="images")
+for _source in PARTS:
+    register(_source.name, partial(load_parts, _source), kind="images")
