@@ -64,7 +64,7 @@ $(BIN)/python:
 # The interpreter is order-only: it is a link, and its age says nothing.
 .venv/demo.stamp: $(NEEDS) | $(BIN)/python
 	@echo "installing hypersphere and its command line into .venv (about 2 minutes the first time)"
-	@$(PIP) --editable '.[cli,report]'
+	@$(PIP) --editable '.[cli]'
 	@touch $@
 
 .venv/test.stamp: $(NEEDS) | $(BIN)/python

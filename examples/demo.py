@@ -207,7 +207,7 @@ def draw_curves(runs: Runs) -> str:
             series[method] = (steps, [statistics.mean(column) for column in columns], spread)
         split = _watched(TASKS[task]["plain"]())
         chart = line_chart(series, title=task, xlabel="step", ylabel=f"{split} accuracy %", width=460, height=340)
-        panels.append(chart.replace("<svg ", f'<svg x="{460 * i}" y="0" ', 1))
+        panels.append(chart.svg.replace("<svg ", f'<svg x="{460 * i}" y="0" ', 1))
     return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 920 340">\n{"".join(panels)}</svg>\n'
 
 
@@ -227,11 +227,8 @@ def main() -> None:
 
         path = options.out.resolve()
         write_text(path, draw_curves(runs))
-        page: Path | ImportError = path.with_suffix(".html")
-        try:
-            report_runs(sorted(Path(folder).iterdir()), html=page)
-        except ImportError as error:  # without plotly
-            page = error
+        page = path.with_suffix(".html")
+        report_runs(sorted(Path(folder).iterdir()), html=page)
     if options.json is not None:
         write_text(options.json, to_json(runs))
     console.print(make_table(runs))

@@ -121,7 +121,7 @@ def draw_curves(results: Results) -> str:
         curves = {layers: summary(results[setting, layers], "curve") for layers in LAYERS}
         series = {layers: (EVERY * torch.arange(1, len(y) + 1), y, spread) for layers, (y, spread) in curves.items()}
         chart = line_chart(series, title=setting, **options)
-        panels.append(chart.replace("<svg ", f'<svg x="{i % 2 * 460}" y="{i // 2 * 320}" ', 1))
+        panels.append(chart.svg.replace("<svg ", f'<svg x="{i % 2 * 460}" y="{i // 2 * 320}" ', 1))
     return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 920 640">\n{"".join(panels)}</svg>\n'
 
 

@@ -167,10 +167,10 @@ def pictures(result: dict[str, Any]) -> dict[str, str]:
                 [100 * run["validation"] for run in better],
             )
     labels = {"xlabel": "forgetting: mean change of similarities", "ylabel": "validation accuracy, %"}
-    drawn = {"trade": line_chart(lines, title="Learning rates that did better than the output layer alone", **labels)}
+    charts = {"trade": line_chart(lines, title="Learning rates that did better than the output layer alone", **labels)}
     if rows:
-        drawn["accuracy"] = dot_plot(rows, names=("validation", "test"), title="Who speaks?", xlabel="accuracy, %")
-    return drawn
+        charts["accuracy"] = dot_plot(rows, names=("validation", "test"), title="Who speaks?", xlabel="accuracy, %")
+    return {name: chart.svg for name, chart in charts.items()}
 
 
 def generated(root: Path) -> dict[str, str]:

@@ -212,7 +212,7 @@ def picture(each: dict[str, Any]) -> str | None:
             (row["row"], 100 * row["paper"] / base["paper"], 100 * row["mean"] / base["mean"], None)
             for row, base in _with_first(each)
         ]
-        return dot_plot(shares, title=_title(each["table"]), xlabel=f"{each['figure']}, % of the first row")
+        return dot_plot(shares, title=_title(each["table"]), xlabel=f"{each['figure']}, % of the first row").svg
     rows = []
     for row, base in _with_first(each):
         paper = None if row["paper"] is None or base["paper"] is None else row["paper"] - base["paper"]
@@ -221,7 +221,7 @@ def picture(each: dict[str, Any]) -> str | None:
         return None
     word = "more is better" if better else "less is better"
     label = f"difference from the first row, {each['unit'] or each['figure']} ({word})"
-    return dot_plot(rows, title=_title(each["table"]), xlabel=label.replace(", %", ", percentage points"))
+    return dot_plot(rows, title=_title(each["table"]), xlabel=label.replace(", %", ", percentage points")).svg
 
 
 def generated(root: Path) -> dict[Path, str]:

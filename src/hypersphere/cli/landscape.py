@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from ..train.inference.landscape import Landscape
 
 WIDEST = 41  # points along an axis that are printed
-TENTHS = [i / 10 for i in range(11)]  # the same levels of the error in every picture
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", metavar="N", type=integer(0, 2**63 - 1), default=0, help="random seed (default: 0)")
     _loading.add_data(parser)
-    html = "also write a page with the surfaces to turn and the contours (needs plotly)"
+    html = "also write a page with the surfaces to turn and the contours"
     parser.add_argument("--html", metavar="FILE", type=file_to_write(), help=html)
     parser.add_argument("--json", action="store_true", help="print JSON only")
 
@@ -47,9 +46,9 @@ def _odd(text: str) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..report.contour import contour_plot
+    from ..report.landscape import contours
     from ..train.inference.landscape import landscape
-    from ..train.storage import layout
+    from ..train.storage import landscapes, layout
 
     arguments = {key: getattr(options, key) for key in ("direction", "size", "span", "samples", "split", "seed")}
     with user_errors(options):
@@ -58,8 +57,7 @@ def run(options: argparse.Namespace) -> int:
         file = loaded.path / layout.LANDSCAPES / layout.landscape(options.direction, found.settings["split"])
         picture = file.with_suffix(".svg")
         title = f"{loaded.path.name}: {_title(found.settings)}"
-        panels = [("loss", found.loss.tolist(), None), ("error", found.error.tolist(), TENTHS)]
-        contour_plot(panels, found.alpha.tolist(), found.beta.tolist(), picture, title=title, xlabel="α", ylabel="β")
+        contours(landscapes.read(file), title).write(picture)
         if options.html is not None:
             _write_page(options.html, loaded.path.name, title, file)
     summary = found.summary()
@@ -74,8 +72,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _write_page(out: Path, name: str, title: str, file: Path) -> None:
+    from ..report.landscape import add_landscape
     from ..report.page import Page
-    from ..report.surfaces import add_landscape
     from ..train.storage import landscapes
 
     page = Page(title)

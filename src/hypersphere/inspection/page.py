@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from .._internal.text import escaped
-from ..report.curves import LOG_AXIS
-from ..report.page import Cell, Page, colour
+from ..report.page import Cell, Page
+from ..report.rows import bar_chart
 from .comparing import Change, Comparison
 from .layer_report import LayerReport
 from .results import Inspection, format_excess, marks
@@ -41,10 +40,10 @@ def _add_layers(page: Page, layers: Sequence[LayerReport]) -> None:
     page.section("Layer by layer")
     energies = [x.energy if math.isfinite(x.energy) and x.separation is not None else None for x in layers]
     names = [_name(x) for x in layers]
-    _add_bars(page, names, [_degrees(x.separation) for x in layers], "closest pair of neurons (degrees)")
-    page.text("The angle between the two closest neurons of each layer; 0 is a duplicate.")
-    _add_bars(page, names, energies, "energy", dots=True)
-    page.text("The mean energy of pairs of neurons; random neurons of many dimensions have 0.5.")
+    caption = "The angle between the two closest neurons of each layer; 0 is a duplicate."
+    _add_bars(page, names, [_degrees(x.separation) for x in layers], "closest pair of neurons (degrees)", caption)
+    caption = "The mean energy of pairs of neurons; random neurons of many dimensions have 0.5."
+    _add_bars(page, names, energies, "energy", caption)
     page.section("Spread of the neurons")
     header = ["layer", "kind", "neurons", "groups", "dimension", "energy", "half space", "excess", "random"]
     header += ["closest °", "pair", "mean angle °", "near-duplicates", "opposite pairs", "dead", "compared"]
@@ -101,31 +100,13 @@ def _change_row(x: Change) -> list[Cell]:
     ]
 
 
-def _add_bars(page: Page, names: Sequence[str], values: Sequence[float | None], title: str, dots: bool = False) -> None:
-    """Draw a bar from 0 for each layer, or a dot on a logarithmic axis, which has no 0 to begin at."""
-    names, values = names[:MOST_BARS], values[:MOST_BARS]
-    numbers = [str(i) for i in range(len(names))]  # two layers may have the same short name
-    bars: dict[str, Any] = {
-        **({"type": "scatter", "mode": "markers"} if dots else {"type": "bar", "orientation": "h"}),
-        "y": numbers,
-        "x": list(values),
-        "hovertext": list(names),
-        "hoverinfo": "x+text",
-        "marker": {"color": colour(0), **({"size": 9} if dots else {})},
-    }
-    layout = {
-        "xaxis": {"title": {"text": title}, **(LOG_AXIS if dots else {"rangemode": "tozero"})},
-        "hovermode": "closest",
-        "yaxis": {
-            "autorange": "reversed",
-            "type": "category",
-            "tickvals": numbers,
-            "ticktext": [name if len(name) <= 30 else f"…{name[-29:]}" for name in names],
-            "automargin": True,
-        },
-    }
-    caption = f"The first {MOST_BARS} layers." if len(names) == MOST_BARS else ""
-    page.chart({"data": [bars], "layout": layout}, caption=caption, height=120 + 18 * max(len(names), 4))
+def _add_bars(
+    page: Page, names: Sequence[str], values: Sequence[float | None], title: str, caption: str = ""
+) -> None:
+    """Add a bar for each layer; of energies a dot on a logarithmic axis."""
+    shown = {title: values[:MOST_BARS]}
+    caption += f" The first {MOST_BARS} layers." if len(names) > MOST_BARS else ""
+    page.chart(bar_chart(names[:MOST_BARS], shown, xlabel=title, log=title == "energy"), caption=caption)
 
 
 def _name(layer: LayerReport) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 
-from .svg import EDGE, LABEL, TICK, TITLE, finish, text_line, ticks
+from .svg import AXIS, EDGE, LABEL, TICK, TITLE, Chart, Grid, document, text_line, ticks
 
 #: dark to bright, distinct in grey and for all kinds of colour vision
 COLOURS = ((68, 1, 84), (65, 68, 135), (42, 120, 142), (34, 168, 132), (122, 209, 81), (253, 231, 37))
@@ -22,25 +21,23 @@ def contour_plot(
     panels: Sequence[Panel],
     x: Sequence[float],
     y: Sequence[float],
-    path: str | os.PathLike[str] | None = None,
     *,
     title: str = "",
     xlabel: str = "",
     ylabel: str = "",
     size: float = 300,
-) -> str:
-    """Draw functions on a grid as filled contours, side by side, and return the SVG.
+) -> Chart:
+    """Draw functions on a grid as filled contours, side by side.
 
     Args:
         panels: (name, values, levels): values[i][j] at (x[i], y[j]), infinite ones are as the largest; levels: the
             borders of the bands, in order, or None for ten bands over the values.
         x, y: coordinates of the grid, in order.
-        path: a file to write the picture to as well.
         size: of each plot, in pixels.
 
     Example:
-        >>> svg = contour_plot([("sum", [[0.0, 1.0], [1.0, 2.0]], None)], [0, 1], [0, 1], title="plane")
-        >>> svg.startswith("<svg") and ">plane</text>" in svg
+        >>> chart = contour_plot([("sum", [[0.0, 1.0], [1.0, 2.0]], None)], [0, 1], [0, 1], title="plane")
+        >>> chart.svg.startswith("<svg") and ">plane</text>" in chart.svg
         True
     """
     if not panels or len(x) < 2 or len(y) < 2:
@@ -51,18 +48,20 @@ def contour_plot(
     parts = [
         text_line(title, left, EDGE + TITLE * 0.8, TITLE, room=width - left - EDGE, more='font-weight="600"'),
     ]
-    for i, (name, values, given) in enumerate(panels):
+    grids = []
+    for i, (name, values, borders) in enumerate(panels):
         if len(values) != len(x) or any(len(row) != len(y) for row in values):
             raise ValueError(f"values of {name!r} must be {len(x)} rows of {len(y)} numbers")
         at, seen = i * step + left, [value for row in values for value in row if math.isfinite(value)]
-        levels = list(given) if given is not None else _levels(seen)
+        levels = list(borders) if borders is not None else spread_levels(seen)
         worst = max(seen, default=0.0)
         shown = [[value if math.isfinite(value) else worst for value in row] for row in values]
-        across = [at + size * (each - x[0]) / (x[-1] - x[0]) for each in x]
-        down = [top + size * (y[-1] - each) / (y[-1] - y[0]) for each in y]
+        grids.append(Grid(at, top, size, x, y, [[v if math.isfinite(v) else None for v in row] for row in values]))
+        across = [at + size * (place - x[0]) / (x[-1] - x[0]) for place in x]
+        down = [top + size * (y[-1] - place) / (y[-1] - y[0]) for place in y]
         parts.append(text_line(name, at, top - 8, LABEL, room=size))
         parts += _bands(shown, across, down, levels)
-        parts.append(f'<rect x="{at:g}" y="{top:g}" width="{size:g}" height="{size:g}" fill="none" stroke="#888"/>')
+        parts.append(f'<rect x="{at:g}" y="{top:g}" width="{size:g}" height="{size:g}" fill="none" stroke="{AXIS}"/>')
         parts += _axes(x, y, at, top, size)
         parts += _key(levels, at + size + 14, top, size)
         middle = top + size + TICK + 14 + LABEL
@@ -70,10 +69,10 @@ def contour_plot(
         turn = at - 34 - LABEL * 0.4, top + size / 2
         turned = f'transform="rotate(-90 {turn[0]:.2f} {turn[1]:.2f})"'
         parts.append(text_line(ylabel, *turn, LABEL, anchor="middle", room=size, more=turned))
-    return finish(parts, title or panels[0][0], width, height, path)
+    return Chart(document(parts, title or panels[0][0], width, height), grids=grids)
 
 
-def _levels(values: Sequence[float]) -> list[float]:
+def spread_levels(values: Sequence[float]) -> list[float]:
     """Return the borders of ten bands over the values; in powers where they span much."""
     low, high = min(values, default=0.0), max(values, default=1.0)
     if low > 0 and high > SPREAD * low:
@@ -81,21 +80,22 @@ def _levels(values: Sequence[float]) -> list[float]:
     return [low + (high - low) * i / BANDS for i in range(BANDS + 1)]
 
 
-def _colour(share: float) -> str:
+def colour_at(share: float) -> str:
+    """Return the colour of a share in [0, 1], dark to bright."""
     place = min(max(share, 0.0), 1.0) * (len(COLOURS) - 1)
     below = min(int(place), len(COLOURS) - 2)
     mixed = [a + (b - a) * (place - below) for a, b in zip(COLOURS[below], COLOURS[below + 1], strict=True)]
-    return "#" + "".join(f"{round(each):02x}" for each in mixed)
+    return "#" + "".join(f"{round(part):02x}" for part in mixed)
 
 
 def _bands(values: Sequence[Sequence[float]], x: list[float], y: list[float], levels: list[float]) -> list[str]:
     """Draw every band over the ones below it: the region at or above its lower level. Then the lines between them."""
     corners = f"M{x[0]:.1f} {y[0]:.1f}H{x[-1]:.1f}V{y[-1]:.1f}H{x[0]:.1f}Z"
-    parts = [f'<path d="{corners}" fill="{_colour(0)}"/>']
+    parts = [f'<path d="{corners}" fill="{colour_at(0)}"/>']
     lines = []
     for k, level in enumerate(levels[1:-1], 1):
         region, line = _region(values, x, y, level)
-        colour = _colour(k / (len(levels) - 2))
+        colour = colour_at(k / (len(levels) - 2))
         if region:  # the stroke hides the seams between cells
             parts.append(f'<path d="{region}" fill="{colour}" stroke="{colour}" stroke-width=".7"/>')
         if line:
@@ -155,11 +155,11 @@ def _axes(x: Sequence[float], y: Sequence[float], left: float, top: float, size:
     parts = []
     for number, label in ticks(x[0], x[-1], wanted=size / 60):
         at = left + size * (number - x[0]) / (x[-1] - x[0])
-        parts.append(f'<path d="M{at:.2f} {top + size:.2f}v5" stroke="#888"/>')
+        parts.append(f'<path d="M{at:.2f} {top + size:.2f}v5" stroke="{AXIS}"/>')
         parts.append(text_line(label, at, top + size + 6 + TICK, TICK, anchor="middle"))
     for number, label in ticks(y[0], y[-1], wanted=size / 60):
         at = top + size * (y[-1] - number) / (y[-1] - y[0])
-        parts.append(f'<path d="M{left - 5:.2f} {at:.2f}h5" stroke="#888"/>')
+        parts.append(f'<path d="M{left - 5:.2f} {at:.2f}h5" stroke="{AXIS}"/>')
         parts.append(text_line(label, left - 8, at + TICK * 0.35, TICK, anchor="end"))
     return parts
 
@@ -170,7 +170,7 @@ def _key(levels: list[float], left: float, top: float, size: float) -> list[str]
     parts = []
     for k in range(bands):
         y = top + size * (bands - 1 - k) / bands
-        colour = _colour(k / max(1, bands - 1))
+        colour = colour_at(k / max(1, bands - 1))
         parts.append(f'<rect x="{left:g}" y="{y:.2f}" width="16" height="{size / bands + 0.5:.2f}" fill="{colour}"/>')
     for k, level in enumerate(levels):
         y = top + size * (bands - k) / bands

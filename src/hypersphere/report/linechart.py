@@ -1,19 +1,26 @@
 """Line charts as SVG, with the standard library only."""
 
+from __future__ import annotations
+
 import math
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .svg import (
+    AXIS,
     EDGE,
+    GRID,
+    INK,
     LABEL,
     PALETTE,
     TICK,
     TITLE,
+    Chart,
+    Line,
     data_range,
+    document,
     escape,
-    finish,
     is_empty_range,
     log_ticks,
     text_line,
@@ -27,14 +34,29 @@ ROW = 20  # height of a row of the legend
 SWATCH = 32  # width of the legend's line sample with the gap to its name
 BLEED = 3  # pixels beyond the plot that are not clipped, so that lines along the border keep their width
 SMALLEST_PLOT = 80  # pixels, in both directions
+MOST_NAMED = 6  # marks with a text
 
 Numbers = Iterable[float]
 Series = Mapping[str, tuple[Numbers, Numbers] | tuple[Numbers, Numbers, Numbers]]
 
 
+class Mark(NamedTuple):
+    """A place on a line where something happened, such as the last point of a run that diverged.
+
+    Attributes:
+        line: the name of its line.
+        what: such as "diverged".
+        x, y: the place; None instead of y: a line across the chart.
+    """
+
+    line: str
+    what: str
+    x: float
+    y: float | None
+
+
 def line_chart(
     series: Series,
-    path: str | os.PathLike[str] | None = None,
     *,
     title: str = "",
     xlabel: str = "",
@@ -43,54 +65,65 @@ def line_chart(
     ylim: tuple[float, float] | None = None,
     log: str = "",
     legend: bool = True,
+    filled: bool = False,
+    marks: Sequence[Mark] = (),
     width: float = 720,
     height: float = 420,
-) -> str:
-    """Draw named lines, each with an optional band around it, and return the SVG.
+    plot_height: float | None = None,
+) -> Chart:
+    """Draw named lines, each with an optional band around it.
 
     Args:
         series: name -> (x, y) or (x, y, spread), all of one length; the band covers y ± spread.
-        path: a file to write the picture to as well.
         title: above the plot. All texts are escaped.
         xlabel: below the plot.
         ylabel: left of the plot, rotated.
         xlim: (low, high); None: the range of the data.
         ylim: (low, high); None: the range of the data within xlim, with a margin.
-        log: the axes that are logarithmic, "x", "y" or "xy"; their numbers must be positive, with y there is no band.
+        log: the axes that are logarithmic, "x", "y" or "xy"; their numbers must be positive; a band ends above 0.
         legend: below the plot; without it the lines have no names, as in a panel beside others.
+        filled: fill the area below the lines.
+        marks: what happened at points of lines; the first six have a text.
         width: of the whole picture, in pixels.
         height: of the whole picture with the legend.
+        plot_height: of the plot alone; the picture is as high as it needs.
 
     Example:
-        >>> svg = line_chart({"cosine": ([0, 1, 2], [1.0, 0.54, -0.42], [0.1, 0.1, 0.2])}, xlabel="θ")
-        >>> svg.startswith("<svg") and ">cosine</text>" in svg
+        >>> chart = line_chart({"cosine": ([0, 1, 2], [1.0, 0.54, -0.42], [0.1, 0.1, 0.2])}, xlabel="θ")
+        >>> chart.svg.startswith("<svg") and ">cosine</text>" in chart.svg
         True
     """
     if log not in ("", "x", "y", "xy"):
         raise ValueError(f'log must be "", "x", "y" or "xy", got {log!r}')
-    lines = [_to_log(_parse_line(name, values), log) for name, values in series.items()]
+    given = [_parse_line(name, values) for name, values in series.items()]
+    lines = _to_log(given, log)
     if not lines:
         raise ValueError("series must have at least one name -> (x, y), got none")
     for argument, size in (("width", width), ("height", height)):
         if not (math.isfinite(size) and size > 0):
             raise ValueError(f"{argument} must be a positive number of pixels, got {size}")
 
-    xs = [x for line in lines for x in line.x]
+    xs = [x for line in lines for x, _ in line.points]
     x_range = _check_range("xlim", xlim, "x" in log) if xlim is not None else data_range(xs, margin=0.0)
     seen = [y for line in lines for y in line.reach(*x_range)] or [y for line in lines for y in line.reach()]
     y_range = _check_range("ylim", ylim, "y" in log) if ylim is not None else data_range(seen, margin=0.05)
 
     # The plot gets the space that the texts leave.
     top = EDGE + (TITLE + 14 if title else 0)
-    y_ticks = log_ticks(*y_range, wanted=height / 40) if "y" in log else ticks(*y_range, wanted=height / 70)
+    room = height if plot_height is None else plot_height + 100
+    y_ticks = log_ticks(*y_range, wanted=room / 40) if "y" in log else ticks(*y_range, wanted=room / 70)
     left = EDGE + (LABEL + 10 if ylabel else 0) + max(text_width(label, TICK) for _, label in y_ticks) + 8
     plot_width = width - left - 2 * EDGE
     if plot_width < SMALLEST_PLOT:
         raise ValueError(f"width must be at least {math.ceil(width - plot_width + SMALLEST_PLOT)} here, got {width}")
-    column = SWATCH + max(text_width(line.name, LABEL) for line in lines) + 20
+    column = min(plot_width, SWATCH + max(text_width(line.name, LABEL) for line in lines) + 20)
     columns = max(1, int(plot_width // column))
     below = 8 + TICK + (LABEL + 10 if xlabel else 0) + 12
-    plot_height = height - top - below - (math.ceil(len(lines) / columns) * ROW if legend else 0) - EDGE / 2
+    around = top + below + (math.ceil(len(lines) / columns) * ROW if legend else 0) + EDGE / 2
+    if plot_height is None:
+        plot_height = height - around
+    else:
+        height = plot_height + around
     if plot_height < SMALLEST_PLOT:
         need = math.ceil(height - plot_height + SMALLEST_PLOT)
         raise ValueError(f"height must be at least {need} for {len(lines)} lines and their legend, got {height}")
@@ -108,30 +141,26 @@ def line_chart(
     parts = [
         text_line(title, left, EDGE + TITLE * 0.8, TITLE, room=plot_width / 1.12, more='font-weight="600"'),
         *_axes(plot, x_ticks, y_ticks, xlabel, ylabel),
-        *_curves(plot, lines),
+        *_curves(plot, lines, filled, _place_marks(plot, lines, marks, "y" in log)),
         *(_legend(lines, left, plot.bottom + below, columns, column, room=plot_width - SWATCH) if legend else []),
     ]
-    return finish(parts, title or ", ".join(line.name for line in lines), width, height, path)
+    return Chart(document(parts, title or ", ".join(line.name for line in lines), width, height), given)
 
 
 # Drawing
 
 
 @dataclass(frozen=True)
-class _Line:
-    name: str
-    x: list[float]
-    y: list[float]
-    spread: list[float]  # empty: no band
+class _Curve:
+    """A line as it is drawn: logarithmic axes have exponents of ten."""
 
-    def band(self) -> list[tuple[float, float]]:
-        """Return the corners of the band, along its upper edge and back along the lower."""
-        triples = list(zip(self.x, self.y, self.spread, strict=True)) if self.spread else []
-        return [(x, y + s) for x, y, s in triples] + [(x, y - s) for x, y, s in reversed(triples)]
+    name: str
+    points: list[tuple[float, float]]
+    band: list[tuple[float, float]]  # along its upper edge and back along the lower; empty: none
 
     def reach(self, low: float = -math.inf, high: float = math.inf) -> list[float]:
         """Return every y of the line and its band with low <= x <= high."""
-        return [y for x, y in [*zip(self.x, self.y, strict=True), *self.band()] if low <= x <= high]
+        return [y for x, y in [*self.points, *self.band] if low <= x <= high]
 
 
 @dataclass(frozen=True)
@@ -173,13 +202,13 @@ def _axes(
     parts = []
     for y, label in y_ticks:
         at = plot.to_y(y)
-        parts.append(f'<path d="M{plot.left:.2f} {at:.2f}H{plot.right:.2f}" stroke="#e4e4e4"/>')
+        parts.append(f'<path d="M{plot.left:.2f} {at:.2f}H{plot.right:.2f}" stroke="{GRID}"/>')
         parts.append(text_line(label, plot.left - 8, at + TICK * 0.35, TICK, anchor="end"))
     for x, label in x_ticks:
         at = plot.to_x(x)
-        parts.append(f'<path d="M{at:.2f} {plot.bottom:.2f}v5" stroke="#888"/>')
+        parts.append(f'<path d="M{at:.2f} {plot.bottom:.2f}v5" stroke="{AXIS}"/>')
         parts.append(text_line(label, at, plot.bottom + 8 + TICK, TICK, anchor="middle"))
-    parts.append(f'<path d="M{plot.left:.2f} {plot.bottom:.2f}H{plot.right:.2f}" stroke="#888"/>')
+    parts.append(f'<path d="M{plot.left:.2f} {plot.bottom:.2f}H{plot.right:.2f}" stroke="{AXIS}"/>')
     middle = plot.left + plot.width / 2
     parts.append(text_line(xlabel, middle, plot.bottom + TICK + 14 + LABEL, LABEL, anchor="middle", room=plot.width))
     x, y = EDGE + LABEL * 0.8, plot.top + plot.height / 2
@@ -188,8 +217,9 @@ def _axes(
     return parts
 
 
-def _curves(plot: _Plot, lines: list[_Line]) -> list[str]:
+def _curves(plot: _Plot, lines: list[_Curve], filled: bool, marks: list[str]) -> list[str]:
     # An inner svg clips the plot. A clipPath would need an id that is unique in every page that embeds the chart.
+    # page.js finds the lines by their titles, and the legend, a sample and a text for each line, behind this element.
     left, top = f"{plot.left - BLEED:.2f}", f"{plot.top - BLEED:.2f}"
     width, height = f"{plot.width + 2 * BLEED:.2f}", f"{plot.height + 2 * BLEED:.2f}"
     parts = [
@@ -197,33 +227,60 @@ def _curves(plot: _Plot, lines: list[_Line]) -> list[str]:
         f'viewBox="{left} {top} {width} {height}" overflow="hidden">'
     ]
     for index, line in enumerate(lines):  # bands first, so that none covers a line
-        if line.spread:
+        if line.band:
             colour, _ = _line_style(index)
-            parts.append(f'<polygon points="{plot.points(line.band())}" fill="{colour}" fill-opacity="0.18"/>')
+            parts.append(f'<polygon points="{plot.points(line.band)}" fill="{colour}" fill-opacity="0.18"/>')
     for index, line in enumerate(lines):
         colour, dash = _line_style(index)
-        if len(line.x) == 1:
-            at = f'cx="{plot.to_x(line.x[0]):.2f}" cy="{plot.to_y(line.y[0]):.2f}"'
+        if len(line.points) == 1:
+            x, y = line.points[0]
+            at = f'cx="{plot.to_x(x):.2f}" cy="{plot.to_y(y):.2f}"'
             parts.append(f'<circle {at} r="4" fill="{colour}"><title>{escape(line.name)}</title></circle>')
         else:
+            fill = f'"{colour}" fill-opacity="0.25"' if filled else '"none"'
             parts.append(
-                f'<polyline points="{plot.points(zip(line.x, line.y, strict=True))}" fill="none" stroke="{colour}" '
+                f'<polyline points="{plot.points(line.points)}" fill={fill} stroke="{colour}" '
                 f'stroke-width="2" stroke-linejoin="round"{dash}><title>{escape(line.name)}</title></polyline>'
             )
-    return [*parts, "</svg>"]
+    return [*parts, *marks, "</svg>"]
 
 
-def _legend(lines: list[_Line], left: float, top: float, columns: int, column: float, room: float) -> list[str]:
+def _place_marks(plot: _Plot, lines: list[_Curve], marks: Sequence[Mark], log: bool) -> list[str]:
+    """Draw a cross at the place of each mark, or a line across the chart where it has no value."""
+    parts: list[str] = []
+    names = [line.name for line in lines]
+    for number, mark in enumerate(marks):
+        if log and mark.y is not None and mark.y <= 0:
+            continue
+        colour = _line_style(names.index(mark.line))[0] if mark.line in names else INK
+        x, y = plot.to_x(mark.x), plot.top + TICK
+        if mark.y is None:
+            parts.append(
+                f'<path d="M{x:.2f} {plot.top:.2f}V{plot.bottom:.2f}" stroke="{colour}" stroke-dasharray="2 3"/>'
+            )
+        else:
+            y = _clamp(plot.to_y(math.log10(mark.y) if log else mark.y))
+            parts.append(f'<path d="M{x - 5:.2f} {y - 5:.2f}l10 10m0 -10l-10 10" stroke="{colour}" stroke-width="2"/>')
+        is_left = x <= plot.left + plot.width / 2
+        place, anchor = (x + 8, "start") if is_left else (x - 8, "end")
+        room = plot.right - place if is_left else place - plot.left
+        text = f"{mark.line} {mark.what}" if number < MOST_NAMED else ""
+        y = min(max(y - 8, plot.top + TICK), plot.bottom - 4)
+        parts.append(text_line(text, place, y, TICK, anchor=anchor, room=room))
+    return parts
+
+
+def _legend(lines: list[_Curve], left: float, top: float, columns: int, column: float, room: float) -> list[str]:
     parts = []
     for index, line in enumerate(lines):
         x = left + index % columns * column
         y = top + (index // columns + 0.5) * ROW
         colour, dash = _line_style(index)
-        if len(line.x) == 1:
+        if len(line.points) == 1:
             parts.append(f'<circle cx="{x + 12:.2f}" cy="{y:.2f}" r="4" fill="{colour}"/>')
         else:
             parts.append(f'<path d="M{x:.2f} {y:.2f}h24" stroke="{colour}" stroke-width="2.5"{dash}/>')
-        parts.append(text_line(line.name, x + SWATCH, y + LABEL * 0.35, LABEL, room=room))
+        parts.append(text_line(line.name or " ", x + SWATCH, y + LABEL * 0.35, LABEL, room=room))
     return parts
 
 
@@ -240,7 +297,7 @@ def _line_style(index: int) -> tuple[str, str]:
 # Numbers
 
 
-def _parse_line(name: str, values: tuple[Numbers, ...]) -> _Line:
+def _parse_line(name: str, values: tuple[Numbers, ...]) -> Line:
     if not isinstance(name, str):
         raise TypeError(f"series must have strings as keys, got {name!r}")
     if len(values) not in (2, 3):
@@ -250,7 +307,7 @@ def _parse_line(name: str, values: tuple[Numbers, ...]) -> _Line:
     lengths = [len(part) for part in parts.values()]
     if min(lengths) == 0 or min(lengths) != max(lengths):
         raise ValueError(f"series[{name!r}] must have parts of one length, at least 1, got lengths {lengths}")
-    line = _Line(name, parts["x"], parts["y"], parts.get("spread", []))
+    line = Line(name, parts["x"], parts["y"], parts.get("spread", []))
     if line.spread and min(line.spread) < 0:
         raise ValueError(f"spread of series[{name!r}] must not be negative, got {min(line.spread)}")
     return line
@@ -268,15 +325,20 @@ def _parse_floats(argument: str, values: Numbers) -> list[float]:
     return numbers
 
 
-def _to_log(line: _Line, log: str) -> _Line:
-    """Replace the numbers of logarithmic axes by their exponents of ten."""
-    if line.spread and "y" in log:
-        raise ValueError(f"series[{line.name!r}] must not have a band with a logarithmic y")
-    x, y = (
-        _exponents(f"{axis} of series[{line.name!r}]", numbers) if axis in log else numbers
-        for axis, numbers in (("x", line.x), ("y", line.y))
-    )
-    return _Line(line.name, x, y, line.spread)
+def _to_log(lines: Sequence[Line], log: str) -> list[_Curve]:
+    """Replace the numbers of logarithmic axes by their exponents of ten; bands end at half the lowest y there."""
+    curves = []
+    floor = min((y for line in lines for y in line.y), default=1.0) / 2 if "y" in log else -math.inf
+    for line in lines:
+        edges = [[y + spread for y, spread in zip(line.y, line.spread, strict=False)]]
+        edges += [[max(y - spread, floor) for y, spread in zip(line.y, line.spread, strict=False)]]
+        x, y, high, low = (
+            _exponents(f"{axis} of series[{line.name!r}]", numbers) if axis in log and numbers else numbers
+            for axis, numbers in (("x", line.x), ("y", line.y), ("y", edges[0]), ("y", edges[1]))
+        )
+        band = [*zip(x, high, strict=False), *reversed([*zip(x, low, strict=False)])]
+        curves.append(_Curve(line.name, [*zip(x, y, strict=True)], band))
+    return curves
 
 
 def _exponents(argument: str, numbers: list[float]) -> list[float]:

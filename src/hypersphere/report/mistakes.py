@@ -10,16 +10,18 @@ import torch
 
 from ..train.storage import predictions
 from ..train.storage.reading import one_line
-from .page import Cell, Page, colour
+from .page import Cell, Page
 from .png import png_uri
+from .rows import bar_chart
 from .run_files import Group, RunFiles
-from .svg import PALETTE
+from .svg import EDGE, GRID, LABEL, PALETTE, TICK, TITLE, Chart, document, escape, shorten, text_line, text_width
 
 MOST_CLASSES = 40  # of a matrix; of more the most confused pairs are drawn
 MOST_ROWS = 25  # of bars, of more classes or pairs
 MOST_GROUPS = 8
 MOST_IMAGES = 12  # of each of several groups
 _LONGEST = 22  # letters of a class at an axis
+_WIDTH = 500  # pixels of a chart
 
 Tree = Mapping[str, Any]
 
@@ -62,12 +64,14 @@ def add_mistakes(page: Page, found: Mapping[str, Tree]) -> list[str]:
     for classes, trees in _by_classes(shown):
         rows = _worst_classes(classes, trees)
         some = f"the {len(rows)} worst of {len(classes)} classes" if len(rows) < len(classes) else "each class"
-        page.chart(_accuracies(classes, trees, rows, f"accuracy of {some}"), height=_height(len(rows)))
+        shares = {name: [_shares(tree)[row] for row in rows] for name, tree in trees.items()}
+        percents = {
+            name: [None if np.isnan(share) else 100 * share for share in of_rows] for name, of_rows in shares.items()
+        }
+        labels = [classes[row] for row in rows]
+        page.chart(bar_chart(labels, percents, title=f"accuracy of {some}", xlabel="accuracy, %", xlim=(0.0, 102.0)))
         for name, tree in trees.items():
-            figure = _matrix(tree) if len(classes) <= MOST_CLASSES else _pairs(tree)
-            title = {"title": {"text": f"{name}: {'confusion matrix' if len(classes) <= MOST_CLASSES else 'confused'}"}}
-            height = max(380, 90 + 24 * len(classes)) if len(classes) <= MOST_CLASSES else _height(MOST_ROWS)
-            page.chart({**figure, "layout": {**figure["layout"], **title}}, height=height)
+            page.chart(_matrix(tree, name) if len(classes) <= MOST_CLASSES else _pairs(tree, name))
     if any(len(tree["classes"]) <= MOST_CLASSES for tree in shown.values()):
         page.text("In a matrix, numbers are samples; the colour is the share of the class that is predicted so.")
     for name, tree in shown.items():
@@ -131,70 +135,52 @@ def _worst_classes(classes: Sequence[str], trees: Mapping[str, Tree]) -> list[in
     return np.argsort(np.nan_to_num(_shares(best), nan=2.0), kind="stable")[:MOST_ROWS].tolist()
 
 
-def _height(rows: int) -> int:
-    return 120 + 22 * max(rows, 6)
-
-
-def _labels(names: Sequence[str]) -> dict[str, Any]:
-    """Return an axis of classes, by number: two of them may have the same short name."""
-    short = [name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…" for name in names]
-    return {"tickvals": list(range(len(names))), "ticktext": short}
-
-
-def _accuracies(classes: Sequence[str], trees: Mapping[str, Tree], rows: Sequence[int], title: str) -> dict[str, Any]:
-    """Draw a bar for each class, or a dot for each group."""
-    kind: dict[str, Any] = {"type": "bar", "orientation": "h"} if len(trees) == 1 else {"mode": "markers"}
-    traces = []
-    for i, (name, tree) in enumerate(trees.items()):
-        shares = _shares(tree)
-        marker = {"color": colour(i), **({} if len(trees) == 1 else {"size": 10, "symbol": i // len(PALETTE)})}
-        places = {"x": [100 * shares[row] for row in rows], "y": list(range(len(rows)))}
-        hover = {"hovertext": [classes[row] for row in rows], "hoverinfo": "x+text+name"}
-        traces.append({**kind, **places, **hover, "name": name, "marker": marker})
-    up = {"autorange": "reversed", **_labels([classes[row] for row in rows])}
-    layout = {
-        "title": {"text": title},
-        "xaxis": {"title": {"text": "accuracy %"}, "range": [0, 103]},
-        "yaxis": up,
-        "showlegend": len(trees) > 1,
-        "hovermode": "closest",
-    }
-    return {"data": traces, "layout": layout}
-
-
-def _matrix(tree: Tree) -> dict[str, Any]:
-    size = len(tree["classes"])
+def _matrix(tree: Tree, name: str) -> Chart:
+    """Draw the confusion matrix; the colour of a cell is its share of the class."""
+    classes, size = tree["classes"], len(tree["classes"])
     counts = np.zeros((size, size), int)
     for label, guess, count in tree["confused"]:
         counts[label, guess] = count
-    share = 100 * counts / np.maximum(1, np.array(tree["samples"]))[:, None]
+    share = counts / np.maximum(1, np.array(tree["samples"]))[:, None]
     np.fill_diagonal(counts, tree["correct"])
-    texts = [[str(count) if count else "" for count in row] for row in counts.tolist()]
-    names = tree["classes"]
-    hover = [
-        [f"{names[i]}, predicted as {names[j]}: {count}" if count else "" for j, count in enumerate(row)]
-        for i, row in enumerate(counts.tolist())
-    ]
-    trace = {
-        **{"hovertext": hover, "hoverinfo": "text"},
-        **{"type": "heatmap", "z": share, "text": texts, "texttemplate": "%{text}", "xgap": 1, "ygap": 1},
-        **{"colorscale": [[0, colour(1, 0)], [1, colour(1, 0.6)]], "zmin": 0, "zmax": max(5.0, float(share.max()))},
-        **{"showscale": False, "textfont": {"color": colour(len(PALETTE) - 1), "size": 11 if size <= 20 else 8}},
-    }
-    axis = _labels(names)
-    across = {"title": {"text": "predicted as"}, "showgrid": False, **axis}
-    up = {"title": {"text": "label"}, "autorange": "reversed", "showgrid": False, "zeroline": False, **axis}
-    return {"data": [trace], "layout": {"xaxis": {**across, "zeroline": False}, "yaxis": up}}
+    short = [shorten(label, _LONGEST) for label in classes]
+    left, top = 2 * EDGE + LABEL + 8 + max(text_width(label, TICK) for label in short), EDGE + TITLE + 14
+    cell = max(14.0, min(40.0, (_WIDTH - left - EDGE) / size))
+    width, bottom = max(_WIDTH, left + cell * size + EDGE), top + cell * size
+    is_long = max(map(len, short)) > 3  # labels below the columns are turned
+    below = bottom + (max(text_width(label, TICK) for label in short) if is_long else TICK) + 10
+    title = f"{name}: confusion matrix"
+    parts = [text_line(title, EDGE, EDGE + TITLE * 0.8, TITLE, room=width - 2 * EDGE, more='font-weight="600"')]
+    parts.append(
+        f'<path d="M{left:g} {top:g}H{left + cell * size:g}V{bottom:g}H{left:g}Z" fill="none" stroke="{GRID}"/>'
+    )
+    for i, label in enumerate(short):
+        middle = cell * (i + 0.5)
+        parts.append(text_line(label, left - 6, top + middle + TICK * 0.35, min(TICK, cell - 2), anchor="end"))
+        x, y = left + middle, bottom + 6 + (0 if is_long else TICK)
+        turned = f'transform="rotate(-90 {x:.1f} {y:.1f})" dy="4"' if is_long else ""
+        anchor = "end" if is_long else "middle"
+        parts.append(text_line(label, x, y, min(TICK, cell - 2), anchor=anchor, more=turned))
+    for i, j in np.argwhere(counts).tolist():
+        x, y = left + cell * j, top + cell * i
+        opacity = 0.6 * share[i, j] / max(0.05, share.max())
+        hint = f"<title>{escape(f'{classes[i]}, predicted as {classes[j]}: {counts[i, j]}')}</title>"
+        place = f'x="{x + 0.5:.1f}" y="{y + 0.5:.1f}" width="{cell - 1:.1f}" height="{cell - 1:.1f}"'
+        fill = f'fill="{PALETTE[1]}" fill-opacity="{opacity:.2f}"'
+        number = text_line(str(counts[i, j]), x + cell / 2, y + cell / 2 + 4, 11, anchor="middle", room=cell - 2)
+        parts.append(f"<g>{hint}<rect {place} {fill}/>{number}</g>")
+    parts.append(text_line("predicted as", left + cell * size / 2, below + LABEL, LABEL, anchor="middle"))
+    x, y = EDGE + LABEL * 0.8, top + cell * size / 2
+    parts.append(text_line("label", x, y, LABEL, anchor="middle", more=f'transform="rotate(-90 {x:.1f} {y:.1f})"'))
+    return Chart(document(parts, title, width, below + LABEL + EDGE))
 
 
-def _pairs(tree: Tree) -> dict[str, Any]:
+def _pairs(tree: Tree, name: str) -> Chart:
     """Draw the most confused pairs of many classes as bars."""
     rows = tree["confused"][:MOST_ROWS]
-    names = [f"{tree['classes'][label]} → {tree['classes'][guess]}" for label, guess, _ in rows]
-    bars = {"type": "bar", "orientation": "h", "x": [row[2] for row in rows], "y": list(range(len(rows)))}
-    across = {"title": {"text": "samples: label → prediction"}, "rangemode": "tozero"}
-    up = {"autorange": "reversed", "tickvals": list(range(len(rows))), "ticktext": names}
-    return {"data": [{**bars, "marker": {"color": colour(1)}}], "layout": {"xaxis": across, "yaxis": up}}
+    labels = [f"{tree['classes'][label]} → {tree['classes'][guess]}" for label, guess, _ in rows]
+    counts = [count for *_, count in rows]
+    return bar_chart(labels, {name: counts}, title=f"{name}: confused", xlabel="samples: label → prediction")
 
 
 def _picture(image: Tree) -> str:

@@ -1,70 +1,82 @@
-"""What the networks of runs look like, as plotly figures: learned k, neurons on the sphere, 2-D and 3-D features."""
+"""What the networks of runs look like: learned k, neurons on the sphere, 2-D and 3-D features."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ..layers.similarity import LearnableSigmoid
 from ..neurons import select
-from ..train.config import Config
+from ..train.config import derive
 from ..train.inference.run import Run
 from ..train.inference.scores import load_split
 from ..train.openset import Embedder
-from ..train.splits import Splits
-from .page import LINE, Figure, colour
-from .svg import PALETTE
+from .linechart import line_chart
+from .scene import RADIUS, Scene, Series, draw_scene, seen
+from .svg import CLASSES, PAPER, Chart, arrange, document, escape, heading, legend_key, text_line
 
 MOST_NEURONS = 500  # of a layer that are drawn
 MOST_LAYERS = 16
-MOST_SAMPLES = 2000
-SYMBOLS = ("circle", "square", "diamond", "cross", "x")  # one for each cycle of the palette; in 3-D too
-
-EYE = {"x": 1.0, "y": 1.0, "z": 0.6}  # close: the sphere fills the chart
-HOVER = "neuron %{customdata}<br>%{x:.3f}, %{y:.3f}, %{z:.3f}<extra></extra>"
+MOST_SAMPLES = 3000  # of a panel
+BINS = 24
+_PANEL, _REACH = 330, 140  # pixels: a panel of features, and the radius of its drawing
+_COLUMN, _ROW = 300, 200  # pixels of a histogram
 
 
 def neurons(run: Run) -> dict[str, Tensor]:
     """Return the neurons (N, d) of every layer of a run, the loss head's as "head"."""
     classifier = run.classifier
-    found = dict(select(classifier.network))
+    layers = dict(select(classifier.network))
     if classifier.head is not None:
         of_head = select(classifier.head, output=None).values()
-        found |= {"head" if i == 0 else f"head {i}": each for i, each in enumerate(of_head)}
-    return {name: each.matrix().detach().float().flatten(0, -2) for name, each in found.items()}
+        layers |= {"head" if i == 0 else f"head {i}": layer for i, layer in enumerate(of_head)}
+    return {name: layer.matrix().detach().float().flatten(0, -2) for name, layer in layers.items()}
 
 
 # Similarities
 
 
-def similarity_figure(run: Run, title: str) -> Figure | None:
-    """Draw a histogram of the learned k of every layer; None if no similarity is learned."""
-    found = learned_k(run)
-    if not found:
-        return None
-    every = torch.cat([*found.values()])
-    low, high = float(every.min()), float(every.max())
-    bins = {"start": low, "end": high + 1e-6, "size": max(high - low, 1e-3) / 40}
-    traces = [
-        {"type": "histogram", "x": k.cpu().numpy(), "name": name, "xbins": bins, "marker": {"color": colour(i)}}
-        for i, (name, k) in enumerate(found.items())
-    ]
-    axes = {"xaxis": {"title": {"text": "k"}}, "yaxis": {"title": {"text": "filters"}}}
-    return {"data": traces, "layout": {"title": {"text": title}, "barmode": "stack", "showlegend": True, **axes}}
-
-
 def learned_k(run: Run) -> dict[str, Tensor]:
     """Return the learned k of every layer; one that layers share is the first one's."""
-    found: dict[int, tuple[str, Tensor]] = {}
+    layers: dict[int, tuple[str, Tensor]] = {}
     for name, module in run.model.named_modules(remove_duplicate=False):
         if isinstance(module, LearnableSigmoid):
-            found.setdefault(id(module), (name.removesuffix(".similarity"), module.k.detach().flatten()))
-    return dict(found.values())
+            layers.setdefault(id(module), (name.removesuffix(".similarity"), module.k.detach().flatten()))
+    return dict(layers.values())
+
+
+def k_chart(layers: Mapping[str, Tensor], title: str) -> Chart:
+    """Draw a histogram of the learned k of every layer, on one scale (SphereNet, Fig. 4)."""
+    every = torch.cat([*layers.values()])
+    low, high = float(every.min()), float(every.max())
+    low, high = (low - 0.05, high + 0.05) if high - low < 1e-6 else (low, high)
+    edges = [low + (high - low) * i / BINS for i in range(BINS + 1)]
+    columns = min(3, len(layers))
+    panels = []
+    for i, (name, k) in enumerate(layers.items()):
+        counts = np.histogram(k.tolist(), BINS, (low, high))[0].tolist()
+        chart = line_chart(
+            {name: ([edge for edge in edges for _ in (0, 1)], [0, *(n for n in counts for _ in (0, 1)), 0])},
+            title=name,
+            xlabel="k",
+            ylabel="filters",
+            xlim=(low, high),
+            ylim=(0.0, 1.05 * max(counts)),
+            legend=False,
+            filled=True,
+            width=_COLUMN,
+            height=_ROW,
+        )
+        panels.append((i % columns * _COLUMN, 40 + i // columns * _ROW, chart))
+    height = 40 + math.ceil(len(layers) / columns) * _ROW
+    return arrange(panels, title, max(_COLUMN * columns, 420), height, [heading(title)])
 
 
 # Neurons
@@ -76,8 +88,8 @@ def project(matrix: Tensor) -> tuple[NDArray[np.float32], float]:
     Up to three dimensions they stay as they are. Beyond, the three directions are those that keep the most.
 
     Example:
-        >>> points, kept = project(torch.eye(4))
-        >>> points.shape, round(kept, 2)
+        >>> points, share = project(torch.eye(4))
+        >>> points.shape, round(share, 2)
         ((4, 3), 0.75)
     """
     norms = matrix.norm(dim=1, keepdim=True)
@@ -89,91 +101,68 @@ def project(matrix: Tensor) -> tuple[NDArray[np.float32], float]:
         points = (vectors * squares.clamp_min(0).sqrt())[:, -3:].flip(1)
     else:
         points = unit @ torch.linalg.eigh(unit.T @ unit)[1][:, -3:].flip(1)
-    kept = float(points.square().sum() / unit.square().sum().clamp_min(1e-30))
-    return np.pad(points.numpy(), ((0, 0), (0, 3 - points.shape[1]))), kept
+    share = float(points.square().sum() / unit.square().sum().clamp_min(1e-30))
+    return np.pad(points.numpy(), ((0, 0), (0, 3 - points.shape[1]))), share
 
 
-def sphere_figure(layers: dict[str, Tensor], title: str) -> Figure:
+def neurons_chart(layers: Mapping[str, Tensor], title: str) -> Chart:
     """Draw the neurons of each layer on the unit sphere; the legend switches layers on and off."""
-    traces: list[dict[str, Any]] = [wires()]
+    series = []
     first = next((name for name, matrix in layers.items() if matrix.shape[1] <= 3), next(iter(layers)))
     for i, (name, matrix) in enumerate(list(layers.items())[:MOST_LAYERS]):
         chosen = np.linspace(0, len(matrix) - 1, min(len(matrix), MOST_NEURONS)).round().astype(int)
-        points, kept = project(matrix[chosen])
-        how = "exact" if matrix.shape[1] <= 3 else f"3 of {matrix.shape[1]} axes, {kept:.0%} kept"
+        points, share = project(matrix[chosen])
+        how = "exact" if matrix.shape[1] <= 3 else f"3 of {matrix.shape[1]} axes, {share:.0%} kept"
         some = "" if len(chosen) == len(matrix) else f", {len(chosen)} of {len(matrix)} neurons"
-        trace = _points(points, 3.5, colour(i), SYMBOLS[i // len(PALETTE) % len(SYMBOLS)])
-        hover = {"customdata": chosen, "hovertemplate": HOVER}
-        traces.append(
-            {**trace, **hover, "name": f"{name}: {how}{some}", "visible": True if name == first else "legendonly"}
-        )
-    hidden = {"visible": False, "range": [-1.05, 1.05]}
-    scene = {"xaxis": hidden, "yaxis": hidden, "zaxis": hidden, "aspectmode": "cube", "camera": {"eye": EYE}}
-    return {"data": traces, "layout": {"title": {"text": title}, "showlegend": True, "scene": scene}}
-
-
-def wires() -> dict[str, Any]:
-    """Draw circles of latitude and longitude."""
-    turn = np.linspace(0, 2 * math.pi, 61)
-    rings = []
-    for angle in np.linspace(-math.pi / 3, math.pi / 3, 5):
-        wide, high = math.cos(angle), math.sin(angle)
-        rings.append(np.stack([wide * np.cos(turn), wide * np.sin(turn), np.full_like(turn, high)]))
-    for angle in np.arange(6) * math.pi / 6:
-        rings.append(np.stack([math.cos(angle) * np.cos(turn), math.sin(angle) * np.cos(turn), np.sin(turn)]))
-    x, y, z = np.concatenate([np.pad(ring, ((0, 0), (0, 1)), constant_values=np.nan) for ring in rings], 1)
-    line = {"color": LINE, "width": 1}
-    return {"type": "scatter3d", "mode": "lines", "x": x, "y": y, "z": z, "line": line} | {
-        "hoverinfo": "skip",
-        "showlegend": False,
-    }
-
-
-def _points(points: NDArray[Any], size: float, fill: str, symbol: str) -> dict[str, Any]:
-    """Return the trace of points (N, 2) or (N, 3)."""
-    kind = "scatter3d" if points.shape[1] == 3 else "scatter"
-    places = dict(zip("xyz", points.T, strict=False))
-    return {"type": kind, "mode": "markers", **places, "marker": {"size": size, "color": fill, "symbol": symbol}}
+        places, numbers = points.tolist(), chosen.tolist() if some else ()
+        series.append(Series(f"{name}: {how}{some}", places, i, is_shown=name == first, numbers=numbers))
+    return draw_scene(Scene(series, has_sphere=True), title)
 
 
 # Features
 
 
-def feature_figure(run: Run, title: str) -> Figure | None:
-    """Draw features and class directions of a run whose embedding has 2 or 3 dimensions; None for any other run.
+class Features(NamedTuple):
+    """Features of samples.
 
-    ValueError if its data cannot be loaded.
+    Attributes:
+        points: (N, d), divided by the length that 95 % of them do not exceed.
+        labels: (N,).
+        neurons: (C, d) directions of the classes.
     """
-    classes = class_weights(run)
-    if classes is None or classes.shape[1] not in (2, 3):
-        return None
-    splits, split = load_split(run, None, run.config)
-    if splits.is_open(split) or not hasattr(splits.split(split), "subset"):
-        return None
-    features, labels = (each.numpy() for each in embed_some(run, splits, split, run.config, MOST_SAMPLES))
-    if features.shape[1] != classes.shape[1]:
-        return None
-    reach = float(np.quantile(np.linalg.norm(features, axis=1), 0.95)) or 1.0
-    arrows = reach * torch.nn.functional.normalize(classes, dim=1).numpy()
-    traces = []
-    for i, name in enumerate(run.labels):
-        fill, symbol = colour(i), SYMBOLS[i // len(PALETTE) % len(SYMBOLS)]
-        shared = {"legendgroup": str(i), "name": name}
-        traces.append({**_points(features[labels == i], 3 if features.shape[1] == 3 else 5, fill, symbol), **shared})
-        line = {"mode": "lines+markers", "line": {"color": fill, "width": 3}, "showlegend": False}
-        tip = {"marker": {"color": fill, "size": [0, 5 if features.shape[1] == 3 else 10]}}
-        traces.append({**_points(np.stack([0 * arrows[i], arrows[i]]), 1, fill, "circle"), **shared, **line, **tip})
-    layout: dict[str, Any] = {"title": {"text": title}, "showlegend": True}
-    if features.shape[1] == 2:
-        layout |= {"yaxis": {"scaleanchor": "x"}, "hovermode": "closest"}
-    return {"data": traces, "layout": layout}
+
+    points: Tensor
+    labels: Tensor
+    neurons: Tensor
 
 
-def embed_some(run: Run, splits: Splits, split: str, config: Config, most: int) -> tuple[Tensor, Tensor]:
-    """Return the embeddings and labels of a split, of at most so many samples, evenly chosen."""
+def feature_size(run: Run) -> int | None:
+    """Return the dimensions of a run's features if they can be drawn, 2 or 3."""
+    weights = class_weights(run)
+    return weights.shape[1] if weights is not None and weights.shape[1] in (2, 3) else None
+
+
+def features(run: Run, split: str | None, size: int) -> Features:
+    """Embed samples of a split (None: the test split), without imbalance.
+
+    ValueError if the features do not have `size` dimensions, or if the data cannot be loaded.
+    """
+    run.check_labels()
+    neurons = class_weights(run)
+    if neurons is None or neurons.shape[1] != size:
+        got = "no classes" if neurons is None else f"{neurons.shape[1]} dimensions"
+        raise ValueError(f"{run.path} needs features of {size} dimensions, as with --model.fc {size}; it has {got}")
+    config = derive(run.config, {"data.imbalance": None})
+    splits, split = load_split(run, split, config)
     whole = splits.split(split)
-    part = whole.subset(torch.linspace(0, len(whole) - 1, min(len(whole), most)).round().long())
-    return Embedder(run.classifier, splits, config, lambda batch: batch)(part), part.labels
+    if splits.is_open(split) or not hasattr(whole, "subset"):
+        raise ValueError(f"the {split} data of {run.path} have no samples of the classes it was trained on")
+    some = whole.subset(torch.linspace(0, len(whole) - 1, min(len(whole), MOST_SAMPLES)).round().long())
+    points = Embedder(run.classifier, splits, config, lambda batch: batch)(some)
+    if points.shape[1] != size:
+        raise ValueError(f"the embedding of {run.path} has {points.shape[1]} dimensions, its classes {size}")
+    reach = points.norm(dim=1).quantile(0.95).clamp(min=1e-12)
+    return Features(points / reach, some.labels, F.normalize(neurons, dim=1))
 
 
 def class_weights(run: Run) -> Tensor | None:
@@ -182,8 +171,73 @@ def class_weights(run: Run) -> Tensor | None:
         return None
     head = run.classifier.head
     of_head = [] if head is None else list(select(head, output=None).values())
-    found = of_head or [each for each in select(run.classifier.network).values() if each.is_output]
-    if not found:
+    layers = of_head or [layer for layer in select(run.classifier.network).values() if layer.is_output]
+    if not layers:
         return None
-    matrix = found[-1].matrix().detach().float().flatten(0, -2)
+    matrix = layers[-1].matrix().detach().float().flatten(0, -2)
     return matrix if len(matrix) == len(run.labels) else None
+
+
+def feature_chart(panels: Mapping[str, Features], labels: Sequence[str], title: str = "") -> Chart:
+    """Draw features and class directions of 2 or 3 dimensions, up to two panels side by side.
+
+    Args:
+        labels: the classes.
+        title: above the panels.
+
+    A single panel of three dimensions can be turned on a page.
+    """
+    columns, top = min(2, len(panels)), 34 if title else 0
+    width = max(_PANEL * columns, 640 if title else 420)
+    step = min(60.0, (width - 40) / max(1, len(labels)))
+    height = top + math.ceil(len(panels) / columns) * (_PANEL + 26) + 34
+    parts = [heading(title)] if title else []
+    for k, (name, panel) in enumerate(panels.items()):
+        x, y = width * (k % columns + 0.5) / columns, top + k // columns * (_PANEL + 26) + _PANEL / 2 + 8
+        edge = f'x="{-_PANEL / 2 + 6:g}" y="{-_PANEL / 2 + 6:g}" width="{_PANEL - 12}" height="{_PANEL - 12}"'
+        parts.append(f'<g transform="translate({x:g} {y:g})"><rect {edge} fill="{PAPER}" stroke="#c9ccd4"/>')
+        parts += _panel(panel, labels)
+        parts.append(text_line(name, 0, _PANEL / 2 + 14, 14, anchor="middle", room=_PANEL, more='font-weight="600"'))
+        parts.append("</g>")
+    for i, label in enumerate(labels[: len(CLASSES) * 2]):
+        parts.append(legend_key(i, label, _colour(i), 26 + step * i, height - 16, step - 16))
+    (name, panel), *others = panels.items()
+    is_flat = panel.points.shape[1] == 2
+    scene = None if others or is_flat else _feature_scene(panel, labels)
+    return Chart(document(parts, title or name, width, height, is_centred=True), scene=scene)
+
+
+def _panel(panel: Features, labels: Sequence[str]) -> list[str]:
+    """Draw the features as dots, and a neuron as an arrow with the class at its end."""
+    parts, edge = [], _PANEL / 2 - 10
+    for i, neuron in enumerate(panel.neurons.tolist()):
+        places = [_place(point) for point in panel.points[panel.labels == i].tolist()]
+        dots = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in places if max(abs(x), abs(y)) < edge)
+        look = f'stroke="{_colour(i)}" stroke-width="3" stroke-linecap="round" stroke-opacity="0.5"'
+        hint = f"<title>{escape(labels[i])}</title>"
+        parts.append(f'<g data-line="{i}"><path d="{dots}" {look} fill="none">{hint}</path>')
+        x, y = _place(neuron)
+        parts.append(f'<path d="M0 0L{x:.1f} {y:.1f}" stroke="{PAPER}" stroke-width="4.5"/>')
+        parts.append(f'<path d="M0 0L{x:.1f} {y:.1f}" stroke="{_colour(i)}" stroke-width="2.4"/>')
+        look = f'fill="{_colour(i)}" stroke="{PAPER}" stroke-width="1.2"'
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" {look}>{hint}</circle></g>')
+    return parts
+
+
+def _feature_scene(panel: Features, labels: Sequence[str]) -> Scene:
+    series, reach = [], 1 / 1.25
+    for i, label in enumerate(labels):
+        points, neuron = panel.points[panel.labels == i], panel.neurons[i].tolist()
+        inside = points[points.norm(dim=1) < 1.25]
+        series.append(Series(label, (reach * inside).tolist(), i, size=3.5))
+        series.append(Series(label, [[0.0] * 3, [reach * x for x in neuron]], i, 3, is_line=True, in_legend=False))
+    return Scene(series)
+
+
+def _place(point: Sequence[float]) -> tuple[float, float]:
+    x, y = (RADIUS * point[0], -RADIUS * point[1]) if len(point) == 2 else seen(point)[:2]
+    return _REACH / RADIUS * x, _REACH / RADIUS * y
+
+
+def _colour(i: int) -> str:
+    return CLASSES[i % len(CLASSES)]

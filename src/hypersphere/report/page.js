@@ -1,10 +1,6 @@
 "use strict";
-// Sort tables; after the first paint start plotly.js and draw the charts, those in view first.
+// Sort tables, offer CSV, show the values of charts on hover, switch their lines, and draw what can be turned.
 (() => {
-  const MOST_WEBGL = 12; // live 3-D charts: browsers drop WebGL contexts beyond about 16
-  const LONGEST_LOAD = 8000; // milliseconds
-  const root = document.documentElement;
-  const dark = matchMedia("(prefers-color-scheme: dark)");
 
   // Tables
 
@@ -20,7 +16,7 @@
   const sortTable = (header) => {
     const body = header.closest("table").tBodies[0], column = header.cellIndex;
     const sign = header.getAttribute("aria-sort") === "ascending" ? -1 : 1;
-    for (const each of header.parentNode.cells) each.removeAttribute("aria-sort");
+    for (const cell of header.parentNode.cells) cell.removeAttribute("aria-sort");
     header.setAttribute("aria-sort", sign === 1 ? "ascending" : "descending");
     const rows = [...body.rows].map((row) => [key(row, column), row]);
     rows.sort(([a], [b]) => isMissing(a) - isMissing(b) || (isMissing(a) ? 0 : sign * compare(a, b)));
@@ -50,204 +46,274 @@
     addDownload(table, "after", title, () => [...table.querySelectorAll("tr")].map((row) => [...row.cells].map(valueOf)));
   }
 
-  const KINDS = { f4: Float32Array, f8: Float64Array, i4: Int32Array };
-  const unpacked = (values) => {
-    if (values?.bdata === undefined) return values ?? [];
-    const numbers = [...new KINDS[values.dtype](Uint8Array.from(atob(values.bdata), (letter) => letter.charCodeAt(0)).buffer)];
-    return values.dtype === "f4" ? numbers.map((value) => Number(value.toPrecision(7))) : numbers;
+  // Values on hover
+
+  const tip = document.body.appendChild(element("div", { className: "tip", hidden: true }));
+  const short = (value) => (typeof value === "number" ? String(Number(value.toPrecision(5))) : "–");
+  const showTip = (event, ...lines) => {
+    tip.replaceChildren(...lines.map(([text, color]) => {
+      const line = element("div", { textContent: text });
+      line.style.color = color ?? "";
+      return line;
+    }));
+    tip.hidden = !lines.length;
+    const { width, height } = tip.getBoundingClientRect();
+    tip.style.left = `${Math.max(4, event.clientX + 14 + width < innerWidth ? event.clientX + 14 : event.clientX - width - 14)}px`;
+    tip.style.top = `${Math.max(4, Math.min(event.clientY + 12, innerHeight - height - 4))}px`;
   };
-  const plainText = (text) => new DOMParser().parseFromString(text ?? "", "text/html").body.textContent;
-  const pointsOf = (figure, columns) => {
-    const rows = [columns];
-    for (const trace of figure.data) {
-      if (trace.showlegend === false || trace.hoverinfo === "skip") continue;
-      const [x, y, more] = ["x", "y", "customdata"].map((part) => unpacked(trace[part]));
-      x.forEach((value, i) => rows.push([plainText(trace.name), value, y[i], more[i]].slice(0, columns.length)));
-    }
-    return rows;
+  const onHover = (node, show) => {
+    for (const name of ["pointermove", "pointerdown"]) node.addEventListener(name, show);
+    node.addEventListener("pointerleave", () => (tip.hidden = true));
+  };
+  // The point of an event in the coordinates of an element
+  const within = (node, event) => new DOMPoint(event.clientX, event.clientY).matrixTransform(node.getScreenCTM().inverse());
+  const nearest = (numbers, wanted) => {
+    let best = 0;
+    numbers.forEach((number, i) => { if (Math.abs(number - wanted) < Math.abs(numbers[best] - wanted)) best = i; });
+    return best;
   };
 
-  // Theme: colours "@index/alpha" of a figure, and the defaults of axes and texts
-
-  const style = (name) => getComputedStyle(root).getPropertyValue(name).trim();
-  const rgba = (hex, alpha) => `rgba(${[1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)).join(",")},${alpha})`;
-  const resolve = (value, name) => {
-    if (typeof value === "string") {
-      const match = /color/i.test(name) && /^@(\d+|line)\/([\d.e-]+)$/.exec(value);
-      return match ? rgba(style(match[1] === "line" ? "--line" : `--c${match[1] % 7}`), match[2]) : value;
+  // Titles inside a picture: the browser would show them beside ours.
+  const takeTitles = (svg) => {
+    for (const title of svg.querySelectorAll("title")) {
+      const owner = title.parentNode;
+      owner === svg ? svg.setAttribute("aria-label", title.textContent) : (owner.dataset.tip = title.textContent);
+      title.remove();
     }
-    if (Array.isArray(value)) return value.map((each) => resolve(each, name));
-    if (value === null || typeof value !== "object") return value;
-    return Object.fromEntries(Object.entries(value).map(([inner, each]) => [inner, resolve(each, inner)]));
   };
-  const template = () => {
-    const text = style("--text"), grid = style("--grid"), line = style("--line"), card = style("--card");
-    const axis = { gridcolor: grid, zerolinecolor: line, linecolor: line, automargin: true, title: { standoff: 8 } };
-    const axis3d = { gridcolor: line, zerolinecolor: line, linecolor: line, backgroundcolor: card, showbackground: false };
-    return {
-      layout: {
-        font: { color: text, family: "system-ui, Helvetica, Arial, sans-serif", size: 13 },
-        title: { x: 0.02, xanchor: "left", font: { size: 15 } },
-        paper_bgcolor: card, plot_bgcolor: card, colorway: [0, 1, 2, 3, 4, 5, 6].map((i) => style(`--c${i}`)),
-        hoverlabel: { bgcolor: card, bordercolor: line, font: { color: text } },
-        legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0, bgcolor: rgba(card, 0.6), itemsizing: "constant" },
-        margin: { l: 55, r: 15, t: 45, b: 50 },
-        xaxis: axis, yaxis: axis,
-        scene: { xaxis: axis3d, yaxis: axis3d, zaxis: axis3d, aspectmode: "data", camera: { eye: { x: 1.3, y: 1.3, z: 0.8 } } },
-      },
+  const hint = (event) => event.target.closest?.("[data-tip]")?.dataset.tip;
+
+  const readLines = (svg, lines) => {
+    const marks = [...svg.querySelectorAll("polyline[data-tip], circle[data-tip]")];
+    return [...new Set(marks.map((mark) => mark.parentNode))].map((plot) => {
+      const bands = [...plot.querySelectorAll("polygon")];
+      let key = plot.nextElementSibling;
+      const found = marks.flatMap((mark, i) => {
+        if (mark.parentNode !== plot) return [];
+        const line = lines[i], nodes = line.spread.length ? [mark, bands.shift()] : [mark];
+        const number = lines.findIndex((other) => other.name === line.name); // panels share their lines
+        for (const node of nodes) node.dataset.line = number;
+        for (let k = 0; k < 2 && key; k++, key = key.nextElementSibling) key.dataset.key = number;
+        const x = mark.points ? [...mark.points].map((point) => point.x) : [mark.cx.baseVal.value];
+        return [{ ...line, mark, pixels: x }];
+      });
+      const rule = plot.appendChild(document.createElementNS(plot.namespaceURI, "path"));
+      rule.setAttribute("stroke", "currentColor");
+      return { plot, rule, lines: found };
+    });
+  };
+  const linesAt = (plots, event) => {
+    for (const { plot, rule, lines } of plots) {
+      const box = plot.viewBox.baseVal, place = within(lines[0].mark, event);
+      const inside = place.x >= box.x && place.x <= box.x + box.width && place.y >= box.y && place.y <= box.y + box.height;
+      const shown = lines.filter((line) => !line.mark.classList.contains("off"));
+      rule.setAttribute("d", "");
+      if (!inside || !shown.length) continue;
+      const at = shown.map((line) => nearest(line.pixels, place.x));
+      const distance = shown.map((line, k) => Math.abs(line.pixels[at[k]] - place.x));
+      const best = distance.indexOf(Math.min(...distance)), x = shown[best].pixels[at[best]];
+      rule.setAttribute("d", `M${x} ${box.y}V${box.y + box.height}`);
+      const rows = shown.flatMap((line, k) => {
+        if (Math.abs(line.pixels[at[k]] - x) > 1) return [];
+        const spread = line.spread.length ? ` ± ${short(line.spread[at[k]])}` : "";
+        const { stroke, fill } = getComputedStyle(line.mark);
+        return [[`${line.name}: ${short(line.y[at[k]])}${spread}`, stroke === "none" ? fill : stroke]];
+      });
+      return [[short(shown[best].x[at[best]])], ...rows.slice(0, 12)];
+    }
+    return [];
+  };
+  const gridsAt = (svg, grids, event) => {
+    const place = within(svg, event);
+    for (const { left, top, size, x, y, values } of grids) {
+      const across = (place.x - left) / size, up = 1 - (place.y - top) / size;
+      if (Math.min(across, up) < 0 || Math.max(across, up) > 1) continue;
+      const i = nearest(x, x[0] + across * (x.at(-1) - x[0])), j = nearest(y, y[0] + up * (y.at(-1) - y[0]));
+      return [[`${short(x[i])}, ${short(y[j])}: ${short(values[i][j])}`]];
+    }
+    return [];
+  };
+
+  // Legends
+
+  const press = (key, change) => {
+    key.setAttribute("aria-pressed", key.getAttribute("aria-pressed") === "false");
+    change(key.getAttribute("aria-pressed") === "true");
+  };
+  const addKeys = (svg) => {
+    const keys = [...svg.querySelectorAll("[data-key]")];
+    for (const key of keys) {
+      const number = key.dataset.key, same = keys.filter((other) => other.dataset.key === number);
+      const change = (on) => {
+        for (const other of same) other.setAttribute("aria-pressed", on);
+        for (const node of svg.querySelectorAll(`[data-line="${number}"]`)) node.classList.toggle("off", !on);
+      };
+      key.setAttribute("aria-pressed", "true");
+      key.onclick = () => press(key, change);
+      if (key.tagName === "path" || key.tagName === "circle") continue; // of a line's sample and its name, the name
+      key.setAttribute("role", "button");
+      key.setAttribute("tabindex", "0");
+      key.onkeydown = (event) => /^( |Enter)$/.test(event.key) && (event.preventDefault(), press(key, change));
+    }
+    if (keys.length) svg.setAttribute("role", "group");
+  };
+
+  // Scenes: a canvas to be turned by the pointer or the arrow keys; far things first, as in scene.py
+
+  const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  const circle = (f) => Array.from({ length: 61 }, (_, i) => f((i * Math.PI) / 30));
+  const WIRES = [-60, -30, 0, 30, 60].map((d) => (d * Math.PI) / 180).map((a) => circle((t) => [Math.cos(a) * Math.cos(t), Math.cos(a) * Math.sin(t), Math.sin(a)]))
+    .concat([0, 30, 60, 90, 120, 150].map((d) => (d * Math.PI) / 180).map((a) => circle((t) => [Math.cos(t) * Math.cos(a), Math.cos(t) * Math.sin(a), Math.sin(t)])));
+  const AXES = [[1, 0, 0], [0, 1, 0], [0, 0, 1]].map((end) => [end.map((x) => -x), end]);
+  const SHAPES = [ // of the dots of series with the same colour
+    (pen, x, y, r) => pen.arc(x, y, r, 0, 7),
+    (pen, x, y, r) => pen.rect(x - r, y - r, 2 * r, 2 * r),
+    (pen, x, y, r) => [[0, -1.4], [1.4, 0], [0, 1.4], [-1.4, 0]].forEach(([u, v]) => pen.lineTo(x + u * r, y + v * r)),
+  ];
+
+  const addScene = (plot, svg, scene) => {
+    const canvas = element("canvas", { tabIndex: 0 }), pen = canvas.getContext("2d");
+    const view = { turn: scene.turn, tilt: scene.tilt }, named = new Map();
+    let dots = [];
+    canvas.setAttribute("role", "img");
+    canvas.setAttribute("aria-label", `${svg.getAttribute("aria-label")}. Drag or press arrow keys to turn it.`);
+    for (const series of scene.series) {
+      if (series.in_legend) named.set(series.name, series);
+      series.on = () => named.get(series.name)?.is_shown ?? series.is_shown;
+    }
+
+    const draw = () => {
+      const size = canvas.clientWidth, high = size * (scene.surface ? 0.8 : 0.95), ratio = devicePixelRatio || 1, unit = size * 0.44;
+      if (!size) return;
+      Object.assign(canvas, { width: size * ratio, height: high * ratio });
+      pen.setTransform(ratio, 0, 0, ratio, (size / 2) * ratio, (high / 2) * ratio);
+      const [turn, tilt] = [view.turn, view.tilt].map((degrees) => (degrees * Math.PI) / 180);
+      const [ct, st, cp, sp] = [Math.cos(turn), Math.sin(turn), Math.cos(tilt), Math.sin(tilt)];
+      const seen = ([x, y, z]) => {
+        const far = x * st + y * ct;
+        return [unit * (x * ct - y * st), -unit * (z * cp - far * sp), -(far * cp + z * sp)];
+      };
+      const stroke = (places, color, width) => {
+        pen.beginPath();
+        for (const [x, y] of places) pen.lineTo(x, y);
+        Object.assign(pen, { strokeStyle: color, lineWidth: width, lineJoin: "round" });
+        pen.stroke();
+      };
+      const items = []; // [depth, draw]
+      const segments = (points, color, width) => {
+        const places = points.map(seen);
+        for (let i = 1; i < places.length; i++) {
+          const pair = [places[i - 1], places[i]], depth = (pair[0][2] + pair[1][2]) / 2;
+          items.push([depth, () => stroke(pair, typeof color === "string" ? color : color(depth), width)]);
+        }
+      };
+      if (scene.has_sphere) {
+        pen.beginPath();
+        pen.arc(0, 0, unit, 0, 7);
+        Object.assign(pen, { fillStyle: ink("shade"), strokeStyle: ink("rim"), lineWidth: 1 });
+        pen.fill();
+        pen.stroke();
+        const [front, back] = [ink("front"), ink("back")];
+        for (const wire of WIRES) segments(wire, (depth) => (depth > 0 ? front : back), 1);
+      } else if (!scene.surface) for (const axis of AXES) stroke(axis.map(seen), ink("line"), 1);
+      dots = [];
+      for (const series of scene.series) {
+        if (!series.on()) continue;
+        const color = ink(`c${series.colour % 10}`), shape = SHAPES[Math.floor(series.colour / 10) % SHAPES.length];
+        if (series.is_line) segments(series.points, color, series.size);
+        else series.points.forEach((point, i) => {
+          const [x, y, depth] = seen(point);
+          dots.push([x, y, depth, `${series.name}, ${series.numbers[i] ?? i}\n${point.map(short).join(", ")}`]);
+          items.push([depth, () => {
+            pen.globalAlpha = depth > 0 || !scene.has_sphere ? 0.9 : 0.4;
+            pen.fillStyle = color;
+            pen.beginPath();
+            shape(pen, x, y, (series.size / 2) * (1 + 0.25 * depth));
+            pen.fill();
+            pen.globalAlpha = 1;
+          }]);
+        });
+      }
+      const { surface } = scene;
+      const rows = surface?.points.map((row) => row.map(seen)) ?? [];
+      rows.forEach((row, i) => row.forEach((place, j) => {
+        if (surface.values[i][j] !== null) dots.push([...place, `${short(surface.x[i])}, ${short(surface.y[j])}: ${short(surface.values[i][j])}`]);
+        const color = surface.colours[i]?.[j];
+        if (!color) return;
+        const corners = [place, row[j + 1], rows[i + 1][j + 1], rows[i + 1][j]];
+        items.push([corners.reduce((sum, corner) => sum + corner[2], 0) / 4, () => {
+          pen.beginPath();
+          for (const [x, y] of corners) pen.lineTo(x, y);
+          pen.closePath();
+          Object.assign(pen, { fillStyle: color, strokeStyle: "#0004", lineWidth: 0.5 });
+          pen.fill();
+          pen.stroke();
+        }]);
+      }));
+      for (const [point, text] of scene.labels) {
+        const [x, y, depth] = seen(point);
+        items.push([depth, () => {
+          Object.assign(pen, { fillStyle: ink("text"), font: "13px system-ui, sans-serif", textAlign: "center", textBaseline: "middle" });
+          pen.fillText(text, x, y);
+        }]);
+      }
+      items.sort(([a], [b]) => a - b);
+      for (const [, paint] of items) paint();
+      canvas.dataset.view = `${view.turn} ${view.tilt}`;
     };
-  };
 
-  // Charts
-
-  const charts = [...document.querySelectorAll(".chart")].map((node) => ({
-    node, plot: node.querySelector(".plot"), webgl: "webgl" in node.dataset, visible: false, live: false, forced: false, seen: 0, turn: 0,
-  }));
-  let clock = 0;
-  const figureOf = (chart) => (chart.figure ??= JSON.parse(document.getElementById(chart.node.dataset.figure).textContent));
-
-  for (const chart of charts) {
-    if (!chart.node.dataset.csv) continue;
-    const title = () => plainText(figureOf(chart).layout?.title?.text);
-    addDownload(chart.node, "append", title, () => pointsOf(figureOf(chart), JSON.parse(chart.node.dataset.csv)));
-  }
-
-  const show = (chart, state, ...content) => {
-    chart.node.dataset.state = state;
-    if (content.length) chart.plot.replaceChildren(...content);
-  };
-  const wait = (chart) => show(chart, "waiting", element("p", { textContent: "The chart is being drawn." }));
-
-  const draw = async (chart) => {
-    const { data, layout } = resolve(figureOf(chart), "");
-    if (chart.camera) layout.scene = { ...layout.scene, camera: chart.camera };
-    layout.template = template();
-    if (chart.webgl) layout.margin = { l: 0, r: 0, t: 40, b: 0, ...layout.margin };
-    layout.height = chart.plot.clientHeight;
-    if (matchMedia("(pointer: coarse)").matches && !chart.webgl) layout.dragmode = false; // a finger scrolls the page
-    if (!chart.live) chart.plot.replaceChildren();
-    chart.live = true;
-    const turn = ++chart.turn;
-    try {
-      await Plotly.react(chart.plot, data, layout, { displaylogo: false, responsive: true, scrollZoom: false });
-      if (chart.turn === turn) show(chart, "drawn");
-    } catch (error) {
-      if (chart.turn !== turn) return; // released meanwhile
-      chart.live = false;
-      show(chart, "failed", element("p", { textContent: `This chart could not be drawn: ${error.message}` }));
-      console.error(error);
-    }
-  };
-
-  // A picture of the chart takes its place until it comes into view again, turned as it was.
-  const release = (chart) => {
-    const canvas = chart.plot.querySelector("canvas"), scene = chart.plot._fullLayout?.scene?._scene;
-    const still = element("div", { className: "js-plotly-plot" }); // for plotly's own style
-    if (scene) {
-      still.append(chart.plot.querySelector(".plot-container").cloneNode(true));
-      const picture = element("img", { src: scene.toImage("png"), alt: "" });
-      picture.style.cssText = canvas.style.cssText;
-      still.querySelector("canvas").replaceWith(picture);
-    }
-    chart.camera = scene?.getCamera() ?? chart.camera;
-    chart.live = false;
-    ++chart.turn;
-    Plotly.purge(chart.plot);
-    if (canvas) (canvas.getContext("webgl2") ?? canvas.getContext("webgl"))?.getExtension("WEBGL_lose_context")?.loseContext();
-    show(chart, "released", still);
-  };
-
-  const wanted = async (chart) => {
-    const live = charts.filter((each) => each.webgl && each.live);
-    if (chart.webgl && live.length >= MOST_WEBGL) {
-      const free = live.filter((each) => chart.forced || !each.visible).sort((a, b) => a.seen - b.seen)[0];
-      if (!free) {
-        const onclick = () => (wait(chart), (chart.forced = true), drawAll());
-        show(chart, "full", element("button", { type: "button", textContent: "Draw this 3-D chart", onclick }));
+    const turnBy = (turn, tilt) => {
+      view.turn = (((view.turn + turn) % 360) + 360) % 360;
+      view.tilt = Math.max(-90, Math.min(90, view.tilt + tilt));
+      draw();
+    };
+    let from = null;
+    canvas.onpointerdown = (event) => { from = event; canvas.setPointerCapture(event.pointerId); };
+    canvas.onpointerup = canvas.onpointercancel = () => { from = null; };
+    onHover(canvas, (event) => {
+      if (from && event.type === "pointermove") {
+        turnBy((event.clientX - from.clientX) / 2, (event.clientY - from.clientY) / 2);
+        from = event;
+        tip.hidden = true;
         return;
       }
-      release(free);
-    }
-    chart.forced = false;
-    await draw(chart);
-  };
-  // Those in view first. All others too: a picture of the whole page shows them. 3-D charts come last, while there is room.
-  const next = () => {
-    const rest = charts.filter((each) => !each.live && /waiting|released/.test(each.node.dataset.state));
-    const room = charts.filter((each) => each.webgl && each.live).length < MOST_WEBGL;
-    const never = rest.filter((each) => each.node.dataset.state === "waiting" && (!each.webgl || room));
-    return (
-      rest.find((each) => each.forced) ?? rest.find((each) => each.visible) ??
-      never.find((each) => !each.webgl) ?? never[0]
-    );
-  };
-  // One at a time: a chart must not be released while it is drawn.
-  let queue = Promise.resolve();
-  const enqueue = (work) => (queue = queue.then(work).catch((error) => console.error(error)));
-  const pause = (time = 0) => new Promise((done) => setTimeout(done, time)); // the page stays responsive
-  const drawAll = () =>
-    enqueue(async () => {
-      for (let chart = next(); chart; chart = next()) await wanted(chart).then(() => pause());
+      const box = canvas.getBoundingClientRect(), x = event.clientX - box.x - box.width / 2, y = event.clientY - box.y - box.height / 2;
+      const near = dots.filter((dot) => Math.hypot(dot[0] - x, dot[1] - y) < 9).sort((a, b) => b[2] - a[2])[0];
+      showTip(event, ...(near ? [[near[3]]] : []));
     });
-
-  const unpack = async () => {
-    const packed = atob(document.getElementById("plotly").textContent);
-    const bytes = Uint8Array.from(packed, (letter) => letter.charCodeAt(0));
-    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
-  };
-
-  const start = async () => {
-    // An open document inside delays the load event: whoever waits for it to print or to take a picture gets the charts.
-    const holder = document.body.appendChild(element("iframe", { hidden: true }));
-    holder.contentDocument.open();
-    try {
-      await pause(); // the first paint
-      document.head.append(element("script", { textContent: await unpack() }));
-      watch();
-      await Promise.race([drawAll(), pause(LONGEST_LOAD)]);
-    } catch (error) {
-      for (const chart of charts) show(chart, "failed", element("p", { textContent: "Charts need a browser of 2023 or later." }));
-      console.error(error);
-    } finally {
-      holder.contentDocument.close();
-      holder.remove();
-    }
-  };
-
-  const watch = () => {
-    const observer = new IntersectionObserver((entries) => {
-      for (const entry of entries) {
-        const chart = charts.find((each) => each.node === entry.target);
-        chart.visible = entry.isIntersecting;
-        if (chart.visible) chart.seen = ++clock;
-      }
-      for (const chart of charts) if (chart.visible && chart.node.dataset.state === "full") wait(chart); // is there room now?
-      drawAll();
-    }, { rootMargin: "150px 0px" });
-    for (const chart of charts) observer.observe(chart.node);
-    const redraw = () => {
-      for (const chart of charts) {
-        if (chart.live) enqueue(() => chart.live && draw(chart));
-        else wait(chart); // its picture has the other colours
-      }
-      drawAll();
+    canvas.onkeydown = (event) => {
+      const step = { ArrowLeft: [-10, 0], ArrowRight: [10, 0], ArrowUp: [0, -10], ArrowDown: [0, 10] }[event.key];
+      if (step) event.preventDefault(), turnBy(...step);
     };
-    // Printing may change the scheme meanwhile; the pictures for paper stay, and afterprint draws anew.
-    dark.addEventListener("change", () => root.classList.contains("printing") || redraw());
-    // Paper is white and of one width, and nothing waits for a promise here. 3-D charts become pictures.
-    addEventListener("beforeprint", () => {
-      root.classList.add("printing");
-      for (const chart of charts) {
-        draw(chart);
-        if (chart.webgl) release(chart);
-      }
-    });
-    addEventListener("afterprint", () => {
-      root.classList.remove("printing");
-      redraw();
-    });
+
+    const legend = element("div", { className: "legend" });
+    for (const [name, series] of named) {
+      const key = element("button", { type: "button", textContent: name });
+      key.dataset.key = "";
+      key.style.setProperty("--ink", `var(--c${series.colour % 10})`);
+      key.setAttribute("aria-pressed", series.is_shown);
+      key.onclick = () => press(key, (on) => { series.is_shown = on; draw(); });
+      legend.append(key);
+    }
+    plot.prepend(element("h3", { textContent: svg.getAttribute("aria-label") }), canvas, legend);
+    new ResizeObserver(draw).observe(canvas);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   };
 
-  charts.forEach(wait);
-  if (charts.length) start();
+  for (const chart of document.querySelectorAll(".chart")) {
+    const plot = chart.querySelector(".plot"), svg = plot.querySelector("svg");
+    const { lines = [], grids = [], scene, csv } = JSON.parse(chart.querySelector("script").textContent);
+    takeTitles(svg);
+    const plots = lines.length ? readLines(svg, lines) : [];
+    addKeys(svg);
+    onHover(svg, (event) => {
+      const text = hint(event), values = lines.length ? linesAt(plots, event) : grids.length ? gridsAt(svg, grids, event) : [];
+      showTip(event, ...(values.length || !text ? values : [[text]]));
+    });
+    svg.addEventListener("pointerleave", () => plots.forEach(({ rule }) => rule.setAttribute("d", "")));
+    if (csv) addDownload(chart, "append", () => svg.getAttribute("aria-label"), () => [
+      csv, ...lines.flatMap(({ name, x, y, spread }) => x.map((value, i) => [name, value, y[i], spread[i]].slice(0, csv.length))),
+    ]);
+    if (scene) addScene(plot, svg, scene);
+  }
 })();

@@ -1,39 +1,32 @@
-"""Build one self-contained HTML page of texts, sortable tables and interactive charts.
+"""Build one self-contained HTML page of texts, sortable tables and charts.
 
-The page opens from disk without a network. All texts are escaped, also those inside figures. The script of the charts,
-plotly.js, is in the page compressed; page.js starts it after the first paint and draws a chart when it is in view.
+The page opens from disk without a network. All texts are escaped. Charts are the SVG pictures of this package, in the
+page's light or dark colours; page.js adds values on hover, legends that switch lines, CSV and turnable scenes.
 """
 
 from __future__ import annotations
 
 import base64
 import functools
-import gzip
 import hashlib
 import html
-import importlib.util
 import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from .._internal.interruption import Interruptions
-from .._internal.modules import install_command
 from .._internal.safe_files import remove_temporaries, write_text
+from .._internal.tables import number
+from .svg import THEME, Chart, Line
 
 Cell = str | float | None | tuple[str, float | None]
-Figure = Mapping[str, Any]
 
-_TEMPLATES = ("hovertemplate", "texttemplate")  # plotly's own markup: not escaped, so they must not contain names
-_LABELS = ("name", "text", "hovertext", "title", "ticktext")  # shortened in charts
-_LONGEST_LABEL = 60  # letters
 _LONGEST_CELL = 300  # letters; longer ones scroll
-_WEBGL = {"cone", "isosurface", "mesh3d", "scatter3d", "streamtube", "surface", "volume"}  # browsers allow about 16
 
 
 class Page:
@@ -55,12 +48,11 @@ class Page:
         self.title, self.lead = title, lead
         self._sections: list[str] = []
         self._parts: list[str] = []
-        self._figures: list[str] = []
 
     def section(self, title: str) -> None:
         """Begin a section. The contents at the top of the page link to it."""
-        number = len(self._sections)
-        self._parts.append(("</section>" if number else "") + f'<section id="s{number}"><h2>{escape(title)}</h2>')
+        index = len(self._sections)
+        self._parts.append(("</section>" if index else "") + f'<section id="s{index}"><h2>{escape(title)}</h2>')
         self._sections.append(title)
 
     def text(self, text: str) -> None:
@@ -86,40 +78,27 @@ class Page:
             f'{above}<div class="table"><table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
         )
 
-    def chart(
-        self, figure: Figure, *, caption: str = "", wide: bool = False, height: int = 400, csv: Sequence[str] = ()
-    ) -> None:
-        """Add a plotly chart. Charts in a row share the width of the page.
+    def chart(self, chart: Chart, *, caption: str = "", wide: bool = False, csv: Sequence[str] = ()) -> None:
+        """Add a chart. Charts in a row share the width of the page.
 
         Args:
-            figure: {"data": [trace, ...], "layout": {...}} as plotly takes it, of dicts, lists, numbers, texts and
-                numpy arrays (stored as float32 or int32). Texts are plain: markup is shown as it is, and a line end
-                is a line break; labels are shortened. The exceptions are hovertemplate and texttemplate, which take
-                plotly's markup: no names of layers, runs or files there. Colours of :func:`colour` follow
-                the page's theme; so do the axes and fonts, unless the figure sets them.
+            chart: of :func:`line_chart` and the like.
             caption: below the chart.
             wide: take the whole width.
-            height: in pixels.
-            csv: offer the points for download, with these titles of the columns: the trace's name, x, y, customdata.
+            csv: offer the points of its lines for download, with these titles of the columns: line, x, y, spread.
         """
-        number, webgl = len(self._figures), any(trace.get("type") in _WEBGL for trace in figure["data"])
-        text = json.dumps(_plain(figure), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-        self._figures.append(f'<script type="application/json" id="f{number}">{text}</script>')
-        columns = f' data-csv="{escape(json.dumps(list(csv)))}"' if csv else ""
+        data: dict[str, Any] = {"lines": chart.lines, "grids": chart.grids, "scene": chart.scene, "csv": list(csv)}
+        text = json.dumps(
+            {key: value for key, value in data.items() if value},
+            default=lambda part: _rounded(asdict(part), 7 if isinstance(part, Line) else 4),
+            allow_nan=False,
+            separators=(",", ":"),
+        ).replace("<", "\\u003c")
         below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
         self._parts.append(
-            f'<figure class="chart{" wide" * wide}" data-figure="f{number}"{" data-webgl" * webgl}{columns}>'
-            f'<div class="plot" style="height:{int(height)}px"></div>{below}</figure>'
+            f'<figure class="chart{" wide" * wide}"><div class="plot">{chart.svg}</div>{below}'
+            f'<script type="application/json">{text}</script></figure>'
         )
-
-    def picture(self, svg: str, alt: str) -> None:
-        """Add an SVG picture, as an image: scripts in it do not run.
-
-        Args:
-            alt: what is seen, for those who do not see it.
-        """
-        source = f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
-        self._parts.append(f'<figure class="picture wide"><img src="{source}" alt="{escape(alt)}"></figure>')
 
     def images(self, images: Iterable[tuple[str, str, str]], *, caption: str = "") -> None:
         """Add small images side by side.
@@ -136,29 +115,27 @@ class Page:
         self._parts.append(f'{above}<div class="images">{figures}</div>')
 
     def html(self) -> str:
-        """Return the page. ImportError if it has charts and plotly is not installed."""
-        own = _file("page.js")
-        scripts, library = [own], ""
-        if self._figures:
-            plotly, packed = _plotly()
-            scripts.append(plotly)
-            library = f'<script type="text/plain" id="plotly">{packed}</script>'
-        # Only these scripts may run, and nothing may be fetched.
-        allowed = " ".join(f"'sha256-{_hash(script)}'" for script in scripts)
-        policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
+        """Return the page."""
+        script = _file("page.js")
+        colours = "".join(
+            f'.plot [{part}="{colour}"]{{{part}:var(--{name})}}'
+            for colour, name in THEME.items()
+            for part in ("fill", "stroke")
+        )
+        # Only this script may run, and nothing may be fetched.
+        allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        policy = f"default-src 'none'; script-src 'sha256-{allowed}'; style-src 'unsafe-inline'; img-src data:"
         links = "".join(f'<li><a href="#s{i}">{escape(name)}</a></li>' for i, name in enumerate(self._sections))
         contents = f"<nav><ul>{links}</ul></nav>" if len(self._sections) > 1 else ""
-        foot = "Charts: plotly.js, © Plotly, Inc., MIT licence. " if self._figures else ""
         return (
             '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             '<meta name="color-scheme" content="light dark">'
-            f"<title>{escape(self.title)}</title><style>{_file('page.css')}</style></head>\n"
+            f"<title>{escape(self.title)}</title><style>{_file('page.css')}{colours}</style></head>\n"
             f"<body><header><h1>{escape(self.title)}</h1>{f'<p>{escape(self.lead)}</p>' if self.lead else ''}{contents}"
             f"</header>\n<main>{''.join(self._parts)}{'</section>' if self._sections else ''}</main>\n"
-            f"<footer>{foot}Made by hypersphere.</footer>\n"
-            f"{''.join(self._figures)}{library}<script>{own}</script></body></html>\n"
+            f"<footer>Made by hypersphere.</footer>\n<script>{script}</script></body></html>\n"
         )
 
     def write(self, path: str | os.PathLike[str]) -> None:
@@ -173,87 +150,35 @@ class Page:
         interruptions.reraise()
 
 
-LINE = "@line/1"  # the colour of frames and thin lines, for a figure
-
-
-def colour(index: int, alpha: float = 1.0) -> str:
-    """Return a colour of the palette for a figure. It is readable on a light and on a dark page."""
-    return f"@{index}/{alpha:g}"
-
-
 def escape(text: str) -> str:
     """Escape a text for HTML; control characters and lone surrogates become replacement characters."""
-    return html.escape(_clean(text))
-
-
-def _clean(text: str) -> str:
-    return re.sub("[^\t\n\r -~\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text)
+    return html.escape(re.sub("[^\t\n\r -~\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text))
 
 
 def _cell(cell: Cell) -> str:
     shown, value = cell if isinstance(cell, tuple) else (cell, None if isinstance(cell, str) else cell)
-    text = escape(shown if isinstance(shown, str) else _number(shown))
+    text = escape(shown if isinstance(shown, str) else _format(shown))
     if value is None and isinstance(shown, str):
         return f'<td><div class="long">{text}</div></td>' if len(shown) > _LONGEST_CELL else f"<td>{text}</td>"
     order = f' data-value="{float(value)!r}"' if value is not None and math.isfinite(value) else ""
     return f"<td class=number{order}>{text}</td>"
 
 
-def _number(value: float | None) -> str:
+def _format(value: float | None) -> str:
     if value is None:
         return ""
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else number(value)
 
 
-# Figures
-
-
-def _plain(value: Any, key: str = "") -> Any:
-    """Turn a figure into JSON: texts escaped, arrays packed, non-finite numbers null."""
-    if isinstance(value, str):
-        if key in _TEMPLATES:
-            return value
-        text = _clean(value)
-        if key in _LABELS and len(text) > _LONGEST_LABEL:
-            half = _LONGEST_LABEL // 2
-            text = f"{text[:half]}…{text[-half:]}"
-        return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\n", "<br>")
-    if isinstance(value, np.ndarray):
-        return _packed(value) if value.dtype.kind in "fiu" else _plain(value.tolist(), key)
-    if isinstance(value, np.generic):
-        return _plain(value.item(), key)
-    if isinstance(value, Mapping):
-        return {str(name): _plain(each, str(name)) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each, key) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _packed(array: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Return plotly's form of an array of numbers."""
-    small = array.dtype.kind == "f" or (array.size and max(abs(int(array.min())), abs(int(array.max()))) >= 2**31)
-    kind = "f4" if array.dtype.kind == "f" else "f8" if small else "i4"
-    packed = {"dtype": kind, "bdata": base64.b64encode(np.ascontiguousarray(array, f"<{kind}").tobytes()).decode()}
-    return packed | ({"shape": ", ".join(map(str, array.shape))} if array.ndim > 1 else {})
-
-
-# The scripts
+def _rounded(value: Any, digits: int) -> Any:
+    """Round the numbers behind a chart, so that the page stays small."""
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}")
+    if isinstance(value, dict):
+        return {key: _rounded(part, digits) for key, part in value.items()}
+    return [_rounded(part, digits) for part in value] if isinstance(value, list | tuple) else value
 
 
 @functools.cache
 def _file(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
-
-
-@functools.cache
-def _plotly() -> tuple[str, str]:
-    """Return plotly.js, and its compressed bytes as base64. Without importing plotly, which takes a while."""
-    found = importlib.util.find_spec("plotly")
-    if found is None or not found.submodule_search_locations:
-        raise ImportError(f"pages with charts need plotly: {install_command('report')}")
-    data = Path(found.submodule_search_locations[0], "package_data", "plotly.min.js").read_bytes()
-    return data.decode(), base64.b64encode(gzip.compress(data, mtime=0)).decode()
-
-
-def _hash(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -1,4 +1,4 @@
-"""Encode pixels as PNG with the standard library."""
+"""Pixels inside an SVG: encode them as PNG with the standard library."""
 
 from __future__ import annotations
 
@@ -24,3 +24,9 @@ def png_uri(pixels: Tensor) -> str:
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def image(pixels: Tensor, x: float, y: float, width: float, height: float) -> str:
+    """Draw uint8 pixels into a rectangle of an SVG; single pixels stay squares."""
+    place = f'x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"'
+    return f'<image {place} preserveAspectRatio="none" style="image-rendering:pixelated" href="{png_uri(pixels)}"/>'

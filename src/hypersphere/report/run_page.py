@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -13,11 +12,12 @@ from ..train.storage import landscapes, layout
 from ..train.storage.reading import one_line
 from ..train.storage.summary import is_number
 from . import networks
-from .curves import INTERVALS, Curve, Mark, lines, mean_curve
+from .curves import INTERVALS, Curve, curve_chart, mean_curve
+from .landscape import add_landscape
+from .linechart import Mark
 from .mistakes import add_mistakes, add_tables, read_predictions
 from .page import Cell, Page
 from .run_files import Group, changed_settings, curve_names, differences, group_runs, read_runs
-from .surfaces import add_landscape
 
 MOST_NETWORKS = 24  # groups whose networks are drawn
 _MAIN = ("loss", "accuracy", "top5")
@@ -29,7 +29,7 @@ def report_runs(runs: Iterable[str | os.PathLike[str]], html: str | os.PathLike[
 
     Args:
         runs: run folders, finished or not. Runs with equal configs but for the seed are one group.
-        html: the file to write, which needs plotly; None: only the summary.
+        html: the file to write; None: only the summary.
 
     Returns:
         runs (name, path, group and figures of each), groups (figures as mean and standard deviation) and differences
@@ -194,7 +194,7 @@ def _add_curves(page: Page, groups: Sequence[Group], title: str, is_chosen: Call
         name = f"{key.replace('_', ' ')}, {split}" if split else key
         marks = _marks(groups, key, split) if is_chosen("loss") else []
         columns = ("group", "step", label, "standard deviation")
-        page.chart(lines(curves, title=name, ylabel=label, marks=marks), height=_height(curves), csv=columns)
+        page.chart(curve_chart(curves, title=name, ylabel=label, marks=marks), csv=columns)
     if any(len(group.runs) > 1 for group in groups):
         page.text("Lines are means over the runs of a group, bands one standard deviation to both sides.")
     if any(len(curve.steps) > 4 * INTERVALS for *_, curves in drawn for curve in curves.values()):
@@ -215,12 +215,6 @@ def _marks(groups: Sequence[Group], key: str, split: str) -> list[Mark]:
     return marks
 
 
-def _height(names: Iterable[str]) -> int:
-    """Return the height of a chart: the same for the plot, and room for the legend below it."""
-    rows = math.ceil(sum(60 + 7 * min(len(name), 61) for name in names) / 480)
-    return 340 + 30 * min(rows, 20)
-
-
 def _curves(groups: Sequence[Group], key: str, split: str) -> dict[str, Curve]:
     parts = {group.name: [each for run in group.runs if (each := run.points(key, split))] for group in groups}
     return {name: mean_curve(each, 100 if key in _PERCENT else 1) for name, each in parts.items() if each}
@@ -238,7 +232,7 @@ def _add_energies(page: Page, groups: Sequence[Group]) -> None:
     )
     for name, layers in of_groups.items():
         columns = ("layer", "step", "energy", "standard deviation")
-        page.chart(lines(layers, title=name, ylabel="energy"), height=_height(layers), csv=columns)
+        page.chart(curve_chart(layers, title=name, ylabel="energy"), csv=columns)
 
 
 def _energies(group: Group) -> dict[str, Curve]:
@@ -287,33 +281,34 @@ def _add_networks(page: Page, groups: Sequence[Group]) -> list[str]:
         page.text(
             "Directions of the neurons, w/‖w‖. Neurons with up to 3 dimensions are shown exactly. All others are "
             "projected to the three axes that keep the most of them, so they lie inside the sphere; the legend says "
-            "how much of their squared length is kept. Click a layer in the legend to show or hide it; drag to turn."
+            "how much of their squared length is kept. Click a layer in the legend to show or hide it; drag or press "
+            "arrow keys to turn."
         )
         for name, layers in spheres:
-            page.chart(networks.sphere_figure(layers, name), height=520)
+            page.chart(networks.neurons_chart(layers, name))
 
-    histograms = [figure for name, run in loaded if (figure := networks.similarity_figure(run, name))]
-    if histograms:
+    learned = [(name, layers) for name, run in loaded if (layers := networks.learned_k(run))]
+    if learned:
         page.section("Learned similarities")
-        page.text("Histogram of the learned k of the sigmoid similarity, one k for each filter, stacked over layers.")
-        for figure in histograms:
-            page.chart(figure)
+        page.text("Histograms of the learned k of the sigmoid similarity, one k for each filter.")
+        for name, layers in learned:
+            page.chart(networks.k_chart(layers, name), wide=len(layers) > 2)
 
-    features = []
+    charts = []
     for name, run in loaded:
         try:
-            if figure := networks.feature_figure(run, name):
-                features.append(figure)
+            if (size := networks.feature_size(run)) is not None:
+                charts.append(networks.feature_chart({name: networks.features(run, None, size)}, run.labels))
         except (OSError, ImportError, ValueError) as error:
             notes.append(f"{name}: its features are not drawn: {one_line(error)}.")
-    if features:
+    if charts:
         page.section("Features")
         page.text(
             f"Up to {networks.MOST_SAMPLES:,} samples of the test split by their embedding, coloured by class. Lines "
             "from the origin are the directions of the class weights; their length is not the weights'."
         )
-        for figure in features:
-            page.chart(figure, height=520)
+        for chart in charts:
+            page.chart(chart)
     return notes
 
 

@@ -1,19 +1,42 @@
-"""What all pictures share: sizes, colours, texts and ticks of an axis."""
+"""What all pictures share: the document, colours, texts and the ticks of an axis."""
+
+from __future__ import annotations
 
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape as escape_xml
 
 from .._internal.safe_files import write_text
 
+if TYPE_CHECKING:
+    from .scene import Scene
+
 # Okabe and Ito's colours, distinct for all kinds of colour vision, without yellow, which is too faint on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+CLASSES = (*PALETTE, "#999999", "#8C564B", "#6A3D9A")  # of ten classes, then again from the first
+INK, PAPER, AXIS, GRID = "#333", "#fff", "#888", "#e4e4e4"
+SHADE, BACK, FRONT, RIM = "#f5f6f8", "#e6e7eb", "#c9ccd4", "#a9adb8"  # of a sphere: its disc, grid lines and outline
+#: colour of a picture → its variable in page.css, which has a light and a dark value
+THEME = {colour: f"c{i}" for i, colour in enumerate(CLASSES)} | {
+    INK: "text",
+    PAPER: "card",
+    AXIS: "axis",
+    GRID: "grid",
+    SHADE: "shade",
+    BACK: "back",
+    FRONT: "front",
+    RIM: "rim",
+}
 
 TITLE, LABEL, TICK = 16, 13, 12  # font sizes in pixels
 EDGE = 14  # margin
 LETTER = 0.56  # width of a letter / font size, at most, in common sans-serif fonts
+SMALLEST = 7.0  # font size
+CENTRED = ' text-anchor="middle"'
 
 
 def data_range(numbers: list[float], margin: float) -> tuple[float, float]:
@@ -46,10 +69,10 @@ def log_ticks(low: float, high: float, wanted: float) -> list[tuple[float, str]]
     slack = 1e-9
     for factors in ((1,), (1, 3), (1, 2, 5)):
         numbers = [f * 10.0**k for k in range(first, last + 1) for f in factors]
-        found = [number for number in numbers if low - slack <= math.log10(number) <= high + slack]
-        if len(found) >= 3:
-            found = found[:: math.ceil(len(found) / max(2.0, wanted))]
-            return [(math.log10(number), _tick_label(number, number, number)) for number in found]
+        inside = [number for number in numbers if low - slack <= math.log10(number) <= high + slack]
+        if len(inside) >= 3:
+            inside = inside[:: math.ceil(len(inside) / max(2.0, wanted))]
+            return [(math.log10(number), _tick_label(number, number, number)) for number in inside]
     return [(math.log10(number), label) for number, label in ticks(10.0**low, 10.0**high, wanted) if number > 0]
 
 
@@ -70,18 +93,75 @@ def _decimals(step: float) -> int:
     return next((n for n in range(12) if abs(step * 10**n - round(step * 10**n)) < 1e-6 * step * 10**n), 12)
 
 
-def finish(parts: Iterable[str], title: str, width: float, height: float, path: str | os.PathLike[str] | None) -> str:
-    """Put the parts into a white picture of this size; write it to a file, if one is given, and return it."""
+def document(
+    parts: Iterable[str], title: str, width: float, height: float, *, is_centred: bool = False, rounding: float = 0
+) -> str:
+    """Return an SVG of this size on white. `is_centred`: texts are centred unless they say otherwise."""
     size = f'width="{width:g}" height="{height:g}"'
+    corners = f' rx="{rounding:g}"' if rounding else ""
     head = [
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size} viewBox="0 0 {width:g} {height:g}" '
-        'font-family="system-ui, Helvetica, Arial, sans-serif" fill="#333">',
-        f'<title>{escape(title)}</title><rect {size} fill="#fff"/>',
+        f'font-family="system-ui, Helvetica, Arial, sans-serif" fill="{INK}"{CENTRED * is_centred}>',
+        f'<title>{escape(title)}</title><rect {size}{corners} fill="{PAPER}"/>',
     ]
-    svg = "\n".join(part for part in (*head, *parts, "</svg>") if part) + "\n"
-    if path is not None:
-        write_text(path, svg)
-    return svg
+    return "\n".join(part for part in (*head, *parts, "</svg>") if part) + "\n"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A named line: its points and, unless empty, the spread of y at each."""
+
+    name: str
+    x: list[float]
+    y: list[float]
+    spread: list[float]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Values of a contour plot: values[i][j] at (x[i], y[j]), drawn in a square of the picture."""
+
+    left: float
+    top: float
+    size: float
+    x: Sequence[float]
+    y: Sequence[float]
+    values: Sequence[Sequence[float | None]]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture, and the numbers that a page shows when the pointer is on it.
+
+    Attributes:
+        svg: the picture; notebooks show it.
+        lines: of its line charts, in the order in which they are drawn.
+        grids: of its contour plots.
+        scene: drawn by a page instead of the picture, so that it can be turned.
+    """
+
+    svg: str
+    lines: Sequence[Line] = ()
+    grids: Sequence[Grid] = ()
+    scene: Scene | None = None
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the picture to a file."""
+        write_text(path, self.svg)
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+
+def arrange(
+    panels: Iterable[tuple[float, float, Chart]], title: str, width: float, height: float, parts: Sequence[str] = ()
+) -> Chart:
+    """Put charts into one picture, (x, y, chart) each, above its own parts."""
+    drawn, lines = list(parts), list[Line]()
+    for x, y, chart in panels:
+        drawn.append(chart.svg.replace("<svg ", f'<svg x="{x:g}" y="{y:g}" text-anchor="start" ', 1).rstrip("\n"))
+        lines += chart.lines
+    return Chart(document(drawn, title, width, height, is_centred=True), lines)
 
 
 # Text
@@ -90,16 +170,40 @@ def finish(parts: Iterable[str], title: str, width: float, height: float, path: 
 def text_line(
     text: str, x: float, y: float, size: float, *, anchor: str = "start", room: float = math.inf, more: str = ""
 ) -> str:
-    """Draw one line of text, smaller if it would not fit into `room` pixels; "" for an empty text."""
+    """Draw one line of text, smaller and then shorter if it would not fit into `room` pixels; "" for an empty text."""
     if not text:
         return ""
-    size = max(min(size, size * room / text_width(text, size)), 7.0)
+    size = max(min(size, size * room / text_width(text, size)), SMALLEST)
+    if size == SMALLEST and text_width(text, size) > room:
+        text = shorten(text, int(room / text_width("n", size)))
     place = f'x="{x:.2f}" y="{y:.2f}" font-size="{size:.3g}" text-anchor="{anchor}"'
     return f"<text {place}{more and ' ' + more}>{escape(text)}</text>"
 
 
 def text_width(text: str, size: float) -> float:
     return LETTER * size * len(text)
+
+
+def legend_key(number: int, name: str, colour: str, x: float, y: float, room: float = math.inf) -> str:
+    """Draw a dot with a name; on a page it switches the elements with this data-line on and off."""
+    dot = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"/>'
+    return f'<g data-key="{number}">{dot}{text_line(name or " ", x + 12, y + LABEL * 0.35, LABEL, room=room)}</g>'
+
+
+def shorten(text: str, letters: int) -> str:
+    """Cut the middle out of a text that has more letters.
+
+    Example:
+        >>> shorten("convolution.weight", 9)
+        'conv…ight'
+    """
+    half = max(1, (letters - 1) // 2)
+    return text if len(text) <= letters else f"{text[:half]}…{text[-half:]}"
+
+
+def heading(title: str) -> str:
+    """Draw the title of a picture of several panels."""
+    return f'<text x="20" y="27" font-size="16" text-anchor="start" font-weight="600">{escape(title)}</text>'
 
 
 def escape(text: str) -> str:

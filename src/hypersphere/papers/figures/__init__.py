@@ -23,8 +23,8 @@ from .runs import convergence, energy, learned_k, sweep
 #: name → figure; the catalog and docs/figures.md are made from it
 FIGURES: dict[str, Figure] = {
     "ideas": Figure(plain(ideas), "the ideas of the three papers on a sphere", "SphereNet, MHE, OPT"),
-    "operators": Figure(plain(operators), "what a neuron answers to an angle", "SphereNet, Fig. 2"),
-    "margins": Figure(plain(margins), "what the angular losses make of the label's angle", "SphereNet, Eq. 11"),
+    "operators": Figure(plain(operators), "similarity functions g(θ)", "SphereNet, Fig. 2"),
+    "margins": Figure(plain(margins), "target logit of each margin", "SphereNet, Eq. 11"),
     "pair_energy": Figure(plain(pair_energy), "the energy of a pair of neurons", "MHE, Eq. 1"),
     "sphere": Figure(regularized, "ten neurons moved by orthonormality, energy, half-space energy", "MHE, Fig. 1"),
     "weighted": Figure(weighted, "paths of neurons that weigh more than the others", "MHE, Fig. 5, 6"),

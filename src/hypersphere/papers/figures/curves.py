@@ -9,26 +9,26 @@ from torch import Tensor
 
 from ...layers import similarity
 from ...losses import MARGINS
-from ...report import line_chart
+from ...report import Chart, line_chart
 
 THETA = torch.linspace(0, math.pi, 241, dtype=torch.float64)  # exact enough for the same bytes on every machine
 
 
-def operators() -> str:
-    """Draw how neurons answer to an angle (SphereNet, Fig. 2)."""
+def operators() -> Chart:
+    """Draw the similarity functions g(θ) (SphereNet, Fig. 2)."""
     c = THETA.cos()
-    answers = {"cosine": similarity.cosine(c), "linear": similarity.linear(c)}
-    answers |= {f"sigmoid, k = {k}": similarity.sigmoid(c, k) for k in (0.1, 0.3, 0.7)}
+    functions = {"cosine": similarity.cosine(c), "linear": similarity.linear(c)}
+    functions |= {f"sigmoid, k = {k}": similarity.sigmoid(c, k) for k in (0.1, 0.3, 0.7)}
     return line_chart(
-        {name: (THETA, g) for name, g in answers.items()},
-        title="What a neuron answers to an angle",
+        {name: (THETA, g) for name, g in functions.items()},
+        title="Similarity functions g(θ)",
         xlabel="angle θ between neuron and input (radians)",
         ylabel="g(θ)",
     )
 
 
-def margins() -> str:
-    """Draw what the losses put in the place of g(θ) at the label."""
+def margins() -> Chart:
+    """Draw the target logit of each margin (SphereNet, Eq. 11)."""
 
     def cosine(theta: Tensor) -> Tensor:
         return similarity.cosine(theta.cos())
@@ -45,14 +45,14 @@ def margins() -> str:
     }
     return line_chart(
         {name: (THETA, target) for name, target in targets.items()},
-        title="What the losses make of the label's angle",
+        title="Target logit of each margin",
         xlabel="angle θ between embedding and the label's weight (radians)",
         ylabel="target logit / s",
         height=480,
     )
 
 
-def pair_energy() -> str:
+def pair_energy() -> Chart:
     """Draw what one pair of neurons adds to the energy (MHE, Eq. 1 and 3.4)."""
     theta = torch.linspace(0.02, math.pi, 241, dtype=torch.float64)
     distance, to_antipode = 2 * (theta / 2).sin(), 2 * (theta / 2).cos().clamp(min=0.01)

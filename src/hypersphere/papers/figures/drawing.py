@@ -1,13 +1,13 @@
-"""What every figure is: a picture, and where there are some, its numbers and its turnable form."""
+"""What every figure is: a picture, and where there are some, its numbers and its panels that can be turned."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...report.svg import escape
+from ...report import Chart
 
 PANEL, TOP = 240, 34  # pixels: a square panel with its margin, the title above
 
@@ -17,16 +17,20 @@ class Drawing:
     """A drawn figure.
 
     Attributes:
-        svg: the picture.
+        chart: the picture.
         rows: the numbers it shows, one mapping a row with the same keys; printed as a table.
         notes: sentences below the table.
-        scenes: title → plotly's data and layout of a 3-D chart, which an HTML page shows instead of the picture.
+        panels: scenes that an HTML page shows instead of the picture.
     """
 
-    svg: str
+    chart: Chart
     rows: Sequence[Mapping[str, Any]] = ()
     notes: Sequence[str] = ()
-    scenes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    panels: Sequence[Chart] = ()
+
+    @property
+    def svg(self) -> str:
+        return self.chart.svg
 
 
 @dataclass(frozen=True)
@@ -60,28 +64,6 @@ class Figure:
         return f"{self.about} ({self.source}){f'; takes {self.takes}' if self.takes else ''}"
 
 
-def plain(svg: Callable[[], str]) -> Callable[[Sequence[Path]], Drawing]:
-    """Make the drawing of a figure that takes nothing and has neither numbers nor a 3-D form."""
-    return lambda _: Drawing(svg())
-
-
-def open_svg(title: str, width: float, height: float, *, shown: bool = True, more: str = "") -> list[str]:
-    """Begin a picture: a white page with its title. Texts are centred unless they say otherwise."""
-    size = f'width="{width:g}" height="{height:g}"'
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size} viewBox="0 0 {width:g} {height:g}" '
-        'font-family="system-ui, Helvetica, Arial, sans-serif" fill="#333" text-anchor="middle">',
-        f'<title>{escape(title)}</title><rect {size}{more} fill="#fff"/>',
-    ]
-    if shown:
-        parts.append(f'<text x="20" y="27" font-size="16" text-anchor="start" font-weight="600">{escape(title)}</text>')
-    return parts
-
-
-def close_svg(parts: Sequence[str]) -> str:
-    return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-def at(x: float, y: float, svg: str) -> str:
-    """Put a whole picture into another one."""
-    return svg.replace("<svg ", f'<svg x="{x:g}" y="{y:g}" text-anchor="start" ', 1)
+def plain(draw: Callable[[], Chart]) -> Callable[[Sequence[Path]], Drawing]:
+    """Make the drawing of a figure that takes nothing and has neither numbers nor panels."""
+    return lambda _: Drawing(draw())

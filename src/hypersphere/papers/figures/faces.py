@@ -16,7 +16,7 @@ from ...train.inference.scores import load_split
 from ...train.openset import Embedder, identify, verification
 from ...train.splits import Splits
 from .drawing import Drawing
-from .features import run_names
+from .runs import run_names
 
 _RANKS = ("1", "10")
 _POINTS = 400  # of a curve
@@ -40,7 +40,7 @@ def _embedder(run: Run) -> tuple[Embedder, Splits, str]:
 
 def roc(inputs: Sequence[Path]) -> Drawing:
     """Draw ROC curves of runs on pairs: the dataset's own, or those of a file among the inputs."""
-    lists, folders = [each for each in inputs if each.is_file()], [each for each in inputs if not each.is_file()]
+    lists, folders = ([path for path in inputs if path.is_file() is is_list] for is_list in (True, False))
     if len(lists) > 1 or not folders:
         raise ValueError(f"roc takes runs and at most one list of pairs, got {len(folders)} and {len(lists)}")
     series: dict[str, tuple[list[float], list[float]]] = {}
@@ -55,18 +55,18 @@ def roc(inputs: Sequence[Path]) -> Drawing:
             pairs = splits.pairs
         else:
             raise ValueError(f"{settings.name}, the data of {run.path}, has no list of pairs: give the file of one")
-        found = verification(embedder, images, pairs)
-        curve = found.roc
+        verified = verification(embedder, images, pairs)
+        curve = verified.roc
         least = 1 / int((~pairs.same).sum())
         series[name] = _thinned(curve.far.clamp(min=least), curve.tar)
         rows.append(
-            {"run": name, "accuracy": found.accuracy, "AUC": curve.auc, "EER": curve.eer}
+            {"run": name, "accuracy": verified.accuracy, "AUC": curve.auc, "EER": curve.eer}
             | {f"TAR at FAR {far}": curve.tar_at(far) for far in (0.01, 0.1)}
         )
     low = min(x[0] for x, _ in series.values())
     guess = [low ** (1 - k / 30) for k in range(31)]
     series["guess"] = (guess, guess)
-    svg = line_chart(
+    chart = line_chart(
         series,
         title="Verification of pairs",
         xlabel="false accept rate",
@@ -76,12 +76,12 @@ def roc(inputs: Sequence[Path]) -> Drawing:
         ylim=(0.0, 1.0),
         height=440,
     )
-    return Drawing(svg, rows)
+    return Drawing(chart, rows)
 
 
 def _thinned(x: Tensor, y: Tensor) -> tuple[list[float], list[float]]:
-    kept = torch.linspace(0, len(x) - 1, min(len(x), _POINTS)).round().long()
-    return x[kept].tolist(), y[kept].tolist()
+    chosen = torch.linspace(0, len(x) - 1, min(len(x), _POINTS)).round().long()
+    return x[chosen].tolist(), y[chosen].tolist()
 
 
 def identification(inputs: Sequence[Path]) -> Drawing:
@@ -92,7 +92,7 @@ def identification(inputs: Sequence[Path]) -> Drawing:
         people = splits.split(split)
         most = int((people.labels.bincount() == 1).sum())
         if not most:
-            raise ValueError(f"the {split} data of {run.path} have no class with a single sample, which distract")
+            raise ValueError(f"{run.path}: no distractors: no class of its {split} data has exactly one sample")
         numbers = sorted({round(most ** (k / 8)) for k in range(9)})
         for number in numbers:
             rates = identify(embedder, people, number)["rates"]
@@ -103,7 +103,7 @@ def identification(inputs: Sequence[Path]) -> Drawing:
             x, y = series.setdefault(f"{row['run']}, rank {k}", ([], []))
             x.append(row["distractors"])
             y.append(100 * row[f"rank {k}"])
-    svg = line_chart(
+    chart = line_chart(
         series,
         title="Identification among distractors",
         xlabel="distractors in the gallery",
@@ -111,4 +111,4 @@ def identification(inputs: Sequence[Path]) -> Drawing:
         log="x",
         height=440,
     )
-    return Drawing(svg, rows)
+    return Drawing(chart, rows)

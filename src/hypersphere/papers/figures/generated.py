@@ -8,14 +8,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...report.svg import text_line
+from ...report import Chart
+from ...report.png import image
+from ...report.svg import document, heading, text_line
 from ...train.inference.inputs import Preprocess
 from ...train.inference.run import Run, load_run
 from ...train.splits import augmentations, load
 from .. import gan as gan  # registers it
-from .drawing import TOP, Drawing, close_svg, open_svg
-from .features import run_names
-from .images import image
+from .drawing import TOP, Drawing
+from .runs import run_names
 
 SIDE = 6  # images in a row and in a column
 _PANEL = 300  # pixels
@@ -27,22 +28,16 @@ def generated(inputs: Sequence[Path]) -> Drawing:
     for run in runs:
         if not run.config.model.is_generator:
             raise ValueError(f"{run.path} is not a GAN's run: its network is {run.config.model.name}")
-    panels = {"data": _real(runs[0])} | {name: _made(run) for run, name in zip(runs, run_names(inputs), strict=True)}
-    parts = open_svg("Images of the data and of generators", _PANEL * len(panels), TOP + _PANEL + 34)
+    panels = {"data": _real(runs[0])} | {
+        name: _generate(run) for run, name in zip(runs, run_names(inputs), strict=True)
+    }
+    title = "Images of the data and of generators"
+    parts = [heading(title)]
     for k, (name, pixels) in enumerate(panels.items()):
         parts.append(image(tiled(pixels), _PANEL * k + 10, TOP + 10, _PANEL - 20, _PANEL - 20))
-        parts.append(
-            text_line(
-                name,
-                _PANEL * (k + 0.5),
-                TOP + _PANEL + 14,
-                14,
-                anchor="middle",
-                room=_PANEL - 20,
-                more='font-weight="600"',
-            )
-        )
-    return Drawing(close_svg(parts))
+        middle, look = _PANEL * (k + 0.5), 'font-weight="600"'
+        parts.append(text_line(name, middle, TOP + _PANEL + 14, 14, anchor="middle", room=_PANEL - 20, more=look))
+    return Drawing(Chart(document(parts, title, _PANEL * len(panels), TOP + _PANEL + 34, is_centred=True)))
 
 
 def tiled(pixels: Tensor) -> Tensor:
@@ -63,7 +58,7 @@ def _real(run: Run) -> Tensor:
 
 
 @torch.no_grad()
-def _made(run: Run) -> Tensor:
+def _generate(run: Run) -> Tensor:
     (latent,) = run.preprocess.spec.shape
     noise = torch.randn(SIDE * SIDE, latent, generator=torch.Generator().manual_seed(0))
     return _pixels(run.model(noise))

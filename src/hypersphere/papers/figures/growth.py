@@ -46,14 +46,14 @@ def measure(n: int, dim: int, s: float) -> dict[str, Any]:
 
 def growth(_: Sequence[Path] = ()) -> Drawing:
     """Draw minimal energies divided by their growth law."""
-    rows = [measure(n, dim, s) for dim, those in ((2, CIRCLE), (3, SPHERE)) for s in POWERS[dim] for n in those]
+    rows = [measure(n, dim, s) for dim, numbers in ((2, CIRCLE), (3, SPHERE)) for s in POWERS[dim] for n in numbers]
     series: dict[str, tuple[list[float], list[float]]] = {}
     for row in rows:
         if row["ratio"] is not None:
             x, y = series.setdefault(f"{row['sphere']}, s = {row['s']:g}: {row['p(N)']}", ([], []))
             x.append(row["N"])
             y.append(row["ratio"])
-    svg = line_chart(
+    chart = line_chart(
         {**series, "limit": ([SPHERE[0], CIRCLE[-1]], [1.0, 1.0])},
         title="The least energy of N neurons, divided by its growth law",
         xlabel="N",
@@ -67,4 +67,4 @@ def growth(_: Sequence[Path] = ()) -> Drawing:
         f"S², s = 3: the constant is not known in closed form; from N = {before['N']} to {last['N']} the energy grows "
         f"as N^{power:.3f}, the law says {1 + last['s'] / 2:g}."
     )
-    return Drawing(svg, rows, [note])
+    return Drawing(chart, rows, [note])

@@ -25,15 +25,15 @@ def measure(kind: str, dim: int, n: int) -> dict[str, Any]:
     else:
         sets = [geometry.fibonacci_points(n, dim)]
     radii = [geometry.hole_radii(points) for points in sets]
-    found: dict[str, Any] = {"points": kind, "sphere": f"S{'²³'[dim - 3]}", "N": n}
+    row: dict[str, Any] = {"points": kind, "sphere": f"S{'²³'[dim - 3]}", "N": n}
     for p, name in enumerate(("holes", "Σρ", "Σρ²")):
-        sums = [float(each.pow(p).sum()) for each in radii]
+        sums = [float(radius.pow(p).sum()) for radius in radii]
         expected = theory.expected_hole_moment(n, dim, p)
-        found |= {name: statistics.mean(sums), f"{name} expected": expected}
-        found[f"{name} ±"] = (statistics.stdev(sums) if len(sums) > 1 else 0.0) / expected
-    found["covering radius"] = statistics.mean(float(geometry.covering_radius(points)) for points in sets)
-    found["at least"] = geometry.covering_lower_bound(n, dim)
-    return found
+        row |= {name: statistics.mean(sums), f"{name} expected": expected}
+        row[f"{name} ±"] = (statistics.stdev(sums) if len(sums) > 1 else 0.0) / expected
+    row["covering radius"] = statistics.mean(float(geometry.covering_radius(points)) for points in sets)
+    row["at least"] = geometry.covering_lower_bound(n, dim)
+    return row
 
 
 def holes(_: Sequence[Path] = ()) -> Drawing:
@@ -48,7 +48,7 @@ def holes(_: Sequence[Path] = ()) -> Drawing:
             x.append(row["N"])
             y.append(row[name] / row[f"{name} expected"])
             spread.append(row[f"{name} ±"])
-    svg = line_chart(
+    chart = line_chart(
         series,
         title="Holes between N neurons: measured over expected (Lemma 5)",
         xlabel="N",
@@ -62,4 +62,4 @@ def holes(_: Sequence[Path] = ()) -> Drawing:
         "Covering radius in radians; no points can have less than the last column.",
         "The expected values are for random points and N → ∞; even points have smaller holes.",
     ]
-    return Drawing(svg, shown, notes)
+    return Drawing(chart, shown, notes)

@@ -71,7 +71,7 @@ def condition(matrix: Tensor) -> tuple[float, int]:
 
 def plain_hessian(u: Tensor, v: Tensor) -> Tensor:
     """Compute the closed form of ∇²G where UVᵀ = F (Eq. 12)."""
-    eye_n, eye_m = (torch.eye(len(each), dtype=each.dtype) for each in (u, v))
+    eye_n, eye_m = (torch.eye(len(rows), dtype=rows.dtype) for rows in (u, v))
     return _blocks(torch.kron(v.mT @ v, eye_n), _box(u, v), torch.kron(u.mT @ u, eye_m))
 
 
@@ -136,7 +136,7 @@ def lemmas(inputs: Sequence[Path] = ()) -> Drawing:
     series = {name: (SCALES, [row[key] for row in rows]) for name, key in names.items()}
     first = rows[0]["κ of G"]
     series |= {f"c{power} (reference)": (SCALES, [first * c**p for c in SCALES]) for power, p in (("⁴", 4), ("²", 2))}
-    svg = line_chart(
+    chart = line_chart(
         series,
         title="Condition number of the Hessian at (cU, V/c)",
         xlabel="c",
@@ -144,7 +144,7 @@ def lemmas(inputs: Sequence[Path] = ()) -> Drawing:
         log="xy",
         height=460,
     )
-    return Drawing(svg, rows, _remarks(rows))
+    return Drawing(chart, rows, _remarks(rows))
 
 
 def _remarks(rows: list[dict[str, Any]]) -> list[str]:
@@ -202,7 +202,7 @@ def depth(inputs: Sequence[Path] = ()) -> Drawing:
     largest, rows = DEPTH_SCALES[-1], by_scale[DEPTH_SCALES[-1]]
     series[f"{largest:g}^N·κ at c = 1 (the paper)"] = (DEPTHS, [row["c^N·κ at c = 1"] for row in rows])
     series["G_S, rows renormalized, any c"] = (DEPTHS, [row["renormalized"] for row in rows])
-    svg = line_chart(
+    chart = line_chart(
         series,
         title="Condition number of the Hessian of N layers at (cW_N, ..., cW_1, V/c^N)",
         xlabel="N",
@@ -216,4 +216,4 @@ def depth(inputs: Sequence[Path] = ()) -> Drawing:
         f"c^{power:.2f}, so it grows as c^(2N+2): the curvature along a weight falls as c⁻², that along V grows as "
         "c^(2N). κ of G_S stays the same for every c if the rows are renormalized."
     )
-    return Drawing(svg, [row for rows in by_scale.values() for row in rows], [note])
+    return Drawing(chart, [row for rows in by_scale.values() for row in rows], [note])

@@ -6,17 +6,18 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ... import functional, geometry, hyperspherical_energy
 from ...layers.cosine import unit
-from ...report.svg import PALETTE
-from .drawing import PANEL, TOP, Drawing, close_svg, open_svg
-from .scenes import dots, scene, way
-from .spheres import ANTIPODE, NEURON, curve, seen, sphere
+from ...report import Chart
+from ...report.scene import Scene, Series, curve, draw_scene, seen, sphere
+from ...report.svg import INK, PALETTE, PAPER, document, heading
+from .drawing import PANEL, TOP, Drawing
+
+NEURON, ANTIPODE = PALETTE[1], PALETTE[3]
 
 BETAS = (1.0, 2.0, 4.0, 10.0)  # of the neurons whose paths are drawn (MHE, appendix D)
 
@@ -43,17 +44,18 @@ def regularized(_: Sequence[Path] = ()) -> Drawing:
         "energy": moved(start, hyperspherical_energy, lr=1.5)[-1],
         "energy in half space": moved(start, half_space, lr=0.5)[-1],
     }
-    scenes = {
-        name: scene([dots(end, "neuron", 1, size=6), *([dots(-end, "antipode", 3)] if "half" in name else [])])
-        for name, end in ends.items()
-    }
-    return Drawing(_spheres("Ten random neurons in space, after each regularizer alone", ends), scenes=scenes)
+    panels = []
+    for name, end in ends.items():
+        series = [Series("neuron", end.tolist(), 1, size=10)]
+        series += [Series("antipode", (-end).tolist(), 3, size=8)] if "half" in name else []
+        panels.append(draw_scene(Scene(series, has_sphere=True), name))
+    return Drawing(_spheres("Ten random neurons in space, after each regularizer alone", ends), panels=panels)
 
 
-def _spheres(title: str, panels: dict[str, Tensor]) -> str:
+def _spheres(title: str, panels: dict[str, Tensor]) -> Chart:
     """Draw spheres with neurons (N, 3) side by side, the last one with their antipodes."""
     width, height = PANEL * len(panels), TOP + PANEL + 96
-    parts = open_svg(title, width, height)
+    parts = [heading(title)]
     for k, (name, points) in enumerate(panels.items()):
         x, y = PANEL * (k + 0.5), TOP + PANEL / 2
         i, j, cosine = _closest_lines(points)
@@ -63,7 +65,8 @@ def _spheres(title: str, panels: dict[str, Tensor]) -> str:
             f"closest lines: {math.degrees(math.acos(min(1.0, abs(cosine)))):.0f}° apart{' (dashed)' * opposite}",
         ]
         parts.append(f'<g transform="translate({x:g} {y:g})">')
-        parts += sphere(points, antipodes=k == len(panels) - 1, line=(i, j) if opposite else None)
+        line = (points[i].tolist(), points[j].tolist()) if opposite else None
+        parts += sphere(points.tolist(), NEURON, antipodes=ANTIPODE * (k == len(panels) - 1), line=line)
         parts.append(f'<text y="{PANEL / 2 + 4:g}" font-size="14" font-weight="600">{name}</text>')
         parts += [f'<text y="{PANEL / 2 + 25 + 18 * i:g}" font-size="13">{text}</text>' for i, text in enumerate(below)]
         parts.append("</g>")
@@ -76,7 +79,7 @@ def _spheres(title: str, panels: dict[str, Tensor]) -> str:
         parts.append(f'<circle cx="{x + 6:g}" cy="{y}" r="6" fill="{colour}" fill-opacity="{opacity}"/>')
         parts.append(f'<text x="{x + 18:g}" y="{y + 4.5}" font-size="13" text-anchor="start">{text}</text>')
         x += 60 + 7 * len(text)
-    return close_svg(parts)
+    return Chart(document(parts, title, width, height, is_centred=True))
 
 
 def _closest_lines(points: Tensor) -> tuple[int, int, float]:
@@ -90,7 +93,7 @@ def weighted(_: Sequence[Path] = ()) -> Drawing:
     """Draw the paths of one neuron and of two whose β is larger than that of the others (MHE, Fig. 5 and 6)."""
     title = "Weighted energy: the larger β, the less a neuron moves"
     height = TOP + 2 * (PANEL + 34) + 34
-    parts, rows, scenes = open_svg(title, PANEL * len(BETAS), height), [], {}
+    parts, rows, panels = [heading(title)], [], []
     start = geometry.random_points(10, 3, seed=1)
     for line, heavy in enumerate((1, 2)):
         for k, strength in enumerate(BETAS):
@@ -100,24 +103,27 @@ def weighted(_: Sequence[Path] = ()) -> Drawing:
             ways = _lengths(places)[:heavy]
             rows.append({"neurons with β": heavy, "β": strength, "path (radians)": float(ways.mean())})
             name = f"{'β₁' if heavy == 1 else 'β₁ = β₂'} = {strength:g}"
-            scenes[name] = scene([*_ways(places, heavy), dots(places[-1, heavy:], "β = 1", 1, size=6)])
+            others = Series("β = 1", places[-1, heavy:].tolist(), 1, size=10)
+            panels.append(draw_scene(Scene([*_ways(places, heavy), others], has_sphere=True), name))
             parts.append(f'<g transform="translate({PANEL * (k + 0.5):g} {TOP + line * (PANEL + 34) + PANEL / 2:g})">')
             parts += _trajectories(places, heavy)
             parts.append(f'<text y="{PANEL / 2 + 2:g}" font-size="14" font-weight="600">{name}</text>')
-            way = " and ".join(f"{float(each):.2f}" for each in ways)
-            parts.append(f'<text y="{PANEL / 2 + 20:g}" font-size="13">path {way} rad</text></g>')
+            lengths = " and ".join(f"{float(length):.2f}" for length in ways)
+            parts.append(f'<text y="{PANEL / 2 + 20:g}" font-size="13">path {lengths} rad</text></g>')
     legend = "squares: places of a neuron with β on its way; line: to where it ends; dots: the other neurons, β = 1"
     parts.append(f'<text x="20" y="{height - 14:g}" font-size="13" text-anchor="start">{legend}</text>')
-    return Drawing(close_svg(parts), rows, scenes=scenes)
+    chart = Chart(document(parts, title, PANEL * len(BETAS), height, is_centred=True))
+    return Drawing(chart, rows, panels=panels)
 
 
-def _ways(places: Tensor, heavy: int) -> list[dict[str, Any]]:
+def _ways(places: Tensor, heavy: int) -> list[Series]:
     """Draw the paths of the first neurons of (T, N, 3) for a turnable sphere, from the centre to where they end."""
-    found = []
-    for i, number in zip(range(heavy), (0, 2), strict=False):
-        found += [way(places[:, i], f"path of neuron {i + 1}", number)]
-        found += [way(torch.stack([torch.zeros_like(places[-1, i]), places[-1, i]]), f"neuron {i + 1}", number)]
-    return found
+    series = []
+    for i, colour in zip(range(heavy), (0, 2), strict=False):
+        end = places[-1, i].tolist()
+        for name, way in ((f"path of neuron {i + 1}", places[:, i].tolist()), (f"neuron {i + 1}", [[0.0] * 3, end])):
+            series.append(Series(name, way, colour, size=3, is_line=True))
+    return series
 
 
 def _lengths(places: Tensor) -> Tensor:
@@ -127,7 +133,7 @@ def _lengths(places: Tensor) -> Tensor:
 
 def _trajectories(places: Tensor, heavy: int) -> list[str]:
     """Draw the paths of the first neurons of (T, N, 3), and where the others end."""
-    parts = sphere(places[-1, heavy:])
+    parts = sphere(places[-1, heavy:].tolist(), NEURON)
     steps = sorted({0, *(round(2 ** (k / 2)) for k in range(17))} & {*range(len(places))})
     for i, colour in zip(range(heavy), (PALETTE[0], PALETTE[2]), strict=False):
         points = [seen(point) for point in places[steps, i].tolist()]
@@ -139,5 +145,5 @@ def _trajectories(places: Tensor, heavy: int) -> list[str]:
         ]
         x, y, _ = seen(places[-1, i].tolist())
         parts.append(f'<path d="M0 0L{x:.1f} {y:.1f}" stroke="{colour}" stroke-width="2.2"/>')
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="{colour}" stroke="#fff" stroke-width="1.2"/>')
-    return [*parts, '<circle r="2.5" fill="#333"/>']
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="{colour}" stroke="{PAPER}" stroke-width="1.2"/>')
+    return [*parts, f'<circle r="2.5" fill="{INK}"/>']

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import data
-from ...report.svg import escape
-from .drawing import PANEL, TOP, Drawing, close_svg, open_svg
-from .images import image, to_uint8
+from ...report import Chart
+from ...report.png import image
+from ...report.svg import document, escape, heading
+from .drawing import PANEL, TOP, Drawing
 
 _SIZE = 256  # pixels of the longer side of a given image
 _ROW = PANEL + 64  # height of a row of panels with the lines below
@@ -29,7 +30,7 @@ def mix(phase: Tensor, magnitude: Tensor) -> Tensor:
 
 def correlation(a: Tensor, b: Tensor) -> Tensor:
     """Compute Pearson's correlation of the pixels of images (..., H, W)."""
-    a, b = (each.flatten(-2) - each.flatten(-2).mean(-1, keepdim=True) for each in (a, b))
+    a, b = (pixels.flatten(-2) - pixels.flatten(-2).mean(-1, keepdim=True) for pixels in (a, b))
     return F.cosine_similarity(a, b, dim=-1)
 
 
@@ -73,14 +74,15 @@ def _noise(shape: Sequence[int]) -> Tensor:
     return torch.randn(tuple(shape), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-def _draw(panels: dict[tuple[str, ...], Tensor], rows: Sequence[dict[str, Any]]) -> str:
+def _draw(panels: dict[tuple[str, ...], Tensor], rows: Sequence[dict[str, Any]]) -> Chart:
     height, width = next(iter(panels.values())).shape
     scale = (PANEL - 30) / max(height, width)
-    parts = open_svg("Phase carries the image: magnitudes and phases swapped, or random", PANEL * 4, 2 * _ROW + TOP)
+    title = "Phase carries the image: magnitudes and phases swapped, or random"
+    parts = [heading(title)]
     for k, (caption, pixels) in enumerate(panels.items()):
         centre, start = PANEL * (k % 4 + 0.5), TOP + _ROW * (k // 4)
         left, top = centre - width * scale / 2, start + PANEL / 2 - height * scale / 2
-        parts.append(image(to_uint8(pixels), left, top, width * scale, height * scale))
+        parts.append(image(_to_uint8(pixels), left, top, width * scale, height * scale))
         lines = [_short(name) for name in caption]
         if k > 1:
             _, with_first, with_second = rows[k - 2].values()
@@ -88,7 +90,13 @@ def _draw(panels: dict[tuple[str, ...], Tensor], rows: Sequence[dict[str, Any]])
         for i, line in enumerate(lines):
             look = 'font-size="14" font-weight="600"' if i == 0 else 'font-size="13"'
             parts.append(f'<text x="{centre:g}" y="{start + PANEL + 8 + 20 * i:g}" {look}>{escape(line)}</text>')
-    return close_svg(parts)
+    return Chart(document(parts, title, PANEL * 4, 2 * _ROW + TOP, is_centred=True))
+
+
+def _to_uint8(numbers: Tensor) -> Tensor:
+    """Scale an image to its own range of grey levels."""
+    low, high = numbers.min(), numbers.max()
+    return ((numbers - low) / (high - low).clamp(min=1e-12) * 255).round().to(torch.uint8)
 
 
 def _short(name: str, letters: int = 26) -> str:
@@ -118,8 +126,8 @@ def _over_digits() -> str:
     drawn = torch.randint(len(digits), (2, 4 * _PAIRS), generator=torch.Generator().manual_seed(0))
     drawn = drawn[:, digits.labels[drawn[0]] != digits.labels[drawn[1]]][:, :_PAIRS]
     first, second = digits.inputs[drawn][:, :, 0].double()
-    made, noise = mix(first, second), _noise(first.shape)
-    with_phase, with_magnitude = correlation(made, first), correlation(made, second)
+    mixed, noise = mix(first, second), _noise(first.shape)
+    with_phase, with_magnitude = correlation(mixed, first), correlation(mixed, second)
     random_magnitude, random_phase = (correlation(x, first).mean() for x in (mix(first, noise), mix(noise, first)))
     return (
         f"Over {drawn.shape[1]} pairs of the embedded digits: mean correlation {float(with_phase.mean()):.2f} with the "

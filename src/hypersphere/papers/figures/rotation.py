@@ -10,20 +10,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ... import data, geometry, hyperspherical_energy, param_groups, rotate, spread
-from ...report import line_chart
-from ...report.svg import PALETTE
+from ...report import Chart, line_chart
+from ...report.scene import RADIUS
+from ...report.svg import PALETTE, RIM, SHADE, arrange, heading
 from ...rotation import rotation_penalty
-from .drawing import PANEL, TOP, at, close_svg, open_svg
-from .spheres import RADIUS
+from .drawing import PANEL, TOP
 
 _LENGTH = RADIUS - 14  # of an arrow, in pixels
 
 
-def rotation() -> str:
+def rotation() -> Chart:
     """Draw what OPT keeps: the angles between neurons, and the energy."""
     chart_height = 330
     width, height = 3 * PANEL, TOP + PANEL + 56 + chart_height
-    parts = open_svg("What OPT does to neurons", width, height)
+    title = "What OPT does to neurons"
+    parts = [heading(title)]
     start = torch.tensor([20.0, 75.0, 105.0, 180.0, 295.0], dtype=torch.float64).deg2rad()
     ends = {
         "five neurons at the start": start,
@@ -44,15 +45,15 @@ def rotation() -> str:
         width=width,
         height=chart_height,
     )
-    return close_svg([*parts, at(0, height - chart_height, chart).rstrip("\n")])
+    return arrange([(0, height - chart_height, chart)], title, width, height, parts)
 
 
 def _digits() -> tuple[Tensor, Tensor]:
     """Return inputs (N, 64) around zero and labels (N,)."""
-    parts = [data.load("digits", None, split) for split in ("train", "test")]
-    images = torch.cat([part.inputs for part in parts])
+    splits = [data.load("digits", None, split) for split in ("train", "test")]
+    images = torch.cat([split.inputs for split in splits])
     inputs = (images.flatten(1).double() * 16 / 255).round() / 16  # the 17 grey levels
-    return inputs - inputs.mean(0), torch.cat([part.labels for part in parts])
+    return inputs - inputs.mean(0), torch.cat([split.labels for split in splits])
 
 
 def _trained_in_the_plane(start: Tensor, rotated: bool) -> Tensor:
@@ -84,7 +85,7 @@ def _energies_of_digits(steps: int, every: int) -> dict[str, tuple[list[int], li
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             hidden = [nn.Linear(64, 32), nn.Linear(32, 32), nn.Linear(32, 32)]
-            layers = [layer for each in hidden for layer in (each, nn.ReLU())]
+            layers = [layer for linear in hidden for layer in (linear, nn.ReLU())]
             network = nn.Sequential(*layers, nn.Linear(32, 10)).double()
         if name == "spread, OPT":
             spread(network, steps=60)
@@ -114,9 +115,9 @@ def _compass(angles: Tensor, start: Tensor | None) -> list[str]:
     Args:
         start: earlier directions, drawn faintly.
     """
-    parts = [f'<circle r="{_LENGTH}" fill="#f5f6f8" stroke="#a9adb8"/>']
-    parts += [arrow(angle, "#d3d6de") for angle in ([] if start is None else start.tolist())]
-    parts += [arrow(angle, colour) for angle, colour in zip(angles.tolist(), PALETTE, strict=False)]
+    parts = [f'<circle r="{_LENGTH}" fill="{SHADE}" stroke="{RIM}"/>']
+    parts += [_arrow(angle, "#d3d6de") for angle in ([] if start is None else start.tolist())]
+    parts += [_arrow(angle, colour) for angle, colour in zip(angles.tolist(), PALETTE, strict=False)]
     around = sorted(angle % (2 * math.pi) for angle in angles.tolist())
     for here, there in pairwise([*around, around[0] + 2 * math.pi]):
         x, y = (RADIUS + 2) * math.cos((here + there) / 2), -(RADIUS + 2) * math.sin((here + there) / 2)
@@ -124,7 +125,7 @@ def _compass(angles: Tensor, start: Tensor | None) -> list[str]:
     return parts
 
 
-def arrow(angle: float, colour: str, end: float = _LENGTH) -> str:
+def _arrow(angle: float, colour: str, end: float = _LENGTH) -> str:
     """Draw an arrow of `end` pixels from the origin."""
     shape = f"M0 0H{end - 9:g}" + f"M{end:g} 0l-13 5.5v-11z"
     turn = -math.degrees(angle)

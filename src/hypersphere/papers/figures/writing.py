@@ -38,13 +38,11 @@ def write_page(drawing: Drawing, path: Path, title: str, source: str) -> None:
 
 
 def html(drawing: Drawing, title: str, source: str) -> str:
-    """Make one page that opens offline: the picture or its turnable scenes, then the table."""
+    """Make one page that opens offline: the picture or its turnable panels, then the table."""
     page = Page(title, source)
     page.section("Figure")
-    for name, scene in drawing.scenes.items():
-        page.chart(scene, caption=name)
-    if not drawing.scenes:
-        page.picture(drawing.svg, title)
+    for chart in drawing.panels or [drawing.chart]:
+        page.chart(chart, wide=not drawing.panels)
     if drawing.rows:
         page.section("Numbers")
         page.table(list(drawing.rows[0]), [list(row.values()) for row in drawing.rows])
@@ -59,8 +57,8 @@ def png(svg: str) -> bytes:
     No package that hypersphere uses anyway can draw SVG, and those that can bring cairo or a browser of their own.
     """
     browser = _browser()
-    found = re.search(r'width="([\d.]+)" height="([\d.]+)"', svg)
-    width, height = (round(float(size)) for size in found.groups()) if found else (900, 600)
+    size = re.search(r'width="([\d.]+)" height="([\d.]+)"', svg)
+    width, height = (round(float(pixels)) for pixels in size.groups()) if size else (900, 600)
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "figure.svg"), Path(folder, "figure.png")
         source.write_text(svg, encoding="utf-8")
@@ -78,7 +76,7 @@ def png(svg: str) -> bytes:
 
 
 def _browser() -> str:
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
         raise ImportError("a .png is rendered by Chromium or Chrome: install one of them, or write .svg")
-    return found
+    return browser
