@@ -330,7 +330,6 @@ def test_refusals_say_why(corpus):
 
 
 def test_strange_names_are_shown_in_every_form(corpus, capsys, tmp_path):
-    pytest.importorskip("plotly")
     path, page = corpus[0]["strange_names"], tmp_path / "page.html"
     found = inspect(path)
     assert {layer.tensor for layer in [*found, *found.others]} == {*STRANGE}

@@ -416,7 +416,6 @@ def test_what_cannot_be_compared(file, tmp_path):
 
 
 def test_command(file, capsys, tmp_path):
-    pytest.importorskip("plotly")
     one, two = file(fc__weight=torch.eye(4)), file("b.safetensors", fc__weight=torch.eye(4).flip(0))
     assert main(["inspect", str(one)]) == 0
     shown = capsys.readouterr().out

@@ -16,7 +16,7 @@ from hypersphere import models
 from hypersphere.cli import main
 from hypersphere.data import read_pairs
 from hypersphere.papers import tables
-from hypersphere.papers.figures import FIGURES, runs, writing
+from hypersphere.papers.figures import FIGURES, writing
 from hypersphere.papers.reproduce import results
 from hypersphere.report.run_files import read_runs
 from hypersphere.train import fit, load_run
@@ -80,7 +80,7 @@ def test_no_run_and_a_missing_run_are_one_line(name, tmp_path, monkeypatch, caps
         ("features3d", "needs features of 3 dimensions, as with --model.fc 3; it has 8 dimensions"),
         ("generated", "is not a GAN's run: its network is mlp"),
         ("roc", "has no list of pairs: give the file of one"),
-        ("identification", "no class with a single sample"),
+        ("identification", "no distractors"),
     ],
 )
 def test_a_run_of_another_kind(name, error, rotated):
@@ -170,15 +170,6 @@ def test_learned_k(tmp_path):
         assert row["highest"] == pytest.approx(float(k.max()))
 
 
-def test_histogram_counts():
-    svg = runs.histogram([0.0, 0.01, 0.5, 1.0], (0.0, 1.0), "<k>", 300)
-    (plot,) = ElementTree.fromstring(svg).findall(f"{SVG}svg")
-    heights = [float(pair.split(",")[1]) for pair in plot.find(f"{SVG}polyline").get("points").split()]
-    base, tall = max(heights), min(heights)
-    counts = [round((base - y) / (base - tall) * 2) for y in heights[1:-1:2]]
-    assert counts == [2] + [0] * 11 + [1] + [0] * 10 + [1]
-
-
 def test_sweep_of_lambda(plain, tmp_path):
     paths = []
     for weight in (0.1, 10.0):
@@ -219,8 +210,8 @@ def test_features(name, size, tmp_path):
         angles = torch.acos((weight @ weight.T).clamp(-1, 1)) + math.pi * torch.eye(10)
         assert [row["degrees"] for row in drawing.rows] == pytest.approx(angles.amin(1).rad2deg().tolist(), abs=1e-2)
     else:
-        (scene,) = drawing.scenes.values()
-        assert len(scene["data"]) == 20  # dots and an arrow of each class
+        (panel,) = drawing.panels
+        assert len(panel.scene.series) == 20  # dots and an arrow of each class
         page = writing.html(drawing, "t", "s")
         assert "<script>alert" not in page
 
@@ -248,7 +239,7 @@ def test_real_images_have_the_size_of_the_generated_ones(tmp_path, monkeypatch):
     options |= {"model.name": "generator.mhe", "model.widths": (4, 4, 4, 4)}
     run = load_run(trained(tmp_path / "gan", **options))
     real = generated._real(run)
-    assert (real.shape, real.dtype) == (generated._made(run).shape, torch.uint8) == ((36, 3, 32, 32), torch.uint8)
+    assert (real.shape, real.dtype) == (generated._generate(run).shape, torch.uint8) == ((36, 3, 32, 32), torch.uint8)
     assert bool((real[:, 2] == 255).all() and (real[:, 1] == 0).all())
     assert draw("generated", run.path).svg.count("<image ") == 2
 

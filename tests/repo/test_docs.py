@@ -147,7 +147,7 @@ OF_MODULES = {
     "models": "create names register",
     "orthogonal": "Orthogonalizer cayley exponential gram_schmidt householder lowdin",
     "train.recipes": "load names",
-    "report": "Page dot_plot line_chart report_runs",
+    "report": "Chart Page bar_chart dot_plot line_chart report_runs",
     "layers.similarity": "LearnableSigmoid cosine linear sigmoid",
     "train": "Config Result Run derive fit landscape load_file load_run",
 }

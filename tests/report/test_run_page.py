@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import importlib.util
 import json
 import os
 import re
@@ -15,11 +14,12 @@ import numpy as np
 import pytest
 import torch
 
+from hypersphere import data
 from hypersphere._internal.checksummed_json import with_checksum
-from hypersphere._internal.modules import install_command
 from hypersphere.cli import main
-from hypersphere.report import networks, page, report_runs
-from hypersphere.report.curves import Mark, lines, mean_curve, thin
+from hypersphere.report import networks, report_runs
+from hypersphere.report.curves import curve_chart, mean_curve, thin
+from hypersphere.report.linechart import Mark
 from hypersphere.report.run_files import changed_settings, differences, group_runs, read_runs
 from hypersphere.report.run_page import _marks, build_page
 from hypersphere.train import Config, Optimizer, Rotation, TrainingError, fit, load_run
@@ -129,29 +129,19 @@ def test_thinning_keeps_every_peak(length):
 
 def test_band_covers_the_deviation():
     rng = np.random.default_rng(0)
-    curves = [dict(enumerate(rng.normal(size=5000))) for _ in range(3)]
-    mean = mean_curve(curves)
-    band, line = lines({"a": mean}, title="", ylabel="")["data"]
-    assert band["y"].max() == (mean.mean + mean.std).max()
-    assert band["y"].min() == (mean.mean - mean.std).min()
-    assert (line["y"].min(), line["y"].max()) == (mean.mean.min(), mean.mean.max())
-    assert len(line["x"]) < 1700
+    mean = mean_curve([dict(enumerate(rng.normal(size=5000))) for _ in range(3)])
+    (line,) = curve_chart({"a": mean}, title="").lines
+    y, spread = np.array(line.y), np.array(line.spread)
+    assert ((y + spread).max(), (y - spread).min()) == ((mean.mean + mean.std).max(), (mean.mean - mean.std).min())
+    assert (y.min(), y.max()) == (mean.mean.min(), mean.mean.max())
+    assert len(line.x) < 2500
 
 
 def test_wide_curves_are_logarithmic():
-    """A band that reaches below zero ends above it there."""
-    curves = {"a": mean_curve([{0: 200.0, 1: 0.1}, {0: 1.0, 1: 3.1}])}
-    figure = lines(curves, title="", ylabel="")
-    assert figure["layout"]["yaxis"]["type"] == "log"
-    assert figure["data"][0]["y"].min() == curves["a"].mean.min() / 2
-    narrow = {"a": mean_curve([{0: 1.0, 1: 20.0}])}
-    assert "type" not in lines(narrow, title="", ylabel="")["layout"]["yaxis"]
-
-
-def test_logarithmic_axes_have_whole_numbers():
-    """Not plotly's digits 2 and 5 without the power of ten."""
-    axis = lines({"a": mean_curve([{0: 200.0, 1: 0.1}])}, title="", ylabel="")["layout"]["yaxis"]
-    assert axis == {"title": {"text": ""}, "type": "log", "tickformat": "~g"}
+    wide = curve_chart({"a": mean_curve([{0: 200.0, 1: 0.1}, {0: 1.0, 1: 3.1}])}, title="")
+    narrow = curve_chart({"a": mean_curve([{0: 1.0, 1: 20.0}])}, title="")
+    assert (">10</text>" in wide.svg, ">100</text>" in wide.svg) == (True, True)
+    assert ">5</text>" in narrow.svg
 
 
 def test_diverged_run_is_marked(tmp_path):
@@ -172,12 +162,9 @@ def test_diverged_run_is_marked(tmp_path):
         Mark("lost", "diverged", 14, 9.0),
         Mark("dead", "diverged", 7, 5.0),
     ]
-    curves = {name: mean_curve([points]) for name, points in {"good": {0: 3.0, 20: 1.0}, "lost": {0: 4.0}}.items()}
-    layout = lines(curves, title="", ylabel="", marks=[found[1], Mark("dead", "diverged", 7, None)])["layout"]
-    texts = [(each["text"], each["x"], each["y"], each["yref"]) for each in layout["annotations"]]
-    assert texts == [("✕ lost diverged", 14, 9.0, "y"), ("✕ dead diverged", 7, 0.97, "paper")]
-    assert [(shape["x0"], shape["x1"]) for shape in layout["shapes"]] == [(7, 7)]
-    lead = re.search("<header>.*?</header>", build_page(groups).html()).group()
+    text = build_page(groups).html()
+    assert ">lost diverged</text>" in text
+    lead = re.search("<header>.*?</header>", text).group()
     assert "Diverged: lost at step 14, dead at step 7." in lead
 
 
@@ -250,37 +237,38 @@ def test_projection_is_the_best_of_three_axes(shape):
     )
 
 
-def test_figures_show_the_network(trained):
+def test_charts_show_the_network(trained):
     run = load_run(trained[0])
     layers = networks.neurons(run)
-    sphere = networks.sphere_figure(layers, "run")
-    shown = {trace["name"].partition(":")[0]: trace for trace in sphere["data"] if "name" in trace}
-    assert list(shown) == list(layers)
-    assert "exact" in shown["head"]["name"]
-    assert shown["head"]["visible"] is True
+    shown = dict(zip(layers, networks.neurons_chart(layers, "run").scene.series, strict=True))
+    assert all(series.name.startswith(f"{name}: ") for name, series in shown.items())
+    assert "exact" in shown["head"].name
+    assert [name for name, series in shown.items() if series.is_shown] == ["head"]
     weight = torch.nn.functional.normalize(run.classifier.head.weight.detach(), dim=1)
-    found = torch.tensor(np.stack([shown["head"][axis] for axis in "xyz"], 1))
-    assert torch.allclose(found, weight, atol=1e-6)
+    assert torch.allclose(torch.tensor(shown["head"].points), weight, atol=1e-6)
 
-    figure = networks.feature_figure(run, "run")
-    points = [trace for trace in figure["data"] if trace["mode"] == "markers"]
-    arrows = [trace for trace in figure["data"] if trace["mode"] == "lines+markers"]
-    assert len(points) == len(arrows) == 10
-    tips = torch.tensor(np.array([[trace[axis][1] for axis in "xyz"] for trace in arrows]))
-    assert torch.allclose(torch.nn.functional.normalize(tips, dim=1), weight, atol=1e-5)
-    from hypersphere import data
-
+    found = networks.features(run, None, networks.feature_size(run))
     images = data.load("digits", None, "test")
     with torch.no_grad():
         embedded = run.classifier.embed(run.preprocess(images.inputs))
-    expected = embedded[images.labels == 3]
-    assert torch.allclose(torch.tensor(np.stack([points[3][axis] for axis in "xyz"], 1)), expected, atol=1e-5)
+    assert torch.allclose(found.points * embedded.norm(dim=1).quantile(0.95), embedded, atol=1e-5)
+    chart = networks.feature_chart({"<run>": found}, run.labels)
+    dots, arrows = ([s for s in chart.scene.series if s.is_line is is_line] for is_line in (False, True))
+    assert [series.name for series in dots] == run.labels
+    assert torch.allclose(torch.tensor([arrow.points[1] for arrow in arrows]), 0.8 * weight, atol=1e-5)
+    assert "&lt;run&gt;" in chart.svg
+    flat = networks.Features(found.points[:, :2], found.labels, found.neurons[:, :2])
+    assert networks.feature_chart({"run": flat}, run.labels).scene is None
 
-    histogram = networks.similarity_figure(run, "run")
     ks = {name: module.k for name, module in run.model.named_modules() if hasattr(module, "log_k")}
-    assert [trace["name"] for trace in histogram["data"]] == [name.removesuffix(".similarity") for name in ks]
-    for trace, k in zip(histogram["data"], ks.values(), strict=True):
-        assert np.allclose(trace["x"], k.detach())
+    histogram = networks.k_chart(networks.learned_k(run), "k")
+    assert [line.name for line in histogram.lines] == [name.removesuffix(".similarity") for name in ks]
+    assert [sum(line.y) / 2 for line in histogram.lines] == [k.numel() for k in ks.values()]
+
+
+def test_histograms_count():
+    (line,) = networks.k_chart({"a": torch.tensor([0.0, 0.01, 0.5, 1.0])}, "k").lines
+    assert line.y[1:-1:2] == [2] + [0] * 11 + [1] + [0] * 10 + [1]
 
 
 # Command
@@ -386,17 +374,6 @@ def test_temporary_files_of_killed_reports_are_removed(tmp_path):
     assert sorted(os.listdir(tmp_path)) == sorted([live.name, other.name, "good", "x.html"])
 
 
-def test_without_plotly(tmp_path, capsys, monkeypatch):
-    good = write_run(tmp_path / "good", curve([2.0, 1.0]))
-    page._plotly.cache_clear()
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "plotly" else find(name))
-    out = tmp_path / "page.html"
-    line = f"pages with charts need plotly: {install_command('report')}"
-    assert fails(capsys, good, "--html", out) == line
-    assert not out.exists()
-
-
 def test_prints_a_table_or_json(trained, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["report", *map(str, trained)]) == 0
@@ -430,7 +407,7 @@ def test_landscapes_are_drawn(trained, tmp_path):
     groups = group_runs(read_runs([run]))
     text = build_page(groups).html()
     assert ">Landscapes<" in text
-    assert text.count('"type":"surface"') == text.count('"type":"contour"') == 2
+    assert (text.count('"surface":{"x"'), text.count('"grids":[')) == (2, 1)
     (file,) = (run / "landscape").glob("*.json")
     file.write_text("{}")
     text = build_page(groups).html()

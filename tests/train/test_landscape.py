@@ -1,6 +1,5 @@
 """Loss and error around the weights of a run: `hypersphere landscape`."""
 
-import base64
 import json
 import re
 import shutil
@@ -17,7 +16,6 @@ from hypersphere._internal.draws import generator
 from hypersphere.cli import main
 from hypersphere.models._registry import PRESETS
 from hypersphere.orthogonal import ORTHOGONALIZERS
-from hypersphere.report import page
 from hypersphere.report.contour import contour_plot
 from hypersphere.train import Rotation, derive, fit, load_run, networks, neurons
 from hypersphere.train.inference import landscape as module
@@ -225,8 +223,7 @@ def test_the_command_writes_and_prints(copied, capsys):
 
 
 def test_the_page(copied, tmp_path, capsys, monkeypatch):
-    """Four charts with the grid's numbers; the run's name is text, whatever it is."""
-    monkeypatch.setattr(page, "_plotly", lambda: ("let x;", "cGFja2Vk"))
+    """Contours and surfaces with the grid's numbers; the run's name is text, whatever it is."""
     path = tmp_path / "<script>alert(1)"
     copied("plain").rename(path)
     out = tmp_path / "page.html"
@@ -235,13 +232,14 @@ def test_the_page(copied, tmp_path, capsys, monkeypatch):
     assert printed.endswith(f"and {out}\n")
     text = out.read_text()
     assert "<script>alert" not in text
-    figures = [
-        json.loads(each) for each in re.findall(r'<script type="application/json" id="f\d">(.*?)</script>', text)
-    ]
-    assert [each["data"][0]["type"] for each in figures] == ["surface", "contour"] * 2
-    z = figures[3]["data"][0]["z"]
-    numbers = np.frombuffer(base64.b64decode(z["bdata"]), z["dtype"]).reshape(3, 3)
-    np.testing.assert_allclose(numbers.T, hs.train.landscape(path, size=3).error, rtol=1e-6)
+    charts = [json.loads(data) for data in re.findall(r'<script type="application/json">(.*?)</script>', text)]
+    assert [list(data) for data in charts] == [["grids"], ["scene"], ["scene"]]
+    computed = hs.train.landscape(path, size=3)
+    np.testing.assert_allclose(charts[0]["grids"][0]["values"], computed.loss, rtol=1e-3)
+    np.testing.assert_allclose(charts[0]["grids"][1]["values"], computed.error, rtol=1e-3)
+    np.testing.assert_allclose(charts[2]["scene"]["surface"]["values"], computed.error, rtol=1e-3)
+    heights = np.array(charts[2]["scene"]["surface"]["points"])[..., 2]
+    np.testing.assert_allclose(heights, 0.42 * (2 * computed.error - 1), rtol=1e-2, atol=1e-3)
     assert "folder that exists" in fails(capsys, path, "--html", tmp_path / "no" / "x.html")
 
 
@@ -304,12 +302,10 @@ def test_a_graph_works_and_a_gan_is_refused(tmp_path, capsys, monkeypatch):
 # ------------------------------------------------------------------------------------------------------- the picture
 
 
-def test_contours_of_a_plane_are_straight_and_escaped(tmp_path):
+def test_contours_of_a_plane_are_straight_and_escaped():
     axis = [0.0, 0.5, 1.0]
     plane = [[x + 0 * y for y in axis] for x in axis]
-    svg = contour_plot([("<b>", plane, [0, 0.25, 1])], axis, axis, tmp_path / "a.svg", title="<&>", size=100)
-    root = ET.fromstring(svg)
-    assert (tmp_path / "a.svg").read_text() == svg
+    root = ET.fromstring(contour_plot([("<b>", plane, [0, 0.25, 1])], axis, axis, title="<&>", size=100).svg)
     paths = [each.get("d") for each in root.iter("{http://www.w3.org/2000/svg}path") if each.get("stroke") == "#fff"]
     (line,) = paths
     xs = {float(place.split()[0]) for piece in line.split("M")[1:] for place in piece.split("L")}
@@ -322,7 +318,7 @@ def test_contours_of_a_plane_are_straight_and_escaped(tmp_path):
 
 @pytest.mark.parametrize("saddle", [[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]]])
 def test_the_lines_of_a_saddle_cut_off_its_low_corners(saddle):
-    svg = contour_plot([("", saddle, [0, 0.25, 1])], [0, 1], [0, 1], size=100)
+    svg = contour_plot([("", saddle, [0, 0.25, 1])], [0, 1], [0, 1], size=100).svg
     (line,) = [each.get("d") for each in ET.fromstring(svg).iter() if each.get("stroke") == "#fff"]
     pieces = [[tuple(map(float, place.split())) for place in piece.split("L")] for piece in line.split("M")[1:]]
     lengths = [((a[0] - b[0]) ** 2 + (a[1] - b[1]) ** 2) ** 0.5 for a, b in pieces]

@@ -49,8 +49,8 @@ RECIPES: dict[str, str] = {
 #: figure → what it is
 FIGURES: dict[str, str] = {
     "ideas": "the ideas of the three papers on a sphere (SphereNet, MHE, OPT)",
-    "operators": "what a neuron answers to an angle (SphereNet, Fig. 2)",
-    "margins": "what the angular losses make of the label's angle (SphereNet, Eq. 11)",
+    "operators": "similarity functions g(θ) (SphereNet, Fig. 2)",
+    "margins": "target logit of each margin (SphereNet, Eq. 11)",
     "pair_energy": "the energy of a pair of neurons (MHE, Eq. 1)",
     "sphere": "ten neurons moved by orthonormality, energy, half-space energy (MHE, Fig. 1)",
     "weighted": "paths of neurons that weigh more than the others (MHE, Fig. 5, 6)",

@@ -100,9 +100,7 @@ def _change_row(x: Change) -> list[Cell]:
     ]
 
 
-def _add_bars(
-    page: Page, names: Sequence[str], values: Sequence[float | None], title: str, caption: str = ""
-) -> None:
+def _add_bars(page: Page, names: Sequence[str], values: Sequence[float | None], title: str, caption: str = "") -> None:
     """Add a bar for each layer; of energies a dot on a logarithmic axis."""
     shown = {title: values[:MOST_BARS]}
     caption += f" The first {MOST_BARS} layers." if len(names) > MOST_BARS else ""
