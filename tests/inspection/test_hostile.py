@@ -137,7 +137,7 @@ def pickled_files(canary):
     weight = pickle_of_tensor(shape=(1 << 11, 1 << 11), stride=(1 << 11, 1), numel=1 << 22)
     yield "pt_bomb_of_a_tensor", torch_zip(weight, compression=zipfile.ZIP_DEFLATED, **{"0": bytes(1 << 24)})
     yield "pt_bytearray", torch_zip(pickle.dumps({"a": Gadget(bytearray, 10**13)}, 2))
-    yield "pt_expanded", torch_zip(pickle_of_tensor((10**6, 10**6), (0, 0), 4), **{"0": bytes(16)})
+    yield "pt_expanded", torch_zip(pickle_of_tensor((10**3, 10**3), (0, 0), 4), **{"0": bytes(16)})
     yield "pt_outside_of_its_storage", torch_zip(pickle_of_tensor((100, 100), (100, 1), 4), **{"0": bytes(16)})
     yield "pt_missing_storage", torch_zip(pickle_of_tensor((2, 2), (2, 1), 4))
     yield "pt_negative_size", torch_zip(pickle_of_tensor((-2, -2), (2, 1), 4), **{"0": bytes(16)})

@@ -61,8 +61,11 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("copied", [pickled, torch_saved, copy.deepcopy, copy.copy], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("name", NETS)
+# torch.save and copies go by the same pickle: one net for them
+@pytest.mark.parametrize(
+    ("name", "copied"),
+    [*((name, pickled) for name in NETS), *(("sampled", how) for how in (torch_saved, copy.deepcopy, copy.copy))],
+)
 def test_a_copy_is_the_same_model(name, copied):
     make, shape = NETS[name]
     model, x = shake(make()).eval(), torch.randn(shape)
@@ -83,8 +86,8 @@ def test_a_copy_is_the_same_model(name, copied):
     hs.merge(model)
     assert list(merged.state_dict()) == list(model.state_dict())
     assert [key for key, _ in merged.named_parameters()] == [key for key, _ in model.named_parameters()]
-    assert [type(each) for each in merged.modules() if not parametrize.is_parametrized(each)] == [
-        type(each) for each in model.modules() if not parametrize.is_parametrized(each)
+    assert [type(module) for module in merged.modules() if not parametrize.is_parametrized(module)] == [
+        type(module) for module in model.modules() if not parametrize.is_parametrized(module)
     ]
     assert torch.equal(merged(x), model(x))
 

@@ -155,23 +155,17 @@ def test_optimizers_go_on_as_if_nothing_had_been(name, tmp_path):
     same(other.state_dict(), optimizer.state_dict())
 
 
-SCHEDULES = {
-    "milestones": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [2, 4]),
-    "plateau": lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o),
-    "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 10),
-    "one cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 1.0, 10),
-    "lambda": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 0.5**step),
-}
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.filterwarnings("ignore:Detected call of")
-def test_schedules(name, tmp_path):
-    schedule = SCHEDULES[name](torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1))
-    state = schedule.state_dict()
-    same(reloaded(*flatten(state), tmp_path), state)
-    schedule.step(*[1.0] * (name == "plateau"))
-    same(reloaded(*flatten(schedule.state_dict()), tmp_path), schedule.state_dict())
+def test_schedules(tmp_path):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    for schedule in (
+        torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4]),
+        torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer),
+        torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, 10),
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step),
+    ):
+        schedule.step(*[1.0] * isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau))
+        same(reloaded(*flatten(schedule.state_dict()), tmp_path), schedule.state_dict())
 
 
 def test_random_states(tmp_path):
@@ -228,12 +222,7 @@ for _ in range(100_000):
 
 TREES = {
     "no kind": {"$": "os.system", "items": ["true"]},
-    "none": {"$": None},
-    "list as kind": {"$": []},
     "no tensor": {"$": "tensor", "name": "other"},
-    "name is no text": {"$": "tensor", "name": ["w"]},
-    "no name": {"$": "tensor"},
-    "float": {"$": "float", "value": "1"},
     "items": {"$": "tuple", "items": 3},
     "pairs": {"$": "dict", "items": [[1, 2, 3]]},
     "key": {"$": "dict", "items": [[[1], 2]]},
@@ -351,31 +340,6 @@ def test_killed_at_random_points(tmp_path):
 # ------------------------------------------------------------------------------------------------------ full disk
 
 
-FULL = """
-import resource, sys, torch
-from hypersphere.train.storage.checkpoint import save
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
-for step in (1, 2):
-    for size, length in ((100_000, 0), (10, 200_000)):  # tensors.safetensors, then state.json
-        try:
-            save(sys.argv[1], step, {"w": torch.ones(size)}, {"text": "x" * length}, keep=1)
-        except OSError as error:
-            print(error)
-"""
-
-
-def test_writes_that_the_system_refuses(tmp_path):
-    one(tmp_path, 1)
-    command = [sys.executable, "-c", FULL, tmp_path]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert len(said) == 4
-    for line, step in zip(said, "1122", strict=True):
-        assert line.startswith(f"checkpoint {tmp_path / step} could not be written: ")
-        assert "too large" in line
-    assert names(tmp_path) == ["1"]
-    assert load(tmp_path / "1")[1] == {"value": 1.0}
-
-
 def failing(original, error, nth):
     """`original`, but the nth call raises."""
     calls = [0]
@@ -392,11 +356,8 @@ def failing(original, error, nth):
 FAILURES = {
     "tensors": (checkpoint, "save_file", SafetensorError("I/O error:\nNo space left"), 1),
     "first flush": (os, "fsync", OSError(28, "No space left"), 1),
-    "second flush": (os, "fsync", OSError(28, "No space left"), 2),
-    "flush of folder": (os, "fsync", OSError(28, "No space left"), 3),
     "flush of all": (os, "fsync", OSError(28, "No space left"), 4),
     "state": (checkpoint, "checksum", OSError(28, "No space left"), 1),
-    "first rename": (os, "rename", OSError(28, "No space left"), 1),
     "second rename": (os, "rename", OSError(28, "No space left"), 2),
     "interrupt": (os, "rename", KeyboardInterrupt(), 2),
 }
@@ -511,15 +472,11 @@ def rewritten(path, change):
 
 CHANGES = {
     "newer": (lambda h: h.update(format=2), "has schema version 2; this version of hypersphere reads 1"),
-    "true": (lambda h: h.update(format=True), "it has no schema version"),
     "none": (lambda h: h.pop("format"), "it has no schema version"),
     "no state": (lambda h: h.pop("state"), "is malformed"),
-    "state": (lambda h: h.update(state=[]), "is malformed"),
-    "best": (lambda h: h.update(best=1), "is malformed"),
     "checksums": (lambda h: h.update(checksums=["w", "b"]), "is malformed"),
     "values": (lambda h: h.update(checksums={"w": 1, "b": []}), "'w'"),
     "aliases": (lambda h: h.update(aliases={"a": "other"}), "is malformed"),
-    "unhashable": (lambda h: h.update(aliases={"a": ["w"]}), "is malformed"),
     "alias of both": (lambda h: h.update(aliases={"w": "b"}), "is malformed"),
 }
 
@@ -533,33 +490,19 @@ def test_hostile_headers(name, tmp_path):
 
 
 TEXTS = {
-    "empty": b"",
-    "null": b"null",
     "list": b"[1]",
-    "not utf-8": b'{"format": "\xff"}',
     "deep": b"[" * 200_000,
-    "deep objects": b'{"a":' * 200_000,
     "constant": b'{"format": NaN}',
     "infinite": b'{"format": 1, "checksum": "", "a": 1e999}',
-    "long number": b'{"format": ' + b"1" * 10_000 + b"}",
-    "doubled": b'{"format": 1, "format": 1}',
-    "pickle": b"\x80\x04\x95\x0f\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix.",
+    "doubled": b'{"format": 1, "best": true, "best": false}',
 }
 
 
 @pytest.mark.parametrize("name", TEXTS)
-@pytest.mark.parametrize("file", ["tensors.safetensors", "state.json"])
-def test_hostile_files(name, file, tmp_path):
+def test_hostile_files(name, tmp_path):
     path = one(tmp_path)
-    (path / file).write_bytes(TEXTS[name])
-    damaged(path, file)
-
-
-def test_a_doubled_key_of_the_right_checksum(tmp_path):
-    path = one(tmp_path)
-    text = (path / "state.json").read_text()
-    (path / "state.json").write_text(text.replace('"best": false', '"best": true, "best": false'))
-    damaged(path, "duplicate key")
+    (path / "state.json").write_bytes(TEXTS[name])
+    damaged(path, "state.json")
 
 
 def test_latest_passes_over_all_that_are_damaged(tmp_path):
@@ -581,25 +524,20 @@ BAD = {
     "keep": ({"keep": 0}, "keep must be >= 1"),
     "tensors": ({"tensors": []}, "tensors must be a dict"),
     "name": ({"tensors": {"__metadata__": torch.ones(1)}}, "__metadata__"),
-    "no tensor": ({"tensors": {"a": 1}}, r"tensors\['a'\] must be a Tensor"),
     "sparse": ({"tensors": {"a": torch.eye(2).to_sparse()}}, r"tensors\['a'\] must be dense"),
     "complex128": ({"tensors": {"a": torch.ones(1, dtype=torch.complex128)}}, "complex128"),
-    "meta": ({"tensors": {"a": torch.ones(1, device="meta")}}, "meta"),
-    "nan": ({"state": {"a": float("nan")}}, "state must (be|survive)"),
     "tuple": ({"state": {"a": (1,)}}, "state must (be|survive)"),
-    "int key": ({"state": {1: 2}}, "state must (be|survive)"),
     "tensor": ({"state": {"a": torch.ones(1)}}, "state must (be|survive)"),
-    "list": ({"state": []}, "state must (be|survive)"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-@pytest.mark.parametrize("saver", [save, Saver().save], ids=["save", "Saver"])
-def test_wrong_arguments(name, saver, tmp_path):
+def test_wrong_arguments(name, tmp_path):
     change, said = BAD[name]
     options = {"step": 1, "tensors": {"w": torch.ones(1)}, "state": {}, "keep": 3} | change
-    with pytest.raises((TypeError, ValueError), match=said):
-        saver(tmp_path, **options)
+    for saver in (save, Saver().save):
+        with pytest.raises((TypeError, ValueError), match=said):
+            saver(tmp_path, **options)
     assert names(tmp_path) == []
 
 
@@ -647,16 +585,15 @@ def test_a_saver_ends_its_work_when_the_program_ends(tmp_path):
     assert names(tmp_path) == ["1"]
 
 
-@pytest.mark.parametrize("replace", [False, True], ids=["new steps", "one step"])
-def test_a_reader_beside_the_writer(replace, tmp_path):
+def test_a_reader_beside_the_writer(tmp_path):
     one(tmp_path, 0, 0.0, keep=2)
     end = threading.Event()
 
     def write():
-        step = 0
+        value = 0.0
         while not end.is_set():
-            step += 1
-            one(tmp_path, 0 if replace else step, float(step), keep=2)
+            value += 1
+            one(tmp_path, 0, value, keep=2)
 
     thread = threading.Thread(target=write)
     thread.start()
@@ -666,20 +603,14 @@ def test_a_reader_beside_the_writer(replace, tmp_path):
             warnings.simplefilter("error")
             while last < 20:
                 assert thread.is_alive()
-                path = latest(tmp_path)
-                assert path is not None
-                if not replace:
-                    assert int(path.name) >= last
-                    last = int(path.name)
-                else:
-                    tensors, state = load(tmp_path / "0")
-                    assert tensors["w"].tolist() == [state["value"]] * 3
-                    assert state["value"] >= last
-                    last = state["value"]
+                assert latest(tmp_path) is not None
+                tensors, state = load(tmp_path / "0")
+                assert tensors["w"].tolist() == [state["value"]] * 3
+                assert state["value"] >= last
+                last = state["value"]
     finally:
         end.set()
         thread.join()
-    assert last > 0
 
 
 def test_a_reader_that_comes_while_a_checkpoint_is_aside(tmp_path, monkeypatch):
