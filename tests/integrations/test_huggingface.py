@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import hypersphere as hs
+from hypersphere.integrations.huggingface import from_pretrained, save_pretrained
 from tests.rotations import shake
 
 
@@ -83,20 +84,23 @@ CONVERSIONS = {
 X = torch.arange(9)
 
 
-@pytest.mark.parametrize("rotations", ["keep", "merge"])
-@pytest.mark.parametrize("name", CONVERSIONS)
+@pytest.mark.parametrize(
+    ("name", "rotations"),
+    [*((name, "keep") for name in CONVERSIONS), *((name, "merge") for name in ("sphere", "tasks", "both", "plain"))],
+)
 def test_round_trip_is_exact(name, rotations, tmp_path):
     model = shake(CONVERSIONS[name](Model(Config()))).eval()
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    hs.integrations.huggingface.save_pretrained(model, tmp_path / "new" / "folder", rotations=rotations)
+    save_pretrained(model, tmp_path / "new" / "folder", rotations=rotations)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    folder = tmp_path / "new" / "folder"
-    again = hs.integrations.huggingface.from_pretrained(Model, folder)
+    folder, random = tmp_path / "new" / "folder", torch.get_rng_state()
+    again = from_pretrained(Model, folder)
+    drew = not torch.equal(torch.get_rng_state(), random)
     assert torch.equal(again(X), model(X))
     assert not again.training
     assert again.head.weight is again.embedding.weight
     assert not hasattr(again.config, "hypersphere")
-    has_sphere = any(isinstance(each, hs.SphereLinear) for each in model.modules())
+    has_sphere = any(isinstance(module, hs.SphereLinear) for module in model.modules())
     if rotations == "keep" or not hs.rotation.merging.holds_rotations(before):
         assert list(again.state_dict()) == list(before)
         assert all(torch.equal(value, before[key]) for key, value in again.state_dict().items())
@@ -113,44 +117,38 @@ def test_round_trip_is_exact(name, rotations, tmp_path):
     if plain:
         assert torch.equal(Model.from_pretrained(folder)(X), model(X))
     else:
+        assert not drew
         with pytest.raises(FileNotFoundError):
             Model.from_pretrained(folder)
 
 
 def test_a_loaded_model_goes_on(tmp_path):
     model = shake(with_tasks(Model(Config())))
-    hs.integrations.huggingface.save_pretrained(model, tmp_path)
-    again = hs.integrations.huggingface.from_pretrained(Model, tmp_path)
-    for each in (model, again):
-        hs.rotation.use_task(each, "default")
+    save_pretrained(model, tmp_path)
+    again = from_pretrained(Model, tmp_path)
+    hs.rotation.use_task(model, "default")
+    hs.rotation.use_task(again, "default")
     assert torch.equal(again(X), model(X))
     assert torch.equal(hs.merge(again)(X), hs.merge(model)(X))
-    hs.integrations.huggingface.save_pretrained(again, tmp_path / "merged")
+    save_pretrained(again, tmp_path / "merged")
     assert torch.equal(Model.from_pretrained(tmp_path / "merged")(X), model(X))
-
-
-def test_loading_does_not_draw_from_the_random_numbers(tmp_path):
-    hs.integrations.huggingface.save_pretrained(hs.rotate(hs.spherize(Model(Config()))), tmp_path)
-    before = torch.get_rng_state()
-    hs.integrations.huggingface.from_pretrained(Model, tmp_path)
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_weights_that_would_be_found_by_mistake_are_refused(tmp_path):
     Model(Config()).save_pretrained(tmp_path)
     before = sorted(os.listdir(tmp_path))
     with pytest.raises(ValueError, match=r"holds other weights \(model.safetensors\)"):
-        hs.integrations.huggingface.save_pretrained(hs.spherize(Model(Config())), tmp_path)
+        save_pretrained(hs.spherize(Model(Config())), tmp_path)
     assert sorted(os.listdir(tmp_path)) == before
     other = tmp_path / "other"
-    hs.integrations.huggingface.save_pretrained(hs.rotate(Model(Config())), other)
-    hs.integrations.huggingface.save_pretrained(hs.rotate(Model(Config())), other, rotations="merge")
+    save_pretrained(hs.rotate(Model(Config())), other)
+    save_pretrained(hs.rotate(Model(Config())), other, rotations="merge")
     assert sorted(os.listdir(other)) == ["config.json", "model.safetensors"]
 
 
 def test_a_failed_save_leaves_the_old_folder(tmp_path, monkeypatch):
     model = hs.spherize(Model(Config()))
-    hs.integrations.huggingface.save_pretrained(model, tmp_path)
+    save_pretrained(model, tmp_path)
     old = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
     def fail(*args, **kwargs):
@@ -158,33 +156,20 @@ def test_a_failed_save_leaves_the_old_folder(tmp_path, monkeypatch):
 
     monkeypatch.setattr("hypersphere.integrations.huggingface.save_file", fail)
     with pytest.raises(OSError, match="disk full"):
-        hs.integrations.huggingface.save_pretrained(shake(model), tmp_path)
+        save_pretrained(shake(model), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == old
 
 
-@pytest.mark.parametrize(
-    ("model", "message", "error"),
-    [
-        (lambda: nn.Linear(2, 2), "model must have save_pretrained", TypeError),
-        (lambda: 3, "model must be a torch.nn.Module", TypeError),
-        (
-            lambda: hs.spherize(Model(Config()), lambda c: c**3),
-            "the similarity of layer 'first' must have a name",
-            ValueError,
-        ),
-    ],
-)
-def test_models_that_cannot_be_saved(model, message, error, tmp_path):
-    with pytest.raises(error, match=message):
-        hs.integrations.huggingface.save_pretrained(model(), tmp_path / "x")
+def test_what_cannot_be_saved_or_loaded(tmp_path):
+    with pytest.raises(TypeError, match="model must have save_pretrained"):
+        save_pretrained(nn.Linear(2, 2), tmp_path / "x")
+    with pytest.raises(ValueError, match="the similarity of layer 'first' must have a name"):
+        save_pretrained(hs.spherize(Model(Config()), lambda c: c**3), tmp_path / "x")
     assert not (tmp_path / "x").exists()
-
-
-def test_bad_options(tmp_path):
     with pytest.raises(ValueError, match="rotations"):
-        hs.integrations.huggingface.save_pretrained(hs.rotate(Model(Config())), tmp_path, rotations="drop")
+        save_pretrained(hs.rotate(Model(Config())), tmp_path, rotations="drop")
     with pytest.raises(ValueError, match="folder must be one that save_pretrained wrote"):
-        hs.integrations.huggingface.from_pretrained(Model, tmp_path / "none")
+        from_pretrained(Model, tmp_path / "none")
 
 
 def drop_checksums(path):
@@ -218,14 +203,10 @@ def drop_description(folder):
         (change(("format",), 2), "hypersphere format 2; this version reads 1"),
         (change(("sphere",), {}), "must have the lists sphere and rotated"),
         (change(("sphere", 0, "similarity"), "cube"), "does not fit Model: .*cube"),
-        (change(("sphere", 0, "name"), "third"), "does not fit Model: .*third"),
         (change(("sphere", 0, "name"), "embedding"), "'embedding' must be one of nn.Linear"),
-        (change(("sphere", 0, "scale"), []), "does not fit Model: scale must be"),
         (change(("rotated", 0, "plan", "method"), "mine"), "unknown method 'mine'"),
-        (change(("rotated", 0, "plan", "dimension"), 7), "does not fit Model"),
         (change(("rotated", 0, "tasks"), ["forward"]), "malformed rotation"),
         (change(("rotated", 0, "name"), "none"), "has no layer 'none'"),
-        (change(("rotated",), [3]), "malformed rotation"),
         (drop_description, "does not describe the network"),
         (lambda folder: (folder / "config.json").write_text("{"), "cannot be read"),
         (lambda folder: (folder / "hypersphere.safetensors").write_bytes(b"123"), "cannot be read"),
@@ -234,35 +215,35 @@ def drop_description(folder):
     ],
 )
 def test_damaged_folders(edit, message, tmp_path):
-    hs.integrations.huggingface.save_pretrained(hs.rotate(hs.spherize(Model(Config()))), tmp_path)
+    save_pretrained(hs.rotate(hs.spherize(Model(Config()))), tmp_path)
     edit(tmp_path)
     with pytest.raises(ValueError, match=message):
-        hs.integrations.huggingface.from_pretrained(Model, tmp_path)
+        from_pretrained(Model, tmp_path)
 
 
 @pytest.mark.parametrize(("rotations", "name"), [("keep", "hypersphere.safetensors"), ("merge", "model.safetensors")])
 def test_a_flipped_bit_is_found(rotations, name, tmp_path):
     """In weights and in JSON files; files without checksums, as of other tools and versions, load as before."""
     model = hs.rotate(Model(Config()))
-    hs.integrations.huggingface.save_pretrained(model, tmp_path, rotations=rotations)
+    save_pretrained(model, tmp_path, rotations=rotations)
     path, config = tmp_path / name, tmp_path / "config.json"
-    assert hs.integrations.huggingface.from_pretrained(Model, tmp_path)(torch.arange(9)).isfinite().all()
+    assert from_pretrained(Model, tmp_path)(torch.arange(9)).isfinite().all()
     whole = path.read_bytes()
     path.write_bytes(whole[:-2] + bytes([whole[-2] ^ 1]) + whole[-1:])
     with pytest.raises(ValueError, match=rf"{name} is damaged: the checksum of '"):
-        hs.integrations.huggingface.from_pretrained(Model, tmp_path)
+        from_pretrained(Model, tmp_path)
     path.write_bytes(whole[:-2])
     with pytest.raises(ValueError, match=rf"{name} cannot be read: .*metadata"):
-        hs.integrations.huggingface.from_pretrained(Model, tmp_path)
+        from_pretrained(Model, tmp_path)
     path.write_bytes(whole)
     tree = json.loads(config.read_text())
     config.write_text(json.dumps(tree | {"_name_or_path": "moved"}))
-    hs.integrations.huggingface.from_pretrained(Model, tmp_path)
+    from_pretrained(Model, tmp_path)
     config.write_text(json.dumps(tree | {"dropout": 0.1}))
     with pytest.raises(ValueError, match=r"config.json is damaged or was edited"):
-        hs.integrations.huggingface.from_pretrained(Model, tmp_path)
+        from_pretrained(Model, tmp_path)
     drop_checksums(path)
-    hs.integrations.huggingface.from_pretrained(Model, tmp_path)
+    from_pretrained(Model, tmp_path)
 
 
 def test_a_class_with_sphere_layers_of_its_own(tmp_path):
@@ -272,11 +253,11 @@ def test_a_class_with_sphere_layers_of_its_own(tmp_path):
             self.first = hs.SphereLinear(config.width, 12, scale=2.0)
 
     model = hs.rotate(Native(Config()))
-    hs.integrations.huggingface.save_pretrained(model, tmp_path)
-    assert torch.equal(hs.integrations.huggingface.from_pretrained(Native, tmp_path)(X), model(X))
+    save_pretrained(model, tmp_path)
+    assert torch.equal(from_pretrained(Native, tmp_path)(X), model(X))
     change(("sphere", 0, "scale"), 3.0)(tmp_path)
     with pytest.raises(ValueError, match="other options"):
-        hs.integrations.huggingface.from_pretrained(Native, tmp_path)
+        from_pretrained(Native, tmp_path)
 
 
 def test_a_strength_is_merged_or_said(tmp_path):
@@ -284,16 +265,16 @@ def test_a_strength_is_merged_or_said(tmp_path):
     whole = model(X)
     hs.rotation.use_task(model, "default", strength=0.5)
     assert not torch.allclose(model(X), whole, atol=1e-3)
-    hs.integrations.huggingface.save_pretrained(model, tmp_path / "merged", rotations="merge")
-    torch.testing.assert_close(hs.integrations.huggingface.from_pretrained(Model, tmp_path / "merged")(X), model(X))
+    save_pretrained(model, tmp_path / "merged", rotations="merge")
+    torch.testing.assert_close(from_pretrained(Model, tmp_path / "merged")(X), model(X))
     with pytest.warns(UserWarning, match="strength 1"):
-        hs.integrations.huggingface.save_pretrained(model, tmp_path / "kept")
-    torch.testing.assert_close(hs.integrations.huggingface.from_pretrained(Model, tmp_path / "kept")(X), whole)
+        save_pretrained(model, tmp_path / "kept")
+    torch.testing.assert_close(from_pretrained(Model, tmp_path / "kept")(X), whole)
 
 
 def test_a_tied_layer_that_rotates_its_inputs_loads_again(tmp_path):
     model = shake(hs.rotate(Model(Config()), layers="head", apply="activation", block_size=4)).eval()
-    hs.integrations.huggingface.save_pretrained(model, tmp_path)
-    again = hs.integrations.huggingface.from_pretrained(Model, tmp_path)
+    save_pretrained(model, tmp_path)
+    again = from_pretrained(Model, tmp_path)
     assert again.head.weight is again.embedding.weight
     assert torch.equal(again(X), model(X))
