@@ -19,20 +19,20 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from . import adapters, data, energy, inspection, layers, losses, memory, report, rotation, train
-from .measure import Figure, Plan, quiet_process
+from .measure import Measurement, Plan, quiet_process
 
-BENCHMARKS: dict[str, Callable[[Plan], Iterator[Figure]]] = {
-    "data": data.figures,
-    "layers": layers.figures,
-    "losses": losses.figures,
-    "memory": memory.figures,
-    "energy": energy.figures,
-    "inspection": inspection.figures,
-    "report": report.figures,
-    "rotation": rotation.figures,
-    "rotation_layers": rotation.layer_figures,
-    "adapters": adapters.figures,
-    "train": train.figures,
+BENCHMARKS: dict[str, Callable[[Plan], Iterator[Measurement]]] = {
+    "data": data.measurements,
+    "layers": layers.measurements,
+    "losses": losses.measurements,
+    "memory": memory.measurements,
+    "energy": energy.measurements,
+    "inspection": inspection.measurements,
+    "report": report.measurements,
+    "rotation": rotation.measurements,
+    "rotation_layers": rotation.layer_measurements,
+    "adapters": adapters.measurements,
+    "train": train.measurements,
 }
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "torch-hypersphere", "pytorch-metric-learning", "geotorch")
@@ -54,35 +54,39 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in options.names or BENCHMARKS:
         torch.manual_seed(0)
         with quiet_process():
-            figures = list(BENCHMARKS[name](plan))
-        show(figures)
+            measurements = list(BENCHMARKS[name](plan))
+        show(measurements)
         if folder is not None:
-            save(figures, plan, folder / f"{name}.json")
+            save(measurements, plan, folder / f"{name}.json")
 
 
-def show(figures: Iterable[Figure], console: Console | None = None) -> None:
-    """Print a table for each case: a row per contestant, a column per figure."""
+def show(measurements: Iterable[Measurement], console: Console | None = None) -> None:
+    """Print a table for each case: a row per contestant, a column per measurement."""
     console = console or Console(width=None if sys.stdout.isatty() else 120)
-    for case in dict.fromkeys(figure.case for figure in figures):
-        here = {(figure.contestant, figure.name): figure for figure in figures if figure.case == case}
+    for case in dict.fromkeys(measurement.case for measurement in measurements):
+        here = {
+            (measurement.contestant, measurement.name): measurement
+            for measurement in measurements
+            if measurement.case == case
+        }
         columns = list(dict.fromkeys(name for _, name in here))
         table = Table(Column(no_wrap=True), *columns, title=case, min_width=len(case))
         for contestant in dict.fromkeys(contestant for contestant, _ in here):
             table.add_row(contestant, *(_format_cell(here.get((contestant, name))) for name in columns))
         console.print(table)
-    missed = [figure for figure in figures if meets_goal(figure) is False]
-    goals = sum(figure.goal is not None for figure in figures)
+    missed = [measurement for measurement in measurements if meets_goal(measurement) is False]
+    goals = sum(measurement.goal is not None for measurement in measurements)
     console.print(f"{goals - len(missed)} of {goals} goals met")
 
 
-def save(figures: Iterable[Figure], plan: Plan, path: Path) -> None:
+def save(measurements: Iterable[Measurement], plan: Plan, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     record = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": describe_machine(),
         "versions": {"python": platform.python_version()} | {package: version(package) for package in PACKAGES},
         "plan": asdict(plan),
-        "figures": [asdict(figure) | {"met": meets_goal(figure)} for figure in figures],
+        "figures": [asdict(measurement) | {"met": meets_goal(measurement)} for measurement in measurements],
     }
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
@@ -99,15 +103,19 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
-def meets_goal(figure: Figure) -> bool | None:
-    return None if figure.goal is None else figure.value <= figure.goal
+def meets_goal(measurement: Measurement) -> bool | None:
+    return None if measurement.goal is None else measurement.value <= measurement.goal
 
 
-def _format_cell(figure: Figure | None) -> str:
-    if figure is None:
+def _format_cell(measurement: Measurement | None) -> str:
+    if measurement is None:
         return ""
-    text = f"{figure.value:.4g}"
-    return text if figure.goal is None else f"[{'green' if meets_goal(figure) else 'red'}]{text}[/] ≤ {figure.goal:.4g}"
+    text = f"{measurement.value:.4g}"
+    return (
+        text
+        if measurement.goal is None
+        else f"[{'green' if meets_goal(measurement) else 'red'}]{text}[/] ≤ {measurement.goal:.4g}"
+    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import hypersphere as hs
 from hypersphere.rotation.parametrization import find_rotated
 
-from .measure import Contestant, Figure, Plan, kept_bytes, seconds
+from .measure import Contestant, Measurement, Plan, kept_bytes, seconds
 
 LINEARS = r".*encoder\.layer.*\.(query|key|value|dense)"
 FROZEN, FULL, OURS, OFT, OFT_EXACT, LORA = (
@@ -33,7 +33,7 @@ FROZEN_GOALS = {32: 1.1, 64: 1.3}  # by block size, against a frozen network's s
 BOTH_GOAL = 1.3  # blocks of 256 on both sides, hidden size 512, against a plain step
 
 
-def figures(plan: Plan) -> Iterator[Figure]:
+def measurements(plan: Plan) -> Iterator[Measurement]:
     try:
         import peft
         import transformers
@@ -49,7 +49,7 @@ def figures(plan: Plan) -> Iterator[Figure]:
     yield from _both_sides(transformers, (1, 4) if plan.quick else (32, 128), plan.fewer(8))
 
 
-def _against_peft(peft: Any, transformers: Any, batch: int, tokens: int, plan: Plan) -> Iterator[Figure]:
+def _against_peft(peft: Any, transformers: Any, batch: int, tokens: int, plan: Plan) -> Iterator[Measurement]:
     case, base = f"BERT 6×384 (MiniLM), blocks of 32, {batch}×{tokens} tokens", _bert(transformers, 384)
     oft = {"r": 0, "oft_block_size": 32, "target_modules": LINEARS}
     models = {
@@ -68,17 +68,19 @@ def _against_peft(peft: Any, transformers: Any, batch: int, tokens: int, plan: P
     kept = {name: kept_bytes(Contestant(name, _forward(model, data))) for name, model in models.items()}
     for contestant in contestants:
         name = contestant.name
-        yield contestant.figure(case, "ms", 1e3 * taken[name])
-        yield contestant.figure(case, "kept MB", kept[name] / 1e6)
+        yield contestant.measurement(case, "ms", 1e3 * taken[name])
+        yield contestant.measurement(case, "kept MB", kept[name] / 1e6)
         if name == OURS:
             for peer in (OFT, LORA, FROZEN):
-                yield contestant.figure(case, TIME.format(peer), taken[name] / taken[peer])
-            yield contestant.figure(case, KEPT.format(OFT), kept[name] / kept[OFT])
-    yield Figure(case, OURS, ERROR, _orthogonality(models[OURS]), STEP_GOALS[ERROR])
-    yield Figure(case, OFT, ERROR, _peft_orthogonality(models[OFT]))
+                yield contestant.measurement(case, TIME.format(peer), taken[name] / taken[peer])
+            yield contestant.measurement(case, KEPT.format(OFT), kept[name] / kept[OFT])
+    yield Measurement(case, OURS, ERROR, _orthogonality(models[OURS]), STEP_GOALS[ERROR])
+    yield Measurement(case, OFT, ERROR, _peft_orthogonality(models[OFT]))
 
 
-def _against_frozen(transformers: Any, shape: tuple[int, int], sizes: list[int | None], plan: Plan) -> Iterator[Figure]:
+def _against_frozen(
+    transformers: Any, shape: tuple[int, int], sizes: list[int | None], plan: Plan
+) -> Iterator[Measurement]:
     what = "in blocks" if sizes[0] else "whole"
     case, base = f"BERT 6×384, {what}, {shape[0]}×{shape[1]} tokens", _bert(transformers, 384)
     data = _tokens(base, *shape)
@@ -91,7 +93,7 @@ def _against_frozen(transformers: Any, shape: tuple[int, int], sizes: list[int |
     yield from _ratios(case, contestants, plan, ratio)
 
 
-def _both_sides(transformers: Any, shape: tuple[int, int], plan: Plan) -> Iterator[Figure]:
+def _both_sides(transformers: Any, shape: tuple[int, int], plan: Plan) -> Iterator[Measurement]:
     case, base = f"BERT 2×512, blocks of 256 on both sides, {shape[0]}×{shape[1]} tokens", _bert(transformers, 512, 2)
     data, ratio = _tokens(base, *shape), TIME.format(FULL)
     both = hs.rotate(deepcopy(base), block_size=256, side="both", layers=_in_encoder)
@@ -102,12 +104,12 @@ def _both_sides(transformers: Any, shape: tuple[int, int], plan: Plan) -> Iterat
     yield from _ratios(case, contestants, plan, ratio)
 
 
-def _ratios(case: str, contestants: list[Contestant], plan: Plan, ratio: str) -> Iterator[Figure]:
+def _ratios(case: str, contestants: list[Contestant], plan: Plan, ratio: str) -> Iterator[Measurement]:
     taken = seconds(case, contestants, plan)
     for contestant in contestants:
-        yield contestant.figure(case, "ms", 1e3 * taken[contestant.name])
+        yield contestant.measurement(case, "ms", 1e3 * taken[contestant.name])
         if contestant.against is not None:
-            yield contestant.figure(case, ratio, taken[contestant.name] / taken[contestant.against])
+            yield contestant.measurement(case, ratio, taken[contestant.name] / taken[contestant.against])
 
 
 def _bert(transformers: Any, hidden: int, layers: int = 6) -> nn.Module:

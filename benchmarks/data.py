@@ -25,7 +25,7 @@ from hypersphere import data, models
 from hypersphere._internal import catalog
 from hypersphere.data.batching import batches
 
-from .measure import Contestant, Figure, Plan, seconds
+from .measure import Contestant, Measurement, Plan, seconds
 
 BY_IMAGE, STEP, OURS = "torch DataLoader, image by image", "training step of CNN-9 16/32/48", "batches"
 TIME, STEP_TIME = "time / image by image", "time / training"
@@ -70,14 +70,14 @@ class ByImage(Images):
         return image.to(torch.float32).sub_(127.5).div_(128), int(self.labels[i])
 
 
-def figures(plan: Plan) -> Iterator[Figure]:
-    yield from _augment_figures(plan)
-    yield from _load_figures(plan)
-    yield from _build_figures(plan)
-    yield from _import_figures(plan)
+def measurements(plan: Plan) -> Iterator[Measurement]:
+    yield from _augment_measurements(plan)
+    yield from _load_measurements(plan)
+    yield from _build_measurements(plan)
+    yield from _import_measurements(plan)
 
 
-def _augment_figures(plan: Plan) -> Iterator[Figure]:
+def _augment_measurements(plan: Plan) -> Iterator[Measurement]:
     size, count = (16, 2) if plan.quick else (128, 10)
     case = f"{count} batches of {size} images, 3×32×32: pad, crop, flip, normalize"
     images, by_image = Images(size * count), ByImage(size * count)
@@ -90,10 +90,10 @@ def _augment_figures(plan: Plan) -> Iterator[Figure]:
     taken = seconds(case, contestants, plan.fewer(2))
     for contestant in contestants:
         name = contestant.name
-        yield contestant.figure(case, "images / s", len(images) / taken[name])
+        yield contestant.measurement(case, "images / s", len(images) / taken[name])
         if name != STEP:
-            yield contestant.figure(case, TIME, taken[name] / taken[BY_IMAGE])
-            yield contestant.figure(case, STEP_TIME, taken[name] / taken[STEP])
+            yield contestant.measurement(case, TIME, taken[name] / taken[BY_IMAGE])
+            yield contestant.measurement(case, STEP_TIME, taken[name] / taken[STEP])
 
 
 def _exhaust(batches: Iterable[Any]) -> Tensor:
@@ -122,7 +122,7 @@ def _train(trained: tuple[torch.nn.Module, torch.optim.Optimizer], size: int, co
     return loss.detach()
 
 
-def _load_figures(plan: Plan) -> Iterator[Figure]:
+def _load_measurements(plan: Plan) -> Iterator[Measurement]:
     """Load both splits from the official files, or from files of that size; the quick run only loads the test split."""
     splits = ("test",) if plan.quick else ("train", "test")
     given = Path(os.environ.get("HYPERSPHERE_DATA") or "nowhere") / "cifar-10-batches-bin"
@@ -135,9 +135,9 @@ def _load_figures(plan: Plan) -> Iterator[Figure]:
         taken = seconds(case, [reading, opening], plan.fewer(2))
         for contestant in (reading, opening):
             time = taken[contestant.name]
-            yield contestant.figure(case, "ms", 1e3 * time)
-            yield contestant.figure(case, READ_TIME, time / taken[READING])
-            yield contestant.figure(case, PEAK, _peak_bytes(contestant) / (len(files) * IMAGES * PIXELS))
+            yield contestant.measurement(case, "ms", 1e3 * time)
+            yield contestant.measurement(case, READ_TIME, time / taken[READING])
+            yield contestant.measurement(case, PEAK, _peak_bytes(contestant) / (len(files) * IMAGES * PIXELS))
 
 
 def _write_files(folder: Path, names: Iterable[str]) -> Path:
@@ -169,24 +169,26 @@ def _peak_bytes(contestant: Contestant) -> int:
         tracemalloc.stop()
 
 
-def _build_figures(plan: Plan) -> Iterator[Figure]:
+def _build_measurements(plan: Plan) -> Iterator[Measurement]:
     case = f"{len(catalog.MODELS)} presets on the meta device"
     taken = seconds(case, [Contestant(name, partial(_build, name)) for name in catalog.MODELS], plan.fewer(4))
     slowest = max(taken, key=lambda name: taken[name])
-    yield Figure(case, f"the slowest, {slowest}", "s", taken[slowest], BUILD_GOAL)
-    yield Figure(case, "the median", "s", statistics.median(taken.values()))
+    yield Measurement(case, f"the slowest, {slowest}", "s", taken[slowest], BUILD_GOAL)
+    yield Measurement(case, "the median", "s", statistics.median(taken.values()))
 
 
 def _build(name: str) -> Tensor:
+    import hypersphere.papers.gan  # noqa: F401 registers the GAN's networks
+
     with torch.device("meta"):
         return next(models.create(name).parameters())
 
 
-def _import_figures(plan: Plan) -> Iterator[Figure]:
+def _import_measurements(plan: Plan) -> Iterator[Measurement]:
     case = "a fresh process that has imported torch"
     for module, goal in {"hypersphere.models": IMPORT_GOAL, "hypersphere.data": None}.items():
         command = [sys.executable, "-c", IMPORT.format(module)]
         runs = [float(subprocess.check_output(command)) for _ in range(1 if plan.quick else 7)]
-        yield Figure(case, f"import {module}", "s", statistics.median(runs), goal)
+        yield Measurement(case, f"import {module}", "s", statistics.median(runs), goal)
         if plan.quick:
             break

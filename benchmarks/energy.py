@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hypersphere import EnergyRegularizer, class_energy, hyperspherical_energy
 from hypersphere.geometry import known_minimum, minimize_energy
 
-from .measure import Contestant, Figure, Plan, check_same, peak_bytes, seconds
+from .measure import Contestant, Measurement, Plan, check_same, peak_bytes, seconds
 
 TIME, BARE_TIME = "time / product", "time / its arithmetic"
 PEAK, PEAK_IN_WEIGHTS = "peak MB", "peak / weight"
@@ -39,7 +39,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-def figures(plan: Plan) -> Iterator[Figure]:
+def measurements(plan: Plan) -> Iterator[Measurement]:
     for n, d in ENERGY_GOALS:
         yield from _energy(n, d, plan.fewer(max(1, n // 1024)))
     yield from _class_energy(*((60_000, 128, 128) if plan.quick else (100_000, 512, 512)), plan.fewer(5))
@@ -47,10 +47,10 @@ def figures(plan: Plan) -> Iterator[Figure]:
     yield from _thomson(8 if plan.quick else 32)
 
 
-def _energy(n: int, d: int, plan: Plan) -> Iterator[Figure]:
+def _energy(n: int, d: int, plan: Plan) -> Iterator[Measurement]:
     case, weight = f"energy of {n} neurons, {d}-d", torch.randn(n, d, requires_grad=True)
     ours = Contestant("s=2", partial(hyperspherical_energy, weight), (weight,), PRODUCT, ENERGY_GOALS[n, d])
-    if plan.quick and n > 256:  # only deterministic figures
+    if plan.quick and n > 256:  # only deterministic measurements
         yield from _peak(case, ours)
         return
     plain = Contestant(PLAIN, partial(_naive_energy, weight), (weight,), PRODUCT)
@@ -62,7 +62,7 @@ def _energy(n: int, d: int, plan: Plan) -> Iterator[Figure]:
     yield from _against_product(case, contestants, plan)
 
 
-def _class_energy(n: int, d: int, batch: int, plan: Plan) -> Iterator[Figure]:
+def _class_energy(n: int, d: int, batch: int, plan: Plan) -> Iterator[Measurement]:
     weight, labels = torch.randn(n, d, requires_grad=True), torch.randint(n, (batch,))
     ours = Contestant("class_energy, s=2", partial(class_energy, weight, labels), (weight,), PRODUCT, CLASS_GOALS)
     plain = Contestant(PLAIN, partial(_naive_class_energy, weight, labels), (weight,), PRODUCT)
@@ -81,21 +81,21 @@ def _products(a: Tensor, b: Tensor) -> list[Contestant]:
     return [Contestant(PRODUCT, partial(torch.mm, a, b.T)), Contestant(BARE_PRODUCT, bare)]
 
 
-def _against_product(case: str, contestants: list[Contestant], plan: Plan) -> Iterator[Figure]:
+def _against_product(case: str, contestants: list[Contestant], plan: Plan) -> Iterator[Measurement]:
     taken = seconds(case, contestants, plan)
     for contestant in contestants:
         name = contestant.name
-        yield contestant.figure(case, "ms", 1e3 * taken[name])
+        yield contestant.measurement(case, "ms", 1e3 * taken[name])
         if contestant.against is not None:
-            yield contestant.figure(case, TIME, taken[name] / taken[PRODUCT])
-            yield contestant.figure(case, BARE_TIME, taken[name] / taken[BARE_PRODUCT])
+            yield contestant.measurement(case, TIME, taken[name] / taken[PRODUCT])
+            yield contestant.measurement(case, BARE_TIME, taken[name] / taken[BARE_PRODUCT])
             yield from _peak(case, contestant)
 
 
-def _peak(case: str, contestant: Contestant) -> Iterator[Figure]:
+def _peak(case: str, contestant: Contestant) -> Iterator[Measurement]:
     peak = peak_bytes(contestant)
-    yield contestant.figure(case, PEAK, peak / 1e6)
-    yield contestant.figure(case, PEAK_IN_WEIGHTS, peak / contestant.leaves[0].nbytes)
+    yield contestant.measurement(case, PEAK, peak / 1e6)
+    yield contestant.measurement(case, PEAK_IN_WEIGHTS, peak / contestant.leaves[0].nbytes)
 
 
 def _naive_energy(weight: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ def _mean_inverse(cosines: Tensor, same: Tensor, others: int) -> Tensor:
     return (squared ** (-2 / 2)).sum() / (len(cosines) * others)
 
 
-def _training_step(batch: int, plan: Plan) -> Iterator[Figure]:
+def _training_step(batch: int, plan: Plan) -> Iterator[Measurement]:
     case, model = f"training step of CNN-9, batch {batch}", _cnn9(100)
     images, labels = torch.randn(batch, 3, 32, 32), torch.randint(100, (batch,))
     optimizer, regularizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9), EnergyRegularizer(model)
@@ -143,9 +143,9 @@ def _training_step(batch: int, plan: Plan) -> Iterator[Figure]:
     ]
     taken = seconds(case, contestants, plan)
     for contestant in contestants:
-        yield contestant.figure(case, "ms", 1e3 * taken[contestant.name])
+        yield contestant.measurement(case, "ms", 1e3 * taken[contestant.name])
         if contestant.against is not None:
-            yield contestant.figure(case, STEP_TIME, taken[contestant.name] / taken[contestant.against])
+            yield contestant.measurement(case, STEP_TIME, taken[contestant.name] / taken[contestant.against])
 
 
 def _cnn9(classes: int, widths: tuple[int, ...] = (64, 128, 256), hidden: int = 256) -> nn.Sequential:
@@ -161,7 +161,7 @@ def _cnn9(classes: int, widths: tuple[int, ...] = (64, 128, 256), hidden: int = 
     return nn.Sequential(*modules, nn.Linear(hidden, classes))
 
 
-def _thomson(most: int) -> Iterator[Figure]:
+def _thomson(most: int) -> Iterator[Measurement]:
     case, taken, difference = f"Thomson's problem, N = 2 to {most}", 0.0, 0.0
     for n in track(range(2, most + 1), case, auto_refresh=False):
         start = time.process_time()
@@ -169,4 +169,4 @@ def _thomson(most: int) -> Iterator[Figure]:
         taken += time.process_time() - start
         difference = max(difference, abs(torch.pdist(points).reciprocal().sum().item() - known_minimum(n)))
     for name, value in (("seconds", taken), ("largest difference", difference)):
-        yield Figure(case, "minimize_energy", name, value, THOMSON_GOALS[name])
+        yield Measurement(case, "minimize_energy", name, value, THOMSON_GOALS[name])

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from hypersphere import inspect, models
 
-from .measure import Contestant, Figure, Plan, seconds
+from .measure import Contestant, Measurement, Plan, seconds
 
 OURS, THEIRS = "inspect", "weightwatcher"
 SECONDS_GOAL, RATIO_GOAL, MEMORY_GOAL = 3.0, 1 / 8, 2.0
@@ -43,7 +43,7 @@ print(memory("VmHWM") - before)
 """
 
 
-def figures(plan: Plan) -> Iterator[Figure]:
+def measurements(plan: Plan) -> Iterator[Measurement]:
     name = "resnet20" if plan.quick else "resnet18"
     model = models.create(name, num_classes=10 if plan.quick else 1000).eval()
     with TemporaryDirectory() as folder:
@@ -60,11 +60,11 @@ def figures(plan: Plan) -> Iterator[Figure]:
         with threadpool_limits(1):  # numpy's threads are not torch's
             taken = seconds(case, contestants, plan.fewer(8))
         for each in contestants:
-            yield each.figure(case, "s", taken[each.name])
+            yield each.measurement(case, "s", taken[each.name])
         for other in contestants[1:]:
-            yield Figure(case, OURS, f"time / {THEIRS}", taken[OURS] / taken[other.name], RATIO_GOAL)
+            yield Measurement(case, OURS, f"time / {THEIRS}", taken[OURS] / taken[other.name], RATIO_GOAL)
         peak = int(subprocess.check_output([sys.executable, "-c", PEAK, str(small), str(file)]))
-        yield Figure(case, OURS, "memory / file", 1024 * peak / size, None if plan.quick else MEMORY_GOAL)
+        yield Measurement(case, OURS, "memory / file", 1024 * peak / size, None if plan.quick else MEMORY_GOAL)
 
 
 def _inspect(file: Path) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hypersphere import SphereConv2d, SphereLinear, SphereLSTM
 
 from . import literal
-from .measure import Contestant, Figure, Plan, check_same, kept_bytes, seconds
+from .measure import Contestant, Measurement, Plan, check_same, kept_bytes, seconds
 
 TIME, KEPT = "time / baseline", "kept beyond it, outputs"
 
@@ -25,17 +25,17 @@ TIME_GOALS = {
 KEPT_GOALS = {"cosine": 1, "linear": 2, "sigmoid": 2, "learnable": 2}
 
 
-def figures(plan: Plan) -> Iterator[Figure]:
+def measurements(plan: Plan) -> Iterator[Measurement]:
     for case, contestants in _cases(plan):
         taken = seconds(case, contestants, plan)
         kept = {contestant.name: kept_bytes(contestant) for contestant in contestants}
         for contestant in contestants:
             name, baseline = contestant.name, contestant.against
-            yield contestant.figure(case, "ms", 1e3 * taken[name])
+            yield contestant.measurement(case, "ms", 1e3 * taken[name])
             if baseline is not None:
-                yield contestant.figure(case, TIME, taken[name] / taken[baseline])
+                yield contestant.measurement(case, TIME, taken[name] / taken[baseline])
                 beyond = (kept[name] - kept[baseline]) / contestant.forward().nbytes
-                yield contestant.figure(case, KEPT, beyond)
+                yield contestant.measurement(case, KEPT, beyond)
 
 
 def _cases(plan: Plan) -> Iterator[tuple[str, list[Contestant]]]:

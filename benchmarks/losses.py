@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hypersphere import AMSoftmaxLoss, ArcFaceLoss, ASoftmaxLoss
 
-from .measure import Contestant, Figure, Plan, check_same, no_page_faults, peak_bytes, seconds
+from .measure import Contestant, Measurement, Plan, check_same, no_page_faults, peak_bytes, seconds
 
 BATCH, SIZE, CLASSES = 256, 512, 10_000
 SMALL = (32, 64, 30)  # the same three of a small head, whose time is the overhead of the calls
@@ -25,8 +25,8 @@ GOALS = {TIME: 0.55, PEAK: 0.5}
 SMALL_GOALS = {TIME: 1.0}
 
 
-def figures(plan: Plan) -> Iterator[Figure]:
-    yield from _small_figures(plan)
+def measurements(plan: Plan) -> Iterator[Measurement]:
+    yield from _small_measurements(plan)
     batch, size, classes = (number // (QUICK if plan.quick else 1) for number in (BATCH, SIZE, CLASSES))
     case = _case(batch, size, classes)
     contestants = _contestants(batch, size, classes, GOALS)
@@ -36,26 +36,26 @@ def figures(plan: Plan) -> Iterator[Figure]:
     peak = {contestant.name: peak_bytes(contestant) for contestant in contestants}
     for contestant in contestants:
         name, peer = contestant.name, contestant.against
-        yield contestant.figure(case, "ms", 1e3 * taken[name])
+        yield contestant.measurement(case, "ms", 1e3 * taken[name])
         if peer is not None:
-            yield contestant.figure(case, TIME, taken[name] / taken[peer])
-            yield contestant.figure(case, "the same, no page faults", smooth[name] / smooth[peer])
-        yield contestant.figure(case, "time / plain softmax", taken[name] / taken[SOFTMAX])
-        yield contestant.figure(case, "three products / time", taken[PRODUCTS] / taken[name])
-        yield contestant.figure(case, "peak MB", peak[name] / 1e6)
+            yield contestant.measurement(case, TIME, taken[name] / taken[peer])
+            yield contestant.measurement(case, "the same, no page faults", smooth[name] / smooth[peer])
+        yield contestant.measurement(case, "time / plain softmax", taken[name] / taken[SOFTMAX])
+        yield contestant.measurement(case, "three products / time", taken[PRODUCTS] / taken[name])
+        yield contestant.measurement(case, "peak MB", peak[name] / 1e6)
         if peer is not None:
-            yield contestant.figure(case, PEAK, peak[name] / peak[peer])
+            yield contestant.measurement(case, PEAK, peak[name] / peak[peer])
 
 
-def _small_figures(plan: Plan) -> Iterator[Figure]:
+def _small_measurements(plan: Plan) -> Iterator[Measurement]:
     case = _case(*SMALL)
     contestants = _contestants(*SMALL, SMALL_GOALS)
     taken = seconds(case, contestants, plan if plan.quick else replace(plan, rounds=20 * plan.rounds))
     for contestant in contestants:
         name, peer = contestant.name, contestant.against
-        yield contestant.figure(case, "ms", 1e3 * taken[name])
+        yield contestant.measurement(case, "ms", 1e3 * taken[name])
         if peer is not None:
-            yield contestant.figure(case, TIME, taken[name] / taken[peer])
+            yield contestant.measurement(case, TIME, taken[name] / taken[peer])
 
 
 def _case(batch: int, size: int, classes: int) -> str:

@@ -41,7 +41,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Figure:
+class Measurement:
     """A measured number; `goal` is its upper limit."""
 
     case: str
@@ -61,7 +61,7 @@ class Contestant:
     against: str | None = None
     """The contestant its time is divided by."""
     goals: dict[str, float] = field(default_factory=dict)
-    """Name of a figure → its upper limit."""
+    """Name of a measurement → its upper limit."""
 
     def step(self, grad: Tensor | None) -> None:
         y = self.forward()
@@ -76,8 +76,8 @@ class Contestant:
         """Return the gradient of the output for the backward pass."""
         return torch.ones_like(self.forward()) if self.leaves else None
 
-    def figure(self, case: str, name: str, value: float) -> Figure:
-        return Figure(case, self.name, name, value, self.goals.get(name))
+    def measurement(self, case: str, name: str, value: float) -> Measurement:
+        return Measurement(case, self.name, name, value, self.goals.get(name))
 
 
 @contextmanager

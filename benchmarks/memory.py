@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import hypersphere as hs
 from hypersphere.train import Config, derive, fit, keep_memory
 
-from .measure import Figure, Plan
+from .measure import Measurement, Plan
 
 REGIMES = {"default": "glibc's defaults", "kept": "memory kept"}
 LAYERS = {"nn.Conv2d": None, "cosine": 1.15, "linear": 1.30, "sigmoid": 1.35, "learnable": None}  # goals by default
@@ -33,7 +33,7 @@ LAYOUTS = {"": torch.contiguous_format, ", channels_last": torch.channels_last}
 HAND, COMMAND, COMMAND_GOAL = "by hand, glibc's defaults", "hypersphere train", 0.85
 
 
-def figures(plan: Plan) -> Iterator[Figure]:
+def measurements(plan: Plan) -> Iterator[Measurement]:
     shape = (2, 4, 8, 8) if plan.quick else (16, 64, 32, 32)
     width, batch = (4, 8) if plan.quick else (64, 128)
     layer = f"conv 3×3, {'×'.join(map(str, shape))} → {shape[1]}"
@@ -46,24 +46,26 @@ def figures(plan: Plan) -> Iterator[Figure]:
         for regime, text in REGIMES.items():  # layers first, before any larger block is allocated
             turns = {name: (processes[regime], name) for name in LAYERS}
             taken = _take_turns(turns, plan, f"layers, {text}")
-            yield from _figures(f"{layer}, {text}", taken, "nn.Conv2d", LAYERS if regime == "default" else {})
+            yield from _measurements(f"{layer}, {text}", taken, "nn.Conv2d", LAYERS if regime == "default" else {})
         for regime, text in REGIMES.items():
             turns = {name: (processes[regime], name) for name in names}
             taken = _take_turns(turns, plan.fewer(5), f"steps, {text}")
-            yield from _figures(f"{network}, {text}", taken, "plain", {})
+            yield from _measurements(f"{network}, {text}", taken, "plain", {})
         command = stack.enter_context(_Process(method, _train, "kept", *sizes))
         turns = {HAND: (processes["default"], "plain"), COMMAND: (command, "")}
         taken = _take_turns(turns, plan.fewer(3), COMMAND)
-        yield from _figures(f"{network}, the command", taken, HAND, {COMMAND: COMMAND_GOAL})
+        yield from _measurements(f"{network}, the command", taken, HAND, {COMMAND: COMMAND_GOAL})
 
 
-def _figures(case: str, taken: dict[str, list[Any]], base: str, goals: dict[str, float | None]) -> Iterator[Figure]:
+def _measurements(
+    case: str, taken: dict[str, list[Any]], base: str, goals: dict[str, float | None]
+) -> Iterator[Measurement]:
     for name, values in taken.items():
-        yield Figure(case, name, "ms", 1e3 * statistics.median(seconds for seconds, _ in values))
-        yield Figure(case, name, "page faults", statistics.median(faults for _, faults in values))
+        yield Measurement(case, name, "ms", 1e3 * statistics.median(seconds for seconds, _ in values))
+        yield Measurement(case, name, "page faults", statistics.median(faults for _, faults in values))
         if name != base:
             ratios = [mine / theirs for (mine, _), (theirs, _) in zip(values, taken[base], strict=True)]
-            yield Figure(case, name, f"time / {base}", statistics.median(ratios), goals.get(name))
+            yield Measurement(case, name, f"time / {base}", statistics.median(ratios), goals.get(name))
 
 
 def _take_turns(turns: dict[str, tuple[_Process, str]], plan: Plan, title: str) -> dict[str, list[Any]]:

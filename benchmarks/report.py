@@ -15,7 +15,7 @@ from hypersphere.report import report_runs
 from hypersphere.train import Config, Data, Loss, Model, fit
 from hypersphere.train.storage import layout
 
-from .measure import Figure, Plan
+from .measure import Measurement, Plan
 
 MEGABYTES_GOAL, PAINT_GOAL = 8.0, 2.0
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -23,18 +23,18 @@ FLAGS = ("--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--no-sandbox
 FIRST_PAINT = "performance.getEntriesByType('paint').find((each) => each.name === 'first-paint')?.startTime ?? null"
 
 
-def figures(plan: Plan) -> Iterator[Figure]:
+def measurements(plan: Plan) -> Iterator[Measurement]:
     runs, points = (2, 200) if plan.quick else (8, 10_000)
     case = f"report of {runs} runs of {points:,} points"
     with TemporaryDirectory() as folder:
         page = Path(folder, "report.html")
         report_runs(_write_runs(Path(folder), runs, points), html=page)
-        yield Figure(case, "page", "MB", page.stat().st_size / 1e6, MEGABYTES_GOAL)
+        yield Measurement(case, "page", "MB", page.stat().st_size / 1e6, MEGABYTES_GOAL)
         browser = next(filter(None, map(shutil.which, BROWSERS)), None)
         if browser is None:
             print("Chromium is not installed, so the first paint is not measured: apt install chromium")
         else:
-            yield Figure(case, "Chromium", "first paint s", _first_paint(browser, page, plan.fewer(8)), PAINT_GOAL)
+            yield Measurement(case, "Chromium", "first paint s", _first_paint(browser, page, plan.fewer(8)), PAINT_GOAL)
 
 
 def _write_runs(folder: Path, runs: int, points: int) -> list[Path]:

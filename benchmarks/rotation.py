@@ -20,7 +20,7 @@ import hypersphere as hs
 from hypersphere.orthogonal import ORTHOGONALIZERS
 
 from . import literal
-from .measure import Contestant, Figure, Plan, check_same, peak_bytes, seconds
+from .measure import Contestant, Measurement, Plan, check_same, peak_bytes, seconds
 
 TIME, STEP_TIME, PLAIN_TIME = "time / product", "time / plain step", "time / plain"
 PEAK, HELD, BEYOND = "peak MB", "held MB", "both beyond plain, MB"
@@ -43,7 +43,7 @@ WHOLE_TIME, PART_GOAL = "time / whole", 0.5  # for the remedies that rotate sugg
 DIMENSIONS = (64, 144, 576, 784, 1152, 1568, 2304)  # of the docs' table of costs
 
 
-def figures(plan: Plan) -> Iterator[Figure]:
+def measurements(plan: Plan) -> Iterator[Measurement]:
     d, n, batch, width = (96, 16, 2, 16) if plan.quick else (576, 64, 128, 64)
     yield from _products_and_peers(d, n, plan)
     if not plan.quick:
@@ -55,13 +55,13 @@ def figures(plan: Plan) -> Iterator[Figure]:
     yield from _merged(batch, width, plan.fewer(2))
 
 
-def layer_figures(plan: Plan) -> Iterator[Figure]:
+def layer_measurements(plan: Plan) -> Iterator[Measurement]:
     """Measure the docs' table of the cost of a layer's rotation over its dimensions; separate, because it is fast."""
     for d in (24, 576) if plan.quick else DIMENSIONS:
         yield from _one_layer(d, 64, plan.fewer(1 if d < 1000 else 4))
 
 
-def _products_and_peers(d: int, n: int, plan: Plan) -> Iterator[Figure]:
+def _products_and_peers(d: int, n: int, plan: Plan) -> Iterator[Measurement]:
     rows = _neurons(n, d)
     ours = {name: _our_method(name, rows, goals=GOALS[name]) for name in GOALS}
     (packed,), (matrix,) = ours[CAYLEY].leaves, ours["gram_schmidt"].leaves
@@ -89,7 +89,7 @@ def _products_and_peers(d: int, n: int, plan: Plan) -> Iterator[Figure]:
     yield from _against_product(f"{n} neurons times R, {d}-d", d, [*ours.values(), *fast], slow, plan, plan.fewer(13))
 
 
-def _products(d: int, n: int, plan: Plan, few: Plan) -> Iterator[Figure]:
+def _products(d: int, n: int, plan: Plan, few: Plan) -> Iterator[Measurement]:
     rows = _neurons(n, d)
     fast = [_our_method(name, rows) for name in GOALS if name not in SPECTRAL]
     slow = [_our_method(name, rows) for name in SPECTRAL]
@@ -98,20 +98,20 @@ def _products(d: int, n: int, plan: Plan, few: Plan) -> Iterator[Figure]:
 
 def _against_product(
     case: str, d: int, fast: list[Contestant], slow: list[Contestant], plan: Plan, few: Plan
-) -> Iterator[Figure]:
+) -> Iterator[Measurement]:
     """Run two comparisons, the slow one with few rounds; product and first contestant are in both for the ratios."""
     product, first = Contestant(PRODUCT, partial(torch.mm, torch.randn(d, d), torch.randn(d, d))), fast[0]
     for shown, besides, rounds in (([product, *fast], [], plan), (slow, [product, first], few)):
         taken = seconds(case, [*besides, *shown], rounds)
         for contestant in shown:
             name = contestant.name
-            yield contestant.figure(case, "ms", 1e3 * taken[name])
+            yield contestant.measurement(case, "ms", 1e3 * taken[name])
             if contestant.against is not None:
-                yield contestant.figure(case, TIME, taken[name] / taken[contestant.against])
-                yield contestant.figure(case, PEAK, peak_bytes(contestant) / 1e6)
+                yield contestant.measurement(case, TIME, taken[name] / taken[contestant.against])
+                yield contestant.measurement(case, PEAK, peak_bytes(contestant) / 1e6)
         for peer in (TORCH_CAYLEY, GEOTORCH):
             if peer in taken:
-                yield first.figure(case, f"time / {peer}", taken[first.name] / taken[peer])
+                yield first.measurement(case, f"time / {peer}", taken[first.name] / taken[peer])
 
 
 def _neurons(n: int, d: int) -> Tensor:
@@ -168,7 +168,7 @@ def _check_loop(matrix: Tensor, rows: Tensor) -> None:
     check_same(_our_method("gram_schmidt", rows, matrix), loop)
 
 
-def _ogd(d: int, plan: Plan) -> Iterator[Figure]:
+def _ogd(d: int, plan: Plan) -> Iterator[Measurement]:
     case, contestants = f"OGD step, {d}-d", []
     product = Contestant(PRODUCT, partial(torch.mm, torch.randn(d, d), torch.randn(d, d)))
     for name, iterations in (("exact", None), ("2 iterations", 2)):
@@ -177,13 +177,13 @@ def _ogd(d: int, plan: Plan) -> Iterator[Figure]:
         optimizer = hs.OGD([{"params": [x], "orthogonal": True}], lr=0.02, iterations=iterations)
         contestants.append(Contestant(name, optimizer.step, against=PRODUCT))
     taken = seconds(case, [product, *contestants], plan)
-    yield product.figure(case, "ms", 1e3 * taken[PRODUCT])
+    yield product.measurement(case, "ms", 1e3 * taken[PRODUCT])
     for contestant in contestants:
-        yield contestant.figure(case, "ms", 1e3 * taken[contestant.name])
-        yield contestant.figure(case, TIME, taken[contestant.name] / taken[PRODUCT])
+        yield contestant.measurement(case, "ms", 1e3 * taken[contestant.name])
+        yield contestant.measurement(case, TIME, taken[contestant.name] / taken[PRODUCT])
 
 
-def _one_layer(d: int, n: int, plan: Plan) -> Iterator[Figure]:
+def _one_layer(d: int, n: int, plan: Plan) -> Iterator[Measurement]:
     """Measure the step of a linear layer, which grows with the batch, and of its rotation, which does not."""
     case, contestants = f"a layer of {n} neurons, {d}-d", []
     for batch in (64, 128):
@@ -206,12 +206,12 @@ def _one_layer(d: int, n: int, plan: Plan) -> Iterator[Figure]:
         contestants.append(Contestant(name, weight, tuple(layer.parameters()), against, goals))
     taken = seconds(case, contestants, plan)
     for contestant in contestants:
-        yield contestant.figure(case, "ms", 1e3 * taken[contestant.name])
+        yield contestant.measurement(case, "ms", 1e3 * taken[contestant.name])
         if contestant.against is not None:
-            yield contestant.figure(case, WHOLE_TIME, taken[contestant.name] / taken[contestant.against])
+            yield contestant.measurement(case, WHOLE_TIME, taken[contestant.name] / taken[contestant.against])
 
 
-def _training_step(batch: int, width: int, plan: Plan) -> Iterator[Figure]:
+def _training_step(batch: int, width: int, plan: Plan) -> Iterator[Measurement]:
     case, plain, data = f"training step of CNN-6 ({width}), batch {batch}", _cnn6(width), _images(batch)
     rotated = {
         CAYLEY: hs.rotate(deepcopy(plain)),
@@ -229,7 +229,7 @@ def _training_step(batch: int, width: int, plan: Plan) -> Iterator[Figure]:
     yield from _against_plain(case, contestants, plan, STEP_TIME)
 
 
-def _wide_training_step(batch: int, width: int, plan: Plan) -> Iterator[Figure]:
+def _wide_training_step(batch: int, width: int, plan: Plan) -> Iterator[Measurement]:
     widths = (width, 2 * width, 4 * width)
     case = f"training step of CNN-9 ({'/'.join(map(str, widths))}), batch {batch}; the paper: out of memory"
     plain, data = _cnn(3, widths, widths[-1]), _images(batch)
@@ -245,15 +245,15 @@ def _wide_training_step(batch: int, width: int, plan: Plan) -> Iterator[Figure]:
         momentum = sum(p.nbytes for p in model.parameters() if p.requires_grad)
         held = sum(t.nbytes for t in chain(model.parameters(), model.buffers())) + momentum
         peak = peak_bytes(contestant)
-        yield contestant.figure(case, HELD, held / 1e6)
-        yield contestant.figure(case, PEAK, peak / 1e6)
+        yield contestant.measurement(case, HELD, held / 1e6)
+        yield contestant.measurement(case, PEAK, peak / 1e6)
         if model is plain:
             plain_bytes = held + peak
         else:
-            yield contestant.figure(case, BEYOND, (held + peak - plain_bytes) / 1e6)
+            yield contestant.measurement(case, BEYOND, (held + peak - plain_bytes) / 1e6)
 
 
-def _merged(batch: int, width: int, plan: Plan) -> Iterator[Figure]:
+def _merged(batch: int, width: int, plan: Plan) -> Iterator[Measurement]:
     case, plain, (images, _) = f"inference, CNN-6 ({width}), batch {batch}", _cnn6(width).eval(), _images(batch)
     merged = hs.merge(hs.rotate(deepcopy(plain)))
     assert [type(module) for module in merged.modules()] == [type(module) for module in plain.modules()]
@@ -266,12 +266,12 @@ def _merged(batch: int, width: int, plan: Plan) -> Iterator[Figure]:
     yield from _against_plain(case, contestants, plan, PLAIN_TIME)
 
 
-def _against_plain(case: str, contestants: list[Contestant], plan: Plan, ratio: str) -> Iterator[Figure]:
+def _against_plain(case: str, contestants: list[Contestant], plan: Plan, ratio: str) -> Iterator[Measurement]:
     taken = seconds(case, contestants, plan)
     for contestant in contestants:
-        yield contestant.figure(case, "ms", 1e3 * taken[contestant.name])
+        yield contestant.measurement(case, "ms", 1e3 * taken[contestant.name])
         if contestant.against is not None:
-            yield contestant.figure(case, ratio, taken[contestant.name] / taken[contestant.against])
+            yield contestant.measurement(case, ratio, taken[contestant.name] / taken[contestant.against])
 
 
 def _step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], Tensor]:

@@ -21,7 +21,7 @@ import hypersphere as hs
 from hypersphere.train import Config, derive, fit
 from hypersphere.train.storage import checkpoint
 
-from .measure import Figure, Plan
+from .measure import Measurement, Plan
 
 HAND, ENGINE = "by hand", "the engine"
 FILE, SAVE, COPY, SAVER = "safetensors and flush", "checkpoint.save", "a copy", "Saver.save, until it returns"
@@ -29,13 +29,13 @@ ENGINE_GOAL, SAVE_GOAL = 1.03, 1.1
 CIFAR_SIZE = 2560
 
 
-def figures(plan: Plan) -> Iterator[Figure]:
+def measurements(plan: Plan) -> Iterator[Measurement]:
     width, batch, steps = (4, 16, 1) if plan.quick else (64, 128, 2)
     yield from _loop(width, batch, steps, plan.fewer(2))
     yield from _checkpoint("cnn3" if plan.quick else "resnet18", plan.fewer(2))
 
 
-def _loop(width: int, batch: int, steps: int, plan: Plan) -> Iterator[Figure]:
+def _loop(width: int, batch: int, steps: int, plan: Plan) -> Iterator[Measurement]:
     """Alternate: a callback of the engine runs `steps` of the hand-written loop after every `steps` of the engine."""
     images, labels = torch.randint(256, (CIFAR_SIZE, 3, 32, 32), dtype=torch.uint8), torch.randint(10, (CIFAR_SIZE,))
     whole = hs.data.ArrayDataset(images, labels, [str(i) for i in range(10)])
@@ -74,8 +74,8 @@ def _loop(width: int, batch: int, steps: int, plan: Plan) -> Iterator[Figure]:
     ratios = [a / b for a, b in zip(counted[ENGINE], counted[HAND], strict=True)]
     case = f"CNN-9, {width} filters, batch {batch}"
     for name, values in counted.items():
-        yield Figure(case, name, "ms a step", 1e3 * statistics.median(values) / steps)
-    yield Figure(case, ENGINE, f"time / {HAND}", statistics.median(ratios), ENGINE_GOAL)
+        yield Measurement(case, name, "ms a step", 1e3 * statistics.median(values) / steps)
+    yield Measurement(case, ENGINE, f"time / {HAND}", statistics.median(ratios), ENGINE_GOAL)
 
 
 def _by_hand(width: int, batch: int, data: hs.data.ArrayDataset, config: Config) -> Iterator[None]:
@@ -95,7 +95,7 @@ def _by_hand(width: int, batch: int, data: hs.data.ArrayDataset, config: Config)
         epoch += 1
 
 
-def _checkpoint(name: str, plan: Plan) -> Iterator[Figure]:
+def _checkpoint(name: str, plan: Plan) -> Iterator[Measurement]:
     """Measure wall time, since flushing waits for the disk, in the folder for temporary files."""
     network = hs.models.create(name)
     tensors = {key: value.detach() for key, value in network.state_dict().items()}
@@ -127,6 +127,6 @@ def _checkpoint(name: str, plan: Plan) -> Iterator[Figure]:
     size = sum(value.numel() * value.element_size() for value in tensors.values()) / 1e6
     case = f"checkpoint of {name}, {size:.0f} MB"
     for each, value in counted.items():
-        yield Figure(case, each, "ms", 1e3 * value)
-    yield Figure(case, SAVE, f"time / {FILE}", counted[SAVE] / counted[FILE], SAVE_GOAL)
-    yield Figure(case, SAVER, f"time / {COPY}", counted[SAVER] / counted[COPY])
+        yield Measurement(case, each, "ms", 1e3 * value)
+    yield Measurement(case, SAVE, f"time / {FILE}", counted[SAVE] / counted[FILE], SAVE_GOAL)
+    yield Measurement(case, SAVER, f"time / {COPY}", counted[SAVER] / counted[COPY])

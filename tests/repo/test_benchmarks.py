@@ -26,21 +26,21 @@ def test_quick_run_leaves_a_record(name, tmp_path, capsys):
     assert {"python", "torch", "torch-hypersphere", "pytorch-metric-learning"} <= record["versions"].keys()
     assert record["date"].startswith("20")
     assert record["plan"] == {"rounds": 1, "warmup": 0, "compile": False}
-    figures = record["figures"]
-    assert {"case", "contestant", "name", "value", "goal", "met"} == figures[0].keys()
-    assert any(figure["goal"] is not None for figure in figures)
-    assert all((figure["goal"] is None) == (figure["met"] is None) for figure in figures)
+    measurements = record["figures"]
+    assert {"case", "contestant", "name", "value", "goal", "met"} == measurements[0].keys()
+    assert any(row["goal"] is not None for row in measurements)
+    assert all((row["goal"] is None) == (row["met"] is None) for row in measurements)
     shown = capsys.readouterr().out
-    for figure in figures:
-        assert figure["case"] in shown
-        assert figure["contestant"] in shown
+    for row in measurements:
+        assert row["case"] in shown
+        assert row["contestant"] in shown
         # memory and minima are the same at every run
-        if figure["name"].startswith(("kept", "peak", "largest difference")) and figure["goal"] is not None:
-            assert figure["met"], figure
+        if row["name"].startswith(("kept", "peak", "largest difference")) and row["goal"] is not None:
+            assert row["met"], row
 
 
 def test_quick_run_keeps_nothing_unasked(monkeypatch, tmp_path):
-    monkeypatch.setitem(BENCHMARKS, "layers", lambda plan: iter([measure.Figure("case", "it", "ms", 1.0, 2.0)]))
+    monkeypatch.setitem(BENCHMARKS, "layers", lambda plan: iter([measure.Measurement("case", "it", "ms", 1.0, 2.0)]))
     monkeypatch.setattr("benchmarks.__main__.RESULTS", tmp_path)
     main(["layers", "--quick"])
     assert not any(tmp_path.iterdir())

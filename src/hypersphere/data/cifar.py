@@ -172,7 +172,8 @@ def _read_binary(layout: CifarFiles, path: Path, split: str, kind: str) -> tuple
     """Read records of one byte for each kind of label, then red, green and blue."""
     count, skip = layout.images[split], len(layout.labels)
     _files.check_size(path, count * (skip + PIXELS))
-    records = np.fromfile(path, np.uint8).reshape(count, skip + PIXELS)
+    # Mapped, not read: the copy into the dataset would double the memory.
+    records = np.asarray(np.memmap(path, np.uint8, mode="r")).reshape(count, skip + PIXELS)
     return records[:, skip:], records[:, list(layout.labels).index(kind)]
 
 
