@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -146,13 +145,9 @@ def test_neurons_lengths_do_not_count():
 
 
 def test_effective_rank_counts_directions():
-    assert only(torch.eye(5)[:3]).effective_rank == pytest.approx(3)
     assert only(torch.eye(5)[[0, 1, 0, 1]]).effective_rank == pytest.approx(2)
     assert only(torch.ones(300, 40)).effective_rank == pytest.approx(1, abs=1e-9)
     assert only(torch.ones(30, 400)).effective_rank == pytest.approx(1, abs=1e-9)
-    tall, wide = torch.randn(30, 4), torch.randn(4, 30)
-    assert only(tall).effective_rank == pytest.approx(effective_rank(tall), rel=1e-9)
-    assert only(wide).effective_rank == pytest.approx(effective_rank(wide), rel=1e-9)
 
 
 def test_many_blocks_are_as_one(monkeypatch):
@@ -332,38 +327,6 @@ def test_layers_exclude_and_output_are_those_of_select():
         assert {row.name: row.is_output for row in diagnose(net, **options)} == expected
 
 
-def test_kinds_of_layers():
-    model = nn.ModuleDict(
-        {
-            "sphere": hs.SphereConv2d(2, 3, 3),
-            "attention": nn.MultiheadAttention(4, 2),
-            "uneven": nn.MultiheadAttention(4, 2, kdim=3, vdim=5),
-            "normed": parametrizations.weight_norm(nn.Linear(4, 3)),
-            "orthogonal": parametrizations.orthogonal(nn.Linear(4, 4)),
-            "embedding": nn.Embedding(5, 4),
-            "lstm": nn.LSTM(4, 4),
-            "head": hs.ArcFaceLoss(6, 4),
-        }
-    )
-    found = {row.name: row for row in diagnose(model)}
-    shapes = {name: (row.neurons, row.dimension) for name, row in found.items()}
-    assert shapes == {
-        "sphere": (3, 18),
-        "attention": (4, 4),
-        "attention.out_proj": (4, 4),
-        "uneven.q_proj_weight": (4, 4),
-        "uneven.k_proj_weight": (4, 3),
-        "uneven.v_proj_weight": (4, 5),
-        "uneven.out_proj": (4, 4),
-        "normed": (3, 4),
-        "orthogonal": (4, 4),
-        "head": (6, 4),
-    }
-    assert found["orthogonal"].separation == pytest.approx(math.pi / 2, abs=1e-5)
-    assert found["normed"].energy == pytest.approx(only(model["normed"].weight.detach()).energy)
-    assert [row.name for row in found.values() if row.is_output] == ["head"]
-
-
 def test_nothing_to_diagnose():
     with pytest.raises(ValueError, match=r"diagnose: no layer .* none"):
         diagnose(nn.Sequential(nn.ReLU(), nn.Embedding(3, 3)))
@@ -374,26 +337,6 @@ def test_nothing_to_diagnose():
 
 
 # which tensors: of a state_dict
-
-
-def test_a_state_dict_is_as_its_model():
-    model = nn.ModuleDict(
-        {
-            "conv": nn.Conv2d(2, 5, 2),
-            "norm": nn.BatchNorm2d(5),
-            "attention": nn.MultiheadAttention(4, 2),
-            "uneven": nn.MultiheadAttention(4, 2, kdim=3, vdim=5),
-            "token_embedding": nn.Embedding(5, 4),
-            "transformer": nn.ModuleDict({"wte": nn.Embedding(5, 4), "embed": nn.Linear(2, 3)}),
-            "lstm": nn.LSTM(4, 4, proj_size=2),
-            "cell": nn.GRUCell(4, 4),
-            "fc": nn.Linear(3, 7),
-        }
-    )
-    of_model = diagnose(model, layers=hs.select(model, output=None))
-    assert diagnose(model.state_dict()) == of_model
-    assert "transformer.embed" in [row.name for row in of_model]  # a Linear, by its bias
-    assert not any(row.is_output for row in diagnose(model.state_dict()))
 
 
 def test_a_root_that_is_a_layer():
@@ -434,13 +377,6 @@ def test_two_tensors_of_one_layer():
     assert [(row.name, row.neurons) for row in diagnose(state)] == [("a", 3), ("a.weight", 4)]
 
 
-def test_a_file(tmp_path):
-    net = Net()
-    save_file(net.state_dict(), tmp_path / "net.safetensors")
-    loaded = diagnose(load_file(tmp_path / "net.safetensors"))
-    assert sorted(loaded, key=lambda row: row.name) == sorted(diagnose(net.state_dict()), key=lambda row: row.name)
-
-
 def test_neither_model_nor_state_dict():
     for value in (None, torch.randn(3, 2), nn.Linear):
         with pytest.raises(TypeError, match="model_or_state_dict"):
@@ -471,14 +407,13 @@ def test_nothing_in_a_state_dict():
 # bad values
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("stored", [False, True], ids=["model", "state_dict"])
-def test_not_finite(value, stored):
+def test_not_finite():
     net = Net()
     with torch.no_grad():
-        net.up.weight[1, 0, 0, 0] = value
-    with pytest.raises(ValueError, match=r"'up' must be finite, got 1 "):
-        diagnose(net.state_dict() if stored else net)
+        net.up.weight[1, 0, 0, 0] = math.inf
+    for given in (net, net.state_dict()):
+        with pytest.raises(ValueError, match=r"'up' must be finite, got 1 "):
+            diagnose(given)
     assert len(diagnose(net, exclude="up")) == 3
 
 
@@ -501,20 +436,10 @@ def test_integers_are_no_weights():
         diagnose(nn.Sequential(layer))
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"s": -1}, ValueError),
-        ({"s": math.nan}, ValueError),
-        ({"s": "2"}, TypeError),
-        ({"duplicate_angle": 0.0}, ValueError),
-        ({"duplicate_angle": 4.0}, ValueError),
-        ({"duplicate_angle": None}, TypeError),
-    ],
-)
-def test_bad_options(options, error):
-    with pytest.raises(error, match=next(iter(options))):
-        diagnose(Net(), **options)
+def test_bad_options():
+    for options, error in (({"s": -1}, ValueError), ({"s": "2"}, TypeError), ({"duplicate_angle": 4.0}, ValueError)):
+        with pytest.raises(error, match=next(iter(options))):
+            diagnose(Net(), **options)
 
 
 # it only looks
@@ -533,16 +458,12 @@ def test_the_model_is_not_changed():
     assert [m.training for m in net.modules()] == modes
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
     assert all(p.grad is None for p in net.parameters())
-    assert [p.requires_grad for p in net.parameters()] == [True, True, False, False]
-
-
-def test_modes_come_back_after_an_error():
-    net = parametrizations.spectral_norm(nn.Linear(4, 5))
     with torch.no_grad():
-        net.parametrizations.weight.original.fill_(math.nan)
+        net[0].parametrizations.weight.original.fill_(math.nan)
     with pytest.raises(ValueError, match="finite"):
         diagnose(net)
-    assert all(m.training for m in net.modules())
+    assert [m.training for m in net.modules()] == modes  # after an error too
+    assert [p.requires_grad for p in net.parameters()] == [True, True, False, False]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn])
@@ -693,11 +614,6 @@ def test_control_characters_in_names_are_escaped():
 
 def test_no_rows():
     assert "no layers" in str(diagnose(Net())[:0])
-
-
-def test_nothing_is_printed(capfd):
-    diagnose(Net())
-    assert capfd.readouterr() == ("", "")
 
 
 def test_diagnose_sees_fixed_neurons_and_asks_for_the_task_of_many():

@@ -318,26 +318,6 @@ def test_what_is_a_layer(file):
     }
 
 
-def test_fused_attention_is_one_layer_of_three_groups(file):
-    fused = torch.randn(12, 4)
-    found = by_name(file(a__in_proj_weight=fused, b__qkv__weight=fused.clone(), c__qkv_proj__weight=fused.clone()))
-    energies = [float(hs.hyperspherical_energy(part.double())) for part in fused.chunk(3)]
-    for name in "a", "b.qkv":
-        assert (found[name].groups, found[name].neurons) == (3, 4)
-        assert found[name].energy == pytest.approx(sum(energies) / 3)
-    assert (found["c.qkv_proj"].groups, found["c.qkv_proj"].neurons) == (1, 12)  # some networks go head by head
-
-
-def test_columns_of_gpt2(file):
-    weight, wide = torch.randn(6, 18), torch.randn(6, 24)
-    found = by_name(file(h__attn__c_attn__weight=weight, h__mlp__c_fc__weight=wide))
-    assert found["h.mlp.c_fc"].energy == pytest.approx(float(hs.hyperspherical_energy(wide.T.double())))
-    energies = [float(hs.hyperspherical_energy(part.double())) for part in weight.T.chunk(3)]
-    assert found["h.attn.c_attn"].energy == pytest.approx(sum(energies) / 3)
-    rows = by_name(file(h__attn__c_attn__weight=weight.T, h__mlp__c_fc__weight=wide.T))  # as nn.Linear has them
-    assert rows["h.mlp.c_fc"].energy == pytest.approx(found["h.mlp.c_fc"].energy)
-
-
 # ------------------------------------------------------------------------------------------------ verdicts
 
 
