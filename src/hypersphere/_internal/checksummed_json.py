@@ -46,11 +46,11 @@ def with_checksum(tree: Mapping[str, Any]) -> str:
 
 def is_whole(data: bytes) -> bool:
     """Return whether the checksum of `data` is right."""
-    found = _SIGNED.match(data)
-    if found is None:
+    signed = _SIGNED.match(data)
+    if signed is None:
         return False
-    begin, end = found.span(1)
-    return found[1] == checksum(data[:begin] + _ZEROS.encode() + data[end:]).encode()
+    begin, end = signed.span(1)
+    return signed[1] == checksum(data[:begin] + _ZEROS.encode() + data[end:]).encode()
 
 
 def parse(data: bytes) -> Any:
@@ -65,9 +65,9 @@ def parse(data: bytes) -> Any:
     for _ in range(DEEPEST):
         level = [
             child
-            for each in level
-            if isinstance(each, dict | list)
-            for child in (each.values() if isinstance(each, dict) else each)
+            for value in level
+            if isinstance(value, dict | list)
+            for child in (value.values() if isinstance(value, dict) else value)
         ]
         if not level:
             return tree
@@ -96,10 +96,10 @@ def read(path: str | os.PathLike[str], formats: tuple[int, ...]) -> tuple[dict[s
 
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    tree = dict(pairs)
+    if len(tree) < len(pairs):
         raise ValueError("duplicate key")
-    return found
+    return tree
 
 
 def _reject_constant(name: str) -> NoReturn:

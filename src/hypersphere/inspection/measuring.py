@@ -19,7 +19,7 @@ from ..energy.repulsion import Law
 from ..geometry.bounds import energy_lower_bound, excess_over, expected_energy
 from ..layers.cosine import inverse_row_norm
 from .layer_report import LayerReport
-from .pairs import LISTED, LONGEST, Directions, Pairs, TooCoarse
+from .pairs import LISTED, LONGEST, Directions, PairStatistics, TooCoarse
 from .sources import LayerSource
 from .verdict import grade_layer
 
@@ -122,7 +122,7 @@ class ComparedGroup:
     directions: Directions
     """Of those that are alive."""
     law: Law
-    pairs: Pairs | None
+    pairs: PairStatistics | None
     """None for fewer than two."""
     effective_rank: float
 

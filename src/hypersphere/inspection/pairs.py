@@ -36,7 +36,7 @@ class TooCoarse(Exception):
 
 
 @dataclass(frozen=True)
-class Pairs:
+class PairStatistics:
     """All pairs of neurons i < j. A listed pair is (angle, i, j); the angle of an opposite pair is to the antipode."""
 
     energy: float
@@ -53,7 +53,7 @@ class Pairs:
     opposed: list[tuple[float, int, int]]
     opposite_count: int
 
-    def renumbered(self, index: list[int]) -> Pairs:
+    def renumbered(self, index: list[int]) -> PairStatistics:
         """Give neuron i the number index[i]."""
 
         def changed(pairs: list[tuple[float, int, int]]) -> list[tuple[float, int, int]]:
@@ -132,7 +132,7 @@ class Directions:
             gram = _times_transposed((self.points * scale.unsqueeze(1)).mT)
         return longest * math.sqrt(max(0.0, largest_eigenvalue(gram)))
 
-    def pairs(self, law: Law, angle: float) -> Pairs:
+    def pairs(self, law: Law, angle: float) -> PairStatistics:
         """Compare all pairs of two neurons or more; near-duplicates are nearer than `angle`, in radians.
 
         Energies may overflow for s > 4.
@@ -153,14 +153,16 @@ class Directions:
             cosine = self.cosines(block).clamp(-1, 1)  # column k is neuron start + k
             cosine[:, :b].triu_(1)
             distances = [self._squared_distances(cosine, start, sign) for sign in (1, -1)]
-            rows = [law.energy(each if self.coarse else each.clamp(min=FLOOR * FLOOR)).sum(1) for each in distances]
+            rows = [
+                law.energy(squared if self.coarse else squared.clamp(min=FLOOR * FLOOR)).sum(1) for squared in distances
+            ]
             rows += [cosine.acos().sum(1), (cosine.square_() @ weights[start:]) * weights[block]]
-            found = torch.stack(rows).sum(1, dtype=torch.float64).tolist()
-            sums = [a + x - b * (b + 1) / 2 * y for a, x, y in zip(sums, found, neutral, strict=True)]
+            totals = torch.stack(rows).sum(1, dtype=torch.float64).tolist()
+            sums = [a + x - b * (b + 1) / 2 * y for a, x, y in zip(sums, totals, neutral, strict=True)]
             if not self.coarse or float(distances[0].min()) > 1.9:
                 seen = torch.ones(b, b, dtype=torch.bool, device=cosine.device).tril_()
-                for each in distances:
-                    each[:, :b].masked_fill_(seen, math.inf)
+                for squared in distances:
+                    squared[:, :b].masked_fill_(seen, math.inf)
             if not self.coarse:
                 opposed.add(distances[1], start)
                 close = near.add(distances[0], start)
@@ -168,7 +170,7 @@ class Directions:
                     redundant[start:] |= close.any(0)
             nearest, closest = self._nearest(distances[0], start, nearest, closest)
         energy, antipodal_energy, angles, overlap = sums
-        return Pairs(
+        return PairStatistics(
             energy=energy,
             antipodal_energy=antipodal_energy,
             mean_angle=angles / (n * (n - 1) / 2),
@@ -205,12 +207,12 @@ class Directions:
         least = float(squared.min())
         if least >= before + rounding:
             return before, pair
-        found = (squared <= least + rounding).nonzero()[:LISTED] + start
-        if len(found) == 1 and least < before - rounding:
-            return least, found[0]
-        measured = self._differences(found[:, 0], found[:, 1], 1) if rounding else squared.new_full((1,), least)
+        nearest = (squared <= least + rounding).nonzero()[:LISTED] + start
+        if len(nearest) == 1 and least < before - rounding:
+            return least, nearest[0]
+        measured = self._differences(nearest[:, 0], nearest[:, 1], 1) if rounding else squared.new_full((1,), least)
         best = int(measured.argmin())
-        return (float(measured[best]), found[best]) if measured[best] < before else (before, pair)
+        return (float(measured[best]), nearest[best]) if measured[best] < before else (before, pair)
 
 
 class _Closest:
@@ -228,8 +230,8 @@ class _Closest:
         chosen = squared < self.limit
         nearest = squared[chosen]
         self.count += len(nearest)
-        kept = nearest.topk(min(len(nearest), LISTED), largest=False).indices
-        i, j = (chosen.nonzero()[kept] + start).unbind(1)
+        listed = nearest.topk(min(len(nearest), LISTED), largest=False).indices
+        i, j = (chosen.nonzero()[listed] + start).unbind(1)
         exact = self.directions.exact
         angles = [angle_between(exact(a), self.sign * exact(b)) for a, b in zip(i.split(64), j.split(64), strict=True)]
         self.pairs += zip(torch.cat(angles).tolist(), i.tolist(), j.tolist(), strict=True)

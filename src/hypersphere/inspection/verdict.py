@@ -44,32 +44,32 @@ def grade_layer(layer: LayerReport) -> Verdict:
 def _findings(layer: LayerReport) -> list[tuple[str, str]]:
     total = layer.neurons * layer.groups
     what = "rows" if layer.kind == "embedding" else "neurons"
-    found = []
+    findings = []
     if layer.broken:
-        found.append(("broken", f"{_count(len(layer.broken), total, what)} NaN or infinity"))
+        findings.append(("broken", f"{_count(len(layer.broken), total, what)} NaN or infinity"))
     if layer.dead and not (layer.kind == "embedding" and len(layer.dead) == 1):  # the padding of a vocabulary
-        found.append(("dead", f"{_count(len(layer.dead), total, what)} zero"))
+        findings.append(("dead", f"{_count(len(layer.dead), total, what)} zero"))
     if layer.dimension == 1:  # all point the same way, or the opposite
-        return found
+        return findings
     if layer.redundant:
         noun = "a near-duplicate" if len(layer.redundant) == 1 else "near-duplicates"
         compared = layer.sampled or total
-        found.append(("duplicates", f"{_count(len(layer.redundant), compared, what)} {noun} of another"))
+        findings.append(("duplicates", f"{_count(len(layer.redundant), compared, what)} {noun} of another"))
     if layer.opposite_pairs:
         pairs = "pair" if layer.opposite_pairs == 1 else "pairs"
-        found.append(("opposites", f"{layer.opposite_pairs} {pairs} opposite"))
+        findings.append(("opposites", f"{layer.opposite_pairs} {pairs} opposite"))
     if layer.mean_angle is not None and layer.mean_angle < ONE_SIDED and not layer.redundant:
-        found.append(("one-sided", f"{what} lean one way: {math.degrees(layer.mean_angle):.0f}° apart on average"))
+        findings.append(("one-sided", f"{what} lean one way: {math.degrees(layer.mean_angle):.0f}° apart on average"))
     elif not layer.redundant and (layer.relative_energy or 0) > CROWDED:
         above = 100 * ((layer.relative_energy or 0) - 1)
-        found.append(("crowded", f"energy {above:.0f} % above that of random {what}"))
+        findings.append(("crowded", f"energy {above:.0f} % above that of random {what}"))
     possible = min(layer.sampled or layer.neurons, layer.dimension)
     if possible >= 8 and 0 < layer.effective_rank < LOW_RANK * possible:
-        found.append(("low rank", f"effective rank {layer.effective_rank:.0f} of {possible}"))
+        findings.append(("low rank", f"effective rank {layer.effective_rank:.0f} of {possible}"))
     if layer.norm_spread is not None and layer.norm_spread > UNEVEN:
         longer = (layer.longest or 0) / (layer.shortest or math.inf)
-        found.append(("uneven", f"lengths differ up to {longer:.3g} times"))
-    return found
+        findings.append(("uneven", f"lengths differ up to {longer:.3g} times"))
+    return findings
 
 
 def _praise(layer: LayerReport) -> str:

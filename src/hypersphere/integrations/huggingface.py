@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
@@ -128,7 +128,7 @@ def from_pretrained(cls: Any, folder: str | os.PathLike[str]) -> Any:
 
 
 def _active_task(model: nn.Module) -> str:
-    active = sorted({each.rotation.active for each in find_rotated(model)})
+    active = sorted({weight.rotation.active for weight in find_rotated(model)})
     if len(active) > 1:
         raise ValueError(f"save_pretrained: layers have different active tasks ({', '.join(active)}): call use_task")
     return active[0]
@@ -220,8 +220,7 @@ def _build(cls: Any, folder: Path) -> nn.Module:
     checks.module("model", model)
     if os.path.isfile(folder / "generation_config.json") and hasattr(model, "generation_config"):
         model.generation_config = type(model.generation_config).from_pretrained(folder)
-    made: nn.Module = model
-    return made
+    return cast(nn.Module, model)
 
 
 def _load_exactly(model: nn.Module, state: dict[str, Tensor]) -> None:
@@ -258,7 +257,7 @@ def _describe(name: str, layer: SphereOptions, holders: dict[nn.Module, str]) ->
 def _convert_as_described(model: nn.Module, layers: list[dict[str, Any]]) -> None:
     """Turn plain layers into the described sphere layers; a class that has them already is only compared."""
     shared: dict[str, LearnableSigmoid] = {}
-    own = {each["name"]: each for each in _describe_sphere_layers(model)}
+    own = {described["name"]: described for described in _describe_sphere_layers(model)}
     for entry in layers:
         name, similarity, scale = entry["name"], entry["similarity"], entry["scale"]
         layer: Any = model.get_submodule(name)

@@ -83,9 +83,9 @@ def _parse_plan(values: dict[str, Any]) -> Plan:
     return Plan(**values, layout=Layout(groups=groups or 1, transposed=groups is not None, stacked=stacked))
 
 
-def write(path: str | os.PathLike[str], layers: list[dict[str, Any]], kept: dict[str, Tensor], frozen: Any) -> None:
-    """Write the tensors `kept`, shared ones once, and the header."""
-    tensors, aliases = unshared(kept)
+def write(path: str | os.PathLike[str], layers: list[dict[str, Any]], saved: dict[str, Tensor], frozen: Any) -> None:
+    """Write the tensors `saved`, shared ones once, and the header."""
+    tensors, aliases = unshared(saved)
     hashes = {key: hash_of(value) for key, value in tensors.items()}
     hashes |= {alias: hashes[key] for alias, key in aliases.items()}
     header = {"format": FORMAT, "layers": layers, "aliases": aliases, "hashes": hashes, "frozen": frozen}

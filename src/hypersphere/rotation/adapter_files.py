@@ -91,12 +91,12 @@ def read_adapter(path: str | os.PathLike[str], targets: Mapping[str, Target]) ->
         if match is None:
             raise ValueError(f"{path}: unknown tensor {key!r}; {_READS}")
         name = _find_layer(path, match["layer"], targets)
-        parts = layers.setdefault(name, {})
-        if match["part"] in parts:
+        of_layer = layers.setdefault(name, {})
+        if match["part"] in of_layer:
             raise ValueError(f"{path}: {key!r} is a second rotation of layer {name!r}: of another network?")
-        parts[match["part"]] = value
-    read = [_read_blocks(path, name, parts, targets[name]) for name, parts in layers.items()]
-    if any("oft_R.weight" in parts for parts in layers.values()):
+        of_layer[match["part"]] = value
+    read = [_read_blocks(path, name, of_layer, targets[name]) for name, of_layer in layers.items()]
+    if any("oft_R.weight" in of_layer for of_layer in layers.values()):
         _warn_of_series(path, "OneTrainer's")
     return RotationFile(
         [entry for entry, _ in read], {key: value for _, part in read for key, value in part.items()}, {}
@@ -114,12 +114,13 @@ def _read_peft(
         raise ValueError(f"{path}: use_cayley_neumann in {CONFIG} must be true or false, got {series!r}")
     if config.get("coft", False) is not False:
         raise ValueError(f"{path}: constrained OFT (coft in {CONFIG}) cannot be loaded")
-    entries, found = [], {}
+    entries: list[SavedRotation] = []
+    by_key: dict[str, Tensor] = {}
     for key, value in tensors.items():
         plain = key.removeprefix(PEFT_PREFIX)
         name = plain.removesuffix(".oft_R.weight")
         if name == plain:
-            found[plain.replace(".base_layer.", ".")] = value
+            by_key[plain.replace(".base_layer.", ".")] = value
             continue
         if name not in targets:
             raise ValueError(f"{path}: the model has no layer {name!r} with neurons in weight")
@@ -131,12 +132,12 @@ def _read_peft(
         numbers, plan = _packed(path, key, value, name, targets[name], 1 if series else -1)
         entry, held = _make_entry(name, targets[name], plan, {"cayley": numbers})
         entries.append(entry)
-        found |= held
+        by_key |= held
     if not entries:
         raise ValueError(f"{path}: no tensor ends with .oft_R.weight")
     if series:
         _warn_of_series(path, "PEFT's")
-    return RotationFile(entries, found, {})
+    return RotationFile(entries, by_key, {})
 
 
 def _warn_of_series(path: Any, whose: str) -> None:
@@ -146,17 +147,17 @@ def _warn_of_series(path: Any, whose: str) -> None:
     )
 
 
-def _read_blocks(path: Any, name: str, parts: dict[str, Tensor], target: Target) -> Saved:
+def _read_blocks(path: Any, name: str, tensors: dict[str, Tensor], target: Target) -> Saved:
     """Return the rotation of one layer of OneTrainer, LyCORIS or kohya."""
     weight = _weight_of(target)
-    if "oft_R.weight" in parts:
-        extra = set(parts) - {"oft_R.weight", "oft_R.scaled_oft"}
+    if "oft_R.weight" in tensors:
+        extra = set(tensors) - {"oft_R.weight", "oft_R.scaled_oft"}
         if extra:
             raise ValueError(f"{path}: unknown tensor {extra.pop()!r} of layer {name!r}")
         sign = -1 if weight.dim() > 2 else 1
-        numbers, plan = _packed(path, f"{name}.oft_R.weight", parts["oft_R.weight"], name, target, sign)
-        return _make_entry(name, target, replace(plan, scaled="oft_R.scaled_oft" in parts), {"cayley": numbers})
-    blocks = parts.get("oft_blocks")
+        numbers, plan = _packed(path, f"{name}.oft_R.weight", tensors["oft_R.weight"], name, target, sign)
+        return _make_entry(name, target, replace(plan, scaled="oft_R.scaled_oft" in tensors), {"cayley": numbers})
+    blocks = tensors.get("oft_blocks")
     if blocks is None:
         raise ValueError(f"{path}: layer {name!r} has neither oft_R.weight nor oft_blocks")
     if blocks.dim() == 4:
@@ -178,7 +179,7 @@ def _read_blocks(path: Any, name: str, parts: dict[str, Tensor], target: Target)
             f"{path}: layer {name!r} is quantized or tied: only its inputs can be rotated, not its outputs"
         )
     numbers = -pack_difference(blocks.double())
-    alpha = parts.get("alpha", torch.zeros(()))
+    alpha = tensors.get("alpha", torch.zeros(()))
     limit = float(alpha) * outputs if alpha.numel() == 1 and not alpha.is_complex() else math.nan
     if not math.isfinite(limit) or limit < 0:
         raise ValueError(f"{path}: alpha of layer {name!r} must be one number >= 0")
@@ -187,11 +188,11 @@ def _read_blocks(path: Any, name: str, parts: dict[str, Tensor], target: Target)
         numbers = numbers * (limit / length)
     held = {OUTPUT + "cayley": numbers}
     plan = replace(plan, side="output", blocks=1, shared=False, outputs=outputs, output_blocks=count)
-    if "rescale" in parts:
-        if parts["rescale"].numel() != outputs:
-            shape = tuple(parts["rescale"].shape)
+    if "rescale" in tensors:
+        if tensors["rescale"].numel() != outputs:
+            shape = tuple(tensors["rescale"].shape)
             raise ValueError(f"{path}: rescale of layer {name!r} must have {outputs} numbers, got {shape}")
-        held["magnitude"] = parts["rescale"].flatten()
+        held["magnitude"] = tensors["rescale"].flatten()
         plan = replace(plan, magnitude=True)
     return _make_entry(name, target, plan, held)
 
@@ -211,11 +212,11 @@ def _packed(path: Any, key: str, numbers: Tensor, name: str, target: Target, sig
 
 
 def _start_plan(target: Target) -> Plan:
-    """Return a plan with one block: where a rotated layer applies R, and its dropout, are kept."""
+    """Return a plan with one block: where a rotated layer applies R, and its dropout, stay."""
     if isinstance(target, RotatedWeight):
         plan = target.rotation.plan
-        kept = Plan("cayley", plan.dimension, layout=plan.layout, apply=plan.apply, dropout=plan.dropout)
-        return replace(kept, frozen=plan.frozen)
+        start = Plan("cayley", plan.dimension, layout=plan.layout, apply=plan.apply, dropout=plan.dropout)
+        return replace(start, frozen=plan.frozen)
     return Plan("cayley", target.dimension, layout=target.layout.for_rotation)
 
 
@@ -246,10 +247,10 @@ def _find_layer(path: Any, stem: str, targets: Mapping[str, Target]) -> str:
         return stem
     flat = stem.replace(".", "_")
     wanted = {flat, *(flat.removeprefix(prefix) for prefix in _NETWORKS)}
-    found = [name for name in targets if name.replace(".", "_") in wanted]
-    if len(found) == 1:
-        return found[0]
-    several = f": {', '.join(found)} are all called so" if found else ""
+    same = [name for name in targets if name.replace(".", "_") in wanted]
+    if len(same) == 1:
+        return same[0]
+    several = f": {', '.join(same)} are all called so" if same else ""
     raise ValueError(f"{path}: the model has no layer {stem!r} with neurons in weight{several}")
 
 

@@ -24,14 +24,14 @@ _LISTS = (nn.ModuleDict, nn.ModuleList, nn.ParameterDict, nn.ParameterList)
 def write_peft(
     folder: str | os.PathLike[str],
     model: nn.Module,
-    found: list[RotatedWeight],
+    rotated: list[RotatedWeight],
     task: str | None,
-    kept: dict[str, Tensor],
+    saved: dict[str, Tensor],
 ) -> None:
-    """Write a folder that PEFT (0.18 or newer) loads: rotations in its exact form, the model's tensors `kept`."""
-    for each in found:
-        _check_for_peft(each)
-    plans = [each.rotation.plan for each in found]
+    """Write a folder that PEFT (0.18 or newer) loads: rotations in its exact form, the model's tensors `saved`."""
+    for weight in rotated:
+        _check_for_peft(weight)
+    plans = [weight.rotation.plan for weight in rotated]
     sizes, counts = {plan.size for plan in plans}, {plan.blocks for plan in plans}
     if len(sizes) > 1 and len(counts) > 1:
         raise ValueError(
@@ -43,21 +43,23 @@ def write_peft(
     if os.path.lexists(folder) and not os.path.isdir(folder):
         raise ValueError(f"path must be a folder with format='peft', got the file {os.fspath(folder)!r}")
     tensors = {}
-    for each, plan in zip(found, plans, strict=True):
-        rotation = each.rotation
+    for weight, plan in zip(rotated, plans, strict=True):
+        rotation = weight.rotation
         numbers = rotation.tasks[task or rotation.active].rotations["cayley"].detach()
-        tensors[f"{PEFT_PREFIX}{each.name}.oft_R.weight"] = -scale_numbers(numbers, plan.size, plan.scaled)
-    names = {each.name for each in found}
-    kept = {key: value for key, value in kept.items() if not any(key.startswith(each.key) for each in found)}
-    of_rotated = {key for key in kept if key.rpartition(".")[0] in names}
-    saved = _modules_to_save(model, names, kept.keys() - of_rotated)
+        tensors[f"{PEFT_PREFIX}{weight.name}.oft_R.weight"] = -scale_numbers(numbers, plan.size, plan.scaled)
+    names = {weight.name for weight in rotated}
+    saved = {key: value for key, value in saved.items() if not any(key.startswith(weight.key) for weight in rotated)}
+    of_rotated = {key for key in saved if key.rpartition(".")[0] in names}
+    modules = _modules_to_save(model, names, saved.keys() - of_rotated)
     # PEFT requires all tensors of these modules, frozen ones too
-    kept |= {key: value for key, value in model.state_dict().items() if key.startswith(tuple(f"{m}." for m in saved))}
-    for key, value in kept.items():
+    saved |= {
+        key: value for key, value in model.state_dict().items() if key.startswith(tuple(f"{m}." for m in modules))
+    }
+    for key, value in saved.items():
         layer, _, last = key.rpartition(".")
         tensors[f"{PEFT_PREFIX}{layer}.base_layer.{last}" if key in of_rotated else PEFT_PREFIX + key] = value
     tensors, aliases = unshared(tensors)
-    tensors |= {alias: tensors[key].clone() for alias, key in aliases.items()}  # PEFT looks for each name
+    tensors |= {alias: tensors[key].clone() for alias, key in aliases.items()}  # PEFT looks for every name
     source = getattr(getattr(model, "config", None), "_name_or_path", None)
     config = {
         "peft_type": "OFT",
@@ -73,7 +75,7 @@ def write_peft(
         "module_dropout": plans[0].dropout,
         "target_modules": "|".join(re.escape(name) for name in sorted(names)),
         "bias": "oft_only" if of_rotated else "none",
-        "modules_to_save": saved or None,
+        "modules_to_save": modules or None,
     }
     os.makedirs(folder, exist_ok=True)
     text = json.dumps(config, indent=2) + "\n"
@@ -110,11 +112,11 @@ def _modules_to_save(model: nn.Module, rotated: set[str], keys: Iterable[str]) -
     return [name for name in everything if any(name.endswith(owner) for owner in owners - unfit)]
 
 
-def _check_for_peft(each: RotatedWeight) -> None:
+def _check_for_peft(weight: RotatedWeight) -> None:
     """Raise unless PEFT's OFT can express the rotation."""
-    plan, layer = each.rotation.plan, f"layer {layer_label(each.name)!r}"
-    plain = type(each.module).__bases__[0]
-    if plain is not nn.Linear or each.tensor_name != "weight" or not each.name:
+    plan, layer = weight.rotation.plan, f"layer {layer_label(weight.name)!r}"
+    plain = type(weight.module).__bases__[0]
+    if plain is not nn.Linear or weight.tensor_name != "weight" or not weight.name:
         raise ValueError(f"format='peft' holds Linear layers inside a model, got {layer} [{plain.__name__}]")
     if plan.method != "cayley":
         raise ValueError(f"format='peft' holds method 'cayley', got {plan.method!r} of {layer}")

@@ -65,21 +65,21 @@ def save_rotations(
     checks.module("model", model)
     checks.choice("format", format, FORMATS)
     model = unwrapped(model)
-    found = require_rotated("save_rotations", model)
+    rotated = require_rotated("save_rotations", model)
     refuse_sharded("save_rotations", model, "save from an unsharded model")
-    for each in found:
-        if task is not None and task not in each.rotation.tasks:
-            raise ValueError(f"task must be one of {', '.join(each.rotation.tasks)}, got {task!r}")
-    if any(each.rotation.tasks[task or each.rotation.active].strength != 1 for each in found):
+    for weight in rotated:
+        if task is not None and task not in weight.rotation.tasks:
+            raise ValueError(f"task must be one of {', '.join(weight.rotation.tasks)}, got {task!r}")
+    if any(weight.rotation.tasks[task or weight.rotation.active].strength != 1 for weight in rotated):
         checks.warn("save_rotations writes the task at strength 1: combine_tasks makes a strength a task of its own")
-    kept, frozen = _split_state(model, found, task)
+    saved, frozen = _split_state(model, rotated, task)
     if format == "peft":
-        write_peft(path, model, found, task, kept)
+        write_peft(path, model, rotated, task, saved)
         return
     write(
         path,
-        [describe_layer(each, task) | {"hash": _hash(each)} for each in found],
-        kept,
+        [describe_layer(weight, task) | {"hash": _hash(weight)} for weight in rotated],
+        saved,
         {key: hash_of(value) for key, value in frozen.items()},
     )
 
@@ -105,48 +105,50 @@ def load_rotations(model: M, path: str | os.PathLike[str], *, task: str | None =
     unwrapped_model, own = unwrapped(model), None if is_adapter(path) else read(path)
     refuse_adapters("load_rotations", unwrapped_model)
     refuse_sharded("load_rotations", unwrapped_model, "load before fully_shard")
-    there = {(each.name, each.tensor_name): each for each in find_rotated(unwrapped_model)}
+    rotated = {(weight.name, weight.tensor_name): weight for weight in find_rotated(unwrapped_model)}
     plain = {(module_name(name, n), n.tensor_name): n for name, n in select(unwrapped_model, output=None).items()}
     plain |= {(name, "weight"): frozen_neurons(m) for name, m in unwrapped_model.named_modules() if is_quantized(m)}
     weights: dict[str, RotatedWeight | Neurons] = {name: n for (name, tensor), n in plain.items() if tensor == "weight"}
-    weights |= {name: each for (name, tensor), each in there.items() if tensor == "weight"}
+    weights |= {name: weight for (name, tensor), weight in rotated.items() if tensor == "weight"}
     file = own or read_adapter(path, weights)
     file = file if task is None else _rename_task(file, task)
-    for where in there:
+    for where in rotated:
         if where not in {entry.where for entry in file.entries}:
             raise ValueError(f"{path}: layer {layer_label(where[0])!r} is rotated in the model, but not in the file")
     checked: list[tuple[SavedRotation, RotatedWeight | Neurons, NeuronRotation]] = []
     with torch.random.fork_rng(devices=[]):  # the start is overwritten
         for entry in file.entries:
-            found = there.get(entry.where) or plain.get(entry.where) or find_unknown(unwrapped_model, entry)
-            if found is None:
+            target = rotated.get(entry.where) or plain.get(entry.where) or find_unknown(unwrapped_model, entry)
+            if target is None:
                 raise ValueError(f"{path}: the model has no {entry.layer} with neurons in {entry.tensor}")
-            checked.append((entry, found, _check_entry(path, unwrapped_model, entry, found, file.tensors)))
+            checked.append((entry, target, _check_entry(path, unwrapped_model, entry, target, file.tensors)))
     _check_other_tensors(path, unwrapped_model, file)
 
     if task is not None:
-        _warn_of_shared(path, unwrapped_model, file, there)
+        _warn_of_shared(path, unwrapped_model, file, rotated)
     refuse_new_parameters(
         "load_rotations",
         model,
         [
-            found.module
-            for entry, found, _ in checked
-            if isinstance(found, Neurons) or entry.task not in found.rotation.tasks
+            target.module
+            for entry, target, _ in checked
+            if isinstance(target, Neurons) or entry.task not in target.rotation.tasks
         ],
     )
-    attach("load_rotations", [(found, rotation) for _, found, rotation in checked if isinstance(found, Neurons)])
-    for entry, found, rotation in checked:
-        if isinstance(found, RotatedWeight):
-            if entry.task not in found.rotation.tasks:
-                found.rotation.add_module(entry.task, rotation.task)
-            activate(found, entry.task)
+    attach("load_rotations", [(target, rotation) for _, target, rotation in checked if isinstance(target, Neurons)])
+    for entry, target, rotation in checked:
+        if isinstance(target, RotatedWeight):
+            if entry.task not in target.rotation.tasks:
+                target.rotation.add_module(entry.task, rotation.task)
+            activate(target, entry.task)
     # not load_state_dict: quantized layers refuse a part of their state
     targets: dict[str, Tensor] = dict(unwrapped_model.named_parameters(remove_duplicate=False))
     targets |= dict(unwrapped_model.named_buffers(remove_duplicate=False))
     # a weight that was tied where it was saved stands here under the key of its neurons
     targets |= {
-        f"{each.name}.{each.tensor_name}": each.neurons for each in find_rotated(unwrapped_model) if not each.is_frozen
+        f"{weight.name}.{weight.tensor_name}": weight.neurons
+        for weight in find_rotated(unwrapped_model)
+        if not weight.is_frozen
     }
     with torch.no_grad():
         for key, value in file.tensors.items():
@@ -154,10 +156,12 @@ def load_rotations(model: M, path: str | os.PathLike[str], *, task: str | None =
     return model
 
 
-def _warn_of_shared(path: Any, model: nn.Module, file: RotationFile, there: Mapping[Any, RotatedWeight]) -> None:
+def _warn_of_shared(path: Any, model: nn.Module, file: RotationFile, rotated: Mapping[Any, RotatedWeight]) -> None:
     """Warn if the file changes what other tasks of the model use too."""
     state, own = model.state_dict(), tuple(entry.key for entry in file.entries)
-    tasks = {name for each in there.values() for name in each.rotation.tasks} - {entry.task for entry in file.entries}
+    tasks = {name for weight in rotated.values() for name in weight.rotation.tasks} - {
+        entry.task for entry in file.entries
+    }
     shared = [key for key, value in file.tensors.items() if not key.startswith(own)]
     changed = [key for key in shared if not torch.equal(state[key], file.tensors[key].to(state[key]))]
     if tasks and changed:
@@ -180,28 +184,28 @@ def _rename_task(file: RotationFile, task: str) -> RotationFile:
 
 
 def _split_state(
-    model: nn.Module, found: list[RotatedWeight], task: str | None
+    model: nn.Module, rotated: list[RotatedWeight], task: str | None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return what is saved, by key in the state_dict, and what is frozen and not saved."""
-    kept: dict[str, Tensor] = {}
+    saved: dict[str, Tensor] = {}
     frozen: dict[str, Tensor] = {}
     no_grad = {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
     once = {name for name, _ in model.named_modules()}
     again = [f"{name}." for name, _ in model.named_modules(remove_duplicate=False) if name not in once]
     quantized = tuple(f"{name}." for name, module in model.named_modules() if is_quantized(module))
     for key, value in model.state_dict().items():
-        each = next((each for each in found if key.startswith(each.key)), None)
+        weight = next((weight for weight in rotated if key.startswith(weight.key)), None)
         if any(key.startswith(prefix) for prefix in again):  # a module with two names is saved once
             continue
-        if each is None and key.startswith(quantized):
+        if weight is None and key.startswith(quantized):
             continue
-        if each is None:
-            (frozen if key in no_grad else kept)[key] = value
-        elif key == each.key + "original":
-            kept |= {key: value} if _neurons_change(each.rotation.plan) else {}
-        elif key.startswith(f"{each.key}0.{task or each.rotation.active}."):
-            kept[key] = value
-    return kept, frozen
+        if weight is None:
+            (frozen if key in no_grad else saved)[key] = value
+        elif key == weight.key + "original":
+            saved |= {key: value} if _neurons_change(weight.rotation.plan) else {}
+        elif key.startswith(f"{weight.key}0.{task or weight.rotation.active}."):
+            saved[key] = value
+    return saved, frozen
 
 
 def _neurons_change(plan: Plan) -> bool:
@@ -209,40 +213,40 @@ def _neurons_change(plan: Plan) -> bool:
     return plan.learned or plan.redrawn
 
 
-def _hash(each: RotatedWeight) -> str | None:
+def _hash(weight: RotatedWeight) -> str | None:
     """Return the hash of neurons that the file does not hold."""
-    return None if _neurons_change(each.rotation.plan) or each.is_frozen else hash_of(each.neurons)
+    return None if _neurons_change(weight.rotation.plan) or weight.is_frozen else hash_of(weight.neurons)
 
 
-def describe_layer(each: RotatedWeight, task: str | None) -> dict[str, Any]:
+def describe_layer(weight: RotatedWeight, task: str | None) -> dict[str, Any]:
     return {
-        "name": each.name,
-        "tensor": each.tensor_name,
-        "task": task or each.rotation.active,
-        "seed": each.rotation.seed,
-        "shape": list(each.rotation.shape),
-        "plan": describe_plan(each.rotation.plan),
+        "name": weight.name,
+        "tensor": weight.tensor_name,
+        "task": task or weight.rotation.active,
+        "seed": weight.rotation.seed,
+        "shape": list(weight.rotation.shape),
+        "plan": describe_plan(weight.rotation.plan),
     }
 
 
 def _check_entry(
-    path: Any, model: nn.Module, entry: SavedRotation, found: RotatedWeight | Neurons, tensors: dict[str, Tensor]
+    path: Any, model: nn.Module, entry: SavedRotation, target: RotatedWeight | Neurons, tensors: dict[str, Tensor]
 ) -> NeuronRotation:
     """Return the initial rotation of an entry; raise if the layer or the file's tensors do not fit."""
     plan, layer = entry.plan, entry.layer
     if plan.method != NONE and plan.method not in ORTHOGONALIZERS:
         raise ValueError(f"{path}: unknown method {plan.method!r}; register its Orthogonalizer with rotate")
-    if isinstance(found, RotatedWeight):
-        _check_same_plan(path, layer, found.rotation.plan, plan)
-        neurons = found.rotation.stand_in if found.is_frozen else found.neurons
-        names = found.rotation.order
+    if isinstance(target, RotatedWeight):
+        _check_same_plan(path, layer, target.rotation.plan, plan)
+        neurons = target.rotation.stand_in if target.is_frozen else target.neurons
+        names = target.rotation.order
     else:
         # a plain weight takes the rotation of a quantized or tied one
-        plan = replace(plan, frozen=check_layer(model, entry.name, found, by_activation=plan.frozen))
-        neurons, names = found.stored, parameter_order(found)
-        if (plan.dimension, plan.layout) != (found.dimension, found.layout.for_rotation):
+        plan = replace(plan, frozen=check_layer(model, entry.name, target, by_activation=plan.frozen))
+        neurons, names = target.stored, parameter_order(target)
+        if (plan.dimension, plan.layout) != (target.dimension, target.layout.for_rotation):
             raise ValueError(
-                f"{path}: the neurons of {layer} must have {plan.dimension} dimensions, got {found.dimension}"
+                f"{path}: the neurons of {layer} must have {plan.dimension} dimensions, got {target.dimension}"
             )
     if list(neurons.shape) != entry.shape:
         raise ValueError(f"{path}: {layer} must have neurons {entry.shape}, got {list(neurons.shape)}")

@@ -93,7 +93,7 @@ def _open_shards(paths: list[Path]) -> Opened:
         f"{len(shards)} files, {shards[0].format}",
         sum(shard.size for shard in shards),
         join(shard.tensors for shard in shards),
-        {name: found for shard in shards for name, found in shard.layouts.items()},
+        {name: layout for shard in shards for name, layout in shard.layouts.items()},
         {name: why for shard in shards for name, why in shard.skipped.items()},
     )
 

@@ -102,9 +102,9 @@ class Saver:
         """Save as :func:`save` does; it is on disk after :meth:`wait` or a normal exit of the process."""
         self.wait()
         _check(step, tensors, state, keep)
-        kept, aliases = unshared(tensors)
+        stored, aliases = unshared(tensors)
         theirs = {tensor.untyped_storage().data_ptr() for tensor in tensors.values()}
-        copies = {k: v.clone() if v.untyped_storage().data_ptr() in theirs else v for k, v in kept.items()}
+        copies = {k: v.clone() if v.untyped_storage().data_ptr() in theirs else v for k, v in stored.items()}
         job = (Path(folder).absolute(), step, copies, aliases, json.loads(json.dumps(state)), keep, best)
 
         def run() -> None:
@@ -150,9 +150,9 @@ def best_of(folder: Folder) -> Path | None:
 
 
 def _found(folder: Path, marked: bool) -> Path | None:
-    found, damaged = find(folder, marked)
+    path, damaged = find(folder, marked)
     warn_damaged(damaged)
-    return found
+    return path
 
 
 # ------------------------------------------------------------------------------------------------------- writing
@@ -269,12 +269,12 @@ def _tidy(folder: Path) -> None:
 
 
 def _prune(folder: Path, step: int, keep: int) -> None:
-    found = steps(folder)
-    older = sorted(each for each in found if each <= step)  # later ones are of an earlier run
-    kept = {*older[-keep:], next((each for each in sorted(found, reverse=True) if is_best(found[each])), None)}
-    for each in older:
-        if each not in kept:
-            _remove(found[each])
+    numbered = steps(folder)
+    older = sorted(number for number in numbered if number <= step)  # later ones are of an earlier run
+    best = next((number for number in sorted(numbered, reverse=True) if is_best(numbered[number])), None)
+    for number in older[:-keep]:
+        if number != best:
+            _remove(numbered[number])
 
 
 def _remove(path: Path) -> None:

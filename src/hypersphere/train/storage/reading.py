@@ -20,11 +20,11 @@ _TRIES = 10  # if the checkpoint is replaced or removed while it is read
 
 
 def steps(folder: Path) -> dict[int, Path]:
-    found: dict[int, Path] = {}
+    numbered: dict[int, Path] = {}
     for path in sorted(folder.iterdir(), reverse=True):  # 5.old before 5, which replaces it
         if (match := STEP.fullmatch(path.name)) and safe_files.is_folder(path):
-            found[int(match[1])] = path
-    return found
+            numbered[int(match[1])] = path
+    return numbered
 
 
 def find(folder: Path, marked: bool) -> tuple[Path | None, list[str]]:
@@ -35,11 +35,11 @@ def find(folder: Path, marked: bool) -> tuple[Path | None, list[str]]:
         raise ValueError(f"folder must be a folder of checkpoints, got {str(folder)!r}")
     valid, damaged = None, list[str]()
     for _ in range(_TRIES):
-        found, damaged = steps(folder), []
+        numbered, damaged = steps(folder), []
         # A concurrent save renames: what is listed may be gone, and a listing may miss both names.
-        moving = not found and any(folder.iterdir())
-        for step in sorted(found, reverse=True):
-            path = found[step]
+        moving = not numbered and any(folder.iterdir())
+        for step in sorted(numbered, reverse=True):
+            path = numbered[step]
             asked = not marked or is_best(path)
             problems = read(path, keep=False)[2] if asked else []
             if asked and not problems:
@@ -64,7 +64,7 @@ def read(path: Path, keep: bool) -> tuple[dict[str, Tensor], dict[str, Any], lis
     for _ in range(_TRIES):
         # A save moves the folder aside and puts the new one in its place: one of these, in this order, is there.
         places = (path, path.with_name(path.name + REPLACED), path)
-        place = next((each for each in places if each.is_dir()), None)
+        place = next((place for place in places if place.is_dir()), None)
         before = _identity(place or path)
         tensors, state, problems = _read_once(place or path, keep)
         if not problems or place is None or (before is not None and _identity(path) == before):
@@ -74,10 +74,10 @@ def read(path: Path, keep: bool) -> tuple[dict[str, Tensor], dict[str, Any], lis
 
 def _identity(path: Path) -> tuple[int, ...] | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def _read_once(path: Path, keep: bool) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:

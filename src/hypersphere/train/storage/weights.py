@@ -39,7 +39,7 @@ def read_model(file: Path) -> dict[str, Any]:
     described, _ = checksummed_json.read(file, layout.FORMATS)
     check_id(file.parent.parent, file, described.get(checksummed_json.RUN_ID))
     sums = described.get("checksums")
-    if not isinstance(sums, Mapping) or not all(isinstance(each, Mapping) for each in sums.values()):
+    if not isinstance(sums, Mapping) or not all(isinstance(of_file, Mapping) for of_file in sums.values()):
         raise ValueError(f"{file} is malformed: it has no checksums of tensors")
     return described
 
