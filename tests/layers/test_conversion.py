@@ -1,4 +1,4 @@
-"""spherize on networks in the manner of VGG, GoogLeNet, ResNet and on torch's Transformers."""
+"""spherize on networks in the manner of VGG, ResNet and on torch's Transformers."""
 
 import copy
 import pickle
@@ -45,32 +45,6 @@ class VGG(nn.Module):
         return self.classifier(self.features(x).flatten(1))
 
 
-class Inception(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.branch1 = nn.Conv2d(width, 3, 1)
-        self.branch3 = nn.Sequential(nn.Conv2d(width, 3, 1), nn.ReLU(), nn.Conv2d(3, 4, 3, padding=1))
-        self.branch5 = nn.Sequential(nn.Conv2d(width, 2, 1), nn.ReLU(), nn.Conv2d(2, 3, 5, padding=2))
-        self.pool = nn.Sequential(nn.MaxPool2d(3, 1, padding=1), nn.Conv2d(width, 2, 1))
-
-    def forward(self, x):
-        return F.relu(torch.cat([self.branch1(x), self.branch3(x), self.branch5(x), self.pool(x)], 1))
-
-
-class GoogLeNet(nn.Module):
-    def __init__(self, classes=5):
-        super().__init__()
-        self.stem = nn.Conv2d(3, 4, 3, padding=1, bias=False)
-        self.inception = nn.ModuleDict({"a": Inception(4), "b": Inception(12)})
-        self.fc = nn.Linear(12, classes)
-
-    def forward(self, x):
-        x = F.relu(self.stem(x))
-        for block in self.inception.values():
-            x = block(x)
-        return self.fc(x.mean((2, 3)))
-
-
 class Residual(nn.Module):
     def __init__(self, width, out, stride):
         super().__init__()
@@ -102,7 +76,7 @@ class ResNet(nn.Module):
         return self.fc
 
 
-OUTPUT = {VGG: "classifier.5", GoogLeNet: "fc", ResNet: "fc"}
+OUTPUT = {VGG: "classifier.5", ResNet: "fc"}
 NETS = list(OUTPUT)
 every_net = pytest.mark.parametrize("make", NETS, ids=lambda net: net.__name__)
 PLAIN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -202,7 +176,7 @@ def test_new_modules_take_on_the_training_flag():
     assert not [name for name, module in model.named_modules() if module.training]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
 def test_dtype_and_device_of_new_parameters(dtype, device):
     model = hs.spherize(VGG().to(device, dtype), "learnable", scale=True)
     assert {p.dtype for p in model.parameters()} == {dtype}
@@ -255,21 +229,13 @@ def test_every_option_of_a_convolution_stays():
 # the output
 
 
-@pytest.mark.parametrize("layers", ["fc", "*", "f?", nn.Linear, lambda name, module: name == "fc"])
+@pytest.mark.parametrize("layers", ["fc", nn.Linear])
 def test_the_output_converts_when_asked_and_warns(layers):
-    model = GoogLeNet()
+    model = ResNet()
     with pytest.warns(UserWarning, match=r"logits.*fc.*\[-1, 1\]") as caught:
         hs.spherize(model, scale=None, layers=layers)
     assert type(model.fc) is hs.SphereLinear
     assert caught[0].filename == __file__  # it points at the call
-
-
-@pytest.mark.parametrize("scale", ["auto", True, 30.0])
-def test_a_scaled_output_does_not_warn(scale):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model = hs.spherize(GoogLeNet(), scale=scale, layers="*")
-    assert type(model.fc) is hs.SphereLinear
 
 
 def test_no_warning_when_the_output_stays_plain():
@@ -277,14 +243,6 @@ def test_no_warning_when_the_output_stays_plain():
         warnings.simplefilter("error")
         hs.spherize(VGG())
         hs.spherize(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), layers="*")  # no layer is the output
-
-
-def test_bounded_logits_are_warned_of_once():
-    with pytest.warns(UserWarning, match="logits"):
-        hs.spherize(GoogLeNet(), scale=None, layers="fc")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        hs.spherize(GoogLeNet(), scale=None, layers="fc")
 
 
 def test_output_by_name_none_and_exclude():
@@ -295,23 +253,6 @@ def test_output_by_name_none_and_exclude():
     assert type(hs.spherize(VGG(), layers="*").classifier[5]) is hs.SphereLinear
     model = hs.spherize(VGG(), exclude=["features.*", "classifier.0"])
     assert [name for name, kind in kinds(model).items() if kind in BECOMES.values()] == ["classifier.3"]
-
-
-def test_with_a_loss_head_every_layer_of_the_body_converts():
-    model = nn.ModuleDict(
-        {"body": nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)), "head": hs.ArcFaceLoss(5, 3)}
-    )
-    hs.spherize(model)
-    assert [type(layer) for layer in model["body"]] == [hs.SphereLinear, nn.ReLU, hs.SphereLinear]
-    assert type(model["head"]) is hs.ArcFaceLoss
-
-
-def test_headless_backbones_convert_wholly():
-    class Backbone(ResNet):
-        def get_classifier(self):
-            return nn.Identity()
-
-    assert type(hs.spherize(Backbone()).fc) is hs.SphereLinear
 
 
 # options
@@ -336,7 +277,7 @@ def test_learnable_has_its_own_k_in_every_layer():
 
 def test_a_given_module_is_shared_by_all():
     g = hs.LearnableSigmoid(k=0.7)
-    model = hs.spherize(GoogLeNet(), g)
+    model = hs.spherize(ResNet(), g)
     assert all(module.similarity is g for module in model.modules() if type(module) in BECOMES.values())
     assert sum(p is g.log_k for p in model.parameters()) == 1
     model(torch.randn(2, 3, 8, 8)).sum().backward()
@@ -350,18 +291,6 @@ def test_a_fixed_scale_is_not_in_the_state_dict():
     with torch.no_grad():
         model.features[0].bias.zero_()
     assert 1 < model.features[0](x).abs().max() <= 8.001
-
-
-def test_other_options_for_other_layers_by_calling_again():
-    model = VGG()
-    hs.spherize(model, "sigmoid(0.7)", scale=2.0, layers="features.*")
-    hs.spherize(model, "linear")  # what is left
-    assert {
-        str(m.similarity) for n, m in model.named_modules() if n.startswith("features.") and hasattr(m, "weight")
-    } == {"sigmoid(0.7)"}
-    assert str(model.classifier[0].similarity) == "linear"
-    assert model.classifier[0].scale == 3.27  # √(32 / 3)
-    assert type(model.classifier[5]) is nn.Linear
 
 
 # values
@@ -382,34 +311,13 @@ def test_equals_the_literal_formulas_layer_by_layer(similarity, g, device):
 
 
 @every_net
-def test_equals_replacing_the_layers_by_hand(make, device):
-    model = make().to(device)
-    by_hand = copy.deepcopy(model)
-    for name, layer in list(by_hand.named_modules()):
-        if type(layer) not in BECOMES or name == OUTPUT[make]:
-            continue
-        options = {"bias": layer.bias is not None, "similarity": "linear", "scale": True}
-        if isinstance(layer, nn.Linear):
-            new = hs.SphereLinear(layer.in_features, layer.out_features, **options)
-        else:
-            c, o = layer.in_channels, layer.out_channels
-            new = hs.SphereConv2d(c, o, layer.kernel_size, layer.stride, layer.padding, **options)
-        new.to(device).load_state_dict(layer.state_dict())
-        by_hand.set_submodule(name, new)
-    hs.spherize(model, "linear", scale=True)
-    x = torch.randn(2, 3, 8, 8, device=device)
-    assert kinds(model) == kinds(by_hand)
-    torch.testing.assert_close(model(x), by_hand(x), rtol=0, atol=0)
-
-
-@every_net
 def test_state_dicts_go_both_ways(make):
     plain, model = make(), hs.spherize(make(), "learnable", scale=True)
-    given = plain.state_dict()
-    model.load_state_dict(given, strict=True)
-    assert list(given) == list(plain.state_dict())
+    state = plain.state_dict()
+    model.load_state_dict(state, strict=True)
+    assert list(state) == list(plain.state_dict())
     own = model.state_dict()
-    assert all(torch.equal(own[name], value) for name, value in given.items())
+    assert all(torch.equal(own[name], value) for name, value in state.items())
     back = {name: value for name, value in own.items() if not name.endswith((".scale", ".log_k"))}
     make().load_state_dict(back, strict=True)
     twin = hs.spherize(make(), "learnable", scale=True)
@@ -434,17 +342,9 @@ def test_deepcopy_and_pickle(make):
     assert torch.equal(model(x), expected)
 
 
-def test_a_copy_made_before_stays_plain():
-    model = VGG()
-    twin = copy.deepcopy(model)
-    hs.spherize(model)
-    assert kinds(twin) == kinds(VGG())
-
-
-@pytest.mark.parametrize("options", [{}, {"similarity": "learnable", "scale": True}], ids=["cosine", "learnable"])
 @every_net
-def test_trains(make, options, device):
-    model = hs.spherize(make().to(device), **options)
+def test_trains(make, device):
+    model = hs.spherize(make().to(device), "learnable", scale=True)
     y = torch.arange(20) % 5
     x = (torch.randn(5, 3, 8, 8)[y] + 0.3 * torch.randn(20, 3, 8, 8)).to(device)  # five noisy patterns
     optimizer = torch.optim.Adam(hs.param_groups(model), lr=0.02)
@@ -499,28 +399,15 @@ def test_layers_that_torch_never_calls_stay_plain_with_one_warning_that_names_th
     assert kinds(model) == before | {"embed": hs.SphereLinear}
 
 
-def test_the_warning_points_at_the_call():
-    with pytest.warns(UserWarning, match=r"encoder\.layers\.0\.linear1") as caught:
-        hs.spherize(Sentence())
-    assert caught[0].filename == __file__
-
-
 def test_excluded_or_unmatched_layers_are_not_warned_of():
     assert spherized(Sentence(), layers="embed") == []
     assert spherized(Sentence(), exclude="encoder.*") == []
 
 
 @pytest.mark.parametrize("name", NEVER_CALLED[:3])
-@pytest.mark.parametrize("wrap", [str, lambda name: [name], lambda name: ("embed", name)], ids=["one", "list", "tuple"])
-def test_asking_for_them_by_name_is_an_error(name, wrap):
-    message = refused(Sentence(), ValueError, "layers", layers=wrap(name))
+def test_asking_for_them_by_name_is_an_error(name):
+    message = refused(Sentence(), ValueError, "layers", layers=("embed", name))
     assert name in message
-
-
-def test_asking_for_them_by_name_in_an_iterator_is_an_error():
-    assert "encoder.layers.0.linear1" in refused(
-        Sentence(), ValueError, "layers", layers=iter(["encoder.layers.0.linear1"])
-    )
 
 
 @pytest.mark.parametrize("layers", ["encoder.*", nn.Linear, ["embed", lambda name, module: "linear" in name]])
@@ -549,33 +436,10 @@ def all_modes(model, *inputs):
 
 
 @pytest.mark.parametrize("norm_first", [False, True], ids=["norm last", "norm first"])
-@pytest.mark.parametrize("batch_first", [True, False], ids=["batch first", "time first"])
-def test_an_encoder_is_the_same_in_every_mode(batch_first, norm_first, device):
-    model = Sentence(batch_first=batch_first, norm_first=norm_first).to(device)
+def test_an_encoder_is_the_same_in_every_mode(norm_first, device):
+    model = Sentence(norm_first=norm_first).to(device)
     spherized(model, "linear", scale=True)
     first, *others = all_modes(model, torch.randn(3, 5, 6, device=device))
-    for other in others:
-        torch.testing.assert_close(other, first, rtol=1e-5, atol=1e-5)
-
-
-def test_an_encoder_asked_for_wholly_is_the_same_in_every_mode():
-    """Even then nothing is converted that the fast path would not see."""
-    for model in (encoder(), nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)):
-        spherized(model, layers="*")
-        assert not [kind for kind in kinds(model).values() if kind in BECOMES.values()]
-        first, *others = all_modes(model, torch.randn(3, 5, 8))
-        for other in others:
-            torch.testing.assert_close(other, first, rtol=1e-5, atol=1e-5)
-
-
-def test_a_decoder_layer_converts_what_torch_calls(device):
-    model = nn.TransformerDecoderLayer(8, 2, 16, dropout=0.0, batch_first=True).to(device)
-    (message,) = spherized(model, "linear", scale=4.0, layers="*")
-    assert "self_attn.out_proj" in message
-    assert "multihead_attn.out_proj" in message
-    assert "linear" not in message
-    assert type(model.linear1) is type(model.linear2) is hs.SphereLinear
-    first, *others = all_modes(model, torch.randn(2, 3, 8, device=device), torch.randn(2, 5, 8, device=device))
     for other in others:
         torch.testing.assert_close(other, first, rtol=1e-5, atol=1e-5)
 
@@ -621,14 +485,6 @@ def test_subclasses_and_other_layers_are_untouched():
     assert kinds(model) == before | {"5": hs.SphereLinear}
 
 
-def test_sphere_layers_keep_their_options():
-    model = nn.Sequential(hs.SphereLinear(3, 3, similarity="sigmoid(0.7)", scale=5.0), nn.Linear(3, 3), nn.Linear(3, 2))
-    hs.spherize(model, "linear", scale=True)
-    assert str(model[0].similarity) == "sigmoid(0.7)"
-    assert model[0].scale == 5.0
-    assert type(model[1]) is hs.SphereLinear
-
-
 def test_a_second_time_there_is_nothing_left():
     model = hs.spherize(VGG(), "learnable", scale=True)
     message = refused(model, ValueError, "spherize")
@@ -647,8 +503,8 @@ def test_nothing_to_convert_lists_what_is_there():
     refused(VGG(), ValueError, "spherize", exclude="*")
 
 
-@pytest.mark.parametrize("where", ["features.0", "classifier.3", "classifier.5"])
-@pytest.mark.parametrize("options", [{}, {"layers": "features.2"}, {"exclude": "features.2"}])
+@pytest.mark.parametrize("where", ["features.0", "classifier.5"])
+@pytest.mark.parametrize("options", [{}, {"exclude": "features.2"}])
 def test_a_parametrized_model_is_refused_by_name(where, options):
     model = VGG()
     parametrizations.weight_norm(model.get_submodule(where))
@@ -665,18 +521,9 @@ def test_a_parametrized_model_is_refused_by_name(where, options):
     ("args", "options", "error", "match"),
     [
         (("cosin",), {}, ValueError, "similarity.*cosine.*linear.*sigmoid.*learnable"),
-        (("sigmoid(-1)",), {}, ValueError, "similarity"),
-        (("sigmoid(1",), {}, ValueError, "similarity"),
-        (("linear(1, 2, 3)",), {}, ValueError, "similarity"),
         ((3,), {}, TypeError, "similarity"),
-        ((None,), {}, TypeError, "similarity"),
-        ((hs.LearnableSigmoid,), {}, TypeError, "similarity"),
         ((hs.LearnableSigmoid(6),), {}, ValueError, "similarity.*6.*8"),  # fits the first layer only
         ((), {"scale": 0}, ValueError, "scale"),
-        ((), {"scale": False}, TypeError, "scale"),
-        ((), {"scale": float("nan")}, ValueError, "scale"),
-        ((), {"scale": "learned"}, TypeError, "scale"),
-        ((), {"scale": torch.ones(3)}, TypeError, "scale"),
         ((), {"layers": 3}, TypeError, "layers"),
         ((), {"exclude": 3}, TypeError, "exclude"),
     ],
@@ -686,7 +533,7 @@ def test_bad_arguments_leave_the_model_as_it_was(args, options, error, match):
     refused(VGG(), error, match, *args, **options)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_weight_that_is_not_finite_in_the_last_layer(bad):
     model = VGG()
     with torch.no_grad():
@@ -696,36 +543,10 @@ def test_a_weight_that_is_not_finite_in_the_last_layer(bad):
     hs.spherize(model, exclude="classifier.3")  # what is not converted is not looked at
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.complex64])
-def test_weights_that_are_not_real_in_the_last_layer(dtype):
-    model = VGG()
-    model.classifier[3].weight = nn.Parameter(model.classifier[3].weight.detach().to(dtype), requires_grad=False)
-    assert "classifier.3" in refused(model, TypeError, "floating", scale=True)
-
-
-def test_a_weight_that_is_a_buffer_converts_or_leaves_the_model_as_it_was():
-    model = VGG()
-    weight = model.classifier[3].weight.detach()
-    del model.classifier[3].weight
-    model.classifier[3].register_buffer("weight", weight)
-    before = picture(model)
-    try:
-        hs.spherize(model, "learnable", scale=True)
-    except (ValueError, TypeError):
-        assert_unchanged(model, before)
-    else:
-        assert model(torch.randn(2, 3, 8, 8)).isfinite().all()
-
-
-@pytest.mark.parametrize("model", [None, nn.Linear, "model", [nn.Linear(2, 2)]])
+@pytest.mark.parametrize("model", [None, nn.Linear])
 def test_a_model_of_a_wrong_type(model):
     with pytest.raises(TypeError, match="model"):
         hs.spherize(model)
-
-
-def test_options_are_keywords():
-    with pytest.raises(TypeError):
-        hs.spherize(VGG(), "cosine", True)
 
 
 @pytest.mark.parametrize("name", ["scale", "similarity"])

@@ -1,8 +1,6 @@
 """Recurrent layers against reference.recurrent_step, stepped literally; shapes and state_dicts against torch's."""
 
-import copy
 import itertools
-import math
 
 import pytest
 import torch
@@ -101,29 +99,26 @@ def make(variant, **more):
 # values
 
 
-@pytest.mark.parametrize("given", [False, True], ids=["from zero", "from hx"])
+@pytest.mark.parametrize("starts", [False, True], ids=["from zero", "from hx"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_equals_the_literal_steps(variant, given, device):
+def test_equals_the_literal_steps(variant, starts, device):
     layer = make(variant).to(device)
     x = torch.randn(3, 2, D, dtype=torch.float64, device=device)
-    hx = random_hx(layer, 2, device=device) if given else None
-    assert_same(layer(x, hx), literal(layer, x, parts(hx) if given else None))
+    hx = random_hx(layer, 2, device=device) if starts else None
+    assert_same(layer(x, hx), literal(layer, x, parts(hx) if starts else None))
 
 
 SIMILARITIES = {
-    "linear": reference.linear,
     "linear(-0.5, 0.8)": lambda theta: reference.linear(theta, -0.5, 0.8),
-    "sigmoid": reference.sigmoid,
     "sigmoid(0.7)": lambda theta: reference.sigmoid(theta, 0.7),
     "callable": lambda theta: torch.cos(theta) ** 3 + 0.2,
 }
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
-@every_layer
-def test_similarity(cls, similarity):
-    given = (lambda c: c**3 + 0.2) if similarity == "callable" else similarity
-    layer = cls(D, H, 2, bidirectional=True, similarity=given, dtype=torch.float64)
+def test_similarity(similarity):
+    g = (lambda c: c**3 + 0.2) if similarity == "callable" else similarity
+    layer = hs.SphereGRU(D, H, 2, bidirectional=True, similarity=g, dtype=torch.float64)
     x = torch.randn(2, 2, D, dtype=torch.float64)
     assert_same(layer(x), literal(layer, x, g=SIMILARITIES[similarity]))
 
@@ -138,17 +133,6 @@ def test_learnable_has_a_k_for_every_gate_neuron(cls):
         layer.similarity.log_k.copy_(k.log())
     x, hx = torch.randn(3, 2, D, dtype=torch.float64), random_hx(layer, 2)
     assert_same(layer(x, hx), literal(layer, x, parts(hx), g=lambda theta: reference.sigmoid(theta, k)))
-
-
-@every_layer
-def test_one_k_shared_between_modules(cls):
-    g = hs.LearnableSigmoid(k=0.4, dtype=torch.float64)
-    first, second = (cls(D, H, similarity=g, dtype=torch.float64) for _ in range(2))
-    assert first.similarity is second.similarity is g
-    x = torch.randn(3, 2, D, dtype=torch.float64)
-    assert_same(first(x), literal(first, x, g=lambda theta: reference.sigmoid(theta, 0.4)))
-    (first(x)[0].sum() + second(x)[0].sum()).backward()
-    assert g.log_k.grad.abs() > 0
 
 
 @every_layer
@@ -225,26 +209,15 @@ def test_batch_first_and_unbatched_are_the_same_numbers(variant, device):
             torch.testing.assert_close(part, wanted[:, b])
 
 
-@every_layer
-def test_going_on_from_the_returned_state_is_one_run(cls):
-    layer = cls(D, H, 2, dtype=torch.float64)
-    x = torch.randn(6, 2, D, dtype=torch.float64)
-    output, state = layer(x)
-    first, between = layer(x[:2])
-    second, last = layer(x[2:], between)
-    assert_same((torch.cat([first, second]), last), (output, parts(state)), 1e-12)
-
-
-@pytest.mark.parametrize("given", [False, True], ids=["from zero", "from hx"])
 @pytest.mark.parametrize(
-    ("lengths", "enforce_sorted"),
-    [((5, 3, 3, 1), True), ((2, 5, 1, 3), False), ((4, 4, 4), True), ((1, 1), False), ((3,), True)],
+    ("lengths", "enforce_sorted", "starts"),
+    [((5, 3, 3, 1), True, False), ((2, 5, 1, 3), False, True), ((1, 1), False, False)],
 )
 @pytest.mark.parametrize("variant", ["rnn deep both relu", "gru deep both", "lstm deep both", "lstm projected"])
-def test_packed_equals_every_sequence_alone(variant, lengths, enforce_sorted, given, device):
+def test_packed_equals_every_sequence_alone(variant, lengths, enforce_sorted, starts, device):
     layer = make(variant).to(device)
     sequences = [torch.randn(n, D, dtype=torch.float64, device=device) for n in lengths]
-    hx = random_hx(layer, len(lengths), device=device) if given else None
+    hx = random_hx(layer, len(lengths), device=device) if starts else None
     packed = pack_sequence(sequences, enforce_sorted=enforce_sorted)
     output, state = layer(packed, hx)
     assert isinstance(output, PackedSequence)
@@ -252,7 +225,7 @@ def test_packed_equals_every_sequence_alone(variant, lengths, enforce_sorted, gi
     padded, sizes = pad_packed_sequence(output)
     assert sizes.tolist() == list(lengths)
     for b, x in enumerate(sequences):
-        one = tuple(part[:, b] for part in parts(hx)) if given else None
+        one = tuple(part[:, b] for part in parts(hx)) if starts else None
         alone, alone_state = layer(x, one if one is None or layer.mode == "LSTM" else one[0])
         torch.testing.assert_close(padded[: lengths[b], b], alone)
         for part, wanted in zip(parts(state), parts(alone_state), strict=True):
@@ -270,19 +243,6 @@ def test_packed_gradients_are_those_of_every_sequence_alone(cls):
     alone = sum(out.square().sum() + sum(s.sum() for s in parts(end)) for out, end in runs)
     for grad, wanted in zip(together, torch.autograd.grad(alone, leaves), strict=True):
         torch.testing.assert_close(grad, wanted)
-
-
-def test_packed_from_padded_ignores_the_padding():
-    layer = hs.SphereGRU(D, H, batch_first=True, bidirectional=True)
-    x, lengths = torch.randn(3, 5, D), [5, 2, 4]
-    runs = []
-    for filler in (0.0, 1e3):
-        padded = x.clone()
-        for b, n in enumerate(lengths):
-            padded[b, n:] = filler
-        runs.append(layer(pack_padded_sequence(padded, lengths, batch_first=True, enforce_sorted=False)))
-    assert torch.equal(runs[0][0].data, runs[1][0].data)
-    assert torch.equal(runs[0][1], runs[1][1])
 
 
 @every_layer
@@ -311,16 +271,6 @@ def test_shapes_are_those_of_torch_for_all_options(cls):
                     output, wanted = output.data, wanted.data
                 assert output.shape == wanted.shape, options
                 assert [s.shape for s in parts(state)] == [s.shape for s in parts(wanted_state)], options
-
-
-@pytest.mark.parametrize("batch_first", [False, True])
-@every_layer
-def test_a_batch_of_nothing_has_torchs_shapes(cls, batch_first):
-    x = torch.randn(0, 5, D) if batch_first else torch.randn(5, 0, D)
-    output, state = cls(D, H, 2, batch_first=batch_first)(x)
-    wanted, wanted_state = PAIRS[cls](D, H, 2, batch_first=batch_first)(x)
-    assert output.shape == wanted.shape
-    assert [s.shape for s in parts(state)] == [s.shape for s in parts(wanted_state)]
 
 
 @every_layer
@@ -379,17 +329,6 @@ def test_dropout_one_between_layers_only(cls):
     torch.testing.assert_close(layer.eval()(x)[0], second(first(x)[0])[0])
 
 
-@every_layer
-def test_dropout_is_random_in_training_and_absent_in_eval(cls):
-    layer, plain = cls(D, H, 2, dropout=0.5), cls(D, H, 2)
-    plain.load_state_dict(layer.state_dict())
-    x = torch.randn(6, 3, D)
-    assert not torch.equal(layer(x)[0], layer(x)[0])
-    layer.eval()
-    assert torch.equal(layer(x)[0], plain(x)[0])
-    assert torch.equal(plain.train()(x)[0], plain.eval()(x)[0])
-
-
 # state_dict
 
 
@@ -400,24 +339,18 @@ def test_torchs_state_dict_loads_strictly_and_back(cls):
     with torch.no_grad():
         layer.scale.fill_(3.0)
         layer.similarity.log_k.fill_(-1.0)
-    given = plain.state_dict()
-    keys = list(given)
-    assert str(layer.load_state_dict(given, strict=True)) == "<All keys matched successfully>"
-    assert list(given) == keys  # the caller's dict is as it was
+    state = plain.state_dict()
+    keys = list(state)
+    assert str(layer.load_state_dict(state, strict=True)) == "<All keys matched successfully>"
+    assert list(state) == keys  # the caller's dict is as it was
     assert bool((layer.scale == 3).all())
     assert bool((layer.similarity.log_k == -1).all())
     own = layer.state_dict()
     assert sorted(own) == sorted([*keys, "scale", "similarity.log_k"])
     for key in keys:
-        assert torch.equal(own[key], given[key])
+        assert torch.equal(own[key], state[key])
     del own["scale"], own["similarity.log_k"]
     PAIRS[cls](D, H, **options).load_state_dict(own, strict=True)
-
-
-@every_layer
-def test_without_options_the_keys_are_torchs(cls):
-    for options in ({}, {"scale": 2.0}, {"similarity": "sigmoid(0.7)"}):
-        assert list(cls(D, H, 2, **options).state_dict()) == list(PAIRS[cls](D, H, 2).state_dict())
 
 
 @every_layer
@@ -435,24 +368,10 @@ def test_own_state_dict_round_trip_and_missing_weights(cls):
         other.load_state_dict(broken)
 
 
-@every_layer
-def test_deepcopy_is_independent_and_the_same(cls):
-    layer = cls(D, H, 2, bidirectional=True, similarity="learnable", scale=True)
-    twin = copy.deepcopy(layer)
-    x = torch.randn(3, 2, D)
-    expected = layer(x)[0]
-    assert torch.equal(twin(x)[0], expected)
-    with torch.no_grad():
-        for parameter in twin.parameters():
-            parameter.add_(torch.rand_like(parameter))
-    assert torch.equal(layer(x)[0], expected)
-    assert not torch.equal(twin(x)[0], expected)
-
-
 # gradients
 
 
-@pytest.mark.parametrize("similarity", ["cosine", "linear", "sigmoid(0.7)", "learnable"])
+@pytest.mark.parametrize("similarity", ["cosine", "learnable"])
 @every_layer
 def test_gradcheck(cls, similarity):
     options = {"proj_size": 2} if cls is hs.SphereLSTM else {}
@@ -462,8 +381,8 @@ def test_gradcheck(cls, similarity):
 
     def run(x, *rest):
         state, values = rest[: len(parts(hx))], rest[len(parts(hx)) :]
-        given = tuple(state) if layer.mode == "LSTM" else state[0]
-        output, end = torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (x, given))
+        start = tuple(state) if layer.mode == "LSTM" else state[0]
+        output, end = torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (x, start))
         return output, *parts(end)
 
     leaves = [x, *parts(hx), *layer.parameters()]
@@ -482,7 +401,7 @@ def test_gradcheck_deep_both_packed():
     assert torch.autograd.gradcheck(run, (packed.data.detach().requires_grad_(), hx.requires_grad_()))
 
 
-@pytest.mark.parametrize("similarity", ["cosine", "linear", "sigmoid(0.01)", "learnable"])
+@pytest.mark.parametrize("similarity", ["cosine", "sigmoid(0.01)"])
 @every_layer
 def test_zero_input_and_state_are_finite(cls, similarity, device):
     layer = cls(D, H, 2, bidirectional=True, similarity=similarity, scale=True, device=device)
@@ -496,7 +415,7 @@ def test_zero_input_and_state_are_finite(cls, similarity, device):
         assert tensor.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("similarity", ["cosine", "linear", "sigmoid(0.01)"])
+@pytest.mark.parametrize("similarity", ["linear", "sigmoid(0.01)"])
 @every_layer
 def test_parallel_vectors_are_finite(cls, similarity):
     """θ = 0 and θ = π exactly."""
@@ -513,23 +432,6 @@ def test_parallel_vectors_are_finite(cls, similarity):
 # precision
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@every_layer
-def test_half_precision_is_close_to_double(cls, dtype, device):
-    layer = cls(D, H, 2, bidirectional=True, similarity="learnable", scale=True, device=device)
-    x = torch.randn(4, 2, D, device=device)
-    x[1] = 0  # a zero row must not become NaN
-    half = copy.deepcopy(layer).to(dtype)
-    output, end = half(x.to(dtype))
-    assert output.dtype == dtype
-    assert all(part.dtype == dtype for part in parts(end))
-    double = copy.deepcopy(half).double()  # the same, rounded weights
-    expected, _ = double(x.to(dtype).double())
-    torch.testing.assert_close(output.double(), expected, atol=0.05, rtol=0)
-    output.float().sum().backward()
-    assert all(p.grad.isfinite().all() for p in half.parameters())
-
-
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @every_layer
@@ -537,11 +439,11 @@ def test_autocast_is_close_to_float32(cls, dtype, packed, device):
     layer = cls(D, H, 2, bidirectional=True, similarity="learnable", scale=True, device=device)
     x = torch.randn(4, 2, D, device=device)
     x[1] = 0
-    given = pack_padded_sequence(x, [2, 4], enforce_sorted=False) if packed else x
-    expected, _ = layer(given)
+    sequences = pack_padded_sequence(x, [2, 4], enforce_sorted=False) if packed else x
+    expected, _ = layer(sequences)
     with torch.autocast(device.type, dtype):
-        output, state = layer(given)
-        layer(given, state)  # a state of autocast's dtype goes in again
+        output, state = layer(sequences)
+        layer(sequences, state)  # a state of autocast's dtype goes in again
     if packed:
         expected, output = expected.data, output.data
     torch.testing.assert_close(output.float(), expected, atol=0.05, rtol=0)
@@ -560,18 +462,15 @@ def test_autocast_is_close_to_float32(cls, dtype, packed, device):
         (torch.zeros(5, 2, 1, D), ValueError),
         (torch.zeros(0, 2, D), ValueError),
         (torch.zeros(5, 2, D, dtype=torch.int64), TypeError),
-        (torch.zeros(5, 2, D, dtype=torch.complex64), TypeError),
         (torch.zeros(5, 2, D, dtype=torch.float64), TypeError),
         (None, TypeError),
-        ([[0.0] * D], TypeError),
         (pack_sequence([torch.zeros(5, D + 1)]), ValueError),
     ],
-    ids=["size", "1-d", "4-d", "no steps", "int64", "complex", "float64", "None", "list", "packed size"],
+    ids=["size", "1-d", "4-d", "no steps", "int64", "float64", "None", "packed size"],
 )
-@every_layer
-def test_bad_input_is_named(cls, x, error):
+def test_bad_input_is_named(x, error):
     with pytest.raises(error, match="input"):
-        cls(D, H)(x)
+        hs.SphereGRU(D, H)(x)
 
 
 def bad_states(cls):
@@ -595,18 +494,11 @@ def bad_states(cls):
 
 
 @pytest.mark.parametrize("case", list(bad_states(hs.SphereGRU)))
-@every_layer
+@pytest.mark.parametrize("cls", [hs.SphereGRU, hs.SphereLSTM])
 def test_bad_hx_is_named(cls, case):
     hx, error = bad_states(cls)[case]
     with pytest.raises(error, match="hx"):
         cls(D, H, 2)(torch.zeros(5, 3, D), hx)
-
-
-@every_layer
-def test_hx_of_the_wrong_batch_for_packed_is_named(cls):
-    packed = pack_sequence([torch.zeros(3, D), torch.zeros(2, D)])
-    with pytest.raises(ValueError, match="hx"):
-        cls(D, H)(packed, bad_states(cls)["layers"][0])
 
 
 @every_layer
@@ -623,42 +515,17 @@ def test_projected_state_has_its_own_size(cls):
     ("options", "error", "match"),
     [
         ({"similarity": "cosin"}, ValueError, "similarity.*cosine"),
-        ({"similarity": 3}, TypeError, "similarity"),
         ({"similarity": hs.LearnableSigmoid(H + 1)}, ValueError, "similarity"),
         ({"scale": 0}, ValueError, "scale"),
-        ({"scale": False}, TypeError, "scale"),
-        ({"scale": math.nan}, ValueError, "scale"),
         ({"scale": "learned"}, TypeError, "scale"),
         ({"dtype": torch.int64}, TypeError, "dtype"),
         ({"num_layers": 0}, ValueError, "num_layers"),
         ({"hidden_size": 0}, ValueError, "hidden_size"),
         ({"dropout": 1.5}, ValueError, "dropout"),
+        ({"nonlinearity": "sigmoid"}, ValueError, "nonlinearity"),
     ],
     ids=lambda v: str(v) if isinstance(v, dict) else "",
 )
-@every_layer
-def test_bad_options_are_named(cls, options, error, match):
+def test_bad_options_are_named(options, error, match):
     with pytest.raises(error, match=match):
-        cls(**{"input_size": D, "hidden_size": H, **options})
-
-
-def test_unknown_nonlinearity():
-    with pytest.raises(ValueError, match="nonlinearity"):
-        hs.SphereRNN(D, H, nonlinearity="sigmoid")
-
-
-@every_layer
-def test_it_learns(cls):
-    """To tell whether a sequence's sum is positive."""
-    layer, readout = cls(1 + D, 8, scale=True, batch_first=True), nn.Linear(8, 1)
-    x = torch.randn(64, 4, 1 + D)
-    y = (x[..., 0].sum(1, keepdim=True) > 0).float()
-    optimizer = torch.optim.Adam([*layer.parameters(), *readout.parameters()], lr=0.03)
-    losses = []
-    for _ in range(25):
-        loss = nn.functional.binary_cross_entropy_with_logits(readout(layer(x)[0][:, -1]), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.8 * losses[0]
+        hs.SphereRNN(**{"input_size": D, "hidden_size": H, **options})
