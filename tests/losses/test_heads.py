@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,7 +13,6 @@ from torch.autograd import gradcheck, gradgradcheck
 import hypersphere as hs
 from hypersphere.losses import MARGINS, sphereface_annealing
 from tests import reference
-from tests.sphere_nets import HEADS as SPHERE_HEADS
 
 F64 = torch.float64
 HEADS = {
@@ -101,7 +99,7 @@ def test_many_logits_have_the_loss_and_derivatives_of_few(monkeypatch):
     assert gradgradcheck(f, (x, head.weight), atol=1e-4)
 
 
-@pytest.mark.parametrize("m", [1, 1.5, 2, 3, 4])
+@pytest.mark.parametrize("m", [1, 1.5, 4])
 def test_psi_is_a_softmax_at_known_angles_continuous_and_falling(m):
     theta = torch.linspace(0, math.pi, 4001, dtype=F64)
     psi = MARGINS["multiplicative"](theta, m, torch.cos)
@@ -212,15 +210,6 @@ def test_finite_where_an_embedding_lies_on_its_class_weight(name, device):
     assert all(p.grad.isfinite().all() for p in head.parameters())
 
 
-def test_the_peer_is_not_finite_there():
-    """Why the test above is worth having: at θ = 0 the peer's gradient is not a number."""
-    theirs = pml.ArcFaceLoss(2, 2)
-    theirs.W.data.copy_(torch.eye(2))
-    x = torch.eye(2, requires_grad=True)
-    theirs(x, torch.arange(2)).backward()
-    assert not x.grad.isfinite().all()
-
-
 @every_head
 def test_zero_class_weight(name):
     head = HEADS[name](5, 6)
@@ -233,35 +222,20 @@ def test_zero_class_weight(name):
 
 
 @every_head
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_and_autocast(name, dtype, device):
-    head = HEADS[name](5, 6, bias=True, device=device)
-    x, y = torch.randn(8, 6, device=device), torch.randint(5, (8,), device=device)
-    with torch.autocast(device.type, dtype=dtype):
-        loss = head(x.to(dtype).requires_grad_(), y)
-    assert loss.dtype is torch.float32  # angles and logits in full precision
-    loss.backward()
-    half = HEADS[name](5, 6, bias=True, device=device, dtype=dtype)
-    z = x.to(dtype).requires_grad_()
-    half(z, y).backward()
-    assert z.grad.isfinite().all()
-    assert all(p.grad.isfinite().all() for p in (*head.parameters(), *half.parameters()))
-
-
-DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-
-
-@every_head
-@pytest.mark.parametrize("weights", DTYPES)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_loss_and_logits_have_the_dtype_of_the_embeddings(name, dtype, weights):
-    """Whatever the dtype of the weights; computed in at least float32."""
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "weights"), [(torch.float16, torch.float32), (torch.float32, torch.bfloat16), (F64, F64)]
+)
+def test_loss_and_logits_have_the_dtype_of_the_embeddings(name, dtype, weights, autocast):
+    """Whatever the dtype of the weights; computed in at least float32, which is the dtype under autocast."""
     head = HEADS[name](5, 6, bias=True, energy_weight=0.1, dtype=weights).eval()
     exact = HEADS[name](5, 6, bias=True, energy_weight=0.1, dtype=F64).eval()
     exact.load_state_dict(head.state_dict())
     x, y = torch.randn(8, 6).to(dtype).requires_grad_(), torch.randint(5, (8,))
-    loss, logits = head(x, y), head.logits(x)
-    assert loss.dtype is logits.dtype is dtype
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        loss, logits = head(x, y), head.logits(x)
+    assert loss.dtype is (torch.promote_types(dtype, torch.float32) if autocast else dtype)
+    assert autocast or logits.dtype is dtype
     rounding = max(torch.finfo(dtype).eps, 1e-14 if weights is F64 else 1e-5)  # a learned k has the weights' dtype
     torch.testing.assert_close(loss.double(), exact(x.double(), y), rtol=rounding, atol=4 * rounding)
     loss.backward()
@@ -299,7 +273,7 @@ def test_annealing_counts_training_steps_only():
     assert torch.equal(other.eval()(x, y), head(x, y))
 
 
-@pytest.mark.parametrize("head", [hs.GASoftmaxLoss, hs.ASoftmaxLoss, hs.SphereFacePlusLoss])
+@pytest.mark.parametrize("head", [hs.GASoftmaxLoss, hs.SphereFacePlusLoss])
 def test_annealing_on_and_off_load_each_other(head):
     on, off = head(4, 3, margin=2), head(4, 3, margin=2, annealing=False)
     on(torch.randn(5, 3), torch.randint(4, (5,)))
@@ -308,17 +282,12 @@ def test_annealing_on_and_off_load_each_other(head):
     assert off.step == 1
     head(4, 3, margin=2).load_state_dict(off.state_dict())
     older = {"weight": torch.eye(4, 3)}  # of a head without annealing, which had no step
-    for each in (on, off):
-        each.load_state_dict(older)
-        assert each.step == 1
-        assert torch.equal(each.weight, older["weight"])
+    for loss in (on, off):
+        loss.load_state_dict(older)
+        assert loss.step == 1
+        assert torch.equal(loss.weight, older["weight"])
     assert set(older) == {"weight"}
     nn.Sequential(head(4, 3, margin=2)).load_state_dict({"0.weight": torch.eye(4, 3)})
-
-
-@pytest.mark.parametrize("head", [hs.WSoftmaxLoss, hs.SSoftmaxLoss, hs.AMSoftmaxLoss, hs.ArcFaceLoss])
-def test_heads_that_cannot_anneal_have_no_step(head):
-    assert set(head(4, 3).state_dict()) == {"weight"}
 
 
 def test_annealing_is_the_schedule_of_sphereface():
@@ -344,13 +313,6 @@ def test_annealing_by_a_callable():
     assert seen == [(1, 0), (2, 0)]
 
 
-def test_m_1_is_w_softmax():
-    a, w = hs.ASoftmaxLoss(4, 3, margin=1, annealing=False), hs.WSoftmaxLoss(4, 3)
-    a.load_state_dict(w.state_dict())
-    x, y = torch.randn(5, 3), torch.randint(4, (5,))
-    assert torch.allclose(a(x, y), w(x, y))
-
-
 # ---- weights, smoothing, reductions
 
 
@@ -371,14 +333,14 @@ def test_ignored_samples_and_sample_weights():
     none, mean, total = (hs.ArcFaceLoss(4, 3, reduction=r, **options) for r in ("none", "mean", "sum"))
     for head in (mean, total):
         head.load_state_dict(none.state_dict())
-    each = none(x, y, sample_weight=w)
-    assert each[2] == each[4] == each[5] == 0
-    kept = y >= 0
-    plain = none(x[kept], y[kept])
-    assert torch.allclose(each[kept], plain * w[kept])
-    assert torch.allclose(total(x, y, sample_weight=w), each.sum())
-    share = (torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=F64)[y[kept]] * w[kept]).sum()
-    assert torch.allclose(mean(x, y, sample_weight=w), each.sum() / share)
+    losses = none(x, y, sample_weight=w)
+    assert losses[2] == losses[4] == losses[5] == 0
+    counted = y >= 0
+    plain = none(x[counted], y[counted])
+    assert torch.allclose(losses[counted], plain * w[counted])
+    assert torch.allclose(total(x, y, sample_weight=w), losses.sum())
+    share = (torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=F64)[y[counted]] * w[counted]).sum()
+    assert torch.allclose(mean(x, y, sample_weight=w), losses.sum() / share)
 
 
 def test_no_sample_counts():
@@ -418,22 +380,6 @@ def test_logits_have_no_margin():
     assert torch.allclose(head.logits(x), expected, atol=1e-10)
 
 
-def test_learns():
-    """Ten directions, noisy: every head classifies them after a few steps."""
-    centres = torch.randn(10, 16)
-    y = torch.arange(200) % 10
-    x = centres[y] + 0.3 * torch.randn(200, 16)
-    for name, make in HEADS.items():
-        body, head = nn.Linear(16, 16), make(10, 16)
-        optimizer = torch.optim.Adam([*body.parameters(), *head.parameters()], 0.01)
-        for _ in range(60):
-            optimizer.zero_grad()
-            head(body(x), y).backward()
-            optimizer.step()
-        accuracy = (head.logits(body(x)).argmax(1) == y).float().mean()
-        assert accuracy > 0.95, (name, accuracy)
-
-
 # ---- bad input
 
 
@@ -442,10 +388,8 @@ def test_learns():
     [
         (lambda: hs.WSoftmaxLoss(1, 3), ValueError, "num_classes must be >= 2, got 1"),
         (lambda: hs.WSoftmaxLoss(2.0, 3), TypeError, "num_classes must be an int, got 2.0"),
-        (lambda: hs.WSoftmaxLoss(3, 0), ValueError, "embedding_size must be >= 1"),
         (lambda: hs.WSoftmaxLoss(3, 3, similarity="cos"), ValueError, "similarity must be one of"),
         (lambda: hs.ASoftmaxLoss(3, 3, margin=0.5), ValueError, "margin must be finite and >= 1, got 0.5.*factor"),
-        (lambda: hs.ASoftmaxLoss(3, 3, margin=math.nan), ValueError, "margin"),
         (
             lambda: hs.AMSoftmaxLoss(3, 3, margin=2),
             ValueError,
@@ -462,9 +406,7 @@ def test_learns():
             "reduction must be one of mean, sum, none; got 'avg'",
         ),
         (lambda: hs.ArcFaceLoss(3, 3, class_weight=[1.0]), ValueError, "class_weight must be 3 finite numbers >= 0"),
-        (lambda: hs.ArcFaceLoss(3, 3, class_weight=[1.0, -1.0, 1.0]), ValueError, "class_weight"),
         (lambda: hs.ASoftmaxLoss(3, 3, annealing=5), TypeError, "annealing must be True, False or a callable"),
-        (lambda: hs.ArcFaceLoss(3, 3, colour=1), TypeError, "colour"),
         (lambda: hs.ArcFaceLoss(3, 3, class_weight="abc"), ValueError, "class_weight must be 3 finite numbers"),
         (lambda: hs.ArcFaceLoss(3, 3, ignore_index=None), TypeError, "ignore_index must be an int, got None"),
         (lambda: hs.ArcFaceLoss(3, 3, dtype="float32"), TypeError, "dtype must be a floating point dtype"),
@@ -483,7 +425,6 @@ def test_learns():
             TypeError,
             "margin must be a number",
         ),
-        (lambda: hs.ArcFaceLoss(3, 3, dtype=torch.int64), TypeError, "dtype must be a floating point dtype"),
     ],
 )
 def test_bad_arguments(call, error, message):
@@ -520,45 +461,6 @@ def test_bad_indices_tuple():
         head(x, y, 5)
     with pytest.raises(ValueError, match="indices_tuple must hold indices below 2, got 7"):
         head(x, y, (torch.tensor([0]), torch.tensor([7])))
-
-
-def test_numpy_numbers_are_numbers():
-    head = hs.ArcFaceLoss(np.int64(4), np.int32(3), margin=np.float32(0.5), scale=np.float64(30))
-    assert (head.num_classes, head.margin, head.scale) == (4, 0.5, 30.0)
-
-
-def test_reset_parameters_after_to_empty():
-    head = hs.WSoftmaxLoss(4, 3, similarity="learnable", bias=True, class_weight=[1, 2, 3, 4], device="meta")
-    head = head.to_empty(device="cpu")
-    for module in head.modules():
-        module.reset_parameters()
-    assert not head.bias.any()
-    assert torch.allclose(head.similarity.k, torch.full((4,), 0.5))
-
-
-@pytest.mark.parametrize("name", SPHERE_HEADS)
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_per_sample_gradients_of_heads(name):
-    head, x, y = SPHERE_HEADS[name]().eval(), torch.randn(4, 16), torch.randint(5, (4,))
-    weights = dict(head.named_parameters())
-
-    def loss(weights, one, label):
-        return torch.func.functional_call(head, weights, (one[None], label[None]))
-
-    each = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(weights, x, y)
-    for i in range(4):
-        alone = torch.func.grad(loss)(weights, x[i], y[i])
-        assert all(torch.allclose(each[k][i], alone[k], atol=1e-5) for k in weights)
-
-
-def test_called_as_pytorch_metric_learning_trainers_call_a_loss():
-    from pytorch_metric_learning import losses, miners
-
-    x, y = torch.randn(12, 16, requires_grad=True), torch.arange(12) % 4
-    mined = miners.MultiSimilarityMiner()(x, y)
-    combined = losses.MultipleLosses([hs.ArcFaceLoss(5, 16), losses.TripletMarginLoss()])
-    combined(x, y, mined).backward()
-    assert x.grad.isfinite().all()
 
 
 def test_arcface_refuses_a_margin_of_pi():
