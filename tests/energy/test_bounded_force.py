@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 F64 = torch.float64
 LABELS = torch.arange(10).repeat(3)
-LAWS = [{}, {"half_space": True}, {"angular": True}, {"s": 0.0}, {"s": 4.0}, {"s": 400.0}, {"minibatch": 9}]
+LAWS = [{"half_space": True}, {"angular": True}, {"s": 0.0}, {"s": 400.0}, {"minibatch": 9}]
 
 
 def crowded(length=0.1, dtype=torch.float32):
@@ -73,24 +73,6 @@ def test_without_the_limit_the_gradient_is_that_of_equation_4(length, law):
     torch.testing.assert_close(grad, expected)
 
 
-def test_what_the_limit_costs_on_a_small_layer():
-    """Eq. 4's gradient by finite differences; with the limit it is half of it."""
-    layer = nn.Conv2d(3, 8, 3, dtype=F64)
-    free, limited = (
-        hs.EnergyRegularizer(layer, layers=hs.select(layer, output=None), limit_gradient=limit)
-        for limit in (False, True)
-    )
-    grads = [torch.autograd.grad(energy(), layer.weight)[0] for energy in (free, limited)]
-    direction = torch.randn_like(layer.weight)
-    values = []
-    with torch.no_grad():
-        for step in (1e-6, -2e-6):
-            layer.weight += step * direction
-            values.append(free())
-    torch.testing.assert_close((values[0] - values[1]) / 2e-6, (grads[0] * direction).sum(), rtol=1e-5, atol=1e-8)
-    assert (grads[0] - grads[1]).norm() > 0.3 * grads[0].norm()
-
-
 def test_without_the_limit_with_labels_and_with_a_minibatch():
     model = nn.Sequential(nn.Linear(5, 10, bias=False, dtype=F64))
     with torch.no_grad():
@@ -103,7 +85,7 @@ def test_without_the_limit_with_labels_and_with_a_minibatch():
         hs.EnergyRegularizer(model, layers=hs.select(model, output=None), minibatch=9, limit_gradient=limit)
         for limit in (True, False)
     )
-    grads = [torch.autograd.grad(each(), model[0].weight)[0].norm() for each in (limited, free)]
+    grads = [torch.autograd.grad(energy(), model[0].weight)[0].norm() for energy in (limited, free)]
     assert grads[1] > 10 * grads[0]
 
 
@@ -139,14 +121,6 @@ def test_a_scaled_loss_has_a_scaled_gradient():
     grads = [torch.autograd.grad(scale * regularizer(), model[0].weight)[0] for scale in (1.0, 2.0**16, -(2.0**-10))]
     torch.testing.assert_close(grads[1], 2.0**16 * grads[0], rtol=1e-6, atol=0)
     torch.testing.assert_close(grads[2], -(2.0**-10) * grads[0], rtol=1e-6, atol=0)
-
-
-def test_an_average_has_the_bound_of_its_sum():
-    model = nn.Sequential(network()[0], nn.Linear(10, 4))
-    regularizer = hs.EnergyRegularizer(model, average=True, hidden_weight=20.0)
-    (grad,) = torch.autograd.grad(regularizer(), model[0].weight)
-    (other,) = torch.autograd.grad(hs.EnergyRegularizer(model, hidden_weight=10.0)(), model[0].weight)
-    torch.testing.assert_close(grad, other)
 
 
 def test_float16_neurons():
@@ -190,7 +164,7 @@ def test_compiled_in_one_graph():
     torch.testing.assert_close(grad, expected, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_crowded_classifier_spreads_and_keeps_its_length(seed):
     """The first steps of SGD once threw its weights to 1e12 and its energy to 3e11."""
     torch.manual_seed(seed)

