@@ -80,10 +80,9 @@ def rotate(
             :class:`hypersphere.orthogonal.Orthogonalizer` of your own, which is registered by its name.
         init: "identity" does not change the network's function; "normal" is the paper's N(0, 1).
         neurons: "fixed", or "learned" together with R.
-        blocks: the number of equal blocks of a block-diagonal R, each over whole channels (App. I). A layer that cannot
-            be split stays whole.
-        block_size: instead of `blocks`, the size of a block in elements of the flattened filter. Layers that it does
-            not fit stay whole, with a warning, once.
+        blocks: the number of equal blocks of a block-diagonal R, each over whole channels (App. I).
+        block_size: instead of `blocks`, the size of a block in elements of the flattened filter. With either, a layer
+            that cannot be split stays whole, with a warning, once; if none can be split, that is an error.
         share_blocks: use the same block everywhere.
         sample: the number of dimensions to rotate at a time (an int >= 2) or their share (a float < 1): stochastic
             OPT (Sec. 4), which needs a :class:`Resampler`. The model's first layer stays whole, as in the paper,
