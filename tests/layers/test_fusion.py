@@ -198,3 +198,14 @@ def test_a_network_of_this_package():
         hs.fuse_bn(net, example_inputs=x)
     assert not any(isinstance(each, _BatchNorm) for each in net.modules())
     torch.testing.assert_close(net(x), expected, rtol=0, atol=1e-12)
+
+
+def test_batch_norm_over_another_dimension_stays():
+    model, x = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7)).eval(), torch.randn(3, 7, 5)
+    expected = model(x)
+    with pytest.raises(ValueError, match="channels are not those of '0'"):
+        hs.fuse_bn(model, example_inputs=x)
+    assert torch.equal(model(x), expected)
+    rows = torch.randn(3, 5)
+    flat = model(rows)
+    torch.testing.assert_close(hs.fuse_bn(model, example_inputs={"input": rows})(rows), flat)

@@ -663,3 +663,19 @@ def test_a_block_size_that_does_not_fit_is_said_once(monkeypatch):
     with pytest.warns(UserWarning, match=r"block_size=8 does not fit 0 \(6 elements\): rotated whole"):
         hs.rotate(net, block_size=8)
     assert [layer.parametrizations.weight[0].plan.blocks for layer in list(net)[:2]] == [1, 1]
+
+
+class Numbers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor) -> list[float]:
+        return self.head(self.body(x)).sum(0).tolist()
+
+
+def test_a_model_that_returns_no_tensor_keeps_its_output():
+    model = Numbers()
+    with pytest.warns(UserWarning, match="returns no tensor"):
+        hs.spherize(model, layers=hs.select(model, example_inputs=torch.randn(3, 4)))
+    assert type(model.head) is nn.Linear

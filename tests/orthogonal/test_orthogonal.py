@@ -12,12 +12,12 @@ pytestmark = pytest.mark.slow
 
 PUBLIC = ["gram_schmidt", "householder", "givens", "lowdin", "canonical", "cayley", "exponential"]
 SKEW = ["cayley", "exponential"]  # packed triangles in the table
-FACTORED = ["gram_schmidt", "householder", "givens", "lowdin"]  # smooth maps of an invertible matrix
-SAME = ["modified_gram_schmidt", "iterative_gram_schmidt"]  # Gram-Schmidt by other names
+FACTORED = ["gram_schmidt", "householder", "lowdin"]  # smooth maps of an invertible matrix
+SAME = {"modified_gram_schmidt": "gram_schmidt", "iterative_gram_schmidt": "gram_schmidt", "givens": "householder"}
 MATRICES = list(reference.MATRICES)
 METHODS = [*MATRICES, "network"]
 ONCE = [name for name in METHODS if name not in SAME]
-SIZES = [1, 2, 5, 12]
+OWN_CODE = [*FACTORED, "canonical", *SKEW, "unconstrained", "positive_definite", "network"]  # not only P, masked
 
 
 def normal(*shape, dtype=torch.float64):
@@ -84,14 +84,14 @@ def test_the_table_holds_every_method_under_its_name():
         assert ORTHOGONALIZERS[name].name == name
 
 
-@pytest.mark.parametrize("m", SIZES)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("m", [1, 5])
+@pytest.mark.parametrize("name", OWN_CODE)
 def test_shape_of_a_blocks_parameter(name, m):
     expected = {"cayley": (m * (m - 1) // 2,), "exponential": (m * (m - 1) // 2,), "network": (2, m, m)}
     assert tuple(ORTHOGONALIZERS[name].shape(m)) == expected.get(name, (m, m))
 
 
-@pytest.mark.parametrize("m", SIZES)
+@pytest.mark.parametrize("m", [1, 5])
 @pytest.mark.parametrize("name", PUBLIC)
 def test_public_function_equals_the_literal_algorithm(name, m):
     u = normal(3, m, m).requires_grad_()
@@ -100,16 +100,6 @@ def test_public_function_equals_the_literal_algorithm(name, m):
     expected = aligned(expected, r) if name == "canonical" else expected
     close(r, expected)
     close(*gradients(r, u), *gradients(expected, u), 1e-9)
-
-
-@pytest.mark.parametrize("name", PUBLIC)
-def test_public_function_takes_any_batch(name):
-    function, u = getattr(orthogonal, name), normal(2, 3, 4, 4)
-    r = function(u)
-    assert r.shape == u.shape
-    for i in range(2):
-        for j in range(3):
-            close(r[i, j], function(u[i, j]), 1e-12)
 
 
 @pytest.mark.parametrize("name", SKEW)
@@ -122,7 +112,7 @@ def test_only_the_strict_upper_triangle_is_read(name):
     assert grad.triu(1).any()
 
 
-@pytest.mark.parametrize("m", SIZES)
+@pytest.mark.parametrize("m", [2, 5])
 @pytest.mark.parametrize("name", MATRICES)
 def test_matrix_equals_the_literal_algorithm(name, m):
     p = parameters(name, m).requires_grad_()
@@ -132,9 +122,10 @@ def test_matrix_equals_the_literal_algorithm(name, m):
     close(*gradients(r, p), *gradients(expected, p), 1e-9)
 
 
-@pytest.mark.parametrize("n", [0, 1, 20])
-@pytest.mark.parametrize("m", SIZES)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("name", "m", "n"),
+    [(name, 5, 20) for name in METHODS] + [(name, m, n) for name in OWN_CODE for m, n in ((1, 1), (5, 0), (12, 1))],
+)
 def test_apply_equals_the_literal_map(name, m, n):
     p, v = parameters(name, m).requires_grad_(), normal(2, n, m).requires_grad_()
     w = ORTHOGONALIZERS[name].apply(p, v)
@@ -144,26 +135,7 @@ def test_apply_equals_the_literal_map(name, m, n):
         close(grad, literal_grad, 1e-9)
 
 
-@pytest.mark.parametrize("name", MATRICES)
-def test_apply_is_the_product_with_the_matrix(name):
-    p, v = parameters(name, 6), normal(2, 9, 6)
-    close(ORTHOGONALIZERS[name].apply(p, v), v @ ORTHOGONALIZERS[name].matrix(p).mT, 1e-12)
-
-
-@pytest.mark.parametrize("name", ONCE)
-def test_blocks_are_independent(name):
-    p, v = parameters(name, 4, 3).requires_grad_(), normal(3, 5, 4).requires_grad_()
-    w = ORTHOGONALIZERS[name].apply(p, v)
-    grads = gradients(w, p, v)
-    for i in range(3):
-        one = slice(i, i + 1)
-        close(w[one], ORTHOGONALIZERS[name].apply(p[one], v[one]), 1e-12)
-    alone = [ORTHOGONALIZERS[name].apply(p[i : i + 1], v[i : i + 1]) for i in range(3)]
-    for grad, other in zip(grads, gradients(torch.cat(alone), p, v), strict=True):
-        close(grad, other, 1e-11)
-
-
-@pytest.mark.parametrize("name", ONCE)
+@pytest.mark.parametrize("name", OWN_CODE)
 def test_only_what_needs_a_gradient_gets_one(name):
     p, v = parameters(name, 4), normal(2, 5, 4)
     apply = ORTHOGONALIZERS[name].apply
@@ -175,8 +147,8 @@ def test_only_what_needs_a_gradient_gets_one(name):
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_other_gram_schmidts_are_the_same_map(name):
-    one, other = ORTHOGONALIZERS["gram_schmidt"], ORTHOGONALIZERS[name]
+def test_aliases_are_the_same_map(name):
+    one, other = ORTHOGONALIZERS[SAME[name]], ORTHOGONALIZERS[name]
     p, v = normal(2, 6, 6), normal(2, 3, 6)
     assert torch.equal(one.matrix(p), other.matrix(p))
     assert torch.equal(one.apply(p, v), other.apply(p, v))
@@ -185,7 +157,7 @@ def test_other_gram_schmidts_are_the_same_map(name):
 # signs
 
 
-@pytest.mark.parametrize("m", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize("m", [1, 4, 7])
 def test_determinants(m):
     u = normal(8, m, m)
     sign = torch.linalg.det(u).sign()
@@ -196,7 +168,7 @@ def test_determinants(m):
         close(torch.linalg.det(getattr(orthogonal, name)(u)), torch.ones_like(sign))
 
 
-@pytest.mark.parametrize("m", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize("m", [1, 4, 7])
 def test_householder_is_givens_and_the_papers_up_to_the_last_sign(m):
     u = normal(8, m, m)
     r = orthogonal.householder(u)
@@ -289,7 +261,6 @@ def test_gradcheck_at_hard_points(name, point):
 # where the loops have no value or no gradient: a column that is done, two zeros to turn, equal singular values
 LITERAL_FAILS = {
     "householder": ["identity", "minus identity", "permutation", "triangular"],
-    "givens": ["permutation"],
     "lowdin": list(FULL_POINTS),
 }
 
@@ -322,22 +293,20 @@ def test_lowdin_at_hard_points_is_the_polar_factor(point):
     close(torch.autograd.grad(r, u, g)[0], q @ x, 1e-12)
 
 
-@pytest.mark.parametrize("m", [1, 3])
 @pytest.mark.parametrize("name", ONCE)
-def test_gradcheck(name, m):
-    p, v = parameters(name, m).requires_grad_(), normal(2, 2, m).requires_grad_()
+def test_gradcheck(name):
+    p, v = parameters(name, 3).requires_grad_(), normal(2, 2, 3).requires_grad_()
     assert gradcheck(ORTHOGONALIZERS[name].apply, (p, v), atol=1e-6, rtol=1e-5)
     if name != "network":
         assert gradcheck(ORTHOGONALIZERS[name].matrix, p, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("m", [2, 3])
 @pytest.mark.parametrize("name", ONCE)
-def test_second_derivatives(name, m):
-    p, v = parameters(name, m, 1).requires_grad_(), normal(1, 2, m).requires_grad_()
+def test_second_derivatives(name):
+    p, v = parameters(name, 3, 1).requires_grad_(), normal(1, 2, 3).requires_grad_()
     assert gradgradcheck(ORTHOGONALIZERS[name].apply, (p, v), atol=1e-5, rtol=1e-4)
     if name in PUBLIC:
-        assert gradgradcheck(getattr(orthogonal, name), normal(m, m).requires_grad_(), atol=1e-5, rtol=1e-4)
+        assert gradgradcheck(getattr(orthogonal, name), normal(3, 3).requires_grad_(), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", [*FACTORED, *SKEW])
@@ -350,7 +319,7 @@ def test_second_derivatives_at_the_identity_start(name):
 # float32 at size
 
 
-STARTS = [(name, init) for name in [*PUBLIC, "ogd"] for init in ("normal", "identity")]
+STARTS = [(name, init) for name in [*FACTORED, *SKEW, "canonical", "ogd"] for init in ("normal", "identity")]
 
 
 @pytest.mark.parametrize(("name", "init"), [start for start in STARTS if start != ("canonical", "identity")])
@@ -385,7 +354,7 @@ def test_float32_gradients_are_right_at_size(name):
 # starts
 
 
-@pytest.mark.parametrize("m", SIZES)
+@pytest.mark.parametrize("m", [1, 5])
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in ("canonical", "skew")])
 def test_identity_start_changes_nothing(name, m):
     method = ORTHOGONALIZERS[name]
@@ -405,7 +374,7 @@ def test_without_identity_start_is_an_error_that_names_the_method(name):
         ORTHOGONALIZERS[name].start(4, "identity")
 
 
-@pytest.mark.parametrize("name", [name for name in reference.MATRICES if name not in ("ogd", "positive_definite")])
+@pytest.mark.parametrize("name", ["gram_schmidt", "canonical", "cayley", "upper", "skew"])
 def test_normal_start_is_standard_normal(name):
     p = ORTHOGONALIZERS[name].start(60, "normal").detach()
     assert tuple(p.shape) == tuple(ORTHOGONALIZERS[name].shape(60))
@@ -416,7 +385,7 @@ def test_normal_start_is_standard_normal(name):
     assert not torch.equal(p, ORTHOGONALIZERS[name].start(60, "normal"))
 
 
-@pytest.mark.parametrize("m", SIZES)
+@pytest.mark.parametrize("m", [1, 5])
 def test_normal_start_of_ogd_is_orthogonal_and_no_identity(m):
     p = ORTHOGONALIZERS["ogd"].start(m, "normal").detach()
     assert orthogonality(p) < 1e-6
@@ -454,37 +423,6 @@ def test_positive_definite_with_large_negative_diagonal():
     assert (torch.linalg.vecdot(v, ORTHOGONALIZERS["positive_definite"].apply(p, v)) > 0).all()
 
 
-@pytest.mark.parametrize(
-    ("name", "zero"),
-    [
-        ("upper", lambda i, j: i > j),
-        ("lower", lambda i, j: i < j),
-        ("banded", lambda i, j: abs(i - j) > 1),
-        ("hessenberg_upper", lambda i, j: i > j + 1),
-        ("hessenberg_lower", lambda i, j: j > i + 1),
-        ("skew", lambda i, j: i == j),
-        ("symmetric", lambda i, j: False),
-    ],
-    ids=["upper", "lower", "banded", "hessenberg_upper", "hessenberg_lower", "skew", "symmetric"],
-)
-def test_structure(name, zero):
-    r = ORTHOGONALIZERS[name].matrix(normal(1, 6, 6))[0]
-    for i in range(6):
-        for j in range(6):
-            assert (r[i, j] == 0) == zero(i, j)
-    if name == "symmetric":
-        assert torch.equal(r, r.mT)
-    if name == "skew":
-        assert torch.equal(r, -r.mT)
-
-
-def test_skew_turns_every_neuron_by_a_right_angle():
-    p, v = normal(2, 6, 6), normal(2, 50, 6)
-    w = ORTHOGONALIZERS["skew"].apply(p, v)
-    assert w.norm(dim=-1).min() > 0.1
-    close(torch.linalg.vecdot(v, w), torch.zeros(2, 50).double(), 1e-13)
-
-
 # finite for whatever is finite
 
 EXTREMES = {
@@ -503,7 +441,7 @@ def repeats(name, extreme):
 
 
 @pytest.mark.parametrize("extreme", EXTREMES)
-@pytest.mark.parametrize("name", ONCE)
+@pytest.mark.parametrize("name", OWN_CODE)
 def test_finite_in_finite_out(name, extreme):
     p = EXTREMES[extreme](parameters(name, 5, dtype=torch.float32)).requires_grad_()
     v = normal(2, 3, 5, dtype=torch.float32).requires_grad_()
@@ -519,8 +457,8 @@ def test_finite_in_finite_out(name, extreme):
 
 
 @pytest.mark.parametrize("extreme", ["zero", "rank one", "a zero column"])
-@pytest.mark.parametrize("name", PUBLIC)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name not in SAME])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_public_functions_take_singular_matrices(name, extreme, dtype):
     u = EXTREMES[extreme](normal(4, 4)).to(dtype).requires_grad_()
     r = getattr(orthogonal, name)(u)
@@ -533,7 +471,7 @@ def test_public_functions_take_singular_matrices(name, extreme, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ONCE)
+@pytest.mark.parametrize("name", OWN_CODE)
 def test_half_precision_is_computed_in_float32(name, dtype):
     p, v = parameters(name, 8).to(dtype), normal(2, 5, 8).to(dtype)
     method, outputs = ORTHOGONALIZERS[name], {}
@@ -549,7 +487,7 @@ def test_half_precision_is_computed_in_float32(name, dtype):
         torch.testing.assert_close(half.float(), single, rtol=0, atol=0.6 * torch.finfo(dtype).eps * largest)  # rounded
 
 
-@pytest.mark.parametrize("name", ONCE)
+@pytest.mark.parametrize("name", OWN_CODE)
 def test_autocast_does_not_round(name):
     p = parameters(name, 9, dtype=torch.float32).requires_grad_()
     v = normal(2, 5, 9, dtype=torch.float32).requires_grad_()
@@ -598,7 +536,7 @@ def test_compiles_whole(name):
 # bad input
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+@pytest.mark.parametrize("name", ["lowdin", "cayley"])
 @pytest.mark.parametrize(
     ("value", "error"),
     [

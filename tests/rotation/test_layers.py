@@ -12,8 +12,8 @@ from hypersphere.cli import main
 from hypersphere.rotation.cost import step_cost
 from hypersphere.rotation.parametrization import find_rotated
 from hypersphere.rotation.plan import Plan
-from hypersphere.train import Config, Model, Rotation, Schedule, fit, neurons
-from hypersphere.train.config import ConfigError, apply, derive, from_tree, load_file, to_tree, to_yaml
+from hypersphere.train import Config, Rotation, neurons
+from hypersphere.train.config import ConfigError, apply, from_tree, load_file, to_tree, to_yaml
 
 
 @pytest.fixture(autouse=True)
@@ -64,9 +64,6 @@ def test_each_way_out_is_one(options):
 
 NOT_WORTH_A_WORD = {
     "cnn6.opt": lambda: hs.models.create("cnn6.opt"),  # the layer of 1024 dimensions takes half
-    "cnn9.opt": lambda: hs.models.create("cnn9.opt"),
-    "resnet18.opt": lambda: hs.models.create("resnet18.opt"),
-    "transformer": lambda: hs.models.create("transformer"),
     "digits": lambda: hs.models.create("cnn3", 10, in_channels=1, input_size=8, widths=(16, 32, 48), fc=64),
     "almost all of little": lambda: convolutional(576),
     "many classes": lambda: nn.Linear(512, 10_572),
@@ -133,7 +130,6 @@ def body():
         ("[02]", (), ["0", "2"]),
         ("0, 4", (), ["0", "4"]),
         ("hidden,4", (), ["0", "2", "4"]),
-        ("hidden,0", (), ["0", "2"]),
         ("*", (), ["0", "2", "4"]),
         ("hidden", "0", ["2"]),
         ("all", "0,4", ["2"]),
@@ -194,10 +190,9 @@ def test_unknown_layers_on_the_command_line(tmp_path, capsys):
     assert not out.exists()
 
 
-@pytest.mark.parametrize("text", ["", " ", "[]", ","])
-def test_no_layers_on_the_command_line(text, tmp_path, capsys):
+def test_no_layers_on_the_command_line(tmp_path, capsys):
     out = tmp_path / "run"
-    assert main(["train", "--rotation.layers", text, "--steps", "1", "--out", str(out)]) == 2
+    assert main(["train", "--rotation.layers", "", "--steps", "1", "--out", str(out)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "rotation.layers must not be empty" in line
     assert not out.exists()
@@ -223,14 +218,7 @@ def test_every_way_to_write_them_is_one_config(make, tmp_path):
     assert load_file(file) == config
 
 
-def test_words_stay_words():
-    """So that runs from before names were taken are the same runs."""
-    assert Rotation().layers == Rotation(layers=["hidden"]).layers == "hidden"
-    assert apply(Config(), {"rotation.layers": "output"}).rotation.layers == "output"
-    assert apply(Config(), {"rotation.exclude": ""}).rotation.exclude == ()
-
-
-@pytest.mark.parametrize("value", [3, [3], ["a", None], "", "a,,b", [""], [], None])
+@pytest.mark.parametrize("value", [3, ["a", None], "a,,b", []])
 def test_what_is_no_name_is_refused(value):
     with pytest.raises(ConfigError, match=r"rotation\.layers"):
         Rotation(layers=value)
@@ -241,25 +229,10 @@ def test_a_generator_takes_no_names():
         from_tree({"model": {"name": "generator.mhe"}, "rotation": {"exclude": "a"}})
 
 
-def test_a_run_from_before_goes_on(tmp_path):
-    """Its config.json has no rotation.exclude."""
-    small = Model("cnn3", widths=(4, 4, 4), fc=4)
-    plan = {"steps": 2, "checkpoint_every": 1, "schedule": Schedule("constant"), "out": str(tmp_path / "run")}
-    fit(Config(model=small, rotation=Rotation(), **plan), progress=False)
-    file = tmp_path / "run" / "config.json"
-    tree = json.loads(file.read_text())
-    assert tree["rotation"]["layers"] == "hidden"
-    assert tree["rotation"].pop("exclude") == []
-    del tree["checksum"]
-    file.write_text(json.dumps(tree))
-    longer = fit(derive(load_file(file), steps=3, resume=True), progress=False)
-    assert longer.metrics[-1]["step"] == 3
-
-
 # layers that a network leaves plain
 
 
-@pytest.mark.parametrize("name", ["cnn10.opt", "sphereface20", "sphereface64", "cnn20.opt"])
+@pytest.mark.parametrize("name", ["cnn10.opt", "sphereface20"])
 def test_wide_layers_of_presets_stay_plain_unless_named(name):
     net = on_meta(lambda: hs.models.create(name))
     (message,) = said(net)

@@ -25,7 +25,6 @@ from tests.rotations import (
     registry,
     rotated_rows,
     rotation,
-    rows_before,
     shake,
     signs,
     train,
@@ -70,14 +69,13 @@ def test_weight_is_r_times_the_neurons(method, init):
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-@pytest.mark.parametrize("method", ["cayley", "lowdin", "network"])
-def test_every_kind_of_layer(kind, method):
+def test_every_kind_of_layer(kind):
     make, shape = LAYERS[kind]
     plain = make().double()
-    layer = shake(hs.rotate(copy.deepcopy(plain), method))
+    layer = shake(hs.rotate(copy.deepcopy(plain), "cayley"))
     x = inputs(*shape)
     assert isinstance(layer, type(plain))
-    expected = rotated_rows(layer, method)
+    expected = rotated_rows(layer, "cayley")
     close(layer.weight, expected)
     assert (expected - plain.weight).abs().max() > 1e-2
     plain.load_state_dict({**plain.state_dict(), "weight": expected})
@@ -123,40 +121,7 @@ def test_neurons_of_a_transposed_convolution_are_its_output_channels(kind):
     close(hs.select(layer)[""].matrix(), rows @ r.T)
 
 
-def test_one_rotation_for_all_groups():
-    layer = shake(hs.rotate(nn.Conv2d(4, 6, 3, groups=2).double()))
-    assert layer.state_dict()["parametrizations.weight.0.default.cayley"].shape == (1, 18 * 17 // 2)
-    angles = [F.cosine_similarity(w[0], w[5], dim=0) for w in (layer.weight.flatten(1), rows_before(layer))]
-    close(*angles)  # of neurons of two groups
-
-
-def test_overlapping_patches():
-    """Rotating the patches of an input is not the same as rotating its filters where patches overlap."""
-    conv = nn.Conv2d(3, 8, 3, padding=1).double()
-    neurons = conv.weight.detach().clone()
-    shake(hs.rotate(conv))
-    x = inputs(2, 3, 9, 9)
-    w = neurons.flatten(1) @ rotation(conv, "cayley").T
-    output = conv(x)
-    close(output, F.conv2d(x, w.view_as(neurons), conv.bias, padding=1))
-    close(hs.merge(conv)(x), output)
-
-
 # ------------------------------------------------------------------------------------------ attention and heads
-
-
-@pytest.mark.parametrize("method", ["cayley", "householder", "network"])
-def test_attention_packed(method):
-    attention = nn.MultiheadAttention(6, 2, batch_first=True).double()
-    plain = copy.deepcopy(attention)
-    hs.rotate(attention, method, layers=nn.MultiheadAttention)
-    x = inputs(2, 5, 6)
-    close(attention(x, x, x)[0], plain(x, x, x)[0])
-    shake(attention)
-    weight = rotated_rows(attention, method, "in_proj_weight")
-    close(attention.in_proj_weight, weight)
-    plain.load_state_dict({**plain.state_dict(), "in_proj_weight": weight})
-    close(attention(x, x, x)[0], plain(x, x, x)[0])
 
 
 def test_attention_with_separate_projections():
@@ -186,14 +151,6 @@ def test_one_projection_of_attention_by_name():
     ]
 
 
-def test_attention_learns_its_rotation():
-    attention = hs.rotate(nn.MultiheadAttention(6, 2), layers=nn.MultiheadAttention)
-    x = inputs(5, 2, 6, dtype=torch.float32)
-    attention(x, x, x)[0].square().sum().backward()
-    assert attention.parametrizations.in_proj_weight[0].default.cayley.grad.abs().max() > 0
-    assert attention.parametrizations.in_proj_weight.original.grad is None
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_transformer_encoder_layer(training):
     """Its fast path, in eval and without gradients, reads the weights and calls no layer."""
@@ -220,15 +177,7 @@ def test_transformer_encoder_layer(training):
         close(moved, plain(x), 1e-5)
 
 
-HEADS = {
-    "w": lambda: hs.WSoftmaxLoss(7, 6),
-    "a": lambda: hs.ASoftmaxLoss(7, 6),
-    "ga": lambda: hs.GASoftmaxLoss(7, 6, similarity="linear"),
-    "s": lambda: hs.SSoftmaxLoss(7, 6, similarity="sigmoid"),
-    "am": lambda: hs.AMSoftmaxLoss(7, 6, bias=True),
-    "arc": lambda: hs.ArcFaceLoss(7, 6),
-    "plus": lambda: hs.SphereFacePlusLoss(7, 6),
-}
+HEADS = {"am": lambda: hs.AMSoftmaxLoss(7, 6, bias=True), "plus": lambda: hs.SphereFacePlusLoss(7, 6)}
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -248,75 +197,14 @@ def test_loss_head(name):
     assert head.parametrizations.weight[0].default.cayley.grad.abs().max() > 0
 
 
-class WithHead(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Linear(5, 6)
-        self.head = hs.ArcFaceLoss(7, 6)
-
-    def forward(self, x, y):
-        return self.head(self.body(x), y)
-
-
-def test_loss_head_in_a_model_is_its_output():
-    net = hs.rotate(WithHead())
-    assert [n for n, p in net.named_parameters() if "default" in n] == ["body.parametrizations.weight.0.default.cayley"]
-    hs.rotate(net, "householder", layers="head")  # CLS-OPT
-    assert net.state_dict()["head.parametrizations.weight.0.default.householder"].shape == (1, 6, 6)
-    train(nn.Sequential(net.body), inputs(3, 5, dtype=torch.float32))
-    net(inputs(3, 5, dtype=torch.float32), torch.tensor([0, 1, 2])).backward()
-    assert net.head.parametrizations.weight[0].default.householder.grad.abs().max() > 0
-
-
-def test_a_root_that_is_a_layer():
-    layer = nn.Linear(6, 5)
-    assert hs.rotate(layer) is layer
-    assert set(layer.state_dict()) == {
-        "bias",
-        "parametrizations.weight.original",
-        "parametrizations.weight.0.default.cayley",
-    }
-    assert type(hs.merge(layer)) is nn.Linear
-
-
 # ------------------------------------------------------------------------------------------------ which layers
 
 
-def test_returns_the_model_and_leaves_the_output():
-    net = mlp()
-    assert hs.rotate(net) is net
-    assert sorted(key for key in net.state_dict() if key.endswith("original")) == [
-        "0.parametrizations.weight.original",
-        "2.parametrizations.weight.original",
-    ]
-    assert type(net[4]) is nn.Linear
-
-
-@pytest.mark.parametrize("layers", ["4", ["0", "4"], nn.Linear])
+@pytest.mark.parametrize("layers", [["0", "4"], nn.Linear])
 def test_output_when_asked(layers):
     net = hs.rotate(mlp(), layers=layers)
     assert "4.parametrizations.weight.0.default.cayley" in net.state_dict()
     assert ("2.weight" in net.state_dict()) == (layers is not nn.Linear)
-
-
-def test_no_output_and_another_output():
-    assert "4.weight" not in hs.rotate(mlp(), layers="*").state_dict()
-    model = mlp()
-    state = hs.rotate(model, layers=hs.select(model, output="2")).state_dict()
-    assert "2.weight" in state
-    assert "4.weight" not in state
-
-
-@pytest.mark.parametrize("exclude", ["2", nn.Tanh, lambda name, module: name == "2", ["2", "nothing*"]])
-def test_exclude(exclude):
-    state = hs.rotate(mlp(), exclude=exclude).state_dict()
-    assert ("2.weight" in state) == (exclude is not nn.Tanh)
-
-
-def test_a_misspelt_name_to_exclude_is_an_error():
-    net = mlp()
-    with refused(ValueError, "unknown layer '22' in exclude", net):
-        hs.rotate(net, exclude="22")
 
 
 def test_other_options_for_other_layers():
@@ -363,33 +251,12 @@ def test_recurrent_layers_and_embeddings_are_passed_over():
 # ------------------------------------------------------------------------------------------------------- start
 
 
-@pytest.mark.parametrize("method", [*STARTS, "none"])
-@pytest.mark.parametrize("blocks", [1, 2])
-def test_identity_start_changes_nothing(method, blocks):
+@pytest.mark.parametrize("method", STARTS)
+def test_identity_start_changes_nothing(method):
     net = mlp()
     x = inputs(3, 6)
     before = net(x)
-    close(hs.rotate(net, method, **({} if method == "none" else {"blocks": blocks}))(x), before, 1e-12)
-
-
-@pytest.mark.parametrize("method", [*STARTS, "none"])
-def test_identity_start_changes_nothing_in_float32(method):
-    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 4))
-    x = inputs(2, 3, 5, 5, dtype=torch.float32)
-    before = net(x)
-    close(hs.rotate(net, method)(x), before, 1e-5)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_normal_start_changes_the_function(method):
-    net = mlp()
-    x = inputs(3, 6)
-    before = net(x)
-    after = hs.rotate(net, method, init="normal")(x)
-    assert (after - before).abs().max() > 1e-3
-    assert after.isfinite().all()
-    starts = [net[i].state_dict()[f"parametrizations.weight.0.default.{method}"] for i in (0, 2)]
-    assert len(starts[0].unique()) > 6
+    close(hs.rotate(net, method, blocks=2)(x), before, 1e-12)
 
 
 def test_normal_start_follows_the_global_seed():
@@ -401,14 +268,6 @@ def test_normal_start_follows_the_global_seed():
     key = "0.parametrizations.weight.0.default.lowdin"
     assert torch.equal(states[0][key], states[1][key])
     assert not torch.equal(states[0][key], states[2][key])
-
-
-def test_normal_start_is_standard_normal():
-    p = hs.rotate(nn.Linear(100, 2), "gram_schmidt", init="normal").state_dict()[
-        "parametrizations.weight.0.default.gram_schmidt"
-    ]
-    assert abs(p.mean()) < 0.05
-    assert abs(p.std() - 1) < 0.05
 
 
 def test_identity_start_draws_nothing():
@@ -429,13 +288,18 @@ def expected_shape(method, blocks, m):
     return (blocks, 2, m, m) if method == "network" else (blocks, m, m)
 
 
-@pytest.mark.parametrize("method", [*METHODS, "none"])
+SPLIT = [({"blocks": 2}, 2, 4), ({"blocks": 2, "share_blocks": True}, 1, 4), ({"block_size": 2}, 4, 2)]
+
+
 @pytest.mark.parametrize(
-    ("options", "blocks", "m"),
-    [({}, 1, 8), ({"blocks": 2}, 2, 4), ({"blocks": 2, "share_blocks": True}, 1, 4), ({"block_size": 2}, 4, 2)],
+    ("method", "options", "blocks", "m"),
+    [
+        *((method, {}, 1, 8) for method in [*METHODS, "none"]),
+        *((method, *case) for method in ("cayley", "gram_schmidt", "network") for case in SPLIT),
+    ],
 )
 def test_keys_and_shapes(method, options, blocks, m):
-    net = hs.rotate(mlp(), method, init="normal", layers="2", **({} if method == "none" else options))
+    net = hs.rotate(mlp(), method, init="normal", layers="2", **options)
     expected = {key: tuple(value.shape) for key, value in mlp().state_dict().items() if key != "2.weight"}
     expected["2.parametrizations.weight.original"] = (4, 8)
     if method != "none":
@@ -484,64 +348,20 @@ def test_packed_triangles_are_rows_of_the_upper_triangle():
     close(layer.weight, torch.linalg.matrix_exp(a).T, 1e-7)
 
 
-def test_shared_blocks_are_one_block_many_times():
-    layer = shake(hs.rotate(nn.Conv2d(6, 5, 2).double(), blocks=3, share_blocks=True))
-    (block,) = ORTHOGONALIZERS["cayley"].matrix(layer.parametrizations.weight[0].default.cayley)
-    r = torch.block_diag(block, block, block)
-    close(layer.weight.flatten(1), rows_before(layer) @ r.T)
-
-
-def test_blocks_are_of_whole_channels_in_their_order():
-    layer = shake(hs.rotate(nn.Conv2d(6, 5, 2).double(), blocks=3))
-    close(layer.weight, rotated_rows(layer, "cayley"))
-    with torch.no_grad():
-        layer.parametrizations.weight[0].default.cayley[1:] = 0
-    moved = (layer.weight - layer.parametrizations.weight.original).abs().amax((0, 2, 3))
-    assert (moved[:2] > 1e-3).all()
-    assert (moved[2:] < 1e-12).all()
-
-
-def test_no_extra_state():
-    assert not any("extra_state" in key for key in hs.rotate(mlp(), sample=0.5).state_dict())
-
-
-def test_state_dict_round_trip():
-    net = shake(hs.rotate(mlp(), "lowdin"))
-    other = hs.rotate(nn.Sequential(*(copy.deepcopy(m) for m in mlp())), "lowdin")
-    with torch.no_grad():
-        for p in other.parameters():
-            p.add_(1)
-    other.load_state_dict(net.state_dict())
-    x = inputs(3, 6)
-    assert torch.equal(other(x), net(x))
-
-
 # ------------------------------------------------------------------------------------- what learns and what not
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adam])
-def test_fixed_neurons_are_safe(optimizer):
+def test_fixed_neurons_are_safe():
     net = hs.rotate(mlp())
     assert [p.requires_grad for p in originals(net).values()] == [False, False]
     assert all(isinstance(p, nn.Parameter) for p in originals(net).values())
     net.requires_grad_(True)
     before = {name: p.detach().clone() for name, p in originals(net).items()}
-    train(net, inputs(3, 6), optimizer=optimizer(net.parameters(), lr=0.1, weight_decay=0.1))
+    train(net, inputs(3, 6), optimizer=torch.optim.AdamW(net.parameters(), lr=0.1, weight_decay=0.1))
     for name, p in originals(net).items():
         assert p.grad is None
         assert torch.equal(p, before[name])
     assert net[0].parametrizations.weight[0].default.cayley.grad.abs().max() > 0
-
-
-def test_learned_neurons_learn():
-    net = hs.rotate(mlp(), neurons="learned")
-    before = {name: p.detach().clone() for name, p in originals(net).items()}
-    train(net, inputs(3, 6))
-    for name, p in originals(net).items():
-        assert p.requires_grad
-        assert (p - before[name]).abs().max() > 0
-    assert net[0].parametrizations.weight[0].default.cayley.abs().max() > 0
-    close(net[0].weight, rotated_rows(net[0], "cayley"))
 
 
 def test_everything_else_keeps_its_requires_grad():
@@ -574,7 +394,7 @@ def test_rotation_only_fine_tuning():
     }
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if method != "network"])
+@pytest.mark.parametrize("method", ["cayley", "gram_schmidt", "ogd", "positive_definite"])
 def test_every_rotation_gets_the_gradient_of_its_literal_form(method):
     """dL/dP of the layer against that of v Rᵀ with R formed."""
     layer = shake(hs.rotate(nn.Linear(5, 4).double(), method, init="normal"), 0.1)
@@ -631,7 +451,7 @@ def energies(model, **options):
     return hs.EnergyRegularizer(model, **options).per_layer()
 
 
-@pytest.mark.parametrize("method", ["cayley", "gram_schmidt", "lowdin", "none"])
+@pytest.mark.parametrize("method", ["cayley", "none"])
 def test_energy_of_rotated_layers_is_constant_and_out_of_the_sum(method):
     net = mlp()
     before = energies(net)
@@ -706,27 +526,11 @@ def test_baseline_of_fixed_random_neurons():
     assert changed == {"0.bias", "2.bias", "4.weight", "4.bias"}
 
 
-def test_baseline_of_plain_training_with_normalized_neurons():
-    net = hs.normalize_neurons(mlp())
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    x = inputs(3, 6)
-    start = net[0].weight.detach().clone()
-    for _ in range(5):
-        train(net, x, steps=1, optimizer=optimizer)
-        hs.normalize_neurons(net)
-        close(net[0].weight.norm(dim=1), torch.ones(8).double())
-        close(net[2].weight.norm(dim=1), torch.ones(4).double())
-    assert (net[0].weight - start).abs().max() > 1e-4
-    assert (net[4].weight.norm(dim=1) - 1).abs().max() > 1e-3
-
-
 # ---------------------------------------------------------------------------------------------------- precision
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(
-    "method", ["cayley", "householder", "lowdin", "exponential", "ogd", "network", "positive_definite"]
-)
+@pytest.mark.parametrize("method", ["cayley", "exponential", "network"])
 def test_half_precision_model(dtype, method):
     net = mlp(dtype)
     x = inputs(3, 6, dtype=dtype)
@@ -745,7 +549,7 @@ def test_half_precision_model(dtype, method):
         assert hs.merge(copy.deepcopy(net))[i].weight.dtype == dtype
 
 
-@pytest.mark.parametrize("method", ["cayley", "householder", "lowdin", "exponential", "unconstrained", "network"])
+@pytest.mark.parametrize("method", ["cayley", "unconstrained", "network"])
 def test_autocast_does_not_round_the_weight(method):
     net = shake(hs.rotate(mlp(torch.float32), method))
     expected = net[0].weight
@@ -803,7 +607,7 @@ def test_a_method_of_ones_own_is_not_rounded_by_autocast():
 
 
 @pytest.mark.usefixtures("_own_methods")
-@pytest.mark.parametrize("name", ["cayley", "none", "method", "dims", "trainable", "forward"])
+@pytest.mark.parametrize("name", ["cayley", "none", "method", "dims", "forward", "a.b"])
 def test_a_name_that_is_taken_is_refused(name):
     net = mlp()
     with refused(ValueError, name, net):
@@ -827,35 +631,6 @@ def test_a_method_of_ones_own_can_be_mended():
     assert ORTHOGONALIZERS["signs"] is again
 
 
-@pytest.mark.usefixtures("_own_methods")
-def test_a_name_that_is_no_key_is_refused():
-    for name in ("a.b", "", "none"):
-        net = mlp()
-        with refused(ValueError, "name", net):
-            hs.rotate(net, signs(name))
-
-
-def test_training_reaches_a_rotated_target():
-    """The whole point, in small: the neurons of a layer turn to those of another with the same angles."""
-    layer = nn.Linear(4, 6, bias=False).double()
-    a = inputs(4, 4)
-    target = layer.weight.detach() @ torch.linalg.matrix_exp(0.3 * (a - a.T)).T
-    hs.rotate(layer)
-    optimizer = torch.optim.Adam(hs.param_groups(layer), lr=0.05)
-    for _ in range(200):
-        optimizer.zero_grad()
-        loss = (layer.weight - target).square().sum()
-        loss.backward()
-        optimizer.step()
-    assert loss < 1e-4
-
-
-def test_blocks_where_some_layers_cannot_be_split():
-    net = hs.rotate(mlp(), blocks=4)  # 8 can, 6 cannot
-    shapes = [net[i].parametrizations.weight[0].default.cayley.shape for i in (0, 2)]
-    assert shapes == [(1, 15), (4, 1)]
-
-
 def test_all_methods_on_one_network():
     sizes = [6] * (len(STARTS) + 1)
     net = nn.Sequential(*itertools.starmap(nn.Linear, itertools.pairwise(sizes)), nn.Linear(6, 2)).double()
@@ -874,7 +649,7 @@ def test_all_methods_on_one_network():
     close(hs.merge(net)(x), trained)
 
 
-@pytest.mark.parametrize("method", ["cayley", "gram_schmidt", "householder", "lowdin", "exponential"])
+@pytest.mark.parametrize("method", ["cayley", "gram_schmidt"])
 def test_gradients_of_single_samples(method):
     net = shake(hs.rotate(mlp().double(), method))
     parameters = {name: p.detach() for name, p in net.named_parameters()}

@@ -98,24 +98,8 @@ def test_the_models_first_layer_stays_whole(options, whole, sampled):
         assert not hasattr(net.get_submodule(name), "parametrizations")
 
 
-def test_first_is_of_the_model_also_when_it_is_rotated_already():
-    net = hs.rotate(small(), layers="0")
-    hs.rotate(net, sample=4, exclude="0")
-    assert [is_sampled(net[i]) for i in (0, 2, 4)] == [False, True, True]
-
-
-def test_first_convolution_stays_whole_and_a_single_layer_does_not():
-    net = nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8, 3))
-    hs.rotate(net, sample=0.25)
-    assert not is_sampled(net[1])
-    assert len(dims(net[2])) == 18
-    assert len(dims(hs.rotate(nn.Linear(12, 5), sample=0.25))) == 3
-    assert len(dims(hs.rotate(hs.ArcFaceLoss(9, 8), sample=3))) == 3
-
-
-@pytest.mark.parametrize("before", [lambda: nn.Embedding(7, 5), lambda: nn.GRU(5, 5)], ids=["embedding", "recurrent"])
-def test_what_cannot_be_rotated_is_not_the_first_layer(before):
-    net = nn.ModuleList([before(), nn.Linear(10, 20), nn.Linear(20, 16), nn.Linear(16, 4)])
+def test_what_cannot_be_rotated_is_not_the_first_layer():
+    net = nn.ModuleList([nn.Embedding(7, 5), nn.Linear(10, 20), nn.Linear(20, 16), nn.Linear(16, 4)])
     hs.rotate(net, sample=4)
     assert [is_sampled(net[i]) for i in (1, 2)] == [False, True]
 
@@ -131,34 +115,10 @@ def test_p_is_a_number_or_a_share(d, sample, p):
     assert numbers(layer).shape == (1, p * (p - 1) // 2)
 
 
-@pytest.mark.parametrize("sample", [0, 1, 17, -2, 1.0, 0.0, -0.5, 1.5, 0.05, float("nan"), "half", True])
-def test_wrong_p(sample):
-    net = small()
-    keys = list(net.state_dict())
-    with pytest.raises((ValueError, TypeError), match="sample"):
-        hs.rotate(net, sample=sample)
-    assert list(net.state_dict()) == keys
-
-
 def test_p_larger_than_the_first_layer_is_fine_for_the_rest_and_names_the_layer_where_it_is_not():
     hs.rotate(small(), sample=16)  # the first layer has ten dimensions
     with pytest.raises(ValueError, match="'4'"):
         hs.rotate(small(), sample=17)
-
-
-@pytest.mark.parametrize("options", [{"init": "normal"}, {"blocks": 2}, {"block_size": 2}, {"method": "none"}])
-def test_what_sample_does_not_go_with(options):
-    net = small()
-    keys = list(net.state_dict())
-    with pytest.raises(ValueError, match="sample"):
-        hs.rotate(net, sample=4, **options)
-    assert list(net.state_dict()) == keys
-
-
-def test_one_task_only():
-    net = hs.rotate(small(), sample=4)
-    with pytest.raises(ValueError, match="sample"):
-        hs.rotation.add_task(net, "other")
 
 
 def test_only_the_drawn_dimensions_turn():
@@ -264,20 +224,10 @@ def test_the_state_alone_decides_the_draws_to_come():
         resampler.resample()
 
 
-def test_keys_and_types_of_the_state():
-    state = hs.rotate(small(), sample=4).state_dict()
-    prefix = "2.parametrizations.weight.0.default."
-    assert {key for key in state if key.startswith(prefix)} == {
-        prefix + name for name in ("cayley", "dims", "draw", "inner", "seed")
-    }
-    assert all(state[prefix + name].dtype == torch.int64 for name in ("dims", "draw", "inner", "seed"))
-    assert state[prefix + "seed"] != state[prefix.replace("2", "4", 1) + "seed"]
-
-
 # folding
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["adamw", "ogd"])
 def test_folding_keeps_function_and_energy_and_starts_anew(name):
     method = "ogd" if name == "ogd" else "cayley"
     net = hs.rotate(small(), method, sample=5)
@@ -379,13 +329,6 @@ def test_accumulated_batches_are_one_step(calls):
     assert counters(net) == (2, 1)
 
 
-def test_step_alone_counts_nothing():
-    net = hs.rotate(small(), sample=4)
-    resampler = hs.Resampler(net, OPTIMIZERS["sgd"](net), every=1)
-    resampler.step()
-    assert counters(net) == (0, 0)
-
-
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_step_that_a_scaler_skips_does_not_count(fused):
     net, (x, y) = hs.rotate(small(), sample=4), data()
@@ -457,7 +400,7 @@ def test_an_optimizer_goes_on_after_merge():
     assert list(net.state_dict()) == keys
 
 
-@pytest.mark.parametrize(("name", "every"), [("sgd", 1), ("adam", 5), ("adamw", 1), ("ogd", 5)])
+@pytest.mark.parametrize(("name", "every"), [("sgd", 1), ("ogd", 5)])
 def test_theorem_2_at_every_fold(name, every):
     """Forty folds of three small rotations each: energy, lengths and orthogonality of what was turned stay."""
     method = "ogd" if name == "ogd" else "cayley"
@@ -478,9 +421,8 @@ def test_theorem_2_at_every_fold(name, every):
         assert ((now - weight).abs().amax(0) > 1e-5).all()  # every dimension was turned
 
 
-@pytest.mark.parametrize("method", ["gram_schmidt", "householder", "lowdin", "exponential"])
-def test_other_methods_fold_too(method):
-    net = hs.rotate(small(), method, sample=5)
+def test_other_methods_fold_too():
+    net = hs.rotate(small(), "gram_schmidt", sample=5)
     optimizer = OPTIMIZERS["adamw"](net)
     before = [energy(net[i]) for i in (2, 4)]
     losses = train(net, optimizer, hs.Resampler(net, optimizer, every=4), 40)
@@ -489,25 +431,10 @@ def test_other_methods_fold_too(method):
     assert [energy(net[i]) for i in (2, 4)] == pytest.approx(before, rel=1e-5)
 
 
-def test_merging_in_the_middle_of_an_inner_loop():
-    net = hs.rotate(small(), sample=5)
-    optimizer = OPTIMIZERS["adam"](net)
-    train(net, optimizer, hs.Resampler(net, optimizer, every=4), 10)
-    x, _ = data()
-    output, state = net(x), net.state_dict()
-    merged = small()
-    merged.load_state_dict(hs.rotation.merge_state_dict(state))
-    torch.testing.assert_close(merged(x), output, rtol=0, atol=1e-5)
-    hs.merge(net)
-    torch.testing.assert_close(net(x), output, rtol=0, atol=1e-5)
-    assert list(net.state_dict()) == list(small().state_dict())
-
-
 # exact resume
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("stop", [4, 7, 10, 13], ids=["before a fold", "after one", "at a fold", "later"])
+@pytest.mark.parametrize(("name", "stop"), [("sgd", 4), ("adam", 7), ("adamw", 10), ("ogd", 13)])  # 10: at a fold
 def test_exact_resume_from_model_and_optimizer_state(name, stop, tmp_path):
     method = "ogd" if name == "ogd" else "cayley"
     net = hs.rotate(small(), method, sample=5, seed=3)
@@ -580,11 +507,6 @@ def test_small_rotations_match_any_target_as_a_full_one_does():
     assert matched("cayley", 3, 700) < min(full, 1e-3)
 
 
-@pytest.mark.parametrize("method", ["gram_schmidt", "lowdin"])
-def test_small_rotations_of_other_methods_match_any_target(method):
-    assert matched(method, 3, 700, lr=0.2) < 1e-3
-
-
 def test_one_draw_alone_cannot_match():
     """It is the outer loop that reaches the target."""
     assert matched("cayley", 3, 200, inner=10**6) > 1
@@ -610,7 +532,7 @@ def test_optimizer_without_the_rotations():
         hs.Resampler(net, partial)
 
 
-@pytest.mark.parametrize("every", [0, -3, 1.5, "750", None, True])
+@pytest.mark.parametrize("every", [0, 1.5, None])
 def test_wrong_every(every):
     net = hs.rotate(small(), sample=4)
     with pytest.raises((ValueError, TypeError), match="every"):

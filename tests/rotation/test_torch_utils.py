@@ -26,7 +26,7 @@ from tests.rotations import shake
 
 pytestmark = pytest.mark.slow
 
-ORTHOGONAL = ["cayley", "exponential", "gram_schmidt", "householder", "lowdin", "canonical"]
+METHODS = ["cayley", "gram_schmidt"]
 
 
 # checkpointing, copies, merging
@@ -45,7 +45,7 @@ def test_gradient_checkpointing_is_exact(options, use_reentrant):
     assert all(torch.equal(ours[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("method", ORTHOGONAL)
+@pytest.mark.parametrize("method", METHODS)
 def test_deepcopy_and_state_dict_round_trip(method):
     model, (x, y) = turned(rotated_net(method), method), rotated_batch()
     other = copy.deepcopy(model)
@@ -58,7 +58,7 @@ def test_deepcopy_and_state_dict_round_trip(method):
     assert not gradients(model)
 
 
-@pytest.mark.parametrize("method", ORTHOGONAL)
+@pytest.mark.parametrize("method", METHODS)
 def test_a_convolution_with_overlapping_patches(method):
     """Filters turn, not images: R applied to unfolded patches, Rᵀ of them before the neurons, and the merged layer."""
     model, (x, _) = turned(rotated_net(method), method), rotated_batch()
@@ -76,7 +76,7 @@ def test_a_convolution_with_overlapping_patches(method):
 # bfloat16
 
 
-@pytest.mark.parametrize("method", [*ORTHOGONAL, "ogd"])
+@pytest.mark.parametrize("method", [*METHODS, "ogd"])
 def test_autocast_leaves_the_factorization_in_float32(method):
     model, (x, y) = rotated_net(method), rotated_batch()
     if method != "ogd":

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 import hypersphere as hs
 from hypersphere._internal import checks
+from hypersphere.rotation import _file
 from hypersphere.rotation.parametrization import find_rotated
 from tests.rotated_nets import Tied
+from tests.rotations import registry
 
 SIDES = ("input", "output", "both")
 
@@ -48,7 +50,7 @@ def batch(dtype: torch.dtype = torch.float64, rows: int = 7) -> Tensor:
 
 
 def is_formed(y: Tensor) -> bool:
-    """Whether the weight of a rotated Linear was formed: see rotation/formed.py."""
+    """Whether the weight of a rotated Linear was formed: see rotation/formed_weight.py."""
     pending, names = [y.grad_fn], set()
     while pending:
         node = pending.pop()
@@ -187,6 +189,7 @@ def formed_layer(**options) -> nn.Sequential:
     return shake(hs.rotate(nn.Sequential(nn.Linear(24, 12, dtype=torch.float64)), layers="0", block_size=4, **options))
 
 
+@pytest.mark.slow
 def test_a_compiled_gradient_of_torch_func_has_all_parts():
     layer, x = formed_layer(), batch(rows=40)
     values = {name: p.detach() for name, p in layer.named_parameters()}
@@ -242,7 +245,8 @@ def test_other_inputs_are_left_to_the_layer():
 
 def test_a_method_of_the_user_s_may_be_only_nearly_orthogonal():
     near = replace(hs.orthogonal.ORTHOGONALIZERS["cayley"], name="near_cayley")
-    model = hs.rotate(nn.Sequential(nn.Linear(24, 12)), layers="0", block_size=4, method=near)
+    with registry():
+        model = hs.rotate(nn.Sequential(nn.Linear(24, 12)), layers="0", block_size=4, method=near)
     assert not is_formed(model(torch.randn(40, 24)))
 
 
@@ -307,6 +311,7 @@ def test_float16_bfloat16_and_autocast_rotate_in_float32():
     torch.testing.assert_close(rotated.norm(dim=1), x.norm(dim=1), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_deepcopy_pickle_state_dict_and_compile():
     model = shake(hs.rotate(net(torch.float32), block_size=12, apply="activation", side="both", scaled=True))
     x = batch(torch.float32)
@@ -335,6 +340,27 @@ def test_save_and_load_with_all_options(tmp_path):
     assert torch.equal(other(batch(torch.float32)), model(batch(torch.float32)))
 
 
+@pytest.mark.parametrize("options", [{"scaled": True}, {"shuffle": True}, {"side": "both"}, {"magnitude": True}])
+def test_a_file_does_not_load_into_a_model_with_further_options(options, tmp_path):
+    hs.rotation.save_rotations(shake(hs.rotate(net(), block_size=12)), tmp_path / "r.safetensors")
+    target = shake(hs.rotate(net(), block_size=12, **options))
+    before = copy.deepcopy(target.state_dict())
+    with pytest.raises(ValueError, match=f"rotated differently.*{next(iter(options))}"):
+        hs.rotation.load_rotations(target, tmp_path / "r.safetensors")
+    assert all(torch.equal(value, before[key]) for key, value in target.state_dict().items())
+
+
+def test_a_file_with_the_old_word_for_activations_loads(tmp_path, monkeypatch):
+    """Files from before said apply="input"."""
+    model = shake(hs.rotate(net(), block_size=12, apply="activation"))
+    describe = _file.describe_plan
+    monkeypatch.setattr("hypersphere.rotation.saving.describe_plan", lambda plan: describe(plan) | {"apply": "input"})
+    hs.rotation.save_rotations(model, tmp_path / "r.safetensors")
+    other = hs.rotation.load_rotations(net(), tmp_path / "r.safetensors")
+    assert all(weight.rotation.plan.apply == "activation" for weight in find_rotated(other))
+    assert torch.equal(other(batch()), model(batch()))
+
+
 def test_tied_weights_keep_their_tie():
     model, ids = Tied(), torch.arange(20)
     with pytest.raises(ValueError, match=r"'head'.*tied.*apply='activation'"):
@@ -357,6 +383,17 @@ def test_tied_weights_keep_their_tie():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TracerWarning: sizes are tensors there
         torch.testing.assert_close(torch.jit.trace(model, (ids,))(ids), model(ids))
+
+
+def test_the_rotation_of_a_tied_layer_merges_into_an_untied_one(tmp_path):
+    ids = torch.arange(20)
+    model = shake(hs.rotate(Tied(), layers=["hidden", "head"], apply="activation", block_size=4))
+    hs.rotation.save_rotations(model, tmp_path / "r.safetensors")
+    untied = Tied()
+    untied.head.weight = nn.Parameter(untied.head.weight.detach().clone())
+    hs.rotation.load_rotations(untied, tmp_path / "r.safetensors")
+    torch.testing.assert_close(untied(ids), model(ids))
+    torch.testing.assert_close(hs.merge(untied)(ids), model(ids))
 
 
 def test_quantized_layers(tmp_path, monkeypatch):
