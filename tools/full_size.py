@@ -17,8 +17,9 @@ from torch import Tensor
 
 from hypersphere.data import Graph
 from hypersphere.data.augment import resolve
+from hypersphere.papers import gan as gan  # registers it
 from hypersphere.papers import tables
-from hypersphere.papers.table import Row
+from hypersphere.papers.table import TableRow
 from hypersphere.train import tasks
 from hypersphere.train.config import Config, derive
 from hypersphere.train.distributed import World
@@ -128,7 +129,7 @@ def memory(config: Config) -> dict[str, float]:
     return {"weights": two.weights, "gradients": two.gradients, "state": two.state, "kept": kept}
 
 
-def rows(names: list[str]) -> list[tuple[str, Row]]:
+def rows(names: list[str]) -> list[tuple[str, TableRow]]:
     return [(name, row) for name in names for row in tables.load(name).rows if row.full is not None]
 
 

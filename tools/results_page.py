@@ -4,12 +4,14 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
+from hypersphere._internal.tables import NOTHING
 from hypersphere.papers import tables
-from hypersphere.papers.reproduce import compare, results
+from hypersphere.papers.reproduce import results
+from hypersphere.papers.reproduce.compare import ComparedRow, Comparison, Difference, compare
 from hypersphere.papers.reproduce.statistics import SIGNIFICANT, holm
-from hypersphere.papers.table import FIGURES
+from hypersphere.papers.table import METRICS
 from hypersphere.report import dot_plot
 
 NAMES = {"spherenet": "SphereNet", "mhe": "MHE", "opt": "OPT"}
@@ -20,7 +22,7 @@ HEADER = """# What was measured
 This page is generated from the files in `results/` by `make tables`; its tables, pictures and differences are never
 typed by hand. The paragraphs below the tables are written by hand (`results/findings.toml`), and what they call "tried"
 is not kept in `results/`. Each table has its command; in a clone, whose `results/` has these rows already, add
-`--results DIR` to measure them on your machine. The small forms run on two cores. They are much smaller than the
+`--results DIR` to measure them on your machine. The runs of reduced size fit two cores. They are much smaller than the
 papers' networks and trainings, so compare the sign of differences between rows, not the rows with the paper. Rows that
 exist only at full size (`--full`) are not shown.
 
@@ -52,27 +54,25 @@ A name before the slash is a column of the paper's table. The first row of a col
 """
 
 
-def tables_with_results(folder: Path) -> list[dict[str, Any]]:
-    found = [compare.compare(name, folder) for name in tables.TABLES if results.path_of(folder, name).exists()]
-    return [each for each in found if any(row["seeds"] for row in each["rows"])]
+def tables_with_results(folder: Path) -> list[Comparison]:
+    compared = [compare(name, folder) for name in tables.TABLES if results.path_of(folder, name).exists()]
+    return [table for table in compared if table.measured_rows()]
 
 
 def findings(folder: Path) -> dict[str, str]:
-    """Table → what came out, in words without figures; they are written by hand, beside the results."""
+    """Table → what came out, in words without numbers; they are written by hand, beside the results."""
     file = folder / FINDINGS
     return tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
 def markdown(folder: Path) -> str:
     """The page."""
-    found = tables_with_results(folder)
-    parts = [HEADER, _overview(found), _decided(found), ROW_NAMES]
-    said = findings(folder)
-    for each in found:
-        parts.append(_section(each, said.get(each["table"], "")))
+    compared, said = tables_with_results(folder), findings(folder)
+    sections = [HEADER, _overview(compared), _decided(compared), ROW_NAMES]
+    sections += [_section(table, said.get(table.table, "")) for table in compared]
     if (measured := folder / MEMORY).exists():
-        parts.append(_memory(measured.read_text(encoding="utf-8")))
-    return "".join(parts)
+        sections.append(_memory(measured.read_text(encoding="utf-8")))
+    return "".join(sections)
 
 
 def _title(name: str) -> str:
@@ -101,13 +101,13 @@ def _memory(text: str) -> str:
         "| table | rows | least | most | of row | batch |",
         "|---|---|---|---|---|---|",
     ]
-    for table, found in sizes.items():
-        most, row, batch = max(found)
-        lines.append(f"| {_title(table)} | {len(found)} | {min(found)[0]:.2f} | {most:.2f} | `{row}` | {batch} |")
+    for table, rows in sizes.items():
+        most, row, batch = max(rows)
+        lines.append(f"| {_title(table)} | {len(rows)} | {min(rows)[0]:.2f} | {most:.2f} | `{row}` | {batch} |")
     return "\n".join(lines) + "\n"
 
 
-def _overview(found: list[dict[str, Any]]) -> str:
+def _overview(compared: list[Comparison]) -> str:
     keys = ("same", "opposite", "undecided", "untested")
     lines = [
         "Pairs of rows that the paper orders are in the same order here or in the opposite one, undecided by the test, "
@@ -115,120 +115,133 @@ def _overview(found: list[dict[str, Any]]) -> str:
         f"| table | what | runs | core-minutes | same order | {' | '.join(keys[1:])} |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for each in found:
-        rows = [row for row in each["rows"] if row["seeds"]]
-        minutes = sum(row["seconds"] for row in rows) / 60
-        counts = [str(each["order"][key]) if each["summary"] else "-" for key in keys]
-        runs = sum(row["seeds"] for row in rows)
-        link = f"[{_title(each['table'])}](#{_anchor(each['table'])})"
-        lines.append(f"| {link} | {each['title']} | {runs} | {minutes:.0f} | {' | '.join(counts)} |")
+    for table in compared:
+        rows = table.measured_rows()
+        minutes = sum(row.seconds for row in rows) / 60
+        counts = [str(table.order[key]) if table.summary else NOTHING for key in keys]
+        runs = sum(row.seeds for row in rows)
+        lines.append(f"| {_link(table)} | {table.title} | {runs} | {minutes:.0f} | {' | '.join(counts)} |")
     return "\n".join(lines) + "\n\n"
 
 
-def _tests(
-    found: list[dict[str, Any]],
-) -> tuple[str, list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], float]]]:
-    """How the tests of trained rows came out, in words; table, row, first row and corrected p-value of each test."""
-    trained = [each for each in found if tables.load(each["table"]).rows[0].compute is None]
+def _link(table: Comparison) -> str:
+    return f"[{_title(table.table)}](#{_anchor(table.table)})"
+
+
+class Test(NamedTuple):
+    """A test of a trained row against the first of its column; `p` is corrected for the number of tests."""
+
+    table: Comparison
+    row: ComparedRow
+    base: ComparedRow
+    difference: Difference
+    p: float
+
+
+def _tests(compared: list[Comparison]) -> tuple[str, list[Test]]:
+    """How the tests of trained rows came out, in words, and each of them."""
+    trained = [table for table in compared if tables.load(table.table).rows[0].compute is None]
     pairs = {}
-    for each in trained:
-        for row, base in _with_first(each):  # two rows that other tables have too are tested once
-            pairs.setdefault((tuple(base["values"]), tuple(row["values"])), (each, row, base))
-    tests = [pair for pair in pairs.values() if pair[1]["p"] is not None]
-    words = [row["verdict"] for _, row, _ in tests]
+    for table in trained:
+        for row, base in _with_first(table):  # two rows that other tables have too are tested once
+            pairs.setdefault((tuple(base.values), tuple(row.values)), (table, row, base, row.against))
+    tested = [(*pair, against) for *pair, against in pairs.values() if against is not None and against.p is not None]
+    words = [against.verdict for *_, against in tested]
     text = (
-        f"{len(tests)} rows have two seeds or more and are compared with the first of their column: "
+        f"{len(tested)} rows have two seeds or more and are compared with the first of their column: "
         f"{words.count('better')} are better, {words.count('worse')} worse, {words.count('undecided')} undecided by "
-        f"Welch's t-test at p < {SIGNIFICANT}. {len(pairs) - len(tests)} more have a single seed on one side. So many "
-        f"tests decide about {SIGNIFICANT * len(tests):.0f} by chance alone; the last column says what remains when "
+        f"Welch's t-test at p < {SIGNIFICANT}. {len(pairs) - len(tested)} more have a single seed on one side. So many "
+        f"tests decide about {SIGNIFICANT * len(tested):.0f} by chance alone; the last column says what remains when "
         "the p-values are corrected for their number (Holm). The decided ones:"
     )
-    corrected = holm([row["p"] for _, row, _ in tests])
-    return text, [(*pair, p) for pair, p in zip(tests, corrected, strict=True)]
+    corrected = holm([against.p for *_, against in tested if against.p is not None])
+    return text, [Test(*test, p) for test, p in zip(tested, corrected, strict=True)]
 
 
-def _pair(row: dict[str, Any], base: dict[str, Any]) -> str:
-    return f"{base['row']} → {row['row'].rpartition('/')[2]}"
+def _reported_difference(row: ComparedRow, base: ComparedRow) -> float | None:
+    return None if row.reported is None or base.reported is None else row.reported - base.reported
 
 
-def _kept(corrected: float) -> str:
-    return "remains" if corrected < SIGNIFICANT else "undecided"
-
-
-def _decided(found: list[dict[str, Any]]) -> str:
+def _decided(compared: list[Comparison]) -> str:
     """The trained rows that differ from the first of their column by the test over seeds."""
-    words, tests = _tests(found)
+    words, tests = _tests(compared)
     lines = []
-    for each, row, base, p in tests:
-        if row["verdict"] != "undecided":
-            known = row["paper"] is not None and base["paper"] is not None
-            paper = f"{row['paper'] - base['paper']:+.2f}" if known else "-"
-            what = f"[{_title(each['table'])}](#{_anchor(each['table'])}), {each['what']}"
-            cells = [what, _pair(row, base), f"{row['difference']:+.2f}", paper, compare.decision(row), _kept(p)]
+    for table, row, base, difference, p in tests:
+        if difference.verdict != "undecided":
+            reported = _reported_difference(row, base)
+            cells = [
+                f"{_link(table)}, {table.what}",
+                f"{base.name} → {row.name.rpartition('/')[2]}",
+                f"{difference.value:+.2f}",
+                NOTHING if reported is None else f"{reported:+.2f}",
+                difference.decision(),
+                "remains" if p < SIGNIFICANT else "undecided",
+            ]
             lines.append(f"| {' | '.join(cells)} |\n")
     header = "| table | rows | difference | in the paper | | after correction |\n|---|---|---|---|---|---|\n"
     return f"## What the seeds decide\n\n{words}\n\n{header}{''.join(lines)}\n"
 
 
-def _with_first(each: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def _with_first(table: Comparison) -> Iterator[tuple[ComparedRow, ComparedRow]]:
     """Yield every row that was run with the first of its column, if both reached what is counted."""
-    first: dict[str, dict[str, Any]] = {}
-    for row in each["rows"]:
-        base = first.setdefault(row["row"].rpartition("/")[0], row)
-        if row is not base and all(one["seeds"] and one["reached"] == one["seeds"] for one in (row, base)):
+    first: dict[str, ComparedRow] = {}
+    for row in table.rows:
+        base = first.setdefault(row.name.rpartition("/")[0], row)
+        if row is not base and all(one.seeds and one.reached == one.seeds for one in (row, base)):
             yield row, base
 
 
-def _section(each: dict[str, Any], finding: str = "") -> str:
-    title = _title(each["table"])
-    text = f"## {title}\n\n{tables.describe(each['table'])} Compared by {each['what']}.\n\n"
-    text += f"```bash\nhypersphere reproduce {each['table']}\n```\n\n"
-    if each["reduced"]:
-        text += f"Small form: {each['reduced']}\n\n"
-    rows = [row for row in each["rows"] if row["seeds"]]
-    header, lines = compare.cells(each, rows)
-    text += f"| {' | '.join(header)} |\n|{'---|' * len(header)}\n"
-    text += "".join(f"| {' | '.join(line)} |\n" for line in lines)
+def _section(table: Comparison, finding: str = "") -> str:
+    title = _title(table.table)
+    text = f"## {title}\n\n{tables.describe(table.table)} Compared by {table.what}.\n\n"
+    text += f"```bash\nhypersphere reproduce {table.table}\n```\n\n"
+    if table.reduced:
+        text += f"Reduced size: {table.reduced}\n\n"
+    cells = table.text_table(table.measured_rows())
+    text += f"| {' | '.join(cells.header)} |\n|{'---|' * len(cells.header)}\n"
+    text += "".join(f"| {' | '.join(line)} |\n" for line in cells.rows)
     text += "\n"
-    if each["summary"]:
-        text += f"{each['summary']}\n\n"
-    notes = {row["row"]: row["note"] for row in each["rows"] if row["note"] and row["seeds"]}
-    text += "".join(f"- {name}: {note}\n" for name, note in notes.items()) + ("\n" if notes else "")
+    if table.summary:
+        text += f"{table.summary}\n\n"
+    notes = [f"- {row.name}: {row.note}\n" for row in table.measured_rows() if row.note]
+    text += "".join(notes) + ("\n" if notes else "")
     if finding:
         text += f"{finding}\n\n"
-    if picture(each):
-        text += f"![{title}: the rows beside the first of their column]({PICTURES}/{each['table']}.svg)\n\n"
+    if picture(table):
+        text += f"![{title}: the rows beside the first of their column]({PICTURES}/{table.table}.svg)\n\n"
     return text
 
 
-def picture(each: dict[str, Any]) -> str | None:
-    """What the rows have beside the first of their column, measured and in the paper; None if there are no others.
+def picture(table: Comparison) -> str | None:
+    """Draw the rows beside the first of their column, measured and in the paper; None if there are no others.
 
     Differences, or of counts, which are neither better nor worse, shares.
     """
-    better = FIGURES[each["figure"]][1]
-    if better is None:
-        shares = [
-            (row["row"], 100 * row["paper"] / base["paper"], 100 * row["mean"] / base["mean"], None)
-            for row, base in _with_first(each)
-        ]
-        return dot_plot(shares, title=_title(each["table"]), xlabel=f"{each['figure']}, % of the first row").svg
-    rows = []
-    for row, base in _with_first(each):
-        paper = None if row["paper"] is None or base["paper"] is None else row["paper"] - base["paper"]
-        rows.append((row["row"], paper, row["mean"] - base["mean"], row["interval"]))
+    more_is_better, rows = METRICS[table.metric].more_is_better, []
+    for row, base in _with_first(table):
+        assert row.mean is not None
+        assert base.mean is not None
+        if more_is_better is None:
+            assert row.reported is not None
+            assert base.reported is not None
+            rows.append((row.name, 100 * row.reported / base.reported, 100 * row.mean / base.mean, None))
+        else:
+            interval = None if row.against is None else row.against.interval
+            rows.append((row.name, _reported_difference(row, base), row.mean - base.mean, interval))
+    if more_is_better is None:
+        return dot_plot(rows, title=_title(table.table), xlabel=f"{table.metric}, % of the first row").svg
     if not rows:
         return None
-    word = "more is better" if better else "less is better"
-    label = f"difference from the first row, {each['unit'] or each['figure']} ({word})"
-    return dot_plot(rows, title=_title(each["table"]), xlabel=label.replace(", %", ", percentage points")).svg
+    word = "more is better" if more_is_better else "less is better"
+    label = f"difference from the first row, {table.unit or table.metric} ({word})"
+    return dot_plot(rows, title=_title(table.table), xlabel=label.replace(", %", ", percentage points")).svg
 
 
 def generated(root: Path) -> dict[Path, str]:
     """Each file → its text."""
     folder = root / "results"
     files = {root / "docs" / "results.md": markdown(folder)}
-    for each in tables_with_results(folder):
-        if (svg := picture(each)) is not None:
-            files[root / "docs" / PICTURES / f"{each['table']}.svg"] = svg
+    for table in tables_with_results(folder):
+        if (svg := picture(table)) is not None:
+            files[root / "docs" / PICTURES / f"{table.table}.svg"] = svg
     return files

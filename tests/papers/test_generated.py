@@ -8,9 +8,9 @@ import torch
 from hypersphere.models._registry import PRESETS
 from hypersphere.papers import gan_score as generated
 from hypersphere.papers.reproduce import worker
-from hypersphere.papers.reproduce.metrics import figures_of
-from hypersphere.papers.reproduce.worker import Place
-from hypersphere.papers.table import Row, Table
+from hypersphere.papers.reproduce.metrics import metrics_of
+from hypersphere.papers.reproduce.worker import RunLocation
+from hypersphere.papers.table import PaperTable, Scoring, TableRow
 from hypersphere.train import fit, load_run, processes
 from hypersphere.train.storage.folder import LockedError
 from tests import reference, runs
@@ -40,43 +40,43 @@ def table(monkeypatch):
     runs.small_gan()
     gan = runs.tiny(**{"model.name": "generator.mhe", "model.widths": (4, 4, 4, 4), "steps": 2, "eval_every": 2})
     classifier = runs.tiny(steps=30, eval_every=10, **{"data.validation": 30})
-    rows = (Row("gan", small=gan), Row("real", small=classifier))
-    return Table("generated digits", "score", rows, "few digits", options={"classifier": "real", "images": 40})
+    rows = (TableRow("gan", small=gan), TableRow("real", small=classifier))
+    return PaperTable("generated digits", "score", rows, "few digits", scoring=Scoring("real", images=40))
 
 
 @pytest.fixture
 def place(table, tmp_path):
-    return Place(table, "digits", "small", str(tmp_path), "cpu")
+    return RunLocation(table, "digits", "small", str(tmp_path), "cpu")
 
 
-def figures(place, name, seed=0):
-    return figures_of(place.table, place.train(place.table.row(name), seed), classifier_of(place))
+def measure(place, name, seed=0):
+    return metrics_of(place.table, place.train(place.table.row(name), seed), classifier_of(place))
 
 
 def classifier_of(place):
     return lambda name: place.train(place.table.row(name), 0)
 
 
-def test_the_figures_of_a_generator(table, place):
+def test_the_metrics_of_a_generator(table, place):
     result = place.train(table.rows[0], 0)
-    found = figures_of(table, result, classifier_of(place))
+    found = metrics_of(table, result, classifier_of(place))
     classifier = load_run(place.folder(table.rows[1], 0))  # which was trained for this
     assert [*found][:1] == ["score"]
     assert {"frechet", "classifier_accuracy"} < {*found}
     assert 1 <= found["score"] <= 10
     assert found["classifier_accuracy"] == 100 * classifier_of(place)("real").summary["accuracy"]
-    assert figures(place, "gan") == found
+    assert measure(place, "gan") == found
     noise = torch.randn(40, 4, generator=generated.generator(0, "score", 0))
     with torch.no_grad():
         probabilities = classifier.model(result.model(noise)).double().softmax(1)
     assert found["score"] == pytest.approx(reference.class_score(probabilities.tolist()), rel=1e-6)
-    other = figures(place, "gan", 1)
+    other = measure(place, "gan", 1)
     assert other["classifier_accuracy"] == found["classifier_accuracy"]
     assert other["score"] != found["score"]
 
 
-def test_the_figures_of_the_real_images(place):
-    found = figures(place, "real")
+def test_the_metrics_of_the_real_images(place):
+    found = measure(place, "real")
     assert found["score"] > 1.2
     assert found["classifier_accuracy"] == found["accuracy"]
     assert "frechet" not in found

@@ -1,4 +1,4 @@
-"""`hypersphere reproduce`: rows run in processes, results beside the paper's figures, a page made of them."""
+"""`hypersphere reproduce`: rows run in processes, results beside the paper's values, a page made of them."""
 
 import json
 import math
@@ -19,7 +19,7 @@ from hypersphere.cli import main
 from hypersphere.papers import tables
 from hypersphere.papers.reproduce import compare, metrics, results, runner, worker
 from hypersphere.papers.reproduce.statistics import agreement, confidence, holm, mean_and_deviation, welch
-from hypersphere.papers.table import Row, Table
+from hypersphere.papers.table import PaperTable, Scoring, TableRow
 from hypersphere.train import fit, processes
 from hypersphere.train.config import derive
 from hypersphere.train.recipes import digits
@@ -38,15 +38,17 @@ def seeds_only(seed):
 
 def made():
     rows = (
-        Row("plain", 90.0, short(), short(), seeds=2),
-        Row("second", 91.0, short(), short(), start="plain"),
-        Row("full-only", 92.0, short()),
+        TableRow("plain", 90.0, short(), short(), seeds=2),
+        TableRow("second", 91.0, short(), short(), start="plain"),
+        TableRow("full-only", 92.0, short()),
     )
-    return Table("a table for tests", "accuracy", rows, "four steps.", minutes=0.2)
+    return PaperTable("a table for tests", "accuracy", rows, "four steps.", minutes=0.2)
 
 
 def computed():
-    return Table("computed", "energy", (Row("one", 1.5, compute=seeds_only, seeds=3), Row("two", compute=seeds_only)))
+    return PaperTable(
+        "computed", "energy", (TableRow("one", 1.5, compute=seeds_only, seeds=3), TableRow("two", compute=seeds_only))
+    )
 
 
 @pytest.fixture
@@ -58,7 +60,7 @@ def own_tables(monkeypatch):
 @pytest.fixture
 def in_process(monkeypatch):
     """Run the worker's function here: the tables of this file are unknown to another process."""
-    workers_in_this_process(monkeypatch, lambda request: vars(worker.run(request)))
+    workers_in_this_process(monkeypatch, lambda request: worker.run(request).to_tree())
 
 
 # Statistics
@@ -120,13 +122,14 @@ def test_missing_rows_run_once(own_tables, in_process, tmp_path):
     assert runner.missing("opt.made", folder) == []
     assert [task.seed for task in runner.missing("opt.made", folder, rows=["plain"], seeds=3)] == [2]
     found = compare.compare("opt.made", folder)
-    plain, second, full_only = found["rows"]
-    assert (plain["seeds"], second["seeds"], full_only["mean"]) == (2, 1, None)
+    plain, second, full_only = found.rows
+    assert (plain.seeds, second.seeds, full_only.mean) == (2, 1, None)
+    assert str(found).startswith("row        paper")
     first, second = (next((runs / "opt.made/small" / row).glob("*/seed0")) for row in ("plain", "second"))
     assert json.loads((second / "config.json").read_text())["init_from"] == str(first)
     request = {**vars(tasks[0]), "runs": str(tmp_path / "other"), "threads": 1, "device": "cpu", "root": None}
     again = worker.run(request)
-    assert again.figures == results.read(folder, "opt.made")[0].figures  # a second run gives the same numbers
+    assert again.metrics == results.read(folder, "opt.made")[0].metrics  # a second run gives the same numbers
     assert again.seconds == again.facts["cpu_seconds"] > 0
     resumed = worker.run(request)  # of the CPU's time before, nobody knows
     assert "cpu_seconds" not in resumed.facts
@@ -138,9 +141,9 @@ def test_a_changed_row_runs_again(own_tables, in_process, monkeypatch, tmp_path)
     changed = replace(made(), rows=(replace(made().rows[0], small=short(steps=5)), *made().rows[1:]))
     monkeypatch.setitem(tables.TABLES, "opt.made", lambda: changed)
     assert [task.row for task in runner.missing("opt.made", tmp_path, rows=["plain"], seeds=1)] == ["plain"]
-    assert compare.compare("opt.made", tmp_path)["rows"][0]["seeds"] == 0
+    assert compare.compare("opt.made", tmp_path).rows[0].seeds == 0
     runner.run(runner.missing("opt.made", tmp_path, rows=["plain"], seeds=1), tmp_path, tmp_path / "runs")
-    assert compare.compare("opt.made", tmp_path)["rows"][0]["seeds"] == 1  # in a folder of its own
+    assert compare.compare("opt.made", tmp_path).rows[0].seeds == 1  # in a folder of its own
     assert len([*(tmp_path / "runs/opt.made/small/plain").iterdir()]) == 2
 
 
@@ -151,70 +154,72 @@ def test_what_decides_a_result_is_in_its_fingerprint():
     table = made()
     plain, second, _ = table.rows
     other_start = replace(table, rows=(replace(plain, small=short(steps=5)), second))
-    others = [replace(table, target=50), replace(table, options={"images": 3}), other_start]
+    others = [replace(table, target=50), replace(table, scoring=Scoring("plain", 3)), other_start]
     assert len({of(table), *map(of, others)}) == 4
     assert of(table, 1) != of(other_start, 1)  # a second stage is another if its first is
     alone = replace(second, start=None)
-    scored = replace(table, figure="score", options={"classifier": "plain"}, rows=(plain, alone))
+    scored = replace(table, metric="score", scoring=Scoring("plain", 3), rows=(plain, alone))
     other_classifier = replace(scored, rows=(other_start.rows[0], alone))
     assert of(scored, 1) != of(other_classifier, 1)
-    places = [worker.Place(each, "opt.made", "small", "runs") for each in (scored, other_classifier, other_start)]
+    places = [worker.RunLocation(each, "opt.made", "small", "runs") for each in (scored, other_classifier, other_start)]
     assert places[0].folder(alone, 0) == places[1].folder(alone, 0)  # it is not trained again
     assert places[1].folder(second, 0) == places[2].folder(second, 0) != places[0].folder(second, 0)
     computes = [partial(seeds_only, seed=1), partial(seeds_only, seed=2), seeds_only]
-    found = [of(replace(table, rows=(Row("one", compute=each),))) for each in computes]
+    found = [of(replace(table, rows=(TableRow("one", compute=each),))) for each in computes]
     assert len(set(found)) == 3
 
 
 def test_a_second_stage_trains_the_first_if_it_is_not_there(own_tables, in_process, tmp_path):
     runner.run(runner.missing("opt.made", tmp_path, rows=["plain"], seeds=1), tmp_path, tmp_path / "elsewhere")
     assert runner.run(runner.missing("opt.made", tmp_path, rows=["second"]), tmp_path, tmp_path / "runs") == []
-    assert compare.compare("opt.made", tmp_path)["rows"][1]["seeds"] == 1
+    assert compare.compare("opt.made", tmp_path).rows[1].seeds == 1
 
 
 def test_an_accuracy_on_classes_trained_on_is_no_few_shot(tmp_path):
     result = fit(short(out=str(tmp_path / "run")), progress=False)
-    for figure in ("few_shot", "verification"):
-        with pytest.raises(ValueError, match=f"{figure} needs test classes that are not trained on; those of digits"):
-            metrics.figures_of(replace(made(), figure=figure), result, None)
+    for metric in ("few_shot", "verification"):
+        with pytest.raises(ValueError, match=f"{metric} needs test classes that are not trained on; those of digits"):
+            metrics.metrics_of(replace(made(), metric=metric), result, None)
 
 
 def test_a_run_of_another_table_counts_too(own_tables, in_process, monkeypatch, tmp_path):
-    other = Table("other", "error", (Row("same", 9.0, short(), short(), 3), Row("new", 8.0, None, short(steps=3))))
+    other = PaperTable(
+        "other", "error", (TableRow("same", 9.0, short(), short(), 3), TableRow("new", 8.0, None, short(steps=3)))
+    )
     monkeypatch.setitem(tables.TABLES, "opt.other", lambda: other)
     runner.run(runner.missing("opt.made", tmp_path), tmp_path, tmp_path / "runs")  # "plain" with two seeds
     tasks = runner.missing("opt.other", tmp_path)
     assert [(task.row, task.seed) for task in tasks] == [("new", 0), ("same", 2)]
     assert runner.run(tasks, tmp_path, tmp_path / "runs") == []
-    there, here = (compare.compare(name, tmp_path)["rows"] for name in ("opt.made", "opt.other"))
-    assert [row["seeds"] for row in there[:2]] == [3, 1]  # in both directions
-    assert [row["seeds"] for row in here] == [3, 1]
-    assert here[0]["values"] == pytest.approx([100 - each for each in there[0]["values"]])
+    there, here = (compare.compare(name, tmp_path).rows for name in ("opt.made", "opt.other"))
+    assert [row.seeds for row in there[:2]] == [3, 1]  # in both directions
+    assert [row.seeds for row in here] == [3, 1]
+    assert here[0].values == pytest.approx([100 - value for value in there[0].values])
     counted = [[entry.seconds for entry in results.read(tmp_path, name)] for name in ("opt.made", "opt.other")]
-    assert sum(row["seconds"] for row in there) == pytest.approx(sum(counted[0]))  # a run's time counts once
-    assert sum(row["seconds"] for row in here) == pytest.approx(sum(counted[1]))
+    assert sum(row.seconds for row in there) == pytest.approx(sum(counted[0]))  # a run's time counts once
+    assert sum(row.seconds for row in here) == pytest.approx(sum(counted[1]))
 
 
-def test_a_training_that_breaks_off_is_recorded(own_tables, in_process, monkeypatch, tmp_path, capsys):
-    rows = (Row("plain", 90.0, None, short(), 2), Row("wild", 80.0, None, short(**{"optimizer.lr": 1e25}), 2))
-    monkeypatch.setitem(tables.TABLES, "opt.wild", lambda: Table("breaks off", "accuracy", rows))
+def test_a_training_that_diverges_is_recorded(own_tables, in_process, monkeypatch, tmp_path, capsys):
+    rows = (TableRow("plain", 90.0, None, short(), 2), TableRow("wild", 80.0, None, short(**{"optimizer.lr": 1e25}), 2))
+    monkeypatch.setitem(tables.TABLES, "opt.wild", lambda: PaperTable("diverges", "accuracy", rows))
     argv = ["reproduce", "opt.wild", "--results", str(tmp_path), "--runs", str(tmp_path / "runs")]
     assert main(argv) == 0
     out, err = capsys.readouterr()
-    assert "wild   80.00  broke off (2 of 2)      2                      -" in out
+    assert "wild   80.00  diverged (2 of 2)      2                      –" in out
     assert "opt.wild wild seed 0: step " in err
-    assert runner.missing("opt.wild", tmp_path) == []  # it would break off again
+    assert runner.missing("opt.wild", tmp_path) == []  # it would diverge again
     assert main([*argv, "--json"]) == 0
     plain, wild = json.loads(capsys.readouterr().out)["rows"]
-    assert (plain["failed"], wild["failed"], wild["mean"], wild["difference"]) == (0, 2, None, None)
+    assert (plain["failed"], wild["failed"], wild["mean"], wild["against"]) == (0, 2, None, None)
     page = pytest.importorskip("tools.results_page")
-    assert "| wild | 80.00 | broke off (2 of 2) | 2 | - |" in page._section(compare.compare("opt.wild", tmp_path))
+    assert "| wild | 80.00 | diverged (2 of 2) | 2 | – |" in page._section(compare.compare("opt.wild", tmp_path))
 
 
 def test_a_second_stage_costs_what_it_trains(own_tables, tmp_path, monkeypatch):
     clock = iter(range(0, 1000, 10))
     monkeypatch.setattr(worker.time, "process_time", lambda: float(next(clock)))
-    request = {"table": "opt.made", "row": "second", "seed": 0, "form": "small", "runs": str(tmp_path)}
+    request = {"table": "opt.made", "row": "second", "seed": 0, "size": "small", "runs": str(tmp_path)}
     trained = []
     fitted = worker.fit
     monkeypatch.setattr(
@@ -229,7 +234,7 @@ def test_a_second_stage_costs_what_it_trains(own_tables, tmp_path, monkeypatch):
 def test_computed_rows(own_tables, in_process, tmp_path, capsys):
     assert main(["reproduce", "opt.computed", "--results", str(tmp_path), "--runs", str(tmp_path / "runs")]) == 0
     out = capsys.readouterr().out
-    assert "one    1.5     2 ± 1      3                      -" in out
+    assert "one    1.5     2 ± 1      3                      –" in out
     assert main(["reproduce", "opt.computed", "--results", str(tmp_path), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [(row["mean"], row["deviation"]) for row in rows] == [(2.0, 1.0), (1.0, None)]
@@ -253,7 +258,7 @@ def test_results_of_another_version_are_kept_and_not_mixed(own_tables, in_proces
     assert len(results.read(tmp_path, "opt.computed")) == 2
     file = results.path_of(tmp_path, "opt.computed")
     file.write_text(checksummed_json.with_checksum({"format": 3, "hypersphere": "9.0", "lines": []}))
-    assert next(each for each in compare.overview(tmp_path, False) if each["table"] == "opt.computed")["done"] == 0
+    assert next(each for each in compare.overview(tmp_path, False) if each.table == "opt.computed").done == 0
     with pytest.warns(UserWarning, match=r"version 9.0 of hypersphere: kept as opt.computed.version-9.0.format-3.json"):
         runner.run(runner.missing("opt.computed", tmp_path, seeds=1), tmp_path, tmp_path)
 
@@ -261,7 +266,7 @@ def test_results_of_another_version_are_kept_and_not_mixed(own_tables, in_proces
 def test_commands_that_add_to_the_same_file_lose_nothing(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         added = [
-            pool.submit(results.add, tmp_path, "opt.1", results.Entry("row", seed, "small", "", {"error": 1.0}))
+            pool.submit(results.add, tmp_path, "opt.1", results.RunResult("row", seed, "small", "", {"error": 1.0}))
             for seed in range(24)
         ]
     assert [each.result() for each in added] == [None] * 24
@@ -302,11 +307,11 @@ def test_a_run_in_its_own_process_stops_at_the_budget_and_goes_on(tmp_path):
     assert results.read(folder, "opt.10_parameters") == []
     lines = []
     assert runner.run(tasks, folder, runs, jobs=2, tell=lines.append) == []
-    assert [entry.figures for entry in results.read(folder, "opt.10_parameters")] == [{"parameters": 1_358_527.0}]
+    assert [entry.metrics for entry in results.read(folder, "opt.10_parameters")] == [{"parameters": 1_358_527.0}]
     assert lines[0].startswith("opt.10_parameters cnn6/opt seed 0: begins")
 
 
-def test_the_minutes_of_a_small_form_are_not_those_of_the_full_size(tmp_path):
+def test_the_minutes_at_reduced_size_are_not_those_of_the_full_size(tmp_path):
     assert {task.minutes for task in runner.missing("mhe.8", tmp_path)} == {2.5}
     assert {task.minutes for task in runner.missing("mhe.8", tmp_path, full=True)} == {0.0}
 
@@ -341,7 +346,9 @@ def test_rows_after_one_that_fails_run_unless_none_has_succeeded(own_tables, tmp
     def run(request):
         if request["row"] in failing:
             return {"failed": request["row"]}
-        return vars(results.Entry(request["row"], request["seed"], "small", "c", {"accuracy": 90.0}, {"seconds": 1.0}))
+        return results.RunResult(
+            request["row"], request["seed"], "small", "c", {"accuracy": 90.0}, {"seconds": 1.0}
+        ).to_tree()
 
     def answer(each):
         if "failed" in (found := answered(each)):
@@ -364,12 +371,12 @@ def test_steps_to_an_accuracy(tmp_path):
     result = fit(short(out=str(tmp_path / "run")), progress=False)
     lines = [line for line in result.metrics if line.get("split") == "validation"]
     best = max(line["accuracy"] for line in lines)
-    table = Table("", "steps", (Row("a"),), target=100 * best)
+    table = PaperTable("", "steps", (TableRow("a"),), target=100 * best)
     expected = next(line["step"] for line in lines if line["accuracy"] >= best)
-    assert metrics.figures_of(table, result, None)["steps"] == expected
-    assert metrics.figures_of(replace(table, target=101.0), result, None)["steps"] == 5  # never reached
-    with pytest.raises(ValueError, match="has no figure score"):
-        metrics.figures_of(replace(table, figure="score"), replace(result, path=None), None)
+    assert metrics.metrics_of(table, result, None)["steps"] == expected
+    assert metrics.metrics_of(replace(table, target=101.0), result, None)["steps"] == 5  # never reached
+    with pytest.raises(ValueError, match="has no metric score"):
+        metrics.metrics_of(replace(table, metric="score"), replace(result, path=None), None)
 
 
 # Command line
@@ -381,7 +388,7 @@ def test_steps_to_an_accuracy(tmp_path):
         (["opt.1x"], "unknown table 'opt.1x', did you mean 'opt.1'? (table must be one of spherenet.1, "),
         (["nothing"], "table must be one of spherenet.1, "),
         (["opt.1", "--rows", "cnn6/gs"], "unknown row 'cnn6/gs', did you mean 'cnn6/gs-fixed'? (row must be one of "),
-        (["opt.1", "--rows", "cnn9/baseline"], "row cnn9/baseline of opt.1 has no small form; use --full"),
+        (["opt.1", "--rows", "cnn9/baseline"], "row cnn9/baseline of opt.1 does not exist at reduced size; use --full"),
         (["opt.1", "--budget", "0"], "argument --budget: must be a number of minutes above 0, got '0'"),
         (["opt.1", "--budget", "0.001"], "--budget 0.001 is too small: one run of opt.1 takes about "),
         (["--rows", "a"], "--rows needs a table: hypersphere reproduce TABLE --rows A,B"),
@@ -412,17 +419,14 @@ def test_list_of_tables(own_tables, in_process, tmp_path, capsys):
     assert line.split()[2:] == ["4", "of", "4", "4.0", "0.0", "computed"]  # the table states a minute a run
 
 
-def test_rows_with_a_small_form_are_told_from_those_without(own_tables, tmp_path, capsys):
+def test_rows_that_exist_at_full_size_only(own_tables, tmp_path, capsys):
     argv = ["reproduce", "--results", str(tmp_path)]
     main(argv)
-    assert next(line for line in capsys.readouterr().out.splitlines() if "opt.made" in line).split()[1:4] == [
-        "2",
-        "of",
-        "3",
-    ]
+    line = next(line for line in capsys.readouterr().out.splitlines() if "opt.made" in line)
+    assert line.split()[1:4] == ["2", "of", "3"]
     assert main([*argv, "opt.made", "--show"]) == 0
-    assert [line.split()[2] for line in capsys.readouterr().out.splitlines()[3:6]] == ["-", "-", "only"]
-    assert main([*argv, "opt.2", "--show"]) == 0  # no row has a small form: the paper's figures
+    assert [line.split()[2] for line in capsys.readouterr().out.splitlines()[3:6]] == ["–", "–", "only"]
+    assert main([*argv, "opt.2", "--show"]) == 0  # no row exists at reduced size: the paper's values
     assert "33.02  only --full" in capsys.readouterr().out
 
 
@@ -448,8 +452,8 @@ def test_a_run_that_has_begun_goes_on_in_any_budget(own_tables, in_process, tmp_
 def test_the_clock_of_a_resumed_run_is_no_estimate(own_tables):
     table = tables.load("opt.made")
 
-    def minutes(form, **facts):
-        entries = [results.Entry("plain", 0, form, "", {}, facts)]
+    def minutes(size, **facts):
+        entries = [results.RunResult("plain", 0, size, "", {}, facts)]
         return runner.estimate(table, table.row("plain"), {"plain": entries, "second": [], "full-only": []})
 
     assert minutes("small", seconds=6000.0) == 0.2
@@ -457,17 +461,17 @@ def test_the_clock_of_a_resumed_run_is_no_estimate(own_tables):
     assert minutes("full", seconds=6000.0) == 100.0
 
 
-def test_further_figures_say_how_many_runs_have_them(tmp_path, monkeypatch):
+def test_further_metrics_say_how_many_runs_have_them(tmp_path, monkeypatch):
     monkeypatch.setitem(
-        tables.TABLES, "opt.target", lambda: Table("t", "energy", (Row("a", compute=seeds_only),), target=60)
+        tables.TABLES, "opt.target", lambda: PaperTable("t", "energy", (TableRow("a", compute=seeds_only),), target=60)
     )
     table = tables.load("opt.target")
     config = results.fingerprint(table, table.rows[0], "small")
     for seed, steps in enumerate((40.0, 101.0)):
-        entry = results.Entry("a", seed, "small", config, {"energy": 1.0, "steps": steps}, {"steps": 100})
+        entry = results.RunResult("a", seed, "small", config, {"energy": 1.0, "steps": steps}, {"steps": 100})
         results.add(tmp_path, "opt.target", entry)
-    (row,) = compare.compare("opt.target", tmp_path)["rows"]
-    assert compare.measured_also(row["also"]["steps"]) == "40 (1 of 2 reached it)"
+    (row,) = compare.compare("opt.target", tmp_path).rows
+    assert row.also["steps"].text_beside_reported() == "40 (1 of 2 reached it)"
 
 
 def test_a_row_is_a_recipe():
@@ -484,11 +488,11 @@ def test_a_row_is_a_recipe():
 
 def test_rows_are_checked():
     with pytest.raises(ValueError, match="lower case without spaces, got 'A b'"):
-        Row("A b")
+        TableRow("A b")
     with pytest.raises(ValueError, match="different names, got a twice"):
-        Table("", "error", (Row("a"), Row("a")))
-    with pytest.raises(ValueError, match="figure must be one of"):
-        Table("", "errors", (Row("a"),))
+        PaperTable("", "error", (TableRow("a"), TableRow("a")))
+    with pytest.raises(ValueError, match="metric must be one of"):
+        PaperTable("", "errors", (TableRow("a"),))
 
 
 def test_memory_at_full_size_is_on_the_page(tmp_path):
@@ -514,8 +518,8 @@ def test_interrupted(tmp_path):
 
 
 def test_steps_that_were_never_reached_are_no_measurement(tmp_path, monkeypatch, capsys):
-    rows = tuple(Row(name, compute=seeds_only, seeds=2, also={"class0_error": 30.0}) for name in ("slow", "fast"))
-    monkeypatch.setitem(tables.TABLES, "opt.steps", lambda: Table("steps", "steps", rows, target=60))
+    rows = tuple(TableRow(name, compute=seeds_only, seeds=2, also={"class0_error": 30.0}) for name in ("slow", "fast"))
+    monkeypatch.setitem(tables.TABLES, "opt.steps", lambda: PaperTable("steps", "steps", rows, target=60))
     table = tables.load("opt.steps")
     for seed, steps in enumerate((101.0, 80.0)):
         found = {
@@ -525,42 +529,41 @@ def test_steps_that_were_never_reached_are_no_measurement(tmp_path, monkeypatch,
         for row in rows:
             config = results.fingerprint(table, row, "small")
             results.add(
-                tmp_path, "opt.steps", results.Entry(row.name, seed, "small", config, found[row.name], {"steps": 100})
+                tmp_path,
+                "opt.steps",
+                results.RunResult(row.name, seed, "small", config, found[row.name], {"steps": 100}),
             )
-    slow, fast = compare.compare("opt.steps", tmp_path)["rows"]
-    assert (compare.measured(slow), compare.measured(fast), fast["verdict"]) == ("not reached (1 of 2)", "40 ± 0", "")
+    slow, fast = compare.compare("opt.steps", tmp_path).rows
+    assert (slow.text(), fast.text(), fast.against) == ("not reached (1 of 2)", "40 ± 0", None)
     assert main(["reproduce", "opt.steps", "--results", str(tmp_path)]) == 0
     head, columns, *lines = capsys.readouterr().out.splitlines()
     assert head == "opt.steps: steps; steps to 60 % validation accuracy"
     assert columns.split()[-7:] == ["error", "of", "class", "0", "(%)", "accuracy", "(%)"]
-    assert lines[0].split()[-6:] == ["-", "(paper", "30.00)", "50.00", "±", "0"]
+    assert lines[0].split()[-6:] == ["–", "(paper", "30.00)", "50.00", "±", "0"]
     assert lines[1].split()[-8:] == ["9.00", "±", "0", "(paper", "30.00)", "70.00", "±", "0"]
     page = pytest.importorskip("tools.results_page")
     text = page._section(compare.compare("opt.steps", tmp_path))
     assert "| error of class 0 (%) | accuracy (%) |\n" in text
-    assert "| fast | - | 40 ± 0 | 2 | - | 9.00 ± 0 (paper 30.00) | 70.00 ± 0 |\n" in text
+    assert "| fast | – | 40 ± 0 | 2 | – | 9.00 ± 0 (paper 30.00) | 70.00 ± 0 |\n" in text
     assert page.picture(compare.compare("opt.steps", tmp_path)) is None
 
 
 def test_clipped_gradients_are_said_where_a_config_clips(tmp_path):
     def said(name):
         found = compare.compare(name, tmp_path)
-        return [compare.CLIPPED in found[key] for key in ("reduced", "differs")]
+        return [compare.CLIPPED in text for text in (found.reduced, found.differs)]
 
     names = ("mhe.1", "mhe.3", "mhe.8", "mhe.14", "opt.1", "opt.5", "opt.6", "opt.7", "opt.13", "spherenet.1")
-    both, neither, full = (
-        [True, True],
-        [False, False],
-        [False, True],
-    )  # MLPs, which alone have a small form, do not clip
+    # MLPs, which alone exist at reduced size, do not clip
+    both, neither, full = [True, True], [False, False], [False, True]
     expected = (both, neither, neither, neither, both, neither, full, full, neither, neither)
     assert [said(name) for name in names] == [*expected]
-    assert compare.compare("opt.7", tmp_path)["differs"].startswith("The hidden linear layer has 12,544 inputs")
+    assert compare.compare("opt.7", tmp_path).differs.startswith("The hidden linear layer has 12,544 inputs")
 
 
 def test_limited_gradients_are_said_where_a_row_limits_them(tmp_path):
     """Those of a loss head's energy."""
-    limited = {name: compare.LIMITED in compare.compare(name, tmp_path)["differs"] for name in ("mhe.1", "mhe.8")}
+    limited = {name: compare.LIMITED in compare.compare(name, tmp_path).differs for name in ("mhe.1", "mhe.8")}
     assert limited == {"mhe.1": False, "mhe.8": True}
 
 
@@ -572,7 +575,7 @@ def test_page_and_pictures_are_made_of_the_results(own_tables, in_process, tmp_p
     runner.run(runner.missing("opt.computed", tmp_path / "results"), tmp_path / "results", tmp_path)
     files = page.generated(tmp_path)
     text = files[tmp_path / "docs" / "results.md"]
-    assert "| one | 1.5 | 2 ± 1 | 3 | - |" in text
+    assert "| one | 1.5 | 2 ± 1 | 3 | – |" in text
     assert "hypersphere reproduce opt.computed" in text
     svg = files[tmp_path / "docs" / "pictures/results/opt.computed.svg"]
     assert ">two</text>" in svg
@@ -581,13 +584,13 @@ def test_page_and_pictures_are_made_of_the_results(own_tables, in_process, tmp_p
 def test_the_page_lists_what_the_seeds_decide(tmp_path, monkeypatch):
     page = pytest.importorskip("tools.results_page")
     values = {"base": (90.0, 90.2), "up": (95.0, 95.1), "down": (80.0, 80.1), "same": (89.0, 91.0), "once": (99.0,)}
-    rows = tuple(Row(f"a/{name}", 90.0 + i, short(), short(steps=4 + i)) for i, name in enumerate(values))
-    monkeypatch.setitem(tables.TABLES, "opt.decided", lambda: Table("decided", "accuracy", rows, "four steps."))
+    rows = tuple(TableRow(f"a/{name}", 90.0 + i, short(), short(steps=4 + i)) for i, name in enumerate(values))
+    monkeypatch.setitem(tables.TABLES, "opt.decided", lambda: PaperTable("decided", "accuracy", rows, "four steps."))
     for row, (name, found) in zip(rows, values.items(), strict=True):
         for seed, value in enumerate(found):
             config = results.fingerprint(tables.load("opt.decided"), row, "small")
             results.add(
-                tmp_path, "opt.decided", results.Entry(f"a/{name}", seed, "small", config, {"accuracy": value}, {})
+                tmp_path, "opt.decided", results.RunResult(f"a/{name}", seed, "small", config, {"accuracy": value}, {})
             )
     text = page._decided([compare.compare("opt.decided", tmp_path)])
     assert "3 rows have two seeds or more" in text
@@ -609,6 +612,6 @@ def test_every_table_that_was_trained_says_what_came_out():
     page = pytest.importorskip("tools.results_page")
     folder = page.Path(page.__file__).parents[1] / "results"
     said = page.findings(folder)
-    trained = {each["table"] for each in page.tables_with_results(folder) if tables.load(each["table"]).rows[0].full}
+    trained = {each.table for each in page.tables_with_results(folder) if tables.load(each.table).rows[0].full}
     assert trained <= {*said} <= {*tables.TABLES}
-    assert all(text.endswith(".") and "%" not in text for text in said.values())  # figures come from the results
+    assert all(text.endswith(".") and "%" not in text for text in said.values())  # numbers come from the results

@@ -1,4 +1,4 @@
-"""The tables of SphereNet and MHE: figures as printed, the papers' settings, and small forms that hold out data."""
+"""The tables of SphereNet and MHE: values as printed, the papers' settings, and reduced sizes that hold out data."""
 
 import pytest
 
@@ -32,18 +32,18 @@ def test_rows(name, all_tables):
         if row.start is not None:
             assert table.row(row.start).full is not None
         if row.small is not None:
-            assert row.small.data.validation or row.small.model.is_generator  # which is not selected by any figure
+            assert row.small.data.validation or row.small.model.is_generator  # which is not selected by a metric
             assert row.small.data.imbalance == row.full.data.imbalance
             assert (row.small.model.name, row.small.loss) == (row.full.model.name, row.full.loss)
             assert row.small.energy == row.full.energy
             assert row.small.steps < row.full.steps
     assert bool(table.reduced) == any(row.small for row in table.rows)
-    if table.figure == "steps":
+    if table.metric == "steps":
         assert table.target is not None
 
 
-# as printed in the papers: corners and one inner figure of each table
-FIGURES = {
+# as printed in the papers: corners and one inner value of each table
+REPORTED = {
     "spherenet.1": {
         "softmax/original": 90.58,
         "softmax/sigmoid-0.1": 90.97,
@@ -84,12 +84,12 @@ FIGURES = {
 }
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_figures_of_the_papers(name, all_tables):
-    assert {row: all_tables[name].row(row).paper for row in FIGURES[name]} == FIGURES[name]
+@pytest.mark.parametrize("name", REPORTED)
+def test_reported_values(name, all_tables):
+    assert {row: all_tables[name].row(row).reported for row in REPORTED[name]} == REPORTED[name]
 
 
-def test_further_figures(all_tables):
+def test_further_reported_values(all_tables):
     assert all_tables["mhe.7"].row("single/mhe").also == {"class0_error": 25.80}
     assert all_tables["mhe.9"].row("m1/sphereface").also == {"megaface": 41.07}
 
@@ -151,7 +151,7 @@ def test_no_paper_limits_the_gradient_of_the_energy(all_tables):
 
 @pytest.mark.parametrize("name", MHE)
 def test_settings_of_mhe(name, all_tables):
-    faces = all_tables[name].figure == "verification"
+    faces = all_tables[name].metric == "verification"
     for row in all_tables[name].rows:
         if row.full is None:
             continue

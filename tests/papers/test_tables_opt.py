@@ -1,11 +1,11 @@
-"""The tables of OPT: the paper's figures, counts to the last number, settings, and validation data held out."""
+"""The tables of OPT: the paper's values, counts to the last number, settings, and validation data held out."""
 
 from types import SimpleNamespace
 
 import pytest
 
 from hypersphere.papers import tables
-from hypersphere.papers.reproduce.metrics import figures_of
+from hypersphere.papers.reproduce.metrics import metrics_of
 from hypersphere.train.config import Config
 
 TABLES = [name for name in tables.TABLES if name.startswith("opt.")]
@@ -81,7 +81,7 @@ def test_counts_are_exact_and_round_to_the_printed_ones(name):
         count = each.compute(0)["parameters"]
         assert count == EXACT[name][each.name]
         if each.name != "resnet18a/oracle":  # the paper prints half of it
-            assert each.paper == pytest.approx(count, rel=0.005, abs=50)
+            assert each.reported == pytest.approx(count, rel=0.005, abs=50)
 
 
 ENERGIES = {  # means over 30 draws; one draw scatters by up to 0.003
@@ -103,7 +103,7 @@ def test_half_space_refinement_reaches_the_bound():
     assert row("opt.2_energy", "original").compute(0)["energy"] > 3.508
 
 
-PRINTED = [  # table, row, figure, as written in the paper
+PRINTED = [  # table, row, value, as written in the paper
     ("opt.1", "cnn6/unconstrained-learned", 48.47),
     ("opt.1", "cnn9/gs-fixed", 31.03),
     ("opt.2", "ls/hs-mhe", 34.37),
@@ -137,9 +137,9 @@ PRINTED = [  # table, row, figure, as written in the paper
 ]
 
 
-@pytest.mark.parametrize(("table", "name", "figure"), PRINTED)
-def test_figures_of_the_paper(table, name, figure):
-    assert row(table, name).paper == figure
+@pytest.mark.parametrize(("table", "name", "value"), PRINTED)
+def test_reported_values(table, name, value):
+    assert row(table, name).reported == value
 
 
 def test_settings_of_cifar100():
@@ -233,7 +233,7 @@ def test_all_rows_of_a_column_clip_gradients_alike():
 def test_top5_error_comes_from_the_summary():
     summary = {"accuracy": 0.5, "top5": 0.75, "energy": 1.0, "validation": None}
     result = SimpleNamespace(summary=summary, config=Config(), path=None, metrics=[])
-    assert figures_of(tables.load("opt.12"), result, None)["top5_error"] == 25.0
+    assert metrics_of(tables.load("opt.12"), result, None)["top5_error"] == 25.0
     assert tables.load("opt.7").row("cp").also == {"top5_error": 20.26}
 
 

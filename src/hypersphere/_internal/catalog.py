@@ -30,7 +30,7 @@ COMMANDS: dict[str, str] = {
     "list": "List the names that flags take: models, data, losses, recipes, ...; or the layers of a network.",
     "predict": "Predict labels or embeddings of images, folders or arrays.",
     "report": "Write one HTML page about runs: results, settings, curves, energies, neurons and features.",
-    "reproduce": "Run a table of the papers and compare the results with the paper's figures.",
+    "reproduce": "Run a table of the papers and compare the results with the reported values.",
     "thomson": "Spread N points on the sphere with the least energy, and compare with the known minimum.",
     "train": "Train a network from a recipe, a config file or flags.",
     "tune": "Tune hyperparameters by successive halving.", "verify": "Check a run's files and checkpoints for damage.",

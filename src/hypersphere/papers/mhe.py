@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..train.config import Config, Data, Energy, Loss, Model, Optimizer, Schedule, derive
-from .table import Row, Table
+from .table import PaperTable, Scoring, TableRow
 
 KINDS: dict[str, dict[str, bool]] = {
     "mhe": {},
@@ -54,7 +54,7 @@ def cnn9(data: str = "cifar100") -> Config:
     """CNN-9 on CIFAR, the baseline of 5.1.
 
     The gradient of the released code's loss, log(softmax + 1e-4), is bounded. Here its norm is clipped, in all rows
-    alike: without that, lr 0.1 diverged or hardly learned in the small forms.
+    alike: without that, lr 0.1 diverged or hardly learned at reduced size.
     """
     return Config(
         steps=42_500,
@@ -85,7 +85,7 @@ def imagenet(network: str) -> Config:
 
 
 def small(config: Config, steps: int = 1500, widths: tuple[int, ...] = (16, 32, 64)) -> Config:
-    """The small form: narrow, small images, few steps, milestones in proportion."""
+    """Reduce the size: narrow, small images, few steps, milestones in proportion."""
     assert config.steps is not None
     milestones = tuple(steps * each // config.steps for each in config.schedule.milestones)
     return derive(
@@ -101,7 +101,7 @@ def small(config: Config, steps: int = 1500, widths: tuple[int, ...] = (16, 32, 
 # ------------------------------------------------------------------------------------------------ 5.1
 
 
-def table_1() -> Table:
+def table_1() -> PaperTable:
     """Variants of the energy: CNN-9 on CIFAR-10 and CIFAR-100."""
     figures: dict[str, dict[str, tuple[float, ...]]] = {  # s = 2, 1, 0
         "cifar10": {
@@ -119,11 +119,11 @@ def table_1() -> Table:
             "half-space-angular": (26.03, 26.52, 26.47),
         },
     }
-    return Table("variants of the energy", "error", _variants(figures), f"{_narrow(1500)}.", minutes=1.8)
+    return PaperTable("variants of the energy", "error", _variants(figures), f"{_narrow(1500)}.", minutes=1.8)
 
 
-def _variants(figures: dict[str, dict[str, tuple[float, ...]]], similarity: str | None = None) -> tuple[Row, ...]:
-    """Rows of every kind and s; the small form is on CIFAR-100 with plain layers."""
+def _variants(figures: dict[str, dict[str, tuple[float, ...]]], similarity: str | None = None) -> list[TableRow]:
+    """Rows of every kind and s; only reduced on CIFAR-100 with plain layers."""
     rows = []
     for data, methods in figures.items():
         base = derive(cnn9(data), model={"similarity": similarity})
@@ -132,8 +132,8 @@ def _variants(figures: dict[str, dict[str, tuple[float, ...]]], similarity: str 
                 full = derive(base, energy=_term(kind, s))
                 runs_small = data == "cifar100" and similarity is None
                 name = f"{data}/{kind}" + (f"-s{s}" if kind in KINDS else "")
-                rows.append(Row(name, paper, full, small(full) if runs_small else None, 3))
-    return tuple(rows)
+                rows.append(TableRow(name, paper, full, small(full) if runs_small else None, 3))
+    return rows
 
 
 def _term(kind: str, s: float = 2) -> Energy | None:
@@ -143,7 +143,7 @@ def _term(kind: str, s: float = 2) -> Energy | None:
 _PRINTED_TWICE = {"mhe": "Table 1 prints 27.15 for this row.", "half-space": "Table 1 prints 25.61 for this row."}
 
 
-def table_2() -> Table:
+def table_2() -> PaperTable:
     """Network width: CNN-9 on CIFAR-100."""
     figures = {
         "baseline": (47.72, 38.64, 28.13, 24.95, 25.45),
@@ -157,12 +157,12 @@ def table_2() -> Table:
             full = derive(cnn9(), model={"widths": widths}, energy=_term(kind))
             narrower = small(full, widths=(8, 16, 32)) if width == 16 else None
             note = _PRINTED_TWICE.get(kind, "") if width == 64 else ""
-            rows.append(Row(f"{'-'.join(map(str, widths))}/{kind}", papers[i], full, narrower, 3, note=note))
+            rows.append(TableRow(f"{'-'.join(map(str, widths))}/{kind}", papers[i], full, narrower, 3, note=note))
     reduced = f"Half of the narrowest network, 8/16/32 filters; {_short(1500)}."
-    return Table("network width, CIFAR-100", "error", tuple(rows), reduced, minutes=1.2)
+    return PaperTable("network width, CIFAR-100", "error", rows, reduced, minutes=1.2)
 
 
-def table_3() -> Table:
+def table_3() -> PaperTable:
     """Network depth on CIFAR-100."""
     figures = {
         "baseline": (32.08, 28.13, None),
@@ -176,11 +176,11 @@ def table_3() -> Table:
             full = derive(cnn9(), clip=None, model={"name": f"{network}.mhe"}, energy=_term(kind))
             note = _PRINTED_TWICE.get(kind, "") if network == "cnn9" else ""
             note = note if papers[i] else "It did not converge in the paper."
-            rows.append(Row(f"{network}/{kind}", papers[i], full, note=note))
-    return Table("network depth, CIFAR-100", "error", tuple(rows))
+            rows.append(TableRow(f"{network}/{kind}", papers[i], full, note=note))
+    return PaperTable("network depth, CIFAR-100", "error", rows)
 
 
-def table_4() -> Table:
+def table_4() -> PaperTable:
     """Where the gain comes from: energy of hidden layers, of the output, of both; CNN-9 on CIFAR-100."""
     figures = {
         "mhe": (26.85, 26.55, 26.16),
@@ -189,16 +189,18 @@ def table_4() -> Table:
         "half-space-angular": (None, 26.64, 26.03),
     }
     parts: dict[str, dict[str, float]] = {"output": {"hidden_weight": 0}, "hidden": {"output_weight": 0}, "both": {}}
-    rows = [Row("baseline", 28.13, cnn9())]
+    rows = [TableRow("baseline", 28.13, cnn9())]
     for kind, papers in figures.items():
         for (part, weights), paper in zip(parts.items(), papers, strict=True):
             if paper is not None:  # half space is for hidden layers
                 note = "The paper's Table 1 has this figure at s = 0." if (kind, part) == ("mhe", "both") else ""
-                rows.append(Row(f"{kind}-{part}", paper, derive(cnn9(), energy=energy(kind, **weights)), note=note))
-    return Table("hidden layers and output, CIFAR-100", "error", tuple(rows))
+                rows.append(
+                    TableRow(f"{kind}-{part}", paper, derive(cnn9(), energy=energy(kind, **weights)), note=note)
+                )
+    return PaperTable("hidden layers and output, CIFAR-100", "error", rows)
 
 
-def figure_3() -> Table:
+def figure_3() -> PaperTable:
     """The weight of the energy, λ = 0.01 to 100, on the output or the hidden layers; CNN-9 on CIFAR-100."""
     parts: dict[str, tuple[str, str]] = {
         "output": ("mhe", "output_weight"),
@@ -206,26 +208,28 @@ def figure_3() -> Table:
         "half-space-hidden": ("half-space", "hidden_weight"),
     }
     off = {"hidden_weight": 0.0, "output_weight": 0.0}
-    rows = [Row("baseline", None, cnn9(), small(cnn9()))]
+    rows = [TableRow("baseline", None, cnn9(), small(cnn9()))]
     for name, (kind, part) in parts.items():
         for weight in (0.01, 0.1, 1.0, 10.0, 100.0):
             full = derive(cnn9(), energy=energy(kind, **off | {part: weight}))
-            rows.append(Row(f"{name}-{weight:g}", None, full, small(full)))
-    return Table("weight of the energy, CIFAR-100", "error", tuple(rows), f"{_narrow(1500)}.", minutes=1.8)
+            rows.append(TableRow(f"{name}-{weight:g}", None, full, small(full)))
+    return PaperTable("weight of the energy, CIFAR-100", "error", rows, f"{_narrow(1500)}.", minutes=1.8)
 
 
-def table_5() -> Table:
+def table_5() -> PaperTable:
     """ResNet-32 on CIFAR-10 and CIFAR-100."""
     note = "The figures of Table 5 are missing in our text of the paper."
     rows = [
-        Row(f"{data}/{kind}", None, derive(cnn9(data), model={"name": "resnet32.mhe"}, energy=_term(kind)), note=note)
+        TableRow(
+            f"{data}/{kind}", None, derive(cnn9(data), model={"name": "resnet32.mhe"}, energy=_term(kind)), note=note
+        )
         for data in ("cifar10", "cifar100")
         for kind in ("baseline", "mhe", "half-space")
     ]
-    return Table("ResNet-32", "error", tuple(rows))
+    return PaperTable("ResNet-32", "error", rows)
 
 
-def table_6() -> Table:
+def table_6() -> PaperTable:
     """ResNet-18 and ResNet-34 on ImageNet."""
     orthogonal = Energy(measure="orthoreg", limit_gradient=False)
     methods = {
@@ -238,8 +242,8 @@ def table_6() -> Table:
     rows = []
     for i, network in enumerate(("resnet18", "resnet34")):
         for name, (*papers, term) in methods.items():
-            rows.append(Row(f"{network}/{name}", papers[i], derive(imagenet(f"{network}.mhe"), energy=term)))
-    return Table("ImageNet", "error", tuple(rows))
+            rows.append(TableRow(f"{network}/{name}", papers[i], derive(imagenet(f"{network}.mhe"), energy=term)))
+    return PaperTable("ImageNet", "error", rows)
 
 
 # ------------------------------------------------------------------------------------------------ imbalance
@@ -247,57 +251,57 @@ def table_6() -> Table:
 IMBALANCED = ("baseline", "orthonormal", "mhe", "half-space", "angular", "half-space-angular")
 
 
-def figure_4() -> Table:
+def figure_4() -> PaperTable:
     """MNIST with 100 images of digit 0, 2-dimensional features: CNN-6."""
     base = derive(
         cnn9(), model={"name": "cnn6.mhe", "fc": 2}, data={"name": "mnist", "augment": None, "imbalance": "mnist0"}
     )
     note = "The weights of the released code: 1 for hidden layers, 10 for the output."
     rows = [
-        Row("baseline", 88.5, base),
-        Row("mhe", 98.0, derive(base, energy=energy("mhe"))),
-        Row("mhe-code", None, derive(base, energy=energy("mhe", hidden_weight=1, output_weight=10)), note=note),
+        TableRow("baseline", 88.5, base),
+        TableRow("mhe", 98.0, derive(base, energy=energy("mhe"))),
+        TableRow("mhe-code", None, derive(base, energy=energy("mhe", hidden_weight=1, output_weight=10)), note=note),
     ]
     rows = [replace(row, small=_small_mnist(row.full), seeds=3) for row in rows if row.full is not None]
     reduced = (
         "CNN-6 with 8/16/32 filters instead of 64/128/256; 6,000 steps instead of 42,500; 14×14 "
         f"pixels instead of 28×28; {_HELD_OUT}, about 9 of the 100 zeros among them."
     )
-    return Table("MNIST with few zeros", "accuracy", tuple(rows), reduced, minutes=2.6, shown=("class0_accuracy",))
+    return PaperTable("MNIST with few zeros", "accuracy", rows, reduced, minutes=2.6, shown=("class0_accuracy",))
 
 
 def _small_mnist(config: Config) -> Config:
     return derive(small(config, 6000, (8, 16, 32)), {"data.size": 14, "data.augment": None})
 
 
-def table_7() -> Table:
+def table_7() -> PaperTable:
     """Imbalanced CIFAR-10: class 0 has a tenth of its images, or class c has 500·(c + 1); CNN-9."""
     single, multiple = (9.80, 8.34, 7.98, 7.90, 7.96, 7.59), (12.00, 10.80, 10.25, 9.59, 9.88, 9.89)
     class0 = (30.40, 26.80, 25.80, 26.40, 26.00, 25.90)
     rows = []
     for i, kind in enumerate(IMBALANCED):
         full = derive(cnn9("cifar10"), {"data.imbalance": "single"}, energy=_term(kind))
-        rows.append(Row(f"single/{kind}", single[i], full, small(full, 1200), 3, also={"class0_error": class0[i]}))
+        rows.append(TableRow(f"single/{kind}", single[i], full, small(full, 1200), 3, also={"class0_error": class0[i]}))
     for i, kind in enumerate(IMBALANCED):
         full = derive(cnn9("cifar10"), {"data.imbalance": "multiple"}, energy=_term(kind))
         runs_small = kind in ("baseline", "mhe", "half-space")
-        rows.append(Row(f"multiple/{kind}", multiple[i], full, small(full, 1200) if runs_small else None, 3))
+        rows.append(TableRow(f"multiple/{kind}", multiple[i], full, small(full, 1200) if runs_small else None, 3))
     reduced = f"{_narrow(1200)}, after the classes were reduced."
-    return Table("imbalanced CIFAR-10", "error", tuple(rows), reduced, minutes=1.45)
+    return PaperTable("imbalanced CIFAR-10", "error", rows, reduced, minutes=1.45)
 
 
-def table_16() -> Table:
+def table_16() -> PaperTable:
     """Imbalanced CIFAR-100: ten classes have a tenth of their images, or class c has 5·(c + 1); CNN-9."""
     figures = {
         "single": (31.43, 30.75, 29.30, 29.40, 30.16, 29.60),
         "multiple": (38.39, 37.89, 37.07, 36.52, 37.54, 37.07),
     }
     rows = [
-        Row(f"{column}/{kind}", paper, derive(cnn9(), {"data.imbalance": column}, energy=_term(kind)))
+        TableRow(f"{column}/{kind}", paper, derive(cnn9(), {"data.imbalance": column}, energy=_term(kind)))
         for column, papers in figures.items()
         for kind, paper in zip(IMBALANCED, papers, strict=True)
     ]
-    return Table("imbalanced CIFAR-100", "error", tuple(rows))
+    return PaperTable("imbalanced CIFAR-100", "error", rows)
 
 
 # ------------------------------------------------------------------------------------------------ faces
@@ -329,7 +333,7 @@ def second_stage(config: Config, loss: Loss) -> Config:
 
 
 def small_faces(config: Config) -> Config:
-    """The small form: a narrow network with BatchNorm and Adam on LFW."""
+    """Reduce the size: a narrow network with BatchNorm and Adam on LFW."""
     assert config.steps is not None
     steps = config.steps // 14
     milestones = tuple(each // 14 for each in config.schedule.milestones)
@@ -344,7 +348,7 @@ def small_faces(config: Config) -> Config:
     )
 
 
-def table_8() -> Table:
+def table_8() -> PaperTable:
     """SphereFace and SphereFace+ by margin: 20 layers, verified on LFW."""
     lfw = ((96.35, 97.15), (98.87, 99.05), (98.97, 99.13), (99.26, 99.32))
     megaface = ((39.12, 45.90), (60.48, 68.51), (63.71, 66.89), (70.68, 71.30))
@@ -354,33 +358,35 @@ def table_8() -> Table:
     rows += [
         replace(first, small=small_faces(full), seeds=3),
         replace(second, small=small_faces(plus(full)), seeds=3),
-        Row("m4/sphereface-longer", None, longer, small_faces(longer), 3, first.name, note=_CONTROL),
+        TableRow("m4/sphereface-longer", None, longer, small_faces(longer), 3, first.name, note=_CONTROL),
     ]
-    return Table("SphereFace-20", "verification", tuple(rows), _FACES, _NO_MEGAFACE, minutes=2.5)
+    return PaperTable("SphereFace-20", "verification", rows, _FACES, _NO_MEGAFACE, minutes=2.5)
 
 
-def table_9() -> Table:
+def table_9() -> PaperTable:
     """SphereFace and SphereFace+ by margin: 64 layers, verified on LFW."""
     lfw = ((96.93, 97.47), (99.03, 99.22), (99.25, 99.35), (99.42, 99.47))
     megaface = ((41.07, 45.55), (62.01, 67.07), (69.69, 70.89), (72.72, 73.03))
-    return Table("SphereFace-64", "verification", tuple(_faces("sphereface64", lfw, megaface)), differs=_NO_MEGAFACE)
+    return PaperTable(
+        "SphereFace-64", "verification", tuple(_faces("sphereface64", lfw, megaface)), differs=_NO_MEGAFACE
+    )
 
 
 Pairs = tuple[tuple[float, float], ...]
 
 
-def _faces(network: str, figures: Pairs, megaface: Pairs | None = None) -> list[Row]:
+def _faces(network: str, figures: Pairs, megaface: Pairs | None = None) -> list[TableRow]:
     """Rows of both losses for every margin; with the rank-1 identification on MegaFace, if given."""
     rows = []
     for i, m in enumerate(MARGINS):
         full, first = sphereface(network, m), f"m{m}/sphereface"
         one, other = ({"megaface": each} for each in megaface[i]) if megaface else ({}, {})
-        rows.append(Row(first, figures[i][0], full, also=one))
-        rows.append(Row(f"{first}+", figures[i][1], plus(full), start=first, also=other))
+        rows.append(TableRow(first, figures[i][0], full, also=one))
+        rows.append(TableRow(f"{first}+", figures[i][1], plus(full), start=first, also=other))
     return rows
 
 
-def table_10() -> Table:
+def table_10() -> PaperTable:
     """Losses for faces: 64 layers, verified on LFW."""
     base = sphereface("sphereface64")
     methods = {
@@ -398,24 +404,24 @@ def table_10() -> Table:
     }
     clip = {"l-softmax": 1.0}
     rows = [
-        Row(name, a, derive(base, loss=loss, clip=clip.get(name)), also={"megaface": b}, note=notes.get(name, ""))
+        TableRow(name, a, derive(base, loss=loss, clip=clip.get(name)), also={"megaface": b}, note=notes.get(name, ""))
         for name, (a, b, loss) in methods.items()
     ]
-    rows.append(Row("sphereface+", 99.47, plus(base), start="sphereface", also={"megaface": 73.03}))
-    return Table("losses for faces", "verification", tuple(rows), differs=_NO_MEGAFACE)
+    rows.append(TableRow("sphereface+", 99.47, plus(base), start="sphereface", also={"megaface": 73.03}))
+    return PaperTable("losses for faces", "verification", rows, differs=_NO_MEGAFACE)
 
 
-def section_f() -> Table:
+def section_f() -> PaperTable:
     """AM-Softmax with and without the energy of the classes: SphereFace-20, verified on LFW (Appendix F)."""
     base = derive(sphereface("sphereface20"), loss=Loss("am_softmax", margin=0.35, scale=30))
     energetic = second_stage(base, derive(base, loss={"energy_weight": 1.0}).loss)
     longer = second_stage(base, base.loss)
     rows = (
-        Row("am-softmax", 99.26, base, small_faces(base), 3),
-        Row("am-softmax-energy", 99.37, energetic, small_faces(energetic), 3, "am-softmax"),
-        Row("am-softmax-longer", None, longer, small_faces(longer), 3, "am-softmax", note=_CONTROL),
+        TableRow("am-softmax", 99.26, base, small_faces(base), 3),
+        TableRow("am-softmax-energy", 99.37, energetic, small_faces(energetic), 3, "am-softmax"),
+        TableRow("am-softmax-longer", None, longer, small_faces(longer), 3, "am-softmax", note=_CONTROL),
     )
-    return Table("AM-Softmax", "verification", rows, _FACES, _STAGES, minutes=2.5)
+    return PaperTable("AM-Softmax", "verification", rows, _FACES, _STAGES, minutes=2.5)
 
 
 _MEGAFACE = (
@@ -424,14 +430,14 @@ _MEGAFACE = (
 ) + _STAGES
 
 
-def table_17() -> Table:
+def table_17() -> PaperTable:
     """SphereFace and SphereFace+ by margin, 20 layers: the rate of verification on MegaFace."""
     megaface = ((42.46, 52.02), (71.79, 80.94), (76.34, 80.58), (82.56, 83.39))
     rows = tuple(_faces("sphereface20", megaface))
-    return Table("SphereFace-20 on MegaFace", "verification", rows, differs=_MEGAFACE)
+    return PaperTable("SphereFace-20 on MegaFace", "verification", rows, differs=_MEGAFACE)
 
 
-def table_18() -> Table:
+def table_18() -> PaperTable:
     """SphereFace+ trained on larger sets of faces: 20 layers, verified on LFW."""
     figures = {
         ("imdb-face", "imdb_face"): ((99.53, 72.89), (99.57, 73.15)),
@@ -442,15 +448,15 @@ def table_18() -> Table:
     for (column, data), ((one, first), (other, second)) in figures.items():
         full, start = derive(sphereface("sphereface20"), {"data.name": data}), f"{column}/sphereface"
         note = "Table 8 prints 99.26 for this row." if column == "casia" else ""
-        rows.append(Row(start, one, full, also={"megaface": first}, note=note))
-        rows.append(Row(f"{start}+", other, plus(full), start=start, also={"megaface": second}))
-    return Table("SphereFace+ by training set", "verification", tuple(rows), differs=_NO_MEGAFACE)
+        rows.append(TableRow(start, one, full, also={"megaface": first}, note=note))
+        rows.append(TableRow(f"{start}+", other, plus(full), start=start, also={"megaface": second}))
+    return PaperTable("SphereFace+ by training set", "verification", rows, differs=_NO_MEGAFACE)
 
 
 # ------------------------------------------------------------------------------------------------ appendices
 
 
-def table_13() -> Table:
+def table_13() -> PaperTable:
     """Variants of the energy on SphereNets: CNN-9 of cosine layers on CIFAR-10 and CIFAR-100."""
     figures: dict[str, dict[str, tuple[float, ...]]] = {  # s = 2, 1, 0
         "cifar10": {
@@ -470,7 +476,7 @@ def table_13() -> Table:
             "half-space-angular": (27.35, 27.68, 27.58),
         },
     }
-    return Table("energy of SphereNets", "error", _variants(figures, "cosine"))
+    return PaperTable("energy of SphereNets", "error", _variants(figures, "cosine"))
 
 
 def gan() -> Config:
@@ -487,7 +493,7 @@ def gan() -> Config:
 
 
 def small_gan(config: Config) -> Config:
-    """The small form of a GAN (see :data:`_SMALL_GAN`)."""
+    """The reduced size of a GAN (see :data:`_SMALL_GAN`)."""
     return derive(
         config,
         {"model.widths": (16, 32, 64, 128), "model.init": "kaiming", "gan.widths": (128, 64, 32, 16)},
@@ -510,7 +516,7 @@ _SMALL_GAN = (
 _FULL_GAN = f"{_SCORE}That classifier is the CNN-9 of Table 1, with gradients clipped at norm 1."
 
 
-def table_14() -> Table:
+def table_14() -> PaperTable:
     """GANs by the regularization of the discriminator, CIFAR-10."""
     term = energy("half-space", output_weight=0.0)
     variants: dict[str, tuple[float | None, dict[str, Any]]] = {
@@ -533,11 +539,11 @@ def table_14() -> Table:
     )
     full = {name: derive(gan(), changes) for name, (_, changes) in variants.items()}
     rows = [
-        Row(name, paper, full[name], small_gan(full[name]), seeds=2, note=notes.get(name, ""))
+        TableRow(name, paper, full[name], small_gan(full[name]), seeds=2, note=notes.get(name, ""))
         for name, (paper, _) in variants.items()
     ]
     classifier = cnn9("cifar10")
     note = "The test images under the classifier that scores the other rows; the paper's is Inception."
-    rows.append(Row("real-data", 11.24, classifier, small(classifier, steps=2000), note=note))
-    options = {"classifier": "real-data", "images": 10_000}
-    return Table("GAN, CIFAR-10", "score", tuple(rows), _SMALL_GAN, _FULL_GAN, minutes=5, options=options)
+    rows.append(TableRow("real-data", 11.24, classifier, small(classifier, steps=2000), note=note))
+    scoring = Scoring("real-data", images=10_000)
+    return PaperTable("GAN, CIFAR-10", "score", rows, _SMALL_GAN, _FULL_GAN, minutes=5, scoring=scoring)

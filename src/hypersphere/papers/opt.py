@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..train.config import Config, Data, Energy, Loss, Model, Optimizer, Rotation, Schedule, derive
-from .table import Row, Table
+from .table import PaperTable, TableRow
 
 METHODS = {
     "gs": "gram_schmidt",
@@ -37,7 +37,7 @@ def cnn(name: str = "cnn6.opt", **changes: Any) -> Config:
     """A network on CIFAR-100 with the settings of most tables.
 
     The gradient of the released code's loss, log(softmax + 1e-4), is bounded. Here its norm is clipped, in all rows
-    alike: without that, the plain network hardly learned with some seeds of the small form.
+    alike: without that, the plain network hardly learned with some seeds at reduced size.
     """
     config = Config(
         steps=75_000,
@@ -122,7 +122,7 @@ def pointnet() -> Config:
 
 
 def small(config: Config) -> Config:
-    """The small form of a network on CIFAR-100 (see :data:`NARROW`)."""
+    """The reduced size of a network on CIFAR-100 (see :data:`NARROW`)."""
     kept = config.optimizer
     changes: dict[str, Any] = {
         "model.widths": (16, 16, 16),
@@ -140,18 +140,18 @@ def small(config: Config) -> Config:
 
 
 def _ogd_rate(config: Config) -> float:
-    """OGD's rate in a small form: best on validation data; where gradients are not clipped, half of the paper's."""
+    """OGD's rate at reduced size: best on validation data; where gradients are not clipped, half of the paper's."""
     return 0.2 if config.clip == 1.0 else 0.01
 
 
 # ------------------------------------------------------------------------------------------------ CIFAR-100
 
 
-def _row(name: str, paper: float | None, full: Config, *, narrow: bool = True, seeds: int = 2, note: str = "") -> Row:
-    return Row(name, paper, full, small(full) if narrow else None, seeds, note=note)
+def _row(name: str, reported: float | None, full: Config, *, narrow: bool = True, note: str = "") -> TableRow:
+    return TableRow(name, reported, full, small(full) if narrow else None, 2, note=note)
 
 
-def table_1() -> Table:
+def table_1() -> PaperTable:
     """Is orthogonality needed? Unconstrained R against Gram-Schmidt, neurons fixed or learned; CIFAR-100."""
     rows = []
     printed = {"cnn6": (37.59, 48.47, 42.61, 37.24, 33.02), "cnn9": (33.55, 46.72, 39.38, 32.95, 31.03)}
@@ -166,10 +166,10 @@ def table_1() -> Table:
         }
         for (name, config), paper in zip(full.items(), papers, strict=True):
             rows.append(_row(f"{network}/{name}", paper, config, narrow=network == "cnn6"))
-    return Table("orthogonality, CIFAR-100", "error", tuple(rows), NARROW, minutes=1.8)
+    return PaperTable("orthogonality, CIFAR-100", "error", rows, NARROW, minutes=1.8)
 
 
-def table_2() -> Table:
+def table_2() -> PaperTable:
     """Initial neurons refined by MHE, HS-MHE or CoMHE before CNN-6 is trained on CIFAR-100."""
     printed = {
         "gs": (33.02, 32.99, 32.78, 32.69),
@@ -183,14 +183,14 @@ def table_2() -> Table:
         "comhe": {"spread": True, "spread_measure": "comhe_random"},
     }
     rows = [
-        Row(f"{method}/{name}", paper, rotated(cnn(), method, **options))
+        TableRow(f"{method}/{name}", paper, rotated(cnn(), method, **options))
         for method, papers in printed.items()
         for (name, options), paper in zip(spreads.items(), papers, strict=True)
     ]
-    return Table("refined initial neurons, CIFAR-100", "error", tuple(rows), differs=REFINED)
+    return PaperTable("refined initial neurons, CIFAR-100", "error", rows, differs=REFINED)
 
 
-def table_3() -> Table:
+def table_3() -> PaperTable:
     """Neurons of norm one from the start against neurons as drawn; CNN-6 on CIFAR-100."""
     printed = {
         "baseline": (37.59, 36.05),
@@ -216,14 +216,14 @@ def table_3() -> Table:
         _row(f"norm/{method}", paper, rotated(cnn(), method, normalize=True)) for method, (_, paper) in printed.items()
     ]
     reduced = f"{NARROW} {OGD_RATE} {REGULARIZED}"
-    return Table("normalized neurons, CIFAR-100", "error", tuple(rows), reduced, REGULARIZED, minutes=1.8)
+    return PaperTable("normalized neurons, CIFAR-100", "error", rows, reduced, REGULARIZED, minutes=1.8)
 
 
-def table_4() -> Table:
+def table_4() -> PaperTable:
     """CNN-6 from neurons of high energy: Cayley, normalized neurons drawn with a mean; CIFAR-100."""
     printed = {"0": 32.49, "1e-3": 33.11, "1e-2": 39.51, "2e-2": 53.89, "3e-2": None}
     rows = [
-        Row(
+        TableRow(
             f"mean-{mean}",
             paper,
             rotated(derive(cnn(), {"model.init": f"kaiming({mean})"}), "cp", normalize=True),
@@ -231,17 +231,17 @@ def table_4() -> Table:
         )
         for mean, paper in printed.items()
     ]
-    return Table("initial neurons of high energy, CIFAR-100", "error", tuple(rows))
+    return PaperTable("initial neurons of high energy, CIFAR-100", "error", rows)
 
 
-def table_5() -> Table:
+def table_5() -> PaperTable:
     """CNN-6 without BatchNorm on CIFAR-100."""
     printed = {"baseline": 38.95, "hs-mhe": 36.90, "gs": 35.61, "hr": 37.51, "ls": 35.83, "cp": 34.88, "ogd": 35.38}
     base = derive(cnn(), {"model.batch_norm": False}, clip="auto")  # clipped, the baseline's validation is worse
     rows = [_row(name, paper, _by_name(base, name)) for name, paper in printed.items()]
     reduced = f"{NARROW} {UNCLIPPED} OGD has a rate of 0.01 for R, half of the paper's, and was not tuned."
     differs = f"{UNCLIPPED} One of three seeds of the baseline diverged at once."
-    return Table("without BatchNorm, CIFAR-100", "error", tuple(rows), reduced, differs, minutes=1.8)
+    return PaperTable("without BatchNorm, CIFAR-100", "error", rows, reduced, differs, minutes=1.8)
 
 
 def _by_name(base: Config, name: str) -> Config:
@@ -293,7 +293,7 @@ def _short(config: Config, epochs: int = 20) -> Config:
     return derive(config, changes)
 
 
-def table_6() -> Table:
+def table_6() -> PaperTable:
     """OPT's methods against regularizers: MLP on MNIST; CNN-6, CNN-9, ResNet-20 and ResNet-32 on CIFAR-100."""
     columns = {
         "mlp-n": mlp("normal"),
@@ -308,16 +308,14 @@ def table_6() -> Table:
                 continue
             full = _by_name(base, name)
             short = _short(full) if column.startswith("mlp") else None
-            rows.append(Row(f"{column}/{name}", paper, full, short, 3 if name in ("baseline", "cp") else 1))
+            rows.append(TableRow(f"{column}/{name}", paper, full, short, 3 if name in ("baseline", "cp") else 1))
     for name in ("baseline", "cp"):  # at full size these are rows of mlp-x
         as_long = _short(_by_name(columns["mlp-x"], name), epochs=100)
-        rows.append(Row(f"mlp-x-100-epochs/{name}", TABLE_6[name][1], small=as_long, seeds=3))
-    return Table(
-        "MLPs and CNNs", "error", tuple(rows), f"{SHORT} {REGULARIZED}", f"{REGULARIZED} {AS_STATED}", minutes=8
-    )
+        rows.append(TableRow(f"mlp-x-100-epochs/{name}", TABLE_6[name][1], small=as_long, seeds=3))
+    return PaperTable("MLPs and CNNs", "error", rows, f"{SHORT} {REGULARIZED}", f"{REGULARIZED} {AS_STATED}", minutes=8)
 
 
-def table_7() -> Table:
+def table_7() -> PaperTable:
     """CNN-10 on ImageNet, top-1 error."""
     printed = {
         "baseline": (44.32, 21.13),
@@ -327,16 +325,16 @@ def table_7() -> Table:
         "cp": (43.67, 20.26),
     }
     rows = [
-        Row(name, top1, _by_name(imagenet("cnn10.opt"), name), also={"top5_error": top5})
+        TableRow(name, top1, _by_name(imagenet("cnn10.opt"), name), also={"top5_error": top5})
         for name, (top1, top5) in printed.items()
     ]
-    return Table("ImageNet", "error", tuple(rows), differs=PLAIN_FC)
+    return PaperTable("ImageNet", "error", rows, differs=PLAIN_FC)
 
 
 # ------------------------------------------------------------------------------------------------ S-OPT and blocks
 
 
-def table_10() -> Table:
+def table_10() -> PaperTable:
     """S-OPT against OPT: CNN-6 and wide CNN-9 on CIFAR-100, ResNet-18 on ImageNet."""
     columns = {
         "cnn6": (cnn(), (37.59, 34.97, 33.02, 33.70)),
@@ -351,7 +349,7 @@ def table_10() -> Table:
                 full = derive(full, {"steps": 700_000, "rotation.every": 1000})
             note = "" if paper is not None else "Ran out of memory in the paper."
             rows.append(_row(f"{column}/{name}", paper, full, narrow=column == "cnn6" and name != "hs-mhe", note=note))
-    return Table("S-OPT, CIFAR-100 and ImageNet", "error", tuple(rows), NARROW + SAMPLED, minutes=1.8)
+    return PaperTable("S-OPT, CIFAR-100 and ImageNet", "error", rows, NARROW + SAMPLED, minutes=1.8)
 
 
 #: p of Table 11 → options of the rotation; p = 0: neurons stay fixed
@@ -366,7 +364,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
 }
 
 
-def table_11() -> Table:
+def table_11() -> PaperTable:
     """S-OPT by the number of sampled dimensions p; wide CNN-9 on CIFAR-100."""
     printed = (None, 25.59, 28.61, 32.52, 33.03, 45.22, 60.64)
     base, rows = cnn("wide_cnn9.opt"), []
@@ -375,22 +373,22 @@ def table_11() -> Table:
         fixed = options.get("method") == "none"
         full = sampled(base, sample) if sample else rotated(base, options.get("method", "gs"), freeze=fixed)
         note = "Ran out of memory in the paper." if paper is None else FIXED if fixed else ""
-        rows.append(Row(f"p-{name}", paper, full, note=note))
-    return Table("S-OPT by sampled dimensions, CIFAR-100", "error", tuple(rows))
+        rows.append(TableRow(f"p-{name}", paper, full, note=note))
+    return PaperTable("S-OPT by sampled dimensions, CIFAR-100", "error", rows)
 
 
-def table_12() -> Table:
+def table_12() -> PaperTable:
     """Classes fixed and rotated (CLS-OPT) against learned classes: ResNet-18 on ImageNet, top-5 error."""
     printed = {"resnet18a": (18.08, 21.12), "resnet18b": (12.12, 12.05)}
     rows = []
     for name, (oracle, rotated_classes) in printed.items():
         base = imagenet(f"{name}.opt")
-        rows.append(Row(f"{name}/oracle", oracle, base))
-        rows.append(Row(f"{name}/cls-opt", rotated_classes, rotated(base, "cp", layers="output")))
-    return Table("CLS-OPT, ImageNet", "top5_error", tuple(rows))
+        rows.append(TableRow(f"{name}/oracle", oracle, base))
+        rows.append(TableRow(f"{name}/cls-opt", rotated_classes, rotated(base, "cp", layers="output")))
+    return PaperTable("CLS-OPT, ImageNet", "top5_error", rows)
 
 
-def table_13() -> Table:
+def table_13() -> PaperTable:
     """CLS-OPT against learned classes for faces: CNN-20 trained on CASIA-WebFace, verified on LFW."""
     base = derive(
         cnn("cnn20.opt"),
@@ -402,26 +400,26 @@ def table_13() -> Table:
     rows = []
     for size, papers in {512: (95.7, 94.9), 1024: (96.4, 95.8)}.items():
         plain = derive(base, {"model.fc": size})
-        rows.append(Row(f"{size}/oracle", papers[0], plain))
-        rows.append(Row(f"{size}/cls-opt", papers[1], rotated(plain, "cp", layers="output")))
-    return Table("CLS-OPT, faces", "verification", tuple(rows))
+        rows.append(TableRow(f"{size}/oracle", papers[0], plain))
+        rows.append(TableRow(f"{size}/cls-opt", papers[1], rotated(plain, "cp", layers="output")))
+    return PaperTable("CLS-OPT, faces", "verification", rows)
 
 
-def _blocks(printed: Mapping[int, tuple[float, ...]], shared: bool) -> Table:
+def _blocks(printed: Mapping[int, tuple[float, ...]], shared: bool) -> PaperTable:
     """Make Table 19 or 20: a column for each method, and one for the baselines."""
     rows = [
-        Row("plain/baseline", 37.59, cnn()),
-        Row("plain/fixed-neurons", 73.81, rotated(cnn(), "none", freeze=True), note=FIXED),
+        TableRow("plain/baseline", 37.59, cnn()),
+        TableRow("plain/fixed-neurons", 73.81, rotated(cnn(), "none", freeze=True), note=FIXED),
     ]
     for column, method in enumerate(("cp", "gs", "hr", "ls", "ogd")):
         for k, papers in printed.items():
             options = {"blocks": k, "share_blocks": shared} if k > 1 else {}
-            rows.append(Row(f"{method}/k{k}", papers[column], rotated(cnn(), method, **options)))
+            rows.append(TableRow(f"{method}/k{k}", papers[column], rotated(cnn(), method, **options)))
     title = f"R in k {'equal' if shared else 'independent'} blocks, CIFAR-100"
-    return Table(title, "error", tuple(rows))
+    return PaperTable(title, "error", rows)
 
 
-def table_19() -> Table:
+def table_19() -> PaperTable:
     """PE-OPT: a block-diagonal R whose k blocks are the same; CNN-6 on CIFAR-100."""
     printed = {  # CP, GS, HR, LS, OGD
         1: (33.53, 33.02, 35.67, 34.48, 33.33),
@@ -440,7 +438,7 @@ def table_19() -> Table:
     return replace(table, rows=rows, reduced=NARROW, minutes=1.8)
 
 
-def table_20() -> Table:
+def table_20() -> PaperTable:
     """PE-OPT: a block-diagonal R with k matrices; CNN-6 on CIFAR-100."""
     printed = {  # CP, GS, HR, LS, OGD
         1: (33.53, 33.02, 35.67, 34.48, 33.33),
@@ -496,24 +494,26 @@ def _small_pointnet(config: Config) -> Config:
     return derive(config, changes, epochs=12, schedule=Schedule("cosine"))
 
 
-def table_9() -> Table:
+def table_9() -> PaperTable:
     """GCN on Cora and Pubmed, PointNet on ModelNet40: accuracy of OPT with GS, CP and OGD."""
     printed = {"cora": (81.3, 81.9, 82.0, 82.3), "pubmed": (79.0, 79.4, 79.4, 79.5)}
     rows = []
     for data, papers in printed.items():
         base = gcn(data)
-        rows.append(Row(f"{data}/baseline", papers[0], base, base, 10))
+        rows.append(TableRow(f"{data}/baseline", papers[0], base, base, 10))
         for method, paper in zip(("gs", "cp", "ogd"), papers[1:], strict=True):
             full = rotated(base, method)
-            rows.append(Row(f"{data}/{method}", paper, full, _tuned(full), 10))
+            rows.append(TableRow(f"{data}/{method}", paper, full, _tuned(full), 10))
         literal = rotated(base, "cp")
         rows.append(
-            Row(f"{data}/cp-literal", None, literal, literal, 3, note="The settings of the baseline, R from N(0, 1).")
+            TableRow(
+                f"{data}/cp-literal", None, literal, literal, 3, note="The settings of the baseline, R from N(0, 1)."
+            )
         )
     for method, paper in {"baseline": 87.1, "gs": 87.23, "cp": 87.81, "ogd": 87.86}.items():
         full = pointnet() if method == "baseline" else rotated(pointnet(), method)
-        rows.append(Row(f"pointnet/{method}", paper, full, _small_pointnet(full), 2))
-    return Table("GCN and PointNet", "accuracy", tuple(rows), GRAPHS, minutes=1.2)
+        rows.append(TableRow(f"pointnet/{method}", paper, full, _small_pointnet(full), 2))
+    return PaperTable("GCN and PointNet", "accuracy", rows, GRAPHS, minutes=1.2)
 
 
 # ------------------------------------------------------------------------------------------------ few-shot
@@ -540,7 +540,7 @@ def _shots(config: Config) -> Config:
     return derive(config, changes)
 
 
-def table_8() -> Table:
+def table_8() -> PaperTable:
     """Few-shot recognition, 5-way 5-shot: baseline and baseline++ with and without OPT (CP)."""
     plain = Config(
         epochs=200,
@@ -557,5 +557,5 @@ def table_8() -> Table:
         ("baseline++", 66.43, cosine),
         ("baseline++opt", 66.82, rotated(cosine, "cp")),
     ):
-        rows.append(Row(name, paper, full, _shots(full), 2))
-    return Table("few-shot recognition", "few_shot", tuple(rows), EPISODES, FEW_SHOT, minutes=2.5)
+        rows.append(TableRow(name, paper, full, _shots(full), 2))
+    return PaperTable("few-shot recognition", "few_shot", rows, EPISODES, FEW_SHOT, minutes=2.5)

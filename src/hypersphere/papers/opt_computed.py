@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from .opt import SAMPLES
-from .table import Row, Table
+from .table import PaperTable, TableRow
 
 
 def parameters(network: str, rotation: Mapping[str, Any] | None, classes: int, seed: int) -> dict[str, float]:
@@ -86,12 +86,12 @@ def initial_energy(mean: float, spread: Mapping[str, Any] | None, seed: int) -> 
 # ------------------------------------------------------------------------------------------------ tables
 
 
-def _counted(title: str, rows: Iterable[Row]) -> Table:
+def _counted(title: str, rows: Iterable[TableRow]) -> PaperTable:
     """Make a table of parameter counts; the paper prints three or four digits."""
-    return Table(title, "parameters", tuple(rows), minutes=0.1)
+    return PaperTable(title, "parameters", [*rows], minutes=0.1)
 
 
-def table_10_parameters() -> Table:
+def table_10_parameters() -> PaperTable:
     """Numbers that are trained, OPT against S-OPT (Table 10, columns Params)."""
     printed = {
         "cnn6": (100, (258_000, 258_000, 1_360_000, 90_900)),
@@ -100,33 +100,35 @@ def table_10_parameters() -> Table:
     }
     methods: dict[str, dict[str, Any] | None] = {"baseline": None, "hs-mhe": None, "opt": {}, "s-opt": {"sample": 0.25}}
     rows = [
-        Row(f"{name}/{method}", paper, compute=partial(parameters, f"{name.replace('-', '_')}.opt", options, classes))
+        TableRow(
+            f"{name}/{method}", paper, compute=partial(parameters, f"{name.replace('-', '_')}.opt", options, classes)
+        )
         for name, (classes, papers) in printed.items()
         for (method, options), paper in zip(methods.items(), papers, strict=True)
     ]
     return _counted("trained parameters of OPT and S-OPT", rows)
 
 
-def table_11_parameters() -> Table:
+def table_11_parameters() -> PaperTable:
     """Numbers that are trained in wide CNN-9 by the sampled dimensions p (Table 11, column Params)."""
     printed = (16_200_000, 1_040_000, 278_000, 88_700, 27_000, 26_000, 25_600)
     rows = [
-        Row(f"p-{name}", paper, compute=partial(parameters, "wide_cnn9.opt", options, 100))
+        TableRow(f"p-{name}", paper, compute=partial(parameters, "wide_cnn9.opt", options, 100))
         for (name, options), paper in zip(SAMPLES.items(), printed, strict=True)
     ]
     return _counted("trained parameters of S-OPT by sampled dimensions", rows)
 
 
-def _classifier(column: str, papers: tuple[int, int], network: str, note: str = "", **options: Any) -> list[Row]:
+def _classifier(column: str, papers: tuple[int, int], network: str, note: str = "", **options: Any) -> list[TableRow]:
     """Make the two rows of a classifier: learned as a whole, and rotated."""
     count = partial(classifier_parameters, network, options)
     return [
-        Row(f"{column}/oracle", papers[0], compute=partial(count, False), note=note),
-        Row(f"{column}/cls-opt", papers[1], compute=partial(count, True)),
+        TableRow(f"{column}/oracle", papers[0], compute=partial(count, False), note=note),
+        TableRow(f"{column}/cls-opt", papers[1], compute=partial(count, True)),
     ]
 
 
-def table_12_parameters() -> Table:
+def table_12_parameters() -> PaperTable:
     """Numbers that are trained in the classifier of ResNet-18 (Table 12, columns Params)."""
     odd = "128 features × 1000 classes are 128,000 weights, twice what the paper prints."
     rows = [
@@ -136,7 +138,7 @@ def table_12_parameters() -> Table:
     return _counted("trained parameters of the classifier, ImageNet", rows)
 
 
-def table_13_parameters() -> Table:
+def table_13_parameters() -> PaperTable:
     """Numbers that are trained in the classifier of 10,572 people (Table 13, columns Params)."""
     rows = [
         *_classifier("512", (5_410_000, 131_000), "cnn20.opt", num_classes=10_572, fc=512),
@@ -157,20 +159,20 @@ BLOCKS = {
 }
 
 
-def _of_blocks(shared: bool) -> Table:
+def _of_blocks(shared: bool) -> PaperTable:
     rows = [
-        Row(f"k{k}", papers[0 if shared else 1], compute=partial(block_parameters, k, shared and k > 1))
+        TableRow(f"k{k}", papers[0 if shared else 1], compute=partial(block_parameters, k, shared and k > 1))
         for k, papers in BLOCKS.items()
     ]
     return _counted("numbers of R in one layer of 64 channels, 3×3", rows)
 
 
-def table_19_parameters() -> Table:
+def table_19_parameters() -> PaperTable:
     """Numbers of a block-diagonal R whose blocks are the same (Table 19, column # Parameters)."""
     return _of_blocks(shared=True)
 
 
-def table_20_parameters() -> Table:
+def table_20_parameters() -> PaperTable:
     """Numbers of a block-diagonal R with a matrix for each block (Table 20, column # Parameters)."""
     return _of_blocks(shared=False)
 
@@ -190,23 +192,23 @@ REFINED: dict[str, tuple[float | None, dict[str, Any] | None, int, str]] = {  # 
 }
 
 
-def table_2_energy() -> Table:
+def table_2_energy() -> PaperTable:
     """Energy of CNN-6's initial neurons, refined by MHE, HS-MHE and CoMHE (Table 2, row Energy)."""
     rows = [
-        Row(name, paper, compute=partial(initial_energy, 0.0, options), seeds=draws, note=note)
+        TableRow(name, paper, compute=partial(initial_energy, 0.0, options), seeds=draws, note=note)
         for name, (paper, options, draws, note) in REFINED.items()
     ]
     reduced = "At most 200 steps of L-BFGS instead of 5,000 of gradient descent."
-    return Table("half-space energy of the initial neurons, refined", "energy", tuple(rows), reduced, minutes=0.1)
+    return PaperTable("half-space energy of the initial neurons, refined", "energy", rows, reduced, minutes=0.1)
 
 
 MEANS = {"0": 3.5109, "1e-3": 3.5117, "1e-2": 3.5160, "2e-2": 3.5531, "3e-2": 3.6761}
 
 
-def table_4_energy() -> Table:
+def table_4_energy() -> PaperTable:
     """Energy of CNN-6's initial neurons by the mean that they are drawn with (Table 4, column Energy)."""
     rows = [
-        Row(f"mean-{mean}", paper, compute=partial(initial_energy, float(mean), None), seeds=10)
+        TableRow(f"mean-{mean}", paper, compute=partial(initial_energy, float(mean), None), seeds=10)
         for mean, paper in MEANS.items()
     ]
-    return Table("energy of the initial neurons by their mean", "energy", tuple(rows), minutes=0.1)
+    return PaperTable("energy of the initial neurons by their mean", "energy", rows, minutes=0.1)

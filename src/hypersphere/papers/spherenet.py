@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..train.config import Config, Data, Energy, Loss, Model, Optimizer, Schedule, derive
-from .table import Row, Table
+from .table import PaperTable, TableRow
 
 OPERATORS = {
     "original": None,
@@ -69,7 +69,7 @@ def imagenet() -> Config:
 
 
 def small(config: Config, steps: int = 1200, divisor: int = 2, *, eval_every: int = 100) -> Config:
-    """The small form: filters and features divided, small images, few steps, milestones in proportion."""
+    """Reduce the size: filters and features divided, small images, few steps, milestones in proportion."""
     assert config.steps is not None
     milestones = tuple(steps * each // config.steps for each in config.schedule.milestones)
     return derive(
@@ -85,7 +85,7 @@ def small(config: Config, steps: int = 1200, divisor: int = 2, *, eval_every: in
 # ------------------------------------------------------------------------------------------------ 4.2
 
 
-def table_1() -> Table:
+def table_1() -> PaperTable:
     """Operators and losses: CNN-9 on CIFAR-10."""
     figures = {
         "original": (90.58, 90.58, 90.73, 90.78, 91.08, 90.68, 91.78, 91.80),
@@ -100,11 +100,11 @@ def table_1() -> Table:
         for operator, papers in figures.items():
             full = sphere(derive(cnn9(), loss=loss), OPERATORS[operator])
             runs_small = operator in SMALL_OPERATORS and name in SMALL_LOSSES
-            rows.append(Row(f"{name}/{operator}", papers[i], full, small(full) if runs_small else None, 2))
-    return Table("operators and losses, CIFAR-10", "accuracy", tuple(rows), _HALF, minutes=2.6, target=60)
+            rows.append(TableRow(f"{name}/{operator}", papers[i], full, small(full) if runs_small else None, 2))
+    return PaperTable("operators and losses, CIFAR-10", "accuracy", rows, _HALF, minutes=2.6, target=60)
 
 
-def table_2() -> Table:
+def table_2() -> PaperTable:
     """Operators in networks of other depths and in a ResNet, CIFAR-10; cosine W-Softmax with angles, else softmax."""
     figures = {
         "original": (81.19, 90.68, 90.62, 88.23, 88.15, 90.40),
@@ -124,9 +124,9 @@ def table_2() -> Table:
             full, name = _deep(f"{network}.spherenet", OPERATORS[operator]), f"{network}/{operator}"
             runs_small = network in ("cnn18", "cnn45") and operator in ("original", "cosine")
             note = printed_twice.get(name, "")
-            rows.append(Row(name, papers[i], full, _small_deep(full) if runs_small else None, 2, note=note))
+            rows.append(TableRow(name, papers[i], full, _small_deep(full) if runs_small else None, 2, note=note))
     reduced = f"CNN-18 and CNN-45 {_QUARTER}; 2,000 steps of 64 images instead of 64,000 of 128; {_PIXELS}."
-    return Table("depth, CIFAR-10", "accuracy", tuple(rows), reduced, minutes=5.5, target=30)
+    return PaperTable("depth, CIFAR-10", "accuracy", rows, reduced, minutes=5.5, target=30)
 
 
 def _deep(network: str, similarity: str | None) -> Config:
@@ -138,7 +138,7 @@ def _small_deep(config: Config) -> Config:
     return derive(small(config, 2000, 4), {"data.batch_size": 64})
 
 
-def table_3() -> Table:
+def table_3() -> PaperTable:
     """Learning without ReLU: CNN-18 on CIFAR-10; cosine W-Softmax with angles, else softmax."""
     figures = {
         "original": 80.73,
@@ -152,56 +152,56 @@ def table_3() -> Table:
     for operator, paper in figures.items():
         full = derive(_deep("cnn18.spherenet", OPERATORS[operator]), {"model.relu": False})
         runs_small = operator in SMALL_OPERATORS
-        rows.append(Row(operator, paper, full, small(full, 1000, 4) if runs_small else None, 2))
+        rows.append(TableRow(operator, paper, full, small(full, 1000, 4) if runs_small else None, 2))
     reduced = f"CNN-18 {_QUARTER}; 1,000 steps instead of 64,000; {_PIXELS}."
-    return Table("without ReLU, CIFAR-10", "accuracy", tuple(rows), reduced, minutes=1.8, target=40)
+    return PaperTable("without ReLU, CIFAR-10", "accuracy", rows, reduced, minutes=1.8, target=40)
 
 
-def figure_3() -> Table:
+def figure_3() -> PaperTable:
     """Convergence: ResNet-32, CNN-9 with and without the orthonormality term, width, CNN-69; CIFAR-10."""
     rows = []
     for name, augment in (("cifar10", "cifar10.spherenet"), ("cifar10+", "cifar10+.spherenet.vertical")):
         residual = derive(cnn9(), {"model.name": "resnet32.spherenet", "data.augment": augment})
         rows += [
-            Row(f"resnet32-{name}/original", None, residual),
-            Row(f"resnet32-{name}/cosine", None, sphere(residual)),
+            TableRow(f"resnet32-{name}/original", None, residual),
+            TableRow(f"resnet32-{name}/cosine", None, sphere(residual)),
         ]
     plain = {
         "original": cnn9(),
         "cosine": sphere(cnn9(), orthonormal=False),
         "cosine-orthonormal": sphere(cnn9()),
     }
-    rows += [Row(f"cnn9/{name}", None, full, small(full, eval_every=50), 2) for name, full in plain.items()]
+    rows += [TableRow(f"cnn9/{name}", None, full, small(full, eval_every=50), 2) for name, full in plain.items()]
     for widths in ((16, 32, 48), (32, 64, 96), (64, 96, 128), (128, 192, 256)):
         wide, name = derive(cnn9(), model={"widths": widths}), "-".join(map(str, widths))
         note = "The text names 16/32/48 alone; 128/192/256 is the released code's." if widths[0] != 16 else ""
         rows += [
-            Row(f"{name}/{method}", None, each, note=note)
+            TableRow(f"{name}/{method}", None, each, note=note)
             for method, each in (("original", wide), ("cosine", sphere(wide)))
         ]
     deep = "cnn69.spherenet"
-    rows += [Row("cnn69/original", None, _deep(deep, None)), Row("cnn69/cosine", None, _deep(deep, "cosine"))]
-    return Table("convergence, CIFAR-10", "steps", tuple(rows), _HALF, minutes=2.8, target=60)
+    rows += [TableRow("cnn69/original", None, _deep(deep, None)), TableRow("cnn69/cosine", None, _deep(deep, "cosine"))]
+    return PaperTable("convergence, CIFAR-10", "steps", rows, _HALF, minutes=2.8, target=60)
 
 
 # ------------------------------------------------------------------------------------------------ 4.3 to 4.6
 
 
-def section_4_3() -> Table:
+def section_4_3() -> PaperTable:
     """Learnable operators: k is learned from 0.5, one for each filter; CNN-9 on CIFAR-10, cosine W-Softmax."""
     base = derive(cnn9(), loss=LOSSES["w-cosine"])
     learnable = sphere(base, "learnable(0.5)")
     fixed, note = sphere(base, "sigmoid(0.3)"), "The best fixed k; Table 1 prints 91.28."
     rows = (
-        Row("sigmoid-0.3", 91.22, fixed, small(fixed), 1, note=note),
-        Row("learnable", 91.64, learnable, small(learnable), 1),
-        Row("learnable-layer", None, derive(learnable, model={"k_per": "layer"})),
-        Row("learnable-network", None, derive(learnable, model={"k_per": "network"})),
+        TableRow("sigmoid-0.3", 91.22, fixed, small(fixed), 1, note=note),
+        TableRow("learnable", 91.64, learnable, small(learnable), 1),
+        TableRow("learnable-layer", None, derive(learnable, model={"k_per": "layer"})),
+        TableRow("learnable-network", None, derive(learnable, model={"k_per": "network"})),
     )
-    return Table("learnable operators, CIFAR-10", "accuracy", rows, _HALF, minutes=3.1, target=60)
+    return PaperTable("learnable operators, CIFAR-10", "accuracy", rows, _HALF, minutes=3.1, target=60)
 
 
-def figure_5() -> Table:
+def figure_5() -> PaperTable:
     """SphereNorm against BatchNorm under small batches: CNN-9 on CIFAR-10, softmax.
 
     The text gives no batch sizes but 128, that of 4.2.
@@ -219,15 +219,15 @@ def figure_5() -> Table:
         for name, method in methods.items():
             full = derive(method, data={"batch_size": batch})
             reduced = {8: small(full, 4000, eval_every=200), 128: small(full, 1000, eval_every=25)}.get(batch)
-            rows.append(Row(f"batch-{batch}/{name}", None, full, reduced, 2))
+            rows.append(TableRow(f"batch-{batch}/{name}", None, full, reduced, 2))
     words = (
         "CNN-9 with 32/48/64 filters and 128 features, half of the paper's; 1,000 steps of 128 images or 4,000 of 8 "
         f"instead of 64,000; {_PIXELS}."
     )
-    return Table("normalization and batch size, CIFAR-10", "steps", tuple(rows), words, minutes=2.3, target=40)
+    return PaperTable("normalization and batch size, CIFAR-10", "steps", rows, words, minutes=2.3, target=40)
 
 
-def table_4() -> Table:
+def table_4() -> PaperTable:
     """ResNet-32 on CIFAR-10+ and CIFAR-100."""
     methods = {
         "original": (None, LOSSES["softmax"]),
@@ -242,15 +242,15 @@ def table_4() -> Table:
         data = {"name": column.removesuffix("+"), "augment": "cifar10+.spherenet.vertical"}
         base = derive(cnn9(), model={"name": "resnet32w.spherenet"}, data=data)
         for (name, (similarity, loss)), paper in zip(methods.items(), papers, strict=True):
-            rows.append(Row(f"{column}/{name}", paper, sphere(derive(base, loss=loss), similarity)))
+            rows.append(TableRow(f"{column}/{name}", paper, sphere(derive(base, loss=loss), similarity)))
     differs = "The printed figures of other papers' networks (ELU, LSUV, ResNet-1001) have no rows here."
-    return Table("ResNet-32, CIFAR-10+ and CIFAR-100", "accuracy", tuple(rows), differs=differs)
+    return PaperTable("ResNet-32, CIFAR-10+ and CIFAR-100", "accuracy", rows, differs=differs)
 
 
-def figure_6() -> Table:
+def figure_6() -> PaperTable:
     """ResNet-18 on ImageNet: sphere shortcuts (v1, cosine W-Softmax) and plain ones (v2, softmax)."""
     v1 = derive(sphere(imagenet()), loss=LOSSES["w-cosine"])
     v2 = sphere(derive(imagenet(), model={"name": "resnet18v2.spherenet"}))
     v2 = derive(v2, energy={"exclude": "*shortcut*"})  # the orthonormality term is for sphere layers
-    rows = (Row("original", None, imagenet()), Row("v1", None, v1), Row("v2", None, v2))
-    return Table("ResNet-18, ImageNet", "error", rows)
+    rows = (TableRow("original", None, imagenet()), TableRow("v1", None, v1), TableRow("v2", None, v2))
+    return PaperTable("ResNet-18, ImageNet", "error", rows)

@@ -1,4 +1,4 @@
-"""The tables of the papers: rows with the paper's figure, the full-size config and a stated smaller form.
+"""The tables of the papers: rows with the value that the paper reports, the full-size config and a reduced one.
 
 One module a paper (spherenet.py, mhe.py, opt.py; opt_computed.py has OPT's without training) with one function a table,
 named ``table_N`` or ``figure_N``. A row's config derives from another row's by changing a few fields.
@@ -7,33 +7,40 @@ named ``table_N`` or ``figure_N``. A row's config derives from another row's by 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._internal.nearest import unknown
 from ..train.config import Config, derive, to_tree
 from ..train.config.convert import flatten
 from ..train.config.values import AUTO
 
-#: figure of a row → its unit, and whether more is better; None: neither (a count)
-FIGURES: dict[str, tuple[str, bool | None]] = {
-    "accuracy": ("%", True),
-    "error": ("%", False),
-    "top5_error": ("%", False),
-    "class0_accuracy": ("%", True),
-    "class0_error": ("%", False),
-    "steps": ("steps", False),
-    "verification": ("%", True),
-    "few_shot": ("%", True),
-    "score": ("", True),
-    "energy": ("", False),
-    "parameters": ("", None),
+
+class Metric(NamedTuple):
+    """The unit of a value, and whether more is better; None: neither (a count)."""
+
+    unit: str
+    more_is_better: bool | None
+
+
+METRICS: dict[str, Metric] = {
+    "accuracy": Metric("%", True),
+    "error": Metric("%", False),
+    "top5_error": Metric("%", False),
+    "class0_accuracy": Metric("%", True),
+    "class0_error": Metric("%", False),
+    "steps": Metric("steps", False),
+    "verification": Metric("%", True),
+    "few_shot": Metric("%", True),
+    "score": Metric("", True),
+    "energy": Metric("", False),
+    "parameters": Metric("", None),
 }
 
 Compute = Callable[[int], Mapping[str, float]]
 
-#: what a row has where its paper says nothing, unlike the defaults, which suit other data
+#: fields of a row's config where its paper says nothing, unlike the defaults, which suit other data
 NEUTRAL: dict[str, Any] = {
     "model.name": "cnn3",
     "data.batch_size": 64,
@@ -48,24 +55,24 @@ NEUTRAL: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One row of a table.
 
     Attributes:
         name: unique in its table; lower case, words joined by "-". ``column/method`` in tables with several columns:
             rows are compared within their column.
-        paper: the paper's figure, in the table's unit; None if it gives none.
+        reported: the value that the paper prints, in the table's unit; None if it prints none.
         full: the config as the paper has it.
-        small: a smaller config for two cores; None: there is none.
+        small: a config of reduced size for two cores; None: there is none.
         seeds: runs of the row, by default.
         start: a row whose trained weights this one starts from (second stages).
-        compute: instead of configs: a function of the seed that computes the figures; full and small alike.
-        note: what a reader must know of this row, one sentence.
-        also: further figures that the paper prints for the same run, by name.
+        compute: instead of configs: a function of the seed that computes the metrics; the same for both sizes.
+        note: a remark on this row, one sentence.
+        also: further values that the paper prints for the same run, by metric.
     """
 
     name: str
-    paper: float | None = None
+    reported: float | None = None
     full: Config | None = None
     small: Config | None = None
     seeds: int = 1
@@ -94,42 +101,51 @@ def _without_auto(config: Config) -> Config:
 
 
 @dataclass(frozen=True)
-class Table:
+class Scoring:
+    """How generated images are scored: by the network of the row `classifier`, on so many `images`."""
+
+    classifier: str
+    images: int
+
+
+@dataclass(frozen=True)
+class PaperTable:
     """A table or figure of a paper.
 
     Attributes:
-        figure: what is compared, a key of :data:`FIGURES`.
+        metric: what is compared, a key of :data:`METRICS`.
         rows: the first of a column is the baseline that its others are compared with.
-        reduced: how the small forms differ from the paper, one sentence.
+        reduced: how the configs of reduced size differ from the paper, one sentence.
         differs: how the full-size configs differ from it, beside clipped gradients, one sentence.
-        minutes: core-minutes of one run of the small form, roughly; for estimates before anything has run.
-        target: a validation accuracy (%): the step at which a run reaches it is a figure too.
-        options: how generated images are scored: `classifier`, the row whose network does, and `images`, how many.
-        shown: further figures that the results show beside the table's own, and beside those that the paper prints.
+        minutes: core-minutes of one run of reduced size, roughly; for estimates before anything has run.
+        target: a validation accuracy (%): the step at which a run reaches it is a metric too.
+        scoring: of generated images.
+        shown: further metrics that the results show beside the table's own, and beside those that the paper prints.
     """
 
     title: str
-    figure: str
-    rows: tuple[Row, ...]
+    metric: str
+    rows: Sequence[TableRow]
     reduced: str = ""
     differs: str = ""
     minutes: float = 1.0
     target: float | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    scoring: Scoring | None = None
     shown: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", tuple(self.rows))
         names = [row.name for row in self.rows]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"rows must have different names, got {', '.join(sorted(twice))} twice")
-        if self.figure not in FIGURES:
-            raise ValueError(f"figure must be one of {', '.join(FIGURES)}, got {self.figure!r}")
+        if self.metric not in METRICS:
+            raise ValueError(f"metric must be one of {', '.join(METRICS)}, got {self.metric!r}")
 
-    def baseline(self, row: Row) -> Row:
+    def baseline(self, row: TableRow) -> TableRow:
         """Return the first row of the same column."""
-        return next(each for each in self.rows if each.column == row.column)
+        return next(other for other in self.rows if other.column == row.column)
 
-    def row(self, name: str) -> Row:
+    def row(self, name: str) -> TableRow:
         """Return a row by name. ValueError with the nearest if there is none."""
         for row in self.rows:
             if row.name == name:

@@ -10,19 +10,19 @@ from importlib import import_module
 
 from .._internal.nearest import unknown
 from ..train.config import Config
-from .table import Table
+from .table import PaperTable
 
 MODULES = ("spherenet", "mhe", "opt", "opt_computed")  # beside this one, named by the paper up to the first "_"
 
 
-def _tables() -> dict[str, Callable[[], Table]]:
-    found: dict[str, Callable[[], Table]] = {}
+def _tables() -> dict[str, Callable[[], PaperTable]]:
+    by_name: dict[str, Callable[[], PaperTable]] = {}
     for module in MODULES:
         for name, value in vars(import_module(f".{module}", __package__)).items():
             if inspect.isfunction(value) and (match := re.fullmatch(r"(table|figure|section)_(\w+)", name)):
                 kind = {"table": "", "figure": "fig", "section": "sec"}[match[1]]
-                found[f"{module.partition('_')[0]}.{kind}{match[2]}"] = value
-    return dict(sorted(found.items(), key=lambda item: _place(item[0])))
+                by_name[f"{module.partition('_')[0]}.{kind}{match[2]}"] = value
+    return dict(sorted(by_name.items(), key=lambda item: _place(item[0])))
 
 
 def _place(name: str) -> tuple[int, bool, int, str]:
@@ -33,7 +33,7 @@ def _place(name: str) -> tuple[int, bool, int, str]:
 
 
 #: name, such as "opt.6" or "spherenet.fig5" → the function that makes the table
-TABLES: dict[str, Callable[[], Table]] = _tables()
+TABLES: dict[str, Callable[[], PaperTable]] = _tables()
 
 
 def describe(name: str) -> str:
@@ -41,15 +41,15 @@ def describe(name: str) -> str:
     return (TABLES[name].__doc__ or "").strip().partition("\n")[0]
 
 
-def load(name: str) -> Table:
+def load(name: str) -> PaperTable:
     """Return a table by name. ValueError with the nearest names if there is none."""
     if name not in TABLES:
         raise ValueError(unknown("table", name[:100], TABLES))
-    return _made(TABLES[name])
+    return _build(TABLES[name])
 
 
 @cache  # tables are frozen, and some have dozens of configs
-def _made(function: Callable[[], Table]) -> Table:
+def _build(function: Callable[[], PaperTable]) -> PaperTable:
     return function()
 
 

@@ -219,10 +219,10 @@ def _errors(inputs: Sequence[Path]) -> Iterable[tuple[Mapping[str, Any], float]]
         table = tables.load(path.stem)
         for entry in results.read(path.parent, path.stem):
             row = table.row(entry.row)
-            config = row.full if entry.form == results.FULL else row.small
-            if config is not None and "error" in entry.figures:
+            config = row.full if entry.size == results.FULL else row.small
+            if config is not None and "error" in entry.metrics:
                 group = {} if config.energy is None else vars(config.energy)
-                yield {f"energy.{key}": value for key, value in group.items()}, entry.figures["error"]
+                yield {f"energy.{key}": value for key, value in group.items()}, entry.metrics["error"]
 
 
 def _variant(settings: Mapping[str, Any]) -> tuple[str, float]:

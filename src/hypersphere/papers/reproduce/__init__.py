@@ -1,6 +1,6 @@
-"""Run the tables of the papers: rows as run folders, results beside the paper's figures.
+"""Run the tables of the papers: rows as run folders, results beside what the paper reports.
 
 >>> from hypersphere.papers import tables
->>> tables.load("opt.6").figure
+>>> tables.load("opt.6").metric
 'error'
 """

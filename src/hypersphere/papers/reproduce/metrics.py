@@ -1,4 +1,4 @@
-"""Take the figures of a table's row from a finished run."""
+"""Take the metrics of a table's row from a finished run."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from ...train.inference.run import load_run
 from ...train.inference.scores import scores
 from ...train.results import Result
 from .. import gan_score
-from ..table import Table
+from ..table import PaperTable
 
-OPEN = {"verification": "eer", "few_shot": "interval"}  # figure → a key of the summary that only open sets have
+OPEN = {"verification": "eer", "few_shot": "interval"}  # metric → a key of the summary that only open sets have
 
 
-def figures_of(table: Table, result: Result, train: Callable[[str], Result]) -> dict[str, float]:
-    """Return the figures of a run, the table's own first.
+def metrics_of(table: PaperTable, result: Result, train: Callable[[str], Result]) -> dict[str, float]:
+    """Return the metrics of a run, the table's own first.
 
     Args:
         train: returns the run of a row by name, for a classifier that scores generated images.
     """
     summary = result.summary
-    found: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     if summary.get("accuracy") is not None:
-        found = {"accuracy": 100 * summary["accuracy"], "error": 100 - 100 * summary["accuracy"]}
+        metrics = {"accuracy": 100 * summary["accuracy"], "error": 100 - 100 * summary["accuracy"]}
     if summary.get("top5") is not None:
-        found["top5_error"] = 100 - 100 * summary["top5"]
+        metrics["top5_error"] = 100 - 100 * summary["top5"]
     if summary.get("energy") is not None:
-        found["energy"] = summary["energy"]
+        metrics["energy"] = summary["energy"]
     if summary.get("validation"):
-        found["validation_accuracy"] = 100 * summary["validation"]["accuracy"]
-    if table.figure in OPEN:
-        if OPEN[table.figure] not in summary:
+        metrics["validation_accuracy"] = 100 * summary["validation"]["accuracy"]
+    if table.metric in OPEN:
+        if OPEN[table.metric] not in summary:
             name = result.config.data.name
-            raise ValueError(f"{table.figure} needs test classes that are not trained on; those of {name} are the same")
-        found[table.figure] = found.get("accuracy")
+            raise ValueError(f"{table.metric} needs test classes that are not trained on; those of {name} are the same")
+        metrics[table.metric] = metrics.get("accuracy")
     if table.target is not None:
-        found["steps"] = _steps_to(table.target, result)
+        metrics["steps"] = _steps_to(table.target, result)
     if result.config.data.imbalance is not None:
-        found |= _class0(result)
-    if "classifier" in table.options:
-        classifier = train(table.options["classifier"]) if result.config.model.is_generator else result
-        found |= gan_score.score(result, classifier, table.options["images"])
-    if found.get(table.figure) is None:
-        raise ValueError(f"the run {result.path} has no figure {table.figure}")
-    return {table.figure: found.pop(table.figure), **{k: v for k, v in found.items() if v is not None}}
+        metrics |= _class0(result)
+    if table.scoring is not None:
+        classifier = train(table.scoring.classifier) if result.config.model.is_generator else result
+        metrics |= gan_score.score(result, classifier, table.scoring.images)
+    if metrics.get(table.metric) is None:
+        raise ValueError(f"the run {result.path} has no metric {table.metric}")
+    return {table.metric: metrics.pop(table.metric), **{k: v for k, v in metrics.items() if v is not None}}
 
 
 def _steps_to(target: float, result: Result) -> float:

@@ -1,4 +1,4 @@
-"""The results file of a table: one JSON file with an entry for every row and seed."""
+"""The results file of a table: one JSON file with the result of every row and seed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import platform
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -19,69 +19,89 @@ from ..._internal.checks import warn
 from ...train.config import Config
 from ...train.config.groups import Group
 from .. import tables
-from ..table import NEUTRAL, Row, Table
+from ..table import NEUTRAL, PaperTable, TableRow
 
 FORMAT = 2  # of the file; from 2 on files have checksums (see checksummed_json)
 
 FULL, SMALL = "full", "small"
+_IN_FILE = {"size": "form", "metrics": "figures"}  # field → its name in the file
 
 
 @dataclass(frozen=True)
-class Entry:
-    """The result of one run: a row, a seed, a form.
+class RunResult:
+    """The result of one run: a row, a seed, a size.
 
     Attributes:
+        size: :data:`FULL` or :data:`SMALL`; "form" in the file.
         config: hash of what was run; a row that has changed since runs again.
-        figures: what was measured, by name; none if the training broke off.
+        metrics: measured values by name, none if the training diverged; "figures" in the file.
         facts: seconds (of the clock, and of the CPU if it was not resumed), steps, versions, data hash, machine;
-            `failed`: why the training broke off.
+            `failed`: why the training diverged.
     """
 
     row: str
     seed: int
-    form: str
+    size: str
     config: str
-    figures: Mapping[str, float]
+    metrics: Mapping[str, float]
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, int, str]:
-        return self.row, self.seed, self.form
+        return self.row, self.seed, self.size
 
     @property
     def failed(self) -> str:
-        """Why the training broke off; "" if it did not."""
+        """Why the training diverged; "" if it did not."""
         return str(self.facts.get("failed", ""))
 
     @property
     def seconds(self) -> float | None:
-        """What it cost: seconds of the CPU if known, else of the clock."""
+        """The cost: seconds of the CPU if known, else of the clock."""
         return self.facts.get("cpu_seconds", self.facts.get("seconds"))
 
+    def to_tree(self) -> dict[str, Any]:
+        """Return what the file holds."""
+        values = {_IN_FILE.get(name, name): value for name, value in vars(self).items()}
+        return values | {"figures": dict(self.metrics), "facts": dict(self.facts)}
 
-def fingerprint(table: Table, row: Row, form: str) -> str:
-    """Hash what decides a row's result, without the seed and the place of files."""
-    start = None if row.start is None else fingerprint(table, table.row(row.start), form)
+    @classmethod
+    def from_tree(cls, tree: Mapping[str, Any]) -> RunResult:
+        """Read what :meth:`to_tree` returned. TypeError if something in it is of another type."""
+        names = {stored: name for name, stored in _IN_FILE.items()}
+        result = cls(**{names.get(key, key): value for key, value in tree.items()})
+        texts = all(isinstance(text, str) for text in (result.row, result.size, result.config))
+        mappings = isinstance(result.metrics, dict) and isinstance(result.facts, dict)
+        if not texts or type(result.seed) is not int or not mappings or not (result.metrics or result.failed):
+            raise TypeError(f"not a result: {str(tree)[:100]}")
+        if not all(isinstance(value, int | float) for value in result.metrics.values()):
+            raise TypeError(f"not a number in {str(result.metrics)[:100]}")
+        return result
+
+
+def fingerprint(table: PaperTable, row: TableRow, size: str) -> str:
+    """Hash what decides a row's result, without the seed and the folders."""
+    start = None if row.start is None else fingerprint(table, table.row(row.start), size)
     further: list[Any] = [] if table.target is None else [table.target]
-    classifier = table.options.get("classifier", row.name)  # the row whose network gives the scores
-    if classifier != row.name:
-        further.append(fingerprint(table, table.row(classifier), form))
-    return short_hash(_what_runs(row, form), start, dict(table.options), *further)
+    scoring = {} if table.scoring is None else asdict(table.scoring)
+    if table.scoring is not None and table.scoring.classifier != row.name:
+        further.append(fingerprint(table, table.row(table.scoring.classifier), size))
+    return short_hash(_what_runs(row, size), start, scoring, *further)
 
 
-def training_fingerprint(table: Table, row: Row, form: str) -> str:
+def training_fingerprint(table: PaperTable, row: TableRow, size: str) -> str:
     """Hash what decides a row's trained weights, not how they are evaluated; it names the run folder."""
-    start = None if row.start is None else training_fingerprint(table, table.row(row.start), form)
-    return short_hash(_what_runs(row, form), start)
+    start = None if row.start is None else training_fingerprint(table, table.row(row.start), size)
+    return short_hash(_what_runs(row, size), start)
 
 
-def run_folder(runs: Path, name: str, table: Table, row: Row, form: str, seed: int) -> Path:
+def run_folder(runs: Path, name: str, table: PaperTable, row: TableRow, size: str, seed: int) -> Path:
     """Return the run folder of a row; one whose settings have changed since has another."""
-    return runs / name / form / row.name / training_fingerprint(table, row, form)[:8] / f"seed{seed}"
+    return runs / name / size / row.name / training_fingerprint(table, row, size)[:8] / f"seed{seed}"
 
 
-def _what_runs(row: Row, form: str) -> Any:
-    config = row.full if form == FULL else row.small
+def _what_runs(row: TableRow, size: str) -> Any:
+    config = row.full if size == FULL else row.small
     return _function(row.compute) if row.compute is not None else None if config is None else settings(config)
 
 
@@ -93,27 +113,27 @@ def _function(compute: Any) -> Any:
 
 
 def settings(config: Config) -> dict[str, Any]:
-    """Return what a config sets, without the seed and the place of files.
+    """Return what a config sets, without the seed and the folders.
 
     Defaults are left out, so that a field that is added later does not invalidate results; of fields whose default has
     changed since, the one that the results were computed with.
     """
-    found: dict[str, Any] = {}
-    for each in fields(config):
-        value = getattr(config, each.name)
+    changed: dict[str, Any] = {}
+    for entry in fields(config):
+        value = getattr(config, entry.name)
         if isinstance(value, Group):
-            found[each.name] = _changed(value)
-        elif value != each.default:
-            found[each.name] = value
-    found["data"] = {key: value for key, value in found["data"].items() if key not in ("root", "workers")}
-    return {key: value for key, value in found.items() if key not in ("seed", "out", "resume", "device")}
+            changed[entry.name] = _changed(value)
+        elif value != entry.default:
+            changed[entry.name] = value
+    changed["data"] = {key: value for key, value in changed["data"].items() if key not in ("root", "workers")}
+    return {key: value for key, value in changed.items() if key not in ("seed", "out", "resume", "device")}
 
 
 def _changed(group: Group) -> dict[str, Any]:
     """Return the fields of a group that are not at their defaults."""
     values = {
-        each.name: (getattr(group, each.name), NEUTRAL.get(group.prefix + each.name, each.default))
-        for each in fields(group)
+        entry.name: (getattr(group, entry.name), NEUTRAL.get(group.prefix + entry.name, entry.default))
+        for entry in fields(group)
     }
     return {name: value for name, (value, default) in values.items() if value != default}
 
@@ -137,7 +157,7 @@ def path_of(folder: Path, table: str) -> Path:
     return folder / f"{table}.json"
 
 
-def read(folder: Path, table: str) -> list[Entry]:
+def read(folder: Path, table: str) -> list[RunResult]:
     """Read the results of a table; none if there is no file or it is of another version. ValueError if damaged."""
     file = path_of(folder, table)
     if not file.exists():
@@ -146,44 +166,31 @@ def read(folder: Path, table: str) -> list[Entry]:
         return []
     tree, _ = checksummed_json.read(file, (FORMAT,))
     try:
-        found = [Entry(**each) for each in tree["runs"]]
-        return [_checked(each) for each in found]
+        return [RunResult.from_tree(run) for run in tree["runs"]]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{file} is malformed: {type(error).__name__}: {error}") from None
 
 
-def _checked(entry: Entry) -> Entry:
-    """Return the entry; TypeError if something in it is of another type."""
-    figures, facts = entry.figures, entry.facts
-    texts = all(isinstance(each, str) for each in (entry.row, entry.form, entry.config))
-    mappings = isinstance(figures, dict) and isinstance(facts, dict) and bool(figures or facts.get("failed"))
-    if not texts or type(entry.seed) is not int or not mappings:
-        raise TypeError(f"not a result: {str(vars(entry))[:100]}")
-    if not all(isinstance(each, int | float) for each in figures.values()):
-        raise TypeError(f"not a number in {str(figures)[:100]}")
-    return entry
-
-
-def read_all(folder: Path, *, skip_damaged: bool = False) -> dict[str, list[Entry]]:
+def read_all(folder: Path, *, skip_damaged: bool = False) -> dict[str, list[RunResult]]:
     """Read the results of all tables. ValueError if a file is damaged, or a warning."""
-    found: dict[str, list[Entry]] = {}
+    stored: dict[str, list[RunResult]] = {}
     for name in tables.TABLES:
         try:
-            found[name] = read(folder, name)
+            stored[name] = read(folder, name)
         except ValueError as error:
             if not skip_damaged:
                 raise
             warn(str(error))
-    return found
+    return stored
 
 
-def add(folder: Path, table: str, entry: Entry) -> None:
-    """Add an entry to the file, in place of the one of the same row, seed and form; keep a file of another version."""
+def add(folder: Path, table: str, result: RunResult) -> None:
+    """Add a result to the file, in place of the one of the same row, seed and size; keep a file of another version."""
     folder.mkdir(parents=True, exist_ok=True)
     with safe_files.one_writer(folder):  # two commands may run rows of the same table
         _keep_other_version(path_of(folder, table))
-        entries = {each.key: each for each in read(folder, table)} | {entry.key: entry}
-        runs = [vars(each) | {"figures": dict(each.figures), "facts": dict(each.facts)} for each in entries.values()]
+        by_key = {other.key: other for other in read(folder, table)} | {result.key: result}
+        runs = [other.to_tree() for other in by_key.values()]
         tree = {"format": FORMAT, "table": table, "hypersphere": __version__, "runs": runs}
         safe_files.write_text(path_of(folder, table), checksummed_json.with_checksum(tree))
 
@@ -191,23 +198,23 @@ def add(folder: Path, table: str, entry: Entry) -> None:
 def _version(file: Path) -> tuple[Any, Any]:
     """Return the version of hypersphere that wrote a results file, and the file's format; ValueError if damaged."""
     data = safe_files.read_plain(file)
-    form = None
+    number = None
     with suppress(ValueError):  # which `read` reports
         tree = checksummed_json.parse(data)
-        form = tree.get("format") if isinstance(tree, dict) else None
-    if type(form) is not int or (form > 1 and not checksummed_json.is_whole(data)):
+        number = tree.get("format") if isinstance(tree, dict) else None
+    if type(number) is not int or (number > 1 and not checksummed_json.is_whole(data)):
         checksummed_json.read(file, (FORMAT,))
         raise ValueError(f"{file} is damaged: the checksum does not match")
-    return tree.get("hypersphere"), form
+    return tree.get("hypersphere"), number
 
 
 def _keep_other_version(file: Path) -> None:
     """Rename a results file that another version of hypersphere has written."""
-    if not file.exists() or (found := _version(file)) == (__version__, FORMAT):
+    if not file.exists() or (written_by := _version(file)) == (__version__, FORMAT):
         return
-    version, form = f"{found[0]!s:.20}".replace("/", "_"), "" if found[1] == FORMAT else f".format-{found[1]}"
-    name = f"{file.stem}.version-{version}{form}"
+    version = f"{written_by[0]!s:.20}".replace("/", "_")
+    name = f"{file.stem}.version-{version}" + ("" if written_by[1] == FORMAT else f".format-{written_by[1]}")
     names = (f"{name}{'' if number == 1 else f'-{number}'}{file.suffix}" for number in count(1))
-    kept = next(path for path in map(file.with_name, names) if not path.exists())
-    file.replace(kept)
-    warn(f"{file} was written by version {version} of hypersphere: kept as {kept.name}, a new one begins")
+    free = next(path for path in map(file.with_name, names) if not path.exists())
+    file.replace(free)
+    warn(f"{file} was written by version {version} of hypersphere: kept as {free.name}, a new one begins")

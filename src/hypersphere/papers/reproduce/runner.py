@@ -12,19 +12,19 @@ from typing import Any
 from ...train.processes import RunFailed as RunFailed
 from ...train.processes import Status, run_all
 from .. import tables
-from ..table import Row, Table
+from ..table import PaperTable, TableRow
 from . import results
-from .results import FULL, SMALL, Entry, fingerprint
+from .results import FULL, SMALL, RunResult, fingerprint
 
 
 @dataclass(frozen=True)
-class Task:
-    """A run to be done."""
+class RowRun:
+    """A row and a seed to be run."""
 
     table: str
     row: str
     seed: int
-    form: str
+    size: str
     minutes: float  # estimate; 0: unknown
 
     @property
@@ -32,51 +32,51 @@ class Task:
         return f"{self.table} {self.row} seed {self.seed}"
 
 
-def form_of(full: bool) -> str:
+def size_of(full: bool) -> str:
     return FULL if full else SMALL
 
 
-def can_run(row: Row, form: str) -> bool:
-    """Return whether a row has this form."""
-    return row.compute is not None or (row.full if form == FULL else row.small) is not None
+def can_run(row: TableRow, size: str) -> bool:
+    """Return whether a row exists at this size."""
+    return row.compute is not None or (row.full if size == FULL else row.small) is not None
 
 
-def done(name: str, found: Mapping[str, Sequence[Entry]], form: str) -> dict[str, list[Entry]]:
-    """Return the valid results of a table by row: of this form and of the row's present config.
+def done(name: str, stored: Mapping[str, Sequence[RunResult]], size: str) -> dict[str, list[RunResult]]:
+    """Return the valid results of a table by row: of this size and of the row's present config.
 
     Args:
-        found: the results of all tables: a run of another table with the same config counts too.
+        stored: the results of all tables: a run of another table with the same config counts too.
     """
     table = tables.load(name)
-    valid: dict[str, list[Entry]] = {}
+    valid: dict[str, list[RunResult]] = {}
     for row in table.rows:
-        now = fingerprint(table, row, form)
-        by_seed: dict[int, Entry] = {}
-        for file, entries in sorted(found.items(), key=lambda item: item[0] == name):  # its own count before others'
-            for each in entries:
-                same = (each.config, each.form) == (now, form) and (each.failed or table.figure in each.figures)
-                if same and (row.compute is None or (file, each.row) == (name, row.name)):
-                    by_seed[each.seed] = each
+        config = fingerprint(table, row, size)
+        by_seed: dict[int, RunResult] = {}
+        for file, runs in sorted(stored.items(), key=lambda item: item[0] == name):  # its own count before others'
+            for run in runs:
+                same = (run.config, run.size) == (config, size) and (run.failed or table.metric in run.metrics)
+                if same and (row.compute is None or (file, run.row) == (name, row.name)):
+                    by_seed[run.seed] = run
         valid[row.name] = [by_seed[seed] for seed in sorted(by_seed)]
     return valid
 
 
-def estimate(table: Table, row: Row, finished: dict[str, list[Entry]]) -> float:
+def estimate(table: PaperTable, row: TableRow, finished: dict[str, list[RunResult]]) -> float:
     """Estimate the core-minutes of one run: as measured for the row, else for the table, else as the table states.
 
     The clock of a resumed run counts at full size only, for which a table states nothing.
     """
-    everything = [each for entries in finished.values() for each in entries]
-    for entries in (finished[row.name], everything):
-        if seconds := [each.facts["cpu_seconds"] for each in entries if "cpu_seconds" in each.facts]:
+    of_table = [run for runs in finished.values() for run in runs]
+    for runs in (finished[row.name], of_table):
+        if seconds := [run.facts["cpu_seconds"] for run in runs if "cpu_seconds" in run.facts]:
             return median(seconds) / 60
-    clock = [each.seconds for each in everything if each.form == FULL and each.seconds is not None]
+    clock = [run.seconds for run in of_table if run.size == FULL and run.seconds is not None]
     return median(clock) / 60 if clock else table.minutes
 
 
 def missing(
     name: str, folder: Path, *, rows: Sequence[str] = (), seeds: int | None = None, full: bool = False
-) -> list[Task]:
+) -> list[RowRun]:
     """Return the runs of a table without a result, all rows with one seed before any with the next.
 
     Args:
@@ -84,39 +84,40 @@ def missing(
         seeds: how many of each row; None: as many as the row states.
 
     Raises:
-        ValueError: for an unknown table or row, or one that has no such form.
+        ValueError: for an unknown table or row, or one that does not exist at this size.
     """
-    table, form = tables.load(name), form_of(full)
-    chosen = [table.row(each) for each in rows] or [row for row in table.rows if can_run(row, form)]
+    table, size = tables.load(name), size_of(full)
+    hint = "the paper's size" if full else "reduced size; use --full"
+    chosen = [table.row(wanted) for wanted in rows] or [row for row in table.rows if can_run(row, size)]
     for row in chosen:
-        if not can_run(row, form):
-            raise ValueError(f"row {row.name} of {name} has no {form} form{'' if full else '; use --full'}")
+        if not can_run(row, size):
+            raise ValueError(f"row {row.name} of {name} does not exist at {hint}")
     if not chosen:
-        raise ValueError(f"no row of {name} has a {form} form{'' if full else '; use --full'}")
+        raise ValueError(f"no row of {name} exists at {hint}")
     for row in [*chosen]:  # a second stage needs the first
         if row.start is not None and table.row(row.start) not in chosen:
             chosen.insert(0, table.row(row.start))
-    finished = done(name, results.read_all(folder), form)
-    there = {(row, each.seed) for row, entries in finished.items() for each in entries}
-    known = not full or there  # a table states the minutes of its small form
+    finished = done(name, results.read_all(folder), size)
+    existing = {(row, run.seed) for row, runs in finished.items() for run in runs}
+    known = not full or existing  # a table states the minutes at reduced size
     tasks = []
     for seed in range(max((seeds or row.seeds) for row in chosen)):
         for row in chosen:
             wanted = seed < (seeds or row.seeds)
-            if wanted and (row.name, seed) not in there:
+            if wanted and (row.name, seed) not in existing:
                 minutes = estimate(table, row, finished) if known else 0.0
-                tasks.append(Task(name, row.name, seed, form, minutes))
+                tasks.append(RowRun(name, row.name, seed, size, minutes))
     return tasks
 
 
-def has_begun(task: Task, runs: Path) -> bool:
-    """Return whether a task has a run folder, in which it goes on."""
+def has_started(task: RowRun, runs: Path) -> bool:
+    """Return whether a task has a run folder, in which it continues."""
     table = tables.load(task.table)
-    return results.run_folder(runs, task.table, table, table.row(task.row), task.form, task.seed).exists()
+    return results.run_folder(runs, task.table, table, table.row(task.row), task.size, task.seed).exists()
 
 
 def run(
-    tasks: Sequence[Task],
+    tasks: Sequence[RowRun],
     folder: Path,
     runs: Path,
     *,
@@ -125,8 +126,8 @@ def run(
     device: str = "auto",
     root: str | None = None,
     tell: Callable[[str], None] = lambda line: None,
-    status: Status[Task] | None = None,
-) -> list[Task]:
+    status: Status[RowRun] | None = None,
+) -> list[RowRun]:
     """Run the tasks, each in its own process, and write every result as it comes.
 
     Args:
@@ -142,22 +143,22 @@ def run(
     """
     starts = {(name, row.name): row.start for name in {t.table for t in tasks} for row in tables.load(name).rows}
 
-    def waits_for(task: Task, left: Sequence[Task]) -> bool:
+    def waits_for(task: RowRun, left: Sequence[RowRun]) -> bool:
         first = task.table, starts[task.table, task.row], task.seed
-        return any((each.table, each.row, each.seed) == first for each in left)
+        return any((other.table, other.row, other.seed) == first for other in left)
 
-    def began(task: Task) -> None:
+    def began(task: RowRun) -> None:
         tell(f"{task.name}: begins" + (f", about {task.minutes:.1f} minutes" if task.minutes else ""))
 
-    def ended(task: Task, answer: dict[str, Any]) -> None:
-        entry = Entry(**answer)
-        results.add(folder, task.table, entry)
-        if entry.failed:
-            tell(f"{task.name}: {entry.failed}")
+    def ended(task: RowRun, answer: dict[str, Any]) -> None:
+        result = RunResult.from_tree(answer)
+        results.add(folder, task.table, result)
+        if result.failed:
+            tell(f"{task.name}: {result.failed}")
             return
-        name, value = next(iter(entry.figures.items()))
+        name, value = next(iter(result.metrics.items()))
         shown = f"{value:,.0f}" if name == "parameters" else f"{value:.6g}"
-        tell(f"{task.name}: {name} {shown}, {entry.facts['seconds'] / 60:.1f} minutes")
+        tell(f"{task.name}: {name} {shown}, {result.facts['seconds'] / 60:.1f} minutes")
 
     return run_all(
         f"{__package__}.worker",
