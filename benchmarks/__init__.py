@@ -1,6 +1,6 @@
 """Measure time and memory against torch, pytorch-metric-learning and geotorch.
 
-python -m benchmarks [data] [layers] [losses] [memory] [energy] [rotation] [train] [--json FOLDER] [--quick]
+python -m benchmarks [name ...] [--json FOLDER] [--quick]; the names are the keys of BENCHMARKS in __main__.py
 """
 
 import os

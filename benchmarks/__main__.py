@@ -86,7 +86,7 @@ def save(measurements: Iterable[Measurement], plan: Plan, path: Path) -> None:
         "machine": describe_machine(),
         "versions": {"python": platform.python_version()} | {package: version(package) for package in PACKAGES},
         "plan": asdict(plan),
-        "figures": [asdict(measurement) | {"met": meets_goal(measurement)} for measurement in measurements],
+        "measurements": [asdict(measurement) | {"met": meets_goal(measurement)} for measurement in measurements],
     }
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 

@@ -59,8 +59,8 @@ def measurements(plan: Plan) -> Iterator[Measurement]:
             contestants.append(Contestant(f"{THEIRS} {version(THEIRS)}", partial(_analyze, model)))
         with threadpool_limits(1):  # numpy's threads are not torch's
             taken = seconds(case, contestants, plan.fewer(8))
-        for each in contestants:
-            yield each.measurement(case, "s", taken[each.name])
+        for contestant in contestants:
+            yield contestant.measurement(case, "s", taken[contestant.name])
         for other in contestants[1:]:
             yield Measurement(case, OURS, f"time / {THEIRS}", taken[OURS] / taken[other.name], RATIO_GOAL)
         peak = int(subprocess.check_output([sys.executable, "-c", PEAK, str(small), str(file)]))

@@ -196,11 +196,11 @@ def _one_layer(d: int, n: int, plan: Plan) -> Iterator[Measurement]:
         SAMPLED: {"sample": 0.25},
         "gram_schmidt": {"method": "gram_schmidt"},
     }
-    for name, each in options.items():
+    for name, rotation in options.items():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # rotate warns of this cost
-            layer = hs.rotate(nn.Linear(d, n, bias=False), **each)
-        part = bool(each.keys() - {"method"})
+            layer = hs.rotate(nn.Linear(d, n, bias=False), **rotation)
+        part = bool(rotation.keys() - {"method"})
         goals = {WHOLE_TIME: PART_GOAL} if part and d >= 576 else {}
         weight, against = partial(getattr, layer, "weight"), CAYLEY if part else None
         contestants.append(Contestant(name, weight, tuple(layer.parameters()), against, goals))

@@ -114,19 +114,19 @@ def _checkpoint(name: str, plan: Plan) -> Iterator[Measurement]:
             COPY: lambda: [value.clone() for value in tensors.values()],
             SAVER: lambda: saver.save(place / "later", 1, tensors, {}),
         }
-        taken: dict[str, list[float]] = {each: [] for each in contestants}
+        taken: dict[str, list[float]] = {contestant: [] for contestant in contestants}
         for _ in track(range(plan.warmup + plan.rounds), "checkpoint", auto_refresh=False):
-            for each, run in contestants.items():
+            for contestant, run in contestants.items():
                 begin = time.perf_counter()
                 run()
-                taken[each].append(time.perf_counter() - begin)
+                taken[contestant].append(time.perf_counter() - begin)
                 saver.wait()
                 for rest in place.iterdir():  # overwriting a file takes another time than creating it
                     shutil.rmtree(rest) if rest.is_dir() else rest.unlink()
-    counted = {each: statistics.median(values[plan.warmup :]) for each, values in taken.items()}
+    counted = {contestant: statistics.median(values[plan.warmup :]) for contestant, values in taken.items()}
     size = sum(value.numel() * value.element_size() for value in tensors.values()) / 1e6
     case = f"checkpoint of {name}, {size:.0f} MB"
-    for each, value in counted.items():
-        yield Measurement(case, each, "ms", 1e3 * value)
+    for contestant, value in counted.items():
+        yield Measurement(case, contestant, "ms", 1e3 * value)
     yield Measurement(case, SAVE, f"time / {FILE}", counted[SAVE] / counted[FILE], SAVE_GOAL)
     yield Measurement(case, SAVER, f"time / {COPY}", counted[SAVER] / counted[COPY])

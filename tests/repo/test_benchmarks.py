@@ -26,7 +26,7 @@ def test_quick_run_leaves_a_record(name, tmp_path, capsys):
     assert {"python", "torch", "torch-hypersphere", "pytorch-metric-learning"} <= record["versions"].keys()
     assert record["date"].startswith("20")
     assert record["plan"] == {"rounds": 1, "warmup": 0, "compile": False}
-    measurements = record["figures"]
+    measurements = record["measurements"]
     assert {"case", "contestant", "name", "value", "goal", "met"} == measurements[0].keys()
     assert any(row["goal"] is not None for row in measurements)
     assert all((row["goal"] is None) == (row["met"] is None) for row in measurements)
@@ -45,7 +45,7 @@ def test_quick_run_keeps_nothing_unasked(monkeypatch, tmp_path):
     main(["layers", "--quick"])
     assert not any(tmp_path.iterdir())
     main(["layers"])
-    assert json.loads((tmp_path / "layers.json").read_text())["figures"][0]["met"] is True
+    assert json.loads((tmp_path / "layers.json").read_text())["measurements"][0]["met"] is True
 
 
 def test_unknown_name_lists_the_known(capsys):
