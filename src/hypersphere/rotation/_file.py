@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Self
 
 from safetensors.torch import save
 from torch import Tensor
@@ -17,7 +18,7 @@ from .._internal.tensors import hash_of, unshared
 from .._internal.text import one_line
 from ..neurons import Layout
 from ..orthogonal import INITS
-from .parametrization import key_prefix, layer_label
+from .parametrization import RotatedWeight, key_prefix, layer_label
 from .plan import Plan
 from .tasks import check_new_name
 
@@ -38,6 +39,13 @@ class SavedRotation:
     shape: list[int]
     hash: str | None  # of the neurons; None if the file holds them
     plan: Plan
+
+    @classmethod
+    def of(cls, weight: RotatedWeight, task: str | None = None, hash: str | None = None) -> Self:
+        """Describe the rotation of a weight by a task, the active one by default."""
+        rotation = weight.rotation
+        shape, active = list(rotation.shape), task or rotation.active
+        return cls(weight.name, weight.tensor_name, active, rotation.seed, shape, hash, rotation.plan)
 
     @property
     def where(self) -> tuple[str, str]:
@@ -61,20 +69,21 @@ class RotationFile:
     frozen: dict[str, str]
 
 
-def describe_plan(plan: Plan) -> dict[str, Any]:
-    """Return a plan for the header; new fields only where they are needed, since older versions refuse them."""
-    values = asdict(plan)
-    layout = values.pop("layout")
+def describe(rotation: SavedRotation) -> dict[str, object]:
+    """Return an entry for JSON; new fields of a plan only where they are needed, since older versions refuse them."""
+    values = asdict(rotation)
+    plan = values["plan"]
+    layout = plan.pop("layout")
     for field in _NEW:
-        if values[field.name] == field.default:
-            del values[field.name]
-    values["transposed_groups"] = plan.layout.transposed_groups
-    return values | ({"stacked": True} if layout["stacked"] else {})
+        if plan[field.name] == field.default:
+            del plan[field.name]
+    plan["transposed_groups"] = rotation.plan.layout.transposed_groups
+    plan |= {"stacked": True} if layout["stacked"] else {}
+    return values
 
 
-def _parse_plan(values: dict[str, Any]) -> Plan:
-    """Invert :func:`describe_plan`."""
-    values = dict(values)
+def _parse_plan(described: Mapping[str, Any]) -> Plan:
+    values = dict(described)
     if values.get("apply") == "input":  # the word of older files
         values["apply"] = "activation"
     groups, stacked = values.pop("transposed_groups", None), values.pop("stacked", False)
@@ -83,12 +92,13 @@ def _parse_plan(values: dict[str, Any]) -> Plan:
     return Plan(**values, layout=Layout(groups=groups or 1, transposed=groups is not None, stacked=stacked))
 
 
-def write(path: str | os.PathLike[str], layers: list[dict[str, Any]], saved: dict[str, Tensor], frozen: Any) -> None:
-    """Write the tensors `saved`, shared ones once, and the header."""
-    tensors, aliases = unshared(saved)
+def write(path: str | os.PathLike[str], file: RotationFile) -> None:
+    """Write the tensors, shared ones once, and the header."""
+    tensors, aliases = unshared(file.tensors)
     hashes = {key: hash_of(value) for key, value in tensors.items()}
     hashes |= {alias: hashes[key] for alias, key in aliases.items()}
-    header = {"format": FORMAT, "layers": layers, "aliases": aliases, "hashes": hashes, "frozen": frozen}
+    layers = [describe(rotation) for rotation in file.entries]
+    header = {"format": FORMAT, "layers": layers, "aliases": aliases, "hashes": hashes, "frozen": file.frozen}
     write_bytes(path, save(tensors, metadata={HEADER: json.dumps(header)}))
 
 
@@ -107,7 +117,7 @@ def read(path: str | os.PathLike[str]) -> RotationFile:
     if type(header["format"]) is not int or header["format"] != FORMAT:
         raise ValueError(f"{path} has format {header['format']!r}; this version reads {FORMAT}")
     try:
-        entries = [parse_entry(layer) for layer in header["layers"]]
+        entries = [parse_rotation(layer) for layer in header["layers"]]
         if not entries or len({entry.where for entry in entries}) < len(entries):
             raise ValueError("every layer must be listed once")
         hashes, aliases = dict(header["hashes"]), dict(header["aliases"])
@@ -119,9 +129,10 @@ def read(path: str | os.PathLike[str]) -> RotationFile:
     return RotationFile(entries, tensors, frozen)
 
 
-def parse_entry(layer: dict[str, Any]) -> SavedRotation:
-    plan = _parse_plan(layer["plan"])
-    entry = SavedRotation(**layer | {"plan": plan})
+def parse_rotation(described: Mapping[str, Any]) -> SavedRotation:
+    """Invert :func:`describe`; TypeError or ValueError if a value cannot be."""
+    plan = _parse_plan(described["plan"])
+    entry = SavedRotation(**{**described, "plan": plan})
     numbers = (entry.seed, plan.dimension, plan.blocks, plan.sample or 2, *entry.shape)
     texts = (entry.name, entry.tensor, plan.method, entry.hash or "")
     flags = (plan.shared, plan.learned)

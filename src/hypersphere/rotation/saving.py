@@ -17,7 +17,7 @@ from .._internal.sharding import refuse_sharded
 from .._internal.tensors import hash_of
 from ..neurons import Neurons, select, unknown_weights, unwrapped
 from ..orthogonal import ORTHOGONALIZERS
-from ._file import RotationFile, SavedRotation, describe_plan, read, write
+from ._file import RotationFile, SavedRotation, read, write
 from .adapter_files import is_adapter, read_adapter
 from .parametrization import (
     NeuronRotation,
@@ -76,12 +76,8 @@ def save_rotations(
     if format == "peft":
         write_peft(path, model, rotated, task, saved)
         return
-    write(
-        path,
-        [describe_layer(weight, task) | {"hash": _hash(weight)} for weight in rotated],
-        saved,
-        {key: hash_of(value) for key, value in frozen.items()},
-    )
+    entries = [SavedRotation.of(weight, task, _hash(weight)) for weight in rotated]
+    write(path, RotationFile(entries, saved, {key: hash_of(value) for key, value in frozen.items()}))
 
 
 def load_rotations(model: M, path: str | os.PathLike[str], *, task: str | None = None) -> M:
@@ -106,24 +102,24 @@ def load_rotations(model: M, path: str | os.PathLike[str], *, task: str | None =
     refuse_adapters("load_rotations", unwrapped_model)
     refuse_sharded("load_rotations", unwrapped_model, "load before fully_shard")
     rotated = {(weight.name, weight.tensor_name): weight for weight in find_rotated(unwrapped_model)}
-    plain = {(module_name(name, n), n.tensor_name): n for name, n in select(unwrapped_model, output=None).items()}
+    plain = plain_layers(unwrapped_model)
     plain |= {(name, "weight"): frozen_neurons(m) for name, m in unwrapped_model.named_modules() if is_quantized(m)}
     weights: dict[str, RotatedWeight | Neurons] = {name: n for (name, tensor), n in plain.items() if tensor == "weight"}
     weights |= {name: weight for (name, tensor), weight in rotated.items() if tensor == "weight"}
     file = own or read_adapter(path, weights)
     file = file if task is None else _rename_task(file, task)
-    for where in rotated:
-        if where not in {entry.where for entry in file.entries}:
-            raise ValueError(f"{path}: layer {layer_label(where[0])!r} is rotated in the model, but not in the file")
     checked: list[tuple[SavedRotation, RotatedWeight | Neurons, NeuronRotation]] = []
-    with torch.random.fork_rng(devices=[]):  # the start is overwritten
-        for entry in file.entries:
-            target = rotated.get(entry.where) or plain.get(entry.where) or find_unknown(unwrapped_model, entry)
-            if target is None:
-                raise ValueError(f"{path}: the model has no {entry.layer} with neurons in {entry.tensor}")
-            checked.append((entry, target, _check_entry(path, unwrapped_model, entry, target, file.tensors)))
-    _check_other_tensors(path, unwrapped_model, file)
-
+    try:
+        for where in rotated:
+            if where not in {entry.where for entry in file.entries}:
+                raise ValueError(f"layer {layer_label(where[0])!r} is rotated in the model, but not in the file")
+        with torch.random.fork_rng(devices=[]):  # the start is overwritten
+            for entry in file.entries:
+                target = rotated.get(entry.where) or plain.get(entry.where) or find_unknown(unwrapped_model, entry)
+                checked.append((entry, target, _check_entry(unwrapped_model, entry, target, file.tensors)))
+        _check_other_tensors(unwrapped_model, file)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     if task is not None:
         _warn_of_shared(path, unwrapped_model, file, rotated)
     refuse_new_parameters(
@@ -218,42 +214,21 @@ def _hash(weight: RotatedWeight) -> str | None:
     return None if _neurons_change(weight.rotation.plan) or weight.is_frozen else hash_of(weight.neurons)
 
 
-def describe_layer(weight: RotatedWeight, task: str | None) -> dict[str, Any]:
-    return {
-        "name": weight.name,
-        "tensor": weight.tensor_name,
-        "task": task or weight.rotation.active,
-        "seed": weight.rotation.seed,
-        "shape": list(weight.rotation.shape),
-        "plan": describe_plan(weight.rotation.plan),
-    }
-
-
 def _check_entry(
-    path: Any, model: nn.Module, entry: SavedRotation, target: RotatedWeight | Neurons, tensors: dict[str, Tensor]
+    model: nn.Module, entry: SavedRotation, target: RotatedWeight | Neurons, tensors: dict[str, Tensor]
 ) -> NeuronRotation:
-    """Return the initial rotation of an entry; raise if the layer or the file's tensors do not fit."""
-    plan, layer = entry.plan, entry.layer
-    if plan.method != NONE and plan.method not in ORTHOGONALIZERS:
-        raise ValueError(f"{path}: unknown method {plan.method!r}; register its Orthogonalizer with rotate")
+    """Return the initial rotation of an entry; ValueError if the layer or the file's tensors do not fit."""
     if isinstance(target, RotatedWeight):
-        _check_same_plan(path, layer, target.rotation.plan, plan)
+        plan, names = entry.plan, target.rotation.order
+        _check_same_plan(entry.layer, target.rotation.plan, plan)
         neurons = target.rotation.stand_in if target.is_frozen else target.neurons
-        names = target.rotation.order
+        _check_shape(entry, neurons)
     else:
-        # a plain weight takes the rotation of a quantized or tied one
-        plan = replace(plan, frozen=check_layer(model, entry.name, target, by_activation=plan.frozen))
-        neurons, names = target.stored, parameter_order(target)
-        if (plan.dimension, plan.layout) != (target.dimension, target.layout.for_rotation):
-            raise ValueError(
-                f"{path}: the neurons of {layer} must have {plan.dimension} dimensions, got {target.dimension}"
-            )
-    if list(neurons.shape) != entry.shape:
-        raise ValueError(f"{path}: {layer} must have neurons {entry.shape}, got {list(neurons.shape)}")
+        plan, neurons, names = fitting_plan(model, entry, target), target.stored, parameter_order(target)
     if not _neurons_change(plan) and not entry.plan.frozen and entry.hash != hash_of(neurons):
         raise ValueError(
-            f"{path}: the neurons of {layer} are not those that were saved (the hashes differ): start from the same "
-            "seed or checkpoint"
+            f"the neurons of {entry.layer} are not those that were saved (the hashes differ): start from the same seed "
+            "or checkpoint"
         )
     rotation = NeuronRotation(plan, neurons, names, entry.seed, entry.task)
     prefix = f"{entry.key}0.{entry.task}."
@@ -264,14 +239,32 @@ def _check_entry(
     for key in sorted(wanted.keys() | held.keys()):
         want, have = (_describe_tensor(of.get(key)) for of in (wanted, held))
         if want != have:
-            raise ValueError(f"{path}: {key!r} must be {want}, got {have}")
+            raise ValueError(f"{key!r} must be {want}, got {have}")
         if held[key].is_floating_point() and not bool(torch.isfinite(held[key]).all()):
-            raise ValueError(f"{path}: {key!r} must be finite")
+            raise ValueError(f"{key!r} must be finite")
     if plan.redrawn:
         for name, dims in plan.draw_dims(int(held[prefix + "seed"]), int(held[prefix + "draw"])).items():
             if not torch.equal(held[prefix + name], dims):
-                raise ValueError(f"{path}: {prefix + name!r} does not match seed and draw")
+                raise ValueError(f"{prefix + name!r} does not match seed and draw")
     return rotation
+
+
+def fitting_plan(model: nn.Module, entry: SavedRotation, target: Neurons) -> Plan:
+    """Return the plan of an entry for a plain layer; ValueError if it does not fit."""
+    plan = entry.plan
+    if plan.method != NONE and plan.method not in ORTHOGONALIZERS:
+        raise ValueError(f"unknown method {plan.method!r} of {entry.layer}; register its Orthogonalizer with rotate")
+    # a plain weight takes the rotation of a quantized or tied one
+    plan = replace(plan, frozen=check_layer(model, entry.name, target, by_activation=plan.frozen))
+    if (plan.dimension, plan.layout) != (target.dimension, target.layout.for_rotation):
+        raise ValueError(f"the neurons of {entry.layer} must have {plan.dimension} dimensions, got {target.dimension}")
+    _check_shape(entry, target.stored)
+    return plan
+
+
+def _check_shape(entry: SavedRotation, neurons: Tensor) -> None:
+    if list(neurons.shape) != entry.shape:
+        raise ValueError(f"{entry.layer} must have neurons {entry.shape}, got {list(neurons.shape)}")
 
 
 def _describe_tensor(tensor: Tensor | None) -> str:
@@ -280,41 +273,48 @@ def _describe_tensor(tensor: Tensor | None) -> str:
     return f"{'floating point' if tensor.is_floating_point() else tensor.dtype} {tuple(tensor.shape)}"
 
 
-def _check_same_plan(path: Any, layer: str, have: Plan, want: Plan) -> None:
+def _check_same_plan(layer: str, have: Plan, want: Plan) -> None:
     different = [
         f"{field.name}={getattr(want, field.name)!r} (the model: {getattr(have, field.name)!r})"
         for field in fields(Plan)
         if field.name not in _RUNTIME and getattr(want, field.name) != getattr(have, field.name)
     ]
     if different:
-        raise ValueError(f"{path}: {layer} is rotated differently in the file: {', '.join(different)}")
+        raise ValueError(f"{layer} is rotated differently in the file: {', '.join(different)}")
 
 
-def _check_other_tensors(path: Any, model: nn.Module, file: RotationFile) -> None:
+def _check_other_tensors(model: nn.Module, file: RotationFile) -> None:
     """Check all other tensors against the model, and frozen parameters against their hashes."""
     state = model.state_dict()
     for key, value in file.tensors.items():
         if any(key.startswith(entry.key) for entry in file.entries):
             continue
         if key not in state:
-            raise ValueError(f"{path}: the model has no {key!r}")
+            raise ValueError(f"the model has no {key!r}")
         if _describe_tensor(state[key]) != _describe_tensor(value):
-            raise ValueError(f"{path}: {key!r} must be {_describe_tensor(state[key])}, got {_describe_tensor(value)}")
+            raise ValueError(f"{key!r} must be {_describe_tensor(state[key])}, got {_describe_tensor(value)}")
     for key, hashed in file.frozen.items():
         if key not in state or hash_of(state[key]) != hashed:
             raise ValueError(
-                f"{path}: {key!r} was frozen and is not in the file, and the model's is different (the hashes differ)"
+                f"{key!r} was frozen and is not in the file, and the model's is different (the hashes differ)"
             )
 
 
-def find_unknown(model: nn.Module, entry: SavedRotation) -> Neurons | None:
+def plain_layers(model: nn.Module) -> dict[tuple[str, str], Neurons]:
+    """Return the neurons of a model by the names of module and tensor."""
+
+    def module_name(name: str, neurons: Neurons) -> str:
+        """Drop the tensor's name, with which select's names of separate projections end."""
+        if neurons.tensor_name not in ("weight", "in_proj_weight"):
+            return name.removesuffix(neurons.tensor_name).removesuffix(".")
+        return name
+
+    return {(module_name(name, n), n.tensor_name): n for name, n in select(model, output=None).items()}
+
+
+def find_unknown(model: nn.Module, entry: SavedRotation) -> Neurons:
     """Return the neurons of a module that only example inputs made a layer: the entry tells their layout."""
     module = unknown_weights(model, ()).get(entry.name) if entry.tensor == "weight" else None
-    return None if module is None else Neurons(module, "weight", False, entry.plan.layout)
-
-
-def module_name(name: str, neurons: Neurons) -> str:
-    """Return the module's name: select's names of separate projections end with the tensor's."""
-    if neurons.tensor_name not in ("weight", "in_proj_weight"):
-        return name.removesuffix(neurons.tensor_name).removesuffix(".")
-    return name
+    if module is None:
+        raise ValueError(f"the model has no {entry.layer} with neurons in {entry.tensor}")
+    return Neurons(module, "weight", False, entry.plan.layout)
