@@ -126,8 +126,8 @@ def train(task: str, method: str, seed: int, steps: int | None, folder: str | No
     if folder is not None:
         config = derive(config, out=f"{folder}/{task}, {method}, seed {seed}", checkpoint_every=config.steps)
     result = fit(config, progress=False)
-    curve = [(line["step"], 100 * line["accuracy"]) for line in result.metrics if line["split"] == _watched(config)]
-    return {**result.summary, "curve": curve}
+    curve = [(line.step, 100 * line.accuracy) for line in result.metrics if line.split == _watched(config)]
+    return {**result.to_dict(), "curve": curve}
 
 
 def _watched(config: Config) -> str:

@@ -203,6 +203,11 @@ def lines(path):
     return [without_times(json.loads(line)) for line in (Path(path) / "metrics.jsonl").read_text().splitlines()]
 
 
+def metrics_of(result):
+    """The lines of metrics of a result as dicts, as they are in metrics.jsonl."""
+    return [line.to_dict() for line in result.metrics]
+
+
 def same_tensors(a, b):
     assert list(a) == list(b)
     for name in a:

@@ -48,11 +48,11 @@ def tasks() -> dict[str, dict[str, Config]]:
 def measure(config: Config) -> dict[str, Any]:
     """Train with every seed."""
     summaries = [fit(derive(config, seed=seed, device="cpu"), progress=False).summary for seed in SEEDS]
-    validated = [100 * run["validation"]["accuracy"] for run in summaries if run["validation"]]
+    validated = [100 * summary.validation["accuracy"] for summary in summaries if summary.validation]
     return {
-        "accuracies": [round(100 * run["accuracy"], 4) for run in summaries],
+        "accuracies": [round(100 * summary.accuracy, 4) for summary in summaries],
         "validation": round(statistics.mean(validated), 4) if validated else None,
-        "trained": summaries[0]["parameters"]["trained"],
+        "trained": summaries[0].parameters["trained"],
     }
 
 

@@ -61,7 +61,7 @@ def landscape(run: Path, direction: str) -> dict[str, Any]:
     result: dict[str, Any] = json.loads(
         command("landscape", str(run), "--direction", direction, "--samples", "500", "--json")
     )
-    rows = landscapes.read(Path(result["file"]))["loss"]
+    rows = landscapes.read(Path(result["file"])).loss
     result["highest"] = max(value for row in rows for value in row if value is not None)
     return result
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,17 +23,27 @@ from hypersphere.cli._settings import COMMON
 from hypersphere.train import Data, recipes
 from hypersphere.train.config import Config, flags, from_tree, to_json
 from hypersphere.train.results import Result
+from hypersphere.train.storage.summary import Summary
 from tests.runs import rewritten
 
 pytestmark = pytest.mark.slow
 
-SUMMARY = {
-    "accuracy": 0.96325,
-    "loss": 0.12,
-    "energy": 2.5,
-    "parameters": {"trained": 48042, "total": 5},
-    "seconds": 3.21,
-}
+SUMMARY = Summary(
+    step=5,
+    split="test",
+    energies={},
+    seconds=3.21,
+    samples_per_second=1.0,
+    seed=0,
+    model="mlp",
+    length=(5, None),
+    parameters={"trained": 48042, "total": 5},
+    data={},
+    versions={},
+    accuracy=0.96325,
+    loss=0.12,
+    energy=2.5,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -215,13 +226,13 @@ def test_what_is_printed(fitted, monkeypatch, capsys):
                 "       96.33%  0.1200  2.5000              48,042      3.2\n"
                 "run: 'my run'\nnext: hypersphere predict 'my run' FILE...\n"
             )
-    assert json.loads(out) == SUMMARY | {"path": "runs/plain"}
+    assert json.loads(out) == json.loads(json.dumps(SUMMARY.to_dict())) | {"path": "runs/plain"}
     assert main(["train", "--data.name=cora", "--model.name=gcn", "--data.root=."]) == 0
     assert capsys.readouterr().out.endswith("next: hypersphere evaluate runs/gcn-cora\n")
-    summary = {"accuracy": None, "loss": 1.0, "parameters": {"trained": 5}}
+    summary = replace(SUMMARY, accuracy=None, loss=1.0, energy=None)
     monkeypatch.setattr("hypersphere.train.fit", lambda c, progress: Result(summary, [], None, Path(c.out), c))
     assert main(["train"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split() == ["–", "1.0000", "–", "5", "–"]
+    assert capsys.readouterr().out.splitlines()[1].split() == ["–", "1.0000", "–", "48,042", "3.2"]
 
 
 def test_what_a_recipe_prints_is_not_in_the_json(fitted, capsys):
@@ -484,7 +495,7 @@ def test_verify_names_what_is_damaged(copy, capsys):
     run_id = json.loads((copy / "config.json").read_text())["run_id"]
     (copy / "config.json").write_text(json.dumps({"run_id": run_id, "seed": 1, "sed": 2}))
     (copy / "result.json").write_text("[]")
-    (copy / "metrics.jsonl").write_text(f'{{"step": 0, "run_id": "{run_id}"}}\n{{"step"\n{{}}\n')
+    (copy / "metrics.jsonl").write_text(f'{{"step": 0, "split": "train", "run_id": "{run_id}"}}\n{{"step"\n{{}}\n')
     (copy / "final/model.safetensors").write_bytes(data[:100])
     head = bytearray((copy / "final/head.safetensors").read_bytes())
     head[-1] ^= 1

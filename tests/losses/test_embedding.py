@@ -126,10 +126,10 @@ def test_training_with_them(loss, tmp_path):
         "model.widths": (32, 16),
     }
     result = quiet(derive(tiny(), loss | changes))
-    assert result.summary["accuracy"] > 0.3  # chance is 0.1
+    assert result.summary.accuracy > 0.3  # chance is 0.1
     again = scores(load_run(tmp_path / "run"))
-    assert again["accuracy"] == result.summary["accuracy"]
-    assert again["loss"] == pytest.approx(result.summary["loss"])
+    assert again["accuracy"] == result.summary.accuracy
+    assert again["loss"] == pytest.approx(result.summary.loss)
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def test_several_steps_of_the_discriminator_for_one_of_the_generator():
     assert not torch.equal(generators[1], generators[2])
     assert not torch.equal(discriminators[0], discriminators[1])
     metrics = fit(gan(steps=3, log_every=1, **{"gan.discriminator_steps": 3}), progress=False).metrics
-    losses = [line for line in metrics if line["split"] == "train" and "lr" in line]
+    losses = [line.values for line in metrics if line.split == "train" and "lr" in line.values]
     assert ["generator_loss" in line for line in losses] == [False, False, True]
     assert all(line["discriminator_loss"] == line["loss"] for line in losses)
 
@@ -210,7 +210,7 @@ ROWS = {
 def test_a_run_loads_again_and_can_be_continued(row, tmp_path):
     config = gan(out=str(tmp_path / "run"), **ROWS[row])
     result = fit(config, progress=False)
-    assert all(math.isfinite(result.summary[key]) for key in ("discriminator_loss", "generator_loss", "told_apart"))
+    assert all(math.isfinite(result.to_dict()[key]) for key in ("discriminator_loss", "generator_loss", "told_apart"))
     noise = torch.randn(3, 4)
     assert torch.equal(load_run(tmp_path / "run").model(noise), result.model(noise))
     assert result.model.dense.out_features == (24 if row == "narrow generator" else 4)
@@ -263,7 +263,7 @@ def test_normalized_weights_beside_a_similarity():
 
 def test_the_group_is_a_plain_gan_by_default():
     one, two = (fit(gan(**extra), progress=False) for extra in ({}, {"gan": Gan()}))
-    assert one.summary["loss"] == two.summary["loss"]
+    assert one.summary.loss == two.summary.loss
 
 
 def test_whole_rotations_of_the_paper_s_gan_are_refused_on_a_cpu(monkeypatch):

@@ -64,7 +64,7 @@ def test_the_metrics_of_a_generator(table, place):
     assert [*found][:1] == ["score"]
     assert {"frechet", "classifier_accuracy"} < {*found}
     assert 1 <= found["score"] <= 10
-    assert found["classifier_accuracy"] == 100 * classifier_of(place)("real").summary["accuracy"]
+    assert found["classifier_accuracy"] == 100 * classifier_of(place)("real").summary.accuracy
     assert measure(place, "gan") == found
     noise = torch.randn(40, 4, generator=generated.generator(0, "score", 0))
     with torch.no_grad():
@@ -93,7 +93,7 @@ def test_it_waits_for_a_classifier_in_training(place, monkeypatch):
 
     monkeypatch.setattr(worker, "fit", fitted)
     monkeypatch.setattr(processes.time, "sleep", waited.append)
-    assert classifier_of(place)("real").summary["step"] == 30
+    assert classifier_of(place)("real").summary.step == 30
     assert waited == [processes.WAIT] * 2
 
 

@@ -369,10 +369,10 @@ def test_rows_after_one_that_fails_run_unless_none_has_succeeded(own_tables, tmp
 
 def test_steps_to_an_accuracy(tmp_path):
     result = fit(short(out=str(tmp_path / "run")), progress=False)
-    lines = [line for line in result.metrics if line.get("split") == "validation"]
-    best = max(line["accuracy"] for line in lines)
+    lines = [line for line in result.metrics if line.split == "validation"]
+    best = max(line.accuracy for line in lines)
     table = PaperTable("", "steps", (TableRow("a"),), target=100 * best)
-    expected = next(line["step"] for line in lines if line["accuracy"] >= best)
+    expected = next(line.step for line in lines if line.accuracy >= best)
     assert metrics.metrics_of(table, result, None)["steps"] == expected
     assert metrics.metrics_of(replace(table, target=101.0), result, None)["steps"] == 5  # never reached
     with pytest.raises(ValueError, match="has no metric score"):

@@ -241,8 +241,8 @@ def test_demo_trains_its_recipes_as_the_command_does(demo: ModuleType, console: 
         recipe = hs.train.recipes.load(f"{ROOT}/examples/demo.py:{name}")
         config = hs.train.derive(recipe, seed=1, steps=3, out=str(tmp_path / name))
         summary = hs.train.fit(config, progress=False).summary
-        assert runs[task][method][1]["loss"] == pytest.approx(summary["loss"], rel=1e-3)  # another order of sums
-        assert summary["data"]["train"] == (1280 if name.startswith("deep") else 100)
+        assert runs[task][method][1]["loss"] == pytest.approx(summary.loss, rel=1e-3)  # another order of sums
+        assert summary.data["train"] == (1280 if name.startswith("deep") else 100)
     assert demo.draw_curves(runs).count(">rotations<") == 2  # the dot's title and the legend
 
 

@@ -337,12 +337,6 @@ def test_strange_result_is_one_line(trained, tmp_path, capsys):
     assert fails(capsys, path, "--html", tmp_path / "x.html").endswith("split must be text, got a list")
 
 
-@pytest.mark.parametrize("energies", [[1.0], "x", {"a": "x"}, {"a": [1.0]}])
-def test_strange_metrics_have_no_energy(tmp_path, energies):
-    run = write_run(tmp_path / "run", [{"step": 0, "split": "test", "energies": energies}])
-    assert report_runs([run])["runs"][0]["energy"] is None
-
-
 def test_strange_seeds_are_text(tmp_path):
     runs = [write_run(tmp_path / name, curve([1.0]), seed) for name, seed in (("a", []), ("b", [1, "x"]))]
     assert "<td>1, x</td>" in build_page(group_runs(read_runs(runs))).html()

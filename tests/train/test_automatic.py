@@ -64,8 +64,8 @@ def test_photos_are_learned_without_a_recipe():
     """The default network had a wide linear layer that diverged: 24 to 30 % here, where one in four is a guess."""
     data.register("photos", photos, kind="images")
     result = quiet(Config(epochs=4, data=Data("photos", batch_size=16)))
-    assert result.summary["accuracy"] > 0.8
-    assert not result.summary["diverged"]
+    assert result.summary.accuracy > 0.8
+    assert not result.summary.diverged
     assert (result.config.optimizer.name, result.config.optimizer.lr) == ("adamw", 0.003)
 
 
@@ -73,7 +73,7 @@ def test_a_folder_of_few_large_and_small_images_needs_no_settings(tmp_path):
     config = folder(tmp_path, [(40, 30), (300, 260), (50, 70)], count=10)
     result = quiet(derive(config, steps=2))
     assert result.config.data == replace(config.data, batch_size=8, size=50, augment="photo", validation=0.2)
-    assert (result.summary["split"], result.summary["step"]) == ("validation", 2)
+    assert (result.summary.split, result.summary.step) == ("validation", 2)
 
 
 # ------------------------------------------------------------------------------------------------------- rules
@@ -235,7 +235,7 @@ def test_a_resumed_run_keeps_what_was_chosen(tmp_path):
     for file in (tmp_path / "pets").glob("*/*.png"):
         Image.open(file).resize((20, 20)).save(file)
     result = quiet(again)
-    assert result.summary["step"] == 30
+    assert result.summary.step == 30
     assert replace(result.config, resume=False) == begun
     assert quiet(again).summary == result.summary  # a finished run is read
 
@@ -276,4 +276,4 @@ def test_no_batch_of_one_sample():
     small = photos(None, "train").subset(range(9))
     data.register("nine", lambda root, split: small, kind="images")
     network = Model("resnet18", widths=(4, 4, 4, 4))
-    assert quiet(Config(epochs=1, model=network, data=Data("nine", batch_size=8))).summary["step"] == 2
+    assert quiet(Config(epochs=1, model=network, data=Data("nine", batch_size=8))).summary.step == 2

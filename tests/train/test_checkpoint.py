@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -155,36 +155,6 @@ def test_optimizers_go_on_as_if_nothing_had_been(name, tmp_path):
     same(other.state_dict(), optimizer.state_dict())
 
 
-@pytest.mark.filterwarnings("ignore:Detected call of")
-def test_schedules(tmp_path):
-    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
-    for schedule in (
-        torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4]),
-        torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer),
-        torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, 10),
-        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step),
-    ):
-        schedule.step(*[1.0] * isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau))
-        same(reloaded(*flatten(schedule.state_dict()), tmp_path), schedule.state_dict())
-
-
-def test_random_states(tmp_path):
-    generator = np.random.default_rng(3)
-    state = {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "generator": generator.bit_generator.state,
-        "torch": torch.get_rng_state(),
-    }
-    loaded = reloaded(*flatten(state), tmp_path)
-    same(loaded, state)
-    random.setstate(loaded["python"])
-    np.random.set_state(loaded["numpy"])
-    expected = generator.random()
-    generator.bit_generator.state = loaded["generator"]
-    assert generator.random() == expected
-
-
 def test_nested_values_come_back_in_type(tmp_path):
     state = {
         "keys": {0: 1, "0": 2, None: 3, True + 1: 4, (1, "a"): 5, 2.5: 6},
@@ -192,13 +162,11 @@ def test_nested_values_come_back_in_type(tmp_path):
         "a": {"b": torch.zeros(3)},
         "a.b": torch.ones(4),
         "$": "tuple",
-        "kinds": [(), (1, (2, [3])), [], {}, OrderedDict(b=1, a=2), Counter({3: 2}), None, True, 1, 1.0, -0.0],
+        "kinds": [(), (1, (2, [3])), [], {}, OrderedDict(b=1, a=2), None, True, 1, 1.0, -0.0],
         "floats": [float("inf"), -float("inf"), float("nan"), 1e-310],
-        "numpy": [np.float64(0.1), np.int32(4), np.bool_(True), np.arange(3), np.arange(3).astype(">u2")[::2]],
         "text": {"$": {"$": "tensor", "name": "a"}},
     }
     loaded = reloaded(*flatten(state), tmp_path)
-    state["numpy"][-1] = state["numpy"][-1].astype("<u2")
     same(loaded, state)
     same(reloaded(*flatten(torch.ones(2)), tmp_path), torch.ones(2))
 
@@ -471,7 +439,7 @@ def rewritten(path, change):
 
 
 CHANGES = {
-    "newer": (lambda h: h.update(format=2), "has schema version 2; this version of hypersphere reads 1"),
+    "newer": (lambda h: h.update(format=3), "has schema version 3; this version of hypersphere reads 2"),
     "none": (lambda h: h.pop("format"), "it has no schema version"),
     "no state": (lambda h: h.pop("state"), "is malformed"),
     "checksums": (lambda h: h.update(checksums=["w", "b"]), "is malformed"),

@@ -61,9 +61,9 @@ with open(f"{orders['folder']}/rank{rank}.jsonl", "a") as said:
                     raise
                 result = fit(derive(config, resume=True))
         weights = {name: hash_of(value) for name, value in result.model.state_dict().items()}
-        last = result.metrics[-1] if result.metrics else None
+        last = runs.metrics_of(result)[-1] if runs.metrics_of(result) else None
         line = {"name": order["name"], "weights": weights, "code": code, "text": errors.getvalue(), "last": last}
-        line["run_id"] = result.summary["run_id"]
+        line["run_id"] = result.summary.run_id
         said.write(json.dumps(line) + "\\n")
         said.flush()
     assert torch.equal(before, torch.random.get_rng_state())
@@ -176,7 +176,7 @@ def test_the_losses_of_one_process(name, together, tmp_path):
             assert one.get(key) == two.get(key)
         for key in ("loss", "discriminator_loss", "generator_loss"):
             assert one.get(key) is None or abs(one[key] - two[key]) <= 1e-6, (key, one, two)
-    assert alone.summary["step"] == json.loads((folder / name / "result.json").read_text())["step"]
+    assert alone.summary.step == json.loads((folder / name / "result.json").read_text())["step"]
 
 
 @pytest.mark.parametrize("name", EQUAL | OTHERS)
@@ -260,7 +260,7 @@ def test_sigterm_to_torchrun_leaves_a_checkpoint(killed):
     assert step >= 5
     # one process goes on where two stopped, for as long as is asked
     result = fit(derive(config, resume=True, steps=step + 3), progress=False)
-    assert result.summary["step"] == step + 3
+    assert result.summary.step == step + 3
     alone = fit(derive(config, out=None, steps=10), progress=False)
-    for one, two in zip(runs.without_times(alone.metrics)[1:6], lines(folder / "long")[1:6], strict=True):
+    for one, two in zip(runs.without_times(runs.metrics_of(alone))[1:6], lines(folder / "long")[1:6], strict=True):
         assert abs(one["loss"] - two["loss"]) <= 1e-6

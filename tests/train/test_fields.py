@@ -12,7 +12,7 @@ from hypersphere.data import cifar
 from hypersphere.papers import tables
 from hypersphere.rotation import rotation_penalty
 from hypersphere.train import Data, Energy, Rotation, networks, neurons, optimizers, splits, tasks
-from tests import official_files, reference
+from tests import official_files, reference, runs
 from tests.runs import one_line, quiet, tiny
 
 pytestmark = pytest.mark.slow
@@ -242,15 +242,15 @@ def test_coarse_labels_and_top_5(monkeypatch, tmp_path, capsys):
     ranks = [int((row > row[label]).sum()) for row, label in zip(logits, test.labels, strict=True)]
     top5 = sum(rank < 5 for rank in ranks) / 100
     assert 0.1 < top5 < 1
-    assert result.summary["top5"] == top5
-    assert [line["top5"] for line in result.metrics if "top5" in line][-1] == top5
+    assert result.summary.metrics["top5"] == top5
+    assert [line["top5"] for line in runs.metrics_of(result) if "top5" in line][-1] == top5
     assert hs.train.load_run(result.path).labels == test.classes
     assert main(["evaluate", str(result.path)]) == 0
     assert f"{top5:.2%}" in capsys.readouterr().out
 
 
 def test_no_top_5_of_ten_classes():
-    assert "top5" not in quiet(tiny(steps=1)).summary
+    assert "top5" not in quiet(tiny(steps=1)).summary.metrics
 
 
 def test_fine_and_coarse_labels(tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ def test_what_is_somebody_else_s_is_left_alone(tmp_path):
 def test_notes_in_the_folder_of_a_run_do_not_keep_it_from_going_on(tmp_path):
     quiet(tiny(out=str(tmp_path), steps=6))
     (tmp_path / "notes.txt").write_text("mine")
-    assert quiet(tiny(out=str(tmp_path), steps=12, resume=True)).summary["step"] == 12
+    assert quiet(tiny(out=str(tmp_path), steps=12, resume=True)).summary.step == 12
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
@@ -35,7 +35,7 @@ def test_a_folder_is_one_process_s_at_a_time(tmp_path):
     config = tiny(out=str(tmp_path))
     with folder.locked(config, World(torch.device("cpu"))):
         assert one_line(config) == f"out={tmp_path}: another process is training there"
-    assert quiet(config).summary["step"] == 12
+    assert quiet(config).summary.step == 12
     assert not (tmp_path / ".lock").exists()
 
 

@@ -84,9 +84,9 @@ def test_what_is_learned_by_heart_has_not_diverged(monkeypatch):
     monkeypatch.setitem(hs.data.DATASETS, "noise", hs.data.RegisteredDataset(noise))
     changes = {"data.name": "noise", "model.name": "mlp", "optimizer.lr": 0.1, "steps": 60}
     summary = fit(derive(Config(), changes), progress=False).summary
-    assert summary["accuracy"] < 0.5
-    assert summary["loss"] > 2 * math.log(4)
-    assert summary["diverged"] is False
+    assert summary.accuracy < 0.5
+    assert summary.loss > 2 * math.log(4)
+    assert summary.diverged is False
 
 
 def test_compiling_is_said(monkeypatch, capsys):

@@ -6,8 +6,6 @@ import re
 import shutil
 import signal
 import stat
-import warnings
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -108,7 +106,7 @@ def test_a_result_that_cannot_be_true_is_made_anew(copy, finished, name):
         result = resumed(copy)
     assert len(warned) == 1
     assert "\n" not in str(warned[0].message)
-    assert result.summary["accuracy"] == json.loads((finished / "result.json").read_text())["accuracy"]
+    assert result.summary.accuracy == json.loads((finished / "result.json").read_text())["accuracy"]
     same_run(finished, copy)
     assert main(["verify", str(copy)]) == 0
 
@@ -191,7 +189,7 @@ def test_a_history_with_figures_that_are_none_goes_on_without_them(begun, value)
     file.write_text(re.sub(r'"loss": [0-9.]+', f'"loss": {value}', file.read_text()))
     with pytest.warns(UserWarning, match=r"metrics\.jsonl is damaged: 1 of \d lines are intact"):
         result = resumed(begun)
-    assert result.summary["step"] == 6
+    assert result.summary.step == 6
 
 
 @pytest.mark.parametrize("drop", ["a tensor", "a file"])
@@ -232,61 +230,6 @@ def test_files_of_another_run_of_the_same_kind(copy, finished, tmp_path, capsys)
         assert main(["verify", str(copy)]) == 1
         assert f"damaged  {copy / name}: it does not match its checksum" in capsys.readouterr().out
         shutil.copy(finished / name, copy / name)
-
-
-# ------------------------------------------------------------------------------------------------------- format 1
-
-
-@pytest.fixture
-def older(tmp_path):
-    """A finished run as it was written before files had checksums: four steps of an MLP on the digits."""
-    with zipfile.ZipFile(Path(__file__).parents[1].joinpath("run_format1.zip")) as file:
-        file.extractall(tmp_path)
-    return tmp_path / "run"
-
-
-def test_a_run_of_format_1(older, capsys):
-    run = load_run(older)
-    assert (run.step, run.labels) == (4, [*"0123456789"])
-    assert main(["verify", str(older)]) == 0
-    out = capsys.readouterr().out
-    assert f"ok       {older}/config.json (not compared: no checksum)\n" in out
-    assert f"ok       {older}/final/model.safetensors\n" in out
-    assert main(["verify", str(older), "--json"]) == 0
-    parts = json.loads(capsys.readouterr().out)["parts"]
-    assert [part["checked"] for part in parts].count(False) == 4
-    assert main(["evaluate", str(older), "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out)
-    assert figures["accuracy"] == json.loads((older / "result.json").read_text())["accuracy"]
-
-
-def test_a_run_of_format_1_goes_on(older, capsys):
-    with warnings.catch_warnings(action="error"):
-        assert main(["train", "--resume", "--out", str(older), "--quiet", "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["step"] == 4
-        assert main(["train", "--resume", "--out", str(older), "--steps=6", "--quiet", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["step"] == 6
-    assert main(["verify", str(older)]) == 0
-    assert "not compared" not in capsys.readouterr().out
-
-
-def test_a_head_without_its_step(tmp_path):
-    """Heads whose annealing was off had none."""
-    fit(
-        tiny(out=str(tmp_path), **{"loss.name": "a_softmax", "loss.margin": 2, "loss.annealing": False}), progress=False
-    )
-    file = tmp_path / "final" / "head.safetensors"
-    tensors = load_file(file)
-    del tensors["step"]
-    save_file(tensors, file)
-    rewritten(tmp_path / "final" / "model.json", lambda tree: tree["checksums"]["head"].pop("step") and None)
-    assert torch.equal(load_run(tmp_path).model.head.weight, tensors["weight"])
-
-
-def test_damage_to_a_run_of_format_1(older):
-    with open(older / "metrics.jsonl", "a") as file:
-        file.write('{"step"')
-    assert main(["verify", str(older)]) == 1  # it is finished
 
 
 # ------------------------------------------------------------------------------------------------ pipes and links

@@ -317,7 +317,7 @@ def test_a_damaged_best_checkpoint_is_said(tmp_path):
         pytest.warns(UserWarning, match="skipping damaged"),
     ):
         result = fit(derive(config, resume=True), progress=False)
-    assert result.summary["best_step"] >= 8
+    assert result.summary.best_step >= 8
 
 
 # ------------------------------------------------------------------------------------------------------- full disk

@@ -109,7 +109,7 @@ def test_it_is_the_loss_of_the_papers_formula(name, runs):
         assert float(found.error[i, j]) == pytest.approx(float((logits.argmax(1) != test.labels).float().mean()))
     kinds = {"plain": {"filter"}, "none": {"filter"}, "cayley": {"triangle", "filter"}}
     assert moved == kinds.get(name, {"column", "filter"})
-    assert found.settings["rotated"] == (name not in ("plain", "none"))
+    assert found.settings.rotated == (name not in ("plain", "none"))
 
 
 @pytest.mark.parametrize("name", ["plain", "cayley", "normal"])
@@ -124,7 +124,7 @@ def test_the_centre_is_the_run_s_own_evaluation(name, runs):
 
 def test_what_changes_it_and_what_does_not(runs):
     first = hs.train.landscape(runs("plain"), size=3, samples=20)
-    assert first.settings["samples"] == 20
+    assert first.settings.samples == 20
     assert torch.equal(first.loss, hs.train.landscape(runs("plain"), size=3, samples=20).loss)
     for other in ({"seed": 1}, {"direction": "uniform", "span": 1.5}, {"split": "train"}, {"span": 1.0}):
         given = {"direction": "normal", "size": 3, "samples": 20} | other
@@ -161,7 +161,7 @@ def test_a_stopped_one_continues_to_the_same_bits(copied, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         hs.train.landscape(path, size=3, folder=folder)
     assert [each.name for each in folder.iterdir()] == ["normal-test.part.json"]
-    assert len(landscapes.read(folder / "normal-test.part.json")["loss"]) == 1
+    assert len(landscapes.read(folder / "normal-test.part.json").loss) == 1
     assert landscapes.find(path) == []
     assert main(["verify", str(path)]) == 0
     calls.extend([1] * 10)
@@ -176,14 +176,14 @@ def test_a_stopped_one_continues_to_the_same_bits(copied, monkeypatch):
     assert torch.equal(hs.train.landscape(path, size=3, folder=folder).loss, whole.loss)  # read, not computed
     assert len(calls) == before
     assert not torch.equal(hs.train.landscape(path, size=3, seed=1, folder=folder).loss, whole.loss)
-    assert landscapes.read(folder / "normal-test.json")["seed"] == 1
+    assert landscapes.read(folder / "normal-test.json").seed == 1
 
 
 def test_infinite_losses_are_null_in_the_file(copied, monkeypatch):
     path = copied("plain")
     found = hs.train.landscape(path, size=3, span=1e30, folder=path / "landscape")
     assert found.loss.isinf().any()
-    stored = landscapes.read(path / "landscape" / "normal-test.json")["loss"]
+    stored = landscapes.read(path / "landscape" / "normal-test.json").loss
     assert [[each is None for each in row] for row in stored] == found.loss.isinf().tolist()
     assert torch.equal(hs.train.landscape(path, size=3, span=1e30, folder=path / "landscape").loss, found.loss)
 
@@ -258,7 +258,7 @@ def test_a_damaged_file_is_found_and_computed_again(copied, capsys):
     for key, wrong in (("size", 10**9), ("loss", [[1.0]]), ("error", None), ("alpha", ["a"] * 3), ("step", -1)):
         file.write_text(before)
         rewritten(file, lambda tree, key=key, wrong=wrong: tree | {key: wrong})
-        with pytest.raises(ValueError, match=f"malformed: {key}"):
+        with pytest.raises(ValueError, match=f"malformed: .*{key}"):
             landscapes.read(file)
 
 

@@ -18,6 +18,7 @@ from hypersphere.train.inference import scores as scoring
 from hypersphere.train.inference.scores import open_scores, scores
 from hypersphere.train.networks import Classifier
 from tests import official_files as official
+from tests import runs
 from tests.runs import one_line, quiet, same_run, tiny
 
 pytestmark = pytest.mark.slow
@@ -82,11 +83,11 @@ def test_faces_are_verified_on_people_that_were_not_trained(faces, tmp_path):
     result = quiet(config("lfw", **{"data.root": str(faces), "out": str(tmp_path / "run")}))
     summary, run = result.summary, load_run(tmp_path / "run")
     assert run.labels == list(TRAIN)
-    assert summary["split"] == "test"
-    assert summary["data"]["test"] == sum(TEST.values())
+    assert summary.split == "test"
+    assert summary.data["test"] == sum(TEST.values())
     figures = scores(run)
     assert {key: figures[key] for key in ("accuracy", "std", "auc", "eer")} == {
-        key: summary[key] for key in ("accuracy", "std", "auc", "eer")
+        key: result.to_dict()[key] for key in ("accuracy", "std", "auc", "eer")
     }
     # by hand: image and mirror image, in order
     test, pairs = data.load("lfw", faces, "test"), data.load_pairs("lfw", faces)
@@ -106,8 +107,8 @@ def test_another_set_of_faces_is_verified_on_the_pairs_of_lfw(faces, tmp_path):
     write_pairs(faces / "pairs.txt", DIFFERENT)
     result = quiet(config("casia_webface", **{"data.root": str(faces), "out": str(tmp_path / "run")}))
     assert load_run(tmp_path / "run").labels == [f"00{person}" for person in TRAIN]
-    assert result.summary["data"]["test"] == sum((TRAIN | TEST).values())
-    assert {"accuracy", "std", "auc", "eer"} <= set(result.summary)
+    assert result.summary.data["test"] == sum((TRAIN | TEST).values())
+    assert {"accuracy", "std", "auc", "eer"} <= set(result.to_dict())
     own = open_scores(load_run(tmp_path / "run"))
     given = open_scores(load_run(tmp_path / "run"), pairs=data.read_pairs(faces / "pairs.txt"))
     assert own == given
@@ -116,12 +117,12 @@ def test_another_set_of_faces_is_verified_on_the_pairs_of_lfw(faces, tmp_path):
 def test_held_out_faces_choose_the_weights_and_pairs_are_the_test(faces, tmp_path):
     changes = {"data.root": str(faces), "data.validation": 4, "out": str(tmp_path / "run"), "eval_every": 2}
     result = quiet(config("lfw", **changes))
-    lines = [line for line in result.metrics if line["split"] == "validation"]
+    lines = [line for line in runs.metrics_of(result) if line["split"] == "validation"]
     assert [line["step"] for line in lines] == [2, 4, 6]
     assert all("loss" in line and "auc" not in line for line in lines)
-    assert result.summary["split"] == "test"
-    assert "auc" in result.summary
-    assert scores(load_run(tmp_path / "run"), "validation")["accuracy"] == result.summary["validation"]["accuracy"]
+    assert result.summary.split == "test"
+    assert "auc" in result.summary.metrics
+    assert scores(load_run(tmp_path / "run"), "validation")["accuracy"] == result.summary.validation["accuracy"]
 
 
 def test_sphereface_first_then_sphereface_plus(faces, tmp_path):
@@ -136,7 +137,7 @@ def test_sphereface_first_then_sphereface_plus(faces, tmp_path):
     assert (int(first.pop("head.step")), int(second.pop("head.step"))) == (6, 1)
     for name, tensor in first.items():
         torch.testing.assert_close(second[name], tensor, msg=name)
-    assert two.summary["accuracy"] == one.summary["accuracy"]
+    assert two.summary.accuracy == one.summary.accuracy
 
 
 @pytest.mark.usefixtures("shots")
@@ -144,13 +145,13 @@ def test_sphereface_first_then_sphereface_plus(faces, tmp_path):
 def test_few_shot_episodes_of_new_classes(loss, classifier, tmp_path):
     changes = {"loss.name": loss, "out": str(tmp_path / "run"), "eval_every": 3}
     result = quiet(config("shots", **changes))
-    best = result.summary["validation"]
-    assert {line["step"] for line in result.metrics if line["split"] == "validation"} == {3, 6}
-    assert best["step"] == result.summary["best_step"]
+    best = result.summary.validation
+    assert {line["step"] for line in runs.metrics_of(result) if line["split"] == "validation"} == {3, 6}
+    assert best["step"] == result.summary.best_step
     run = load_run(tmp_path / "run")
     figures = scores(run, "test")
     assert figures["classifier"] == classifier
-    assert (figures["accuracy"], figures["loss"]) == (result.summary["accuracy"], result.summary["loss"])
+    assert (figures["accuracy"], figures["loss"]) == (result.summary.accuracy, result.summary.loss)
     test = data.load("shots", split="test")
     with torch.no_grad():
         embedded = torch.cat([run.classifier.embed(x) for x, _ in data.batches(test, 8, shuffle=False)])
@@ -163,8 +164,8 @@ def test_few_shot_episodes_of_new_classes(loss, classifier, tmp_path):
 @pytest.mark.usefixtures("shots")
 def test_without_validation_classes_the_test_is_shown(tmp_path):
     result = quiet(config("shots_without_val", eval_every=3))
-    assert {line["step"] for line in result.metrics if line["split"] == "test"} == {3, 6}
-    assert result.summary["best_step"] is None
+    assert {line["step"] for line in runs.metrics_of(result) if line["split"] == "test"} == {3, 6}
+    assert result.summary.best_step is None
 
 
 @pytest.mark.usefixtures("shots")

@@ -91,7 +91,7 @@ ADAM = {"optimizer__name": "adam", "optimizer__lr": 0.003}
 OGD_ADAM = {"rotation__method": "ogd", "optimizer__name": "ogd", "optimizer__rest": "adam"}
 OGD_ADAM |= {"optimizer__iterations": None, "optimizer__lr": 0.01, "optimizer__rotation_lr": 0.05}
 OGD_ADAM |= {"schedule__name": "step", "schedule__milestones": (4,)}
-SAMPLED = {"rotation__sample": 4, "rotation__inner": 4}
+SAMPLED = {"rotation__sample": 4, "rotation__every": 4}
 SHARED = {"blocks": 2, "share_blocks": True, "neurons": "learned"}
 FAST = {"optimizer__lr": 4.0}
 COSINE = {"model__similarity": "cosine", "model__scale": True}
@@ -364,7 +364,7 @@ def test_another_thread_trains_too(tmp_path):
     thread.start()
     thread.join()
     fit(tiny(out=str(tmp_path / "b")), progress=False)
-    assert found[0].summary["step"] == 12
+    assert found[0].summary.step == 12
     same_run(tmp_path / "a", tmp_path / "b")
 
 
@@ -409,9 +409,9 @@ def test_a_longer_run(tmp_path, name):
     changes = {"schedule.name": name, "eval_every": 4, **milestones}
     fit(tiny(out=str(tmp_path / "whole"), **changes), progress=False)
     short = tiny(out=str(tmp_path / "parts"), steps=8, **changes)
-    assert fit(short, progress=False).summary["step"] == 8
+    assert fit(short, progress=False).summary.step == 8
     longer = derive(short, steps=12, resume=True)
-    assert fit(longer, progress=False).summary["step"] == 12
+    assert fit(longer, progress=False).summary.step == 12
     same_final(tmp_path / "whole", tmp_path / "parts")
     assert lines(tmp_path / "parts")[-1] == lines(tmp_path / "whole")[-1]
 
@@ -420,8 +420,8 @@ def test_the_best_checkpoint_stays_beside_the_last(tmp_path, whole_and_parts):
     _, parts = whole_and_parts(tmp_path, keep=1, eval_every=2, **{"data.validation": 30, "optimizer.lr": 0.5})
     summary = resumed(parts).summary
     kept = {int(each.name) for each in (Path(parts.out) / "checkpoints").iterdir()}
-    assert kept == {summary["best_step"], 12}
-    assert checkpoint.best_of(Path(parts.out) / "checkpoints").name == str(summary["best_step"])
+    assert kept == {summary.best_step, 12}
+    assert checkpoint.best_of(Path(parts.out) / "checkpoints").name == str(summary.best_step)
 
 
 # ------------------------------------------------------------------------------------------------------- found
@@ -446,10 +446,10 @@ def test_resumed_without_the_run_it_began_with(tmp_path, whole_and_parts):
 
 def test_torchrun_starts_anew_a_run_without_a_folder(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert fit(tiny(), progress=False).summary["step"] == 12
+    assert fit(tiny(), progress=False).summary.step == 12
 
 
 def test_killed_while_the_folder_was_claimed(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".config.json.0123abcd.tmp").write_text("{")
-    assert resumed(tiny(out=str(tmp_path / "run"))).summary["step"] == 12
+    assert resumed(tiny(out=str(tmp_path / "run"))).summary.step == 12

@@ -73,6 +73,10 @@ def digits():
 # ------------------------------------------------------------------------------------------------------- loading
 
 
+def saved(path):
+    return json.loads((path / "result.json").read_text())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_gives_the_trained_network_back(trained, digits, kind):
     result = trained(kind)
@@ -85,8 +89,10 @@ def test_gives_the_trained_network_back(trained, digits, kind):
     assert run.labels == digits.classes
     assert run.config == result.config
     assert (run.path, run.source) == (result.path, result.path / "final")
-    assert run.step == (result.summary["best_step"] or result.summary["step"])
-    assert re.fullmatch(r"Result\(mlp on digits, step \d+, accuracy 0\.\d+, loss \d\.\d+, '\S+'\)", repr(result))
+    assert run.step == (result.summary.best_step or result.summary.step)
+    assert str(result).startswith(f"mlp on digits, {result.path}\nstep  split")
+    assert str(result).splitlines()[-1].split()[:2] == [str(result.rows[-1].step), result.rows[-1].split]
+    assert result.to_dict() == {key: value for key, value in saved(result.path).items() if key in result.to_dict()}
     assert repr(run) == f"Run({str(result.path)!r}, mlp, 10 classes, step {run.step})"
 
 
@@ -152,7 +158,7 @@ def spoil(text, old, new):
         ("config.json", lambda t: spoil(t, " 16", " 17"), r'config\.json: damaged: .* remove its line "checksum"$'),
         ("config.json", None, r"run is not a run folder: it has no config\.json"),
         ("final/model.json", lambda t: "[]", r"model\.json cannot be read: it must be an object, got list"),
-        ("final/model.json", ('"format": 2', '"format": 3'), r"model\.json has format 3; this .* 1 and 2$"),
+        ("final/model.json", ('"format": 2', '"format": 3'), r"model\.json has format 3; this .* 2$"),
         ("final/model.json", ('"format": 2', '"a": 1'), r"model\.json has format None"),
         ("final/model.json", lambda t: spoil(t, '"3"', '"8"'), r"model\.json is damaged: the checksum does not match"),
         ("final/model.json", ('"images"', '"pictures"'), r"model\.json is malformed: .*'pictures'"),
@@ -446,7 +452,7 @@ def test_a_graph(tmp_path, loss, monkeypatch):
     figures = scores(run, "test")
     assert figures["accuracy"] == sum(right) / len(right)
     assert scores(run)["split"] == "test"
-    assert scores(run, "validation")["loss"] == pytest.approx(result.summary["validation"]["loss"])
+    assert scores(run, "validation")["loss"] == pytest.approx(result.summary.validation["loss"])
     with pytest.raises(ValueError, match="onnx cannot hold the network of a graph"):
         export(run, tmp_path / "a.onnx")
     with pytest.raises(TypeError, match=r"must be a hypersphere\.data\.Graph, got Tensor"):
@@ -480,7 +486,7 @@ def test_scores_are_those_of_the_training(trained, digits, kind):
     figures = scores(run)
     assert (figures["split"], figures["samples"], figures["step"]) == ("test", 517, run.step)
     for key in ("accuracy", "loss", "energy", "energies"):
-        assert figures[key] == pytest.approx(result.summary[key], rel=1e-6)
+        assert figures[key] == pytest.approx(result.to_dict()[key], rel=1e-6)
     labels, _ = run.predict(digits.inputs)
     for number, (name, each) in enumerate(figures["classes"].items()):
         hits = [label == name for label, truth in zip(labels, digits.labels.tolist(), strict=True) if truth == number]
@@ -491,7 +497,7 @@ def test_scores_of_other_splits(trained):
     result = trained("validation")
     run = load_run(result.path)
     figures = scores(run, "validation")
-    assert figures["accuracy"] == result.summary["validation"]["accuracy"]
+    assert figures["accuracy"] == result.summary.validation["accuracy"]
     assert figures["samples"] + scores(run, "train")["samples"] == 1280
     with pytest.raises(ValueError, match="this run has no validation split"):
         scores(load_run(trained("plain").path), "validation")

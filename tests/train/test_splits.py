@@ -36,13 +36,13 @@ def test_without_a_test_split_the_figures_are_those_of_the_weights(tmp_path):
     changes = {"data.name": "image_folder", "data.root": str(tmp_path / "pets"), "data.validation": 0.4}
     result = quiet(tiny(out=str(tmp_path / "run"), eval_every=1, **changes, **{"optimizer.lr": 0.5}))
     summary = result.summary
-    assert summary["best_step"] < 12  # or this shows nothing
-    assert (summary["split"], summary["accuracy"]) == ("validation", summary["validation"]["accuracy"])
+    assert summary.best_step < 12  # or this shows nothing
+    assert (summary.split, summary.accuracy) == ("validation", summary.validation["accuracy"])
     from hypersphere.train.inference.scores import scores
 
     again = scores(hs.train.load_run(tmp_path / "run"))
-    assert again["accuracy"] == summary["accuracy"]
-    assert again["energy"] == pytest.approx(summary["energy"], rel=1e-6)
+    assert again["accuracy"] == summary.accuracy
+    assert again["energy"] == pytest.approx(summary.energy, rel=1e-6)
 
 
 def own(inputs, labels, classes=("a", "b", "c"), **more):
@@ -59,7 +59,7 @@ X, Y = torch.randn(12, 5), torch.arange(12) % 3
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
 def test_numbers_of_other_types_are_taken(dtype):
-    assert quiet(own(X.to(dtype), Y.int())).summary["step"] == 2
+    assert quiet(own(X.to(dtype), Y.int())).summary.step == 2
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_nodes_without_label_count_nowhere():
     labels = whole.labels.clone()
     labels[whole.test.nonzero()[0]] = -1
     config = graph_with(labels=labels)
-    seen = quiet(config).summary["accuracy"] * (int(whole.test.sum()) - 1)
+    seen = quiet(config).summary.accuracy * (int(whole.test.sum()) - 1)
     assert seen == pytest.approx(round(seen))
 
 
@@ -170,4 +170,4 @@ def test_one_class_is_nothing_to_tell_apart(tmp_path):
         (tmp_path / split).mkdir()
     (tmp_path / "cat").rename(tmp_path / "train" / "cat")
     shutil.copytree(tmp_path / "train" / "cat", tmp_path / "test" / "cat")
-    assert fit(derive(Config(), changes | generator | {"steps": 1}), progress=False).summary["step"] == 1
+    assert fit(derive(Config(), changes | generator | {"steps": 1}), progress=False).summary.step == 1

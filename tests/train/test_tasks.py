@@ -47,16 +47,16 @@ def registered(monkeypatch):
 def test_a_task_of_the_user_s_own(registered, tmp_path):
     config = runs.tiny(**{"model.name": "autoencoder", "energy.half_space": True, "rotation.method": "cayley"})
     result = fit(derive(config, out=str(tmp_path), steps=6, eval_every=3), progress=False)
-    assert result.summary["accuracy"] is None
-    tests = [line for line in result.metrics if line["split"] == "test"]
+    assert result.summary.accuracy is None
+    tests = [line for line in result.metrics if line.split == "test"]
     assert len(tests) == 2
-    assert tests[1]["loss"] < tests[0]["loss"]
+    assert tests[1].loss < tests[0].loss
     run = load_run(tmp_path)
     assert run.labels == []
     images = torch.randn(3, 64)
     assert torch.equal(run.model(images), result.model(images))
     resumed = fit(derive(config, out=str(tmp_path), steps=9, eval_every=3, resume=True), progress=False)
-    assert resumed.summary["step"] == 9
+    assert resumed.summary.step == 9
 
 
 def test_the_last_registered_task_is_taken(registered):

@@ -186,7 +186,7 @@ def test_only_the_best_third_goes_on(trained, monkeypatch, capsys):
 
     def played(config, part):
         trained.append((config.optimizer.lr, part))
-        return {"accuracy": config.optimizer.lr, "loss": 0.0, "step": 9 // part, "total": 9, "seconds": 0.0}
+        return engine.Part(accuracy=config.optimizer.lr, loss=0.0, step=9 // part, total=9, seconds=0.0)
 
     monkeypatch.setattr(engine, "fit_part", played)
     space = ",".join(f"0.{i}" for i in range(1, 10))
@@ -215,7 +215,7 @@ def test_ranges_are_drawn_within_their_ends(trained, monkeypatch, capsys):
 
     def played(config, part):
         trained.append((config.model.similarity, config.data.batch_size))
-        return {"accuracy": 0.5, "loss": 0.0, "step": 1, "total": 1, "seconds": 0.0}
+        return engine.Part(accuracy=0.5, loss=0.0, step=1, total=1, seconds=0.0)
 
     monkeypatch.setattr(engine, "fit_part", played)
     argv = ["tune", "--data.validation=9", "--try", "model.similarity=cosine,sigmoid(0.1..1)", "--try"]
@@ -239,7 +239,7 @@ def test_a_point_that_is_drawn_again_is_not_trained_again(trained, monkeypatch, 
 
     def played(config, part):
         trained.append((config.model.similarity, part))
-        return {"accuracy": 0.5, "loss": 0.0, "step": 9 // part, "total": 9, "seconds": 0.0}
+        return engine.Part(accuracy=0.5, loss=0.0, step=9 // part, total=9, seconds=0.0)
 
     monkeypatch.setattr(engine, "fit_part", played)
     argv = ["tune", "--data.validation=9", "--try", "model.similarity=cosine,sigmoid(0.1..1)", "--trials=12"]
@@ -260,7 +260,7 @@ def test_a_search_that_is_stopped_again_and_again_goes_on(trained, monkeypatch, 
             raise KeyboardInterrupt
         if (config.optimizer.lr, config.data.fold, part // 3) in calls[:-1] and part > 1:
             raise ValueError(f"already beyond {part}")
-        return {"accuracy": config.optimizer.lr, "loss": 0.0, "step": 9 // part, "total": 9, "seconds": 0.0}
+        return engine.Part(accuracy=config.optimizer.lr, loss=0.0, step=9 // part, total=9, seconds=0.0)
 
     monkeypatch.setattr(engine, "fit_part", played)
     argv = ["tune", "--data.validation=9", "--try", "optimizer.lr=0.1,0.2", "--json", "--quiet"]

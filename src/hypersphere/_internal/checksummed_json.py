@@ -74,8 +74,8 @@ def parse(data: bytes) -> Any:
     raise ValueError(f"it is nested deeper than {DEEPEST} levels")
 
 
-def read(path: str | os.PathLike[str], formats: tuple[int, ...]) -> tuple[dict[str, Any], bool]:
-    """Read an object of a known ``format``; return it and whether it has a checksum (format 1 has none).
+def read(path: str | os.PathLike[str], format: int) -> dict[str, Any]:
+    """Read an object of this ``format``, without its checksum.
 
     Raises a one-line ValueError that names the file if it is missing, damaged or of another format.
     """
@@ -86,13 +86,12 @@ def read(path: str | os.PathLike[str], formats: tuple[int, ...]) -> tuple[dict[s
             raise ValueError(f"it must be an object, got {type(tree).__name__}")
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
-    version = tree.get("format")
-    if type(version) is not int or version not in formats:
-        reads = " and ".join(map(str, formats))
-        raise ValueError(f"{path} has format {version!r:.40}; this version of hypersphere reads {reads}")
-    if version > 1 and not is_whole(data):
+    if type(tree.get("format")) is not int or tree["format"] != format:
+        got = f"{tree.get('format')!r:.40}"
+        raise ValueError(f"{path} has format {got}; this version of hypersphere reads {format}")
+    if not is_whole(data):
         raise ValueError(f"{path} is damaged: the checksum does not match")
-    return {key: value for key, value in tree.items() if key != KEY}, version > 1
+    return {key: value for key, value in tree.items() if key != KEY}
 
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

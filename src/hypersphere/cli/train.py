@@ -69,7 +69,7 @@ def train(options: argparse.Namespace, base_of: Callable[[argparse.Namespace], C
     if _rank() != 0:
         return 0
     if options.json:
-        print(json.dumps({**result.summary, "path": str(result.path)}, indent=2))
+        print(json.dumps({**result.to_dict(), "path": str(result.path)}, indent=2))
     else:
         _print(result, options.recipe)
     return 0
@@ -155,13 +155,12 @@ def _tell_how_to_resume(config: Config, options: argparse.Namespace) -> None:
 
 def _print(result: Any, recipe: str | None) -> None:
     summary = result.summary
-    parameters = summary.get("parameters") or {}
     cells = {
-        f"{summary.get('split', 'test')} accuracy": percent(summary.get("accuracy")),
-        "loss": _cell(summary.get("loss"), ".4f"),
-        "energy": _cell(summary.get("energy"), ".4f"),
-        "parameters trained": _cell(parameters.get("trained"), ","),
-        "seconds": _cell(summary.get("seconds"), ".1f"),
+        f"{summary.split} accuracy": percent(summary.accuracy),
+        "loss": _cell(summary.loss, ".4f"),
+        "energy": _cell(summary.energy, ".4f"),
+        "parameters trained": _cell(summary.parameters.get("trained"), ","),
+        "seconds": _cell(summary.seconds, ".1f"),
     }
     print_table(TextTable([*cells], [[*cells.values()]], left=0))
     path = shlex.quote(str(result.path))

@@ -53,7 +53,7 @@ def score(result: Result, trained: Result, images: int) -> dict[str, float]:
         splits, "test", derive(trained.config, {"data.batch_size": BATCH}).data, World(torch.device("cpu"))
     )
     real, features = _outputs(classifier, (batch.inputs for batch in batches))
-    accuracy = {"classifier_accuracy": 100 * trained.summary["accuracy"]}
+    accuracy = {"classifier_accuracy": 100 * (trained.summary.accuracy or 0.0)}
     if result is trained:
         return {"score": class_score(real)} | accuracy
     latent = result.model.get_parameter("dense.weight").shape[1]

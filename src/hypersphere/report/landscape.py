@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from ..train.storage.landscapes import StoredLandscape
 from .contour import colour_at, contour_plot, spread_levels
 from .page import Page
 from .scene import Scene, Series, Surface, draw_scene
@@ -19,31 +20,31 @@ _WIDE, _HIGH = 0.62, 0.42  # half the edges of the box of a surface
 Rows = Sequence[Sequence[float | None]]
 
 
-def add_landscape(page: Page, name: str, tree: Mapping[str, Any]) -> None:
+def add_landscape(page: Page, name: str, stored: StoredLandscape) -> None:
     """Add the charts of a landscape to a page.
 
     Args:
         name: of the run.
-        tree: the content of its file, see :mod:`hypersphere.train.storage.landscapes`.
+        stored: the content of its file.
     """
-    middle = tree["size"] // 2
-    what = "the rotations' parameters" if tree["rotated"] else "the weights"
-    loss = tree["loss"][middle][middle]
+    middle = stored.size // 2
+    what = "the rotations' parameters" if stored.rotated else "the weights"
+    loss = stored.loss[middle][middle]
     page.text(
-        f"{name}, step {tree['step']}, {tree['samples']:,} samples of {tree['split']}: loss "
-        f"{'not finite' if loss is None else f'{loss:.4g}'}, error {tree['error'][middle][middle]:.2%} in the middle. "
-        f"{what.capitalize()} were moved along two {tree['direction']} random directions, filter-normalized."
+        f"{name}, step {stored.step}, {stored.samples:,} samples of {stored.split}: loss "
+        f"{'not finite' if loss is None else f'{loss:.4g}'}, error {stored.error[middle][middle]:.2%} in the middle. "
+        f"{what.capitalize()} were moved along two {stored.direction} random directions, filter-normalized."
     )
-    page.chart(contours(tree, name), wide=True)
-    for key, levels in (("loss", None), ("error", TENTHS)):
-        page.chart(surface_chart(tree["alpha"], tree["beta"], tree[key], levels, key), caption=name)
+    page.chart(contours(stored, name), wide=True)
+    for key, rows, levels in (("loss", stored.loss, None), ("error", stored.error, TENTHS)):
+        page.chart(surface_chart(stored.alpha, stored.beta, rows, levels, key), caption=name)
 
 
-def contours(tree: Mapping[str, Any], title: str) -> Chart:
+def contours(stored: StoredLandscape, title: str) -> Chart:
     """Draw the contours of the loss and of the error, side by side."""
-    losses = [[math.inf if value is None else value for value in row] for row in tree["loss"]]
-    panels = [("loss", losses, None), ("error", tree["error"], TENTHS)]
-    return contour_plot(panels, tree["alpha"], tree["beta"], title=title, xlabel="α", ylabel="β")
+    losses = [[math.inf if value is None else value for value in row] for row in stored.loss]
+    panels = [("loss", losses, None), ("error", stored.error, TENTHS)]
+    return contour_plot(panels, stored.alpha, stored.beta, title=title, xlabel="α", ylabel="β")
 
 
 def surface_chart(

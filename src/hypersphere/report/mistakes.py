@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import torch
 
+from .._internal.text import one_line
 from ..train.storage import predictions
-from ..train.storage.reading import one_line
 from .page import Cell, Page
 from .png import png_uri
 from .rows import bar_chart
@@ -23,7 +23,7 @@ MOST_IMAGES = 12  # of each of several groups
 _LONGEST = 22  # letters of a class at an axis
 _WIDTH = 500  # pixels of a chart
 
-Tree = Mapping[str, Any]
+Tree = predictions.StoredPredictions
 
 
 def read_predictions(groups: Sequence[Group]) -> tuple[dict[str, Tree], list[str]]:
@@ -35,7 +35,7 @@ def read_predictions(groups: Sequence[Group]) -> tuple[dict[str, Tree], list[str
             file = predictions.file_of(run.path, str((run.result or {}).get("split")))
             try:
                 tree = predictions.read(file) if file.exists() else None
-                if tree is not None and run.model is not None and tree["model"] != run.model:
+                if tree is not None and run.model is not None and tree.model != run.model:
                     raise ValueError(
                         f"{file} belongs to other weights; `hypersphere evaluate {run.path}` writes it anew"
                     )
@@ -43,7 +43,7 @@ def read_predictions(groups: Sequence[Group]) -> tuple[dict[str, Tree], list[str
                 notes.append(f"{run.name}: {one_line(error)}.")
                 continue
             if tree is not None:
-                tree["classes"] = [_shown(name) for name in tree["classes"]]
+                tree = replace(tree, classes=[_shown(name) for name in tree.classes])
                 found[group.name if len(group.runs) == 1 else f"{group.name} ({run.name})"] = tree
                 break
         else:
@@ -72,14 +72,14 @@ def add_mistakes(page: Page, found: Mapping[str, Tree]) -> list[str]:
         page.chart(bar_chart(labels, percents, title=f"accuracy of {some}", xlabel="accuracy, %", xlim=(0.0, 102.0)))
         for name, tree in trees.items():
             page.chart(_matrix(tree, name) if len(classes) <= MOST_CLASSES else _pairs(tree, name))
-    if any(len(tree["classes"]) <= MOST_CLASSES for tree in shown.values()):
+    if any(len(tree.classes) <= MOST_CLASSES for tree in shown.values()):
         page.text("In a matrix, numbers are samples; the colour is the share of the class that is predicted so.")
     for name, tree in shown.items():
-        worst = tree["worst"][: MOST_IMAGES if len(shown) > 1 else None]
+        worst = tree.worst[: MOST_IMAGES if len(shown) > 1 else None]
         if worst:
             page.images(
                 [(_picture(image), *_caption(tree, image)) for image in worst],
-                caption=f"{name}: images of {tree['split']} predicted wrong with the highest loss. "
+                caption=f"{name}: images of {tree.split} predicted wrong with the highest loss. "
                 "Below them: label → prediction, and how sure the network was.",
             )
     return [f"Mistakes of the first {MOST_GROUPS} groups are drawn."] if len(found) > MOST_GROUPS else []
@@ -91,14 +91,14 @@ def add_tables(page: Page, found: Mapping[str, Tree]) -> None:
         shares = {name: _shares(tree) for name, tree in trees.items()}
         first = next(iter(trees.values()))
         rows: list[list[Cell]] = [
-            [name, first["samples"][i], *(_percent(share[i]) for share in shares.values())]
+            [name, first.samples[i], *(_percent(share[i]) for share in shares.values())]
             for i, name in enumerate(classes)
         ]
-        page.table(["class", f"samples of {first['split']}", *trees], rows, caption="Accuracy of each class.")
+        page.table(["class", f"samples of {first.split}", *trees], rows, caption="Accuracy of each class.")
         pairs: list[list[Cell]] = [
-            [name, classes[label], classes[guess], count, _percent(count / max(1, tree["samples"][label]))]
+            [name, classes[label], classes[guess], count, _percent(count / max(1, tree.samples[label]))]
             for name, tree in trees.items()
-            for label, guess, count in tree["confused"][:MOST_ROWS]
+            for label, guess, count in tree.confused[:MOST_ROWS]
         ]
         if pairs:
             header = ["group", "label", "predicted as", "samples", "share of the class"]
@@ -114,13 +114,13 @@ def _by_classes(found: Mapping[str, Tree]) -> list[tuple[list[str], dict[str, Tr
     """Put groups with the same classes, and as many samples of them, together."""
     together: dict[str, dict[str, Tree]] = {}
     for name, tree in found.items():
-        together.setdefault(repr((tree["classes"], tree["split"], tree["samples"])), {})[name] = tree
-    return [(next(iter(trees.values()))["classes"], trees) for trees in together.values()]
+        together.setdefault(repr((tree.classes, tree.split, tree.samples)), {})[name] = tree
+    return [(next(iter(trees.values())).classes, trees) for trees in together.values()]
 
 
 def _shares(tree: Tree) -> list[float]:
     """Return the accuracy of each class, nan without samples."""
-    return [right / count if count else np.nan for right, count in zip(tree["correct"], tree["samples"], strict=True)]
+    return [right / count if count else np.nan for right, count in zip(tree.correct, tree.samples, strict=True)]
 
 
 def _percent(share: float) -> Cell:
@@ -131,18 +131,18 @@ def _worst_classes(classes: Sequence[str], trees: Mapping[str, Tree]) -> list[in
     """Return the classes to draw: all in order, or of many the worst of the best group, the worst first."""
     if len(classes) <= MOST_CLASSES:
         return list(range(len(classes)))
-    best = max(trees.values(), key=lambda tree: sum(tree["correct"]) / max(1, sum(tree["samples"])))
+    best = max(trees.values(), key=lambda tree: sum(tree.correct) / max(1, sum(tree.samples)))
     return np.argsort(np.nan_to_num(_shares(best), nan=2.0), kind="stable")[:MOST_ROWS].tolist()
 
 
 def _matrix(tree: Tree, name: str) -> Chart:
     """Draw the confusion matrix; the colour of a cell is its share of the class."""
-    classes, size = tree["classes"], len(tree["classes"])
+    classes, size = tree.classes, len(tree.classes)
     counts = np.zeros((size, size), int)
-    for label, guess, count in tree["confused"]:
-        counts[label, guess] = count
-    share = counts / np.maximum(1, np.array(tree["samples"]))[:, None]
-    np.fill_diagonal(counts, tree["correct"])
+    for row, column, count in tree.confused:
+        counts[row, column] = count
+    share = counts / np.maximum(1, np.array(tree.samples))[:, None]
+    np.fill_diagonal(counts, tree.correct)
     short = [shorten(label, _LONGEST) for label in classes]
     left, top = 2 * EDGE + LABEL + 8 + max(text_width(label, TICK) for label in short), EDGE + TITLE + 14
     cell = max(14.0, min(40.0, (_WIDTH - left - EDGE) / size))
@@ -177,20 +177,20 @@ def _matrix(tree: Tree, name: str) -> Chart:
 
 def _pairs(tree: Tree, name: str) -> Chart:
     """Draw the most confused pairs of many classes as bars."""
-    rows = tree["confused"][:MOST_ROWS]
-    labels = [f"{tree['classes'][label]} → {tree['classes'][guess]}" for label, guess, _ in rows]
+    rows = tree.confused[:MOST_ROWS]
+    labels = [f"{tree.classes[label]} → {tree.classes[guess]}" for label, guess, _ in rows]
     counts = [count for *_, count in rows]
     return bar_chart(labels, {name: counts}, title=f"{name}: confused", xlabel="samples: label → prediction")
 
 
-def _picture(image: Tree) -> str:
-    height, width, channels = image["size"]
-    pixels = torch.frombuffer(bytearray(image["pixels"]), dtype=torch.uint8).view(height, width, channels)
+def _picture(image: predictions.WorstImage) -> str:
+    height, width, channels = image.size
+    pixels = torch.frombuffer(bytearray(image.decode()), dtype=torch.uint8).view(height, width, channels)
     return png_uri(pixels[..., 0] if channels == 1 else pixels.movedim(-1, 0))
 
 
-def _caption(tree: Tree, image: Tree) -> tuple[str, str]:
+def _caption(tree: Tree, image: predictions.WorstImage) -> tuple[str, str]:
     """Return the line below an image, and what is said when the pointer rests on it."""
-    label, guess = (tree["classes"][image[key]] for key in ("label", "prediction"))
-    number = f"{tree['split']} image {image['index']}: {label}, predicted as {guess}, loss {image['loss']:.3g}"
-    return f"{label} → {guess}, {image['confidence']:.0%}", number
+    label, guess = (tree.classes[i] for i in (image.label, image.prediction))
+    number = f"{tree.split} image {image.index}: {label}, predicted as {guess}, loss {image.loss:.3g}"
+    return f"{label} → {guess}, {image.confidence:.0%}", number

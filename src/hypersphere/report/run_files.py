@@ -13,9 +13,9 @@ from typing import Any
 from .._internal import checks, checksummed_json, safe_files
 from ..train.config.convert import flags, flatten
 from ..train.storage import layout
-from ..train.storage.identity import check_id
 from ..train.storage.metrics import parse_lines
-from ..train.storage.summary import is_number, read_summary
+from ..train.storage.records import check_id, is_number
+from ..train.storage.summary import read_summary
 
 #: settings that runs of one group may differ in; data.root too, unless it is a folder of the user's own images
 OF_A_RUN = ("seed", "out", "resume", "data.root")
@@ -153,20 +153,20 @@ def _read(path: Path, name: str) -> RunFiles:
     if not lines:
         raise ValueError(f"{path} has no metrics: {layout.METRICS} is missing or empty")
     check_id(path, path / layout.METRICS, lines[0].get(checksummed_json.RUN_ID))
-    result, sums = read_summary(path) if os.path.lexists(path / layout.RESULT) else (None, None)
+    result = read_summary(path) if os.path.lexists(path / layout.RESULT) else None
     settings = {
         key: value
         for key, value in flatten(config).items()
         if value is not None and key not in (checksummed_json.KEY, checksummed_json.RUN_ID)
     }
-    model = (sums or {}).get(f"{layout.FINAL}/{layout.MODEL}")
-    return RunFiles(path, name, settings, lines, result, model)
+    model = None if result is None else result.checksums.get(f"{layout.FINAL}/{layout.MODEL}")
+    return RunFiles(path, name, settings, lines, None if result is None else result.to_dict(), model)
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     """Return the lines before the first damaged one. Text after the last newline is still being written."""
     texts = safe_files.read_plain(path).split(b"\n")[:-1] if os.path.lexists(path) else []
-    lines = parse_lines(texts)
+    lines = [line.to_dict() for line in parse_lines(texts)]
     if len(lines) < len(texts):
         checks.warn(f"{path} is damaged: {len(lines)} of {len(texts)} lines are read")
     return lines

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from .._internal.text import one_line
 from ..train.inference.run import Run, load_run
 from ..train.storage import landscapes, layout
-from ..train.storage.reading import one_line
-from ..train.storage.summary import is_number
+from ..train.storage.records import is_number
 from . import networks
 from .curves import INTERVALS, Curve, curve_chart, mean_curve
 from .landscape import add_landscape
@@ -39,7 +39,7 @@ def report_runs(runs: Iterable[str | os.PathLike[str]], html: str | os.PathLike[
         >>> import tempfile
         >>> from hypersphere.train import Config, fit
         >>> result = fit(Config(steps=2, out=tempfile.mkdtemp()), progress=False)
-        >>> report_runs([result.path])["groups"][0]["accuracy"] == result.summary["accuracy"]
+        >>> report_runs([result.path])["groups"][0]["accuracy"] == result.summary.accuracy
         True
     """
     groups = group_runs(read_runs(runs))

@@ -12,6 +12,9 @@ from typing import Any, TextIO
 
 from .._internal import progress
 from .._internal.progress import Cell, clock, joined
+from .._internal.tables import number, percent
+from .._internal.text import escaped
+from .storage.metrics import MetricsLine
 
 RECENT = 30.0  # seconds over which the speed is measured
 SILENCE = 10.0  # seconds after which a plain line is due
@@ -44,7 +47,7 @@ class Display:
     """
 
     def __init__(self, title: str, total: int, start: int = 0) -> None:
-        self.title, self.total, self.step = one_line(title), total, start
+        self.title, self.total, self.step = escaped(title), total, start
         self.loss: float | None = None
         self.accuracy: float | None = None
         self.energy: float | None = None
@@ -65,21 +68,21 @@ class Display:
         if now >= self._next:
             self._measure(now)
 
-    def show(self, line: dict[str, Any]) -> None:
+    def show(self, line: MetricsLine) -> None:
         """Show a line of metrics."""
         self._last = time.monotonic()
-        if line.get("split") == "train":
-            self.loss = line.get("loss", self.loss)
+        if line.split == "train":
+            self.loss = line.values.get("loss", self.loss)
         else:
-            self.accuracy = line.get("accuracy", self.accuracy)
-        if (energy := _energy(line)) is not None:
+            self.accuracy = line.values.get("accuracy", self.accuracy)
+        if (energy := total_energy(line)) is not None:
             self.energy = energy
-        if line.get("split") != "train":
+        if line.split != "train":
             self._print(metric_cells(line, self.total))
 
     def note(self, text: str) -> None:
         """Show one line of text."""
-        self._print([("", one_line(text))])
+        self._print([("", escaped(text))])
 
     def _print(self, cells: list[Cell]) -> None:
         """Show one line that stays."""
@@ -127,9 +130,8 @@ class Plain(Display):
     def _measure(self, now: float) -> None:
         super()._measure(now)
         if now - self._spoke >= SILENCE:
-            cells = metric_cells({"step": self.step, "split": "train"}, self.total)
-            if self.loss is not None:
-                cells.append(("loss", f"{short(self.loss):>7}"))
+            loss: dict[str, float | None] = {} if self.loss is None else {"loss": self.loss}
+            cells = metric_cells(MetricsLine(self.step, "train", values=loss), self.total)
             if self.rate is not None and self.left is not None:
                 cells += [("", count(self.rate) + " samples/s"), ("", clock(self.left) + " left")]
             self._say(joined(cells))
@@ -174,11 +176,11 @@ class Bar(Display):
             "steps": ("", f"{self.step:>{len(str(self.total))}}/{self.total}"),
         }
         if self.loss is not None:
-            cells["loss"] = ("loss", short(self.loss))
+            cells["loss"] = ("loss", number(self.loss))
         if self.accuracy is not None:
             cells["accuracy"] = ("acc" if brief else "accuracy", percent(self.accuracy))
         if self.energy is not None:
-            cells["energy"] = ("energy", short(self.energy))
+            cells["energy"] = ("energy", number(self.energy))
         if self.rate is not None and self.left is not None:
             cells["rate"] = ("", count(self.rate) + ("/s" if brief else " samples/s"))
             cells["left"] = ("", clock(self.left) + ("" if brief else " left"))
@@ -188,46 +190,28 @@ class Bar(Display):
 # ---------------------------------------------------------------------------------------------------------- text
 
 
-def metric_cells(line: dict[str, Any], total: int) -> list[Cell]:
+def metric_cells(line: MetricsLine, total: int) -> list[Cell]:
     """Return the cells of a line of metrics, the most important first."""
-    cells = [("step", f"{line['step']:>{len(str(total))}}"), ("", f"{line.get('split', ''):10}")]
+    cells = [("step", f"{line.step:>{len(str(total))}}"), ("", f"{line.split:10}")]
     for key in ("loss", "discriminator_loss", "generator_loss"):
-        if key in line:
-            cells.append((key.removesuffix("_loss"), f"{short(line[key]):>7}"))
-    if "accuracy" in line:
-        cells.append(("accuracy", f"{percent(line['accuracy']):>7}"))
-    if line.get("energies"):
-        cells.append(("energy", f"{short(_energy(line)):>7}"))
-    if "seconds" in line:
-        cells.append(("", f"{clock(line['seconds']):>7}"))
+        if key in line.values:
+            cells.append((key.removesuffix("_loss"), f"{number(line.values[key]):>7}"))
+    if "accuracy" in line.values:
+        cells.append(("accuracy", f"{percent(line.accuracy):>7}"))
+    if line.energies:
+        cells.append(("energy", f"{number(total_energy(line)):>7}"))
+    if line.seconds is not None:
+        cells.append(("", f"{clock(line.seconds):>7}"))
     return cells
 
 
-def _energy(line: dict[str, Any]) -> float | None:
-    """Return the sum over the layers; None if one of them is."""
-    energies = (line.get("energies") or {}).values()
-    return sum(energies) if energies and None not in energies else None
-
-
-def short(value: float | None) -> str:
-    """Format a number, mostly in six characters."""
-    if value is None:
-        return "nan"
-    if value and not 0.001 <= abs(value) < 1e5:  # NaN and infinity as well
-        return f"{value:.1e}"
-    return f"{value:.4f}" if abs(value) < 1 else f"{value:#.5g}".removesuffix(".")
-
-
-def percent(share: float | None) -> str:
-    return "nan" if share is None else f"{100 * share:.2f}%"
+def total_energy(line: MetricsLine) -> float | None:
+    """Return the sum over the layers; None without layers, or if the energy of one is not finite."""
+    energies = [energy for energy in line.energies.values() if energy is not None]
+    return sum(energies) if energies and len(energies) == len(line.energies) else None
 
 
 def count(value: float) -> str:
     if value < 9999.5:
         return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}"
     return f"{value / 1e3:.1f}k" if value < 999950 else f"{value / 1e6:.1f}M"
-
-
-def one_line(text: str) -> str:
-    """Replace control characters and line breaks, which would break the display."""
-    return "".join(each if each.isprintable() else " " for each in text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 
 import torch
 
@@ -33,13 +34,13 @@ def fit(config: Config, *, callbacks: Sequence[Callback] = (), progress: bool = 
         progress: show progress on stderr.
 
     Returns:
-        A :class:`Result`: ``summary`` (what result.json holds), ``metrics`` (the lines of metrics.jsonl), ``model`` (in
-        eval mode, rotations merged), ``path``, ``config``.
+        A :class:`Result`, which prints as a table: ``summary`` (what result.json holds), ``metrics`` (the lines of
+        metrics.jsonl), ``model`` (in eval mode, rotations merged), ``path``, ``config``.
 
     Example:
         >>> from hypersphere.train import Config, fit
         >>> result = fit(Config(steps=2), progress=False)
-        >>> result.summary["step"], result.model(torch.zeros(1, 1, 8, 8)).shape
+        >>> result.summary.step, result.model(torch.zeros(1, 1, 8, 8)).shape
         (2, torch.Size([1, 10]))
     """
     if not isinstance(config, Config):
@@ -51,8 +52,8 @@ def fit(config: Config, *, callbacks: Sequence[Callback] = (), progress: bool = 
     with _isolated(config) as world:
         folder.check_out(config, world)
         config = folder.with_recorded(config, world)
-        if config.resume and (found := read_result(config)) is not None:
-            return found
+        if config.resume and (finished := read_result(config)) is not None:
+            return finished
         training = Training(config, world, callbacks)
         with _trained(training, progress):
             result = training.finish()
@@ -61,17 +62,25 @@ def fit(config: Config, *, callbacks: Sequence[Callback] = (), progress: bool = 
         return result
 
 
-def fit_part(config: Config, part: int = 1) -> dict[str, float]:
-    """Train the first 1/part of a training's steps and return the figures on its validation split.
+@dataclass(frozen=True)
+class Part:
+    """What a part of a training reached on its validation split; `total` is the steps of the whole training."""
+
+    accuracy: float
+    loss: float
+    step: int
+    total: int
+    seconds: float
+
+
+def fit_part(config: Config, part: int = 1) -> Part:
+    """Train the first 1/part of a training's steps and evaluate its validation split.
 
     The test split is not loaded. The schedule is that of the whole training. Called with a smaller `part`, the run in
     `out` continues; with 1 its weights are those of an uninterrupted training.
 
     Args:
         config: with `out`, `resume` and a validation split.
-
-    Returns:
-        `accuracy`, `loss`, `step`, `total` (the steps of the whole training), `seconds`.
     """
     with _isolated(config) as world:
         folder.check_out(config, world)
@@ -85,9 +94,10 @@ def fit_part(config: Config, part: int = 1) -> dict[str, float]:
             seconds = training.seconds()
         training.interruptions.reraise()
         done = training.done
-        if not math.isfinite(done.figures["loss"]):
-            raise TrainingError(f"step {done.step}: the validation loss is {done.figures['loss']}")
-        return {**done.figures, "step": done.step, "total": training.total, "seconds": round(seconds, 3)}
+        accuracy, loss = done.metrics["accuracy"], done.metrics["loss"]
+        if not math.isfinite(loss):
+            raise TrainingError(f"step {done.step}: the validation loss is {loss}")
+        return Part(accuracy, loss, done.step, training.total, round(seconds, 3))
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -18,7 +19,7 @@ from torch.optim import Optimizer
 from .._internal import checks
 from .config import Config
 from .distributed import World
-from .storage import state_checks
+from .storage.records import is_number
 
 SLOW = 1.5  # slowdown against float32 that is worth a warning
 _ROUNDS = 3
@@ -81,12 +82,16 @@ class Precision:
         self.scaler.step(optimizer)
         self.scaler.update()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, float]:
+        """Return the state of the loss scaling."""
         return self.scaler.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self.scaler.is_enabled():
-            self.scaler.load_state_dict(state_checks.check_scaler(state, self.scaler.state_dict()))
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        own = self.scaler.state_dict()
+        if not all(is_number(value) and value >= 0 for value in state.values()) or set(state) != set(own):
+            raise ValueError(f"precision must have numbers >= 0 for {', '.join(own) or 'nothing'}")
+        if own:
+            self.scaler.load_state_dict(dict(state))
 
 
 @cache
@@ -96,10 +101,10 @@ def slowdown(dtype: torch.dtype) -> float:
     images, filters = torch.ones(16, 32, 16, 16), torch.full((32, 32, 3, 3), 0.01, requires_grad=True)
     best = {torch.float32: math.inf, dtype: math.inf}
     for _ in range(_ROUNDS):  # alternating, so that other load affects both; the first round is a warm-up
-        for each in best:
+        for candidate in best:
             begin = time.process_time()
-            with torch.autocast("cpu", dtype, enabled=each is dtype):
-                made = F.conv2d(images, filters, padding=1)
-            torch.autograd.grad(made.float().sum(), filters)
-            best[each] = min(best[each], time.process_time() - begin)
+            with torch.autocast("cpu", dtype, enabled=candidate is dtype):
+                output = F.conv2d(images, filters, padding=1)
+            torch.autograd.grad(output.float().sum(), filters)
+            best[candidate] = min(best[candidate], time.process_time() - begin)
     return best[dtype] / max(best[torch.float32], 1e-9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,45 +16,79 @@ from torch import nn
 from .. import __version__
 from .._internal import checks, checksummed_json, safe_files
 from .._internal.checksummed_json import RUN_ID
+from .._internal.tables import NOTHING, TableResult, TextTable, number, percent
+from .._internal.text import one_line
 from ..rotation import count_parameters, merge, save_rotations
 from ..rotation.parametrization import find_rotated
 from .config import Config
+from .display import total_energy
 from .evaluation import Predictions
 from .inference.run import load_run
 from .networks import Classifier
 from .progress import Progress
 from .storage import layout, predictions, weights
 from .storage.folder import config_text
-from .storage.metrics import Metrics, finite
-from .storage.reading import one_line, steps
-from .storage.summary import SUMS, read_summary
+from .storage.metrics import Metrics, MetricsLine, parse_lines
+from .storage.reading import steps
+from .storage.records import finite
+from .storage.summary import Summary, read_summary
 from .tasks import TrainingTask
 
 
-@dataclass(frozen=True)
-class Result:
-    """The result of a training.
+@dataclass(frozen=True, eq=False, repr=False)
+class Result(TableResult):
+    """The result of a training; prints as a table.
 
     Attributes:
-        summary: final figures, seconds, versions, the data's hash; what result.json holds.
+        summary: metrics of the final weights, seconds, versions, the data's hash; what result.json holds.
         metrics: the lines of metrics.jsonl.
         model: in eval mode, rotations merged; with an angular loss a network with its head, which gives logits.
         path: the run folder; None without `out`.
         config: as it was run.
     """
 
-    summary: dict[str, Any]
-    metrics: list[dict[str, Any]]
+    summary: Summary
+    metrics: list[MetricsLine]
     model: nn.Module
     path: Path | None
     config: Config
 
-    def __repr__(self) -> str:
-        measured = ((name, self.summary.get(name)) for name in ("accuracy", "loss"))
-        figures = "".join(f", {name} {value:.4g}" for name, value in measured if value is not None)
-        place = "" if self.path is None else f", {str(self.path)!r}"
-        network = f"{self.config.model.name} on {self.config.data.name}"
-        return f"Result({network}, step {self.summary['step']}{figures}{place})"
+    @property
+    def rows(self) -> list[MetricsLine]:
+        """The evaluations of the training."""
+        return [line for line in self.metrics if line.split != "train"]
+
+    def tables(self) -> list[TextTable]:
+        header = ["step", "split", "loss", "accuracy", "energy", "seconds"]
+        cells = [
+            [
+                str(line.step),
+                line.split,
+                number(line.loss),
+                percent(line.accuracy),
+                number(total_energy(line)),
+                NOTHING if line.seconds is None else f"{line.seconds:.1f}",
+            ]
+            for line in self.rows
+        ]
+        title = f"{self.config.model.name} on {self.config.data.name}"
+        return [TextTable(header, cells, left=2, title=title if self.path is None else f"{title}, {self.path}")]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what result.json holds."""
+        return self.summary.to_dict()
+
+
+@dataclass(frozen=True)
+class Final:
+    """What was measured with the final weights."""
+
+    split: str
+    metrics: Mapping[str, float]
+    energies: Mapping[str, float]
+    pair_energies: Mapping[str, float]
+    diverged: bool
+    run_id: str | None
 
 
 def read_result(config: Config) -> Result | None:
@@ -62,13 +97,14 @@ def read_result(config: Config) -> Result | None:
         return None
     path = Path(config.out)
     try:
-        summary, _ = read_summary(path)
-        if summary["length"] != [config.steps, config.epochs]:
+        summary = read_summary(path)
+        if summary.length != (config.steps, config.epochs):
             return None
         history = path / layout.METRICS
-        lines = [checksummed_json.parse(line) for line in safe_files.read_plain(history).splitlines()]
-        if not all(isinstance(line, dict) for line in lines):
-            raise ValueError(f"{history} has lines that are not JSON objects")
+        texts = safe_files.read_plain(history).splitlines()
+        lines = parse_lines(texts)
+        if len(lines) < len(texts):
+            raise ValueError(f"{history} is damaged: line {len(lines) + 1} is not a JSON object of metrics")
         return Result(summary, lines, load_run(path).model, path, config)
     except (OSError, ValueError) as error:
         problem = one_line(error)
@@ -84,36 +120,42 @@ def write_result(
     progress: Progress,
     history: Metrics,
     seconds: float,
-    final: dict[str, Any],
+    final: Final,
     collected: Predictions | None = None,
 ) -> Result:
     """Merge the rotations, sum up the training and, in the main process, write final/ and then result.json."""
     config, splits, best = task.config, task.splits, progress.best
     modules = {name: _merged(module) for name, module in task.modules.items()}
-    summary = {
-        "format": layout.FORMAT,
-        "accuracy": None,
-        **final,
-        "energy": sum(final["energies"].values()),
-        "step": progress.step,
-        "best_step": None if best is None else best["step"],
-        "validation": best,
-        "parameters": {
+    others = {name: value for name, value in final.metrics.items() if name not in ("accuracy", "loss", "step")}
+    summary = Summary(
+        step=progress.step,
+        split=final.split,
+        accuracy=finite(final.metrics.get("accuracy")),
+        loss=finite(final.metrics.get("loss")),
+        metrics=finite(others),
+        energy=finite(sum(final.energies.values())),
+        energies=finite(final.energies),
+        pair_energies=finite(final.pair_energies),
+        diverged=final.diverged,
+        best_step=None if best is None else int(best["step"]),
+        validation=finite(best),
+        parameters={
             "trained": sum(count_parameters(module)["total"] for module in task.modules.values()),
             "total": sum(p.numel() for module in modules.values() for p in module.parameters()),
         },
-        "seconds": round(seconds, 3),
-        "samples_per_second": progress.samples / max(seconds, 1e-9),
-        "seed": config.seed,
-        "model": config.model.name,
-        "length": [config.steps, config.epochs],
-        "data": {
+        seconds=round(seconds, 3),
+        samples_per_second=progress.samples / max(seconds, 1e-9),
+        seed=config.seed,
+        model=config.model.name,
+        length=(config.steps, config.epochs),
+        data={
             "name": config.data.name,
             **{name: splits.count(name) for name in ("train", "validation", "test")},
             "hash": splits.hash(),
         },
-        "versions": {"hypersphere": __version__, "torch": torch.__version__, "python": platform.python_version()},
-    }
+        versions={"hypersphere": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        run_id=final.run_id,
+    )
     main = modules[task.main]
     model = main.network if isinstance(main, Classifier) and main.head is None else main
     path = None if config.out is None else Path(config.out)
@@ -132,7 +174,7 @@ def _write(
     path: Path,
     task: TrainingTask,
     modules: dict[str, nn.Module],
-    summary: dict[str, Any],
+    summary: Summary,
     history: Metrics,
     collected: Predictions | None,
 ) -> None:
@@ -144,16 +186,17 @@ def _write(
                 parts["head"] = module.head
         else:
             parts["model" if name == task.main else name] = module
-    step = summary["best_step"] or summary["step"]
-    described = {"step": step, RUN_ID: summary[RUN_ID], "data": task.splits.spec.to_tree()}
+    step = summary.best_step or summary.step
+    described = {"step": step, RUN_ID: summary.run_id, "data": task.splits.spec.to_tree()}
     model = weights.write(path / layout.FINAL, parts, described)
-    files = {layout.CONFIG: config_text(task.config, summary[RUN_ID]), f"{layout.FINAL}/{layout.MODEL}": model}
+    files = {layout.CONFIG: config_text(task.config, summary.run_id), f"{layout.FINAL}/{layout.MODEL}": model}
     trained = task.modules[task.main]
     network = trained.network if isinstance(trained, Classifier) else None
     if task.config.init_from is not None and network is not None and any(find_rotated(network)):
         save_rotations(network, path / layout.FINAL / layout.ROTATIONS)  # an adapter of the network it started from
     sums = {name: checksummed_json.checksum(text.encode()) for name, text in files.items()}
     if collected is not None:
-        predictions.write(path, summary["split"], sums[f"{layout.FINAL}/{layout.MODEL}"], collected.tree())
-    sums[layout.METRICS] = history.mark()["checksum"]
-    safe_files.write_text(path / layout.RESULT, checksummed_json.with_checksum(finite(summary) | {SUMS: sums}))
+        predictions.write(path, summary.split, sums[f"{layout.FINAL}/{layout.MODEL}"], collected.tree())
+    sums[layout.METRICS] = str(history.mark()["checksum"])
+    tree = {"format": layout.FORMAT, **summary.to_dict(), "checksums": sums}
+    safe_files.write_text(path / layout.RESULT, checksummed_json.with_checksum(tree))

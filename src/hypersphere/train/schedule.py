@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from typing import Any
+from dataclasses import dataclass
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from .config import Schedule as Settings
-from .storage import state_checks
+from .storage.records import Count, Share
 
 SCHEDULES = ("constant", "step", "cosine", "plateau")
 PATIENCE = 10  # default
 LEAST_MOMENTUM = 0.01  # of BatchNorm
+
+
+@dataclass
+class PlateauState:
+    """What the schedule plateau has observed."""
+
+    best: float = math.inf  # the smallest loss
+    waited: Count = 0  # rounds since then
+    factor: Share = 1.0  # of the rate
 
 
 class Schedule:
@@ -32,7 +41,7 @@ class Schedule:
     def __init__(self, settings: Settings, base: float, total: int) -> None:
         self.settings, self.base, self.total = settings, base, total
         self.patience = PATIENCE if settings.patience is None else settings.patience
-        self.best, self.waited, self.factor = math.inf, 0, 1.0
+        self.state = PlateauState()
 
     def rate(self, step: int, *, of_rotations: bool = False) -> float:
         settings = self.settings
@@ -43,7 +52,7 @@ class Schedule:
         if settings.name == "cosine":
             part = (step - settings.warmup) / max(1, self.total - settings.warmup)
             return self.base * warmth * 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, part))))
-        return self.base * warmth * self.factor
+        return self.base * warmth * self.state.factor
 
     def batch_norm_momentum(self, step: int) -> float | None:
         """Return the momentum of BatchNorm; None: the network's own."""
@@ -58,18 +67,13 @@ class Schedule:
         """Record the mean loss of a round; plateau lowers the rate after `patience` rounds without a smaller one."""
         if self.settings.name != "plateau":
             return
-        if loss < self.best:
-            self.best, self.waited = loss, 0
+        state = self.state
+        if loss < state.best:
+            state.best, state.waited = loss, 0
             return
-        self.waited += 1
-        if self.waited > self.patience:
-            self.factor, self.waited = self.factor * self.settings.gamma, 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "waited": self.waited, "factor": self.factor}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best, self.waited, self.factor = state_checks.check_schedule(state)
+        state.waited += 1
+        if state.waited > self.patience:
+            state.factor, state.waited = state.factor * self.settings.gamma, 0
 
 
 def set_rate(optimizer: Optimizer, rate: float, rotations: float) -> None:
@@ -79,12 +83,12 @@ def set_rate(optimizer: Optimizer, rate: float, rotations: float) -> None:
 
 
 def has_batch_norm(module: nn.Module) -> bool:
-    return any(isinstance(each, _BatchNorm) for each in module.modules())
+    return any(isinstance(layer, _BatchNorm) for layer in module.modules())
 
 
 def set_batch_norm_momentum(module: nn.Module, momentum: float | None) -> None:
     """Set the momentum of every BatchNorm layer; None leaves it as it is."""
     if momentum is not None:
-        for each in module.modules():
-            if isinstance(each, _BatchNorm):
-                each.momentum = momentum
+        for layer in module.modules():
+            if isinstance(layer, _BatchNorm):
+                layer.momentum = momentum

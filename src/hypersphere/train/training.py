@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrize import cached
 
 from .._internal import checks
 from .._internal.checksummed_json import RUN_ID
 from .._internal.interruption import Interruptions
+from .._internal.text import one_line
 from . import automatic, display, results, splits, tasks
 from .config import Config, derive
 from .distributed import World
@@ -24,12 +26,13 @@ from .inference.run import load_run
 from .initial_weights import check_fits
 from .precision import Precision
 from .progress import Progress
-from .schedule import Schedule, has_batch_norm
+from .schedule import PlateauState, Schedule, has_batch_norm
 from .storage import checkpoint, state_checks
-from .storage.identity import check_id
 from .storage.layout import CHECKPOINTS
-from .storage.metrics import Metrics
-from .storage.reading import find, one_line, warn_damaged
+from .storage.metrics import Metrics, MetricsLine
+from .storage.reading import find, warn_damaged
+from .storage.records import check_id, to_record
+from .storage.summary import Summary
 from .storage.weights import read_plain_tensors
 
 FEW = 100  # fewer steps than this deserve a note
@@ -38,6 +41,7 @@ FAR = 2.0  # times the first loss that count as divergence
 GRAPH_EVERY = 10  # steps between evaluations of a graph, whose epoch is a single step
 
 Callback = Callable[[nn.Module, int, dict[str, Any]], object]
+Energies = tuple[Mapping[str, float], Mapping[str, float]]  # energies and pair energies by layer
 
 
 class TrainingError(RuntimeError):
@@ -65,8 +69,6 @@ class Training:
         torch.manual_seed(config.seed)
         self.path = None if config.out is None else Path(config.out)
         newest = self.newest()
-        if newest is not None and config.channels_last is None:  # started by a version without channels_last
-            self.config = config = derive(config, channels_last=False)
         start = None if config.init_from is None or newest is not None else _load_init_from(config.init_from)
         self.task = tasks.make(config, self.splits, world, start)
         if config.schedule.batch_norm is not None and not any(map(has_batch_norm, self.task.modules.values())):
@@ -86,7 +88,7 @@ class Training:
         if world.is_main:
             self.precision.warn_if_slow()
         self.done = Progress()
-        self.best_weights: dict[str, Any] | None = None
+        self.best_weights: dict[str, dict[str, Tensor]] | None = None
         self.saver, self.interruptions = checkpoint.Saver(), Interruptions()
         self.saved = (0, 0)  # steps of the last checkpoint and of the last evaluation in it
         self.stop_requested = False  # by a signal to any process
@@ -113,7 +115,7 @@ class Training:
                 if self.resumed:
                     self.screen.note(f"resumed at step {self.done.step} of {self.total}")
                 else:
-                    self.log({"split": "train", **self._energies()})
+                    self.log("train", {}, self._energies())
                     if self.total < FEW and config.steps is None:
                         self.screen.note(f"only {self.total} steps: use more epochs or a smaller data.batch_size")
                 yield
@@ -143,7 +145,7 @@ class Training:
     # ------------------------------------------------------------------------------------------- between the steps
 
     def end_step(self, losses: dict[str, float], batch: splits.Batch, samples: int, rate: float) -> None:
-        """Count a step: sums, display, metrics every `log_every` steps, plateau schedule."""
+        """Count a step: means, display, metrics every `log_every` steps, plateau schedule."""
         done = self.done
         done.step += 1
         loss, flags = next(iter(losses.values())), float(self.interruptions.signal is not None)
@@ -155,9 +157,8 @@ class Training:
         done.first = loss if done.step == 1 else done.first
         done.samples += samples
         self.window_samples += samples
-        for sums in (done.loss, done.round):
-            sums[0] += loss
-            sums[1] += 1
+        done.loss.add(loss)
+        done.round.add(loss)
         self.screen.advance(done.step, samples, loss)
         if done.step % self.config.log_every == 0 or done.step == self.total:
             right, of = self.world.all_sum(*self.task.count_correct(batch))
@@ -166,12 +167,10 @@ class Training:
             now = time.perf_counter()
             speed = self.window_samples / max(now - self.window, 1e-9)
             self.window, self.window_samples = now, 0
-            mean, done.loss = done.loss[0] / done.loss[1], [0.0, 0.0]
-            figures = {"loss": mean, **others, **accuracy, "lr": rate, "samples_per_second": speed}
-            self.log({"split": "train", **figures})
+            mean = done.loss.take()
+            self.log("train", {"loss": mean, **others, **accuracy, "lr": rate, "samples_per_second": speed})
         if done.step % self.round == 0:
-            self.schedule.observe(done.round[0] / done.round[1])
-            done.round = [0.0, 0.0]
+            self.schedule.observe(done.round.take())
 
     def stop_if_requested(self) -> None:
         """Save a checkpoint and stop, if any process has received a signal."""
@@ -201,31 +200,31 @@ class Training:
         elif not bad and math.isfinite(loss):
             what = "the gradients are too large for their type"
         where = f", first in the gradient of {bad[0]}" if bad else ""
-        step, seconds = self.done.step + 1, round(self.seconds(), 3)
-        self.history.write({"step": step, "split": "train", phase.name: loss, "diverged": True, "seconds": seconds})
+        line = MetricsLine(self.done.step + 1, "train", values={phase.name: loss}, diverged=True)
+        self.history.write(replace(line, seconds=round(self.seconds(), 3)))
         self.saver.wait()
-        kept = checkpoint.latest(self.path / CHECKPOINTS) if self.path is not None else None
-        last = f"; the last checkpoint is {kept}" if kept is not None else ""
+        newest = checkpoint.latest(self.path / CHECKPOINTS) if self.path is not None else None
+        last = f"; the last checkpoint is {newest}" if newest is not None else ""
         raise TrainingError(f"step {self.done.step + 1}: {what}{where}{last}; {hint}")
 
     def evaluate(self) -> None:
         """Evaluate, log, and keep the weights if they are the best on validation."""
         self._eval_mode(True)
         with cached():  # compute rotations once, not for every batch
-            figures = self.task.evaluate(self.splits.eval_split, self._is_interrupted)
+            metrics = self.task.evaluate(self.splits.eval_split, self._is_interrupted)
             energies = self._energies()
         self._eval_mode(False)
-        if figures is None:
+        if metrics is None:
             self._stop()
-        assert figures is not None
-        self.done.evaluated, self.done.figures = self.done.step, figures
-        self.log({"split": self.splits.eval_split, **figures, **energies})
+        assert metrics is not None
+        self.done.evaluated, self.done.metrics = self.done.step, metrics
+        self.log(self.splits.eval_split, metrics, energies)
         self.window, self.window_samples = time.perf_counter(), 0
-        if self.splits.eval_split == "validation" and "accuracy" in figures:
-            self._update_best(figures)
+        if self.splits.eval_split == "validation" and "accuracy" in metrics:
+            self._update_best(metrics)
 
-    def _energies(self) -> dict[str, dict[str, float]]:
-        return {"energies": self.task.energies(), "pair_energies": self.task.pair_energies()}
+    def _energies(self) -> Energies:
+        return self.task.energies(), self.task.pair_energies()
 
     def _is_interrupted(self) -> bool:
         return self.world.size == 1 and self.interruptions.signal is not None
@@ -236,10 +235,10 @@ class Training:
                 self.world.broadcast_buffers(module)
             module.train(not on)
 
-    def _update_best(self, figures: dict[str, float]) -> None:
+    def _update_best(self, metrics: dict[str, float]) -> None:
         best = self.done.best
-        if best is None or (figures["accuracy"], -figures["loss"]) > (best["accuracy"], -best["loss"]):
-            self.done.best, self.done.waited = {"step": self.done.step, **figures}, 0
+        if best is None or (metrics["accuracy"], -metrics["loss"]) > (best["accuracy"], -best["loss"]):
+            self.done.best, self.done.waited = {"step": self.done.step, **metrics}, 0
             weights = {name: module.state_dict() for name, module in self.task.modules.items()}
             self.best_weights = {
                 name: {key: value.clone() for key, value in state.items()} for name, state in weights.items()
@@ -247,18 +246,25 @@ class Training:
         else:
             self.done.waited += 1
 
-    def log(self, figures: dict[str, Any]) -> None:
+    def log(self, split: str, metrics: Mapping[str, float], energies: Energies = ({}, {})) -> None:
         """Log a line of metrics to the file, the display and the callbacks."""
         step = self.done.step
-        line = {"step": step, "epoch": round(step / self.epoch, 4), **figures, "seconds": round(self.seconds(), 3)}
-        if not self.history.lines and self.run_id is not None:
-            line[RUN_ID] = self.run_id
+        line = MetricsLine(
+            step,
+            split,
+            epoch=round(step / self.epoch, 4),
+            values=dict(metrics),
+            energies=dict(energies[0]),
+            pair_energies=dict(energies[1]),
+            run_id=None if self.history.lines else self.run_id,
+            seconds=round(self.seconds(), 3),
+        )
         self.done.lines += 1
         self.history.write(line)
         self.screen.show(line)
         modes = [(module, module.training) for module in self.task.modules.values()]
         for callback in self.callbacks:
-            callback(self.task.modules[self.task.main], step, dict(line))
+            callback(self.task.modules[self.task.main], step, line.to_dict())
         for module, training in modes:  # a callback may have switched it to eval mode
             module.train(training)
 
@@ -284,14 +290,13 @@ class Training:
 
     def state(self) -> dict[str, Any]:
         """Return the state that a resumed training needs."""
-        progress = {**vars(self.done), "seconds": self.seconds()}
         return {
             **{name: module.state_dict() for name, module in self.task.modules.items()},
             "optimizers": [phase.optimizer.state_dict() for phase in self.task.phases],
             "regularizer": None if self.task.regularizer is None else self.task.regularizer.state_dict(),
-            "schedule": self.schedule.state_dict(),
+            "schedule": asdict(self.schedule.state),
             "precision": self.precision.state_dict(),
-            "progress": progress,
+            "progress": asdict(replace(self.done, seconds=self.seconds())),
         }
 
     def newest(self) -> Path | None:
@@ -328,13 +333,13 @@ class Training:
     def _load_state(self, nested: dict[str, Any]) -> None:
         """Load what :meth:`state` returned."""
         self._load(nested)
-        for phase, each in zip(self.task.phases, nested["optimizers"], strict=True):
-            state_checks.load_optimizer(phase.optimizer, each)
+        for phase, state in zip(self.task.phases, nested["optimizers"], strict=True):
+            state_checks.load_optimizer(phase.optimizer, state)
         if self.task.regularizer is not None:
             self.task.regularizer.load_state_dict(nested["regularizer"])
-        self.schedule.load_state_dict(nested["schedule"])
+        self.schedule.state = to_record(PlateauState, nested["schedule"])
         self.precision.load_state_dict(nested["precision"])
-        self.done = Progress(**state_checks.check_progress(nested["progress"], set(vars(Progress()))))
+        self.done = to_record(Progress, nested["progress"])
         self.saved = self.done.step, self.done.evaluated
 
     def _load(self, nested: dict[str, Any]) -> None:
@@ -365,25 +370,25 @@ class Training:
             self._load(self.best_weights)
         self._eval_mode(True)
         energies = self._energies()
-        split, figures = self.splits.eval_split, self.done.best or self.done.figures
+        split, metrics = self.splits.eval_split, self.done.best or self.done.metrics
         is_current = self.best_weights is None
         if split == "validation" and self.splits.test is not None:
-            split, figures = "test", self.task.evaluate("test") or {}
+            split, metrics = "test", self.task.evaluate("test") or {}
             is_current = True
-            self.log({"split": split, **figures, **energies})
+            self.log(split, metrics, energies)
         self.saver.wait()
-        diverged = self._has_diverged(figures, split)
-        final = {RUN_ID: self.run_id, **figures, "split": split, **energies, "diverged": diverged}
         predictions = self.task.final_predictions(split, is_current)
+        diverged = self._has_diverged(metrics.get("accuracy"), split)
+        final = results.Final(split, metrics, *energies, diverged, self.run_id)
         return results.write_result(self.task, self.done, self.history, self.seconds(), final, predictions)
 
-    def _has_diverged(self, figures: dict[str, Any], split: str) -> bool:
+    def _has_diverged(self, accuracy: float | None, split: str) -> bool:
         """Return whether a classifier ends at chance accuracy after a loss far above that of its first step.
 
         Judged by the training loss: overfitting raises that of `split` too. The last loss may be that of a guess, as
         for a network whose ReLUs are all dead.
         """
-        accuracy, first, losses = figures.get("accuracy"), self.done.first, self._losses()
+        first, losses = self.done.first, self._losses()
         if accuracy is None or first is None or not losses or self.done.step < SETTLED:
             return False
         chance, guess = self.splits.chance(split), math.log(len(self.splits.spec.classes))
@@ -392,16 +397,14 @@ class Training:
 
     def _losses(self) -> list[float]:
         """Return the training losses of the metrics, each a mean over some steps."""
-        return [
-            line["loss"] for line in self.history.lines if line.get("split") == "train" and line.get("loss") is not None
-        ]
+        return [line.loss for line in self.history.lines if line.split == "train" and line.loss is not None]
 
-    def warn_if_diverged(self, summary: dict[str, Any]) -> None:
-        if summary["diverged"] and self.world.is_main:
+    def warn_if_diverged(self, summary: Summary) -> None:
+        if summary.diverged and self.world.is_main:
             clip = "" if self.precision.clip is not None else " or clip=1"
             checks.warn(
                 f"the training diverged: its loss rose from {self.done.first:.4g} to {max(self._losses()):.4g}, and it "
-                f"ends at chance accuracy, {summary['accuracy']:.2%}; "
+                f"ends at chance accuracy, {summary.accuracy:.2%}; "
                 f"try optimizer.lr below {self.config.optimizer.lr:g}{clip}"
             )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -246,7 +246,7 @@ def run_trial(search: Search, number: int, given: dict[str, Any] | None = None) 
             part = FACTOR ** (search.rounds - 1 - round)
             if round == len(rounds):
                 try:
-                    rounds.append([fit_part(fold, part) for fold in folds])
+                    rounds.append([asdict(fit_part(fold, part)) for fold in folds])
                 except TrainingError as error:
                     trial.set_user_attr("failed", " ".join(str(error).split()))
                     raise optuna.TrialPruned from None

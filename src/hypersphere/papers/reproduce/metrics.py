@@ -22,16 +22,16 @@ def metrics_of(table: PaperTable, result: Result, train: Callable[[str], Result]
     """
     summary = result.summary
     metrics: dict[str, Any] = {}
-    if summary.get("accuracy") is not None:
-        metrics = {"accuracy": 100 * summary["accuracy"], "error": 100 - 100 * summary["accuracy"]}
-    if summary.get("top5") is not None:
-        metrics["top5_error"] = 100 - 100 * summary["top5"]
-    if summary.get("energy") is not None:
-        metrics["energy"] = summary["energy"]
-    if summary.get("validation"):
-        metrics["validation_accuracy"] = 100 * summary["validation"]["accuracy"]
+    if summary.accuracy is not None:
+        metrics = {"accuracy": 100 * summary.accuracy, "error": 100 - 100 * summary.accuracy}
+    if (top5 := summary.metrics.get("top5")) is not None:
+        metrics["top5_error"] = 100 - 100 * top5
+    if summary.energy is not None:
+        metrics["energy"] = summary.energy
+    if summary.validation is not None and (accuracy := summary.validation["accuracy"]) is not None:
+        metrics["validation_accuracy"] = 100 * accuracy
     if table.metric in OPEN:
-        if OPEN[table.metric] not in summary:
+        if OPEN[table.metric] not in summary.metrics:
             name = result.config.data.name
             raise ValueError(f"{table.metric} needs test classes that are not trained on; those of {name} are the same")
         metrics[table.metric] = metrics.get("accuracy")
@@ -49,9 +49,9 @@ def metrics_of(table: PaperTable, result: Result, train: Callable[[str], Result]
 
 def _steps_to(target: float, result: Result) -> float:
     """Return the first step whose validation accuracy reaches the target; the last step + 1 if none does."""
-    lines = [line for line in result.metrics if line.get("split") == "validation"]
-    reached = [line["step"] for line in lines if 100 * line["accuracy"] >= target]
-    return float(reached[0] if reached else result.summary["step"] + 1)
+    lines = [line for line in result.metrics if line.split == "validation"]
+    reached = [line.step for line in lines if 100 * (line.accuracy or 0.0) >= target]
+    return float(reached[0] if reached else result.summary.step + 1)
 
 
 def _class0(result: Result) -> dict[str, float]:

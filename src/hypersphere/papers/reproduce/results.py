@@ -164,7 +164,7 @@ def read(folder: Path, table: str) -> list[RunResult]:
         return []
     if _version(file) != (__version__, FORMAT):
         return []
-    tree, _ = checksummed_json.read(file, (FORMAT,))
+    tree = checksummed_json.read(file, FORMAT)
     try:
         return [RunResult.from_tree(run) for run in tree["runs"]]
     except (KeyError, TypeError) as error:
@@ -203,7 +203,7 @@ def _version(file: Path) -> tuple[Any, Any]:
         tree = checksummed_json.parse(data)
         number = tree.get("format") if isinstance(tree, dict) else None
     if type(number) is not int or (number > 1 and not checksummed_json.is_whole(data)):
-        checksummed_json.read(file, (FORMAT,))
+        checksummed_json.read(file, FORMAT)
         raise ValueError(f"{file} is damaged: the checksum does not match")
     return tree.get("hypersphere"), number
 

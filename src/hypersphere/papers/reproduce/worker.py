@@ -87,7 +87,7 @@ def _trained(location: RunLocation, row: TableRow, seed: int, facts: dict[str, A
     if not resumed:  # the time before is not known
         facts["cpu_seconds"] = round(time.process_time() - begin, 3)
     summary = result.summary
-    facts |= {"seconds": summary["seconds"], "steps": summary["step"], "data": summary["data"]}
+    facts |= {"seconds": summary.seconds, "steps": summary.step, "data": summary.data}
     return metrics_of(location.table, result, lambda name: location.train(location.table.row(name), 0))
 
 

@@ -21,10 +21,10 @@ from ..._internal import checks
 from ..._internal.modules import import_extra
 from ..._internal.safe_files import write_bytes
 from ..._internal.tensors import unshared
+from ..._internal.text import one_line
 from ...data.augment import Normalize
 from ..networks import Classifier
 from ..storage import layout
-from ..storage.reading import one_line
 from .run import Run
 
 #: format → ending of its files

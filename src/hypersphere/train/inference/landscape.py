@@ -28,9 +28,9 @@ from ..distributed import World, device_of
 from ..evaluation import evaluate
 from ..splits import Batch, Splits, evaluation
 from ..storage import landscapes
+from ..storage.landscapes import LandscapeSettings, StoredLandscape
 from ..storage.layout import CHECKPOINTS, FINAL
 from ..storage.layout import landscape as landscape_file
-from ..storage.metrics import finite
 from .directions import DIRECTIONS, draw_direction
 from .run import Run, load_run, read_checkpoint
 from .scores import load_split
@@ -54,7 +54,7 @@ class Landscape:
     beta: Tensor
     loss: Tensor
     error: Tensor
-    settings: dict[str, Any]
+    settings: LandscapeSettings
 
     def summary(self) -> dict[str, float | None]:
         """Return the figures that `hypersphere landscape` prints.
@@ -68,7 +68,7 @@ class Landscape:
         high = self.error > self.error[middle, middle] + HIGHER
         distance = torch.hypot(self.alpha[:, None], self.beta)
         return {
-            "loss": finite(float(self.loss[middle, middle])),
+            "loss": float(self.loss[middle, middle]) if bool(self.loss[middle, middle].isfinite()) else None,
             "error": float(self.error[middle, middle]),
             "radius": float(distance[high].min()) if bool(high.any()) else None,
             "flat": 1 - float(high.double().mean()),
@@ -77,7 +77,7 @@ class Landscape:
 
     def __repr__(self) -> str:
         size, what = len(self.alpha), self.settings
-        return f"Landscape({size}x{size}, {what['direction']} directions, {what['split']}, step {what['step']})"
+        return f"Landscape({size}x{size}, {what.direction} directions, {what.split}, step {what.step})"
 
 
 def _is_convex(z: Tensor) -> Tensor:
@@ -141,28 +141,28 @@ def landscape(
     plane = _Plane(run, direction, seed, device_of(config.device))
     middle = size // 2
     axis = [span * (i - middle) / middle for i in range(size)]
-    settings = {
-        "direction": direction,
-        "split": split,
-        "seed": seed,
-        "size": size,
-        "span": span,
-        "samples": splits.count(split),
-        "step": run.step,
-        "rotated": plane.rotated,
-        "batch_size": config.data.batch_size,
-        "device": plane.device.type,
-        "weights": plane.checksum(),
-    }
+    settings = LandscapeSettings(
+        direction=direction,
+        split=split,
+        seed=seed,
+        size=size,
+        span=float(span),
+        samples=splits.count(split),
+        step=run.step,
+        rotated=plane.rotated,
+        batch_size=config.data.batch_size,
+        device=plane.device.type,
+        weights=plane.checksum(),
+    )
     file = None if folder is None else Path(folder, landscape_file(direction, split))
-    rows = _Rows(file, settings | {"alpha": axis, "beta": axis})
+    rows = _Rows(file, settings, axis)
     if not rows.is_complete:
         measure = _measure(plane, splits, split, config, len(run.labels))
         grid = [(alpha, beta) for alpha in axis[len(rows.loss) :] for beta in axis]
         for alpha, beta in track(grid, "landscape"):
             plane.move(alpha, beta)
             rows.add(*measure())
-    loss, error = (torch.tensor(each, dtype=torch.float64) for each in (rows.loss, rows.error))
+    loss, error = (torch.tensor(values, dtype=torch.float64) for values in (rows.loss, rows.error))
     along = torch.tensor(axis, dtype=torch.float64)
     return Landscape(along, along, loss, error, settings)
 
@@ -261,8 +261,8 @@ def _trained_state(run: Run) -> Mapping[str, Tensor]:
 class _Rows:
     """The complete rows of the grid; with a file, after each row in FILE.part.json, and at the end in FILE."""
 
-    def __init__(self, file: Path | None, settings: dict[str, Any]) -> None:
-        self.file, self.settings = file, settings
+    def __init__(self, file: Path | None, settings: LandscapeSettings, axis: list[float]) -> None:
+        self.file, self.settings, self.axis = file, settings, axis
         self.loss: list[list[float]] = []
         self.error: list[list[float]] = []
         self.row: list[tuple[float, float]] = []  # the one that is being computed
@@ -271,37 +271,40 @@ class _Rows:
             if os.path.lexists(file.parent):
                 raise ValueError(f"{file.parent} must be a folder itself, not a link or a file")
             file.parent.mkdir(parents=True)
-        for found in (file, self.part):
-            if found is not None and os.path.lexists(found) and self._load(found):
+        for earlier in (file, self.part):
+            if earlier is not None and os.path.lexists(earlier) and self._load(earlier):
                 break
 
     @property
     def is_complete(self) -> bool:
-        return len(self.loss) == self.settings["size"]
+        return len(self.loss) == self.settings.size
 
     def add(self, loss: float, error: float) -> None:
         """Add the next point; save a row that is complete."""
         self.row.append((loss, error))
-        if len(self.row) < self.settings["size"]:
+        if len(self.row) < self.settings.size:
             return
         self.loss.append([point[0] for point in self.row])
         self.error.append([point[1] for point in self.row])
         self.row = []
         if self.file is not None and self.part is not None:
-            tree = finite(self.settings | {"loss": self.loss, "error": self.error})
-            landscapes.write(self.file if self.is_complete else self.part, tree)
+            rows = [[loss if math.isfinite(loss) else None for loss in row] for row in self.loss]
+            stored = StoredLandscape(
+                **vars(self.settings), alpha=self.axis, beta=self.axis, loss=rows, error=self.error
+            )
+            landscapes.write(self.file if self.is_complete else self.part, stored)
             if self.is_complete:
                 self.part.unlink(missing_ok=True)
 
     def _load(self, file: Path) -> bool:
         """Load the rows of a file with the same settings; a damaged one is computed again."""
         try:
-            tree = landscapes.read(file)
+            stored = landscapes.read(file)
         except ValueError as error:
             checks.warn(f"{error}; starting again")
             return False
-        if any(tree.get(key) != value for key, value in self.settings.items()):
+        if any(getattr(stored, key) != value for key, value in vars(self.settings).items()):
             return False
-        self.loss = [[math.inf if each is None else each for each in row] for row in tree["loss"]]
-        self.error = tree["error"]
+        self.loss = [[math.inf if loss is None else loss for loss in row] for row in stored.loss]
+        self.error = stored.error
         return True

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ..._internal.checksummed_json import RUN_ID
 from ..._internal.safe_files import check_folder, check_plain, is_folder, is_plain
+from ..._internal.text import one_line
 from ...data import Graph
 from ...data.augment import as_stored
-from ...losses import AngularSoftmaxLoss
 from ...rotation.merging import holds_rotations, merge_state_dict
 from ..config import Config, load_file
 from ..config.values import shown
@@ -25,10 +25,10 @@ from ..initial_weights import check_fits, load_fitting
 from ..networks import Classifier
 from ..splits import DataSpec, augmentations
 from ..storage import checkpoint
-from ..storage.identity import check_id
 from ..storage.layout import CHECKPOINTS, CONFIG, FINAL, MODEL, RESULT, STATE, STEP, TENSORS, weights
-from ..storage.reading import find, one_line, warn_damaged
-from ..storage.summary import is_count, read_summary
+from ..storage.reading import find, warn_damaged
+from ..storage.records import check_id, is_number
+from ..storage.summary import read_summary
 from ..storage.weights import read_model, read_tensors, shapes_of
 from ..tasks import task_of
 from .inputs import DTYPES, KINDS, Preprocess
@@ -84,11 +84,6 @@ class Run:
         if isinstance(self.model, Classifier):
             return self.model
         return Classifier(self.model, None, self.config.loss.label_smoothing)
-
-    @property
-    def facts(self) -> DataSpec:
-        """The old name of `spec`."""
-        return self.spec
 
     def check_labels(self) -> None:
         if not self.labels:
@@ -177,8 +172,7 @@ def _is_finished(path: Path, config: Config) -> bool:
     """Return whether the training length of result.json is the config's; it is not while a finished run is extended."""
     if not os.path.lexists(path / RESULT):
         return False
-    summary, _ = read_summary(path)
-    return bool(summary["length"] == [config.steps, config.epochs])
+    return read_summary(path).length == (config.steps, config.epochs)
 
 
 def _from_final(path: Path, config: Config) -> Run:
@@ -234,7 +228,7 @@ def read_checkpoint(source: Path, config: Config) -> tuple[Mapping[str, Tensor],
 
 
 def _run(path: Path, source: Path, config: Config, spec: DataSpec, model: nn.Module, step: Any) -> Run:
-    if not is_count(step):
+    if type(step) is not int or not is_number(step) or step < 0:
         raise ValueError(f"{source} is malformed: its step must be an integer >= 0, got {shown(step)}")
     model.eval()
     task = task_of(config, spec)
@@ -271,11 +265,8 @@ def _build(path: Path, config: Config, spec: DataSpec) -> nn.Module:
 
 
 def _check_fit(module: nn.Module, file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    # Heads without annealing had no `step` in older versions, and do not use it.
-    heads = ((name, each) for name, each in module.named_modules() if isinstance(each, AngularSoftmaxLoss))
-    unused = {f"{name}.step".lstrip(".") for name, head in heads if head.annealing is None}
     for name in module.state_dict():  # before loading: a layer may fill in missing tensors
-        if name not in shapes and name not in unused:
+        if name not in shapes:
             raise ValueError(f"{file} has no tensor {name!r}, which the network of {CONFIG} has")
     check_fits(module, shapes, str(file))
 

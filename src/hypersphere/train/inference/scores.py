@@ -39,7 +39,7 @@ def scores(run: Run, split: str | None = None, config: Config | None = None, *, 
         >>> import tempfile
         >>> from hypersphere.train import Config, fit, load_run
         >>> result = fit(Config(steps=2, out=tempfile.mkdtemp()), progress=False)
-        >>> scores(load_run(result.path))["accuracy"] == result.summary["accuracy"]
+        >>> scores(load_run(result.path))["accuracy"] == result.summary.accuracy
         True
     """
     config = run.config if config is None else config
@@ -80,7 +80,7 @@ def _write_predictions(run: Run, splits: Splits, split: str, collected: Predicti
     if not os.path.lexists(run.path / RESULT):
         return
     try:
-        if read_summary(run.path)[0]["data"].get("hash") == splits.hash():
+        if read_summary(run.path).data.get("hash") == splits.hash():
             predictions.write(run.path, split, predictions.model_checksum(run.path), collected.tree())
     except (OSError, ValueError) as error:  # such as a folder that may only be read
         checks.warn(f"the predictions for reports were not written: {error}")

@@ -24,9 +24,10 @@ from ... import __version__
 from ..._internal import checks
 from ..._internal.safe_files import temporary_name
 from ..._internal.tensors import checksum_of, unshared
+from ..._internal.text import one_line
 from .layout import CHECKPOINT_FORMAT, REPLACED, STATE, STEP, TENSORS, UNFINISHED
 from .nested import flatten, unflatten
-from .reading import checksum, find, is_best, one_line, read, steps, warn_damaged
+from .reading import checksum, find, is_best, read, steps, warn_damaged
 
 __all__ = ["Saver", "best_of", "flatten", "latest", "load", "save", "unflatten", "verify"]
 

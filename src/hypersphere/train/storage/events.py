@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
 from .layout import EVENTS
 
@@ -44,22 +43,6 @@ class Events:
         self._file.close()
 
 
-def scalars(line: dict[str, Any]) -> dict[str, float]:
-    """Return the numbers of a line of metrics by TensorBoard tag.
-
-    Example:
-        >>> scalars({"step": 5, "split": "test", "loss": 0.25, "energies": {"layers.0": 1.5}})
-        {'test/loss': 0.25, 'energy/layers.0': 1.5}
-    """
-    axes = ("step", "epoch", "seconds")  # TensorBoard has its own for them
-    energies = {"energies": "energy", "pair_energies": "pair_energy"}
-    rest = {key: value for key, value in line.items() if key not in (*axes, *energies)}
-    found = dict(_flat(line.get("split", ""), rest))
-    for key, tag in energies.items():
-        found |= dict(_flat(tag, line.get(key) or {}))
-    return found
-
-
 def append(file: FileIO, data: bytes) -> None:
     """Write all of `data`; OSError that names the file if it fails, such as on a full disk."""
     try:
@@ -67,14 +50,6 @@ def append(file: FileIO, data: bytes) -> None:
             data = data[file.write(data) :]
     except OSError as error:
         raise OSError(f"{file.name} could not be written: {error.strerror}") from error
-
-
-def _flat(name: str, value: Any) -> Iterator[tuple[str, float]]:
-    if isinstance(value, dict):
-        for key, each in value.items():
-            yield from _flat(f"{name}/{key}" if name else str(key), each)
-    elif isinstance(value, int | float):
-        yield name, float(value)
 
 
 # ------------------------------------------------------------- TFRecord: length, its CRC, data, its CRC; all masked

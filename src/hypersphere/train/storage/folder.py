@@ -14,8 +14,8 @@ from ..config import Config, ConfigError, derive, load_file, to_tree
 from ..config.convert import flags, flatten
 from ..config.values import AUTO
 from ..distributed import World
-from .identity import new_id, read_id
 from .layout import CHECKPOINTS, CONFIG, FINAL, LOCK, METRICS, MODEL, OURS, PARTS, PREDICTIONS, RESULT, weights
+from .records import new_id, read_id
 
 try:
     import fcntl
@@ -62,7 +62,7 @@ def check_out(config: Config, world: World) -> None:
 def _check(config: Config, path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise ValueError(f"out must be a folder, got the file {path}")
-    names = [each.name for each in path.iterdir()] if path.is_dir() else []
+    names = [file.name for file in path.iterdir()] if path.is_dir() else []
     for name in (FINAL, CHECKPOINTS, PREDICTIONS):  # through a link files would be written and removed elsewhere
         if name in names and not safe_files.is_folder(path / name):
             raise ValueError(f"{path / name} must be a folder itself, not a link; only the whole run folder may be one")
@@ -158,15 +158,12 @@ def _check_same(old: Config, new: Config, path: Path) -> None:
     """Raise ValueError if a field differs that must not: those of :data:`CHANGEABLE_ON_RESUME` may."""
     free: tuple[str, ...] = CHANGEABLE_ON_RESUME
     free += () if new.schedule.name == "cosine" else ("steps", "epochs")
-    # The defaults of model.scale and clip were null in older versions.
-    free += ("model.scale",) if new.model.similarity is None else ()
-    free += ("clip",) if new.energy is None and {old.clip, new.clip} == {None, "auto"} else ()
     before, now = flatten(to_tree(old)), flatten(to_tree(new))
     for key in before | now:
         if _is_open(key, before.get(key)) or _is_open(key, now.get(key)):
             continue
         if key not in free and before.get(key) != now.get(key):
-            was, wanted = (json.dumps(each.get(key)) for each in (before, now))
+            was, wanted = (json.dumps(values.get(key)) for values in (before, now))
             why = " (the cosine schedule depends on it)" if key in ("steps", "epochs") else ""
             raise ValueError(
                 f"out={path} is another run: there {key} is {was}, here it is {wanted}{why}; "

@@ -38,9 +38,8 @@ LANDSCAPE = re.compile(r"[a-z]+-[a-z]+(\.part)?\.json")
 PREDICTIONS = "predictions"
 PREDICTIONS_FILE = re.compile(r"(train|validation|test)\.json")
 
-FORMAT, FORMATS = 2, (1, 2)  # of result.json and model.json, and those that can be read; 1 had no checksums
-CHECKPOINT_FORMAT = 1
-LANDSCAPE_FORMAT = PREDICTIONS_FORMAT = 2  # the first; checksums begin with 2
+FORMAT = 2  # of result.json, model.json, landscapes and predictions
+CHECKPOINT_FORMAT = 2
 
 #: names in a run folder
 OURS = re.compile(

@@ -3,21 +3,88 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from ..._internal import checks, checksummed_json, safe_files
-from ..._internal.checksummed_json import RUN_ID
 from . import layout
-from .events import Events, append, scalars
-from .identity import check_id
-from .summary import is_count, is_number, strange_values
+from .events import Events, append
+from .records import Count, Finite, Positive, Values, check_id, finite, to_record
+
+Mark = Mapping[str, int | str]  # bytes and checksum of the file, in a checkpoint
+
+
+@dataclass(frozen=True)
+class MetricsLine:
+    """One line of metrics.
+
+    Attributes:
+        step, epoch: how far the training was; `epoch` is a number with decimals.
+        split: what was measured: train, or the split of an evaluation.
+        values: loss, accuracy, lr and whatever the task measures, by name; None where one was not finite.
+        energies: by layer; pair_energies are those of OPT's figures.
+        seconds: since the start.
+        diverged: the training ended here, since its loss or a gradient was not finite.
+        run_id: of the run, in its first line.
+    """
+
+    step: Count
+    split: str
+    epoch: Finite | None = None
+    values: Values = field(default_factory=dict)
+    energies: Values = field(default_factory=dict)
+    pair_energies: Values = field(default_factory=dict)
+    diverged: bool = False
+    run_id: str | None = None
+    seconds: Positive | None = None
+
+    @property
+    def loss(self) -> float | None:
+        return self.values.get("loss")
+
+    @property
+    def accuracy(self) -> float | None:
+        return self.values.get("accuracy")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the line of the file: the values among the other fields, and no fields that are empty."""
+        tree: dict[str, Any] = {"step": self.step, "epoch": self.epoch, "split": self.split, "values": self.values}
+        tree |= {name: getattr(self, name) for name in ("energies", "pair_energies", "diverged", "run_id", "seconds")}
+        line: dict[str, Any] = {}
+        for name, value in tree.items():
+            if name == "values":
+                line |= value
+            elif value is not None and value is not False and value != {}:
+                line[name] = value
+        filled: dict[str, Any] = finite(line)
+        return filled
+
+    @staticmethod
+    def from_dict(tree: Any) -> MetricsLine:
+        """Read what :meth:`to_dict` returned; ValueError for anything else."""
+        if not isinstance(tree, dict):
+            raise ValueError("a line of metrics must be an object")
+        known = {field.name for field in fields(MetricsLine)} - {"values"}
+        values = {key: value for key, value in tree.items() if key not in known}
+        return to_record(MetricsLine, {key: tree[key] for key in tree if key in known} | {"values": values})
+
+    def scalars(self) -> dict[str, float]:
+        """Return the numbers by TensorBoard tag.
+
+        Example:
+            >>> MetricsLine(5, "test", values={"loss": 0.25}, energies={"layers.0": 1.5}).scalars()
+            {'test/loss': 0.25, 'energy/layers.0': 1.5}
+        """
+        tags = {f"{self.split}/{name}": value for name, value in self.values.items()}
+        tags |= {f"energy/{layer}": value for layer, value in self.energies.items()}
+        tags |= {f"pair_energy/{layer}": value for layer, value in self.pair_energies.items()}
+        return {tag: float(value) for tag, value in tags.items() if value is not None}
 
 
 class Metrics:
@@ -34,20 +101,20 @@ class Metrics:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
         >>> metrics = Metrics(folder)
-        >>> metrics.write({"step": 1, "split": "train", "loss": 0.5})
-        >>> metrics.write({"step": 2, "split": "train", "loss": float("nan")})
+        >>> metrics.write(MetricsLine(1, "train", values={"loss": 0.5}))
+        >>> metrics.write(MetricsLine(2, "train", values={"loss": float("nan")}))
         >>> metrics.close()
         >>> print((folder / "metrics.jsonl").read_text(), end="")
         {"step": 1, "split": "train", "loss": 0.5}
         {"step": 2, "split": "train", "loss": null}
         >>> resumed = Metrics(folder, keep=1)
-        >>> resumed.lines
-        [{'step': 1, 'split': 'train', 'loss': 0.5}]
+        >>> [line.loss for line in resumed.lines]
+        [0.5]
         >>> resumed.close()
     """
 
-    def __init__(self, folder: Path | None, *, keep: int | None = None, mark: dict[str, Any] | None = None) -> None:
-        self.lines: list[dict[str, Any]] = []
+    def __init__(self, folder: Path | None, *, keep: int | None = None, mark: Mark | None = None) -> None:
+        self.lines: list[MetricsLine] = []
         self._bytes = self._sum = 0
         self._file: FileIO | None = None
         self._events: Events | None = None
@@ -67,21 +134,21 @@ class Metrics:
             old.unlink()
         self._file = FileIO(path, "a")  # unbuffered: a written line is on file
         self._events = Events(folder)
-        begin = time.time() - max((line.get("seconds") or 0 for line in self.lines), default=0)
+        begin = time.time() - max((line.seconds or 0 for line in self.lines), default=0)
         for line in self.lines:
-            self._events.add(line["step"], begin + (line.get("seconds") or 0), scalars(line))
+            self._events.add(line.step, begin + (line.seconds or 0), line.scalars())
 
-    def write(self, line: dict[str, Any]) -> None:
+    def write(self, line: MetricsLine) -> None:
         """Add a line; non-finite numbers become None. `lines` has it as it would be read back."""
-        text = _text(finite(line))
-        line = json.loads(text)
+        text = _text(line)
+        line = MetricsLine.from_dict(json.loads(text))
         self.lines.append(line)
         if self._file is not None and self._events is not None:
             append(self._file, text.encode())
             self._count(text.encode())
-            self._events.add(line["step"], time.time(), scalars(line))
+            self._events.add(line.step, time.time(), line.scalars())
 
-    def mark(self) -> dict[str, Any]:
+    def mark(self) -> Mark:
         """Return the size and checksum of the file so far, to detect damage later."""
         return {"bytes": self._bytes, "checksum": f"{self._sum:08x}"}
 
@@ -94,17 +161,8 @@ class Metrics:
             self._events.close()
 
 
-def _text(line: dict[str, Any]) -> str:
-    return json.dumps(line, allow_nan=False) + "\n"
-
-
-def finite(value: Any) -> Any:
-    """Replace non-finite numbers by None, since JSON has none."""
-    if isinstance(value, dict):
-        return {key: finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _text(line: MetricsLine) -> str:
+    return json.dumps(line.to_dict(), allow_nan=False) + "\n"
 
 
 def has_mark(data: bytes, mark: Any) -> bool:
@@ -113,12 +171,12 @@ def has_mark(data: bytes, mark: Any) -> bool:
     return known and mark.get("checksum") == f"{zlib.crc32(data[: mark['bytes']]):08x}"
 
 
-def _kept(path: Path, keep: int, mark: dict[str, Any] | None) -> list[dict[str, Any]]:
+def _kept(path: Path, keep: int, mark: Mark | None) -> list[MetricsLine]:
     """Return the first `keep` lines of `path`, or those before the first damaged one."""
     data = safe_files.read_plain(path) if os.path.lexists(path) else b""
     lines = parse_lines(data.split(b"\n")[:-1][:keep])
     if lines:
-        check_id(path.parent, path, lines[0].get(RUN_ID))
+        check_id(path.parent, path, lines[0].run_id)
     if len(lines) < keep:
         checks.warn(f"{path} is damaged: {len(lines)} of {keep} lines are intact, the history continues from them")
     elif mark is not None and not has_mark(data, mark):
@@ -126,29 +184,12 @@ def _kept(path: Path, keep: int, mark: dict[str, Any] | None) -> list[dict[str, 
     return lines
 
 
-def parse_lines(texts: Iterable[bytes]) -> list[dict[str, Any]]:
+def parse_lines(texts: Iterable[bytes]) -> list[MetricsLine]:
     """Return the lines before the first damaged one."""
-    lines: list[dict[str, Any]] = []
+    lines: list[MetricsLine] = []
     for text in texts:
         try:
-            line = checksummed_json.parse(text)
+            lines.append(MetricsLine.from_dict(checksummed_json.parse(text)))
         except ValueError:
             break
-        if not is_line(line):
-            break
-        lines.append(line)
     return lines
-
-
-def is_line(line: Any) -> bool:
-    """Return whether it is a valid line of metrics.jsonl, whose numbers TensorBoard can hold too."""
-    if not isinstance(line, dict) or not is_count(line.get("step")):
-        return False
-    figures = [line.get(name) for name in ("epoch", "loss", "accuracy", "lr", "samples_per_second")]
-    seconds = line.get("seconds")
-    return (
-        isinstance(line.get("split", ""), str)
-        and all(each is None or is_number(each) for each in figures)
-        and (seconds is None or is_number(seconds, 0))
-        and not any(True for _ in strange_values(line, 4))
-    )

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 _KIND = "$"  # marks an object that encodes a type JSON does not have
 _FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
-_DICTS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
+_DICTS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict}
 _DEEPEST = 100
 
 
 def flatten(state: Any) -> tuple[dict[str, Tensor], Any]:
     """Split a nested state into tensors by name and a JSON tree, from which :func:`unflatten` rebuilds it.
 
-    Dicts (with keys of any kind below, OrderedDict and Counter too), lists, tuples, tensors, NumPy's arrays and
-    scalars, text, integers of any length, floats, bools and None keep type, order and every bit (a NaN becomes the
-    default one). Tensors come back without gradient, contiguous and on the CPU. Anything else, a
-    subclass too, is a TypeError that says where it lies.
+    Dicts (with keys of any kind below, OrderedDict too), lists, tuples, tensors, text, integers of any length, floats,
+    bools and None keep type, order and every bit (a NaN becomes the default one). Tensors come back without gradient,
+    contiguous and on the CPU. Anything else, a subclass too, is a TypeError that says where it lies.
 
     Example:
+        >>> import torch
         >>> weight = torch.nn.Parameter(torch.ones(2))
         >>> optimizer = torch.optim.Adam([weight])
         >>> weight.sum().backward()
@@ -59,19 +57,14 @@ def _flat(value: Any, path: tuple[Any, ...], tensors: dict[str, Tensor]) -> Any:
         return value if math.isfinite(value) else {_KIND: "float", "value": str(value)}
     if isinstance(value, Tensor):
         return {_KIND: "tensor", "name": _put(value.detach(), path, tensors)}
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
-        array = np.array(value, order="C")  # a copy: torch wants it writable
-        order = array.dtype.newbyteorder("=")
-        name = _put(torch.from_numpy(array.astype(order)), path, tensors)
-        return {_KIND: "array" if isinstance(value, np.ndarray) else "scalar", "name": name}
     if kind is list:
-        return [_flat(each, (*path, i), tensors) for i, each in enumerate(value)]
+        return [_flat(item, (*path, i), tensors) for i, item in enumerate(value)]
     if kind is tuple:
-        return {_KIND: "tuple", "items": [_flat(each, (*path, i), tensors) for i, each in enumerate(value)]}
+        return {_KIND: "tuple", "items": [_flat(item, (*path, i), tensors) for i, item in enumerate(value)]}
     if kind is dict and all(type(key) is str for key in value) and _KIND not in value:
-        return {key: _flat(each, (*path, key), tensors) for key, each in value.items()}
-    for name, each_kind in _DICTS.items():
-        if kind is each_kind:
+        return {key: _flat(item, (*path, key), tensors) for key, item in value.items()}
+    for name, dict_kind in _DICTS.items():
+        if kind is dict_kind:
             items = [[_flat(k, (*path, k), tensors), _flat(v, (*path, k), tensors)] for k, v in value.items()]
             return {_KIND: name, "items": items}
     raise TypeError(f"{_shown(path)} must be what flatten can store, got {kind.__module__}.{kind.__qualname__}")
@@ -93,22 +86,18 @@ def _shown(path: tuple[Any, ...]) -> str:
 
 def _nested(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(tree, list):
-        return [_nested(each, tensors) for each in tree]
+        return [_nested(item, tensors) for item in tree]
     if not isinstance(tree, dict):
         return tree
     kind = tree.get(_KIND)
     if kind is None and _KIND not in tree:
-        return {key: _nested(each, tensors) for key, each in tree.items()}
+        return {key: _nested(item, tensors) for key, item in tree.items()}
     if kind == "float":
         return _FLOATS[tree["value"]]
     if kind == "tensor":
         return tensors[tree["name"]]
-    if kind == "array":
-        return tensors[tree["name"]].numpy().copy()
-    if kind == "scalar":
-        return tensors[tree["name"]].numpy()[()]
     if kind == "tuple":
-        return tuple(_nested(each, tensors) for each in tree["items"])
+        return tuple(_nested(item, tensors) for item in tree["items"])
     if kind in _DICTS:
-        return _DICTS[kind]({_nested(key, tensors): _nested(each, tensors) for key, each in tree["items"]})
+        return _DICTS[kind]({_nested(key, tensors): _nested(item, tensors) for key, item in tree["items"]})
     raise ValueError(f"there is no kind {kind!r}")

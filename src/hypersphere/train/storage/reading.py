@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..._internal import checks, checksummed_json, safe_files
 from ..._internal.tensor_files import TensorFile, add_aliases, problems_of
-from ..._internal.text import one_line as one_line
+from ..._internal.text import one_line
 from .layout import CHECKPOINT_FORMAT, REPLACED, STATE, STEP, TENSORS
 
 _TRIES = 10  # if the checkpoint is replaced or removed while it is read

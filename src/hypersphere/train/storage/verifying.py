@@ -17,9 +17,9 @@ from ..config.files import LARGEST_FILE, read_tree
 from ..config.values import known
 from ..inference.run import read_spec
 from . import checkpoint, landscapes, layout, predictions
-from .identity import check_id
-from .metrics import has_mark, is_line
+from .metrics import MetricsLine, has_mark
 from .reading import find, read, steps
+from .records import check_id
 from .summary import read_summary
 from .weights import read_model, read_tensors
 
@@ -75,16 +75,17 @@ class _RunFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.tensors: list[str] = []  # files of them in final/, which model.json names
-        self.is_finished, self.sums = False, None
-        with suppress(ValueError, OSError):  # said of the file itself
-            summary, self.sums = read_summary(folder)
+        self.is_finished, self.sums = False, dict[str, str]()
+        with suppress(ValueError, OSError):  # reported with the file itself
+            summary = read_summary(folder)
+            self.sums = summary.checksums
             # An extended run still has its old result.json.
-            self.is_finished = summary["length"] == _length(folder / layout.CONFIG)
+            self.is_finished = list(summary.length) == _length(folder / layout.CONFIG)
 
     def check(self) -> Iterator[FileCheck]:
         yield from self._check(layout.CONFIG, self._check_config)
         yield from self._check(layout.METRICS, self._check_metrics, needed=self.is_finished)
-        yield from self._check(layout.RESULT, self._check_result, needed=False)
+        yield from self._check(layout.RESULT, lambda path: read_summary(path.parent), needed=False)
         yield from self._check(f"{layout.FINAL}/{layout.MODEL}", self._check_model, needed=self.is_finished)
         for name in self.tensors:  # none if model.json cannot be read: their checksums are in it
             yield from self._check(f"{layout.FINAL}/{layout.weights(name)}", read_tensors)
@@ -112,13 +113,10 @@ class _RunFiles:
         else:
             yield FileCheck(path, [], note if isinstance(note, str) else "")
 
-    def _check_result(self, path: Path) -> str:
-        return NO_CHECKSUM if read_summary(self.folder)[1] is None else ""
-
     def _compare(self, path: Path, data: bytes) -> None:
         """Compare with the checksum in result.json."""
         name = path.relative_to(self.folder).as_posix()
-        if self.is_finished and self.sums is not None and self.sums.get(name) != checksum(data):
+        if self.is_finished and self.sums.get(name) != checksum(data):
             raise ValueError("it does not match its checksum")
 
     def _check_config(self, path: Path) -> str:
@@ -134,16 +132,16 @@ class _RunFiles:
             if is_cut and not self.is_finished:
                 continue  # the last one, which is being written
             try:
-                whole = is_line(parse(line)) and not is_cut
+                if is_cut:
+                    raise ValueError("it has no end")
+                metrics = MetricsLine.from_dict(parse(line))
             except ValueError:
-                whole = False
-            if not whole:
-                raise ValueError(f"line {number} is not a JSON object of metrics")
+                raise ValueError(f"line {number} is not a JSON object of metrics") from None
             if number == 1:
-                check_id(self.folder, path, parse(line).get(RUN_ID))
+                check_id(self.folder, path, metrics.run_id)
         if self.is_finished:
             self._compare(path, data)
-            return NO_CHECKSUM if self.sums is None else ""
+            return ""
         newest, _ = find(self.folder / layout.CHECKPOINTS, marked=False)
         mark = None if newest is None else checkpoint.load(newest)[1].get("history")
         if mark is None:
@@ -152,12 +150,11 @@ class _RunFiles:
             raise ValueError(f"it does not start with the metrics saved by {newest}")
         return ""
 
-    def _check_model(self, path: Path) -> str:
+    def _check_model(self, path: Path) -> None:
         described = read_model(path)
         read_spec(path, described.get("data"))
         self._compare(path, read_plain(path))
         self.tensors = [*described["checksums"]]
-        return NO_CHECKSUM if described["format"] == 1 else ""
 
 
 def _length(config: Path) -> list[Any] | None:

@@ -15,7 +15,7 @@ from ..._internal.safe_files import check_plain, is_folder, write_bytes, write_t
 from ..._internal.tensor_files import TensorFile, add_aliases, check_sums
 from ..._internal.tensors import checksum_of, unshared
 from . import layout
-from .identity import check_id
+from .records import read_tree
 
 
 def write(folder: Path, parts: Mapping[str, nn.Module], described: Mapping[str, Any]) -> str:
@@ -36,8 +36,7 @@ def write(folder: Path, parts: Mapping[str, nn.Module], described: Mapping[str, 
 
 def read_model(file: Path) -> dict[str, Any]:
     """Read final/model.json: the data specification, and checksums of the tensors."""
-    described, _ = checksummed_json.read(file, layout.FORMATS)
-    check_id(file.parent.parent, file, described.get(checksummed_json.RUN_ID))
+    described = read_tree(file.parent.parent, file, layout.FORMAT)
     sums = described.get("checksums")
     if not isinstance(sums, Mapping) or not all(isinstance(of_file, Mapping) for of_file in sums.values()):
         raise ValueError(f"{file} is malformed: it has no checksums of tensors")
