@@ -209,9 +209,11 @@ def neuron_energies(distances: Tensor, s: float, half_space=False) -> Tensor:
 
 
 def energy(weight: Tensor, s: float, *, half_space=False, angular=False, beta=None, reduction="mean") -> Tensor:
-    each = neuron_energies(neuron_distances(weight, half_space=half_space, angular=angular, beta=beta), s, half_space)
-    m = len(each) * (2 if half_space else 1)
-    return {"none": each, "sum": each.sum(), "mean": each.sum() / max(m * (m - 1), 1)}[reduction]
+    energies = neuron_energies(
+        neuron_distances(weight, half_space=half_space, angular=angular, beta=beta), s, half_space
+    )
+    m = len(energies) * (2 if half_space else 1)
+    return {"none": energies, "sum": energies.sum(), "mean": energies.sum() / max(m * (m - 1), 1)}[reduction]
 
 
 def class_energies(weight: Tensor, labels: Tensor, s: float, *, angular=False) -> Tensor:
@@ -308,15 +310,15 @@ def frechet_distance(a, b):
 def plain_hessian(u: Tensor, v: Tensor, f: Tensor) -> Tensor:
     places = _columns(u, v)
     rest = u @ v.T - f
-    found = torch.zeros(len(places), len(places), dtype=u.dtype)
+    hessian = torch.zeros(len(places), len(places), dtype=u.dtype)
     for i, (one, a, p) in enumerate(places):
         for j, (other, b, q) in enumerate(places):
             if one == other:
                 other_factor = v if one == "u" else u
-                found[i, j] = (a == b) * sum(row[p] * row[q] for row in other_factor)
+                hessian[i, j] = (a == b) * sum(row[p] * row[q] for row in other_factor)
             elif one == "u":
-                found[i, j] = found[j, i] = v[b, p] * u[a, q] + (p == q) * rest[a, b]
-    return found
+                hessian[i, j] = hessian[j, i] = v[b, p] * u[a, q] + (p == q) * rest[a, b]
+    return hessian
 
 
 # SphereNet, 2.3: at an optimum of ½‖F − W_N···W_1·Vᵀ‖² the Hessian is ΣJᵀJ; J has the derivative by one entry
@@ -339,42 +341,47 @@ def deep_hessian(*factors: Tensor) -> Tensor:
 # SphereNet, Lemma 2: at an optimum with rows of length 1 the Hessian is ΣJᵀJ; J has the derivatives of one cosine
 def sphere_hessian(u: Tensor, v: Tensor) -> Tensor:
     places = _columns(u, v)
-    found = torch.zeros(len(places), len(places), dtype=u.dtype)
+    hessian = torch.zeros(len(places), len(places), dtype=u.dtype)
     for x, row in enumerate(u):
         for y, column in enumerate(v):
             cosine = row @ column
             slopes = {"u": column - cosine * row, "v": row - cosine * column}
             owner = {"u": x, "v": y}
             slope = torch.stack([slopes[which][p] * (a == owner[which]) for which, a, p in places])
-            found += torch.outer(slope, slope)
-    return found
+            hessian += torch.outer(slope, slope)
+    return hessian
 
 
 # SphereNet, D.2: the printed Hessian of G_S where UVᵀ = F; it is not the one above
 def printed_hessian(u: Tensor, v: Tensor) -> Tensor:
     places, f = _columns(u, v), u @ v.T
-    found = torch.zeros(len(places), len(places), dtype=u.dtype)
+    hessian = torch.zeros(len(places), len(places), dtype=u.dtype)
     for i, (one, a, p) in enumerate(places):
         for j, (other, b, q) in enumerate(places):
             if one == other == "u":
-                found[i, j] = (a == b) * (v[:, p] @ v[:, q] - u[a, p] * (f[a] @ v[:, q]))
+                hessian[i, j] = (a == b) * (v[:, p] @ v[:, q] - u[a, p] * (f[a] @ v[:, q]))
             elif one == other == "v":
-                found[i, j] = (a == b) * (u[:, p] @ u[:, q] - v[a, p] * (f[:, a] @ u[:, q]))
+                hessian[i, j] = (a == b) * (u[:, p] @ u[:, q] - v[a, p] * (f[:, a] @ u[:, q]))
             elif one == "u":
-                found[i, j] = found[j, i] = u[a, q] * v[b, p] - f[a, b] * u[a, p] * u[a, q]
-    return found
+                hessian[i, j] = hessian[j, i] = u[a, q] * v[b, p] - f[a, b] * u[a, p] * u[a, q]
+    return hessian
 
 
 def _columns(u: Tensor, v: Tensor) -> list[tuple[str, int, int]]:
-    return [(name, a, p) for name, each in (("u", u), ("v", v)) for p in range(each.shape[1]) for a in range(len(each))]
+    return [
+        (name, a, p)
+        for name, factor in (("u", u), ("v", v))
+        for p in range(factor.shape[1])
+        for a in range(len(factor))
+    ]
 
 
 # Poster of SphereNet: |F(b)|·exp(i·arg F(a)) transformed back, sum by sum
 def swapped_phase(a: Tensor, b: Tensor) -> Tensor:
     height, width = a.shape
     rows, columns = (torch.outer(torch.arange(n), torch.arange(n)).double() / n for n in (height, width))
-    left, right = (torch.exp(-2j * math.pi * each) for each in (rows, columns))
-    first, second = (left @ each.to(torch.complex128) @ right for each in (a, b))
+    left, right = (torch.exp(-2j * math.pi * places) for places in (rows, columns))
+    first, second = (left @ image.to(torch.complex128) @ right for image in (a, b))
     mixed = second.abs() * torch.exp(1j * first.angle())
     return (left.conj() @ mixed @ right.conj()).real / (height * width)
 
@@ -387,7 +394,7 @@ def filter_normalized(noise: Tensor, weight: Tensor) -> Tensor:
 
 def column_normalized(noise: Tensor, p: Tensor) -> Tensor:
     """The same for the columns of the matrices P (blocks, m, m); a column of P that is 0 stays there."""
-    return torch.stack([filter_normalized(d.T, each.T).T for d, each in zip(noise, p, strict=True)])
+    return torch.stack([filter_normalized(d.T, matrix.T).T for d, matrix in zip(noise, p, strict=True)])
 
 
 def triangle_normalized(noise: Tensor, packed: Tensor) -> Tensor:

@@ -84,10 +84,10 @@ def energies(wrap=same):
     model(torch.ones(2, 2, 4, 4))  # the outermost group is whole now
     value = regularizer()
     (value + hs.EnergyRegularizer(model, measure="orthonormal")()).backward()
-    found = {name: whole(p.grad) for name, p in parameters.items() if p.grad is not None}
-    assert len(found) == 4  # of the weights, not of biases
-    per_layer = {f"energy of {name}": torch.tensor(each) for name, each in regularizer.per_layer().items()}
-    return found | per_layer | {"value": value.detach()}
+    gradients = {name: whole(p.grad) for name, p in parameters.items() if p.grad is not None}
+    assert len(gradients) == 3  # not of biases, nor of the rotation of fixed neurons
+    per_layer = {f"energy of {name}": torch.tensor(energy) for name, energy in regularizer.per_layer().items()}
+    return gradients | per_layer | {"value": value.detach()}
 
 
 def rotated_state(case, part, wrap=same):
@@ -147,11 +147,11 @@ def used(model):
 
 def whole_model_verbs(wrap=same):
     """What the verbs give that read or write all weights of a model, before and after a forward pass."""
-    found = {}
+    results = {}
     nets = (small_net, two_tasks)
     read = {net.__name__: used(wrap(net())) for net in nets} | {"state": used(wrap(small_net())).state_dict()}
     for name, model in read.items():
-        found |= {f"{name} {row.name}": torch.tensor([row.energy, row.effective_rank]) for row in hs.diagnose(model)}
+        results |= {f"{name} {row.name}": torch.tensor([row.energy, row.effective_rank]) for row in hs.diagnose(model)}
     for verb, options in (
         (hs.normalize_neurons, {}),
         (hs.normalize_neurons, {"layers": lambda model: hs.select(model, "4", example_inputs=torch.ones(2, 5))}),
@@ -159,14 +159,14 @@ def whole_model_verbs(wrap=same):
     ):
         model = used(wrap(small_net(1)))
         verb(model, **{key: choose(model) for key, choose in options.items()})  # choosing runs the model
-        found |= {f"{verb.__name__} {len(options)} {key}": whole(p).clone() for key, p in model.state_dict().items()}
+        results |= {f"{verb.__name__} {len(options)} {key}": whole(p).clone() for key, p in model.state_dict().items()}
     tuned = used(wrap(two_tasks()))
     merged = hs.rotation.merge_state_dict(tuned.state_dict(), task="other")
-    found |= {f"merged {key}": whole(p).clone() for key, p in merged.items()}
+    results |= {f"merged {key}": whole(p).clone() for key, p in merged.items()}
     extracted = hs.rotation.extract_rotations(small_net(), tuned)
-    found |= {f"extracted {key}": p.clone() for key, p in extracted.model.state_dict().items()}
+    results |= {f"extracted {key}": p.clone() for key, p in extracted.model.state_dict().items()}
     assert extracted.explained["0"] > 0.999
-    return found
+    return results
 
 
 def message(verb, *arguments, **options):
@@ -189,7 +189,7 @@ def refusals(folder, rank):
         orig: FullyShardedDataParallel(net, device_id=torch.device("cpu"), use_orig_params=orig)
         for orig, net in flat.items()
     }
-    found = {
+    messages = {
         "add_task DDP": message(hs.rotation.add_task, wrapped, "new"),
         "add_task inside DDP": message(hs.rotation.add_task, rotated, "new"),
         "add_task FSDP2": message(hs.rotation.add_task, used(sharded), "new"),
@@ -205,15 +205,15 @@ def refusals(folder, rank):
     }
     assert "new" not in rotated[0].parametrizations.weight[0].tasks
     for orig, model in fsdp1.items():
-        found[f"diagnose FSDP1 {orig}"] = message(hs.diagnose, model)
-        found[f"energy FSDP1 {orig}"] = message(hs.EnergyRegularizer, model)
-        found[f"energy from before FSDP1 {orig}"] = message(energies[orig])
+        messages[f"diagnose FSDP1 {orig}"] = message(hs.diagnose, model)
+        messages[f"energy FSDP1 {orig}"] = message(hs.EnergyRegularizer, model)
+        messages[f"energy from before FSDP1 {orig}"] = message(energies[orig])
         with FullyShardedDataParallel.summon_full_params(model):
             assert hs.diagnose(model).rows[0].neurons == 8
     hs.spherize(plain)  # adds nothing
     del wrapped, also_wrapped, sharded
     hs.rotation.add_task(rotated, "new")  # no longer wrapped
-    return found
+    return messages
 
 
 def _rank(rank: int, folder: str) -> None:

@@ -126,8 +126,8 @@ def test_vmap(case, recwarn):
     """Over a stack of arguments: values, gradients inside of it and outside."""
     f, literal, x = case
     stack = torch.stack([x, x.flip(0) + 0.1, x * 2])
-    torch.testing.assert_close(vmap(f)(stack), torch.stack([literal(each) for each in stack]))
-    expected = torch.stack([grad(scalar(literal))(each) for each in stack])
+    torch.testing.assert_close(vmap(f)(stack), torch.stack([literal(argument) for argument in stack]))
+    expected = torch.stack([grad(scalar(literal))(argument) for argument in stack])
     torch.testing.assert_close(vmap(grad(scalar(f)))(stack), expected, rtol=1e-6, atol=1e-8)
     leaf = stack.clone().requires_grad_()
     vmap(scalar(f))(leaf).sum().backward()
@@ -195,9 +195,9 @@ def test_ensembles(make, inputs, recwarn):
 def test_gradients_of_samples():
     layer = hs.SphereLinear(6, 4, similarity="learnable", dtype=F64)
     loss = lambda p, x: functional_call(layer, p, (x.unsqueeze(0),)).square().sum()  # noqa: E731
-    found = vmap(grad(loss), in_dims=(None, 0))(dict(layer.named_parameters()), X)
+    gradients = vmap(grad(loss), in_dims=(None, 0))(dict(layer.named_parameters()), X)
     for i, x in enumerate(X):
         layer.zero_grad()
         layer(x.unsqueeze(0)).square().sum().backward()
         for name, parameter in layer.named_parameters():
-            torch.testing.assert_close(found[name][i], parameter.grad)
+            torch.testing.assert_close(gradients[name][i], parameter.grad)

@@ -5,20 +5,12 @@ import torch
 from torch import nn
 
 import hypersphere as hs
-from hypersphere import functional, losses, orthogonal
+from hypersphere import functional, orthogonal
 from hypersphere.energy.measures import REGULARIZERS
 
 pytestmark = pytest.mark.slow
 
-HEADS = [
-    hs.WSoftmaxLoss,
-    hs.SSoftmaxLoss,
-    hs.GASoftmaxLoss,
-    hs.ASoftmaxLoss,
-    hs.SphereFacePlusLoss,
-    hs.AMSoftmaxLoss,
-    hs.ArcFaceLoss,
-]
+HEADS = [hs.WSoftmaxLoss, hs.GASoftmaxLoss, hs.SphereFacePlusLoss, hs.AMSoftmaxLoss, hs.ArcFaceLoss]
 LAYERS = {
     "linear": (lambda **options: hs.SphereLinear(6, 8, **options), (5, 6)),
     "conv1d": (lambda **options: hs.SphereConv1d(6, 8, 3, **options), (5, 6, 7)),
@@ -81,17 +73,10 @@ def test_layers_as_on_the_cpu(name):
 
 
 @pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("options", [{}, {"reduction": "none", "label_smoothing": 0.1}], ids=str)
-def test_heads(head, options):
-    loss, x = head(4, 6, bias=True, energy_weight=1.0, device="meta", **options), meta(5, 6)
+def test_heads(head):
+    loss, x = head(4, 6, bias=True, energy_weight=1.0, label_smoothing=0.1, device="meta"), meta(5, 6)
     check(loss(x, meta(5, dtype=torch.int64), sample_weight=meta(5, dtype=torch.float32)), x, *loss.parameters())
     check(loss.logits(x), x)
-
-
-@pytest.mark.parametrize("similarity", ["linear", "learnable"])
-def test_heads_of_other_similarities(similarity):
-    loss, x = losses.GASoftmaxLoss(4, 6, similarity, device="meta"), meta(5, 6)
-    check(loss(x, meta(5, dtype=torch.int64)), x, *loss.parameters())
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -134,14 +119,14 @@ def test_functions(name):
     check(getattr(functional, name)(x), x)
 
 
-@pytest.mark.parametrize("method", orthogonal.ORTHOGONALIZERS)
-@pytest.mark.parametrize("options", [{}, {"sample": 0.5}, {"blocks": 2}], ids=str)
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [*((method, {}) for method in orthogonal.ORTHOGONALIZERS), ("cayley", {"sample": 0.5}), ("cayley", {"blocks": 2})],
+)
 def test_rotations(method, options):
     with torch.device("meta"):
         net = mlp()
     init = "normal" if method in ("canonical", "skew") else "identity"
-    if init == "normal" and "sample" in options:
-        pytest.skip("sample begins at the identity")
     net, x = hs.rotate(net, method, init=init, neurons="learned", **options), meta(5, 6)
     if method in WITHOUT_META:
         with pytest.raises(NotImplementedError, match=rf"'{method}'.*no kernel for the meta device.*gram_schmidt"):
@@ -149,18 +134,6 @@ def test_rotations(method, options):
         return
     check(net(x), x, *net.parameters())
     assert hs.merge(net)[0].weight.is_meta
-
-
-@pytest.mark.parametrize(
-    "name", ["gram_schmidt", "householder", "givens", "lowdin", "canonical", "cayley", "exponential"]
-)
-def test_orthogonal_matrices(name):
-    p = meta(3, 6, 6)
-    if name in WITHOUT_META:
-        with pytest.raises(NotImplementedError, match="no kernel for the meta device"):
-            getattr(orthogonal, name)(p)
-    else:
-        check(getattr(orthogonal, name)(p), p)
 
 
 def test_rotation_penalty():
@@ -181,17 +154,3 @@ def test_diagnose_says_what_is_missing():
         net = mlp()
     with pytest.raises(ValueError, match="no values on the meta device"):
         hs.diagnose(net)
-
-
-def test_rotate_and_merge():
-    with torch.device("meta"):
-        net = hs.rotate(mlp(), sample=0.5)
-    assert net(torch.empty(2, net[0].in_features, device="meta")).shape[0] == 2
-    assert hs.merge(net)[0].weight.is_meta
-    with torch.device("meta"):
-        assert hs.rotate(mlp().to_empty(device="cpu").apply(zero))[0].weight.device.type == "cpu"
-
-
-def zero(module):
-    for parameter in module.parameters(recurse=False):
-        nn.init.zeros_(parameter)

@@ -62,8 +62,8 @@ def test_draws_depend_on_seed_layer_and_number_alone():
     torch.manual_seed(77)
     assert values(make(), 6) == expected
     assert values(make(seed=1), 6) != expected
-    each = zip(values(make(layers="0"), 6), values(make(layers="1"), 6), strict=True)
-    assert [a + b for a, b in each] == pytest.approx(expected, rel=1e-6)
+    pairs = zip(values(make(layers="0"), 6), values(make(layers="1"), 6), strict=True)
+    assert [a + b for a, b in pairs] == pytest.approx(expected, rel=1e-6)
     again = make()
     values(again, 2)
     again.per_layer()

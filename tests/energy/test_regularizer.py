@@ -272,8 +272,8 @@ def test_every_measure_has_weights_of_its_own(measure):
     regularizer = hs.EnergyRegularizer(net(), measure=measure)
     assert (regularizer.hidden_weight, regularizer.output_weight) == (hidden, output)
     assert hidden > 0
-    given = hs.EnergyRegularizer(net(), measure=measure, hidden_weight=0.0, output_weight=0.25)
-    assert (given.hidden_weight, given.output_weight) == (0.0, 0.25)
+    regularizer = hs.EnergyRegularizer(net(), measure=measure, hidden_weight=0.0, output_weight=0.25)
+    assert (regularizer.hidden_weight, regularizer.output_weight) == (0.0, 0.25)
 
 
 @pytest.mark.parametrize("measure", ["energy", "comhe_random", "comhe_angle"])

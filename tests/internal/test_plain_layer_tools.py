@@ -80,9 +80,9 @@ def test_one_copy_of_a_trained_module_is_used():
     """The frozen original, and copies of other adapters, are no layers of the network."""
     net = mlp()
     net[4] = ModulesToSaveWrapper(net[4])
-    found = hs.select(net)
-    assert list(found) == ["0", "2", "4.modules_to_save.default"]
-    assert found["4.modules_to_save.default"].is_output
+    selected = hs.select(net)
+    assert list(selected) == ["0", "2", "4.modules_to_save.default"]
+    assert selected["4.modules_to_save.default"].is_output
     net[4].disable_adapters = True
     assert list(hs.select(net)) == ["0", "2", "4.original_module"]
 

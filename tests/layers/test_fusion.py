@@ -196,7 +196,7 @@ def test_a_network_of_this_package():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         hs.fuse_bn(net, example_inputs=x)
-    assert not any(isinstance(each, _BatchNorm) for each in net.modules())
+    assert not any(isinstance(module, _BatchNorm) for module in net.modules())
     torch.testing.assert_close(net(x), expected, rtol=0, atol=1e-12)
 
 

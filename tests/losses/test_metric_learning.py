@@ -38,15 +38,15 @@ def at_known_angles(kind, *args, **options):
 
 def literal(head, x, labels):
     """The loss of each sample by its angles."""
-    found = []
+    losses = []
     for row, label in zip(x, labels, strict=True):
         theta = torch.stack([reference.angle(row, w) for w in head.weight])
         logits = theta.cos()
         if type(head) in MARGINS:
             logits[label] = MARGINS[type(head)](theta[label], head.margin)
         logits = logits * (row.norm() if head.scale is None else head.scale)
-        found.append(logits.exp().sum().log() - logits[label])
-    return torch.stack(found)
+        losses.append(logits.exp().sum().log() - logits[label])
+    return torch.stack(losses)
 
 
 HEADS = [
@@ -73,12 +73,12 @@ def test_losses_and_logits_at_known_angles(kind, options, batch):
 @pytest.mark.parametrize(
     ("reducer", "reduce"),
     [
-        (reducers.MeanReducer(), lambda each, labels: each.mean()),
-        (reducers.SumReducer(), lambda each, labels: each.sum()),
-        (reducers.ThresholdReducer(low=2.0), lambda each, labels: each[each > 2].mean()),
+        (reducers.MeanReducer(), lambda losses, labels: losses.mean()),
+        (reducers.SumReducer(), lambda losses, labels: losses.sum()),
+        (reducers.ThresholdReducer(low=2.0), lambda losses, labels: losses[losses > 2].mean()),
         (
             reducers.ClassWeightedReducer(torch.arange(1.0, CLASSES + 1, dtype=F64)),
-            lambda each, labels: (each * (labels + 1)).mean(),
+            lambda losses, labels: (losses * (labels + 1)).mean(),
         ),
     ],
     ids=lambda value: type(value).__name__,
@@ -88,16 +88,16 @@ def test_reducers(reducer, reduce, batch):
     x, labels = batch[0].requires_grad_(), batch[1].clone()
     labels[::7] = -100
     head = at_known_angles(hs.AMSoftmaxLoss, reducer=reducer)
-    each = literal(head, x, labels.clamp_min(0))
-    kept = labels >= 0
+    losses = literal(head, x, labels.clamp_min(0))
+    counted = labels >= 0
     loss = head(x, labels)
-    torch.testing.assert_close(loss, reduce(each[kept], labels[kept]))
+    torch.testing.assert_close(loss, reduce(losses[counted], labels[counted]))
     (gradient,) = torch.autograd.grad(loss, x)
-    assert not gradient[~kept].any()
-    assert gradient[kept].any()
+    assert not gradient[~counted].any()
+    assert gradient[counted].any()
     miner = (torch.arange(0, 30), torch.arange(0, 20))
     counts = torch.bincount(torch.cat(miner), minlength=len(x)) / 2
-    torch.testing.assert_close(head(x, labels, miner), reduce((each * counts)[kept], labels[kept]))
+    torch.testing.assert_close(head(x, labels, miner), reduce((losses * counts)[counted], labels[counted]))
 
 
 def test_nothing_to_reduce_is_a_loss_of_zero(batch):
@@ -118,8 +118,8 @@ def test_regularizers_are_added_once(reducer, batch):
     options = {"class_weight": [1.0, 2.0, 1.0, 3.0, 1.0]}
     head = at_known_angles(hs.ArcFaceLoss, reducer=reducer, **added, **options)
     weight = torch.tensor(options["class_weight"], dtype=F64)[labels]
-    each = literal(head, x, labels) * weight
-    loss = each.sum() if reducer else each.sum() / weight.sum()
+    losses = literal(head, x, labels) * weight
+    loss = losses.sum() if reducer else losses.sum() / weight.sum()
     unit = head.weight / head.weight.norm(dim=1, keepdim=True)
     nearest = (unit @ unit.T - 2 * torch.eye(CLASSES)).amax(1)  # RegularFace: the cosine of the nearest other class
     torch.testing.assert_close(head(x, labels), loss + 0.3 * nearest.mean() + 0.2 * x.norm(dim=1).mean())

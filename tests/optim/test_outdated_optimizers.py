@@ -110,10 +110,10 @@ def test_what_is_not_learned_is_not_missed():
 
 def test_progressive_training_with_new_optimizers():
     """merge ends what rotate began: the numbers of the first rotation are not missed though somebody keeps them."""
-    net, kept = mlp(), []
+    net, rotations = mlp(), []
     for _ in range(3):
         hs.rotate(net)
-        kept += [p for name, p in net.named_parameters() if "cayley" in name]
+        rotations += [p for name, p in net.named_parameters() if "cayley" in name]
         assert step(net, sgd(hs.param_groups(net))) == []
         hs.merge(net)
         assert step(net, sgd(net.parameters())) == []
