@@ -14,8 +14,9 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,6 +44,26 @@ FORMAT = 1
 KEY = "hypersphere"  # in config.json
 WEIGHTS = "hypersphere.safetensors"
 _PLAIN_WEIGHTS = re.compile(r"(pytorch_)?model(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
+
+
+@dataclass(frozen=True)
+class SphereLayer:
+    """A sphere layer in the config."""
+
+    name: str
+    similarity: str | Mapping[str, Any]
+    """The name, or for a learned k: {"learnable": filters or None, "of": the first layer that has it}."""
+    scale: float | str | None
+    """A number, "learned" or None."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What the config says of the conversion."""
+
+    sphere: list[SphereLayer]
+    rotated: Sequence[Mapping[str, Any]]
+    format: int = FORMAT
 
 
 def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], *, rotations: str = "keep") -> None:
@@ -78,12 +99,12 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], *, rotatio
         state, rotated = merge_state_dict(state, task=_active_task(model)), []
     elif scaled_by_strength(model):
         checks.warn("save_pretrained writes rotations at strength 1: combine_tasks makes a strength a task of its own")
-    description = {"format": FORMAT, "sphere": _describe_sphere_layers(model), "rotated": rotated}
+    conversion = Conversion(_describe_sphere_layers(model), rotated)
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     with _temporary_folder(target) as temporary:
-        if description["sphere"] or rotated:
-            _save_converted(model, temporary, state, description)
+        if conversion.sphere or rotated:
+            _save_converted(model, temporary, state, conversion)
         else:
             model.save_pretrained(temporary, state_dict=state)  # type: ignore[operator]
             add_checksums(temporary)
@@ -111,16 +132,16 @@ def from_pretrained(cls: Any, folder: str | os.PathLike[str]) -> Any:
     source = Path(folder)
     if not source.is_dir():
         raise ValueError(f"folder must be one that save_pretrained wrote, got {os.fspath(folder)!r}")
-    description = _read_description(source)
-    if description is None:
+    conversion = _read_conversion(source)
+    if conversion is None:
         check_folder(source)
         return cls.from_pretrained(source)
     state = _read_weights(source / WEIGHTS)
     with torch.random.fork_rng(devices=[]):  # the random start is overwritten
         model = _build(cls, source)
     try:
-        _convert_as_described(model, description["sphere"])
-        rotate_as_described(model, description["rotated"])
+        _convert_as_described(model, conversion.sphere)
+        rotate_as_described(model, conversion.rotated)
         _load_exactly(model, state)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise ValueError(f"{folder} does not fit {type(model).__name__}: {error}") from None
@@ -134,8 +155,8 @@ def _active_task(model: nn.Module) -> str:
     return active[0]
 
 
-def _save_converted(model: Any, folder: Path, state: dict[str, Any], description: dict[str, Any]) -> None:
-    """Write the config with the description, and the weights under a name that no plain from_pretrained finds."""
+def _save_converted(model: Any, folder: Path, state: Mapping[str, Any], conversion: Conversion) -> None:
+    """Write the config with the conversion, and the weights under a name that no plain from_pretrained finds."""
     others = [key for key, value in state.items() if not isinstance(value, Tensor)]
     if others:
         raise ValueError(f"save_pretrained: {others[0]!r} of the state_dict is not a tensor")
@@ -145,7 +166,7 @@ def _save_converted(model: Any, folder: Path, state: dict[str, Any], description
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if hasattr(model.config, "architectures"):  # what save_pretrained of transformers adds
         config |= {"architectures": [type(model).__name__], "dtype": str(model.dtype).removeprefix("torch.")}
-    write_text(folder / "config.json", json.dumps(config | {KEY: description}, indent=2) + "\n")
+    write_text(folder / "config.json", json.dumps(config | {KEY: asdict(conversion)}, indent=2) + "\n")
     tensors, aliases = unshared(state)
     everything = tensors | {alias: tensors[key] for alias, key in aliases.items()}
     sums = checksums(everything, json_files(folder))
@@ -177,24 +198,27 @@ def _move(source: Path, target: Path) -> None:
         (target / WEIGHTS).unlink(missing_ok=True)
 
 
-def _read_description(folder: Path) -> dict[str, Any] | None:
-    """Return the description in config.json; None if the folder holds a plain network."""
+def _read_conversion(folder: Path) -> Conversion | None:
+    """Return the conversion that config.json describes; None if the folder holds a plain network."""
     path = folder / "config.json"
     try:
-        config = json.loads(read_plain(path, LARGEST))
-        description = config.get(KEY)
+        described = json.loads(read_plain(path, LARGEST)).get(KEY)
     except (ValueError, RecursionError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
-    if description is None:
+    if described is None:
         if (folder / WEIGHTS).exists():
             raise ValueError(f"{path} does not describe the network whose weights are in {WEIGHTS}")
         return None
-    if not isinstance(description, dict) or description.get("format") != FORMAT:
-        got = description.get("format") if isinstance(description, dict) else description
-        raise ValueError(f"{path} has hypersphere format {got!r}; this version reads {FORMAT}")
-    if not all(isinstance(description.get(part), list) for part in ("sphere", "rotated")):
+    version = described.get("format") if isinstance(described, dict) else described
+    if version != FORMAT:
+        raise ValueError(f"{path} has hypersphere format {version!r}; this version reads {FORMAT}")
+    sphere, rotated = described.get("sphere"), described.get("rotated")
+    if not isinstance(sphere, list) or not isinstance(rotated, list):
         raise ValueError(f"{path}: {KEY} must have the lists sphere and rotated")
-    return description
+    try:
+        return Conversion([SphereLayer(**layer) for layer in sphere], rotated)
+    except TypeError as error:
+        raise ValueError(f"{path}: {KEY} has a malformed sphere layer: {error}") from None
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
@@ -231,13 +255,13 @@ def _load_exactly(model: nn.Module, state: dict[str, Tensor]) -> None:
     model.load_state_dict(state)
 
 
-def _describe_sphere_layers(model: nn.Module) -> list[dict[str, Any]]:
-    """Return name, similarity and scale of every sphere layer, in the model's order."""
+def _describe_sphere_layers(model: nn.Module) -> list[SphereLayer]:
+    """Return the sphere layers in the model's order."""
     holders: dict[nn.Module, str] = {}
     return [_describe(name, m, holders) for name, m in model.named_modules() if isinstance(m, SphereOptions)]
 
 
-def _describe(name: str, layer: SphereOptions, holders: dict[nn.Module, str]) -> dict[str, Any]:
+def _describe(name: str, layer: SphereOptions, holders: dict[nn.Module, str]) -> SphereLayer:
     g: Any = layer.similarity
     if isinstance(g, LearnableSigmoid):
         similarity: Any = {"learnable": g.num_filters, "of": holders.setdefault(g, name)}
@@ -247,19 +271,15 @@ def _describe(name: str, layer: SphereOptions, holders: dict[nn.Module, str]) ->
         raise ValueError(
             f"save_pretrained: the similarity of layer {name!r} must have a name to stand in the config, got {g!r}"
         )
-    return {
-        "name": name,
-        "similarity": similarity,
-        "scale": "learned" if isinstance(layer.scale, Tensor) else layer.scale,
-    }
+    return SphereLayer(name, similarity, "learned" if isinstance(layer.scale, Tensor) else layer.scale)
 
 
-def _convert_as_described(model: nn.Module, layers: list[dict[str, Any]]) -> None:
+def _convert_as_described(model: nn.Module, layers: list[SphereLayer]) -> None:
     """Turn plain layers into the described sphere layers; a class that has them already is only compared."""
     shared: dict[str, LearnableSigmoid] = {}
-    own = {described["name"]: described for described in _describe_sphere_layers(model)}
+    own = {layer.name: layer for layer in _describe_sphere_layers(model)}
     for entry in layers:
-        name, similarity, scale = entry["name"], entry["similarity"], entry["scale"]
+        name, similarity, scale = entry.name, entry.similarity, entry.scale
         layer: Any = model.get_submodule(name)
         if name in own:
             if own.pop(name) != entry:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ def describe_rotations(model: nn.Module) -> list[dict[str, object]]:
     ]
 
 
-def rotate_as_described(model: nn.Module, layers: list[Mapping[str, Any]]) -> None:
+def rotate_as_described(model: nn.Module, layers: Sequence[Mapping[str, Any]]) -> None:
     """Rotate a plain model by the result of :func:`describe_rotations`; ValueError if it does not fit."""
     plain = plain_layers(model)
     rotations, active = [], {}

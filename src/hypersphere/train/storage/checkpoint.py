@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from ..._internal.tensors import checksum_of, unshared
 from ..._internal.text import one_line
 from .layout import CHECKPOINT_FORMAT, REPLACED, STATE, STEP, TENSORS, UNFINISHED
 from .nested import flatten, unflatten
-from .reading import checksum, find, is_best, read, steps, warn_damaged
+from .reading import State, checksum, find, is_best, read, steps, warn_damaged
 
 __all__ = ["Saver", "best_of", "flatten", "latest", "load", "save", "unflatten", "verify"]
 
@@ -42,7 +43,7 @@ Folder = str | os.PathLike[str]
 
 
 def save(
-    folder: Folder, step: int, tensors: dict[str, Tensor], state: dict[str, Any], *, keep: int = 3, best: bool = False
+    folder: Folder, step: int, tensors: dict[str, Tensor], state: State, *, keep: int = 3, best: bool = False
 ) -> Path:
     """Write ``folder/<step>/`` and remove all but the last `keep` checkpoints and the best.
 
@@ -95,7 +96,7 @@ class Saver:
         folder: Folder,
         step: int,
         tensors: dict[str, Tensor],
-        state: dict[str, Any],
+        state: State,
         *,
         keep: int = 3,
         best: bool = False,
@@ -127,7 +128,7 @@ class Saver:
             raise error
 
 
-def load(path: Folder) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load(path: Folder) -> tuple[dict[str, Tensor], State]:
     """Load the tensors, on the CPU, and the state of a checkpoint. ValueError in one line if it is damaged."""
     tensors, state, problems = read(Path(path), keep=True)
     if problems:
@@ -185,7 +186,7 @@ def _write(
     step: int,
     tensors: dict[str, Tensor],
     aliases: dict[str, str],
-    state: dict[str, Any],
+    state: State,
     keep: int,
     best: bool,
 ) -> Path:
@@ -220,7 +221,7 @@ def _write(
     return target
 
 
-def _fill(folder: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+def _fill(folder: Path, tensors: dict[str, Tensor], header: Mapping[str, Any]) -> None:
     errors: list[BaseException] = []
 
     def describe() -> None:

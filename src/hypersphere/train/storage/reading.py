@@ -6,6 +6,7 @@ import json
 import time
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from ..._internal.tensor_files import TensorFile, add_aliases, problems_of
 from ..._internal.text import one_line
 from .layout import CHECKPOINT_FORMAT, REPLACED, STATE, STEP, TENSORS
 
+State = dict[str, Any]
+"""What of a checkpoint is no tensor: JSON, as flatten makes it."""
 _TRIES = 10  # if the checkpoint is replaced or removed while it is read
 
 
@@ -60,7 +63,7 @@ def warn_damaged(damaged: list[str]) -> None:
         checks.warn(f"skipping damaged checkpoints: {'; '.join(dict.fromkeys(damaged))}")
 
 
-def read(path: Path, keep: bool) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
+def read(path: Path, keep: bool) -> tuple[dict[str, Tensor], State, list[str]]:
     for _ in range(_TRIES):
         # A save moves the folder aside and puts the new one in its place: one of these, in this order, is there.
         places = (path, path.with_name(path.name + REPLACED), path)
@@ -80,7 +83,7 @@ def _identity(path: Path) -> tuple[int, ...] | None:
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
-def _read_once(path: Path, keep: bool) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
+def _read_once(path: Path, keep: bool) -> tuple[dict[str, Tensor], State, list[str]]:
     if not path.is_dir():
         return {}, {}, [f"{path} is not a checkpoint folder"]
     try:
@@ -89,15 +92,25 @@ def _read_once(path: Path, keep: bool) -> tuple[dict[str, Tensor], dict[str, Any
         safe_files.check_plain(file)
         # A copy: the caller must get what was checked, not what is on disk later.
         tensors = TensorFile(file).read_all(copy=keep)
-        problems = problems_of(file, tensors, header["checksums"])
+        problems = problems_of(file, tensors, header.checksums)
     except ValueError as error:
         problems = [str(error)]
     if problems:
         return {}, {}, problems
-    return add_aliases(tensors, header["aliases"]) if keep else {}, header["state"], []
+    return add_aliases(tensors, header.aliases) if keep else {}, header.state, []
 
 
-def _header(file: Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class CheckpointHeader:
+    """What is read of state.json."""
+
+    state: State
+    best: bool
+    checksums: Mapping[str, Any]
+    aliases: dict[str, str]
+
+
+def _header(file: Path) -> CheckpointHeader:
     """Read and validate state.json; ValueError that names the file."""
     safe_files.check_plain(file)
     try:
@@ -126,12 +139,12 @@ def _header(file: Path) -> dict[str, Any]:
         or any(alias in sums for alias in aliases)
     ):
         raise ValueError(f"{file} is malformed: it must have state, best, checksums, and aliases of tensors in them")
-    return header
+    return CheckpointHeader(header["state"], header["best"], sums, aliases)
 
 
 def is_best(path: Path) -> bool:
     try:
-        return bool(_header(path / STATE)["best"])
+        return _header(path / STATE).best
     except ValueError:
         return False
 
