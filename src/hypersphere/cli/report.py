@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from ..papers import gan as gan  # registers it
     from ..report.run_files import group_runs, read_runs
-    from ..report.run_page import build_page, spread, summarize
+    from ..report.run_page import build_page, format_metric, summarize
 
     out = options.html
     with user_errors(options):
@@ -30,18 +30,14 @@ def run(options: argparse.Namespace) -> int:
             _loading.load_recipe(options.recipe)
         groups = group_runs(read_runs(options.runs))
         build_page(groups).write(out)
-    summary = summarize(groups)
     if options.json:
-        print(json.dumps({**summary, "page": str(out.absolute())}, indent=2))
+        print(json.dumps({**summarize(groups), "page": str(out.absolute())}, indent=2))
         return 0
+    keys = ("accuracy", "loss", "energy", "seconds")
     rows = [
-        [
-            escaped(group["name"]),
-            str(group["runs"]),
-            *(spread(group, key)[0] for key in ("accuracy", "loss", "energy", "seconds")),
-        ]
-        for group in summary["groups"]
+        [escaped(group.name), str(len(group.runs)), *(format_metric(key, group.metric(key)) for key in keys)]
+        for group in groups
     ]
-    print_table(TextTable(["group", "runs", "accuracy", "loss", "energy", "seconds"], rows))
+    print_table(TextTable(["group", "runs", *keys], rows))
     print(printable(f"page: {out.absolute()}"))
     return 0

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from .._internal.tables import percent
 from .._internal.text import one_line
 from ..train.storage import predictions
 from .page import Cell, Page
@@ -28,7 +29,7 @@ Tree = predictions.StoredPredictions
 
 def read_predictions(groups: Sequence[Group]) -> tuple[dict[str, Tree], list[str]]:
     """Return the predictions of each group, of its first run that has them, and notes on what is missing."""
-    found, notes, without = dict[str, Tree](), list[str](), list[RunFiles]()
+    trees, notes, without = dict[str, Tree](), list[str](), list[RunFiles]()
     for group in groups:
         finished = [run for run in group.runs if run.result is not None and run.result.get("accuracy") is not None]
         for run in finished:
@@ -44,7 +45,7 @@ def read_predictions(groups: Sequence[Group]) -> tuple[dict[str, Tree], list[str
                 continue
             if tree is not None:
                 tree = replace(tree, classes=[_shown(name) for name in tree.classes])
-                found[group.name if len(group.runs) == 1 else f"{group.name} ({run.name})"] = tree
+                trees[group.name if len(group.runs) == 1 else f"{group.name} ({run.name})"] = tree
                 break
         else:
             without += finished[:1]
@@ -52,21 +53,22 @@ def read_predictions(groups: Sequence[Group]) -> tuple[dict[str, Tree], list[str
         names = ", ".join(run.name for run in without[:5]) + (", …" if len(without) > 5 else "")
         command = f"`hypersphere evaluate {without[0].path}`"
         notes.append(f"{names}: which classes are confused is not known; {command} writes it into the run folder.")
-    return found, notes
+    return trees, notes
 
 
-def add_mistakes(page: Page, found: Mapping[str, Tree]) -> list[str]:
+def add_mistakes(page: Page, predicted: Mapping[str, Tree]) -> list[str]:
     """Add the pictures; return notes on what was left out."""
-    if not found:
+    if not predicted:
         return []
     page.section("Mistakes")
-    shown = dict(list(found.items())[:MOST_GROUPS])
+    shown = dict(list(predicted.items())[:MOST_GROUPS])
     for classes, trees in _by_classes(shown):
         rows = _worst_classes(classes, trees)
         some = f"the {len(rows)} worst of {len(classes)} classes" if len(rows) < len(classes) else "each class"
-        shares = {name: [_shares(tree)[row] for row in rows] for name, tree in trees.items()}
+        shares = {name: _shares(tree) for name, tree in trees.items()}
         percents = {
-            name: [None if np.isnan(share) else 100 * share for share in of_rows] for name, of_rows in shares.items()
+            name: [None if (share := of_classes[row]) is None else 100 * share for row in rows]
+            for name, of_classes in shares.items()
         }
         labels = [classes[row] for row in rows]
         page.chart(bar_chart(labels, percents, title=f"accuracy of {some}", xlabel="accuracy, %", xlim=(0.0, 102.0)))
@@ -82,21 +84,21 @@ def add_mistakes(page: Page, found: Mapping[str, Tree]) -> list[str]:
                 caption=f"{name}: images of {tree.split} predicted wrong with the highest loss. "
                 "Below them: label → prediction, and how sure the network was.",
             )
-    return [f"Mistakes of the first {MOST_GROUPS} groups are drawn."] if len(found) > MOST_GROUPS else []
+    return [f"Mistakes of the first {MOST_GROUPS} groups are drawn."] if len(predicted) > MOST_GROUPS else []
 
 
-def add_tables(page: Page, found: Mapping[str, Tree]) -> None:
+def add_tables(page: Page, predicted: Mapping[str, Tree]) -> None:
     """Add the accuracy of each class, and the most confused pairs."""
-    for classes, trees in _by_classes(dict(list(found.items())[:MOST_GROUPS])):
+    for classes, trees in _by_classes(dict(list(predicted.items())[:MOST_GROUPS])):
         shares = {name: _shares(tree) for name, tree in trees.items()}
         first = next(iter(trees.values()))
         rows: list[list[Cell]] = [
-            [name, first.samples[i], *(_percent(share[i]) for share in shares.values())]
+            [name, first.samples[i], *(_cell(share[i]) for share in shares.values())]
             for i, name in enumerate(classes)
         ]
         page.table(["class", f"samples of {first.split}", *trees], rows, caption="Accuracy of each class.")
         pairs: list[list[Cell]] = [
-            [name, classes[label], classes[guess], count, _percent(count / max(1, tree.samples[label]))]
+            [name, classes[label], classes[guess], count, _cell(count / max(1, tree.samples[label]))]
             for name, tree in trees.items()
             for label, guess, count in tree.confused[:MOST_ROWS]
         ]
@@ -110,21 +112,21 @@ def _shown(name: str) -> str:
     return name if name.strip() else repr(name)
 
 
-def _by_classes(found: Mapping[str, Tree]) -> list[tuple[list[str], dict[str, Tree]]]:
+def _by_classes(predicted: Mapping[str, Tree]) -> list[tuple[list[str], dict[str, Tree]]]:
     """Put groups with the same classes, and as many samples of them, together."""
     together: dict[str, dict[str, Tree]] = {}
-    for name, tree in found.items():
+    for name, tree in predicted.items():
         together.setdefault(repr((tree.classes, tree.split, tree.samples)), {})[name] = tree
     return [(next(iter(trees.values())).classes, trees) for trees in together.values()]
 
 
-def _shares(tree: Tree) -> list[float]:
-    """Return the accuracy of each class, nan without samples."""
-    return [right / count if count else np.nan for right, count in zip(tree.correct, tree.samples, strict=True)]
+def _shares(tree: Tree) -> list[float | None]:
+    """Return the accuracy of each class, None without samples."""
+    return [right / count if count else None for right, count in zip(tree.correct, tree.samples, strict=True)]
 
 
-def _percent(share: float) -> Cell:
-    return None if np.isnan(share) else (f"{share:.1%}", share)
+def _cell(share: float | None) -> Cell:
+    return None if share is None else (percent(share, 1), share)
 
 
 def _worst_classes(classes: Sequence[str], trees: Mapping[str, Tree]) -> list[int]:
@@ -132,7 +134,8 @@ def _worst_classes(classes: Sequence[str], trees: Mapping[str, Tree]) -> list[in
     if len(classes) <= MOST_CLASSES:
         return list(range(len(classes)))
     best = max(trees.values(), key=lambda tree: sum(tree.correct) / max(1, sum(tree.samples)))
-    return np.argsort(np.nan_to_num(_shares(best), nan=2.0), kind="stable")[:MOST_ROWS].tolist()
+    shares = [2.0 if share is None else share for share in _shares(best)]
+    return sorted(range(len(classes)), key=shares.__getitem__)[:MOST_ROWS]
 
 
 def _matrix(tree: Tree, name: str) -> Chart:

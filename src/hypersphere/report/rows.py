@@ -60,31 +60,16 @@ def dot_plot(
         reach += [hollow] if hollow is not None and abs(hollow) <= limit else []
         near = filled is not None and abs(filled) <= limit
         reach += [filled - (spread or 0), filled + (spread or 0)] if filled is not None and near else []
-    low, high = data_range(reach, margin=0.06)
-    left = EDGE + max(text_width(label, TICK) for label, *_ in rows) + 10
-    room = width - left - 2 * EDGE
-    top = EDGE + (TITLE + 14 if title else 0)
-    bottom = top + LINE * len(rows)
-    height = bottom + TICK + 12 + (LABEL + 10 if xlabel else 0) + LINE + EDGE
-
-    def x(value: float) -> float:
-        return left + (value - low) / (high - low) * room
-
-    blue, orange = PALETTE[0], PALETTE[1]
-    parts = [
-        text_line(title, left, EDGE + TITLE * 0.8, TITLE, room=room, more='font-weight="600"'),
-    ]
-    for number, label in ticks(low, high, wanted=room / 90):
-        colour = AXIS if abs(number) < 1e-12 * (high - low) else GRID
-        parts.append(f'<path d="M{x(number):.1f} {top:.1f}V{bottom:.1f}" stroke="{colour}"/>')
-        parts.append(text_line(label, x(number), bottom + TICK + 4, TICK, anchor="middle"))
-    for i, (label, hollow, filled, spread) in enumerate(rows):
-        y = top + LINE * (i + 0.5)
-        parts.append(text_line(label, left - 8, y + TICK * 0.35, TICK, anchor="end"))
+    axes = _Axes([label for label, *_ in rows], data_range(reach, margin=0.06), title, xlabel, width)
+    blue, orange, x = PALETTE[0], PALETTE[1], axes.x
+    parts = axes.numbers()
+    for i, (_, hollow, filled, spread) in enumerate(rows):
+        y = axes.y(i)
+        parts.append(axes.label(i))
         if filled is not None and abs(filled) > limit:
-            arrow, place, anchor = ("→", left + room, "end") if filled > 0 else ("←", left, "start")
-            more = f'fill="{blue}"'
-            parts.append(text_line(f"{filled:.4g} {arrow}", place, y + TICK * 0.35, TICK, anchor=anchor, more=more))
+            arrow, place, anchor = ("→", axes.left + axes.room, "end") if filled > 0 else ("←", axes.left, "start")
+            text, more = f"{filled:.4g} {arrow}", f'fill="{blue}"'
+            parts.append(text_line(text, place, y + TICK * 0.35, TICK, anchor=anchor, more=more))
         elif filled is not None:
             if spread:
                 ends = f"M{x(filled - spread):.1f} {y:.1f}H{x(filled + spread):.1f}"
@@ -92,17 +77,59 @@ def dot_plot(
             parts.append(f'<circle cx="{x(filled):.1f}" cy="{y:.1f}" r="4.5" fill="{blue}"/>')
         if hollow is not None and abs(hollow) <= limit:
             parts.append(_hollow(x(hollow), y, orange))
-    below = bottom + TICK + 12
-    if xlabel:
-        parts.append(text_line(xlabel, left + room / 2, below + LABEL, LABEL, anchor="middle", room=room))
-        below += LABEL + 10
-    y, second = below + LINE / 2, left + text_width(names[1], LABEL) + 50
-    parts += [f'<circle cx="{left + 6:.1f}" cy="{y:.1f}" r="4.5" fill="{blue}"/>', _hollow(second, y, orange)]
+    y, second = axes.below + LINE / 2, axes.left + text_width(names[1], LABEL) + 50
     parts += [
-        text_line(names[1], left + 18, y + LABEL * 0.35, LABEL),
+        axes.caption(),
+        f'<circle cx="{axes.left + 6:.1f}" cy="{y:.1f}" r="4.5" fill="{blue}"/>',
+        _hollow(second, y, orange),
+        text_line(names[1], axes.left + 18, y + LABEL * 0.35, LABEL),
         text_line(names[0], second + 12, y + LABEL * 0.35, LABEL),
     ]
-    return Chart(document(parts, title or xlabel, width, height))
+    return Chart(document(parts, title or xlabel, width, axes.below + LINE + EDGE))
+
+
+class _Axes:
+    """The frame of a chart of rows: their labels at the left, numbers below."""
+
+    def __init__(
+        self,
+        labels: Sequence[str],
+        limits: tuple[float, float],
+        title: str,
+        xlabel: str,
+        width: float,
+        log: bool = False,
+    ) -> None:
+        self.labels, self.title, self.xlabel, self.log = labels, title, xlabel, log
+        self.low, self.high = limits
+        self.left = EDGE + max((text_width(label, TICK) for label in labels), default=0.0) + 10
+        self.room = width - self.left - 2 * EDGE
+        self.top = EDGE + (TITLE + 14 if title else 0)
+        self.bottom = self.top + LINE * len(labels)
+        self.below = self.bottom + TICK + 12 + (LABEL + 10 if xlabel else 0)
+
+    def x(self, value: float) -> float:
+        return self.left + (value - self.low) / (self.high - self.low) * self.room
+
+    def y(self, row: int) -> float:
+        return self.top + LINE * (row + 0.5)
+
+    def numbers(self) -> list[str]:
+        """Draw the title and the ticks."""
+        parts = [text_line(self.title, self.left, EDGE + TITLE * 0.8, TITLE, room=self.room, more='font-weight="600"')]
+        for number, label in (log_ticks if self.log else ticks)(self.low, self.high, wanted=self.room / 90):
+            colour = AXIS if not self.log and abs(number) < 1e-12 * (self.high - self.low) else GRID
+            parts.append(f'<path d="M{self.x(number):.1f} {self.top:.1f}V{self.bottom:.1f}" stroke="{colour}"/>')
+            parts.append(text_line(label, self.x(number), self.bottom + TICK + 4, TICK, anchor="middle"))
+        return parts
+
+    def label(self, row: int) -> str:
+        return text_line(self.labels[row], self.left - 8, self.y(row) + TICK * 0.35, TICK, anchor="end")
+
+    def caption(self) -> str:
+        """Draw what the numbers are."""
+        middle, y = self.left + self.room / 2, self.bottom + TICK + 12 + LABEL
+        return text_line(self.xlabel, middle, y, LABEL, anchor="middle", room=self.room)
 
 
 def _hollow(x: float, y: float, colour: str) -> str:
@@ -135,22 +162,9 @@ def bar_chart(
         numbers = [math.log10(value) for value in numbers if value > 0]
     low, high = xlim or data_range([*numbers, *([] if log and numbers else [0.0])], margin=0.06)
     low = low if xlim or log or min(numbers, default=0.0) < 0 else 0.0
-    shown = [shorten(label, LONGEST) for label in labels]
-    top = EDGE + (TITLE + 14 if title else 0)
-    left = EDGE + max((text_width(label, TICK) for label in shown), default=0.0) + 10
-    room, bottom = width - left - 2 * EDGE, top + LINE * len(labels)
+    axes = _Axes([shorten(label, LONGEST) for label in labels], (low, high), title, xlabel, width, log)
     names = list(series) if len(series) > 1 else []
-    below = bottom + TICK + 12 + (LABEL + 10 if xlabel else 0)
-
-    def x(value: float) -> float:
-        return left + (value - low) / (high - low) * room
-
-    parts = [text_line(title, EDGE, EDGE + TITLE * 0.8, TITLE, room=width - 2 * EDGE, more='font-weight="600"')]
-    for number, label in (log_ticks if log else ticks)(low, high, wanted=room / 90):
-        parts.append(f'<path d="M{x(number):.1f} {top:.1f}V{bottom:.1f}" stroke="{GRID}"/>')
-        parts.append(text_line(label, x(number), bottom + TICK + 4, TICK, anchor="middle"))
-    for i, label in enumerate(shown):
-        parts.append(text_line(label, left - 8, top + LINE * (i + 0.5) + TICK * 0.35, TICK, anchor="end"))
+    parts = [*axes.numbers(), *(axes.label(i) for i in range(len(labels)))]
     for k, (name, values) in enumerate(series.items()):
         colour = PALETTE[k % len(PALETTE)]
         parts.append(f'<g data-line="{k}">')
@@ -158,16 +172,16 @@ def bar_chart(
             if value is None or (log and value <= 0):
                 continue
             hint = f"<title>{escape(f'{labels[i]}: {value:.4g}' + (f', {name}' if names else ''))}</title>"
-            y, end = top + LINE * (i + 0.5), x(math.log10(value) if log else value)
+            y, end = axes.y(i), axes.x(math.log10(value) if log else value)
             if names or log:
                 parts.append(f'<circle cx="{end:.1f}" cy="{y:.1f}" r="5" fill="{colour}">{hint}</circle>')
             else:
-                start, size = min(x(0.0), end), abs(end - x(0.0))
+                start, size = min(axes.x(0.0), end), abs(end - axes.x(0.0))
                 place = f'x="{start:.1f}" y="{y - LINE * 0.36:.1f}" width="{size:.1f}" height="{LINE * 0.72:.1f}"'
                 parts.append(f'<rect {place} fill="{colour}">{hint}</rect>')
         parts.append("</g>")
-    parts.append(text_line(xlabel, left + room / 2, bottom + TICK + 12 + LABEL, LABEL, anchor="middle", room=room))
+    parts.append(axes.caption())
     for k, name in enumerate(names):
-        y = below + LINE * (k + 0.5)
-        parts.append(legend_key(k, name, PALETTE[k % len(PALETTE)], left + 6, y, room - 18))
-    return Chart(document(parts, title or xlabel, width, below + LINE * len(names) + EDGE))
+        y = axes.below + LINE * (k + 0.5)
+        parts.append(legend_key(k, name, PALETTE[k % len(PALETTE)], axes.left + 6, y, axes.room - 18))
+    return Chart(document(parts, title or xlabel, width, axes.below + LINE * len(names) + EDGE))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._internal import checks, checksummed_json, safe_files
 from ..train.config.convert import flags, flatten
@@ -17,6 +17,8 @@ from ..train.storage.metrics import parse_lines
 from ..train.storage.records import check_id, is_number
 from ..train.storage.summary import read_summary
 
+METRICS = ("accuracy", "loss", "energy", "seconds", "parameters")  # of the summary
+Settings = Mapping[str, Any]  # setting such as "model.name" → value; settings that are None are left out
 #: settings that runs of one group may differ in; data.root too, unless it is a folder of the user's own images
 OF_A_RUN = ("seed", "out", "resume", "data.root")
 
@@ -28,7 +30,7 @@ class RunFiles:
     Attributes:
         path: the folder.
         name: unique among the runs of a report.
-        config: setting such as "model.name" → value; settings that are None are left out.
+        config: its settings.
         lines: of metrics.jsonl.
         result: of result.json; None if the run has not finished.
         model: the checksum of final/model.json in result.json; None if there is none.
@@ -36,19 +38,19 @@ class RunFiles:
 
     path: Path
     name: str
-    config: dict[str, Any]
-    lines: list[dict[str, Any]]
-    result: dict[str, Any] | None
+    config: Settings
+    lines: Sequence[Mapping[str, Any]]
+    result: Mapping[str, Any] | None
     model: str | None = None
 
-    def shared_settings(self) -> dict[str, Any]:
+    def shared_settings(self) -> Settings:
         """Return the settings that all runs of a group have in common."""
         is_own = self.config.get("data.name") == "image_folder"
         return {
             key: value for key, value in self.config.items() if key not in OF_A_RUN or (is_own and key == "data.root")
         }
 
-    def final(self) -> dict[str, Any]:
+    def final(self) -> Mapping[str, Any]:
         """Return the result; of an unfinished run the last evaluation, or the last line."""
         if self.result is not None:
             return self.result
@@ -68,7 +70,7 @@ class RunFiles:
         return None
 
     def points(self, key: str, split: str) -> dict[int, float]:
-        """Return a figure of a split by step, where it is a number."""
+        """Return a metric of a split by step, where it is a number."""
         lines = (line for line in self.lines if line.get("split", "") == split)
         return {line["step"]: line[key] for line in lines if is_number(line.get(key))}
 
@@ -82,28 +84,28 @@ class RunFiles:
                     layers.setdefault(name, {})[line["step"]] = value
         return layers
 
-    def figures(self) -> dict[str, Any]:
-        """Return the figures of the summary, None where there are none."""
-        final = self.final()
-        energies = final.get("energies")
-        energies = [value for value in energies.values() if is_number(value)] if isinstance(energies, dict) else []
-        last = self.lines[-1]
-        return {
-            "seed": self.config.get("seed"),
-            "finished": self.result is not None,
-            "step": last["step"],
-            "split": final.get("split"),
-            "accuracy": final.get("accuracy"),
-            "loss": final.get("loss"),
-            "energy": sum(energies) if energies else None,
-            "seconds": last.get("seconds") if self.result is None else self.result["seconds"],
-            "parameters": None if self.result is None else self.result["parameters"].get("trained"),
-        }
+    def metric(self, key: str) -> float | None:
+        """Return the last value of one of METRICS; None if there is none."""
+        if key == "energy":
+            energies = self.final().get("energies")
+            values = [value for value in energies.values() if is_number(value)] if isinstance(energies, dict) else []
+            return sum(values) if values else None
+        if key == "parameters":
+            return None if self.result is None else self.result["parameters"].get("trained")
+        value: float | None = (self.lines[-1] if key == "seconds" and self.result is None else self.final()).get(key)
+        return value
 
 
-def _has_lost(line: dict[str, Any]) -> bool:
+def _has_lost(line: Mapping[str, Any]) -> bool:
     """Return whether the loss of a line was not finite."""
     return "loss" in line and line["loss"] is None
+
+
+class Statistic(NamedTuple):
+    """A metric over runs; the standard deviation where there are several."""
+
+    mean: float | None
+    std: float | None = None
 
 
 @dataclass(frozen=True)
@@ -114,19 +116,21 @@ class Group:
     runs: list[RunFiles]
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> Settings:
         return self.runs[0].shared_settings()
 
-    def figures(self) -> dict[str, Any]:
-        """Return mean and standard deviation of the runs' figures; None where there are none."""
-        of_runs = [run.figures() for run in self.runs]
-        splits = {each["split"] for each in of_runs}
-        found: dict[str, Any] = {"runs": len(self.runs), "split": splits.pop() if len(splits) == 1 else None}
-        for key in ("accuracy", "loss", "energy", "seconds", "parameters"):
-            values = [each[key] for each in of_runs if each[key] is not None]
-            found[key] = statistics.fmean(values) if values else None
-            found[f"{key}_std"] = statistics.stdev(values) if len(values) > 1 else None
-        return found
+    @property
+    def split(self) -> str | None:
+        """The split of the metrics; None if runs differ in it."""
+        splits = {run.final().get("split") for run in self.runs}
+        return splits.pop() if len(splits) == 1 else None
+
+    def metric(self, key: str) -> Statistic:
+        """Return mean and standard deviation over the runs that have it."""
+        values = [value for run in self.runs if (value := run.metric(key)) is not None]
+        if not values:
+            return Statistic(None)
+        return Statistic(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
 def read_runs(paths: Iterable[str | os.PathLike[str]]) -> list[RunFiles]:
@@ -163,7 +167,7 @@ def _read(path: Path, name: str) -> RunFiles:
     return RunFiles(path, name, settings, lines, None if result is None else result.to_dict(), model)
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _lines(path: Path) -> Sequence[Mapping[str, Any]]:
     """Return the lines before the first damaged one. Text after the last newline is still being written."""
     texts = safe_files.read_plain(path).split(b"\n")[:-1] if os.path.lexists(path) else []
     lines = [line.to_dict() for line in parse_lines(texts)]
@@ -184,11 +188,11 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 def group_runs(runs: Sequence[RunFiles]) -> list[Group]:
     """Put runs with equal configs but for the seed into groups, in the order of their first runs."""
-    found: dict[str, list[RunFiles]] = {}
+    by_settings: dict[str, list[RunFiles]] = {}
     for run in runs:
         key = repr(sorted((name, repr(value)) for name, value in run.shared_settings().items()))
-        found.setdefault(key, []).append(run)
-    groups = [Group(_group_name([run.name for run in members]), members) for members in found.values()]
+        by_settings.setdefault(key, []).append(run)
+    groups = [Group(_group_name([run.name for run in members]), members) for members in by_settings.values()]
     if any(not group.name for group in groups):
         changed = differences(groups)
         groups = [Group(group.name or _settings_name(i, changed), group.runs) for i, group in enumerate(groups)]
@@ -242,7 +246,7 @@ def changed_settings(groups: Sequence[Group]) -> tuple[dict[str, list[Any]], dic
     return differ, other
 
 
-def _is_usual(config: dict[str, Any], key: str, default: Any) -> bool:
+def _is_usual(config: Settings, key: str, default: Any) -> bool:
     """Return whether a setting has its default, or belongs to a part that is switched off."""
     value, part = config.get(key), key.partition(".")[0] + "."
     if value is None and part != f"{key}." and not any(name.startswith(part) for name in config):
@@ -251,8 +255,8 @@ def _is_usual(config: dict[str, Any], key: str, default: Any) -> bool:
 
 
 def curve_names(runs: Sequence[RunFiles]) -> list[tuple[str, str]]:
-    """Return every (figure, split) that the lines of the runs have, accuracy and loss first."""
-    found = dict.fromkeys(
+    """Return every (metric, split) that the lines of the runs have, accuracy and loss first."""
+    names = dict.fromkeys(
         (key, line.get("split", ""))
         for run in runs
         for line in run.lines
@@ -261,4 +265,4 @@ def curve_names(runs: Sequence[RunFiles]) -> list[tuple[str, str]]:
     )
     rank = {key: i for i, key in enumerate(("accuracy", "loss"))}
     order = {"test": 0, "validation": 1, "train": 2}
-    return sorted(found, key=lambda pair: (pair[0] not in rank, order.get(pair[1], 3), rank.get(pair[0], 9), *pair))
+    return sorted(names, key=lambda pair: (pair[0] not in rank, order.get(pair[1], 3), rank.get(pair[0], 9), *pair))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from .._internal.tables import NOTHING, percent
 from .._internal.text import one_line
 from ..train.inference.run import Run, load_run
 from ..train.storage import landscapes, layout
@@ -17,7 +18,16 @@ from .landscape import add_landscape
 from .linechart import Mark
 from .mistakes import add_mistakes, add_tables, read_predictions
 from .page import Cell, Page
-from .run_files import Group, changed_settings, curve_names, differences, group_runs, read_runs
+from .run_files import (
+    METRICS,
+    Group,
+    Statistic,
+    changed_settings,
+    curve_names,
+    differences,
+    group_runs,
+    read_runs,
+)
 
 MOST_NETWORKS = 24  # groups whose networks are drawn
 _MAIN = ("loss", "accuracy", "top5")
@@ -32,7 +42,7 @@ def report_runs(runs: Iterable[str | os.PathLike[str]], html: str | os.PathLike[
         html: the file to write; None: only the summary.
 
     Returns:
-        runs (name, path, group and figures of each), groups (figures as mean and standard deviation) and differences
+        runs (name, path, group and metrics of each), groups (metrics as mean and standard deviation) and differences
         (setting → value of each group).
 
     Example:
@@ -49,14 +59,23 @@ def report_runs(runs: Iterable[str | os.PathLike[str]], html: str | os.PathLike[
 
 
 def summarize(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return the figures of runs and groups, and the settings in which groups differ."""
+    """Return the metrics of runs and groups, and the settings in which groups differ."""
+    of_runs = [
+        {"name": run.name, "path": str(run.path), "group": group.name, "seed": run.config.get("seed")}
+        | {"finished": run.result is not None, "step": run.lines[-1]["step"], "split": run.final().get("split")}
+        | {key: run.metric(key) for key in METRICS}
+        for group in groups
+        for run in group.runs
+    ]
+    of_groups = [
+        {"name": group.name, "runs": len(group.runs), "split": group.split}
+        | {key: group.metric(key).mean for key in METRICS}
+        | {f"{key}_std": group.metric(key).std for key in METRICS}
+        for group in groups
+    ]
     return {
-        "runs": [
-            {"name": run.name, "path": str(run.path), "group": group.name, **run.figures()}
-            for group in groups
-            for run in group.runs
-        ],
-        "groups": [{"name": group.name, **group.figures()} for group in groups],
+        "runs": of_runs,
+        "groups": of_groups,
         "differences": {
             key: dict(zip([group.name for group in groups], values, strict=True))
             for key, values in differences(groups).items()
@@ -104,18 +123,16 @@ def _many(count: int, what: str) -> str:
 
 def _verdict(groups: Sequence[Group]) -> str:
     """Say which group is best, and which runs have not finished."""
-    ranked = [(figures["accuracy"], group, figures) for group in groups if (figures := group.figures())["accuracy"]]
+    ranked = [group for group in groups if group.metric("accuracy").mean]
     words = []
     if ranked:
-        _, group, figures = max(ranked, key=lambda each: each[0])
-        which = (
-            f"Highest {figures['split'] or 'last'} accuracy"
-            if len(ranked) > 1
-            else f"{figures['split'] or 'last'} accuracy".capitalize()
-        )
-        words.append(f"{which}: {group.name}, {spread(figures, 'accuracy')[0]} ({_many(figures['runs'], 'run')}).")
+        best = max(ranked, key=lambda group: group.metric("accuracy").mean or 0.0)
+        which = f"{best.split or 'last'} accuracy"
+        which = f"Highest {which}" if len(ranked) > 1 else which.capitalize()
+        accuracy = format_metric("accuracy", best.metric("accuracy"))
+        words.append(f"{which}: {best.name}, {accuracy} ({_many(len(best.runs), 'run')}).")
     ends = [(run, run.early_end()) for group in groups for run in group.runs]
-    for state, more in (("diverged", ""), ("not finished", "; their figures are those of the last evaluation")):
+    for state, more in (("diverged", ""), ("not finished", "; their metrics are those of the last evaluation")):
         names = [f"{run.name} at step {end[1]}" for run, end in ends if end is not None and end[0] == state]
         if names:
             some = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
@@ -123,42 +140,41 @@ def _verdict(groups: Sequence[Group]) -> str:
     return " ".join(words) or "No accuracies."
 
 
-def spread(figures: dict[str, Any], key: str) -> tuple[str, float | None]:
-    """Return a figure of a group as text, mean ± standard deviation, and the mean to sort by."""
-    mean, std = figures[key], figures.get(f"{key}_std")
-    if mean is None:
-        return "–", None
+def format_metric(key: str, value: Statistic) -> str:
+    """Format a metric as mean ± standard deviation."""
+    if value.mean is None:
+        return NOTHING
     if key in _PERCENT:
-        return f"{mean:.2%}" + ("" if std is None else f" ± {std:.2%}"), mean
+        return " ± ".join(percent(number) for number in value if number is not None)
     if key == "parameters":
-        return f"{mean:,.0f}", mean
-    form = ".1f" if key == "seconds" else ".4f" if abs(mean) < 1e4 else ".4g"
-    return f"{mean:{form}}" + ("" if std is None else f" ± {std:{form}}"), mean
+        return f"{value.mean:,.0f}"
+    form = ".1f" if key == "seconds" else ".4f" if abs(value.mean) < 1e4 else ".4g"
+    return " ± ".join(f"{number:{form}}" for number in value if number is not None)
 
 
 def _add_results(page: Page, groups: Sequence[Group]) -> None:
+    def cell(key: str, value: Statistic) -> Cell:
+        return format_metric(key, value), value.mean
+
     keys = ("accuracy", "loss", "energy", "parameters", "seconds")
-    rows = []
-    for group in groups:
-        figures = group.figures()
-        rows.append([group.name, figures["runs"], figures["split"] or "–", *(spread(figures, key) for key in keys)])
+    rows: list[list[Cell]] = [
+        [group.name, len(group.runs), group.split or NOTHING, *(cell(key, group.metric(key)) for key in keys)]
+        for group in groups
+    ]
     header = ["group", "runs", "split", "accuracy", "loss", "energy", "trained parameters", "seconds"]
     page.table(
         header, rows, caption="Mean ± standard deviation over the runs of a group. Energy is the sum over layers."
     )
     if len(rows) == sum(len(group.runs) for group in groups):
         return
-    of_runs = []
+    of_runs: list[list[Cell]] = []
     for group in groups:
         for run in group.runs:
-            figures = run.figures()
-            end = run.early_end()
+            end, seed = run.early_end(), run.config.get("seed")
             state = "finished" if end is None else end[0]
-            seed = figures["seed"] if is_number(figures["seed"]) else _setting(figures["seed"])
-            cells: list[Cell] = [run.name, group.name, seed, state, figures["step"]]
-            of_runs.append([*cells, *(spread(figures, key) for key in ("accuracy", "loss", "energy", "seconds"))])
-    titles = ["run", "group", "seed", "state", "step", "accuracy", "loss", "energy", "seconds"]
-    page.table(titles, of_runs, caption="Every run.")
+            cells = [run.name, group.name, seed if is_number(seed) else _setting(seed), state, run.lines[-1]["step"]]
+            of_runs.append([*cells, *(cell(key, Statistic(run.metric(key))) for key in METRICS[:4])])
+    page.table(["run", "group", "seed", "state", "step", *METRICS[:4]], of_runs, caption="Every run.")
 
 
 def _add_settings(page: Page, groups: Sequence[Group]) -> None:
@@ -174,9 +190,9 @@ def _add_settings(page: Page, groups: Sequence[Group]) -> None:
 
 
 def _setting(value: Any) -> str:
-    return (
-        "–" if value is None or value == [] else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    )
+    if value is None or value == []:
+        return NOTHING
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 # Curves
@@ -184,12 +200,12 @@ def _setting(value: Any) -> str:
 
 def _add_curves(page: Page, groups: Sequence[Group], title: str, is_chosen: Callable[[str], bool]) -> None:
     names = curve_names([run for group in groups for run in group.runs])
-    figures = [(key, split, _curves(groups, key, split)) for key, split in names if is_chosen(key)]
-    drawn = [each for each in figures if any(len(curve.steps) > 1 for curve in each[2].values())]
+    charts = {(key, split): _curves(groups, key, split) for key, split in names if is_chosen(key)}
+    drawn = {name: curves for name, curves in charts.items() if any(len(curve.steps) > 1 for curve in curves.values())}
     if not drawn:
         return
     page.section(title)
-    for key, split, curves in drawn:
+    for (key, split), curves in drawn.items():
         label = key.replace("_", " ") + (" %" if key in _PERCENT else "")
         name = f"{key.replace('_', ' ')}, {split}" if split else key
         marks = _marks(groups, key, split) if is_chosen("loss") else []
@@ -197,7 +213,7 @@ def _add_curves(page: Page, groups: Sequence[Group], title: str, is_chosen: Call
         page.chart(curve_chart(curves, title=name, ylabel=label, marks=marks), csv=columns)
     if any(len(group.runs) > 1 for group in groups):
         page.text("Lines are means over the runs of a group, bands one standard deviation to both sides.")
-    if any(len(curve.steps) > 4 * INTERVALS for *_, curves in drawn for curve in curves.values()):
+    if any(len(curve.steps) > 4 * INTERVALS for curves in drawn.values() for curve in curves.values()):
         page.text("Of long curves the lowest and the highest point of every interval are drawn, so no peak is lost.")
 
 
@@ -216,8 +232,9 @@ def _marks(groups: Sequence[Group], key: str, split: str) -> list[Mark]:
 
 
 def _curves(groups: Sequence[Group], key: str, split: str) -> dict[str, Curve]:
-    parts = {group.name: [each for run in group.runs if (each := run.points(key, split))] for group in groups}
-    return {name: mean_curve(each, 100 if key in _PERCENT else 1) for name, each in parts.items() if each}
+    points = {group.name: [run.points(key, split) for run in group.runs] for group in groups}
+    scale = 100 if key in _PERCENT else 1
+    return {name: mean_curve(runs, scale) for name, of_runs in points.items() if (runs := [*filter(None, of_runs)])}
 
 
 def _add_energies(page: Page, groups: Sequence[Group]) -> None:
@@ -246,16 +263,16 @@ def _energies(group: Group) -> dict[str, Curve]:
 
 def _add_landscapes(page: Page, groups: Sequence[Group]) -> list[str]:
     """Add the landscapes that `hypersphere landscape` left in the runs; return notes on those that cannot be read."""
-    found, notes = [], []
+    trees, notes = [], []
     for run in (run for group in groups for run in group.runs):
         for file in landscapes.find(run.path):
             try:
-                found.append((run.name, landscapes.read(file)))
+                trees.append((run.name, landscapes.read(file)))
             except (OSError, ValueError) as error:
                 notes.append(f"{run.name}: {one_line(error)}.")
-    if found:
+    if trees:
         page.section("Landscapes")
-        for name, tree in found:
+        for name, tree in trees:
             add_landscape(page, name, tree)
     return notes
 
@@ -322,4 +339,4 @@ def _load(group: Group) -> tuple[Run | None, str]:
     return None, problem
 
 
-__all__ = ["build_page", "report_runs", "spread", "summarize"]
+__all__ = ["build_page", "format_metric", "report_runs", "summarize"]
