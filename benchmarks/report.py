@@ -19,7 +19,7 @@ from .measure import Measurement, Plan
 
 MEGABYTES_GOAL, PAINT_GOAL = 8.0, 2.0
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = ("--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--no-sandbox")  # 3-D charts without a GPU
+FLAGS = ("--no-sandbox",)
 FIRST_PAINT = "performance.getEntriesByType('paint').find((each) => each.name === 'first-paint')?.startTime ?? null"
 
 

@@ -60,7 +60,6 @@ def test_a_page_instead_of_the_picture_or_beside_it(tmp_path, monkeypatch, capsy
         ("operatr", "unknown NAME 'operatr', did you mean 'operators'? (NAME must be one of "),
         ("operators run", "operators takes no input: `hypersphere figure operators`; got 1"),
         ("operators --out x.pdf", "argument --out: must end in .svg or .png (a page: --html FILE), got 'x.pdf'"),
-        ("operators --out no/x.svg", "argument --out: must be a file in a folder that exists, got 'no/x.svg'"),
         ("operators --out folder.svg", "argument --out: must be a file in a folder that exists, got 'folder.svg'"),
         ("operators --html no/x.html", "argument --html: must be a file in a folder that exists, got 'no/x.html'"),
     ],
@@ -73,12 +72,6 @@ def test_bad_input_is_one_line(line, error, tmp_path, monkeypatch, capsys):
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith(f"hypersphere figure: {error}")
     assert [path.name for path in tmp_path.iterdir()] == ["folder.svg"]
-
-
-def test_an_unknown_figure_lists_all(capsys):
-    assert main(["figure", "zzz"]) == 2
-    error = capsys.readouterr().err
-    assert all(name in error for name in FIGURES)
 
 
 def test_png_without_a_browser_says_what_to_install(tmp_path, monkeypatch, capsys):
@@ -131,7 +124,7 @@ def test_the_printed_hessian_is_wrong():
     assert not torch.allclose(reference.printed_hessian(U, V), reference.printed_hessian(U, V).mT)
 
 
-@pytest.mark.parametrize(("n", "m", "k"), [(6, 5, 3), (5, 6, 2), (4, 2, 2)])
+@pytest.mark.parametrize(("n", "m", "k"), [(6, 5, 3), (4, 2, 2)])
 def test_lemma_1(n, m, k):
     u, v = lemmas.optimum(n, m, k)
     one, two = (lemmas.condition(reference.plain_hessian(c * u, v / c, u @ v.mT)) for c in (10, 20))
@@ -201,7 +194,7 @@ def test_holes_and_what_is_expected(monkeypatch):
     row = holes.measure("random", 3, 12)
     radii = [reference_geometry.hole_radii(geometry.random_points(12, 3, seed)) for seed in (0, 1)]
     for p, name in enumerate(("holes", "Σρ", "Σρ²")):
-        assert row[name] == pytest.approx(sum(sum(r**p for r in each) for each in radii) / 2), name
+        assert row[name] == pytest.approx(sum(radius**p for of_draw in radii for radius in of_draw) / 2), name
     row = holes.measure("Fibonacci", 3, 2000)  # OPT, Lemma 5 on S²
     expected = [row[f"{name} expected"] for name in ("holes", "Σρ", "Σρ²")]
     assert expected == pytest.approx([4000, 237.8, 16.0], rel=1e-3)
@@ -237,7 +230,7 @@ def test_phase_of_images_with_hostile_names(tmp_path):
         image.fromarray(rng.integers(0, 255, size, np.uint8)).save(path, "PNG")
     svg = FIGURES["phase"].draw(paths).svg
     assert "<script" not in svg
-    assert "<script>alert(1)<" in [each.text for each in ElementTree.fromstring(svg).iter(TEXT)]
+    assert "<script>alert(1)<" in [text.text for text in ElementTree.fromstring(svg).iter(TEXT)]
     encoded = re.search(r'href="data:image/png;base64,([^"]+)"', svg)[1]
     assert image.open(io.BytesIO(base64.b64decode(encoded))).size == (20, 30)
 

@@ -42,7 +42,7 @@ def draw(name, *paths):
 
 
 def texts(drawing):
-    return [each.text for each in ElementTree.fromstring(drawing.svg).iter(f"{SVG}text")]
+    return [text.text for text in ElementTree.fromstring(drawing.svg).iter(f"{SVG}text")]
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +100,9 @@ def test_convergence(plain, rotated):
     drawing = draw("convergence", *plain, rotated)
     lines = [[line for line in run.lines if line["split"] == "test"] for run in read_runs([*plain, rotated])]
     for name, last in {
-        "accuracy, %": [100 * each[-1]["accuracy"] for each in lines],
-        "error, %": [100 - 100 * each[-1]["accuracy"] for each in lines],
-        "loss": [each[-1]["loss"] for each in lines],
+        "accuracy, %": [100 * run[-1]["accuracy"] for run in lines],
+        "error, %": [100 - 100 * run[-1]["accuracy"] for run in lines],
+        "loss": [run[-1]["loss"] for run in lines],
     }.items():
         shown = [row[f"test {name}"] for row in drawing.rows]
         assert shown == pytest.approx([(last[0] + last[1]) / 2, last[2]]), name
@@ -162,7 +162,7 @@ def test_only_regularized_or_rotated_layers_are_in_the_energy(tmp_path):
 def test_learned_k(tmp_path):
     run = trained(tmp_path / "run", **{"model.similarity": "learnable"})
     drawing = draw("k", run)
-    layers = {name: each for name, each in load_run(run).model.state_dict().items() if name.endswith("log_k")}
+    layers = {name: k for name, k in load_run(run).model.state_dict().items() if name.endswith("log_k")}
     assert [row["layer"] for row in drawing.rows] == [name.removesuffix(".similarity.log_k") for name in layers]
     for row, log_k in zip(drawing.rows, layers.values(), strict=True):
         k = log_k.exp()
@@ -189,7 +189,7 @@ def test_sweep_of_lambda(plain, tmp_path):
 def test_sweep_from_a_results_file(tmp_path):
     table = tables.load("mhe.4")
     for row, error in zip(table.rows[:4], (30.0, 28.0, 27.0, 26.0), strict=True):
-        results.add(tmp_path, "mhe.4", results.Entry(row.name, 0, results.FULL, "", {"error": error}))
+        results.add(tmp_path, "mhe.4", results.RunResult(row.name, 0, results.FULL, "", {"error": error}))
     drawing = draw("lambda", tmp_path / "mhe.4.json")
     assert {row["error (%)"] for row in drawing.rows} == {30.0, 28.0, 27.0, 26.0}
     (tmp_path / "opt.99.json").write_text("{}")
@@ -265,7 +265,7 @@ def test_roc_and_identification(faces, tmp_path):  # noqa: F811
     other = write_pairs(tmp_path / "pairs.txt", ["Di\t1\tEd\t1"] * 6)
     assert draw("roc", run, other).rows[0]["AUC"] == open_scores(loaded, pairs=read_pairs(other))["auc"]
     rows = draw("identification", run).rows
-    assert [each["distractors"] for each in rows] == [1, 2]
-    for each in rows:
-        rates = open_scores(loaded, measure="identification", distractors=each["distractors"])["rates"]
-        assert (each["rank 1"], each["rank 10"]) == (rates["1"], rates["10"])
+    assert [row["distractors"] for row in rows] == [1, 2]
+    for row in rows:
+        rates = open_scores(loaded, measure="identification", distractors=row["distractors"])["rates"]
+        assert (row["rank 1"], row["rank 10"]) == (rates["1"], rates["10"])

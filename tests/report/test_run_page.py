@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -115,7 +116,7 @@ def test_mean_curve_is_the_literal_mean():
         assert std == pytest.approx(statistics.stdev(values) if len(values) > 1 else 0)
 
 
-@pytest.mark.parametrize("length", [1, 5, 1600, 1601, 10_000])
+@pytest.mark.parametrize("length", [1, 1600, 1601])
 def test_thinning_keeps_every_peak(length):
     values = np.random.default_rng(0).normal(size=length)
     values[length // 3] = 99.0
@@ -218,7 +219,7 @@ def test_settings_show_what_differs_and_is_not_the_default(tmp_path):
 # Networks
 
 
-@pytest.mark.parametrize("shape", [(5, 2), (7, 3), (40, 6), (4, 9), (2, 9), (1, 5)])
+@pytest.mark.parametrize("shape", [(5, 2), (40, 6), (4, 9), (1, 5)])
 def test_projection_is_the_best_of_three_axes(shape):
     """Exact up to three dimensions; beyond, no more can be kept than the three largest singular values."""
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * torch.arange(1, shape[1] + 1)
@@ -275,7 +276,7 @@ def test_histograms_count():
 
 
 def fails(capsys, *argv) -> str:
-    code = main([str(each) for each in ("report", *argv)])
+    code = main([*map(str, ("report", *argv))])
     out, err = capsys.readouterr()
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
@@ -297,10 +298,13 @@ def test_bad_input_is_one_line(tmp_path, capsys, monkeypatch):
     assert fails(capsys, empty) == f"{empty} has no metrics: metrics.jsonl is missing or empty"
     assert fails(capsys, "missing") == "missing has no metrics: metrics.jsonl is missing or empty"
     assert fails(capsys, broken).startswith(f"{broken}/config.json cannot be read:")
+    Path("a").symlink_to("b")
+    Path("b").symlink_to("a")
+    assert fails(capsys, "a").startswith("a ")
     for wrong in ("folder", "no/x.html"):
         error = fails(capsys, good, "--html", wrong)
         assert error == f"argument --html: must be a file in a folder that exists, got {wrong!r}"
-    assert sorted(os.listdir()) == ["broken", "empty", "file", "folder", "good", "missing"]
+    assert sorted(os.listdir()) == ["a", "b", "broken", "empty", "file", "folder", "good", "missing"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -319,12 +323,6 @@ def test_write_error_leaves_nothing(tmp_path, capsys, monkeypatch):
     assert "No space left on device" in fails(capsys, good, "--html", out)
     assert out.read_text() == "old"
     assert sorted(os.listdir(tmp_path)) == ["good", "page.html"]
-
-
-def test_loop_of_links_is_one_line(tmp_path, capsys):
-    (tmp_path / "a").symlink_to("b")
-    (tmp_path / "b").symlink_to("a")
-    assert fails(capsys, tmp_path / "a").startswith(f"{tmp_path / 'a'} ")
 
 
 def test_strange_result_is_one_line(trained, tmp_path, capsys):

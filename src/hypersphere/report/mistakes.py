@@ -14,7 +14,7 @@ from ..train.storage import predictions
 from .page import Cell, Page
 from .png import png_uri
 from .rows import bar_chart
-from .run_files import Group, RunFiles
+from .run_files import RunFiles, RunGroup
 from .svg import EDGE, GRID, LABEL, PALETTE, TICK, TITLE, Chart, document, escape, shorten, text_line, text_width
 
 MOST_CLASSES = 40  # of a matrix; of more the most confused pairs are drawn
@@ -27,7 +27,7 @@ _WIDTH = 500  # pixels of a chart
 Tree = predictions.StoredPredictions
 
 
-def read_predictions(groups: Sequence[Group]) -> tuple[dict[str, Tree], list[str]]:
+def read_predictions(groups: Sequence[RunGroup]) -> tuple[dict[str, Tree], list[str]]:
     """Return the predictions of each group, of its first run that has them, and notes on what is missing."""
     trees, notes, without = dict[str, Tree](), list[str](), list[RunFiles]()
     for group in groups:
@@ -93,8 +93,7 @@ def add_tables(page: Page, predicted: Mapping[str, Tree]) -> None:
         shares = {name: _shares(tree) for name, tree in trees.items()}
         first = next(iter(trees.values()))
         rows: list[list[Cell]] = [
-            [name, first.samples[i], *(_cell(share[i]) for share in shares.values())]
-            for i, name in enumerate(classes)
+            [name, first.samples[i], *(_cell(share[i]) for share in shares.values())] for i, name in enumerate(classes)
         ]
         page.table(["class", f"samples of {first.split}", *trees], rows, caption="Accuracy of each class.")
         pairs: list[list[Cell]] = [

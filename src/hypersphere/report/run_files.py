@@ -109,7 +109,7 @@ class Statistic(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Group:
+class RunGroup:
     """Runs whose configs are equal but for the seed."""
 
     name: str
@@ -186,19 +186,19 @@ def _names(folders: Sequence[Path]) -> list[str]:
 # Groups
 
 
-def group_runs(runs: Sequence[RunFiles]) -> list[Group]:
+def group_runs(runs: Sequence[RunFiles]) -> list[RunGroup]:
     """Put runs with equal configs but for the seed into groups, in the order of their first runs."""
     by_settings: dict[str, list[RunFiles]] = {}
     for run in runs:
         key = repr(sorted((name, repr(value)) for name, value in run.shared_settings().items()))
         by_settings.setdefault(key, []).append(run)
-    groups = [Group(_group_name([run.name for run in members]), members) for members in by_settings.values()]
+    groups = [RunGroup(_group_name([run.name for run in members]), members) for members in by_settings.values()]
     if any(not group.name for group in groups):
         changed = differences(groups)
-        groups = [Group(group.name or _settings_name(i, changed), group.runs) for i, group in enumerate(groups)]
+        groups = [RunGroup(group.name or _settings_name(i, changed), group.runs) for i, group in enumerate(groups)]
     names = [group.name for group in groups]
     return [
-        group if group.name and names.count(group.name) == 1 else Group(group.runs[0].name, group.runs)
+        group if group.name and names.count(group.name) == 1 else RunGroup(group.runs[0].name, group.runs)
         for group in groups
     ]
 
@@ -218,14 +218,14 @@ def _group_name(names: list[str]) -> str:
     return re.sub(r"((^|[-_/., ]+)(seed|run|s))?[-_=/., ]*\d*$", "", low[:same], flags=re.IGNORECASE)
 
 
-def differences(groups: Sequence[Group]) -> dict[str, list[Any]]:
+def differences(groups: Sequence[RunGroup]) -> dict[str, list[Any]]:
     """Return setting → its value in each group, for the settings in which groups differ."""
     keys = sorted({key for group in groups for key in group.config})
     rows = {key: [group.config.get(key) for group in groups] for key in keys}
     return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}
 
 
-def changed_settings(groups: Sequence[Group]) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+def changed_settings(groups: Sequence[RunGroup]) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
     """Return setting → its value in each group: those in which groups differ, and those that no group has by default.
 
     Of a part that is switched on, such as rotation, the settings that all have by default are left out but the first.

@@ -20,7 +20,7 @@ from .mistakes import add_mistakes, add_tables, read_predictions
 from .page import Cell, Page
 from .run_files import (
     METRICS,
-    Group,
+    RunGroup,
     Statistic,
     changed_settings,
     curve_names,
@@ -58,7 +58,7 @@ def report_runs(runs: Iterable[str | os.PathLike[str]], html: str | os.PathLike[
     return summarize(groups)
 
 
-def summarize(groups: Sequence[Group]) -> dict[str, Any]:
+def summarize(groups: Sequence[RunGroup]) -> dict[str, Any]:
     """Return the metrics of runs and groups, and the settings in which groups differ."""
     of_runs = [
         {"name": run.name, "path": str(run.path), "group": group.name, "seed": run.config.get("seed")}
@@ -83,7 +83,7 @@ def summarize(groups: Sequence[Group]) -> dict[str, Any]:
     }
 
 
-def build_page(groups: Sequence[Group]) -> Page:
+def build_page(groups: Sequence[RunGroup]) -> Page:
     """Build the report: pictures, then tables. Networks that cannot be loaded are named in it, with the reason."""
     count = sum(len(group.runs) for group in groups)
     what = f"{_many(count, 'run')} in {_many(len(groups), 'group')} of equal settings but the seed."
@@ -107,7 +107,7 @@ def build_page(groups: Sequence[Group]) -> Page:
     return page
 
 
-def _title(groups: Sequence[Group]) -> str:
+def _title(groups: Sequence[RunGroup]) -> str:
     names = dict.fromkeys(
         f"{group.config.get('model.name', '?')} on {group.config.get('data.name', '?')}" for group in groups
     )
@@ -121,7 +121,7 @@ def _many(count: int, what: str) -> str:
 # Results and settings
 
 
-def _verdict(groups: Sequence[Group]) -> str:
+def _verdict(groups: Sequence[RunGroup]) -> str:
     """Say which group is best, and which runs have not finished."""
     ranked = [group for group in groups if group.metric("accuracy").mean]
     words = []
@@ -152,7 +152,7 @@ def format_metric(key: str, value: Statistic) -> str:
     return " ± ".join(f"{number:{form}}" for number in value if number is not None)
 
 
-def _add_results(page: Page, groups: Sequence[Group]) -> None:
+def _add_results(page: Page, groups: Sequence[RunGroup]) -> None:
     def cell(key: str, value: Statistic) -> Cell:
         return format_metric(key, value), value.mean
 
@@ -177,7 +177,7 @@ def _add_results(page: Page, groups: Sequence[Group]) -> None:
     page.table(["run", "group", "seed", "state", "step", *METRICS[:4]], of_runs, caption="Every run.")
 
 
-def _add_settings(page: Page, groups: Sequence[Group]) -> None:
+def _add_settings(page: Page, groups: Sequence[RunGroup]) -> None:
     differ, other = changed_settings(groups)
     if differ:
         rows = [[key, *map(_setting, values)] for key, values in differ.items()]
@@ -198,7 +198,7 @@ def _setting(value: Any) -> str:
 # Curves
 
 
-def _add_curves(page: Page, groups: Sequence[Group], title: str, is_chosen: Callable[[str], bool]) -> None:
+def _add_curves(page: Page, groups: Sequence[RunGroup], title: str, is_chosen: Callable[[str], bool]) -> None:
     names = curve_names([run for group in groups for run in group.runs])
     charts = {(key, split): _curves(groups, key, split) for key, split in names if is_chosen(key)}
     drawn = {name: curves for name, curves in charts.items() if any(len(curve.steps) > 1 for curve in curves.values())}
@@ -217,7 +217,7 @@ def _add_curves(page: Page, groups: Sequence[Group], title: str, is_chosen: Call
         page.text("Of long curves the lowest and the highest point of every interval are drawn, so no peak is lost.")
 
 
-def _marks(groups: Sequence[Group], key: str, split: str) -> list[Mark]:
+def _marks(groups: Sequence[RunGroup], key: str, split: str) -> list[Mark]:
     """Return where runs diverged or have not finished, at the last value they had by then."""
     marks = []
     for group in groups:
@@ -231,13 +231,13 @@ def _marks(groups: Sequence[Group], key: str, split: str) -> list[Mark]:
     return marks
 
 
-def _curves(groups: Sequence[Group], key: str, split: str) -> dict[str, Curve]:
+def _curves(groups: Sequence[RunGroup], key: str, split: str) -> dict[str, Curve]:
     points = {group.name: [run.points(key, split) for run in group.runs] for group in groups}
     scale = 100 if key in _PERCENT else 1
     return {name: mean_curve(runs, scale) for name, of_runs in points.items() if (runs := [*filter(None, of_runs)])}
 
 
-def _add_energies(page: Page, groups: Sequence[Group]) -> None:
+def _add_energies(page: Page, groups: Sequence[RunGroup]) -> None:
     of_groups = {group.name: _energies(group) for group in groups}
     of_groups = {name: layers for name, layers in of_groups.items() if layers}
     if not of_groups:
@@ -252,7 +252,7 @@ def _add_energies(page: Page, groups: Sequence[Group]) -> None:
         page.chart(curve_chart(layers, title=name, ylabel="energy"), csv=columns)
 
 
-def _energies(group: Group) -> dict[str, Curve]:
+def _energies(group: RunGroup) -> dict[str, Curve]:
     runs = [run.energies() for run in group.runs]
     names = dict.fromkeys(name for layers in runs for name in layers)
     return {name: mean_curve([layers[name] for layers in runs if name in layers]) for name in names}
@@ -261,7 +261,7 @@ def _energies(group: Group) -> dict[str, Curve]:
 # Networks
 
 
-def _add_landscapes(page: Page, groups: Sequence[Group]) -> list[str]:
+def _add_landscapes(page: Page, groups: Sequence[RunGroup]) -> list[str]:
     """Add the landscapes that `hypersphere landscape` left in the runs; return notes on those that cannot be read."""
     trees, notes = [], []
     for run in (run for group in groups for run in group.runs):
@@ -277,7 +277,7 @@ def _add_landscapes(page: Page, groups: Sequence[Group]) -> list[str]:
     return notes
 
 
-def _add_networks(page: Page, groups: Sequence[Group]) -> list[str]:
+def _add_networks(page: Page, groups: Sequence[RunGroup]) -> list[str]:
     """Add the sections that need the networks: of each group, those of its first run that can be loaded.
 
     Return notes on what could not be drawn.
@@ -329,7 +329,7 @@ def _add_networks(page: Page, groups: Sequence[Group]) -> list[str]:
     return notes
 
 
-def _load(group: Group) -> tuple[Run | None, str]:
+def _load(group: RunGroup) -> tuple[Run | None, str]:
     problem = ""
     for run in group.runs:
         try:

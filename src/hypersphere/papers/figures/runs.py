@@ -11,7 +11,7 @@ from typing import Any
 from ...energy.measures import default_weights
 from ...report import line_chart, networks
 from ...report.curves import Curve, curve_chart, mean_curve
-from ...report.run_files import Group, RunFiles, group_runs, read_runs
+from ...report.run_files import RunFiles, RunGroup, group_runs, read_runs
 from ...report.svg import arrange
 from ...train.inference.run import load_run
 from ...train.storage.layout import METRICS
@@ -64,7 +64,7 @@ def _unit(key: str) -> str:
     return key if key == "loss" else f"{key}, %"
 
 
-def _curve(group: Group, key: str, split: str) -> Curve:
+def _curve(group: RunGroup, key: str, split: str) -> Curve:
     """Return the mean of a metric over the seeds; accuracy and error are in percent."""
     if key == "loss":
         return mean_curve([run.points(key, split) for run in group.runs])
@@ -74,7 +74,7 @@ def _curve(group: Group, key: str, split: str) -> Curve:
     return mean_curve(accuracies, 100.0)
 
 
-def _shared_curves(groups: Sequence[Group]) -> tuple[str, list[str]]:
+def _shared_curves(groups: Sequence[RunGroup]) -> tuple[str, list[str]]:
     """Return the split and the metrics that all runs have, with two points or more: test or validation data first."""
     runs = [run for group in groups for run in group.runs]
     for key in ("accuracy", "loss"):
