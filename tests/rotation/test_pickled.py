@@ -190,6 +190,7 @@ class Reduced(nn.Linear):
         return Reduced, (self.in_features, self.out_features), self.__getstate__()
 
 
+@pytest.mark.slow
 def test_a_spawned_process_computes_the_same():
     model, (x, _) = shake(hs.rotate(hs.spherize(Net()))), rotated_batch()
     with multiprocessing.get_context("spawn").Pool(1) as pool:

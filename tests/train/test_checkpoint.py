@@ -22,8 +22,6 @@ from hypersphere.train.storage import checkpoint, reading
 from hypersphere.train.storage.checkpoint import Saver, best_of, flatten, latest, load, save, unflatten, verify
 from hypersphere.train.storage.reading import checksum
 
-pytestmark = pytest.mark.slow
-
 
 def bits(tensor):
     return tensor.contiguous().flatten().view(torch.uint8).tolist()
@@ -117,6 +115,7 @@ def make(name, net):
     return (OPTIMIZERS | kinds)[name](net.parameters(), **options.get(name, {"lr": 0.01}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*OPTIMIZERS, "lbfgs"])
 def test_optimizers_go_on_as_if_nothing_had_been(name, tmp_path):
     def build():
@@ -281,6 +280,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.slow
 def test_killed_at_random_points(tmp_path):
     draw, last = random.Random(0), 0
     command = [sys.executable, "-c", LOOP, tmp_path]
@@ -376,6 +376,7 @@ def damaged(path, said):
     assert text in str(warned[0].message)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["tensors.safetensors", "state.json"])
 def test_a_flipped_bit_of_every_byte_is_found(file, tmp_path):
     path = one(tmp_path)
@@ -389,6 +390,7 @@ def test_a_flipped_bit_of_every_byte_is_found(file, tmp_path):
     assert verify(path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["tensors.safetensors", "state.json"])
 def test_every_truncation_is_found(file, tmp_path):
     path = one(tmp_path)
@@ -543,6 +545,7 @@ def test_errors_of_a_saver_surface_at_the_next_call(tmp_path, monkeypatch):
     assert names(tmp_path) == ["2"]
 
 
+@pytest.mark.slow
 def test_a_saver_ends_its_work_when_the_program_ends(tmp_path):
     code = (
         "import sys, torch; from hypersphere.train.storage.checkpoint import Saver; "
@@ -553,6 +556,7 @@ def test_a_saver_ends_its_work_when_the_program_ends(tmp_path):
     assert names(tmp_path) == ["1"]
 
 
+@pytest.mark.slow
 def test_a_reader_beside_the_writer(tmp_path):
     one(tmp_path, 0, 0.0, keep=2)
     end = threading.Event()
