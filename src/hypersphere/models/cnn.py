@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -146,27 +146,26 @@ class FittedCNN(CNN):
         )
 
 
-def _three_stages(layers: int, **options: Any) -> dict[str, Any]:
-    return {"depth": (layers // 3,) * 3, **options}
+def _three(layers: int) -> tuple[int, ...]:
+    """Return the depth of three stages with so many layers in total."""
+    return (layers // 3,) * 3
 
 
+_SPHERENET, _MHE, _OPT = (64, 96, 128), (64, 128, 256), (64, 64, 64)  # widths
 register("cnn", FittedCNN)
 for _layers in (3, 6, 9, 15, 18, 45, 60, 69):
-    register(f"cnn{_layers}", CNN, **_three_stages(_layers))
+    register(f"cnn{_layers}", CNN, depth=_three(_layers))
 for _layers in (3, 9, 18, 45, 60, 69):
-    register(
-        f"cnn{_layers}.spherenet", CNN, paper="SphereNet", table="5", **_three_stages(_layers, widths=(64, 96, 128))
-    )
+    register(f"cnn{_layers}.spherenet", CNN, paper="SphereNet", table="5", depth=_three(_layers), widths=_SPHERENET)
 for _layers in (6, 9, 15):
-    register(f"cnn{_layers}.mhe", CNN, paper="MHE", table="11", **_three_stages(_layers, widths=(64, 128, 256)))
-_cifar100: dict[str, Any] = {"num_classes": 100}
+    register(f"cnn{_layers}.mhe", CNN, paper="MHE", table="11", depth=_three(_layers), widths=_MHE)
+_opt = partial(register, paper="OPT")
 for _layers in (6, 9):
-    _options = _three_stages(_layers, widths=(64, 64, 64), fc=64)
-    register(f"cnn{_layers}.opt", CNN, paper="OPT", table="14", **_cifar100, **_options)
-register("wide_cnn9.opt", CNN, paper="OPT", table="17", **_cifar100, **_three_stages(9, widths=(64, 128, 256)))
-_imagenet: dict[str, Any] = {"num_classes": 1000, "input_size": 224}
-register("cnn10.opt", CNN, paper="OPT", table="14", stem=True, **_imagenet, **_three_stages(9, widths=(64, 128, 256)))
-_four: dict[str, Any] = {"depth": (1, 1, 1, 1), "widths": (64,) * 4, "fc": None, "input_size": 84, "round_up": False}
-register("cnn4.opt", CNN, paper="OPT", table="16", num_classes=64, **_four)  # mini-ImageNet trains on 64 classes
-_mnist: dict[str, Any] = {"depth": (2, 2, 2), "widths": (32, 64, 128), "fc": 3, "in_channels": 1, "input_size": 28}
-register("cnn_mnist.opt", CNN, paper="OPT", table="18", pool=3, **_mnist)
+    _opt(f"cnn{_layers}.opt", CNN, table="14", num_classes=100, depth=_three(_layers), widths=_OPT, fc=64)
+_opt("wide_cnn9.opt", CNN, table="17", num_classes=100, depth=_three(9), widths=_MHE)
+_opt("cnn10.opt", CNN, table="14", stem=True, num_classes=1000, input_size=224, depth=_three(9), widths=_MHE)
+# mini-ImageNet trains on 64 classes
+_four = partial(_opt, depth=(1,) * 4, widths=(64,) * 4, fc=None)
+_four("cnn4.opt", CNN, table="16", num_classes=64, input_size=84, round_up=False)
+_grey = partial(_opt, in_channels=1, input_size=28)
+_grey("cnn_mnist.opt", CNN, table="18", pool=3, depth=(2, 2, 2), widths=(32, 64, 128), fc=3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -101,25 +101,24 @@ class ResNet(Network):
         return features
 
 
-_imagenet: dict[str, Any] = {"num_classes": 1000, "input_size": 224, "stem": "imagenet"}
-_standard: dict[str, Any] = {"depth": (2, 2, 2, 2), "widths": (64, 128, 256, 512), **_imagenet}
-_deeper = _standard | {"depth": (3, 4, 6, 3)}
-_small = {20: (3, 3, 3), 32: (5, 5, 5)}
-for _layers, _depth in _small.items():
+_for_imagenet = partial(register, build=ResNet, num_classes=1000, input_size=224, stem="imagenet")
+_STANDARD, _WIDE = (64, 128, 256, 512), (256, 512, 768, 1024)
+_resnet18, _resnet34 = partial(_for_imagenet, depth=(2, 2, 2, 2)), partial(_for_imagenet, depth=(3, 4, 6, 3))
+_SMALL = {20: (3, 3, 3), 32: (5, 5, 5)}
+for _layers, _depth in _SMALL.items():
     register(f"resnet{_layers}", ResNet, depth=_depth, widths=(16, 32, 64))
-register("resnet18", ResNet, **_standard)
-register("resnet34", ResNet, **_deeper)
+_resnet18("resnet18", widths=_STANDARD)
+_resnet34("resnet34", widths=_STANDARD)
 register("resnet32.spherenet", ResNet, paper="SphereNet", table="6", widths=(64, 96, 128))
 register("resnet32w.spherenet", ResNet, paper="SphereNet", table="6", widths=(96, 192, 384))
-_wide = _standard | {"widths": (256, 512, 768, 1024)}
-register("resnet18.spherenet", ResNet, paper="SphereNet", table="6 (v1)", **_wide)
-register("resnet18v2.spherenet", ResNet, paper="SphereNet", table="6 (v2)", shortcut="plain", **_wide)
+_resnet18("resnet18.spherenet", widths=_WIDE, paper="SphereNet", table="6 (v1)")
+_resnet18("resnet18v2.spherenet", widths=_WIDE, paper="SphereNet", table="6 (v2)", shortcut="plain")
 register("resnet32.mhe", ResNet, paper="MHE", table="12", widths=(64, 128, 256))
-register("resnet18.mhe", ResNet, paper="MHE", table="12", **_standard)
-register("resnet34.mhe", ResNet, paper="MHE", table="12", **_deeper)
-for _layers, _depth in _small.items():
-    _options = {"depth": _depth, "widths": (16, 32, 64), "shortcut": "pad", "num_classes": 100}
-    register(f"resnet{_layers}.opt", ResNet, paper="OPT", table="15", **_options)
-register("resnet18.opt", ResNet, paper="OPT", table="17", **_standard)
-register("resnet18a.opt", ResNet, paper="OPT", table="18", **_standard | {"widths": (64, 128, 128, 128)})
-register("resnet18b.opt", ResNet, paper="OPT", table="18", **_standard)
+_resnet18("resnet18.mhe", widths=_STANDARD, paper="MHE", table="12")
+_resnet34("resnet34.mhe", widths=_STANDARD, paper="MHE", table="12")
+for _layers, _depth in _SMALL.items():
+    _name, _widths = f"resnet{_layers}.opt", (16, 32, 64)
+    register(_name, ResNet, paper="OPT", table="15", depth=_depth, widths=_widths, shortcut="pad", num_classes=100)
+_resnet18("resnet18.opt", widths=_STANDARD, paper="OPT", table="17")
+_resnet18("resnet18a.opt", widths=(64, 128, 128, 128), paper="OPT", table="18")
+_resnet18("resnet18b.opt", widths=_STANDARD, paper="OPT", table="18")

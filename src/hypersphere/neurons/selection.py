@@ -83,7 +83,7 @@ class Selection(TableResult, dict[str, Neurons]):
         passed_over = self.passed_over.items()
         return selected + [SelectedLayer(name, _type(m), passed_over=reason) for name, (m, reason) in passed_over]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, Any]:
         return {"layers": [asdict(row) for row in self.rows]}
 
     def tables(self) -> list[TextTable]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +43,7 @@ class EpisodeAccuracy(TableResult):
         cells = [str(len(self.accuracies)), percent(self.accuracy), percent(self.interval), number(self.loss)]
         return [TextTable(["episodes", "accuracy", "± (95 %)", "loss"], [cells], left=0)]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, Any]:
         return {"accuracy": self.accuracy, "interval": self.interval, "loss": self.loss, "episodes": self.rows}
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -47,7 +48,7 @@ class Roc(TableResult):
         cells = [str(len(self.far)), number(self.auc), percent(self.eer), *rates]
         return [TextTable(["points", "AUC", "EER", *(f"TAR at FAR {far:g}" for far in FARS)], [cells], left=0)]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, Any]:
         return {"auc": self.auc, "eer": self.eer, "roc": self.corners()}
 
     @property

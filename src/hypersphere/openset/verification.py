@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -62,7 +62,7 @@ class Verification(TableResult):
         """The standard deviation over the folds (divided by F − 1)."""
         return float(self.accuracies.std())
 
-    def to_dict(self, fars: Sequence[float] = FARS) -> dict[str, Any]:
+    def to_dict(self, fars: Sequence[float] = FARS) -> Mapping[str, Any]:
         """Return all values by name, ready for JSON."""
         return {
             "accuracy": self.accuracy,
