@@ -110,7 +110,7 @@ def step(config: Config, batch_size: int) -> Step:
         loss += float(part.detach())
         phase.optimizer.step()
     parameters = [p for module in task.modules.values() for p in module.parameters()]
-    states = [value for phase in task.phases for each in phase.optimizer.state.values() for value in each.values()]
+    states = [value for phase in task.phases for slots in phase.optimizer.state.values() for value in slots.values()]
     return Step(
         loss,
         time.perf_counter() - begin,

@@ -85,8 +85,8 @@ def test_faces_are_verified_on_people_that_were_not_trained(faces, tmp_path):
     assert run.labels == list(TRAIN)
     assert summary.split == "test"
     assert summary.data["test"] == sum(TEST.values())
-    figures = scores(run)
-    assert {key: figures[key] for key in ("accuracy", "std", "auc", "eer")} == {
+    metrics = scores(run)
+    assert {key: metrics[key] for key in ("accuracy", "std", "auc", "eer")} == {
         key: result.to_dict()[key] for key in ("accuracy", "std", "auc", "eer")
     }
     # by hand: image and mirror image, in order
@@ -96,8 +96,8 @@ def test_faces_are_verified_on_people_that_were_not_trained(faces, tmp_path):
         embedded = torch.cat([run.classifier.embed(images), run.classifier.embed(images.flip(3))], 1)
     first, second = embedded[pairs.locate(test)].unbind(1)
     fold = openset.divide_into_folds(pairs.same, 6)  # as many as there are pairs for
-    assert figures["folds"] == openset.verify_pairs(first, second, pairs.same, fold).accuracies.tolist()
-    assert figures["pairs"] == 12
+    assert metrics["folds"] == openset.verify_pairs(first, second, pairs.same, fold).accuracies.tolist()
+    assert metrics["pairs"] == 12
 
 
 def test_another_set_of_faces_is_verified_on_the_pairs_of_lfw(faces, tmp_path):
@@ -149,16 +149,16 @@ def test_few_shot_episodes_of_new_classes(loss, classifier, tmp_path):
     assert {line["step"] for line in runs.metrics_of(result) if line["split"] == "validation"} == {3, 6}
     assert best["step"] == result.summary.best_step
     run = load_run(tmp_path / "run")
-    figures = scores(run, "test")
-    assert figures["classifier"] == classifier
-    assert (figures["accuracy"], figures["loss"]) == (result.summary.accuracy, result.summary.loss)
+    metrics = scores(run, "test")
+    assert metrics["classifier"] == classifier
+    assert (metrics["accuracy"], metrics["loss"]) == (result.summary.accuracy, result.summary.loss)
     test = data.load("shots", split="test")
     with torch.no_grad():
         embedded = torch.cat([run.classifier.embed(x) for x, _ in data.batches(test, 8, shuffle=False)])
     drawn = torch.stack([data.episode_indices(test, i, ways=2) for i in range(20)])
     by_hand = openset.few_shot_accuracy(*embedded[drawn].split([5, 15], 2), classifier)
-    assert figures["accuracy"] == by_hand.accuracy
-    assert figures["interval"] == by_hand.interval
+    assert metrics["accuracy"] == by_hand.accuracy
+    assert metrics["interval"] == by_hand.interval
 
 
 @pytest.mark.usefixtures("shots")
@@ -239,9 +239,9 @@ def test_evaluate_pairs(run_of_faces, faces, capsys):
     code, out, err = printed(capsys, run_of_faces, "--pairs", str(other), "--json")
     assert code == 0
     assert err == f"hypersphere: 1 of 12 pairs show classes that {run_of_faces} was trained on\n"
-    figures = json.loads(out)
-    assert (figures["measure"], figures["pairs"], set(figures["tar"])) == ("pairs", 12, {"0.001", "0.01", "0.1"})
-    assert (figures["roc"]["far"][-1], figures["roc"]["tar"][-1], figures["roc"]["thresholds"][0]) == (1, 1, None)
+    metrics = json.loads(out)
+    assert (metrics["measure"], metrics["pairs"], set(metrics["tar"])) == ("pairs", 12, {"0.001", "0.01", "0.1"})
+    assert (metrics["roc"]["far"][-1], metrics["roc"]["tar"][-1], metrics["roc"]["thresholds"][0]) == (1, 1, None)
 
 
 def test_a_list_of_pairs_for_a_dataset_without_the_split_all(run_of_faces, faces, capsys, monkeypatch):
@@ -260,10 +260,10 @@ def test_a_list_of_pairs_for_a_dataset_without_the_split_all(run_of_faces, faces
 
 def test_evaluate_identification(run_of_faces, capsys):
     code, out, _ = printed(capsys, run_of_faces, "--identify", "--json")
-    figures = json.loads(out)
-    assert (code, figures["probes"], figures["gallery"], figures["distractors"]) == (0, 3 + 3 + 2, 3, 2)
-    assert set(figures["rates"]) == {"1", "5", "10"}
-    assert figures["rates"]["5"] == 1.0  # there are no more than five
+    metrics = json.loads(out)
+    assert (code, metrics["probes"], metrics["gallery"], metrics["distractors"]) == (0, 3 + 3 + 2, 3, 2)
+    assert set(metrics["rates"]) == {"1", "5", "10"}
+    assert metrics["rates"]["5"] == 1.0  # there are no more than five
     assert "rank 1" in printed(capsys, run_of_faces, "--distractors", "0")[1]
 
 
@@ -271,9 +271,9 @@ def test_evaluate_episodes(run_of_faces, capsys, monkeypatch):
     monkeypatch.setattr(openset.few_shot, "EPOCHS", 10)
     argv = ["--split", "train", "--episodes", "3", "--ways", "2", "--shots", "1", "--queries", "3", "--json"]
     code, out, _ = printed(capsys, run_of_faces, *argv, "--classifier", "cosine")
-    figures = json.loads(out)
+    metrics = json.loads(out)
     keys = ("split", "episodes", "ways", "shots", "queries", "classifier")
-    assert (code, *(figures[key] for key in keys)) == (0, "train", 3, 2, 1, 3, "cosine")
+    assert (code, *(metrics[key] for key in keys)) == (0, "train", 3, 2, 1, 3, "cosine")
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,8 @@ def score(result: Result, trained: Result, images: int) -> dict[str, float]:
         return {"score": class_score(real)} | accuracy
     latent = result.model.get_parameter("dense.weight").shape[1]
     noise = torch.randn(images, latent, generator=generator(result.config.seed, "score", 0))
-    made, found = _outputs(classifier, (result.model(part) for part in noise.split(BATCH)))
-    return {"score": class_score(made), "frechet": frechet_distance(found, features)} | accuracy
+    logits, generated = _outputs(classifier, (result.model(part) for part in noise.split(BATCH)))
+    return {"score": class_score(logits), "frechet": frechet_distance(generated, features)} | accuracy
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..train.config import Config, Data, Energy, Loss, Model, Optimizer, Schedule, derive
-from .table import PaperTable, Scoring, TableRow
+from .table import PaperTable, Scoring, TableRow, scaled_milestones
 
 KINDS: dict[str, dict[str, bool]] = {
     "mhe": {},
@@ -30,7 +30,7 @@ _STAGES = (
     "1 of the energy, for which the released code has 10, 2.3, 6 and 5.3 for m = 4, 3, 2 and 1."
 )
 _NO_MEGAFACE = (
-    "MegaFace is not given out any more, so its figures stand beside no measured ones; `hypersphere evaluate "
+    "MegaFace is not given out any more, so its values stand beside no measured ones; `hypersphere evaluate "
     "--identify` measures identification among distractors of your own. "
 ) + _STAGES
 _CONTROL = (
@@ -86,15 +86,13 @@ def imagenet(network: str) -> Config:
 
 def small(config: Config, steps: int = 1500, widths: tuple[int, ...] = (16, 32, 64)) -> Config:
     """Reduce the size: narrow, small images, few steps, milestones in proportion."""
-    assert config.steps is not None
-    milestones = tuple(steps * each // config.steps for each in config.schedule.milestones)
     return derive(
         config,
         steps=steps,
         eval_every=steps // 5,
         model={"widths": widths},
         data={"size": 16, "augment": "cifar10.spherenet", "validation": 5000},
-        schedule={"milestones": milestones},
+        schedule={"milestones": scaled_milestones(config, steps)},
     )
 
 
@@ -103,7 +101,7 @@ def small(config: Config, steps: int = 1500, widths: tuple[int, ...] = (16, 32, 
 
 def table_1() -> PaperTable:
     """Variants of the energy: CNN-9 on CIFAR-10 and CIFAR-100."""
-    figures: dict[str, dict[str, tuple[float, ...]]] = {  # s = 2, 1, 0
+    reported: dict[str, dict[str, tuple[float, ...]]] = {  # s = 2, 1, 0
         "cifar10": {
             "baseline": (7.75,),
             "mhe": (6.22, 6.74, 6.44),
@@ -119,16 +117,16 @@ def table_1() -> PaperTable:
             "half-space-angular": (26.03, 26.52, 26.47),
         },
     }
-    return PaperTable("variants of the energy", "error", _variants(figures), f"{_narrow(1500)}.", minutes=1.8)
+    return PaperTable("variants of the energy", "error", _variants(reported), f"{_narrow(1500)}.", minutes=1.8)
 
 
-def _variants(figures: dict[str, dict[str, tuple[float, ...]]], similarity: str | None = None) -> list[TableRow]:
+def _variants(reported: dict[str, dict[str, tuple[float, ...]]], similarity: str | None = None) -> list[TableRow]:
     """Rows of every kind and s; only reduced on CIFAR-100 with plain layers."""
     rows = []
-    for data, methods in figures.items():
+    for data, methods in reported.items():
         base = derive(cnn9(data), model={"similarity": similarity})
-        for kind, papers in methods.items():
-            for s, paper in zip((2, 1, 0), papers, strict=False):
+        for kind, values in methods.items():
+            for s, paper in zip((2, 1, 0), values, strict=False):
                 full = derive(base, energy=_term(kind, s))
                 runs_small = data == "cifar100" and similarity is None
                 name = f"{data}/{kind}" + (f"-s{s}" if kind in KINDS else "")
@@ -145,7 +143,7 @@ _PRINTED_TWICE = {"mhe": "Table 1 prints 27.15 for this row.", "half-space": "Ta
 
 def table_2() -> PaperTable:
     """Network width: CNN-9 on CIFAR-100."""
-    figures = {
+    reported = {
         "baseline": (47.72, 38.64, 28.13, 24.95, 25.45),
         "mhe": (36.84, 30.05, 26.75, 24.05, 23.14),
         "half-space": (35.16, 29.33, 25.96, 23.38, 21.83),
@@ -153,36 +151,36 @@ def table_2() -> PaperTable:
     rows = []
     for i, width in enumerate((16, 32, 64, 128, 256)):
         widths = (width, 2 * width, 4 * width)
-        for kind, papers in figures.items():
+        for kind, values in reported.items():
             full = derive(cnn9(), model={"widths": widths}, energy=_term(kind))
             narrower = small(full, widths=(8, 16, 32)) if width == 16 else None
             note = _PRINTED_TWICE.get(kind, "") if width == 64 else ""
-            rows.append(TableRow(f"{'-'.join(map(str, widths))}/{kind}", papers[i], full, narrower, 3, note=note))
+            rows.append(TableRow(f"{'-'.join(map(str, widths))}/{kind}", values[i], full, narrower, 3, note=note))
     reduced = f"Half of the narrowest network, 8/16/32 filters; {_short(1500)}."
     return PaperTable("network width, CIFAR-100", "error", rows, reduced, minutes=1.2)
 
 
 def table_3() -> PaperTable:
     """Network depth on CIFAR-100."""
-    figures = {
+    reported = {
         "baseline": (32.08, 28.13, None),
         "mhe": (28.16, 26.75, 26.9),
         "half-space": (27.56, 25.96, 25.84),
     }
     rows = []
     for i, network in enumerate(("cnn6", "cnn9", "cnn15")):
-        for kind, papers in figures.items():
+        for kind, values in reported.items():
             # its point is what converges without help, so no clipping
             full = derive(cnn9(), clip=None, model={"name": f"{network}.mhe"}, energy=_term(kind))
             note = _PRINTED_TWICE.get(kind, "") if network == "cnn9" else ""
-            note = note if papers[i] else "It did not converge in the paper."
-            rows.append(TableRow(f"{network}/{kind}", papers[i], full, note=note))
+            note = note if values[i] else "It did not converge in the paper."
+            rows.append(TableRow(f"{network}/{kind}", values[i], full, note=note))
     return PaperTable("network depth, CIFAR-100", "error", rows)
 
 
 def table_4() -> PaperTable:
     """Where the gain comes from: energy of hidden layers, of the output, of both; CNN-9 on CIFAR-100."""
-    figures = {
+    reported = {
         "mhe": (26.85, 26.55, 26.16),
         "half-space": (None, 26.28, 25.61),
         "angular": (27.8, 26.56, 26.17),
@@ -190,10 +188,10 @@ def table_4() -> PaperTable:
     }
     parts: dict[str, dict[str, float]] = {"output": {"hidden_weight": 0}, "hidden": {"output_weight": 0}, "both": {}}
     rows = [TableRow("baseline", 28.13, cnn9())]
-    for kind, papers in figures.items():
-        for (part, weights), paper in zip(parts.items(), papers, strict=True):
+    for kind, values in reported.items():
+        for (part, weights), paper in zip(parts.items(), values, strict=True):
             if paper is not None:  # half space is for hidden layers
-                note = "The paper's Table 1 has this figure at s = 0." if (kind, part) == ("mhe", "both") else ""
+                note = "The paper's Table 1 has this value at s = 0." if (kind, part) == ("mhe", "both") else ""
                 rows.append(
                     TableRow(f"{kind}-{part}", paper, derive(cnn9(), energy=energy(kind, **weights)), note=note)
                 )
@@ -218,7 +216,7 @@ def figure_3() -> PaperTable:
 
 def table_5() -> PaperTable:
     """ResNet-32 on CIFAR-10 and CIFAR-100."""
-    note = "The figures of Table 5 are missing in our text of the paper."
+    note = "The values of Table 5 are missing in our text of the paper."
     rows = [
         TableRow(
             f"{data}/{kind}", None, derive(cnn9(data), model={"name": "resnet32.mhe"}, energy=_term(kind)), note=note
@@ -241,8 +239,8 @@ def table_6() -> PaperTable:
     }
     rows = []
     for i, network in enumerate(("resnet18", "resnet34")):
-        for name, (*papers, term) in methods.items():
-            rows.append(TableRow(f"{network}/{name}", papers[i], derive(imagenet(f"{network}.mhe"), energy=term)))
+        for name, (*values, term) in methods.items():
+            rows.append(TableRow(f"{network}/{name}", values[i], derive(imagenet(f"{network}.mhe"), energy=term)))
     return PaperTable("ImageNet", "error", rows)
 
 
@@ -292,14 +290,14 @@ def table_7() -> PaperTable:
 
 def table_16() -> PaperTable:
     """Imbalanced CIFAR-100: ten classes have a tenth of their images, or class c has 5·(c + 1); CNN-9."""
-    figures = {
+    reported = {
         "single": (31.43, 30.75, 29.30, 29.40, 30.16, 29.60),
         "multiple": (38.39, 37.89, 37.07, 36.52, 37.54, 37.07),
     }
     rows = [
         TableRow(f"{column}/{kind}", paper, derive(cnn9(), {"data.imbalance": column}, energy=_term(kind)))
-        for column, papers in figures.items()
-        for kind, paper in zip(IMBALANCED, papers, strict=True)
+        for column, values in reported.items()
+        for kind, paper in zip(IMBALANCED, values, strict=True)
     ]
     return PaperTable("imbalanced CIFAR-100", "error", rows)
 
@@ -336,7 +334,6 @@ def small_faces(config: Config) -> Config:
     """Reduce the size: a narrow network with BatchNorm and Adam on LFW."""
     assert config.steps is not None
     steps = config.steps // 14
-    milestones = tuple(each // 14 for each in config.schedule.milestones)
     return derive(
         config,
         steps=steps,
@@ -344,7 +341,7 @@ def small_faces(config: Config) -> Config:
         model={"widths": (16, 32, 64, 128), "fc": 128, "batch_norm": True},
         data=Data("lfw", batch_size=64, size=32, augment="cifar10.spherenet", validation=0.05),
         optimizer=Optimizer("adam", lr=config.optimizer.lr / 100, weight_decay=5e-4),
-        schedule={"milestones": milestones},
+        schedule={"milestones": scaled_milestones(config, steps)},
     )
 
 
@@ -372,17 +369,17 @@ def table_9() -> PaperTable:
     )
 
 
-Pairs = tuple[tuple[float, float], ...]
+FacePairs = tuple[tuple[float, float], ...]  # of SphereFace and SphereFace+, by margin
 
 
-def _faces(network: str, figures: Pairs, megaface: Pairs | None = None) -> list[TableRow]:
+def _faces(network: str, reported: FacePairs, megaface: FacePairs | None = None) -> list[TableRow]:
     """Rows of both losses for every margin; with the rank-1 identification on MegaFace, if given."""
     rows = []
     for i, m in enumerate(MARGINS):
         full, first = sphereface(network, m), f"m{m}/sphereface"
-        one, other = ({"megaface": each} for each in megaface[i]) if megaface else ({}, {})
-        rows.append(TableRow(first, figures[i][0], full, also=one))
-        rows.append(TableRow(f"{first}+", figures[i][1], plus(full), start=first, also=other))
+        one, other = ({"megaface": rate} for rate in megaface[i]) if megaface else ({}, {})
+        rows.append(TableRow(first, reported[i][0], full, also=one))
+        rows.append(TableRow(f"{first}+", reported[i][1], plus(full), start=first, also=other))
     return rows
 
 
@@ -399,7 +396,7 @@ def table_10() -> PaperTable:
         "sphereface": (99.42, 72.72, base.loss),
     }
     notes = {
-        "cosineface": "The paper took these figures from the loss's own paper.",
+        "cosineface": "The paper took these values from the loss's own paper.",
         "l-softmax": "Gradient norms are clipped at 1: without that, the loss is NaN after a few steps.",
     }
     clip = {"l-softmax": 1.0}
@@ -425,7 +422,7 @@ def section_f() -> PaperTable:
 
 
 _MEGAFACE = (
-    "The paper's figures are rates of verification on MegaFace, which is not given out any more: these runs verify the "
+    "The paper's values are rates of verification on MegaFace, which is not given out any more: these runs verify the "
     "pairs of LFW, so only the order of the rows compares. "
 ) + _STAGES
 
@@ -439,13 +436,13 @@ def table_17() -> PaperTable:
 
 def table_18() -> PaperTable:
     """SphereFace+ trained on larger sets of faces: 20 layers, verified on LFW."""
-    figures = {
+    reported = {
         ("imdb-face", "imdb_face"): ((99.53, 72.89), (99.57, 73.15)),
         ("ms-celeb", "ms_celeb"): ((99.48, 73.93), (99.5, 74.16)),
         ("casia", "casia_webface"): ((99.27, 70.68), (99.32, 71.30)),
     }
     rows = []
-    for (column, data), ((one, first), (other, second)) in figures.items():
+    for (column, data), ((one, first), (other, second)) in reported.items():
         full, start = derive(sphereface("sphereface20"), {"data.name": data}), f"{column}/sphereface"
         note = "Table 8 prints 99.26 for this row." if column == "casia" else ""
         rows.append(TableRow(start, one, full, also={"megaface": first}, note=note))
@@ -458,7 +455,7 @@ def table_18() -> PaperTable:
 
 def table_13() -> PaperTable:
     """Variants of the energy on SphereNets: CNN-9 of cosine layers on CIFAR-10 and CIFAR-100."""
-    figures: dict[str, dict[str, tuple[float, ...]]] = {  # s = 2, 1, 0
+    reported: dict[str, dict[str, tuple[float, ...]]] = {  # s = 2, 1, 0
         "cifar10": {
             "baseline": (6.37,),
             "orthonormal": (6.13,),
@@ -476,7 +473,7 @@ def table_13() -> PaperTable:
             "half-space-angular": (27.35, 27.68, 27.58),
         },
     }
-    return PaperTable("energy of SphereNets", "error", _variants(figures, "cosine"))
+    return PaperTable("energy of SphereNets", "error", _variants(reported, "cosine"))
 
 
 def gan() -> Config:

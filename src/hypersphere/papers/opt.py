@@ -123,20 +123,23 @@ def pointnet() -> Config:
 
 def small(config: Config) -> Config:
     """The reduced size of a network on CIFAR-100 (see :data:`NARROW`)."""
-    kept = config.optimizer
+    optimizer = config.optimizer
     changes: dict[str, Any] = {
         "model.widths": (16, 16, 16),
         "data.batch_size": 64,
         "data.validation": 0.1,
-        "optimizer.lr": kept.lr / 2,
-        "optimizer.rotation_lr": None if kept.rotation_lr is None else _ogd_rate(config),
+        "optimizer.lr": optimizer.lr / 2,
+        "optimizer.rotation_lr": None if optimizer.rotation_lr is None else _ogd_rate(config),
         "schedule": Schedule("cosine"),
     }
-    if config.rotation is not None:
-        changes["rotation.init"] = "identity"
-        if config.rotation.sample is not None:
-            changes["rotation.every"] = 100
-    return derive(config, changes, steps=2000, eval_every=500)
+    if config.rotation is not None and config.rotation.sample is not None:
+        changes["rotation.every"] = 100
+    return derive(_from_identity(config), changes, steps=2000, eval_every=500)
+
+
+def _from_identity(config: Config) -> Config:
+    """Start rotations from the identity instead of N(0, 1)."""
+    return config if config.rotation is None else derive(config, {"rotation.init": "identity"})
 
 
 def _ogd_rate(config: Config) -> float:
@@ -155,7 +158,7 @@ def table_1() -> PaperTable:
     """Is orthogonality needed? Unconstrained R against Gram-Schmidt, neurons fixed or learned; CIFAR-100."""
     rows = []
     printed = {"cnn6": (37.59, 48.47, 42.61, 37.24, 33.02), "cnn9": (33.55, 46.72, 39.38, 32.95, 31.03)}
-    for network, papers in printed.items():
+    for network, values in printed.items():
         base = cnn(f"{network}.opt")
         full = {
             "baseline": base,
@@ -164,7 +167,7 @@ def table_1() -> PaperTable:
             "gs-learned": rotated(base, "gs", neurons="learned"),
             "gs-fixed": rotated(base, "gs"),
         }
-        for (name, config), paper in zip(full.items(), papers, strict=True):
+        for (name, config), paper in zip(full.items(), values, strict=True):
             rows.append(_row(f"{network}/{name}", paper, config, narrow=network == "cnn6"))
     return PaperTable("orthogonality, CIFAR-100", "error", rows, NARROW, minutes=1.8)
 
@@ -184,8 +187,8 @@ def table_2() -> PaperTable:
     }
     rows = [
         TableRow(f"{method}/{name}", paper, rotated(cnn(), method, **options))
-        for method, papers in printed.items()
-        for (name, options), paper in zip(spreads.items(), papers, strict=True)
+        for method, values in printed.items()
+        for (name, options), paper in zip(spreads.items(), values, strict=True)
     ]
     return PaperTable("refined initial neurons, CIFAR-100", "error", rows, differs=REFINED)
 
@@ -283,14 +286,11 @@ AS_STATED = (
 
 
 def _short(config: Config, epochs: int = 20) -> Config:
-    changes: dict[str, Any] = {"epochs": epochs}
-    if config.rotation is not None:
-        changes["rotation.init"] = "identity"
-    if config.model.init == "normal":
-        method = "" if config.rotation is None else config.rotation.method
-        rates = {"ogd": 1e-6, "regularized": 1e-6}
-        changes |= {"optimizer.lr": 1e-4, "optimizer.rotation_lr": rates.get(method)}
-    return derive(config, changes)
+    config = derive(_from_identity(config), epochs=epochs)
+    if config.model.init != "normal":
+        return config
+    slow = config.rotation is not None and config.rotation.method in ("ogd", "regularized")
+    return derive(config, optimizer={"lr": 1e-4, "rotation_lr": 1e-6 if slow else None})
 
 
 def table_6() -> PaperTable:
@@ -302,8 +302,8 @@ def table_6() -> PaperTable:
     }
     rows = []
     for number, (column, base) in enumerate(columns.items()):
-        for name, papers in TABLE_6.items():
-            paper = papers[number]
+        for name, values in TABLE_6.items():
+            paper = values[number]
             if paper is None:
                 continue
             full = _by_name(base, name)
@@ -342,8 +342,8 @@ def table_10() -> PaperTable:
         "resnet18": (imagenet("resnet18.opt"), (32.95, 32.50, None, 32.26)),
     }
     rows = []
-    for column, (base, papers) in columns.items():
-        for name, paper in zip(("baseline", "hs-mhe", "gs", "s-opt"), papers, strict=True):
+    for column, (base, values) in columns.items():
+        for name, paper in zip(("baseline", "hs-mhe", "gs", "s-opt"), values, strict=True):
             full = _by_name(base, name)
             if name == "s-opt" and column == "resnet18":  # 700 draws of 1,000 steps
                 full = derive(full, {"steps": 700_000, "rotation.every": 1000})
@@ -398,10 +398,10 @@ def table_13() -> PaperTable:
         schedule=Schedule("step", milestones=(16_000, 24_000)),
     )
     rows = []
-    for size, papers in {512: (95.7, 94.9), 1024: (96.4, 95.8)}.items():
+    for size, values in {512: (95.7, 94.9), 1024: (96.4, 95.8)}.items():
         plain = derive(base, {"model.fc": size})
-        rows.append(TableRow(f"{size}/oracle", papers[0], plain))
-        rows.append(TableRow(f"{size}/cls-opt", papers[1], rotated(plain, "cp", layers="output")))
+        rows.append(TableRow(f"{size}/oracle", values[0], plain))
+        rows.append(TableRow(f"{size}/cls-opt", values[1], rotated(plain, "cp", layers="output")))
     return PaperTable("CLS-OPT, faces", "verification", rows)
 
 
@@ -412,9 +412,9 @@ def _blocks(printed: Mapping[int, tuple[float, ...]], shared: bool) -> PaperTabl
         TableRow("plain/fixed-neurons", 73.81, rotated(cnn(), "none", freeze=True), note=FIXED),
     ]
     for column, method in enumerate(("cp", "gs", "hr", "ls", "ogd")):
-        for k, papers in printed.items():
+        for k, values in printed.items():
             options = {"blocks": k, "share_blocks": shared} if k > 1 else {}
-            rows.append(TableRow(f"{method}/k{k}", papers[column], rotated(cnn(), method, **options)))
+            rows.append(TableRow(f"{method}/k{k}", values[column], rotated(cnn(), method, **options)))
     title = f"R in k {'equal' if shared else 'independent'} blocks, CIFAR-100"
     return PaperTable(title, "error", rows)
 
@@ -484,24 +484,23 @@ def _tuned(config: Config) -> Config:
 
 
 def _small_pointnet(config: Config) -> Config:
-    changes: dict[str, Any] = {
-        "model.widths": (16, 16, 16, 32, 128),
-        "data.name": "modelnet10",
-        "data.validation": 0.1,
-    }
-    if config.rotation is not None:
-        changes["rotation.init"] = "identity"
-    return derive(config, changes, epochs=12, schedule=Schedule("cosine"))
+    return derive(
+        _from_identity(config),
+        epochs=12,
+        model={"widths": (16, 16, 16, 32, 128)},
+        data={"name": "modelnet10", "validation": 0.1},
+        schedule=Schedule("cosine"),
+    )
 
 
 def table_9() -> PaperTable:
     """GCN on Cora and Pubmed, PointNet on ModelNet40: accuracy of OPT with GS, CP and OGD."""
     printed = {"cora": (81.3, 81.9, 82.0, 82.3), "pubmed": (79.0, 79.4, 79.4, 79.5)}
     rows = []
-    for data, papers in printed.items():
+    for data, values in printed.items():
         base = gcn(data)
-        rows.append(TableRow(f"{data}/baseline", papers[0], base, base, 10))
-        for method, paper in zip(("gs", "cp", "ogd"), papers[1:], strict=True):
+        rows.append(TableRow(f"{data}/baseline", values[0], base, base, 10))
+        for method, paper in zip(("gs", "cp", "ogd"), values[1:], strict=True):
             full = rotated(base, method)
             rows.append(TableRow(f"{data}/{method}", paper, full, _tuned(full), 10))
         literal = rotated(base, "cp")
@@ -524,20 +523,13 @@ EPISODES = (
     "2,000 steps of 64 images instead of 200 epochs of batches of 16, R from the identity, a tenth of the images of "
     "the training classes held out for validation."
 )
-FEW_SHOT = "The printed figures of other methods (MAML, MatchingNet, ProtoNet) have no rows here."
+FEW_SHOT = "The reported values of other methods (MAML, MatchingNet, ProtoNet) have no rows here."
 
 
 def _shots(config: Config) -> Config:
-    changes: dict[str, Any] = {
-        "data": Data("cifar_fs", batch_size=64, validation=0.1),
-        "model.widths": (32, 32, 32, 32),
-        "epochs": None,
-        "steps": 2000,
-        "eval_every": 500,
-    }
-    if config.rotation is not None:
-        changes["rotation.init"] = "identity"
-    return derive(config, changes)
+    data = Data("cifar_fs", batch_size=64, validation=0.1)
+    changes = {"epochs": None, "steps": 2000, "eval_every": 500, "model.widths": (32, 32, 32, 32)}
+    return derive(_from_identity(config), changes, data=data)
 
 
 def table_8() -> PaperTable:
@@ -550,12 +542,11 @@ def table_8() -> PaperTable:
         schedule=Schedule("constant"),
     )
     cosine = derive(plain, loss=Loss("s_softmax", scale=2.0))
-    rows = []
-    for name, paper, full in (
-        ("baseline", 62.53, plain),
-        ("baseline-opt", 63.27, rotated(plain, "cp")),
-        ("baseline++", 66.43, cosine),
-        ("baseline++opt", 66.82, rotated(cosine, "cp")),
-    ):
-        rows.append(TableRow(name, paper, full, _shots(full), 2))
+    configs = {
+        "baseline": (62.53, plain),
+        "baseline-opt": (63.27, rotated(plain, "cp")),
+        "baseline++": (66.43, cosine),
+        "baseline++opt": (66.82, rotated(cosine, "cp")),
+    }
+    rows = [TableRow(name, reported, full, _shots(full), 2) for name, (reported, full) in configs.items()]
     return PaperTable("few-shot recognition", "few_shot", rows, EPISODES, FEW_SHOT, minutes=2.5)

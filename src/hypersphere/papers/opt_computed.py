@@ -38,7 +38,7 @@ def classifier_parameters(network: str, options: Mapping[str, Any], rotated: boo
 
     with torch.device("meta"):
         model = models.create(network, **options)
-    (name, output), *_ = [(name, each) for name, each in select(model).items() if each.is_output]
+    (name, output), *_ = [(name, neurons) for name, neurons in select(model).items() if neurons.is_output]
     if rotated:
         rotate(model, layers=name)
     counts = count_parameters(output.module)
@@ -73,14 +73,14 @@ def initial_energy(mean: float, spread: Mapping[str, Any] | None, seed: int) -> 
 
     torch.manual_seed(seed)
     model = models.create("cnn6.opt")
-    hidden = {name: each for name, each in select(model).items() if not each.is_output}
+    hidden = {name: neurons for name, neurons in select(model).items() if not neurons.is_output}
     with torch.no_grad():
-        for each in hidden.values():
-            each.tensor.add_(mean)
+        for neurons in hidden.values():
+            neurons.tensor.add_(mean)
     if spread is not None:
         spread_neurons(model, seed=seed, **spread)
-    found = EnergyRegularizer(model, half_space=True).per_layer()
-    return {"energy": sum(found[name] for name in hidden)}
+    energies = EnergyRegularizer(model, half_space=True).per_layer()
+    return {"energy": sum(energies[name] for name in hidden)}
 
 
 # ------------------------------------------------------------------------------------------------ tables

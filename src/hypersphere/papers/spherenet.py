@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..train.config import Config, Data, Energy, Loss, Model, Optimizer, Schedule, derive
-from .table import PaperTable, TableRow
+from .table import PaperTable, TableRow, scaled_milestones
 
 OPERATORS = {
     "original": None,
@@ -70,15 +70,13 @@ def imagenet() -> Config:
 
 def small(config: Config, steps: int = 1200, divisor: int = 2, *, eval_every: int = 100) -> Config:
     """Reduce the size: filters and features divided, small images, few steps, milestones in proportion."""
-    assert config.steps is not None
-    milestones = tuple(steps * each // config.steps for each in config.schedule.milestones)
     return derive(
         config,
         steps=steps,
         eval_every=eval_every,
-        model={"widths": tuple(each // divisor for each in (64, 96, 128)), "fc": 256 // divisor},
+        model={"widths": tuple(width // divisor for width in (64, 96, 128)), "fc": 256 // divisor},
         data={"size": 16, "validation": 2000},
-        schedule={"milestones": milestones},
+        schedule={"milestones": scaled_milestones(config, steps)},
     )
 
 
@@ -87,7 +85,7 @@ def small(config: Config, steps: int = 1200, divisor: int = 2, *, eval_every: in
 
 def table_1() -> PaperTable:
     """Operators and losses: CNN-9 on CIFAR-10."""
-    figures = {
+    reported = {
         "original": (90.58, 90.58, 90.73, 90.78, 91.08, 90.68, 91.78, 91.80),
         "cosine": (90.89, 90.88, 91.08, 91.22, 91.17, 90.99, 91.94, 92.19),
         "linear": (91.10, 90.93, 91.42, 90.96, 90.95, 91.24, 92.21, 92.32),
@@ -97,16 +95,16 @@ def table_1() -> PaperTable:
     }
     rows = []
     for i, (name, loss) in enumerate(LOSSES.items()):
-        for operator, papers in figures.items():
+        for operator, values in reported.items():
             full = sphere(derive(cnn9(), loss=loss), OPERATORS[operator])
             runs_small = operator in SMALL_OPERATORS and name in SMALL_LOSSES
-            rows.append(TableRow(f"{name}/{operator}", papers[i], full, small(full) if runs_small else None, 2))
+            rows.append(TableRow(f"{name}/{operator}", values[i], full, small(full) if runs_small else None, 2))
     return PaperTable("operators and losses, CIFAR-10", "accuracy", rows, _HALF, minutes=2.6, target=60)
 
 
 def table_2() -> PaperTable:
     """Operators in networks of other depths and in a ResNet, CIFAR-10; cosine W-Softmax with angles, else softmax."""
-    figures = {
+    reported = {
         "original": (81.19, 90.68, 90.62, 88.23, 88.15, 90.40),
         "cosine": (82.23, 90.99, 91.23, 90.05, 89.28, 91.38),
         "linear": (82.31, 91.15, 91.24, 90.15, 89.91, 91.25),
@@ -120,11 +118,11 @@ def table_2() -> PaperTable:
     }
     rows = []
     for i, network in enumerate(("cnn3", "cnn9", "cnn18", "cnn45", "cnn60", "resnet32")):
-        for operator, papers in figures.items():
+        for operator, values in reported.items():
             full, name = _deep(f"{network}.spherenet", OPERATORS[operator]), f"{network}/{operator}"
             runs_small = network in ("cnn18", "cnn45") and operator in ("original", "cosine")
             note = printed_twice.get(name, "")
-            rows.append(TableRow(name, papers[i], full, _small_deep(full) if runs_small else None, 2, note=note))
+            rows.append(TableRow(name, values[i], full, _small_deep(full) if runs_small else None, 2, note=note))
     reduced = f"CNN-18 and CNN-45 {_QUARTER}; 2,000 steps of 64 images instead of 64,000 of 128; {_PIXELS}."
     return PaperTable("depth, CIFAR-10", "accuracy", rows, reduced, minutes=5.5, target=30)
 
@@ -140,7 +138,7 @@ def _small_deep(config: Config) -> Config:
 
 def table_3() -> PaperTable:
     """Learning without ReLU: CNN-18 on CIFAR-10; cosine W-Softmax with angles, else softmax."""
-    figures = {
+    reported = {
         "original": 80.73,
         "cosine": 85.25,
         "linear": 85.34,
@@ -149,7 +147,7 @@ def table_3() -> PaperTable:
         "sigmoid-0.7": 85.51,
     }
     rows = []
-    for operator, paper in figures.items():
+    for operator, paper in reported.items():
         full = derive(_deep("cnn18.spherenet", OPERATORS[operator]), {"model.relu": False})
         runs_small = operator in SMALL_OPERATORS
         rows.append(TableRow(operator, paper, full, small(full, 1000, 4) if runs_small else None, 2))
@@ -176,8 +174,8 @@ def figure_3() -> PaperTable:
         wide, name = derive(cnn9(), model={"widths": widths}), "-".join(map(str, widths))
         note = "The text names 16/32/48 alone; 128/192/256 is the released code's." if widths[0] != 16 else ""
         rows += [
-            TableRow(f"{name}/{method}", None, each, note=note)
-            for method, each in (("original", wide), ("cosine", sphere(wide)))
+            TableRow(f"{name}/{method}", None, full, note=note)
+            for method, full in (("original", wide), ("cosine", sphere(wide)))
         ]
     deep = "cnn69.spherenet"
     rows += [TableRow("cnn69/original", None, _deep(deep, None)), TableRow("cnn69/cosine", None, _deep(deep, "cosine"))]
@@ -236,14 +234,14 @@ def table_4() -> PaperTable:
         "c-cw": ("cosine", LOSSES["w-cosine"]),
         "s-g": ("sigmoid(0.3)", LOSSES["ga-softmax"]),
     }
-    figures = {"cifar10+": (93.26, 94.47, 94.33, 94.64, 95.01), "cifar100": (72.85, 76.02, 75.62, 74.92, 76.39)}
+    reported = {"cifar10+": (93.26, 94.47, 94.33, 94.64, 95.01), "cifar100": (72.85, 76.02, 75.62, 74.92, 76.39)}
     rows = []
-    for column, papers in figures.items():
+    for column, values in reported.items():
         data = {"name": column.removesuffix("+"), "augment": "cifar10+.spherenet.vertical"}
         base = derive(cnn9(), model={"name": "resnet32w.spherenet"}, data=data)
-        for (name, (similarity, loss)), paper in zip(methods.items(), papers, strict=True):
+        for (name, (similarity, loss)), paper in zip(methods.items(), values, strict=True):
             rows.append(TableRow(f"{column}/{name}", paper, sphere(derive(base, loss=loss), similarity)))
-    differs = "The printed figures of other papers' networks (ELU, LSUV, ResNet-1001) have no rows here."
+    differs = "The reported values of other papers' networks (ELU, LSUV, ResNet-1001) have no rows here."
     return PaperTable("ResNet-32, CIFAR-10+ and CIFAR-100", "accuracy", rows, differs=differs)
 
 

@@ -100,6 +100,12 @@ def _without_auto(config: Config) -> Config:
     return derive(config, {key: value for key, value in NEUTRAL.items() if flat[key] == AUTO})
 
 
+def scaled_milestones(config: Config, steps: int) -> tuple[int, ...]:
+    """Return the milestones of a config in proportion to another number of steps."""
+    assert config.steps is not None
+    return tuple(steps * milestone // config.steps for milestone in config.schedule.milestones)
+
+
 @dataclass(frozen=True)
 class Scoring:
     """How generated images are scored: by the network of the row `classifier`, on so many `images`."""

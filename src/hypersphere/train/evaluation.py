@@ -23,7 +23,7 @@ class Totals:
     Attributes:
         loss: of all samples.
         samples: of each class, (C,).
-        correct: of those, how many were predicted right.
+        correct: of these, how many were predicted right.
         top5: samples whose class is among the five largest logits; None for up to :data:`FEW_CLASSES` classes.
     """
 
@@ -33,7 +33,7 @@ class Totals:
     top5: int | None = None
 
 
-FEW_CLASSES = 10  # up to so many classes, five guesses say little
+FEW_CLASSES = 10  # no top-5 accuracy up to this many classes
 
 
 @torch.no_grad()
@@ -56,25 +56,25 @@ def evaluate(
     for batch in batches:
         if interrupted():
             return None
-        value, given = model(batch.inputs, batch.labels, edges)
-        targets, hits = (each.cpu() for each in predictions(model, given, batch))
+        value, output = model(batch.inputs, batch.labels, edges)
+        targets, hits = (tensor.cpu() for tensor in predictions(model, output, batch))
         if top5 is not None:
-            top5 += int(predictions(model, given, batch, 5)[1].sum())
+            top5 += int(predictions(model, output, batch, 5)[1].sum())
         if collected is not None:
-            collected.add(model, given, batch)
+            collected.add(model, output, batch)
         loss += float(value) * len(targets)
         samples += targets.bincount(minlength=classes)
         correct += targets[hits].bincount(minlength=classes)
     return Totals(loss, samples, correct, top5)
 
 
-def predictions(model: Classifier, given: Tensor, batch: Batch, top: int = 1) -> tuple[Tensor, Tensor]:
+def predictions(model: Classifier, output: Tensor, batch: Batch, top: int = 1) -> tuple[Tensor, Tensor]:
     """Return targets (n,) and whether each prediction is correct: the target is among the `top` largest logits.
 
     Negative labels, such as those of nodes outside the split, are left out.
     """
-    targets = targets_of(batch.inputs, batch.labels, given).flatten()
-    logits = model.logits(given.float())
+    targets = targets_of(batch.inputs, batch.labels, output).flatten()
+    logits = model.logits(output.float())
     guesses = logits.argmax(-1, keepdim=True) if top == 1 else logits.topk(top).indices
     hits = (guesses.flatten(0, -2) == targets[:, None]).any(1)
     return targets[targets >= 0], hits[targets >= 0]
@@ -93,9 +93,9 @@ class Predictions:
         self._codes: list[Tensor] = []  # label * classes + prediction
         self._worst: list[tuple[float, int, int, int, float, Tensor]] = []  # -loss, index, label, prediction, ...
 
-    def add(self, model: Classifier, given: Tensor, batch: Batch) -> None:
-        targets = targets_of(batch.inputs, batch.labels, given).flatten()
-        logits = model.logits(given.float()).flatten(0, -2)[targets >= 0]
+    def add(self, model: Classifier, output: Tensor, batch: Batch) -> None:
+        targets = targets_of(batch.inputs, batch.labels, output).flatten()
+        logits = model.logits(output.float()).flatten(0, -2)[targets >= 0]
         targets = targets[targets >= 0]
         guesses = logits.argmax(1)
         self._codes.append((targets * len(self.spec.classes) + guesses).cpu())
@@ -112,7 +112,7 @@ class Predictions:
                 place = self._seen + i, int(targets[i]), int(guesses[i])
                 image = batch.inputs[i].clone().cpu()  # not a view of the whole batch
                 self._worst.append((-float(losses[i]), *place, float(logs[i].max().exp()), image))
-        self._worst = sorted(self._worst, key=lambda each: each[:2])[:MOST_WORST]
+        self._worst = sorted(self._worst, key=lambda sample: sample[:2])[:MOST_WORST]
 
     def tree(self) -> dict[str, Any]:
         """Return what predictions/<split>.json holds, but for the split and the model."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,18 +56,18 @@ def evaluate(
 ) -> dict[str, float] | None:
     """Evaluate an open split by its pairs, else by episodes; None if `interrupted` returned True.
 
-    Every process computes all of it, so that figures do not depend on their number.
+    Every process computes all of it, so that the result does not depend on their number.
     """
     embedder = Embedder(model, splits, config, to_device, interrupted)
     try:
         if splits.pairs is not None:
-            figures = verify(embedder, splits.split(split), splits.pairs)
-            return {key: figures[key] for key in ("accuracy", "std", "auc", "eer")}
-        settings = episode_settings(config)
+            pairs = verify(embedder, splits.split(split), splits.pairs)
+            return {"accuracy": pairs.accuracy, "std": pairs.std, "auc": pairs.roc.auc, "eer": pairs.roc.eer}
+        settings = Episodes.of(config)
         if split != "test":
-            settings["episodes"] = VALIDATION_EPISODES
-        figures = run_episodes(embedder, splits.split(split), **settings)
-        return {key: figures[key] for key in ("loss", "accuracy", "interval")}
+            settings = replace(settings, episodes=VALIDATION_EPISODES)
+        scores = run_episodes(embedder, splits.split(split), settings)
+        return {"loss": scores.loss, "accuracy": scores.accuracy, "interval": scores.interval}
     except Interrupted:
         return None
 
@@ -87,7 +89,7 @@ class Embedder:
     @torch.no_grad()
     def __call__(self, dataset: Any, *, mirrored: bool = False) -> Tensor:
         """Return embeddings (N, d) on the CPU; `mirrored` appends those of the mirror images, (N, 2d)."""
-        data, parts = self.config.data, []
+        data, embeddings = self.config.data, []
         batches = datasets.batches(
             dataset, data.batch_size, shuffle=False, augment=self.splits.eval_augment, workers=data.workers
         )
@@ -99,19 +101,14 @@ class Embedder:
             embedded = torch.cat([self.model.embed(view).float() for view in views], -1)
             if embedded.dim() != 2:
                 raise ValueError(f"embeddings must be (B, d), got {tuple(embedded.shape)}")
-            parts.append(embedded.cpu())
-        found = torch.cat(parts)
-        if not found.isfinite().all():
+            embeddings.append(embedded.cpu())
+        rows = torch.cat(embeddings)
+        if not rows.isfinite().all():
             raise ValueError("the embeddings are not finite")
-        return found
+        return rows
 
 
-def verify(embedder: Embedder, images: Any, pairs: Pairs) -> dict[str, Any]:
-    """Verify pairs of `images` and return the figures."""
-    return {"pairs": len(pairs), **verification(embedder, images, pairs).to_dict()}
-
-
-def verification(embedder: Embedder, images: Any, pairs: Pairs) -> openset.Verification:
+def verify(embedder: Embedder, images: Any, pairs: Pairs) -> openset.Verification:
     """Verify pairs of `images`; embeddings are of an image and its mirror image."""
     if not hasattr(images, "paths"):
         raise ValueError("pairs name image files, and this dataset has none")
@@ -132,34 +129,44 @@ def folds_of(pairs: Pairs) -> Tensor:
     return openset.divide_into_folds(pairs.same, max(2, min(FOLDS, *kinds)))
 
 
-def episode_settings(config: Config) -> dict[str, Any]:
-    """Return the default arguments of :func:`run_episodes`; the classifier is cosine after an angular loss."""
-    classifier = "linear" if config.loss.name in ("softmax", "center") else "cosine"
-    return {"episodes": EPISODES, "ways": WAYS, "shots": SHOTS, "queries": QUERIES, "classifier": classifier}
+@dataclass(frozen=True)
+class Episodes:
+    """Few-shot episodes, and the classifier that is trained on each: "linear" or "cosine"."""
+
+    episodes: int
+    ways: int
+    shots: int
+    queries: int
+    classifier: str
+
+    @classmethod
+    def of(cls, config: Config) -> Episodes:
+        """Return the default episodes; the classifier is cosine after an angular loss."""
+        classifier = "linear" if config.loss.name in ("softmax", "center") else "cosine"
+        return cls(EPISODES, WAYS, SHOTS, QUERIES, classifier)
 
 
-def run_episodes(
-    embedder: Embedder, dataset: Any, *, episodes: int, ways: int, shots: int, queries: int, classifier: str
-) -> dict[str, Any]:
+def run_episodes(embedder: Embedder, dataset: Any, settings: Episodes) -> openset.EpisodeAccuracy:
     """Train and test a classifier on few-shot episodes of a dataset, the same ones whatever the seed of the run."""
-    drawn = torch.stack(
-        [datasets.episode_indices(dataset, i, ways=ways, shots=shots, queries=queries) for i in range(episodes)]
+    draw = partial(
+        datasets.episode_indices, dataset, ways=settings.ways, shots=settings.shots, queries=settings.queries
     )
-    support, query = embedder(dataset)[drawn].split([shots, queries], 2)
-    result = openset.few_shot_accuracy(support, query, classifier)
-    return {
-        "episodes": episodes,
-        "ways": ways,
-        "shots": shots,
-        "queries": queries,
-        "classifier": classifier,
-        "accuracy": result.accuracy,
-        "interval": result.interval,
-        "loss": result.loss,
-    }
+    drawn = torch.stack([draw(i) for i in range(settings.episodes)])
+    support, query = embedder(dataset)[drawn].split([settings.shots, settings.queries], 2)
+    return openset.few_shot_accuracy(support, query, settings.classifier)
 
 
-def identify(embedder: Embedder, dataset: Any, distractors: int | None = None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Identification:
+    """How many probes, samples in the gallery and distractors there were, and the rates of rank k."""
+
+    probes: int
+    gallery: int
+    distractors: int
+    rates: dict[str, float]
+
+
+def identify(embedder: Embedder, dataset: Any, distractors: int | None = None) -> Identification:
     """Identify every sample but the first of each class, by these first ones and by distractors.
 
     Distractors are the samples of classes that have one sample only.
@@ -183,9 +190,5 @@ def identify(embedder: Embedder, dataset: Any, distractors: int | None = None) -
     ranks = openset.identification_ranks(
         embedded[probes], labels[probes], embedded[gallery], labels[gallery], embedded[noise] if len(noise) else None
     )
-    return {
-        "probes": len(probes),
-        "gallery": len(gallery),
-        "distractors": len(noise),
-        "rates": {str(k): float((ranks <= k).double().mean()) for k in RANKS},
-    }
+    rates = {str(k): float((ranks <= k).double().mean()) for k in RANKS}
+    return Identification(len(probes), len(gallery), len(noise), rates)

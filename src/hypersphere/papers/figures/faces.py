@@ -13,7 +13,7 @@ from ... import data
 from ...report import line_chart
 from ...train.inference.run import Run, load_run
 from ...train.inference.scores import load_split
-from ...train.openset import Embedder, identify, verification
+from ...train.openset import Embedder, identify, verify
 from ...train.splits import Splits
 from .drawing import Drawing
 from .runs import run_names
@@ -55,7 +55,7 @@ def roc(inputs: Sequence[Path]) -> Drawing:
             pairs = splits.pairs
         else:
             raise ValueError(f"{settings.name}, the data of {run.path}, has no list of pairs: give the file of one")
-        verified = verification(embedder, images, pairs)
+        verified = verify(embedder, images, pairs)
         curve = verified.roc
         least = 1 / int((~pairs.same).sum())
         series[name] = _thinned(curve.far.clamp(min=least), curve.tar)
@@ -95,7 +95,7 @@ def identification(inputs: Sequence[Path]) -> Drawing:
             raise ValueError(f"{run.path}: no distractors: no class of its {split} data has exactly one sample")
         numbers = sorted({round(most ** (k / 8)) for k in range(9)})
         for number in numbers:
-            rates = identify(embedder, people, number)["rates"]
+            rates = identify(embedder, people, number).rates
             rows.append({"run": name, "distractors": number} | {f"rank {k}": rates[k] for k in _RANKS})
     series: dict[str, tuple[list[float], list[float]]] = {}
     for k in _RANKS:

@@ -242,7 +242,7 @@ def compare(name: str, folder: Path, full: bool = False, only: Sequence[str] = (
     compared = []
     for row in rows:
         base, runs = table.baseline(row), finished[row.name]
-        complete = all(len(values[each.name]) == len(finished[each.name]) for each in (row, base))
+        complete = all(len(values[one.name]) == len(finished[one.name]) for one in (row, base))
         compared.append(
             ComparedRow(
                 **vars(_measure(table.metric, row.reported, runs)) | {"exists": can_run(row, size)},

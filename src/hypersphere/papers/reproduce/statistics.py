@@ -30,10 +30,10 @@ def welch(one: Sequence[float], other: Sequence[float]) -> float | None:
         >>> round(welch([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]), 5)
         0.02131
     """
-    found = _error_of_difference(one, other)
-    if found is None:
+    spread = _error_of_difference(one, other)
+    if spread is None:
         return None
-    error, freedom = found
+    error, freedom = spread
     return _tail(abs(mean_and_deviation(one)[0] - mean_and_deviation(other)[0]) / error, freedom)
 
 
@@ -46,10 +46,10 @@ def confidence(one: Sequence[float], other: Sequence[float]) -> float | None:
         >>> round(confidence([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]), 4)
         2.267
     """
-    found = _error_of_difference(one, other)
-    if found is None:
+    spread = _error_of_difference(one, other)
+    if spread is None:
         return None
-    error, freedom = found
+    error, freedom = spread
     low, high = 0.0, 1.0
     while _tail(high, freedom) > SIGNIFICANT:
         low, high = high, 2 * high
@@ -63,11 +63,11 @@ def _error_of_difference(one: Sequence[float], other: Sequence[float]) -> tuple[
     """Return the standard error of a difference of means and its degrees of freedom (Welch, Satterthwaite)."""
     if min(len(one), len(other)) < 2:
         return None
-    parts = [(mean_and_deviation(each)[1] or 0.0) ** 2 / len(each) for each in (one, other)]
-    if sum(parts) == 0:
+    variances = [(mean_and_deviation(values)[1] or 0.0) ** 2 / len(values) for values in (one, other)]
+    if sum(variances) == 0:
         return None
-    shares = (part**2 / (len(each) - 1) for part, each in zip(parts, (one, other), strict=True))
-    return math.sqrt(sum(parts)), sum(parts) ** 2 / sum(shares)
+    shares = (variance**2 / (len(values) - 1) for variance, values in zip(variances, (one, other), strict=True))
+    return math.sqrt(sum(variances)), sum(variances) ** 2 / sum(shares)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from contextlib import suppress
+from dataclasses import asdict, replace
 from typing import Any
 
 from ... import data as datasets
@@ -126,13 +127,14 @@ def open_scores(
         elif datasets.has_pairs(config.data.name):  # a list may name images of any split
             with suppress(ValueError):  # a dataset of the user's own may not have such a split
                 images = datasets.load(config.data.name, config.data.root, "all")
-        figures = openset.verify(embedder, images, pairs)
+        figures = {"pairs": len(pairs), **openset.verify(embedder, images, pairs).to_dict()}
         _warn_trained(run, images, pairs)
     elif measure == "episodes":
-        settings = openset.episode_settings(run.config) | options
-        figures = openset.run_episodes(embedder, splits.split(split), **settings)
+        settings = replace(openset.Episodes.of(run.config), **options)
+        result = openset.run_episodes(embedder, splits.split(split), settings)
+        figures = asdict(settings) | {"accuracy": result.accuracy, "interval": result.interval, "loss": result.loss}
     else:
-        figures = openset.identify(embedder, splits.split(split), **options)
+        figures = asdict(openset.identify(embedder, splits.split(split), **options))
     energies = neurons.energies(classifier.network, classifier.head, run.config.energy)
     found = {"split": split, "step": run.step, "measure": measure, **figures}
     return found | {"energy": sum(energies.values()), "energies": energies}

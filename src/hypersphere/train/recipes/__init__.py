@@ -62,8 +62,8 @@ def load(text: str) -> Config:
     """
     if text in RECIPES:
         return RECIPES[text]()
-    if (found := split(text)) is not None:
-        return load_file(*found)
+    if (file_and_function := split(text)) is not None:
+        return load_file(*file_and_function)
     if text.lower().endswith((".yaml", ".yml", ".json")):
         raise ValueError(f"a recipe is a name or a Python file, got {text!r}; pass a config file with --config")
     if os.path.isfile(os.path.join(text, CONFIG)):

@@ -84,13 +84,13 @@ def _text(error: BaseException) -> str:
 
 def _line(error: BaseException, file: str) -> int | None:
     """Return the line number of the innermost frame in `file`."""
-    found = error.lineno if isinstance(error, SyntaxError) and error.filename == file else None
+    line = error.lineno if isinstance(error, SyntaxError) and error.filename == file else None
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == file:
-            found = trace.tb_lineno
+            line = trace.tb_lineno
         trace = trace.tb_next
-    return found
+    return line
 
 
 def _choose(where: str, module: ModuleType, function: str | None) -> str:
@@ -102,11 +102,11 @@ def _choose(where: str, module: ModuleType, function: str | None) -> str:
     }
     free = [name for name, value in ours.items() if not _needs(value)]
     if function is not None:
-        found = getattr(module, function, None)
-        if found is None or not callable(found):
-            near, those = nearest_few(function, ours, 1), f"it has {', '.join(ours) or 'none'}"
-            raise ValueError(f"{where}: {unknown_name('function', function, near, those)}")
-        if needed := _needs(found):
+        chosen = getattr(module, function, None)
+        if chosen is None or not callable(chosen):
+            near, listed = nearest_few(function, ours, 1), f"it has {', '.join(ours) or 'none'}"
+            raise ValueError(f"{where}: {unknown_name('function', function, near, listed)}")
+        if needed := _needs(chosen):
             raise ValueError(f"{where}: a recipe takes no arguments, but {function} needs {', '.join(needed)}")
         return function
     if len(free) == 1:
@@ -125,4 +125,4 @@ def _needs(function: Callable[..., Any]) -> list[str]:
     except (TypeError, ValueError):  # some builtins have none
         return []
     free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [each.name for each in parameters if each.default is each.empty and each.kind not in free]
+    return [option.name for option in parameters if option.default is option.empty and option.kind not in free]
