@@ -20,7 +20,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def add_recipe(parser: argparse.ArgumentParser, of: str) -> None:
-    what = f"recipe file of the {of}, if that registers the dataset or the network"
+    what = f"recipe file of the {of}, needed if it registers the dataset or the network"
     parser.add_argument("--recipe", metavar="FILE", help=what)
 
 

@@ -1,4 +1,4 @@
-"""What commands that run several trainings share: how many at a time, for how long, and a bar."""
+"""What tune and reproduce share: flags for the number of runs at a time and the time limit, and a progress bar."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from ._output import integer, real
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", metavar="N", type=integer(1, 256), default=1, help="runs at a time (default: 1)")
     minutes = real("a number of minutes above 0", lambda value: 0 < value < math.inf)
-    parser.add_argument("--budget", metavar="MINUTES", type=minutes, help="stop after this time; go on another time")
+    parser.add_argument(
+        "--budget", metavar="MINUTES", type=minutes, help="stop after this time; run the command again to continue"
+    )
 
 
 @contextmanager

@@ -22,7 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_open_set(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("unseen classes, by their embeddings (the default if the test classes are such)")
+    group = parser.add_argument_group(
+        "unseen classes, by embeddings (the default for datasets whose test classes are unseen)"
+    )
     group.add_argument("--pairs", metavar="FILE", help="verify the pairs of this list (default: the dataset's own)")
     group.add_argument("--episodes", metavar="N", type=integer(2, 10**6), help="few-shot episodes")
     for name, default, what in (("ways", 5, "classes"), ("shots", 5, "training samples"), ("queries", 15, "queries")):

@@ -24,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=file_to_write(".svg", ".png", hint=" (a page: --html FILE)"),
         help="write the picture (default: NAME.svg)",
     )
-    parser.add_argument("--html", metavar="FILE", type=file_to_write(), help="write a page instead; its spheres turn")
+    parser.add_argument(
+        "--html", metavar="FILE", type=file_to_write(), help="write an HTML page instead, with spheres to rotate"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON only")
 
 

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", metavar="N", type=integer(0, 2**63 - 1), default=0, help="random seed (default: 0)")
     _loading.add_data(parser)
-    html = "also write a page with the surfaces to turn and the contours"
+    html = "also write an HTML page with surfaces to rotate and contours"
     parser.add_argument("--html", metavar="FILE", type=file_to_write(), help=html)
     parser.add_argument("--json", action="store_true", help="print JSON only")
 

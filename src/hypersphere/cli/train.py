@@ -37,7 +37,7 @@ EXAMPLES = """\
   hypersphere train --loss.name=arcface --loss.margin=0.3        a loss with an angular margin
   hypersphere train --energy --energy.s=1                        evenly spread neurons (MHE)
   hypersphere train --rotation --rotation.method=householder     learned rotations (OPT)
-  hypersphere train --out=runs/opt --resume                      go on where a run stopped
+  hypersphere train --out=runs/opt --resume                      continue an interrupted run
 """
 
 

@@ -41,7 +41,7 @@ class ArrayBatch:
         return [f"{self.file}[{i}]" for i in self.rows]
 
     def load(self) -> Any:
-        # A mapping of its own: the pages of all batches would stay in memory as long as a common one.
+        # Mapped again for each batch: a shared mapping would keep the pages of all batches in memory.
         samples = _map_array(self.file)[self.rows.start : self.rows.stop]
         return samples[:, None] if self.is_grey else samples
 
