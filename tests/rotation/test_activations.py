@@ -353,8 +353,14 @@ def test_a_file_does_not_load_into_a_model_with_further_options(options, tmp_pat
 def test_a_file_with_the_old_word_for_activations_loads(tmp_path, monkeypatch):
     """Files from before said apply="input"."""
     model = shake(hs.rotate(net(), block_size=12, apply="activation"))
-    describe = _file.describe_plan
-    monkeypatch.setattr("hypersphere.rotation.saving.describe_plan", lambda plan: describe(plan) | {"apply": "input"})
+    describe = _file.describe
+
+    def describe_as_before(rotation):
+        described = describe(rotation)
+        described["plan"]["apply"] = "input"
+        return described
+
+    monkeypatch.setattr(_file, "describe", describe_as_before)
     hs.rotation.save_rotations(model, tmp_path / "r.safetensors")
     other = hs.rotation.load_rotations(net(), tmp_path / "r.safetensors")
     assert all(weight.rotation.plan.apply == "activation" for weight in find_rotated(other))

@@ -31,11 +31,11 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
     checks.module("model", model)
     counts = dict.fromkeys(("rotations", "matrices", "weights", "other"), 0)
     excluded: set[Tensor] = set()
-    for each in find_rotated(model):
-        plan, rotation = each.rotation.plan, each.rotation
+    for layer in find_rotated(model):
+        plan, rotation = layer.rotation.plan, layer.rotation
         excluded |= set(rotation.parameters())
         if not plan.learned and not plan.frozen:
-            excluded.add(each.neurons)
+            excluded.add(layer.neurons)
         numbers, method = rotation.task.rotations, rotation.task.method
         for side in plan.sides if method is not None else ():
             assert method is not None

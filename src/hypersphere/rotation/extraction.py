@@ -69,44 +69,43 @@ def extract_rotations(base: M, tuned: nn.Module, block_size: int | None = None) 
     plain = base.module if isinstance(base, nn.parallel.DistributedDataParallel) else base
     model: M = copy.deepcopy(plain)
     rotate(unwrapped(model), block_size=block_size)
-    found = list(find_rotated(unwrapped(model)))
-    targets = {each: _tuned_weight(each, others) for each in found}
-    return ExtractedRotations(model, {each.name: _extract(each, target) for each, target in targets.items()})
+    targets = {layer: _tuned_weight(layer, others) for layer in find_rotated(unwrapped(model))}
+    return ExtractedRotations(model, {layer.name: _extract(layer, target) for layer, target in targets.items()})
 
 
-def _tuned_weight(each: RotatedWeight, others: dict[str, nn.Module]) -> Tensor:
-    layer = layer_label(each.name)
-    other = others.get(each.name)
+def _tuned_weight(layer: RotatedWeight, others: dict[str, nn.Module]) -> Tensor:
+    label = layer_label(layer.name)
+    other = others.get(layer.name)
     weight = None
-    for turned in find_rotated(other) if other is not None else ():
-        if turned.module is other and turned.tensor_name == each.tensor_name and not turned.is_frozen:
-            weight = turned.merged()
-    if other is not None and weight is None and hasattr(other, each.tensor_name):
-        weight = read(other, each.tensor_name)
+    for rotated in find_rotated(other) if other is not None else ():
+        if rotated.module is other and rotated.tensor_name == layer.tensor_name and not rotated.is_frozen:
+            weight = rotated.merged()
+    if other is not None and weight is None and hasattr(other, layer.tensor_name):
+        weight = read(other, layer.tensor_name)
     if not isinstance(weight, Tensor):
-        raise ValueError(f"tuned has no {each.tensor_name} of layer {layer!r}: it must be the same network as base")
-    if weight.shape != each.neurons.shape:
-        shapes = f"{tuple(each.neurons.shape)} in base and {tuple(weight.shape)} in tuned"
-        raise ValueError(f"the {each.tensor_name} of layer {layer!r} must have the same shape in both, got {shapes}")
-    for each_weight in (each.neurons, weight):
-        checks.has_values(layer, each_weight)
-    checks.finite_weight(layer, weight)
+        raise ValueError(f"tuned has no {layer.tensor_name} of layer {label!r}: it must be the same network as base")
+    if weight.shape != layer.neurons.shape:
+        shapes = f"{tuple(layer.neurons.shape)} in base and {tuple(weight.shape)} in tuned"
+        raise ValueError(f"the {layer.tensor_name} of layer {label!r} must have the same shape in both, got {shapes}")
+    for values in (layer.neurons, weight):
+        checks.has_values(label, values)
+    checks.finite_weight(label, weight)
     return weight
 
 
-def _extract(each: RotatedWeight, target: Tensor) -> float | None:
+def _extract(layer: RotatedWeight, target: Tensor) -> float | None:
     """Set the rotation of one layer; return the share of the change that it explains."""
-    plan, rotation = each.rotation.plan, each.rotation
+    plan, rotation = layer.rotation.plan, layer.rotation
     old, new = (
-        neuron_rows(weight.detach().to(each.neurons.device, torch.float64), plan.layout).flatten(0, 1)
-        for weight in (each.neurons, target)
+        neuron_rows(weight.detach().to(layer.neurons.device, torch.float64), plan.layout).flatten(0, 1)
+        for weight in (layer.neurons, target)
     )
     moved = float((new - old).norm())
     if moved == 0:
         return None
     before, after = (rows.unflatten(1, (plan.blocks, plan.size)).transpose(0, 1) for rows in (old, new))
     rotation.task.rotations["cayley"].copy_(pack(_skew_between(before, after)))
-    turned = neuron_rows(rotation(each.neurons.double()), plan.layout).flatten(0, 1)
+    turned = neuron_rows(rotation(layer.neurons.double()), plan.layout).flatten(0, 1)
     return 1.0 - (float((new - turned).norm()) / moved) ** 2
 
 

@@ -17,12 +17,12 @@ from .parametrization import (
     BUFFERS,
     RotatedWeight,
     is_sharded,
-    layer_label,
     layout_from_buffers,
     require_rotated,
     scale_numbers,
 )
 from .plan import OUTPUT
+from .rotated_class import copied_class
 
 M = TypeVar("M", bound=nn.Module)
 _NEURONS = re.compile(r"(?P<layer>(?:.*\.)?)parametrizations\.(?P<tensor>[^.]+)\.original")
@@ -42,46 +42,45 @@ def merge(model: M) -> M:
         >>> merge(net)[0]
         Linear(in_features=8, out_features=16, bias=True)
     """
-    found = require_rotated("merge", model)
-    for each in found:
-        _check_mergeable(each)
-    gone = [numbers for each in found for numbers in each.rotation.parameters()]
-    for each in found:
-        _remove_rotation(each)
+    layers = require_rotated("merge", model)
+    for layer in layers:
+        _check_mergeable(layer)
+    gone = [numbers for layer in layers for numbers in layer.rotation.parameters()]
+    for layer in layers:
+        _remove_rotation(layer)
     record_change("merge", [(numbers, ()) for numbers in gone])
     return model
 
 
-def _check_mergeable(each: RotatedWeight) -> None:
-    layer = f"layer {layer_label(each.name)!r}"
-    if each.is_frozen:
+def _check_mergeable(layer: RotatedWeight) -> None:
+    if layer.is_frozen:
         raise ValueError(
-            f"merge: the weight of {layer} is quantized or tied and cannot be changed: keep the rotation, which costs "
-            "one small product; or save_rotations, load_rotations into a model with a plain weight, and merge that"
+            f"merge: the weight of {layer.label} is quantized or tied and cannot be changed: keep the rotation, which "
+            "costs one small product; or save_rotations, load_rotations into a model with a plain weight, then merge"
         )
-    if len(each.parametrizations) > 1:
-        last = type(each.parametrizations[-1]).__name__
-        raise ValueError(f"merge: {layer} has another parametrization after its rotation ({last}): remove it first")
-    if is_sharded(each.neurons):
+    if len(layer.parametrizations) > 1:
+        last = type(layer.parametrizations[-1]).__name__
         raise ValueError(
-            f"merge: {layer} is sharded; gather its full state_dict and call hypersphere.rotation.merge_state_dict"
+            f"merge: {layer.label} has another parametrization after its rotation ({last}): remove it first"
+        )
+    if is_sharded(layer.neurons):
+        raise ValueError(
+            f"merge: {layer.label} is sharded: gather its full state_dict and call hs.rotation.merge_state_dict"
         )
 
 
-def _remove_rotation(each: RotatedWeight) -> None:
-    module, name, rotation, neurons = each.module, each.tensor_name, each.rotation, each.neurons
+def _remove_rotation(layer: RotatedWeight) -> None:
+    module, name, rotation, neurons = layer.module, layer.tensor_name, layer.rotation, layer.neurons
     with torch.no_grad():
-        neurons.copy_(each.merged())
+        neurons.copy_(layer.merged())
     del module.parametrizations[name]  # type: ignore[operator, union-attr]
     # Deepcopies share the class that parametrize made, so it must not change: the layer gets its plain class back, or
     # a new class without this property.
-    made, (plain, *_) = type(module), type(module).__bases__
     if len(module.parametrizations) == 0:  # type: ignore[arg-type]
         del module.parametrizations
-        module.__class__ = plain
+        module.__class__ = type(module).__bases__[0]
     else:
-        left = {key: value for key, value in vars(made).items() if key not in (name, "__dict__", "__weakref__")}
-        module.__class__ = type(made.__name__, (plain,), left)
+        module.__class__ = copied_class(type(module), without=name)
     module.register_parameter(name, neurons)
     neurons.requires_grad_(rotation.required_grad)
     parameters = module._parameters
@@ -108,12 +107,12 @@ def merge_state_dict(state_dict: Mapping[str, Any], *, task: str | None = None) 
     """
     if not isinstance(state_dict, Mapping):
         raise TypeError(f"state_dict must be a mapping of names to tensors, got {type(state_dict).__name__}")
-    parts = {key: parts for key in state_dict if (parts := _rotation_tensors(state_dict, key)) is not None}
-    found = {key: match for key in parts if (match := _NEURONS.fullmatch(key))}
+    rotations = {key: found for key in state_dict if (found := _rotation_tensors(state_dict, key)) is not None}
+    neurons = {key: match for key in rotations if (match := _NEURONS.fullmatch(key))}
     _check_neurons(state_dict)
-    if not found:
+    if not neurons:
         raise ValueError("state_dict has no rotated layer (no key ends with parametrizations.<tensor>.original)")
-    tasks = list(dict.fromkeys(name for of_key in parts.values() for name in of_key))
+    tasks = list(dict.fromkeys(name for of_layer in rotations.values() for name in of_layer))
     if task is None and len(tasks) > 1:
         raise ValueError(f"task must be one of {', '.join(tasks)}, got None")
     if task is not None and task not in tasks:
@@ -121,12 +120,12 @@ def merge_state_dict(state_dict: Mapping[str, Any], *, task: str | None = None) 
     wanted = task if task is not None else next(iter(tasks), None)
 
     merged: dict[str, dict[str, Tensor]] = {}  # by layer
-    for key, match in found.items():
-        if parts[key] and wanted not in parts[key]:
-            raise ValueError(f"task must be one of {', '.join(parts[key])} for {key!r}, got {wanted!r}")
-        weight = _merge_weight(key, state_dict[key], parts[key].get(wanted or "", {}))
+    for key, match in neurons.items():
+        if rotations[key] and wanted not in rotations[key]:
+            raise ValueError(f"task must be one of {', '.join(rotations[key])} for {key!r}, got {wanted!r}")
+        weight = _merge_weight(key, state_dict[key], rotations[key].get(wanted or "", {}))
         merged.setdefault(match["layer"], {})[match["layer"] + match["tensor"]] = weight
-    dropped = [key.removesuffix("original") for key in found]
+    dropped = [key.removesuffix("original") for key in neurons]
     out: dict[str, Any] = {}
     for key, value in state_dict.items():
         for layer in [layer for layer in merged if str(key).startswith(layer)]:
@@ -179,34 +178,34 @@ def _rotation_tensors(state_dict: Mapping[str, Any], key: Any) -> dict[str, dict
     matches = [_ROTATION.fullmatch(other) for other in others]
     if others and not any(matches):
         return None  # a foreign parametrization
-    found: dict[str, dict[str, Tensor]] = {}
+    tensors: dict[str, dict[str, Tensor]] = {}
     for other, match in zip(others, matches, strict=True):
         if match is None or not (_method_of(match["name"]) or match["name"] in (*BUFFERS, "magnitude")):
             methods = ", ".join(ORTHOGONALIZERS)
             raise ValueError(f"state_dict: unknown rotation {other!r}; the methods are {methods}")
-        found.setdefault(match["task"], {})[match["name"]] = state_dict[other]
-    return found
+        tensors.setdefault(match["task"], {})[match["name"]] = state_dict[other]
+    return tensors
 
 
-def _merge_weight(key: str, neurons: Tensor, parts: dict[str, Tensor]) -> Tensor:
-    parts = {name: gather(value) for name, value in parts.items()}
-    layout, block_rotations = layout_from_buffers(parts), []
+def _merge_weight(key: str, neurons: Tensor, tensors: dict[str, Tensor]) -> Tensor:
+    tensors = {name: gather(value) for name, value in tensors.items()}
+    layout, block_rotations = layout_from_buffers(tensors), []
     inputs = layout.dimension(neurons.shape)
     for prefix, dimension in (("", inputs), (OUTPUT, neurons.numel() // inputs)):
-        dims, method = parts.get(prefix + "dims"), _method_of_side(parts, prefix)
+        dims, method = tensors.get(prefix + "dims"), _method_of_side(tensors, prefix)
         if method is not None:
-            numbers = parts[prefix + method.name]
+            numbers = tensors[prefix + method.name]
             size = _block_size(key, method, numbers, dimension if dims is None else len(dims))
-            numbers = scale_numbers(numbers, size, "scaled" in parts)
+            numbers = scale_numbers(numbers, size, "scaled" in tensors)
             block_rotations.append(BlockRotation(method, numbers, size, dims, of_outputs=prefix == OUTPUT))
     if not block_rotations:
         return neurons  # fixed, not rotated
     with torch.no_grad():
-        return shard_like(neurons, rotate_weight(gather(neurons), block_rotations, layout, parts.get("magnitude")))
+        return shard_like(neurons, rotate_weight(gather(neurons), block_rotations, layout, tensors.get("magnitude")))
 
 
-def _method_of_side(parts: dict[str, Tensor], prefix: str) -> Orthogonalizer | None:
-    names = [name.removeprefix(prefix) for name in parts if name.startswith(prefix)]
+def _method_of_side(tensors: dict[str, Tensor], prefix: str) -> Orthogonalizer | None:
+    names = [name.removeprefix(prefix) for name in tensors if name.startswith(prefix)]
     return next((ORTHOGONALIZERS[name] for name in names if name in ORTHOGONALIZERS), None)
 
 

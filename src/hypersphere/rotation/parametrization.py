@@ -86,9 +86,9 @@ class TaskRotation(nn.Module):
 
     def _rotation_of(self, side: RotatedSide) -> nn.Parameter:
         assert self.method is not None
-        found = self._parameters[side.prefix + self.method.name]
-        assert found is not None
-        return found
+        numbers = self._parameters[side.prefix + self.method.name]
+        assert numbers is not None
+        return numbers
 
     def _draw_kept(self, side: RotatedSide, dropout: float) -> Tensor:
         """Draw the blocks that dropout keeps, from torch's global generator as nn.Dropout does."""
@@ -176,19 +176,19 @@ class NeuronRotation(nn.Module):
 
     def extra_repr(self) -> str:
         plan = self.plan
-        parts = [plan.method, f"{plan.dimension} dimensions"]
+        words = [plan.method, f"{plan.dimension} dimensions"]
         if plan.sample is not None:
-            parts.append(f"{plan.sample} at a time")
+            words.append(f"{plan.sample} at a time")
         if plan.blocks > 1:
-            parts.append(f"{plan.blocks} {'shared ' if plan.shared else ''}blocks")
+            words.append(f"{plan.blocks} {'shared ' if plan.shared else ''}blocks")
         if plan.side != "input":
             blocks = f" in {plan.output_blocks} blocks" if plan.output_blocks > 1 else ""
-            parts.append(f"{plan.side} side{'s' if plan.side == 'both' else ''}, {plan.outputs} outputs{blocks}")
-        parts += [name for name in ("shuffle", "scaled", "magnitude") if getattr(plan, name)]
-        parts += [f"dropout {plan.dropout}"] if plan.dropout else []
-        parts += ["applied to activations"] if plan.apply == "activation" else []
-        parts.append(f"neurons {'learned' if plan.learned else 'fixed'}")
-        return ", ".join(parts) + (f", task {self.active!r}" if len(self.tasks) > 1 else "")
+            words.append(f"{plan.side} side{'s' if plan.side == 'both' else ''}, {plan.outputs} outputs{blocks}")
+        words += [name for name in ("shuffle", "scaled", "magnitude") if getattr(plan, name)]
+        words += [f"dropout {plan.dropout}"] if plan.dropout else []
+        words += ["applied to activations"] if plan.apply == "activation" else []
+        words.append(f"neurons {'learned' if plan.learned else 'fixed'}")
+        return ", ".join(words) + (f", task {self.active!r}" if len(self.tasks) > 1 else "")
 
 
 def scale_numbers(numbers: Tensor, size: int, scaled: bool, strength: float = 1.0) -> Tensor:
@@ -204,10 +204,10 @@ def layout_buffers(layout: Layout, shape: torch.Size) -> dict[str, int]:
     return stored | ({"stacked": shape[0]} if layout.stacked else {})
 
 
-def layout_from_buffers(parts: Mapping[str, Tensor]) -> Layout:
+def layout_from_buffers(buffers: Mapping[str, Tensor]) -> Layout:
     """Return the layout that :func:`layout_buffers` stored."""
-    groups = int(parts["groups"]) if "groups" in parts else 1
-    return Layout(groups=groups, transposed="groups" in parts, stacked="stacked" in parts)
+    groups = int(buffers["groups"]) if "groups" in buffers else 1
+    return Layout(groups=groups, transposed="groups" in buffers, stacked="stacked" in buffers)
 
 
 def layer_seed(seed: int, name: str) -> int:
@@ -236,9 +236,9 @@ class RotatedWeight:
 
     @property
     def parametrizations(self) -> nn.ModuleList:
-        found = self.module.parametrizations[self.tensor_name]  # type: ignore[index]
-        assert isinstance(found, nn.ModuleList)
-        return found
+        parametrizations = self.module.parametrizations[self.tensor_name]  # type: ignore[index]
+        assert isinstance(parametrizations, nn.ModuleList)
+        return parametrizations
 
     @property
     def neurons(self) -> nn.Parameter:
@@ -255,6 +255,11 @@ class RotatedWeight:
             rotation, whole, gather(self.neurons), {"merging": True, "magnitude": magnitude}
         )
         return weight
+
+    @property
+    def label(self) -> str:
+        """The layer's name for messages."""
+        return f"layer {layer_label(self.name)!r}"
 
     @property
     def is_frozen(self) -> bool:
@@ -279,7 +284,7 @@ def find_rotated(model: nn.Module) -> Iterator[RotatedWeight]:
 def require_rotated(verb: str, model: nn.Module) -> list[RotatedWeight]:
     """Return :func:`find_rotated` as a list; raise if it is empty."""
     checks.module("model", model)
-    found = list(find_rotated(model))
-    if not found:
+    layers = list(find_rotated(model))
+    if not layers:
         raise ValueError(f"{verb}: no layer of the model is rotated; call hypersphere.rotate first")
-    return found
+    return layers

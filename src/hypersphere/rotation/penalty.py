@@ -26,11 +26,11 @@ def rotation_penalty(model: nn.Module, weight: float = 0.1, *, squared: bool = T
     """
     factor = checks.number("weight", weight, low=0.0)
     checks.module("model", model)
-    found = [each.rotation for each in find_rotated(model) if each.rotation.plan.method == "regularized"]
-    if not found:
+    rotations = [layer.rotation for layer in find_rotated(model) if layer.rotation.plan.method == "regularized"]
+    if not rotations:
         raise ValueError('rotation_penalty: no layer is rotated with method="regularized"')
     terms = []
-    for rotation in found:
+    for rotation in rotations:
         for side in rotation.plan.sides:
             matrix = rotation.task.rotations[side.prefix + "regularized"]
             with without_autocast(matrix):

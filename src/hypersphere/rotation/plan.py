@@ -83,24 +83,24 @@ class Plan:
         method = self.orthogonalizer
         if method is None:
             return {}
-        found = {}
+        starts = {}
         for side in self.sides:
             blocks = [method.start(side.size, self.init) for _ in range(1 if self.shared else side.blocks)]
             for block in blocks:
                 if tuple(block.shape) != tuple(method.shape(side.size)):
                     wanted, got = tuple(method.shape(side.size)), tuple(block.shape)
                     raise ValueError(f"start of method {method.name!r} must return shape {wanted}, got {got}")
-            found[side.prefix + method.name] = torch.stack(blocks)
-        return found
+            starts[side.prefix + method.name] = torch.stack(blocks)
+        return starts
 
     def draw_dims(self, seed: int, draw: int) -> dict[str, Tensor]:
         """Draw the dimensions of every side, by name, for draw number `draw`."""
-        found = {}
+        drawn = {}
         for side in self.sides if self.redrawn else []:
             stream = generator(seed, side.prefix, draw)
             dims = torch.randperm(side.dimension, generator=stream, device="cpu")[: side.rotated]
-            found[side.prefix + "dims"] = dims if self.shuffle else dims.sort().values
-        return found
+            drawn[side.prefix + "dims"] = dims if self.shuffle else dims.sort().values
+        return drawn
 
 
 @dataclass(frozen=True)

@@ -24,19 +24,23 @@ _NOT_PLAIN = (
 def own_class(layer: nn.Module) -> None:
     """Give a layer that is parametrized already a class of its own: deepcopies share the one that parametrize made."""
     if parametrize.is_parametrized(layer):
-        made = type(layer)
-        left = {key: value for key, value in vars(made).items() if key not in ("__dict__", "__weakref__")}
-        layer.__class__ = type(made.__name__, made.__bases__, left)
+        layer.__class__ = copied_class(type(layer))
+
+
+def copied_class(original: Any, without: str = "") -> Any:
+    """Return a new class with the attributes of `original`, except `without`."""
+    attributes = {k: v for k, v in vars(original).items() if k not in (without, "__dict__", "__weakref__")}
+    return type(original.__name__, original.__bases__, attributes)
 
 
 def extend_class(layer: nn.Module) -> None:
     """Add pickling and clear errors to the class that parametrize made for `layer`, and check its optimizers."""
-    made = type(layer)
-    plain = made.__bases__[0]
+    rotated_class = type(layer)
+    plain = rotated_class.__bases__[0]
     object_state: Any = plain.__getstate__  # not torch's, which raises
 
     def reduce_ex(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
-        if type(self) is not made:  # FSDP, for example, derives from it
+        if type(self) is not rotated_class:  # FSDP, for example, derives from it
             raise TypeError(f"a rotated layer that became a {type(self).__name__} cannot be pickled: use state_dict()")
         return _rebuild, (plain, tuple(self.parametrizations)), object_state(self)  # type: ignore[arg-type]
 
@@ -46,13 +50,13 @@ def extend_class(layer: nn.Module) -> None:
         plain.register_parameter(self, name, param)  # type: ignore[attr-defined]
 
     if getattr(plain, "__reduce_ex__") is getattr(object, "__reduce_ex__"):  # noqa: B009 (else it has its own way)
-        made.__reduce_ex__ = reduce_ex  # type: ignore[assignment, method-assign]
-    made.register_parameter = register_parameter  # type: ignore[method-assign]
+        rotated_class.__reduce_ex__ = reduce_ex  # type: ignore[assignment, method-assign]
+    rotated_class.register_parameter = register_parameter  # type: ignore[method-assign]
     forward = make_forward(plain, layer)
     if forward is not None:
-        made.forward = forward
-    made.not_plain = _NOT_PLAIN  # type: ignore[attr-defined]
-    made.qconfig = QCONFIG  # type: ignore[attr-defined]
+        rotated_class.forward = forward
+    rotated_class.not_plain = _NOT_PLAIN  # type: ignore[attr-defined]
+    rotated_class.qconfig = QCONFIG  # type: ignore[attr-defined]
     optimizer_checks.ROTATED.add(layer)
 
 

@@ -131,17 +131,17 @@ def rotate(
     )
     checks.integer("seed", seed)
     by_activation = apply == "activation"
-    found = _select_layers(model, layers, exclude, by_activation=by_activation)
-    frozen = {name for name, n in found.items() if check_layer(model, name, n, by_activation=by_activation)}
-    first = next(iter(select(model, output=None)), next(iter(found)))
+    selected = _select_layers(model, layers, exclude, by_activation=by_activation)
+    frozen = {name for name, n in selected.items() if check_layer(model, name, n, by_activation=by_activation)}
+    first = next(iter(select(model, output=None)), next(iter(selected)))
     with _register_method(method):
-        plans = make_plans(found, options, first=first, frozen=frozen)
+        plans = make_plans(selected, options, first=first, frozen=frozen)
         rotations = {
-            name: NeuronRotation(plan, found[name].stored, parameter_order(found[name]), layer_seed(seed, name))
+            name: NeuronRotation(plan, selected[name].stored, parameter_order(selected[name]), layer_seed(seed, name))
             for name, plan in plans.items()
         }
     if layers is None or len(plans) > 1:  # not for a single layer that was asked for
-        warning = cost_warning(plans, found, first)
+        warning = cost_warning(plans, selected, first)
         if warning is not None:
             checks.warn_once(warning)
     if options.method == "cayley" and init == "normal":
@@ -149,8 +149,8 @@ def rotate(
             "the Cayley transform of N(0, 1) is close to -I in high dimensions: it flips every neuron and trains "
             "slowly; use init='identity'"
         )
-    refuse_new_parameters("rotate", model, [found[name].module for name in rotations])
-    attach("rotate", [(found[name], rotation) for name, rotation in rotations.items()])
+    refuse_new_parameters("rotate", model, [selected[name].module for name in rotations])
+    attach("rotate", [(selected[name], rotation) for name, rotation in rotations.items()])
     return model
 
 
@@ -173,9 +173,9 @@ def _register_method(method: str | Orthogonalizer) -> Iterator[None]:
 
 def parameter_order(neurons: Neurons) -> list[str]:
     """Return the names of the layer's parameters in the order before any of them was rotated."""
-    for each in find_rotated(neurons.module):
-        if each.module is neurons.module:
-            return each.rotation.order
+    for layer in find_rotated(neurons.module):
+        if layer.module is neurons.module:
+            return layer.rotation.order
     return list(neurons.module._parameters)
 
 
@@ -225,15 +225,15 @@ def _select_layers(
                     f"layers: {layer_label(name)} [{type(module).__name__}] cannot be rotated: rotate does not support "
                     "recurrent layers and embeddings"
                 )
-    found = _select_plain(model, layers, exclude, quantized)
+    plain = _select_plain(model, layers, exclude, quantized)
     if asked is None:
-        found = _drop_not_rotated(model, found)
-    if not found and not quantized:
-        raise no_layer_error(found, "rotate", kept_output(found, "rotate"))
-    outputs = [name for name, neurons in found.everything.items() if neurons.is_output]
+        plain = _drop_not_rotated(model, plain)
+    if not plain and not quantized:
+        raise no_layer_error(plain, "rotate", kept_output(plain, "rotate"))
+    outputs = [name for name, neurons in plain.everything.items() if neurons.is_output]
     if layers is None and not outputs:
         outputs = list(quantized)[-1:]
-    together = dict(found) | {name: n for name, n in quantized.items() if asked is not None or name not in outputs}
+    together = dict(plain) | {name: n for name, n in quantized.items() if asked is not None or name not in outputs}
     return {name: together[name] for name, _ in model.named_modules() if name in together} | together
 
 
@@ -245,24 +245,24 @@ def _select_plain(
         return select_to_change("rotate", model, layers, exclude)
     specs = as_list("layers", layers)
     rest = [spec for spec in specs if not any(matches(spec, name, n.module) for name, n in quantized.items())]
-    found = select(model, specs, exclude)
-    check_names("rotate", model, found, rest, exclude)
-    return found
+    plain = select(model, specs, exclude)
+    check_names("rotate", model, plain, rest, exclude)
+    return plain
 
 
-def _drop_not_rotated(model: nn.Module, found: Selection) -> Selection:
+def _drop_not_rotated(model: nn.Module, selection: Selection) -> Selection:
     """Drop the layers that a network names in ``not_rotated``, with a warning."""
-    plain = {
+    skipped = {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in model.named_modules()
         for name in getattr(module, "not_rotated", ())
     }
-    for name in plain.intersection(found):
+    for name in skipped.intersection(selection):
         checks.warn_once(
-            f"rotate skips layer {name!r} with {found[name].dimension} dimensions (not_rotated of its network): use "
-            f"layers={name!r} to rotate it (on the command line rotation.layers=hidden,{name})"
+            f"rotate skips layer {name!r} with {selection[name].dimension} dimensions (not_rotated of its network): "
+            f"use layers={name!r} to rotate it (on the command line rotation.layers=hidden,{name})"
         )
-    return found.keep(lambda name, _: name not in plain, "in not_rotated of its network")
+    return selection.keep(lambda name, _: name not in skipped, "in not_rotated of its network")
 
 
 def check_layer(model: nn.Module, name: str, neurons: Neurons, *, by_activation: bool = False) -> bool:

@@ -54,17 +54,14 @@ class Resampler:
             raise ValueError("optimizer must step by step(): got overlap_with_ddp=True of ZeroRedundancyOptimizer")
         self.model, self.optimizer = model, _inside(optimizer, "optimizer")[-1]  # of accelerate, Lightning
         self.every = checks.integer("every", every, low=1)
-        self.sampled = [each for each in find_rotated(model) if each.rotation.plan.redrawn]
+        self.sampled = [layer for layer in find_rotated(model) if layer.rotation.plan.redrawn]
         if not self.sampled:
             raise ValueError("model must be rotated with sample or shuffle: hypersphere.rotate(model, sample=0.25)")
         reshard(model)
         known = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-        for each in self.sampled:
-            if not known.issuperset(each.rotation.task.rotations.values()):
-                raise ValueError(
-                    f"optimizer must hold the rotation of layer {layer_label(each.name)!r}: make the optimizer "
-                    "after rotate"
-                )
+        for layer in self.sampled:
+            if not known.issuperset(layer.rotation.task.rotations.values()):
+                raise ValueError(f"optimizer must hold the rotation of {layer.label}: make the optimizer after rotate")
         self._follow_optimizer()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -72,13 +69,13 @@ class Resampler:
         self._follow_optimizer()  # copies of optimizers have no hooks
 
     def _follow_optimizer(self) -> None:
-        for each in self.sampled:
-            each.rotation.resampled = True
-            _newest[each.rotation] = ref(self)
+        for layer in self.sampled:
+            layer.rotation.resampled = True
+            _newest[layer.rotation] = ref(self)
         self.optimizer.register_step_post_hook(self._after_step)
 
     def __repr__(self) -> str:
-        layers = ", ".join(layer_label(each.name) for each in self.sampled)
+        layers = ", ".join(layer_label(layer.name) for layer in self.sampled)
         return f"Resampler(every={self.every}; {layers})"
 
     def step(self) -> None:
@@ -95,39 +92,39 @@ class Resampler:
         skipped = getattr(optimizer, "found_inf", None)  # a GradScaler leaves it to fused optimizers to skip
         if skipped is not None and bool(skipped):
             return
-        own = [each for each in self.sampled if _newest[each.rotation]() is self and _is_rotated(each)]
-        for each in own:
-            each.rotation.task.inner += 1
+        own = [layer for layer in self.sampled if _newest[layer.rotation]() is self and _is_rotated(layer)]
+        for layer in own:
+            layer.rotation.task.inner += 1
         self._resample_due(own)
 
     def _resample_due(self, layers: list[RotatedWeight]) -> None:
-        counts = [each.rotation.task.inner for each in layers]
-        for each, count in zip(layers, torch.stack([n.cpu() for n in counts]).tolist() if counts else [], strict=True):
+        counts = [layer.rotation.task.inner for layer in layers]
+        for layer, count in zip(layers, torch.stack([n.cpu() for n in counts]).tolist() if counts else [], strict=True):
             if count >= self.every:
                 reshard(self.model)
-                self._resample(each)
+                self._resample(layer)
 
     def resample(self) -> None:
         """Merge the rotations into the neurons and draw new dimensions."""
         self._check_rotated()
         reshard(self.model)
-        for each in self.sampled:
-            self._resample(each)
+        for layer in self.sampled:
+            self._resample(layer)
 
     def _check_rotated(self) -> None:
-        for each in self.sampled:
-            if not _is_rotated(each):
-                raise ValueError(f"layer {layer_label(each.name)!r} is no longer rotated: make a new Resampler")
+        for layer in self.sampled:
+            if not _is_rotated(layer):
+                raise ValueError(f"{layer.label} is no longer rotated: make a new Resampler")
 
     @torch.no_grad()
-    def _resample(self, each: RotatedWeight) -> None:
-        plan, task = each.rotation.plan, each.rotation.task
+    def _resample(self, layer: RotatedWeight) -> None:
+        plan, task = layer.rotation.plan, layer.rotation.task
         seed, draw = int(task.seed), int(task.draw) + 1
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             # The start of "network" is random: seed it by the draw.
             torch.manual_seed(generator(seed, "start", draw).initial_seed())
             starts = plan.starts()
-        write(each.neurons, each.merged(magnitude=False))
+        write(layer.neurons, layer.merged(magnitude=False))
         for name, parameter in task.rotations.items():
             write(parameter, starts[name])
             parameter.grad = None
@@ -139,13 +136,13 @@ class Resampler:
             task.get_buffer(name).copy_(dims)
 
 
-def _is_rotated(each: RotatedWeight) -> bool:
-    return is_parametrized(each.module, each.tensor_name) and each.parametrizations[0] is each.rotation
+def _is_rotated(layer: RotatedWeight) -> bool:
+    return is_parametrized(layer.module, layer.tensor_name) and layer.parametrizations[0] is layer.rotation
 
 
 def _inside(optimizer: Optimizer, attribute: str) -> list[Optimizer]:
     """Return an optimizer and those that it wraps, from the outside to the inside."""
-    found = [optimizer]
-    while isinstance(inside := getattr(found[-1], attribute, None), Optimizer):
-        found.append(inside)
-    return found
+    optimizers = [optimizer]
+    while isinstance(inside := getattr(optimizers[-1], attribute, None), Optimizer):
+        optimizers.append(inside)
+    return optimizers

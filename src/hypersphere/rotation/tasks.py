@@ -30,36 +30,36 @@ def add_task(model: M, name: str) -> M:
         >>> [name for name, p in net[0].named_parameters() if p.requires_grad]
         ['bias', 'parametrizations.weight.0.birds.cayley']
     """
-    found = require_rotated("add_task", model)
+    layers = require_rotated("add_task", model)
     check_new_name(name)
-    missing = [each for each in found if name not in each.rotation.tasks]
+    missing = [layer for layer in layers if name not in layer.rotation.tasks]
     if not missing:
-        raise ValueError(f"name must be new, got {name!r}; the tasks are {', '.join(found[0].rotation.tasks)}")
+        raise ValueError(f"name must be new, got {name!r}; the tasks are {', '.join(layers[0].rotation.tasks)}")
     _check_addable("add_task", model, missing)
     _add(missing, name)
     return model
 
 
-def _check_addable(verb: str, model: nn.Module, found: list[RotatedWeight]) -> None:
+def _check_addable(verb: str, model: nn.Module, layers: list[RotatedWeight]) -> None:
     """Require fixed neurons, which several tasks can share, in a model that is not wrapped yet."""
-    refuse_new_parameters(verb, model, [each.module for each in found])
-    for each in found:
-        rotation, layer = each.rotation, f"layer {layer_label(each.name)!r}"
+    refuse_new_parameters(verb, model, [layer.module for layer in layers])
+    for layer in layers:
+        rotation = layer.rotation
         if rotation.plan.redrawn:
             kind = "shuffle" if rotation.plan.shuffle else "sample"
             raise ValueError(
-                f"{verb}: {layer} is rotated with {kind}, which changes the neurons: tasks need fixed neurons"
+                f"{verb}: {layer.label} is rotated with {kind}, which changes the neurons: tasks need fixed neurons"
             )
         if rotation.learned:
-            raise ValueError(f"{verb}: {layer} learns its neurons: tasks need fixed neurons")
+            raise ValueError(f"{verb}: {layer.label} learns its neurons: tasks need fixed neurons")
 
 
-def _add(found: list[RotatedWeight], name: str) -> None:
-    for each in found:
-        task = each.rotation.new_task()
-        task.train(each.rotation.training)
+def _add(layers: list[RotatedWeight], name: str) -> None:
+    for layer in layers:
+        task = layer.rotation.new_task()
+        task.train(layer.rotation.training)
         task.requires_grad_(False)
-        each.rotation.add_module(name, task)
+        layer.rotation.add_module(name, task)
 
 
 def combine_tasks(model: M, weights: Mapping[str, float], into: str) -> M:
@@ -81,29 +81,29 @@ def combine_tasks(model: M, weights: Mapping[str, float], into: str) -> M:
         >>> _ = combine_tasks(net, {"default": 1, "birds": 1}, into="both")
         >>> _ = hs.rotation.use_task(net, "both")
     """
-    found = require_rotated("combine_tasks", model)
+    layers = require_rotated("combine_tasks", model)
     if not isinstance(weights, Mapping) or not weights:
         raise ValueError(f"weights must be a dict of weights by task with at least one entry, got {weights!r}")
     weights = {name: checks.number(f"weights[{name!r}]", weight) for name, weight in weights.items()}
     check_new_name(into)
-    for each in found:
+    for layer in layers:
         for name in weights:
-            _check_has_task(found, each, name)
-        if into in each.rotation.tasks:
-            raise ValueError(f"into must be new, got {into!r}; the tasks are {', '.join(each.rotation.tasks)}")
-    _check_addable("combine_tasks", model, found)
-    _require_triangles("combine_tasks", found)
+            _check_has_task(layers, layer, name)
+        if into in layer.rotation.tasks:
+            raise ValueError(f"into must be new, got {into!r}; the tasks are {', '.join(layer.rotation.tasks)}")
+    _check_addable("combine_tasks", model, layers)
+    _require_triangles("combine_tasks", layers)
     combined, opposed = [], []
-    for each in found:
-        parts = [each.rotation.tasks[name].rotations for name in weights]
-        for name in parts[0]:
-            value, capped = _combine([part[name].detach() for part in parts], list(weights.values()))
-            combined.append((each, name, value))
-            opposed += [layer_label(each.name)] if capped else []
-    _add(found, into)
+    for layer in layers:
+        rotations = [layer.rotation.tasks[name].rotations for name in weights]
+        for name in rotations[0]:
+            value, capped = _combine([numbers[name].detach() for numbers in rotations], list(weights.values()))
+            combined.append((layer, name, value))
+            opposed += [layer_label(layer.name)] if capped else []
+    _add(layers, into)
     with torch.no_grad():
-        for each, name, value in combined:
-            each.rotation.tasks[into].rotations[name].copy_(value)
+        for layer, name, value in combined:
+            layer.rotation.tasks[into].rotations[name].copy_(value)
     if opposed:
         more = f" and {len(opposed) - 3} more" if len(opposed) > 3 else ""
         checks.warn(
@@ -116,9 +116,9 @@ def combine_tasks(model: M, weights: Mapping[str, float], into: str) -> M:
 def _combine(numbers: list[Tensor], weights: list[float]) -> tuple[Tensor, bool]:
     """Return the packed Q of :func:`combine_tasks`, and whether its factor f was limited."""
     n = len(numbers)
-    parts = [weight * each.double() for each, weight in zip(numbers, weights, strict=True)]
-    total = torch.stack(parts).sum(0)
-    lengths, length = sum(float(each.norm()) for each in parts), float(total.norm())
+    weighted = [weight * q.double() for q, weight in zip(numbers, weights, strict=True)]
+    total = torch.stack(weighted).sum(0)
+    lengths, length = sum(float(q.norm()) for q in weighted), float(total.norm())
     capped = lengths > n * length
     return total * (1.0 if capped or length == 0 else lengths / length / n), capped
 
@@ -140,51 +140,51 @@ def use_task(model: M, name: str, *, strength: float = 1.0) -> M:
         Traceback (most recent call last):
         ValueError: name must be a task of the model (default), got 'birds'
     """
-    found = require_rotated("use_task", model)
+    layers = require_rotated("use_task", model)
     _check_name(name)
     strength = checks.number("strength", strength)
-    for each in found:
-        _check_has_task(found, each, name)
+    for layer in layers:
+        _check_has_task(layers, layer, name)
     if strength != 1:
-        _require_triangles("strength", found)
-    for each in found:
-        activate(each, name, strength)
+        _require_triangles("strength", layers)
+    for layer in layers:
+        activate(layer, name, strength)
     return model
 
 
-def _check_has_task(found: list[RotatedWeight], each: RotatedWeight, name: str) -> None:
-    if name not in each.rotation.tasks:
-        there = ", ".join(each.rotation.tasks)
-        lacking = f" of layer {each.name!r}" if len(found) > 1 else ""
-        raise ValueError(f"name must be a task of the model ({there}{lacking}), got {name!r}")
+def _check_has_task(layers: list[RotatedWeight], layer: RotatedWeight, name: str) -> None:
+    if name not in layer.rotation.tasks:
+        tasks = ", ".join(layer.rotation.tasks)
+        lacking = f" of layer {layer.name!r}" if len(layers) > 1 else ""
+        raise ValueError(f"name must be a task of the model ({tasks}{lacking}), got {name!r}")
 
 
-def _require_triangles(what: str, found: list[RotatedWeight]) -> None:
+def _require_triangles(what: str, layers: list[RotatedWeight]) -> None:
     """Require rotations by a skew-symmetric matrix and nothing else, over neurons that do not change."""
-    for each in found:
-        plan, layer = each.rotation.plan, f"layer {layer_label(each.name)!r}"
+    for layer in layers:
+        plan = layer.rotation.plan
         method = plan.orthogonalizer
         if method is not None and method.name not in TRIANGLES:
             needed = " or ".join(repr(name) for name in TRIANGLES)
-            raise ValueError(f"{what} needs the method {needed}, got {plan.method!r} of {layer}")
+            raise ValueError(f"{what} needs the method {needed}, got {plan.method!r} of {layer.label}")
         for name in ("magnitude", "sample", "shuffle"):
             if getattr(plan, name):
-                raise ValueError(f"{what} needs rotations only, got {layer} with {name}")
+                raise ValueError(f"{what} needs rotations only, got {layer.label} with {name}")
 
 
 def scaled_by_strength(model: nn.Module) -> dict[str, Tensor]:
     """Return the numbers of the active tasks times their strengths, by key, where a strength is not 1."""
     return {
-        f"{each.key}0.{each.rotation.active}.{name}": numbers.detach() * each.rotation.task.strength
-        for each in find_rotated(model)
-        for name, numbers in each.rotation.task.rotations.items()
-        if each.rotation.task.strength != 1
+        f"{layer.key}0.{layer.rotation.active}.{name}": numbers.detach() * layer.rotation.task.strength
+        for layer in find_rotated(model)
+        for name, numbers in layer.rotation.task.rotations.items()
+        if layer.rotation.task.strength != 1
     }
 
 
-def activate(each: RotatedWeight, name: str, strength: float = 1.0) -> None:
+def activate(layer: RotatedWeight, name: str, strength: float = 1.0) -> None:
     """Make a task of one layer active."""
-    rotation = each.rotation
+    rotation = layer.rotation
     rotation.task.strength = 1.0  # of the task that was active
     rotation.tasks[name].strength = strength
     if rotation.active == name:

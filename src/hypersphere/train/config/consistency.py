@@ -53,11 +53,11 @@ def _reject_if(wrong: Any, message: str) -> None:
 
 def _reject_unused(group: Loss | Optimizer, taken: dict[str, tuple[str, ...]], allowed: tuple[str, ...]) -> None:
     """Raise for a field that is set, but belongs to other names of the group's table."""
-    for each in fields(group):
-        if each.name not in ("name", *allowed) and getattr(group, each.name) != each.default:
-            those = ", ".join(name for name, options in taken.items() if each.name in options)
-            this, name = group.prefix + each.name, group.prefix + "name"
-            raise ConfigError(f"{this} needs {name} to be one of {those}; got {group.name}")
+    for field in fields(group):
+        if field.name not in ("name", *allowed) and getattr(group, field.name) != field.default:
+            fitting = ", ".join(name for name, options in taken.items() if field.name in options)
+            key, name = group.prefix + field.name, group.prefix + "name"
+            raise ConfigError(f"{key} needs {name} to be one of {fitting}; got {group.name}")
 
 
 def _top(config: Any) -> None:
@@ -84,10 +84,10 @@ def _data(data: Data, model: Model) -> None:
     if data.root is not None and data.name == "digits":
         raise ConfigError(f"data.name=digits reads no files, but data.root is given: {_name_for(data.root)}")
     kind, wanted = kind_of_data(data.name), catalog.MODELS.get(model.name)
-    those = ", ".join(name for name, each in catalog.DATA.items() if each == wanted)
+    fitting = ", ".join(name for name, kind in catalog.DATA.items() if kind == wanted)
     _reject_if(
         kind is not None and wanted is not None and kind != wanted,
-        f"model.name={model.name} needs {_KINDS.get(str(wanted))} dataset ({those}), but data.name={data.name} has "
+        f"model.name={model.name} needs {_KINDS.get(str(wanted))} dataset ({fitting}), but data.name={data.name} has "
         f"{'a graph' if kind == 'graph' else kind}",
     )
     if data.augment in catalog.AUGMENTATIONS and kind is not None:
@@ -118,9 +118,9 @@ def _data(data: Data, model: Model) -> None:
 def _name_for(root: str) -> str:
     """Guess the data.name that was meant from what the folder `root` contains."""
     where = Path(root).expanduser()
-    there = [name for name, folders in catalog.FOLDERS.items() if any((where / each).is_dir() for each in folders)]
-    if there:
-        named = [name for name in there if name != "modelnet"]  # which is modelnet40 or modelnet10
+    datasets = [name for name, names in catalog.FOLDERS.items() if any((where / name).is_dir() for name in names)]
+    if datasets:
+        named = [name for name in datasets if name != "modelnet"]  # which is modelnet40 or modelnet10
         return f"set data.name to what the folder contains: {' or '.join(named)}"
     return "set data.name=image_folder for your own images"
 
@@ -131,12 +131,12 @@ def _loss(loss: Loss) -> None:
     _reject_if(is_margin and loss.margin is None, f"loss.name={loss.name} needs loss.margin")
     constants = ("annealing_base", "annealing_rate", "annealing_floor")
     _reject_unused(loss, catalog.LOSSES, (*has, "label_smoothing", "energy_weight", "bias", *constants))
-    given = [key for key in constants if getattr(loss, key) is not None]
+    set_keys = [key for key in constants if getattr(loss, key) is not None]
     anneals = "annealing" in has and loss.annealing is not False
-    those = ", ".join(name for name, options in catalog.LOSSES.items() if "annealing" in options)
+    fitting = ", ".join(name for name, options in catalog.LOSSES.items() if "annealing" in options)
     _reject_if(
-        given and not anneals,
-        f"loss.{''.join(given[:1])} needs annealing and loss.name to be one of {those}; got {loss.name}",
+        set_keys and not anneals,
+        f"loss.{''.join(set_keys[:1])} needs annealing and loss.name to be one of {fitting}; got {loss.name}",
     )
     is_metric = loss.name.startswith("pml.")
     no_head = loss.bias is not None and (loss.name == "softmax" or is_metric)
@@ -153,10 +153,10 @@ def _energy(energy: Energy) -> None:
     unused = energy.half_space and energy.hidden_weight == 0
     _reject_if(unused, "energy.half_space applies to hidden layers only, but energy.hidden_weight is 0")
     for key in ("half_space", "angular", "minibatch"):
-        those = [name for name, options in catalog.MEASURES.items() if key in options]
+        fitting = [name for name, options in catalog.MEASURES.items() if key in options]
         own = energy.measure not in catalog.MEASURES and key != "minibatch"  # the user's
-        wrong = getattr(energy, key) and not own and energy.measure not in those
-        _reject_if(wrong, f"energy.{key} needs energy.measure to be one of {', '.join(those)}; got {energy.measure}")
+        wrong = getattr(energy, key) and not own and energy.measure not in fitting
+        _reject_if(wrong, f"energy.{key} needs energy.measure to be one of {', '.join(fitting)}; got {energy.measure}")
 
 
 def _rotation(rotation: Rotation) -> None:
@@ -166,20 +166,20 @@ def _rotation(rotation: Rotation) -> None:
         raise ConfigError(str(error)) from None
     _reject_if(rotation.every is not None and rotation.sample is None, "rotation.every needs rotation.sample")
     for key in ("spread_measure", "spread_half_space", "spread_steps"):
-        given = getattr(rotation, key) is not None
-        _reject_if(given and not rotation.spread, f"rotation.{key} needs rotation.spread")
-    those = [name for name, options in catalog.MEASURES.items() if "half_space" in options]
+        is_set = getattr(rotation, key) is not None
+        _reject_if(is_set and not rotation.spread, f"rotation.{key} needs rotation.spread")
+    fitting = [name for name, options in catalog.MEASURES.items() if "half_space" in options]
     measure = rotation.spread_measure or "energy"
     _reject_if(
-        rotation.spread_half_space and measure in catalog.MEASURES and measure not in those,
-        f"rotation.spread_half_space needs rotation.spread_measure to be one of {', '.join(those)}; got {measure}",
+        rotation.spread_half_space and measure in catalog.MEASURES and measure not in fitting,
+        f"rotation.spread_half_space needs rotation.spread_measure to be one of {', '.join(fitting)}; got {measure}",
     )
     fixed = rotation.renormalize and rotation.neurons == "fixed"
     _reject_if(
         fixed, "rotation.renormalize needs rotation.neurons=learned: fixed neurons keep the norm they start with"
     )
-    for key, given in (("penalty", rotation.penalty is not None), ("penalty_squared", not rotation.penalty_squared)):
-        wrong = given and rotation.method != "regularized"
+    for key, is_set in (("penalty", rotation.penalty is not None), ("penalty_squared", not rotation.penalty_squared)):
+        wrong = is_set and rotation.method != "regularized"
         _reject_if(wrong, f"rotation.{key} needs rotation.method=regularized, got {rotation.method}")
 
 
@@ -243,8 +243,8 @@ def _schedule(schedule: Schedule, rotation: Rotation | None) -> None:
     for before, after in pairwise(milestones):
         _reject_if(after <= before, f"schedule.milestones must increase, got {after} after {before}")
     for key in ("rotation_gamma", "batch_norm"):
-        given = getattr(schedule, key) is not None
-        _reject_if(given and not step, f"schedule.{key} needs schedule.name=step, got {schedule.name}")
+        is_set = getattr(schedule, key) is not None
+        _reject_if(is_set and not step, f"schedule.{key} needs schedule.name=step, got {schedule.name}")
     fixed = rotation is None or rotation.method == "none"
     _reject_if(schedule.rotation_gamma and fixed, "schedule.rotation_gamma needs rotations (rotation.method)")
     waits = schedule.patience is not None and not plateau
