@@ -16,9 +16,10 @@ from .._internal.progress import track
 from .._internal.tables import NOTHING, TextTable, degrees, number, percent
 from ..energy.hyperspherical import group_energy, make_law
 from ..layers.cosine import unit
+from .dead_neurons import neuron_lengths
 from .formats import open_model
 from .layer_report import to_json
-from .measuring import neuron_lengths, sample
+from .measuring import sample
 from .results import RowsResult, short_names
 from .sources import LayerSource, layers_of_file
 from .verdict import name_some, shorten
