@@ -17,9 +17,8 @@ from hypersphere.papers import gan as gan  # registers it
 
 pytestmark = pytest.mark.slow
 
-PRESETS = [name for name in models.names() if models.preset(name).paper or name == "transformer"]
-CLASSIFIERS = [name for name in PRESETS if name != "generator.mhe"]
-SPHERES = [name for name in CLASSIFIERS if name != "transformer"]  # attention is not a sphere layer
+LARGE = "cnn69.spherenet resnet34.mhe resnet18v2.spherenet sphereface64 gcn.opt pointnet.opt mlp.opt transformer "
+LARGE += "generator.mhe discriminator.mhe"  # the others run forward in test_tables
 
 SMALL = {  # one small network of every family
     "mlp": {"input_size": 6, "widths": (12, 8)},
@@ -68,7 +67,7 @@ def hidden(model):
     return {name: n.module for name, n in hs.select(model).items() if not n.is_output}
 
 
-@pytest.mark.parametrize("name", PRESETS)  # the families' own run forward for the docs' table
+@pytest.mark.parametrize("name", LARGE.split())
 def test_true_size_runs_forward_and_backward(name):
     device = "cpu" if name.startswith("gcn") else "meta"  # a sparse matrix has no meta form; this one is small
     with torch.device(device):
@@ -113,18 +112,10 @@ def test_timms_conventions(name):
     assert model(*inputs).shape[-1] == 7
     model.reset_classifier(0)
     assert torch.equal(model(*inputs), features)
-    assert not any(n.is_output for n in hs.select(model).values())
-
-
-@pytest.mark.parametrize("name", CLASSIFIERS)
-def test_without_classes_a_network_gives_embeddings(name):
-    device = "cpu" if name.startswith("gcn") else "meta"
-    with torch.device(device):
-        model = models.create(name, num_classes=0)
-    assert model.num_classes == 0
-    assert isinstance(model.get_classifier(), nn.Identity)
-    assert model(*inputs_of(name, device=device)).shape[-1] == model.num_features
-    assert not any(n.is_output for n in hs.select(model).values())
+    for headless in (model, small(name, 0)[0]):
+        assert isinstance(headless.get_classifier(), nn.Identity)
+        assert headless(*inputs).shape[-1] == headless.num_features
+        assert not any(n.is_output for n in hs.select(headless).values())
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -166,7 +157,7 @@ def test_verbs_work_on_the_generator():
         models.create("generator.mhe", widths=(8, 6, 4), input_size=10)
 
 
-@pytest.mark.parametrize("name", SPHERES)
+@pytest.mark.parametrize("name", ["resnet18.spherenet", *(name for name in SMALL if name != "transformer")])
 def test_similarity_makes_every_hidden_layer_a_sphere_layer(name):
     with torch.device("meta"):
         model = models.create(name, 5, similarity="learnable", scale=True)
@@ -181,8 +172,7 @@ def test_similarity_makes_every_hidden_layer_a_sphere_layer(name):
             assert type(module.similarity) is hs.LearnableSigmoid
     assert type(model.get_classifier()) is nn.Linear
     keys = model.state_dict().keys() - plain.state_dict().keys()
-    no_norm = name in ("sphereface20", "sphereface64", "cnn20.opt")  # a learned scale comes with a bias
-    shift = {"bias"} if no_norm else set()
+    shift = {"bias"} if name == "sphereface20" else set()  # without BatchNorm a learned scale comes with a bias
     assert {key.rpartition(".")[2] for key in keys} == {"scale", "log_k", *shift}
     if name == "resnet18.spherenet":
         assert sum(".shortcut." in layer for layer in hidden(model)) == 3
