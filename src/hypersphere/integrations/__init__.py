@@ -2,6 +2,7 @@
 
 - :mod:`~hypersphere.integrations.huggingface`: save and load converted networks of transformers
 - :mod:`~hypersphere.integrations.sklearn`: estimators that compare by angle
+- :mod:`~hypersphere.integrations.pytorch_metric_learning`: its losses as heads
 - :class:`TransformersCallback`, :class:`LightningCallback`, :class:`AccelerateEnergy`: energy, stochastic OPT and
   merging in Hugging Face's Trainer, in Lightning's, and in a loop of your own with accelerate
 """
