@@ -48,13 +48,15 @@ def loss_of(model, x, y):
 
 
 def matrix_of(layer):
+    """R (d, d): the rotation of the identity's rows is Rᵀ; read without looking into the parametrization."""
     weights = layer.parametrizations.weight
-    d = weights.original[0].numel()
+    shape, d = weights.original.shape, weights.original[0].numel()
     with torch.no_grad():
-        return weights[0](torch.eye(d).view(d, *weights.original.shape[1:])).flatten(1).T.clone()
+        return weights[0](torch.eye(d, dtype=weights.original.dtype).view(d, *shape[1:])).flatten(1).T.clone()
 
 
 def error(r):
+    """max|RᵀR − I|, free of the rounding of a float32 product."""
     r = r.double()
     return (r.T @ r - torch.eye(len(r), dtype=r.dtype)).abs().max().item()
 

@@ -4,8 +4,6 @@ import copy
 import io
 import itertools
 
-import onnx
-import onnxruntime
 import pytest
 import torch
 from torch import nn
@@ -218,25 +216,6 @@ def test_a_further_parametrization_of_the_weight_is_refused():
 # --------------------------------------------------------------------------------------- what a plain model can do
 
 
-def operators(path):
-    graph = onnx.load(path).graph
-    return [node.op_type for node in graph.node], sorted(i.name for i in graph.initializer)
-
-
-@pytest.mark.slow
-def test_onnx(tmp_path):
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 2)).eval()
-    x = inputs(2, 3, 6, 6, dtype=torch.float32)
-    torch.onnx.export(net, (x,), tmp_path / "plain.onnx", dynamo=True, verbose=False)
-    expected = shake(hs.rotate(net))(x).detach()
-    hs.merge(net)
-    torch.onnx.export(net, (x,), tmp_path / "merged.onnx", dynamo=True, verbose=False)
-    assert operators(tmp_path / "merged.onnx") == operators(tmp_path / "plain.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "merged.onnx")
-    (output,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    close(torch.from_numpy(output), expected, 1e-5)
-
-
 def test_optimizer_state_loads_by_position():
     net, x = many(), images()
     optimizer = torch.optim.Adam(net.parameters())
@@ -289,16 +268,6 @@ def test_the_given_state_is_left_alone():
         merged["conv.weight"].zero_()
     assert net.conv.weight.abs().max() > 0
     assert not any(value.requires_grad for value in merged.values())
-
-
-def test_keys_in_plain_order_for_every_kind_of_layer():
-    net = many()
-    keys = list(net.state_dict())
-    state = shake(hs.rotate(net)).state_dict()
-    merged = hs.rotation.merge_state_dict(state)
-    assert list(merged) == keys
-    many().load_state_dict(merged)
-    same(merged, hs.merge(net).state_dict())
 
 
 TRANSPOSED = {

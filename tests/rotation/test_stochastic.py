@@ -115,12 +115,6 @@ def test_p_is_a_number_or_a_share(d, sample, p):
     assert numbers(layer).shape == (1, p * (p - 1) // 2)
 
 
-def test_p_larger_than_the_first_layer_is_fine_for_the_rest_and_names_the_layer_where_it_is_not():
-    hs.rotate(small(), sample=16)  # the first layer has ten dimensions
-    with pytest.raises(ValueError, match="'4'"):
-        hs.rotate(small(), sample=17)
-
-
 def test_only_the_drawn_dimensions_turn():
     layer = nn.Conv2d(4, 6, 2)
     before = layer.weight.detach().clone().flatten(1)
@@ -198,32 +192,6 @@ def test_draws_are_the_same_in_another_process():
     assert ran.stdout == printed.getvalue()
 
 
-def test_draws_cover_all_dimensions_evenly():
-    net = hs.rotate(small(), sample=4)
-    counts = torch.zeros(2, 20)
-    for drawn in draws(net, 200):
-        for row, chosen in enumerate(drawn):
-            assert len(set(chosen)) == 4
-            counts[row, chosen] += 1
-    # 200 draws of 4 of 20 and of 16: 40 and 50 expected, with a deviation of about 6
-    assert (counts[0] - 40).abs().max() < 25
-    assert (counts[1, :16] - 50).abs().max() < 25
-    assert not counts[1, 16:].any()
-
-
-def test_the_state_alone_decides_the_draws_to_come():
-    first = hs.rotate(small(), sample=4, seed=1)
-    draws(first, 2)
-    other = hs.rotate(small(), sample=4, seed=2)
-    other.load_state_dict(copy.deepcopy(first.state_dict()))
-    resampler = hs.Resampler(other, torch.optim.SGD(hs.param_groups(other), lr=0.1))
-    again = hs.rotate(small(), sample=4, seed=1)
-    expected = draws(again, 5)[2:]
-    for drawn in expected:
-        assert [dims(other[i]) for i in (2, 4)] == drawn
-        resampler.resample()
-
-
 # folding
 
 
@@ -293,17 +261,6 @@ def test_counters():
     assert seen == [(0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
     resampler.resample()
     assert (task(net[2]).draw.item(), task(net[2]).inner.item()) == (3, 0)
-
-
-def test_every_is_750_by_default():
-    net = hs.rotate(small(), sample=4)
-    optimizer = torch.optim.SGD(hs.param_groups(net), lr=0.1)
-    hs.Resampler(net, optimizer)
-    for _ in range(749):
-        optimizer.step()
-    assert counters(net) == (0, 749)
-    optimizer.step()
-    assert counters(net) == (1, 0)
 
 
 # what counts as a step
@@ -419,16 +376,6 @@ def test_theorem_2_at_every_fold(name, every):
         now = net[i].weight.detach()
         torch.testing.assert_close(now @ now.T, weight @ weight.T, rtol=0, atol=1e-5)
         assert ((now - weight).abs().amax(0) > 1e-5).all()  # every dimension was turned
-
-
-def test_other_methods_fold_too():
-    net = hs.rotate(small(), "gram_schmidt", sample=5)
-    optimizer = OPTIMIZERS["adamw"](net)
-    before = [energy(net[i]) for i in (2, 4)]
-    losses = train(net, optimizer, hs.Resampler(net, optimizer, every=4), 40)
-    assert losses[-1] < losses[0]
-    assert task(net[2]).draw.item() == 10
-    assert [energy(net[i]) for i in (2, 4)] == pytest.approx(before, rel=1e-5)
 
 
 # exact resume

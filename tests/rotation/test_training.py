@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hypersphere as hs
+from tests.rotated_nets import error, matrix_of
 
 pytestmark = pytest.mark.slow
 
@@ -29,23 +30,9 @@ def small(hidden=N):
     return nn.Sequential(nn.Linear(D, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES))
 
 
-def matrix_of(layer, tensor="weight"):
-    """R (d, d): the rotation of the identity's rows is Rᵀ; read without looking into the parametrization."""
-    weights = layer.parametrizations[tensor]
-    shape, d = weights.original.shape, weights.original[0].numel()
-    with torch.no_grad():
-        return weights[0](torch.eye(d, dtype=weights.original.dtype).view(d, *shape[1:])).flatten(1).T.clone()
-
-
 def numbers_of(layer, method, tensor="weight"):
     """P under the name that a state_dict gives it."""
     return layer.get_parameter(f"parametrizations.{tensor}.0.default.{method}")
-
-
-def error(r):
-    """max|RᵀR − I|, free of the rounding of a float32 product."""
-    r = r.double()
-    return (r.T @ r - torch.eye(len(r), dtype=r.dtype)).abs().max().item()
 
 
 def energy(layer):

@@ -29,20 +29,16 @@ if TYPE_CHECKING:
     from .tasks import combine_tasks as combine_tasks
     from .tasks import use_task as use_task
 else:
-    _HOMES = {
-        "count_parameters": "counting",
-        "ExtractedRotations": "extraction",
-        "extract_rotations": "extraction",
-        "merge": "merging",
-        "merge_state_dict": "merging",
-        "rotation_penalty": "penalty",
-        "rotate": "rotating",
-        "load_rotations": "saving",
-        "save_rotations": "saving",
-        "Resampler": "stochastic",
-        "add_task": "tasks",
-        "combine_tasks": "tasks",
-        "use_task": "tasks",
+    _NAMES = {
+        "counting": ["count_parameters"],
+        "extraction": ["ExtractedRotations", "extract_rotations"],
+        "merging": ["merge", "merge_state_dict"],
+        "penalty": ["rotation_penalty"],
+        "rotating": ["rotate"],
+        "saving": ["load_rotations", "save_rotations"],
+        "stochastic": ["Resampler"],
+        "tasks": ["add_task", "combine_tasks", "use_task"],
     }
+    _HOMES = {name: home for home, names in _NAMES.items() for name in names}
     __all__ = list(_HOMES)
     __getattr__, __dir__ = lazy(__name__, _HOMES)
