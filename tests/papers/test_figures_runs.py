@@ -98,11 +98,11 @@ def test_the_same_run_twice(plain):
 
 def test_convergence(plain, rotated):
     drawing = draw("convergence", *plain, rotated)
-    lines = [[line for line in run.lines if line["split"] == "test"] for run in read_runs([*plain, rotated])]
+    lines = [[line for line in run.lines if line.split == "test"] for run in read_runs([*plain, rotated])]
     for name, last in {
-        "accuracy, %": [100 * run[-1]["accuracy"] for run in lines],
-        "error, %": [100 - 100 * run[-1]["accuracy"] for run in lines],
-        "loss": [run[-1]["loss"] for run in lines],
+        "accuracy, %": [100 * run[-1].accuracy for run in lines],
+        "error, %": [100 - 100 * run[-1].accuracy for run in lines],
+        "loss": [run[-1].loss for run in lines],
     }.items():
         shown = [row[f"test {name}"] for row in drawing.rows]
         assert shown == pytest.approx([(last[0] + last[1]) / 2, last[2]]), name

@@ -95,7 +95,7 @@ def test_damaged_lines_are_left_out_with_a_warning(tmp_path):
         file.write('{"step": 20, "loss"\n{"step": 30, "split": "train", "loss": 1.0}\n{"step": 40, "sp')
     with pytest.warns(UserWarning, match="2 of 4 lines are read"):
         (run,) = read_runs([path])
-    assert [line["loss"] for line in run.lines] == [3.0, 2.0]
+    assert [line.loss for line in run.lines] == [3.0, 2.0]
 
 
 # Curves

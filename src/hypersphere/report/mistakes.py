@@ -31,12 +31,12 @@ def read_predictions(groups: Sequence[RunGroup]) -> tuple[dict[str, Tree], list[
     """Return the predictions of each group, of its first run that has them, and notes on what is missing."""
     trees, notes, without = dict[str, Tree](), list[str](), list[RunFiles]()
     for group in groups:
-        finished = [run for run in group.runs if run.result is not None and run.result.get("accuracy") is not None]
+        finished = [run for run in group.runs if run.result is not None and run.result.accuracy is not None]
         for run in finished:
-            file = predictions.file_of(run.path, str((run.result or {}).get("split")))
+            file, model = predictions.file_of(run.path, run.final().split), run.weights_checksum()
             try:
                 tree = predictions.read(file) if file.exists() else None
-                if tree is not None and run.model is not None and tree.model != run.model:
+                if tree is not None and model is not None and tree.model != model:
                     raise ValueError(
                         f"{file} belongs to other weights; `hypersphere evaluate {run.path}` writes it anew"
                     )

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from .._internal import checks, checksummed_json, safe_files
 from ..train.config.convert import flags, flatten
 from ..train.storage import layout
-from ..train.storage.metrics import parse_lines
-from ..train.storage.records import check_id, is_number
-from ..train.storage.summary import read_summary
+from ..train.storage.metrics import MetricsLine, parse_lines
+from ..train.storage.records import check_id
+from ..train.storage.summary import Summary, read_summary
 
 METRICS = ("accuracy", "loss", "energy", "seconds", "parameters")  # of the summary
 Settings = Mapping[str, Any]  # setting such as "model.name" → value; settings that are None are left out
@@ -33,15 +33,13 @@ class RunFiles:
         config: its settings.
         lines: of metrics.jsonl.
         result: of result.json; None if the run has not finished.
-        model: the checksum of final/model.json in result.json; None if there is none.
     """
 
     path: Path
     name: str
     config: Settings
-    lines: Sequence[Mapping[str, Any]]
-    result: Mapping[str, Any] | None
-    model: str | None = None
+    lines: Sequence[MetricsLine]
+    result: Summary | None
 
     def shared_settings(self) -> Settings:
         """Return the settings that all runs of a group have in common."""
@@ -50,55 +48,52 @@ class RunFiles:
             key: value for key, value in self.config.items() if key not in OF_A_RUN or (is_own and key == "data.root")
         }
 
-    def final(self) -> Mapping[str, Any]:
+    def final(self) -> Summary | MetricsLine:
         """Return the result; of an unfinished run the last evaluation, or the last line."""
         if self.result is not None:
             return self.result
-        evaluated = [line for line in self.lines if line.get("split") != "train"]
+        evaluated = [line for line in self.lines if line.split != "train"]
         return (evaluated or self.lines)[-1]
 
     def early_end(self) -> tuple[str, int] | None:
         """Return what ended the run early, "diverged" or "not finished", and its last step."""
-        broken = [line["step"] for line in self.lines if line.get("diverged") is True or _has_lost(line)]
+        broken = [line.step for line in self.lines if line.diverged or line.values.get("loss", 0.0) is None]
         if broken:
             return "diverged", broken[0]
         if self.result is None:
-            return "not finished", self.lines[-1]["step"]
-        if self.result.get("diverged") is True:  # it ends at chance; its loss was highest where it went wrong
+            return "not finished", self.lines[-1].step
+        if self.result.diverged:  # it ends at chance; its loss was highest where it went wrong
             losses = self.points("loss", "train")
-            return "diverged", max(losses, key=losses.__getitem__) if losses else self.result["step"]
+            return "diverged", max(losses, key=losses.__getitem__) if losses else self.result.step
         return None
 
     def points(self, key: str, split: str) -> dict[int, float]:
         """Return a metric of a split by step, where it is a number."""
-        lines = (line for line in self.lines if line.get("split", "") == split)
-        return {line["step"]: line[key] for line in lines if is_number(line.get(key))}
+        values = {line.step: line.values.get(key) for line in self.lines if line.split == split}
+        return {step: value for step, value in values.items() if value is not None}
 
     def energies(self, key: str = "energies") -> dict[str, dict[int, float]]:
         """Return the energies by layer and step: "energies" of the run's own kind, or "pair_energies" (OPT, Fig. 6)."""
         layers: dict[str, dict[int, float]] = {}
         for line in self.lines:
-            energies = line.get(key)
-            for name, value in energies.items() if isinstance(energies, dict) else ():
-                if is_number(value):
-                    layers.setdefault(name, {})[line["step"]] = value
+            for name, value in getattr(line, key).items():
+                if value is not None:
+                    layers.setdefault(name, {})[line.step] = value
         return layers
+
+    def weights_checksum(self) -> str | None:
+        """Return the checksum of final/model.json in result.json; None if there is none."""
+        return None if self.result is None else self.result.checksums.get(f"{layout.FINAL}/{layout.MODEL}")
 
     def metric(self, key: str) -> float | None:
         """Return the last value of one of METRICS; None if there is none."""
         if key == "energy":
-            energies = self.final().get("energies")
-            values = [value for value in energies.values() if is_number(value)] if isinstance(energies, dict) else []
-            return sum(values) if values else None
+            energies = [value for value in self.final().energies.values() if value is not None]
+            return sum(energies) if energies else None
         if key == "parameters":
-            return None if self.result is None else self.result["parameters"].get("trained")
-        value: float | None = (self.lines[-1] if key == "seconds" and self.result is None else self.final()).get(key)
+            return None if self.result is None else self.result.parameters.get("trained")
+        value: float | None = getattr(self.result or (self.lines[-1] if key == "seconds" else self.final()), key)
         return value
-
-
-def _has_lost(line: Mapping[str, Any]) -> bool:
-    """Return whether the loss of a line was not finite."""
-    return "loss" in line and line["loss"] is None
 
 
 class Statistic(NamedTuple):
@@ -122,7 +117,7 @@ class RunGroup:
     @property
     def split(self) -> str | None:
         """The split of the metrics; None if runs differ in it."""
-        splits = {run.final().get("split") for run in self.runs}
+        splits = {run.final().split for run in self.runs}
         return splits.pop() if len(splits) == 1 else None
 
     def metric(self, key: str) -> Statistic:
@@ -156,21 +151,20 @@ def _read(path: Path, name: str) -> RunFiles:
     lines = _lines(path / layout.METRICS)
     if not lines:
         raise ValueError(f"{path} has no metrics: {layout.METRICS} is missing or empty")
-    check_id(path, path / layout.METRICS, lines[0].get(checksummed_json.RUN_ID))
+    check_id(path, path / layout.METRICS, lines[0].run_id)
     result = read_summary(path) if os.path.lexists(path / layout.RESULT) else None
     settings = {
         key: value
         for key, value in flatten(config).items()
         if value is not None and key not in (checksummed_json.KEY, checksummed_json.RUN_ID)
     }
-    model = None if result is None else result.checksums.get(f"{layout.FINAL}/{layout.MODEL}")
-    return RunFiles(path, name, settings, lines, None if result is None else result.to_dict(), model)
+    return RunFiles(path, name, settings, lines, result)
 
 
-def _lines(path: Path) -> Sequence[Mapping[str, Any]]:
+def _lines(path: Path) -> list[MetricsLine]:
     """Return the lines before the first damaged one. Text after the last newline is still being written."""
     texts = safe_files.read_plain(path).split(b"\n")[:-1] if os.path.lexists(path) else []
-    lines = [line.to_dict() for line in parse_lines(texts)]
+    lines = parse_lines(texts)
     if len(lines) < len(texts):
         checks.warn(f"{path} is damaged: {len(lines)} of {len(texts)} lines are read")
     return lines
@@ -257,11 +251,11 @@ def _is_usual(config: Settings, key: str, default: Any) -> bool:
 def curve_names(runs: Sequence[RunFiles]) -> list[tuple[str, str]]:
     """Return every (metric, split) that the lines of the runs have, accuracy and loss first."""
     names = dict.fromkeys(
-        (key, line.get("split", ""))
+        (key, line.split)
         for run in runs
         for line in run.lines
-        for key, value in line.items()
-        if key not in ("step", "epoch", "seconds") and is_number(value)
+        for key, value in line.values.items()
+        if value is not None
     )
     rank = {key: i for i, key in enumerate(("accuracy", "loss"))}
     order = {"test": 0, "validation": 1, "train": 2}

@@ -62,7 +62,7 @@ def summarize(groups: Sequence[RunGroup]) -> dict[str, Any]:
     """Return the metrics of runs and groups, and the settings in which groups differ."""
     of_runs = [
         {"name": run.name, "path": str(run.path), "group": group.name, "seed": run.config.get("seed")}
-        | {"finished": run.result is not None, "step": run.lines[-1]["step"], "split": run.final().get("split")}
+        | {"finished": run.result is not None, "step": run.lines[-1].step, "split": run.final().split}
         | {key: run.metric(key) for key in METRICS}
         for group in groups
         for run in group.runs
@@ -172,7 +172,7 @@ def _add_results(page: Page, groups: Sequence[RunGroup]) -> None:
         for run in group.runs:
             end, seed = run.early_end(), run.config.get("seed")
             state = "finished" if end is None else end[0]
-            cells = [run.name, group.name, seed if is_number(seed) else _setting(seed), state, run.lines[-1]["step"]]
+            cells = [run.name, group.name, seed if is_number(seed) else _setting(seed), state, run.lines[-1].step]
             of_runs.append([*cells, *(cell(key, Statistic(run.metric(key))) for key in METRICS[:4])])
     page.table(["run", "group", "seed", "state", "step", *METRICS[:4]], of_runs, caption="Every run.")
 

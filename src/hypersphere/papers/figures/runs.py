@@ -211,7 +211,7 @@ def _errors(inputs: Sequence[Path]) -> Iterable[tuple[Mapping[str, Any], float]]
     files = [path for path in inputs if path.is_file()]
     folders = [path for path in inputs if not path.is_file()]
     for run in read_runs(folders) if folders else ():
-        accuracy = run.final().get("accuracy")
+        accuracy = run.final().accuracy
         if accuracy is None:
             raise ValueError(f"{run.path} has no accuracy")
         yield run.config, 100 - 100 * accuracy
