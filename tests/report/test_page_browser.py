@@ -130,7 +130,7 @@ def test_hover_shows_the_values(opened):
     plot = opened.chart("loss, train").locator("svg svg")
     box = plot.bounding_box()
     opened.page.mouse.move(box["x"] + box["width"] * 0.55, box["y"] + box["height"] / 2)  # near step 10 of 0 to 20
-    assert opened.tip() == f"10\n{RUN.removesuffix(' seed')}: 2 ± 0"
+    assert opened.tip() == f"step 10\n{RUN.removesuffix(' seed')}: 2 ± 0"
     opened.page.mouse.move(1, 1)
     assert opened.tip() == ""
     matrix = opened.chart("small: confusion matrix")

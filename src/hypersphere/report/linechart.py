@@ -95,8 +95,8 @@ def line_chart(
     """
     if log not in ("", "x", "y", "xy"):
         raise ValueError(f'log must be "", "x", "y" or "xy", got {log!r}')
-    given = [_parse_line(name, values) for name, values in series.items()]
-    lines = _to_log(given, log)
+    points = [_parse_line(name, values, xlabel) for name, values in series.items()]
+    lines = _to_log(points, log)
     if not lines:
         raise ValueError("series must have at least one name -> (x, y), got none")
     for argument, size in (("width", width), ("height", height)):
@@ -144,7 +144,7 @@ def line_chart(
         *_curves(plot, lines, filled, _place_marks(plot, lines, marks, "y" in log)),
         *(_legend(lines, left, plot.bottom + below, columns, column, room=plot_width - SWATCH) if legend else []),
     ]
-    return Chart(document(parts, title or ", ".join(line.name for line in lines), width, height), given)
+    return Chart(document(parts, title or ", ".join(line.name for line in lines), width, height), points)
 
 
 # Drawing
@@ -297,7 +297,7 @@ def _line_style(index: int) -> tuple[str, str]:
 # Numbers
 
 
-def _parse_line(name: str, values: tuple[Numbers, ...]) -> Line:
+def _parse_line(name: str, values: tuple[Numbers, ...], xlabel: str) -> Line:
     if not isinstance(name, str):
         raise TypeError(f"series must have strings as keys, got {name!r}")
     if len(values) not in (2, 3):
@@ -307,7 +307,7 @@ def _parse_line(name: str, values: tuple[Numbers, ...]) -> Line:
     lengths = [len(part) for part in parts.values()]
     if min(lengths) == 0 or min(lengths) != max(lengths):
         raise ValueError(f"series[{name!r}] must have parts of one length, at least 1, got lengths {lengths}")
-    line = Line(name, parts["x"], parts["y"], parts.get("spread", []))
+    line = Line(name, parts["x"], parts["y"], parts.get("spread", []), xlabel)
     if line.spread and min(line.spread) < 0:
         raise ValueError(f"spread of series[{name!r}] must not be negative, got {min(line.spread)}")
     return line

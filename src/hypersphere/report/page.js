@@ -98,7 +98,7 @@
         return [{ ...line, mark, pixels: x }];
       });
       const rule = plot.appendChild(document.createElementNS(plot.namespaceURI, "path"));
-      rule.setAttribute("stroke", "currentColor");
+      rule.setAttribute("class", "rule");
       return { plot, rule, lines: found };
     });
   };
@@ -119,7 +119,7 @@
         const { stroke, fill } = getComputedStyle(line.mark);
         return [[`${line.name}: ${short(line.y[at[k]])}${spread}`, stroke === "none" ? fill : stroke]];
       });
-      return [[short(shown[best].x[at[best]])], ...rows.slice(0, 12)];
+      return [[`${shown[best].xlabel} ${short(shown[best].x[at[best]])}`], ...rows.slice(0, 12)];
     }
     return [];
   };
@@ -223,7 +223,7 @@
         if (series.is_line) segments(series.points, color, series.size);
         else series.points.forEach((point, i) => {
           const [x, y, depth] = seen(point);
-          dots.push([x, y, depth, `${series.name}, ${series.numbers[i] ?? i}\n${point.map(short).join(", ")}`]);
+          dots.push([x, y, depth, `${series.name}\n${series.numbers[i] ?? i}: ${point.map(short).join(", ")}`]);
           items.push([depth, () => {
             pen.globalAlpha = depth > 0 || !scene.has_sphere ? 0.9 : 0.4;
             pen.fillStyle = color;

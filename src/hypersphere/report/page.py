@@ -173,7 +173,7 @@ def _format(value: float | None) -> str:
 def _rounded(value: Any, digits: int) -> Any:
     """Round the numbers behind a chart, so that the page stays small."""
     if isinstance(value, float):
-        return float(f"{value:.{digits}g}")
+        return int(value) if value.is_integer() and abs(value) < 1e15 else float(f"{value:.{digits}g}")
     if isinstance(value, dict):
         return {key: _rounded(part, digits) for key, part in value.items()}
     return [_rounded(part, digits) for part in value] if isinstance(value, list | tuple) else value

@@ -109,12 +109,13 @@ def document(
 
 @dataclass(frozen=True)
 class Line:
-    """A named line: its points and, unless empty, the spread of y at each."""
+    """A named line: its points, unless empty the spread of y at each, and what x is."""
 
     name: str
     x: list[float]
     y: list[float]
     spread: list[float]
+    xlabel: str = ""
 
 
 @dataclass(frozen=True)
