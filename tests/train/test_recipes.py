@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from hypersphere.train import recipes
-from hypersphere.train.config import Config, from_tree, to_tree
+from hypersphere.train.config import Config, apply, from_tree, to_tree
 
 HEAD = "from hypersphere.train import Config, Model, derive\n"
 
@@ -32,9 +32,9 @@ def write(tmp_path):
 
 @pytest.mark.parametrize("name", recipes.names())
 def test_recipes_of_the_package(name):
-    made = recipes.load(name)
-    assert from_tree(to_tree(made)) == made
-    assert made.out is None
+    config = recipes.load(name)
+    assert from_tree(to_tree(config)) == config
+    assert config.out is None
     assert recipes.describe(name)
 
 
@@ -108,13 +108,10 @@ def mine():
     ("text", "line"),
     [
         ("plian", "unknown recipe 'plian', did you mean 'plain'? (`hypersphere list recipes`)"),
-        ("Plain", "unknown recipe 'Plain', did you mean 'plain'?"),
         ("zzzzzz", "your own is a file, my.py or my.py:function (`hypersphere list recipes`)"),
-        ("", "unknown recipe ''"),
         ("a\nb" * 1000, "unknown recipe 'a\\nba"),
         ("my.yaml", "a recipe is a name or a Python file, got 'my.yaml'; pass a config file with --config"),
         ("/nowhere/my.py", "/nowhere/my.py: No such file or directory"),
-        ("/nowhere/my.py:f", "/nowhere/my.py: No such file or directory"),
         ("a\0b.py", "null byte"),
     ],
     ids=lambda text: text[:20],
@@ -139,15 +136,11 @@ def test_a_folder_is_no_recipe(tmp_path):
         ("def f(:\n", ", line 1: SyntaxError: invalid syntax"),
         ("exec(compile('(', 'other.py', 'exec'))\n", ", line 1: SyntaxError: '(' was never closed (other.py, line 1)"),
         ("def f():\n    raise SystemExit('I go')\n", ", line 2: SystemExit: I go"),
-        ("import sys\nsys.exit()\n", ", line 2: SystemExit"),
         ("raise ValueError('two\\nlines')\n", ", line 1: ValueError: two lines"),
         ("import no_such_module_here\n", ", line 1: ModuleNotFoundError: No module named 'no_such_module_here'"),
-        ("def f():\n    f()\n", ", line 2: RecursionError"),
         ("\n\0", "source code string cannot contain null bytes"),
         ("def f(): return 3\n", ": f() must return a Config, got int"),
-        ("def f(): pass\n", ": f() must return a Config, got None"),
         ("def f(x): return x\n", " has no function without arguments; a recipe is one that returns a Config"),
-        ("x = 1\n", " has no function without arguments"),
         ("def a(): pass\ndef b(): pass\n", " has several functions: a, b; name one, as in "),
     ],
     ids=lambda text: text[:20],
@@ -173,7 +166,6 @@ def test_a_config_that_cannot_be(write):
     [
         ("mien", ": unknown function 'mien', did you mean 'mine'?"),
         ("zzz", ": unknown function 'zzz', it has mine, of"),
-        ("number", ": unknown function 'number', "),
         ("of", ": a recipe takes no arguments, but of needs width"),
     ],
 )
@@ -188,9 +180,6 @@ def test_ctrl_c_goes_through(write):
 
 
 def test_the_sizes_of_a_recipe_stay_with_its_network():
-    from hypersphere.train import recipes
-    from hypersphere.train.config import apply
-
     plain = recipes.load("plain")
     assert apply(plain, {"model.name": "cnn6"}).model.widths == plain.model.widths
     other = apply(plain, {"model.name": "resnet20"}).model
@@ -199,8 +188,6 @@ def test_the_sizes_of_a_recipe_stay_with_its_network():
 
 
 def test_a_recipe_may_raise_anything(tmp_path):
-    from hypersphere.train import recipes
-
     for text in (
         "class E(Exception):\n def __str__(self): raise ValueError\ndef recipe(): raise E",
         "class E(BaseException): pass\ndef recipe(): raise E('odd')",
