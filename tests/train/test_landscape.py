@@ -17,6 +17,7 @@ from hypersphere.cli import main
 from hypersphere.models._registry import PRESETS
 from hypersphere.orthogonal import ORTHOGONALIZERS
 from hypersphere.report.contour import contour_plot
+from hypersphere.report.landscape import surface_chart
 from hypersphere.train import Rotation, derive, fit, load_run, networks, neurons
 from hypersphere.train.inference import landscape as module
 from hypersphere.train.inference.directions import draw_direction
@@ -323,3 +324,22 @@ def test_the_lines_of_a_saddle_cut_off_its_low_corners(saddle):
     pieces = [[tuple(map(float, place.split())) for place in piece.split("L")] for piece in line.split("M")[1:]]
     lengths = [((a[0] - b[0]) ** 2 + (a[1] - b[1]) ** 2) ** 0.5 for a, b in pieces]
     assert lengths == pytest.approx([25 * 2**0.5] * 2, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("loss", "cells", "highest"),
+    [
+        ([[1e5] * 3] * 3, 4, -0.42),
+        ([[None] * 3] * 3, 0, -0.42),
+        ([[1.0, 2.0, None], [1.0, 1e4, 100.0], [1.0] * 3], 3, 0.42),
+    ],
+)
+def test_flat_and_broken_surfaces(loss, cells, highest):
+    """What is not finite is a hole; heights of a loss that spans much are logarithmic."""
+    axis = [-1.0, 0.0, 1.0]
+    chart = surface_chart(axis, axis, loss, None, "loss")
+    points = chart.scene.surface.points
+    assert chart.svg.count("<polygon") == cells
+    assert max(z for row in points for *_, z in row) == pytest.approx(highest)
+    if cells == 3:
+        assert points[1][2][2] == pytest.approx(0, abs=1e-9)

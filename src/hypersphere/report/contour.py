@@ -72,10 +72,15 @@ def contour_plot(
     return Chart(document(parts, title or panels[0][0], width, height), grids=grids)
 
 
+def is_wide(low: float, high: float) -> bool:
+    """Return whether a scale from low to high is logarithmic."""
+    return low > 0 and high > SPREAD * low
+
+
 def spread_levels(values: Sequence[float]) -> list[float]:
     """Return the borders of ten bands over the values; in powers where they span much."""
     low, high = min(values, default=0.0), max(values, default=1.0)
-    if low > 0 and high > SPREAD * low:
+    if is_wide(low, high):
         return [low * (high / low) ** (i / BANDS) for i in range(BANDS + 1)]
     return [low + (high - low) * i / BANDS for i in range(BANDS + 1)]
 

@@ -8,10 +8,10 @@ from itertools import pairwise
 from typing import Any
 
 from ..train.storage.landscapes import StoredLandscape
-from .contour import colour_at, contour_plot, spread_levels
+from .contour import colour_at, contour_plot, is_wide, spread_levels
 from .page import Page
 from .scene import Scene, Series, Surface, draw_scene
-from .svg import Chart
+from .svg import Chart, is_empty_range
 
 TENTHS = [i / 10 for i in range(11)]  # the same levels of the error in every picture
 MOST_POINTS = 61  # of a surface along an axis
@@ -60,8 +60,10 @@ def surface_chart(
     alpha, beta, values = alpha[::step], beta[::step], [row[::step] for row in values[::step]]
     finite = [value for row in values for value in row if value is not None]
     borders = list(levels) if levels is not None else spread_levels(finite)
-    low, high = borders[0], max(borders[-1], borders[0] + 1e-12)
-    is_log = levels is None and low > 0 and not math.isclose(borders[1] - low, (high - low) / (len(borders) - 1))
+    low, high = borders[0], borders[-1]
+    is_log = levels is None and is_wide(low, high)
+    if is_empty_range(low, high):
+        high = low + (abs(low) or 1.0)
 
     def share(value: float) -> float:
         return math.log(value / low) / math.log(high / low) if is_log else (value - low) / (high - low)
