@@ -125,11 +125,11 @@ def _train(trained: tuple[torch.nn.Module, torch.optim.Optimizer], size: int, co
 def _load_measurements(plan: Plan) -> Iterator[Measurement]:
     """Load both splits from the official files, or from files of that size; the quick run only loads the test split."""
     splits = ("test",) if plan.quick else ("train", "test")
-    given = Path(os.environ.get("HYPERSPHERE_DATA") or "nowhere") / "cifar-10-batches-bin"
+    official = Path(os.environ.get("HYPERSPHERE_DATA") or "nowhere") / "cifar-10-batches-bin"
     files = [name for split in splits for name in FILES[split]]
     case = f"CIFAR-10, {len(files)} × {IMAGES * (PIXELS + 1) / 1e6:.2f} MB"
     with TemporaryDirectory() as folder:
-        root = given if all((given / name).is_file() for name in files) else _write_files(Path(folder), files)
+        root = official if all((official / name).is_file() for name in files) else _write_files(Path(folder), files)
         reading = Contestant(READING, partial(_read_files, [root / name for name in files]))
         opening = Contestant(OPENING, partial(_load, root, splits), against=READING, goals=OPENING_GOALS)
         taken = seconds(case, [reading, opening], plan.fewer(2))

@@ -38,14 +38,14 @@ def measurements(plan: Plan) -> Iterator[Measurement]:
 
 
 def _write_runs(folder: Path, runs: int, points: int) -> list[Path]:
-    """Train a network with 3-D features for a moment, and copy it as runs of two settings with metrics made up."""
+    """Train a network with 3-D features for a moment, and copy it as runs of two settings with made-up metrics."""
     model = Model(name="mlp", widths=(64, 3), similarity="learnable")
     config = Config(steps=3, model=model, loss=Loss(name="w_softmax"), data=Data(), out=str(folder / "trained"))
     trained = fit(config, progress=False).path
     settings = json.loads((trained / layout.CONFIG).read_text())
     metrics = [json.loads(line) for line in (trained / layout.METRICS).read_text().splitlines()]
     layers = next(line["energies"] for line in metrics if "energies" in line)
-    made = []
+    folders = []
     for seed in range(runs):
         run = Path(shutil.copytree(trained, folder / f"run{seed}"))
         settings |= {"seed": seed, "out": str(run), "clip": 1.0 + seed % 2}
@@ -60,8 +60,8 @@ def _write_runs(folder: Path, runs: int, points: int) -> list[Path]:
             )
             lines.append(json.dumps({"step": step, "split": split, "loss": loss, **more}))
         (run / layout.METRICS).write_text("\n".join(lines) + "\n")
-        made.append(run)
-    return made
+        folders.append(run)
+    return folders
 
 
 def _first_paint(browser: str, page: Path, plan: Plan) -> float:

@@ -185,9 +185,9 @@ def real(name: str, folder: str, factory: pytest.TempPathFactory | None = None) 
 
     Without a factory it is not unpacked: CIFAR-100 and ModelNet10 take long.
     """
-    given = os.environ.get("HYPERSPHERE_DATA")
-    if given and (Path(given) / folder).is_dir():
-        return Path(given)
+    own = os.environ.get("HYPERSPHERE_DATA")
+    if own and (Path(own) / folder).is_dir():
+        return Path(own)
     if factory is None or not (SHARED / "unpack").is_file():
         pytest.skip(f"no real {name} here")
     root = factory.getbasetemp() / "real" / name

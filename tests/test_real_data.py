@@ -80,14 +80,14 @@ def test_gan_of_table_15_learns(name, tmp_path_factory):
     adam = {"lr": 1e-3, "betas": (0.5, 0.999)}
     optimizers = [torch.optim.Adam(network.parameters(), **adam) for network in (discriminator, generator)]
 
-    def made():
+    def generate():
         return generator(torch.randn(32, generator.latent))
 
     def of_discriminator(real):
-        return F.softplus(-discriminator(real)).mean() + F.softplus(discriminator(made().detach())).mean()
+        return F.softplus(-discriminator(real)).mean() + F.softplus(discriminator(generate().detach())).mean()
 
     def of_generator(real):
-        return F.softplus(-discriminator(made())).mean()
+        return F.softplus(-discriminator(generate())).mean()
 
     def run(steps, players):
         losses = {player: [] for player in players}
@@ -101,13 +101,13 @@ def test_gan_of_table_15_learns(name, tmp_path_factory):
                 losses[player].append(value.item())
         return losses
 
-    told_apart = run(12, (of_discriminator,))[of_discriminator]
-    assert told_apart[0] == pytest.approx(2 * math.log(2), abs=0.1)  # it knows nothing yet
-    assert told_apart[-1] < 0.7 * told_apart[0]
+    judged = run(12, (of_discriminator,))[of_discriminator]
+    assert judged[0] == pytest.approx(2 * math.log(2), abs=0.1)  # it knows nothing yet
+    assert judged[-1] < 0.7 * judged[0]
     fooled = run(12, (of_generator,))[of_generator]
     assert fooled[-1] < 0.7 * fooled[0]
     assert all(map(math.isfinite, chain(*run(6, (of_discriminator, of_generator)).values())))
-    images = made()
+    images = generate()
     assert images.shape == (32, channels, 32, 32)
     assert images.abs().max() <= 1
 

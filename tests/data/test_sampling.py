@@ -244,10 +244,10 @@ def test_imbalance_draws_by_seed_and_keeps_the_order():
     assert not torch.equal(first, other)
     assert torch.equal(first, first.sort().values)
     assert torch.equal(data.labels[first], imbalance(data, "single").labels)
-    kept = sum(torch.zeros(500).index_fill(0, imbalance(data, "single", seed).inputs, 1) for seed in range(400))[
+    chosen = sum(torch.zeros(500).index_fill(0, imbalance(data, "single", seed).inputs, 1) for seed in range(400))[
         data.labels == 0
     ]
-    assert (kept - 40).abs().max() < 4.5 * (400 * 0.09) ** 0.5  # each image of class 0 as often as the others
+    assert (chosen - 40).abs().max() < 4.5 * (400 * 0.09) ** 0.5  # each image of class 0 as often as the others
 
 
 @pytest.mark.parametrize(

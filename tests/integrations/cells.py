@@ -87,9 +87,9 @@ def check_spherize(network: Network, folder: Path) -> str:
     before = truth.result(model, inputs)
     state, types = copy.deepcopy(model.state_dict()), {name: type(module) for name, module in model.named_modules()}
     layers = truth.layers(model)
-    kept = set(network.heads) | truth.matching(layers, network.only_read) | truth.matching(layers, network.plain)
-    if kept == set(layers):
-        with pytest.raises(ValueError, match="|".join(map(re.escape, kept - set(network.heads)))):
+    left_plain = set(network.heads) | truth.matching(layers, network.only_read) | truth.matching(layers, network.plain)
+    if left_plain == set(layers):
+        with pytest.raises(ValueError, match="|".join(map(re.escape, left_plain - set(network.heads)))):
             hs.spherize(model, layers=hs.select(model, example_inputs=inputs))
         assert types == {name: type(module) for name, module in model.named_modules()}
         assert torch.equal(truth.result(model, inputs), before)
@@ -99,8 +99,8 @@ def check_spherize(network: Network, folder: Path) -> str:
         hs.spherize(model, layers=hs.select(model, example_inputs=inputs))
     said = " ".join(str(warning.message) for warning in caught)
     converted = {name: module for name, module in model.named_modules() if isinstance(module, SPHERES)}
-    assert set(converted) == set(layers) - kept
-    assert all(name in said for name in kept - set(network.heads)), said
+    assert set(converted) == set(layers) - left_plain
+    assert all(name in said for name in left_plain - set(network.heads)), said
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items() if key in state)
 
     after = truth.result(model, inputs)

@@ -76,10 +76,10 @@ def test_without_example_inputs_it_is_right_or_said(network: Network) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         heads = {name for name, neurons in hs.select(model).items() if neurons.is_output}
-        kept = truth.matching(layers, network.only_read) | truth.matching(layers, network.plain)
-        if set(layers) != kept | set(network.heads):
+        left_plain = truth.matching(layers, network.only_read) | truth.matching(layers, network.plain)
+        if set(layers) != left_plain | set(network.heads):
             hs.spherize(model)
     said = " ".join(str(warning.message) for warning in caught)
     converted = {name for name, module in model.named_modules() if isinstance(module, SPHERES)}
-    right = heads == set(network.heads) and converted == set(layers) - kept - set(network.heads)
+    right = heads == set(network.heads) and converted == set(layers) - left_plain - set(network.heads)
     assert right or "example_inputs" in said, f"heads {heads}, converted {converted}, said {said!r}"

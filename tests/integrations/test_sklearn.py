@@ -126,10 +126,10 @@ def test_the_solution_is_a_minimum_of_the_literal_objective(model, classes):
         (gradient,) = torch.autograd.grad(value, flat)
         return value.item(), gradient.numpy()
 
-    found = np.concatenate([model.coef_.ravel(), model.intercept_[: shape[0] * model.fit_intercept]])
-    value, gradient = objective(found)
+    minimum = np.concatenate([model.coef_.ravel(), model.intercept_[: shape[0] * model.fit_intercept]])
+    value, gradient = objective(minimum)
     assert np.abs(gradient).max() < 1e-6
-    beside = found + 0.05 * np.random.default_rng(0).normal(size=found.shape)
+    beside = minimum + 0.05 * np.random.default_rng(0).normal(size=minimum.shape)
     assert objective(beside)[0] > value
     again = scipy.optimize.minimize(objective, beside, jac=True, method="BFGS", options={"gtol": 1e-8})
     assert again.fun == pytest.approx(value, rel=1e-9)

@@ -45,10 +45,10 @@ def neurons(net: nn.Module) -> list[torch.Tensor]:
     return [module.parametrizations.weight.original for module in net if parametrize.is_parametrized(module)]
 
 
-@pytest.mark.parametrize("given", ["a factory", "a network"])
-def test_it_learns_by_rotating_and_its_pickle_is_the_same(given, wine, tmp_path: Path):
+@pytest.mark.parametrize("kind", ["a factory", "a network"])
+def test_it_learns_by_rotating_and_its_pickle_is_the_same(kind, wine, tmp_path: Path):
     x, y = wine
-    module = make_net if given == "a factory" else make_net()
+    module = make_net if kind == "a factory" else make_net()
     fitted = classifier(module).fit(x, y)
     assert len(rotations(fitted.module_)) == 2
     assert all(
@@ -70,15 +70,15 @@ def test_it_learns_by_rotating_and_its_pickle_is_the_same(given, wine, tmp_path:
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_grid_search_over_rotated_networks(jobs, wine):
     x, y = wine
-    given = make_net()
-    start = [rotation.detach().clone() for rotation in rotations(given)]
-    search = GridSearchCV(classifier(given), {"lr": [0.0, 0.02]}, cv=3, n_jobs=jobs, error_score="raise").fit(x, y)
+    net = make_net()
+    start = [rotation.detach().clone() for rotation in rotations(net)]
+    search = GridSearchCV(classifier(net), {"lr": [0.0, 0.02]}, cv=3, n_jobs=jobs, error_score="raise").fit(x, y)
     assert search.best_params_ == {"lr": 0.02}
     assert search.best_score_ > 0.9
-    assert all(torch.equal(a, b) for a, b in zip(rotations(given), start, strict=True))  # the given one stays
+    assert all(torch.equal(a, b) for a, b in zip(rotations(net), start, strict=True))  # a copy was trained
     best = search.best_estimator_.module_
-    assert best is not given
-    assert all(torch.equal(a, b) for a, b in zip(neurons(best), neurons(given), strict=True))  # fixed neurons
+    assert best is not net
+    assert all(torch.equal(a, b) for a, b in zip(neurons(best), neurons(net), strict=True))  # fixed neurons
 
 
 def test_a_grid_search_over_similarities_in_a_pipeline(wine):

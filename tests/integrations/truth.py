@@ -41,7 +41,7 @@ def result(model: nn.Module, inputs: Inputs) -> Tensor:
 
 def layers(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
     """Return every layer whose weight is neurons; stacked experts under the names of their tensors."""
-    found = {
+    weights = {
         name: (module, "weight")
         for name, module in model.named_modules()
         if isinstance(module, LAYERS) or type(module).__name__.endswith("Router")
@@ -49,8 +49,8 @@ def layers(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
     for name, module in model.named_modules():
         for tensor, value in module._parameters.items():
             if type(module).__name__.endswith("Experts") and value is not None and value.dim() == 3:
-                found[f"{name}.{tensor}"] = module, tensor
-    return found
+                weights[f"{name}.{tensor}"] = module, tensor
+    return weights
 
 
 def reached(model: nn.Module, inputs: Inputs) -> set[nn.Parameter]:

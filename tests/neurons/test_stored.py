@@ -83,7 +83,7 @@ ZOO = {
 }
 
 
-def figures(rows):
+def values(rows):
     return {
         row.name: (
             *(row.groups, row.neurons, row.dimension, row.closest, row.redundant, row.dead),
@@ -106,47 +106,47 @@ def test_models_state_dicts_and_files_have_the_same_rows(net, tmp_path):
     assert not any(row.assumed for row in of_model)
     for path in (tmp_path / "net.safetensors", tmp_path / "net.pt"):
         of_file = hs.inspect(path)
-        assert figures(of_file) == figures(of_state)
+        assert values(of_file) == values(of_state)
         assert {row.name: row.assumed for row in of_file} == {row.name: row.assumed for row in of_state}
         marked = [line for line in str(of_file).splitlines() if " ? " in line]
         assert len(marked) == 2 * len(assumptions)  # in both tables
         assert ("names and shapes do not tell" in str(of_file)) == bool(assumptions)
     assert ("names and shapes do not tell" in " ".join(str(of_state).split())) == bool(assumptions)
-    wanted, found = figures(of_model), figures(of_state)
-    different = {name for name in wanted | found if wanted.get(name) != found.get(name)}
+    wanted, stored = values(of_model), values(of_state)
+    different = {name for name in wanted | stored if wanted.get(name) != stored.get(name)}
     assert different == {name for name, kind in assumptions.items() if kind == "≠"}
 
 
 def test_tied_weights_have_all_their_names_in_a_pickle(tmp_path):
     model = tied()
     torch.save(model.state_dict(), tmp_path / "net.pt")
-    found = hs.inspect(tmp_path / "net.pt")
-    assert figures(found) == figures(hs.diagnose(model)) == figures(hs.diagnose(model.state_dict()))
-    assert [row.name for row in found.others] == ["embed"]
+    report = hs.inspect(tmp_path / "net.pt")
+    assert values(report) == values(hs.diagnose(model)) == values(hs.diagnose(model.state_dict()))
+    assert [row.name for row in report.others] == ["embed"]
 
 
 def test_matrices_that_diagnose_passes_over_are_measured_apart(tmp_path):
     net = nn.ModuleDict({"tokens": nn.Embedding(9, 4), "rnn": nn.GRU(4, 3, bias=False), "fc": nn.Linear(4, 3)})
     save_file({**net.state_dict(), "pos": torch.randn(1, 5, 4)}, tmp_path / "net.safetensors")
-    found = hs.inspect(tmp_path / "net.safetensors")
-    assert [row.name for row in found] == ["fc"]
-    assert {row.name: row.passed_over for row in found.others} == {
+    report = hs.inspect(tmp_path / "net.safetensors")
+    assert [row.name for row in report] == ["fc"]
+    assert {row.name: row.passed_over for row in report.others} == {
         "tokens": "an embedding",
         "rnn.weight_ih_l0": "a recurrent layer",
         "rnn.weight_hh_l0": "a recurrent layer",
         "pos": "not known to hold neurons",
     }
-    assert "tokens †" in str(found)
-    assert "†: passed over by select and diagnose: a recurrent layer, an embedding, not known" in str(found)
-    assert [row["name"] for row in found.to_dict()["others"]] == [row.name for row in found.others]
+    assert "tokens †" in str(report)
+    assert "†: passed over by select and diagnose: a recurrent layer, an embedding, not known" in str(report)
+    assert [row["name"] for row in report.to_dict()["others"]] == [row.name for row in report.others]
     embeddings = hs.diagnose(net.state_dict(), layers="tokens")
-    assert embeddings[0].energy == pytest.approx(next(row.energy for row in found.others if row.name == "tokens"))
+    assert embeddings[0].energy == pytest.approx(next(row.energy for row in report.others if row.name == "tokens"))
 
 
 def test_shapes_that_fit_nothing():
     shapes = {"a.weight": (3, 4), "a.bias": (7,), "b.weight": (3, 0, 2), "b.bias": (5,), "c.weight": (3, 2, 2)}
-    found = find_stored(shapes | {"c.bias": (4,)})
-    assert not any(stored.layout.transposed for stored in found.values())
+    layers = find_stored(shapes | {"c.bias": (4,)})
+    assert not any(stored.layout.transposed for stored in layers.values())
 
 
 def test_a_linear_layer_that_is_called_an_embedding():

@@ -144,14 +144,14 @@ class ResizedOnce:
 
     def __init__(self, decode: Callable[[str], Tensor], size: int) -> None:
         self.decode, self.resize = decode, Resize(size)
-        self.kept: dict[str, Tensor] = {}
+        self.cache: dict[str, Tensor] = {}
 
     def __call__(self, path: str) -> Tensor:
-        if path in self.kept:
-            return self.kept[path]
+        if path in self.cache:
+            return self.cache[path]
         image = self.resize(self.decode(path).unsqueeze(0))[0]
-        if (len(self.kept) + 1) * image.nbytes <= KEPT:
-            self.kept[path] = image
+        if (len(self.cache) + 1) * image.nbytes <= KEPT:
+            self.cache[path] = image
         return image
 
 
