@@ -9,7 +9,7 @@ from typing import NamedTuple
 from hypersphere._internal.tables import NOTHING
 from hypersphere.papers import tables
 from hypersphere.papers.reproduce import results
-from hypersphere.papers.reproduce.compare import ComparedRow, Comparison, Difference, compare
+from hypersphere.papers.reproduce.compare import ComparedRow, Difference, TableComparison, compare
 from hypersphere.papers.reproduce.statistics import SIGNIFICANT, holm
 from hypersphere.papers.table import METRICS
 from hypersphere.report import dot_plot
@@ -54,7 +54,7 @@ A name before the slash is a column of the paper's table. The first row of a col
 """
 
 
-def tables_with_results(folder: Path) -> list[Comparison]:
+def tables_with_results(folder: Path) -> list[TableComparison]:
     compared = [compare(name, folder) for name in tables.TABLES if results.path_of(folder, name).exists()]
     return [table for table in compared if table.measured_rows()]
 
@@ -107,7 +107,7 @@ def _memory(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _overview(compared: list[Comparison]) -> str:
+def _overview(compared: list[TableComparison]) -> str:
     keys = ("same", "opposite", "undecided", "untested")
     lines = [
         "Pairs of rows that the paper orders are in the same order here or in the opposite one, undecided by the test, "
@@ -124,21 +124,21 @@ def _overview(compared: list[Comparison]) -> str:
     return "\n".join(lines) + "\n\n"
 
 
-def _link(table: Comparison) -> str:
+def _link(table: TableComparison) -> str:
     return f"[{_title(table.table)}](#{_anchor(table.table)})"
 
 
 class Test(NamedTuple):
     """A test of a trained row against the first of its column; `p` is corrected for the number of tests."""
 
-    table: Comparison
+    table: TableComparison
     row: ComparedRow
     base: ComparedRow
     difference: Difference
     p: float
 
 
-def _tests(compared: list[Comparison]) -> tuple[str, list[Test]]:
+def _tests(compared: list[TableComparison]) -> tuple[str, list[Test]]:
     """How the tests of trained rows came out, in words, and each of them."""
     trained = [table for table in compared if tables.load(table.table).rows[0].compute is None]
     pairs = {}
@@ -162,7 +162,7 @@ def _reported_difference(row: ComparedRow, base: ComparedRow) -> float | None:
     return None if row.reported is None or base.reported is None else row.reported - base.reported
 
 
-def _decided(compared: list[Comparison]) -> str:
+def _decided(compared: list[TableComparison]) -> str:
     """The trained rows that differ from the first of their column by the test over seeds."""
     words, tests = _tests(compared)
     lines = []
@@ -182,7 +182,7 @@ def _decided(compared: list[Comparison]) -> str:
     return f"## What the seeds decide\n\n{words}\n\n{header}{''.join(lines)}\n"
 
 
-def _with_first(table: Comparison) -> Iterator[tuple[ComparedRow, ComparedRow]]:
+def _with_first(table: TableComparison) -> Iterator[tuple[ComparedRow, ComparedRow]]:
     """Yield every row that was run with the first of its column, if both reached what is counted."""
     first: dict[str, ComparedRow] = {}
     for row in table.rows:
@@ -191,7 +191,7 @@ def _with_first(table: Comparison) -> Iterator[tuple[ComparedRow, ComparedRow]]:
             yield row, base
 
 
-def _section(table: Comparison, finding: str = "") -> str:
+def _section(table: TableComparison, finding: str = "") -> str:
     title = _title(table.table)
     text = f"## {title}\n\n{tables.describe(table.table)} Compared by {table.what}.\n\n"
     text += f"```bash\nhypersphere reproduce {table.table}\n```\n\n"
@@ -212,7 +212,7 @@ def _section(table: Comparison, finding: str = "") -> str:
     return text
 
 
-def picture(table: Comparison) -> str | None:
+def picture(table: TableComparison) -> str | None:
     """Draw the rows beside the first of their column, measured and in the paper; None if there are no others.
 
     Differences, or of counts, which are neither better nor worse, shares.

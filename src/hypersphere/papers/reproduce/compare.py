@@ -171,7 +171,7 @@ class ComparedRow(Measured):
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(TableResult):
+class TableComparison(TableResult):
     """A table of a paper with what was measured.
 
     Attributes:
@@ -225,7 +225,7 @@ class Comparison(TableResult):
         return asdict(self)
 
 
-def compare(name: str, folder: Path, full: bool = False, only: Sequence[str] = ()) -> Comparison:
+def compare(name: str, folder: Path, full: bool = False, only: Sequence[str] = ()) -> TableComparison:
     """Return a table with the paper's values, the measured means and deviations, and the result of a test over seeds.
 
     Args:
@@ -262,7 +262,7 @@ def compare(name: str, folder: Path, full: bool = False, only: Sequence[str] = (
     columns = {row.column: [other for other in rows if other.column == row.column] for row in rows}
     orders = [agreement([row.reported for row in c], [values[row.name] for row in c]) for c in columns.values()]
     order = {key: sum(counts[key] for counts in orders) for key in orders[0]}
-    return Comparison(
+    return TableComparison(
         table=name,
         title=table.title,
         metric=table.metric,
