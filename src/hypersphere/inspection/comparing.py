@@ -111,12 +111,7 @@ class Comparison(RowsResult[Change]):
         named = zip(short_names([change.name for change in self.rows]), self.rows, strict=True)
         return [TextTable(_HEADER, [[name, *_cells(x)] for name, x in named], title=f"{self.before} → {self.after}")]
 
-    def notes(self) -> list[str]:
-        """Return what changed in all, and what the columns mean."""
-        return [*self.verdict, "", *self.legend()]
-
     def legend(self) -> list[str]:
-        """Return what the columns mean, and what was not compared."""
         lines = [
             "changed: ‖W₁ − W₀‖/‖W₀‖; rotation: share of ‖W₁ − W₀‖² that the best rotation explains; "
             "by chance: of a small random change",

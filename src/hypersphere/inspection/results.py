@@ -39,6 +39,19 @@ class RowsResult(TableResult, Sequence[R]):
     def __getitem__(self, index: int | slice) -> R | Self:
         return replace(self, rows=self.rows[index]) if isinstance(index, slice) else self.rows[index]
 
+    @property
+    def verdict(self) -> list[str]:
+        """What the rows say in all, a line each."""
+        raise NotImplementedError
+
+    def legend(self) -> list[str]:
+        """Return what the columns and marks mean, and what was left out."""
+        raise NotImplementedError
+
+    def notes(self) -> list[str]:
+        """Return the verdict and the legend."""
+        return [*self.verdict, "", *self.legend()]
+
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis(RowsResult[LayerReport]):
@@ -72,12 +85,7 @@ class Diagnosis(RowsResult[LayerReport]):
         """Return how the neurons are spread."""
         return [TextTable(SPREAD, [[name, *self._spread_cells(row)] for name, row in self._named()])]
 
-    def notes(self) -> list[str]:
-        """Return the verdict, what the columns mean and what was left out."""
-        return [*self.verdict, "", *self.legend()]
-
     def legend(self) -> list[str]:
-        """Return what the columns and marks mean."""
         distance, near = "angle" if self.angular else "distance", degrees(self.duplicate_angle)
         law = f"{distance}^-{self.s:g}" if self.s > 0 else f"log 1/{distance}"
         rows = self._shown()
