@@ -113,6 +113,7 @@ def test_forward_mode(case):
         torch.testing.assert_close(forward_ad.unpack_dual(dual).tangent, backward)
 
 
+@pytest.mark.slow
 def test_hessians(case):
     """Forward over reverse (torch.func.hessian), reverse over reverse and reverse over forward."""
     f, literal, x = case

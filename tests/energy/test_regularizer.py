@@ -218,7 +218,7 @@ def test_many_neurons_in_groups():
     torch.testing.assert_close(value, sum(groups) / 3, rtol=1e-9, atol=0)
 
 
-def test_per_layer_is_plain_energies():
+def test_per_layer_is_the_plain_energy():
     model = net()
     regularizer = hs.EnergyRegularizer(model, half_space=True, minibatch=2, hidden_weight=5.0, average=True)
     for energies in (regularizer.per_layer(), regularizer.per_layer()):  # never sampled

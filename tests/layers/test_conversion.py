@@ -594,6 +594,7 @@ def test_the_layers_take_the_automatic_scale_too():
         hs.SphereLSTM(3, 4, scale="auto")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [partial(torch.optim.SGD, lr=0.05, momentum=0.9), torch.optim.Adam])
 def test_the_default_trains_an_ordinary_network_as_well_as_plain_layers(optimizer):
     """Two epochs on the embedded digits; three seeds gave plain 84-89 %, scale=None 65-81 %, the default 88-93 %."""

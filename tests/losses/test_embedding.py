@@ -108,6 +108,7 @@ def test_metric_loss_bad_input(monkeypatch):
     assert wanted in one_line(derive(tiny(), {"loss.name": "pml.NPairsLoss"}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loss",
     [

@@ -38,7 +38,7 @@ def is_transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
-def needs_plain_formula() -> bool:
+def needs_naive_formula() -> bool:
     """Return whether a transform is active other than one torch.func.grad (or vjp), which is like eager mode."""
     if not is_transformed():
         return False

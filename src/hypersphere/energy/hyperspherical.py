@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from .._internal import checks
-from .._internal.functions import apply, needs_plain_formula
+from .._internal.functions import apply, needs_naive_formula
 from .._internal.overflow import StatelessFunction
 from .._internal.precision import accumulation_dtype, without_autocast
 from ..layers.cosine import inverse_row_norm, unit
-from .plain import plain_energies
+from .naive import naive_energies
 from .repulsion import Law, clamp_finite
 from .tiles import BatchEnergy, RowEnergies, SampleEnergies, TotalEnergy
 
@@ -104,10 +104,10 @@ def point_energies(
     constant = torch.where(alive, constant, 0.0)
     needs_grad = torch.is_grad_enabled() and p.requires_grad
     with without_autocast(p):
-        if needs_plain_formula():
+        if needs_naive_formula():
             pairs = ~torch.eye(p.shape[1], dtype=torch.bool, device=p.device)
             pairs = pairs if per_neuron else pairs & alive.unsqueeze(2) & alive.unsqueeze(1)
-            e = plain_energies(p, p, None if squares is None else (squares, squares), pairs, log_scale, law)
+            e = naive_energies(p, p, None if squares is None else (squares, squares), pairs, log_scale, law)
             e = e if law.in_logs else e * scale
             return clamp_finite(e + constant) if per_neuron else clamp_finite(e.sum(1) + constant.sum(1))
         if not per_neuron:
@@ -160,7 +160,7 @@ def estimate_energy(rows: Tensor, law: Law, index: Tensor) -> Tensor:
 
 def batch_energy(rows: Tensor, labels: Tensor, share: Tensor, law: Law) -> Tensor:
     """Compute Σ_i share_i·e_i with the energies e_i of :func:`sample_energies`, and its gradient in the same pass."""
-    if needs_plain_formula():
+    if needs_naive_formula():
         return clamp_finite((sample_energies(rows, labels, law) * share.to(rows.dtype)).sum())
     needs_grad = torch.is_grad_enabled() and rows.requires_grad
     with without_autocast(rows):
@@ -174,18 +174,18 @@ def sample_energies(rows: Tensor, labels: Tensor, law: Law) -> Tensor:
     Classes with a zero weight are ignored.
     """
     with without_autocast(rows):
-        if needs_plain_formula():
-            return _plain_sample_energies(rows, labels, law)
+        if needs_naive_formula():
+            return _naive_sample_energies(rows, labels, law)
         energies: Tensor = apply(SampleEnergies, rows, labels, law)
     return energies
 
 
-def _plain_sample_energies(rows: Tensor, labels: Tensor, law: Law) -> Tensor:
+def _naive_sample_energies(rows: Tensor, labels: Tensor, law: Law) -> Tensor:
     p = unit(rows)
     alive = is_alive(p)
     pairs = alive & alive[labels].unsqueeze(1) & (labels.unsqueeze(1) != torch.arange(len(rows), device=rows.device))
     log_others = (alive.sum().to(rows.dtype) - 1).clamp(min=1).log()
-    e = plain_energies(p[labels].unsqueeze(0), p.unsqueeze(0), None, pairs, -log_others.view(1, 1), law).squeeze(0)
+    e = naive_energies(p[labels].unsqueeze(0), p.unsqueeze(0), None, pairs, -log_others.view(1, 1), law).squeeze(0)
     return e if law.in_logs else e / log_others.exp()
 
 

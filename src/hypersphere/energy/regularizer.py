@@ -20,7 +20,7 @@ from .._internal.overflow import max_root, power_of_two_divisor, rescale
 from .._internal.sharding import reshard
 from ..layers.cosine import unit
 from ..neurons import Neurons, Selection, Specs, check_names, no_layer_error, select
-from .bounded_force import bound_gradient
+from .gradient_limit import bound_gradient
 from .hyperspherical import at_least_float32, batch_energy, check_labels, estimate_energy, make_law, warn_zero_neurons
 from .measures import (
     OF_DIRECTIONS,

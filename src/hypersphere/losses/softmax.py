@@ -23,7 +23,7 @@ from .._internal.global_hooks import watch_weight_decay
 from .._internal.nearest import explain_keywords
 from .._internal.overflow import finite_gradient, max_root, rescale, row_divisors
 from .._internal.precision import accumulation_dtype, autocast_enabled, without_autocast
-from ..energy.bounded_force import bound_gradient
+from ..energy.gradient_limit import bound_gradient
 from ..energy.hyperspherical import batch_energy, make_law, sample_energies
 from ..layers.cosine import cosine_linear, project, unit_unchecked
 from ..layers.similarity import Similarity, angle, resolve

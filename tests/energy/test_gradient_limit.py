@@ -6,7 +6,7 @@ from torch import nn
 from torch.autograd import gradgradcheck
 
 import hypersphere as hs
-from hypersphere.energy.bounded_force import MAX_GRADIENT_RATIO, bound_gradient
+from hypersphere.energy.gradient_limit import MAX_GRADIENT_RATIO, bound_gradient
 from tests import reference
 
 pytestmark = pytest.mark.slow
@@ -51,7 +51,7 @@ def test_a_regularizers_force_is_bounded(output, law, monkeypatch):
     regularizer = hs.EnergyRegularizer(model, layers=hs.select(model, output=output), **law)
     value = regularizer()
     (grad,) = torch.autograd.grad(value, model[0].weight)
-    monkeypatch.setattr("hypersphere.energy.bounded_force.MAX_GRADIENT_RATIO", 1e30)
+    monkeypatch.setattr("hypersphere.energy.gradient_limit.MAX_GRADIENT_RATIO", 1e30)
     regularizer.load_state_dict({"draws": 0, "seed": 0})
     without = regularizer()
     assert torch.equal(value, without)
@@ -96,7 +96,7 @@ def test_the_bound_holds_at_any_length(length, monkeypatch):
     for labels in (None, LABELS):
         (grad,) = torch.autograd.grad(regularizer(labels), model[0].weight)
         with monkeypatch.context() as patch:
-            patch.setattr("hypersphere.energy.bounded_force.MAX_GRADIENT_RATIO", 1e30)
+            patch.setattr("hypersphere.energy.gradient_limit.MAX_GRADIENT_RATIO", 1e30)
             (free,) = torch.autograd.grad(regularizer(labels), model[0].weight)
         check_bound(grad, model[0].weight, free)
 
@@ -109,7 +109,7 @@ def test_a_heads_force_is_bounded(reduction, monkeypatch):
     head.load_state_dict({"weight": crowded()}, strict=False)
     scale = 30.0 if reduction == "sum" else 1.0
     (grad,) = torch.autograd.grad(head(x, LABELS).mean(), head.weight)
-    monkeypatch.setattr("hypersphere.energy.bounded_force.MAX_GRADIENT_RATIO", 1e30)
+    monkeypatch.setattr("hypersphere.energy.gradient_limit.MAX_GRADIENT_RATIO", 1e30)
     (free,) = torch.autograd.grad(head(x, LABELS).mean(), head.weight)
     check_bound(grad, head.weight, free, scale)
 

@@ -1,4 +1,4 @@
-"""Energies of pairs in plain tensor operations, for vmap, forward-mode AD and nested transforms of torch.func.
+"""Energies of pairs by naive autograd, for vmap, forward-mode AD and nested transforms of torch.func.
 
 The Functions of :mod:`hypersphere.energy.tiles` work in place and on lists of close pairs, which vmap cannot batch.
 Here all pairs are held at once, (G, b, m). Values and derivatives are the same: distances at least FLOOR, pairs nearer
@@ -16,7 +16,7 @@ from torch import Tensor
 from .repulsion import FLOOR, NEAR, Law
 
 
-def plain_energies(
+def naive_energies(
     x: Tensor, y: Tensor, squares: tuple[Tensor, Tensor] | None, pairs: Tensor, log_scale: Tensor, law: Law
 ) -> Tensor:
     """Compute Σ_j φ_ij (G, b) of points x (G, b, d) with y (G, m, d), over the `pairs` (b, m) or (G, b, m) that count.
