@@ -47,7 +47,7 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
     def show() -> None:
         nonlocal bar
         if (console := terminal()) is not None:
-            bar = Bar(console, cells, lambda: done / (total or max(done, 1)), ("bar", "time", "what"))
+            bar = LiveLine(console, cells, lambda: done / (total or max(done, 1)), ("bar", "time", "what"))
             bar.start()
 
     # A timer, because the first item may be the slow one.
@@ -77,7 +77,7 @@ def terminal() -> Any:
     return console if console.is_terminal and not console.is_dumb_terminal else None
 
 
-class Bar:
+class LiveLine:
     """A line at the bottom of the terminal that rich redraws a few times a second; other output goes above it.
 
     Args:

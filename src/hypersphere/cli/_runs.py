@@ -24,7 +24,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 @contextmanager
 def shown(what: str, *, enabled: bool = True) -> Iterator[Status[Any]]:
     """Show a bar on a terminal; yield the status that it shows."""
-    from .._internal.progress import Bar, clock, terminal
+    from .._internal.progress import LiveLine, clock, terminal
 
     status, begin, console = Status[Any](), time.monotonic(), terminal() if enabled else None
 
@@ -40,7 +40,7 @@ def shown(what: str, *, enabled: bool = True) -> Iterator[Status[Any]]:
     if console is None:
         yield status
         return
-    bar = Bar(console, cells, lambda: status.done / max(1, status.total), ("bar", "time", "what"))
+    bar = LiveLine(console, cells, lambda: status.done / max(1, status.total), ("bar", "time", "what"))
     bar.start()
     try:
         yield status

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -166,11 +165,11 @@ class EnergyRegularizer:
             values = [self._measure_layer(name, neurons, 1.0, sample=False) for name, neurons in self.neurons.items()]
         return {name: value.item() for name, value in zip(self.neurons, values, strict=True)}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, int]:
         """Return the state that makes a resumed training draw the same."""
         return {"draws": self.draws, "seed": self.seed}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, int]) -> None:
         if set(state) != {"draws", "seed"}:
             raise ValueError(f"state must hold 'draws' and 'seed', got {', '.join(map(repr, state)) or 'nothing'}")
         self.draws, self.seed = checks.integer("draws", state["draws"], low=0), checks.integer("seed", state["seed"])

@@ -65,11 +65,11 @@ def sphere_conv(
     x, weight = shrink_huge(x, range(1, x.dim())), shrink_huge(weight, range(1, weight.dim()))
     tensors = [tensor for tensor in (x, weight, scale, bias) if isinstance(tensor, Tensor)]
     learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    y: Tensor = apply(_SphereConv, x, weight, scale, bias, g, tuple(options), unfused, learns)
+    y: Tensor = apply(_FusedConv, x, weight, scale, bias, g, tuple(options), unfused, learns)
     return y
 
 
-class _SphereConv(Function):
+class _FusedConv(Function):
     @staticmethod
     def forward(
         ctx: Any,

@@ -278,7 +278,7 @@ class SphereOptions:
         super().__setstate__(state)  # type: ignore[misc]
         watch_weight_decay(self)  # a copy is a new layer
 
-    def _load_from_state_dict(self: Any, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(self: Any, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
         """Load a state_dict; without `scale` or `similarity.log_k` (a plain layer's) these keep their values.
 
         So does `bias` beside a learned scale, which older networks did not have.

@@ -138,14 +138,14 @@ class AngularSoftmaxLoss(nn.Module):
         self.annealing = sphereface_annealing if annealing is True else annealing or None
         if annealing is not None:
             self.register_buffer("step", torch.zeros((), dtype=torch.int64, device=device))
-        self.register_buffer("class_weight", self._check_class_weight(class_weight, factory), persistent=False)
+        self.register_buffer("class_weight", self._check_class_weight(class_weight, dtype), persistent=False)
 
     def reset_parameters(self) -> None:
         nn.init.xavier_normal_(self.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
         if "step" in self._buffers:  # older state_dicts of heads without annealing lack it
             state_dict.setdefault(prefix + "step", self.step)
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -335,14 +335,14 @@ class AngularSoftmaxLoss(nn.Module):
         share = weights.sum()
         return total / torch.where(share > 0, share, 1.0)  # 0 if all samples are ignored
 
-    def _check_class_weight(self, class_weight: Any, factory: dict[str, Any]) -> Tensor | None:
+    def _check_class_weight(self, class_weight: Any, dtype: torch.dtype | None) -> Tensor | None:
         if class_weight is None:
             return None
         error = ValueError(
             f"class_weight must be {self.num_classes} finite numbers >= 0, got {_describe(class_weight)}"
         )
         try:
-            weights = torch.as_tensor(class_weight, device="cpu", dtype=factory["dtype"] or torch.get_default_dtype())
+            weights = torch.as_tensor(class_weight, device="cpu", dtype=dtype or torch.get_default_dtype())
         except (TypeError, ValueError, RuntimeError):
             raise error from None
         if weights.shape != (self.num_classes,) or not bool((weights >= 0).all() and weights.isfinite().all()):

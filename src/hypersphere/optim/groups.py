@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 from torch.optim import Optimizer
 
@@ -12,12 +10,12 @@ from .._internal.global_hooks import OptimizerCheck
 from ..layers.sphere import SphereOptions
 from ..neurons import is_loss_head
 from ..rotation.parametrization import find_rotated
-from .ogd import OGD
+from .ogd import OGD, ParamGroup
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
-def param_groups(model: nn.Module, weight_decay: float = 0.0, *, ogd: bool = False) -> list[dict[str, Any]]:
+def param_groups(model: nn.Module, weight_decay: float = 0.0, *, ogd: bool = False) -> list[ParamGroup]:
     """Make parameter groups for any torch optimizer, without weight decay on scale-invariant weights.
 
     ==========  ======  ==========================================================================================
@@ -85,7 +83,7 @@ def param_groups(model: nn.Module, weight_decay: float = 0.0, *, ogd: bool = Fal
                 "param_groups(model, ogd=True) with hypersphere.OGD"
             )
         _KEEPS_ORTHOGONAL.recheck()
-    options: dict[str, dict[str, Any]] = {
+    options: dict[str, ParamGroup] = {
         "weights": {"weight_decay": decay},
         "no_decay": {"weight_decay": 0.0},
         "rotations": {"weight_decay": decay},

@@ -20,6 +20,7 @@ from .._internal.nearest import explain_keywords
 from .._internal.precision import accumulation_dtype, without_autocast
 from .._internal.sharding import gather, shard_like, write
 
+ParamGroup = dict[str, Any]  # of torch.optim
 _FAR_FROM_ORTHOGONAL = 2e-2  # max|XᵀX − I|; beyond it the series may not converge. bfloat16 rounds to 6e-3
 
 
@@ -79,7 +80,7 @@ class OGD(Optimizer):
         _check_options(defaults)
         super().__init__(params, defaults)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a group; with ``orthogonal=True`` it must hold orthogonal matrices (..., m, m)."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
@@ -128,7 +129,7 @@ class OGD(Optimizer):
                 self._step_sgd(group)
         return loss
 
-    def _step_adam(self, group: dict[str, Any]) -> None:
+    def _step_adam(self, group: ParamGroup) -> None:
         params = [p for p in group["params"] if p.grad is not None]
         for p in params:
             if not self.state[p]:
@@ -153,7 +154,7 @@ class OGD(Optimizer):
             maximize=False,
         )
 
-    def _step_sgd(self, group: dict[str, Any]) -> None:
+    def _step_sgd(self, group: ParamGroup) -> None:
         params = [p for p in group["params"] if p.grad is not None]
         momentum = group["momentum"]
         buffers = [self.state[p].get("momentum_buffer") for p in params] if momentum else []
@@ -173,7 +174,7 @@ class OGD(Optimizer):
             for p, buffer in zip(params, buffers, strict=True):
                 self.state[p]["momentum_buffer"] = buffer
 
-    def _step_orthogonal(self, parameter: Tensor, group: dict[str, Any]) -> None:
+    def _step_orthogonal(self, parameter: Tensor, group: ParamGroup) -> None:
         """Step one parameter: six products of X's size beside the iterations, no synchronization."""
         dtype, momentum, iterations = accumulation_dtype(parameter.dtype), group["momentum"], group["iterations"]
         with without_autocast(parameter):
@@ -252,7 +253,7 @@ def _reorthogonalize(y: Tensor, near: bool) -> Tensor:
     return (y @ series).add_(y)
 
 
-def _check_options(options: dict[str, Any]) -> None:
+def _check_options(options: ParamGroup) -> None:
     for name in ("lr", "weight_decay"):
         checks.number(name, options[name], low=0.0)
     if checks.number("momentum", options["momentum"], low=0.0) >= 1.0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -20,7 +21,7 @@ def _check_optimizer(optimizer: Optimizer, layers: list[nn.Module]) -> None:
                 _check_rotation(type(optimizer).__name__, groups, weight)
 
 
-def _check_rotation(name: str, groups: dict[nn.Parameter, dict[str, Any]], weight: RotatedWeight) -> None:
+def _check_rotation(name: str, groups: Mapping[nn.Parameter, Mapping[str, Any]], weight: RotatedWeight) -> None:
     plan, numbers = weight.rotation.plan, next(iter(weight.rotation.task.rotations.values()), None)
     if numbers is None:
         return

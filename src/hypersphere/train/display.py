@@ -150,7 +150,7 @@ class Bar(Display):
 
     def __init__(self, title: str, total: int, start: int, console: Any) -> None:
         super().__init__(title, total, start)
-        self.bar = progress.Bar(console, self._cells, lambda: min(1.0, self.step / max(1, self.total)), _DROPPED)
+        self.bar = progress.LiveLine(console, self._cells, lambda: min(1.0, self.step / max(1, self.total)), _DROPPED)
         self.bar.print([("", f"{self.title}: {total} steps")], style="bold")
 
     # Not in __init__: an error before the `with` would leave the bar behind.
