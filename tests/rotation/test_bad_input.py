@@ -35,6 +35,7 @@ VALUES = {
     "block_size_5": ({"block_size": 5}, ValueError, "block_size=5.*0.*6.*2.*8"),
     "block_size_0": ({"block_size": 0}, ValueError, "block_size"),
     "both": ({"blocks": 2, "block_size": 3}, ValueError, "block_size"),
+    "share_alone": ({"share_blocks": True}, ValueError, "share_blocks needs blocks > 1"),
     "none_blocks": ({"method": "none", "blocks": 2}, ValueError, "none.*blocks"),
     "sample_1": ({"sample": 1}, ValueError, "sample.*1"),
     "sample_0": ({"sample": 0}, ValueError, "sample.*0"),

@@ -46,15 +46,18 @@ def cheapest_path(
     """
     if plan.sample is not None:  # dimensions that are chosen one by one cost copies of the inputs
         return "weight"
-    weight_gradient = plan.dimension * outputs  # per row of inputs
-    by_activation = 3 * plan.multiplications <= weight_gradient
-    can_form = is_linear and _can_form(plan) and plan.multiplications <= weight_gradient
+    rotating, weight_gradient = plan.multiplications, plan.dimension * outputs  # per row of inputs
+    by_activation = 3 * rotating <= weight_gradient
+    can_form = is_linear and rotating <= weight_gradient and _can_form(plan)
     if x is None:
         return "auto" if can_form or by_activation else "weight"
     if is_linear and (x.layout is not torch.strided or x.is_nested):
         return "weight"
-    if can_form and x.dtype == dtype and _is_cheaper_formed(plan, x, outputs):
-        return "formed"
+    if can_form and x.dtype == dtype and _may_form(plan, x):
+        rows = x.shape[:-1].numel()
+        sides = ((side, plan.dimension if side.prefix == OUTPUT else outputs) for side in plan.sides)
+        if sum(side.rotated * side.size * width for side, width in sides) < rows * rotating:
+            return "formed"
     return "activation" if by_activation else "weight"
 
 
@@ -97,15 +100,10 @@ def _can_form(plan: Plan) -> bool:
     return orthogonal and not plan.learned and all(side.blocks > 1 for side in plan.sides)
 
 
-def _is_cheaper_formed(plan: Plan, x: Tensor, outputs: int) -> bool:
-    """Return whether forming the weight is cheaper than rotating these inputs and their outputs, and possible."""
+def _may_form(plan: Plan, x: Tensor) -> bool:
+    """Return whether the weight may be formed for these inputs."""
     if x.dim() == 0 or x.shape[-1] != plan.dimension:  # the layer says what is wrong
         return False
     if x.dtype not in _FORMED_DTYPES or autocast_enabled(x):
         return False
-    if is_transformed() or torch.compiler.is_exporting():  # an export would hold for these many rows alone
-        return False
-    forming = sum(
-        side.rotated * side.size * (plan.dimension if side.prefix == OUTPUT else outputs) for side in plan.sides
-    )
-    return forming < x.shape[:-1].numel() * plan.multiplications
+    return not is_transformed() and not torch.compiler.is_exporting()  # an export would hold for these many rows alone
