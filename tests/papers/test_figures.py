@@ -21,8 +21,6 @@ from hypersphere.papers.figures import FIGURES, Drawing, neurons, writing
 from hypersphere.report import Chart
 from tests import reference, reference_geometry
 
-pytestmark = pytest.mark.slow
-
 # The package has functions of the same names.
 lemmas, growth, holes, phase = (
     import_module(f"hypersphere.papers.figures.{name}") for name in ("lemmas", "growth", "holes", "phase")
@@ -81,6 +79,7 @@ def test_png_without_a_browser_says_what_to_install(tmp_path, monkeypatch, capsy
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not any(map(shutil.which, writing.BROWSERS)), reason="needs Chromium")
 def test_png(tmp_path):
     path = tmp_path / "x.png"
@@ -109,6 +108,7 @@ U, V = lemmas.optimum(4, 3, 2)
 F = U @ V.mT
 
 
+@pytest.mark.slow
 def test_hessians_are_the_literal_ones():
     far = F + 1  # away from the optimum too
     same = {"atol": 1e-12, "rtol": 0.0}
@@ -189,6 +189,7 @@ def test_growth_on_the_sphere():
     assert growth.minimal_energy(9, 3, 2.0) == (2 * 19.252868783988, "known")
 
 
+@pytest.mark.slow
 def test_holes_and_what_is_expected(monkeypatch):
     monkeypatch.setattr(holes, "DRAWS", 2)
     row = holes.measure("random", 3, 12)
@@ -241,6 +242,7 @@ def test_phase_takes_two_images(tmp_path, capsys):
         assert error in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_heavier_a_neuron_the_shorter_its_path(monkeypatch):
     monkeypatch.setattr(neurons, "BETAS", (1.0, 10.0))
     drawing = FIGURES["weighted"].draw([])

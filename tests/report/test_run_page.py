@@ -27,8 +27,6 @@ from hypersphere.train import Config, Optimizer, Rotation, TrainingError, fit, l
 from hypersphere.train.config import to_tree
 from tests.report_runs import curve, train_small, write_run
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
@@ -75,6 +73,7 @@ def test_names_of_groups(tmp_path, names, expected):
     assert [group.name for group in groups] == expected
 
 
+@pytest.mark.slow
 def test_summary_is_mean_and_deviation(tmp_path, trained):
     found = report_runs(trained)
     results = [json.loads((path / "result.json").read_text()) for path in trained]
@@ -181,6 +180,7 @@ def test_divergence_is_in_the_metrics(tmp_path):
 # Page
 
 
+@pytest.mark.slow
 def test_pictures_come_before_tables(trained, tmp_path):
     """Curves, then neurons; the first screen has the result in words and a curve."""
     other = write_run(tmp_path / "other", curve([2.0, 1.0], "test", accuracy=0.1))
@@ -238,6 +238,7 @@ def test_projection_is_the_best_of_three_axes(shape):
     )
 
 
+@pytest.mark.slow
 def test_charts_show_the_network(trained):
     run = load_run(trained[0])
     layers = networks.neurons(run)
@@ -325,6 +326,7 @@ def test_write_error_leaves_nothing(tmp_path, capsys, monkeypatch):
     assert sorted(os.listdir(tmp_path)) == ["good", "page.html"]
 
 
+@pytest.mark.slow
 def test_strange_result_is_one_line(trained, tmp_path, capsys):
     """Valid JSON of another type than a training writes, with its checksum."""
     path = tmp_path / "run"
@@ -366,6 +368,7 @@ def test_temporary_files_of_killed_reports_are_removed(tmp_path):
     assert sorted(os.listdir(tmp_path)) == sorted([live.name, other.name, "good", "x.html"])
 
 
+@pytest.mark.slow
 def test_prints_a_table_or_json(trained, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["report", *map(str, trained)]) == 0
@@ -391,6 +394,7 @@ def test_network_that_cannot_be_loaded_is_named(tmp_path):
     assert "its network is not drawn" in text
 
 
+@pytest.mark.slow
 def test_landscapes_are_drawn(trained, tmp_path):
     """Those that `hypersphere landscape` left in a run; a damaged one is named."""
     run = tmp_path / "run"

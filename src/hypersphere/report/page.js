@@ -77,7 +77,8 @@
   const takeTitles = (svg) => {
     for (const title of svg.querySelectorAll("title")) {
       const owner = title.parentNode;
-      owner === svg ? svg.setAttribute("aria-label", title.textContent) : (owner.dataset.tip = title.textContent);
+      if (owner.tagName === "svg") owner.setAttribute("aria-label", title.textContent); // of a picture or a panel
+      else owner.dataset.tip = title.textContent;
       title.remove();
     }
   };
