@@ -84,12 +84,9 @@ def test_a_folder_of_few_large_and_small_images_needs_no_settings(tmp_path):
     [
         ([(32, 32)], "RGB", 32, "photo"),
         ([(32, 32)], "L", 32, "shift"),  # a flipped 3 is no digit
-        ([(12, 12)], "RGB", 12, None),
         ([(40, 30)], "RGB", None, "photo"),
-        ([(256, 256)], "RGB", 256, "photo"),
         ([(300, 300)], "RGB", 128, "photo"),
         ([(60, 40), (50, 70), (300, 20)], "RGB", 40, "photo"),
-        ([(20, 20), (8, 8)], "RGB", 14, None),
     ],
 )
 def test_size_and_augmentation_of_a_folder(sizes, mode, size, augment, tmp_path):
@@ -97,9 +94,7 @@ def test_size_and_augmentation_of_a_folder(sizes, mode, size, augment, tmp_path)
     assert (chosen.size, chosen.augment) == (size, augment)
 
 
-@pytest.mark.parametrize(
-    ("samples", "batch"), [(12, 8), (319, 8), (320, 16), (640, 32), (1279, 32), (1280, 64), (90_000, 64)]
-)
+@pytest.mark.parametrize(("samples", "batch"), [(12, 8), (319, 8), (320, 16), (1280, 64), (90_000, 64)])
 def test_small_sets_have_small_batches_and_rates(samples, batch):
     from hypersphere.train import automatic
 
@@ -256,7 +251,7 @@ def test_images_are_decoded_once_and_as_many_kept_as_fit(monkeypatch):
     assert decoded == ["a", "b", "c", "c"]
 
 
-@pytest.mark.parametrize("size", [8, 28, 32, 33, 64, 65, 128, 224, (112, 92), (20, 300)])
+@pytest.mark.parametrize("size", [8, 33, 224, (20, 300)])
 def test_the_network_leaves_few_pixels_of_images_of_any_size(size):
     net = models.create("cnn", 3, input_size=size).eval()
     height, width = size if isinstance(size, tuple) else (size, size)

@@ -62,7 +62,7 @@ def test_schedules_are_torchs(settings, kind, options):
         theirs.step()
 
 
-@pytest.mark.parametrize("patience", [0, 1, 3])
+@pytest.mark.parametrize("patience", [0, 3])
 def test_plateau_is_torchs(patience):
     ours = Schedule(Settings("plateau", patience=patience, gamma=0.5, warmup=0), 0.3, 100)
     optimizer, theirs = torchs(ReduceLROnPlateau, factor=0.5, patience=patience, threshold=0.0, min_lr=0, eps=0)
@@ -77,7 +77,7 @@ def test_plateau_is_torchs(patience):
     assert len(rates) > 3
 
 
-@pytest.mark.parametrize("name", ["constant", "cosine", "plateau"])
+@pytest.mark.parametrize("name", ["cosine", "plateau"])
 def test_warmup_rises_in_a_line_and_then_is_done(name):
     schedule = Schedule(Settings(name, warmup=4), 1.0, 12)
     rates = [schedule.rate(step) for step in range(13)]
@@ -142,13 +142,7 @@ def test_the_engine_is_a_loop_by_hand(energy):
     assert [line["loss"] for line in runs.metrics_of(result) if line["split"] == "train" and line["step"]] == losses
 
 
-def test_lines_are_means_of_their_steps():
-    losses = by_hand(tiny())[1]
-    found = {line["step"]: line["loss"] for line in runs.metrics_of(quiet(tiny(log_every=5))) if "lr" in line}
-    assert found == pytest.approx({5: sum(losses[:5]) / 5, 10: sum(losses[5:10]) / 5, 12: sum(losses[10:]) / 2})
-
-
-@pytest.mark.parametrize("changes", [{}, {"energy.s": 1.0}, {"rotation.method": "cayley"}, {"clip": 0.3}])
+@pytest.mark.parametrize("changes", [{"energy.s": 1.0}, {"rotation.method": "cayley", "clip": 0.3}])
 def test_accumulated_batches_are_a_large_one(changes):
     """The order of samples is the same, so 16 batches of 2 are one of 32; an epoch ends with a step of 2 and 1."""
     large = quiet(tiny(log_every=1, **changes))
@@ -460,10 +454,6 @@ def test_callbacks_see_the_lines_and_the_random_state_is_left_alone(tmp_path):
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_seeds_are_other_runs():
-    assert len({quiet(tiny(seed=seed)).summary.loss for seed in range(3)}) == 3
-
-
 # ------------------------------------------------------------------------------------------------------- other tasks
 
 
@@ -537,9 +527,8 @@ def test_the_scale_of_a_similarity_is_automatic_but_for_the_papers_networks(chan
     assert convolutions[1].scale == scale
 
 
-@pytest.mark.parametrize("loss", ["a_softmax", "sphereface_plus"])
-def test_annealing_goes_by_steps_however_many_batches_they_have(loss):
-    changes = {"loss.name": loss, "steps": 5, "eval_every": 5}
+def test_annealing_goes_by_steps_however_many_batches_they_have():
+    changes = {"loss.name": "a_softmax", "steps": 5, "eval_every": 5}
     one = quiet(tiny(**changes, **{"data.batch_size": 32})).model
     two = quiet(tiny(**changes, **{"data.batch_size": 16, "accumulate": 2})).model
     assert int(one.head.step) == int(two.head.step) == 5

@@ -249,10 +249,6 @@ def test_coarse_labels_and_top_5(monkeypatch, tmp_path, capsys):
     assert f"{top5:.2%}" in capsys.readouterr().out
 
 
-def test_no_top_5_of_ten_classes():
-    assert "top5" not in quiet(tiny(steps=1)).summary.metrics
-
-
 def test_fine_and_coarse_labels(tmp_path, monkeypatch):
     monkeypatch.setattr(cifar, "CIFAR100", replace(cifar.CIFAR100, images={"train": 300, "test": 100}))
     official_files.write_cifar100(tmp_path, 300, 100, lambda fine: fine // 5)

@@ -98,20 +98,15 @@ COSINE = {"model__similarity": "cosine", "model__scale": True}
 LEARNABLE = {"model__similarity": "learnable", "loss__name": "ga_softmax", "loss__similarity": "learnable"}
 ONE_K = {"model__similarity": "learnable(0.7)", "model__k_per": "network", "loss__name": "a_softmax"}
 ONE_K |= {"loss__bias": True, "loss__annealing_base": 10.0, "loss__annealing_rate": 0.5, "loss__annealing_floor": 0.0}
-SMOOTHED = {"loss__name": "arcface", "loss__label_smoothing": 0.1, "energy__measure": "orthonormal"}
-SMOOTHED |= {"energy__hidden_weight": 0.01, "energy__norm_weight": 0.1}
 ANGULAR = {"energy__s": 0.0, "energy__angular": True, "rotation__normalize": True}
 WARMUP = {"schedule__name": "cosine", "schedule__warmup": 5, "energy__measure": "comhe_random"}
-IMBALANCE = {"data__imbalance": "single", "loss__name": "w_softmax"}
 HELD_OUT = {"data__validation": 30, "eval_every": 2}
 
 CASES = [
     # networks and plain optimizers
     case("mlp sgd", 4, workers=1),
     case("mlp sgd first step", 1, signal=TERM),
-    case("mlp sgd at the end of an epoch", 6, workers=2),
     case("mlp sgd where it is evaluated", 5),
-    case("mlp sgd before the last step", 11, signal=TERM),
     case("cnn3 adam cosine warmup and comhe_random", 7, workers=1, **CNN, **ADAM, **WARMUP),
     case("cnn3 batchnorm accumulate", 11, step=6, **CNN, model__batch_norm=True, accumulate=2),
     case("resnet20 step schedule", 4, **RESNET, schedule__name="step", schedule__milestones=(2, 5), steps=6),
@@ -140,13 +135,9 @@ CASES = [
         energy__half_space=True,
         signal=TERM,
     ),
-    case("linear and householder", 6, **CNN, model__similarity="linear", rotation__method="householder"),
     case("learnable similarities", 7, **CNN, **LEARNABLE),
-    case("w_softmax and mhe full, imbalance", 4, workers=1, **IMBALANCE, energy__s=2.0),
-    case("arcface smoothed and orthonormal", 9, **CNN, **SMOOTHED),
     case("a_softmax in its annealing", 6, workers=1, **CNN, loss__name="a_softmax", loss__margin=4),
     case("one k, a bias and an annealing of its own", 7, **CNN, **ONE_K, model__init="xavier"),
-    case("sphereface_plus", 10, **CNN, loss__name="sphereface_plus"),
     # what counts its steps or draws
     case(
         "mhe minibatch and opt regularized",
@@ -157,12 +148,10 @@ CASES = [
         proof=draws_are_counted,
     ),
     # rotations
-    case("opt lowdin", 7, rotation__method="lowdin", signal=TERM),
     case("opt exponential, angular energy, s=0, and clip", 8, **ANGULAR, rotation__method="exponential", clip=0.1),
     case("opt ogd", 9, rotation__method="ogd", optimizer__name="ogd"),
     case("opt ogd exact beside adam", 6, **OGD_ADAM, proof=rotations_have_their_own_rate),
     case("opt shared blocks of learned neurons", 6, **CNN, rotation=SHARED),
-    case("opt normal canonical", 7, rotation__method="canonical", rotation__init="normal"),
     case("cls-opt of a head", 6, rotation__layers="all", loss__name="am_softmax"),
     case("s-opt inside an inner loop", 6, workers=1, **SAMPLED),
     case("s-opt where it draws anew", 8, **SAMPLED, **ADAM),
@@ -181,12 +170,10 @@ CASES = [
     case("validation and patience", 5, **HELD_OUT, patience=2, optimizer__lr=0.5, steps=40, proof=stops_early),
     case("validation and checkpoints between", 9, **HELD_OUT, checkpoint_every=3, keep=1, optimizer__lr=0.5),
     # precision
-    case("bfloat16, mhe and a_softmax", 6, **CNN, amp="bfloat16", energy__s=1.0, loss__name="a_softmax"),
     case("float16 with a scale that changes", 5, amp="float16", proof=scale_fell),
     case("accumulate and clip", 17, step=9, accumulate=2, clip=0.5, rotation__method="cayley"),
     # adversarial
     case("gan rotated", 11, step=6, workers=1, **GAN, rotation__method="cayley"),
-    case("gan float16", 7, step=4, **GAN, amp="float16"),
     case("gan with spectral norm and gradient penalty", 6, step=3, **GAN, gan=CRITIC, energy__half_space=True),
     case(
         "gan with clipped weights, between two steps of the discriminator for one of the generator",
@@ -199,8 +186,6 @@ CASES = [
     ),
     # inside an evaluation
     case("inside an evaluation", 2, step=5, training=False),
-    case("inside the second evaluation", 5, step=10, training=False, signal=TERM),
-    case("inside the last evaluation", 8, step=12, training=False, **CNN),
     case("inside an evaluation on validation", 3, step=4, training=False, **HELD_OUT, data__batch_size=16, workers=2),
     case("inside an evaluation of checkpoints of their own", 2, step=5, training=False, checkpoint_every=4),
 ]
@@ -289,8 +274,7 @@ def test_stopped_inside_the_evaluation_that_is_the_best(tmp_path, later, whole_a
     same_run(whole.out, parts.out)
 
 
-@pytest.mark.parametrize(("step", "split"), [(3, "train"), (5, "test"), (9, "train"), (10, "test")])
-@pytest.mark.parametrize("every", [None, 4])
+@pytest.mark.parametrize(("step", "split", "every"), [(3, "train", None), (10, "test", None), (9, "train", 4)])
 def test_a_signal_while_a_line_is_written(tmp_path, step, split, every, whole_and_parts):
     """Between two checkpoints, and between an evaluation and its checkpoint."""
     whole, parts = whole_and_parts(tmp_path, checkpoint_every=every)
@@ -403,7 +387,7 @@ def test_what_may_change_changes_nothing(tmp_path, whole_and_parts):
     assert sorted(int(each.name) for each in (moved / "checkpoints").iterdir()) == [8, 9, 10, 11, 12]
 
 
-@pytest.mark.parametrize("name", ["constant", "step", "plateau"])
+@pytest.mark.parametrize("name", ["step", "plateau"])
 def test_a_longer_run(tmp_path, name):
     milestones = {"schedule.milestones": (3, 8)} if name == "step" else {}
     changes = {"schedule.name": name, "eval_every": 4, **milestones}

@@ -159,19 +159,14 @@ def spoil(text, old, new):
         ("config.json", None, r"run is not a run folder: it has no config\.json"),
         ("final/model.json", lambda t: "[]", r"model\.json cannot be read: it must be an object, got list"),
         ("final/model.json", ('"format": 2', '"format": 3'), r"model\.json has format 3; this .* 2$"),
-        ("final/model.json", ('"format": 2', '"a": 1'), r"model\.json has format None"),
         ("final/model.json", lambda t: spoil(t, '"3"', '"8"'), r"model\.json is damaged: the checksum does not match"),
         ("final/model.json", ('"images"', '"pictures"'), r"model\.json is malformed: .*'pictures'"),
-        ("final/model.json", ('"uint8"', '"save"'), r"model\.json is malformed: .*'save'"),
         ("final/model.json", ('"shape"', '"size"'), r"model\.json is malformed: .*KeyError"),
         ("final/model.json", ('"3"', "3"), r"model\.json is malformed: .*names of classes as text"),
         ("final/model.json", ('"step": 20', '"step": "a"'), r"step must be an integer >= 0, got 'a'"),
-        ("final/model.json", ('"step": 20', f'"step": {10**400}'), r"step must be .* got a huge integer"),
         ("final/model.json", None, r"model\.json is missing"),
         ("final/model.safetensors", None, r"model\.safetensors is missing"),
         ("final/head.safetensors", None, r"head\.safetensors is missing"),
-        ("final/head.safetensors", lambda t: "junk", r"head\.safetensors cannot be read: "),
-        ("result.json", lambda t: "{", r"result\.json cannot be read: "),
     ],
 )
 def test_bad_files_in_one_line(copy, file, change, message):
@@ -299,25 +294,16 @@ def test_an_image_file_may_have_any_width(tmp_path):
     assert images(3, (5, 3))(Image.open(tmp_path / "a.png")).shape == (1, 3, 5, 3)
 
 
-def test_given_the_size_of_the_training(trained):
-    run = load_run(trained("plain").path)
-    big = Image.fromarray(hs.data.load("digits").inputs[0, 0].numpy()).resize((50, 40))
-    assert run.preprocess(big).shape == (1, 1, 8, 8)
-
-
 @pytest.mark.parametrize(
     ("inputs", "error", "message"),
     [
         ([], ValueError, "at least one sample"),
         (torch.zeros(3, 9, 3).byte(), ValueError, r"\(3, 9, 3\) may have their channels first or last"),
         (torch.zeros(7, 9, 5).byte(), ValueError, r"must have 1 or 3 channels, first or last, got \(7, 9, 5\)"),
-        (torch.zeros(8).byte(), ValueError, r"must be \(H, W\), .* got \(8,\)"),
-        (torch.zeros(0, 1, 8, 8).byte(), ValueError, "must hold pixels"),
         (torch.zeros(1, 8, 8).int(), TypeError, "must be uint8 pixels or normalized .* got torch.int32"),
         (torch.zeros(1, 9, 8), ValueError, r"must have the shape \(1, 8, 8\) or \(N, 1, 8, 8\), got \(1, 1, 9, 8\)"),
         (torch.full((1, 8, 8), 200.0), ValueError, r"must be normalized, .* give pixels of 0 to 255 as uint8"),
         (torch.full((1, 8, 8), torch.nan), ValueError, "must be finite"),
-        (np.zeros((8, 8), object), TypeError, "NumPy array or a tensor, .* got an array of object"),
         (7, TypeError, "NumPy array or a tensor, .* got int"),
         ("nothing.png", FileNotFoundError, "no such file: 'nothing.png'"),
         (Image.new("F", (8, 8)), ValueError, "8 bits a colour, got Pillow's mode F"),
@@ -382,8 +368,7 @@ class Largest(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("mode", ["RGB", "RGBA", "P"])
+@pytest.mark.parametrize(("channels", "mode"), [(1, "RGB"), (3, "P")])
 def test_a_large_image_is_never_copied_as_a_whole(tmp_path, monkeypatch, channels, mode):
     """A small file can declare a large image: only its bytes are kept, no floats or integers of that size."""
     noise = np.random.default_rng(0).integers(0, 256, (300, 1800, 3), dtype=np.uint8)
