@@ -9,20 +9,24 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._internal.modules import import_extra
 from .._internal.safe_files import write_text
-from .._internal.tables import TextTable
+from .._internal.tables import NOTHING, TextTable, percent
 from ..train.config import Config, ConfigError, apply, derive, to_tree, to_yaml
 from ._loading import load_recipe
 from ._output import integer, print_table, say, user_errors
 from ._runs import add_run_arguments, shown
 from ._settings import add_base_arguments, add_settings, base_config, expand_switches, folder_name
+
+if TYPE_CHECKING:
+    from ..train.tune import Search, Start, TrialResult
 
 __all__ = ["add_arguments", "expand_switches", "run"]
 
@@ -66,7 +70,7 @@ class Trial:
     """One trial, for the display."""
 
     number: int
-    given: dict[str, Any] | None  # what :meth:`Search.start` returned
+    start: Start | None  # what :meth:`Search.start` returned
 
     @property
     def name(self) -> str:
@@ -76,23 +80,25 @@ class Trial:
 def run(options: argparse.Namespace) -> int:
     from ..train.processes import RunFailed, run_all
     from ..train.storage.folder import lock
+    from ..train.tune import TrialResult
 
     with user_errors(options, RunFailed), ExitStack() as stack:
         import_extra("optuna", "Optuna", "tuning", "tune")  # before a folder is made
         search, base = _prepare(options)
         stack.enter_context(lock(Path(search.folder)))
-        ended, given = search.start()
-        tell = (lambda line: None) if options.quiet else say
+        ended, starts = search.start()
 
-        def report(trial: Trial, row: dict[str, Any]) -> None:
-            figure = row["failed"] or f"{row['accuracy']:.2%} at step {row['step']} of {row['total']}"
-            tell(f"{trial.name}: {' '.join(row['settings'].values())}: {figure}")
+        def report(trial: Trial, answer: Mapping[str, Any]) -> None:
+            result = TrialResult(**answer)
+            end = result.failed or f"{percent(result.accuracy)} at step {result.step} of {result.total}"
+            if not options.quiet:
+                say(f"{trial.name}: {' '.join(result.settings.values())}: {end}")
 
         try:
             with shown("tune", enabled=not options.quiet) as status:
                 left = run_all(
                     "hypersphere.cli.tune",
-                    [*map(Trial, count(ended), given)],
+                    [*map(Trial, count(ended), starts)],
                     lambda trial: {"search": asdict(search), **asdict(trial)},
                     report,
                     jobs=options.jobs,
@@ -102,18 +108,18 @@ def run(options: argparse.Namespace) -> int:
         except (KeyboardInterrupt, SystemExit):
             say("hypersphere tune: stopped; run the command again to continue")
             raise
-        rows, best = search.ranking(), Path(search.folder, BEST)
+        trials, best = search.ranking(), Path(search.folder, BEST)
         if not left:
-            if rows[0]["failed"]:
-                raise ConfigError(f"every trial failed, the first with: {rows[0]['failed']}")
-            write_text(best, to_yaml(apply(base, rows[0]["settings"])))
-    _print(options, rows, None if left else best)
+            if trials[0].failed:
+                raise ConfigError(f"every trial failed, the first with: {trials[0].failed}")
+            write_text(best, to_yaml(apply(base, trials[0].settings)))
+    _print(options, trials, None if left else best)
     if left:
         say("hypersphere tune: budget used up before the last trial; run the command again to continue")
     return 0
 
 
-def _prepare(options: argparse.Namespace) -> tuple[Any, Config]:
+def _prepare(options: argparse.Namespace) -> tuple[Search, Config]:
     """Read the flags; return the search and the config that its trials change."""
     from ..train import tune
 
@@ -133,14 +139,15 @@ def _prepare(options: argparse.Namespace) -> tuple[Any, Config]:
     return tune.Search(str(folder), to_tree(base), tries, folds, options.rounds, trials, recipe), base
 
 
-def _print(options: argparse.Namespace, rows: list[dict[str, Any]], best: Path | None) -> None:
-    settings = None if best is None else rows[0]["settings"]
+def _print(options: argparse.Namespace, trials: Sequence[TrialResult], best: Path | None) -> None:
+    settings = None if best is None else trials[0].settings
     if options.json:
+        rows = [{"rank": rank, **asdict(trial)} for rank, trial in enumerate(trials, 1)]
         config = None if best is None else str(best)
         print(json.dumps({"trials": rows, "best": settings, "config": config, "finished": best is not None}, indent=2))
         return
-    header = ["rank", *(rows[0]["settings"] if rows else ()), "validation accuracy", "steps", "seconds"]
-    print_table(TextTable(header, [_cells(row) for row in rows], left=0))
+    header = ["rank", *(trials[0].settings if trials else ()), "validation accuracy", "steps", "seconds"]
+    print_table(TextTable(header, [[str(rank), *_cells(trial)] for rank, trial in enumerate(trials, 1)], left=0))
     if best is None or settings is None:
         return
     command = ["--config", str(best)]
@@ -149,22 +156,22 @@ def _print(options: argparse.Namespace, rows: list[dict[str, Any]], best: Path |
     print(f"best: {shlex.quote(str(best))}\nnext: hypersphere train {shlex.join(command)}")
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    figures = [row["failed"], "-", "-"]
-    if row["failed"] is None:
-        spread = "" if row["deviation"] is None else f" ± {row['deviation']:.2%}"
-        figures = [f"{row['accuracy']:.2%}{spread}", f"{row['step']} of {row['total']}", f"{row['seconds']:.1f}"]
-    return [str(row["rank"]), *row["settings"].values(), *figures]
+def _cells(trial: TrialResult) -> list[str]:
+    if trial.failed is not None:
+        return [*trial.settings.values(), trial.failed, NOTHING, NOTHING]
+    spread = "" if trial.deviation is None else f" ± {percent(trial.deviation)}"
+    steps = f"{trial.step} of {trial.total}"
+    return [*trial.settings.values(), f"{percent(trial.accuracy)}{spread}", steps, f"{trial.seconds:.1f}"]
 
 
-def work(request: dict[str, Any]) -> dict[str, Any]:
+def work(request: Mapping[str, Any]) -> dict[str, Any]:
     """Run one trial in a process of its own, started by :func:`~hypersphere.train.processes.run_all`."""
     from ..train.tune import Search, run_trial
 
     search = Search(**request["search"])
     if search.recipe is not None:
         load_recipe(search.recipe)  # its file may register data or a network
-    return run_trial(search, request["number"], request["given"])
+    return asdict(run_trial(search, request["number"], request["start"]))
 
 
 if __name__ == "__main__":

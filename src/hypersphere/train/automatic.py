@@ -117,7 +117,7 @@ def _size(paths: list[str]) -> int | None:
 
 def _augmentation(train: Any, size: int | None) -> str | None:
     samples = [sample for sample, _ in _some(train, DECODED)]
-    if not all(isinstance(each, Tensor) and each.dtype == torch.uint8 and each.dim() == 3 for each in samples):
+    if not all(isinstance(image, Tensor) and image.dtype == torch.uint8 and image.dim() == 3 for image in samples):
         return None
     if min((size or min(sample.shape[1:]) for sample in samples), default=0) < LEAST:
         return None

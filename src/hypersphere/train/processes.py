@@ -26,14 +26,14 @@ WAIT = 2.0  # seconds between attempts to train in a folder that another process
 GRACE = 60.0  # seconds that a process has to write its checkpoint
 
 
-class Named(Protocol):
-    """A task: what it is called in messages."""
+class HasName(Protocol):
+    """A task with the name that messages show."""
 
     @property
     def name(self) -> str: ...
 
 
-T = TypeVar("T", bound=Named)
+T = TypeVar("T", bound=HasName)
 R = TypeVar("R")
 
 
@@ -60,10 +60,10 @@ class Running(Generic[T]):
 
 
 def run_all(
-    worker: str,
+    module: str,
     tasks: Sequence[T],
     request: Callable[[T], Mapping[str, Any]],
-    ended: Callable[[T, dict[str, Any]], None],
+    ended: Callable[[T, Mapping[str, Any]], None],
     *,
     jobs: int = 1,
     deadline: float | None = None,
@@ -76,8 +76,8 @@ def run_all(
     At the deadline, or when this process is interrupted, the workers get SIGTERM, so that they can write a checkpoint.
 
     Args:
-        worker: name of a module.
-        request: what the worker is told, beside `threads`, how many it may use, and `parent`, this process.
+        module: name of the worker's module.
+        request: what the worker gets, beside `threads`, how many it may use, and `parent`, this process.
         ended: receives the task and the worker's answer.
         jobs: processes at a time; each has one thread if there are several.
         deadline: of time.monotonic().
@@ -96,33 +96,33 @@ def run_all(
                 for task in [*waiting]:
                     if len(running) < jobs and not waits_for(task, left):
                         waiting.remove(task)
-                        running.append(_start(worker, task, request(task), jobs))
+                        running.append(_start(module, task, request(task), jobs))
                         began(task)
                 status.total, status.done = len(tasks), len(tasks) - len(left)
-                status.running = tuple(each.task for each in running)
+                status.running = tuple(worker.task for worker in running)
                 time.sleep(POLL)
-                for each in [one for one in running if one.process.poll() is not None]:
-                    running.remove(each)
-                    left.remove(each.task)
+                for worker in [worker for worker in running if worker.process.poll() is not None]:
+                    running.remove(worker)
+                    left.remove(worker.task)
                     try:
-                        answer = _answer(each)
+                        answer = _answer(worker)
                     except RunFailed as error:
                         failures.append(error)
                         if len(failures) + len(left) == len(tasks):
                             raise
                     else:
-                        ended(each.task, answer)
+                        ended(worker.task, answer)
                 if deadline is not None and time.monotonic() > deadline:
                     break
         finally:
-            for each in running:
+            for worker in running:
                 with suppress(ProcessLookupError):
-                    each.process.send_signal(signal.SIGTERM)
-            for each in running:
-                with each.process, each.errors:
+                    worker.process.send_signal(signal.SIGTERM)
+            for worker in running:
+                with worker.process, worker.errors:
                     with suppress(subprocess.TimeoutExpired):
-                        each.process.wait(GRACE)
-                    each.process.kill()
+                        worker.process.wait(GRACE)
+                    worker.process.kill()
     interruptions.reraise()
     if failures:
         others = f" ({len(failures) - 1} more failed)" if len(failures) > 1 else ""
@@ -130,11 +130,11 @@ def run_all(
     return left
 
 
-def _start(worker: str, task: T, request: Mapping[str, Any], jobs: int) -> Running[T]:
+def _start(module: str, task: T, request: Mapping[str, Any], jobs: int) -> Running[T]:
     threads = 1 if jobs > 1 else _threads()
     errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with its process
     process = subprocess.Popen(
-        [sys.executable, "-m", worker],
+        [sys.executable, "-m", module],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,
@@ -151,22 +151,22 @@ def _start(worker: str, task: T, request: Mapping[str, Any], jobs: int) -> Runni
 
 def _threads() -> int:
     """Return OMP_NUM_THREADS, of a list its first number; without it the number of cores that this process may use."""
-    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    if given.isdecimal() and int(given):
-        return int(given)
+    threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if threads.isdecimal() and int(threads):
+        return int(threads)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _answer(each: Running[T]) -> dict[str, Any]:
+def _answer(worker: Running[T]) -> Mapping[str, Any]:
     """Read the answer of a process that has ended."""
-    assert each.process.stdout is not None
-    with each.process.stdout, each.errors:
-        out = each.process.stdout.read()
-        each.errors.seek(0)
-        lines = each.errors.read().strip().splitlines()
-    if code := each.process.returncode:
-        raise RunFailed(f"{each.task.name}: {_reason(code, lines)}")
-    answer: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
+    assert worker.process.stdout is not None
+    with worker.process.stdout, worker.errors:
+        out = worker.process.stdout.read()
+        worker.errors.seek(0)
+        lines = worker.errors.read().strip().splitlines()
+    if code := worker.process.returncode:
+        raise RunFailed(f"{worker.task.name}: {_reason(code, lines)}")
+    answer: Mapping[str, Any] = json.loads(out.strip().splitlines()[-1])
     return answer
 
 
@@ -179,7 +179,7 @@ def _reason(code: int, lines: Sequence[str]) -> str:
     return lines[-1] if lines else f"exit code {code}"
 
 
-def when_free(train: Callable[[], R]) -> R:
+def wait_for_lock(train: Callable[[], R]) -> R:
     """Train; wait while another process trains in the same folder."""
     from .storage.folder import LockedError
 
@@ -197,7 +197,7 @@ def _end_with(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def serve(run: Callable[[dict[str, Any]], Mapping[str, Any]]) -> int:
+def serve(run: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> int:
     """Answer the request of :func:`run_all` in a worker and return the exit code."""
     import torch
 

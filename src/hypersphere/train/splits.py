@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
@@ -22,6 +22,7 @@ from ..data.image_folder import ResizedOnce
 from . import automatic
 from .config import Config, Data
 from .distributed import World
+from .storage.records import to_record
 
 CONTEXT = 128  # characters of a window of text
 WAYS = 5  # classes of a few-shot episode
@@ -52,18 +53,15 @@ class DataSpec:
         return {"kind": self.kind, "shape": list(self.shape), "dtype": self.dtype, "classes": self.classes}
 
     @staticmethod
-    def from_tree(tree: Mapping[str, Any]) -> DataSpec:
+    def from_tree(tree: Any) -> DataSpec:
+        """Read what :meth:`to_tree` returned; ValueError for anything else."""
         try:
-            kind, shape, dtype, classes = (tree[key] for key in ("kind", "shape", "dtype", "classes"))
-        except (KeyError, TypeError) as error:
-            what = f"{type(error).__name__}: {error}"
-            raise ValueError(f"data must hold kind, shape, dtype and classes; {what}") from None
-        lists = isinstance(shape, list) and isinstance(classes, list)
-        if not lists or not all(type(each) is int and 0 < each < 2**31 for each in shape):
-            raise ValueError("data must hold the shape as a list of sizes, and the classes as a list of names")
-        if not all(isinstance(each, str) for each in (kind, dtype, *classes)):
-            raise ValueError("data must hold kind, dtype and names of classes as text")
-        return DataSpec(kind, tuple(shape), dtype, classes)
+            spec = to_record(DataSpec, tree)
+        except ValueError as error:
+            raise ValueError(f"data must hold kind, shape, dtype and classes: {error}") from None
+        if not all(0 < size < 2**31 for size in spec.shape):
+            raise ValueError("data must hold the shape as a list of sizes")
+        return spec
 
 
 @dataclass(frozen=True)
@@ -122,16 +120,16 @@ class Splits:
         return {"train": self.train, "validation": self.validation, "test": self.test}.get(name)
 
     def split(self, name: str) -> Any:
-        if (found := self._get(name)) is None:
-            there = " and ".join(each for each in ("train", "validation", "test") if self.count(each))
+        if (split := self._get(name)) is None:
+            others = " and ".join(other for other in ("train", "validation", "test") if self.count(other))
             why = " (data.validation was not set)" if name == "validation" else ""
-            raise ValueError(f"this run has no {name} split{why}; it has {there}")
-        return found
+            raise ValueError(f"this run has no {name} split{why}; it has {others}")
+        return split
 
     def is_open(self, name: str) -> bool:
         """Return whether the classes of a split are not those of the training."""
-        named = getattr(self._get(name), "classes", None)
-        return named is not None and [str(each) for each in named] != self.spec.classes
+        classes = getattr(self._get(name), "classes", None)
+        return classes is not None and [*map(str, classes)] != self.spec.classes
 
     def count(self, name: str) -> int:
         """Return the number of samples of a split; 0 if it is missing."""
@@ -249,7 +247,7 @@ def _resized_once(size: int, *parts: Any) -> list[Any]:
 
 def _is_disjoint(train: Any, test: Any) -> bool:
     """Return whether no class of `test` is one of `train`."""
-    ours, theirs = ({str(each) for each in getattr(split, "classes", None) or ()} for split in (train, test))
+    ours, theirs = (set(map(str, getattr(split, "classes", None) or ())) for split in (train, test))
     return bool(ours) and bool(theirs) and ours.isdisjoint(theirs)
 
 
@@ -265,23 +263,24 @@ def _test(data: Data, options: dict[str, Any]) -> Any:
 
 def _classes(name: str, train: Any, test: Any) -> list[str]:
     """Return the names of the classes, after checking that every label has one."""
-    for split, each in (("train", train), ("test", test)):
-        _check_labels(f"data.name={name}: split {split}", each)
+    splits = {f"data.name={name}: split train": train, f"data.name={name}: split test": test}
+    for what, split in splits.items():
+        _check_labels(what, split)
     named = getattr(train, "classes", None)
     if named is None:
         if not isinstance(getattr(train, "labels", None), Tensor):
             raise ValueError(f"data.name={name}: the dataset must have .labels or .classes")
         named = [str(i) for i in range(int(train.labels.max()) + 1)]
-    for split, each in (("train", train), ("test", test)):
-        labels = getattr(each, "labels", None)
+    for what, split in splits.items():
+        labels = getattr(split, "labels", None)
         if isinstance(labels, Tensor):
-            check_range(f"data.name={name}: split {split}", labels, len(getattr(each, "classes", named)))
+            check_range(what, labels, len(getattr(split, "classes", named)))
     of_test = getattr(test, "classes", named)
     if list(of_test) != list(named) and not _is_disjoint(train, test):
         odd = sorted(set(map(str, of_test)) ^ set(map(str, named)))[:3]
         only = f"only one has {', '.join(odd)}" if odd else "their order differs"
         raise ValueError(f"data.name={name}: train and test must have the same classes, or none in common; {only}")
-    return [str(each) for each in named]
+    return [*map(str, named)]
 
 
 def _check_labels(what: str, split: Any) -> None:
@@ -346,14 +345,14 @@ def steps(splits: Splits, config: Config, start: int, world: World) -> Generator
     if isinstance(splits.train, Graph):
         while True:
             yield [_nodes(splits.train, "train")]
-    length, each = len(splits.train), data.batch_size // world.size
-    count = num_batches(splits.train, each, world.size)
+    length, own = len(splits.train), data.batch_size // world.size  # samples in all, and of this process in a batch
+    count = num_batches(splits.train, own, world.size)
     epoch, place = divmod(start, steps_per_epoch(splits, data, accumulate))
     options: dict[str, Any] = {"rank": world.rank, "world_size": world.size, "workers": data.workers}
     while True:
         first = place * accumulate
         source = datasets.batches(
-            splits.train, each, seed=config.seed, epoch=epoch, start=first, augment=splits.augment, **options
+            splits.train, own, seed=config.seed, epoch=epoch, start=first, augment=splits.augment, **options
         )
         for begin in range(first, count, accumulate):
             numbers = range(begin, min(begin + accumulate, count))
@@ -373,11 +372,11 @@ def evaluation(splits: Splits, split: str, data: Data, world: World) -> Iterator
         if world.rank:
             return
         world = replace(world, size=1)
-    each = max(1, data.batch_size // world.size)
+    own = max(1, data.batch_size // world.size)
     options: dict[str, Any] = {"rank": world.rank, "world_size": world.size, "workers": data.workers}
-    source = datasets.batches(whole, each, shuffle=False, augment=splits.eval_augment, **options)
+    source = datasets.batches(whole, own, shuffle=False, augment=splits.eval_augment, **options)
     for number, pair in enumerate(source):
-        low, high = bounds(len(whole), each * world.size, world.size, number)
+        low, high = bounds(len(whole), own * world.size, world.size, number)
         yield _part(pair, high - low, number, world, high - low)
 
 
@@ -389,7 +388,7 @@ def _nodes(graph: Graph, split: str) -> Batch:
 
 def _part(pair: tuple[Tensor, Tensor], length: int, number: int, world: World, total: int) -> Batch:
     """Return this process's part of a batch of `length` samples in a step of `total`."""
-    each, more = divmod(length, world.size)
+    own, more = divmod(length, world.size)
     inputs, labels = pair
     share = len(labels) * world.size / total
-    return Batch(inputs, labels, share, number, world.rank * each + min(world.rank, more), length)
+    return Batch(inputs, labels, share, number, world.rank * own + min(world.rank, more), length)

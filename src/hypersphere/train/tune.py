@@ -32,6 +32,7 @@ _REFUSED = {
     "out resume device keep log_every eval_every checkpoint_every compile data.workers": "it does not change weights",
 }
 
+Start = dict[str, Mapping[str, Any]]  # arguments of Optuna's enqueue_trial: params, user_attrs
 Space = dict[str, list[str]]  # setting → values as texts of its flag; a text may contain a range LOW..HIGH
 
 
@@ -149,7 +150,7 @@ class Search:
     recipe: str | None
 
     def study(self) -> Any:
-        """Open the study in the folder's journal. Its name is a hash of all that decides a trial's figures."""
+        """Open the study in the folder's journal. Its name is a hash of all that decides a trial's results."""
         optuna = import_extra("optuna", "Optuna", "tuning", "tune")
         from .._internal.draws import stable_hash
 
@@ -165,8 +166,8 @@ class Search:
             pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=FACTOR),
         )
 
-    def start(self) -> tuple[int, list[dict[str, Any] | None]]:
-        """Return how many trials have ended, and what each further one is given: parameters and attributes, or None.
+    def start(self) -> tuple[int, list[Start | None]]:
+        """Return how many trials have ended, and the parameters and attributes of each further one, or None.
 
         Trials that a stopped process left go on from their checkpoints, then come the points of a grid in random order;
         with a range, None: the sampler draws.
@@ -175,7 +176,7 @@ class Search:
         space = read_space(base, self.tries)
         ended = [trial.params for trial in study.trials if trial.state.name in ENDED]
         waiting = [t.system_attrs["fixed_params"] for t in study.trials if t.state.name == "WAITING"]
-        left: dict[str, dict[str, Any]] = {}  # in the order of the first record of a point, with the rounds of its last
+        left: dict[str, Start] = {}  # in the order of the first record of a point, with the rounds of its last
         for trial in study.trials:
             if trial.state.name == "RUNNING":
                 study.tell(trial.number, state=type(trial.state).FAIL)
@@ -183,40 +184,62 @@ class Search:
                 left[str(trial.params)] = {"params": trial.params, "user_attrs": trial.user_attrs}
         grid = [dict(zip(space, values, strict=True)) for values in product(*space.values())]
         Random(f"tune/{base.seed}").shuffle(grid)
-        known = [*ended, *waiting, *(given["params"] for given in left.values())]
-        new = [] if has_range(space) else [{"params": params} for params in grid if params not in known]
-        given = [*([None] * len(waiting)), *left.values(), *new]  # a trial that waits is taken by whoever comes first
+        known = [*ended, *waiting, *(start["params"] for start in left.values())]
+        new: list[Start] = [] if has_range(space) else [{"params": params} for params in grid if params not in known]
+        starts = [*([None] * len(waiting)), *left.values(), *new]  # a trial that waits is taken by whoever comes first
         missing = max(0, self.trials - len(ended))
-        return len(ended), given[:missing] + [None] * (missing - len(given) if has_range(space) else 0)
+        return len(ended), starts[:missing] + [None] * (missing - len(starts) if has_range(space) else 0)
 
-    def ranking(self) -> list[dict[str, Any]]:
-        """Return a row for every trial that ended, the best first: by steps, accuracy, loss."""
+    def ranking(self) -> list[TrialResult]:
+        """Return the trials that ended, the best first: by steps, accuracy, loss."""
         trials = {str(t.user_attrs["settings"]): t for t in self.study().trials if t.state.name in ENDED}  # none twice
-        rows = [_row(trial) for trial in trials.values()]
-        rows.sort(key=lambda row: (-row["step"], -row["accuracy"], row["loss"]) if row["failed"] is None else (1,))
-        return [{"rank": rank, **row} for rank, row in enumerate(rows, 1)]
+        return sorted(map(_result, trials.values()), key=lambda trial: trial.order)
 
 
-def _row(trial: Any) -> dict[str, Any]:
-    """Return the settings of a trial and the means of its figures over the folds, or why it failed."""
-    row = {"settings": trial.user_attrs["settings"], "failed": trial.user_attrs.get("failed"), "folds": []}
-    if row["failed"] is not None:
-        return row | dict.fromkeys(("accuracy", "loss", "deviation", "step", "total", "seconds"))
-    figures = trial.user_attrs["rounds"][-1]
-    accuracies = [figure["accuracy"] for figure in figures]
-    return row | {
-        "folds": accuracies,
-        "accuracy": fmean(accuracies),
-        "deviation": stdev(accuracies) if len(accuracies) > 1 else None,
-        "loss": fmean(figure["loss"] for figure in figures),
-        "step": figures[0]["step"],
-        "total": figures[0]["total"],
-        "seconds": round(sum(figure["seconds"] for figure in figures), 1),
-    }
+@dataclass(frozen=True)
+class TrialResult:
+    """How a trial ended: the means over its folds, or why it failed."""
+
+    settings: dict[str, str]
+    failed: str | None = None
+    folds: tuple[float, ...] = ()  # accuracy of each
+    accuracy: float | None = None
+    deviation: float | None = None
+    loss: float | None = None
+    step: int | None = None
+    total: int | None = None
+    seconds: float | None = None
+
+    @property
+    def order(self) -> tuple[float, ...]:
+        """Sorts trials, the best first."""
+        if self.step is None or self.accuracy is None or self.loss is None:
+            return (1,)
+        return -self.step, -self.accuracy, self.loss
 
 
-def run_trial(search: Search, number: int, given: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Run one trial of the study, or continue a stopped one; return its settings and how it ended."""
+def _result(trial: Any) -> TrialResult:
+    from .engine import Part
+
+    settings, failed = trial.user_attrs["settings"], trial.user_attrs.get("failed")
+    if failed is not None:
+        return TrialResult(settings, failed)
+    folds = [Part(**fold) for fold in trial.user_attrs["rounds"][-1]]
+    accuracies = tuple(fold.accuracy for fold in folds)
+    return TrialResult(
+        settings,
+        folds=accuracies,
+        accuracy=fmean(accuracies),
+        deviation=stdev(accuracies) if len(accuracies) > 1 else None,
+        loss=fmean(fold.loss for fold in folds),
+        step=folds[0].step,
+        total=folds[0].total,
+        seconds=round(sum(fold.seconds for fold in folds), 1),
+    )
+
+
+def run_trial(search: Search, number: int, start: Start | None = None) -> TrialResult:
+    """Run one trial of the study, or continue a stopped one."""
     import optuna
 
     from .._internal.draws import stable_hash
@@ -226,7 +249,7 @@ def run_trial(search: Search, number: int, given: dict[str, Any] | None = None) 
     space = read_space(base, search.tries)
     seed = stable_hash(base.seed, number, len(study.trials)) % 2**32  # trials draw different points
     study.sampler = optuna.samplers.TPESampler(seed=seed)
-    rows: list[dict[str, Any]] = []
+    results: list[TrialResult] = []
 
     def objective(trial: Any) -> float:
         point = {key: _draw(trial, base, key, values) for key, values in space.items()}
@@ -240,7 +263,7 @@ def run_trial(search: Search, number: int, given: dict[str, Any] | None = None) 
             derive(config, {"out": str(folder / (fold or "validation").replace("/", "of")), "data.fold": fold})
             for fold in search.folds
         ]
-        rounds = [*done.get("rounds", ())]  # a list of figures for each; before a stop there were some
+        rounds = [*done.get("rounds", ())]  # the folds of each; before a stop there were some
         trial.set_user_attr("rounds", rounds)
         for round in range(search.rounds):
             part = FACTOR ** (search.rounds - 1 - round)
@@ -251,16 +274,16 @@ def run_trial(search: Search, number: int, given: dict[str, Any] | None = None) 
                     trial.set_user_attr("failed", " ".join(str(error).split()))
                     raise optuna.TrialPruned from None
                 trial.set_user_attr("rounds", rounds)
-            accuracy = fmean(figures["accuracy"] for figures in rounds[round])
+            accuracy = fmean(fold["accuracy"] for fold in rounds[round])
             trial.report(accuracy, FACTOR**round)
             if part > 1 and trial.should_prune():
                 raise optuna.TrialPruned
         return accuracy
 
-    if given is not None:
-        study.enqueue_trial(**given)
-    study.optimize(objective, n_trials=1, callbacks=[lambda study, trial: rows.append(_row(trial))])
-    return rows[0]
+    if start is not None:
+        study.enqueue_trial(**start)
+    study.optimize(objective, n_trials=1, callbacks=[lambda study, trial: results.append(_result(trial))])
+    return results[0]
 
 
 def _of_same_point(study: Any, point: Mapping[str, str]) -> dict[str, Any]:

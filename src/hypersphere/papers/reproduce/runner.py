@@ -150,7 +150,7 @@ def run(
     def began(task: RowRun) -> None:
         tell(f"{task.name}: begins" + (f", about {task.minutes:.1f} minutes" if task.minutes else ""))
 
-    def ended(task: RowRun, answer: dict[str, Any]) -> None:
+    def ended(task: RowRun, answer: Mapping[str, Any]) -> None:
         result = RunResult.from_tree(answer)
         results.add(folder, task.table, result)
         if result.failed:

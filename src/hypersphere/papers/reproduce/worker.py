@@ -15,7 +15,7 @@ import torch
 from ... import __version__
 from ...train import TrainingError, fit
 from ...train.config import derive
-from ...train.processes import serve, when_free
+from ...train.processes import serve, wait_for_lock
 from ...train.results import Result
 from .. import gan as gan  # registers it
 from .. import tables
@@ -49,7 +49,7 @@ class RunLocation:
             changes["data.root"] = self.root
         if row.start is not None:
             changes["init_from"] = str(self.train(self.table.row(row.start), seed).path)
-        return when_free(lambda: fit(derive(config, changes), progress=False))  # another run may need it too
+        return wait_for_lock(lambda: fit(derive(config, changes), progress=False))  # another run may need it too
 
 
 def run(request: Mapping[str, Any]) -> RunResult:

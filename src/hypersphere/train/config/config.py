@@ -77,14 +77,14 @@ class Config(Group):
     def __post_init__(self) -> None:
         if self.steps is None and self.epochs is None:
             object.__setattr__(self, "epochs", AUTO)
-        for each in fields(self):
-            kind, optional = group_of(each.name)
-            value = getattr(self, each.name)
+        for leaf in fields(self):
+            kind, optional = group_of(leaf.name)
+            value = getattr(self, leaf.name)
             if kind is None:
-                value = read(each.name, types_of(Config)[each.name], each.metadata, value)
-                object.__setattr__(self, each.name, value)
+                value = read(leaf.name, types_of(Config)[leaf.name], leaf.metadata, value)
+                object.__setattr__(self, leaf.name, value)
             elif not isinstance(value, kind) and not (value is None and optional):
-                raise ConfigError(f"{each.name} must be a group of settings, got {shown(value)}")
+                raise ConfigError(f"{leaf.name} must be a group of settings, got {shown(value)}")
         consistency.check(self)
 
 
@@ -92,5 +92,5 @@ class Config(Group):
 def group_of(name: str) -> tuple[type[Group] | None, bool]:
     """Return the class of a group of the config and whether it may be off; None for a plain field."""
     hint = types_of(Config)[name]
-    kinds = [each for each in (hint, *get_args(hint)) if isinstance(each, type) and issubclass(each, Group)]
+    kinds = [kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and issubclass(kind, Group)]
     return (kinds[0], kinds[0] is not hint) if kinds else (None, False)

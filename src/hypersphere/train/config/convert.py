@@ -49,7 +49,7 @@ def _known_keys(prefix: str, kind: type[Group], tree: Any) -> dict[str, Any]:
     if doubled is not None:
         line = getattr(tree, "line", None)
         raise ConfigError(f"{f'line {line}: ' if line else ''}{_key(prefix, doubled)} is given twice")
-    names = [each.name for each in fields(kind)]
+    names = [leaf.name for leaf in fields(kind)]
     for key in tree:
         if not isinstance(key, str) or key not in names:
             raise _unknown(prefix, names, key)
@@ -104,16 +104,16 @@ def flags() -> tuple[Flag, ...]:
         >>> [flag.flag for flag in flags()][:3], len(flags()) > 60
         (['--seed', '--steps', '--epochs'], True)
     """
-    found: list[Flag] = []
-    for each in fields(Config):
-        kind, optional = group_of(each.name)
+    flags: list[Flag] = []
+    for field in fields(Config):
+        kind, optional = group_of(field.name)
         if kind is None:
-            found.append(Flag(f"--{each.name}", each, _help(each)))
+            flags.append(Flag(f"--{field.name}", field, _help(field)))
             continue
         if optional:
-            found.append(Flag(f"--{each.name}", each, f"{each.metadata['help'].partition(';')[0]}: on or off"))
-        found += [Flag(f"--{kind.prefix}{leaf.name}", leaf, _help(leaf)) for leaf in fields(kind)]
-    return tuple(found)
+            flags.append(Flag(f"--{field.name}", field, f"{field.metadata['help'].partition(';')[0]}: on or off"))
+        flags += [Flag(f"--{kind.prefix}{leaf.name}", leaf, _help(leaf)) for leaf in fields(kind)]
+    return tuple(flags)
 
 
 def names_of(leaf: dataclasses.Field[Any]) -> tuple[str, ...]:
@@ -176,7 +176,7 @@ def _family(model: str) -> str:
 
 def _unknown_flag(key: Any, known: list[str]) -> ConfigError:
     prefix, dot, name = key.rpartition(".") if isinstance(key, str) else ("", "", key)
-    groups = {each.name: group_of(each.name)[0] for each in fields(Config)}
+    groups = {field.name: group_of(field.name)[0] for field in fields(Config)}
     if dot and groups.get(prefix) is not None:
         return _unknown(prefix + ".", [leaf.name for leaf in fields(groups[prefix] or Config)], name)
     if groups.get(key if isinstance(key, str) else "") is not None:
@@ -189,7 +189,7 @@ def derive(config: Config, changes: Mapping[str, Any] | None = None, /, **more: 
 
     Args:
         changes, more: ``{"optimizer.lr": 0.1}``, ``optimizer={"lr": 0.1}``, or a whole group such as
-            ``energy=Energy()``; None turns an optional group off. Given `steps`, `epochs` makes way, and the other way.
+            ``energy=Energy()``; None turns an optional group off. Setting `steps` clears `epochs`, and vice versa.
 
     Example:
         >>> config = derive(Config(), steps=500, energy={"s": 1}, **{"optimizer.lr": 0.1})
@@ -197,12 +197,12 @@ def derive(config: Config, changes: Mapping[str, Any] | None = None, /, **more: 
         (500, None, 1.0, 0.1)
     """
     tree = to_tree(config)
-    given: set[str] = set()
+    changed: set[str] = set()
 
     def put(key: str, value: Any) -> None:
-        if key in given:
+        if key in changed:
             raise ConfigError(f"{key} is given twice")
-        given.add(key)
+        changed.add(key)
         group, dot, name = key.partition(".")
         if not dot:
             tree[key] = value
@@ -220,19 +220,19 @@ def derive(config: Config, changes: Mapping[str, Any] | None = None, /, **more: 
         elif isinstance(value, Mapping) and "." not in key:
             if not isinstance(tree.get(key), dict):
                 tree[key] = {}
-            for name, each in value.items():
-                put(f"{key}.{name}", each)
+            for name, leaf in value.items():
+                put(f"{key}.{name}", leaf)
         else:
             put(key, value)
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
-        if one in given and tree[one] is not None and other not in given:
+        if one in changed and tree[one] is not None and other not in changed:
             tree[other] = None
     return from_tree(tree)
 
 
 def to_tree(config: Group) -> dict[str, Any]:
     """Return plain dicts, lists and numbers with every field, which :func:`from_tree` takes back."""
-    return {each.name: _plain(getattr(config, each.name)) for each in fields(config)}
+    return {field.name: _plain(getattr(config, field.name)) for field in fields(config)}
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -257,16 +257,16 @@ def to_json(config: Config) -> str:
 def to_yaml(config: Config) -> str:
     """Return the whole config as YAML that :func:`load_file` reads, with each field's help as a comment."""
     lines: list[tuple[str, str]] = []
-    for each in fields(Config):
-        value = getattr(config, each.name)
+    for field in fields(Config):
+        value = getattr(config, field.name)
         if isinstance(value, Group):
-            lines += [("", ""), (f"{each.name}:", each.metadata["help"].partition(";")[0])]
-            pairs = [(leaf, getattr(value, leaf.name), "  ") for leaf in fields(value)]
+            lines += [("", ""), (f"{field.name}:", field.metadata["help"].partition(";")[0])]
+            leaves = [(leaf, getattr(value, leaf.name), "  ") for leaf in fields(value)]
         else:
-            pairs = [(each, value, "")]
-            lines += [("", "")] if group_of(each.name)[0] is not None else []
-        for leaf, what, indent in pairs:
-            lines.append((f"{indent}{leaf.name}: {files.scalar(_plain(what))}", leaf.metadata["help"]))
+            leaves = [(field, value, "")]
+            lines += [("", "")] if group_of(field.name)[0] is not None else []
+        for leaf, setting, indent in leaves:
+            lines.append((f"{indent}{leaf.name}: {files.scalar(_plain(setting))}", leaf.metadata["help"]))
     width = min(max(len(line) for line, _ in lines), 40)
     return "".join(f"{line:{width}}  # {help}\n" if help else "\n" for line, help in lines)
 

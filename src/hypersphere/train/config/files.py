@@ -139,7 +139,7 @@ def _value(node: Any) -> Any:
                 raise ConfigError(f"line {at.start_mark.line + 1}: a key must be text, got {shown(key)}")
         return _tree(pairs, [key.start_mark.line + 1 for key, _ in node.value])
     if node.id == "sequence":
-        return [_value(each) for each in node.value]
+        return [_value(item) for item in node.value]
     return _scalar(node.value) if node.style is None else node.value
 
 

@@ -9,7 +9,7 @@ from .values import read, setting
 
 LAYERS = ("hidden", "output", "all")  # of rotation.layers, beside layers by name
 
-_types: dict[Any, dict[str, Any]] = {}
+_types: dict[Any, dict[str, Any]] = {}  # not functools.cache: a type checker takes no classes for hashable
 
 
 def types_of(kind: Any) -> dict[str, Any]:
@@ -26,11 +26,10 @@ class Group:
     prefix: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = read(
-                self.prefix + each.name, types_of(type(self))[each.name], each.metadata, getattr(self, each.name)
-            )
-            object.__setattr__(self, each.name, value)
+        types = types_of(type(self))
+        for leaf in fields(self):
+            value = read(self.prefix + leaf.name, types[leaf.name], leaf.metadata, getattr(self, leaf.name))
+            object.__setattr__(self, leaf.name, value)
 
 
 @dataclass(frozen=True)

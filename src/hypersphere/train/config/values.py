@@ -142,9 +142,9 @@ def read(key: str, kind: Any, rule: Any, value: Any) -> Any:
         if str in kinds and not ((bool in kinds or float in kinds) and value not in known(rule["names"])):
             return _text(key, rule, value)
     elif isinstance(value, list | tuple):
-        for each in kinds:
-            if get_origin(each) is tuple:
-                return _list(key, each, rule, value)
+        for option in kinds:
+            if get_origin(option) is tuple:
+                return _list(key, option, rule, value)
     raise ConfigError(f"{key} must be {allowed(kind, rule)}, got {shown(value)}{_hint(kinds, value)}")
 
 
@@ -178,10 +178,10 @@ def _parsed(kinds: tuple[Any, ...], text: str) -> Any:
         return int(text)
     if float in kinds and _FLOAT.fullmatch(text):
         return float(text)
-    for each in kinds:
-        if get_origin(each) is tuple:
+    for option in kinds:
+        if get_origin(option) is tuple:
             inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text
-            return [_parsed(get_args(each)[:1], part.strip()) for part in inner.split(",")] if inner.strip() else []
+            return [_parsed(get_args(option)[:1], part.strip()) for part in inner.split(",")] if inner.strip() else []
     return text
 
 
@@ -191,17 +191,17 @@ def allowed(kind: Any, rule: Any) -> str:
         return str(rule["words"])
     words: list[str] = []
     kinds = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    for each in kinds:
-        if each is int and float in kinds:
+    for option in kinds:
+        if option is int and float in kinds:
             continue
-        if get_origin(each) is tuple:
-            words.append("a list of " + {int: "integers", str: "texts"}.get(get_args(each)[0], "numbers"))
-        elif each is str and "names" in rule:
+        if get_origin(option) is tuple:
+            words.append("a list of " + {int: "integers", str: "texts"}.get(get_args(option)[0], "numbers"))
+        elif option is str and "names" in rule:
             words += [*known(rule["names"]), *(["another name"] if rule.get("others") else [])]
-        elif each is bool:
+        elif option is bool:
             words += ["true", "false"]
         else:
-            words.append(_WORDS[each] + (_range(rule) if each in (int, float) else ""))
+            words.append(_WORDS[option] + (_range(rule) if option in (int, float) else ""))
     if rule.get("auto"):
         words.insert(len(words) - (words[-1] == "null"), AUTO)
     return " or ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
@@ -237,9 +237,9 @@ def _within(key: str, kind: Any, rule: Any, value: Any) -> Any:
 def _list(key: str, kind: Any, rule: Any, values: Any) -> tuple[Any, ...]:
     element, *rest = get_args(kind)
     if rest != [...] and len(values) != 1 + len(rest):
-        given = ",".join(map(shown, values[:5])) or "none"
-        raise ConfigError(f"{key} must be {allowed(kind, rule)}, got {given}")
-    rule = {name: each for name, each in rule.items() if name != "words"}  # which are of the whole list
+        numbers = ",".join(map(shown, values[:5])) or "none"
+        raise ConfigError(f"{key} must be {allowed(kind, rule)}, got {numbers}")
+    rule = {name: limit for name, limit in rule.items() if name != "words"}  # which are of the whole list
     return tuple(read(f"{key}[{i}]", element, rule, value) for i, value in enumerate(values))
 
 

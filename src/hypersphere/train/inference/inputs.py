@@ -55,7 +55,7 @@ class Preprocess:
     def _batch(self, inputs: list[Any]) -> Tensor:
         if not inputs:
             raise ValueError("inputs must hold at least one sample, got an empty list")
-        rows = [self(each) for each in inputs]
+        rows = [self(sample) for sample in inputs]
         for row in rows:
             if row.shape[1:] != rows[0].shape[1:]:
                 got = f"{tuple(rows[0].shape[1:])} and {tuple(row.shape[1:])}"
@@ -130,17 +130,17 @@ class Preprocess:
         context = self.spec.shape[0]
         if isinstance(inputs, str):
             places = {character: i for i, character in enumerate(self.spec.classes)}
-            unknown = next((each for each in inputs if each not in places), None)
+            unknown = next((letter for letter in inputs if letter not in places), None)
             if unknown is not None:
                 raise ValueError(f"inputs must be of the {len(places)} characters of the run, got {unknown!r}")
-            inputs = torch.tensor([places[each] for each in inputs[-context:]], dtype=torch.long)
+            inputs = torch.tensor([places[letter] for letter in inputs[-context:]], dtype=torch.long)
         numbers = _array(inputs)
         if numbers.is_floating_point() or numbers.dtype == torch.bool:
             raise TypeError(f"inputs must be text or numbers of characters, got {numbers.dtype}")
         rows = self._rows(numbers).long()
         if rows.dim() != 2 or not rows.numel():
             raise ValueError(f"inputs must be text, or (T,) or (N, T) and not empty, got {tuple(numbers.shape)}")
-        low, high = (int(each) for each in rows.aminmax())
+        low, high = map(int, rows.aminmax())
         if low < 0 or high >= len(self.spec.classes):
             allowed = f"0 to {len(self.spec.classes) - 1}"
             raise ValueError(f"inputs must be numbers of characters, {allowed}, got {low if low < 0 else high}")
@@ -226,16 +226,16 @@ def _with_channels(pixels: Tensor, channels: int) -> Tensor:
     """Convert uint8 (N, 1 or 3, H, W) to `channels` channels."""
     if not pixels.numel():
         raise ValueError(f"inputs must hold pixels, got (N, C, H, W) = {tuple(pixels.shape)}")
-    there = pixels.shape[1]
-    if there == channels:
+    stored = pixels.shape[1]
+    if stored == channels:
         return pixels
-    if there == 1:
+    if stored == 1:
         return pixels.expand(-1, channels, -1, -1)
-    if there == 3 and channels == 1:
+    if stored == 3 and channels == 1:
         weight = torch.tensor(_LUMA, dtype=torch.int32).view(1, 3, 1, 1)
         grey = torch.empty_like(pixels[:, :1])
         rows = max(1, STRIP // (len(pixels) * pixels.shape[3]))
         for strip, out in zip(pixels.split(rows, 2), grey.split(rows, 2), strict=True):
             out.copy_((strip.int() * weight).sum(1, keepdim=True, dtype=torch.int32) + 32768 >> 16)
         return grey
-    raise ValueError(f"inputs must have {channels} channels, got {there}")
+    raise ValueError(f"inputs must have {channels} channels, got {stored}")
