@@ -15,6 +15,8 @@ from typing import Any, NoReturn
 
 from . import safe_files
 
+Tree = dict[str, Any]  # a JSON object
+
 KEY = "checksum"
 RUN_ID = "run_id"  # of the run that a file belongs to
 LARGEST = 1 << 28  # bytes of a JSON file
@@ -74,7 +76,7 @@ def parse(data: bytes) -> Any:
     raise ValueError(f"it is nested deeper than {DEEPEST} levels")
 
 
-def read(path: str | os.PathLike[str], format: int) -> dict[str, Any]:
+def read(path: str | os.PathLike[str], format: int) -> Tree:
     """Read an object of this ``format``, without its checksum.
 
     Raises a one-line ValueError that names the file if it is missing, damaged or of another format.

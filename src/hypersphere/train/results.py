@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from .. import __version__
 from .._internal import checks, checksummed_json, safe_files
-from .._internal.checksummed_json import RUN_ID
+from .._internal.checksummed_json import RUN_ID, Tree
 from .._internal.tables import NOTHING, TableResult, TextTable, number, percent
 from .._internal.text import one_line
 from ..rotation import count_parameters, merge, save_rotations
@@ -74,7 +73,7 @@ class Result(TableResult):
         title = f"{self.config.model.name} on {self.config.data.name}"
         return [TextTable(header, cells, left=2, title=title if self.path is None else f"{title}, {self.path}")]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Tree:
         """Return what result.json holds."""
         return self.summary.to_dict()
 

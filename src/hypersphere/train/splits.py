@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import data as datasets
+from .._internal.checksummed_json import Tree
 from .._internal.tensors import hash_of
 from ..data import Graph, LazyDataset, Pairs
 from ..data.augment import AUGMENTATIONS, Augmentation, Compose, Resize, resolve
@@ -49,7 +50,7 @@ class DataSpec:
         """Whether samples are images that training should augment, not tiny ones such as the digits."""
         return self.kind == "images" and min(self.shape[1:]) >= automatic.LEAST
 
-    def to_tree(self) -> dict[str, Any]:
+    def to_tree(self) -> Tree:
         return {"kind": self.kind, "shape": list(self.shape), "dtype": self.dtype, "classes": self.classes}
 
     @staticmethod
@@ -251,7 +252,7 @@ def _is_disjoint(train: Any, test: Any) -> bool:
     return bool(ours) and bool(theirs) and ours.isdisjoint(theirs)
 
 
-def _test(data: Data, options: dict[str, Any]) -> Any:
+def _test(data: Data, options: Mapping[str, Any]) -> Any:
     """Load the split test; of image folders val if there is no test, and None if there is neither."""
     if data.name != "image_folder":
         return datasets.load(data.name, data.root, "test", **options)
@@ -373,7 +374,7 @@ def evaluation(splits: Splits, split: str, data: Data, world: World) -> Iterator
             return
         world = replace(world, size=1)
     own = max(1, data.batch_size // world.size)
-    options: dict[str, Any] = {"rank": world.rank, "world_size": world.size, "workers": data.workers}
+    options = {"rank": world.rank, "world_size": world.size, "workers": data.workers}
     source = datasets.batches(whole, own, shuffle=False, augment=splits.eval_augment, **options)
     for number, pair in enumerate(source):
         low, high = bounds(len(whole), own * world.size, world.size, number)

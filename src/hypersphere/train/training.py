@@ -288,7 +288,7 @@ class Training:
         state[RUN_ID] = self.run_id
         self.saver.save(self.path / CHECKPOINTS, step, tensors, state, keep=self.config.keep, best=is_best)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Mapping[str, Any]:
         """Return the state that a resumed training needs."""
         return {
             **{name: module.state_dict() for name, module in self.task.modules.items()},
@@ -330,7 +330,7 @@ class Training:
                 f"{newest.parent.parent} is already at step {self.done.step}, beyond the requested {self.total}"
             )
 
-    def _load_state(self, nested: dict[str, Any]) -> None:
+    def _load_state(self, nested: Mapping[str, Any]) -> None:
         """Load what :meth:`state` returned."""
         self._load(nested)
         for phase, state in zip(self.task.phases, nested["optimizers"], strict=True):
@@ -342,7 +342,7 @@ class Training:
         self.done = to_record(Progress, nested["progress"])
         self.saved = self.done.step, self.done.evaluated
 
-    def _load(self, nested: dict[str, Any]) -> None:
+    def _load(self, nested: Mapping[str, Any]) -> None:
         for name, module in self.task.modules.items():
             module.load_state_dict(nested[name])
 

@@ -13,6 +13,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from .. import __version__
+from .._internal.checksummed_json import Tree
 from .._internal.modules import import_extra
 from .config import Config, ConfigError, derive, from_tree
 from .config.convert import apply, read_changes
@@ -142,7 +143,7 @@ class Search:
     """
 
     folder: str
-    base: dict[str, Any]
+    base: Tree
     tries: list[str]
     folds: list[str | None]
     rounds: int

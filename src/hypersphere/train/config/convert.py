@@ -15,6 +15,7 @@ from dataclasses import fields
 from functools import cache
 from typing import Any, NamedTuple, TextIO
 
+from ..._internal.checksummed_json import Tree
 from ..._internal.nearest import nearest_keys, unknown_name
 from . import files
 from .config import Config, group_of
@@ -41,7 +42,7 @@ def from_tree(tree: Mapping[str, Any]) -> Config:
     return Config(**values)
 
 
-def _known_keys(prefix: str, kind: type[Group], tree: Any) -> dict[str, Any]:
+def _known_keys(prefix: str, kind: type[Group], tree: Any) -> Tree:
     if not isinstance(tree, Mapping):
         what = f"{prefix[:-1]} must be a group of settings" if prefix else "a config must be a mapping"
         raise ConfigError(f"{what}, got {shown(tree)}")
@@ -230,7 +231,7 @@ def derive(config: Config, changes: Mapping[str, Any] | None = None, /, **more: 
     return from_tree(tree)
 
 
-def to_tree(config: Group) -> dict[str, Any]:
+def to_tree(config: Group) -> Tree:
     """Return plain dicts, lists and numbers with every field, which :func:`from_tree` takes back."""
     return {field.name: _plain(getattr(config, field.name)) for field in fields(config)}
 

@@ -173,11 +173,17 @@ def _torch(run: Run, module: nn.Module, examples: Tensor, name: str) -> tuple[by
 def _onnx(run: Run, module: nn.Module, examples: Tensor, name: str) -> tuple[bytes, Tensor | None]:
     for package in ("onnx", "onnxscript"):
         import_extra(package, package, "exporting to ONNX", "export")
-    options: dict[str, Any] = {"dynamo": True, "verbose": False, "dynamic_shapes": _any_batch()}
-    names: dict[str, Any] = {"input_names": ["inputs"], "output_names": [name]}
 
     def make() -> bytes:
-        program = torch.onnx.export(module, (examples,), **names, **options)
+        program = torch.onnx.export(
+            module,
+            (examples,),
+            input_names=["inputs"],
+            output_names=[name],
+            dynamo=True,
+            verbose=False,
+            dynamic_shapes=_any_batch(),
+        )
         assert program is not None
         program.model.metadata_props.update(_metadata(run))
         return program.model_proto.SerializeToString()

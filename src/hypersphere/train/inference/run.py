@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..._internal.checksummed_json import RUN_ID
 from ..._internal.safe_files import check_folder, check_plain, is_folder, is_plain
+from ..._internal.tables import NOTHING, TableResult, TextTable
 from ..._internal.text import one_line
 from ...data import Graph
 from ...data.augment import as_stored
@@ -37,8 +38,8 @@ BATCH = 256  # samples per forward pass
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Run:
-    """A trained network with its preprocessing and class names.
+class Run(TableResult):
+    """A trained network with its preprocessing and class names; prints as a table.
 
     Attributes:
         model: in eval mode, with plain layers; ``model(preprocess(inputs))`` are logits. With an angular loss it is the
@@ -110,8 +111,25 @@ class Run:
         features: Any = network if self.classifier.head is not None else network.forward_features
         return features(inputs, *edges)
 
-    def __repr__(self) -> str:
-        return f"Run({str(self.path)!r}, {self.config.model.name}, {len(self.labels)} classes, step {self.step})"
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """What the run is, by name."""
+        classes = str(len(self.labels)) if self.labels else NOTHING
+        shape = "×".join(map(str, self.spec.shape))
+        return [
+            ("network", self.config.model.name),
+            ("data", f"{self.config.data.name}, {self.spec.kind} {shape}"),
+            ("classes", classes),
+            ("step", str(self.step)),
+            ("weights", str(self.source)),
+        ]
+
+    def tables(self) -> list[TextTable]:
+        return [TextTable(["run", str(self.path)], self.rows, left=2)]
+
+    def to_dict(self) -> dict[str, str | int | list[str]]:
+        """Return what the run is, for JSON."""
+        return {**dict(self.rows), "path": str(self.path), "step": self.step, "labels": self.labels}
 
 
 def _last(rows: Tensor) -> Tensor:
@@ -178,7 +196,7 @@ def _is_finished(path: Path, config: Config) -> bool:
 def _from_final(path: Path, config: Config) -> Run:
     source = _folder(path / FINAL)
     described = read_model(source / MODEL)
-    spec = read_spec(source / MODEL, described.get("data"))
+    spec = read_spec(source / MODEL, described.data)
 
     def parts(model: nn.Module) -> Iterator[tuple[nn.Module, Path]]:
         network = model.network if isinstance(model, Classifier) else model
@@ -193,7 +211,7 @@ def _from_final(path: Path, config: Config) -> Run:
     model = _build(path, config, spec)
     for module, file in parts(model):
         _fill(module, file, read_tensors(file, described))
-    return _run(path, source, config, spec, model, described.get("step"))
+    return _run(path, source, config, spec, model, described.step)
 
 
 def _from_checkpoint(path: Path, source: Path) -> Run:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..._internal import checks, checksummed_json, safe_files
+from ..._internal.checksummed_json import Tree
 from . import layout
 from .events import Events, append
 from .records import Count, Finite, Positive, Values, check_id, finite, to_record
@@ -52,17 +53,17 @@ class MetricsLine:
     def accuracy(self) -> float | None:
         return self.values.get("accuracy")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Tree:
         """Return the line of the file: the values among the other fields, and no fields that are empty."""
-        tree: dict[str, Any] = {"step": self.step, "epoch": self.epoch, "split": self.split, "values": self.values}
+        tree: Tree = {"step": self.step, "epoch": self.epoch, "split": self.split, "values": self.values}
         tree |= {name: getattr(self, name) for name in ("energies", "pair_energies", "diverged", "run_id", "seconds")}
-        line: dict[str, Any] = {}
+        line: Tree = {}
         for name, value in tree.items():
             if name == "values":
                 line |= value
             elif value is not None and value is not False and value != {}:
                 line[name] = value
-        filled: dict[str, Any] = finite(line)
+        filled: Tree = finite(line)
         return filled
 
     @staticmethod

@@ -17,7 +17,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ..._internal import checksummed_json, safe_files
-from ..._internal.checksummed_json import RUN_ID
+from ..._internal.checksummed_json import RUN_ID, Tree
 from ..config.values import LARGEST, shown
 from .layout import CONFIG
 
@@ -120,7 +120,7 @@ def finite(value: Any) -> Any:
 # ------------------------------------------------------------------------------------------------------- files
 
 
-def read_tree(run: Path, file: Path, format: int) -> dict[str, Any]:
+def read_tree(run: Path, file: Path, format: int) -> Tree:
     """Read a JSON file of a run folder: check its format, checksum and id, and remove the first two."""
     tree = checksummed_json.read(file, format)
     check_id(run, file, tree.get(RUN_ID))

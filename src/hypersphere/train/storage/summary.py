@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
+from ..._internal.checksummed_json import Tree
 from .layout import FORMAT, RESULT
 from .records import Count, Finite, Positive, Share, Values, finite, read_tree, to_record
 
@@ -49,7 +49,7 @@ class Summary:
     run_id: str | None = None
     checksums: dict[str, str] = field(default_factory=dict, compare=False)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Tree:
         """Return what result.json holds, but for format and checksums: the metrics among the other fields."""
         tree = {key: value for key, value in asdict(self).items() if key not in ("metrics", "checksums")}
         return {**finite(tree), **finite(self.metrics)}

@@ -152,9 +152,9 @@ class _RunFiles:
 
     def _check_model(self, path: Path) -> None:
         described = read_model(path)
-        read_spec(path, described.get("data"))
+        read_spec(path, described.data)
         self._compare(path, read_plain(path))
-        self.tensors = [*described["checksums"]]
+        self.tensors = [*described.checksums]
 
 
 def _length(config: Path) -> list[Any] | None:

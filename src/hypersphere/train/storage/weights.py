@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..._internal.safe_files import check_plain, is_folder, write_bytes, write_t
 from ..._internal.tensor_files import TensorFile, add_aliases, check_sums
 from ..._internal.tensors import checksum_of, unshared
 from . import layout
-from .records import read_tree
+from .records import Count, read_record
 
 
 def write(folder: Path, parts: Mapping[str, nn.Module], described: Mapping[str, Any]) -> str:
@@ -34,13 +35,18 @@ def write(folder: Path, parts: Mapping[str, nn.Module], described: Mapping[str, 
     return text
 
 
-def read_model(file: Path) -> dict[str, Any]:
-    """Read final/model.json: the data specification, and checksums of the tensors."""
-    described = read_tree(file.parent.parent, file, layout.FORMAT)
-    sums = described.get("checksums")
-    if not isinstance(sums, Mapping) or not all(isinstance(of_file, Mapping) for of_file in sums.values()):
-        raise ValueError(f"{file} is malformed: it has no checksums of tensors")
-    return described
+@dataclass(frozen=True)
+class ModelFile:
+    """final/model.json: the step of the weights, the data specification, and checksums of the tensors of each file."""
+
+    checksums: dict[str, dict[str, str]]
+    step: Count = 0
+    data: Any = None
+
+
+def read_model(file: Path) -> ModelFile:
+    """Read final/model.json."""
+    return read_record(ModelFile, file, layout.FORMAT)
 
 
 def shapes_of(file: Path) -> dict[str, tuple[int, ...]]:
@@ -49,10 +55,10 @@ def shapes_of(file: Path) -> dict[str, tuple[int, ...]]:
     return add_aliases({name: info.shape for name, info in stored.infos.items()}, stored.aliases)
 
 
-def read_tensors(file: Path, described: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
+def read_tensors(file: Path, described: ModelFile | None = None) -> dict[str, Tensor]:
     """Read the tensors of a file in final/ and verify their checksums in model.json; none may be missing or extra."""
     described = read_model(file.with_name(layout.MODEL)) if described is None else described
-    known = described["checksums"].get(file.stem)
+    known = described.checksums.get(file.stem)
     if known is None:
         raise ValueError(f"{file.with_name(layout.MODEL)} is malformed: it has no checksums of {file.name}")
     stored = _open(file)
