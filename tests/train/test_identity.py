@@ -7,7 +7,7 @@ import pytest
 
 from hypersphere.cli import main
 from hypersphere.train.inference.run import load_run
-from tests.runs import at_line, derive, lines, quiet, rewritten, same_run, stopped, tiny
+from tests.runs import at_line, derive, lines, quiet, same_run, stopped, tiny
 
 
 @pytest.fixture(scope="module")
@@ -115,11 +115,3 @@ def test_the_config_of_a_run_starts_a_new_one(copies, tmp_path, capsys):
     )
     assert json.loads((tmp_path / "new" / "config.json").read_text())["run_id"] not in ids(copies / "one")
     quiet(tiny(out=str(tmp_path / "after"), init_from=str(copies / "one")))
-
-
-def test_a_run_of_a_version_without_ids(copies, capsys):
-    """It loads and resumes as before, and takes no file that has an id."""
-    run = copies / "stopped"
-    rewritten(run / "config.json", lambda tree: tree.pop("run_id") and None)
-    with pytest.raises(ValueError, match=r"belongs to another run: it has id '\w{32}', config.json has no id"):
-        quiet(tiny(out=str(run), resume=True))

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .._internal.tables import NOTHING, TextTable, number, percent
 from . import _loading
 from ._output import file_to_write, integer, print_table, printable, real, user_errors
 
 if TYPE_CHECKING:
     from ..train.inference.landscape import Landscape
-    from ..train.storage.landscapes import LandscapeSettings
 
 WIDEST = 41  # points along an axis that are printed
 
@@ -58,16 +56,15 @@ def run(options: argparse.Namespace) -> int:
         found = landscape(loaded, **arguments, config=config, folder=loaded.path / layout.LANDSCAPES)
         file = loaded.path / layout.LANDSCAPES / layout.landscape(options.direction, found.settings.split)
         picture = file.with_suffix(".svg")
-        title = f"{loaded.path.name}: {_title(found.settings)}"
+        title = f"{loaded.path.name}: {found.settings.title}"
         contours(landscapes.read(file), title).write(picture)
         if options.html is not None:
             _write_page(options.html, loaded.path.name, title, file)
-    summary = found.summary()
     if options.json:
         files = {"path": str(loaded.path), "file": str(file), "picture": str(picture)}
-        print(json.dumps(files | asdict(found.settings) | summary, indent=2, allow_nan=False))
+        print(json.dumps(files | found.to_dict(), indent=2, allow_nan=False))
     else:
-        _print(found, summary, f"{loaded.config.model.name} on {loaded.config.data.name}")
+        _print(found, f"{loaded.config.model.name} on {loaded.config.data.name}")
         also = "" if options.html is None else f" and {options.html}"
         print(printable(f"wrote {file}, {picture.name}{also}"))
     return 0
@@ -84,19 +81,9 @@ def _write_page(out: Path, name: str, title: str, file: Path) -> None:
     page.write(out)
 
 
-def _title(settings: LandscapeSettings) -> str:
-    return f"{settings.direction} directions, {settings.split}, step {settings.step}"
-
-
-def _print(found: Landscape, summary: dict[str, float | None], title: str) -> None:
-    error = summary["error"] or 0.0
-    loss = NOTHING if summary["loss"] is None else f"{summary['loss']:.4f}"
-    cells = [f"{found.settings.samples:,}", loss, percent(error), number(summary["radius"], 3)]
-    cells += [percent(summary[key], 1) for key in ("flat", "convex")]
-    what = "rotations" if found.settings.rotated else "weights"
-    header = ["samples", "loss", "error", f"error above {percent(error + 0.1)} from", "flat", "convex"]
-    title = f"{title}, {_title(found.settings)}, perturbed {what}"
-    print_table(TextTable(header, [cells], left=0, title=title))
+def _print(found: Landscape, network: str) -> None:
+    for table in found.tables():
+        print_table(replace(table, title=f"{network}, {table.title}"))
     if len(found.alpha) <= WIDEST:
         print("\nerror in tenths, α to the right, β upwards:")
         for row in found.error.T.flip(0).tolist():

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from ... import data as datasets
 from ..._internal import checks, safe_files
 from ..._internal.draws import stable_hash
 from ..._internal.progress import track
+from ..._internal.tables import NOTHING, TableResult, TextTable, number, percent
 from ..._internal.tensors import checksum_of
 from ...data import Graph
 from ...rotation.merging import holds_rotations, merge_state_dict, rotation_methods
@@ -40,14 +41,14 @@ CACHE = 1 << 30  # bytes of samples that are kept in memory between the points o
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Landscape:
-    """Loss and error on a grid; `size` points along each axis.
+class Landscape(TableResult):
+    """Loss and error on a grid, `size` points along each axis; prints as a table.
 
     Attributes:
         alpha, beta: coordinates (size,); (0, 0), in the middle of the grid, is the run itself.
         loss: (size, size), at (alpha[i], beta[j]); infinite where it is not finite.
         error: (size, size), the share of samples that are classified wrong.
-        settings: what the figures depend on: direction, split, samples, seed, step, ...
+        settings: what the numbers depend on: direction, split, samples, seed, step, ...
     """
 
     alpha: Tensor
@@ -57,12 +58,12 @@ class Landscape:
     settings: LandscapeSettings
 
     def summary(self) -> dict[str, float | None]:
-        """Return the figures that `hypersphere landscape` prints.
+        """Return the values that `hypersphere landscape` prints.
 
         loss and error at the centre; radius: the least distance from it to a point of the grid whose error is more
-        than ten percentage points higher, None if there is none; flat: the share of the grid's points whose error is
-        not; convex: the share of the inner points where the loss curves upwards in all directions, by the second
-        differences with the neighbours.
+        than ten percentage points higher, None if there is none; flat: share of grid points whose error rises by less
+        than 10 points; convex: the share of the inner points where the loss curves upwards in all directions, by the
+        second differences with the neighbours.
         """
         middle = len(self.alpha) // 2
         high = self.error > self.error[middle, middle] + HIGHER
@@ -75,9 +76,25 @@ class Landscape:
             "convex": float(_is_convex(self.loss).double().mean()),
         }
 
-    def __repr__(self) -> str:
-        size, what = len(self.alpha), self.settings
-        return f"Landscape({size}x{size}, {what.direction} directions, {what.split}, step {what.step})"
+    @property
+    def rows(self) -> list[tuple[float, float, float, float]]:
+        """Alpha, beta, loss and error of every point."""
+        grid = torch.cartesian_prod(self.alpha, self.beta)
+        return list(zip(*grid.T.tolist(), self.loss.flatten().tolist(), self.error.flatten().tolist(), strict=True))
+
+    def tables(self) -> list[TextTable]:
+        values, settings = self.summary(), self.settings
+        error = values["error"] or 0.0
+        loss = NOTHING if values["loss"] is None else f"{values['loss']:.4f}"
+        cells = [f"{settings.samples:,}", loss, percent(error), number(values["radius"], 3)]
+        cells += [percent(values[key], 1) for key in ("flat", "convex")]
+        header = ["samples", "loss", "error", f"error above {percent(error + HIGHER)} from", "flat", "convex"]
+        what = "rotations" if settings.rotated else "weights"
+        return [TextTable(header, [cells], left=0, title=f"{settings.title}, perturbed {what}")]
+
+    def to_dict(self) -> dict[str, str | float | None]:
+        """Return settings and summary."""
+        return asdict(self.settings) | self.summary()
 
 
 def _is_convex(z: Tensor) -> Tensor:

@@ -108,7 +108,7 @@ def open_scores(
             (default: cosine after an angular loss). Identification: distractors=None (all).
 
     Returns:
-        split, step, measure and its figures, energies (layer → energy) and energy (their sum).
+        split, step, measure and its values, energies (layer → energy) and energy (their sum).
     """
     config = run.config if config is None else config
     if splits is None:
@@ -127,17 +127,17 @@ def open_scores(
         elif datasets.has_pairs(config.data.name):  # a list may name images of any split
             with suppress(ValueError):  # a dataset of the user's own may not have such a split
                 images = datasets.load(config.data.name, config.data.root, "all")
-        figures = {"pairs": len(pairs), **openset.verify(embedder, images, pairs).to_dict()}
+        values = {"pairs": len(pairs), **openset.verify(embedder, images, pairs).to_dict()}
         _warn_trained(run, images, pairs)
     elif measure == "episodes":
         settings = replace(openset.Episodes.of(run.config), **options)
         result = openset.run_episodes(embedder, splits.split(split), settings)
-        figures = asdict(settings) | {"accuracy": result.accuracy, "interval": result.interval, "loss": result.loss}
+        values = asdict(settings) | {"accuracy": result.accuracy, "interval": result.interval, "loss": result.loss}
     else:
-        figures = asdict(openset.identify(embedder, splits.split(split), **options))
+        values = asdict(openset.identify(embedder, splits.split(split), **options))
     energies = neurons.energies(classifier.network, classifier.head, run.config.energy)
-    found = {"split": split, "step": run.step, "measure": measure, **figures}
-    return found | {"energy": sum(energies.values()), "energies": energies}
+    measured = {"split": split, "step": run.step, "measure": measure, **values}
+    return measured | {"energy": sum(energies.values()), "energies": energies}
 
 
 def _warn_trained(run: Run, images: Any, pairs: Pairs) -> None:

@@ -37,6 +37,10 @@ class LandscapeSettings:
     device: str
     weights: str
 
+    @property
+    def title(self) -> str:
+        return f"{self.direction} directions, {self.split}, step {self.step}"
+
 
 @dataclass(frozen=True)
 class StoredLandscape(LandscapeSettings):
