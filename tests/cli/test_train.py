@@ -26,8 +26,6 @@ from hypersphere.train.results import Result
 from hypersphere.train.storage.summary import Summary
 from tests.runs import rewritten
 
-pytestmark = pytest.mark.slow
-
 SUMMARY = Summary(
     step=5,
     split="test",
@@ -338,6 +336,7 @@ def test_under_torchrun(fitted, monkeypatch, capsys):
 TINY = ["plain", "--model.widths=4,4,4", "--quiet"]
 
 
+@pytest.mark.slow
 def test_a_real_run_is_whole(capsys):
     assert main(["train", *TINY, "--steps=3", "--eval_every=2", "--json", "--out=run"]) == 0
     out, err = capsys.readouterr()
@@ -354,6 +353,7 @@ def test_a_real_run_is_whole(capsys):
     assert [part["path"] for part in verified["parts"]] == [f"run/{name}" for name in names]
 
 
+@pytest.mark.slow
 def test_sigterm_leaves_a_checkpoint_and_says_how_to_go_on():
     """The command that is printed goes on."""
     command = [sys.executable, "-m", "hypersphere", "train", *TINY, "--steps=100000", "--checkpoint_every=5"]
@@ -396,6 +396,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.slow
 def test_a_config_imports_nothing(fitted, monkeypatch, capsys, tmp_path):
     """Named in every way, in files and in flags, the module that would leave a mark is never imported."""
     (tmp_path / "leaves_a_mark.py").write_text("open('mark', 'w').close()\nclass Thing: pass\nthing = Thing\n")
