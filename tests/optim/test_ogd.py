@@ -171,9 +171,10 @@ def test_blocks_do_not_see_each_other(iterations):
     [
         (16, 1, 100.0, 0.05, 1000),  # λ‖W‖ = 1 in one plane: the worst that can come out of the iterations
         (16, 16, 0.3, 0.05, 400),
+        (3, 1, 1.0, 1.0, 500),
         (576, 1, 10.0, 0.05, 12),
     ],
-    ids=["one plane", "all planes", "wide, one plane"],
+    ids=["one plane", "all planes", "small", "wide, one plane"],
 )
 def test_orthogonal_for_ever(iterations, m, rank, size, lr, steps):
     x = nn.Parameter(orthogonal(m) if m > 100 else torch.eye(m))
