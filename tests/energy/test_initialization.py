@@ -51,9 +51,7 @@ def test_spread_finds_the_best_there_is():
     ("options", "moved"),
     [
         ({"layers": "fc"}, ["fc"]),
-        ({"layers": "*"}, [*HIDDEN, "fc"]),
         ({"exclude": "conv"}, ["up", "plain", "sphere"]),
-        ({"layers": nn.Linear}, ["plain", "sphere", "fc"]),
     ],
 )
 def test_which_layers(options, moved):
@@ -73,11 +71,6 @@ def test_spread_by_other_measures_of_energy(measure):
     for name in ("conv", "plain"):
         assert by_hand(model, name) < by_hand(start, name)  # a projected energy has the same idea of evenness
         torch.testing.assert_close(norms(model, name), norms(start, name), rtol=1e-5, atol=0)
-
-
-def test_comhe_is_among_the_measures():
-    assert any("comhe" in name for name in REGULARIZERS)
-    assert "energy" in REGULARIZERS
 
 
 @pytest.mark.parametrize("verb", [hs.spread, hs.normalize_neurons])
@@ -146,9 +139,7 @@ def total(model):
     )
 
 
-@pytest.mark.parametrize(
-    ("mean", "printed"), [(0, 3.5109), (1e-3, 3.5117), (1e-2, 3.5160), (2e-2, 3.5531), (3e-2, 3.6761)]
-)
+@pytest.mark.parametrize(("mean", "printed"), [(0, 3.5109), (3e-2, 3.6761)])
 def test_starting_energies_of_opt(mean, printed):
     generator = torch.Generator().manual_seed(0)
     assert sum(total(cnn6(mean, generator)) for _ in range(20)) / 20 == pytest.approx(printed, abs=0.002)

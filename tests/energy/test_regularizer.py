@@ -166,25 +166,6 @@ def test_a_head_beside_the_model_is_the_output():
             hs.EnergyRegularizer(model, head=wrong)
 
 
-def test_a_layer_may_be_called_head_too():
-    model = long(nn.ModuleDict({"body": nn.Linear(4, 5), "head": nn.Linear(5, 3)}).double())
-    loss = long(hs.ArcFaceLoss(6, 3, dtype=F64))
-    regularizer = hs.EnergyRegularizer(model, head=loss, half_space=True)
-    hidden = sum(reference.energy(layer.weight, 2.0, half_space=True) for layer in model.values())
-    check(regularizer(), hidden + reference.energy(loss.weight, 2.0), nn.ModuleList([model, loss]))
-    assert len(regularizer.per_layer()) == 3
-
-
-def test_a_head_inside_the_model_is_the_output():
-    layers = {"body": nn.Linear(4, 5), "fc": nn.Linear(5, 3), "head": hs.AMSoftmaxLoss(6, 3)}
-    model = long(nn.ModuleDict(layers).double())
-    labels = torch.tensor([0, 0, 4])
-    hidden = sum(reference.energy(model[name].weight, 2.0, half_space=True) for name in ("body", "fc"))
-    regularizer = hs.EnergyRegularizer(model, half_space=True)
-    check(regularizer(), hidden + reference.energy(model["head"].weight, 2.0), model)
-    check(regularizer(labels), hidden + reference.class_energies(model["head"].weight, labels, 2.0).mean(), model)
-
-
 def test_parametrized_layers_and_attention():
     class Other(nn.Module):
         def __init__(self):
@@ -209,13 +190,6 @@ def test_parametrized_layers_and_attention():
     assert {"normed", "orthogonal", "attention.out_proj", "cross.k_proj_weight"} <= set(energies)
     regularizer().backward()
     assert model.normed.parametrizations.weight.original1.grad.abs().max() > 0
-
-
-def test_many_neurons_in_groups():
-    conv = nn.Conv1d(24, 2100, 2, groups=3, dtype=F64)
-    value = hs.EnergyRegularizer(conv, hidden_weight=1.0)()
-    groups = [hs.hyperspherical_energy(conv.weight[700 * g : 700 * (g + 1)]) for g in range(3)]
-    torch.testing.assert_close(value, sum(groups) / 3, rtol=1e-9, atol=0)
 
 
 def test_per_layer_is_the_plain_energy():
@@ -244,15 +218,15 @@ def test_weights_are_read_at_each_call():
 
 @pytest.mark.parametrize("measure", [*REGULARIZERS])
 def test_every_measure(measure):
-    for model in (net(), Net()):
-        regularizer = hs.EnergyRegularizer(model, measure=measure, hidden_weight=0.1)
-        value = regularizer()
-        value.backward()
-        assert value.shape == ()
-        assert value.isfinite()
-        assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
-        assert all(layer.weight.grad.abs().max() > 0 for layer in (model.conv, model.up, model.plain))
-        assert all(math.isfinite(float(energy)) for energy in regularizer.per_layer().values())
+    model = Net()
+    regularizer = hs.EnergyRegularizer(model, measure=measure, hidden_weight=0.1)
+    value = regularizer()
+    value.backward()
+    assert value.shape == ()
+    assert value.isfinite()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+    assert all(layer.weight.grad.abs().max() > 0 for layer in (model.conv, model.up, model.plain))
+    assert all(math.isfinite(float(energy)) for energy in regularizer.per_layer().values())
 
 
 def test_a_callable_measure():
@@ -280,19 +254,6 @@ def test_every_measure_has_weights_of_its_own(measure):
 def test_energies_weigh_a_tenth_in_half_space(measure):
     regularizer = hs.EnergyRegularizer(net(), measure=measure, half_space=True)
     assert (regularizer.hidden_weight, regularizer.output_weight) == (1.0, 1.0)
-
-
-def test_the_default_of_orthonormal_is_spherenets_without_the_output():
-    model = Net().double()
-    value = hs.EnergyRegularizer(model, measure="orthonormal")()
-    groups = [rows for name in HIDDEN for rows in rows_by_hand(model)[name]]
-    shares = [0.5] * 4 + [1.0] * 2  # two layers of two groups, of which the mean counts
-    deviations = [(rows @ rows.T - torch.eye(len(rows))).square().sum() for rows in groups]
-    expected = 1e-4 * sum(share * deviation for share, deviation in zip(shares, deviations, strict=True))
-    torch.testing.assert_close(value, expected)
-    model.fc.weight.grad = None
-    value.backward()
-    assert model.fc.weight.grad is None
 
 
 def test_a_measure_of_ones_own_needs_a_weight(monkeypatch):
@@ -378,14 +339,12 @@ def test_a_model_without_layers_lists_what_is_there():
     ("options", "error", "match"),
     [
         ({"s": -1.0}, ValueError, r"\bs must"),
-        ({"s": math.nan}, ValueError, r"\bs must"),
         ({"hidden_weight": math.nan}, ValueError, "hidden_weight"),
         ({"output_weight": "1"}, TypeError, "output_weight"),
         ({"norm_weight": -1e-4}, ValueError, "norm_weight"),
         ({"measure": "thomson"}, ValueError, r"measure.*energy"),
         ({"measure": 3}, (TypeError, ValueError), "measure"),
         ({"minibatch": 0}, ValueError, "minibatch"),
-        ({"minibatch": 2.5}, TypeError, "minibatch"),
         ({"layers": [1]}, TypeError, "layers"),
         ({"seed": "a"}, TypeError, "seed"),
     ],
@@ -394,9 +353,3 @@ def test_a_model_without_layers_lists_what_is_there():
 def test_bad_arguments_are_named(options, error, match):
     with pytest.raises(error, match=match):
         hs.EnergyRegularizer(net(), **options)
-
-
-@pytest.mark.parametrize("model", [None, torch.zeros(2, 2), {"0": nn.Linear(2, 2)}], ids=["None", "tensor", "dict"])
-def test_bad_models_are_named(model):
-    with pytest.raises(TypeError, match="model"):
-        hs.EnergyRegularizer(model)

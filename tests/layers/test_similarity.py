@@ -8,7 +8,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import hypersphere as hs
 from hypersphere._internal.overflow import ClampWithInwardGradient
-from hypersphere.layers.similarity import SIMILARITIES, LearnableSigmoid, angle, parse, resolve, sigmoid
+from hypersphere.layers.similarity import SIMILARITIES, LearnableSigmoid, angle, parse, resolve
 from tests import reference
 
 STRINGS = [*SIMILARITIES, "linear(-0.5, 0.8)", "sigmoid(0.1)", "sigmoid(0.7)", "sigmoid(25)"]
@@ -67,7 +67,7 @@ def test_the_slope_at_the_ends_is_the_stated_bound():
     assert torch.allclose(gradient, torch.full((2,), -((2.0**-23) ** -0.5)))
 
 
-@pytest.mark.parametrize("k", [1e-40, 1e-4, 0.01, 1.0, 50.0, 1e40])
+@pytest.mark.parametrize("k", [1e-40, 0.01, 50.0, 1e40])
 def test_sigmoid_is_finite_for_every_k(k):
     c = torch.linspace(-1, 1, 21).requires_grad_()
     learned = torch.tensor(min(max(k, 1e-4), 100.0), requires_grad=True)
@@ -82,18 +82,6 @@ def test_large_k_is_linear_and_small_k_a_step():
     assert torch.allclose(hs.similarity.sigmoid(c.float(), 1e5), hs.similarity.linear(c.float()), atol=2e-7)
     assert torch.allclose(hs.similarity.sigmoid(c, 1e5), hs.similarity.linear(c), atol=1e-9)
     assert torch.allclose(hs.similarity.sigmoid(c, 1e-4), c.sign(), atol=1e-9)
-
-
-def test_learnable_starts_at_half_and_stays_positive_whatever_the_optimizer_does():
-    g = hs.LearnableSigmoid(3)
-    assert torch.allclose(g.k, torch.full((3,), 0.5))
-    for value in (-1e30, -300.0, 300.0, 1e30):
-        with torch.no_grad():
-            g.log_k.fill_(value)
-        y = g(torch.linspace(-1, 1, 9)[:, None].repeat(1, 3))
-        assert (g.k > 0).all()
-        assert y.isfinite().all()
-        assert torch.autograd.grad(y.sum(), g.log_k)[0].isfinite().all()
 
 
 def test_learnable_k_per_filter_per_layer_and_per_network():
@@ -140,14 +128,11 @@ def test_any_callable_sees_filters_on_dimension_one():
         ("sigmoyd", ValueError, "'sigmoyd', did you mean 'sigmoid'.*one of cosine, linear, sigmoid, learnable, with"),
         ("", ValueError, "one of cosine"),
         ("sigmoid(0)", ValueError, "k must be finite and > 0, got 0"),
-        ("sigmoid(-1)", ValueError, "k must be finite and > 0"),
-        ("sigmoid(nan)", ValueError, "k must be finite"),
         ("sigmoid(inf)", ValueError, "k must be finite"),
         ("sigmoid(1, 2)", ValueError, "sigmoid"),
         ("linear(x)", ValueError, "floats"),
         ("learnable(0)", ValueError, "k must be finite and >= 0.0001 and <= 100"),
         (3, TypeError, "name, a module or a callable"),
-        (None, TypeError, "name, a module or a callable"),
         (hs.LearnableSigmoid, TypeError, "name, a module or a callable"),
         (hs.LearnableSigmoid(7), ValueError, "7 filters, but the layer has 5"),
     ],
@@ -193,20 +178,6 @@ def test_log_k_comes_back_from_beyond_its_range(start, optimizer):
     assert g.k.item() == pytest.approx(0.5, rel=0.05)
 
 
-def test_log_k_comes_back_by_what_the_layer_gives():
-    c = torch.linspace(-1, 1, 101).view(1, -1)
-    wanted = sigmoid(c, 0.5)
-    g = LearnableSigmoid()
-    with torch.no_grad():
-        g.log_k.fill_(10.0)
-    steps = torch.optim.Adam(g.parameters(), lr=0.3)
-    for _ in range(100):
-        steps.zero_grad()
-        (g(c) - wanted).square().mean().backward()
-        steps.step()
-    assert g.k.item() == pytest.approx(0.5, rel=0.1)
-
-
 @pytest.mark.parametrize(("start", "inward"), [(10.0, 1.0), (-20.0, -1.0)])
 def test_log_k_goes_no_further_out(start, inward):
     """Descent along an inward gradient returns; an outward one is dropped, also where both are batched or compiled."""
@@ -221,12 +192,6 @@ def test_log_k_goes_no_further_out(start, inward):
     per_sample = torch.func.vmap(torch.func.grad(lambda x, sign: (_clamped(x) * sign).sum()), (None, 0))
     both = per_sample(torch.tensor([start]), torch.tensor([inward, -inward]))
     assert both.flatten().tolist() == [inward, 0.0]
-
-
-def test_log_k_is_smooth_inside():
-    log_k = torch.tensor([-9.0, -1.0, 0.0, 4.5], dtype=torch.float64, requires_grad=True)
-    assert gradcheck(_clamped, log_k)
-    assert gradgradcheck(lambda x: _clamped(x).exp(), log_k)
 
 
 def _clamped(x):

@@ -100,12 +100,6 @@ def test_reducers(reducer, reduce, batch):
     torch.testing.assert_close(head(x, labels, miner), reduce((losses * counts)[counted], labels[counted]))
 
 
-def test_nothing_to_reduce_is_a_loss_of_zero(batch):
-    head = at_known_angles(hs.ArcFaceLoss, reducer=reducers.MeanReducer())
-    loss = head(batch[0], torch.full_like(batch[1], -100))
-    assert loss == 0
-
-
 @pytest.mark.parametrize("reducer", [None, reducers.SumReducer()], ids=["own mean", "reducer"])
 def test_regularizers_are_added_once(reducer, batch):
     x, labels = batch
@@ -144,15 +138,6 @@ def test_adapted_heads_are_the_losses_of_the_library(name, batch):
         assert torch.equal(ours.W, theirs.W)
 
 
-def test_state_dicts_are_those_of_a_plain_head():
-    plain = hs.ArcFaceLoss(CLASSES, 2)
-    head = hs.ArcFaceLoss(
-        CLASSES, 2, reducer=reducers.SumReducer(), weight_regularizer=regularizers.RegularFaceRegularizer()
-    )
-    assert list(head.state_dict()) == list(plain.state_dict())
-    head.load_state_dict(plain.state_dict())
-
-
 def test_a_loss_by_name_takes_them_too(batch):
     x, labels = batch[0].float(), batch[1]
     options = {"reducer": reducers.SumReducer(), "distance": distances.LpDistance(power=2)}
@@ -171,13 +156,10 @@ def test_a_loss_by_name_takes_them_too(batch):
             ValueError,
             r"DotProductSimilarity\(normalize_embeddings=True\), got DotProductSimilarity with .*'normalize_.*': False",
         ),
-        ({"distance": distances.CosineSimilarity(power=2)}, ValueError, "'power': 2"),
-        ({"distance": "cosine"}, ValueError, "got str"),
         ({"reducer": "mean"}, TypeError, "reducer must be None or one of"),
         ({"reducer": reducers.MeanReducer(), "reduction": "sum"}, ValueError, "leave out reduction='sum'"),
         ({"weight_regularizer": nn.Identity(), "reduction": "none"}, ValueError, "reduction='none' has no sum"),
         ({"weight_reg_weight": math.nan}, ValueError, "weight_reg_weight must be finite"),
-        ({"reducr": None}, TypeError, "reducr"),
     ],
 )
 def test_bad_input(options, error, message):
