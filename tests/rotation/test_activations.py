@@ -39,8 +39,8 @@ def shake(model: nn.Module, size: float = 0.3) -> nn.Module:
     """Move the parameters of all rotations away from the start, alike for alike models."""
     noise = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for each in find_rotated(model):
-            for parameter in each.rotation.parameters():
+        for layer in find_rotated(model):
+            for parameter in layer.rotation.parameters():
                 parameter.add_(size * torch.randn(parameter.shape, generator=noise, dtype=torch.float64).to(parameter))
     return model
 

@@ -31,11 +31,11 @@ def said(model, **options):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         hs.rotate(model, **options)
-    return [str(each.message) for each in caught]
+    return [str(warning.message) for warning in caught]
 
 
 def names(model):
-    return [each.name for each in find_rotated(model)]
+    return [layer.name for layer in find_rotated(model)]
 
 
 # one layer takes most of the work
@@ -249,7 +249,7 @@ def test_the_networks_of_tables_10_and_11_are_rotated_whole():
     for name in ("cnn6.opt", "cnn9.opt", "wide_cnn9.opt"):
         net = on_meta(lambda name=name: hs.models.create(name))
         said(net)
-        assert names(net) == [each for each in hs.select(net) if each != "classifier"]
+        assert names(net) == [name for name in hs.select(net) if name != "classifier"]
 
 
 def test_inside_another_module():

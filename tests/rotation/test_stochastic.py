@@ -155,7 +155,7 @@ def test_draws_depend_on_seed_layer_and_number_alone():
     assert draws(hs.rotate(small(), sample=4), 6) == draws(hs.rotate(small(), sample=4, seed=0), 6)
     twins = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)), nn.Linear(16, 2))
     by_layer = draws(hs.rotate(twins, sample=4), 3, layers=(1, 2, 3))
-    assert all(len({str(drawn) for drawn in each}) == 3 for each in by_layer)  # by layer, all else equal
+    assert all(len({str(dims) for dims in drawn}) == 3 for drawn in by_layer)  # by layer, all else equal
 
 
 def test_drawing_leaves_the_global_generator_alone():

@@ -1,4 +1,4 @@
-"""Rotate the inputs of layers whose weight stays where it is: quantized, or tied to another layer's.
+"""Rotate the inputs of layers whose weight cannot be changed: quantized, or tied to another layer's.
 
 Such a layer keeps its weight and its key. The rotation is stored under the usual keys, without
 ``parametrizations.weight.original``, and acts on the inputs: x Wᵀ = (x R) Vᵀ.
@@ -29,7 +29,8 @@ class FrozenNeurons(Neurons):
     @property
     def stored(self) -> Tensor:
         """A stand-in of the weight's shape; it takes no memory."""
-        return _stand_in(self.module)
+        module: Any = self.module
+        return torch.empty(1).expand(module.out_features, module.in_features)
 
 
 def frozen_neurons(module: nn.Module) -> FrozenNeurons:
@@ -64,11 +65,11 @@ def _frozen_class(plain: Any) -> Any:
     def forward(self: Any, input: Tensor) -> Tensor:
         rotation = self.parametrizations["weight"][0]
         (block_rotation,) = rotation.task.block_rotations(rotation.plan, dropout=rotation.training)
-        turned = block_rotation.rotate_features(input)
-        output: Tensor = plain.forward(self, turned)
-        if turned.requires_grad and rotation.training and not rotation.gradient_checked and not is_recorded():
+        rotated = block_rotation.rotate_features(input)
+        output: Tensor = plain.forward(self, rotated)
+        if rotated.requires_grad and rotation.training and not rotation.gradient_checked and not is_recorded():
             rotation.gradient_checked = True
-            _warn_without_gradient(plain.__name__, turned, output)
+            _warn_without_gradient(plain.__name__, rotated, output)
         return output
 
     def reduce_ex(self: Any, protocol: Any) -> tuple[Any, ...]:
@@ -78,9 +79,9 @@ def _frozen_class(plain: Any) -> Any:
     return type(f"Rotated{plain.__name__}", (plain,), names)
 
 
-def _warn_without_gradient(layer: str, turned: Tensor, output: Tensor) -> None:
+def _warn_without_gradient(layer: str, rotated: Tensor, output: Tensor) -> None:
     """Warn if no gradient reaches the rotated inputs; the output may require one for its bias, or without reason."""
-    seen = output.requires_grad and torch.autograd.grad(output.sum(), turned, retain_graph=True, allow_unused=True)[0]
+    seen = output.requires_grad and torch.autograd.grad(output.sum(), rotated, retain_graph=True, allow_unused=True)[0]
     if not isinstance(seen, Tensor):
         warn_once(
             f"a {layer} with quantized activations passes no gradient to its inputs: its rotation is not trained; "
@@ -94,7 +95,3 @@ def _rebuild(plain: Any) -> nn.Module:
     layer.__class__ = _frozen_class(plain)
     optimizer_checks.ROTATED.add(layer)
     return layer
-
-
-def _stand_in(module: Any) -> Tensor:
-    return torch.empty(1).expand(module.out_features, module.in_features)

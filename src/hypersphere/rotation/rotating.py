@@ -187,7 +187,8 @@ def attach(verb: str, pairs: list[tuple[Neurons, NeuronRotation]]) -> None:
         if rotation.plan.frozen:
             attach_frozen(neurons.module, rotation)
             continue
-        weight = _parameter(neurons)
+        weight = neurons.tensor
+        assert isinstance(weight, nn.Parameter)
         own_class(neurons.module)
         parametrize.register_parametrization(neurons.module, neurons.tensor_name, rotation, unsafe=True)
         weight.requires_grad_(rotation.learned)
@@ -197,12 +198,9 @@ def attach(verb: str, pairs: list[tuple[Neurons, NeuronRotation]]) -> None:
 
 
 def _select_layers(
-    model: nn.Module,
-    layers: Specs | None,
-    exclude: Specs,
-    *,
-    by_activation: bool,
+    model: nn.Module, layers: Specs | None, exclude: Specs, *, by_activation: bool
 ) -> dict[str, Neurons]:
+    """Select the layers to rotate in the model's order: plain ones, and by their activations quantized ones."""
     checks.module("model", model)
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise ValueError(f"model must be rotated before wrapping, got {type(model).__name__}")
@@ -332,9 +330,3 @@ def _check_method(method: Any) -> str:
         raise TypeError(f"method must be a name or an Orthogonalizer, got {method!r}")
     checks.choice("method", method, (*ORTHOGONALIZERS, NONE))
     return method
-
-
-def _parameter(neurons: Neurons) -> nn.Parameter:
-    weight = neurons.tensor
-    assert isinstance(weight, nn.Parameter)
-    return weight
