@@ -44,6 +44,7 @@ def registered(monkeypatch):
     hs.train.register_task("mine", Reconstruction, when=lambda config, spec: config.model.name == "autoencoder")
 
 
+@pytest.mark.slow
 def test_a_task_of_the_user_s_own(registered, tmp_path):
     config = runs.tiny(**{"model.name": "autoencoder", "energy.half_space": True, "rotation.method": "cayley"})
     result = fit(derive(config, out=str(tmp_path), steps=6, eval_every=3), progress=False)
@@ -69,6 +70,7 @@ def test_the_last_registered_task_is_taken(registered):
     assert tasks.task_of(config, spec) is TrainingTask
 
 
+@pytest.mark.slow
 def test_without_the_papers_a_gan_is_refused_in_one_line():
     code = "import hypersphere.train as t; t.fit(t.derive(t.Config(), {'model.name': 'generator.mhe'}), progress=False)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
