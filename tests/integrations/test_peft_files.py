@@ -2,14 +2,13 @@
 
 import copy
 
+import peft
 import pytest
 import torch
+import transformers
 from torch import nn
 
 import hypersphere as hs
-
-peft = pytest.importorskip("peft")
-transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 EXACT = {"use_cayley_neumann": False}
