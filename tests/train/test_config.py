@@ -357,6 +357,7 @@ def test_what_is_wrong_is_said_in_one_line_that_names_the_key(tree, message):
             {"loss.name": "am_softmax", "loss.margin": 4},
             "loss.margin of am_softmax must be a cosine from 0 to 1, got 4.0",
         ),
+        ({"loss.name": "arcface", "loss.margin": math.pi}, "loss.margin of arcface must be radians"),
         (
             {"loss.name": "a_softmax", "loss.margin": 0.5},
             "loss.margin of a_softmax must be a factor of the angle, >= 1",

@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, MultiStepLR, ReduceLROnPlateau
 
@@ -14,7 +15,7 @@ import hypersphere as hs
 from hypersphere import data
 from hypersphere.models._registry import PRESETS
 from hypersphere.train import Schedule as Settings
-from hypersphere.train import TrainingError, derive, fit, networks, splits
+from hypersphere.train import TrainingError, derive, fit, load_run, networks, splits, tasks
 from hypersphere.train.schedule import Schedule
 from hypersphere.train.storage import checkpoint
 from tests import runs
@@ -341,13 +342,6 @@ def test_progressive_rotations(tmp_path):
     assert not torch.equal(merged.layers[0].weight, again.layers[0].weight)
 
 
-def test_the_start_of_a_gan(tmp_path):
-    config = tiny(out=str(tmp_path / "a"), steps=3, **{"model.name": "generator.mhe", "model.widths": (4, 4, 4, 4)})
-    first = quiet(config)
-    begun = start_of(derive(config, out=None, init_from=str(tmp_path / "a")))
-    assert torch.equal(begun["dense.weight"], first.model.dense.weight)
-
-
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
@@ -553,38 +547,24 @@ def test_a_head_is_taken_over_whole_but_for_its_annealing(tmp_path):
     assert first.model.state_dict()["head.step"] == 12
 
 
-def test_a_gan_takes_over_both_networks(tmp_path):
+def test_a_gan_takes_over_both_networks(tmp_path, monkeypatch):
     runs.small_gan()
-    first = {}
-    second = {}
-
-    def look(into, at):
-        def callback(model, step, line):
-            if step == at:
-                into.update({key: value.clone() for key, value in model.state_dict().items()})
-
-        return callback
-
     config = tiny(steps=2, **{"model.name": "generator.mhe", "model.widths": (4, 4, 4, 4)})
-    quiet(derive(config, out=str(tmp_path / "first")), look(first, 2))
-    tasks = []
-    from hypersphere.train import tasks as module
+    quiet(derive(config, out=str(tmp_path)))
+    started = {}
+    make = tasks.make
 
-    make = module.make
+    def recorded(*arguments):
+        task = make(*arguments)
+        for name, module in task.modules.items():
+            started[name] = {key: value.clone() for key, value in module.state_dict().items()}
+        return task
 
-    def kept(*given):
-        tasks.append(make(*given))
-        second["discriminator"] = {k: v.clone() for k, v in tasks[0].discriminator.state_dict().items()}
-        return tasks[0]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "make", kept)
-        quiet(derive(config, init_from=str(tmp_path / "first"), seed=5, steps=1), look(second, 0))
-    from safetensors.torch import load_file
-
-    theirs = load_file(tmp_path / "first" / "final" / "discriminator.safetensors")
-    assert all(torch.equal(value, theirs[key]) for key, value in second["discriminator"].items())
-    assert all(torch.equal(second[key], value) for key, value in first.items())
+    monkeypatch.setattr(tasks, "make", recorded)
+    quiet(derive(config, init_from=str(tmp_path), seed=5, steps=1))
+    same_tensors(started["generator"], load_run(tmp_path).model.state_dict())
+    final = load_file(tmp_path / "final" / "discriminator.safetensors")
+    assert all(torch.equal(value, final[key]) for key, value in started["discriminator"].items())
 
 
 def test_a_callback_may_look_in_eval_mode():

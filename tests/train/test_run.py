@@ -290,12 +290,6 @@ def test_size_becomes_the_networks(pixels):
     assert torch.equal(images(3, (6, 6), sized)(pixels), sized(pixels, None))
 
 
-def test_an_image_file_may_have_any_width(tmp_path):
-    Image.new("RGB", (3, 5), (255, 0, 0)).save(tmp_path / "a.png")
-    assert images(3, (5, 3))(tmp_path / "a.png")[0, :, 0, 0].tolist() == [127.5 / 128, -127.5 / 128, -127.5 / 128]
-    assert images(3, (5, 3))(Image.open(tmp_path / "a.png")).shape == (1, 3, 5, 3)
-
-
 @pytest.mark.parametrize(
     ("inputs", "error", "message"),
     [
