@@ -16,7 +16,11 @@ import hypersphere
 ROOT = Path(hypersphere.__file__).parent
 FACADES = ("hypersphere", "hypersphere.train")  # their __init__ names everything below them
 LOWER = ("layers", "energy", "losses", "orthogonal", "rotation", "data", "models")
-UPPER = ("train", "recipes", "cli")
+UPPER = ("train", "report", "inspection", "papers", "cli")
+ROOMS = (
+    *("_internal", "cli", "data", "energy", "geometry", "inspection", "integrations", "layers", "losses", "models"),
+    *("neurons", "openset", "optim", "orthogonal", "papers", "report", "rotation", "train"),
+)
 
 
 class Import(NamedTuple):
@@ -61,6 +65,26 @@ def test_imports_are_found():
     assert Import("hypersphere.train.training", "hypersphere.train.tasks", None) in IMPORTS
     assert Import("hypersphere.cli._loading", "hypersphere.train.inference.run", "load_run") in IMPORTS
     assert Import("hypersphere", "hypersphere.neurons", "select") in IMPORTS
+
+
+def test_the_rooms():
+    entries = {path.name for path in ROOT.iterdir() if path.name != "__pycache__"}
+    assert entries == {*ROOMS, "__init__.py", "__main__.py", "py.typed"}
+
+
+def test_only_the_command_line_imports_the_papers():
+    importers = {found.importer for found in IMPORTS if found.module.startswith("hypersphere.papers")}
+    assert importers
+    assert not [name for name in importers if not name.startswith(("hypersphere.papers", "hypersphere.cli"))]
+
+
+def test_no_class_name_stands_for_two_things():
+    homes: dict[str, list[str]] = {}
+    for module, file in FILES.items():
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(module)
+    assert not {name: modules for name, modules in homes.items() if len(modules) > 1}
 
 
 def test_no_import_cycle():
