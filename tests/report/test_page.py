@@ -11,8 +11,8 @@ from html.parser import HTMLParser
 import pytest
 
 from hypersphere.report import Page, line_chart
-from hypersphere.report.scene import Scene, Series, Surface, draw_scene
-from hypersphere.report.svg import Chart, Grid
+from hypersphere.report.chart import Chart, Grid, Scene, Series, Surface
+from hypersphere.report.scene import draw_scene
 
 HOSTILE = [
     "<script>alert(1)</script>",

@@ -16,7 +16,7 @@ from hypersphere import data
 from hypersphere.models._registry import PRESETS
 from hypersphere.train import Schedule as Settings
 from hypersphere.train import TrainingError, derive, fit, load_run, networks, splits, tasks
-from hypersphere.train.schedule import Schedule
+from hypersphere.train.schedule import LearningRate
 from hypersphere.train.storage import checkpoint
 from tests import runs
 from tests.runs import quiet, same_tensors, tiny
@@ -55,7 +55,7 @@ def torchs(kind, **options):
     ],
 )
 def test_schedules_are_torchs(settings, kind, options):
-    ours = Schedule(settings, 0.3, 20)
+    ours = LearningRate(settings, 0.3, 20)
     optimizer, theirs = torchs(kind, **options)
     for step in range(21):
         assert ours.rate(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12, abs=1e-15)
@@ -65,7 +65,7 @@ def test_schedules_are_torchs(settings, kind, options):
 
 @pytest.mark.parametrize("patience", [0, 3])
 def test_plateau_is_torchs(patience):
-    ours = Schedule(Settings("plateau", patience=patience, gamma=0.5, warmup=0), 0.3, 100)
+    ours = LearningRate(Settings("plateau", patience=patience, gamma=0.5, warmup=0), 0.3, 100)
     optimizer, theirs = torchs(ReduceLROnPlateau, factor=0.5, patience=patience, threshold=0.0, min_lr=0, eps=0)
     draw = torch.Generator().manual_seed(0)
     rates = set()
@@ -80,7 +80,7 @@ def test_plateau_is_torchs(patience):
 
 @pytest.mark.parametrize("name", ["cosine", "plateau"])
 def test_warmup_rises_in_a_line_and_then_is_done(name):
-    schedule = Schedule(Settings(name, warmup=4), 1.0, 12)
+    schedule = LearningRate(Settings(name, warmup=4), 1.0, 12)
     rates = [schedule.rate(step) for step in range(13)]
     assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
     assert rates[4:] == sorted(rates[4:], reverse=True)

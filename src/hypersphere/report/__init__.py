@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING
 
 from .._internal.lazy import lazy
 from .._internal.safe_files import write_text
+from .chart import Chart
 from .linechart import line_chart
 from .page import Page
 from .rows import bar_chart, dot_plot
-from .svg import Chart
 
 if TYPE_CHECKING:
     from .run_page import report_runs as report_runs

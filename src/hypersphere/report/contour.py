@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from .svg import AXIS, EDGE, LABEL, TICK, TITLE, Chart, Grid, document, text_line, ticks
+from .chart import Chart, Grid
+from .svg import AXIS, EDGE, LABEL, TICK, TITLE, document, text_line, ticks
 
 #: dark to bright, distinct in grey and for all kinds of colour vision
 COLOURS = ((68, 1, 84), (65, 68, 135), (42, 120, 142), (34, 168, 132), (122, 209, 81), (253, 231, 37))

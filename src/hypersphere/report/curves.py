@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .chart import Chart
 from .linechart import Mark, line_chart
-from .svg import Chart
 
 Array = NDArray[np.float64]
 INTERVALS = 400  # of a curve; of each the first, lowest, highest and last point stay

@@ -8,10 +8,11 @@ from itertools import pairwise
 from typing import Any
 
 from ..train.storage.landscapes import StoredLandscape
+from .chart import Chart, Scene, Series, Surface
 from .contour import colour_at, contour_plot, is_wide, spread_levels
 from .page import Page
-from .scene import Scene, Series, Surface, draw_scene
-from .svg import Chart, is_empty_range
+from .scene import draw_scene
+from .svg import is_empty_range
 
 TENTHS = [i / 10 for i in range(11)]  # the same levels of the error in every picture
 MOST_POINTS = 61  # of a surface along an axis

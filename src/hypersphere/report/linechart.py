@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .chart import Chart, Line
 from .svg import (
     AXIS,
     EDGE,
@@ -16,8 +17,6 @@ from .svg import (
     PALETTE,
     TICK,
     TITLE,
-    Chart,
-    Line,
     data_range,
     document,
     escape,

@@ -11,11 +11,12 @@ import torch
 from .._internal.tables import percent
 from .._internal.text import one_line
 from ..train.storage import predictions
+from .chart import Chart
 from .page import Cell, Page
 from .png import png_uri
 from .rows import bar_chart
 from .run_files import RunFiles, RunGroup
-from .svg import EDGE, GRID, LABEL, PALETTE, TICK, TITLE, Chart, document, escape, shorten, text_line, text_width
+from .svg import EDGE, GRID, LABEL, PALETTE, TICK, TITLE, document, escape, shorten, text_line, text_width
 
 MOST_CLASSES = 40  # of a matrix; of more the most confused pairs are drawn
 MOST_ROWS = 25  # of bars, of more classes or pairs

@@ -18,9 +18,10 @@ from ..train.config import derive
 from ..train.inference.run import Run
 from ..train.inference.scores import load_split
 from ..train.openset import Embedder
+from .chart import Chart, Scene, Series
 from .linechart import line_chart
-from .scene import RADIUS, Scene, Series, draw_scene, seen
-from .svg import CLASSES, PAPER, Chart, arrange, document, escape, heading, legend_key, text_line
+from .scene import RADIUS, draw_scene, seen
+from .svg import CLASSES, PAPER, arrange, document, escape, heading, legend_key, text_line
 
 MOST_NEURONS = 500  # of a layer that are drawn
 MOST_LAYERS = 16

@@ -22,7 +22,8 @@ from typing import Any
 from .._internal.interruption import Interruptions
 from .._internal.safe_files import remove_temporaries, write_text
 from .._internal.tables import number
-from .svg import THEME, Chart, Line
+from .chart import Chart, Line
+from .svg import THEME
 
 Cell = str | float | None | tuple[str, float | None]
 

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
+from .chart import Chart
 from .svg import (
     AXIS,
     EDGE,
@@ -14,7 +15,6 @@ from .svg import (
     PALETTE,
     TICK,
     TITLE,
-    Chart,
     data_range,
     document,
     escape,

@@ -4,91 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import groupby, pairwise
 
-from .svg import (
-    BACK,
-    CLASSES,
-    FRONT,
-    GRID,
-    LABEL,
-    PAPER,
-    RIM,
-    SHADE,
-    TITLE,
-    Chart,
-    document,
-    legend_key,
-    text_line,
-)
+from .chart import TILT, TURN, Chart, Point, Scene, Surface
+from .svg import BACK, CLASSES, FRONT, GRID, LABEL, PAPER, RIM, SHADE, TITLE, document, legend_key, text_line
 
 RADIUS = 100  # pixels
-TURN, TILT = math.radians(40), math.radians(12)  # from where spheres are seen: no dot hides another
-TOWARDS = (-math.cos(TILT) * math.sin(TURN), -math.cos(TILT) * math.cos(TURN), -math.sin(TILT))  # the viewer
+_TURN, _TILT = math.radians(TURN), math.radians(TILT)
+TOWARDS = (-math.cos(_TILT) * math.sin(_TURN), -math.cos(_TILT) * math.cos(_TURN), -math.sin(_TILT))  # the viewer
 PANEL = 330  # pixels of a scene without its title and legend
 SCALE = 1.45  # of a scene's unit length, in RADIUS
 
-Point = Sequence[float]
 Place = tuple[float, float, float]
 
 
-@dataclass(frozen=True)
-class Series:
-    """Named dots or one line in space.
-
-    Attributes:
-        points: x, y, z of each.
-        colour: its number in CLASSES.
-        size: diameter of a dot, or width of the line, in pixels.
-        is_shown: False: only once it is chosen in the legend.
-        in_legend: False: it is switched with the series of its name before it.
-        numbers: of the points, if they are not 0, 1, 2, ...
-    """
-
-    name: str
-    points: Sequence[Point]
-    colour: int
-    size: float = 6.0
-    is_line: bool = False
-    is_shown: bool = True
-    in_legend: bool = True
-    numbers: Sequence[int] = ()
-
-
-@dataclass(frozen=True)
-class Surface:
-    """A function over a grid: values[i][j] at (x[i], y[j]) and its place in space; colours of the cells.
-
-    None: a value that is not finite, and the cells around it.
-    """
-
-    x: Sequence[float]
-    y: Sequence[float]
-    values: Sequence[Sequence[float | None]]
-    points: Sequence[Sequence[Point]]
-    colours: Sequence[Sequence[str | None]]
-
-
-@dataclass(frozen=True)
-class Scene:
-    """What is drawn within the unit sphere.
-
-    Attributes:
-        has_sphere: draw the sphere itself; otherwise three axes through its centre.
-        labels: places and their texts.
-        turn, tilt: from where it is seen, in degrees; a negative tilt is from above.
-    """
-
-    series: Sequence[Series] = ()
-    has_sphere: bool = False
-    surface: Surface | None = None
-    labels: Sequence[tuple[Point, str]] = ()
-    turn: float = math.degrees(TURN)
-    tilt: float = math.degrees(TILT)
-
-
-def seen(point: Iterable[float], turn: float = TURN, tilt: float = TILT) -> Place:
+def seen(point: Iterable[float], turn: float = _TURN, tilt: float = _TILT) -> Place:
     """Return right and down in pixels, and how far in front, −1 to 1."""
     x, y, z = point
     x, y = x * math.cos(turn) - y * math.sin(turn), x * math.sin(turn) + y * math.cos(turn)

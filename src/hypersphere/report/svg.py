@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape as escape_xml
 
-from .._internal.safe_files import write_text
-
-if TYPE_CHECKING:
-    from .scene import Scene
+from .chart import Chart, Line
 
 # Okabe and Ito's colours, distinct for all kinds of colour vision, without yellow, which is too faint on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -105,53 +99,6 @@ def document(
         f'<title>{escape(title)}</title><rect {size}{corners} fill="{PAPER}"/>',
     ]
     return "\n".join(part for part in (*head, *parts, "</svg>") if part) + "\n"
-
-
-@dataclass(frozen=True)
-class Line:
-    """A named line: its points, unless empty the spread of y at each, and what x is."""
-
-    name: str
-    x: list[float]
-    y: list[float]
-    spread: list[float]
-    xlabel: str = ""
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Values of a contour plot: values[i][j] at (x[i], y[j]), drawn in a square of the picture."""
-
-    left: float
-    top: float
-    size: float
-    x: Sequence[float]
-    y: Sequence[float]
-    values: Sequence[Sequence[float | None]]
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A picture, and the numbers that a page shows when the pointer is on it.
-
-    Attributes:
-        svg: the picture; notebooks show it.
-        lines: of its line charts, in the order in which they are drawn.
-        grids: of its contour plots.
-        scene: drawn by a page instead of the picture, so that it can be turned.
-    """
-
-    svg: str
-    lines: Sequence[Line] = ()
-    grids: Sequence[Grid] = ()
-    scene: Scene | None = None
-
-    def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the picture to a file."""
-        write_text(path, self.svg)
-
-    def _repr_svg_(self) -> str:
-        return self.svg
 
 
 def arrange(

@@ -26,7 +26,7 @@ from .inference.run import load_run
 from .initial_weights import check_fits
 from .precision import Precision
 from .progress import Progress
-from .schedule import PlateauState, Schedule, has_batch_norm
+from .schedule import LearningRate, PlateauState, has_batch_norm
 from .storage import checkpoint, state_checks
 from .storage.layout import CHECKPOINTS
 from .storage.metrics import Metrics, MetricsLine
@@ -83,7 +83,7 @@ class Training:
         resampler = self.task.phases[0].resampler
         # steps between observations of the plateau schedule
         self.round = self.eval_every if resampler is None else resampler.every
-        self.schedule = Schedule(config.schedule, config.optimizer.lr, self.total)
+        self.schedule = LearningRate(config.schedule, config.optimizer.lr, self.total)
         self.precision = Precision(config, world)
         if world.is_main:
             self.precision.warn_if_slow()

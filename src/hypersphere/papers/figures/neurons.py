@@ -13,7 +13,8 @@ from torch import Tensor
 from ... import functional, geometry, hyperspherical_energy
 from ...layers.cosine import unit
 from ...report import Chart
-from ...report.scene import Scene, Series, curve, draw_scene, seen, sphere
+from ...report.chart import Scene, Series
+from ...report.scene import curve, draw_scene, seen, sphere
 from ...report.svg import INK, PALETTE, PAPER, document, heading
 from .drawing import PANEL, TOP, Drawing
 
