@@ -1,6 +1,5 @@
 """OGD: its equations step by step, the order of its iterations, orthogonality that lasts, and SGD beside it."""
 
-import copy
 import io
 import itertools
 import math
@@ -188,13 +187,6 @@ def test_orthogonal_for_ever(iterations, m, rank, size, lr, steps):
     assert worst < 1e-6
 
 
-def test_a_small_error_of_the_start_is_mended():
-    x = nn.Parameter(orthogonal(8) + 1e-4 * torch.randn(8, 8))
-    x.grad = torch.zeros(8, 8)
-    optimizer_of(x).step()
-    assert error(x) < 1e-6
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_dtypes(dtype, device):
     x = nn.Parameter(orthogonal(2, 8, dtype=dtype).to(device))
@@ -266,17 +258,6 @@ def test_other_groups_step_as_adam_does(weight_decay, device):
         assert torch.equal(p, q)
     assert torch.equal(matrix, alone)
     assert len(optimizers[0].state) == 1 + 4
-
-
-def test_a_state_from_before_rest_and_betas_loads():
-    model = Matching()
-    optimizer = OGD(model.groups(), lr=0.05)
-    train(model, optimizer, 3)
-    state = copy.deepcopy(optimizer.state_dict())
-    for group in state["param_groups"]:
-        del group["rest"], group["betas"]
-    optimizer.load_state_dict(state)
-    train(model, optimizer, 3)
 
 
 def test_weight_decay_is_not_for_orthogonal_matrices():

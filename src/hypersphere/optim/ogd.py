@@ -92,12 +92,6 @@ class OGD(Optimizer):
             self.param_groups.pop()
             raise
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        for group in self.param_groups:  # a state from before these options
-            group.setdefault("rest", "sgd")
-            group.setdefault("betas", (0.9, 0.999))
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state; the same groups must be orthogonal in it, or their matrices would drift silently."""
         ours, theirs = (
