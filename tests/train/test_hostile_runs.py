@@ -227,7 +227,7 @@ def replaced(file, kind):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [*((name, "pipe") for name in FILES), ("config.json", "link"), ("metrics.jsonl", "folder"), (".lock", "endless")],
+    [(name, kind) for name in FILES for kind in ("pipe", "link")] + [("metrics.jsonl", "folder"), (".lock", "endless")],
 )
 def test_what_is_no_plain_file_is_neither_waited_for_nor_followed(copy, capsys, name, kind, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
