@@ -49,6 +49,7 @@ def register(
 
     Example:
         >>> import torch
+        >>> from hypersphere.data import ArrayDataset
         >>> def coins(root, split, faces=2):
         ...     return ArrayDataset(torch.rand(6, 3), torch.arange(6) % faces, [str(i) for i in range(faces)])
         >>> register("coins", coins)

@@ -29,6 +29,7 @@ def imbalance(dataset: Dataset[Any], kind: str, seed: int = 0) -> Dataset[Any]:
     Paper: 003, Sec. 5.1.3, Appendices A and H.1.
 
     Example:
+        >>> import torch
         >>> data = torch.utils.data.TensorDataset(torch.zeros(100, 2), torch.arange(100) % 2)
         >>> data.labels, data.classes = data.tensors[1], ["even", "odd"]
         >>> imbalance(data, "multiple").labels.bincount()
@@ -61,6 +62,7 @@ def holdout(dataset: Dataset[Any], size: int | float, seed: int = 0) -> tuple[Da
         seed: of the choice. Both parts keep the order.
 
     Example:
+        >>> import torch
         >>> data = torch.utils.data.TensorDataset(torch.zeros(100, 2), torch.arange(100) % 4)
         >>> data.labels, data.classes = data.tensors[1], list("abcd")
         >>> [part.labels.bincount().tolist() for part in holdout(data, 20)]
@@ -93,6 +95,7 @@ def fold(dataset: Dataset[Any], number: int, folds: int, seed: int = 0) -> tuple
         seed: of the choice. Both parts keep the order.
 
     Example:
+        >>> import torch
         >>> data = torch.utils.data.TensorDataset(torch.zeros(100, 2), torch.arange(100) % 4)
         >>> data.labels, data.classes = data.tensors[1], list("abcd")
         >>> [part.labels.bincount().tolist() for part in fold(data, 1, 5)]
