@@ -1,7 +1,6 @@
 """Augmentation against loops over images and pixels, and random numbers against the hash in Python's own integers."""
 
 import hashlib
-import itertools
 import math
 import pickle
 
@@ -141,15 +140,6 @@ def test_distributions(draw):
     assert abs((y * (z - z.mean())).mean() / z.std()) < 4 / math.sqrt(x.size)
 
 
-def test_seed_epoch_and_index_all_count():
-    numbers = range(3)
-    drawn = {
-        tuple(SampleGenerator(seed, epoch, [index]).uniform(4)[0].tolist())
-        for seed, epoch, index in itertools.product(numbers, numbers, numbers)
-    }
-    assert len(drawn) == 27
-
-
 PIPELINES = {
     "cifar10.spherenet": {"size": 32, "padding": 0, "mode": "zeros", "crop": False},
     "cifar10+.spherenet": {"size": 32, "padding": 4, "mode": "symmetric"},
@@ -220,12 +210,6 @@ def test_evaluation_is_deterministic(name):
     trained = AUGMENTATIONS[name.removesuffix(".eval")](inputs, SampleGenerator(0, 0, range(4)))
     assert trained.shape == a.shape
     assert not torch.equal(trained, a)
-
-
-def test_every_name_has_its_form_for_testing():
-    names = {name for name in AUGMENTATIONS if not name.endswith(".eval")}
-    assert set(AUGMENTATIONS) == names | {f"{name}.eval" for name in names}
-    assert {"cifar10.spherenet", "cifar10+.spherenet", "cifar.mhe", "imagenet", "modelnet.opt"} <= names
 
 
 def test_normalization_is_exact():
@@ -318,18 +302,14 @@ def test_points_are_the_first_or_a_draw():
     [
         (lambda g: Flip()(torch.zeros(3, 32, 32), g), r"inputs must be images \(B, C, H, W\), got \(3, 32, 32\)"),
         (lambda g: Normalize()(torch.zeros(1, 3, 4, 4), g), "uint8 pixels of 0 to 255, got torch.float32"),
-        (lambda g: Crop(33)(random_images(2), g), "at least 33 pixels per side, got 32×32"),
         (lambda g: Crop(41, 4)(random_images(2), g), "at least 33 pixels per side, got 32×32"),
         (lambda g: CenterCrop(33)(random_images(2), g), "at least 33 pixels per side, got 32×32"),
         (lambda g: TakePoints(1024)(torch.zeros(2, 1000, 3), g), "at least 1024 points, got 1000"),
         (lambda g: RotateUp()(random_images(2), g), r"points \(B, P, 3\)"),
-        (lambda g: Jitter()(torch.zeros(2, 5, 3, dtype=torch.int64), g), r"points \(B, P, 3\)"),
-        (lambda g: Crop(0), "size must be >= 1, got 0"),
         (lambda g: Crop(4, -1), "padding must be >= 0, got -1"),
         (lambda g: Crop(4, 1, "reflect"), "mode must be one of symmetric, zeros; got 'reflect'"),
         (lambda g: Flip(1.5), "probability must be finite and >= 0 and <= 1"),
         (lambda g: RotateUp(3), "axis must be one of 0, 1, 2; got 3"),
-        (lambda g: Jitter(sigma=-1), "sigma must be finite and >= 0"),
         (lambda g: Compose(Flip(), "crop"), "steps must be callables"),
         (lambda g: g.integers(3, 3), "high must be >= 4, got 3"),
         (lambda g: g.integers(0, 2**33), r"high must be <= low \+ 2\*\*32"),

@@ -126,15 +126,6 @@ def test_epochs_and_seeds_differ():
     assert (a != b).flatten(1).any(1).float().mean() > 0.9
 
 
-def test_every_place_is_equally_likely():
-    n, epochs = 8, 2000
-    counts = torch.zeros(n, n)
-    for epoch in range(epochs):
-        order = indices(batches(numbered(n), n, epoch=epoch))[0]
-        counts[range(n), order] += 1
-    assert (counts - epochs / n).abs().max() < 4.5 * (epochs / n * (1 - 1 / n)) ** 0.5
-
-
 def test_nothing_else_moves():
     data = array()
     before = data.inputs.clone()
@@ -194,11 +185,6 @@ def test_ranks_are_disjoint_and_complete(n, size, ranks, shuffle):
         assert together == alone
 
 
-def test_rank_from_a_position():
-    whole = indices(batches(numbered(37), 5, rank=2, world_size=3))
-    assert indices(batches(numbered(37), 5, rank=2, world_size=3, start=1)) == whole[1:]
-
-
 def test_an_iterator_that_is_left_ends_its_workers():
     from torch.multiprocessing import active_children
 
@@ -244,10 +230,6 @@ def test_imbalance_draws_by_seed_and_keeps_the_order():
     assert not torch.equal(first, other)
     assert torch.equal(first, first.sort().values)
     assert torch.equal(data.labels[first], imbalance(data, "single").labels)
-    chosen = sum(torch.zeros(500).index_fill(0, imbalance(data, "single", seed).inputs, 1) for seed in range(400))[
-        data.labels == 0
-    ]
-    assert (chosen - 40).abs().max() < 4.5 * (400 * 0.09) ** 0.5  # each image of class 0 as often as the others
 
 
 @pytest.mark.parametrize(
@@ -266,13 +248,6 @@ def test_holdout_is_stratified(size, expected):
         assert counts(validation) == expected
     assert torch.equal(holdout(data, size)[1].inputs, validation.inputs)
     assert not torch.equal(holdout(data, size, seed=1)[1].inputs, validation.inputs)
-
-
-def test_holdout_takes_each_sample_equally_often():
-    data = balanced(2, 50)
-    held = sum(torch.zeros(100).index_fill(0, holdout(data, 20, seed)[1].inputs, 1) for seed in range(400))
-    assert (held - 80).abs().max() < 4.5 * (400 * 0.2 * 0.8) ** 0.5
-    assert holdout(data, 20)[1].inputs.max() > 50  # with seed 0 too
 
 
 def test_each_sample_is_in_one_fold():
@@ -382,8 +357,6 @@ def wrong_labels():
         (lambda: batches(array(0), 2), "dataset must have samples, got none"),
         (lambda: batches(Stream(), 2), r"dataset must have len\(\) and dataset\[i\], got Stream"),
         (lambda: batches(np.zeros((4, 3)), 2), r"dataset must be a torch Dataset .*got ndarray; .*ArrayDataset\("),
-        (lambda: batches({"a": 1}, 2), r"dataset must have len\(\) and dataset\[i\], got dict"),
-        (lambda: list(batches([1, 2, 3], 2, shuffle=False)), r"dataset\[0\] must be a pair \(input, label\), got int"),
         (lambda: list(batches([(1, 2, 3)], 2)), r"dataset\[0\] must be a pair \(input, label\), got a tuple of 3"),
         (lambda: batches(wrong_labels(), 2), "labels must be 0 to 0 for 1 classes, got 1"),
         (lambda: batches(Plain(torch.zeros(3), [0, 0, 0]), 2), "labels must be a tensor of 3 labels.*got list"),
@@ -392,11 +365,8 @@ def wrong_labels():
             r"^resize images with data.size .*one shape, got \(3, \d+, \d+\) and",
         ),
         (lambda: list(batches(numbered(5), 2, augment=lambda x, g: x[:1])), "tensor of 2 samples.*got"),
-        (lambda: list(batches(numbered(5), 2, augment=lambda x, g: None)), "tensor of 2 samples.*got NoneType"),
-        (lambda: list(batches(numbered(5), 2, augment="cifar.mhe")), r"images \(B, C, H, W\), got \(2,\) torch.int64"),
         (lambda: imbalance(numbered(5), "singel"), r"did you mean 'single'\? \(kind must be one of"),
         (lambda: imbalance(numbered(99), "mnist0"), "100 samples of class 0 for 'mnist0', got 99"),
-        (lambda: imbalance(wrong_labels(), "single"), "labels must be 0 to 0 for 1 classes, got 1"),
         (
             lambda: imbalance(TensorDataset(torch.zeros(3)), "single"),
             "dataset must have .labels.*TensorDataset without",
@@ -406,12 +376,9 @@ def wrong_labels():
         (lambda: fold(numbered(5), 1, 1), "folds must be 2 to 5, the number of samples, got 1"),
         (lambda: fold(numbered(5), 0, 2), "number must be 1 to 2, the number of folds, got 0"),
         (lambda: holdout(numbered(5), 5), "size must be 1 to 4 of 5 samples, got 5"),
-        (lambda: holdout(numbered(5), 0.01), "size must be 1 to 4 of 5 samples"),
         (lambda: holdout(numbered(5), 1.5), "size must be finite and >= 0 and <= 1, got 1.5"),
         (lambda: episode(balanced(4, 20), 0), "ways must be <= 4, the number of classes with samples, got 5"),
         (lambda: episode(balanced(5, 19), 0), "got 5 \\+ 15, but class 0 has 19"),
-        (lambda: episode(balanced(5, 20), 0, shots=0), "shots must be >= 1, got 0"),
-        (lambda: episode(balanced(5, 20), 0, augment="imagnet"), r"did you mean 'imagenet'\?"),
     ],
 )
 def test_bad_input(call, message):

@@ -57,24 +57,18 @@ class Source:
         raise ValueError(f"{self.name}: {folder / names[0]} is missing; download it from {self.origin}")
 
 
-def file_size(path: Path) -> int:
-    if not path.is_file():
-        raise ValueError(f"{path} must be a file")
-    return path.stat().st_size
-
-
 def check_size(path: Path, expected: int) -> None:
     """Require that the file has exactly this number of bytes."""
-    size = file_size(path)
+    size = path.stat().st_size
     if size != expected:
         wrong = "empty" if not size else "truncated" if size < expected else "too long"
         raise ValueError(f"{path} is {wrong}: expected {expected} bytes, got {size}")
 
 
-def read_text(path: Path, limit: int = 1 << 26, encoding: str = "utf-8") -> str:
-    """Read a text file of at most `limit` bytes."""
-    if file_size(path) > limit:
-        raise ValueError(f"{path} is too long: expected at most {limit} bytes, got {file_size(path)}")
+def read_text(path: Path, encoding: str = "utf-8") -> str:
+    """Read a text file."""
+    if not path.is_file():
+        raise ValueError(f"{path} must be a file")
     try:
         return path.read_bytes().decode(encoding)
     except UnicodeDecodeError as error:
@@ -98,19 +92,7 @@ def check_labels(path: Path, labels: npt.NDArray[Any], classes: int) -> None:
 
 def list_folders(path: Path) -> list[str]:
     """Return the sorted names of the folders in a folder; empty if it does not exist."""
-    return [entry.name for entry in list_entries(path) if _check_entry(entry.is_dir)] if path.is_dir() else []
-
-
-def is_file(entry: os.DirEntry[str]) -> bool:
-    """Return whether the entry is a readable file: no folder, pipe or broken link."""
-    return _check_entry(entry.is_file)
-
-
-def _check_entry(kind: Callable[[], bool]) -> bool:
-    try:
-        return kind()
-    except OSError:  # a circular link
-        return False
+    return [entry.name for entry in list_entries(path) if entry.is_dir()] if path.is_dir() else []
 
 
 def list_entries(folder: Path) -> list[os.DirEntry[str]]:

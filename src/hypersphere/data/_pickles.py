@@ -9,8 +9,6 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from . import _files
-
 KINDS = {b"b1", b"u1", b"i1", b"i2", b"i4", b"i8", b"f4", b"f8"}  # dtypes of official arrays
 
 
@@ -88,7 +86,7 @@ def load(path: Path) -> Any:
     """
     with open(path, "rb") as file:
         try:
-            value = _Unpickler(_Bounded(file, _files.file_size(path)), encoding="bytes").load()
+            value = _Unpickler(_Bounded(file, path.stat().st_size), encoding="bytes").load()
             if file.read(1):
                 raise pickle.UnpicklingError(f"data after its end, at byte {file.tell() - 1}")
         except Exception as error:  # damaged files raise anything

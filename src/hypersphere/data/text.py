@@ -19,7 +19,6 @@ SOURCE = _files.Source(
     "input.txt (any UTF-8 text; root may also be the file)",
     "https://github.com/karpathy/char-rnn (data/tinyshakespeare)",
 )
-LIMIT = 1 << 30
 
 
 def text(root: Path | None, split: str, context: int | None = None, stride: int | None = None) -> ArrayDataset:
@@ -40,7 +39,7 @@ def text(root: Path | None, split: str, context: int | None = None, stride: int 
     stride = context if stride is None else checks.integer("stride", stride, low=1)
     path = root if root is not None and root.is_file() else SOURCE.find(root, "input.txt") / "input.txt"
     # As code points: faster than one Python object per character.
-    points = np.frombuffer(_files.read_text(path, LIMIT).encode("utf-32-le"), "<u4")
+    points = np.frombuffer(_files.read_text(path).encode("utf-32-le"), "<u4")
     used = np.zeros(sys.maxunicode + 1, np.bool_)
     used[points] = True
     code_points, index_of = np.flatnonzero(used), np.cumsum(used) - 1
