@@ -14,11 +14,10 @@ from torch import Tensor
 
 from ...data import Graph, SampleGenerator
 from ...data.augment import Augmentation
-from ...data.image_folder import PIXELS, decode
+from ...data.image_folder import PIXELS, STRIP, decode
 from ..splits import DataSpec
 
 _LUMA = (19595, 38470, 7471)  # of red, green and blue in 65536: ITU-R 601, as Pillow has it
-STRIP = 1 << 18  # pixels that are converted at once, to save memory
 #: dtypes of stored samples
 DTYPES = {name: getattr(torch, name) for name in ("uint8", "float16", "bfloat16", "float32", "float64", "int64")}
 _NORMALIZED = 10.0  # larger numbers are pixels that were not normalized
