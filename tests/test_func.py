@@ -191,14 +191,3 @@ def test_ensembles(make, inputs, recwarn):
         for name, parameter in module.named_parameters():
             torch.testing.assert_close(gradients[name][i], parameter.grad)
     assert not [w for w in recwarn if "performance" in str(w.message)]
-
-
-def test_gradients_of_samples():
-    layer = hs.SphereLinear(6, 4, similarity="learnable", dtype=F64)
-    loss = lambda p, x: functional_call(layer, p, (x.unsqueeze(0),)).square().sum()  # noqa: E731
-    gradients = vmap(grad(loss), in_dims=(None, 0))(dict(layer.named_parameters()), X)
-    for i, x in enumerate(X):
-        layer.zero_grad()
-        layer(x.unsqueeze(0)).square().sum().backward()
-        for name, parameter in layer.named_parameters():
-            torch.testing.assert_close(gradients[name][i], parameter.grad)

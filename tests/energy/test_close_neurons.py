@@ -130,26 +130,6 @@ def test_many_coincident_neurons_part(n, d, angular, half_space):
         assert (weight.detach().norm(dim=1) < 20 * norms).all()
 
 
-@half_or_full
-@every_distance
-@pytest.mark.parametrize("s", [0.0, 2.0, 400.0])
-def test_descent_from_duplicates_stays_finite(s, angular, half_space):
-    weight = torch.randn(8, 16).repeat(8, 1)
-    weight[1::2] *= -1
-    weight.requires_grad_()
-    start = hs.hyperspherical_energy(weight, s, half_space=half_space, angular=angular)
-    optimizer = torch.optim.SGD([weight], lr=1.0)
-    for _ in range(30):
-        optimizer.zero_grad()
-        energy = hs.hyperspherical_energy(weight, s, half_space=half_space, angular=angular)
-        energy.backward()
-        assert energy.isfinite()
-        assert weight.grad.isfinite().all()
-        optimizer.step()
-        assert weight.isfinite().all()
-    assert energy <= start
-
-
 def test_far_apart_in_the_matrix(device):
     """A close pair is found whichever rows it lies in."""
     weight = torch.randn(3000, 32, device=device)

@@ -145,23 +145,6 @@ def test_few_living_neurons_among_many_dead():
     )
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_dead_neurons_never_stop_a_training():
-    labels = torch.tensor([0, 1, 2])
-    for options in ({}, {"half_space": True}, {"minibatch": 3}, {"angular": True, "s": 0.0}, {"norm_weight": 1.0}):
-        for dead in ([0], [0, 1, 2], slice(None)):
-            model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3))
-            with torch.no_grad():
-                model[0].weight[dead] = 0
-                model[1].weight[[0]] = 0
-            regularizer = hs.EnergyRegularizer(model, **options)
-            value = regularizer() + regularizer(labels)
-            value.backward()
-            assert value.isfinite()
-            assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
-            assert (model[0].weight.grad[dead] == 0).all()
-
-
 def test_a_random_measure_draws_anew_at_each_call():
     energy = hs.EnergyRegularizer(net(), measure="comhe_random")
     first, second = energy().item(), energy().item()

@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 
-import hypersphere as hs
 from hypersphere.geometry import known_minimum, minimize_energy, separation
 from hypersphere.geometry.contacts import equalize_contacts, largest_cosine
 from hypersphere.geometry.descent import descend, mean_log_energy
@@ -75,14 +74,6 @@ def test_tammes(n):
     assert abs(separation(points) - known_minimum(n, s=math.inf)) < 1e-12
 
 
-def test_contacts_are_equal_to_rounding():
-    points = minimize_energy(24, s=math.inf, starts=8)
-    distances = torch.pdist(points).sort().values
-    spread = float(distances[59] - distances[0])  # the snub cube has 60 edges
-    assert spread < 1e-13, spread
-    assert distances[60] - distances[0] > 0.1
-
-
 def test_contacts_are_solved_from_a_rough_start():
     rough, _ = descend(random_points(1, 9, 3).mT.contiguous(), 2000.0, False, 500, 1e-5)
     points = equalize_contacts(rough[0].T, 2000.0, False)
@@ -118,11 +109,6 @@ def test_regular_polygons(n, half_space):
     assert (gaps - 2 * math.pi / len(everything)).abs().max() < 1e-14
 
 
-def test_polygons_are_what_the_search_finds():
-    x, _ = descend(random_points(4, 7, 2).mT.contiguous(), 1.0, False, 500, 1e-9)
-    assert all(abs(energy(points, 1) - known_minimum(7, dim=2)) < 1e-10 for points in x.mT)
-
-
 @pytest.mark.parametrize(("n", "dim"), [(16, 5), (27, 6)])
 def test_universal_optima_are_found(n, dim):
     for s in (1.0, 3.0):
@@ -147,12 +133,6 @@ def test_half_space():
     for n, cosine in ((5, 1 / math.sqrt(5)), (7, 1 / math.sqrt(3))):
         points = minimize_energy(n, s=math.inf, half_space=True, starts=8)
         assert abs(separation(lines(points)) - math.acos(cosine)) < 1e-12
-
-
-def test_half_space_is_better_in_its_own_energy():
-    full, half = minimize_energy(9, 4, s=2.0, starts=8), minimize_energy(9, 4, s=2.0, half_space=True, starts=8)
-    assert energy(lines(half), 2) < energy(lines(full), 2) - 1e-3
-    assert energy(full, 2) < energy(half, 2) - 1e-3
 
 
 @pytest.mark.parametrize("s", [0.0, 0.5, 300.0])
@@ -305,8 +285,3 @@ def test_known_minimum():
 )
 def test_unknown_minimum(args):
     assert known_minimum(*args) is None
-
-
-def test_half_of_the_paper_s_sum():
-    points = minimize_energy(7, s=2.0, starts=4)
-    assert abs(hs.hyperspherical_energy(points, 2.0, reduction="sum") / 2 - known_minimum(7, s=2.0)) < 1e-10

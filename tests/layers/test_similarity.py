@@ -84,21 +84,6 @@ def test_large_k_is_linear_and_small_k_a_step():
     assert torch.allclose(hs.similarity.sigmoid(c, 1e-4), c.sign(), atol=1e-9)
 
 
-def test_learnable_k_per_filter_per_layer_and_per_network():
-    per_filter, per_layer, shared = (
-        hs.SphereConv2d(3, 8, 3, similarity="learnable"),
-        hs.SphereConv2d(3, 8, 3, similarity=hs.LearnableSigmoid()),
-        hs.LearnableSigmoid(k=0.7),
-    )
-    assert per_filter.similarity.k.shape == (8,)
-    assert per_layer.similarity.k.shape == ()
-    net = torch.nn.Sequential(hs.SphereConv2d(3, 8, 3, similarity=shared), hs.SphereConv2d(8, 4, 3, similarity=shared))
-    assert sum(p is shared.log_k for p in net.parameters()) == 1
-    net(torch.randn(2, 3, 8, 8)).sum().backward()
-    assert shared.log_k.grad.shape == ()
-    assert shared.log_k.grad != 0
-
-
 def test_each_filter_gets_its_own_k():
     g = hs.LearnableSigmoid(2, dtype=torch.float64)
     with torch.no_grad():

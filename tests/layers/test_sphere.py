@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
-from torch.nn.utils import parametrizations
 
 import hypersphere as hs
 from hypersphere import functional as HF
@@ -242,20 +241,6 @@ def test_float16_has_the_gradients_of_float32():
         assert (half - exact).abs().max() < 0.05 * exact.abs().max()
 
 
-@pytest.mark.parametrize(("of_input", "of_weight"), [(1e5, 1.0), (1.0, 1e-4), (1e-6, 1e-6), (1e8, 1e8)])
-def test_float16_autocast_is_scale_invariant(of_input, of_weight):
-    for layer, x in (
-        (hs.SphereConv2d(4, 8, 3, bias=False), torch.randn(2, 4, 6, 6)),
-        (hs.SphereLinear(16, 8, bias=False), torch.randn(2, 16)),
-    ):
-        exact = layer(x)
-        with torch.no_grad():
-            layer.weight.mul_(of_weight)
-        with torch.autocast("cpu", dtype=torch.float16):
-            y = layer(x * of_input)
-        assert (y.float() - exact).abs().max() < 3e-3
-
-
 def test_float16_keeps_weak_patches_beside_a_strong_pixel():
     layer, x = hs.SphereConv2d(4, 8, 3, bias=False), 0.01 * torch.randn(1, 4, 12, 12)
     x[..., 0, 0] = 1000
@@ -311,15 +296,6 @@ def test_functional_and_layer_agree():
     assert torch.allclose(y, 2 * HF.sphere_conv1d(x, layer.weight[..., 0]))
     with pytest.raises(ValueError, match="'learnable' has parameters"):
         HF.sphere_conv2d(torch.randn(2, 3, 9, 9), layer.weight, similarity="learnable")
-
-
-def test_channels_last_is_kept():
-    x = torch.randn(2, 8, 6, 6).to(memory_format=torch.channels_last).requires_grad_()
-    y = hs.SphereConv2d(8, 16, 3, similarity="linear")(x)
-    assert y.is_contiguous(memory_format=torch.channels_last)
-    y.sum().backward()
-    layer = hs.SphereConv2d(8, 16, 3)
-    assert torch.allclose(layer(x), layer(x.contiguous()), atol=1e-6)
 
 
 def test_empty_batch_and_single_pixel():
@@ -410,19 +386,6 @@ def test_bytes_kept_for_the_backward_pass():
 def test_bad_input(call, error, message):
     with pytest.raises(error, match=message):
         call()
-
-
-def test_parametrized_weights():
-    layer = hs.SphereLinear(6, 4, similarity="sigmoid", dtype=torch.float64)
-    x = torch.randn(3, 6, dtype=torch.float64)
-    parametrizations.weight_norm(layer)
-    y = layer(x)
-    y.sum().backward()
-    g, v = layer.parametrizations.weight.original0, layer.parametrizations.weight.original1
-    assert torch.allclose(g.grad, torch.zeros_like(g), atol=1e-12)  # the length of a neuron does not matter
-    assert v.grad.abs().max() > 0
-    conv = parametrizations.spectral_norm(hs.SphereConv2d(3, 4, 3))
-    conv(torch.randn(1, 3, 5, 5)).sum().backward()
 
 
 def test_a_linear_layer_has_cosines_of_at_most_one():

@@ -118,24 +118,12 @@ def test_hessians_are_the_literal_ones():
     torch.testing.assert_close(lemmas.printed_hessian(U, V), reference.printed_hessian(U, V), **same)
 
 
-def test_the_printed_hessian_is_wrong():
-    error = (reference.printed_hessian(U, V) - reference.sphere_hessian(U, V)).norm()
-    assert error > 0.1 * reference.sphere_hessian(U, V).norm()
-    assert not torch.allclose(reference.printed_hessian(U, V), reference.printed_hessian(U, V).mT)
-
-
 @pytest.mark.parametrize(("n", "m", "k"), [(6, 5, 3), (4, 2, 2)])
 def test_lemma_1(n, m, k):
     u, v = lemmas.optimum(n, m, k)
     one, two = (lemmas.condition(reference.plain_hessian(c * u, v / c, u @ v.mT)) for c in (10, 20))
     assert two[0] / one[0] == pytest.approx(16, rel=0.02)  # c⁴
     assert (one[1], two[1]) == (k * k, k * k)
-
-
-def test_lemma_1_needs_more_rows_than_columns():
-    u, v = lemmas.optimum(3, 5, 3)
-    one, two = (lemmas.condition(reference.plain_hessian(c * u, v / c, u @ v.mT)) for c in (10, 20))
-    assert two[0] / one[0] == pytest.approx(1, rel=0.01)
 
 
 def test_lemma_2_needs_the_renormalization():

@@ -72,20 +72,6 @@ def test_the_gradient_penalty(options):
     assert adversarial.gradient_penalty(net, real, fake, shares).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_penalty_brings_the_slope_to_one():
-    slope = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
-
-    class Plane(nn.Module):
-        def forward(self, x):
-            return x.flatten(1) @ slope
-
-    points = torch.zeros(5, 2, 1, 1)
-    penalty = adversarial.gradient_penalty(Plane(), points, points, torch.rand(5))
-    assert penalty.item() == pytest.approx((5 - 1) ** 2)
-    penalty.backward()
-    assert slope.grad.tolist() == pytest.approx([2 * 4 * 0.6, 2 * 4 * 0.8])
-
-
 def test_the_penalty_is_in_the_training():
     slopes = {}
     for weight in (0.0, 10.0):
@@ -160,22 +146,6 @@ def test_layer_and_batch_normalization():
         mean, variance = inside.mean(dims, keepdim=True), inside.var(dims, correction=0, keepdim=True)
         assert torch.allclose(net.layers[1](inside), (inside - mean) / (variance + 1e-5).sqrt(), atol=1e-5)
         assert not list(net.layers[1].parameters())
-
-
-@pytest.mark.parametrize("norm", ["weight", "spectral"])
-def test_the_energy_of_normalized_weights(norm):
-    """It is that of the stored neurons, whose directions are the same, and its gradient reaches them."""
-    net = models.create("discriminator.mhe", norm=norm, **SMALL).eval()
-    energy = hs.EnergyRegularizer(net, half_space=True)
-    first = hs.select(net)["layers.0"]
-    parts = first.module.parametrizations.weight
-    original = parts.original1 if norm == "weight" else parts.original
-    expected = reference.energy(original.detach().flatten(1).double(), 2.0, half_space=True)
-    assert energy.per_layer()["layers.0"] == pytest.approx(float(expected), rel=1e-5)
-    energy().backward()
-    assert original.grad.abs().max() > 0
-    with pytest.raises(ValueError, match="is already parametrized: rotate needs plain layers"):
-        hs.rotate(net)
 
 
 # ------------------------------------------------------------------------------------------------------- runs

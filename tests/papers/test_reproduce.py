@@ -223,21 +223,6 @@ def test_a_training_that_diverges_is_recorded(own_tables, in_process, monkeypatc
     assert "| wild | 80.00 | diverged (2 of 2) | 2 | – |" in page._section(compare.compare("opt.wild", tmp_path))
 
 
-def test_a_second_stage_costs_what_it_trains(own_tables, tmp_path, monkeypatch):
-    clock = iter(range(0, 1000, 10))
-    monkeypatch.setattr(worker.time, "process_time", lambda: float(next(clock)))
-    request = {"table": "opt.made", "row": "second", "seed": 0, "size": "small", "runs": str(tmp_path)}
-    trained = []
-    fitted = worker.fit
-    monkeypatch.setattr(
-        worker, "fit", lambda config, **options: (trained.append(next(clock)), fitted(config, **options))[1]
-    )
-    entry = worker.run({**request, "threads": 1, "device": "cpu", "root": None})
-    first, second, third = trained  # the first stage, looked up again before the second
-    assert first < second < third
-    assert entry.facts["cpu_seconds"] == third + 10 - (second - 10) == 30
-
-
 def test_computed_rows(own_tables, in_process, tmp_path, capsys):
     assert main(["reproduce", "opt.computed", "--results", str(tmp_path), "--runs", str(tmp_path / "runs")]) == 0
     out = capsys.readouterr().out
