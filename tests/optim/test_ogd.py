@@ -115,19 +115,6 @@ def test_order_of_the_iterations(iterations):
         assert math.log2(coarse / fine) == pytest.approx(iterations + 2, abs=0.1)
 
 
-@pytest.mark.parametrize("iterations", [2, None])
-def test_the_curve_is_the_equation(iterations):
-    x, w = orthogonal(2, 3, 4, dtype=torch.float64), skew(2, 3, 4)
-    step = torch.rand(2, 3, dtype=torch.float64)
-    ours = ogd_step(x, w, step, iterations)
-    torch.testing.assert_close(ours, literal_curve(x, w, step[..., None, None], iterations), rtol=0, atol=1e-12)
-    torch.testing.assert_close(
-        ogd_step(x, w, 0.3, iterations), literal_curve(x, w, 0.3, iterations), rtol=0, atol=1e-12
-    )
-    if iterations is None:
-        assert error(ours) < 1e-14
-
-
 @pytest.mark.parametrize(("size", "λw"), [(0.5, 0.1 * 0.5), (1e4, 1 / math.sqrt(2))], ids=["lr", "1/‖W‖"])
 def test_known_angle(size, λw):
     """In the plane Eq. 3 turns by 2·atan(λw/2), with λ = min(lr, 1/‖W‖) and ‖W‖ = √2·w."""

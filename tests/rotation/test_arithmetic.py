@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import hypersphere as hs
-from hypersphere._internal.linalg import nearest_orthogonal
 from tests.rotations import PACKED, close, inputs, mlp, refused, rotation, shake
 
 
@@ -83,17 +82,6 @@ def test_strength_is_a_task_of_its_own_by_combining():
     close(net(inputs(3, 6)), expected)
 
 
-def test_training_at_a_strength():
-    net = hs.rotate(mlp())
-    hs.rotation.use_task(net, "default", strength=0.5)
-    net(inputs(3, 6)).sum().backward()
-    halved = net[0].parametrizations.weight[0].default.cayley.grad.clone()
-    net.zero_grad()
-    hs.rotation.use_task(net, "default")
-    net(inputs(3, 6)).sum().backward()
-    close(halved, net[0].parametrizations.weight[0].default.cayley.grad / 2)
-
-
 @pytest.mark.parametrize("strength", [math.nan, -math.inf])
 def test_strength_must_be_finite(strength):
     net = tasks_of(hs.rotate(mlp()), "default", "birds")
@@ -145,14 +133,6 @@ def test_combining_is_the_mean_at_its_mean_length(method, options):
             close(numbers_of(net, layer, "all", name), factor * total / 3)
     hs.rotation.use_task(net, "all")
     assert net[0].parametrizations.weight[0].get_submodule("all").get_parameter(method).requires_grad
-
-
-def test_equal_tasks_combine_to_themselves():
-    net = tasks_of(hs.rotate(mlp()), "default", "birds")
-    for layer in (0, 2):
-        set_numbers(net, layer, "birds", numbers_of(net, layer, "default"))
-    hs.rotation.combine_tasks(net, {"default": 1, "birds": 1}, into="both")
-    close(numbers_of(net, 2, "both"), numbers_of(net, 2, "default"))
 
 
 def test_tasks_that_oppose_each_other_are_capped_and_said(recwarn):
@@ -284,17 +264,6 @@ def test_a_reflection_is_not_reached_but_the_best_rotation_is():
     sigma = torch.linalg.svdvals(w.T @ v)
     left = v.square().sum() + w.square().sum() - 2 * (sigma.sum() - 2 * sigma.min())  # a reflection has σ.sum()
     assert found.explained["0"] == pytest.approx(float(1 - left / (w - v).square().sum()), abs=1e-5)
-
-
-def test_the_nearest_orthogonal_matrix():
-    matrix = torch.randn(4, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    determinants = torch.linalg.det(nearest_orthogonal(matrix))
-    assert determinants.min() < 0 < determinants.max()
-    proper = nearest_orthogonal(matrix, proper=True)
-    close(torch.linalg.det(proper), torch.ones(4, dtype=torch.float64))
-    close(proper.mT @ proper, torch.eye(5, dtype=torch.float64).expand(4, 5, 5))
-    for free, kept in zip(nearest_orthogonal(matrix), proper, strict=True):
-        assert torch.linalg.det(free) < 0 or torch.equal(free, kept)
 
 
 def test_what_was_extracted_is_an_ordinary_rotation(tmp_path):

@@ -128,17 +128,6 @@ def test_blocks_of_tables_19_and_20(k):
         assert shared["rotations"] == shared["total"] == m * (m - 1) // 2
 
 
-def test_printed_figures_of_tables_19_and_20():
-    """331.7K, then 82.9K … 0.1K shared and 165.9K … 5.2K independent, as the paper rounds them."""
-    shared, independent = [], []
-    for k in (2, 4, 8, 16, 32, 64):
-        for figures, share in ((shared, True), (independent, False)):
-            layer = hs.rotate(on_meta(lambda: conv(64, 64)), blocks=k, share_blocks=share)
-            figures.append(f"{hs.rotation.count_parameters(layer)['matrices'] / 1000:.1f}")
-    assert shared == ["82.9", "20.7", "5.2", "1.3", "0.3", "0.1"]
-    assert independent == ["165.9", "82.9", "41.5", "20.7", "10.4", "5.2"]
-
-
 @pytest.mark.parametrize(
     ("method", "free"),
     [

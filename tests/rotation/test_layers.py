@@ -190,14 +190,6 @@ def test_unknown_layers_on_the_command_line(tmp_path, capsys):
     assert not out.exists()
 
 
-def test_no_layers_on_the_command_line(tmp_path, capsys):
-    out = tmp_path / "run"
-    assert main(["train", "--rotation.layers", "", "--steps", "1", "--out", str(out)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "rotation.layers must not be empty" in line
-    assert not out.exists()
-
-
 FORMS = [
     lambda: Config(rotation=Rotation(layers=("a", "b*"), exclude="c")),
     lambda: Config(rotation=Rotation(layers="a, b*", exclude=["c"])),

@@ -92,38 +92,6 @@ def test_a_copy_is_the_same_model(name, copied):
     assert torch.equal(merged(x), model(x))
 
 
-def test_an_unpickled_model_is_independent_and_trains():
-    model, (x, y) = shake(hs.rotate(Net())), rotated_batch()
-    before = model(x)
-    other = pickled(model)
-    optimizer = torch.optim.SGD(hs.param_groups(other), lr=0.5)
-    loss_of(other, x, y).backward()
-    optimizer.step()
-    assert not torch.equal(other(x), before)
-    assert torch.equal(model(x), before)
-    hs.merge(other)
-    assert torch.equal(model(x), before)
-    assert type(other.conv) is nn.Conv2d
-
-
-def test_tasks_and_draws_go_on():
-    model = pickled(shake(tasks_net()))
-    x = torch.randn(IMAGES)
-    birds = model(x)
-    hs.rotation.use_task(model, "default")
-    assert not torch.equal(model(x), birds)
-    hs.rotation.use_task(model, "birds")
-    assert torch.equal(model(x), birds)
-
-    nets = [hs.rotate(Net(), sample=0.25, seed=3)]
-    resampler = hs.Resampler(nets[0], torch.optim.SGD(hs.param_groups(nets[0]), lr=0.1))
-    resampler.resample()
-    nets.append(pickled(nets[0]))
-    hs.Resampler(nets[1], torch.optim.SGD(hs.param_groups(nets[1]), lr=0.1)).resample()
-    resampler.resample()
-    assert str(nets[0].state_dict()) == str(nets[1].state_dict())
-
-
 def test_hooks_and_shared_layers_are_kept():
     layer = nn.Linear(4, 4)
     model = nn.Sequential(layer, nn.ReLU(), layer, nn.Linear(4, 2))

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import itertools
 
 import pytest
 import torch
@@ -138,16 +137,6 @@ def test_attention_with_separate_projections():
     close(attention(q, k, v)[0], plain(q, k, v)[0])
 
 
-def test_one_projection_of_attention_by_name():
-    net = nn.ModuleDict({"attention": nn.MultiheadAttention(6, 2, kdim=5, vdim=4)})
-    hs.rotate(net, layers="attention.k_proj_weight")
-    keys = [key for key in net.state_dict() if "parametrizations" in key]
-    assert sorted(keys) == [
-        "attention.parametrizations.k_proj_weight.0.default.cayley",
-        "attention.parametrizations.k_proj_weight.original",
-    ]
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_transformer_encoder_layer(training):
     """Its fast path, in eval and without gradients, reads the weights and calls no layer."""
@@ -195,13 +184,6 @@ def test_loss_head(name):
 
 
 # ------------------------------------------------------------------------------------------------ which layers
-
-
-@pytest.mark.parametrize("layers", [["0", "4"], nn.Linear])
-def test_output_when_asked(layers):
-    net = hs.rotate(mlp(), layers=layers)
-    assert "4.parametrizations.weight.0.default.cayley" in net.state_dict()
-    assert ("2.weight" in net.state_dict()) == (layers is not nn.Linear)
 
 
 def test_other_options_for_other_layers():
@@ -297,17 +279,6 @@ def test_keys_and_shapes(method, options, blocks, m):
     assert not dict(net.named_buffers())
 
 
-def test_keys_of_attention_and_heads():
-    net = nn.ModuleDict({"attention": nn.MultiheadAttention(6, 2), "head": hs.ArcFaceLoss(5, 6)})
-    hs.rotate(net, layers=["attention", "head"])
-    assert {key: tuple(value.shape) for key, value in net.state_dict().items() if "parametrizations" in key} == {
-        "attention.parametrizations.in_proj_weight.original": (18, 6),
-        "attention.parametrizations.in_proj_weight.0.default.cayley": (1, 15),
-        "head.parametrizations.weight.original": (5, 6),
-        "head.parametrizations.weight.0.default.cayley": (1, 15),
-    }
-
-
 def test_keys_with_sample():
     net = hs.rotate(mlp(), layers=["0", "2"], sample=4, seed=3)
     prefix = "2.parametrizations.weight.0.default."
@@ -319,17 +290,6 @@ def test_keys_with_sample():
     whole = [key for key in net.state_dict() if key.startswith("0.parametrizations")]
     assert set(whole) == {"0.parametrizations.weight.original", "0.parametrizations.weight.0.default.cayley"}
     assert {name for name, _ in net.named_buffers()} == {prefix + key for key in ("dims", "draw", "inner", "seed")}
-
-
-def test_packed_triangles_are_rows_of_the_upper_triangle():
-    layer = hs.rotate(nn.Linear(3, 3, bias=False).double())
-    with torch.no_grad():
-        layer.weight  # noqa: B018  reading it changes nothing
-        layer.parametrizations.weight.original.copy_(torch.eye(3))
-        layer.parametrizations.weight[0].default.cayley.copy_(torch.tensor([[0.1, 0.2, 0.3]]))
-    a = torch.tensor([[0, 0.1, 0.2], [-0.1, 0, 0.3], [-0.2, -0.3, 0]], dtype=torch.float64)
-    eye = torch.eye(3, dtype=torch.float64)
-    close(layer.weight, ((eye + a) @ torch.linalg.inv(eye - a)).T, 1e-7)
 
 
 # ------------------------------------------------------------------------------------- what learns and what not
@@ -363,41 +323,6 @@ def test_everything_else_keeps_its_requires_grad():
         "4.weight": False,
         "4.bias": True,
     }
-
-
-def test_rotation_only_fine_tuning():
-    net = mlp().requires_grad_(False)
-    hs.rotate(net)
-    assert [name for name, p in net.named_parameters() if p.requires_grad] == [
-        f"{i}.parametrizations.weight.0.default.cayley" for i in (0, 2)
-    ]
-    before = copy.deepcopy(net.state_dict())
-    train(net, inputs(3, 6), optimizer=torch.optim.AdamW(net.parameters(), lr=0.1, weight_decay=0.1))
-    assert {key for key, value in net.state_dict().items() if not torch.equal(value, before[key])} == {
-        f"{i}.parametrizations.weight.0.default.cayley" for i in (0, 2)
-    }
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_training_flag_stays(training):
-    net = mlp().train(training)
-    net[2].train(not training)
-    hs.rotate(net)
-    assert net.training == net[0].training == training
-    assert net[2].training != training
-    assert all(m.training == training for m in net[0].parametrizations.weight[0].modules())
-
-
-def test_the_layer_is_the_same_object_and_keeps_its_hooks():
-    net = mlp()
-    layer, calls = net[0], []
-    layer.register_forward_hook(lambda *_: calls.append(1))
-    bias = layer.bias
-    hs.rotate(net)
-    assert net[0] is layer
-    assert layer.bias is bias
-    net(inputs(1, 6))
-    assert calls == [1]
 
 
 # ----------------------------------------------------------------------------------------------- energy, starts
@@ -466,20 +391,6 @@ def test_refining_a_rotated_model_is_refused(refine):
     net = shake(hs.rotate(mlp(), layers="2"))
     with refused(ValueError, "'2'.*[Rr]otat", net):
         refine(net)
-
-
-def test_baseline_of_fixed_random_neurons():
-    net = hs.rotate(mlp(), "none")
-    assert [name for name, p in net.named_parameters() if p.requires_grad] == ["0.bias", "2.bias", "4.weight", "4.bias"]
-    counts = hs.rotation.count_parameters(net)
-    assert counts["rotations"] == counts["matrices"] == 0
-    assert counts["weights"] == 12
-    assert counts["other"] == 8 + 4 + 3
-    assert counts["total"] == 27
-    before = copy.deepcopy(net.state_dict())
-    train(net, inputs(3, 6), optimizer=torch.optim.AdamW(net.parameters(), lr=0.1))
-    changed = {key for key, value in net.state_dict().items() if not torch.equal(value, before[key])}
-    assert changed == {"0.bias", "2.bias", "4.weight", "4.bias"}
 
 
 # ---------------------------------------------------------------------------------------------------- precision
@@ -569,24 +480,6 @@ def test_a_method_of_ones_own_can_be_mended():
     again = signs()
     hs.rotate(net, again)
     assert ORTHOGONALIZERS["signs"] is again
-
-
-def test_all_methods_on_one_network():
-    sizes = [6] * (len(STARTS) + 1)
-    net = nn.Sequential(*itertools.starmap(nn.Linear, itertools.pairwise(sizes)), nn.Linear(6, 2)).double()
-    x = inputs(3, 6)
-    before = net(x)
-    for i, method in enumerate(STARTS):
-        hs.rotate(net, method, layers=str(i))
-    close(net(x), before)
-    optimizer = hs.OGD(hs.param_groups(net, ogd=True), lr=0.1)
-    for _ in range(2):
-        optimizer.zero_grad()
-        net(x).square().mean().backward()
-        optimizer.step()
-    trained = net(x)
-    assert (trained - before).abs().max() > 1e-4
-    close(hs.merge(net)(x), trained)
 
 
 @pytest.mark.parametrize("method", ["cayley", "gram_schmidt"])

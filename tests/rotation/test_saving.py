@@ -11,7 +11,7 @@ from torch import nn
 import hypersphere as hs
 from hypersphere._internal.tensor_files import TensorFile
 from hypersphere._internal.tensors import hash_of
-from tests.rotations import METHODS, close, inputs, mlp, originals, refused, registry, shake, signs, train
+from tests.rotations import METHODS, close, inputs, mlp, refused, registry, shake, signs, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:the Cayley transform of N")
 
@@ -158,21 +158,6 @@ def test_attention_and_heads(path):
     fresh = hs.rotation.load_rotations(make(), path)
     equal(fresh, net)
     assert fresh["head"].step == 1
-
-
-def test_options_are_those_of_the_file(path):
-    """Whatever rotate would do by default."""
-    net = hs.rotate(mlp(), neurons="learned", sample=4, seed=3)
-    hs.rotation.save_rotations(net, path)
-    fresh = hs.rotation.load_rotations(mlp(), path)
-    assert all(p.requires_grad for p in originals(fresh).values())
-    for model in (net, fresh):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        resampler = hs.Resampler(model, optimizer, every=2)
-        for _ in range(5):
-            train(model, inputs(3, 6), steps=1, optimizer=optimizer)
-            resampler.step()
-    equal(fresh, net)  # the draws to come are the same
 
 
 def test_a_root_in_bfloat16(path):
@@ -495,12 +480,6 @@ def test_models_and_paths_must_be_such(path):
             verb({}, path)
         with refused(TypeError, "path|PathLike", net):
             verb(net, 3)
-
-
-def test_a_folder_that_is_not_there(tmp_path):
-    net = hs.rotate(mlp())
-    with pytest.raises((OSError, ValueError), match="nowhere"):
-        hs.rotation.save_rotations(net, tmp_path / "nowhere" / "file")
 
 
 @pytest.mark.slow

@@ -1,11 +1,6 @@
 """Stochastic OPT (Sec. 4): which dimensions are drawn, folding, exact resume, and that small rotations reach any."""
 
-import contextlib
 import copy
-import io
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -156,40 +151,6 @@ def test_draws_depend_on_seed_layer_and_number_alone():
     twins = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)), nn.Linear(16, 2))
     by_layer = draws(hs.rotate(twins, sample=4), 3, layers=(1, 2, 3))
     assert all(len({str(dims) for dims in drawn}) == 3 for drawn in by_layer)  # by layer, all else equal
-
-
-def test_drawing_leaves_the_global_generator_alone():
-    net = hs.rotate(small(), sample=4)
-    state = torch.get_rng_state()
-    draws(net, 3)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-SCRIPT = """
-import torch
-from torch import nn
-import hypersphere as hs
-torch.manual_seed({manual})
-net = nn.Sequential(nn.Linear(10, 20), nn.Linear(20, 16), nn.Linear(16, 12), nn.Linear(12, 4))
-net = nn.ModuleDict(dict(stem=nn.Linear(5, 5), body=net, fc=nn.Linear(4, 2)))
-hs.rotate(net, sample=4, seed=11)
-resampler = hs.Resampler(net, torch.optim.SGD(hs.param_groups(net), lr=0.1))
-for _ in range(4):
-    print([net.body[i].parametrizations.weight[0].default.dims.tolist() for i in range(4)])
-    resampler.resample()
-"""
-
-
-def test_draws_are_the_same_in_another_process():
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(SCRIPT.format(manual=0), {})
-    assert len(set(printed.getvalue().splitlines())) == 4
-    environment = {**os.environ, "PYTHONHASHSEED": "4711"}
-    ran = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(manual=9)], env=environment, capture_output=True, text=True, check=True
-    )
-    assert ran.stdout == printed.getvalue()
 
 
 # folding
@@ -357,27 +318,6 @@ def test_an_optimizer_goes_on_after_merge():
     assert list(net.state_dict()) == keys
 
 
-@pytest.mark.parametrize(("name", "every"), [("sgd", 1), ("ogd", 5)])
-def test_theorem_2_at_every_fold(name, every):
-    """Forty folds of three small rotations each: energy, lengths and orthogonality of what was turned stay."""
-    method = "ogd" if name == "ogd" else "cayley"
-    net = hs.rotate(small(), method, sample=5)
-    optimizer = OPTIMIZERS[name](net)
-    resampler = hs.Resampler(net, optimizer, every)
-    before = [energy(net[i]) for i in (0, 2, 4)]
-    start = [net[i].weight.detach().clone() for i in (2, 4)]
-    losses = []
-    for fold in range(40):
-        losses += train(net, optimizer, resampler, every)
-        assert task(net[2]).draw.item() == fold + 1
-        assert [energy(net[i]) for i in (0, 2, 4)] == pytest.approx(before, rel=1e-5)
-    assert losses[-1] < losses[0]
-    for i, weight in zip((2, 4), start, strict=True):
-        now = net[i].weight.detach()
-        torch.testing.assert_close(now @ now.T, weight @ weight.T, rtol=0, atol=1e-5)
-        assert ((now - weight).abs().amax(0) > 1e-5).all()  # every dimension was turned
-
-
 # exact resume
 
 
@@ -402,21 +342,6 @@ def test_exact_resume_from_model_and_optimizer_state(name, stop, tmp_path):
     assert again == losses
     for (key, a), b in zip(net.state_dict().items(), fresh.state_dict().values(), strict=True):
         assert torch.equal(a, b), key
-
-
-def test_resampler_made_before_the_state_is_loaded():
-    net = hs.rotate(small(), sample=5)
-    optimizer = OPTIMIZERS["adam"](net)
-    resampler = hs.Resampler(net, optimizer, every=5)
-    train(net, optimizer, resampler, 7)
-    states = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
-    losses = train(net, optimizer, resampler, 8)
-    fresh = hs.rotate(small(), sample=5)
-    other = OPTIMIZERS["adam"](fresh)
-    again = hs.Resampler(fresh, other, every=5)
-    fresh.load_state_dict(states[0])
-    other.load_state_dict(states[1])
-    assert train(fresh, other, again, 8) == losses
 
 
 # small rotations reach what a large one can

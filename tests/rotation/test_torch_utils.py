@@ -6,13 +6,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.optim import lr_scheduler, swa_utils
+from torch.optim import swa_utils
 from torch.utils.checkpoint import checkpoint
 
 import hypersphere as hs
 from tests.rotated_nets import (
     ROTATED,
-    check_gradients,
     error,
     gradients,
     loss_of,
@@ -43,34 +42,6 @@ def test_gradient_checkpointing_is_exact(options, use_reentrant):
     ours = gradients(model)
     assert set(ours) == set(expected)
     assert all(torch.equal(ours[name], expected[name]) for name in expected)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_deepcopy_and_state_dict_round_trip(method):
-    model, (x, y) = turned(rotated_net(method), method), rotated_batch()
-    other = copy.deepcopy(model)
-    assert torch.equal(other(x), model(x))
-    turned(other, method)
-    assert not torch.allclose(other(x), model(x), atol=1e-3)
-    other.load_state_dict(model.state_dict())
-    assert torch.equal(other(x), model(x))
-    loss_of(other, x, y).backward()
-    assert not gradients(model)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_convolution_with_overlapping_patches(method):
-    """Filters turn, not images: R applied to unfolded patches, Rᵀ of them before the neurons, and the merged layer."""
-    model, (x, _) = turned(rotated_net(method), method), rotated_batch()
-    conv = model.conv
-    r, neurons = matrix_of(conv), conv.parametrizations.weight.original
-    patches = F.unfold(x, 3, padding=1)  # (B, 27, 36)
-    expected = neurons.flatten(1) @ (r.T @ patches) + conv.bias[:, None]
-    torch.testing.assert_close(conv(x), expected.view(8, 8, 6, 6), rtol=0, atol=1e-4)
-    output, merged = model(x), hs.merge(copy.deepcopy(model))
-    assert type(merged.conv) is nn.Conv2d
-    torch.testing.assert_close(merged(x), output, rtol=0, atol=1e-5)
-    assert torch.equal(model(x), output)
 
 
 # bfloat16
@@ -105,17 +76,6 @@ def test_autocast_leaves_the_factorization_in_float32(method):
         assert hs.hyperspherical_energy(layer.weight.detach()).item() == pytest.approx(value, rel=1e-5)
 
 
-def test_autocast_gradients_are_those_of_float32_to_bfloat16s_precision():
-    model, (x, y) = turned(rotated_net()), rotated_batch()
-    loss_of(model, x, y).backward()
-    expected = gradients(model)
-    model.zero_grad()
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = loss_of(model, x, y)
-    loss.backward()
-    check_gradients(gradients(model), expected, 0.2)
-
-
 def test_folding_under_autocast_is_exact():
     model, (x, _) = rotated_net(sample=0.25), rotated_batch()
     turned(model)
@@ -127,31 +87,6 @@ def test_folding_under_autocast_is_exact():
 
 
 # what a training loop has besides
-
-
-@pytest.mark.parametrize("method", ["cayley", "ogd"])
-def test_clipping_and_a_schedule(method):
-    model, (x, y) = rotated_net(method), rotated_batch()
-    optimizer = optimizer_of(model, method, lr=0.05)
-    schedule = lr_scheduler.CosineAnnealingLR(optimizer, 20)
-    losses = []
-    for _ in range(20):
-        optimizer.zero_grad()
-        loss = loss_of(model, x, y)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        clipped = torch.cat([g.flatten() for g in gradients(model).values()]).norm()
-        assert clipped <= 0.1 * (1 + 1e-4)
-        optimizer.step()
-        schedule.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
-    assert all(group["lr"] < 1e-6 for group in optimizer.param_groups)
-    before = [matrix_of(getattr(model, name)) for name in ROTATED]
-    assert all(error(r) <= 1e-5 for r in before)
-    optimizer.step()  # at a rate of 0
-    for r, name in zip(before, ROTATED, strict=True):
-        torch.testing.assert_close(matrix_of(getattr(model, name)), r, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["cayley", "exponential"])

@@ -91,20 +91,6 @@ def test_energy_and_orthogonality_last(method, optimizer):
     check_training(net, OPTIMIZERS[optimizer](net.parameters()), steps=150)  # R is computed anew at every step
 
 
-@pytest.mark.parametrize(
-    ("iterations", "grouped"), [(2, True), (None, True), (2, False)], ids=["2", "exact", "2, groups by hand"]
-)
-def test_energy_and_orthogonality_last_with_ogd(iterations, grouped):
-    net = hs.rotate(small(), "ogd")
-    groups = hs.param_groups(net, weight_decay=0.01, ogd=True)
-    if not grouped:
-        matrix = numbers_of(net[0], "ogd")
-        rest = [p for p in net.parameters() if p.requires_grad and p is not matrix]
-        groups = [{"params": [matrix], "orthogonal": True}, {"params": rest}]
-    check_training(net, hs.OGD(groups, lr=0.05, iterations=iterations), steps=400)
-    assert error(matrix_of(net[0])) <= 1e-6
-
-
 LENGTHS = {"cayley": 8, "exponential": 2, "gram_schmidt": 2, "householder": 2, "givens": 2, "lowdin": 1}
 
 
@@ -125,47 +111,6 @@ def test_first_steps_from_the_identity_have_one_direction_and_these_lengths(meth
         return net[0].weight.detach() - before
 
     torch.testing.assert_close(first_step(method), length * first_step("ogd"), rtol=1e-4, atol=1e-11)
-
-
-@pytest.mark.parametrize("method", ["gram_schmidt", "ogd"])
-@pytest.mark.filterwarnings("ignore:.*cayley.*:UserWarning")
-def test_the_papers_start(method):
-    """R from N(0, 1) is orthogonal from the first step on."""
-    net = hs.rotate(small(), method, init="normal")
-    assert (matrix_of(net[0]) - torch.eye(D)).norm() > 1
-    groups = hs.param_groups(net, ogd=method == "ogd")
-    check_training(net, hs.OGD(groups, lr=0.05) if method == "ogd" else torch.optim.SGD(groups, 0.1, 0.9), steps=100)
-
-
-@pytest.mark.parametrize("method", ["cayley", "ogd"])
-def test_a_whole_network_of_many_kinds(method):
-    """Convolutions with groups, sphere layers and attention, each with its own R, under one optimizer."""
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv1d(4, 8, 3, groups=2)
-            self.sphere = hs.SphereLinear(8, 6, scale=True)
-            self.attention = nn.MultiheadAttention(6, 2)
-            self.fc = nn.Linear(6, CLASSES)
-
-        def forward(self, x):
-            x = self.sphere(self.conv(x.view(-1, 4, 6)).relu().permute(2, 0, 1))
-            return self.fc(x + self.attention(x, x, x)[0]).mean(0)
-
-    net = hs.rotate(Net(), method, init="normal" if method == "canonical" else "identity")
-    neurons = {name: found.matrix().detach() for name, found in hs.select(net).items() if name != "fc"}
-    assert set(neurons) == {"conv", "sphere", "attention", "attention.out_proj"}
-    before = {name: [hs.hyperspherical_energy(group).item() for group in w] for name, w in neurons.items()}
-    groups = hs.param_groups(net, weight_decay=0.01, ogd=method == "ogd")
-    losses = train(net, hs.OGD(groups, lr=0.05) if method == "ogd" else torch.optim.AdamW(groups, lr=0.01), 60)
-    assert losses[-1] < losses[0]
-    for name, found in hs.select(net).items():
-        if name in neurons:
-            moved = found.matrix().detach()
-            assert (moved - neurons[name]).abs().max() > 1e-3, name
-            after = [hs.hyperspherical_energy(group).item() for group in moved]
-            assert after == pytest.approx(before[name], rel=1e-5), name
 
 
 # regularized, unconstrained, learned neurons
@@ -299,21 +244,6 @@ def test_generalized_methods_train_within_their_structure(method):
 
 
 # CLS-OPT
-
-
-def test_classifier_of_many_classes_in_a_model():
-    net = nn.Sequential(nn.Linear(D, 32), nn.ReLU(), nn.Linear(32, 8), nn.Linear(8, 200, bias=False))
-    hs.rotate(net, "cayley", layers="3")
-    assert hs.rotation.count_parameters(net[3])["total"] == 8 * 7 // 2
-    assert hs.rotation.count_parameters(net)["rotations"] == 8 * 7 // 2
-    x, y = data(size=200, classes=200)
-    before, kept = energy(net[3]), net[2].weight.detach().clone()
-    optimizer = torch.optim.Adam(hs.param_groups(net), lr=0.01)
-    losses = train(net, optimizer, 300, lambda: F.cross_entropy(10 * net(x), y))
-    assert losses[-1] < 0.5 * losses[0]
-    assert energy(net[3]) == pytest.approx(before, rel=1e-5)
-    assert (matrix_of(net[3]) - torch.eye(8)).norm() > 0.1
-    assert not torch.equal(net[2].weight, kept)  # the body learns as always
 
 
 def test_classifier_of_many_classes_in_a_loss_head():
