@@ -117,11 +117,6 @@ def refused(error, match, model):
         assert torch.equal(values_after[key], value), key
 
 
-def rows_before(layer):
-    """The neurons of a rotated layer."""
-    return layer.parametrizations.weight.original.flatten(1)
-
-
 def originals(model):
     return {name: p for name, p in model.named_parameters() if name.endswith(".original")}
 

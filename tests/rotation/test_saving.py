@@ -127,6 +127,7 @@ OPTIONS = {
     "learned": {"neurons": "learned"},
     "normal": {"init": "normal"},
     "one": {"layers": "2"},
+    "sides": {"block_size": 2, "side": "both", "scaled": True, "magnitude": True, "apply": "activation"},
 }
 
 

@@ -142,6 +142,7 @@ def draws(net, count, layers=(2, 4)):
 
 def test_draws_depend_on_seed_layer_and_number_alone():
     expected = draws(hs.rotate(small(), sample=4, seed=5), 6)
+    assert expected[:2] == [[[1, 7, 13, 18], [2, 5, 6, 11]], [[6, 12, 13, 15], [0, 11, 12, 15]]]  # in every process
     torch.manual_seed(123)
     other = hs.rotate(small().double(), "gram_schmidt", sample=4, seed=5, exclude="0")  # other weights, method, layers
     assert draws(other, 6) == expected
@@ -321,8 +322,11 @@ def test_an_optimizer_goes_on_after_merge():
 # exact resume
 
 
-@pytest.mark.parametrize(("name", "stop"), [("sgd", 4), ("adam", 7), ("adamw", 10), ("ogd", 13)])  # 10: at a fold
-def test_exact_resume_from_model_and_optimizer_state(name, stop, tmp_path):
+# 10: at a fold; the last: with a Resampler that is made before the states are loaded
+@pytest.mark.parametrize(
+    ("name", "stop", "early"), [("sgd", 4, False), ("adamw", 10, False), ("ogd", 13, False), ("adam", 7, True)]
+)
+def test_exact_resume_from_model_and_optimizer_state(name, stop, early, tmp_path):
     method = "ogd" if name == "ogd" else "cayley"
     net = hs.rotate(small(), method, sample=5, seed=3)
     optimizer = OPTIMIZERS[name](net)
@@ -335,10 +339,11 @@ def test_exact_resume_from_model_and_optimizer_state(name, stop, tmp_path):
     torch.manual_seed(99)  # nothing of the new model's own start may count
     fresh = hs.rotate(small(), method, sample=5)
     saved = torch.load(tmp_path / "state.pt", weights_only=True)
-    fresh.load_state_dict(saved["model"])
     other = OPTIMIZERS[name](fresh)
+    resampler = hs.Resampler(fresh, other, every=5) if early else None
+    fresh.load_state_dict(saved["model"])
     other.load_state_dict(saved["optimizer"])
-    again = train(fresh, other, hs.Resampler(fresh, other, every=5), 12)
+    again = train(fresh, other, resampler or hs.Resampler(fresh, other, every=5), 12)
     assert again == losses
     for (key, a), b in zip(net.state_dict().items(), fresh.state_dict().values(), strict=True):
         assert torch.equal(a, b), key
@@ -404,15 +409,11 @@ def test_optimizer_without_the_rotations():
         hs.Resampler(net, partial)
 
 
-@pytest.mark.parametrize("every", [0, 1.5, None])
-def test_wrong_every(every):
+def test_wrong_arguments():
     net = hs.rotate(small(), sample=4)
-    with pytest.raises((ValueError, TypeError), match="every"):
-        hs.Resampler(net, OPTIMIZERS["adam"](net), every=every)
-
-
-def test_wrong_types():
-    net = hs.rotate(small(), sample=4)
+    for every in (0, 1.5):
+        with pytest.raises((ValueError, TypeError), match="every"):
+            hs.Resampler(net, OPTIMIZERS["adam"](net), every=every)
     with pytest.raises(TypeError, match="model"):
         hs.Resampler(net.state_dict(), OPTIMIZERS["adam"](net))
     with pytest.raises(TypeError, match="optimizer"):
