@@ -9,9 +9,9 @@ from torch import nn
 
 import hypersphere as hs
 from hypersphere.cli import main
-from hypersphere.rotation.cost import step_cost
 from hypersphere.rotation.parametrization import find_rotated
 from hypersphere.rotation.plan import Plan
+from hypersphere.rotation.planning import step_cost
 from hypersphere.train import Config, Rotation, neurons
 from hypersphere.train.config import ConfigError, apply, from_tree, load_file, to_tree, to_yaml
 
@@ -161,18 +161,6 @@ def test_a_loss_head_is_called_head(layers, exclude, of_body, of_head):
     assert bool(names(head)) == of_head
 
 
-def test_names_are_as_good_as_the_word():
-    """The same layers rotate the same way, whichever way they were asked for."""
-    nets = []
-    for layers in ("all", "0,2,4", "*"):
-        torch.manual_seed(0)
-        nets.append(body())
-        neurons.prepare(nets[-1], None, Rotation(layers=layers, sample=2), 0)
-    for other in nets[1:]:
-        assert other.state_dict().keys() == nets[0].state_dict().keys()
-        assert all(torch.equal(value, other.state_dict()[key]) for key, value in nets[0].state_dict().items())
-
-
 @pytest.mark.parametrize("settings", [{"layers": "fc"}, {"exclude": "fc"}, {"layers": "0", "exclude": ("0", "f*")}])
 def test_unknown_layers_are_refused_with_those_there_are(settings, tmp_path, capsys):
     net = body()
@@ -257,8 +245,3 @@ def test_in_a_config_too():
         neurons.prepare(net, None, Rotation(layers="all"), 0)
     assert "fc" not in names(net)
     assert "classifier" in names(net)
-    net = on_meta(lambda: hs.models.create("cnn10.opt", widths=(4, 4, 4), input_size=32))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        neurons.prepare(net, None, Rotation(layers=("hidden", "fc")), 0)
-    assert "fc" in names(net)

@@ -35,9 +35,9 @@ from ..layers.conversion import SPHERE_CLASS
 from ..layers.fusion import FoldedBatchNorm
 from ..layers.similarity import LearnableSigmoid, Similarity, resolve
 from ..layers.sphere import SphereOptions
-from ..rotation.json_description import describe_rotations, rotate_as_described
 from ..rotation.merging import merge_state_dict
 from ..rotation.parametrization import find_rotated
+from ..rotation.saving import describe_rotations, rotate_as_described
 from ..rotation.tasks import scaled_by_strength
 
 FORMAT = 1

@@ -2,4 +2,3 @@
 
 from .groups import param_groups as param_groups
 from .ogd import OGD as OGD
-from .ogd import ogd_step as ogd_step

@@ -188,33 +188,11 @@ class OGD(Optimizer):
             write(parameter, _reorthogonalize(y, near=iterations is None))
 
 
-def ogd_step(x: Tensor, w: Tensor, step: float | Tensor, iterations: int | None = 2) -> Tensor:
-    """Compute the step of OGD from X, before the re-orthogonalization (OPT, Eq. 3 and 4).
-
-        Y(λ) = (I − λ/2·W)⁻¹(I + λ/2·W)X,   or   Y ← X + λ/2·W(X + Y), n times from Y = X + λWX
-
-    n iterations differ from the exact form by O(λⁿ⁺²).
-
-    Args:
-        x: orthogonal matrices X (..., m, m).
-        w: skew-symmetric matrices W (..., m, m).
-        step: λ, a number or one per block (...).
-        iterations: n, or None for the exact form.
-
-    Example:
-        >>> quarter = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
-        >>> ogd_step(torch.eye(2), quarter, step=2.0, iterations=None)  # a turn by 2·atan(λ/2)
-        tensor([[ 0., -1.],
-                [ 1.,  0.]])
-    """
-    _check_iterations(iterations)
-    if isinstance(step, Tensor):
-        step = step[..., None, None]
-    return _cayley_step(x, w, w @ x, step, iterations)
-
-
 def _cayley_step(x: Tensor, w: Tensor, wx: Tensor, step: float | Tensor, iterations: int | None) -> Tensor:
-    """Compute :func:`ogd_step` from WX and λ as (..., 1, 1)."""
+    """Compute the step from X with λ (..., 1, 1), before the re-orthogonalization (OPT, Eq. 3 and 4).
+
+    Y(λ) = (I − λ/2·W)⁻¹(I + λ/2·W)X,   or   Y ← X + λ/2·W(X + Y), n times from Y = X + λWX
+    """
     half, half_x = w * (step / 2), wx * (step / 2)
     if iterations is None:
         identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
@@ -252,7 +230,8 @@ def _check_options(options: ParamGroup) -> None:
         checks.number(name, options[name], low=0.0)
     if checks.number("momentum", options["momentum"], low=0.0) >= 1.0:
         raise ValueError(f"momentum must be >= 0 and < 1, got {options['momentum']!r}")
-    _check_iterations(options["iterations"])
+    if options["iterations"] is not None:
+        checks.integer("iterations", options["iterations"], low=1)
     checks.choice("rest", options["rest"], ("sgd", "adam"))
     betas = options["betas"]
     if not (isinstance(betas, tuple | list) and len(betas) == 2):
@@ -262,11 +241,6 @@ def _check_options(options: ParamGroup) -> None:
             raise ValueError(f"betas must be >= 0 and < 1, got {betas!r}")
     if not isinstance(options["orthogonal"], bool):
         raise TypeError(f"orthogonal must be True or False, got {options['orthogonal']!r}")
-
-
-def _check_iterations(iterations: Any) -> None:
-    if iterations is not None:
-        checks.integer("iterations", iterations, low=1)
 
 
 def _check_orthogonal(x: Tensor) -> None:

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from .. import models
 from .._internal.draws import generator
 from ..neurons import select
-from ..rotation.cost import estimate_seconds
-from ..rotation.planning import make_plans
+from ..rotation.planning import estimate_seconds, make_plans
 from ..rotation.rules import RotationOptions
 from ..train.config import Config, Gan, Rotation
 from ..train.distributed import World

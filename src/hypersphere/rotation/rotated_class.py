@@ -1,4 +1,5 @@
-"""The class of a rotated layer: torch's parametrized class, with pickling and errors for tools that write its weight.
+"""The class of a rotated layer: torch's parametrized class, with pickling, errors for tools that write its weight, and
+a forward pass that need not read it: the rotation acts on inputs and outputs, or the weight is formed without gradient.
 
 torch makes a class for each parametrized layer, which pickle cannot find by name. A rotated layer is pickled as its
 plain class, the names of its parametrized tensors and its state, which holds the rotations.
@@ -6,15 +7,21 @@ plain class, the names of its parametrized tensors and its state, which holds th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .._internal.quantized import QCONFIG
+from ..neurons import is_transformers_conv1d
 from . import optimizer_checks
-from .activations import make_forward
+from .block_rotation import rotate_activations
+from .cheapest_path import cheapest_path
+from .formed_weight import formed_linear
+from .parametrization import NeuronRotation
 
 _NOT_PLAIN = (
     "the layer is rotated, its weight is computed and what is written to it is lost: call hypersphere.merge first"
@@ -52,7 +59,7 @@ def extend_class(layer: nn.Module) -> None:
     if getattr(plain, "__reduce_ex__") is getattr(object, "__reduce_ex__"):  # noqa: B009 (else it has its own way)
         rotated_class.__reduce_ex__ = reduce_ex  # type: ignore[assignment, method-assign]
     rotated_class.register_parameter = register_parameter  # type: ignore[method-assign]
-    forward = make_forward(plain, layer)
+    forward = _make_forward(plain, layer)
     if forward is not None:
         rotated_class.forward = forward
     rotated_class.not_plain = _NOT_PLAIN  # type: ignore[attr-defined]
@@ -69,3 +76,56 @@ def _rebuild(plain: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
         parametrize.register_parametrization(layer, name, nn.Identity(), unsafe=True)
     extend_class(layer)
     return layer
+
+
+def _make_forward(plain: type[nn.Module], layer: nn.Module) -> Callable[[Any, Tensor], Tensor] | None:
+    """Return the forward pass of a rotated layer of the class `plain`; None: as the class has it.
+
+    "weight" in the rotation's plan calls the forward pass of `plain`, which reads the rotated weight; "activation"
+    rotates inputs and outputs; "auto" takes the :func:`cheapest_path` of each call.
+    """
+    if plain is nn.Linear or is_transformers_conv1d(layer):
+        compute: Callable[[Any, Tensor, Tensor, NeuronRotation], Tensor | None] = _compute_linear
+    elif plain in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
+        compute = _compute_conv
+    else:
+        return None
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        rotations: Any = getattr(self.parametrizations, "weight", ())
+        output: Tensor | None = None
+        if len(rotations) == 1 and isinstance(rotations[0], NeuronRotation) and rotations[0].plan.apply != "weight":
+            output = compute(self, input, rotations[0].detached(rotations.original), rotations[0])
+        if output is None:
+            output = plain.forward(self, input)
+        return output
+
+    return forward
+
+
+def _compute_linear(layer: Any, x: Tensor, weight: Tensor, rotation: NeuronRotation) -> Tensor | None:
+    """Compute the layer by its cheapest path; None: by the forward pass that reads the rotated weight."""
+    plan, task = rotation.plan, rotation.task
+    rows = weight.mT if plan.layout.transposed else weight
+    path = plan.apply
+    if path == "auto":
+        path = cheapest_path(plan, len(rows), is_linear=True, x=x, dtype=rows.dtype)
+    if path == "weight":
+        return None
+    rotations = task.block_rotations(plan, dropout=rotation.training)
+    if path == "formed":
+        return rotate_activations(
+            lambda x, bias: formed_linear(x, rows, bias, rotations), x, layer.bias, [], task.magnitudes
+        )
+    return rotate_activations(lambda x, bias: F.linear(x, rows, bias), x, layer.bias, rotations, task.magnitudes)
+
+
+def _compute_conv(layer: Any, x: Tensor, weight: Tensor, rotation: NeuronRotation) -> Tensor:
+    """Compute a convolution with 1×1 kernels; one that is planned as "auto" is always cheaper by its activations."""
+
+    def compute(x: Tensor, bias: Tensor | None) -> Tensor:
+        output: Tensor = layer._conv_forward(x, weight, bias)
+        return output
+
+    rotations = rotation.task.block_rotations(rotation.plan, dropout=rotation.training)
+    return rotate_activations(compute, x, layer.bias, rotations, rotation.task.magnitudes, 1 - weight.dim())

@@ -28,9 +28,8 @@ from ..neurons import (
     select_to_change,
 )
 from ..orthogonal import BUILT_IN, INITS, ORTHOGONALIZERS, Orthogonalizer
-from .cost import cost_warning
 from .parametrization import RESERVED, NeuronRotation, find_rotated, is_sharded, layer_label, layer_seed
-from .planning import make_plans
+from .planning import cost_warning, make_plans
 from .quantized_or_tied import FrozenNeurons, attach_frozen, frozen_neurons, is_linear, is_quantized
 from .rotated_class import extend_class, own_class
 from .rules import APPLY, NEURONS, NONE, SIDES, RotationOptions

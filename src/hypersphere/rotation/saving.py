@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -17,15 +17,9 @@ from .._internal.sharding import refuse_sharded
 from .._internal.tensors import hash_of
 from ..neurons import Neurons, select, unknown_weights, unwrapped
 from ..orthogonal import ORTHOGONALIZERS
-from ._file import RotationFile, SavedRotation, read, write
+from ._file import RotationFile, SavedRotation, describe, parse_rotation, read, write
 from .adapter_files import is_adapter, read_adapter
-from .parametrization import (
-    NeuronRotation,
-    RotatedWeight,
-    find_rotated,
-    layer_label,
-    require_rotated,
-)
+from .parametrization import NeuronRotation, RotatedWeight, TaskRotation, find_rotated, layer_label, require_rotated
 from .peft_files import write_peft
 from .plan import Plan
 from .quantized_or_tied import frozen_neurons, is_quantized
@@ -102,7 +96,7 @@ def load_rotations(model: M, path: str | os.PathLike[str], *, task: str | None =
     refuse_adapters("load_rotations", unwrapped_model)
     refuse_sharded("load_rotations", unwrapped_model, "load before fully_shard")
     rotated = {(weight.name, weight.tensor_name): weight for weight in find_rotated(unwrapped_model)}
-    plain = plain_layers(unwrapped_model)
+    plain = _plain_layers(unwrapped_model)
     plain |= {(name, "weight"): frozen_neurons(m) for name, m in unwrapped_model.named_modules() if is_quantized(m)}
     weights: dict[str, RotatedWeight | Neurons] = {name: n for (name, tensor), n in plain.items() if tensor == "weight"}
     weights |= {name: weight for (name, tensor), weight in rotated.items() if tensor == "weight"}
@@ -115,7 +109,7 @@ def load_rotations(model: M, path: str | os.PathLike[str], *, task: str | None =
                 raise ValueError(f"layer {layer_label(where[0])!r} is rotated in the model, but not in the file")
         with torch.random.fork_rng(devices=[]):  # the start is overwritten
             for entry in file.entries:
-                target = rotated.get(entry.where) or plain.get(entry.where) or find_unknown(unwrapped_model, entry)
+                target = rotated.get(entry.where) or plain.get(entry.where) or _find_unknown(unwrapped_model, entry)
                 checked.append((entry, target, _check_entry(unwrapped_model, entry, target, file.tensors)))
         _check_other_tensors(unwrapped_model, file)
     except ValueError as error:
@@ -224,7 +218,7 @@ def _check_entry(
         neurons = target.rotation.stand_in if target.is_frozen else target.neurons
         _check_shape(entry, neurons)
     else:
-        plan, neurons, names = fitting_plan(model, entry, target), target.stored, parameter_order(target)
+        plan, neurons, names = _fitting_plan(model, entry, target), target.stored, parameter_order(target)
     if not _neurons_change(plan) and not entry.plan.frozen and entry.hash != hash_of(neurons):
         raise ValueError(
             f"the neurons of {entry.layer} are not those that were saved (the hashes differ): start from the same seed "
@@ -249,7 +243,7 @@ def _check_entry(
     return rotation
 
 
-def fitting_plan(model: nn.Module, entry: SavedRotation, target: Neurons) -> Plan:
+def _fitting_plan(model: nn.Module, entry: SavedRotation, target: Neurons) -> Plan:
     """Return the plan of an entry for a plain layer; ValueError if it does not fit."""
     plan = entry.plan
     if plan.method != NONE and plan.method not in ORTHOGONALIZERS:
@@ -300,7 +294,7 @@ def _check_other_tensors(model: nn.Module, file: RotationFile) -> None:
             )
 
 
-def plain_layers(model: nn.Module) -> dict[tuple[str, str], Neurons]:
+def _plain_layers(model: nn.Module) -> dict[tuple[str, str], Neurons]:
     """Return the neurons of a model by the names of module and tensor."""
 
     def module_name(name: str, neurons: Neurons) -> str:
@@ -312,9 +306,47 @@ def plain_layers(model: nn.Module) -> dict[tuple[str, str], Neurons]:
     return {(module_name(name, n), n.tensor_name): n for name, n in select(model, output=None).items()}
 
 
-def find_unknown(model: nn.Module, entry: SavedRotation) -> Neurons:
+def _find_unknown(model: nn.Module, entry: SavedRotation) -> Neurons:
     """Return the neurons of a module that only example inputs made a layer: the entry tells their layout."""
     module = unknown_weights(model, ()).get(entry.name) if entry.tensor == "weight" else None
     if module is None:
         raise ValueError(f"the model has no {entry.layer} with neurons in {entry.tensor}")
     return Neurons(module, "weight", False, entry.plan.layout)
+
+
+def describe_rotations(model: nn.Module) -> list[dict[str, object]]:
+    """Return one entry per rotated weight: name, tensor, plan, tasks and the active one; not its numbers."""
+    return [
+        describe(SavedRotation.of(weight)) | {"tasks": list(weight.rotation.tasks)} for weight in find_rotated(model)
+    ]
+
+
+def rotate_as_described(model: nn.Module, layers: Sequence[Mapping[str, Any]]) -> None:
+    """Rotate a plain model by the result of :func:`describe_rotations`; ValueError if it does not fit."""
+    plain = _plain_layers(model)
+    rotations, active = [], {}
+    for layer in layers:
+        try:
+            first, *others = tasks = list(layer["tasks"])
+            entry = parse_rotation({key: value for key, value in layer.items() if key != "tasks"})
+            for task in tasks:
+                if task != "default":
+                    check_new_name(task)
+            if entry.task not in tasks:
+                raise ValueError(f"task {entry.task!r} is not one of {tasks}")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"malformed rotation ({type(error).__name__}: {error}): {layer!r}") from None
+        target = plain.get(entry.where) or _find_unknown(model, entry)
+        plan = _fitting_plan(model, entry, target)
+        with torch.random.fork_rng(devices=[]):  # the start is overwritten
+            rotation = NeuronRotation(plan, target.stored, parameter_order(target), entry.seed, first)
+            for name in others:
+                task = TaskRotation(plan, entry.seed, target.stored)
+                task.requires_grad_(False)
+                rotation.add_module(name, task)
+        rotations.append((target, rotation))
+        active[rotation] = entry.task
+    attach("from_pretrained", rotations)
+    for weight in find_rotated(model):
+        if weight.rotation in active:
+            activate(weight, active[weight.rotation])
