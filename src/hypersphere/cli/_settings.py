@@ -7,15 +7,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args
+from typing import Any
 
 from .._internal import catalog
 from ..train.config import Config, ConfigError, Flag, flags, load_file
 from ..train.config.config import group_of
-from ..train.config.convert import names_of
-from ..train.config.groups import types_of
-from ..train.config.values import parse
+from ..train.config.convert import OFF, ON, names_of
+from ..train.config.values import kinds_of, parse
 from ..train.storage.layout import CONFIG
 from . import Help
 from ._loading import load_recipe
@@ -27,8 +25,6 @@ COMMON = {
     *("optimizer.name", "optimizer.lr"),
 }
 FOLDERS = ("out", "init_from", "data.root")
-_OFF = ("off", "false", "null", "none")
-_SWITCH = ("on", "true", *_OFF)  # what turns a whole group on or off
 
 
 class Setting(argparse.Action):
@@ -42,7 +38,7 @@ class Setting(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
         key = self.option_strings[0][2:]
-        turned_off = _type(key) is None and values in _OFF
+        turned_off = "." not in key and values in OFF
         earlier = {
             name: text
             for name, text in namespace.changes.items()
@@ -99,7 +95,7 @@ def add_settings(parser: argparse.ArgumentParser, examples: str = "") -> None:
         title = titles.get(flag.key.partition(".")[0], "training")
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
-        switch = _is_switch(flag.key)
+        switch = _is_switch(flag)
         added = groups[title].add_argument(
             flag.flag,
             action=Setting,
@@ -123,7 +119,7 @@ def add_settings(parser: argparse.ArgumentParser, examples: str = "") -> None:
 
 def expand_switches(argv: Sequence[str]) -> list[str]:
     """Turn `--resume` without a value into `--resume=true`, also before another flag or a recipe: `--resume opt`."""
-    switches = {flag.flag: flag for flag in flags() if _is_switch(flag.key)}
+    switches = {flag.flag: flag for flag in flags() if _is_switch(flag)}
     return [
         f"{word}=true" if word in switches and not _is_value(switches[word], following) else word
         for word, following in zip(argv, [*argv, "--"][1:], strict=True)
@@ -137,36 +133,21 @@ def _is_value(flag: Flag, text: str) -> bool:
 
 def _fits(flag: Flag, text: str) -> bool:
     """Return whether `text` is a valid value of the flag."""
-    kind = _type(flag.key)
-    if kind is None:
-        return text in _SWITCH
+    if flag.kind is None:
+        return text in (*ON, *OFF)
     try:
-        parse(flag.key, kind, flag.field.metadata, text)
+        parse(flag.key, flag.kind, flag.field.metadata, text)
     except ConfigError:
         return False
     return True
 
 
-def _type(key: str) -> Any:
-    """Return the type of a flag's field; None for a flag that turns a group on or off."""
-    prefix, dot, name = key.rpartition(".")
-    group, _ = group_of(prefix or name)
-    if group is None:
-        return types_of(Config)[name]
-    return types_of(group)[name] if dot else None
-
-
-def _kinds(key: str) -> tuple[Any, ...]:
-    kind = _type(key)
-    return get_args(kind) if isinstance(kind, UnionType) else (kind,)
-
-
-def _is_switch(key: str) -> bool:
-    return bool in _kinds(key) or _type(key) is None
+def _is_switch(flag: Flag) -> bool:
+    return flag.kind is None or bool in kinds_of(flag.kind)
 
 
 def _metavar(flag: Flag) -> str:
-    kinds = _kinds(flag.key)
+    kinds = kinds_of(flag.kind)
     if flag.key in FOLDERS:
         return "DIR"
     words = {None: "on|off", bool: "true|false", str: "NAME", float: "X", int: "N"}

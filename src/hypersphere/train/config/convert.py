@@ -22,6 +22,8 @@ from .config import Config, group_of
 from .groups import Group, types_of
 from .values import TABLES, ConfigError, parse, shown
 
+ON, OFF = ("on", "true"), ("off", "false", "null", "none")  # texts that turn a group on or off
+
 
 def from_tree(tree: Mapping[str, Any]) -> Config:
     """Build a config from plain dicts, lists and numbers, as YAML and JSON give them; missing keys are defaults.
@@ -46,43 +48,29 @@ def _known_keys(prefix: str, kind: type[Group], tree: Any) -> Tree:
     if not isinstance(tree, Mapping):
         what = f"{prefix[:-1]} must be a group of settings" if prefix else "a config must be a mapping"
         raise ConfigError(f"{what}, got {shown(tree)}")
-    doubled = getattr(tree, "doubled", None)
-    if doubled is not None:
-        line = getattr(tree, "line", None)
-        raise ConfigError(f"{f'line {line}: ' if line else ''}{_key(prefix, doubled)} is given twice")
     names = [leaf.name for leaf in fields(kind)]
     for key in tree:
-        if not isinstance(key, str) or key not in names:
+        if key not in names:
             raise _unknown(prefix, names, key)
     return dict(tree)
 
 
-def _key(prefix: str, key: Any) -> str:
-    """Format a key of any type for a message."""
-    text = key if isinstance(key, str) else shown(key)
-    return prefix + (text if text.isprintable() and len(text) <= 60 else shown(key))
-
-
 def _unknown(prefix: str, names: list[str], key: Any) -> ConfigError:
-    text = key if isinstance(key, str) else shown(key)
-    everywhere = [flag.key for flag in flags()]
-    near = nearest_keys(prefix + text, dict.fromkeys([*(prefix + name for name in names), *everywhere]))
-    hint = f"must be one of {', '.join(prefix + name for name in names)}"
-    if prefix + text in everywhere:  # with a dot in a single key
-        near, hint = [], f"write it as {text.partition('.')[0]}: {{{text.partition('.')[2]}: ...}}"
-    return ConfigError(unknown_name("setting", prefix + (text if len(text) <= 60 else text[:57] + "..."), near, hint))
+    name, settings = f"{prefix}{key}", [flag.key for flag in flags()]
+    own = [prefix + name for name in names]
+    if name in settings:  # with a dot in a single key
+        group, _, leaf = name.partition(".")
+        return ConfigError(unknown_name("setting", name, [], f"write it as {group}: {{{leaf}: ...}}"))
+    near = nearest_keys(name, dict.fromkeys([*own, *settings]))
+    return ConfigError(unknown_name("setting", name, near, f"must be one of {', '.join(own)}"))
 
 
 def load_file(path: str | os.PathLike[str]) -> Config:
     """Read the config of a YAML file, or a JSON file by its ending; an error names the file and the key."""
-    name = os.fspath(path)
-    where = name if name.isprintable() else ascii(name)
-    if os.path.isdir(path):
-        raise ConfigError(f"{where} is a folder, not a config file")
     try:
         return from_tree(files.read_tree(path))
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error.message}", error.hint) from None
+        raise ConfigError(f"{os.fspath(path)}: {error.message}", error.hint) from None
 
 
 class Flag(NamedTuple):
@@ -90,6 +78,7 @@ class Flag(NamedTuple):
 
     flag: str
     field: dataclasses.Field[Any]
+    kind: Any  # its type; None for a flag that turns a group on or off
     help: str
 
     @property
@@ -109,11 +98,13 @@ def flags() -> tuple[Flag, ...]:
     for field in fields(Config):
         kind, optional = group_of(field.name)
         if kind is None:
-            flags.append(Flag(f"--{field.name}", field, _help(field)))
+            flags.append(Flag(f"--{field.name}", field, types_of(Config)[field.name], _help(field)))
             continue
         if optional:
-            flags.append(Flag(f"--{field.name}", field, f"{field.metadata['help'].partition(';')[0]}: on or off"))
-        flags += [Flag(f"--{kind.prefix}{leaf.name}", leaf, _help(leaf)) for leaf in fields(kind)]
+            help = f"{field.metadata['help'].partition(';')[0]}: on or off"
+            flags.append(Flag(f"--{field.name}", field, None, help))
+        types = types_of(kind)
+        flags += [Flag(f"--{kind.prefix}{leaf.name}", leaf, types[leaf.name], _help(leaf)) for leaf in fields(kind)]
     return tuple(flags)
 
 
@@ -128,7 +119,7 @@ def _help(leaf: dataclasses.Field[Any]) -> str:
     names = names_of(leaf)
     if words := leaf.metadata.get("words") or (", ".join(names) if 1 < len(names) <= 13 else ""):
         text += f" ({words})"
-    default = files.scalar(_plain(leaf.default))
+    default = files.format_scalar(_plain(leaf.default))
     return text if leaf.default in (None, ()) else f"{text} (default: {default})"
 
 
@@ -147,21 +138,16 @@ def apply(config: Config, changes: Mapping[str, str]) -> Config:
 
 def read_changes(config: Config, changes: Mapping[str, str]) -> dict[str, Any]:
     """Return the values of flags of a command line for :func:`derive`, read as :func:`apply` does."""
-    known = {flag.key: flag.field for flag in flags()}
+    known = {flag.key: flag for flag in flags()}
     values: dict[str, Any] = {}
     for key, text in changes.items():
-        prefix, _, name = key.rpartition(".") if isinstance(key, str) else ("", "", key)
         if key not in known:
-            raise _unknown_flag(key, list(known))
-        kind, _ = group_of(prefix or name)
-        if prefix:
-            assert kind is not None
-            values[key] = parse(key, types_of(kind)[name], known[key].metadata, text)
-        elif kind is None:
-            values[key] = parse(key, types_of(Config)[key], known[key].metadata, text)
-        elif text in ("on", "true"):
+            raise _unknown("", list(known), key)
+        if (kind := known[key].kind) is not None:
+            values[key] = parse(key, kind, known[key].field.metadata, text)
+        elif text in ON:
             values[key] = {}
-        elif text in ("off", "false", "null", "none"):
+        elif text in OFF:
             values[key] = None
         else:
             raise ConfigError(f"{key} must be on or off, got {shown(text)}")
@@ -173,16 +159,6 @@ def read_changes(config: Config, changes: Mapping[str, str]) -> dict[str, Any]:
 def _family(model: str) -> str:
     """Return the family of a network: cnn of cnn9.mhe."""
     return model.partition(".")[0].rstrip("0123456789")
-
-
-def _unknown_flag(key: Any, known: list[str]) -> ConfigError:
-    prefix, dot, name = key.rpartition(".") if isinstance(key, str) else ("", "", key)
-    groups = {field.name: group_of(field.name)[0] for field in fields(Config)}
-    if dot and groups.get(prefix) is not None:
-        return _unknown(prefix + ".", [leaf.name for leaf in fields(groups[prefix] or Config)], name)
-    if groups.get(key if isinstance(key, str) else "") is not None:
-        return ConfigError(f"{key} is a group of settings, such as {next(k for k in known if k.startswith(key + '.'))}")
-    return _unknown("", known, key)
 
 
 def derive(config: Config, changes: Mapping[str, Any] | None = None, /, **more: Any) -> Config:
@@ -198,33 +174,17 @@ def derive(config: Config, changes: Mapping[str, Any] | None = None, /, **more: 
         (500, None, 1.0, 0.1)
     """
     tree = to_tree(config)
-    changed: set[str] = set()
-
-    def put(key: str, value: Any) -> None:
-        if key in changed:
-            raise ConfigError(f"{key} is given twice")
-        changed.add(key)
+    changed = {**(changes or {}), **more}
+    for key in sorted(changed, key=lambda key: "." in key):  # whole groups before their fields
+        value = changed[key]
         group, dot, name = key.partition(".")
-        if not dot:
-            tree[key] = value
-        elif isinstance(tree.get(group), dict):
-            tree[group][name] = value
-        else:  # a group that was off starts from its defaults
-            tree[group] = {name: value}
-
-    pairs = [*(changes or {}).items(), *more.items()]
-    for key, value in sorted(pairs, key=lambda pair: "." in str(pair[0])):  # whole groups before their fields
-        if not isinstance(key, str):
-            raise _unknown("", [flag.key for flag in flags()], key)
+        before = tree.get(group)
+        before = before if isinstance(before, dict) else {}  # a group that was off has its defaults
         if isinstance(value, Group):
-            put(key, to_tree(value))
-        elif isinstance(value, Mapping) and "." not in key:
-            if not isinstance(tree.get(key), dict):
-                tree[key] = {}
-            for name, leaf in value.items():
-                put(f"{key}.{name}", leaf)
-        else:
-            put(key, value)
+            value = to_tree(value)
+        elif isinstance(value, Mapping) and not dot:
+            value = {**before, **value}
+        tree[group] = {**before, name: value} if dot else value
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
         if one in changed and tree[one] is not None and other not in changed:
             tree[other] = None
@@ -267,7 +227,7 @@ def to_yaml(config: Config) -> str:
             leaves = [(field, value, "")]
             lines += [("", "")] if group_of(field.name)[0] is not None else []
         for leaf, setting, indent in leaves:
-            lines.append((f"{indent}{leaf.name}: {files.scalar(_plain(setting))}", leaf.metadata["help"]))
+            lines.append((f"{indent}{leaf.name}: {files.format_scalar(_plain(setting))}", leaf.metadata["help"]))
     width = min(max(len(line) for line, _ in lines), 40)
     return "".join(f"{line:{width}}  # {help}\n" if help else "\n" for line, help in lines)
 

@@ -18,8 +18,10 @@ from ..._internal.nearest import nearest_few
 LARGEST = 2**63 - 1
 AUTO: Any = "auto"  # which no field declares among its types
 _NONE: Any = type(None)
-_INTEGER = re.compile(r"[-+]?[0-9]{1,25}")
-_FLOAT = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_INTEGER = re.compile(r"[-+]?[0-9]{1,25}")  # a longer one is read as a float
+_FLOAT = re.compile(
+    r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+)
 
 #: what `setting(names=...)` may be → its table in the catalog
 TABLES: dict[str, Iterable[str]] = {
@@ -109,16 +111,19 @@ def shown(value: Any) -> str:
         return "a group"
     if isinstance(value, list | tuple):
         return "a list"
-    if isinstance(value, int) and abs(value) > 10**30:  # formatting it may fail or take minutes
-        return "a huge integer"
     if isinstance(value, str):
         return repr(value if len(value) <= 60 else value[:57] + "...")
     return repr(value) if value is None or isinstance(value, bool | int | float) else type(value).__name__
 
 
+def kinds_of(kind: Any) -> tuple[Any, ...]:
+    """Return the alternatives of a type: ``int | None`` has two."""
+    return get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+
+
 def read(key: str, kind: Any, rule: Any, value: Any) -> Any:
     """Convert `value` to the field's type: 1 to 1.0 for a float, a list to a tuple."""
-    kinds = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    kinds = kinds_of(kind)
     if (value is None and _NONE in kinds) or (isinstance(value, str) and value == AUTO and rule.get("auto")):
         return value
     if str in kinds and tuple[str, ...] in kinds and isinstance(value, str | list | tuple):
@@ -132,8 +137,6 @@ def read(key: str, kind: Any, rule: Any, value: Any) -> Any:
                 raise ConfigError(f"{key} must fit in 64 bits, got {shown(value)}")
             return _within(key, kind, rule, int(value))
         if float in kinds:
-            if abs(value) > 1e300:
-                raise ConfigError(f"{key} must be a finite number, got {shown(value)}")
             return _within(key, kind, rule, float(value))
     elif isinstance(value, float):
         if float in kinds:
@@ -162,9 +165,7 @@ def _texts(key: str, kind: Any, rule: Any, value: Any) -> str | tuple[str, ...]:
 
 def parse(key: str, kind: Any, rule: Any, text: str) -> Any:
     """Parse the text of a flag."""
-    kinds = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    if not isinstance(text, str):
-        raise ConfigError(f"{key} must be text here, got {shown(text)}")
+    kinds = kinds_of(kind)
     return read(key, kind, rule, _parsed(kinds, text.strip() if str not in kinds else text))
 
 
@@ -172,16 +173,31 @@ def _parsed(kinds: tuple[Any, ...], text: str) -> Any:
     """Parse `text` as one of the kinds; return the text itself if it is none of them."""
     if _NONE in kinds and text in ("null", "none"):
         return None
-    if bool in kinds and text in ("true", "false"):
-        return text == "true"
-    if int in kinds and _INTEGER.fullmatch(text):
-        return int(text)
-    if float in kinds and _FLOAT.fullmatch(text):
-        return float(text)
+    value = parse_scalar(text)
+    if value is not None and (type(value) in kinds or (isinstance(value, int) and float in kinds)):
+        return value
     for option in kinds:
         if get_origin(option) is tuple:
             inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text
             return [_parsed(get_args(option)[:1], part.strip()) for part in inner.split(",")] if inner.strip() else []
+    return text
+
+
+def parse_scalar(text: str) -> Any:
+    """Parse an unquoted scalar as YAML 1.2 does; NaN and infinity are rejected later, where the key is known.
+
+    Example:
+        >>> [parse_scalar(text) for text in ("1", "1e-3", "true", "null", "yes")]
+        [1, 0.001, True, None, 'yes']
+    """
+    if text in ("", "~", "null", "Null", "NULL"):
+        return None
+    if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
+        return text.lower() == "true"
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if _FLOAT.fullmatch(text):
+        return float(text.replace(".", "", 1)) if text[-1] in "fFnN" else float(text)
     return text
 
 
@@ -190,7 +206,7 @@ def allowed(kind: Any, rule: Any) -> str:
     if "words" in rule:
         return str(rule["words"])
     words: list[str] = []
-    kinds = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    kinds = kinds_of(kind)
     for option in kinds:
         if option is int and float in kinds:
             continue
@@ -276,7 +292,7 @@ def _similarity(key: str, value: str) -> str:
         raise unknown_name(key, "similarity", value)
     numbers = [part.strip() for part in match[2].split(",")] if (match[2] or "").strip() else []
     for number in numbers:
-        if not _FLOAT.fullmatch(number) or not math.isfinite(float(number)):
+        if not _FLOAT.fullmatch(number) or not math.isfinite(parse_scalar(number)):
             raise ConfigError(f"{key} takes finite numbers in parentheses, as in sigmoid(0.7); got {shown(value)}")
     most = catalog.SIMILARITIES.get(name)
     if most is not None and len(numbers) > most:

@@ -13,7 +13,7 @@ from ..._internal.checksummed_json import KEY, RUN_ID, checksum, parse
 from ..._internal.safe_files import check_folder, check_plain, is_folder, read_plain
 from ..._internal.text import one_line
 from ..config import flags, from_tree
-from ..config.files import LARGEST_FILE, read_tree
+from ..config.files import read_tree
 from ..config.values import known
 from ..inference.run import read_spec
 from . import checkpoint, landscapes, layout, predictions
@@ -120,7 +120,7 @@ class _RunFiles:
             raise ValueError("it does not match its checksum")
 
     def _check_config(self, path: Path) -> str:
-        data = read_plain(path, LARGEST_FILE)
+        data = read_plain(path)
         _check_config(read_tree(path))
         self._compare(path, data)
         return "" if f'"{KEY}"'.encode() in data else NO_CHECKSUM
