@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from ._runs import add_run_arguments, shown
 from ._settings import add_base_arguments, add_settings, base_config, expand_switches, folder_name
 
 if TYPE_CHECKING:
-    from ..train.tune import Search, Start, TrialResult
+    from ..train.tune import Search, TrialResult
 
 __all__ = ["add_arguments", "expand_switches", "run"]
 
@@ -67,14 +66,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial, for the display."""
+    """One trial; `number` is that of a stopped one, which continues."""
 
-    number: int
-    start: Start | None  # what :meth:`Search.start` returned
-
-    @property
-    def name(self) -> str:
-        return f"trial {self.number}"
+    name: str
+    number: int | None
 
 
 def run(options: argparse.Namespace) -> int:
@@ -86,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
         import_extra("optuna", "Optuna", "tuning", "tune")  # before a folder is made
         search, base = _prepare(options)
         stack.enter_context(lock(Path(search.folder)))
-        ended, starts = search.start()
+        numbers = search.prepare()
 
         def report(trial: Trial, answer: Mapping[str, Any]) -> None:
             result = TrialResult(**answer)
@@ -98,8 +93,8 @@ def run(options: argparse.Namespace) -> int:
             with shown("tune", enabled=not options.quiet) as status:
                 left = run_all(
                     "hypersphere.cli.tune",
-                    [*map(Trial, count(ended), starts)],
-                    lambda trial: {"search": asdict(search), **asdict(trial)},
+                    [Trial(f"trial {i}", number) for i, number in enumerate(numbers, search.trials - len(numbers))],
+                    lambda trial: {"search": asdict(search), "number": trial.number},
                     report,
                     jobs=options.jobs,
                     deadline=None if options.budget is None else time.monotonic() + 60 * options.budget,
@@ -128,9 +123,6 @@ def _prepare(options: argparse.Namespace) -> tuple[Search, Config]:
     base = apply(base_config(options), options.changes)
     out = base.out or Path("runs", "tune", folder_name(base.model.name, base.data.name, options.recipe))
     base, folder = derive(base, out=None, resume=False), Path(out).expanduser()
-    for path, kind, right in ((folder, "folder", folder.is_dir), (folder / BEST, "file", (folder / BEST).is_file)):
-        if path.exists() and not right():
-            raise ConfigError(f"{path} must be a {kind}")
     tries = options.tries or tune.default_space(base)
     space, folds = tune.read_space(base, tries), tune.folds_of(base, options.folds)
     combinations = math.prod(map(len, space.values()))
@@ -171,7 +163,7 @@ def work(request: Mapping[str, Any]) -> dict[str, Any]:
     search = Search(**request["search"])
     if search.recipe is not None:
         load_recipe(search.recipe)  # its file may register data or a network
-    return asdict(run_trial(search, request["number"], request["start"]))
+    return asdict(run_trial(search, request["number"]))
 
 
 if __name__ == "__main__":

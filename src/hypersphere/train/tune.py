@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -25,15 +26,12 @@ ENDED = ("COMPLETE", "PRUNED")  # states of trials that were measured
 _NUMBER = r"[-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?"
 _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})")
 _COMMA = re.compile(r",(?![^(\[]*[)\]])")  # outside of parentheses and brackets
-_REFUSED = {
-    "steps epochs": "a longer training is better at a price of its own",
-    "data.name data.root data.labels data.imbalance data.validation data.fold": "it changes the validation data",
-    "seed": "the best seed says nothing about the next training",
-    "patience": "trials are compared at equal steps",
-    "out resume device keep log_every eval_every checkpoint_every compile data.workers": "it does not change weights",
-}
+# They change the length, the validation data, or no weights; the best seed says nothing about the next training.
+_REFUSED = (
+    "steps epochs seed patience out resume device keep log_every eval_every checkpoint_every compile "
+    "data.name data.root data.labels data.imbalance data.validation data.fold data.workers"
+)
 
-Start = dict[str, Mapping[str, Any]]  # arguments of Optuna's enqueue_trial: params, user_attrs
 Space = dict[str, list[str]]  # setting → values as texts of its flag; a text may contain a range LOW..HIGH
 
 
@@ -50,9 +48,8 @@ def read_space(base: Config, texts: Sequence[str]) -> Space:
         key = key.strip().removeprefix("--")
         if not values.strip():
             raise ConfigError(f"--try needs KEY=A,B,... or KEY=LOW..HIGH, got {shown(text)}")
-        for keys, why in _REFUSED.items():
-            if key in keys.split():
-                raise ConfigError(f"--try {key}: {why}")
+        if key in _REFUSED.split():
+            raise ConfigError(f"--try {key}: it cannot be chosen by validation accuracy")
         if key in space:
             raise ConfigError(f"--try {key} is given twice")
         space[key] = [part.strip() for part in _COMMA.split(values)]
@@ -156,6 +153,7 @@ class Search:
         from .._internal.draws import stable_hash
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
+        warnings.filterwarnings("ignore", "The reported value is ignored")  # of a trial that continues
         code = "" if self.recipe is None else Path(self.recipe.partition(".py")[0] + ".py").expanduser().read_text()
         Path(self.folder).mkdir(parents=True, exist_ok=True)
         backend = optuna.storages.journal.JournalFileBackend(str(Path(self.folder, "journal.log")))
@@ -167,29 +165,23 @@ class Search:
             pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=FACTOR),
         )
 
-    def start(self) -> tuple[int, list[Start | None]]:
-        """Return how many trials have ended, and the parameters and attributes of each further one, or None.
+    def prepare(self) -> list[int | None]:
+        """Queue the points of a grid in random order; return the trials to run.
 
-        Trials that a stopped process left go on from their checkpoints, then come the points of a grid in random order;
-        with a range, None: the sampler draws.
+        They are the numbers of those that a stopped process left, which continue from their checkpoints; None: a new
+        one, from the queue or, with a range, drawn by the sampler.
         """
         study, base = self.study(), from_tree(self.base)
         space = read_space(base, self.tries)
-        ended = [trial.params for trial in study.trials if trial.state.name in ENDED]
-        waiting = [t.system_attrs["fixed_params"] for t in study.trials if t.state.name == "WAITING"]
-        left: dict[str, Start] = {}  # in the order of the first record of a point, with the rounds of its last
-        for trial in study.trials:
-            if trial.state.name == "RUNNING":
-                study.tell(trial.number, state=type(trial.state).FAIL)
-            if trial.params and trial.params not in ended + waiting:
-                left[str(trial.params)] = {"params": trial.params, "user_attrs": trial.user_attrs}
-        grid = [dict(zip(space, values, strict=True)) for values in product(*space.values())]
-        Random(f"tune/{base.seed}").shuffle(grid)
-        known = [*ended, *waiting, *(start["params"] for start in left.values())]
-        new: list[Start] = [] if has_range(space) else [{"params": params} for params in grid if params not in known]
-        starts = [*([None] * len(waiting)), *left.values(), *new]  # a trial that waits is taken by whoever comes first
-        missing = max(0, self.trials - len(ended))
-        return len(ended), starts[:missing] + [None] * (missing - len(starts) if has_range(space) else 0)
+        if not has_range(space):
+            grid = [dict(zip(space, values, strict=True)) for values in product(*space.values())]
+            Random(f"tune/{base.seed}").shuffle(grid)
+            for point in grid[len(study.trials) : self.trials]:
+                study.enqueue_trial(point)
+        states = [trial.state.name for trial in study.trials]
+        left = [number for number, state in enumerate(states) if state == "RUNNING"]
+        missing = max(0, self.trials - sum(state in ENDED for state in states))
+        return [*left, *([None] * missing)][:missing]
 
     def ranking(self) -> list[TrialResult]:
         """Return the trials that ended, the best first: by steps, accuracy, loss."""
@@ -239,58 +231,45 @@ def _result(trial: Any) -> TrialResult:
     )
 
 
-def run_trial(search: Search, number: int, start: Start | None = None) -> TrialResult:
-    """Run one trial of the study, or continue a stopped one."""
+def run_trial(search: Search, number: int | None) -> TrialResult:
+    """Run a new trial of the study, or continue the one with this number."""
     import optuna
 
     from .._internal.draws import stable_hash
     from .engine import TrainingError, fit_part
 
     base, study = from_tree(search.base), search.study()
-    space = read_space(base, search.tries)
-    seed = stable_hash(base.seed, number, len(study.trials)) % 2**32  # trials draw different points
-    study.sampler = optuna.samplers.TPESampler(seed=seed)
-    results: list[TrialResult] = []
-
-    def objective(trial: Any) -> float:
-        point = {key: _draw(trial, base, key, values) for key, values in space.items()}
-        done = {} if "folder" in trial.user_attrs else _of_same_point(study, point)
-        done |= {"folder": str(trial.number), "settings": point} | trial.user_attrs
-        for key in ("folder", "settings"):
-            trial.set_user_attr(key, done[key])
-        folder = Path(search.folder, "runs", study.study_name, done["folder"])
-        config = derive(apply(base, point), resume=True, keep=1)
-        folds = [
-            derive(config, {"out": str(folder / (fold or "validation").replace("/", "of")), "data.fold": fold})
-            for fold in search.folds
-        ]
-        rounds = [*done.get("rounds", ())]  # the folds of each; before a stop there were some
+    trial = study.ask() if number is None else optuna.trial.Trial(study, study.trials[number]._trial_id)
+    study.sampler = optuna.samplers.TPESampler(seed=stable_hash(base.seed, trial.number) % 2**32)
+    point = {key: _draw(trial, base, key, values) for key, values in read_space(base, search.tries).items()}
+    trial.set_user_attr("settings", point)
+    config = derive(apply(base, point), resume=True, keep=1)
+    folder = Path(search.folder, "runs", study.study_name, str(trial.number))
+    folds = [
+        derive(config, {"out": str(folder / (fold or "validation").replace("/", "of")), "data.fold": fold})
+        for fold in search.folds
+    ]
+    # The folds of each round so far: before a stop, or of a trial that ended with the same settings.
+    same = [t.user_attrs for t in study.trials if t.number == trial.number or t.state.name in ENDED]
+    rounds = max((attrs.get("rounds", []) for attrs in same if attrs.get("settings") == point), key=len)
+    value: float | None = None
+    for round in range(search.rounds):
+        part = FACTOR ** (search.rounds - 1 - round)
+        if round == len(rounds):
+            try:
+                rounds = [*rounds, [asdict(fit_part(fold, part)) for fold in folds]]
+            except TrainingError as error:
+                trial.set_user_attr("failed", " ".join(str(error).split()))
+                break
         trial.set_user_attr("rounds", rounds)
-        for round in range(search.rounds):
-            part = FACTOR ** (search.rounds - 1 - round)
-            if round == len(rounds):
-                try:
-                    rounds.append([asdict(fit_part(fold, part)) for fold in folds])
-                except TrainingError as error:
-                    trial.set_user_attr("failed", " ".join(str(error).split()))
-                    raise optuna.TrialPruned from None
-                trial.set_user_attr("rounds", rounds)
-            accuracy = fmean(fold["accuracy"] for fold in rounds[round])
-            trial.report(accuracy, FACTOR**round)
-            if part > 1 and trial.should_prune():
-                raise optuna.TrialPruned
-        return accuracy
-
-    if start is not None:
-        study.enqueue_trial(**start)
-    study.optimize(objective, n_trials=1, callbacks=[lambda study, trial: results.append(_result(trial))])
-    return results[0]
-
-
-def _of_same_point(study: Any, point: Mapping[str, str]) -> dict[str, Any]:
-    """Return the rounds of a trial that ended with the same settings: a sampler may draw a point again."""
-    same = [t.user_attrs for t in study.trials if t.state.name in ENDED and t.user_attrs.get("settings") == point]
-    return {"rounds": same[-1].get("rounds", [])} if same else {}
+        accuracy = fmean(fold["accuracy"] for fold in rounds[round])
+        trial.report(accuracy, FACTOR**round)
+        if part == 1:
+            value = accuracy
+        elif trial.should_prune():
+            break
+    study.tell(trial, value, state=None if value is not None else optuna.trial.TrialState.PRUNED)
+    return _result(study.trials[trial.number])
 
 
 def _draw(trial: Any, base: Config, key: str, values: Sequence[str]) -> str:
