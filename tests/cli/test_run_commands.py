@@ -19,6 +19,7 @@ from hypersphere._internal.modules import install_command
 from hypersphere.cli import main
 from hypersphere.train import Config, derive, fit
 from hypersphere.train.inference.run import load_run
+from hypersphere.train.inference.scores import ClassScore, Scores
 from tests.runs import rewritten
 from tests.train.test_run import SMALL
 
@@ -127,13 +128,8 @@ def test_evaluate_prints_json(folder, capsys):
 
 
 def test_evaluate_lists_the_worst_of_many_classes():
-    from hypersphere.cli import evaluate
-
-    classes = {f"c{i}": {"samples": i % 2, "accuracy": 1 - i / 100 if i % 2 else None} for i in range(60)} | {
-        "\n": {"samples": 1, "accuracy": 0.0}
-    }
-    metrics = {"samples": 9, "loss": 0.0, "accuracy": 1.0, "energy": 0.0, "energies": {}, "classes": classes}
-    _, table = evaluate._tables(metrics, "title")
+    classes = {f"c{i}": ClassScore(i % 2, 1 - i / 100 if i % 2 else None) for i in range(60)}
+    _, table = Scores("title", "test", 1, 9, 0.0, 1.0, classes | {"\n": ClassScore(1, 0.0)}, {}).tables()
     assert table.header[0] == "the worst 20 of 61 classes"
     assert [row[0] for row in table.rows] == [r"'\n'", *(f"c{i}" for i in range(59, 21, -2))]
 

@@ -118,8 +118,8 @@ def test_training_with_them(loss, tmp_path):
     result = quiet(derive(tiny(), loss | changes))
     assert result.summary.accuracy > 0.3  # chance is 0.1
     again = scores(load_run(tmp_path / "run"))
-    assert again["accuracy"] == result.summary.accuracy
-    assert again["loss"] == pytest.approx(result.summary.loss)
+    assert again.accuracy == result.summary.accuracy
+    assert again.loss == pytest.approx(result.summary.loss)
 
 
 @pytest.mark.parametrize(

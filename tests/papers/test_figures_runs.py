@@ -259,13 +259,13 @@ def test_tiles():
 def test_roc_and_identification(faces, tmp_path):  # noqa: F811
     run = trained(tmp_path / "run", **SMALL | {"data.name": "lfw", "data.root": str(faces)})
     loaded = load_run(run)
-    expected = open_scores(loaded)
+    expected = open_scores(loaded).to_dict()
     (row,) = draw("roc", run).rows
     assert (row["accuracy"], row["AUC"], row["EER"]) == (expected["accuracy"], expected["auc"], expected["eer"])
     other = write_pairs(tmp_path / "pairs.txt", ["Di\t1\tEd\t1"] * 6)
-    assert draw("roc", run, other).rows[0]["AUC"] == open_scores(loaded, pairs=read_pairs(other))["auc"]
+    assert draw("roc", run, other).rows[0]["AUC"] == open_scores(loaded, pairs=read_pairs(other)).result.roc.auc
     rows = draw("identification", run).rows
     assert [row["distractors"] for row in rows] == [1, 2]
     for row in rows:
-        rates = open_scores(loaded, measure="identification", distractors=row["distractors"])["rates"]
+        rates = open_scores(loaded, measure="identification", distractors=row["distractors"]).result.rates
         assert (row["rank 1"], row["rank 10"]) == (rates["1"], rates["10"])

@@ -119,7 +119,7 @@ def test_the_centre_is_the_run_s_own_evaluation(name, runs):
     before = {key: value.clone() for key, value in run.model.state_dict().items()}
     found, own = hs.train.landscape(run, size=3), scores(run)
     assert found.alpha.tolist() == [-1.5, 0.0, 1.5] == found.beta.tolist()
-    assert (float(found.loss[1, 1]), float(found.error[1, 1])) == (own["loss"], 1 - own["accuracy"])
+    assert (float(found.loss[1, 1]), float(found.error[1, 1])) == (own.loss, 1 - own.accuracy)
     assert all(torch.equal(before[key], value) for key, value in run.model.state_dict().items())
 
 
@@ -290,7 +290,7 @@ def test_a_graph_works_and_a_gan_is_refused(tmp_path, capsys, monkeypatch):
     graph = tiny(**{"model.name": "gcn", "model.widths": (4,), "data.name": "graph_of_test"}, steps=3)
     fit(derive(graph, out=str(tmp_path / "graph")), progress=False)
     found = hs.train.landscape(tmp_path / "graph", size=3)
-    assert float(found.loss[1, 1]) == scores(load_run(tmp_path / "graph"))["loss"]
+    assert float(found.loss[1, 1]) == scores(load_run(tmp_path / "graph")).loss
     assert "evaluated together" in fails(capsys, tmp_path / "graph", "--samples", 2)
     for name in ("generator.mhe", "discriminator.mhe"):
         monkeypatch.setitem(PRESETS, name, PRESETS[name])

@@ -24,7 +24,7 @@ from hypersphere.train.inference import exporting
 from hypersphere.train.inference.exporting import export
 from hypersphere.train.inference.inputs import Preprocess
 from hypersphere.train.inference.run import BATCH, load_run
-from hypersphere.train.inference.scores import scores
+from hypersphere.train.inference.scores import ClassScore, scores
 from hypersphere.train.networks import Classifier
 from hypersphere.train.splits import DataSpec
 from hypersphere.train.storage import checkpoint
@@ -430,10 +430,9 @@ def test_a_graph(tmp_path, loss, monkeypatch):
     right = [a == b for a, b, there in zip(labels, named, graph.test, strict=True) if there]
     assert probabilities.shape == (len(graph.labels), len(graph.classes))
     assert run.embed(graph).norm(dim=1).round(decimals=5).unique().tolist() in ([1], [0, 1])
-    figures = scores(run, "test")
-    assert figures["accuracy"] == sum(right) / len(right)
-    assert scores(run)["split"] == "test"
-    assert scores(run, "validation")["loss"] == pytest.approx(result.summary.validation["loss"])
+    assert scores(run, "test").accuracy == sum(right) / len(right)
+    assert scores(run).split == "test"
+    assert scores(run, "validation").loss == pytest.approx(result.summary.validation["loss"])
     with pytest.raises(ValueError, match="onnx cannot hold the network of a graph"):
         export(run, tmp_path / "a.onnx")
     with pytest.raises(TypeError, match=r"must be a hypersphere\.data\.Graph, got Tensor"):
@@ -464,22 +463,22 @@ def test_a_generator(tmp_path, monkeypatch, digits):
 def test_scores_are_those_of_the_training(trained, digits, kind):
     result = trained(kind)
     run = load_run(result.path)
-    figures = scores(run)
-    assert (figures["split"], figures["samples"], figures["step"]) == ("test", 517, run.step)
+    measured = scores(run)
+    assert (measured.split, measured.samples, measured.step) == ("test", 517, run.step)
     for key in ("accuracy", "loss", "energy", "energies"):
-        assert figures[key] == pytest.approx(result.to_dict()[key], rel=1e-6)
+        assert getattr(measured, key) == pytest.approx(result.to_dict()[key], rel=1e-6)
     labels, _ = run.predict(digits.inputs)
-    for number, (name, each) in enumerate(figures["classes"].items()):
+    for number, (name, score) in enumerate(measured.classes.items()):
         hits = [label == name for label, truth in zip(labels, digits.labels.tolist(), strict=True) if truth == number]
-        assert each == {"samples": len(hits), "accuracy": sum(hits) / len(hits)}
+        assert score == ClassScore(len(hits), sum(hits) / len(hits))
 
 
 def test_scores_of_other_splits(trained):
     result = trained("validation")
     run = load_run(result.path)
-    figures = scores(run, "validation")
-    assert figures["accuracy"] == result.summary.validation["accuracy"]
-    assert figures["samples"] + scores(run, "train")["samples"] == 1280
+    measured = scores(run, "validation")
+    assert measured.accuracy == result.summary.validation["accuracy"]
+    assert measured.samples + scores(run, "train").samples == 1280
     with pytest.raises(ValueError, match="this run has no validation split"):
         scores(load_run(trained("plain").path), "validation")
 
@@ -504,7 +503,7 @@ def test_scores_want_the_same_classes_and_shapes(trained, monkeypatch):
     with pytest.raises(ValueError, match=r"samples of shape \(1, 8, 8\), got \(1, 9, 9\)"):
         scores(run)
     other(names)
-    assert scores(run)["classes"]["7"] == {"samples": 0, "accuracy": None}
+    assert scores(run).classes["7"] == ClassScore(0, None)
 
 
 # ------------------------------------------------------------------------------------------------------- export

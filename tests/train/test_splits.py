@@ -41,8 +41,8 @@ def test_without_a_test_split_the_figures_are_those_of_the_weights(tmp_path):
     from hypersphere.train.inference.scores import scores
 
     again = scores(hs.train.load_run(tmp_path / "run"))
-    assert again["accuracy"] == summary.accuracy
-    assert again["energy"] == pytest.approx(summary.energy, rel=1e-6)
+    assert again.accuracy == summary.accuracy
+    assert again.energy == pytest.approx(summary.energy, rel=1e-6)
 
 
 def own(inputs, labels, classes=("a", "b", "c"), **more):

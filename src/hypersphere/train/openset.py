@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .. import data as datasets
 from .. import openset
+from .._internal.tables import TableResult, TextTable, percent
 from ..data import Pairs
 from .config import Config
 from .networks import Classifier
@@ -156,14 +157,27 @@ def run_episodes(embedder: Embedder, dataset: Any, settings: Episodes) -> opense
     return openset.few_shot_accuracy(support, query, settings.classifier)
 
 
-@dataclass(frozen=True)
-class Identification:
-    """How many probes, samples in the gallery and distractors there were, and the rates of rank k."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Identification(TableResult):
+    """The numbers of probes, samples in the gallery and distractors, and the rates of rank k; prints as a table."""
 
     probes: int
     gallery: int
     distractors: int
     rates: dict[str, float]
+
+    @property
+    def rows(self) -> list[tuple[str, float]]:
+        """The ranks and their rates."""
+        return list(self.rates.items())
+
+    def tables(self) -> list[TextTable]:
+        header = ["probes", "gallery", "distractors", *(f"rank {k}" for k in self.rates)]
+        cells = [f"{count:,}" for count in (self.probes, self.gallery, self.distractors)]
+        return [TextTable(header, [[*cells, *map(percent, self.rates.values())]], left=0)]
+
+    def to_dict(self) -> dict[str, int | dict[str, float]]:
+        return asdict(self)
 
 
 def identify(embedder: Embedder, dataset: Any, distractors: int | None = None) -> Identification:

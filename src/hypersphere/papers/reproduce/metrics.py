@@ -57,5 +57,6 @@ def _steps_to(target: float, result: Result) -> float:
 def _class0(result: Result) -> dict[str, float]:
     """Return the test accuracy and error of the first class, the one with few samples."""
     assert result.path is not None
-    first = next(iter(scores(load_run(result.path))["classes"].values()))
-    return {"class0_accuracy": 100 * first["accuracy"], "class0_error": 100 - 100 * first["accuracy"]}
+    measured = scores(load_run(result.path)).to_dict()
+    accuracy = next(iter(measured["classes"].values()))["accuracy"]
+    return {"class0_accuracy": 100 * accuracy, "class0_error": 100 - 100 * accuracy}

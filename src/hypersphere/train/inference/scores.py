@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ... import data as datasets
 from ..._internal import checks
+from ..._internal.tables import TableResult, TextTable, percent
 from ...data import Graph, Pairs
+from ...openset import EpisodeAccuracy, Verification
 from .. import neurons, openset
 from ..config import Config
 from ..distributed import World, device_of
@@ -21,8 +24,113 @@ from ..storage.layout import RESULT
 from ..storage.summary import read_summary
 from .run import Run
 
+MOST_CLASSES = 20  # listed; of more, the worst
 
-def scores(run: Run, split: str | None = None, config: Config | None = None, *, write: bool = False) -> dict[str, Any]:
+
+@dataclass(frozen=True)
+class ClassScore:
+    """The samples of a class in a split, and the share of them that is predicted right; None without samples."""
+
+    samples: int
+    accuracy: float | None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Scores(TableResult):
+    """The metrics of a run on a split; prints as tables.
+
+    Attributes:
+        title: what was evaluated.
+        classes: by name.
+        energies: by layer.
+        top5: accuracy; None for up to ten classes.
+    """
+
+    title: str
+    split: str
+    step: int
+    samples: int
+    loss: float
+    accuracy: float
+    classes: dict[str, ClassScore]
+    energies: dict[str, float]
+    top5: float | None = None
+
+    @property
+    def energy(self) -> float:
+        """The sum over the layers."""
+        return sum(self.energies.values())
+
+    @property
+    def rows(self) -> list[tuple[str, ClassScore]]:
+        """The classes; of many, the worst."""
+        if len(self.classes) <= MOST_CLASSES:
+            return list(self.classes.items())
+        seen = [(name, score) for name, score in self.classes.items() if score.samples]
+        return sorted(seen, key=lambda pair: pair[1].accuracy or 0.0)[:MOST_CLASSES]
+
+    def tables(self) -> list[TextTable]:
+        cells = {"samples": f"{self.samples:,}", "accuracy": percent(self.accuracy)}
+        cells |= {} if self.top5 is None else {"top 5": percent(self.top5)}
+        cells |= {"loss": f"{self.loss:.4f}", "energy": f"{self.energy:.4f}"}
+        is_short = len(self.rows) == len(self.classes)
+        header = "class" if is_short else f"the worst {len(self.rows)} of {len(self.classes)} classes"
+        classes = [[_class_name(name), f"{score.samples:,}", percent(score.accuracy)] for name, score in self.rows]
+        tables = [TextTable([*cells], [[*cells.values()]], left=0, title=self.title)]
+        tables.append(TextTable([header, "samples", "accuracy"], classes))
+        layers = [[name, f"{energy:.4f}"] for name, energy in self.energies.items()]
+        return [*tables, TextTable(["layer", "energy"], layers)] if layers else tables
+
+    def to_dict(self) -> Mapping[str, Any]:
+        tree = {key: value for key, value in asdict(self).items() if key != "title" and value is not None}
+        return tree | {"energy": self.energy}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class OpenScores(TableResult):
+    """The embeddings of a run on a split whose classes it was not trained on; prints as tables.
+
+    Attributes:
+        measure: pairs, episodes or identification.
+        result: of :mod:`hypersphere.openset`.
+        settings: of the measure: the number of pairs, or what the episodes are.
+        energies: by layer.
+    """
+
+    title: str
+    split: str
+    step: int
+    measure: str
+    result: Verification | EpisodeAccuracy | openset.Identification
+    settings: Mapping[str, str | int]
+    energies: dict[str, float]
+
+    @property
+    def rows(self) -> list[Any]:
+        """Those of `result`."""
+        return list(self.result.rows)
+
+    def tables(self) -> list[TextTable]:
+        first, *rest = self.result.tables()
+        return [replace(first, title=self.title), *rest]
+
+    def notes(self) -> list[str]:
+        return list(self.result.notes())
+
+    def to_dict(self) -> Mapping[str, Any]:
+        tree = {"split": self.split, "step": self.step, "measure": self.measure}
+        energies = {"energy": sum(self.energies.values()), "energies": self.energies}
+        return {**tree, **self.result.to_dict(), **self.settings, **energies}
+
+
+def _class_name(name: str) -> str:
+    """Format a class name; in text data it may be a line end."""
+    return name if name.isprintable() and name.strip() else repr(name)
+
+
+def scores(
+    run: Run, split: str | None = None, config: Config | None = None, *, write: bool = False
+) -> Scores | OpenScores:
     """Evaluate a run on a split of its data, as the training does.
 
     Args:
@@ -32,15 +140,13 @@ def scores(run: Run, split: str | None = None, config: Config | None = None, *, 
             those of the training.
 
     Returns:
-        split, samples, loss, accuracy, classes (name → samples and accuracy, None where there are no samples),
-        energies (layer → energy), energy (their sum), step; top5 with more than ten classes. Of a split whose classes
-        were not trained on, what :func:`open_scores` returns.
+        Scores; of a split whose classes were not trained on, what :func:`open_scores` returns.
 
     Example:
         >>> import tempfile
         >>> from hypersphere.train import Config, fit, load_run
         >>> result = fit(Config(steps=2, out=tempfile.mkdtemp()), progress=False)
-        >>> scores(load_run(result.path))["accuracy"] == result.summary.accuracy
+        >>> scores(load_run(result.path)).accuracy == result.summary.accuracy
         True
     """
     config = run.config if config is None else config
@@ -61,20 +167,24 @@ def scores(run: Run, split: str | None = None, config: Config | None = None, *, 
         _write_predictions(run, splits, split, collected)
     samples, correct = totals.samples.tolist(), totals.correct.tolist()
     energies = neurons.energies(classifier.network, classifier.head, run.config.energy)
-    return {
-        "split": split,
-        "step": run.step,
-        "samples": splits.count(split),
-        "loss": totals.loss / sum(samples),
-        "accuracy": sum(correct) / sum(samples),
-        **({} if totals.top5 is None else {"top5": totals.top5 / sum(samples)}),
-        "classes": {
-            name: {"samples": n, "accuracy": hits / n if n else None}
+    return Scores(
+        _title(run, split),
+        split,
+        run.step,
+        splits.count(split),
+        loss=totals.loss / sum(samples),
+        accuracy=sum(correct) / sum(samples),
+        classes={
+            name: ClassScore(n, hits / n if n else None)
             for name, n, hits in zip(run.labels, samples, correct, strict=True)
         },
-        "energy": sum(energies.values()),
-        "energies": energies,
-    }
+        energies=energies,
+        top5=None if totals.top5 is None else totals.top5 / sum(samples),
+    )
+
+
+def _title(run: Run, split: str) -> str:
+    return f"{run.config.model.name} on {run.config.data.name}, {split}, step {run.step}"
 
 
 def _write_predictions(run: Run, splits: Splits, split: str, collected: Predictions) -> None:
@@ -96,7 +206,7 @@ def open_scores(
     pairs: Pairs | None = None,
     splits: Splits | None = None,
     **options: Any,
-) -> dict[str, Any]:
+) -> OpenScores:
     """Evaluate the embeddings of a run: by pairs, by few-shot episodes, or by identification.
 
     Args:
@@ -106,9 +216,6 @@ def open_scores(
         splits: the data, if they are loaded already.
         options: of the measure. Episodes: episodes=600, ways=5, shots=5, queries=15, classifier="linear" | "cosine"
             (default: cosine after an angular loss). Identification: distractors=None (all).
-
-    Returns:
-        split, step, measure and its values, energies (layer → energy) and energy (their sum).
     """
     config = run.config if config is None else config
     if splits is None:
@@ -120,6 +227,8 @@ def open_scores(
     classifier, world = run.classifier, World(device_of(config.device))
     classifier.to(world.device)
     embedder = openset.Embedder(classifier, splits, config, lambda batch: batch.to(world.device))
+    title, settings = _title(run, split), dict[str, Any]()
+    result: Verification | EpisodeAccuracy | openset.Identification
     if measure == "pairs":
         images = splits.split(split)
         if pairs is None:
@@ -127,17 +236,18 @@ def open_scores(
         elif datasets.has_pairs(config.data.name):  # a list may name images of any split
             with suppress(ValueError):  # a dataset of the user's own may not have such a split
                 images = datasets.load(config.data.name, config.data.root, "all")
-        values = {"pairs": len(pairs), **openset.verify(embedder, images, pairs).to_dict()}
+        result = openset.verify(embedder, images, pairs)
+        settings = {"pairs": len(pairs)}
         _warn_trained(run, images, pairs)
     elif measure == "episodes":
-        settings = replace(openset.Episodes.of(run.config), **options)
-        result = openset.run_episodes(embedder, splits.split(split), settings)
-        values = asdict(settings) | {"accuracy": result.accuracy, "interval": result.interval, "loss": result.loss}
+        episodes = replace(openset.Episodes.of(run.config), **options)
+        result = openset.run_episodes(embedder, splits.split(split), episodes)
+        settings = asdict(episodes)
+        title += f", {episodes.ways}-way {episodes.shots}-shot, {episodes.classifier} classifier"
     else:
-        values = asdict(openset.identify(embedder, splits.split(split), **options))
+        result = openset.identify(embedder, splits.split(split), **options)
     energies = neurons.energies(classifier.network, classifier.head, run.config.energy)
-    measured = {"split": split, "step": run.step, "measure": measure, **values}
-    return measured | {"energy": sum(energies.values()), "energies": energies}
+    return OpenScores(title, split, run.step, measure, result, settings, energies)
 
 
 def _warn_trained(run: Run, images: Any, pairs: Pairs) -> None:
