@@ -2,7 +2,6 @@
 
 import json
 import math
-import time
 
 import pytest
 import torch
@@ -188,33 +187,20 @@ def test_clipping_is_torchs(amp):
 # ------------------------------------------------------------------------------------------------------- not finite
 
 
-@pytest.mark.parametrize(
-    ("changes", "what"),
-    [
-        ({"optimizer.lr": 1e20}, "loss is (nan|inf)|a gradient is not finite"),
-        ({"optimizer.lr": 1e30, "rotation.method": "unconstrained"}, "loss is (nan|inf)|a gradient is not finite"),
-        ({"optimizer.lr": 1e20, "amp": "bfloat16"}, "loss is (nan|inf)|a gradient is not finite"),
-    ],
-)
-def test_what_is_not_finite_is_caught_before_the_step(changes, what, tmp_path):
-    config = tiny(out=str(tmp_path), checkpoint_every=1, **changes)
-    with pytest.raises(TrainingError, match=what) as caught:
+@pytest.mark.parametrize("amp", [False, "bfloat16"])
+def test_what_is_not_finite_is_caught_before_the_step(amp, tmp_path):
+    config = tiny(out=str(tmp_path), checkpoint_every=1, amp=amp, **{"optimizer.lr": 1e20})
+    with pytest.raises(TrainingError, match=r"loss is (nan|inf)|a gradient is not finite") as caught:
         quiet(config)
     message = str(caught.value)
     assert "\n" not in message
     kept = checkpoint.latest(tmp_path / "checkpoints")
     assert message.startswith(f"step {int(kept.name) + 1}: ")
+    assert f"the last checkpoint is {kept};" in message
     assert "optimizer.lr" in message
     tensors, _ = checkpoint.load(kept)
     assert all(bool(torch.isfinite(value).all()) for value in tensors.values() if value.is_floating_point())
     assert not (tmp_path / "result.json").exists()
-
-
-def test_the_last_checkpoint_is_named(tmp_path, monkeypatch):
-    write = checkpoint._fill
-    monkeypatch.setattr(checkpoint, "_fill", lambda *given: (time.sleep(0.3), write(*given)))
-    with pytest.raises(TrainingError, match=rf"the last checkpoint is {tmp_path}/checkpoints/1;"):
-        quiet(tiny(out=str(tmp_path), checkpoint_every=1, **{"optimizer.lr": 1e20}))
 
 
 def test_the_phase_of_a_gan_is_named():
@@ -310,16 +296,6 @@ def test_the_class_matrix_goes_from_softmax_to_an_angular_loss_and_back(softmax,
     angular = quiet(derive(config, out=str(tmp_path / "angular")))
     back = start_of(tiny(init_from=str(angular.path), **CLASSES))
     assert torch.equal(back["network.classifier.weight"], angular.model.head.weight)
-
-
-def test_the_second_stage_of_sphereface_plus(tmp_path):
-    first = tiny(out=str(tmp_path / "a"), **CNN, **{"loss.name": "a_softmax"})
-    stage = quiet(first)
-    second = tiny(out=str(tmp_path / "b"), init_from=str(tmp_path / "a"), **CNN, **{"loss.name": "sphereface_plus"})
-    begun = start_of(derive(second, out=None))
-    assert torch.equal(begun["head.weight"], stage.model.head.weight)
-    result = quiet(second)
-    assert result.summary.step == 12
 
 
 def test_progressive_rotations(tmp_path):
@@ -451,24 +427,19 @@ def test_callbacks_see_the_lines_and_the_random_state_is_left_alone(tmp_path):
 # ------------------------------------------------------------------------------------------------------- other tasks
 
 
-def test_text_is_learned():
-    changes = {"model.name": "transformer_of_test", "model.widths": None, "data.name": "letters_of_test"}
-    result = quiet(tiny(steps=40, **changes, **{"optimizer.name": "adam", "optimizer.lr": 0.02}))
-    assert result.summary.accuracy > 0.9
-
-
-def test_a_graph_is_learned():
-    changes = {"model.name": "gcn", "model.widths": (8,), "data.name": "graph_of_test"}
-    result = quiet(tiny(steps=60, eval_every=10, **changes, **{"optimizer.name": "adam", "optimizer.lr": 0.05}))
+@pytest.mark.parametrize(
+    ("model", "dataset", "widths", "least"),
+    [
+        ("transformer_of_test", "letters_of_test", None, 0.9),
+        ("gcn", "graph_of_test", (8,), 1.0),
+        ("pointnet_of_test", "points_of_test", None, 0.8),
+    ],
+)
+def test_text_graphs_and_points_are_learned(model, dataset, widths, least):
+    changes = {"model.name": model, "model.widths": widths, "data.name": dataset}
+    result = quiet(tiny(steps=60, eval_every=20, **changes, **{"optimizer.name": "adam", "optimizer.lr": 0.03}))
     assert result.summary.split == "test"
-    assert result.summary.accuracy == 1.0
-    assert result.summary.data["train"] == 12
-
-
-def test_points_are_learned():
-    changes = {"model.name": "pointnet_of_test", "model.widths": None, "data.name": "points_of_test"}
-    result = quiet(tiny(steps=60, eval_every=60, **changes, **{"optimizer.name": "adam", "optimizer.lr": 0.02}))
-    assert result.summary.accuracy > 0.8
+    assert result.summary.accuracy >= least
 
 
 def test_a_gan_learns_to_make_images():

@@ -145,15 +145,6 @@ def test_numbers_that_are_not_finite_are_null(tmp_path):
     assert points(tmp_path) == [(1, {"energy/b": 1.0})]
 
 
-def test_what_is_written_cannot_be_changed_afterwards(tmp_path):
-    energies = {"a": 1.0}
-    metrics = Metrics(tmp_path)
-    metrics.write(MetricsLine(1, "test", energies=energies))
-    energies["a"] = 2.0
-    assert metrics.lines[0].energies == {"a": 1.0}
-    metrics.close()
-
-
 def test_tensorboard_reads_every_number(tmp_path):
     run(tmp_path, LINES)
     first, *_ = records(tmp_path)
@@ -223,10 +214,7 @@ DAMAGED = {
     "no end of line": (text_of(LINES[:3])[:-1].encode(), 2),
     "not JSON": ((text_of(LINES[:1]) + "{]\n" + text_of(LINES[2:])).encode(), 1),
     "no text": (text_of(LINES[:2]).encode() + b"\xff\xfe\n", 2),
-    "zeros": (text_of(LINES[:2]).encode() + bytes(100) + b"\n", 2),
     "no step": ((text_of(LINES[:2]) + "{}\n").encode(), 2),
-    "deep": (text_of(LINES[:1]).encode() + b"[" * 100_000 + b"\n", 1),
-    "empty": (b"", 0),
     "missing": (None, 0),
 }
 

@@ -281,6 +281,7 @@ def test_evaluate_episodes(run_of_faces, capsys, monkeypatch):
     ("argv", "message"),
     [
         (["--pairs", "nowhere.txt"], "nowhere.txt must be a file"),
+        (["--pairs", "few.txt"], "the list must have two same and two different pairs or more, got 1 and 1"),
         (["--identify", "--episodes", "5"], "one measure at a time, got flags of episodes and identification"),
         (["--distractors", "3"], "distractors must be <= 2, the classes with a single sample, got 3"),
         (["--episodes", "5"], "shots + queries must be <= the samples of every class, got 5 + 15, but class 0 has 4"),
@@ -288,7 +289,9 @@ def test_evaluate_episodes(run_of_faces, capsys, monkeypatch):
         (["--classifier", "cosin"], "unknown --classifier 'cosin', did you mean 'cosine'? (one of linear, cosine)"),
     ],
 )
-def test_evaluate_bad_input(run_of_faces, capsys, argv, message):
+def test_evaluate_bad_input(run_of_faces, capsys, argv, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "few.txt").write_text("1\nAnn\t1\t2\nAnn\t1\tDi\t1\n")
     code, out, err = printed(capsys, run_of_faces, *argv)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message.split(" (one")[0] in err
@@ -299,18 +302,9 @@ def test_a_graph_has_no_separate_samples(capsys, tmp_path, monkeypatch):
     official.write_planetoid(tmp_path, official.planetoid_files())
     changes = {"model.name": "gcn", "data.name": "cora", "data.root": str(tmp_path), "data.validation": None}
     quiet(tiny(**changes, out=str(tmp_path / "run"), steps=1))
-    for flag in (["--identify"], ["--episodes", "5"]):
-        code, _, err = printed(capsys, str(tmp_path / "run"), *flag)
-        assert (code, err.count("\n")) == (2, 1)
-        assert "needs separate samples, and cora is a graph" in err
-
-
-def test_pairs_of_one_kind_each(run_of_faces, faces, capsys):
-    few = faces / "few.txt"
-    few.write_text("1\nAnn\t1\t2\nAnn\t1\tDi\t1\n")
-    code, _, err = printed(capsys, run_of_faces, "--pairs", str(few))
-    assert code == 2
-    assert err == ("hypersphere evaluate: the list must have two same and two different pairs or more, got 1 and 1\n")
+    code, _, err = printed(capsys, str(tmp_path / "run"), "--identify")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "needs separate samples, and cora is a graph" in err
 
 
 def test_pairs_need_image_files(capsys, tmp_path, faces):

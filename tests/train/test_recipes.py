@@ -109,10 +109,8 @@ def mine():
     [
         ("plian", "unknown recipe 'plian', did you mean 'plain'? (`hypersphere list recipes`)"),
         ("zzzzzz", "your own is a file, my.py or my.py:function (`hypersphere list recipes`)"),
-        ("a\nb" * 1000, "unknown recipe 'a\\nba"),
         ("my.yaml", "a recipe is a name or a Python file, got 'my.yaml'; pass a config file with --config"),
         ("/nowhere/my.py", "/nowhere/my.py: No such file or directory"),
-        ("a\0b.py", "null byte"),
     ],
     ids=lambda text: text[:20],
 )
@@ -134,11 +132,8 @@ def test_a_folder_is_no_recipe(tmp_path):
         ("def f():\n    return g()\ndef g(n=0):\n    raise KeyError\n", ", line 4: KeyError"),
         ("def f():\n    import json\n    json.loads('{')\n", ", line 3: JSONDecodeError: Expecting property name"),
         ("def f(:\n", ", line 1: SyntaxError: invalid syntax"),
-        ("exec(compile('(', 'other.py', 'exec'))\n", ", line 1: SyntaxError: '(' was never closed (other.py, line 1)"),
-        ("def f():\n    raise SystemExit('I go')\n", ", line 2: SystemExit: I go"),
         ("raise ValueError('two\\nlines')\n", ", line 1: ValueError: two lines"),
         ("import no_such_module_here\n", ", line 1: ModuleNotFoundError: No module named 'no_such_module_here'"),
-        ("\n\0", "source code string cannot contain null bytes"),
         ("def f(): return 3\n", ": f() must return a Config, got int"),
         ("def f(x): return x\n", " has no function without arguments; a recipe is one that returns a Config"),
         ("def a(): pass\ndef b(): pass\n", " has several functions: a, b; name one, as in "),
@@ -185,13 +180,3 @@ def test_the_sizes_of_a_recipe_stay_with_its_network():
     other = apply(plain, {"model.name": "resnet20"}).model
     assert (other.widths, other.fc) == (None, None)
     assert apply(plain, {"model.name": "resnet20", "model.widths": "4,8,8"}).model.widths == (4, 8, 8)
-
-
-def test_a_recipe_may_raise_anything(tmp_path):
-    for text in (
-        "class E(Exception):\n def __str__(self): raise ValueError\ndef recipe(): raise E",
-        "class E(BaseException): pass\ndef recipe(): raise E('odd')",
-    ):
-        (tmp_path / "mine.py").write_text(text)
-        with pytest.raises(ValueError, match=r"mine\.py, line \d+: E"):
-            recipes.load(str(tmp_path / "mine.py"))

@@ -154,7 +154,6 @@ def spoil(text, old, new):
     ("file", "change", "message"),
     [
         ("config.json", lambda t: t[:50], r"config\.json: line .*: not JSON: "),
-        ("config.json", ('"widths"', '"widhts"'), r"config\.json: unknown setting 'model\.widhts'"),
         ("config.json", (" 16", " 17"), r"model\.safetensors does not fit: layers\.0\.weight is \(16"),
         ("config.json", lambda t: spoil(t, " 16", " 17"), r'config\.json: damaged: .* remove its line "checksum"$'),
         ("config.json", None, r"run is not a run folder: it has no config\.json"),
@@ -163,11 +162,9 @@ def spoil(text, old, new):
         ("final/model.json", lambda t: spoil(t, '"3"', '"8"'), r"model\.json is damaged: the checksum does not match"),
         ("final/model.json", ('"images"', '"pictures"'), r"model\.json is malformed: .*'pictures'"),
         ("final/model.json", ('"shape"', '"size"'), r"model\.json is malformed: .*unknown field 'size'"),
-        ("final/model.json", ('"3"', "3"), r"model\.json is malformed: .*classes must be a list, each item text"),
         ("final/model.json", ('"step": 20', '"step": "a"'), r"step must be an integer >= 0, got 'a'"),
         ("final/model.json", None, r"model\.json is missing"),
         ("final/model.safetensors", None, r"model\.safetensors is missing"),
-        ("final/head.safetensors", None, r"head\.safetensors is missing"),
     ],
 )
 def test_bad_files_in_one_line(copy, file, change, message):
@@ -525,9 +522,7 @@ def test_export_to_safetensors(trained, tmp_path, kind):
     ("kind", "shape", "dtype", "augment", "said"),
     [
         ("images", (3, 4, 5), "uint8", None, "(B, 3, 4, 5): channels red, green, blue, (x - 127.5) / 128 of pixels x"),
-        ("images", (2, 4, 5), "uint8", None, "(B, 2, 4, 5): 2 channels, (x - 127.5) / 128 of pixels x"),
         ("images", (1, 4, 5), "uint8", lambda x, g: x / 255, "(B, 1, 4, 5): grey, scaled as in the training data"),
-        ("images", (1, 4, 5), "float32", None, "(B, 1, 4, 5): grey, scaled as in the training data"),
         ("points", (9, 3), "float32", None, "(B, 9, 3): x, y, z of points"),
         ("text", (8,), "int64", None, "int64 (B, 8): numbers of characters"),
         ("other", (8,), "float32", None, "float32 (B, 8): numbers, scaled as in the training data"),

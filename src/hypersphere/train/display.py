@@ -164,11 +164,6 @@ class Bar(Display):
     def close(self) -> None:
         self.bar.stop()
 
-    def _measure(self, now: float) -> None:
-        if not self._marks:  # the first step, if there was no `with`
-            self.bar.start()
-        super()._measure(now)
-
     def _cells(self, brief: bool) -> dict[str, Cell]:
         cells = {
             "title": ("", self.title if len(self.title) <= 12 or not brief else self.title[:10] + ".."),

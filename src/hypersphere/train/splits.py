@@ -23,7 +23,7 @@ from ..data.image_folder import ResizedOnce
 from . import automatic
 from .config import Config, Data
 from .distributed import World
-from .storage.records import to_record
+from .storage.records import Count
 
 CONTEXT = 128  # characters of a window of text
 WAYS = 5  # classes of a few-shot episode
@@ -41,7 +41,7 @@ class DataSpec:
     """
 
     kind: str
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     dtype: str
     classes: list[str]
 
@@ -52,17 +52,6 @@ class DataSpec:
 
     def to_tree(self) -> Tree:
         return {"kind": self.kind, "shape": list(self.shape), "dtype": self.dtype, "classes": self.classes}
-
-    @staticmethod
-    def from_tree(tree: Any) -> DataSpec:
-        """Read what :meth:`to_tree` returned; ValueError for anything else."""
-        try:
-            spec = to_record(DataSpec, tree)
-        except ValueError as error:
-            raise ValueError(f"data must hold kind, shape, dtype and classes: {error}") from None
-        if not all(0 < size < 2**31 for size in spec.shape):
-            raise ValueError("data must hold the shape as a list of sizes")
-        return spec
 
 
 @dataclass(frozen=True)

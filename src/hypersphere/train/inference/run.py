@@ -28,7 +28,7 @@ from ..splits import DataSpec, augmentations
 from ..storage import checkpoint
 from ..storage.layout import CHECKPOINTS, CONFIG, FINAL, MODEL, RESULT, STATE, STEP, TENSORS, weights
 from ..storage.reading import find, warn_damaged
-from ..storage.records import check_id, is_number
+from ..storage.records import check_id, is_number, to_record
 from ..storage.summary import read_summary
 from ..storage.weights import read_model, read_tensors, shapes_of
 from ..tasks import task_of
@@ -297,7 +297,7 @@ def _fill(module: nn.Module, file: Path, tensors: Mapping[str, Tensor]) -> None:
 def read_spec(file: Path, tree: Any) -> DataSpec:
     """Parse and check the data specification in `file`."""
     try:
-        spec = DataSpec.from_tree(tree)
+        spec = to_record(DataSpec, tree)
         dims = KINDS.get(spec.kind, 0)
         if not spec.shape or min(spec.shape) < 1 or dims not in (None, len(spec.shape)):
             raise ValueError(f"inconsistent data: {shown(spec.kind)} of shape {spec.shape}")

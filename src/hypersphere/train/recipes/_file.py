@@ -65,7 +65,7 @@ def _as_a_script(path: Path, where: str) -> Iterator[None]:
         raise
     except BaseException as error:
         line = _line(error, str(path.absolute()))
-        words = " ".join(_text(error).split())
+        words = " ".join(str(error).split())
         if isinstance(error, SyntaxError):
             words = words.removesuffix(f" ({path.name}, line {line})")
         what = f"{type(error).__name__}: {words[:300]}" if words else type(error).__name__
@@ -73,13 +73,6 @@ def _as_a_script(path: Path, where: str) -> Iterator[None]:
     finally:
         with suppress(ValueError):  # the file may have taken it away itself
             sys.path.remove(folder)
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # its own __str__ is the file's too
-        return ""
 
 
 def _line(error: BaseException, file: str) -> int | None:
