@@ -1,6 +1,7 @@
 """select: which tensors are neurons, which layer is the output. Rows are checked against what a layer does."""
 
 import itertools
+import re
 
 import pytest
 import torch
@@ -64,20 +65,12 @@ def test_everything_eligible_in_the_models_order():
 def test_layers_and_exclude(specs, names):
     net = Net()
     assert list(hs.select(net, specs)) == names
-    assert list(hs.select(net, layers=specs)) == names
     assert list(hs.select(net, exclude=specs)) == [name for name in ALL if name not in names]
 
 
 def test_exclude_wins():
     assert list(hs.select(Net(), nn.Linear, "block.*")) == ["fc"]
     assert hs.select(Net(), "fc", "fc") == {}
-    assert list(hs.select(Net(), "conv*", ["conv1", nn.Linear])) == ["conv2"]
-
-
-def test_a_predicate_gets_name_and_module():
-    net, seen = Net(), []
-    hs.select(net, lambda name, module: seen.append((name, module)))
-    assert seen == [(name, net.get_submodule(name)) for name in ALL]
 
 
 def test_recurrent_embeddings_and_norms_are_passed_over():
@@ -103,15 +96,6 @@ def test_a_module_under_two_names_is_one_layer():
     assert list(hs.select(nn.Sequential(shared, nn.ReLU(), shared, nn.Linear(3, 2)))) == ["0", "3"]
 
 
-def test_sphere_layers_and_subclasses_are_eligible():
-    class Mine(nn.Linear):
-        pass
-
-    model = nn.Sequential(hs.SphereConv1d(2, 3, 3), hs.SphereLinear(3, 3), Mine(3, 3))
-    assert list(hs.select(model)) == ["0", "1", "2"]
-    assert list(hs.select(model, hs.SphereLinear)) == ["1"]
-
-
 # the output
 
 
@@ -125,26 +109,19 @@ def test_output_auto_is_the_last_linear():
 def test_output_by_name_or_none():
     assert output_of(Net(), "conv1") == "conv1"
     assert output_of(Net(), None) is None
-    assert [n.is_output for n in hs.select(Net(), "conv*", output="conv2").values()] == [False, True]
 
 
 def test_the_output_does_not_depend_on_what_is_selected():
     assert not any(n.is_output for n in hs.select(Net(), exclude="fc").values())
-    assert not any(n.is_output for n in hs.select(Net(), nn.Conv2d).values())
     assert hs.select(Net(), "fc")["fc"].is_output
 
 
-@pytest.mark.parametrize("name", ["nowhere", "block", "conv*", ""])
-def test_unknown_output_lists_what_there_is(name):
-    with pytest.raises(ValueError, match=r"output.*conv1.*fc") as caught:
-        hs.select(Net(), output=name)
-    assert repr(name) in str(caught.value)
-
-
-@pytest.mark.parametrize("output", [3, ["fc"], nn.Linear(2, 2)])
-def test_output_of_a_wrong_type(output):
+def test_unknown_outputs_are_refused():
+    for name in ("nowhere", "block", "conv*"):
+        with pytest.raises(ValueError, match=rf"output.*conv1.*fc.*{re.escape(repr(name))}"):
+            hs.select(Net(), output=name)
     with pytest.raises(TypeError, match="output"):
-        hs.select(Net(), output=output)
+        hs.select(Net(), output=["fc"])
 
 
 def with_classifier(module_or_path):
@@ -166,9 +143,6 @@ def test_get_classifier_says_which_layer():
 def test_get_classifier_identity_or_none_means_no_output():
     assert output_of(with_classifier(nn.Identity())) is None
     assert output_of(with_classifier(None)) is None
-    headless = with_classifier("fc")
-    headless.fc = nn.Identity()
-    assert output_of(headless) is None
 
 
 def test_get_classifier_goes_before_a_loss_head():
@@ -192,31 +166,18 @@ def test_the_last_loss_head_goes_before_the_last_linear():
     assert selected["second"].tensor_name == "weight"
 
 
-HEADS = (hs.WSoftmaxLoss, hs.GASoftmaxLoss, hs.ASoftmaxLoss, hs.SSoftmaxLoss, hs.AMSoftmaxLoss, hs.ArcFaceLoss)
-
-
 def test_every_loss_head_is_known():
-    assert all(output_of(nn.ModuleDict({"head": head(3, 4), "fc": nn.Linear(4, 3)})) == "head" for head in HEADS)
+    heads = (hs.WSoftmaxLoss, hs.GASoftmaxLoss, hs.ASoftmaxLoss, hs.SSoftmaxLoss, hs.AMSoftmaxLoss, hs.ArcFaceLoss)
+    assert all(output_of(nn.ModuleDict({"head": head(3, 4), "fc": nn.Linear(4, 3)})) == "head" for head in heads)
 
 
-@pytest.mark.parametrize(
-    "root",
-    [nn.Linear(3, 2), nn.Conv2d(3, 2, 1), hs.SphereLinear(3, 2), hs.ArcFaceLoss(3, 2), nn.MultiheadAttention(4, 2)],
-    ids=lambda m: type(m).__name__,
-)
+@pytest.mark.parametrize("root", [nn.Linear(3, 2), hs.ArcFaceLoss(3, 2), nn.MultiheadAttention(4, 2)])
 def test_the_root_is_never_the_output(root):
     selected = hs.select(root)
     assert selected[""].module is root
     assert not selected[""].is_output
-    assert list(hs.select(root, layers=type(root))) == [""]
-
-
-def test_a_root_that_is_its_own_classifier():
-    class Head(nn.Linear):
-        def get_classifier(self):
-            return self
-
-    assert not hs.select(Head(3, 2))[""].is_output
+    root.get_classifier = lambda: root
+    assert not hs.select(root)[""].is_output
 
 
 # attention
@@ -229,9 +190,8 @@ def test_attention_of_one_size_is_three_groups():
     assert selected["attn"].tensor_name == "in_proj_weight"
     assert torch.equal(selected["attn"].matrix(), torch.stack(model["attn"].in_proj_weight.chunk(3)))
     assert selected["attn"].matrix().shape == (3, 4, 4)
-    assert list(hs.select(model, nn.MultiheadAttention)) == ["attn"]
-    assert list(hs.select(model, "attn")) == ["attn"]
-    assert "attn" not in hs.select(model, exclude="attn*")
+    parametrizations.weight_norm(model["attn"], "in_proj_weight")
+    assert torch.equal(hs.select(model)["attn"].matrix().flatten(0, 1), model["attn"].in_proj_weight)
     assert output_of(model) == "fc"
 
 
@@ -294,16 +254,6 @@ def test_rows_are_the_weights_that_make_one_output_channel(cls, kernel, groups, 
         assert rows[channel, outside].abs().sum() < 1e-12  # nothing else makes this channel
 
 
-def test_depthwise_and_uneven_transposed():
-    depthwise = nn.Conv2d(4, 8, 3, groups=4)
-    assert torch.equal(hs.select(depthwise)[""].matrix(), depthwise.weight.reshape(4, 2, 9))
-    layer = nn.ConvTranspose2d(6, 4, (2, 3), stride=2, groups=2, output_padding=1)
-    matrix = hs.select(layer)[""].matrix()
-    assert matrix.shape == (2, 2, 18)
-    for group, neuron in itertools.product(range(2), range(2)):
-        assert torch.equal(matrix[group, neuron], layer.weight[3 * group : 3 * group + 3, neuron].flatten())
-
-
 @pytest.mark.parametrize(
     "layer", [nn.Linear(4, 3), nn.ConvTranspose1d(4, 6, 3, groups=2)], ids=["linear", "transposed"]
 )
@@ -332,30 +282,15 @@ def test_parametrized_layers_are_included_with_the_weight_they_use():
     assert output_of(model) == "4"
 
 
-def test_parametrized_attention():
-    attention = nn.MultiheadAttention(4, 2)
-    parametrizations.weight_norm(attention, "in_proj_weight")
-    assert torch.equal(hs.select(attention)[""].matrix().flatten(0, 1), attention.in_proj_weight)
-
-
 # what is refused
 
 
-@pytest.mark.parametrize("model", [None, nn.Linear, {"weight": torch.zeros(2, 2)}])
-def test_a_model_of_a_wrong_type(model):
+def test_arguments_of_a_wrong_type_are_named():
     with pytest.raises(TypeError, match="model"):
-        hs.select(model)
-
-
-@pytest.mark.parametrize(
-    "specs", [3, ["conv1", None], [["conv1"]], nn.Linear(2, 2)], ids=["int", "None inside", "nested", "a module"]
-)
-def test_specs_of_a_wrong_type_name_the_argument(specs):
-    for argument in ("layers", "exclude"):
+        hs.select(nn.Linear)
+    for argument, specs in (("layers", 3), ("layers", [["conv1"]]), ("exclude", None), ("exclude", nn.Linear(2, 2))):
         with pytest.raises(TypeError, match=argument):
             hs.select(Net(), **{argument: specs})
-    with pytest.raises(TypeError, match="exclude"):
-        hs.select(Net(), exclude=None)
 
 
 def test_a_wrapper_does_not_hide_which_layer_is_the_output():

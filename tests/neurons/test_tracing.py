@@ -113,10 +113,10 @@ class Block(nn.Module):
 class Llama(nn.Module):
     """With caches and hidden states in its results, as HF models return them."""
 
-    def __init__(self, blocks=2):
+    def __init__(self):
         super().__init__()
         self.embed_tokens = nn.Embedding(9, D)
-        self.layers = nn.ModuleList(Block() for _ in range(blocks))
+        self.layers = nn.ModuleList([Block(), Block()])
         self.norm = nn.LayerNorm(D)
 
     def forward(self, input_ids, **kwargs):
@@ -290,7 +290,6 @@ NETS = {
     "detr": (Detr, X, ["cls", "box.2"]),
     "unet": (UNet, (torch.zeros(2, 3, 4, 4), torch.zeros(2, 1)), ["last"]),
     "llama": (Llama, IDS, []),
-    "llama_1": (lambda: Llama(1), IDS, []),
     "lm": (LlamaLM, {"input_ids": IDS}, ["lm_head"]),
     "tied": (lambda: LlamaLM(tied=True), IDS, ["lm_head"]),
     "tied_and_scaled": (lambda: TiedScaled(ScaledEmbedding), IDS, ["head"]),
@@ -386,37 +385,19 @@ def test_rotations_of_unknown_linear_layers(linear, tmp_path):
     torch.testing.assert_close(hs.merge(model)(x), turned)
 
 
-def test_rotations_of_weights_that_are_read_count():
-    model = Reader()
-    hs.rotate(model, "exponential", layers=hs.select(model, example_inputs=X))
-    model(torch.randn_like(X)).sum().backward()
-    assert model.mix.parametrizations.weight[0].default.exponential.grad.abs().max() > 0
-
-
 def test_every_verb_takes_a_selection_by_example_inputs():
-    calls = []
-
-    class Counted(UNet):
-        def forward(self, x, t):
-            calls.append(1)
-            return super().forward(x, t)
-
     x = NETS["unet"][1]
     verbs = [hs.spherize, hs.rotate, hs.diagnose, hs.normalize_neurons, hs.EnergyRegularizer]
-    verbs.append(lambda model, **options: hs.spread(model, steps=1, **options))
-    for verb in verbs:
-        calls.clear()
-        model = Counted()
+    for verb in [*verbs, lambda model, **options: hs.spread(model, steps=1, **options)]:
+        model = UNet()
         before = model.last.weight.clone()
         result = verb(model, layers=hs.select(model, example_inputs=x))
-        assert len(calls) == 1
         assert type(model.last) is nn.Conv2d
         assert torch.equal(model.last.weight, before)
-        assert model.time[2].weight.shape == (4, 4)
         if verb is hs.diagnose:
             assert [row.name for row in result if row.is_output] == ["last"]
-    model = Counted()
-    assert isinstance(hs.spherize(model, layers=hs.select(model, example_inputs=x)).time[2], hs.SphereLinear)
+        if verb is hs.spherize:
+            assert isinstance(model.time[2], hs.SphereLinear)
 
 
 def test_nothing_changes():
@@ -456,9 +437,8 @@ def test_inputs_that_do_not_fit():
         hs.rotate(model, layers=hs.select(model, example_inputs=torch.zeros(2, 3)))
     assert model.training
     assert not nn.modules.module._global_forward_hooks
-    for wrong in (3, [X], {1: X}):
-        with pytest.raises(TypeError, match="example_inputs must be a tensor, a tuple"):
-            hs.select(model, example_inputs=wrong)
+    with pytest.raises(TypeError, match="example_inputs must be a tensor, a tuple"):
+        hs.select(model, example_inputs=[X])
     with pytest.raises(ValueError, match="lazy"):
         hs.select(nn.Sequential(nn.LazyLinear(3)), example_inputs=X)
 
@@ -500,18 +480,10 @@ def test_sparse_inputs_and_modules_that_are_not_called():
 # without example inputs
 
 
-class Classified(CrossVit):
-    def __init__(self, container):
-        super().__init__()
-        self.heads = container(self.head)
-
-    def get_classifier(self):
-        return self.heads
-
-
-@pytest.mark.parametrize("container", [lambda h: h, tuple, lambda h: dict(zip("ab", h, strict=True))])
-def test_get_classifier_in_every_container(container):
-    assert outputs(Classified(container)) == ["head.0", "head.1"]
+def test_get_classifier_in_a_container():
+    model = CrossVit()
+    model.get_classifier = lambda: {"a": model.head}
+    assert outputs(model) == ["head.0", "head.1"]
 
 
 def test_heads_beside_each_other():
@@ -555,9 +527,7 @@ def test_the_heads_of_transformers_models():
     assert outputs(Bert()) == ["body.down_proj"]  # without those methods, the last Linear that is no pooler
 
 
-@pytest.mark.parametrize(
-    ("make", "match"), [(UNet, "'time.2'.*but 'last' comes after"), (lambda: Llama(2), "built alike")]
-)
+@pytest.mark.parametrize(("make", "match"), [(UNet, "'time.2'.*but 'last' comes after"), (Llama, "built alike")])
 def test_what_cannot_be_known_is_said_once(make, match, monkeypatch):
     monkeypatch.setattr(checks, "_warned", set())
     with pytest.warns(UserWarning, match=rf"not known for certain: .*{match}.*example_inputs="):
@@ -665,17 +635,13 @@ def test_a_block_size_that_does_not_fit_is_said_once(monkeypatch):
     assert [layer.parametrizations.weight[0].plan.blocks for layer in list(net)[:2]] == [1, 1]
 
 
-class Numbers(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = nn.Linear(4, 6), nn.Linear(6, 2)
-
-    def forward(self, x: torch.Tensor) -> list[float]:
-        return self.head(self.body(x)).sum(0).tolist()
+class Numbers(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x).sum(0).tolist()
 
 
 def test_a_model_that_returns_no_tensor_keeps_its_output():
-    model = Numbers()
+    model = Numbers(nn.Linear(4, 6), nn.Linear(6, 2))
     with pytest.warns(UserWarning, match="returns no tensor"):
         hs.spherize(model, layers=hs.select(model, example_inputs=torch.randn(3, 4)))
-    assert type(model.head) is nn.Linear
+    assert type(model[1]) is nn.Linear
