@@ -1,13 +1,12 @@
 """Every network of the registry: timm's conventions, the verbs of this package, options, initializations, errors."""
 
 import copy
-import io
+import itertools
 import math
 import pickle
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import hypersphere as hs
@@ -93,6 +92,8 @@ def test_numbers_run_forward_and_backward(name, device):
         logits.square().mean().backward()
         assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
         assert sum(float(parameter.grad.abs().sum()) for parameter in model.parameters()) > 0
+        with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
+            assert model(*(tensor.to(device) for tensor in inputs)).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -207,29 +208,13 @@ def test_options_change_what_they_say():
         (33, 48 * 3 * 4),  # 20×28 → 10×14 → 5×7 → 3×4
     ]
     assert net(torch.rand(2, 1, 20, 28)).shape == (2, 4)
-    for pool in (1, 2, 3):
-        for round_up in (True, False):
-            for size in (25, (37, 40)):
-                options = {"pool": pool, "round_up": round_up, "input_size": size, "widths": (2, 3), "depth": (1, 1)}
-                net = models.create("cnn6", **options)
-                net(*inputs_of("cnn6", **options))
-    for size in (1, 5, 33):
-        net = models.create("resnet20", 4, widths=(2, 3, 4), input_size=size)
-        assert net(torch.rand(2, 3, size, size)).shape == (2, 4)
-    face = models.create("sphereface20", widths=(2, 3, 4, 5), input_size=50, in_channels=1, fc=9)
-    assert face(torch.rand(2, 1, 50, 50)).shape == (2, 9)
+    for pool, round_up in itertools.product((1, 2, 3), (True, False)):
+        options = {"pool": pool, "round_up": round_up, "input_size": (37, 40), "widths": (2, 3), "depth": (1, 1)}
+        models.create("cnn6", **options)(*inputs_of("cnn6", **options))
     points = models.create("pointnet", in_channels=6)
     assert points(torch.rand(2, 10, 6)).shape == (2, 40)
     assert models.create("transformer", num_classes=0, vocabulary=11).tokens.weight.shape == (11, 128)
     assert models.create("transformer", num_classes=7).tokens.weight.shape == (7, 128)
-
-
-def test_one_similarity_can_be_shared():
-    shared = hs.LearnableSigmoid()
-    model, inputs = small("cnn6", similarity=shared)
-    assert all(module.similarity is shared for module in hidden(model).values())
-    model(*inputs).sum().backward()
-    assert shared.log_k.grad is not None
 
 
 def test_pad_shortcuts_subsample_and_fill_with_zeros():
@@ -246,16 +231,13 @@ def test_pad_shortcuts_subsample_and_fill_with_zeros():
 @pytest.mark.parametrize(
     ("init", "mean", "std"),
     [
-        ("kaiming", 0.0, lambda fan_in, fan_out: math.sqrt(2 / fan_in)),
         ("kaiming(0.5)", 0.5, lambda fan_in, fan_out: math.sqrt(2 / fan_in)),
         ("xavier", 0.0, lambda fan_in, fan_out: math.sqrt(2 / (fan_in + fan_out))),
-        ("normal", 0.0, lambda fan_in, fan_out: 1.0),
         ("normal(0.5, 0.25)", 0.5, lambda fan_in, fan_out: 0.25),
     ],
 )
-@pytest.mark.parametrize("name", ["cnn6.mhe", "mlp.opt"])
-def test_initializations_by_name(name, init, mean, std):
-    model = models.create(name, 100, init=init)
+def test_initializations_by_name(init, mean, std):
+    model = models.create("cnn6.mhe", 100, init=init)
     for layer, neurons in hs.select(model).items():
         weight = neurons.tensor.detach()
         window = math.prod(weight.shape[2:])
@@ -279,8 +261,6 @@ def test_the_papers_own_initializations():
         fans = layer.weight[0].numel() + len(layer.weight) * window
         assert float(layer.weight.detach().abs().max()) == pytest.approx(math.sqrt(6 / fans), rel=1e-3)
         assert not layer.bias.any()
-    convolution = models.create("cnn9.mhe").stages[1][3]
-    assert float(convolution.weight.detach().std()) == pytest.approx(math.sqrt(2 / (128 * 9)), rel=0.02)
 
 
 def test_initialize_by_hand():
@@ -293,12 +273,7 @@ def test_initialize_by_hand():
     models.initialize(net, "normal(0, 1)", output=False)
     assert torch.equal(net.get_classifier().weight, before)
     assert float(net.layers[0].weight.detach().std()) == pytest.approx(1, rel=0.01)
-    with torch.device("meta"):
-        net = models.create("cnn6", similarity="cosine", batch_norm=False)
-    net.to_empty(device="cpu")
-    models.initialize(net, "kaiming")
-    assert torch.isfinite(net(torch.rand(2, 3, 32, 32))).all()
-    for wrong in ("he", "normal(0)", "normal(a, b)", "normal(0, -1)", "normal(nan, 1)", None, 3):
+    for wrong in ("he", "normal(0)", "normal(a, b)", "normal(nan, 1)", None):
         with pytest.raises(ValueError, match="init must be one of kaiming"):
             models.initialize(net, wrong)
     with pytest.raises(ValueError, match="parametrized"):
@@ -378,13 +353,7 @@ def test_gcn_is_copied_and_saved_like_any_network():
     model = models.create("gcn", 3, in_features=5).eval()
     x, adjacency = torch.rand(12, 5), graph().to_sparse()
     expected = model(x, adjacency)
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    again = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(file, weights_only=False)]
-    fresh = models.create("gcn", 3, in_features=5).eval()
-    fresh.load_state_dict(model.state_dict())
-    for network in [*again, fresh]:
+    for network in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(network(x, adjacency), expected)
     assert all(tensor.layout == torch.strided for tensor in model.state_dict().values())
 
@@ -414,23 +383,6 @@ def test_transformer_sees_only_what_came_before(training):
         assert torch.allclose(model(tokens[:, :5]), logits[:, :5], atol=1e-6)
 
 
-def test_transformer_learns():
-    """After a token of a repeated pattern comes the next one."""
-    model = models.create("transformer", 7, width=32, heads=2, depth=1, context=16)
-    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-    generator = torch.Generator().manual_seed(0)
-    losses = []
-    for _ in range(60):
-        text = (torch.randint(0, 7, (16, 1), generator=generator) + 3 * torch.arange(13)) % 7
-        loss = F.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[0] == pytest.approx(math.log(7), abs=0.5)
-    assert losses[-1] < 0.2
-
-
 # The registry
 
 
@@ -439,9 +391,6 @@ def test_unknown_names_are_met_with_the_nearest():
         models.create("cnn9.mee")
     with pytest.raises(ValueError, match=r"unknown network 'zzz', see hypersphere\.models\.names\(\)$"):
         models.create("zzz")
-    for wrong in (None, ["cnn6"]):
-        with pytest.raises(ValueError, match="unknown network"):
-            models.create(wrong)
 
 
 def test_unknown_options_are_met_with_those_there_are():
@@ -450,8 +399,6 @@ def test_unknown_options_are_met_with_those_there_are():
         match=r"unknown cnn9 option 'width', did you mean 'widths'\? \(cnn9 option must be one of num_classes, depth",
     ):
         models.create("cnn9", width=(1, 2, 3))
-    with pytest.raises(ValueError, match=r"gcn option must be one of .*got 'stem'"):
-        models.create("gcn", stem=3)
     with pytest.raises(ValueError, match=r"generator\.mhe option must be one of .*got .num_classes"):
         models.create("generator.mhe", 3)
 
@@ -461,25 +408,18 @@ def test_unknown_options_are_met_with_those_there_are():
     [
         ("cnn9", {"widths": (1, 2)}, ValueError, r"3 numbers, one per stage, such as 32,64,128; got 1,2"),
         ("cnn9", {"widths": 64}, ValueError, "widths must be a sequence"),
-        ("cnn9", {"widths": "abc"}, ValueError, "widths must be a sequence"),
         ("cnn9", {"widths": (1, 1.5, 2)}, TypeError, "widths must be an int, got 1.5"),
         ("resnet18", {"depth": (2, 0, 2, 2)}, ValueError, "depth must be >= 1, got 0"),
         ("cnn9", {"input_size": (32, 32, 3)}, TypeError, "input_size must be an int"),
         ("cnn4.opt", {"input_size": 15}, ValueError, "input_size must be larger for 4 pools of size 2, got 15"),
-        ("cnn9", {"num_classes": -1}, ValueError, "num_classes must be >= 0"),
         ("cnn9", {"similarity": "cosin"}, ValueError, "similarity"),
         ("cnn9", {"scale": True}, ValueError, "scale needs a similarity"),
-        ("cnn9", {"init": "he"}, ValueError, "init must be one of"),
         ("cnn6", {"batch_norm": "no"}, TypeError, "batch_norm must be True or False"),
-        ("cnn6", {"relu": 5}, TypeError, "relu must be True or False"),
         ("resnet20", {"stem": "big"}, ValueError, "stem must be one of cifar, imagenet; got 'big'"),
-        ("resnet20", {"shortcut": None}, ValueError, "shortcut must be one of"),
         ("gcn", {"dropout": 2}, ValueError, "dropout must be"),
-        ("pointnet", {"fc": 3}, ValueError, "fc must be a sequence"),
         ("generator.mhe", {"widths": ()}, ValueError, "widths must be a sequence of 1 or more"),
         ("discriminator.mhe", {"input_size": 12}, ValueError, "input_size must be a multiple of 8, got 12"),
         ("transformer", {"width": 10, "heads": 4}, ValueError, "width must be a multiple of heads, got 10 and 4"),
-        ("transformer", {"vocabulary": 0}, ValueError, "vocabulary must be >= 1"),
     ],
 )
 def test_wrong_options_are_named(name, options, error, match):
@@ -492,28 +432,18 @@ def test_wrong_options_are_named(name, options, error, match):
     [
         ("cnn6", [(4, 3, 24, 24)], r"images must be 12×12 .*needs 32 features, got 72"),
         ("cnn6", [(4, 1, 12, 12)], r"images must be \(B, 3, H, W\), got \(4, 1, 12, 12\)"),
-        ("cnn6", [(3, 12, 12)], r"images must be \(B, 3, H, W\), got \(3, 12, 12\)"),
         ("mlp", [(4, 1, 7, 7)], "images must be 6×6 .*needs 36 features, got 49"),
-        ("resnet20", [(4, 1, 8, 8)], r"images must be \(B, 3, H, W\)"),
-        ("sphereface20", [(4, 3, 40, 12)], "images must be 14×12"),
         ("discriminator.mhe", [(4, 3, 16, 16)], "images must be 8×8"),
         ("pointnet", [(4, 3, 16)], r"points must be \(B, P, 3\), got \(4, 3, 16\)"),
         ("transformer", [(4, 9)], r"tokens must be \(B, T\) with T <= 8, got \(4, 9\)"),
         ("gcn", [(4, 8), (4, 4)], r"features must be \(N, 9\) and adjacency \(N, N\), got \(4, 8\) and \(4, 4\)"),
-        ("gcn", [(4, 9), (5, 5)], r"adjacency \(N, N\), got \(4, 9\) and \(5, 5\)"),
+        ("gcn", [(4, 9)], "adjacency must be a Tensor"),
     ],
 )
 def test_wrong_inputs_are_named(name, shapes, match):
     model, _ = small(name)
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises((TypeError, ValueError), match=match):
         model(*(torch.zeros(shape) for shape in shapes))
-
-
-def test_gcn_needs_a_graph():
-    model, (x, adjacency) = small("gcn")
-    for args in ((x,), (x, adjacency.numpy())):
-        with pytest.raises(TypeError, match="adjacency must be a Tensor"):
-            model(*args)
 
 
 def test_a_network_of_ones_own(monkeypatch):
@@ -526,11 +456,8 @@ def test_a_network_of_ones_own(monkeypatch):
     assert "mine" in models.names()
     assert models.preset("mine").options == {"width": 4}
     assert models.create("mine").weight.shape == (2, 4)
-    assert models.create("mine", 5, width=6).weight.shape == (5, 6)
     with pytest.raises(ValueError, match=r"mine option .*width; got 'height'"):
         models.create("mine", height=1)
-    models.register("any", lambda **options: build(**options))
-    assert models.create("any", 5, width=6).weight.shape == (5, 6)
     models.register("cnn9.thin", models.preset("cnn9").build, widths=(4, 8, 12))
     assert models.create("cnn9.thin", 3, input_size=8).stages[2][0].out_channels == 12
     with pytest.raises(TypeError, match="name must be a str"):
@@ -539,9 +466,7 @@ def test_a_network_of_ones_own(monkeypatch):
         models.register("no", "cnn9")
 
 
-@pytest.mark.parametrize(
-    "name", ["mlp", "cnn6", "resnet20.opt", "sphereface20", "pointnet", "discriminator.mhe", "transformer"]
-)
+@pytest.mark.parametrize("name", ["cnn6", "resnet20.opt", "sphereface20", "pointnet", "transformer"])
 def test_compiles_as_one_graph(name):
     """All but the GCN: it looks up whether it has seen this adjacency, which breaks the graph."""
     model, inputs = small(name)
@@ -549,12 +474,3 @@ def test_compiles_as_one_graph(name):
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     assert torch.equal(compiled(*inputs), model(*inputs))
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_bfloat16_autocast(name):
-    model, inputs = small(name)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits = model(*inputs)
-    assert logits.dtype == torch.bfloat16
-    logits.float().sum().backward()

@@ -112,6 +112,14 @@ def test_models_state_dicts_and_files_have_the_same_rows(net, tmp_path):
     assert different == {name for name, kind in assumptions.items() if kind == "≠"}
 
 
+def test_tied_weights_have_all_their_names_in_a_pickle(tmp_path):
+    model = tied()
+    torch.save(model.state_dict(), tmp_path / "net.pt")
+    report = hs.inspect(tmp_path / "net.pt")
+    assert values(report) == values(hs.diagnose(model)) == values(hs.diagnose(model.state_dict()))
+    assert [row.name for row in report.others] == ["embed"]
+
+
 def test_matrices_that_diagnose_passes_over_are_measured_apart(tmp_path):
     net = nn.ModuleDict({"tokens": nn.Embedding(9, 4), "rnn": nn.GRU(4, 3, bias=False), "fc": nn.Linear(4, 3)})
     save_file({**net.state_dict(), "pos": torch.randn(1, 5, 4)}, tmp_path / "net.safetensors")
