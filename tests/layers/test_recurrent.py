@@ -443,16 +443,6 @@ def test_bad_hx_is_named(cls, case):
         cls(D, H, 2)(torch.zeros(5, 3, D), hx)
 
 
-@every_layer
-def test_projected_state_has_its_own_size(cls):
-    if cls is not hs.SphereLSTM:
-        with pytest.raises((TypeError, ValueError), match="proj_size"):
-            cls(D, H, proj_size=2)
-        return
-    with pytest.raises(ValueError, match="hx"):
-        cls(D, H, proj_size=2)(torch.zeros(5, 3, D), (torch.zeros(1, 3, H), torch.zeros(1, 3, H)))
-
-
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [

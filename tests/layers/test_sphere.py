@@ -192,24 +192,6 @@ def test_zero_patches_inside_an_image_take_part_with_gradient_zero():
     assert layer.weight.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("size", [1e-30, 1e-7, 6e4, 3e38])
-@pytest.mark.parametrize("name", NAMES)
-def test_finite_for_every_finite_input(name, size, dtype, device):
-    size = min(size, torch.finfo(dtype).max)
-    for layer, shape in (
-        (hs.SphereConv2d(3, 4, 3, padding=1, similarity=name, device=device, dtype=dtype), (2, 3, 6, 6)),
-        (hs.SphereLinear(6, 4, similarity=name, device=device, dtype=dtype), (2, 3, 6)),
-    ):
-        x = (torch.rand(shape, device=device) * 2 - 1).mul(size).to(dtype).requires_grad_()
-        y = layer(x)
-        assert y.isfinite().all()
-        gradients = torch.autograd.grad(y.float().mean(), (x, *layer.parameters()))
-        assert all(g.isfinite().all() for g in gradients[1:])
-        if size >= 1e-4 or dtype is not torch.float16:  # the true gradient 1/‖x‖ of a tiny float16 has no float16
-            assert gradients[0].isfinite().all()
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_what_leaves_a_layer_may_be_changed_in_place(name):
     x = torch.randn(2, 3, 6, 6)
@@ -248,16 +230,6 @@ def test_float16_keeps_weak_patches_beside_a_strong_pixel():
     with torch.autocast("cpu", dtype=torch.float16):
         y = layer(x)
     assert (y.float() - exact).abs().max() < 5e-3
-
-
-@pytest.mark.parametrize("of_weight", [1.0, 1e10])
-def test_no_nan_where_inputs_and_weights_exceed_what_can_be_squared(of_weight):
-    """Sums of equal signs overflow; times the 0 of "counts as zero" an infinity would be NaN."""
-    for layer, shape in ((hs.SphereConv2d(3, 4, 3), (2, 3, 6, 6)), (hs.SphereLinear(6, 4), (2, 6))):
-        nn.init.constant_(layer.weight, of_weight)
-        x = torch.full(shape, 3e38, requires_grad=True)
-        y = layer(x)
-        assert all(t.isfinite().all() for t in (y, *torch.autograd.grad(y.sum(), (x, layer.weight))))
 
 
 def test_nan_is_not_hidden():
@@ -320,28 +292,6 @@ def test_autocast(name, kind, device):
     y.float().square().sum().backward()
     assert torch.allclose(y.float(), net(x), atol=0.1)
     assert all(p.grad.isfinite().all() and p.grad.dtype is torch.float32 for p in net.parameters())
-
-
-def test_bytes_kept_for_the_backward_pass():
-    """Beyond what nn.Conv2d keeps: one tensor of the output's size for cosine and linear, two for sigmoid."""
-
-    def saved(layer, x):
-        storages = {}
-
-        def pack(t):
-            storages[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-            return t
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            layer(x)
-        return sum(storages.values())
-
-    x = torch.randn(4, 32, 16, 16, requires_grad=True)
-    plain = saved(nn.Conv2d(32, 32, 3, padding=1), x)
-    size = x.numel() * 4
-    for name, outputs in (("cosine", 1), ("linear", 1), ("sigmoid", 2), ("learnable", 2)):
-        extra = saved(hs.SphereConv2d(32, 32, 3, padding=1, similarity=name), x) - plain
-        assert extra <= outputs * size + size / 32 + 1024, name  # and one channel of norms, and norms of filters
 
 
 @pytest.mark.parametrize(

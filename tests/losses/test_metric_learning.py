@@ -49,27 +49,6 @@ def literal(head, x, labels):
     return torch.stack(losses)
 
 
-HEADS = [
-    (hs.ArcFaceLoss, {"margin": 0.5, "scale": 16.0}),
-    (hs.AMSoftmaxLoss, {"margin": 0.35, "scale": 16.0}),
-    (hs.ASoftmaxLoss, {"margin": 3, "annealing": False}),
-    (hs.SSoftmaxLoss, {"scale": 10.0}),
-    (hs.WSoftmaxLoss, {}),
-]
-
-
-@pytest.mark.parametrize(("kind", "options"), HEADS, ids=lambda value: getattr(value, "__name__", ""))
-def test_losses_and_logits_at_known_angles(kind, options, batch):
-    x, labels = batch
-    head = at_known_angles(kind, **options, reducer=reducers.DoNothingReducer(), distance=distances.CosineSimilarity())
-    entry = head(x, labels)["loss"]
-    torch.testing.assert_close(entry["losses"], literal(head, x, labels))
-    assert entry["indices"].tolist() == list(range(len(x)))
-    lengths = x.norm(dim=1, keepdim=True)
-    cosines = x @ head.weight.T / (lengths * head.weight.norm(dim=1))
-    torch.testing.assert_close(head.get_logits(x), cosines * (lengths if head.scale is None else head.scale))
-
-
 @pytest.mark.parametrize(
     ("reducer", "reduce"),
     [

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import shutil
 import xml.etree.ElementTree as ElementTree
 from importlib import import_module
 from pathlib import Path
@@ -139,15 +138,6 @@ def test_energy_of_layers(plain, rotated, tmp_path):
     assert found["all"]["last"] == pytest.approx(found["all"]["first"], rel=1e-4)  # OPT keeps it
     assert {"Hyperspherical energy of all layers", "Test error", *hidden} <= {*texts(drawing)}
     assert "s = 1, full space" in drawing.notes[0]
-
-
-def test_energies_of_runs_of_older_versions(plain, tmp_path):
-    run = shutil.copytree(plain[0], tmp_path / "run")
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    text = "".join(json.dumps({k: v for k, v in line.items() if k != "pair_energies"}) + "\n" for line in lines)
-    (run / "metrics.jsonl").write_text(text)
-    with pytest.raises(ValueError, match="no hidden layer in common whose pair_energies"):
-        draw("energy", run)
 
 
 def test_only_regularized_or_rotated_layers_are_in_the_energy(tmp_path):

@@ -248,11 +248,6 @@ def test_results_of_another_version_are_kept_and_not_mixed(own_tables, in_proces
     assert (tmp_path / "opt.computed.version-0.0.1.json").read_bytes() == old
     assert (tmp_path / "opt.computed.version-0.0.1-2.json").read_text() == other
     assert len(results.read(tmp_path, "opt.computed")) == 2
-    file = results.path_of(tmp_path, "opt.computed")
-    file.write_text(checksummed_json.with_checksum({"format": 3, "hypersphere": "9.0", "lines": []}))
-    assert next(each for each in compare.overview(tmp_path, False) if each.table == "opt.computed").done == 0
-    with pytest.warns(UserWarning, match=r"version 9.0 of hypersphere: kept as opt.computed.version-9.0.format-3.json"):
-        runner.run(runner.missing("opt.computed", tmp_path, seeds=1), tmp_path, tmp_path)
 
 
 def test_commands_that_add_to_the_same_file_lose_nothing(tmp_path):

@@ -8,7 +8,7 @@ import torch
 from hypersphere import geometry, hyperspherical_energy
 from hypersphere.geometry.bounds import cap_constant
 from hypersphere.papers import theory
-from hypersphere.papers.designs import design_error, spherical_design
+from hypersphere.papers.designs import spherical_design
 from tests import reference_geometry as reference
 
 
@@ -94,27 +94,8 @@ class TestDesigns:
         assert len(rows) < 1.5 * math.comb(t + dim - 1, t)
         torch.testing.assert_close(rows.norm(dim=1), torch.ones(len(rows), dtype=torch.float64))
         assert reference.largest_moment_error(rows, t) < 1e-13
-        assert design_error(rows, t) < 2e-7
         assert geometry.separation(rows) > 0.1
         assert torch.equal(rows, spherical_design(t, dim))
-
-    @pytest.mark.parametrize("dim", [2, 3, 5])
-    def test_design_error_of_one_point_and_of_two_is_known(self, dim):
-        """One point: √Σ Z_l, as many as there are polynomials but for 1; two opposite ones: the even l alone."""
-        harmonics = [1, dim]
-        for degree in (2, 3, 4):
-            harmonics.append(math.comb(degree + dim - 1, degree) - math.comb(degree + dim - 3, degree - 2))
-        pole = torch.eye(dim)[:1]
-        for t in (1, 2, 3, 4):
-            assert design_error(pole, t) == pytest.approx(math.sqrt(sum(harmonics[1 : t + 1])))
-            even = sum(harmonics[degree] for degree in range(2, t + 1, 2))
-            assert design_error(torch.cat([pole, -pole]), t) == pytest.approx(math.sqrt(even), abs=1e-7)
-
-    def test_design_error_in_blocks(self, monkeypatch):
-        rows = geometry.random_points(11, 3)
-        whole = design_error(rows, 4)
-        monkeypatch.setattr(geometry.points, "_BLOCK", 40)
-        assert design_error(rows, 4) == pytest.approx(whole, rel=1e-12)
 
     @pytest.mark.parametrize(
         ("call", "text"),
@@ -122,10 +103,8 @@ class TestDesigns:
             (lambda: spherical_design(0), "t must be >= 1, got 0"),
             (lambda: spherical_design(2, 1), "dim must be >= 2, got 1"),
             (lambda: spherical_design(30), "t=30 is too large for dim=3: it needs 496 moments"),
-            (lambda: design_error(torch.ones(4, 1), 2), "points must have at least 2 dimensions"),
-            (lambda: design_error(torch.eye(3), 0), "t must be >= 1, got 0"),
         ],
-        ids=range(5),
+        ids=range(3),
     )
     def test_bad_arguments(self, call, text):
         with pytest.raises(ValueError, match=text):

@@ -12,43 +12,10 @@ import torch
 from torch import Tensor
 
 from .._internal import checks
-from ..geometry.points import fibonacci_points, random_points, row_blocks, unit_rows
+from ..geometry.points import fibonacci_points, random_points
 from ..layers.cosine import unit
 
 _MOST_CONDITIONS = 210
-
-
-def design_error(points: Tensor, t: int) -> float:
-    """Compute the largest error of the mean over the points, among polynomials of degree ≤ t with mean square one.
-
-    It is zero only for a t-design. Its square is, with Z_l the number of harmonics of degree l and P_l the Legendre
-    polynomial of the dimension, P_l(1) = 1 (the addition theorem),
-
-        Σ_{l=1..t} Z_l/N²·Σ_{i,j} P_l(⟨u_i, u_j⟩)
-
-    With rounding, zero becomes about 1e-7.
-
-    Args:
-        points: (N, ...), flattened to (N, dim), dim ≥ 2; only their directions count.
-        t: the degree, t ≥ 1.
-
-    Example:
-        >>> cross = torch.cat([torch.eye(3), -torch.eye(3)])
-        >>> design_error(cross, 3) < 1e-7, round(design_error(cross, 4), 4)
-        (True, 2.2913)
-    """
-    rows, t = unit_rows(points), checks.integer("t", t, low=1)
-    n, dim = rows.shape
-    if dim < 2:
-        raise ValueError(f"points must have at least 2 dimensions, got {tuple(points.shape)}")
-    sums = [0.0] * (t + 1)
-    for block in row_blocks(n):
-        c = rows[block] @ rows.mT
-        before, here = torch.ones_like(c), c
-        for degree in range(1, t + 1):
-            sums[degree] += float(here.sum())
-            before, here = here, ((2 * degree + dim - 2) * c * here - degree * before) / (degree + dim - 2)
-    return math.sqrt(max(0.0, sum(_harmonics(degree, dim) * sums[degree] for degree in range(1, t + 1)))) / n
 
 
 def spherical_design(t: int, dim: int = 3) -> Tensor:
@@ -86,11 +53,6 @@ def spherical_design(t: int, dim: int = 3) -> Tensor:
     if dim == 4 and t in (4, 5, 10, 11):
         return _cell24() if t <= 5 else _cell600()
     return _solve_moments(t, dim)
-
-
-def _harmonics(degree: int, dim: int) -> int:
-    """Return the number of independent harmonics of a degree >= 1."""
-    return math.comb(degree + dim - 1, dim - 1) - math.comb(degree + dim - 3, dim - 1)
 
 
 def _cell24() -> Tensor:

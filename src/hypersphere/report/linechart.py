@@ -98,9 +98,6 @@ def line_chart(
     lines = _to_log(points, log)
     if not lines:
         raise ValueError("series must have at least one name -> (x, y), got none")
-    for argument, size in (("width", width), ("height", height)):
-        if not (math.isfinite(size) and size > 0):
-            raise ValueError(f"{argument} must be a positive number of pixels, got {size}")
 
     xs = [x for line in lines for x, _ in line.points]
     x_range = _check_range("xlim", xlim, "x" in log) if xlim is not None else data_range(xs, margin=0.0)
@@ -297,26 +294,16 @@ def _line_style(index: int) -> tuple[str, str]:
 
 
 def _parse_line(name: str, values: tuple[Numbers, ...], xlabel: str) -> Line:
-    if not isinstance(name, str):
-        raise TypeError(f"series must have strings as keys, got {name!r}")
-    if len(values) not in (2, 3):
-        raise ValueError(f"series[{name!r}] must be (x, y) or (x, y, spread), got {len(values)} parts")
     named = zip(("x", "y", "spread"), values, strict=False)
     parts = {part: _parse_floats(f"{part} of series[{name!r}]", numbers) for part, numbers in named}
     lengths = [len(part) for part in parts.values()]
     if min(lengths) == 0 or min(lengths) != max(lengths):
         raise ValueError(f"series[{name!r}] must have parts of one length, at least 1, got lengths {lengths}")
-    line = Line(name, parts["x"], parts["y"], parts.get("spread", []), xlabel)
-    if line.spread and min(line.spread) < 0:
-        raise ValueError(f"spread of series[{name!r}] must not be negative, got {min(line.spread)}")
-    return line
+    return Line(name, parts["x"], parts["y"], parts.get("spread", []), xlabel)
 
 
 def _parse_floats(argument: str, values: Numbers) -> list[float]:
-    try:
-        numbers = [float(value) for value in values]
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{argument} must be a sequence of numbers: {error}") from error
+    numbers = [float(value) for value in values]
     for index, number in enumerate(numbers):
         # Beyond 1e300 the difference of two numbers may overflow.
         if not abs(number) <= 1e300:

@@ -19,8 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .._internal.interruption import Interruptions
-from .._internal.safe_files import remove_temporaries, write_text
+from .._internal.safe_files import write_text
 from .._internal.tables import number
 from .chart import Chart, Line
 from .svg import THEME
@@ -140,15 +139,8 @@ class Page:
         )
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the page to a file; the file is whole or not there.
-
-        A signal takes effect once it is written, and temporary files of killed writers are removed.
-        """
-        text, file = self.html(), Path(path)
-        with Interruptions() as interruptions:
-            remove_temporaries(file.parent, (file.name,))
-            write_text(file, text)
-        interruptions.reraise()
+        """Write the page to a file; the file is whole or not there."""
+        write_text(path, self.html())
 
 
 def escape(text: str) -> str:

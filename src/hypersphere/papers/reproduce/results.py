@@ -6,7 +6,6 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from itertools import count
@@ -21,7 +20,7 @@ from ...train.config.groups import Group
 from .. import tables
 from ..table import NEUTRAL, PaperTable, TableRow
 
-FORMAT = 2  # of the file; from 2 on files have checksums (see checksummed_json)
+FORMAT = 2  # of the file
 
 FULL, SMALL = "full", "small"
 _IN_FILE = {"size": "form", "metrics": "figures"}  # field → its name in the file
@@ -162,9 +161,9 @@ def read(folder: Path, table: str) -> list[RunResult]:
     file = path_of(folder, table)
     if not file.exists():
         return []
-    if _version(file) != (__version__, FORMAT):
-        return []
     tree = checksummed_json.read(file, FORMAT)
+    if tree.get("hypersphere") != __version__:
+        return []
     try:
         return [RunResult.from_tree(run) for run in tree["runs"]]
     except (KeyError, TypeError) as error:
@@ -195,26 +194,12 @@ def add(folder: Path, table: str, result: RunResult) -> None:
         safe_files.write_text(path_of(folder, table), checksummed_json.with_checksum(tree))
 
 
-def _version(file: Path) -> tuple[Any, Any]:
-    """Return the version of hypersphere that wrote a results file, and the file's format; ValueError if damaged."""
-    data = safe_files.read_plain(file)
-    number = None
-    with suppress(ValueError):  # which `read` reports
-        tree = checksummed_json.parse(data)
-        number = tree.get("format") if isinstance(tree, dict) else None
-    if type(number) is not int or (number > 1 and not checksummed_json.is_whole(data)):
-        checksummed_json.read(file, FORMAT)
-        raise ValueError(f"{file} is damaged: the checksum does not match")
-    return tree.get("hypersphere"), number
-
-
 def _keep_other_version(file: Path) -> None:
     """Rename a results file that another version of hypersphere has written."""
-    if not file.exists() or (written_by := _version(file)) == (__version__, FORMAT):
+    if not file.exists() or (written_by := checksummed_json.read(file, FORMAT).get("hypersphere")) == __version__:
         return
-    version = f"{written_by[0]!s:.20}".replace("/", "_")
-    name = f"{file.stem}.version-{version}" + ("" if written_by[1] == FORMAT else f".format-{written_by[1]}")
-    names = (f"{name}{'' if number == 1 else f'-{number}'}{file.suffix}" for number in count(1))
+    version = f"{written_by!s:.20}".replace("/", "_")
+    names = (f"{file.stem}.version-{version}{'' if n == 1 else f'-{n}'}{file.suffix}" for n in count(1))
     free = next(path for path in map(file.with_name, names) if not path.exists())
     file.replace(free)
     warn(f"{file} was written by version {version} of hypersphere: kept as {free.name}, a new one begins")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean, stdev
 
 SIGNIFICANT = 0.05  # p-value below which two rows count as different
 
@@ -15,10 +16,7 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
         >>> mean_and_deviation([1.0, 2.0, 3.0])
         (2.0, 1.0)
     """
-    mean = math.fsum(values) / len(values)
-    if len(values) < 2:
-        return mean, None
-    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    return fmean(values), stdev(values) if len(values) > 1 else None
 
 
 def welch(one: Sequence[float], other: Sequence[float]) -> float | None:
