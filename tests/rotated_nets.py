@@ -56,9 +56,9 @@ def matrix_of(layer):
 
 
 def error(r):
-    """max|RᵀR − I|, free of the rounding of a float32 product."""
-    r = r.double()
-    return (r.T @ r - torch.eye(len(r), dtype=r.dtype)).abs().max().item()
+    """max|RᵀR − I| of matrices (..., m, m), free of the rounding of a float32 product."""
+    r = r.detach().double()
+    return (r.mT @ r - torch.eye(r.shape[-1], dtype=r.dtype, device=r.device)).abs().max().item()
 
 
 def optimizer_of(model, method="cayley", lr=0.02):

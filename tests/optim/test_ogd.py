@@ -8,11 +8,11 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch import nn
-from torch.optim import lr_scheduler
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hypersphere as hs
 from hypersphere.optim.ogd import OGD, _cayley_step
+from tests.rotated_nets import error
 from tests.rotations import mlp
 
 pytestmark = pytest.mark.slow
@@ -25,12 +25,6 @@ def orthogonal(*shape, dtype=torch.float32):
 def skew(*shape):
     a = torch.randn(*shape, shape[-1], dtype=torch.float64)
     return a - a.mT
-
-
-def error(x):
-    """max|XᵀX − I|, free of the rounding of a float32 product."""
-    x = x.detach().double()
-    return (x.mT @ x - torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)).abs().max().item()
 
 
 def optimizer_of(*parameters, lr=0.1, **options):
@@ -271,30 +265,6 @@ def test_state_of_other_groups_is_refused():
     assert optimizer.param_groups[0]["orthogonal"]
     layer = nn.Linear(2, 2)
     OGD(layer.parameters(), lr=0.1).load_state_dict(torch.optim.SGD(layer.parameters(), lr=0.3).state_dict())
-
-
-SCHEDULERS = {
-    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [2, 4], gamma=0.2),
-    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=10),  # cycles the momentum too
-    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, [lambda n: 0.5**n, lambda n: 0.9**n]),
-}
-
-
-@pytest.mark.parametrize("name", SCHEDULERS)
-def test_schedules_of_torch(name):
-    scheduled, by_hand = Matching(), Matching()
-    optimizer, reference = OGD(scheduled.groups(), lr=0.05), OGD(by_hand.groups(), lr=0.05)
-    scheduler = SCHEDULERS[name](optimizer)
-    rates = set()
-    for _ in range(6):
-        for group, other in zip(optimizer.param_groups, reference.param_groups, strict=True):
-            other.update(lr=group["lr"], momentum=group["momentum"])
-        rates.add(optimizer.param_groups[0]["lr"])
-        train(scheduled, optimizer, 1)
-        train(by_hand, reference, 1)
-        scheduler.step()
-    assert len(rates) > 2
-    assert torch.equal(scheduled.x, by_hand.x)
 
 
 def test_closure_and_hooks():

@@ -216,20 +216,6 @@ def test_a_further_parametrization_of_the_weight_is_refused():
 # --------------------------------------------------------------------------------------- what a plain model can do
 
 
-def test_optimizer_state_loads_by_position():
-    net, x = many(), images()
-    optimizer = torch.optim.Adam(net.parameters())
-    train(net, x, steps=2, optimizer=optimizer)
-    state = copy.deepcopy(optimizer.state_dict())
-    moments = {name: optimizer.state[p]["exp_avg"].clone() for name, p in net.named_parameters()}
-    train(hs.rotate(net), x)
-    optimizer = torch.optim.Adam(hs.merge(net).parameters())
-    optimizer.load_state_dict(state)
-    for name, p in net.named_parameters():
-        assert torch.equal(optimizer.state[p]["exp_avg"], moments[name]), name
-    train(net, x, optimizer=optimizer)
-
-
 def test_progressive_training():
     net = mlp()
     x = inputs(3, 6)
