@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from .._internal import checks
 from .._internal.draws import generator, not_traced
 from .._internal.sharding import reshard, write
-from .parametrization import NeuronRotation, RotatedWeight, find_rotated, layer_label
+from .parametrization import NeuronRotation, RotatedWeight, find_rotated
 
 _newest: WeakKeyDictionary[NeuronRotation, ReferenceType[Resampler]] = WeakKeyDictionary()  # of each rotation
 
@@ -73,10 +73,6 @@ class Resampler:
             layer.rotation.resampled = True
             _newest[layer.rotation] = ref(self)
         self.optimizer.register_step_post_hook(self._after_step)
-
-    def __repr__(self) -> str:
-        layers = ", ".join(layer_label(layer.name) for layer in self.sampled)
-        return f"Resampler(every={self.every}; {layers})"
 
     def step(self) -> None:
         """Merge and draw again where `every` steps are over; steps themselves are counted by the optimizer's hook.
