@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypersphere._internal.modules import install_command
-from hypersphere.train import config
 from hypersphere.train.config import (
     Config,
     ConfigError,
@@ -238,7 +237,6 @@ def test_groups_cannot_be_changed_or_made_wrong():
         ({"model": {"similarity": "cosine(1)"}}, "model.similarity: cosine takes at most 0 numbers"),
         ({"model": "cnn9"}, "model must be a group of settings, got 'cnn9'"),
         ([], "a config must be a mapping, got a list"),
-        ({"seed": None}, "seed must be an integer >= 0, got None"),
         ({"seed": "1"}, "seed must be an integer >= 0, got '1' (remove the quotes)"),
         ({"seed": 2**63}, "seed must fit in 64 bits"),
         ({"compile": 1}, "compile must be true or false, got 1"),
@@ -248,10 +246,8 @@ def test_groups_cannot_be_changed_or_made_wrong():
         ({"out": "a\0b"}, "out must not hold the character U+0000"),
         ({"clip": math.nan}, "clip must be a finite number, got nan"),
         ({"optimizer": {"lr": float("1e400")}}, "optimizer.lr must be a finite number, got inf"),
-        ({"optimizer": {"lr": "1e-3"}}, "optimizer.lr must be a number > 0 or auto, got '1e-3' (remove the quotes"),
         ({"optimizer": {"betas": [0.9]}}, "optimizer.betas must be two numbers such as 0.9,0.999, got 0.9"),
         ({"model": {"widths": [16, "32"]}}, "model.widths[1] must be an integer from 1 to 1,000,000, got '32'"),
-        ({"model": {"widths": 16}}, "model.widths must be a list of integers or null, got 16"),
         ({"data": {"batch_size": 0}}, "data.batch_size must be an integer from 1 to 10,000,000 or auto, got 0"),
     ],
 )
@@ -353,12 +349,10 @@ def test_what_is_wrong_is_said_in_one_line_that_names_the_key(tree, message):
         ({"loss.name": "additive_angle"}, "loss.name=additive_angle needs loss.margin"),
         ({"rotation.sample": 0.5, "rotation.blocks": 2}, "rotation.sample needs whole layers"),
         ({"rotation.sample": 0.5, "rotation.init": "normal"}, "rotation.sample needs rotation.init=identity"),
+        ({"rotation.blocks": 2, "rotation.block_size": 9}, "give rotation.blocks or rotation.block_size, not both"),
+        ({"rotation.method": "none", "rotation.blocks": 2}, "rotation.method=none rotates nothing"),
         ({"rotation.sample": 1.5}, "rotation.sample must be a share below 1 or an integer >= 2, got 1.5"),
         ({"rotation.every": 10}, "rotation.every needs rotation.sample"),
-        ({"rotation.blocks": 2, "rotation.block_size": 9}, "give rotation.blocks or rotation.block_size, not both"),
-        ({"rotation.share_blocks": True}, "rotation.share_blocks needs rotation.blocks > 1"),
-        ({"rotation.method": "none", "rotation.blocks": 2}, "rotation.method=none rotates nothing"),
-        ({"rotation.method": "canonical"}, "rotation.method=canonical cannot begin at the identity"),
         ({"rotation.penalty": 0.1}, "rotation.penalty needs rotation.method=regularized"),
         ({"schedule.name": "step"}, "schedule.name=step needs schedule.milestones"),
         ({"schedule.milestones": [5]}, "schedule.milestones needs schedule.name=step, got cosine"),
@@ -383,8 +377,6 @@ def test_what_cannot_be_together(changes, message):
         ("steps", "0", "steps must be an integer >= 1 or null, got 0"),
         ("optimizer.betas", "0.9,x", "optimizer.betas[1] must be a number >= 0 and < 1, got 'x'"),
         ("seed", "9" * 5000, "seed must be an integer >= 0, got '9"),
-        ("optimizer.lr", "nan", "optimizer.lr must be a number > 0 or auto, got 'nan'"),
-        ("optimizer.lr", "1e400", "optimizer.lr must be a finite number, got inf"),
         ("model.widths", "16,,32", "model.widths[1] must be an integer"),
     ],
     ids=short,
@@ -463,7 +455,7 @@ def test_no_torch_and_no_yaml_until_a_yaml_file_is_read(tmp_path):
     code = f"""
 import sys
 from hypersphere.train.config import *
-flags(); print_config(Config(), sys.stderr); apply(Config(), {{"energy.s": "1"}})
+flags(); to_yaml(Config()); apply(Config(), {{"energy.s": "1"}})
 load_file({str(tmp_path / "c.json")!r})
 for name in ("torch", "numpy", "yaml", "jsonargparse"):
     assert name not in sys.modules, name
@@ -518,13 +510,11 @@ def test_flags_tell_what_they_are():
     assert len(flags()) == leaves + len(dataclasses.fields(Config)) - 5  # three groups can be turned off by their own
 
 
-def test_the_printed_config_says_what_each_field_means(capsys):
-    config.print_config(FULL)
-    printed = capsys.readouterr().out
-    assert printed == to_yaml(FULL)
+def test_yaml_says_what_each_field_means():
+    printed = to_yaml(FULL)
     for kind in (Config, Model, Data, Loss, Energy, Rotation, Optimizer, Schedule):
-        for each in dataclasses.fields(kind):
-            assert each.metadata["help"].partition(";")[0] in printed
+        for field in dataclasses.fields(kind):
+            assert field.metadata["help"].partition(";")[0] in printed
 
 
 def test_folders_of_the_official_files_are_those_of_the_loaders():

@@ -60,7 +60,7 @@ def train(options: argparse.Namespace, base_of: Callable[[argparse.Namespace], C
         values = configs.read_changes(base, options.changes)
         if options.print_config:
             if _rank() == 0:
-                configs.print_config(configs.derive(base, values))
+                print(configs.to_yaml(configs.derive(base, values)), end="")
             return 0
         config = configs.derive(base, values | {"out": os.path.expanduser(_folder(base, values, options.recipe))})
     except ValueError as error:

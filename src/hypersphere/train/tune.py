@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from math import prod
@@ -69,7 +69,7 @@ def read_space(base: Config, texts: Sequence[str]) -> Space:
         try:
             apply(base, point)
         except ConfigError as error:
-            raise ConfigError(f"--try {named(point)}: {error}") from None
+            raise ConfigError(f"--try {' '.join(map('='.join, point.items()))}: {error}") from None
     return space
 
 
@@ -118,16 +118,6 @@ def folds_of(config: Config, folds: int | None) -> list[str | None]:
     if is_held_out or has_split:
         return [None]
     return [f"{i}/{folds or 3}" for i in range(1, (folds or 3) + 1)]
-
-
-def named(point: Mapping[str, str]) -> str:
-    """Return a point as text.
-
-    Example:
-        >>> named({"model.similarity": "linear", "optimizer.lr": "0.1"})
-        'model.similarity=linear optimizer.lr=0.1'
-    """
-    return " ".join(f"{key}={text}" for key, text in point.items())
 
 
 @dataclass(frozen=True)

@@ -185,20 +185,19 @@ def _rotation(rotation: Rotation) -> None:
 
 def _adversarial(config: Any) -> None:
     name = config.model.name
-    _reject_if(
-        config.loss.name != "softmax", f"loss.name needs a classifier, but {name} is trained against another network"
-    )
-    for key in ("validation", "fold"):
-        held_out = getattr(config.data, key) not in (None, AUTO)
-        _reject_if(held_out, f"data.{key} needs a classifier, but {name} has no accuracy")
-    rotated = config.rotation is not None and config.rotation.layers != "hidden"
+    rotation, data = config.rotation, config.data
+    of_classifiers = {
+        "loss.name": config.loss.name != "softmax",
+        "data.validation": data.validation not in (None, AUTO),
+        "data.fold": data.fold is not None,
+        "optimizer.decay_layers": config.optimizer.decay_layers,
+        "rotation.freeze": rotation is not None and rotation.freeze,
+        "rotation.exclude": rotation is not None and rotation.exclude,
+    }
+    for key, is_set in of_classifiers.items():
+        _reject_if(is_set, f"{key} needs a classifier, but {name} is trained against another network")
+    rotated = rotation is not None and rotation.layers != "hidden"
     _reject_if(rotated, f"rotation.layers must be hidden for {name}, which has no classes")
-    only = config.optimizer.decay_layers
-    _reject_if(only, f"optimizer.decay_layers needs a classifier, but {name} is trained against another network")
-    frozen = config.rotation is not None and config.rotation.freeze
-    _reject_if(frozen, f"rotation.freeze needs a classifier, but {name} is trained against another network")
-    named = config.rotation is not None and config.rotation.exclude
-    _reject_if(named, f"rotation.exclude needs a classifier, but {name} is trained against another network")
     if config.gan is not None:
         _gan(config)
 

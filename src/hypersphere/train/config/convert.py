@@ -9,11 +9,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 from ..._internal.checksummed_json import Tree
 from ..._internal.nearest import nearest_keys, unknown_name
@@ -230,8 +229,3 @@ def to_yaml(config: Config) -> str:
             lines.append((f"{indent}{leaf.name}: {files.format_scalar(_plain(setting))}", leaf.metadata["help"]))
     width = min(max(len(line) for line, _ in lines), 40)
     return "".join(f"{line:{width}}  # {help}\n" if help else "\n" for line, help in lines)
-
-
-def print_config(config: Config, file: TextIO | None = None) -> None:
-    """Print :func:`to_yaml`."""
-    print(to_yaml(config), end="", file=file or sys.stdout)
