@@ -70,14 +70,6 @@ def gradients(model):
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def check_gradients(ours, expected, tolerance):
-    assert set(ours) == set(expected)
-    assert any("parametrizations" in name for name in ours)
-    for name, gradient in expected.items():
-        assert gradient.any(), name
-        assert (ours[name] - gradient).abs().max() <= tolerance * gradient.abs().max(), name
-
-
 class Tied(nn.Module):
     """A head that shares its weight with an embedding."""
 

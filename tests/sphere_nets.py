@@ -1,7 +1,8 @@
-"""A network with every kind of spherical layer, a batch for it, and the loss heads; several test files use them."""
+"""A network of all spherical layers, a batch for it, loss heads, and a check of derivatives; test files share them."""
 
 import torch
 from torch import nn
+from torch.autograd import gradcheck, gradgradcheck
 
 import hypersphere as hs
 
@@ -29,6 +30,18 @@ def sphere_batch(size: int = 6, device="cpu"):
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(size, 3, 8, 8, generator=generator)
     return x.to(device), torch.randint(5, (size,), generator=generator).to(device)
+
+
+def check_derivatives(module, x, *labels, second=True, atol=1e-5):
+    """First and second derivatives by the input and all parameters, against differences."""
+    parameters = dict(module.named_parameters())
+
+    def f(x, *values):
+        return torch.func.functional_call(module, dict(zip(parameters, values, strict=True)), (x, *labels))
+
+    leaves = (x.requires_grad_(), *parameters.values())
+    assert gradcheck(f, leaves)
+    assert not second or gradgradcheck(f, leaves, atol=atol)
 
 
 HEADS = {

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.autograd import gradcheck, gradgradcheck
 
 import hypersphere as hs
 from hypersphere import functional as HF
 from tests import reference
+from tests.sphere_nets import check_derivatives
 
 NAMES = list(hs.similarity.SIMILARITIES)
 CONVS = {1: hs.SphereConv1d, 2: hs.SphereConv2d, 3: hs.SphereConv3d}
@@ -127,27 +127,13 @@ def test_range_and_scale_invariance_in_float32(options, of_input, of_weight, see
 )
 def test_first_and_second_derivatives_of_convolutions(n, groups, name):
     layer = CONVS[n](2, 2, 2, stride=2, padding=1, groups=groups, similarity=name, scale=True, dtype=F64)
-    x = torch.randn(2, 2, *[3] * n, dtype=F64, requires_grad=True)
-    parameters = dict(layer.named_parameters())
-
-    def f(x, *values):
-        return torch.func.functional_call(layer, dict(zip(parameters, values, strict=True)), x)
-
-    assert gradcheck(f, (x, *parameters.values()))
-    assert gradgradcheck(f, (x, *parameters.values()))
+    check_derivatives(layer, torch.randn(2, 2, *[3] * n, dtype=F64))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_first_and_second_derivatives_of_linear(name):
     layer = hs.SphereLinear(3, 4, similarity=name, scale=True, dtype=F64)
-    x = torch.randn(2, 5, 3, dtype=F64, requires_grad=True)
-    parameters = dict(layer.named_parameters())
-
-    def f(x, *values):
-        return torch.func.functional_call(layer, dict(zip(parameters, values, strict=True)), x)
-
-    assert gradcheck(f, (x, *parameters.values()))
-    assert gradgradcheck(f, (x, *parameters.values()))
+    check_derivatives(layer, torch.randn(2, 5, 3, dtype=F64))
 
 
 def singular_cases(dtype, device):

@@ -4,7 +4,6 @@ import inspect
 
 import pytest
 import torch
-from torch.autograd import gradcheck, gradgradcheck
 
 import hypersphere as hs
 from hypersphere.train import neurons
@@ -12,6 +11,7 @@ from hypersphere.train.config import Energy
 from tests import reference
 from tests.losses.test_heads import F64, literal_losses
 from tests.losses.test_heads import HEADS as PLAIN_HEADS
+from tests.sphere_nets import check_derivatives
 
 pytestmark = pytest.mark.slow
 
@@ -99,16 +99,7 @@ def test_ignored_samples_do_not_count(name):
 def test_derivatives(name):
     head, _ = twins(name, 4, 3, energy_weight=0.5)
     head.eval()
-    x, y = data(5, 4, 3)
-    x.requires_grad_()
-    parameters = dict(head.named_parameters())
-
-    def f(x, *values):
-        return torch.func.functional_call(head, dict(zip(parameters, values, strict=True)), (x, y))
-
-    assert gradcheck(f, (x, *parameters.values()))
-    if name in ("w linear", "am", "plus"):
-        assert gradgradcheck(f, (x, *parameters.values()), atol=1e-4)
+    check_derivatives(head, *data(5, 4, 3), second=name in ("w linear", "am", "plus"), atol=1e-4)
 
 
 @pytest.mark.parametrize("s", [0.0, 2.0, 40.0])

@@ -11,6 +11,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import hypersphere as hs
 from hypersphere.losses import MARGINS, sphereface_annealing
 from tests import reference
+from tests.sphere_nets import check_derivatives
 
 F64 = torch.float64
 HEADS = {
@@ -64,15 +65,7 @@ def test_equals_the_formula(name, bias):
 @every_head
 def test_derivatives(name):
     head = HEADS[name](4, 3, bias=True, dtype=F64).eval()  # eval: the annealing stands still
-    x = torch.randn(5, 3, dtype=F64, requires_grad=True)
-    y = torch.tensor([0, 1, 2, 3, 0])
-    parameters = dict(head.named_parameters())
-
-    def f(x, *values):
-        return torch.func.functional_call(head, dict(zip(parameters, values, strict=True)), (x, y))
-
-    assert gradcheck(f, (x, *parameters.values()))
-    assert gradgradcheck(f, (x, *parameters.values()), atol=1e-4)
+    check_derivatives(head, torch.randn(5, 3, dtype=F64), torch.tensor([0, 1, 2, 3, 0]), atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")

@@ -56,11 +56,9 @@ def is_whole(data: bytes) -> bool:
 
 
 def parse(data: bytes) -> Any:
-    """Parse JSON; raise ValueError for duplicate keys, NaN and deep nesting."""
-    if len(data) > LARGEST:
-        raise ValueError(f"expected at most {LARGEST} bytes, got {len(data)}")
+    """Parse JSON; raise ValueError for NaN and deep nesting."""
     try:
-        tree = json.loads(data, object_pairs_hook=_reject_duplicates, parse_constant=_reject_constant)
+        tree = json.loads(data, parse_constant=_reject_constant)
     except RecursionError:
         raise ValueError(f"it is nested deeper than {DEEPEST} levels") from None
     level = [tree]
@@ -94,13 +92,6 @@ def read(path: str | os.PathLike[str], format: int) -> Tree:
     if not is_whole(data):
         raise ValueError(f"{path} is damaged: the checksum does not match")
     return {key: value for key, value in tree.items() if key != KEY}
-
-
-def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    tree = dict(pairs)
-    if len(tree) < len(pairs):
-        raise ValueError("duplicate key")
-    return tree
 
 
 def _reject_constant(name: str) -> NoReturn:

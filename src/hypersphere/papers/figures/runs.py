@@ -102,10 +102,7 @@ def energy(inputs: Sequence[Path]) -> Drawing:
     recorded = [run.energies(_RECORDED) for group in groups for run in group.runs]
     layers = [name for name in recorded[0] if all(name in energies for energies in recorded)]
     if not layers:
-        raise ValueError(
-            f"the runs have no hidden layer in common whose {_RECORDED} are in {METRICS}; older versions of "
-            "hypersphere did not record them"
-        )
+        raise ValueError(f"the runs have no hidden layer in common whose {_RECORDED} are in {METRICS}")
     curves = {
         name: {
             group.name: mean_curve([_energies(run, [name] if name else layers) for run in group.runs])
