@@ -59,9 +59,6 @@ def read_space(base: Config, texts: Sequence[str]) -> Space:
                 raise ConfigError(f"--try {key}={value}: a range needs two numbers, LOW..HIGH with 0 < LOW < HIGH")
     if (combinations := prod(map(len, space.values()))) > MOST:
         raise ConfigError(f"--try has {combinations:,} combinations of values; at most {MOST:,} are possible")
-    for key in space:
-        if key.partition(".")[0] in space and "." in key:
-            raise ConfigError(f"--try {key}: give {key} or {key.partition('.')[0]}, not both")
     if combinations == 1 and not has_range(space):
         raise ConfigError("--try gives one point only: nothing to choose")
     for combination, end in product(product(*space.values()), (1, 2)):
@@ -202,22 +199,20 @@ class TrialResult:
 
 
 def _result(trial: Any) -> TrialResult:
-    from .engine import Part
-
     settings, failed = trial.user_attrs["settings"], trial.user_attrs.get("failed")
     if failed is not None:
         return TrialResult(settings, failed)
-    folds = [Part(**fold) for fold in trial.user_attrs["rounds"][-1]]
-    accuracies = tuple(fold.accuracy for fold in folds)
+    folds = trial.user_attrs["rounds"][-1]
+    accuracies = tuple(fold["accuracy"] for fold in folds)
     return TrialResult(
         settings,
         folds=accuracies,
         accuracy=fmean(accuracies),
         deviation=stdev(accuracies) if len(accuracies) > 1 else None,
-        loss=fmean(fold.loss for fold in folds),
-        step=folds[0].step,
-        total=folds[0].total,
-        seconds=round(sum(fold.seconds for fold in folds), 1),
+        loss=fmean(fold["loss"] for fold in folds),
+        step=folds[0]["step"],
+        total=folds[0]["total"],
+        seconds=round(sum(fold["seconds"] for fold in folds), 1),
     )
 
 
