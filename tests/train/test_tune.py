@@ -61,6 +61,7 @@ MANY = ("optimizer.lr", "optimizer.weight_decay", "clip", "accumulate")
         ),
         ("--try model.similarity=0.1..1", "--try model.similarity=0.1: unknown model.similarity '0.1'"),
         ("--try optimizer.lr=1,2 --try optimizer.lr=3", "--try optimizer.lr is given twice"),
+        ("--try energy=on,off --try energy.s=1,2", "--try energy.s: give energy.s or energy, not both"),
         ("--try seed=1,2", "--try seed: it cannot be chosen by validation accuracy"),
         ("--data.validation 0.1 --folds 3", "give --folds or data.validation, not both"),
         ("--data.fold 1/3", "tune sets data.fold itself: use --folds"),

@@ -59,6 +59,9 @@ def read_space(base: Config, texts: Sequence[str]) -> Space:
                 raise ConfigError(f"--try {key}={value}: a range needs two numbers, LOW..HIGH with 0 < LOW < HIGH")
     if (combinations := prod(map(len, space.values()))) > MOST:
         raise ConfigError(f"--try has {combinations:,} combinations of values; at most {MOST:,} are possible")
+    for key in space:  # a setting of a group turns the group on
+        if key.partition(".")[0] in space and "." in key:
+            raise ConfigError(f"--try {key}: give {key} or {key.partition('.')[0]}, not both")
     if combinations == 1 and not has_range(space):
         raise ConfigError("--try gives one point only: nothing to choose")
     for combination, end in product(product(*space.values()), (1, 2)):
