@@ -109,37 +109,6 @@ def test_random_numbers_by_value():
     assert _random.shuffle(0, 0, "order", range(8)).tolist() == [0, 4, 5, 1, 7, 3, 6, 2]
 
 
-@pytest.mark.parametrize("draw", ["uniform", "integers", "normal"])
-def test_distributions(draw):
-    generator = SampleGenerator(0, 0, np.arange(2000))
-    if draw == "uniform":
-        x = generator.uniform(50).numpy()
-        assert x.min() >= 0
-        assert x.max() < 1
-        mean, deviation = 0.5, math.sqrt(1 / 12)
-    elif draw == "integers":
-        x = generator.integers(0, 9, 50).numpy()
-        counts = np.bincount(x.reshape(-1))
-        assert len(counts) == 9
-        assert (((counts - x.size / 9) ** 2) / (x.size / 9)).sum() < 30  # χ² of 8 degrees of freedom: p < 2e-4
-        mean, deviation = 4, math.sqrt(80 / 12)
-    else:
-        x = generator.normal(50).numpy()
-        mean, deviation = 0, 1
-        assert abs((x > 1.96).mean() - 0.025) < 0.002
-        assert abs((x**4).mean() - 3) < 0.1
-    error = deviation / math.sqrt(x.size)
-    assert abs(x.mean() - mean) < 4 * error
-    assert abs(x.std() - deviation) < 4 * error
-    # neither neighbours in a row, nor rows, nor epochs have anything to do with each other
-    y = (x - x.mean()) / x.std()
-    assert abs((y[:, 1:] * y[:, :-1]).mean()) < 4 / math.sqrt(x.size)
-    assert abs((y[1:] * y[:-1]).mean()) < 4 / math.sqrt(x.size)
-    other = getattr(SampleGenerator(0, 1, np.arange(2000)), draw)
-    z = (other(0, 9, 50) if draw == "integers" else other(50)).numpy()
-    assert abs((y * (z - z.mean())).mean() / z.std()) < 4 / math.sqrt(x.size)
-
-
 PIPELINES = {
     "cifar10.spherenet": {"size": 32, "padding": 0, "mode": "zeros", "crop": False},
     "cifar10+.spherenet": {"size": 32, "padding": 4, "mode": "symmetric"},
@@ -175,7 +144,7 @@ def test_padding_is_that_of_numpy(mode, padding):
     np.testing.assert_array_equal(augment.pad_images(images, padding, mode), expected)
 
 
-def test_flips_and_crops_are_as_frequent_as_they_should_be():
+def test_flips_are_as_frequent_as_they_should_be():
     n = 8100
     corners = torch.zeros(n, 1, 2, 2, dtype=torch.uint8)
     corners[:, :, 0, 0] = 1
@@ -184,9 +153,6 @@ def test_flips_and_crops_are_as_frequent_as_they_should_be():
     assert (out.sum(0) / n - 0.25).abs().max() < 4 * math.sqrt(0.25 * 0.75 / n)
     rare = Flip(0.1)(corners, generator)
     assert abs((rare != corners).any(3).any(2).float().mean().item() - 0.1) < 4 * math.sqrt(0.09 / n)
-    numbered = torch.arange(81, dtype=torch.uint8).reshape(1, 1, 9, 9).expand(n, 1, 9, 9)
-    windows = Crop(1)(numbered, generator).flatten().bincount(minlength=81)
-    assert (((windows - 100.0) ** 2) / 100).sum() < 140  # χ² of 80 degrees of freedom: p < 1e-4
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)

@@ -173,39 +173,6 @@ def test_every_layer_is_the_tables(name):
     assert all(module.bias is None for module in convolutions)
 
 
-def test_the_parser_reads_what_the_tables_say():
-    """One network of each kind written out in full, without the parser."""
-    layers, features = expected_of(TABLES["cnn3.spherenet"], 3)
-    assert layers == [
-        ("conv", 3, 3, 64, 1, 32),
-        ("norm", 64),
-        ("relu",),
-        ("pool", 2, 2, 16),
-        ("conv", 3, 64, 96, 1, 16),
-        ("norm", 96),
-        ("relu",),
-        ("pool", 2, 2, 8),
-        ("conv", 3, 96, 128, 1, 8),
-        ("norm", 128),
-        ("relu",),
-        ("pool", 2, 2, 4),
-        ("linear", 2048, 256, False),
-    ]
-    assert features == 256
-    layers, features = expected_of(TABLES["resnet18.mhe"], 3)
-    assert sum(layer[0] == "conv" for layer in layers) == 20  # 17 and three shortcuts
-    assert layers[16:23] == [
-        ("conv", 3, 64, 128, 2, 28),
-        ("norm", 128),
-        ("relu",),
-        ("conv", 3, 128, 128, 1, 28),
-        ("norm", 128),
-        ("conv", 1, 64, 128, 2, 28),
-        ("norm", 128),
-    ]
-    assert features == 512
-
-
 @pytest.mark.parametrize(
     ("name", "units"), [("sphereface20", (1, 2, 4, 1)), ("sphereface64", (3, 8, 16, 3)), ("cnn20.opt", (1, 2, 4, 1))]
 )
