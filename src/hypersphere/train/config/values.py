@@ -174,7 +174,7 @@ def _parsed(kinds: tuple[Any, ...], text: str) -> Any:
     if _NONE in kinds and text in ("null", "none"):
         return None
     value = parse_scalar(text)
-    if value is not None and (type(value) in kinds or (isinstance(value, int) and float in kinds)):
+    if value not in (None, text) and (type(value) in kinds or (isinstance(value, int) and float in kinds)):
         return value
     for option in kinds:
         if get_origin(option) is tuple:
