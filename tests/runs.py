@@ -196,7 +196,7 @@ TIMES = ("seconds", "samples_per_second", "history", "checksum", "checksums", "r
 def without_times(tree):
     if isinstance(tree, dict):
         return {key: without_times(value) for key, value in tree.items() if key not in TIMES}
-    return [without_times(each) for each in tree] if isinstance(tree, list) else tree
+    return [without_times(item) for item in tree] if isinstance(tree, list) else tree
 
 
 def lines(path):
@@ -213,15 +213,15 @@ def same_tensors(a, b):
     for name in a:
         assert a[name].dtype == b[name].dtype, name
         assert a[name].shape == b[name].shape, name
-        as_bytes = [each[name].contiguous().flatten().view(torch.uint8) for each in (a, b)]
+        as_bytes = [tensors[name].contiguous().flatten().view(torch.uint8) for tensors in (a, b)]
         assert torch.equal(*as_bytes), f"{name} differs"
 
 
 def final(path):
     """Every file of weights that a run ends with, as bytes."""
-    found = {each.name: each.read_bytes() for each in sorted((Path(path) / "final").glob("*.safetensors"))}
-    assert "model.safetensors" in found
-    return found
+    files = {file.name: file.read_bytes() for file in sorted((Path(path) / "final").glob("*.safetensors"))}
+    assert "model.safetensors" in files
+    return files
 
 
 def same_final(a, b):
@@ -235,13 +235,13 @@ def same_run(a, b):
     """Two runs left the same: weights, all of the last checkpoint, metrics and results, but for times."""
     a, b = Path(a), Path(b)
     same_final(a, b)
-    last = [checkpoint.latest(each / "checkpoints") for each in (a, b)]
+    last = [checkpoint.latest(run / "checkpoints") for run in (a, b)]
     assert last[0].name == last[1].name
     (tensors, state), (others, other) = map(checkpoint.load, last)
     same_tensors(tensors, others)
     assert without_times(state) == without_times(other)
     assert lines(a) == lines(b)
-    results = [without_times(json.loads((each / "result.json").read_text())) for each in (a, b)]
+    results = [without_times(json.loads((run / "result.json").read_text())) for run in (a, b)]
     assert results[0] == results[1]
 
 
@@ -272,5 +272,5 @@ def workers_in_this_process(monkeypatch, run):
 
     answers = {}
     monkeypatch.setattr(processes, "_start", start)
-    monkeypatch.setattr(processes, "_answer", lambda each: answers.pop(id(each.task)))
+    monkeypatch.setattr(processes, "_answer", lambda worker: answers.pop(id(worker.task)))
     monkeypatch.setattr(processes, "POLL", 0.0)

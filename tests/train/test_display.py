@@ -246,7 +246,7 @@ def test_a_line_of_an_evaluation_does_not_wrap(width):
         screen.show(TEST)
         printed = screen.bar.console.file.getvalue()[len(before) :]
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed).splitlines()
-    (line,) = [each for each in lines if each.strip() and "/400" not in each]  # that is the bar
+    (line,) = [text for text in lines if text.strip() and "/400" not in text]  # that is the bar
     assert len(line.strip("\r")) <= width
     assert ("energy   122.2" in line) == (width == 80)
 

@@ -95,7 +95,7 @@ def _run_script(*argv):
 
 def said_by(folder):
     ranks = [(folder / f"rank{rank}.jsonl").read_text().splitlines() for rank in (0, 1)]
-    return [{line["name"]: line for line in map(json.loads, each)} for each in ranks]
+    return [{line["name"]: line for line in map(json.loads, said)} for said in ranks]
 
 
 def plain(**changes):
@@ -194,8 +194,8 @@ def test_the_first_alone_speaks_and_writes(together):
     assert all(line["text"] for line in first.values())
     assert {line["text"] for line in second.values()} == {""}
     for name in EQUAL:
-        files = sorted(each.name for each in (folder / name).iterdir())
-        assert len([each for each in files if each.startswith("events")]) == 1
+        files = sorted(entry.name for entry in (folder / name).iterdir())
+        assert len([entry for entry in files if entry.startswith("events")]) == 1
         assert len(files) == 6
         steps = [(line["step"], line["split"]) for line in lines(folder / name)]
         assert len(steps) == len(set(steps))

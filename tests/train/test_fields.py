@@ -1,6 +1,5 @@
 """Fields of a config that rows of the papers' tables need, each against what it stands for."""
 
-from dataclasses import replace
 from itertools import groupby
 
 import pytest
@@ -8,11 +7,10 @@ import torch
 
 import hypersphere as hs
 from hypersphere.cli import main
-from hypersphere.data import cifar
 from hypersphere.papers import tables
 from hypersphere.rotation import rotation_penalty
-from hypersphere.train import Data, Energy, Rotation, networks, neurons, optimizers, splits, tasks
-from tests import official_files, reference, runs
+from hypersphere.train import Energy, Rotation, networks, neurons, optimizers, splits, tasks
+from tests import reference, runs
 from tests.runs import one_line, quiet, tiny
 
 pytestmark = pytest.mark.slow
@@ -20,8 +18,8 @@ pytestmark = pytest.mark.slow
 
 def paper_energy(net):
     """The energy of OPT's Tables 2 and 4: half space, s = 2, mean over pairs of the 2N points, over layers."""
-    layers = [each.matrix().detach()[0].double() for each in hs.select(net).values() if not each.is_output]
-    return sum(float(reference.energy(each, 2.0, half_space=True)) for each in layers)
+    layers = [layer.matrix().detach()[0].double() for layer in hs.select(net).values() if not layer.is_output]
+    return sum(float(reference.energy(matrix, 2.0, half_space=True)) for matrix in layers)
 
 
 # ------------------------------------------------------------------------------------------------------- spread
@@ -59,15 +57,15 @@ def test_the_orthonormality_term_leaves_out_the_plain_shortcuts_of_spherenet_v2(
     net = hs.models.create("resnet18v2.spherenet", similarity="cosine", num_classes=3, widths=(4, 4, 8, 8))
     term = tables.load("spherenet.fig6").row("v2").full.energy
     layers = neurons.build_regularizer(net, None, term, 0).per_layer()
-    kept = {name for name, each in hs.select(net).items() if isinstance(each.module, hs.SphereConv2d)}
+    kept = {name for name, layer in hs.select(net).items() if isinstance(layer.module, hs.SphereConv2d)}
     assert set(layers) - {"classifier"} == kept
     assert any("shortcut" in name for name in hs.select(net))
 
 
 def test_the_energy_of_a_loss_head_is_left_out_by_its_name():
     net, head = hs.models.create("mlp", num_classes=0, widths=(8, 8)), hs.WSoftmaxLoss(5, 8)
-    terms = {each: float(neurons.build_regularizer(net, head, Energy(exclude=each), 0)()) for each in ((), "head")}
-    whole = {each: float(neurons.build_regularizer(net, head, Energy(output_weight=each), 0)()) for each in (1.0, 0.0)}
+    terms = {name: float(neurons.build_regularizer(net, head, Energy(exclude=name), 0)()) for name in ((), "head")}
+    whole = {w: float(neurons.build_regularizer(net, head, Energy(output_weight=w), 0)()) for w in (1.0, 0.0)}
     assert (terms[()], terms["head"]) == (whole[1.0], whole[0.0])
     assert terms[()] != terms["head"]
 
@@ -184,13 +182,13 @@ def digits_network(**changes):
 def test_init_is_the_start_of_every_layer(name):
     """The second network has no option init."""
     changes = {"model.name": name, "model.widths": None, "model.init": "normal"}
-    for each in hs.select(digits_network(**changes).network).values():
-        weight = each.tensor.detach()
+    for layer in hs.select(digits_network(**changes).network).values():
+        weight = layer.tensor.detach()
         assert float(weight.std()) == pytest.approx(1.0, abs=5 / weight.numel() ** 0.5)
     xavier = digits_network(**changes | {"model.init": "xavier"}).network
-    for each in hs.select(xavier).values():
-        bound = (6 / sum(each.tensor.shape)) ** 0.5
-        assert 0.8 * bound < float(each.tensor.detach().abs().max()) <= bound
+    for layer in hs.select(xavier).values():
+        bound = (6 / sum(layer.tensor.shape)) ** 0.5
+        assert 0.8 * bound < float(layer.tensor.detach().abs().max()) <= bound
 
 
 def test_k_per_filter_layer_or_network():
@@ -249,14 +247,6 @@ def test_coarse_labels_and_top_5(monkeypatch, tmp_path, capsys):
     assert f"{top5:.2%}" in capsys.readouterr().out
 
 
-def test_fine_and_coarse_labels(tmp_path, monkeypatch):
-    monkeypatch.setattr(cifar, "CIFAR100", replace(cifar.CIFAR100, images={"train": 300, "test": 100}))
-    official_files.write_cifar100(tmp_path, 300, 100, lambda fine: fine // 5)
-    for labels, count in (("coarse", 20), ("fine", 100), (None, 100)):
-        loaded = splits.load(Data("cifar100", root=str(tmp_path), labels=labels), 0)
-        assert len(loaded.spec.classes) == count == int(loaded.train.labels.max()) + 1
-
-
 # ------------------------------------------------------------------------------------------------------- SphereNorm
 
 
@@ -266,7 +256,7 @@ RESCALED = {"model.similarity": "cosine", "model.scale": True, "model.batch_norm
 def test_rescaled_sphere_norm_learns_both_numbers():
     """SphereNet, 2.5 and Fig. 5: every SphereConv gives β·F + γ."""
     net = digits_network(**RESCALED, **{"model.name": "cnn9.spherenet", "model.widths": (4, 4, 6)}).network
-    layers = [each.module for each in hs.select(net).values() if not each.is_output]
+    layers = [layer.module for layer in hs.select(net).values() if not layer.is_output]
     assert len(layers) == 10
     for layer in layers:
         assert torch.equal(layer.scale, torch.ones(len(layer.weight)))
@@ -279,7 +269,7 @@ def test_rescaled_sphere_norm_learns_both_numbers():
     expected = first.scale.view(-1, 1, 1) * plain(x) + first.bias.view(-1, 1, 1)
     assert torch.allclose(first(x), expected, atol=1e-6)
     groups = {group["name"]: group["params"] for group in hs.param_groups(net, 5e-4)}
-    assert all(any(p is each for each in groups["no_decay"]) for layer in layers for p in (layer.scale, layer.bias))
+    assert all(any(p is other for other in groups["no_decay"]) for layer in layers for p in (layer.scale, layer.bias))
 
 
 @pytest.mark.parametrize("changes", [{"model.batch_norm": True}, {"model.scale": None}, {"model.scale": 2.0}])
@@ -290,7 +280,7 @@ def test_other_networks_have_no_new_bias(changes):
 
 def test_a_state_from_before_the_bias_loads():
     net = digits_network(**RESCALED, **{"model.name": "cnn3.spherenet", "model.widths": (4, 4, 6)}).network
-    sphere = {name for name, each in net.named_modules() if isinstance(each, hs.SphereConv2d | hs.SphereLinear)}
+    sphere = {name for name, layer in net.named_modules() if isinstance(layer, hs.SphereConv2d | hs.SphereLinear)}
     old = {name: value for name, value in net.state_dict().items() if name.removesuffix(".bias") not in sphere}
     assert len(old) == len(net.state_dict()) - 4
     net.load_state_dict(old)

@@ -82,8 +82,8 @@ while kills < orders["kills"]:
         if os.WIFSIGNALED(status):
             kills += 1
             folder = f"{config.out}/checkpoints"
-            found = [each for each in os.listdir(folder) if each.isdigit()] if os.path.isdir(folder) else []
-            problems = [line for each in found for line in checkpoint.verify(f"{folder}/{each}")]
+            found = [entry for entry in os.listdir(folder) if entry.isdigit()] if os.path.isdir(folder) else []
+            problems = [line for entry in found for line in checkpoint.verify(f"{folder}/{entry}")]
             say(killed=run, steps=max(map(int, found), default=0), problems=problems)
         else:
             say(ended=run, code=os.WEXITSTATUS(status))
@@ -98,7 +98,7 @@ for order in everything["disk"]:
 
     def callback(model, step, line, order=order):
         if step == order["step"] and line["split"] == order["split"]:
-            while any(each.name == "hypersphere checkpoint" for each in threading.enumerate()):
+            while any(entry.name == "hypersphere checkpoint" for entry in threading.enumerate()):
                 time.sleep(0.01)  # the checkpoint before is whole
             resource.setrlimit(resource.RLIMIT_FSIZE, (order["bytes"], order["bytes"]))
 
@@ -268,8 +268,8 @@ def flip(path):
 
 
 def empty(path):
-    for each in path.iterdir():
-        each.unlink()
+    for entry in path.iterdir():
+        entry.unlink()
 
 
 @pytest.mark.parametrize(("damage", "how_many"), [(cut, 1), (cut_state, 1), (flip, 1), (empty, 1), (cut, 2)])
@@ -280,29 +280,29 @@ def test_damaged_checkpoints_are_passed_over(tmp_path, damage, how_many):
     fit(whole, progress=False)
     assert stopped(parts, at_forward(7)) == 7
     folder = Path(parts.out) / "checkpoints"
-    newest = sorted(folder.iterdir(), key=lambda each: -int(each.name))
-    assert [int(each.name) for each in newest] == [7, 6, 4]
-    for each in newest[:how_many]:
-        damage(each)
+    newest = sorted(folder.iterdir(), key=lambda entry: -int(entry.name))
+    assert [int(entry.name) for entry in newest] == [7, 6, 4]
+    for entry in newest[:how_many]:
+        damage(entry)
     with pytest.warns(UserWarning, match=f"{newest[0].name}"):
         fit(derive(parts, resume=True), progress=False)
     same_run(whole.out, parts.out)
-    assert all(checkpoint.verify(each) == [] for each in folder.iterdir())
+    assert all(checkpoint.verify(entry) == [] for entry in folder.iterdir())
 
 
 def test_a_run_none_of_whose_checkpoints_can_be_read_is_left_as_it_is(tmp_path):
     config = tiny(out=str(tmp_path), checkpoint_every=2)
     stopped(config, at_forward(7))
     folder = tmp_path / "checkpoints"
-    for each in folder.iterdir():
-        cut(each)
-    before = {each: each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()}
+    for entry in folder.iterdir():
+        cut(entry)
+    before = {entry: entry.read_bytes() for entry in tmp_path.rglob("*") if entry.is_file()}
     with (
         warnings.catch_warnings(action="error"),  # one line says it
         pytest.raises(ValueError, match=r"none of the checkpoints can be read, .*/7/.*to start over"),
     ):
         fit(derive(config, resume=True), progress=False)
-    assert before == {each: each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()}
+    assert before == {entry: entry.read_bytes() for entry in tmp_path.rglob("*") if entry.is_file()}
 
 
 def test_a_damaged_best_checkpoint_is_said(tmp_path):
@@ -339,7 +339,7 @@ def test_a_full_disk(name, full_disk, tmp_path):
     assert not (path / "result.json").exists()
     folder = path / "checkpoints"
     left = sorted(folder.iterdir()) if folder.exists() else []
-    assert [checkpoint.verify(each) for each in left] == [[]] * len(left)
+    assert [checkpoint.verify(entry) for entry in left] == [[]] * len(left)
     assert bool(left) == (name != "start")
     fit(derive(config, resume=True), progress=False)
     whole = fit(tiny(out=str(tmp_path), **DISKS[name][0]), progress=False)

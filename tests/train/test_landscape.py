@@ -161,7 +161,7 @@ def test_a_stopped_one_continues_to_the_same_bits(copied, monkeypatch):
     folder = path / "landscape"
     with pytest.raises(KeyboardInterrupt):
         hs.train.landscape(path, size=3, folder=folder)
-    assert [each.name for each in folder.iterdir()] == ["normal-test.part.json"]
+    assert [file.name for file in folder.iterdir()] == ["normal-test.part.json"]
     assert len(landscapes.read(folder / "normal-test.part.json").loss) == 1
     assert landscapes.find(path) == []
     assert main(["verify", str(path)]) == 0
@@ -172,7 +172,7 @@ def test_a_stopped_one_continues_to_the_same_bits(copied, monkeypatch):
     assert torch.equal(again.loss, whole.loss)
     assert torch.equal(again.error, whole.error)
     assert landscapes.find(path) == [folder / "normal-test.json"]
-    assert [each.name for each in folder.iterdir()] == ["normal-test.json"]
+    assert [file.name for file in folder.iterdir()] == ["normal-test.json"]
     before = len(calls)
     assert torch.equal(hs.train.landscape(path, size=3, folder=folder).loss, whole.loss)  # read, not computed
     assert len(calls) == before
@@ -185,7 +185,7 @@ def test_infinite_losses_are_null_in_the_file(copied, monkeypatch):
     found = hs.train.landscape(path, size=3, span=1e30, folder=path / "landscape")
     assert found.loss.isinf().any()
     stored = landscapes.read(path / "landscape" / "normal-test.json").loss
-    assert [[each is None for each in row] for row in stored] == found.loss.isinf().tolist()
+    assert [[loss is None for loss in row] for row in stored] == found.loss.isinf().tolist()
     assert torch.equal(hs.train.landscape(path, size=3, span=1e30, folder=path / "landscape").loss, found.loss)
 
 
@@ -212,7 +212,7 @@ def test_the_command_writes_and_prints(copied, capsys):
     assert title == "cnn3 on few_digits, uniform directions, test, step 8, perturbed rotations"
     assert header.split()[:3] == ["samples", "loss", "error"]
     assert figures.split()[:2] == ["50", f"{own.summary()['loss']:.4f}"]
-    tenths = [[str(min(9, int(10 * each))) for each in row] for row in own.error.T.flip(0).tolist()]
+    tenths = [[str(min(9, int(10 * error))) for error in row] for row in own.error.T.flip(0).tolist()]
     assert [" ".join(row) for row in tenths] == out.splitlines()[5:8]
     ET.parse(path / "landscape" / "uniform-test.svg")
     assert main(["verify", str(path)]) == 0
@@ -307,7 +307,7 @@ def test_contours_of_a_plane_are_straight_and_escaped():
     axis = [0.0, 0.5, 1.0]
     plane = [[x + 0 * y for y in axis] for x in axis]
     root = ET.fromstring(contour_plot([("<b>", plane, [0, 0.25, 1])], axis, axis, title="<&>", size=100).svg)
-    paths = [each.get("d") for each in root.iter("{http://www.w3.org/2000/svg}path") if each.get("stroke") == "#fff"]
+    paths = [path.get("d") for path in root.iter("{http://www.w3.org/2000/svg}path") if path.get("stroke") == "#fff"]
     (line,) = paths
     xs = {float(place.split()[0]) for piece in line.split("M")[1:] for place in piece.split("L")}
     assert len(xs) == 1
@@ -320,7 +320,7 @@ def test_contours_of_a_plane_are_straight_and_escaped():
 @pytest.mark.parametrize("saddle", [[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]]])
 def test_the_lines_of_a_saddle_cut_off_its_low_corners(saddle):
     svg = contour_plot([("", saddle, [0, 0.25, 1])], [0, 1], [0, 1], size=100).svg
-    (line,) = [each.get("d") for each in ET.fromstring(svg).iter() if each.get("stroke") == "#fff"]
+    (line,) = [path.get("d") for path in ET.fromstring(svg).iter() if path.get("stroke") == "#fff"]
     pieces = [[tuple(map(float, place.split())) for place in piece.split("L")] for piece in line.split("M")[1:]]
     lengths = [((a[0] - b[0]) ** 2 + (a[1] - b[1]) ** 2) ** 0.5 for a, b in pieces]
     assert lengths == pytest.approx([25 * 2**0.5] * 2, abs=0.2)

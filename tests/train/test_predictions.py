@@ -167,10 +167,10 @@ def collect(kind, inputs, labels, logits, classes):
 def test_large_images_are_small_and_other_data_have_none():
     logits, labels = torch.eye(3)[[1, 1, 0]] * 5, torch.tensor([0, 1, 2])
     tree = collect("images", torch.rand(3, 3, 40, 200), labels, logits, ["a", "b", "c"])
-    assert [each["index"] for each in tree["worst"]] == [0, 2]
-    for each in tree["worst"]:
-        assert each["size"] == [13, 64, 3]
-        assert len(base64.b64decode(each["pixels"])) == 13 * 64 * 3
+    assert [image["index"] for image in tree["worst"]] == [0, 2]
+    for image in tree["worst"]:
+        assert image["size"] == [13, 64, 3]
+        assert len(base64.b64decode(image["pixels"])) == 13 * 64 * 3
     assert collect("points", torch.rand(3, 5, 3), labels, logits, ["a", "b", "c"])["worst"] == []
     left_out = collect("graph", torch.rand(3, 5), torch.tensor([0, -100, 2]), logits, ["a", "b", "c"])
     assert (left_out["samples"], left_out["confused"]) == ([1, 0, 1], [[0, 1, 1], [2, 0, 1]])

@@ -40,7 +40,7 @@ def test_recipes_of_the_package(name):
 
 def test_each_recipe_is_its_idea():
     made = {name: recipes.load(name) for name in ("plain", "spherenet", "mhe", "opt", "s_opt", "sphereface_plus")}
-    assert all(each.data.name == "digits" for each in made.values())
+    assert all(config.data.name == "digits" for config in made.values())
     assert [name for name in made if made[name].model.similarity] == ["spherenet"]
     assert [name for name in made if made[name].energy] == ["mhe"]
     assert [name for name in made if made[name].rotation] == ["opt", "s_opt"]
@@ -48,7 +48,7 @@ def test_each_recipe_is_its_idea():
     assert made["opt"].rotation.sample is None
     assert made["s_opt"].rotation.sample == 0.25
     same = ("name", "widths", "fc", "batch_norm", "relu")
-    assert len({tuple(getattr(each.model, key) for key in same) for each in made.values()}) == 1
+    assert len({tuple(getattr(config.model, key) for key in same) for config in made.values()}) == 1
 
 
 def test_no_torch():

@@ -213,16 +213,16 @@ def whole_and_parts(tmp_path_factory):
     return make
 
 
-@pytest.mark.parametrize("each", CASES, ids=lambda each: each.name.replace(" ", "_"))
-def test_bit_identical_to_an_uninterrupted_run(each, tmp_path, whole_and_parts):
-    whole, parts = whole_and_parts(tmp_path, **each.changes)
-    if each.proof is not None:
+@pytest.mark.parametrize("entry", CASES, ids=lambda entry: entry.name.replace(" ", "_"))
+def test_bit_identical_to_an_uninterrupted_run(entry, tmp_path, whole_and_parts):
+    whole, parts = whole_and_parts(tmp_path, **entry.changes)
+    if entry.proof is not None:
         tensors, state = checkpoint.load(checkpoint.latest(Path(whole.out) / "checkpoints"))
         result = json.loads((Path(whole.out) / "result.json").read_text())
-        assert each.proof(result, lines(whole.out), checkpoint.unflatten(tensors, state["tree"]))
-    callback = at_forward(each.stop, each.signal, training=each.training)
-    assert stopped(parts, callback, each.signal) == (each.stop if each.step is None else each.step)
-    fit(derive(parts, {"resume": True, "data.workers": each.workers}), progress=False)
+        assert entry.proof(result, lines(whole.out), checkpoint.unflatten(tensors, state["tree"]))
+    callback = at_forward(entry.stop, entry.signal, training=entry.training)
+    assert stopped(parts, callback, entry.signal) == (entry.stop if entry.step is None else entry.step)
+    fit(derive(parts, {"resume": True, "data.workers": entry.workers}), progress=False)
     same_run(whole.out, parts.out)
 
 
@@ -384,7 +384,7 @@ def test_what_may_change_changes_nothing(tmp_path, whole_and_parts):
     os.rename(parts.out, moved)
     resumed(parts, out=str(moved), checkpoint_every=1, keep=5, **{"data.workers": 1, "data.root": str(tmp_path)})
     same_run(whole.out, moved)
-    assert sorted(int(each.name) for each in (moved / "checkpoints").iterdir()) == [8, 9, 10, 11, 12]
+    assert sorted(int(entry.name) for entry in (moved / "checkpoints").iterdir()) == [8, 9, 10, 11, 12]
 
 
 @pytest.mark.parametrize("name", ["step", "plateau"])
@@ -403,7 +403,7 @@ def test_a_longer_run(tmp_path, name):
 def test_the_best_checkpoint_stays_beside_the_last(tmp_path, whole_and_parts):
     _, parts = whole_and_parts(tmp_path, keep=1, eval_every=2, **{"data.validation": 30, "optimizer.lr": 0.5})
     summary = resumed(parts).summary
-    kept = {int(each.name) for each in (Path(parts.out) / "checkpoints").iterdir()}
+    kept = {int(entry.name) for entry in (Path(parts.out) / "checkpoints").iterdir()}
     assert kept == {summary.best_step, 12}
     assert checkpoint.best_of(Path(parts.out) / "checkpoints").name == str(summary.best_step)
 

@@ -220,8 +220,8 @@ def test_where_there_is_nothing(tmp_path, copy):
     with pytest.raises(ValueError, match=r"is not a run folder: it has no config\.json"):
         load_run(tmp_path)
     path = copy()
-    for each in ("final", "checkpoints"):
-        shutil.rmtree(path / each)
+    for name in ("final", "checkpoints"):
+        shutil.rmtree(path / name)
     (path / "result.json").unlink()
     with pytest.raises(ValueError, match=r"run has no trained network yet: neither final/model\.json nor an intact"):
         load_run(path)
@@ -259,16 +259,16 @@ def test_every_form_of_a_grey_image_is_the_same(digits, tmp_path):
     forms = [image, image[0], image[0].numpy(), image[0, :, :, None].numpy(), image.expand(3, -1, -1)]
     forms += [image[None], image.permute(1, 2, 0)[None], expected, expected[0], expected.double().numpy()]
     forms += [grey, grey.convert("RGB"), grey.convert("RGBA"), tmp_path / "a.png", str(tmp_path / "a.png")]
-    for each in forms:
-        given = preprocess(each)
-        assert given.dtype == torch.float32
-        assert torch.equal(given, expected)
+    for form in forms:
+        batch = preprocess(form)
+        assert batch.dtype == torch.float32
+        assert torch.equal(batch, expected)
     assert torch.equal(preprocess(forms), expected.expand(len(forms), -1, -1, -1))
     assert torch.equal(preprocess(tuple(forms[:2])), expected.expand(2, -1, -1, -1))
 
 
 def test_colours_become_grey_as_pillow_does_it(pixels):
-    expected = [np.array(Image.fromarray(each.permute(1, 2, 0).numpy()).convert("L")) for each in pixels]
+    expected = [np.array(Image.fromarray(image.permute(1, 2, 0).numpy()).convert("L")) for image in pixels]
     expected = Normalize()(torch.from_numpy(np.stack(expected))[:, None])
     assert torch.equal(images(1, (10, 8))(pixels), expected)
 
@@ -481,7 +481,7 @@ def test_export_to_onnx(trained, digits, tmp_path, embeddings):
     assert export(run, tmp_path / "a.onnx", embeddings=embeddings) < 1e-4
     session = onnxruntime.InferenceSession(tmp_path / "a.onnx")
     name = "embeddings" if embeddings else "logits"
-    assert [each.name for each in (*session.get_inputs(), *session.get_outputs())] == ["inputs", name]
+    assert [port.name for port in (*session.get_inputs(), *session.get_outputs())] == ["inputs", name]
     about = session.get_modelmeta().custom_metadata_map
     assert json.loads(about["labels"]) == run.labels
     assert about["inputs"] == exporting.inputs_of(run)
@@ -490,7 +490,7 @@ def test_export_to_onnx(trained, digits, tmp_path, embeddings):
         (given,) = session.run([name], {"inputs": x.numpy()})
         expected = run.embed(digits.inputs[:count]) if embeddings else run.model(x).detach()
         torch.testing.assert_close(torch.from_numpy(given), expected, rtol=1e-4, atol=1e-4)
-    assert [each.name for each in tmp_path.iterdir()] == ["a.onnx"]
+    assert [file.name for file in tmp_path.iterdir()] == ["a.onnx"]
 
 
 def test_export_to_torch(trained, digits, tmp_path):
