@@ -39,8 +39,9 @@ class Small(nn.Module):
 def large_digits(root, split):
     """The few digits at 16 × 16, in one channel."""
     whole = data.load("few_digits", None, split)
-    images = whole.images if hasattr(whole, "images") else torch.stack([whole[i][0] for i in range(len(whole))])
-    return data.ArrayDataset(images.repeat_interleave(2, -1).repeat_interleave(2, -2), whole.labels, whole.classes)
+    return data.ArrayDataset(
+        whole.inputs.repeat_interleave(2, -1).repeat_interleave(2, -2), whole.labels, whole.classes
+    )
 
 
 data.register("large_digits", large_digits)

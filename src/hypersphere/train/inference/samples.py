@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,35 +18,14 @@ LIGHT_ON_DARK = ("digits", "mnist", "fashion_mnist")  # photos and scans are mos
 
 
 @dataclass(frozen=True)
-class ImageBatch:
-    """Image files."""
+class FileBatch:
+    """Samples of files by name; `load` returns what :meth:`Run.predict` takes."""
 
-    names: Sequence[str]
-
-    def load(self) -> list[str]:
-        """Return what :meth:`Run.predict` takes: the paths, which it decodes."""
-        return list(self.names)
+    names: list[str]
+    load: Callable[[], Any]
 
 
-@dataclass(frozen=True)
-class ArrayBatch:
-    """Rows of an .npy file; of grey images (N, H, W) the channel is added."""
-
-    file: str
-    rows: range
-    is_grey: bool
-
-    @property
-    def names(self) -> Sequence[str]:
-        return [f"{self.file}[{i}]" for i in self.rows]
-
-    def load(self) -> Any:
-        # Mapped again for each batch: a shared mapping would keep the pages of all batches in memory.
-        samples = _map_array(self.file)[self.rows.start : self.rows.stop]
-        return samples[:, None] if self.is_grey else samples
-
-
-def batches_of_files(run: Run, files: Sequence[str]) -> Iterator[ImageBatch | ArrayBatch]:
+def batches_of_files(run: Run, files: Sequence[str]) -> Iterator[FileBatch]:
     """Yield the samples of files in batches that fit in memory; ValueError for what the run does not take."""
     images: list[str] = []
     for file in files:
@@ -74,9 +54,10 @@ def find_inverted(run: Run, images: list[str]) -> list[str]:
     return [image for image, is_light in zip(images, border.tolist(), strict=True) if is_light]
 
 
-def _image_batches(images: list[str]) -> Iterator[ImageBatch]:
+def _image_batches(images: list[str]) -> Iterator[FileBatch]:
     for begin in range(0, len(images), BATCH):
-        yield ImageBatch(images[begin : begin + BATCH])
+        names = images[begin : begin + BATCH]
+        yield FileBatch(names, names.copy)  # paths, which predict decodes
 
 
 def _images_in(folder: str) -> list[str]:
@@ -104,7 +85,7 @@ def _map_array(file: str) -> Any:
     return array
 
 
-def _array_batches(run: Run, file: str) -> Iterator[ArrayBatch]:
+def _array_batches(run: Run, file: str) -> Iterator[FileBatch]:
     array = _map_array(file)
     shape, sample = tuple(array.shape), run.spec.shape
     grey = run.spec.kind == "images" and array.dtype == np.uint8 and array.ndim == 3
@@ -112,4 +93,12 @@ def _array_batches(run: Run, file: str) -> Iterator[ArrayBatch]:
     if not (grey or array.ndim == len(sample) + 1) or may_be_one or not len(array):
         raise ValueError(f"{file} must hold samples (N, {', '.join(map(str, sample))}), got {shape}")
     for begin in range(0, len(array), BATCH):
-        yield ArrayBatch(file, range(begin, min(begin + BATCH, len(array))), grey)
+        rows = range(begin, min(begin + BATCH, len(array)))
+        yield FileBatch([f"{file}[{i}]" for i in rows], partial(_load_rows, file, rows, grey))
+
+
+def _load_rows(file: str, rows: range, is_grey: bool) -> Any:
+    """Read rows of an .npy file; of grey images (N, H, W) the channel is added."""
+    # Mapped again for each batch: a shared mapping would keep the pages of all batches in memory.
+    samples = _map_array(file)[rows.start : rows.stop]
+    return samples[:, None] if is_grey else samples
