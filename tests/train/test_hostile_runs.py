@@ -12,7 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hypersphere import models
 from hypersphere._internal import checksummed_json
+from hypersphere._internal.catalog import MODELS
 from hypersphere.cli import main
 from hypersphere.train import fit, load_run
 from hypersphere.train.inference import run as run_files
@@ -250,6 +252,13 @@ def test_a_network_that_is_too_large_is_not_built(copy, monkeypatch, place):
         load_run(path)
 
 
+def test_every_network_of_ours_can_be_outlined():
+    """Otherwise it would be built whole before it is compared."""
+    with torch.device("meta"):
+        for name in MODELS:  # not models.names(): other tests may have registered theirs
+            assert all(parameter.is_meta for parameter in models.create(name).parameters()), name
+
+
 def test_a_damaged_header_of_an_array(copy, capsys, tmp_path):
     np.save(tmp_path / "a.npy", np.zeros((1, 8, 8), np.uint8))
     data = (tmp_path / "a.npy").read_bytes()
@@ -297,6 +306,16 @@ def crafted(file, place, value):
     tree[place[-1]] = value
     body = {key: item for key, item in header.items() if key not in ("format", "checksum")}
     file.write_text(json.dumps(header | {"checksum": checksum(body)}))
+
+
+def test_indices_that_lead_nowhere(tmp_path, capsys):
+    """Of stochastic OPT's dimensions, in a checkpoint whose checksums are right."""
+    assert stopped(tiny(out=str(tmp_path), **{"rotation.sample": 4, "rotation.every": 4}), at_forward(2)) == 2
+    folder = tmp_path / "checkpoints" / "2"
+    tensors, state = checkpoint.load(folder)
+    name = next(name for name in tensors if name.endswith("dims"))
+    checkpoint.save(folder.parent, 2, tensors | {name: tensors[name] + 2**40}, state)
+    assert "does not match the config" in fails(capsys, "train", "--resume", "--quiet", "--out", tmp_path)
 
 
 def test_aliases_replace_no_tensor(copy):
