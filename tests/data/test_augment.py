@@ -210,11 +210,20 @@ def test_center_crop():
     assert torch.equal(CenterCrop(4)(images), images[:, :, 1:5, 1:5])
 
 
-def test_rotation_keeps_the_up_axis_and_distances():
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_rotation_keeps_the_up_axis_and_norms(axis):
     points = torch.randn(50, 200, 3)
-    turned = RotateUp()(points, SampleGenerator(0, 0, range(50)))
-    assert torch.equal(turned[..., 1], points[..., 1])
+    turned = RotateUp(axis)(points, SampleGenerator(0, 0, range(50)))
+    assert torch.equal(turned[..., axis], points[..., axis])
+    torch.testing.assert_close(turned.norm(dim=2), points.norm(dim=2))
     torch.testing.assert_close(torch.pdist(turned[0]), torch.pdist(points[0]), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(turned, points)
+    first, second = (i for i in range(3) if i != axis)
+    handed = points[..., first] * turned[..., second] - points[..., second] * turned[..., first]
+    for i in range(50):  # one angle a cloud, that of its number, and no reflection
+        angle = math.tau * Numbers(0, 0, i).uniform()
+        flat = points[i, :, [first, second]].square().sum(1)
+        torch.testing.assert_close(handed[i], flat * math.sin(angle), rtol=1e-4, atol=1e-4)
 
 
 def test_modelnet_equals_the_loop_over_points():
@@ -266,6 +275,7 @@ def test_points_are_the_first_or_a_draw():
         (lambda g: Crop(4, -1), "padding must be >= 0, got -1"),
         (lambda g: Crop(4, 1, "reflect"), "mode must be one of symmetric, zeros; got 'reflect'"),
         (lambda g: Flip(1.5), "probability must be finite and >= 0 and <= 1"),
+        (lambda g: RotateUp(3), "axis must be one of 0, 1, 2; got 3"),
         (lambda g: Compose(Flip(), "crop"), "steps must be callables"),
         (lambda g: g.integers(3, 3), "high must be >= 4, got 3"),
         (lambda g: g.integers(0, 2**33), r"high must be <= low \+ 2\*\*32"),

@@ -98,7 +98,7 @@ def test_unknown_names_and_options(tmp_path):
 
 @pytest.mark.parametrize("name", OFFICIAL[1:])
 def test_a_missing_set_is_named_in_one_line(name, tmp_path, monkeypatch):
-    for root in (None, tmp_path):
+    for root in (None, tmp_path, tmp_path / "nowhere"):
         with pytest.raises(ValueError, match=rf"^{name}\b") as caught:
             data.load(name, root)
         text = str(caught.value)
@@ -378,6 +378,12 @@ def test_a_split_is_not_a_class(images):
         data.load("image_folder", root)
 
 
+def test_a_class_may_be_called_train(images):
+    root, _ = images
+    (root / "train" / "n01").rename(root / "train" / "train")
+    assert data.load("image_folder", root / "train").classes == ["n02", "train"]
+
+
 def test_image_folder_without_images(tmp_path):
     with pytest.raises(ValueError, match=r"has no folders; expected .*<class>/\*\{\.jpg,\.jpeg,\.png,"):
         data.load("image_folder", tmp_path)
@@ -414,13 +420,21 @@ def test_modelnet(tmp_path):
         data.load("modelnet10", tmp_path, classes=40)
 
 
-def test_modelnet_in_other_chunks_and_types(tmp_path):
+@pytest.mark.parametrize(
+    "storage",
+    [{}, {"dtype": ">f8", "chunks": (2, 1000, 2), "compression": "gzip", "shuffle": True}],
+    ids=["whole", "gzip"],
+)
+def test_modelnet_however_it_is_stored(tmp_path, storage):
     h5py = pytest.importorskip("h5py")
     written = official.write_modelnet(tmp_path / "modelnet40_ply_hdf5_2048", {"train": (5,)}, 40)["train"]
     with h5py.File(tmp_path / "modelnet40_ply_hdf5_2048" / "ply_data_train0.h5", "a") as file:
         del file["data"]
-        file.create_dataset("data", data=written, dtype=">f8", chunks=(2, 1000, 2), compression="gzip", shuffle=True)
-    assert (data.load("modelnet", tmp_path, points=1001).inputs.numpy() == written[:, :1001]).all()
+        file.create_dataset("data", data=written, **storage)
+    for points in (2048, 1001):
+        ds = data.load("modelnet", tmp_path, points=points)
+        assert (ds.inputs.numpy() == written[:, :points]).all()
+        assert ds.labels.tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.slow

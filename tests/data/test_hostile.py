@@ -340,6 +340,16 @@ def test_damaged_images_are_named(image, change):
         ds[0]
 
 
+def test_an_image_just_too_large(image, monkeypatch):
+    from hypersphere.data import image_folder
+
+    monkeypatch.setattr(image_folder, "PIXELS", 1600)
+    assert data.load("image_folder", image.parents[1])[0][0].shape == (3, 40, 40)
+    monkeypatch.setattr(image_folder, "PIXELS", 1599)
+    with refused(image, "at most 1599 pixels, got 40×40"):
+        data.load("image_folder", image.parents[1])[0]
+
+
 PIXELS = bytes(112 * 92)
 PGM = {
     "short": (b"P5\n92 112\n255\n" + PIXELS[1:], "not a readable image"),

@@ -199,16 +199,21 @@ def counts(data):
     return data.labels.bincount(minlength=len(data.classes)).tolist()
 
 
-@pytest.mark.parametrize(("classes", "per_class", "unit"), [(10, 5000, 500), (100, 500, 5)])
-def test_imbalance_of_cifar(classes, per_class, unit):
+@pytest.mark.parametrize(("classes", "per_class"), [(10, 5000), (100, 500)])
+def test_imbalance_of_cifar(classes, per_class):
     single, multiple = (imbalance(balanced(classes, per_class), kind) for kind in ("single", "multiple"))
-    tenth = classes // 10
+    tenth, unit = classes // 10, {10: 500, 100: 5}[classes]
     assert counts(single) == [per_class // 10] * tenth + [per_class] * (classes - tenth)
     assert counts(multiple) == [unit * (c + 1) for c in range(classes)]
+    if classes == 10:
+        assert (len(single), len(multiple)) == (45500, 27500)  # 003, Appendix A
 
 
 def test_mnist_imbalance():
-    assert counts(imbalance(balanced(3, 200), "mnist0")) == [100, 200, 200]
+    sizes = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    labels = torch.arange(10).repeat_interleave(torch.tensor(sizes))
+    few = imbalance(ArrayDataset(torch.arange(60000), labels, names(10)), "mnist0")
+    assert counts(few) == [100, *sizes[1:]]
 
 
 def test_small_classes_keep_a_sample():
@@ -258,6 +263,13 @@ def test_each_sample_is_in_one_fold():
         assert all(abs(n - whole / 4) < 1 for n, whole in zip(counts(validation), (503, 300, 200), strict=True))
     assert torch.equal(fold(data, 2, 4)[1].inputs, parts[1][1].inputs)
     assert not torch.equal(fold(data, 2, 4, seed=1)[1].inputs, parts[1][1].inputs)
+
+
+def test_holdout_of_few_in_many_classes():
+    train, validation = holdout(balanced(100, 5), 37)
+    assert sum(counts(validation)) == 37
+    assert max(counts(validation)) == 1
+    assert len(train) == 463
 
 
 @pytest.mark.parametrize(("ways", "shots", "queries"), [(2, 1, 15), (5, 5, 15), (5, 5, 0)])

@@ -109,7 +109,7 @@ def test_a_fold_never_sees_its_own_pairs():
     assert not torch.equal(before.thresholds, after.thresholds)
 
 
-@pytest.mark.parametrize("scale", [1e-200, 1e300])
+@pytest.mark.parametrize("scale", [1e-200, 1e-14, 1e150, 1e300])
 def test_cosines_do_not_depend_on_the_scale(scale):
     first, second, same = (x.double() if x.is_floating_point() else x for x in make_pairs(0))
     fold = openset.divide_into_folds(same, 4)
@@ -140,7 +140,9 @@ def test_folds_of_a_list_without_folds():
     ("call", "message"),
     [
         (lambda f, s, y, k: openset.verify_pairs(f, s[:, :2], y, k), r"second must be \(8, 3\) as first is"),
+        (lambda f, s, y, k: openset.verify_pairs(f[0], s, y, k), r"first must be \(P, d\), got \(3,\)"),
         (lambda f, s, y, k: openset.verify_pairs(f * math.nan, s, y, k), "first must be finite"),
+        (lambda f, s, y, k: openset.verify_pairs(f, s, y[:4], k), r"same must be \(8,\)"),
         (lambda f, s, y, k: openset.verify_pairs(f, s, y | True, k), "both kinds, got only same pairs"),
         (lambda f, s, y, k: openset.verify_pairs(f, s, y, k * 0), "F >= 2 folds, got 0 to 0"),
         (lambda f, s, y, k: openset.verify_pairs(f, s, y, k * 2), "fold 1 of 3 has none"),
@@ -148,13 +150,21 @@ def test_folds_of_a_list_without_folds():
         (lambda f, s, y, k: openset.verify_pairs(f, s, y, k.float()), r"fold must be \(8,\) integers"),
         (lambda f, s, y, k: openset.divide_into_folds(y, 5), "folds must be <= 4, the number of same pairs, got 5"),
         (lambda f, s, y, k: openset.roc_curve(f, y), r"scores must be \(P,\) and finite, got shape \(8, 3\)"),
+        (lambda f, s, y, k: openset.roc_curve(f[:, 0] / 0, y), "got NaN or infinity"),
+        (lambda f, s, y, k: openset.roc_curve(f[:0, 0], y[:0]), "got no pairs"),
         (lambda f, s, y, k: openset.roc_curve(f[:, 0], y).tar_at(2), "far must be finite and >= 0 and <= 1"),
+        (lambda f, s, y, k: openset.identification_ranks(f, k, s[:, :2], k), r"gallery must be \(n, d\)"),
         (lambda f, s, y, k: openset.identification_ranks(f, k, s, k[:2]), r"gallery_labels must be \(8,\) integers"),
         (lambda f, s, y, k: openset.identification_ranks(f, k + 1, s, k), "gallery must have every probe's label"),
         (lambda f, s, y, k: openset.identification_ranks(f[:0], k[:0], s, k), "probes must not be empty"),
+        (lambda f, s, y, k: openset.few_shot_accuracy(f, s), r"support must be \(episodes, ways, samples, d\)"),
         (
             lambda f, s, y, k: openset.few_shot_accuracy(f.view(1, 4, 2, 3), s.view(2, 2, 2, 3)),
             "same episodes, one or more, ways and d",
+        ),
+        (
+            lambda f, s, y, k: openset.few_shot_accuracy(f.view(1, 4, 2, 3), s.view(1, 4, 2, 3), "cosin"),
+            "'cosin', did you mean 'cosine'",
         ),
     ],
 )

@@ -206,14 +206,20 @@ class TakePoints:
 class RotateUp:
     """Rotate each cloud about the up axis (y in ModelNet's files) by an angle from [0, 2π)."""
 
+    axis: int = 1
+
+    def __post_init__(self) -> None:
+        checks.choice("axis", self.axis, (0, 1, 2))
+
     def __call__(self, inputs: Tensor, generator: SampleGenerator) -> Tensor:
         check_points(inputs)
         angle = generator.uniform().double().mul_(math.tau).unsqueeze(1).numpy()
         cos, sin = (torch.from_numpy(f(angle)).to(inputs.dtype) for f in (np.cos, np.sin))
-        a, b = inputs[..., 0], inputs[..., 2]
+        first, second = (axis for axis in range(3) if axis != self.axis)
+        a, b = inputs[..., first], inputs[..., second]
         out = inputs.clone()
         # elementwise, because the rounding of a matrix product may depend on the batch size
-        out[..., 0], out[..., 2] = a * cos - b * sin, a * sin + b * cos
+        out[..., first], out[..., second] = a * cos - b * sin, a * sin + b * cos
         return out
 
 

@@ -41,6 +41,9 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm")
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM")
 _IMAGE = f"*{{{','.join(SUFFIXES)}}}"  # shell notation
 SPLITS = ("train", "val", "test")
+# The largest image: a small file can declare billions of pixels.
+PIXELS = 1 << 25
+STRIP = 1 << 18  # pixels that are converted at once: a copy of a whole large image would take much memory
 KEPT = 1 << 30  # bytes of resized images kept in memory
 
 
@@ -105,7 +108,14 @@ def list_images(folder: Path, classes: list[str]) -> LazyDataset:
 def decode(path: str) -> Tensor:
     """Decode an image file as uint8 (3, H, W)."""
     with _opened(path) as image:
-        return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).contiguous()
+        width, height = image.size
+        pixels = np.empty((3, height, width), np.uint8)
+        rows = max(1, STRIP // width)
+        for top in range(0, height, rows):
+            bottom = min(top + rows, height)
+            for i, part in enumerate(image.crop((0, top, width, bottom)).convert("RGB").split()):
+                pixels[i, top:bottom] = part
+    return torch.from_numpy(pixels)
 
 
 def read_size(path: str) -> tuple[int, int]:
@@ -119,6 +129,9 @@ def _opened(path: str) -> Iterator[Any]:
     Image = import_extra("PIL.Image", "Pillow", "reading images", "data")
     try:
         with Image.open(path, formats=FORMATS) as image:
+            width, height = image.size
+            if width * height > PIXELS:
+                raise ValueError(f"expected at most {PIXELS} pixels, got {width}×{height}")
             if image.mode.startswith(("I", "F")):
                 raise ValueError(f"expected 8 bits per channel, got Pillow's mode {image.mode}")
             yield image
