@@ -12,9 +12,17 @@ import threading
 
 import pytest
 
+from hypersphere import __version__
 from hypersphere._internal import progress
 from hypersphere._internal.catalog import COMMANDS
 from hypersphere.cli import main, parser_of, thomson
+
+
+@pytest.fixture
+def ready_made(monkeypatch):
+    """No search: what is printed is looked at, not how it is found."""
+    monkeypatch.setattr(thomson.time, "perf_counter", iter(range(100)).__next__)
+
 
 # ---------------------------------------------------------------------------------------- all commands
 
@@ -52,13 +60,22 @@ def test_files_are_written_by_out_and_pages_by_html():
         assert written.items() <= {"--out": False, "--html": True}.items(), name
 
 
+def test_version_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "hypersphere", "--version"], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, f"hypersphere {__version__}\n")
+
+
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
         ([], f"hypersphere: a command is needed: {', '.join(COMMANDS)}"),
         (["thomsen", "5"], "hypersphere: unknown command 'thomsen', did you mean 'thomson'?"),
         (["zzz"], f"hypersphere: unknown command 'zzz', must be one of {', '.join(COMMANDS)}"),
+        (["--hlp"], "hypersphere: unknown flag '--hlp', did you mean '--help'?"),
         (["thomson"], "hypersphere thomson: the following arguments are required: N"),
+        (["thomson", "5", "-o", "x"], "hypersphere thomson: unknown flag '-o', did you mean '--out'?"),
         (["report", "x", "--out", "y"], "hypersphere report: unknown flag '--out', did you mean '--html'?"),
         (["thomson", "5", "--json", "6"], "hypersphere thomson: unknown argument '6'"),
         (["verify", "a", "b"], "hypersphere verify: one DIR only, got a and b"),
@@ -129,11 +146,15 @@ def test_full_disk():
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        ("5-2", "argument N: must be a number >= 1, or a range upwards like 2-32, got '5-2'"),
-        ("5 --s nan", "argument --s: must be a number >= 0 or inf, got 'nan'"),
-        ("5 --dim 1", "argument --dim: must be an integer >= 2, got '1'"),
-        ("100000 --dim 101", "n·dim must be <= 10000000, got 100000·101"),
+        ("0", "argument N: must be a number from 1 to 100000, or a range upwards like 2-32, got '0'"),
+        ("5-2", "argument N: must be a number from 1 to 100000, or a range upwards like 2-32, got '5-2'"),
+        ("9" * 30, f"argument N: must be a number from 1 to 100000, or a range upwards like 2-32, got '{'9' * 30}'"),
+        ("5 --s nan", "argument --s: must be a number from 0 to 1000000, or inf, got 'nan'"),
+        ("5 --s 1e7", "argument --s: must be a number from 0 to 1000000, or inf, got '1e7'"),
+        ("5 --dim 1", "argument --dim: must be an integer from 2 to 10,000,000, got '1'"),
+        ("5 100000 --dim 101", "argument --dim: N times dim must be at most 10000000, got 10100000"),
         ("5 --starts 0", "argument --starts: must be an integer >= 1, got '0'"),
+        ("5 --seed -1", "argument --seed: must be an integer from 0 to 9,223,372,036,854,775,807, got '-1'"),
         ("5 --out /nowhere/x", "argument --out: must be a file in a folder that exists, got '/nowhere/x'"),
         ("5 6 --out x", "argument --out: needs a single N, got 2"),
     ],
@@ -144,8 +165,14 @@ def test_bad_input(argv, line, capsys):
     assert capsys.readouterr() == ("", f"hypersphere thomson: {line}\n")
 
 
-def test_table(monkeypatch, capsys):
-    monkeypatch.setattr(thomson.time, "perf_counter", iter(range(100)).__next__)
+def test_limits_are_those_of_the_library():
+    from hypersphere.geometry import minimize
+
+    for name in ("MOST_POINTS", "MOST_NUMBERS", "LARGEST_S", "LARGEST_SEED"):
+        assert getattr(thomson, name) == getattr(minimize, name)
+
+
+def test_table(ready_made, capsys):
     assert main(["thomson", "1-3", "5", "12", "--starts", "4"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -199,23 +226,47 @@ def test_json_and_points(tmp_path, capsys):
 
 
 def test_json_of_several_and_of_tammes(capsys):
-    assert main(["thomson", "1-2", "--json", "--s", "inf"]) == 0
-    one, two = json.loads(capsys.readouterr().out)
-    assert (one["n"], one["s"], one["energy"], one["separation"], one["known"]) == (1, "inf", None, None, None)
-    assert two["separation"] == two["known"] == math.pi
+    assert main(["thomson", "1-4", "--json", "--s", "inf"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["n"] for row in rows] == [1, 2, 3, 4]
+    assert all(row["s"] == "inf" and row["energy"] is None for row in rows)
+    assert rows[0]["separation"] is rows[0]["known"] is rows[0]["difference"] is None
+    assert rows[1]["separation"] == rows[1]["known"] == math.pi
+
+
+def test_json_has_no_infinity(capsys):
+    """Energies that no float holds are the largest float."""
+    assert main(["thomson", "100", "--dim", "2", "--s", "1e5", "--json"]) == 0
+    row = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert row["energy"] > 1e307
+    assert row["known"] > 1e307
+
+
+def test_points_that_cannot_be_written(tmp_path, monkeypatch, capsys):
+    def fail(*args):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("hypersphere._internal.safe_files.write_text", fail)
+    assert main(["thomson", "4", "--out", str(tmp_path / "x")]) == 2
+    out, err = capsys.readouterr()
+    assert "3.674234614" in out  # what was found is not lost
+    assert err == f"hypersphere thomson: argument --out: cannot write {str(tmp_path / 'x')!r}: Permission denied\n"
 
 
 def test_options_reach_the_search(monkeypatch, capsys):
+    import torch
+
     calls = []
 
     def record(*args, **options):
         calls.append((args, options))
-        raise ValueError("enough")
+        return torch.eye(3, dtype=torch.float64)
 
     monkeypatch.setattr("hypersphere.geometry.minimize_energy", record)
-    assert main(["thomson", "3", "--dim", "4", "--s", "2", "--starts", "7", "--seed", "5"]) == 2
-    assert calls == [((3, 4, 2.0), {"starts": 7, "seed": 5, "progress": True})]
-    assert capsys.readouterr().err == "hypersphere thomson: enough\n"
+    assert main(["thomson", "3", "--dim", "4", "--s", "2", "--starts", "7", "--seed", "5"]) == 0
+    assert main(["thomson", "3", "3"]) == 0
+    assert calls[0] == ((3, 4, 2.0), {"starts": 7, "seed": 5, "progress": True})
+    assert calls[1] == ((3, 3, 1.0), {"starts": None, "seed": 0, "progress": False})  # the bar counts the rows
 
 
 # -------------------------------------------------------------------------------------------- progress
@@ -258,6 +309,11 @@ def test_no_bar_before_two_seconds(monkeypatch):
     assert not any(isinstance(thread, threading.Timer) for thread in threading.enumerate())
 
 
+def test_no_bar_without_rich(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    assert watch(monkeypatch, 0.01) == ""
+
+
 def test_no_bar_off_a_terminal(monkeypatch):
     monkeypatch.setattr(progress, "DELAY", 0.0)
     monkeypatch.setattr(progress, "Timer", None)  # is not even asked for
@@ -267,6 +323,14 @@ def test_no_bar_off_a_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
     assert list(progress.track(iter([1, 2, 3]), "counting")) == [1, 2, 3]
     assert stderr.getvalue() == ""
+
+
+def test_bar_goes_when_the_work_fails(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    items = progress.track([1, 2], "working")
+    next(items)
+    items.close()
+    assert not any(isinstance(thread, threading.Timer) for thread in threading.enumerate())
 
 
 def test_nothing_is_said_on_stdout_where_there_is_no_stderr(monkeypatch, capsys):

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,7 @@ def test_what_is_no_run(argv, capsys, images):
             "evaluate RUN --split validation",
             "this run has no validation split (data.validation was not set); it has train",
         ),
+        ("evaluate RUN --batch_size 0", "argument --batch_size: must be an integer from 1 to 10,000,000, got '0'"),
         ("evaluate RUN --data.root x", "this run uses digits, which needs no files: remove --data.root"),
         ("evaluate RUN --device gpu", "device must be auto, cpu, mps, cuda or cuda:N, got 'gpu'"),
         ("train --data.validation 2000", "data.validation must be below the 1280 training samples, got 2000"),
@@ -90,7 +92,9 @@ def test_what_is_no_run(argv, capsys, images):
         ("predict RUN b.png --top 2 --embeddings", "argument --top: needs labels: remove --embeddings"),
         ("predict RUN b.png --top 2 --out x.npy", "argument --top: needs a table, .csv or --json; .npy has all"),
         ("predict RUN b.png --out x.txt", "argument --out: must end in .csv or .npy, got 'x.txt'"),
+        ("predict RUN b.png --out no/x.csv", "argument --out: must be a file in a folder that exists, got 'no/x.csv'"),
         ("export RUN --to safetensors", "--out is needed: the file to write, such as model.safetensors"),
+        ("export RUN/checkpoints/10", "--out is needed: the file to write, such as model.onnx"),
         ("export RUN --out a.bin", "--out must end in .onnx, .pt2, .safetensors, or add --to; got 'a.bin'"),
         ("export RUN --out a.safetensors --embeddings", "embeddings go with onnx and torch: a file of tensors has no"),
     ],
@@ -185,10 +189,30 @@ def test_predict_prints_json(folder, capsys, images):
 def test_predict_gives_all_probabilities_of_arrays(folder, capsys, images, digits):
     """More than a batch of them, as pixels and as normalized numbers."""
     expected = load_run(folder).predict(digits.inputs[:150])[1]
-    for inputs in (digits.inputs[:150], load_run(folder).preprocess(digits.inputs[:150])):  # two batches
+    for inputs in (digits.inputs[:150], load_run(folder).preprocess(digits.inputs[:150])):
         np.save("d.npy", inputs.numpy())
         assert run(capsys, "predict", folder, "d.npy", "--out", "x.npy") == (0, "wrote x.npy: 150 rows\n", "")
         torch.testing.assert_close(torch.from_numpy(np.load("x.npy")), expected)
+
+
+def test_predict_maps_one_batch_of_an_array_at_a_time(folder, capsys, images, digits, monkeypatch):
+    """And writes the table batch by batch, as if it was written at once."""
+    np.save("d.npy", digits.inputs[:150].numpy())
+    code, printed, _ = run(capsys, "predict", folder, "d.npy", "--json")
+    load, mapped, alive = np.load, [], []
+
+    def mapping(*arguments, **options):
+        alive.append(sum(array() is not None for array in mapped))
+        array = load(*arguments, **options)
+        mapped.append(weakref.ref(array))
+        return array
+
+    monkeypatch.setattr(np, "load", mapping)
+    assert run(capsys, "predict", folder, "d.npy", "--out", "x.csv") == (0, "wrote x.csv: 150 rows\n", "")
+    assert (code, alive) == (0, [0, 0, 1, 1])  # mapped for its shape, then for three batches; the last one is alive
+    with open("x.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["file"], row["label"]) for row in rows] == [(x["file"], x["label"]) for x in json.loads(printed)]
 
 
 def test_predict_leaves_no_part_of_a_table(folder, capsys, images, digits):
@@ -230,7 +254,9 @@ def array(shape, dtype=np.uint8):
         (lambda: Path("bad.npy").write_text("junk"), "bad.npy", "bad.npy cannot be read as an array: "),
         (lambda: np.save("bad.npy", np.array([{}])), "bad.npy", "bad.npy cannot be read as an array: Array"),
         (archive, "bad.npy", "bad.npy cannot be read as an array: it is an archive"),
+        (array((0, 1, 8, 8)), "bad.npy", "bad.npy must hold samples (N, 1, 8, 8), got (0, 1, 8, 8)"),
         (array((9, 8, 3)), "bad.npy", "bad.npy must hold samples (N, 1, 8, 8), got (9, 8, 3)"),
+        (array((2, 8, 8), np.float32), "bad.npy", "bad.npy must hold samples (N, 1, 8, 8), got (2, 8, 8)"),
         (array((2, 1, 8, 8), np.int32), "bad.npy", "bad.npy[0] and on: inputs must be uint8 pixels or normalized"),
         (lambda: os.mkdir("void"), "void", "'void' contains no image ending in .jpg"),
     ],

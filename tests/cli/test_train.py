@@ -15,10 +15,12 @@ import pytest
 
 from hypersphere._internal import catalog
 from hypersphere._internal.catalog import COMMANDS
-from hypersphere.cli import completion, finetune, main, train
+from hypersphere._internal.modules import install_command
+from hypersphere._internal.tables import TextTable
+from hypersphere.cli import _output, completion, finetune, main, train
 from hypersphere.cli import list as listing
 from hypersphere.cli._settings import COMMON
-from hypersphere.train import recipes
+from hypersphere.train import Data, recipes
 from hypersphere.train.config import Config, flags, from_tree, to_json
 from hypersphere.train.results import Result
 from hypersphere.train.storage.summary import Summary
@@ -69,6 +71,10 @@ def fails(monkeypatch, error):
     monkeypatch.setattr("hypersphere.train.fit", fit)
 
 
+def python(code, **options):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, **options)
+
+
 def printed(argv, capsys):
     """The config that --print_config prints."""
     assert main(["train", *argv, "--print_config"]) == 0
@@ -100,6 +106,12 @@ def test_print_config(capsys):
     assert printed(["--rotation", "--energy.s=1"], capsys).rotation.method == "cayley"
 
 
+def test_config_of_a_file(capsys):
+    Path("c.yaml").write_text("optimizer: {lr: 0.5}\nseed: 2\n")
+    config = printed(["--config=c.yaml", "--seed", "4"], capsys)
+    assert (config.optimizer.lr, config.seed) == (0.5, 4)
+
+
 def test_a_switch_takes_the_next_word_only_if_it_is_its_value(capsys):
     config = printed(["--resume", "opt"], capsys)
     assert config.resume
@@ -114,11 +126,15 @@ def test_a_switch_takes_the_next_word_only_if_it_is_its_value(capsys):
 def test_of_a_flag_given_twice_the_last_counts(capsys):
     Path("c.yaml").write_text("seed: 7\nenergy: {s: 1}\n")
     assert printed(["--seed", "1", "--seed=2"], capsys).seed == 2
-    assert printed(["--config=c.yaml"], capsys).seed == 7
+    assert printed(["opt", "--seed=2", "--optimizer.lr", "1", "--seed", "1"], capsys).seed == 1
+    assert printed(["--config", "none.yaml", "--config=c.yaml", "--seed=3", "--seed=5"], capsys).seed == 5
+    assert not printed(["--resume", "--resume", "--resume=false"], capsys).resume
     assert printed(["--energy", "off", "--energy", "on"], capsys).energy is not None
+    assert printed(["mhe", "--energy", "on", "--energy", "off"], capsys).energy is None
     assert printed(["--energy.s=3", "--energy=off"], capsys).energy is None
     assert printed(["--energy=off", "--energy.s=3"], capsys).energy.s == 3
     assert printed(["--config=c.yaml", "--energy"], capsys).energy.s == 1
+    assert printed(["--energy.s=3", "--energy.s=4", "--rotation", "--rotation=off"], capsys).energy.s == 4
 
 
 @pytest.mark.parametrize(
@@ -126,17 +142,27 @@ def test_of_a_flag_given_twice_the_last_counts(capsys):
     [
         ("--optimizer.lrr=1", "unknown flag '--optimizer.lrr', did you mean '--optimizer.lr'?"),
         ("opt --scale=1", "unknown flag '--scale', did you mean '--model.scale' or '--loss.scale'?"),
+        ("--optimizer sgd", "unknown flag '--optimizer', did you mean '--optimizer.name'?"),
         ("opt plain", "one RECIPE only, got opt and plain"),
         ("--learning-rate=1", "unknown flag '--learning-rate', did you mean '--optimizer.lr'?"),
+        ("--batch 3", "unknown flag '--batch', did you mean '--data.batch_size'?"),
         ("--optimizer.foo 1", "unknown flag '--optimizer.foo', must be one of --optimizer.name, --optimizer.lr, "),
+        ("--rotation.method caley", "unknown rotation.method 'caley', did you mean 'cayley'?"),
         ("opt --config c.yaml", "give RECIPE or --config, not both"),
         ("--out", "--out needs a value"),
         ("--foo.quux 3", "unknown flag '--foo.quux', see `hypersphere train --help`"),
+        ("--optimizer.lr nan", "optimizer.lr must be a number > 0 or auto, got 'nan'"),
+        ("--model.name cn9", "unknown model.name 'cn9', did you mean 'cnn9'?"),
+        ("--optimizer.name ogd", "optimizer.name=ogd needs rotation.method=ogd, got none at all"),
+        ("--energy.half_space --energy.hidden_weight 0", "energy.half_space applies to hidden layers"),
         ("--config none.yaml", "none.yaml: No such file or directory"),
         ("optt", "unknown recipe 'optt', did you mean 'opt'? (`hypersphere list recipes`)"),
         ("none.py:f", "none.py: No such file or directory"),
         ("opt --resume", "--resume needs --out, the folder of the run"),
+        ("--energy maybe", "energy must be on or off, got 'maybe'"),
         ("plain --model.similarity cosine --model.scale big", "model.scale must be true, a number, auto or null"),
+        ("plain --amp bfloat", "amp must be "),
+        ("--resume=maybe", "resume must be true or false, got 'maybe'"),
     ],
 )
 def test_what_the_user_can_mend(argv, line, fitted, capsys):
@@ -233,6 +259,10 @@ def test_resume_begins_with_the_config_of_the_run(fitted, capsys):
     assert "hypersphere train: run/config.json: " in capsys.readouterr().err
 
 
+class Odd(RuntimeError):
+    pass
+
+
 def test_what_goes_wrong_in_a_training(monkeypatch, capsys):
     from hypersphere.train import TrainingError
 
@@ -241,13 +271,22 @@ def test_what_goes_wrong_in_a_training(monkeypatch, capsys):
         assert main(["train"]) == 2
         out, err = capsys.readouterr()
         assert (out, err) == ("", f"hypersphere train: {' '.join(str(error).split())}\n")
-    fails(monkeypatch, RuntimeError("a mistake in the program"))
-    with pytest.raises(RuntimeError):
-        main(["train"])
+    for error in (Odd("a mistake in the program"), TypeError("so is this")):
+        fails(monkeypatch, error)
+        with pytest.raises(type(error)):
+            main(["train"])
+
+
+def test_a_type_error_of_ours_is_a_line(monkeypatch, capsys):
+    from hypersphere._internal import checks
+
+    monkeypatch.setattr("hypersphere.train.fit", lambda config, progress: checks.integer("step", "x"))
+    assert main(["train"]) == 2
+    assert capsys.readouterr().err == "hypersphere train: step must be an int, got 'x'\n"
 
 
 def test_a_missing_package_is_a_line(tmp_path, monkeypatch, capsys):
-    """Pillow, which [cli] installs, on the way to one's own images."""
+    """Pillow, which [cli] installs, on the way to one's own images; an ImportError of others keeps its traceback."""
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "1.png").write_bytes(b"")
@@ -257,6 +296,9 @@ def test_a_missing_package_is_a_line(tmp_path, monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert re.fullmatch(r"hypersphere train: reading images needs Pillow: pip install .*\n", err)
+    fails(monkeypatch, ImportError("a mistake in the program"))
+    with pytest.raises(ImportError):
+        main(["train"])
 
 
 @pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
@@ -335,12 +377,21 @@ def test_sigterm_leaves_a_checkpoint_and_says_how_to_go_on():
 
 WAYS = [
     "model: {class_path: leaves_a_mark.Thing, init_args: {}}",
+    "class_path: leaves_a_mark.Thing",
     "model: {name: leaves_a_mark.Thing}",
+    "model: {name: 'leaves_a_mark:Thing'}",
+    "model: leaves_a_mark.Thing",
     "model: {similarity: leaves_a_mark.thing(1)}",
+    "amp: leaves_a_mark.thing",
+    "device: leaves_a_mark",
     "recipe: leaves_a_mark.py",
+    "import: leaves_a_mark",
     "seed: !!python/module:leaves_a_mark",
+    "seed: !!python/object/new:leaves_a_mark.Thing []",
     "seed: !!python/object/apply:leaves_a_mark.thing []",
     "!!python/object/apply:leaves_a_mark.thing []",
+    "? !!python/object/apply:leaves_a_mark.thing []\n: 1",
+    "seed: !leaves_a_mark.Thing {}",
     "%TAG ! tag:yaml.org,2002:python/\n---\nseed: !module:leaves_a_mark",
 ]
 
@@ -389,6 +440,17 @@ def test_list_of_a_kind(capsys):
         assert [line.split()[0] for line in lines[-len(names) :]] == names
         assert main(["list", kind, "--json"]) == 0
         assert [*json.loads(capsys.readouterr().out)] == names
+
+
+def test_list_says_more(capsys):
+    main(["list", "recipes"])
+    assert f"opt                {recipes.describe('opt')}\n" in capsys.readouterr().out
+    main(["list", "recipes", "--json"])
+    assert json.loads(capsys.readouterr().out)["mhe"] == recipes.describe("mhe")
+    main(["list", "losses"])
+    assert re.search(r"^am_softmax +margin, scale(, bias)?$", capsys.readouterr().out, re.MULTILINE)
+    main(["list", "--json"])
+    assert [*json.loads(capsys.readouterr().out)] == [*listing.KINDS]
 
 
 # -------------------------------------------------------------------------------------------- verify
@@ -547,15 +609,53 @@ def test_completion_knows_every_flag(capsys):
         assert shell != "zsh" or '"--model.name=[' in script  # --flag=value, too
 
 
-def test_a_root_without_a_name_does_not_train_on_the_digits(capsys):
-    messages = {
-        "cat": "set data.name=image_folder for your own images",
-        "MNIST/raw": "set data.name to what the folder contains: mnist",
-        "FashionMNIST": "set data.name to what the folder contains: mnist or fashion_mnist",
-    }
-    for folder, message in messages.items():
+def test_completion_without_shtab(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "bash"]) == 2
+    assert capsys.readouterr().err == f"hypersphere completion: completion needs shtab: {install_command('cli')}\n"
+
+
+# -------------------------------------------------------------------------------------------- tables
+
+
+def test_tables_with_rich(monkeypatch, capsys):
+    table = TextTable(["N", "energy"], [["12", "49.165253058"], ["[red]\x1b", "1"]], title="sums")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert _output.print_rich(table)
+    out = capsys.readouterr().out
+    assert "sums" in out
+    assert any("12" in line and "49.165253058" in line for line in out.splitlines())
+    assert "[red]\\x1b" in out
+    monkeypatch.setenv("COLUMNS", "20")
+    assert not _output.print_rich(table)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert not _output.print_rich(table)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("folders", "message"),
+    [
+        (["cat", "dog"], "set data.name=image_folder for your own images"),
+        (["MNIST/raw"], "set data.name to what the folder contains: mnist"),
+        (
+            ["cifar-10-batches-py", "FashionMNIST"],
+            "set data.name to what the folder contains: cifar10 or fashion_mnist",
+        ),
+    ],
+)
+def test_a_root_without_a_name_does_not_train_on_the_digits(folders, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for folder in folders:
         Path("files", folder).mkdir(parents=True)
-        assert main(["train", "opt", "--quiet", "--data.root=files"]) == 2
-        line = f"data.name=digits reads no files, but data.root is given: {message}"
-        assert capsys.readouterr() == ("", f"hypersphere train: {line}\n")
+    Path("c.yaml").write_text("data: {root: files}\n")
+    line = f"data.name=digits reads no files, but data.root is given: {message}"
+    for argv in (["--data.root", "files"], ["opt", "--data.root=files"], ["--config", "c.yaml"]):
+        assert main(["train", "--quiet", *argv]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert err.endswith(f"{line}\n")
     assert not Path("runs").exists()
+    with pytest.raises(ValueError, match=r"data\.name=digits reads no files"):
+        Config(data=Data(root="files"))

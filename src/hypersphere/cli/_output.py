@@ -17,7 +17,7 @@ from .._internal.text import printable as printable
 
 
 def print_table(table: TextTable) -> None:
-    """Print a table to stdout.
+    """Print a table to stdout: by rich on a terminal that is wide enough, else as plain columns.
 
     Example:
         >>> print_table(TextTable(["name", "N"], [["a", "12"], ["bcdef", "7"]]))
@@ -25,7 +25,28 @@ def print_table(table: TextTable) -> None:
         a      12
         bcdef   7
     """
-    print(printable(str(table)))
+    if not (sys.stdout and sys.stdout.isatty() and print_rich(table)):
+        print(printable(str(table)))
+
+
+def print_rich(table: TextTable) -> bool:
+    """Print with rich and return True; False without rich or if the terminal is too narrow for unbroken numbers."""
+    try:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError:
+        return False
+    console = Console()
+    if console.width < sum(table.widths) + 3 * len(table.widths) + 1:
+        return False
+    pretty = Table(*table.header, title=table.title or None)
+    for i, column in enumerate(pretty.columns):
+        column.justify, column.no_wrap = "left" if i < table.left else "right", True
+    for cells in table.rows:
+        pretty.add_row(*(Text(printable(cell)) for cell in cells))  # Text: brackets in a cell are no markup
+    console.print(pretty)
+    return True
 
 
 def say(text: str) -> None:

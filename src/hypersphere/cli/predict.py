@@ -6,7 +6,9 @@ import argparse
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._internal.tables import TextTable
@@ -40,10 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     _check(options)
 
-    import numpy as np
-
     from .._internal.progress import track
-    from .._internal.safe_files import replacing
     from ..train.distributed import device_of
     from ..train.inference.samples import batches_of_files, find_inverted
 
@@ -54,43 +53,41 @@ def run(options: argparse.Namespace) -> int:
             raise ValueError(f"argument --top: must be at most {len(loaded.labels)}, the classes of the run")
         loaded.model.to(device_of("auto"))
         batches = list(batches_of_files(loaded, options.files))
+        total = sum(len(batch.names) for batch in batches)
         inverted: list[str] = []
-        rows: list[dict[str, Any]] = []
-        arrays: list[np.ndarray] = []
-        for batch in track(batches, "predict"):
-            inputs = batch.load()
-            try:
-                values = (loaded.embed(inputs) if options.embeddings else loaded.predict(inputs)[1]).cpu()
-            except (TypeError, ValueError) as error:  # of an image, the message has its name
-                where = "" if isinstance(inputs, list) else f"{batch.names[0]} and on: "
-                raise ValueError(f"{where}{error}") from None
-            if isinstance(inputs, list):
-                inverted += find_inverted(loaded, inputs)
-            names = [escaped(name) for name in batch.names]
-            if options.embeddings:
-                rows += [{"file": name, "embedding": row} for name, row in zip(names, values.tolist(), strict=True)]
-            else:
-                rows += _labelled(names, values, loaded.labels, options.top)
-            arrays.append(values.numpy())
-        if options.out is not None:
-            with replacing(options.out) as file:
-                if options.out.suffix.lower() == ".csv":
-                    file.write(_csv(rows).encode())
+        printed: list[dict[str, Any]] = []
+        with nullcontext() if options.out is None else _writer(options.out, total) as write:
+            for batch in track(batches, "predict"):
+                inputs = batch.load()
+                try:
+                    values = (loaded.embed(inputs) if options.embeddings else loaded.predict(inputs)[1]).cpu()
+                except (TypeError, ValueError) as error:  # of an image, the message has its name
+                    where = "" if isinstance(inputs, list) else f"{batch.names[0]} and on: "
+                    raise ValueError(f"{where}{error}") from None
+                if isinstance(inputs, list):
+                    inverted += find_inverted(loaded, inputs)
+                names = [escaped(name) for name in batch.names]
+                if options.embeddings:
+                    rows = [{"file": name, "embedding": row} for name, row in zip(names, values.tolist(), strict=True)]
                 else:
-                    np.save(file, np.concatenate(arrays))
+                    rows = _labelled(names, values, loaded.labels, options.top)
+                if write is not None:
+                    write(rows, values)
+                if write is None or options.json:
+                    printed += rows
     if inverted:
         more = f" and {len(inverted) - 1} more" if inverted[1:] else ""
         known = f"{loaded.config.data.name} is light on dark: try inverting the images"
         say(f"hypersphere predict: {inverted[0]}{more}: dark on light, but {known}")
     if options.json:
-        print(json.dumps(rows, indent=None if options.embeddings else 2))
+        print(json.dumps(printed, indent=None if options.embeddings else 2))
     elif options.out is not None:
-        print(printable(f"wrote {options.out}: {len(rows)} rows"))
+        print(printable(f"wrote {options.out}: {total} rows"))
     elif options.embeddings:
-        print(_csv(rows), end="")
+        print(_csv(printed), end="")
     else:
         header, *lines = (
-            [f"{cell:.4f}" if isinstance(cell, float) else escaped(cell) for cell in row] for row in _columns(rows)
+            [f"{cell:.4f}" if isinstance(cell, float) else escaped(cell) for cell in row] for row in _columns(printed)
         )
         print_table(TextTable(header, lines, left=2))
     return 0
@@ -131,3 +128,27 @@ def _csv(rows: list[dict[str, Any]]) -> str:
     cells = [[f"{value:.9g}" if isinstance(value, float) else value for value in row] for row in _columns(rows)]
     csv.writer(text, lineterminator="\n").writerows(cells)
     return text.getvalue()
+
+
+@contextmanager
+def _writer(path: Path, total: int) -> Iterator[Callable[[list[dict[str, Any]], Tensor], None]]:
+    """Yield a function that adds rows to a table (.csv), or their values to an array of `total` rows (.npy)."""
+    import numpy as np
+
+    from .._internal.safe_files import replacing
+
+    is_table = path.suffix.lower() == ".csv"
+    with replacing(path) as file:
+
+        def write(rows: list[dict[str, Any]], values: Tensor) -> None:
+            is_first, array = file.tell() == 0, values.numpy()
+            if is_table:
+                text = _csv(rows)
+                file.write((text if is_first else text.partition("\n")[2]).encode())
+                return
+            if is_first:
+                shape = {"shape": (total, *array.shape[1:]), "fortran_order": False, "descr": array.dtype.str}
+                np.lib.format.write_array_header_1_0(file, shape)
+            file.write(array.tobytes())
+
+        yield write

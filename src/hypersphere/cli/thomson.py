@@ -11,7 +11,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from .._internal.tables import NOTHING, TextTable
-from ._output import file_to_write, integer, print_table, real, user_errors
+from ._output import file_to_write, integer, print_table, real
+
+# As in geometry.minimize, which imports torch; a test keeps them equal.
+MOST_POINTS, MOST_NUMBERS, LARGEST_S, LARGEST_SEED = 100_000, 10_000_000, 1e6, 2**63 - 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,10 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_points,
         help="number of points; a range such as 2-32 or several numbers give one row each",
     )
-    parser.add_argument("--dim", type=integer(2), default=3, help="dimension of the space (default: 3)")
+    parser.add_argument("--dim", type=integer(2, MOST_NUMBERS), default=3, help="dimension of the space (default: 3)")
     parser.add_argument(
         "--s",
-        type=real("a number >= 0 or inf", lambda s: s >= 0),
+        type=real(f"a number from 0 to {LARGEST_S:.0f}, or inf", lambda s: 0 <= s <= LARGEST_S or s == math.inf),
         default=1.0,
         help="exponent of the energy, the sum of distance^-s over pairs; 0: sum of -log distance; inf: maximize the "
         "smallest distance (default: 1)",
@@ -35,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=integer(1),
         help="number of random starts (default: 64, fewer for many points, twice as many for s above 160)",
     )
-    parser.add_argument("--seed", type=integer(0), default=0, help="random seed (default: 0)")
+    parser.add_argument("--seed", type=integer(0, LARGEST_SEED), default=0, help="random seed (default: 0)")
     parser.add_argument("--json", action="store_true", help="print JSON only, with angles in radians")
     parser.add_argument(
         "--out", metavar="FILE", type=file_to_write(), help="write the points as CSV, one per row; for a single N only"
@@ -44,8 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     numbers = [n for part in options.n for n in part]
-    if options.out and len(numbers) > 1:
-        options.error(f"argument --out: needs a single N, got {len(numbers)}")
+    _check(options, numbers)
     from .. import hyperspherical_energy
     from .._internal.progress import track
     from .._internal.safe_files import write_text
@@ -55,25 +57,36 @@ def run(options: argparse.Namespace) -> int:
     single = len(numbers) == 1
     todo: Iterable[int] = numbers if single else track(numbers, "thomson")
     rows: list[dict[str, Any]] = []
-    with user_errors(options):
-        for n in todo:
-            start = time.perf_counter()
-            points = minimize_energy(n, dim, s, starts=options.starts, seed=options.seed, progress=single)
-            seconds = time.perf_counter() - start
-            energy = None if s == math.inf else float(hyperspherical_energy(points, s, reduction="sum")) / 2
-            angle = float(separation(points)) if n > 1 else None
-            reached, known = angle if s == math.inf else energy, known_minimum(n, dim, s)
-            row = {"n": n, "dim": dim, "s": "inf" if s == math.inf else s}  # JSON has no infinity
-            row |= {"energy": energy, "known": known}
-            row |= {"difference": None if reached is None or known is None else reached - known}
-            rows.append({**row, "separation": angle, "angles": "radians", "seconds": seconds})
+    for n in todo:
+        start = time.perf_counter()
+        points = minimize_energy(n, dim, s, starts=options.starts, seed=options.seed, progress=single)
+        seconds = time.perf_counter() - start
+        energy = None if s == math.inf else float(hyperspherical_energy(points, s, reduction="sum")) / 2
+        angle = float(separation(points)) if n > 1 else None
+        reached, known = angle if s == math.inf else energy, known_minimum(n, dim, s)
+        difference = None if reached is None or known is None else reached - known
+        rows.append(
+            {
+                "n": n,
+                "dim": dim,
+                "s": "inf" if s == math.inf else s,  # JSON has no infinity
+                "energy": energy,
+                "known": known,
+                "difference": difference,
+                "separation": angle,
+                "angles": "radians",
+                "seconds": seconds,
+            }
+        )
     if options.json:
         print(json.dumps(rows[0] if single else rows, indent=2, allow_nan=False))
     else:
         print_table(_table(rows, dim, s))
     if options.out:
-        with user_errors(options):
+        try:
             write_text(options.out, "".join(",".join(map(repr, point)) + "\n" for point in points.tolist()))
+        except OSError as error:
+            options.error(f"argument --out: cannot write {str(options.out)!r}: {error.strerror}")
     return 0
 
 
@@ -81,9 +94,19 @@ def _points(text: str) -> range:
     """Parse 12 or 2-32."""
     match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", text)
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if not 1 <= first <= last:
-        raise argparse.ArgumentTypeError(f"must be a number >= 1, or a range upwards like 2-32, got {text!r}")
+    if not 1 <= first <= last <= MOST_POINTS:
+        raise argparse.ArgumentTypeError(
+            f"must be a number from 1 to {MOST_POINTS}, or a range upwards like 2-32, got {text!r}"
+        )
     return range(first, last + 1)
+
+
+def _check(options: argparse.Namespace, numbers: list[int]) -> None:
+    """Check arguments that depend on each other."""
+    if (size := max(numbers) * options.dim) > MOST_NUMBERS:
+        options.error(f"argument --dim: N times dim must be at most {MOST_NUMBERS}, got {size}")
+    if options.out and len(numbers) > 1:
+        options.error(f"argument --out: needs a single N, got {len(numbers)}")
 
 
 def _table(rows: list[dict[str, Any]], dim: int, s: float) -> TextTable:

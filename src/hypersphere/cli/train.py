@@ -108,8 +108,20 @@ def _fit(config: Config, options: argparse.Namespace) -> Any:
         if stop.code == TERMINATED:
             _tell_how_to_resume(config, options)
         raise
-    except (ValueError, OSError, ImportError, TrainingError, ProcessLost) as error:
+    except (ValueError, OSError, TrainingError, ProcessLost) as error:
         _fail(options, error)
+    except (TypeError, ImportError) as error:
+        if not _ours(error):  # a mistake in a program, which its author wants to see whole
+            raise
+        _fail(options, error)
+
+
+def _ours(error: BaseException) -> bool:
+    """Return whether hypersphere itself raised it, as it does for invalid arguments and missing packages."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] == "hypersphere"
 
 
 def _fail(options: argparse.Namespace, error: BaseException, *, everyone: bool = True) -> NoReturn:
