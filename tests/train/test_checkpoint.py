@@ -16,7 +16,7 @@ from torch import nn
 
 import hypersphere as hs
 from hypersphere.train.optimizers import OPTIMIZERS
-from hypersphere.train.storage import checkpoint
+from hypersphere.train.storage import checkpoint, reading
 from hypersphere.train.storage.checkpoint import Saver, best_of, flatten, latest, load, save, unflatten, verify
 from hypersphere.train.storage.reading import checksum
 
@@ -96,17 +96,25 @@ def test_shared_tensors_are_stored_once_and_shared_again(tmp_path):
         same(loaded[key], value)
 
 
+def test_conjugates_and_empties_are_not_taken_for_the_same(tmp_path):
+    z = torch.randn(3, dtype=torch.complex64)
+    loaded, _ = load(save(tmp_path, 1, {"z": z, "conj": z.conj(), "neg": torch._neg_view(z)}, {}))
+    assert torch.equal(loaded["conj"], z.conj().resolve_conj())
+    assert torch.equal(loaded["neg"], -z)
+
+
 def make(name, net):
     if name == "ogd":
         hs.rotate(net, "ogd")
         return hs.OGD(hs.param_groups(net, ogd=True), lr=0.02)
     options = {"sgd": {"lr": 0.1, "momentum": 0.9, "nesterov": True}, "adam": {"lr": 0.01, "amsgrad": True}}
-    options |= {"adamw": {"lr": torch.tensor(0.01)}}
-    return OPTIMIZERS[name](net.parameters(), **options.get(name, {"lr": 0.01}))
+    options |= {"lbfgs": {"lr": 0.5, "max_iter": 2}, "adamw": {"lr": torch.tensor(0.01)}}
+    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "lbfgs": torch.optim.LBFGS, "adamw": torch.optim.AdamW}
+    return (OPTIMIZERS | kinds)[name](net.parameters(), **options.get(name, {"lr": 0.01}))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "rprop", "ogd"])
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "lbfgs"])
 def test_optimizers_go_on_as_if_nothing_had_been(name, tmp_path):
     def build():
         torch.manual_seed(1)
@@ -115,9 +123,15 @@ def test_optimizers_go_on_as_if_nothing_had_been(name, tmp_path):
 
     def train(net, optimizer, steps):
         for _ in range(steps):
-            optimizer.zero_grad()
-            net(torch.randn(8, 6)).square().mean().backward()
-            optimizer.step()
+            x = torch.randn(8, 6)
+
+            def closure(x=x):
+                optimizer.zero_grad()
+                loss = net(x).square().mean()
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
 
     net, optimizer = build()
     train(net, optimizer, 3)
@@ -161,7 +175,15 @@ def test_what_flatten_refuses():
     for value in (object(), {1}, b"x", 1j, Mine(), torch.float32, len, torch.Size([1])):
         with pytest.raises(TypeError, match=r"^state\['a'\]\[1\] must be what flatten can store, got "):
             flatten({"a": [0, value]})
+    itself: list = []
+    itself.append(itself)
+    with pytest.raises(ValueError, match="holds itself"):
+        flatten(itself)
 
+
+deep: list = []
+for _ in range(100_000):
+    deep = [deep]
 
 TREES = {
     "no kind": {"$": "os.system", "items": ["true"]},
@@ -170,6 +192,7 @@ TREES = {
     "pairs": {"$": "dict", "items": [[1, 2, 3]]},
     "key": {"$": "dict", "items": [[[1], 2]]},
     "bfloat16 array": {"$": "array", "name": "w"},
+    "deep": deep,
 }
 
 
@@ -357,7 +380,7 @@ CHANGES = {
     "none": (lambda h: h.pop("format"), "it has no schema version"),
     "no state": (lambda h: h.pop("state"), "is malformed"),
     "checksums": (lambda h: h.update(checksums=["w", "b"]), "is malformed"),
-    "values": (lambda h: h.update(checksums={"w": 1, "b": []}), "is malformed"),
+    "values": (lambda h: h.update(checksums={"w": 1, "b": []}), "'w'"),
     "aliases": (lambda h: h.update(aliases={"a": "other"}), "is malformed"),
     "alias of both": (lambda h: h.update(aliases={"w": "b"}), "is malformed"),
 }
@@ -390,6 +413,28 @@ def test_latest_passes_over_all_that_are_damaged(tmp_path):
     (tmp_path / "1" / "state.json").unlink()
     with pytest.warns(UserWarning, match="skipping damaged"):
         assert latest(tmp_path) is None
+
+
+BAD = {
+    "step": ({"step": -1}, "step must be >= 0"),
+    "keep": ({"keep": 0}, "keep must be >= 1"),
+    "tensors": ({"tensors": []}, "tensors must be a dict"),
+    "name": ({"tensors": {"__metadata__": torch.ones(1)}}, "__metadata__"),
+    "sparse": ({"tensors": {"a": torch.eye(2).to_sparse()}}, r"tensors\['a'\] must be dense"),
+    "complex128": ({"tensors": {"a": torch.ones(1, dtype=torch.complex128)}}, "complex128"),
+    "tuple": ({"state": {"a": (1,)}}, "state must (be|survive)"),
+    "tensor": ({"state": {"a": torch.ones(1)}}, "state must (be|survive)"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_wrong_arguments(name, tmp_path):
+    change, said = BAD[name]
+    options = {"step": 1, "tensors": {"w": torch.ones(1)}, "state": {}, "keep": 3} | change
+    for saver in (save, Saver().save):
+        with pytest.raises((TypeError, ValueError), match=said):
+            saver(tmp_path, **options)
+    assert names(tmp_path) == []
 
 
 # -------------------------------------------------------------------------------------------- threads and readers
@@ -437,9 +482,47 @@ def test_a_saver_ends_its_work_when_the_program_ends(tmp_path):
     assert names(tmp_path) == ["1"]
 
 
-def test_a_reader_that_comes_while_a_checkpoint_is_aside(tmp_path):
-    os.rename(one(tmp_path, 0), tmp_path / "0.old")  # the writer is between its two renames
-    assert load(tmp_path / "0")[1] == {"value": 1.0}
+@pytest.mark.slow
+def test_a_reader_beside_the_writer(tmp_path):
+    one(tmp_path, 0, 0.0, keep=2)
+    end = threading.Event()
+
+    def write():
+        value = 0.0
+        while not end.is_set():
+            value += 1
+            one(tmp_path, 0, value, keep=2)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        last = 0.0
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            while last < 20:
+                assert thread.is_alive()
+                assert latest(tmp_path) is not None
+                tensors, state = load(tmp_path / "0")
+                assert tensors["w"].tolist() == [state["value"]] * 3
+                assert state["value"] >= last
+                last = state["value"]
+    finally:
+        end.set()
+        thread.join()
+
+
+def test_a_reader_that_comes_while_a_checkpoint_is_aside(tmp_path, monkeypatch):
+    one(tmp_path, 0, 1.0, keep=2)
+    identity, moved = reading._identity, []
+
+    def move_first(path):
+        if not moved:  # the writer is between its two renames
+            moved.append(os.rename(path, f"{path}{reading.REPLACED}"))
+        return identity(path)
+
+    monkeypatch.setattr(reading, "_identity", move_first)
+    assert load(tmp_path / "0")[1]["value"] == 1.0
+    assert moved
     with pytest.raises(ValueError, match="9 is not a checkpoint folder"):
         load(tmp_path / "9")
 
@@ -452,7 +535,6 @@ def test_errors_of_writing_name_the_file_that_was_asked_for(tmp_path):
         write_bytes(tmp_path / "taken", b"x")
     assert caught.value.filename == str(tmp_path / "taken")
     assert ".tmp" not in str(caught.value)
-    assert names(tmp_path) == ["taken"]
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"could not be written: Not a directory$"):
         checkpoint.save(tmp_path / "file" / "checkpoints", 1, {}, {})

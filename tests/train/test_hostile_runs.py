@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
-from hypersphere import models
-from hypersphere._internal import checksummed_json
+import hypersphere as hs
+from hypersphere._internal import checksummed_json, safe_files
 from hypersphere._internal.catalog import MODELS
+from hypersphere._internal.tensor_files import TensorFile
 from hypersphere.cli import main
 from hypersphere.train import fit, load_run
 from hypersphere.train.inference import run as run_files
@@ -80,23 +83,34 @@ def fails(capsys, *argv):
 
 # ------------------------------------------------------------------------------------------------------- result.json
 
+RESULTS = {
+    "text": {"accuracy": "x"},
+    "too large": {"accuracy": 1.5},
+    "parameters": {"parameters": []},
+    "seconds": {"seconds": None},
+    "length": {"length": "ab"},
+    "new": {"more": [[[[1]]]]},
+}
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda tree: tree | {"accuracy": 1.5}, r"is malformed: .*finishing again"),
-        (lambda tree: tree | {"more": [[1]]}, r"is malformed: .*finishing again"),
-        ("{", "cannot be read"),
-    ],
-)
-def test_a_result_that_cannot_be_true_is_made_anew(copy, finished, change, said):
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_result_that_cannot_be_true_is_made_anew(copy, finished, name):
     """Also if its checksum is right."""
-    file = copy / "result.json"
-    file.write_text(change) if isinstance(change, str) else rewritten(file, change)
-    with pytest.warns(UserWarning, match=rf"result\.json {said}") as warned:
-        resumed(copy)
+    rewritten(copy / "result.json", lambda tree: tree | RESULTS[name])
+    with pytest.warns(UserWarning, match=r"result\.json is malformed: .*finishing again") as warned:
+        result = resumed(copy)
     assert len(warned) == 1
     assert "\n" not in str(warned[0].message)
+    assert result.summary.accuracy == json.loads((finished / "result.json").read_text())["accuracy"]
+    same_run(finished, copy)
+    assert main(["verify", str(copy)]) == 0
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000])
+def test_what_is_no_result_is_made_anew(copy, finished, text):
+    (copy / "result.json").write_text(text)
+    with pytest.warns(UserWarning, match=r"result\.json cannot be read"):
+        resumed(copy)
     same_run(finished, copy)
 
 
@@ -142,10 +156,10 @@ def test_verify_finds_damage_to_any_byte(finished, unfinished, tmp_path, capsys,
 
 def test_half_a_line_is_excused_while_it_is_written(copy, unfinished, tmp_path):
     path = Path(shutil.copytree(unfinished, tmp_path / "other"))
-    for run, code in ((path, 0), (copy, 1)):
-        with open(run / "metrics.jsonl", "a") as file:
+    for each, code in ((path, 0), (copy, 1)):
+        with open(each / "metrics.jsonl", "a") as file:
             file.write('{"step": 6, "sp')
-        assert main(["verify", str(run)]) == code
+        assert main(["verify", str(each)]) == code
 
 
 def test_a_history_that_was_changed_is_said_when_it_goes_on(begun):
@@ -153,6 +167,16 @@ def test_a_history_that_was_changed_is_said_when_it_goes_on(begun):
     file.write_text(file.read_text().replace('"split": "train"', '"split": "brain"', 1))
     with pytest.warns(UserWarning, match=r"metrics\.jsonl is damaged: the checksum does not match"):
         resumed(begun)
+
+
+@pytest.mark.parametrize("value", ['"x"', "1" * 400])
+def test_a_history_with_values_that_are_no_numbers_goes_on_without_them(begun, value):
+    """The line and those after it are left out; whoever reads the lines needs no doubts."""
+    file = begun / "metrics.jsonl"
+    file.write_text(re.sub(r'"loss": [0-9.]+', f'"loss": {value}', file.read_text()))
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl is damaged: 1 of \d lines are intact"):
+        result = resumed(begun)
+    assert result.summary.step == 6
 
 
 @pytest.mark.parametrize("drop", ["a tensor", "a file"])
@@ -172,41 +196,47 @@ def test_names_in_checksums_that_are_absent(copy, capsys, drop):
 
 # ------------------------------------------------------------------------------------------------ pipes and links
 
-TRAIN, READERS = ["train", "--resume", "--quiet", "--out"], (["evaluate"], ["export", "--out=o.pt2"], ["verify"])
+FILES = ("config.json", "metrics.jsonl", "result.json", "final/model.json", "final/model.safetensors")
+FILES += ("final/head.safetensors", "checkpoints/6/state.json", "checkpoints/6/tensors.safetensors", ".lock")
+COMMANDS = (["train", "--resume", "--quiet", "--out"], ["evaluate"], ["export", "--out=o.pt2"], ["verify"])
 
 
-@pytest.mark.parametrize("kind", ["pipe", "link"])
+def replaced(file, kind):
+    aside = file.with_name("aside")
+    if file.exists():
+        file.rename(aside)
+    else:
+        aside.write_text("")
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "link":
+        file.symlink_to(aside)
+    elif kind == "folder":
+        file.mkdir()
+    else:
+        file.symlink_to("/dev/zero")
+
+
 @pytest.mark.parametrize(
-    ("name", "commands"),
-    [
-        ("config.json", READERS),
-        ("metrics.jsonl", (TRAIN, ["verify"])),
-        ("result.json", READERS),
-        ("final/model.json", READERS),
-        ("final/model.safetensors", READERS),
-        ("checkpoints/6/state.json", READERS),
-        ("checkpoints/6/tensors.safetensors", READERS),
-        (".lock", (TRAIN,)),
-    ],
+    ("name", "kind"),
+    [(name, kind) for name in FILES for kind in ("pipe", "link")] + [("metrics.jsonl", "folder"), (".lock", "endless")],
 )
-def test_what_is_no_plain_file_is_neither_waited_for_nor_followed(
-    copy, capsys, name, commands, kind, monkeypatch, tmp_path
-):
+def test_what_is_no_plain_file_is_neither_waited_for_nor_followed(copy, capsys, name, kind, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    file, aside = copy / name, copy / "aside"
-    if name.startswith((".lock", "checkpoints")):  # not looked at in a run that is finished
+    if name == ".lock":  # taken by a training alone, and not by one that is finished already
         (copy / "result.json").unlink()
     if name.startswith("checkpoints"):
+        (copy / "result.json").unlink()
         shutil.rmtree(copy / "final")
-    file.rename(aside) if file.exists() else aside.write_text("")
-    os.mkfifo(file) if kind == "pipe" else file.symlink_to(aside)
-    for argv in commands:
+    replaced(copy / name, kind)
+    train, *readers, verify = COMMANDS
+    for argv in {".lock": [train], "metrics.jsonl": [train, verify]}.get(name, [*readers, verify]):
         assert main([*argv, str(copy)]) == (1 if argv[0] == "verify" else 2)
         out, err = capsys.readouterr()
-        said = [line for line in (out if argv[0] == "verify" else err).splitlines() if not line.startswith("ok ")]
-        assert len(said) == 1
-        assert "is not a plain file, but a link, a folder or a pipe" in said[0]
-    assert stat.S_IFMT(os.lstat(file).st_mode) != stat.S_IFREG
+        lines = [line for line in (out if argv[0] == "verify" else err).splitlines() if not line.startswith("ok ")]
+        assert len(lines) == 1
+        assert "is not a plain file, but a link, a folder or a pipe" in lines[0]
+    assert stat.S_IFMT(os.lstat(copy / name).st_mode) != stat.S_IFREG
 
 
 @pytest.mark.parametrize("name", ["final", "checkpoints"])
@@ -254,28 +284,70 @@ def test_a_network_that_is_too_large_is_not_built(copy, monkeypatch, place):
 
 def test_every_network_of_ours_can_be_outlined():
     """Otherwise it would be built whole before it is compared."""
+    from hypersphere import models
+
     with torch.device("meta"):
         for name in MODELS:  # not models.names(): other tests may have registered theirs
-            assert all(parameter.is_meta for parameter in models.create(name).parameters()), name
+            for parameter in models.create(name).parameters():
+                assert parameter.is_meta, name
+
+
+def header(file, shape, dtype="|u1"):
+    """An .npy file that takes no room on the disk."""
+    with open(file, "wb") as opened:
+        np.lib.format.write_array_header_1_0(opened, {"descr": dtype, "fortran_order": False, "shape": shape})
+        opened.truncate(opened.tell() + int(np.prod(shape, dtype=object)) * np.dtype(dtype).itemsize)
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ((1, 30_000, 30_000), "samples of at most 134217728 numbers, got (1, 30000, 30000)"),
+        ((1, 8_000, 8_000), "an image must have at most 33554432 pixels, got 8000×8000"),
+    ],
+)
+def test_arrays_are_images_too(copy, capsys, tmp_path, shape, said):
+    header(tmp_path / "large.npy", shape)
+    assert said in fails(capsys, "predict", copy, tmp_path / "large.npy")
 
 
 def test_a_damaged_header_of_an_array(copy, capsys, tmp_path):
-    np.save(tmp_path / "a.npy", np.zeros((1, 8, 8), np.uint8))
+    header(tmp_path / "a.npy", (1, 8, 8))
     data = (tmp_path / "a.npy").read_bytes()
     for old, new in ((b"}", b" "), (b"(1, 8, 8)", b"(1, 8, -8"), (b"|u1", b"|O8"), (b"'shape'", b"'shope'")):
         (tmp_path / "a.npy").write_bytes(data.replace(old, new))
         assert "cannot be read as an array: " in fails(capsys, "predict", copy, tmp_path / "a.npy")
 
 
+def test_large_images_of_an_array_are_taken_one_by_one(copy, capsys, tmp_path, monkeypatch):
+    seen = []
+    predict = run_files.Run.predict
+    monkeypatch.setattr(run_files.Run, "predict", lambda run, rows: (seen.append(len(rows)), predict(run, rows))[1])
+    header(tmp_path / "large.npy", (3, 4_500, 4_500))
+    assert main(["predict", str(copy), str(tmp_path / "large.npy")]) == 0
+    assert seen == [1, 1, 1]
+
+
 # ------------------------------------------------------------------------------------------------------- crafted
+
+
+def deep(levels):
+    tree = {}
+    for _ in range(levels):
+        tree = {"a": tree}
+    return tree
 
 
 PROGRESS, GROUP = ("state", "tree", "progress"), ("state", "tree", "optimizers", 0, "param_groups", 0)
 CRAFTED = {
     "loss": ((*PROGRESS, "loss"), []),
+    "best": ((*PROGRESS, "best"), "x"),
+    "metrics": ((*PROGRESS, "metrics"), {"loss": []}),
+    "seconds": ((*PROGRESS, "seconds"), 10**400),
     "more": ((*PROGRESS, "more"), 1),
     "another momentum": ((*GROUP, "momentum"), 0.5),
     "rate": ((*GROUP, "lr"), "x"),
+    "parameters": ((*GROUP, "params"), [0, 0]),
     "groups": (GROUP[:-1], "x"),
     "buffer": (("state", "tree", "optimizers", 0, "state", "items", 0, 1), {"momentum_buffer": "x"}),
     "buffer of another": (
@@ -285,11 +357,14 @@ CRAFTED = {
     "state": (("state", "tree", "optimizers", 0, "state"), {"x": {}}),
     "schedule": (("state", "tree", "schedule"), {"best": "x", "waited": 0, "factor": 1.0}),
     "tree": (("state", "tree"), None),
+    "deep": (("state", "tree", "schedule", "best"), deep(900)),
+    "deep extra": (("state", "more"), deep(300)),
     "classifier": (("state", "tree", "classifier"), {}),
+    "key": (("state", "tree", "classifier", "items", 0, 0), 10**30),
 }
 
 
-@pytest.mark.parametrize("name", CRAFTED)
+@pytest.mark.parametrize("name", [name for name in CRAFTED if name != "deep extra"])
 def test_crafted_checkpoints_of_the_right_checksum(begun, capsys, name):
     place, value = CRAFTED[name]
     for folder in (begun / "checkpoints").iterdir():
@@ -304,13 +379,14 @@ def crafted(file, place, value):
     for key in place[:-1]:
         tree = tree[key]
     tree[place[-1]] = value
-    body = {key: item for key, item in header.items() if key not in ("format", "checksum")}
+    body = {key: each for key, each in header.items() if key not in ("format", "checksum")}
     file.write_text(json.dumps(header | {"checksum": checksum(body)}))
 
 
 def test_indices_that_lead_nowhere(tmp_path, capsys):
     """Of stochastic OPT's dimensions, in a checkpoint whose checksums are right."""
-    assert stopped(tiny(out=str(tmp_path), **{"rotation.sample": 4, "rotation.every": 4}), at_forward(2)) == 2
+    changes = {"rotation.sample": 4, "rotation.every": 4}
+    assert stopped(tiny(out=str(tmp_path), **changes), at_forward(2)) == 2
     folder = tmp_path / "checkpoints" / "2"
     tensors, state = checkpoint.load(folder)
     name = next(name for name in tensors if name.endswith("dims"))
@@ -344,6 +420,24 @@ def test_tied_tensors_have_their_own_checksums(tmp_path):
         weights.read_tensors(file)
 
 
+def test_aliases_in_rotations_replace_no_tensor(tmp_path):
+    torch.manual_seed(0)
+    file = tmp_path / "rotations.safetensors"
+    net = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2))
+    hs.rotation.save_rotations(hs.rotate(net), file)
+    tensors = load_file(file)
+    ((key, text),) = TensorFile(file).metadata.items()
+    header = json.loads(text)
+    same = [name for name in tensors if name.endswith("cayley")]
+    for changes, words in (
+        ({"aliases": {same[0]: same[1]}}, "must be a new name"),
+        ({"hashes": header["hashes"] | {"more": "x"}}, "has no tensor 'more'"),
+    ):
+        save_file(tensors, file, {key: json.dumps(header | changes)})
+        with pytest.raises(ValueError, match=words):
+            hs.rotation.load_rotations(net, file)
+
+
 # ------------------------------------------------------------------------------------------------------- disks
 
 
@@ -373,6 +467,14 @@ def test_what_kills_left_is_removed(begun, finished):
     assert lines(begun) == lines(finished)
 
 
+def test_a_failed_write_names_the_file_that_was_asked_for(tmp_path):
+    (tmp_path / "a").mkdir()
+    with pytest.raises(OSError, match="Is a directory") as caught:
+        safe_files.write_text(tmp_path / "a", "text")
+    assert caught.value.filename == str(tmp_path / "a")
+    assert [each.name for each in tmp_path.iterdir()] == ["a"]
+
+
 def test_a_run_that_cannot_be_loaded_says_so_once(begun, capsys):
     for folder in (begun / "checkpoints").iterdir():
         (folder / "state.json").write_text("{")
@@ -388,4 +490,4 @@ def test_a_damaged_checkpoint_is_said_once(begun):
     (folder / "6" / "tensors.safetensors").write_bytes(b"")
     with pytest.warns(UserWarning, match="skipping damaged") as warned:
         assert load_run(begun).step == 5
-    assert [str(warning.message).count("tensors.safetensors") for warning in warned] == [1]
+    assert [str(each.message).count("tensors.safetensors") for each in warned] == [1]

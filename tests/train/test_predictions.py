@@ -118,13 +118,17 @@ IMAGE = {"index": 0, "label": 1, "prediction": 2, "confidence": 0.5, "loss": 1.0
 @pytest.mark.parametrize(
     "fields",
     [
+        {"classes": "abc"},
         {"samples": [1]},
         {"correct": [10**6] * 10},
         {"confused": [[0, 10, 1]]},
+        {"confused": [[0, 1, 1]] * 2001},
+        {"worst": [IMAGE] * 25},
         {"worst": [IMAGE | {"pixels": "AA=="}]},
         {"worst": [IMAGE | {"size": [10**9, 10**9, 3]}]},
         {"worst": [IMAGE | {"label": 10}]},
         {"worst": [IMAGE | {"confidence": 2}]},
+        {"model": None},
     ],
 )
 def test_strange_files_are_refused(run, fields, capsys):
@@ -141,10 +145,14 @@ def test_an_image_is_read(run):
     assert image.decode() == bytes(2)
 
 
-def test_damaged_and_linked_files_are_refused(run):
+def test_large_damaged_and_linked_files_are_refused(run):
     file = predictions.file_of(run, "test")
     file.write_bytes(file.read_bytes().replace(b'"split": "test"', b'"split": "tess"'))
     with pytest.raises(ValueError, match="checksum does not match"):
+        predictions.read(file)
+    with open(file, "r+b") as opened:
+        opened.truncate(predictions.LARGEST_FILE + 1)
+    with pytest.raises(ValueError, match="too large"):
         predictions.read(file)
     file.unlink()
     shutil.move(file.parent, run.parent / "elsewhere")

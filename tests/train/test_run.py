@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import hypersphere as hs
 from hypersphere._internal.modules import install_command
@@ -299,6 +300,7 @@ def test_size_becomes_the_networks(pixels):
         (7, TypeError, "NumPy array or a tensor, .* got int"),
         ("nothing.png", FileNotFoundError, "no such file: 'nothing.png'"),
         (Image.new("F", (8, 8)), ValueError, "8 bits a colour, got Pillow's mode F"),
+        (Image.new("1", (100_000, 400)), ValueError, "at most 33554432 pixels, got 100000×400"),
     ],
 )
 def test_what_is_no_image(inputs, error, message):
@@ -345,6 +347,36 @@ def test_text():
     ):
         with pytest.raises(error, match=message):
             preprocess(inputs)
+
+
+class Largest(TorchDispatchMode):
+    """Records the bytes of the largest result of an operation."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            self.bytes = max(self.bytes, out.untyped_storage().nbytes())
+        return out
+
+
+@pytest.mark.parametrize(("channels", "mode"), [(1, "RGB"), (3, "P")])
+def test_a_large_image_is_never_copied_as_a_whole(tmp_path, monkeypatch, channels, mode):
+    """A small file can declare a large image: only its bytes are kept, no floats or integers of that size."""
+    noise = np.random.default_rng(0).integers(0, 256, (300, 1800, 3), dtype=np.uint8)
+    Image.fromarray(noise).convert(mode).save(tmp_path / "a.png")
+    pixels = torch.from_numpy(np.array(Image.open(tmp_path / "a.png").convert("RGB"))).permute(2, 0, 1)
+    expected = images(channels=channels)(pixels)
+    convert, converted = Image.Image.convert, []
+    monkeypatch.setattr(
+        Image.Image, "convert", lambda image, *to: (converted.append(image.size), convert(image, *to))[1]
+    )
+    with Largest() as largest:
+        given = images(channels=channels)(str(tmp_path / "a.png"))
+    assert torch.equal(given, expected)
+    assert largest.bytes <= pixels.numel() * 2  # strips of 2¹⁸ pixels, as integers
+    assert max(width * height for width, height in converted) <= 1 << 18
 
 
 # ------------------------------------------------------------------------------------------------------- predicting

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...data import Graph, SampleGenerator
 from ...data.augment import Augmentation
-from ...data.image_folder import decode
+from ...data.image_folder import PIXELS, STRIP, decode
 from ..splits import DataSpec
 
 _LUMA = (19595, 38470, 7471)  # of red, green and blue in 65536: ITU-R 601, as Pillow has it
@@ -73,6 +73,7 @@ class Preprocess:
             if pixels.dtype != torch.uint8:
                 raise TypeError(f"inputs must be uint8 pixels or normalized floating point numbers, got {pixels.dtype}")
             pixels = _channels_first(pixels, self.spec.shape)
+            check_pixels(*pixels.shape[2:])
         if self.spec.dtype != "uint8":
             raise TypeError(f"inputs must be {self.spec.dtype}, as the network was trained on, got pixels of uint8")
         channels, *size = self.spec.shape
@@ -179,9 +180,17 @@ def _opened(inputs: Any) -> Tensor | None:
         return decode(os.fspath(inputs)).unsqueeze(0)
     if not (hasattr(inputs, "getbands") and hasattr(inputs, "convert")):  # duck typing: Pillow may be missing
         return None
+    width, height = inputs.size
+    check_pixels(height, width)
     if inputs.mode.startswith(("I", "F")):
         raise ValueError(f"an image must have 8 bits a colour, got Pillow's mode {inputs.mode}")
     return torch.from_numpy(np.array(inputs.convert("RGB"))).permute(2, 0, 1).unsqueeze(0)
+
+
+def check_pixels(height: int, width: int) -> None:
+    """Raise ValueError for an image with too many pixels to decode safely."""
+    if height * width > PIXELS:
+        raise ValueError(f"an image must have at most {PIXELS} pixels, got {width}×{height}")
 
 
 def _array(inputs: Any) -> Tensor:
@@ -224,5 +233,9 @@ def _with_channels(pixels: Tensor, channels: int) -> Tensor:
         return pixels.expand(-1, channels, -1, -1)
     if stored == 3 and channels == 1:
         weight = torch.tensor(_LUMA, dtype=torch.int32).view(1, 3, 1, 1)
-        return ((pixels.int() * weight).sum(1, keepdim=True, dtype=torch.int32) + 32768 >> 16).to(torch.uint8)
+        grey = torch.empty_like(pixels[:, :1])
+        rows = max(1, STRIP // (len(pixels) * pixels.shape[3]))
+        for strip, out in zip(pixels.split(rows, 2), grey.split(rows, 2), strict=True):
+            out.copy_((strip.int() * weight).sum(1, keepdim=True, dtype=torch.int32) + 32768 >> 16)
+        return grey
     raise ValueError(f"inputs must have {channels} channels, got {stored}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...data.image_folder import SUFFIXES
+from ...data.image_folder import PIXELS, SUFFIXES
 from .run import Run
 
 BATCH = 64  # samples of a batch, at most
@@ -92,8 +93,12 @@ def _array_batches(run: Run, file: str) -> Iterator[FileBatch]:
     may_be_one = grey and (shape[2] in (1, 3) or shape[0] == sample[0] == 3)  # image, and not N grey ones
     if not (grey or array.ndim == len(sample) + 1) or may_be_one or not len(array):
         raise ValueError(f"{file} must hold samples (N, {', '.join(map(str, sample))}), got {shape}")
-    for begin in range(0, len(array), BATCH):
-        rows = range(begin, min(begin + BATCH, len(array)))
+    numbers = math.prod(shape[1:])  # of a sample; the file is not read yet
+    if numbers > 4 * PIXELS:
+        raise ValueError(f"{file} must hold samples of at most {4 * PIXELS} numbers, got {shape}")
+    step = max(1, min(BATCH, PIXELS // max(1, numbers)))
+    for begin in range(0, len(array), step):
+        rows = range(begin, min(begin + step, len(array)))
         yield FileBatch([f"{file}[{i}]" for i in rows], partial(_load_rows, file, rows, grey))
 
 

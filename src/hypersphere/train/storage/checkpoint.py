@@ -32,6 +32,11 @@ from .reading import State, checksum, find, is_best, read, steps, warn_damaged
 
 __all__ = ["Saver", "best_of", "flatten", "latest", "load", "save", "unflatten", "verify"]
 
+_DTYPES = {
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8),
+    *(torch.bool, torch.complex64),
+}
 _writing = threading.Lock()  # a temporary found at the start of a save is then of a dead process
 
 Folder = str | os.PathLike[str]
@@ -49,8 +54,10 @@ def save(
 
     Args:
         folder: created if missing.
-        state: JSON; :func:`flatten` makes it from a nested state.
-        keep: how many checkpoints up to this one stay.
+        step: >= 0.
+        tensors: by name, dense ones on any device.
+        state: a dict that survives JSON unchanged; :func:`flatten` makes one from a nested state.
+        keep: how many checkpoints up to this one stay, >= 1.
         best: marks this one as the best so far, which stays until another is marked.
 
     Example:
@@ -60,6 +67,7 @@ def save(
         >>> path.name, load(path)
         ('10', ({'weight': tensor([1., 1.])}, {'loss': 0.5}))
     """
+    _check(step, tensors, state, keep)
     return _write(Path(folder), step, *unshared(tensors), state, keep, best)
 
 
@@ -95,6 +103,7 @@ class Saver:
     ) -> None:
         """Save as :func:`save` does; it is on disk after :meth:`wait` or a normal exit of the process."""
         self.wait()
+        _check(step, tensors, state, keep)
         stored, aliases = unshared(tensors)
         theirs = {tensor.untyped_storage().data_ptr() for tensor in tensors.values()}
         copies = {k: v.clone() if v.untyped_storage().data_ptr() in theirs else v for k, v in stored.items()}
@@ -149,6 +158,27 @@ def _found(folder: Path, marked: bool) -> Path | None:
 
 
 # ------------------------------------------------------------------------------------------------------- writing
+
+
+def _check(step: Any, tensors: Any, state: Any, keep: Any) -> None:
+    checks.integer("step", step, low=0)
+    checks.integer("keep", keep, low=1)
+    if not isinstance(tensors, dict):
+        raise TypeError(f"tensors must be a dict of Tensors, got {type(tensors).__name__}")
+    for name, value in tensors.items():
+        if not isinstance(name, str) or name == "__metadata__":  # reserved by safetensors
+            raise ValueError(f"names of tensors must be text other than '__metadata__', got {name!r}")
+        if not isinstance(value, Tensor):
+            raise TypeError(f"tensors[{name!r}] must be a Tensor, got {type(value).__name__}")
+        if value.layout is not torch.strided or value.is_meta or value.dtype not in _DTYPES:
+            kind = "meta" if value.is_meta else f"{value.layout}, {value.dtype}"
+            raise TypeError(f"tensors[{name!r}] must be dense and of a type that safetensors has, got {kind}")
+    try:
+        same = isinstance(state, dict) and json.loads(json.dumps(state, allow_nan=False)) == state
+    except (TypeError, ValueError, RecursionError) as error:
+        raise type(error)(f"state must be a dict for JSON (flatten makes one): {error}") from None
+    if not same:  # JSON turns tuples and keys that are not str into something else
+        raise TypeError("state must survive JSON unchanged (flatten makes such a dict)")
 
 
 def _write(

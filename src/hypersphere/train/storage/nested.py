@@ -12,6 +12,7 @@ from torch import Tensor
 _KIND = "$"  # marks an object that encodes a type JSON does not have
 _FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 _DICTS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict}
+_DEEPEST = 100
 
 
 def flatten(state: Any) -> tuple[dict[str, Tensor], Any]:
@@ -47,6 +48,8 @@ def unflatten(tensors: Mapping[str, Tensor], tree: Any) -> Any:
 
 
 def _flat(value: Any, path: tuple[Any, ...], tensors: dict[str, Tensor]) -> Any:
+    if len(path) > _DEEPEST:
+        raise ValueError(f"state is nested more than {_DEEPEST} deep, or holds itself, at {_shown(path[:6])}...")
     kind = type(value)
     if value is None or kind in (bool, int, str):
         return value
@@ -64,8 +67,7 @@ def _flat(value: Any, path: tuple[Any, ...], tensors: dict[str, Tensor]) -> Any:
         if kind is dict_kind:
             items = [[_flat(k, (*path, k), tensors), _flat(v, (*path, k), tensors)] for k, v in value.items()]
             return {_KIND: name, "items": items}
-    where = "state" + "".join(f"[{key!r}]" for key in path)
-    raise TypeError(f"{where} must be what flatten can store, got {kind.__module__}.{kind.__qualname__}")
+    raise TypeError(f"{_shown(path)} must be what flatten can store, got {kind.__module__}.{kind.__qualname__}")
 
 
 def _put(tensor: Tensor, path: tuple[Any, ...], tensors: dict[str, Tensor]) -> str:
@@ -76,6 +78,10 @@ def _put(tensor: Tensor, path: tuple[Any, ...], tensors: dict[str, Tensor]) -> s
         name = f"{base}~{count}"
     tensors[name] = tensor
     return name
+
+
+def _shown(path: tuple[Any, ...]) -> str:
+    return "state" + "".join(f"[{key!r}]" for key in path)
 
 
 def _nested(tree: Any, tensors: Mapping[str, Tensor]) -> Any:

@@ -12,6 +12,7 @@ from ..._internal import checksummed_json, safe_files
 from .layout import FINAL, FORMAT, MODEL, PREDICTIONS
 from .records import Count, Positive, Share, read_record, write_tree
 
+LARGEST_FILE = 1 << 26  # bytes
 MOST_PAIRS = 2000  # rows of `confused`
 MOST_WORST = 24
 LARGEST_IMAGE = 64  # pixels along a side
@@ -104,4 +105,5 @@ def read(file: Path) -> StoredPredictions:
     """Read the predictions and check every field; ValueError in one line."""
     if not safe_files.is_folder(file.parent):
         raise ValueError(f"{file.parent} must be a folder, not a link")
+    safe_files.read_plain(file, LARGEST_FILE)  # too large: refused before it is parsed
     return read_record(StoredPredictions, file, FORMAT)

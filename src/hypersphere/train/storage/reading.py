@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,10 +16,10 @@ from ..._internal import checks, checksummed_json, safe_files
 from ..._internal.tensor_files import TensorFile, add_aliases, problems_of
 from ..._internal.text import one_line
 from .layout import CHECKPOINT_FORMAT, REPLACED, STATE, STEP, TENSORS
-from .records import Count, to_record
 
 State = dict[str, Any]
 """What of a checkpoint is no tensor: JSON, as flatten makes it."""
+_TRIES = 10  # if the checkpoint is replaced or removed while it is read
 
 
 def steps(folder: Path) -> dict[int, Path]:
@@ -35,17 +36,26 @@ def find(folder: Path, marked: bool) -> tuple[Path | None, list[str]]:
         return None, []
     if not folder.is_dir():
         raise ValueError(f"folder must be a folder of checkpoints, got {str(folder)!r}")
-    numbered, damaged = steps(folder), list[str]()
-    for step in sorted(numbered, reverse=True):
-        path = numbered[step]
-        if marked and not is_best(path):
-            continue
-        problems = read(path, keep=False)[2]
-        if not problems:
-            return path, damaged
-        if path.is_dir():  # else a training has removed it just now
+    valid, damaged = None, list[str]()
+    for _ in range(_TRIES):
+        numbered, damaged = steps(folder), []
+        # A concurrent save renames: what is listed may be gone, and a listing may miss both names.
+        moving = not numbered and any(folder.iterdir())
+        for step in sorted(numbered, reverse=True):
+            path = numbered[step]
+            asked = not marked or is_best(path)
+            problems = read(path, keep=False)[2] if asked else []
+            if asked and not problems:
+                valid = path
+                break
+            moving = not path.is_dir()
+            if moving:
+                break
             damaged += problems[:1]
-    return None, damaged
+        if not moving:
+            break
+        time.sleep(0.005)
+    return valid, damaged
 
 
 def warn_damaged(damaged: list[str]) -> None:
@@ -54,9 +64,26 @@ def warn_damaged(damaged: list[str]) -> None:
 
 
 def read(path: Path, keep: bool) -> tuple[dict[str, Tensor], State, list[str]]:
-    """Return the tensors (if `keep`) and the state of a checkpoint, or its errors."""
-    aside = path.with_name(path.name + REPLACED)  # while a save replaces it
-    path = aside if aside.is_dir() and not path.is_dir() else path
+    for _ in range(_TRIES):
+        # A save moves the folder aside and puts the new one in its place: one of these, in this order, is there.
+        places = (path, path.with_name(path.name + REPLACED), path)
+        place = next((place for place in places if place.is_dir()), None)
+        before = _identity(place or path)
+        tensors, state, problems = _read_once(place or path, keep)
+        if not problems or place is None or (before is not None and _identity(path) == before):
+            break
+    return tensors, state, problems
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def _read_once(path: Path, keep: bool) -> tuple[dict[str, Tensor], State, list[str]]:
     if not path.is_dir():
         return {}, {}, [f"{path} is not a checkpoint folder"]
     try:
@@ -75,18 +102,12 @@ def read(path: Path, keep: bool) -> tuple[dict[str, Tensor], State, list[str]]:
 
 @dataclass(frozen=True)
 class CheckpointHeader:
-    """state.json: beside the state, checksums of the tensors, and other names of some of them."""
+    """What is read of state.json."""
 
-    step: Count
+    state: State
     best: bool
-    state: dict[str, Any]
-    checksums: dict[str, str]
+    checksums: Mapping[str, Any]
     aliases: dict[str, str]
-    versions: dict[str, str]
-
-    def __post_init__(self) -> None:
-        if not set(self.aliases.values()) <= set(self.checksums) or set(self.aliases) & set(self.checksums):
-            raise ValueError("aliases must be new names of its tensors")
 
 
 def _header(file: Path) -> CheckpointHeader:
@@ -108,10 +129,17 @@ def _header(file: Path) -> CheckpointHeader:
         matches = False
     if not matches:
         raise ValueError(f"{file} is damaged: the checksum does not match")
-    try:
-        return to_record(CheckpointHeader, body)
-    except ValueError as error:
-        raise ValueError(f"{file} is malformed: {error}") from None
+    sums, aliases = header.get("checksums"), header.get("aliases")
+    if (
+        not isinstance(header.get("state"), dict)
+        or not isinstance(header.get("best"), bool)
+        or not isinstance(sums, dict)
+        or not isinstance(aliases, dict)
+        or not all(isinstance(name, str) and name in sums for name in aliases.values())
+        or any(alias in sums for alias in aliases)
+    ):
+        raise ValueError(f"{file} is malformed: it must have state, best, checksums, and aliases of tensors in them")
+    return CheckpointHeader(header["state"], header["best"], sums, aliases)
 
 
 def is_best(path: Path) -> bool:
