@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import shutil
+import signal
 import statistics
 from pathlib import Path
 
@@ -328,6 +330,32 @@ def test_strange_result_is_one_line(trained, tmp_path, capsys):
     del tree["checksum"]
     (path / "result.json").write_text(with_checksum({**tree, "split": []}))
     assert fails(capsys, path, "--html", tmp_path / "x.html").endswith("split must be text, got a list")
+
+
+def test_terminated_report_leaves_no_temporary_file(tmp_path, monkeypatch):
+    """SIGTERM while the page is written: it is written, then the command ends."""
+    good = write_run(tmp_path / "good", curve([2.0, 1.0]))
+    fsync, before = os.fsync, signal.signal(signal.SIGTERM, lambda *_: None)
+    monkeypatch.setattr(os, "fsync", lambda file: (os.kill(os.getpid(), signal.SIGTERM), fsync(file)))
+    try:
+        assert main(["report", str(good), "--html", str(tmp_path / "x.html")]) == 128 + signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert sorted(os.listdir(tmp_path)) == ["good", "x.html"]
+
+
+def test_temporary_files_of_killed_reports_are_removed(tmp_path):
+    """Not those of a report that is writing now, nor of other pages."""
+    good = write_run(tmp_path / "good", curve([2.0, 1.0]))
+    dead, live, other = (
+        tmp_path / f".{name}.tmp" for name in ("x.html.00000001", "x.html.00000002", "y.html.1234abcd")
+    )
+    for file in (dead, live, other):
+        file.write_text("half")
+    with open(live) as writing:
+        fcntl.flock(writing, fcntl.LOCK_EX)
+        report_runs([good], html=tmp_path / "x.html")
+    assert sorted(os.listdir(tmp_path)) == sorted([live.name, other.name, "good", "x.html"])
 
 
 @pytest.mark.slow

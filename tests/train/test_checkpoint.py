@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import warnings
 from collections import OrderedDict
 
 import numpy as np

@@ -19,7 +19,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .._internal.safe_files import write_text
+from .._internal.interruption import Interruptions
+from .._internal.safe_files import remove_temporaries, write_text
 from .._internal.tables import number
 from .chart import Chart, Line
 from .svg import THEME
@@ -139,8 +140,15 @@ class Page:
         )
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the page to a file; the file is whole or not there."""
-        write_text(path, self.html())
+        """Write the page to a file; the file is whole or not there.
+
+        A signal takes effect once it is written, and temporary files of killed writers are removed.
+        """
+        text, file = self.html(), Path(path)
+        with Interruptions() as interruptions:
+            remove_temporaries(file.parent, (file.name,))
+            write_text(file, text)
+        interruptions.reraise()
 
 
 def escape(text: str) -> str:
