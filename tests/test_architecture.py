@@ -140,6 +140,7 @@ def test_the_config_knows_nothing_of_training():
     assert not wrong
 
 
+@pytest.mark.slow
 def test_a_layer_loads_no_optimizer_and_nothing_loads_the_compiler():
     """torch._dynamo takes longer to import than all of hypersphere."""
     code = """

@@ -16,6 +16,7 @@ from hypersphere._internal.modules import DISTRIBUTION, install_command
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_importing_the_package_does_not_import_torch():
     code = "import sys, hypersphere as hs; assert 'torch' not in sys.modules; hs.select; assert 'torch' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

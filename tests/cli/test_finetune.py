@@ -87,6 +87,7 @@ def test_an_angular_loss_takes_the_classes_of_a_file(base, tmp_path):
     assert torch.equal(seen[0]["head.weight"], load_file(base / FINAL)["classifier.weight"])
 
 
+@pytest.mark.slow
 def test_an_interrupted_fine_tuning_is_resumed_by_train(base, tmp_path):
     changes = ["--data.validation", "32", "--steps", 8, "--eval_every", 2]
     assert finetune(base, *changes, "--out", tmp_path / "whole") == 0

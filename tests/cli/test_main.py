@@ -27,6 +27,7 @@ def ready_made(monkeypatch):
 # ---------------------------------------------------------------------------------------- all commands
 
 
+@pytest.mark.slow
 def test_no_torch_for_help_lists_configs_completion_and_errors(tmp_path):
     (tmp_path / "c.yaml").write_text("seed: 1\n")
     helps = ["--help", "train --help-all", *(f"{name} --help" for name in COMMANDS)]
@@ -122,6 +123,7 @@ def test_reader_that_has_enough():
         assert run_to(pipe) == (141, "")
 
 
+@pytest.mark.slow
 def test_reader_that_has_enough_of_a_long_answer(monkeypatch, capsys):
     """A pipe that closes while a command prints is no error of its input."""
 
@@ -189,6 +191,7 @@ def test_table(ready_made, capsys):
     assert abs(float(cells[4][4]) - 63.4349488) < 1e-6
 
 
+@pytest.mark.slow
 def test_tables_of_other_powers(capsys):
     assert main(["thomson", "4", "--s", "0", "--dim", "5"]) == 0
     out = capsys.readouterr().out

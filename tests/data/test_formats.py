@@ -451,6 +451,7 @@ def test_real_modelnet10():
 # --- faces
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["att_faces", "orl_faces", "."])
 def test_orl(name, tmp_path):
     images = official.write_orl(tmp_path / name)

@@ -132,6 +132,7 @@ def test_bad_weights(weight, error, text):
                 function(weight)
 
 
+@pytest.mark.slow
 class TestCoveringRadius:
     @pytest.mark.parametrize("dim", [2, 3, 5])
     @pytest.mark.parametrize("n", [2, 4, 8])

@@ -18,6 +18,7 @@ assert not {"transformers", "lightning", "accelerate"} & set(sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_a_package_is_imported_when_its_file_is_used():
     subprocess.run([sys.executable, "-c", PROGRAM], check=True)
 

@@ -163,6 +163,7 @@ def test_log_k_comes_back_from_beyond_its_range(start, optimizer):
     assert g.k.item() == pytest.approx(0.5, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("start", "inward"), [(10.0, 1.0), (-20.0, -1.0)])
 def test_log_k_goes_no_further_out(start, inward):
     """Descent along an inward gradient returns; an outward one is dropped, also where both are batched or compiled."""

@@ -130,6 +130,7 @@ def test_first_and_second_derivatives_of_convolutions(n, groups, name):
     check_derivatives(layer, torch.randn(2, 2, *[3] * n, dtype=F64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_first_and_second_derivatives_of_linear(name):
     layer = hs.SphereLinear(3, 4, similarity=name, scale=True, dtype=F64)

@@ -62,6 +62,7 @@ def test_equals_the_formula(name, bias):
     assert torch.allclose(head(x, y), literal_losses(head, x, y), rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 @every_head
 def test_derivatives(name):
     head = HEADS[name](4, 3, bias=True, dtype=F64).eval()  # eval: the annealing stands still

@@ -443,6 +443,7 @@ def test_inputs_that_do_not_fit():
         hs.select(nn.Sequential(nn.LazyLinear(3)), example_inputs=X)
 
 
+@pytest.mark.slow
 def test_wrappers_and_names():
     wrapped = nn.DataParallel(CrossVit())
     assert outputs(wrapped, example_inputs=X) == ["module.head.0", "module.head.1"]

@@ -126,6 +126,7 @@ def test_lemma_1(n, m, k):
     assert (one[1], two[1]) == (k * k, k * k)
 
 
+@pytest.mark.slow
 def test_lemma_2_needs_the_renormalization():
     rows = [lemmas.measure(c) for c in (1.0, 10.0, 20.0)]
     assert rows[2]["κ of G_S"] / rows[1]["κ of G_S"] == pytest.approx(16, rel=0.02)

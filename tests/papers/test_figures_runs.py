@@ -122,6 +122,7 @@ def literal_energy(weight):
     return sum(float(1 / (a - b).norm()) for i, a in enumerate(unit) for j, b in enumerate(unit) if i != j)
 
 
+@pytest.mark.slow
 def test_energy_of_layers(plain, rotated, tmp_path):
     """Baseline, HS-MHE and OPT together: one energy for all, whatever each of them minimizes."""
     half = trained(tmp_path / "half", **{"energy.half_space": True, "energy.output_weight": 1.0})
@@ -160,6 +161,7 @@ def test_learned_k(tmp_path):
         assert row["highest"] == pytest.approx(float(k.max()))
 
 
+@pytest.mark.slow
 def test_sweep_of_lambda(plain, tmp_path):
     paths = []
     for weight in (0.1, 10.0):
@@ -216,6 +218,7 @@ def test_images_of_a_generator(tmp_path, monkeypatch):
     assert {"data", "gan"} <= {*texts(drawing)}
 
 
+@pytest.mark.slow
 def test_real_images_have_the_size_of_the_generated_ones(tmp_path, monkeypatch):
     """Files of any size, and networks of data.size."""
     for name in ("generator.mhe", "discriminator.mhe"):
@@ -246,6 +249,7 @@ def test_tiles():
 # ------------------------------------------------------------------------------------------------ faces
 
 
+@pytest.mark.slow
 def test_roc_and_identification(faces, tmp_path):  # noqa: F811
     run = trained(tmp_path / "run", **SMALL | {"data.name": "lfw", "data.root": str(faces)})
     loaded = load_run(run)

@@ -57,6 +57,7 @@ def classifier_of(place):
     return lambda name: place.train(place.table.row(name), 0)
 
 
+@pytest.mark.slow
 def test_the_metrics_of_a_generator(table, place):
     result = place.train(table.rows[0], 0)
     found = metrics_of(table, result, classifier_of(place))

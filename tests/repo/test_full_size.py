@@ -21,6 +21,7 @@ ROWS = {  # one of each kind of network, loss, regularizer and rotation
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:layer .* of the cost of all rotations", "ignore:the Cayley transform of N")
 @pytest.mark.parametrize("table", ROWS)
 def test_a_full_row_runs_a_step(table):

@@ -201,6 +201,7 @@ def test_a_compiled_gradient_of_torch_func_has_all_parts():
     torch.testing.assert_close(torch.compile(torch.func.grad(loss), backend="aot_eager")(values), expected)
 
 
+@pytest.mark.slow
 def test_an_export_holds_for_any_number_of_rows():
     layer, x = formed_layer().eval(), batch(rows=40)
     program = torch.export.export(layer, (x,), dynamic_shapes=({0: torch.export.Dim("rows")},))
@@ -257,6 +258,7 @@ def test_a_block_may_cut_through_channels():
         hs.rotate(nn.Sequential(nn.Conv2d(8, 6, 3)), block_size=11, layers="0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["input", "both"])
 @pytest.mark.parametrize(("apply", "rows"), [("activation", 3), ("auto", 5)])
 def test_gradients_of_the_input_and_the_formed_weight(side, apply, rows):

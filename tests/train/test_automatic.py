@@ -60,6 +60,7 @@ def folder(root, sizes, *, mode="RGB", count=5, classes=("cat", "dog")):
 # ------------------------------------------------------------------------------------------------------- photos
 
 
+@pytest.mark.slow
 def test_photos_are_learned_without_a_recipe():
     """The default network had a wide linear layer that diverged: 24 to 30 % here, where one in four is a guess."""
     data.register("photos", photos, kind="images")
@@ -212,6 +213,7 @@ def test_a_generator_learns_no_augmentation():
 # ------------------------------------------------------------------------------------------------------- resuming
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_what_was_chosen(tmp_path):
     """Also when its images have another size by then, for which it would choose otherwise."""
     config = derive(folder(tmp_path / "pets", [(16, 16)]), out=str(tmp_path / "run"), steps=30, eval_every=10)

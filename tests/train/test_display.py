@@ -317,6 +317,7 @@ def on_terminal(width: int) -> str:
     return data.decode()
 
 
+@pytest.mark.slow
 def test_on_a_terminal_the_bar_is_seen_and_gone_after_an_error():
     text = on_terminal(80)
     seen = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)

@@ -49,6 +49,7 @@ def test_what_another_process_trains_is_not_read(tmp_path, monkeypatch):
         assert one_line(derive(config, steps=12)) == f"out={tmp_path}: another process is training there"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc")
 def test_a_worker_ends_with_its_parent():
     """Also if the parent is killed and cannot tell it."""

@@ -57,6 +57,7 @@ def flags(changes):
     return [f"--{key}={value}" for key, value in changes.items()]
 
 
+@pytest.mark.slow
 def test_a_training_that_diverged_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["train", "--quiet", "--out=run", *flags(TOO_FAST)]) == 0
@@ -74,6 +75,7 @@ def test_a_training_that_diverged_says_so(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err == said
 
 
+@pytest.mark.slow
 def test_what_is_learned_by_heart_has_not_diverged(monkeypatch):
     random = torch.Generator().manual_seed(0)
 

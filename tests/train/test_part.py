@@ -22,6 +22,7 @@ def parts(path, **changes):
     return tiny(out=str(path), resume=True, **changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "schedule", [{"schedule.name": "cosine"}, {"schedule.name": "plateau", "schedule.patience": 0}]
 )

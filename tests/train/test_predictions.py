@@ -96,6 +96,7 @@ def test_evaluate_writes_nothing_for_other_data(run):
     assert not predictions.file_of(run, "test").exists()
 
 
+@pytest.mark.slow
 def test_best_weights_are_those_of_the_predictions(tmp_path):
     """Without a test split the file is of the best step on validation, not of the last one."""
     pixels = np.random.default_rng(0).integers(0, 255, (40, 8, 8), np.uint8)

@@ -155,6 +155,7 @@ def test_every_step_draws_anew_and_by_the_seed():
     assert len(set(drawn)) == 12
 
 
+@pytest.mark.slow
 def test_one_class_is_nothing_to_tell_apart(tmp_path):
     message = "a classifier needs at least two classes, got 1, 'cat'"
     one = ArrayDataset(torch.randn(8, 3), torch.zeros(8, dtype=torch.long), ["cat"])
