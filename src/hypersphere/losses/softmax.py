@@ -26,12 +26,15 @@ from .._internal.precision import accumulation_dtype, autocast_enabled, without_
 from ..energy.gradient_limit import bound_gradient
 from ..energy.hyperspherical import batch_energy, make_law, sample_energies
 from ..layers.cosine import cosine_linear, project, unit_unchecked
-from ..layers.similarity import Similarity, angle, resolve
+from ..layers.similarity import LearnableSigmoid, Similarity, angle, resolve
 from ..layers.sphere import SimilarityLike
 from .margins import MARGINS, sphereface_annealing
 from .metric_learning import MetricOptions, make_reduction
+from .streaming import can_stream, check_stream, log_sum_of_others, make_rule
 
 _MANY = 2**18  # logits: above this, memory counts more than the time of a Python backward pass
+_STREAM_BYTES = 2**28  # of logits: above this, stream="auto" streams
+_SOFTPLUS_THRESHOLD = 60.0  # softplus(x) = x above: exact in float64 too
 _COSINE = Similarity("cosine")
 Annealing = bool | Callable[[Tensor], Tensor | float]
 
@@ -55,6 +58,9 @@ class HeadOptions(MetricOptions, total=False):
     clipped to a length of ‖w‖, as in :class:`hypersphere.EnergyRegularizer`."""
     energy_s: float
     """The power of that energy (2)."""
+    stream: bool | int | str
+    """Compute the loss a block of classes at a time, without a tensor of batch × classes: True, False, the number of
+    classes at a time, or "auto": if the logits would take more than 256 MB. For the similarities of this package."""
     device: torch.device | str | None
     dtype: torch.dtype | None
 
@@ -106,6 +112,7 @@ class AngularSoftmaxLoss(nn.Module):
         reduction: str = "mean",
         energy_weight: float = 0.0,
         energy_s: float = 2.0,
+        stream: bool | int | str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         **metric: Unpack[MetricOptions],
@@ -133,6 +140,7 @@ class AngularSoftmaxLoss(nn.Module):
         self.reset_parameters()
         watch_weight_decay(self)
         self.similarity = resolve(similarity, self.num_classes, **factory)
+        self.stream = check_stream(stream, self.similarity)
         if annealing is not None and not isinstance(annealing, bool) and not callable(annealing):
             raise TypeError(f"annealing must be True, False or a callable of the step, got {annealing!r}")
         self.annealing = sphereface_annealing if annealing is True else annealing or None
@@ -209,14 +217,17 @@ class AngularSoftmaxLoss(nn.Module):
         the factor is applied here.
         """
         dtype = torch.promote_types(embeddings.dtype, weight.dtype)
-        limit = min(2.0**16, max_root(dtype, 1) / (4 * self.embedding_size**0.5))
-        up = row_divisors(embeddings, limit)
+        up = row_divisors(embeddings, self._longest(dtype))
         if up is None:
             return finite_gradient(embeddings.to(dtype)), finite_gradient(weight.to(dtype)), None
         if self.scale is not None:  # the length of embeddings does not matter
             return rescale(embeddings, 1 / up, 1 / up, math.inf).to(dtype), finite_gradient(weight.to(dtype)), None
         most = up.amax()
         return rescale(embeddings, 1 / up, most / up, math.inf).to(dtype), rescale(weight.to(dtype), 1.0, most), up
+
+    def _longest(self, dtype: torch.dtype) -> float:
+        """Return the largest number of an embedding whose logits stay within the dtype's range."""
+        return min(2.0**16, max_root(dtype, 1) / (4 * self.embedding_size**0.5))
 
     def _loss(
         self,
@@ -228,6 +239,26 @@ class AngularSoftmaxLoss(nn.Module):
     ) -> Tensor:
         kept = self._find_kept(labels)
         classes = labels if kept is None else torch.where(kept, labels, 0)
+        equal = kept is None and self.class_weight is None and sample_weight is None and indices_tuple is None
+        if self._is_streamed(embeddings, weight):
+            losses = self._streamed_losses(embeddings, weight, classes)
+            losses = losses if kept is None else losses * kept
+        else:
+            losses = self._losses(embeddings, weight, labels, classes, kept, self.reduction if equal else "none")
+        if indices_tuple is not None:
+            losses = losses * _miner_weights(indices_tuple, labels).to(losses.dtype)
+        loss = losses if losses.dim() == 0 else self._reduce(losses, classes, kept, sample_weight)
+        if not self.energy_weight or not len(labels):
+            return loss
+        counts = torch.ones_like(classes, dtype=losses.dtype) if kept is None else kept.to(losses.dtype)
+        counts = counts if sample_weight is None else counts * sample_weight
+        dtype = torch.promote_types(embeddings.dtype, weight.dtype)
+        return loss + self._energy(weight.to(dtype), classes, counts)
+
+    def _losses(
+        self, embeddings: Tensor, weight: Tensor, labels: Tensor, classes: Tensor, kept: Tensor | None, reduction: str
+    ) -> Tensor:
+        """Compute the losses (B,) from all logits (B, C); reduced, if they come from F.cross_entropy."""
         target = classes.unsqueeze(1)
         x, neurons, up = self._scale_into_range(embeddings, weight)
         logits, target_cosine, s = self._logits(x, neurons, up, target)
@@ -239,25 +270,57 @@ class AngularSoftmaxLoss(nn.Module):
             logits = add(1, target, (s * difference.unsqueeze(1)).to(logits.dtype))
         if up is not None:  # logits within these bounds have a finite loss
             logits = rescale(logits, up, up / up.amax(), max_root(logits.dtype, 1) / (16 * max(logits.numel(), 1)))
-        equal = kept is None and self.class_weight is None and sample_weight is None and indices_tuple is None
         weighted = self.class_weight is not None or self.label_smoothing
         if not weighted and not is_recorded() and logits.numel() > _MANY:  # a compiler fuses anyway
-            losses = apply(_CrossEntropy, logits, target)[0]
-            losses = losses if kept is None else losses * kept
-        else:
-            weights = None if self.class_weight is None else self.class_weight.to(logits.dtype)
-            reduction = self.reduction if equal else "none"
-            losses = F.cross_entropy(
-                logits, labels, weights, None, self.ignore_index, None, reduction, self.label_smoothing
-            )
-        if indices_tuple is not None:
-            losses = losses * _miner_weights(indices_tuple, labels).to(losses.dtype)
-        loss = losses if losses.dim() == 0 else self._reduce(losses, classes, kept, sample_weight)
-        if not self.energy_weight or not len(labels):
-            return loss
-        counts = torch.ones_like(classes, dtype=losses.dtype) if kept is None else kept.to(losses.dtype)
-        counts = counts if sample_weight is None else counts * sample_weight
-        return loss + self._energy(weight.to(x.dtype), classes, counts)
+            losses: Tensor = apply(_CrossEntropy, logits, target)[0]
+            return losses if kept is None else losses * kept
+        weights = None if self.class_weight is None else self.class_weight.to(logits.dtype)
+        return F.cross_entropy(logits, labels, weights, None, self.ignore_index, None, reduction, self.label_smoothing)
+
+    def _is_streamed(self, embeddings: Tensor, weight: Tensor) -> bool:
+        if is_transformed() or not len(embeddings):
+            return False
+        dtype = accumulation_dtype(torch.promote_types(embeddings.dtype, weight.dtype))
+        few = len(embeddings) * len(weight) * dtype.itemsize <= _STREAM_BYTES
+        if not self.stream or (self.stream == "auto" and (few or not can_stream(self.similarity))):
+            return False
+        return row_divisors(embeddings, self._longest(dtype)) is None  # very long embeddings need all logits at once
+
+    def _streamed_losses(self, embeddings: Tensor, weight: Tensor, classes: Tensor) -> Tensor:
+        """Compute the losses (B,) a block of classes at a time."""
+        dtype = accumulation_dtype(torch.promote_types(embeddings.dtype, weight.dtype))
+        x = finite_gradient(embeddings.to(dtype))
+        direction = unit_unchecked(x)
+        s: Any = self.scale if self.scale is not None else (x * direction).sum(1)  # ‖x‖, with gradient 0 at x = 0
+        similarity: Any = self.similarity
+        is_cosine = similarity == _COSINE
+        rule = make_rule(similarity, self.scale, self.stream)
+        smooth = None
+        if self.label_smoothing:
+            smooth = x.new_ones(self.num_classes) if self.class_weight is None else self.class_weight.to(dtype)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        log_sum, own, weighted = log_sum_of_others(
+            x if is_cosine and self.scale is None else direction,
+            finite_gradient(weight),
+            classes,
+            rule,
+            s=s.unsqueeze(1) if self.scale is None and not is_cosine else None,
+            bias=bias,
+            k=similarity.k if isinstance(similarity, LearnableSigmoid) else None,
+            class_weight=smooth,
+        )
+        cosine = own / (s + (s == 0)) if is_cosine and self.scale is None else own
+        value = cosine if is_cosine else similarity.at_angle(angle(cosine), classes)
+        if self.margin_kind in MARGINS:
+            value = value + self._margin_difference(cosine, classes).to(dtype)
+        target_logit = s * value if bias is None else s * value + bias[classes]
+        losses = F.softplus(log_sum - target_logit, threshold=_SOFTPLUS_THRESHOLD)
+        if smooth is None:
+            return losses if self.class_weight is None else losses * self.class_weight.to(dtype)[classes]
+        share, own_weight = self.label_smoothing, smooth[classes]
+        all_log_sum = target_logit + losses
+        spread_out = smooth.sum() * all_log_sum - weighted - own_weight * target_logit
+        return (1 - share) * own_weight * losses + share / self.num_classes * spread_out
 
     def _logits(
         self, embeddings: Tensor, weight: Tensor, up: Tensor | None, target: Tensor | None = None

@@ -1,0 +1,171 @@
+"""stream=: the loss a block of classes at a time is the loss from all logits at once, with all its derivatives."""
+
+import copy
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import hypersphere as hs
+from hypersphere.losses import AngularSoftmaxLoss
+from hypersphere.losses.heads import HEADS
+from hypersphere.losses.margins import MARGINS
+
+F64 = torch.float64
+C, D, B = 23, 5, 9
+OPTIONS = {
+    "plain": {},
+    "bias": {"bias": True},
+    "smoothed": {"label_smoothing": 0.2, "bias": True},
+    "weighted": {"class_weight": torch.rand(C) + 0.1},
+    "weighted and smoothed": {"class_weight": torch.rand(C) + 0.1, "label_smoothing": 0.3},
+    "sum": {"reduction": "sum"},
+    "none": {"reduction": "none", "energy_weight": 0.5},
+}
+SIMILARITIES = ["cosine", "linear", "sigmoid(0.7)", "learnable"]
+
+
+def make(head, dtype=F64, **options):
+    torch.manual_seed(3)
+    made = head(C, D, dtype=dtype, **options)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return made
+
+
+def batch(dtype=F64):
+    labels = torch.tensor([0, 3, 22, 3, 7, 8, -100, 15, 16])
+    return (3 * torch.randn(B, D, dtype=dtype)).requires_grad_(), labels
+
+
+def gradients(head, x, labels, **options):
+    loss = head(x, labels, **options)
+    return [loss, *torch.autograd.grad(loss.sum(), [x, *head.parameters()])]
+
+
+def both(head, **options):
+    """The same head, streamed in blocks of 8 and from all logits."""
+    return make(head, stream=8, **options), make(head, stream=False, **options)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("name", HEADS)
+def test_equal_to_the_loss_from_all_logits(name, options):
+    streamed, plain = both(HEADS[name], **options)
+    x, labels = batch()
+    for got, expected in zip(gradients(streamed, x, labels), gradients(plain, x, labels), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [None, 20.0])
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pytest.mark.parametrize("margin", [None, *MARGINS])
+def test_every_margin_and_similarity(margin, similarity, scale):
+    settings = {"similarity": similarity, "scale": scale, "bias": True, "label_smoothing": 0.1}
+    settings["margin"] = None if margin is None else (margin, 1.5 if margin == "multiplicative" else 0.3)
+    streamed, plain = both(AngularSoftmaxLoss, **settings)
+    x, labels = batch()
+    weights = {"sample_weight": torch.rand(B, dtype=F64)}
+    results = (gradients(head, x, labels, **weights) for head in (streamed, plain))
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_first_and_second_derivatives(similarity):
+    head = make(AngularSoftmaxLoss, similarity=similarity, margin=("additive_angle", 0.3), stream=8, bias=True)
+    head.label_smoothing = 0.1
+    x, labels = batch()
+    parameters = dict(head.named_parameters())
+
+    def loss(x, *values):
+        return torch.func.functional_call(head, dict(zip(parameters, values, strict=True)), (x, labels))
+
+    assert torch.autograd.gradcheck(loss, (x, *parameters.values()))
+    assert torch.autograd.gradgradcheck(loss, (x, *parameters.values()))
+
+
+def test_zero_rows_are_finite_and_equal():
+    streamed, plain = both(hs.ArcFaceLoss)
+    x, labels = batch()
+    for head in (streamed, plain):
+        head.weight.data[[3, 5]] = 0
+    x.data[[0, 1]] = 0
+    for got, expected in zip(gradients(streamed, x, labels), gradients(plain, x, labels), strict=True):
+        assert got.isfinite().all()
+        torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_lower_precision(dtype):
+    streamed, plain = both(hs.ArcFaceLoss, dtype=dtype)
+    x, labels = batch(dtype)
+    tolerance = {torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}[dtype]
+    for got, expected in zip(gradients(streamed, x, labels), gradients(plain, x, labels), strict=True):
+        assert got.dtype is dtype
+        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_far_classes_are_skipped_and_change_nothing():
+    """Blocks 1 and 2 have probabilities below 2⁻²⁴: their class weights get gradient 0."""
+    streamed, plain = both(hs.AMSoftmaxLoss, scale=64.0)
+    x = torch.zeros(2, D, dtype=F64).index_fill_(1, torch.tensor([0]), 1.0).requires_grad_()
+    streamed.weight.data[8:, 0] = -9.0
+    plain.load_state_dict(streamed.state_dict())
+    labels = torch.tensor([1, 2])
+    got, expected = gradients(streamed, x, labels), gradients(plain, x, labels)
+    assert not got[2][8:].any()
+    assert expected[2][8:].any()
+    for ours, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-7)
+
+
+class Largest(TorchDispatchMode):
+    """Notes the largest number of elements of a tensor that an operation returns."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.most = max(self.most, *sizes) if sizes else self.most
+        return result
+
+
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1, "bias": True}, {"class_weight": [0.5] * 5000}])
+def test_no_tensor_of_batch_times_classes(options):
+    head = hs.ArcFaceLoss(5000, 4, stream=512, **options)
+    x, labels = torch.randn(64, 4, requires_grad=True), torch.randint(5000, (64,))
+    with Largest() as streamed:
+        head(x, labels).backward()
+    assert streamed.most == 512 * 64
+    head.stream = False
+    with Largest() as plain:
+        head(x, labels).backward()
+    assert plain.most == 5000 * 64
+
+
+def test_auto_streams_above_256_megabytes():
+    head = hs.ArcFaceLoss(1_200_000, 2)
+    with Largest() as few:
+        head(torch.randn(8, 2), torch.zeros(8, dtype=torch.int64))
+    with Largest() as many:
+        head(torch.randn(64, 2), torch.zeros(64, dtype=torch.int64))
+    assert few.most == 8 * 1_200_000
+    assert many.most == 2 * 1_200_000
+
+
+def test_bad_values_and_copies():
+    for stream in ("yes", -1, 2.5, None):
+        with pytest.raises(ValueError, match="stream must be True, False, 'auto' or a number of classes, got"):
+            hs.ArcFaceLoss(10, 3, stream=stream)
+    with pytest.raises(ValueError, match="stream=True needs a similarity of hypersphere"):
+        hs.WSoftmaxLoss(10, 3, similarity=torch.tanh, stream=True)
+    hs.WSoftmaxLoss(10, 3, similarity=torch.tanh)(torch.randn(2, 3), torch.tensor([1, 2]))
+    head = hs.ArcFaceLoss(10, 3, stream=4)
+    x, labels = torch.randn(2, 3), torch.tensor([1, 2])
+    torch.testing.assert_close(copy.deepcopy(head)(x, labels), head(x, labels))
+    torch.testing.assert_close(head(1e30 * x, labels), head(x, labels), rtol=1e-4, atol=1e-4)
