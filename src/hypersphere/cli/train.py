@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .._internal.tables import NOTHING, TextTable, percent
-from ..train import recipes
 from ..train.config import Config, ConfigError
 from ..train.config import convert as configs
 from ..train.config.values import kind_of_data
@@ -169,7 +168,7 @@ def _print(result: Any, recipe: str | None) -> None:
 
 def _next(config: Config, path: str, recipe: str | None) -> str:
     """Return the command to try next."""
-    own = f" --recipe {shlex.quote(recipe)}" if recipe is not None and recipe not in recipes.RECIPES else ""
+    own = f" --recipe {shlex.quote(recipe)}" if recipe is not None and ".py" in recipe else ""
     if config.model.is_generator:
         return f"export {path}{own}"
     # What is of another kind than images has no files to predict.
