@@ -180,3 +180,8 @@ def test_the_sizes_of_a_recipe_stay_with_its_network():
     other = apply(plain, {"model.name": "resnet20"}).model
     assert (other.widths, other.fc) == (None, None)
     assert apply(plain, {"model.name": "resnet20", "model.widths": "4,8,8"}).model.widths == (4, 8, 8)
+
+
+def test_recipes_are_an_attribute_of_train():
+    code = "import hypersphere as hs; assert hs.train.recipes.load('opt').rotation.method == 'cayley'"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -27,6 +27,7 @@ __all__ += ["Rotation", "Run", "Schedule", "TrainingError", "derive", "fit", "ke
 __all__ += ["TrainingTask", "load_run", "register_task"]
 
 if TYPE_CHECKING:
+    from . import recipes as recipes
     from .engine import TrainingError, fit
     from .inference.landscape import Landscape, landscape
     from .inference.run import Run, load_run
@@ -43,5 +44,6 @@ else:
         "load_run": "inference.run",
         "TrainingTask": "tasks",
         "register_task": "tasks",
+        "recipes": "",
     }
     __getattr__, __dir__ = lazy(__name__, _HOME)
