@@ -169,3 +169,13 @@ def test_bad_values_and_copies():
     x, labels = torch.randn(2, 3), torch.tensor([1, 2])
     torch.testing.assert_close(copy.deepcopy(head)(x, labels), head(x, labels))
     torch.testing.assert_close(head(1e30 * x, labels), head(x, labels), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_compiled_heads_take_all_logits_at_once(similarity):
+    """The gradient of a block by autograd inside of a backward pass cannot be compiled."""
+    head = make(hs.WSoftmaxLoss, similarity=similarity, stream=8)
+    x, labels = batch()
+    compiled = torch.compile(head, fullgraph=True, backend="eager")
+    for got, expected in zip(gradients(compiled, x, labels), gradients(head, x, labels), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)

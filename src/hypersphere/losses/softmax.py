@@ -60,7 +60,8 @@ class HeadOptions(MetricOptions, total=False):
     """The power of that energy (2)."""
     stream: bool | int | str
     """Compute the loss a block of classes at a time, without a tensor of batch × classes: True, False, the number of
-    classes at a time, or "auto": if the logits would take more than 256 MB. For the similarities of this package."""
+    classes at a time, or "auto": if the logits would take more than 256 MB. For the similarities of this package;
+    torch.compile and torch.func take all logits at once."""
     device: torch.device | str | None
     dtype: torch.dtype | None
 
@@ -278,8 +279,8 @@ class AngularSoftmaxLoss(nn.Module):
         return F.cross_entropy(logits, labels, weights, None, self.ignore_index, None, reduction, self.label_smoothing)
 
     def _is_streamed(self, embeddings: Tensor, weight: Tensor) -> bool:
-        if is_transformed() or not len(embeddings):
-            return False
+        if is_transformed() or is_recorded() or not len(embeddings):
+            return False  # transforms and compilers take all logits at once
         dtype = accumulation_dtype(torch.promote_types(embeddings.dtype, weight.dtype))
         few = len(embeddings) * len(weight) * dtype.itemsize <= _STREAM_BYTES
         if not self.stream or (self.stream == "auto" and (few or not can_stream(self.similarity))):
