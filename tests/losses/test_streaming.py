@@ -11,6 +11,7 @@ import hypersphere as hs
 from hypersphere.losses import AngularSoftmaxLoss
 from hypersphere.losses.heads import HEADS
 from hypersphere.losses.margins import MARGINS
+from hypersphere.losses.streaming import LogitRule, sum_over_classes
 
 F64 = torch.float64
 C, D, B = 23, 5, 9
@@ -156,6 +157,35 @@ def test_auto_streams_above_256_megabytes():
         head(torch.randn(64, 2), torch.zeros(64, dtype=torch.int64))
     assert few.most == 8 * 1_200_000
     assert many.most == 2 * 1_200_000
+
+
+@pytest.mark.parametrize("centers", [1, 3])
+@pytest.mark.parametrize("softplus", [False, True])
+def test_sums_of_a_part_of_the_classes(softplus, centers):
+    """Sub-centers, classes that count several times, and labels of classes that are elsewhere, by a loop."""
+    torch.manual_seed(1)
+    rule = LogitRule(4.0, None, 5, softplus, centers)
+    target = torch.tensor([-1, 0, 6, 7, 12])
+    x = torch.nn.functional.normalize(torch.randn(5, D, dtype=F64)).requires_grad_()
+    weight = torch.randn(7 * centers, D, dtype=F64, requires_grad=True)
+    bias, counts = torch.randn(7, dtype=F64, requires_grad=True), torch.rand(7, dtype=F64) + 0.5
+
+    def sums(stream):
+        return sum_over_classes(x, weight, target, rule, bias=bias, multiplicity=counts, stream=stream)[:2]
+
+    rows = torch.nn.functional.normalize(weight).view(7, centers, D)
+    for i, (label, sample) in enumerate(zip(target, x, strict=True)):
+        cosines = (rows @ sample).amax(1)
+        terms = [(counts[j], 4 * cosines[j] + bias[j]) for j in range(7) if j != label]
+        if softplus:
+            others = sum(count * logit.exp().log1p() for count, logit in terms)
+        else:
+            others = sum(count * logit.exp() for count, logit in terms).log()
+        literal = (others, cosines[label] if 0 <= label < 7 else others * 0)
+        for stream in (True, False):
+            torch.testing.assert_close(tuple(values[i] for values in sums(stream)), literal)
+    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+        assert check(lambda *_: sums(True), (x, weight, bias))
 
 
 def test_bad_values_and_copies():

@@ -42,10 +42,10 @@ from .._internal import checks
 from .._internal.nearest import explain_keywords
 from ..layers.sphere import SimilarityLike
 from .embedding import CenterLoss
+from .head_inputs import Annealing, HeadOptions
 from .margins import MARGINS as MARGINS
 from .margins import sphereface_annealing as sphereface_annealing
 from .softmax import AngularSoftmaxLoss as AngularSoftmaxLoss
-from .softmax import Annealing, HeadOptions
 
 
 class WSoftmaxLoss(AngularSoftmaxLoss):

@@ -8,16 +8,15 @@ Shapes: B batch, C classes, d embedding size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import Function
 
 from .._internal import checks
-from .._internal.functions import apply, chain, is_recorded, is_transformed, save
+from .._internal.functions import apply, is_recorded, is_transformed
 from .._internal.fx import Proxy, call_as_leaf
 from .._internal.global_hooks import watch_weight_decay
 from .._internal.nearest import explain_keywords
@@ -28,42 +27,24 @@ from ..energy.hyperspherical import batch_energy, make_law, sample_energies
 from ..layers.cosine import cosine_linear, project, unit_unchecked
 from ..layers.similarity import LearnableSigmoid, Similarity, angle, resolve
 from ..layers.sphere import SimilarityLike
+from .cross_entropy import CrossEntropy
+from .head_inputs import (
+    Annealing,
+    as_class_weight,
+    check_embeddings,
+    check_labels,
+    check_sample_weight,
+    find_kept,
+    miner_weights,
+)
 from .margins import MARGINS, sphereface_annealing
 from .metric_learning import MetricOptions, make_reduction
-from .streaming import can_stream, check_stream, log_sum_of_others, make_rule
+from .streaming import LogitRule, Sums, can_stream, check_stream, make_rule, sum_over_classes
 
 _MANY = 2**18  # logits: above this, memory counts more than the time of a Python backward pass
 _STREAM_BYTES = 2**28  # of logits: above this, stream="auto" streams
 _SOFTPLUS_THRESHOLD = 60.0  # softplus(x) = x above: exact in float64 too
 _COSINE = Similarity("cosine")
-Annealing = bool | Callable[[Tensor], Tensor | float]
-
-
-class HeadOptions(MetricOptions, total=False):
-    """The keyword arguments of every head."""
-
-    bias: bool
-    """Learn b_j (C,), starting at 0; for imbalanced data."""
-    class_weight: Tensor | Sequence[float] | None
-    """(C,) weights of the classes."""
-    label_smoothing: float
-    """in [0, 1], as in F.cross_entropy."""
-    ignore_index: int
-    """Samples with this label are ignored (-100)."""
-    reduction: str
-    """"mean" (divided by the sum of class_weight·sample_weight of samples that are not ignored), "sum" or "none"."""
-    energy_weight: float
-    """λ_M: adds λ_M·class_energy of the head's weight at the labels that are not ignored (MHE, Eq. 8), default 0. "sum"
-    multiplies it by their number, "none" adds each sample's part. The gradient of the mean by a class weight w is
-    clipped to a length of ‖w‖, as in :class:`hypersphere.EnergyRegularizer`."""
-    energy_s: float
-    """The power of that energy (2)."""
-    stream: bool | int | str
-    """Compute the loss a block of classes at a time, without a tensor of batch × classes: True, False, the number of
-    classes at a time, or "auto": if the logits would take more than 256 MB. For the similarities of this package;
-    torch.compile and torch.func take all logits at once."""
-    device: torch.device | str | None
-    dtype: torch.dtype | None
 
 
 def in_dtype_of(embeddings: Tensor, result: Tensor) -> Tensor:
@@ -93,6 +74,7 @@ class AngularSoftmaxLoss(nn.Module):
     """
 
     is_loss_head = True
+    needs_sums = False  # whether the other classes' logits are not s·g(θ) + b, so that the loss is always from sums
     step: Tensor
     class_weight: Tensor | None
 
@@ -147,7 +129,13 @@ class AngularSoftmaxLoss(nn.Module):
         self.annealing = sphereface_annealing if annealing is True else annealing or None
         if annealing is not None:
             self.register_buffer("step", torch.zeros((), dtype=torch.int64, device=device))
-        self.register_buffer("class_weight", self._check_class_weight(class_weight, dtype), persistent=False)
+        weights = as_class_weight(class_weight, self.num_classes, dtype, self.weight.device)
+        self.register_buffer("class_weight", weights, persistent=False)
+
+    @property
+    def has_margin(self) -> bool:
+        """Whether the target's logit differs from s·g(θ) + b."""
+        return self.margin_kind in MARGINS
 
     def reset_parameters(self) -> None:
         nn.init.xavier_normal_(self.weight)
@@ -184,11 +172,9 @@ class AngularSoftmaxLoss(nn.Module):
         if isinstance(embeddings, Proxy):
             return call_as_leaf(self, embeddings, labels, indices_tuple, sample_weight=sample_weight)
         weight = self.weight  # read once: it may be parametrized
-        self._check_inputs(embeddings, labels)
-        if sample_weight is not None and (not isinstance(sample_weight, Tensor) or sample_weight.shape != labels.shape):
-            raise ValueError(
-                f"sample_weight must be a tensor of shape {tuple(labels.shape)}, got {_describe(sample_weight)}"
-            )
+        check_embeddings(embeddings, self.embedding_size)
+        check_labels(labels, len(embeddings))
+        check_sample_weight(sample_weight, labels)
         with without_autocast(embeddings):  # a logit of 30 has a resolution of 0.1 in bfloat16
             loss = self._loss(embeddings, weight, labels, indices_tuple, sample_weight)
             if self.metric_reduction is not None:
@@ -199,7 +185,7 @@ class AngularSoftmaxLoss(nn.Module):
     def logits(self, embeddings: Tensor) -> Tensor:
         """Compute s·g(θ) + b for all classes (B, C), without a margin: for inference."""
         weight = self.weight
-        self._check_inputs(embeddings)
+        check_embeddings(embeddings, self.embedding_size)
         with without_autocast(embeddings):  # a logit of 30 has a resolution of 0.1 in bfloat16
             x, neurons, up = self._scale_into_range(embeddings, weight)
             logits = self._logits(x, neurons, up)[0]
@@ -238,16 +224,17 @@ class AngularSoftmaxLoss(nn.Module):
         indices_tuple: Sequence[Tensor] | None,
         sample_weight: Tensor | None,
     ) -> Tensor:
-        kept = self._find_kept(labels)
+        kept = find_kept(labels, self.num_classes, self.ignore_index)
         classes = labels if kept is None else torch.where(kept, labels, 0)
         equal = kept is None and self.class_weight is None and sample_weight is None and indices_tuple is None
-        if self._is_streamed(embeddings, weight):
-            losses = self._streamed_losses(embeddings, weight, classes)
+        stream = self._is_streamed(embeddings, weight)
+        if stream or self.needs_sums:
+            losses = self._losses_from_sums(embeddings, weight, classes, stream)
             losses = losses if kept is None else losses * kept
         else:
             losses = self._losses(embeddings, weight, labels, classes, kept, self.reduction if equal else "none")
         if indices_tuple is not None:
-            losses = losses * _miner_weights(indices_tuple, labels).to(losses.dtype)
+            losses = losses * miner_weights(indices_tuple, labels).to(losses.dtype)
         loss = losses if losses.dim() == 0 else self._reduce(losses, classes, kept, sample_weight)
         if not self.energy_weight or not len(labels):
             return loss
@@ -264,16 +251,16 @@ class AngularSoftmaxLoss(nn.Module):
         x, neurons, up = self._scale_into_range(embeddings, weight)
         logits, target_cosine, s = self._logits(x, neurons, up, target)
         logits = logits.to(accumulation_dtype(logits.dtype))
-        if self.margin_kind in MARGINS:
+        if self.has_margin:
             # Only the B target logits change: add the difference to them.
-            difference = self._margin_difference(target_cosine.squeeze(1), classes)
+            difference = self._margin_difference(target_cosine.squeeze(1), classes, x)
             add = logits.scatter_add if is_transformed() else logits.scatter_add_
             logits = add(1, target, (s * difference.unsqueeze(1)).to(logits.dtype))
         if up is not None:  # logits within these bounds have a finite loss
             logits = rescale(logits, up, up / up.amax(), max_root(logits.dtype, 1) / (16 * max(logits.numel(), 1)))
         weighted = self.class_weight is not None or self.label_smoothing
         if not weighted and not is_recorded() and logits.numel() > _MANY:  # a compiler fuses anyway
-            losses: Tensor = apply(_CrossEntropy, logits, target)[0]
+            losses: Tensor = apply(CrossEntropy, logits, target)[0]
             return losses if kept is None else losses * kept
         weights = None if self.class_weight is None else self.class_weight.to(logits.dtype)
         return F.cross_entropy(logits, labels, weights, None, self.ignore_index, None, reduction, self.label_smoothing)
@@ -287,40 +274,50 @@ class AngularSoftmaxLoss(nn.Module):
             return False
         return row_divisors(embeddings, self._longest(dtype)) is None  # very long embeddings need all logits at once
 
-    def _streamed_losses(self, embeddings: Tensor, weight: Tensor, classes: Tensor) -> Tensor:
-        """Compute the losses (B,) a block of classes at a time."""
+    def _losses_from_sums(self, embeddings: Tensor, weight: Tensor, classes: Tensor, stream: bool) -> Tensor:
+        """Compute the losses (B,) from sums over the classes and the logit of the label."""
         dtype = accumulation_dtype(torch.promote_types(embeddings.dtype, weight.dtype))
         x = finite_gradient(embeddings.to(dtype))
         direction = unit_unchecked(x)
         s: Any = self.scale if self.scale is not None else (x * direction).sum(1)  # ‖x‖, with gradient 0 at x = 0
         similarity: Any = self.similarity
-        is_cosine = similarity == _COSINE
-        rule = make_rule(similarity, self.scale, self.stream)
         smooth = None
         if self.label_smoothing:
             smooth = x.new_ones(self.num_classes) if self.class_weight is None else self.class_weight.to(dtype)
         bias = None if self.bias is None else self.bias.to(dtype)
-        log_sum, own, weighted = log_sum_of_others(
-            x if is_cosine and self.scale is None else direction,
-            finite_gradient(weight),
+        weight = finite_gradient(weight)
+        rule = self._make_rule(direction, weight, classes)
+        is_product = rule.similarity is None
+        sums = sum_over_classes(
+            x if is_product and self.scale is None else direction,
+            weight,
             classes,
             rule,
-            s=s.unsqueeze(1) if self.scale is None and not is_cosine else None,
+            s=s.unsqueeze(1) if self.scale is None and not is_product else None,
             bias=bias,
             k=similarity.k if isinstance(similarity, LearnableSigmoid) else None,
             class_weight=smooth,
+            stream=stream,
         )
-        cosine = own / (s + (s == 0)) if is_cosine and self.scale is None else own
-        value = cosine if is_cosine else similarity.at_angle(angle(cosine), classes)
-        if self.margin_kind in MARGINS:
-            value = value + self._margin_difference(cosine, classes).to(dtype)
+        cosine = sums.at_target / (s + (s == 0)) if is_product and self.scale is None else sums.at_target
+        value = cosine if similarity == _COSINE else similarity.at_angle(angle(cosine), classes)
+        if self.has_margin:
+            value = value + self._margin_difference(cosine, classes, x).to(dtype)
         target_logit = s * value if bias is None else s * value + bias[classes]
-        losses = F.softplus(log_sum - target_logit, threshold=_SOFTPLUS_THRESHOLD)
+        return self._combine(target_logit, sums, classes, smooth)
+
+    def _make_rule(self, direction: Tensor, weight: Tensor, classes: Tensor) -> LogitRule:
+        """Make the rule of the logits of all classes but the label's, from unit embeddings (B, d)."""
+        return make_rule(self.similarity, self.scale, self.stream)
+
+    def _combine(self, target_logit: Tensor, sums: Sums, classes: Tensor, smooth: Tensor | None) -> Tensor:
+        """Compute the losses (B,) from the logit of the label and the sums; smooth (C,): class weights to smooth by."""
+        losses = F.softplus(sums.others - target_logit, threshold=_SOFTPLUS_THRESHOLD)
         if smooth is None:
-            return losses if self.class_weight is None else losses * self.class_weight.to(dtype)[classes]
+            return losses if self.class_weight is None else losses * self.class_weight.to(losses.dtype)[classes]
         share, own_weight = self.label_smoothing, smooth[classes]
         all_log_sum = target_logit + losses
-        spread_out = smooth.sum() * all_log_sum - weighted - own_weight * target_logit
+        spread_out = smooth.sum() * all_log_sum - sums.weighted - own_weight * target_logit
         return (1 - share) * own_weight * losses + share / self.num_classes * spread_out
 
     def _logits(
@@ -348,8 +345,8 @@ class AngularSoftmaxLoss(nn.Module):
             logits = logits + bias.to(logits.dtype)
         return logits, target_cosine, s
 
-    def _margin_difference(self, target_cosine: Tensor, target: Tensor) -> Tensor:
-        """Compute margin(θ) − g(θ) at the label, (B,)."""
+    def _margin_difference(self, target_cosine: Tensor, target: Tensor, embeddings: Tensor) -> Tensor:
+        """Compute margin(θ) − g(θ) at the label, (B,); a subclass may read more of the embeddings (B, d)."""
 
         def g(theta: Tensor) -> Tensor:
             at_angle = getattr(self.similarity, "at_angle", None)
@@ -399,103 +396,11 @@ class AngularSoftmaxLoss(nn.Module):
         share = weights.sum()
         return total / torch.where(share > 0, share, 1.0)  # 0 if all samples are ignored
 
-    def _check_class_weight(self, class_weight: Any, dtype: torch.dtype | None) -> Tensor | None:
-        if class_weight is None:
-            return None
-        error = ValueError(
-            f"class_weight must be {self.num_classes} finite numbers >= 0, got {_describe(class_weight)}"
-        )
-        try:
-            weights = torch.as_tensor(class_weight, device="cpu", dtype=dtype or torch.get_default_dtype())
-        except (TypeError, ValueError, RuntimeError):
-            raise error from None
-        if weights.shape != (self.num_classes,) or not bool((weights >= 0).all() and weights.isfinite().all()):
-            raise error
-        return weights.to(self.weight.device)
-
-    def _check_inputs(self, embeddings: Tensor, labels: Tensor | None = None) -> None:
-        checks.floating("embeddings", embeddings)
-        if embeddings.dim() != 2 or embeddings.shape[1] != self.embedding_size:
-            raise ValueError(f"embeddings must be (B, {self.embedding_size}), got {tuple(embeddings.shape)}")
-        if labels is None:
-            return
-        if not isinstance(labels, Tensor) or labels.dtype is not torch.int64:
-            got = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
-            raise TypeError(f"labels must be an int64 tensor, got {got}")
-        if labels.shape != embeddings.shape[:1]:
-            raise ValueError(f"labels must be ({len(embeddings)},), got {tuple(labels.shape)}")
-
-    def _find_kept(self, labels: Tensor) -> Tensor | None:
-        """Check the labels' range; return which samples are not ignored (B,), or None if all are known to count."""
-        readable = checks.can_read_values(labels)
-        if readable and labels.numel() and not 0 <= self.ignore_index < self.num_classes:
-            low, high = torch.aminmax(labels)
-            if low.item() >= 0 and high.item() < self.num_classes:
-                return None
-        kept = labels != self.ignore_index
-        if not readable:
-            return kept
-        outside = labels[((labels < 0) | (labels >= self.num_classes)) & kept]
-        if outside.numel():
-            raise ValueError(
-                f"labels must be in [0, {self.num_classes - 1}] or {self.ignore_index} (ignored), "
-                f"got {outside[0].item()} among others"
-            )
-        return kept
-
     def extra_repr(self) -> str:
         texts = [f"num_classes={self.num_classes}", f"embedding_size={self.embedding_size}"]
-        if self.margin_kind in MARGINS:
+        if self.has_margin:
             texts.append(f"margin={self.margin:g}")
         texts.append(f"scale={self.scale if self.scale is not None else 'own norm'}")
         if self.energy_weight:
             texts.append(f"energy_weight={self.energy_weight:g}")
         return ", ".join(texts)
-
-
-class _CrossEntropy(Function):
-    """−log softmax (B,) at the targets (B, 1); the backward pass allocates one (B, C) tensor, torch's two."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        log_p = torch.log_softmax(logits, 1)
-        return -log_p.gather(1, target).squeeze(1), log_p
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
-        save(ctx, inputs[1], output[1])
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, grad_log_p: Tensor | None) -> tuple[Tensor, None]:
-        target, log_p = ctx.saved_tensors
-        grad = log_p.new_zeros(len(log_p)) if grad is None else grad
-        down = -torch.ones_like(target, dtype=log_p.dtype)
-        result = chain(log_p.exp(), ("scatter_add", 1, target, down), ("mul", grad.unsqueeze(1)))
-        if grad_log_p is not None:
-            result = result + grad_log_p - log_p.exp() * grad_log_p.sum(1, keepdim=True)
-        return result, None
-
-    @staticmethod
-    def tangents(ctx: Any, d_logits: Tensor, _: Any) -> tuple[Tensor, Tensor]:
-        target, log_p = ctx.saved_tensors
-        d_log_p = d_logits - (log_p.exp() * d_logits).sum(1, keepdim=True)
-        return -d_log_p.gather(1, target).squeeze(1), d_log_p
-
-
-def _miner_weights(indices_tuple: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """Return how often a miner of pytorch-metric-learning chose each sample, (B,), 1 for the most frequent."""
-    if not isinstance(indices_tuple, tuple | list) or not all(isinstance(part, Tensor) for part in indices_tuple):
-        raise TypeError(f"indices_tuple must be None or a tuple of index tensors, got {indices_tuple!r}")
-    if not sum(len(indices) for indices in indices_tuple):
-        return torch.ones_like(labels)
-    counts = torch.bincount(torch.cat(list(indices_tuple)), minlength=len(labels))
-    if len(counts) != len(labels):
-        raise ValueError(f"indices_tuple must hold indices below {len(labels)}, got {len(counts) - 1}")
-    return counts.to(torch.get_default_dtype()) / counts.max()
-
-
-def _describe(value: Any) -> str:
-    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)

@@ -1,11 +1,12 @@
-"""The softmax over very many classes, a block of classes at a time: no tensor of batch × classes is formed.
+"""Sums over very many classes, a block of classes at a time: no tensor of batch × classes is formed.
 
 With a_j = ⟨x, w_j⟩/‖w_j‖ the logit of class j is L_j = s·g(a_j) + b_j. One pass over blocks of classes gives, for every
-sample, log Σ exp L_j over all classes but the label's, and a at the label. A margin changes the label's logit alone, so
-it is applied outside, to B numbers. The backward pass computes the logits of each block again. It skips blocks whose
-probabilities sum to less than 2⁻²⁴ for every sample.
+sample, log Σ exp L_j (of softmax heads) or Σ softplus(L_j) (of binary heads) over all classes but the label's, and a at
+the label. A margin changes the label's logit alone, so it is applied outside, to B numbers. The backward pass computes
+the logits of each block again. It skips blocks that add less than 2⁻²⁴ to the gradient of every sample. With K
+sub-centers a class has K rows, and a_j is the largest of theirs.
 
-Shapes: B batch, C classes, n classes of a block, d embedding size.
+Shapes: B batch, C classes, n classes of a block, K sub-centers, d embedding size.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,17 +30,21 @@ _NEGLIGIBLE = -24 * math.log(2)
 
 @dataclass(frozen=True)
 class LogitRule:
-    """How the products a (B, n) of samples with unit class weights become logits.
+    """How the products a (B, n) of samples with unit class weights become logits, and what is summed.
 
     Attributes:
         scale: s, if it is the same for all samples.
         similarity: g(cosines (B, n), k), with k (n,), 0-d or None; None: the identity.
         block: the number of classes at a time.
+        softplus: sum softplus(L_j); otherwise the sum is log Σ exp L_j.
+        centers: K, the number of consecutive rows of the weight that belong to one class.
     """
 
     scale: float = 1.0
     similarity: Callable[[Tensor, Tensor | None], Tensor] | None = None
     block: int = BLOCK
+    softplus: bool = False
+    centers: int = 1
 
     def __call__(
         self, products: Tensor, s: Tensor | None = None, bias: Tensor | None = None, k: Tensor | None = None
@@ -93,7 +98,21 @@ def make_rule(similarity: Any, scale: float | None, stream: bool | int | str) ->
     return LogitRule(scale or 1.0, None if is_cosine else lambda cosines, _: similarity(cosines), block)
 
 
-def log_sum_of_others(
+class Sums(NamedTuple):
+    """What the loss needs of all classes, (B,) each.
+
+    Attributes:
+        others: log Σ exp L_j or Σ softplus(L_j) over the classes j ≠ y.
+        at_target: a at the label y; 0 if the label is not among the classes.
+        weighted: Σ v_j L_j over the classes j ≠ y, for class weights v; 0 without.
+    """
+
+    others: Tensor
+    at_target: Tensor
+    weighted: Tensor
+
+
+def sum_over_classes(
     x: Tensor,
     weight: Tensor,
     target: Tensor,
@@ -103,46 +122,71 @@ def log_sum_of_others(
     bias: Tensor | None = None,
     k: Tensor | None = None,
     class_weight: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute log Σ exp L_j and Σ v_j L_j over the classes j ≠ y of each sample, and a at its label y.
+    multiplicity: Tensor | None = None,
+    stream: bool = True,
+) -> Sums:
+    """Compute the sums of a loss over the classes.
 
     Args:
         x: (B, d), unit rows unless the similarity is the identity.
-        weight: (C, d).
-        target: (B,), the labels, in [0, C).
+        weight: (C, d), or (C·K, d) with K sub-centers.
+        target: (B,), the labels; one outside of [0, C) is of a class that is not here.
         s: (B, 1), the scale of each sample, if it is not the rule's.
         bias: (C,).
         k: (C,) or 0-d, of the similarity.
         class_weight: v (C,); None: the second sum is 0.
-
-    Returns:
-        the logarithm of the sum, a at the label, the weighted sum: (B,) each.
+        multiplicity: (C,), for how many classes each counts, without gradient; None: one.
+        stream: a block of classes at a time; False: by plain operations on all logits (B, C).
     """
+    if multiplicity is not None and not rule.softplus:
+        bias, multiplicity = multiplicity.log() if bias is None else bias + multiplicity.log(), None
+    extra = (s, bias, k, target, class_weight, multiplicity)
+    if not len(weight):
+        zero = x.sum(1) * 0
+        return Sums(zero if rule.softplus else zero - math.inf, zero, zero)
+    if not stream:
+        return _plain_sums(x, weight, *extra, rule)
     inverse = inverse_row_norm(weight.detach()).to(x.dtype)
-    results = apply(_LogSumOfOthers, x, weight, s, bias, k, target, inverse, class_weight, rule)
-    return results[0], results[1], results[2]
+    return Sums(*apply(_Sums, x, weight, *extra, inverse, rule)[:3])
 
 
-def _plain_log_sum_of_others(
+def _plain_sums(
     x: Tensor,
     weight: Tensor,
-    target: Tensor,
-    rule: LogitRule,
     s: Tensor | None,
     bias: Tensor | None,
     k: Tensor | None,
+    target: Tensor,
     class_weight: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute :func:`log_sum_of_others` from all logits (B, C) at once, by operations with all derivatives."""
-    products, index = x @ unit(weight.to(x.dtype)).mT, target.unsqueeze(1)
+    multiplicity: Tensor | None,
+    rule: LogitRule,
+) -> Sums:
+    """Compute :func:`sum_over_classes` from all logits (B, C) at once, by operations with all derivatives."""
+    products = x @ unit(weight.to(x.dtype)).mT
+    if rule.centers > 1:
+        products = products.unflatten(1, (-1, rule.centers)).amax(2)
+    inside, index = _locate(target, products.shape[1])
     logits = rule(products * rule.product_scale, s, bias, k)
-    weighted = x.new_zeros(len(x)) if class_weight is None else logits.scatter(1, index, 0.0) @ class_weight
-    log_sum = torch.logsumexp(logits.scatter(1, index, -math.inf), 1)
-    return log_sum, products.gather(1, index).squeeze(1), weighted
+    at_target = torch.where(inside, products.gather(1, index.unsqueeze(1)).squeeze(1), 0.0)
+
+    def without_target(number: float) -> Tensor:
+        return torch.where(inside.unsqueeze(1), logits.scatter(1, index.unsqueeze(1), number), logits)
+
+    weighted = x.new_zeros(len(x)) if class_weight is None else without_target(0.0) @ class_weight
+    if not rule.softplus:
+        return Sums(torch.logsumexp(without_target(-math.inf), 1), at_target, weighted)
+    losses = torch.logaddexp(without_target(-math.inf), logits.new_zeros(()))
+    return Sums((losses if multiplicity is None else losses * multiplicity).sum(1), at_target, weighted)
 
 
-class _LogSumOfOthers(Function):
-    """The sums, and those of each block, (B, blocks)."""
+def _locate(target: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Return which labels are among the classes, and the labels, 0 for the others."""
+    inside = (target >= 0) & (target < classes)
+    return inside, torch.where(inside, target, 0)
+
+
+class _Sums(Function):
+    """The sums, and those of the blocks (B, blocks)."""
 
     @staticmethod
     def forward(
@@ -152,40 +196,43 @@ class _LogSumOfOthers(Function):
         bias: Tensor | None,
         k: Tensor | None,
         target: Tensor,
-        inverse: Tensor,
         class_weight: Tensor | None,
+        multiplicity: Tensor | None,
+        inverse: Tensor,
         rule: LogitRule,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         block_sums, weighted, buffer = [], x.new_zeros(len(x)), _buffer(x, rule)
         for block in _blocks(weight, rule):
-            logits = rule(_products(x, weight, inverse, block, rule, buffer), s, _of(block, bias), _of(block, k))
+            products, _ = _products(x, weight, inverse, block, rule, buffer)
+            logits = rule(products, s, _of(block, bias), _of(block, k))
             if class_weight is not None:
                 weighted = weighted + _fill_target(logits, target, block, 0.0) @ class_weight[block]
-            block_sums.append(_log_sum(_fill_target(logits, target, block, -math.inf)))
-        at_target = (x * weight[target].to(x.dtype)).sum(1) * inverse[target]
+            logits = _fill_target(logits, target, block, -math.inf)
+            block_sums.append(_sum_softplus(logits, _of(block, multiplicity)) if rule.softplus else _log_sum(logits))
         stacked = torch.stack(block_sums, 1)
-        return torch.logsumexp(stacked, 1), at_target, weighted, stacked
+        others = stacked.sum(1) if rule.softplus else torch.logsumexp(stacked, 1)
+        return others, _at_target(x, weight, inverse, target, rule)[0], weighted, stacked
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.save_for_backward(*inputs[:8], output[0], output[3])
-        ctx.rule = inputs[8]
+        ctx.save_for_backward(*inputs[:9], output[0], output[3])
+        ctx.rule = inputs[9]
         ctx.mark_non_differentiable(output[3])
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         derivatives = _differentiable_backward if torch.is_grad_enabled() else _streamed_backward
-        return *derivatives(ctx, *grads[:3]), None, None, None, None
+        return *derivatives(ctx, *grads[:3]), None, None, None, None, None
 
 
 def _differentiable_backward(ctx: Any, *grads: Tensor | None) -> list[Tensor | None]:
     """Return the gradients of x, weight, s, bias and k with their graph, for second derivatives."""
-    x, weight, s, bias, k, target, _, class_weight, *_ = ctx.saved_tensors
+    tensors: Any = ctx.saved_tensors[:8]
     needed = ctx.needs_input_grad[:5]
-    outputs = _plain_log_sum_of_others(x, weight, target, ctx.rule, s, bias, k, class_weight)
-    pairs = [(y, grad) for y, grad in zip(outputs, grads, strict=True) if grad is not None and y.requires_grad]
-    inputs = [t for t, need in zip((x, weight, s, bias, k), needed, strict=True) if need]
+    sums = _plain_sums(*tensors, ctx.rule)  # type: ignore[call-arg]
+    pairs = [(y, grad) for y, grad in zip(sums, grads, strict=True) if grad is not None and y.requires_grad]
+    inputs = [t for t, need in zip(tensors, needed, strict=False) if need]
     results = torch.autograd.grad(
         [y for y, _ in pairs], inputs, [grad for _, grad in pairs], create_graph=True, allow_unused=True
     )
@@ -194,24 +241,30 @@ def _differentiable_backward(ctx: Any, *grads: Tensor | None) -> list[Tensor | N
 
 
 def _streamed_backward(
-    ctx: Any, grad_log: Tensor | None, grad_at: Tensor | None, grad_weighted: Tensor | None
+    ctx: Any, grad_others: Tensor | None, grad_at: Tensor | None, grad_weighted: Tensor | None
 ) -> list[Tensor | None]:
     """Return the gradients of x, weight, s, bias and k, a block of classes at a time."""
-    x, weight, s, bias, k, target, inverse, class_weight, log_sum, block_sums = ctx.saved_tensors
+    x, weight, s, bias, k, target, class_weight, multiplicity, inverse, others, block_sums = ctx.saved_tensors
     rule, needed = ctx.rule, ctx.needs_input_grad
-    grad_log = torch.zeros_like(log_sum) if grad_log is None else grad_log
+    grad_others = torch.zeros_like(others) if grad_others is None else grad_others
     smooth = None if class_weight is None or grad_weighted is None else grad_weighted.unsqueeze(1)
 
     def gradient(logits: Tensor) -> Tensor:
-        in_place = rule.similarity is None  # nobody else needs these logits
-        grad = (logits.sub_ if in_place else logits.sub)(log_sum.unsqueeze(1)).exp_().mul_(grad_log.unsqueeze(1))
+        logits = logits if rule.similarity is None else logits.clone()  # else nobody needs these logits any more
+        if rule.softplus:
+            grad = logits.sigmoid_()
+            grad = grad if multiplicity is None else grad.mul_(multiplicity[block])
+        else:
+            grad = logits.sub_(others.unsqueeze(1)).exp_()
+        grad = grad.mul_(grad_others.unsqueeze(1))
         if smooth is not None:
             grad.addcmul_(smooth, class_weight[block])
         return _fill_target(grad, target, block, 0.0)
 
     negligible = [False] * block_sums.shape[1]
     if smooth is None and x.device.type == "cpu" and not torch.compiler.is_compiling():
-        negligible = ((block_sums - log_sum.unsqueeze(1)).amax(0) < _NEGLIGIBLE).tolist()
+        shares = block_sums.log() if rule.softplus else block_sums - others.unsqueeze(1)
+        negligible = (shares.amax(0) < _NEGLIGIBLE).tolist()
     grad_x, grad_weight = torch.zeros_like(x), torch.empty_like(weight) if needed[1] else None
     sums = [
         torch.zeros_like(t) if t is not None and need else None
@@ -219,35 +272,60 @@ def _streamed_backward(
     ]
     buffer = _buffer(x, rule)
     for block, skipped in zip(_blocks(weight, rule), negligible, strict=True):
+        of_block = _rows(block, rule)
         if skipped:
             if grad_weight is not None:
-                grad_weight[block].zero_()
+                grad_weight[of_block].zero_()
             continue
-        products, rows = _products(x, weight, inverse, block, rule, buffer), weight[block].to(x.dtype)
-        grad, *others = rule.pull_back([products, s, _of(block, bias), _of(block, k)], gradient)
-        for total, part in zip(sums, others, strict=True):
+        (products, largest), rows = _products(x, weight, inverse, block, rule, buffer), weight[of_block].to(x.dtype)
+        grad, *rest = rule.pull_back([products, s, _of(block, bias), _of(block, k)], gradient)
+        for total, part in zip(sums, rest, strict=True):
             if total is not None and part is not None:
                 (total if total is sums[0] or not total.dim() else total[block]).add_(part)
-        grad = grad.mul_(inverse[block] * rule.product_scale)
+        if largest is not None:
+            grad = grad.new_zeros(len(x), len(rows)).scatter_(1, largest, grad)
+        grad = grad.mul_(inverse[of_block] * rule.product_scale)
         grad_x.addmm_(grad, rows)
         if grad_weight is not None:
-            part = grad_weight[block]
+            part = grad_weight[of_block]
             out = torch.mm(grad.mT, x, out=part if part.dtype is x.dtype else None)
-            along = (rows * out).sum(1) * inverse[block].square()
+            along = (rows * out).sum(1) * inverse[of_block].square()
             out.addcmul_(rows, along.unsqueeze(1), value=-1)
             if out is not part:
                 part.copy_(out)
     if grad_at is not None:
-        rows, share = weight[target].to(x.dtype), (grad_at * inverse[target]).unsqueeze(1)
+        _, row, inside = _at_target(x, weight, inverse, target, rule)
+        rows, share = weight[row].to(x.dtype), (grad_at * inside * inverse[row]).unsqueeze(1)
         grad_x.addcmul_(rows, share)
         if grad_weight is not None:
-            along = (rows * x).sum(1) * inverse[target].square()
-            grad_weight.index_add_(0, target, ((x - rows * along.unsqueeze(1)) * share).to(weight.dtype))
+            along = (rows * x).sum(1) * inverse[row].square()
+            grad_weight.index_add_(0, row, ((x - rows * along.unsqueeze(1)) * share).to(weight.dtype))
     return [grad_x if needed[0] else None, grad_weight, *sums]
 
 
+def _at_target(
+    x: Tensor, weight: Tensor, inverse: Tensor, target: Tensor, rule: LogitRule
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute a (B,) at the labels, the rows of the weight (B,) that give it, and which labels are here (B,)."""
+    inside, row = _locate(target, len(weight) // rule.centers)
+    if rule.centers == 1:
+        products = (x * weight[row].to(x.dtype)).sum(1) * inverse[row]
+        return products * inside, row, inside
+    rows = row.unsqueeze(1) * rule.centers + torch.arange(rule.centers, device=row.device)
+    every = torch.einsum("bd,bkd->bk", x, weight[rows].to(x.dtype)) * inverse[rows]
+    products, largest = every.max(1)
+    return products * inside, rows.gather(1, largest.unsqueeze(1)).squeeze(1), inside
+
+
 def _blocks(weight: Tensor, rule: LogitRule) -> Iterator[slice]:
-    return (slice(start, min(start + rule.block, len(weight))) for start in range(0, len(weight), rule.block))
+    """Return slices of classes; a block has about `rule.block` rows of the weight."""
+    classes, size = len(weight) // rule.centers, max(rule.block // rule.centers, 1)
+    return (slice(start, min(start + size, classes)) for start in range(0, classes, size))
+
+
+def _rows(block: slice, rule: LogitRule) -> slice:
+    """Return the rows of the weight of a block of classes."""
+    return slice(block.start * rule.centers, block.stop * rule.centers)
 
 
 def _of(block: slice, numbers: Tensor | None) -> Tensor | None:
@@ -257,20 +335,33 @@ def _of(block: slice, numbers: Tensor | None) -> Tensor | None:
 
 def _buffer(x: Tensor, rule: LogitRule) -> Tensor:
     """Allocate the numbers of one block: memory that is used again costs no page faults."""
-    return x.new_empty(len(x) * rule.block)
+    return x.new_empty(len(x) * max(rule.block, rule.centers))
 
 
-def _products(x: Tensor, weight: Tensor, inverse: Tensor, block: slice, rule: LogitRule, buffer: Tensor) -> Tensor:
-    """Compute ⟨x, w⟩/‖w‖ (B, n) of a block, in the buffer."""
-    rows = weight[block].to(x.dtype)
+def _products(
+    x: Tensor, weight: Tensor, inverse: Tensor, block: slice, rule: LogitRule, buffer: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Compute ⟨x, w⟩/‖w‖ (B, n) of a block, in the buffer; with sub-centers also which row of the block is largest."""
+    of_block = _rows(block, rule)
+    rows = weight[of_block].to(x.dtype)
     out = buffer[: len(x) * len(rows)].view(len(x), len(rows))
-    return torch.mm(x, rows.mT, out=out).mul_(inverse[block] * rule.product_scale)
+    products = torch.mm(x, rows.mT, out=out).mul_(inverse[of_block] * rule.product_scale)
+    if rule.centers == 1:
+        return products, None
+    largest, index = products.unflatten(1, (-1, rule.centers)).max(2)
+    return largest, index + torch.arange(0, len(rows), rule.centers, device=index.device)
 
 
 def _log_sum(logits: Tensor) -> Tensor:
     """Compute log Σ exp over dimension 1, in place; −inf for a row of −inf."""
     largest = logits.amax(1, keepdim=True).clamp_min(torch.finfo(logits.dtype).min)
     return logits.sub_(largest).exp_().sum(1).log_().add_(largest.squeeze(1))
+
+
+def _sum_softplus(logits: Tensor, multiplicity: Tensor | None) -> Tensor:
+    """Compute Σ softplus over dimension 1, each times the multiplicity of its class."""
+    losses = torch.logaddexp(logits, logits.new_zeros(()))
+    return losses.sum(1) if multiplicity is None else losses @ multiplicity
 
 
 def _fill_target(values: Tensor, target: Tensor, block: slice, number: float) -> Tensor:
