@@ -409,3 +409,36 @@ def triangle_normalized(noise: Tensor, packed: Tensor) -> Tensor:
         scaled = filter_normalized(full[0].T[1:], full[1].T[1:]).T
         blocks.append(torch.stack([scaled[i, j - 1] for i, j in places]))
     return torch.stack(blocks)
+
+
+def koleo(x: Tensor, topk: int = 1) -> Tensor:
+    x = torch.nn.functional.normalize(x)
+    distances = (x.unsqueeze(1) - x).square().sum(2)
+    distances = (distances + torch.eye(len(x), dtype=x.dtype) * 9).sqrt()
+    return -(distances.topk(topk, largest=False).values + 1e-8).log().mean()
+
+
+def uniformity(x: Tensor, t: float = 2.0) -> Tensor:
+    return torch.pdist(torch.nn.functional.normalize(x)).square().mul(-t).exp().mean().log()
+
+
+def gor(x: Tensor, y: Tensor, first: float, second: float, threshold: float) -> Tensor:
+    x, y = torch.nn.functional.normalize(x), torch.nn.functional.normalize(y)
+    products = (x @ y.T)[~torch.eye(len(x), dtype=torch.bool)]
+    return first * products.mean() ** 2 + second * (products.square().mean() - threshold).clamp(min=0)
+
+
+def sigreg(x: Tensor, directions: Tensor, phi=lambda t: torch.exp(-(t**2) / 2)) -> Tensor:
+    t = torch.linspace(0, 3, 17, dtype=x.dtype)
+    products = (x @ directions).unsqueeze(2) * t
+    empirical = torch.complex(products.cos(), products.sin()).mean(0)
+    error = (empirical - phi(t)).abs() ** 2 * torch.exp(-(t**2) / 2)
+    return len(x) * 2 * torch.trapezoid(error, t, dim=1).mean()
+
+
+def sphere_uniformity(x: Tensor, directions: Tensor) -> Tensor:
+    from scipy.special import hyp0f1
+
+    d = x.shape[1]
+    scaled = torch.nn.functional.normalize(x) * d**0.5
+    return sigreg(scaled, directions, lambda t: torch.from_numpy(hyp0f1(d / 2, -d * t.numpy() ** 2 / 4)))

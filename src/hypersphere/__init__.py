@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .losses import AMSoftmaxLoss as AMSoftmaxLoss
     from .losses import ArcFaceLoss as ArcFaceLoss
     from .losses import ASoftmaxLoss as ASoftmaxLoss
+    from .losses import EmbeddingRegularizer as EmbeddingRegularizer
     from .losses import GASoftmaxLoss as GASoftmaxLoss
     from .losses import SphereFacePlusLoss as SphereFacePlusLoss
     from .losses import SSoftmaxLoss as SSoftmaxLoss

@@ -13,9 +13,10 @@ PUBLIC: dict[str, str] = {
     "LearnableSigmoid": "layers", "SphereConv1d": "layers", "SphereConv2d": "layers", "SphereConv3d": "layers",
     "SphereGRU": "layers", "SphereLinear": "layers", "SphereLSTM": "layers", "SphereRNN": "layers",
     "fuse_bn": "layers", "similarity": "layers", "spherize": "layers", "AMSoftmaxLoss": "losses",
-    "ArcFaceLoss": "losses", "ASoftmaxLoss": "losses", "GASoftmaxLoss": "losses", "SphereFacePlusLoss": "losses",
-    "SSoftmaxLoss": "losses", "WSoftmaxLoss": "losses", "functional": "losses", "select": "neurons", "OGD": "optim",
-    "param_groups": "optim", "Resampler": "rotation", "merge": "rotation", "rotate": "rotation",
+    "ArcFaceLoss": "losses", "ASoftmaxLoss": "losses", "EmbeddingRegularizer": "losses", "GASoftmaxLoss": "losses",
+    "SphereFacePlusLoss": "losses", "SSoftmaxLoss": "losses", "WSoftmaxLoss": "losses", "functional": "losses",
+    "select": "neurons", "OGD": "optim", "param_groups": "optim", "Resampler": "rotation", "merge": "rotation",
+    "rotate": "rotation",
 }
 
 #: command → what it does

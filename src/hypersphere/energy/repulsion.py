@@ -178,7 +178,7 @@ def add_near_forces(
     x = points[0][group, i]
     difference = points[1][group, j] * side.sign - x
     # Where the difference has no direction, a vector at right angles to x decides that depends on the pair only.
-    tie_break = _index_vectors(indices[1], x)[j] * side.sign - _index_vectors(indices[0], x)[i]
+    tie_break = index_vectors(indices[1], x)[j] * side.sign - index_vectors(indices[0], x)[i]
     tie_break = unit(tie_break - x * ((tie_break * x).sum(1) / x.square().sum(1).clamp(min=1e-30)).unsqueeze(1))
     direction = unit(difference + 1e-7 * tie_break)
     strength = torch.where(squared < FLOOR * FLOOR, strength / 32, strength)
@@ -193,7 +193,7 @@ def _max_pairs(x: Tensor) -> int:
     return max(2**21 // x.shape[2], 4096)
 
 
-def _index_vectors(indices: Tensor, like: Tensor) -> Tensor:
+def index_vectors(indices: Tensor, like: Tensor) -> Tensor:
     """Return a vector for each neuron (n, d), of length 1 or less, that depends on its index only."""
     d = like.shape[1]
     steps = torch.arange(1, d + 1, device=like.device, dtype=torch.float64)

@@ -2,6 +2,8 @@
 
 from . import functional as functional
 from .embedding import CenterLoss as CenterLoss
+from .embedding_regularizer import EVENNESS as EVENNESS
+from .embedding_regularizer import EmbeddingRegularizer as EmbeddingRegularizer
 from .heads import AMSoftmaxLoss as AMSoftmaxLoss
 from .heads import ArcFaceLoss as ArcFaceLoss
 from .heads import ASoftmaxLoss as ASoftmaxLoss
