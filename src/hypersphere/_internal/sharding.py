@@ -1,11 +1,15 @@
-"""Read and write parameters that FSDP2 (torch.distributed.fsdp.fully_shard) splits over processes as DTensors.
+"""Read and write parameters that are split over processes as DTensors, by FSDP2 (torch.distributed.fsdp.fully_shard) or
+tensor parallelism, and compute with them on all processes of their mesh.
 
 FSDP1 (FullyShardedDataParallel) keeps slices of one flat tensor, or a view of freed memory: it is refused.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -20,6 +24,50 @@ def gather(tensor: Tensor) -> Tensor:
         return tensor
     full: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
     return full
+
+
+def mesh_of(tensor: Tensor) -> Any:
+    """Return the device mesh over which a tensor is sharded; None if it is plain, or on a single process."""
+    mesh = getattr(tensor, "device_mesh", None)
+    return None if mesh is None or mesh.size() == 1 else mesh
+
+
+def position_in(mesh: Any) -> int:
+    """Return the number of this process in a mesh, from 0 to mesh.size() − 1."""
+    position = 0
+    for size, coordinate in zip(mesh.shape, mesh.get_coordinate(), strict=True):
+        position = position * size + coordinate
+    return position
+
+
+def reduce_(tensor: Tensor, mesh: Any, op: str = "SUM") -> Tensor:
+    """Return the sum (or "MAX") over the processes of a mesh, without a gradient; overwrites a contiguous tensor."""
+    tensor = tensor.contiguous()
+    for dim in range(mesh.ndim):
+        dist.all_reduce(tensor, getattr(dist.ReduceOp, op), group=mesh.get_group(dim))
+    return tensor
+
+
+def sum_over(tensor: Tensor, mesh: Any) -> Tensor:
+    """Return the sum of the processes' tensors; its gradient must be the same in all of them."""
+    from torch.distributed.tensor import DTensor, Partial
+
+    total: Tensor = DTensor.from_local(tensor, mesh, [Partial()] * mesh.ndim, run_check=False).full_tensor()
+    return total
+
+
+def replicate(tensor: Tensor, mesh: Any) -> Tensor:
+    """Return a tensor whole, the same in every process of the mesh, each of which computes a part with it: gradients
+    are summed."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    whole = [Replicate()] * mesh.ndim
+    if not is_sharded(tensor):
+        tensor = DTensor.from_local(tensor, mesh, whole, run_check=False)
+    local: Tensor = tensor.redistribute(placements=whole).to_local(  # type: ignore[attr-defined]
+        grad_placements=[Partial()] * mesh.ndim
+    )
+    return local
 
 
 def shard_like(target: Tensor, value: Tensor) -> Tensor:

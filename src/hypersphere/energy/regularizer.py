@@ -16,7 +16,7 @@ from .._internal import checks
 from .._internal.draws import generator, not_traced, unwrapped_name
 from .._internal.nearest import explain_keywords
 from .._internal.overflow import max_root, power_of_two_divisor, rescale
-from .._internal.sharding import reshard
+from .._internal.sharding import mesh_of, replicate, reshard, sum_over
 from ..layers.cosine import unit
 from ..neurons import Neurons, Selection, Specs, check_names, no_layer_error, select
 from .gradient_limit import bound_gradient
@@ -41,8 +41,10 @@ class EnergyRegularizer:
     It has no parameters and reads the model's weights at each call. The energy of fixed neurons that are rotated
     (:func:`hypersphere.rotate`) is constant: it is in per_layer(), not in the sum. So is that of depthwise
     convolutions, whose groups have one neuron each, with a warning, once. LoRA of PEFT is added to the weights that it
-    adapts, and gets the gradient; other adapters are not read, with a warning. Weights that FSDP2 has sharded are
-    gathered layer by layer; then call it outside of the model's forward pass.
+    adapts, and gets the gradient; other adapters are not read, with a warning.
+
+    Weights that are sharded (FSDP2, tensor parallelism) are gathered layer by layer, and the processes share the pairs
+    of neurons: call it in all of them, outside of the model's forward pass. Labels may differ; all of them count.
 
     The gradient of a weighted term by a neuron w is clipped to a length of ‖w‖, so a step of SGD at learning rate 0.1
     turns no neuron by more than 0.1 rad, however close or short neurons are. `limit_gradient=False` gives Eq. 4's
@@ -220,12 +222,19 @@ class EnergyRegularizer:
         if not neurons.is_output or labels is None:
             return self._measure_layer(name, neurons, weight, sample=not neurons.is_output)
         rows = at_least_float32(neurons.matrix().flatten(0, 1))
-        ignored = getattr(neurons.module, "ignore_index", -100)
+        ignored, mesh = getattr(neurons.module, "ignore_index", -100), mesh_of(neurons.stored)
         check_labels(labels, len(rows), ignored)
         counted = labels != ignored
-        shares = weight * counted.to(rows.dtype) / counted.sum().clamp(min=1)
+        number = counted.sum() if mesh is None else sum_over(counted.sum(), mesh)
+        shares = weight * counted.to(rows.dtype) / number.clamp(min=1)
         law, classes = Law(self.law.s, False, self.law.angular), torch.where(counted, labels, 0)
-        return self._differentiate(lambda r: batch_energy(r, classes, shares, law), rows)
+
+        def term(rows: Tensor) -> Tensor:
+            if mesh is None:
+                return batch_energy(rows, classes, shares, law)
+            return sum_over(batch_energy(replicate(rows, mesh), classes, shares, law), mesh)
+
+        return self._differentiate(term, rows)
 
     def __repr__(self) -> str:
         measure = self.measure if isinstance(self.measure, str) else getattr(self.measure, "__name__", "a function")
@@ -239,7 +248,8 @@ class EnergyRegularizer:
         rows = neurons.matrix()
         if rows.device.type == "cpu" and not torch.compiler.is_compiling():  # reading is free
             self._warn_zero_neurons_once(name, rows)
-        law = Law(self.law.s, self.law.half_space and not neurons.is_output, self.law.angular)
+        mesh = None if torch.compiler.is_compiling() else mesh_of(neurons.stored)
+        law = Law(self.law.s, self.law.half_space and not neurons.is_output, self.law.angular, mesh)
         if not isinstance(self.measure, str):
             return weight * apply_user_measure(self.measure, rows).mean()
         measure, rows, name = self.measure, at_least_float32(rows), unwrapped_name(name)

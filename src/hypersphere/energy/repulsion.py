@@ -37,11 +37,13 @@ LARGE_S = 4.0  # FLOOR^-4 is far below float32's largest number; beyond, terms a
 
 @dataclass(frozen=True)
 class Law:
-    """Specify the energy: exponent, half space, angles."""
+    """Specify the energy: exponent, half space, angles; and the device mesh whose processes share the tiles of its sum,
+    None if each computes all of them."""
 
     s: float = 2.0
     half_space: bool = False
     angular: bool = False
+    mesh: Any = None
 
     @property
     def in_logs(self) -> bool:

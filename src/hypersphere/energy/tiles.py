@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from .._internal.functions import apply
 from .._internal.precision import without_autocast
+from .._internal.sharding import position_in, reduce_
 from ..layers.cosine import inverse_row_norm, unit
 from .repulsion import (
     NEAR,
@@ -34,6 +35,8 @@ from .repulsion import (
     tile_energies,
     tile_forces,
 )
+
+MIN_SIDE = 64  # of a tile
 
 
 class TotalEnergy(Function):
@@ -144,14 +147,15 @@ def _sweep_pairs(
     weights: Tensor | None = None,
     shift: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Sum energies and forces over all pairs, tile by tile.
+    """Sum energies and forces over all pairs, tile by tile; the processes of a mesh share the tiles.
 
     Returns the energies e (G, N), or their logarithms, and Σ_j (a_i + a_j or 1)·D_ij·p_j / force_factor (G, N, d).
     """
     e = p.new_full(p.shape[:2], -math.inf if law.in_logs else 0.0)
     g, all_indices = torch.zeros_like(p) if forces else p.new_empty(0), torch.arange(p.shape[1], device=p.device)
     shift = p.new_zeros(()) if shift is None else shift
-    for i, j in _tiles(p):
+    mesh = law.mesh if p.shape[1] > MIN_SIDE else None  # one tile is not shared
+    for i, j in _tiles(p) if mesh is None else _own_tiles(p, mesh):
         fill_self = _fill_diagonal if i == j else None
         pair_squares = None if squares is None else (squares[:, i], squares[:, j])
         sides = list(signed_tiles(p[:, i], p[:, j], pair_squares, fill_self, law))
@@ -168,7 +172,18 @@ def _sweep_pairs(
             g[:, i].baddbmm_(tile, p[:, j])
             if i != j:
                 g[:, j].baddbmm_(tile.mT, p[:, i])
+    if mesh is not None:
+        e = _add_up(e, mesh, law) if energy else e
+        g = reduce_(g, mesh) if forces else g
     return e, g
+
+
+def _add_up(e: Tensor, mesh: Any, law: Law) -> Tensor:
+    """Add up the energies, or their logarithms, over the processes."""
+    if not law.in_logs:
+        return reduce_(e, mesh)
+    largest = reduce_(e.clone(), mesh, "MAX").nan_to_num_(neginf=0.0)
+    return reduce_((e - largest).exp_(), mesh).log_().add_(largest)
 
 
 def _curvature(
@@ -199,12 +214,29 @@ def _curvature(
 
 def _tiles(p: Tensor) -> Iterator[tuple[slice, slice]]:
     """Yield row and column slices of the upper triangle of pairs."""
-    groups, n, _ = p.shape
-    side = max(64, math.isqrt((2**18 if p.device.type == "cpu" else 2**24) // groups))  # 1 MB stays in a CPU's cache
+    n, side = p.shape[1], _side(p)
     if torch.compiler.is_compiling():  # it unrolls the loop
         side = max(side, -(-n // 4))
-    slices = [slice(start, min(start + side, n)) for start in range(0, n, side)]
+    slices = _slices(n, side)
     return ((i, j) for k, i in enumerate(slices) for j in slices[k:])
+
+
+def _own_tiles(p: Tensor, mesh: Any) -> list[tuple[slice, slice]]:
+    """Return the tiles of this process: as many on and beside the diagonal as in any other, if there are enough rows."""
+    n, count = p.shape[1], 2 * mesh.size()
+    rounds = -(-n // (_side(p) * count))
+    slices = _slices(n, max(MIN_SIDE, -(-n // (rounds * count))))
+    beside = [(i, j) for k, i in enumerate(slices) for j in slices[k + 1 :]]
+    return [*((i, i) for i in slices), *beside][position_in(mesh) :: mesh.size()]
+
+
+def _side(p: Tensor) -> int:
+    """Return the side of a tile of points (G, N, d): 1 MB stays in a CPU's cache."""
+    return max(MIN_SIDE, math.isqrt((2**18 if p.device.type == "cpu" else 2**24) // len(p)))
+
+
+def _slices(n: int, side: int) -> list[slice]:
+    return [slice(start, min(start + side, n)) for start in range(0, n, side)]
 
 
 def _fill_diagonal(tile: Tensor, value: float) -> None:
