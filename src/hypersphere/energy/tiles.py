@@ -222,7 +222,7 @@ def _tiles(p: Tensor) -> Iterator[tuple[slice, slice]]:
 
 
 def _own_tiles(p: Tensor, mesh: Any) -> list[tuple[slice, slice]]:
-    """Return the tiles of this process: as many on and beside the diagonal as in any other, if there are enough rows."""
+    """Return the tiles of this process: with enough rows, as many on and beside the diagonal as in any other."""
     n, count = p.shape[1], 2 * mesh.size()
     rounds = -(-n // (_side(p) * count))
     slices = _slices(n, max(MIN_SIDE, -(-n // (rounds * count))))
