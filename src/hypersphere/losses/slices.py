@@ -20,7 +20,6 @@ The second tends to the first for many dimensions. Shapes: B batch, d embedding 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -86,8 +85,6 @@ def _directions(rows: Tensor, slices: int | Tensor, seed: int, step: int) -> Ten
     return unit(torch.randn(count, d, generator=generator).to(rows)).mT
 
 
-@draws.not_traced
-@lru_cache
 def _knots() -> tuple[Tensor, Tensor]:
     """Return the knots t and weights w (K,) in float64."""
     t = torch.linspace(0, LAST, KNOTS, dtype=torch.float64, device="cpu")
@@ -96,14 +93,10 @@ def _knots() -> tuple[Tensor, Tensor]:
     return t, w
 
 
-@draws.not_traced
-@lru_cache
 def _normal() -> Tensor:
     return (-_knots()[0].square() / 2).exp()
 
 
-@draws.not_traced
-@lru_cache
 def _uniform(d: int) -> Tensor:
     """Return ₀F₁(; d/2; −d·t²/4) at the knots, by its series, whose terms are below e^(t²/2) < 91."""
     z, total = -d * _knots()[0].square() / 4, torch.zeros(KNOTS, dtype=torch.float64, device="cpu")
