@@ -8,7 +8,7 @@ from sklearn import metrics
 
 from hypersphere import openset
 from hypersphere._internal.draws import generator
-from hypersphere.openset import few_shot
+from hypersphere.openset import _embeddings, few_shot
 from hypersphere.openset.verification import best_threshold
 from tests import reference
 
@@ -182,9 +182,8 @@ def test_same_must_be_bool():
 
 @pytest.mark.parametrize("distractors", [None, 7])
 def test_identification_ranks_by_sorting(distractors, monkeypatch):
-    from hypersphere.openset import identification
-
-    monkeypatch.setattr(identification, "ROWS", 4)  # several blocks
+    monkeypatch.setattr(_embeddings, "QUERIES", 4)  # several blocks
+    monkeypatch.setattr(_embeddings, "DATABASE", 4)
     torch.manual_seed(0)
     probes, gallery, labels = torch.randn(10, 5), torch.randn(6, 5), torch.tensor([0, 0, 1, 2, 2, 3])
     noise = None if distractors is None else torch.randn(distractors, 5)

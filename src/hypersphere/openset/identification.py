@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ._embeddings import check_embeddings, unit_rows
-
-ROWS = 1024  # probes compared with the gallery at a time
+from ._embeddings import blocks, check_embeddings, check_labels
 
 
 def identification_ranks(
@@ -41,30 +36,23 @@ def identification_ranks(
     for name, embeddings in (("probes", probes), ("gallery", gallery), ("distractors", distractors)):
         if embeddings is not None:
             check_embeddings(name, embeddings, "(n, d) with one d for all", 2, (len(embeddings), probes.shape[-1]))
-    _check_labels("probe_labels", probe_labels, probes)
-    _check_labels("gallery_labels", gallery_labels, gallery)
+    check_labels("probe_labels", probe_labels, len(probes))
+    check_labels("gallery_labels", gallery_labels, len(gallery))
     if not len(probes):
         raise ValueError("probes must not be empty")
     missing = probe_labels[~torch.isin(probe_labels, gallery_labels)]
     if len(missing):
         raise ValueError(f"the gallery must have every probe's label, but has no {int(missing[0])}")
-    everyone = gallery if distractors is None else torch.cat([gallery, distractors.to(gallery.dtype)])
-    unit = unit_rows(everyone)
-    ranks = []
-    for rows, labels in zip(probes.split(ROWS), probe_labels.split(ROWS), strict=True):
-        cosines = unit_rows(rows) @ unit.T  # (rows, G + D)
-        own = F.pad(labels[:, None] == gallery_labels, (0, len(unit) - len(gallery)))
-        best = cosines.masked_fill(~own, -torch.inf).amax(1, keepdim=True)
-        ranks.append(1 + ((cosines >= best) & ~own).sum(1))
-    return torch.cat(ranks)
-
-
-def _check_labels(name: str, labels: Any, rows: Tensor) -> None:
-    if (
-        not isinstance(labels, Tensor)
-        or labels.is_floating_point()
-        or labels.is_complex()
-        or labels.shape != rows.shape[:1]
-    ):
-        got = f"{tuple(labels.shape)} of {labels.dtype}" if isinstance(labels, Tensor) else type(labels).__name__
-        raise ValueError(f"{name} must be ({len(rows)},) integers, got {got}")
+    best = torch.full((len(probes),), -torch.inf, dtype=torch.float64, device=probes.device)
+    for rows, columns, left, right in blocks(probes, gallery, dtype=torch.float64):
+        own = probe_labels[rows, None] == gallery_labels[columns]
+        closest = (left @ right.T).masked_fill_(~own, -torch.inf).amax(1)
+        best[rows] = best[rows].maximum(closest)
+    ranks = torch.ones(len(probes), dtype=torch.int64, device=probes.device)
+    for rows, columns, left, right in blocks(probes, gallery, dtype=torch.float64):
+        others = probe_labels[rows, None] != gallery_labels[columns]
+        ranks[rows] += ((left @ right.T >= best[rows, None]) & others).sum(1)
+    if distractors is not None:
+        for rows, _, left, right in blocks(probes, distractors, dtype=torch.float64):
+            ranks[rows] += (left @ right.T >= best[rows, None]).sum(1)
+    return ranks
