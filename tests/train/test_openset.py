@@ -268,6 +268,39 @@ def test_evaluate_identification(run_of_faces, capsys):
     assert "rank 1" in printed(capsys, run_of_faces, "--distractors", "0")[1]
 
 
+def test_evaluate_a_threshold(run_of_faces, faces, capsys):
+    """Of plain embeddings, as `predict --embeddings` writes them: all pairs of the split, or those of a list."""
+    code, out, err = printed(capsys, run_of_faces, "--far", "0.2", "--json")
+    tree, run = json.loads(out), load_run(run_of_faces)
+    test = data.load("lfw", faces, "test")
+    embedded = run.embed(test.paths)
+    wanted = openset.threshold_of_embeddings(0.2, embedded, test.labels)
+    assert (code, err, tree["measure"]) == (0, "", "threshold")
+    assert tree["threshold"] == pytest.approx(wanted.threshold, abs=1e-4)
+    assert (tree["far"], tree["same_pairs"], tree["different_pairs"]) == (wanted.far, 6 + 6 + 3, 78 - 15)
+    out = printed(capsys, run_of_faces, "--far", "0.2")[1]
+    assert out.splitlines()[0] == "cnn3 on lfw, test, step 6"
+    assert "63 different pairs of 5 identities" in out
+    more = [f"Di\t{i}\tEd\t{j}" for i in (1, 2, 3) for j in (1, 2, 3)]
+    other = official.write(faces / "o.txt", "\n".join(["9", "Di\t1\t2", *["Ed\t1\t2"] * 8, *more]) + "\n")
+    code, out, err = printed(capsys, run_of_faces, "--far", "0.9", "--pairs", str(other))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "far=0.9 needs 12 different pairs or more, so that 10 false accepts are expected, got 9: too few" in err
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hypersphere.openset.threshold.LEAST", 1)
+        code, out, err = printed(capsys, run_of_faces, "--far", "0.5", "--pairs", str(other), "--json")
+    tree = json.loads(out)
+    assert (tree["same_pairs"], tree["different_pairs"], tree["identities"], tree["far"] <= 0.5) == (9, 9, 2, True)
+
+
+def test_a_threshold_of_trained_classes_says_so(tmp_path, capsys):
+    quiet(tiny(out=str(tmp_path / "run"), steps=1))
+    code, out, err = printed(capsys, str(tmp_path / "run"), "--far", "0.01")
+    assert (code, err.count("\n")) == (0, 1)
+    assert "was trained on the classes of the split test: others will be accepted more often" in err
+    assert "of 10 identities" in out
+
+
 def test_evaluate_episodes(run_of_faces, capsys, monkeypatch):
     monkeypatch.setattr(openset.few_shot, "EPOCHS", 10)
     argv = ["--split", "train", "--episodes", "3", "--ways", "2", "--shots", "1", "--queries", "3", "--json"]
@@ -283,6 +316,12 @@ def test_evaluate_episodes(run_of_faces, capsys, monkeypatch):
         (["--pairs", "nowhere.txt"], "nowhere.txt must be a file"),
         (["--pairs", "few.txt"], "the list must have two same and two different pairs or more, got 1 and 1"),
         (["--identify", "--episodes", "5"], "one measure at a time, got flags of episodes and identification"),
+        (
+            ["--far", "0.01"],
+            "far=0.01 needs 1,000 different pairs or more, so that 10 false accepts are expected, got 63",
+        ),
+        (["--far", "1"], "argument --far: must be above 0 and below 1, got '1'"),
+        (["--far", "0.1", "--identify"], "one measure at a time, got flags of threshold and identification"),
         (["--distractors", "3"], "distractors must be <= 2, the classes with a single sample, got 3"),
         (["--episodes", "5"], "shots + queries must be <= the samples of every class, got 5 + 15, but class 0 has 4"),
         (["--episodes", "1"], "argument --episodes: must be an integer from 2 to 1,000,000, got '1'"),

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from . import _loading
-from ._output import integer, user_errors
+from ._output import integer, real, user_errors
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +22,13 @@ def _add_open_set(parser: argparse.ArgumentParser) -> None:
         "unseen classes, by embeddings (the default for datasets whose test classes are unseen)"
     )
     group.add_argument("--pairs", metavar="FILE", help="verify the pairs of this list (default: the dataset's own)")
+    group.add_argument(
+        "--far",
+        metavar="F",
+        type=real("above 0 and below 1", lambda value: 0 < value < 1),
+        help="choose the threshold of the cosine with this false accept rate, with confidence intervals, from all "
+        "pairs of the split or those of --pairs",
+    )
     group.add_argument("--episodes", metavar="N", type=integer(2, 10**6), help="few-shot episodes")
     for name, default, what in (("ways", 5, "classes"), ("shots", 5, "training samples"), ("queries", 15, "queries")):
         of = "of an episode" if name == "ways" else "per class of an episode"
@@ -47,7 +54,8 @@ def _add_open_set(parser: argparse.ArgumentParser) -> None:
 def _measure(options: argparse.Namespace) -> tuple[str | None, dict[str, Any]]:
     """Return the measure of the flags and its arguments; ValueError for flags of several measures."""
     flags = {
-        "pairs": {"pairs": options.pairs},
+        "pairs": {"pairs": options.pairs if options.far is None else None},
+        "threshold": {"far": options.far},
         "episodes": {name: getattr(options, name) for name in ("episodes", "ways", "shots", "queries", "classifier")},
         "identification": {"identify": options.identify or None, "distractors": options.distractors},
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,7 +96,7 @@ def _top(left: Tensor, right: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 def _top_by_faiss(left: Tensor, right: Tensor, k: int) -> tuple[Tensor, Tensor]:
     try:
-        import faiss
+        faiss: Any = import_module("faiss")
     except ImportError:
         raise ImportError("engine='faiss' needs faiss: pip install faiss-cpu") from None
     values, places = faiss.knn(left.cpu().numpy(), right.cpu().numpy(), k, faiss.METRIC_INNER_PRODUCT)

@@ -8,12 +8,14 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .. import data as datasets
 from .. import openset
 from .._internal.tables import TableResult, TextTable, percent
 from ..data import Pairs
+from ..openset import OperatingPoint
 from .config import Config
 from .networks import Classifier
 from .splits import WAYS, Batch, Splits
@@ -111,13 +113,27 @@ class Embedder:
 
 def verify(embedder: Embedder, images: Any, pairs: Pairs) -> openset.Verification:
     """Verify pairs of `images`; embeddings are of an image and its mirror image."""
-    if not hasattr(images, "paths"):
-        raise ValueError("pairs name image files, and this dataset has none")
-    where = pairs.locate(images)
-    used, rows = where.unique(return_inverse=True)
-    embedded = embedder(images.subset(used), mirrored=embedder.splits.spec.kind == "images")
+    embedded, rows = _embed_pairs(embedder, images, pairs, mirrored=embedder.splits.spec.kind == "images")
     first, second = embedded[rows].unbind(1)
     return openset.verify_pairs(first, second, pairs.same, folds_of(pairs))
+
+
+def choose_threshold(embedder: Embedder, dataset: Any, far: float, pairs: Pairs | None = None) -> OperatingPoint:
+    """Choose the threshold of the cosine of embeddings for a FAR, from a list of pairs, else from all of a dataset."""
+    if pairs is None:
+        return openset.threshold_of_embeddings(far, embedder(dataset), dataset.labels)
+    embedded, rows = _embed_pairs(embedder, dataset, pairs)
+    first, second = embedded[rows].unbind(1)
+    cosines = F.cosine_similarity(first, second)
+    return openset.threshold_at(far, cosines, pairs.same, identities=dataset.labels[pairs.locate(dataset)])
+
+
+def _embed_pairs(embedder: Embedder, images: Any, pairs: Pairs, *, mirrored: bool = False) -> tuple[Tensor, Tensor]:
+    """Embed the images of pairs; return the embeddings, and (P, 2) the rows of each pair."""
+    if not hasattr(images, "paths"):
+        raise ValueError("pairs name image files, and this dataset has none")
+    used, rows = pairs.locate(images).unique(return_inverse=True)
+    return embedder(images.subset(used), mirrored=mirrored), rows
 
 
 def folds_of(pairs: Pairs) -> Tensor:

@@ -13,7 +13,7 @@ from ... import data as datasets
 from ..._internal import checks
 from ..._internal.tables import TableResult, TextTable, percent
 from ...data import Graph, Pairs
-from ...openset import EpisodeAccuracy, Verification
+from ...openset import EpisodeAccuracy, OperatingPoint, Verification
 from .. import neurons, openset
 from ..config import Config
 from ..distributed import World, device_of
@@ -91,7 +91,7 @@ class OpenScores(TableResult):
     """The embeddings of a run on a split whose classes it was not trained on; prints as tables.
 
     Attributes:
-        measure: pairs, episodes or identification.
+        measure: pairs, episodes, identification or threshold.
         result: of :mod:`hypersphere.openset`.
         settings: of the measure: the number of pairs, or what the episodes are.
         energies: by layer.
@@ -101,7 +101,7 @@ class OpenScores(TableResult):
     split: str
     step: int
     measure: str
-    result: Verification | EpisodeAccuracy | openset.Identification
+    result: Verification | EpisodeAccuracy | openset.Identification | OperatingPoint
     settings: Mapping[str, str | int]
     energies: dict[str, float]
 
@@ -207,15 +207,17 @@ def open_scores(
     splits: Splits | None = None,
     **options: Any,
 ) -> OpenScores:
-    """Evaluate the embeddings of a run: by pairs, by few-shot episodes, or by identification.
+    """Evaluate the embeddings of a run: by pairs, by few-shot episodes, by identification, or choose a threshold.
 
     Args:
         split, config: as in :func:`scores`.
-        measure: pairs, episodes or identification; None: pairs if the dataset has a list of them, else episodes.
-        pairs: for the measure pairs; None: the dataset's own list, for its test set.
+        measure: pairs, episodes, identification or threshold; None: pairs if the dataset has a list of them, else
+            episodes.
+        pairs: for the measure pairs; None: the dataset's own list, for its test set. For threshold; None: all pairs of
+            the split.
         splits: the data, if they are loaded already.
         options: of the measure. Episodes: episodes=600, ways=5, shots=5, queries=15, classifier="linear" | "cosine"
-            (default: cosine after an angular loss). Identification: distractors=None (all).
+            (default: cosine after an angular loss). Identification: distractors=None (all). Threshold: far.
     """
     config = run.config if config is None else config
     if splits is None:
@@ -228,17 +230,25 @@ def open_scores(
     classifier.to(world.device)
     embedder = openset.Embedder(classifier, splits, config, lambda batch: batch.to(world.device))
     title, settings = _title(run, split), dict[str, Any]()
-    result: Verification | EpisodeAccuracy | openset.Identification
+    result: Verification | EpisodeAccuracy | openset.Identification | OperatingPoint
+    images = splits.split(split)
+    if pairs is not None and datasets.has_pairs(config.data.name):  # a list may name images of any split
+        with suppress(ValueError):  # a dataset of the user's own may not have such a split
+            images = datasets.load(config.data.name, config.data.root, "all")
     if measure == "pairs":
-        images = splits.split(split)
         if pairs is None:
             pairs = datasets.load_pairs(config.data.name, config.data.root, split)
-        elif datasets.has_pairs(config.data.name):  # a list may name images of any split
-            with suppress(ValueError):  # a dataset of the user's own may not have such a split
-                images = datasets.load(config.data.name, config.data.root, "all")
         result = openset.verify(embedder, images, pairs)
         settings = {"pairs": len(pairs)}
         _warn_trained(run, images, pairs)
+    elif measure == "threshold":
+        result = openset.choose_threshold(embedder, images, options["far"], pairs)
+        if pairs is not None:
+            _warn_trained(run, images, pairs)
+        elif not splits.is_open(split):
+            checks.warn(
+                f"{run.path} was trained on the classes of the split {split}: others will be accepted more often"
+            )
     elif measure == "episodes":
         episodes = replace(openset.Episodes.of(run.config), **options)
         result = openset.run_episodes(embedder, splits.split(split), episodes)
