@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .._internal import checks
+from .._internal.collectives import RowShards
 from .._internal.functions import apply, needs_naive_formula
 from .._internal.overflow import StatelessFunction
 from .._internal.precision import accumulation_dtype, without_autocast
@@ -158,25 +159,26 @@ def estimate_energy(rows: Tensor, law: Law, index: Tensor) -> Tensor:
     return total / (points * (points - 1)).clamp(min=1)
 
 
-def batch_energy(rows: Tensor, labels: Tensor, share: Tensor, law: Law) -> Tensor:
+def batch_energy(rows: Tensor, labels: Tensor, share: Tensor, law: Law, shards: RowShards | None = None) -> Tensor:
     """Compute Σ_i share_i·e_i with the energies e_i of :func:`sample_energies`, and its gradient in the same pass."""
     if needs_naive_formula():
         return clamp_finite((sample_energies(rows, labels, law) * share.to(rows.dtype)).sum())
     needs_grad = torch.is_grad_enabled() and rows.requires_grad
     with without_autocast(rows):
-        total: Tensor = apply(BatchEnergy, rows, labels, share.to(rows.dtype), law, needs_grad)[0]
+        total: Tensor = apply(BatchEnergy, rows, labels, share.to(rows.dtype), law, needs_grad, shards)[0]
     return total
 
 
-def sample_energies(rows: Tensor, labels: Tensor, law: Law) -> Tensor:
+def sample_energies(rows: Tensor, labels: Tensor, law: Law, shards: RowShards | None = None) -> Tensor:
     """Compute e_i = 1/(N − 1)·Σ_{j≠y_i} f(‖ŵ_{y_i} − ŵ_j‖) for each label, (B,), of classes (N, d), at least float32.
 
-    Classes with a zero weight are ignored.
+    Classes with a zero weight are ignored. With shards, `rows` are the classes of this process; labels count all, and
+    the gradient of all samples has to arrive in every process.
     """
     with without_autocast(rows):
         if needs_naive_formula():
             return _naive_sample_energies(rows, labels, law)
-        energies: Tensor = apply(SampleEnergies, rows, labels, law)
+        energies: Tensor = apply(SampleEnergies, rows, labels, law, shards)
     return energies
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from .._internal.collectives import RowShards
 from .._internal.functions import apply
 from .._internal.precision import without_autocast
 from .._internal.sharding import position_in, reduce_
@@ -256,14 +257,14 @@ class BatchEnergy(Function):
 
     @staticmethod
     def forward(
-        rows: Tensor, labels: Tensor, share: Tensor, law: Law, needs_grad: bool
+        rows: Tensor, labels: Tensor, share: Tensor, law: Law, needs_grad: bool, shards: RowShards | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        energies, gradient = _sweep_classes(rows, labels, share, law, needs_grad)
+        energies, gradient = _sweep_classes(rows, labels, share, law, needs_grad, shards)
         return clamp_finite((energies * share).sum()), gradient, energies
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        *tensors, ctx.law, _ = inputs
+        *tensors, ctx.law, _, ctx.shards = inputs
         _, gradient, energies = output
         ctx.save_for_backward(*tensors, gradient, energies)
         ctx.set_materialize_grads(False)
@@ -277,50 +278,64 @@ class BatchEnergy(Function):
         if grad is not None:
             result, to_share = _scale_gradient(gradient, grad), energies * grad
         if grad_gradient is not None and not torch.compiler.is_compiling():
+            if ctx.shards is not None:
+                raise RuntimeError("the energy of sharded classes has no second derivatives")
             curvature, more = _class_curvature(rows, labels, share, ctx.law, grad_gradient)
             result = curvature if result is None else result + curvature
             to_share = more if to_share is None else to_share + more
-        return result, None, to_share, None, None
+        return result, None, to_share, None, None, None
 
 
 class SampleEnergies(Function):
     """Compute the energy of each sample: that of its class with all other classes."""
 
     @staticmethod
-    def forward(rows: Tensor, labels: Tensor, law: Law) -> Tensor:
-        return _sweep_classes(rows, labels, rows.new_ones(len(labels)), law, False)[0]
+    def forward(rows: Tensor, labels: Tensor, law: Law, shards: RowShards | None = None) -> Tensor:
+        return _sweep_classes(rows, labels, rows.new_ones(len(labels)), law, False, shards)[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        rows, labels, ctx.law = inputs
+        rows, labels, ctx.law, ctx.shards = inputs
         ctx.save_for_backward(rows, labels)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         rows, labels = ctx.saved_tensors
         with without_autocast(rows):
-            return apply(BatchEnergy, rows, labels, grad, ctx.law, True)[1], None, None
+            return apply(BatchEnergy, rows, labels, grad, ctx.law, True, ctx.shards)[1], None, None, None
 
 
-def _sweep_classes(rows: Tensor, labels: Tensor, share: Tensor, law: Law, needs_grad: bool) -> tuple[Tensor, Tensor]:
+def _sweep_classes(
+    rows: Tensor, labels: Tensor, share: Tensor, law: Law, needs_grad: bool, shards: RowShards | None
+) -> tuple[Tensor, Tensor]:
     """Compute e_i (B,) and, if wanted, the gradient of Σ share_i·e_i (N, d), in one pass over the classes.
 
-    Large s takes two passes: the first finds the range for the second.
+    Large s takes two passes: the first finds the range for the second. With shards, `rows` are those of this process
+    and labels count all classes.
     """
-    inverse = inverse_row_norm(rows)
-    x = (rows[labels] * inverse[labels].unsqueeze(1)).unsqueeze(0)
+    inverse, first = inverse_row_norm(rows), 0
+    own: Any = slice(None)  # the labels whose classes are here
+    classes = torch.stack([(inverse > 0).sum(), (inverse == 0).sum()])
+    x = rows.new_zeros(len(labels), rows.shape[1])
+    if shards is not None:
+        first, own, classes = shards.start, shards.find(labels), shards.sum(classes)
+    here = labels[own] - first
+    x[own] = rows[here] * inverse[here].unsqueeze(1)
+    x = (x if shards is None else shards.sum(x)).unsqueeze(0)
     e, gradient = rows.new_full((1, len(labels)), -math.inf if law.in_logs else 0.0), rows.new_empty(0)
     if law.in_logs or not needs_grad:
-        for _, y, fill_self in _class_tiles(rows, inverse, labels):
+        for _, y, fill_self in _class_tiles(rows, inverse, labels - first):
             (tile,) = tile_energies(signed_tiles(x, y, None, fill_self, law), fill_self, law)
             e = add_energies(e, tile, -1, law)
-    others = ((inverse > 0).sum().to(rows.dtype) - 1).clamp(min=1)
+        if shards is not None:
+            e = shards.log_sum(e) if law.in_logs else shards.sum(e)
+    others = (classes[0].to(rows.dtype) - 1).clamp(min=1)
     if needs_grad:
         largest, shift, log_factor = range_factors(share.unsqueeze(0), -others.log(), e.amax(1), law)
         weights = share.unsqueeze(1) / largest * law.force_factor / (1 if law.in_logs else others)
-        all_indices = torch.arange(len(rows), device=rows.device)
+        all_indices = torch.arange(first, first + len(rows), device=rows.device)
         gradient, to_x = torch.empty_like(rows), torch.zeros_like(x)
-        for j, y, fill_self in _class_tiles(rows, inverse, labels):
+        for j, y, fill_self in _class_tiles(rows, inverse, labels - first):
             sides = list(signed_tiles(x, y, None, fill_self, law))
             tiles = [] if law.in_logs else tile_energies(sides, fill_self, law)
             for tile in tiles:
@@ -332,12 +347,15 @@ def _sweep_classes(rows: Tensor, labels: Tensor, share: Tensor, law: Law, needs_
             to_x.baddbmm_(forces, y)
             to_y.baddbmm_(forces.mT, x)
             _unit_backward(to_y[0], y[0], inverse[j], gradient[j])
-        gradient.index_add_(0, labels, _unit_backward(to_x[0], x[0], inverse[labels], torch.empty_like(x[0])))
-        gradient = rescale_capped(gradient.unsqueeze(0), log_factor, law).squeeze(0)
+        if shards is not None:
+            to_x, e = shards.sum(to_x), e if law.in_logs else shards.sum(e)
+        of_labels = _unit_backward(to_x[0][own], x[0][own], inverse[here], torch.empty_like(x[0][own]))
+        gradient.index_add_(0, here, of_labels)
+        gradient = rescale_capped(gradient.unsqueeze(0), log_factor, law).squeeze(0) if len(rows) else gradient
     e = _exp_capped(e.squeeze(0) - others.log()) if law.in_logs else e.squeeze(0) / others
     # Zero classes are at right angles to all others: subtract their energy.
-    e = e - (inverse == 0).sum() / others * law.energy(rows.new_tensor(2.0))
-    return torch.where(inverse[labels] > 0, e, 0.0), gradient
+    e = e - classes[1] / others * law.energy(rows.new_tensor(2.0))
+    return torch.where(x[0].square().sum(1) > 0.5, e, 0.0), gradient
 
 
 def _scale_gradient(gradient: Tensor, grad: Tensor) -> Tensor:

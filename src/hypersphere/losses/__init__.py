@@ -13,4 +13,5 @@ from .heads import SSoftmaxLoss as SSoftmaxLoss
 from .heads import WSoftmaxLoss as WSoftmaxLoss
 from .margins import MARGINS as MARGINS
 from .margins import sphereface_annealing as sphereface_annealing
+from .sharding import shard_head as shard_head
 from .softmax import AngularSoftmaxLoss as AngularSoftmaxLoss

@@ -39,6 +39,7 @@ from .head_inputs import (
 )
 from .margins import MARGINS, sphereface_annealing
 from .metric_learning import MetricOptions, make_reduction
+from .sharding import ClassShards
 from .streaming import LogitRule, Sums, can_stream, check_stream, make_rule, sum_over_classes
 
 _MANY = 2**18  # logits: above this, memory counts more than the time of a Python backward pass
@@ -75,6 +76,7 @@ class AngularSoftmaxLoss(nn.Module):
 
     is_loss_head = True
     needs_sums = False  # whether the other classes' logits are not s·g(θ) + b, so that the loss is always from sums
+    shards: ClassShards | None = None  # see :func:`shard_head`
     step: Tensor
     class_weight: Tensor | None
 
@@ -138,13 +140,18 @@ class AngularSoftmaxLoss(nn.Module):
         return self.margin_kind in MARGINS
 
     def reset_parameters(self) -> None:
-        nn.init.xavier_normal_(self.weight)
+        if self.shards is None:
+            nn.init.xavier_normal_(self.weight)
+        else:
+            self.shards.start_weight(self.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
         if "step" in self._buffers:  # older state_dicts of heads without annealing lack it
             state_dict.setdefault(prefix + "step", self.step)
+        if self.shards is not None:
+            self.shards.split(state_dict, prefix, self)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -171,6 +178,8 @@ class AngularSoftmaxLoss(nn.Module):
         """
         if isinstance(embeddings, Proxy):
             return call_as_leaf(self, embeddings, labels, indices_tuple, sample_weight=sample_weight)
+        if self.shards is not None:
+            return in_dtype_of(embeddings, self.shards.loss(self, embeddings, labels, indices_tuple, sample_weight))
         weight = self.weight  # read once: it may be parametrized
         check_embeddings(embeddings, self.embedding_size)
         check_labels(labels, len(embeddings))
@@ -184,6 +193,8 @@ class AngularSoftmaxLoss(nn.Module):
 
     def logits(self, embeddings: Tensor) -> Tensor:
         """Compute s·g(θ) + b for all classes (B, C), without a margin: for inference."""
+        if self.shards is not None:
+            return in_dtype_of(embeddings, self.shards.logits(self, embeddings))
         weight = self.weight
         check_embeddings(embeddings, self.embedding_size)
         with without_autocast(embeddings):  # a logit of 30 has a resolution of 0.1 in bfloat16
@@ -228,9 +239,10 @@ class AngularSoftmaxLoss(nn.Module):
         classes = labels if kept is None else torch.where(kept, labels, 0)
         equal = kept is None and self.class_weight is None and sample_weight is None and indices_tuple is None
         stream = self._is_streamed(embeddings, weight)
-        if stream or self.needs_sums:
+        if stream or self.needs_sums or self.shards is not None:
             losses = self._losses_from_sums(embeddings, weight, classes, stream)
             losses = losses if kept is None else losses * kept
+            losses = losses if self.shards is None else self.shards.own_gradient(losses)
         else:
             losses = self._losses(embeddings, weight, labels, classes, kept, self.reduction if equal else "none")
         if indices_tuple is not None:
@@ -288,7 +300,8 @@ class AngularSoftmaxLoss(nn.Module):
         weight = finite_gradient(weight)
         rule = self._make_rule(direction, weight, classes)
         is_product = rule.similarity is None
-        sums = sum_over_classes(
+        sum_all = sum_over_classes if self.shards is None else self.shards.sum_over_classes
+        sums = sum_all(
             x if is_product and self.scale is None else direction,
             weight,
             classes,
@@ -373,11 +386,13 @@ class AngularSoftmaxLoss(nn.Module):
     def _energy(self, weight: Tensor, target: Tensor, counts: Tensor) -> Tensor:
         """Compute λ_M·class_energy at the labels, reduced as the losses are; counts (B,) weight the samples."""
         rows, share = weight.to(accumulation_dtype(weight.dtype)), self.energy_weight * counts
+        law = self.energy_law
         if self.reduction == "none":
-            return bound_gradient(lambda r: share.to(r.dtype) * sample_energies(r, target, self.energy_law), rows)
+            each = bound_gradient(lambda r: share.to(r.dtype) * sample_energies(r, target, law, self.shards), rows)
+            return each if self.shards is None else self.shards.sum_gradient(each)
         total = counts.sum()
         total = torch.where(total > 0, total, 1.0)
-        mean = bound_gradient(lambda r: batch_energy(r, target, share / total, self.energy_law), rows)
+        mean = bound_gradient(lambda r: batch_energy(r, target, share / total, law, self.shards), rows)
         return mean if self.reduction == "mean" else mean * total
 
     def _reduce(self, losses: Tensor, target: Tensor, kept: Tensor | None, sample_weight: Tensor | None) -> Tensor:
