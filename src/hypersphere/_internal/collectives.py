@@ -22,26 +22,6 @@ if TYPE_CHECKING:
 _ERRORS: tuple[type[Exception], ...] = (ValueError, TypeError)
 
 
-def all_sum(x: Tensor, group: Group) -> Tensor:
-    """Sum a tensor over the processes, without gradient."""
-    total = x.detach().clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, group=group)
-    return total
-
-
-def all_max(x: Tensor, group: Group) -> Tensor:
-    """Take the largest over the processes, without gradient."""
-    largest = x.detach().clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(largest, dist.ReduceOp.MAX, group)
-    return largest
-
-
-def all_log_sum(x: Tensor, group: Group) -> Tensor:
-    """Compute log Σ exp over the processes, without gradient; −inf if all are."""
-    largest = all_max(x, group).clamp_min(torch.finfo(x.dtype).min)
-    return all_sum((x - largest).exp(), group).log() + largest
-
-
 def exchange(numbers: list[int], group: Group, device: torch.device) -> list[list[int]]:
     """Return the integers of all processes, by rank."""
     own = torch.tensor(numbers, device=device)
@@ -97,12 +77,6 @@ def concatenate(x: Tensor, counts: list[int], group: Group) -> Tensor:
     return out if min(counts) == most else torch.cat([part[:n] for part, n in zip(parts, counts, strict=True)])
 
 
-def sum_gradient(x: Tensor, group: Group) -> Tensor:
-    """Return x, the same in all processes; its gradient is summed over them."""
-    y: Tensor = apply(_SumGradient, x, group)
-    return y
-
-
 def own_gradient(x: Tensor, rows: slice) -> Tensor:
     """Return x (n, ...); only `rows` pass a gradient."""
     y: Tensor = apply(_OwnGradient, x, rows)
@@ -134,12 +108,6 @@ class RowShards:
         """Return the positions in `index` (n,) of rows that are here."""
         return ((index >= self.start) & (index < self.stop)).nonzero().squeeze(1)
 
-    def sum(self, x: Tensor) -> Tensor:
-        return all_sum(x, self.group)
-
-    def log_sum(self, x: Tensor) -> Tensor:
-        return all_log_sum(x, self.group)
-
 
 class _GatherRows(Function):
     @staticmethod
@@ -162,20 +130,6 @@ class _GatherRows(Function):
         if most:
             dist.reduce_scatter(total, parts, group=ctx.group)
         return (total[:own] * ctx.factor).to(ctx.dtype), None, None, None
-
-
-class _SumGradient(Function):
-    @staticmethod
-    def forward(x: Tensor, group: Group) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.group = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return all_sum(grad, ctx.group), None
 
 
 class _OwnGradient(Function):

@@ -318,17 +318,17 @@ def _sweep_classes(
     classes = torch.stack([(inverse > 0).sum(), (inverse == 0).sum()])
     x = rows.new_zeros(len(labels), rows.shape[1])
     if shards is not None:
-        first, own, classes = shards.start, shards.find(labels), shards.sum(classes)
+        first, own, classes = shards.start, shards.find(labels), reduce_(classes, shards.mesh)
     here = labels[own] - first
     x[own] = rows[here] * inverse[here].unsqueeze(1)
-    x = (x if shards is None else shards.sum(x)).unsqueeze(0)
+    x = (x if shards is None else reduce_(x, shards.mesh)).unsqueeze(0)
     e, gradient = rows.new_full((1, len(labels)), -math.inf if law.in_logs else 0.0), rows.new_empty(0)
     if law.in_logs or not needs_grad:
         for _, y, fill_self in _class_tiles(rows, inverse, labels - first):
             (tile,) = tile_energies(signed_tiles(x, y, None, fill_self, law), fill_self, law)
             e = add_energies(e, tile, -1, law)
         if shards is not None:
-            e = shards.log_sum(e) if law.in_logs else shards.sum(e)
+            e = _add_up(e, shards.mesh, law)
     others = (classes[0].to(rows.dtype) - 1).clamp(min=1)
     if needs_grad:
         largest, shift, log_factor = range_factors(share.unsqueeze(0), -others.log(), e.amax(1), law)
@@ -348,7 +348,7 @@ def _sweep_classes(
             to_y.baddbmm_(forces.mT, x)
             _unit_backward(to_y[0], y[0], inverse[j], gradient[j])
         if shards is not None:
-            to_x, e = shards.sum(to_x), e if law.in_logs else shards.sum(e)
+            to_x, e = reduce_(to_x, shards.mesh), e if law.in_logs else reduce_(e, shards.mesh)
         of_labels = _unit_backward(to_x[0][own], x[0][own], inverse[here], torch.empty_like(x[0][own]))
         gradient.index_add_(0, here, of_labels)
         gradient = rescale_capped(gradient.unsqueeze(0), log_factor, law).squeeze(0) if len(rows) else gradient

@@ -23,20 +23,17 @@ from torch.func import functional_call
 
 from .._internal.collectives import (
     RowShards,
-    all_max,
-    all_sum,
     concatenate,
     error_code,
     exchange,
     gather_rows,
     own_gradient,
     raise_together,
-    sum_gradient,
 )
 from .._internal.draws import generator
 from .._internal.functions import apply, is_recorded, is_transformed
 from .._internal.precision import accumulation_dtype, without_autocast
-from .._internal.sharding import is_sharded, shard_like
+from .._internal.sharding import is_sharded, reduce_, replicate, shard_like
 from ..layers.cosine import unit, unit_unchecked
 from ..layers.similarity import LearnableSigmoid
 from .head_inputs import check_embeddings, check_labels, check_sample_weight, find_kept
@@ -92,7 +89,7 @@ def shard_head(head: H, mesh: DeviceMesh) -> H:
                 module._parameters[name] = shards.distribute(parameter, by_class=by_class)
         for name, buffer in list(module._buffers.items()):
             if buffer is not None:
-                module._buffers[name] = shards.replicate(buffer)
+                module._buffers[name] = shards.of_first(buffer)
     head.shards = shards
     if is_meta:
         for module in head.modules():
@@ -151,7 +148,7 @@ class ClassShards(RowShards):
     def distribute(self, parameter: nn.Parameter, *, by_class: bool) -> nn.Parameter:
         """Return the parameter as a DTensor, or as it is in the first process."""
         if not by_class:
-            return nn.Parameter(self.replicate(parameter.detach()), parameter.requires_grad)
+            return nn.Parameter(self.of_first(parameter.detach()), parameter.requires_grad)
         from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
         if parameter.is_meta:
@@ -163,7 +160,7 @@ class ClassShards(RowShards):
             value = distribute_tensor(parameter.detach(), self.mesh, [Shard(0)])
         return nn.Parameter(value, parameter.requires_grad)
 
-    def replicate(self, tensor: Tensor) -> Tensor:
+    def of_first(self, tensor: Tensor) -> Tensor:
         """Return a tensor of the first process in all of them; on the mesh's device zeros, if it is on meta."""
         if tensor.is_meta:
             return torch.zeros_like(tensor, device=self.device)
@@ -178,7 +175,7 @@ class ClassShards(RowShards):
 
     def start_weight(self, weight: Tensor) -> None:
         """Fill a sharded weight (C, d) from Xavier's normal distribution, the same for any number of processes."""
-        seed = self.replicate(torch.randint(2**62, ())).item()
+        seed = self.of_first(torch.randint(2**62, ())).item()
         local, std = weight.to_local(), (2 / sum(weight.flatten(1).shape)) ** 0.5  # type: ignore[attr-defined]
         with torch.no_grad():
             for block in range(self.start // _ROWS_OF_A_DRAW, -(-self.stop // _ROWS_OF_A_DRAW)):
@@ -209,16 +206,10 @@ class ClassShards(RowShards):
         The weight is that of this process's classes. Other numbers per class are gathered: each sample needs those of
         its label. Gradients that every process has a part of are summed.
         """
-        from torch.distributed.tensor import Partial
-
         values: dict[str, Tensor] = {}
         for name, parameter in head.named_parameters():
-            if not is_sharded(parameter):
-                value = self.sum_gradient(parameter)
-            elif name.endswith(("bias", "log_k")):
-                value = parameter.full_tensor(grad_placements=[Partial()])  # type: ignore[attr-defined]
-            else:
-                value = parameter.to_local()  # type: ignore[attr-defined]
+            local = is_sharded(parameter) and not name.endswith(("bias", "log_k"))
+            value = parameter.to_local() if local else replicate(parameter, self.mesh)  # type: ignore[attr-defined]
             values[f"head.{name}"] = value
         result: Tensor = functional_call(_Caller(head), values, (function, *arguments))
         return result
@@ -272,7 +263,7 @@ class ClassShards(RowShards):
 
     def sum_gradient(self, x: Tensor) -> Tensor:
         """Return x, the same in all processes; its gradient is summed over them."""
-        return sum_gradient(x, self.group)
+        return replicate(x, self.mesh)
 
     def sum_over_classes(
         self,
@@ -292,7 +283,7 @@ class ClassShards(RowShards):
         sums = sum_over_classes(x, weight, target, rule, bias=bias, k=k, class_weight=class_weight, **options)
         if not len(weight):  # it has a gradient in every process, or those that read gradients wait for each other
             sums = sums._replace(at_target=sums.at_target + weight.sum())
-        return Sums(*apply(_SumOverShards, *sums, rule.softplus, self.group))
+        return Sums(*apply(_SumOverShards, *sums, rule.softplus, self.mesh))
 
     def _of(self, numbers: Tensor | None) -> Tensor | None:
         """Return the numbers of the own classes; a 0-d tensor is for all classes."""
@@ -360,25 +351,25 @@ class _SumOverShards(Function):
 
     @staticmethod
     def forward(
-        others: Tensor, at_target: Tensor, weighted: Tensor, softplus: bool, group: Any
+        others: Tensor, at_target: Tensor, weighted: Tensor, softplus: bool, mesh: DeviceMesh
     ) -> tuple[Tensor, Tensor, Tensor]:
         if softplus:
-            total, at, weights = all_sum(torch.stack([others, at_target, weighted]), group)
+            total, at, weights = reduce_(torch.stack([others, at_target, weighted]), mesh)
             return total, at, weights
-        largest = all_max(others, group).clamp_min(torch.finfo(others.dtype).min)
-        total, at, weights = all_sum(torch.stack([(others - largest).exp(), at_target, weighted]), group)
+        largest = reduce_(others.clone(), mesh, "MAX").clamp_min_(torch.finfo(others.dtype).min)
+        total, at, weights = reduce_(torch.stack([(others - largest).exp(), at_target, weighted]), mesh)
         return total.log() + largest, at, weights
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        others, _, _, ctx.softplus, ctx.group = inputs
+        others, _, _, ctx.softplus, ctx.mesh = inputs
         ctx.save_for_backward(others, output[0])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         here, everywhere = ctx.saved_tensors
-        others, at_target, weighted = all_sum(torch.stack(grads), ctx.group)
+        others, at_target, weighted = reduce_(torch.stack(grads), ctx.mesh)
         others = others if ctx.softplus else others * (here - everywhere).exp()
         return others, at_target, weighted, None, None
 
