@@ -172,3 +172,39 @@ def test_one_class_is_nothing_to_tell_apart(tmp_path):
     (tmp_path / "cat").rename(tmp_path / "train" / "cat")
     shutil.copytree(tmp_path / "train" / "cat", tmp_path / "test" / "cat")
     assert fit(derive(Config(), changes | generator | {"steps": 1}), progress=False).summary.step == 1
+
+
+def test_class_balanced_batches_in_a_training(tmp_path, monkeypatch):
+    """In every batch the classes have equally many images; a resumed run is the same run."""
+    changes = {"data.images_per_class": 4, "data.batch_size": 16, "steps": 6}
+    seen, batches = [], data.batches
+
+    def watch(*arguments, **options):
+        for inputs, labels in batches(*arguments, **options):
+            seen.append((options.get("images_per_class"), labels.bincount()))
+            yield inputs, labels
+
+    with monkeypatch.context() as patch:
+        patch.setattr(data, "batches", watch)
+        quiet(tiny(**changes, out=str(tmp_path / "whole")))
+    counts = [count for images, count in seen if images == 4]
+    assert len(counts) >= 6
+    assert all(sorted(count[count > 0].tolist()) == [4] * 4 for count in counts)
+    part = tiny(**changes, out=str(tmp_path / "part"))
+    assert runs.stopped(part, runs.at_forward(4)) < 6
+    quiet(derive(part, resume=True))
+    runs.same_run(tmp_path / "whole", tmp_path / "part")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data.batch_size": 18}, "data.batch_size must be a multiple of data.images_per_class = 4, got 18"),
+        (
+            {"data.batch_size": 44},
+            "data.batch_size / data.images_per_class must be <= 10, the number of classes, got 44",
+        ),
+    ],
+)
+def test_class_balanced_batches_that_cannot_be(changes, message):
+    assert message in one_line(tiny(**{"data.images_per_class": 4, **changes}))

@@ -10,11 +10,13 @@ from ._random import SampleGenerator
 from ._registry import DATASETS, RegisteredDataset, has_pairs, load, load_pairs, names, register
 from .augment import AUGMENTATIONS
 from .batching import batches, num_batches
+from .class_balanced import ClassBalancedSampler
 from .episodes import episode, episode_indices
 from .faces import read_pairs
 from .subsets import fold, holdout, imbalance
 
-__all__ = ["AUGMENTATIONS", "DATASETS", "ArrayDataset", "Dataset", "Graph", "LazyDataset", "MissingSplit"]
+__all__ = ["AUGMENTATIONS", "DATASETS", "ArrayDataset", "ClassBalancedSampler", "Dataset", "Graph", "LazyDataset"]
+__all__ += ["MissingSplit"]
 __all__ += ["Pair", "Pairs", "RegisteredDataset", "SampleGenerator", "batches", "episode", "episode_indices", "fold"]
 __all__ += ["has_pairs", "holdout", "imbalance", "load", "load_pairs", "names", "num_batches", "read_pairs", "register"]
 

@@ -180,9 +180,8 @@ def check_labels(dataset: Any) -> None:
         check_range("dataset.labels", labels, len(classes))
 
 
-def indices_by_class(dataset: Any) -> list[RowIndices]:
-    """Return the indices of every class."""
-    check_length(dataset)
+def check_one_label(dataset: Any) -> Tensor:
+    """Return the labels, one integer per sample."""
     labels = getattr(dataset, "labels", None)
     if not isinstance(labels, Tensor):
         raise TypeError(
@@ -191,6 +190,13 @@ def indices_by_class(dataset: Any) -> list[RowIndices]:
     check_labels(dataset)
     if labels.dim() != 1 or labels.is_floating_point():
         raise ValueError(f"dataset.labels must be ints (N,), got {tuple(labels.shape)} {labels.dtype}")
+    return labels
+
+
+def indices_by_class(dataset: Any) -> list[RowIndices]:
+    """Return the indices of every class."""
+    check_length(dataset)
+    labels = check_one_label(dataset)
     if int(labels.min()) < 0:
         raise ValueError(f"dataset.labels must be >= 0, got {int(labels.min())}")
     classes = getattr(dataset, "classes", None)

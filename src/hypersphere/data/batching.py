@@ -19,9 +19,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from .._internal import checks
 from . import _random
-from ._dataset import check_labels, check_length
+from ._dataset import check_labels, check_length, check_one_label
 from ._random import Indices, SampleGenerator
 from .augment import Augmentation, AugmentationLike, resolve
+from .class_balanced import BalancedOrder, ClassGroups, check_rank, check_start, classes_per_batch
 
 
 def batches(
@@ -36,6 +37,7 @@ def batches(
     rank: int = 0,
     world_size: int = 1,
     workers: int = 0,
+    images_per_class: int | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield one epoch of (inputs, labels), bit-identical for the same arguments, any `workers` and any `start`.
 
@@ -58,6 +60,9 @@ def batches(
             batch size sees the same samples at the same step. All ranks have equally many batches; if there are fewer
             samples than ranks for the last one, it takes some from the batch before.
         workers: processes that prepare batches; useful if samples are decoded (image folders).
+        images_per_class: make every batch of batch_size / images_per_class classes with that many samples each, as
+            :class:`~hypersphere.data.ClassBalancedSampler` does. A sample that comes again in an epoch is augmented
+            anew. An epoch is as long as before, rounded down to whole batches.
 
     Batches are in pinned memory if there is a CUDA device.
 
@@ -69,18 +74,22 @@ def batches(
         >>> len(whole), torch.equal(whole[2][0], rest[0][0])
         (3, True)
     """
-    count = num_batches(dataset, batch_size, world_size)
+    count = num_batches(dataset, batch_size, world_size, images_per_class)
     seed, epoch = checks.integer("seed", seed, low=0), checks.integer("epoch", epoch, low=0)
-    if checks.integer("start", start, low=0) > count:
-        raise ValueError(f"start must be <= {count}, the number of batches, got {start}")
-    if checks.integer("rank", rank, low=0) >= world_size:
-        raise ValueError(f"rank must be < world_size = {world_size}, got {rank}")
+    start, rank = check_start(start, count), check_rank(rank, world_size)
     workers = checks.integer("workers", workers, low=0)
     augmentation = resolve(augment)
     if hasattr(dataset, "labels"):
         check_labels(dataset)
     everything = np.arange(check_length(dataset))
-    order = _random.shuffle(seed, epoch, "order", everything) if shuffle else everything
+    order: Indices | BalancedOrder
+    if images_per_class is not None:
+        if not shuffle:
+            raise ValueError("images_per_class shuffles: shuffle must be True")
+        classes = classes_per_batch(batch_size, images_per_class) * world_size
+        order = BalancedOrder(ClassGroups(check_one_label(dataset), classes, images_per_class), seed, epoch)
+    else:
+        order = _random.shuffle(seed, epoch, "order", everything) if shuffle else everything
     # With its own generator the loader does not draw from torch's global one.
     loader: DataLoader[Any] = DataLoader(
         _Batches(dataset, order, batch_size, rank, world_size, augmentation, seed, epoch),
@@ -114,11 +123,15 @@ def _ignore_signals(worker: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
-def num_batches(dataset: Dataset[Any], batch_size: int, world_size: int = 1) -> int:
+def num_batches(
+    dataset: Dataset[Any], batch_size: int, world_size: int = 1, images_per_class: int | None = None
+) -> int:
     """Return the number of batches per epoch of :func:`batches` on every rank."""
     n = check_length(dataset)
     batch_size = checks.integer("batch_size", batch_size, low=1)
     world_size = checks.integer("world_size", world_size, low=1)
+    if images_per_class is not None:
+        return max(1, n // (batch_size * world_size))
     count = -(-n // (batch_size * world_size))
     if n < count * world_size:
         raise ValueError(
@@ -144,7 +157,7 @@ class _Batches(Dataset[tuple[Tensor, Tensor]]):
     """Item i is batch i of a rank."""
 
     dataset: Dataset[Any]
-    order: Indices
+    order: Indices | BalancedOrder
     batch_size: int
     rank: int
     world_size: int
@@ -153,30 +166,40 @@ class _Batches(Dataset[tuple[Tensor, Tensor]]):
     epoch: int
 
     def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        return fetch(self.dataset, self.indices(i), self.augmentation, self.seed, self.epoch)
+        if isinstance(self.order, BalancedOrder):
+            indices, before = self.order.batch(i, self.rank, self.world_size)
+            draws = indices + before * len(self.order.order)
+            return fetch(self.dataset, indices, self.augmentation, self.seed, self.epoch, draws)
+        return fetch(self.dataset, self.indices(i, self.order), self.augmentation, self.seed, self.epoch)
 
-    def indices(self, i: int) -> Indices:
+    def indices(self, i: int, order: Indices) -> Indices:
         """Return the indices of batch i: this rank's part of batch i of all ranks, as even as possible."""
-        begin, end = bounds(len(self.order), self.batch_size * self.world_size, self.world_size, i)
+        begin, end = bounds(len(order), self.batch_size * self.world_size, self.world_size, i)
         share, rest = divmod(end - begin, self.world_size)
         low = begin + self.rank * share + min(self.rank, rest)
-        return self.order[low : low + share + (self.rank < rest)]
+        return order[low : low + share + (self.rank < rest)]
 
 
 def fetch(
-    dataset: Dataset[Any], indices: Indices, augmentation: Augmentation, seed: int, epoch: int
+    dataset: Dataset[Any],
+    indices: Indices,
+    augmentation: Augmentation,
+    seed: int,
+    epoch: int,
+    draws: Indices | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the augmented inputs and the labels of these samples."""
+    """Return the augmented inputs and the labels of these samples; `draws` decide the augmentation (the indices)."""
+    draws = indices if draws is None else draws
     rows, n = torch.from_numpy(indices), check_length(dataset)
     inputs, labels = getattr(dataset, "inputs", None), getattr(dataset, "labels", None)
     if isinstance(inputs, Tensor) and isinstance(labels, Tensor) and len(inputs) == len(labels) == n:
-        generator = SampleGenerator(seed, epoch, indices)
+        generator = SampleGenerator(seed, epoch, draws)
         return _augment(inputs.index_select(0, rows), augmentation, generator), labels[rows]
     samples: list[Tensor] = []
     targets: list[Tensor] = []
-    for i in indices.tolist():
+    for i, draw in zip(indices.tolist(), draws.tolist(), strict=True):
         x, y = _get_pair(dataset, i)
-        sample = _augment(torch.as_tensor(x).unsqueeze(0), augmentation, SampleGenerator(seed, epoch, [i]))
+        sample = _augment(torch.as_tensor(x).unsqueeze(0), augmentation, SampleGenerator(seed, epoch, [draw]))
         samples.append(sample)
         targets.append(torch.as_tensor(y))
         if sample.shape != samples[0].shape:

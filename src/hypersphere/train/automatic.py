@@ -61,9 +61,9 @@ def resolve_batch_size(data: Data, samples: int, is_photo: bool) -> Data:
 
 
 def fit_to_processes(given: Data, data: Data, processes: int) -> Data:
-    """Round a batch size that was left to auto up to a multiple of the processes."""
-    size = data.batch_size
-    return replace(data, batch_size=-(-size // processes) * processes) if given.batch_size == AUTO else data
+    """Round a batch size that was left to auto up to a multiple of the processes, and of the images per class."""
+    size, unit = data.batch_size, processes * (data.images_per_class or 1)
+    return replace(data, batch_size=-(-size // unit) * unit) if given.batch_size == AUTO else data
 
 
 def resolve_training(config: Config, epoch: int, is_photo: bool) -> Config:

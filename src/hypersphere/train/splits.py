@@ -322,11 +322,34 @@ def _graph(graph: Graph, with_test: bool, data: Data) -> Splits:
 # ------------------------------------------------------------------------------------------------------- batches
 
 
+def check_batch_size(train: Any, data: Data, processes: int) -> None:
+    """Require that a batch can be divided among the processes, and among classes."""
+    if data.batch_size % processes:
+        raise ValueError(f"data.batch_size must be a multiple of the {processes} processes, got {data.batch_size}")
+    if data.images_per_class is None:
+        return
+    unit = processes * data.images_per_class
+    if data.batch_size % unit:
+        by = f"{processes} processes × " if processes > 1 else ""
+        raise ValueError(
+            f"data.batch_size must be a multiple of {by}data.images_per_class = {data.images_per_class}, "
+            f"got {data.batch_size}"
+        )
+    if not isinstance(labels := getattr(train, "labels", None), Tensor):
+        raise ValueError(f"data.images_per_class needs labels, a tensor, and data.name={data.name} has none")
+    classes = len(labels.unique())
+    if data.batch_size // data.images_per_class > classes:
+        raise ValueError(
+            f"data.batch_size / data.images_per_class must be <= {classes}, the number of classes, got "
+            f"{data.batch_size} / {data.images_per_class}"
+        )
+
+
 def steps_per_epoch(splits: Splits, data: Data, accumulate: int) -> int:
     """Return the updates per epoch; the last may have fewer batches, so that an epoch ends with an update."""
     if isinstance(splits.train, Graph):
         return 1
-    return -(-num_batches(splits.train, data.batch_size) // accumulate)
+    return -(-num_batches(splits.train, data.batch_size, images_per_class=data.images_per_class) // accumulate)
 
 
 def steps(splits: Splits, config: Config, start: int, world: World) -> Generator[list[Batch], None, None]:
@@ -335,15 +358,15 @@ def steps(splits: Splits, config: Config, start: int, world: World) -> Generator
     if isinstance(splits.train, Graph):
         while True:
             yield [_nodes(splits.train, "train")]
-    length, own = len(splits.train), data.batch_size // world.size  # samples in all, and of this process in a batch
-    count = num_batches(splits.train, own, world.size)
+    own, balanced = data.batch_size // world.size, data.images_per_class  # samples of this process in a batch
+    count = num_batches(splits.train, own, world.size, balanced)
+    length = len(splits.train) if balanced is None else count * data.batch_size  # samples of an epoch
     epoch, place = divmod(start, steps_per_epoch(splits, data, accumulate))
     options: dict[str, Any] = {"rank": world.rank, "world_size": world.size, "workers": data.workers}
+    options |= {"seed": config.seed, "augment": splits.augment, "images_per_class": balanced}
     while True:
         first = place * accumulate
-        source = datasets.batches(
-            splits.train, own, seed=config.seed, epoch=epoch, start=first, augment=splits.augment, **options
-        )
+        source = datasets.batches(splits.train, own, epoch=epoch, start=first, **options)
         for begin in range(first, count, accumulate):
             numbers = range(begin, min(begin + accumulate, count))
             places = [bounds(length, data.batch_size, world.size, i) for i in numbers]

@@ -62,10 +62,7 @@ class Training:
         config = derive(config, data=automatic.fit_to_processes(config.data, self.splits.data, world.size))
         self.epoch = splits.steps_per_epoch(self.splits, config.data, config.accumulate)
         self.config = config = automatic.resolve_training(config, self.epoch, self.splits.spec.is_photo)
-        if config.data.batch_size % world.size:
-            raise ValueError(
-                f"data.batch_size must be a multiple of the {world.size} processes, got {config.data.batch_size}"
-            )
+        splits.check_batch_size(self.splits.train, config.data, world.size)
         torch.manual_seed(config.seed)
         self.path = None if config.out is None else Path(config.out)
         newest = self.newest()

@@ -109,6 +109,8 @@ def _data(data: Data, model: Model) -> None:
         is_fold = 1 <= number <= of and of >= 2
         _reject_if(not is_fold, f"data.fold must be 1/K to K/K with K >= 2, got {shown(data.fold)}")
         _reject_if(data.validation not in (None, AUTO), "give data.validation or data.fold, not both")
+    no_classes = data.images_per_class is not None and kind in ("graph", "text")
+    _reject_if(no_classes, f"data.images_per_class: batches of {kind} are not by class, got data.name={data.name}")
     for key in ("imbalance", "validation", "fold"):
         splits = getattr(data, key) not in (None, AUTO) and kind == "graph"
         _reject_if(splits, f"data.{key}: the samples of a graph are split already, got data.name={data.name}")

@@ -119,6 +119,12 @@ class Data(Group):
     labels: str | None = setting(
         None, "labels of cifar100: 100 fine or 20 coarse classes; null: fine", names=("fine", "coarse")
     )
+    images_per_class: int | None = setting(
+        None,
+        "class-balanced batches: batch_size / images_per_class classes with this many images each",
+        low=1,
+        high=10_000_000,
+    )
     workers: int = setting(0, "worker processes of the data loader", low=0, high=256)
 
 
