@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from hypersphere._internal.tables import NOTHING
 from hypersphere.papers import tables
-from hypersphere.papers.reproduce import results
-from hypersphere.papers.reproduce.compare import ComparedRow, Difference, TableComparison, compare
+from hypersphere.papers.reproduce import planned, results
+from hypersphere.papers.reproduce.compare import ComparedRow, Difference, TableComparison, compare, describe_metric
 from hypersphere.papers.reproduce.statistics import SIGNIFICANT, holm
 from hypersphere.papers.table import METRICS
 from hypersphere.report import dot_plot
@@ -20,11 +20,31 @@ MEMORY, FINDINGS = "memory.txt", "findings.toml"
 HEADER = """# What was measured
 
 This page is generated from the files in `results/` by `make tables`; its tables, pictures and differences are never
-typed by hand. The paragraphs below the tables are written by hand (`results/findings.toml`), and what they call "tried"
-is not kept in `results/`. Each table has its command; in a clone, whose `results/` has these rows already, add
-`--results DIR` to measure them on your machine. The runs of reduced size fit two cores. They are much smaller than the
-papers' networks and trainings, so compare the sign of differences between rows, not the rows with the paper. Rows that
-exist only at full size (`--full`) are not shown.
+typed by hand. It has two parts: [the plan](#the-plan), comparisons that were written down before they were run, and
+[exploration](#exploration), everything else. The paragraphs below the tables are written by hand
+(`results/findings.toml`), and what they call "tried" is not kept in `results/`. The runs of reduced size fit two cores.
+They are much smaller than the papers' networks and trainings, so compare the sign of differences between rows, not the
+rows with the paper.
+
+"""
+PLAN = """## The plan
+
+`results/plan.toml` was committed before its runs. It names the comparisons, their settings, seeds and primary figure,
+and when to stop. An effect is the mean difference of the two rows, paired by seed, with its 95 % interval; p-values are
+Student's, then corrected for all comparisons of the plan by Holm's method. "better" and "worse": corrected p < 0.05.
+Comparisons are judged when all their seeds are there, and not before.
+
+```bash
+hypersphere reproduce --plan
+```
+
+"""
+EXPLORATION = """## Exploration
+
+What was run before the plan, and beside it. Settings, rows and numbers of seeds were chosen along the way, so what is
+decided here suggests and does not confirm. Each table has its command; in a clone, whose `results/` has these rows
+already, add `--results DIR` to measure them on your machine. Rows that exist only at full size (`--full`) are not
+shown.
 
 `±` is the standard deviation over seeds. "better" and "worse" are against the first row of the column, by Welch's
 t-test over the seeds at p < 0.05; a single seed cannot decide. The error bars of the pictures are the 95 % confidence
@@ -55,7 +75,8 @@ A name before the slash is a column of the paper's table. The first row of a col
 
 
 def tables_with_results(folder: Path) -> list[TableComparison]:
-    compared = [compare(name, folder) for name in tables.TABLES if results.path_of(folder, name).exists()]
+    names = [name for name in tables.TABLES if name.partition(".")[0] in NAMES]  # but those of the plan
+    compared = [compare(name, folder) for name in names if results.path_of(folder, name).exists()]
     return [table for table in compared if table.measured_rows()]
 
 
@@ -68,11 +89,37 @@ def findings(folder: Path) -> dict[str, str]:
 def markdown(folder: Path) -> str:
     """The page."""
     compared, said = tables_with_results(folder), findings(folder)
-    sections = [HEADER, _overview(compared), _decided(compared), ROW_NAMES]
+    plan = _plan(folder, said) if (folder / planned.PLAN).exists() else ""
+    sections = [HEADER, plan, EXPLORATION, _overview(compared), _decided(compared), ROW_NAMES]
     sections += [_section(table, said.get(table.table, "")) for table in compared]
     if (measured := folder / MEMORY).exists():
         sections.append(_memory(measured.read_text(encoding="utf-8")))
     return "".join(sections)
+
+
+def _plan(folder: Path, said: dict[str, str]) -> str:
+    """The comparisons of the plan. ValueError if something is said of one that is not complete."""
+    status = planned.status(planned.read(folder), folder)
+    verdicts = [judged.verdict for judged in status.rows]
+    if early := [
+        one.comparison.name for one in status.rows if one.verdict == "running" and one.comparison.name in said
+    ]:
+        raise ValueError(f"{FINDINGS}: {early[0]} is not complete")
+    counts = ", ".join(f"{verdicts.count(word)} {word}" for word in ("better", "worse", "undecided", "running"))
+    cells = status.text_table()
+    lines = [f"| {' | '.join(line)} |\n" for line in (cells.header, ["---"] * len(cells.header), *cells.rows)]
+    claims = "".join(
+        f"- **{one.comparison.name}** ({describe_metric(tables.load(one.comparison.table), one.comparison.metric)}): "
+        f"{one.comparison.claim} {said.get(one.comparison.name, '')}".rstrip()
+        + "\n"
+        for one in status.rows
+    )
+    forms = dict.fromkeys(one.comparison.table for one in status.rows)
+    sizes = "".join(f"- `{name}`: {tables.load(name).reduced}\n" for name in forms)
+    return (
+        f"{PLAN}{len(verdicts)} comparisons: {counts}. {' '.join(status.notes())}\n\n"
+        f"{''.join(lines)}\nWhat the papers claim:\n\n{claims}\nThe networks and trainings:\n\n{sizes}\n"
+    )
 
 
 def _title(name: str) -> str:
@@ -179,7 +226,7 @@ def _decided(compared: list[TableComparison]) -> str:
             ]
             lines.append(f"| {' | '.join(cells)} |\n")
     header = "| table | rows | difference | in the paper | | after correction |\n|---|---|---|---|---|---|\n"
-    return f"## What the seeds decide\n\n{words}\n\n{header}{''.join(lines)}\n"
+    return f"## What exploration decides\n\n{words}\n\n{header}{''.join(lines)}\n"
 
 
 def _with_first(table: TableComparison) -> Iterator[tuple[ComparedRow, ComparedRow]]:

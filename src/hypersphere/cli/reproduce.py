@@ -21,6 +21,9 @@ RESULTS, RUNS = "results", "runs/reproduce"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", metavar="TABLE", nargs="?", help="table, such as opt.6; without it: list all tables")
+    parser.add_argument(
+        "--plan", action="store_true", help="the comparisons of RESULTS/plan.toml; --rows then names some of them"
+    )
     parser.add_argument("--rows", metavar="A,B", help="only these rows")
     parser.add_argument("--seeds", metavar="K", type=integer(1, 1000), help="runs of each row (default: the row's own)")
     parser.add_argument("--full", action="store_true", help="the paper's own size instead of the reduced one")
@@ -48,6 +51,8 @@ def run(options: argparse.Namespace) -> int:
             existing = next(part for part in (path, *path.parents) if part.exists())
             if not existing.is_dir():
                 raise ValueError(f"--{name} must be a folder, but {existing} is a file")
+        if options.plan:
+            return _run_plan(options, folder, runs, rows)
         if options.table is None:
             if rows:
                 raise ValueError("--rows needs a table: hypersphere reproduce TABLE --rows A,B")
@@ -56,31 +61,58 @@ def run(options: argparse.Namespace) -> int:
             _show(options, folder, rows)
             return 0
         tasks = runner.missing(options.table, folder, rows=rows, seeds=options.seeds, full=options.full)
-        least = min((0.0 if runner.has_started(task, runs) else task.minutes for task in tasks), default=0.0)
-        if options.budget is not None and options.budget < least:
-            raise ValueError(
-                f"--budget {options.budget:g} is too small: one run of {options.table} takes about {least:.1f} minutes"
-            )
-        try:
-            left = _run(tasks, folder, runs, options) if tasks else []
-        except (KeyboardInterrupt, SystemExit):
-            say("hypersphere reproduce: stopped; repeat the command to go on")
-            raise
+        left = _run(tasks, folder, runs, options)
         _show(options, folder, rows)
     if left:
         cost = "" if all(task.minutes for task in left) else "; no time estimate until the first run has finished"
-        unfinished = f"{len(left)} of {len(tasks)} runs are not finished"
-        say(f"hypersphere reproduce: {unfinished}; repeat the command to go on{cost}")
+        say(f"{_unfinished(left, tasks)}{cost}")
     return 0
 
 
+def _run_plan(options: argparse.Namespace, folder: Path, runs: Path, names: list[str]) -> int:
+    """Run the comparisons of the plan that are not finished; print the plan and what is left."""
+    from ..papers.reproduce import planned
+
+    for flag in ("table", "seeds", "full"):
+        if getattr(options, flag):
+            name = "TABLE" if flag == "table" else f"--{flag}"
+            raise ValueError(f"--plan does not go with {name}: the plan says what is run")
+    plan = planned.read(folder)
+    tasks = [] if options.show else planned.missing(plan, folder, names)
+    left = _run(tasks, folder, runs, options)
+    status = planned.status(plan, folder, names)
+    if options.json:
+        print(json.dumps(status.to_dict(), indent=2))
+    else:
+        for table in status.tables():
+            print_table(table)
+        print("\n".join(status.notes()))
+    if left:
+        say(_unfinished(left, tasks))
+    return 0
+
+
+def _unfinished(left: list[RowRun], tasks: list[RowRun]) -> str:
+    return f"hypersphere reproduce: {len(left)} of {len(tasks)} runs are not finished; repeat the command to go on"
+
+
 def _run(tasks: list[RowRun], folder: Path, runs: Path, options: argparse.Namespace) -> list[RowRun]:
-    """Run the tasks; show a bar on a terminal, and a line for every run that begins or ends."""
+    """Run the tasks; show a bar on a terminal, and a line for every run that begins or ends. Return what is left."""
     from ..papers.reproduce import runner
 
+    if not tasks:
+        return []
+    what = options.table or "the plan"
+    least = min(0.0 if runner.has_started(task, runs) else task.minutes for task in tasks)
+    if options.budget is not None and options.budget < least:
+        raise ValueError(f"--budget {options.budget:g} is too small: one run of {what} takes about {least:.1f} minutes")
     wanted = {key: getattr(options, key) for key in ("jobs", "budget", "device", "root")}
-    with shown(options.table) as status:
-        return runner.run(tasks, folder, runs, tell=say, status=status, **wanted)
+    try:
+        with shown(what) as status:
+            return runner.run(tasks, folder, runs, tell=say, status=status, **wanted)
+    except (KeyboardInterrupt, SystemExit):
+        say("hypersphere reproduce: stopped; repeat the command to go on")
+        raise
 
 
 def _list(folder: Path, options: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from .._internal.nearest import unknown
 from ..train.config import Config
 from .table import PaperTable
 
-MODULES = ("spherenet", "mhe", "opt", "opt_computed")  # beside this one, named by the paper up to the first "_"
+MODULES = ("spherenet", "mhe", "opt", "opt_computed", "plan")  # beside this one, named by the paper up to the first "_"
 
 
 def _tables() -> dict[str, Callable[[], PaperTable]]:

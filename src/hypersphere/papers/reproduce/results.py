@@ -188,7 +188,11 @@ def add(folder: Path, table: str, result: RunResult) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with safe_files.one_writer(folder):  # two commands may run rows of the same table
         _keep_other_version(path_of(folder, table))
-        by_key = {other.key: other for other in read(folder, table)} | {result.key: result}
+        by_key = {other.key: other for other in read(folder, table)}
+        old = by_key.get(result.key)
+        if old is not None and old.config == result.config and "cpu_seconds" in old.facts.keys() - result.facts.keys():
+            return  # of the process that trained it, which knows the cost
+        by_key[result.key] = result
         runs = [other.to_tree() for other in by_key.values()]
         tree = {"format": FORMAT, "table": table, "hypersphere": __version__, "runs": runs}
         safe_files.write_text(path_of(folder, table), checksummed_json.with_checksum(tree))

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...train.processes import RunFailed as RunFailed
 from ...train.processes import Status, run_all
+from ...train.storage import folder as run_folders
 from .. import tables
 from ..table import PaperTable, TableRow
 from . import results
@@ -112,8 +113,21 @@ def missing(
 
 def has_started(task: RowRun, runs: Path) -> bool:
     """Return whether a task has a run folder, in which it continues."""
+    return _folder(task, runs).exists()
+
+
+def _folder(task: RowRun, runs: Path) -> Path:
     table = tables.load(task.table)
-    return results.run_folder(runs, task.table, table, table.row(task.row), task.size, task.seed).exists()
+    return results.run_folder(runs, task.table, table, table.row(task.row), task.size, task.seed)
+
+
+def _is_in_use(task: RowRun, runs: Path) -> bool:
+    """Return whether another process trains this row; others come first."""
+    try:
+        run_folders.check_free(_folder(task, runs))
+    except run_folders.LockedError:
+        return True
+    return False
 
 
 def run(
@@ -145,7 +159,7 @@ def run(
 
     def waits_for(task: RowRun, left: Sequence[RowRun]) -> bool:
         first = task.table, starts[task.table, task.row], task.seed
-        return any((other.table, other.row, other.seed) == first for other in left)
+        return any((other.table, other.row, other.seed) == first for other in left) or _is_in_use(task, runs)
 
     def began(task: RowRun) -> None:
         tell(f"{task.name}: begins" + (f", about {task.minutes:.1f} minutes" if task.minutes else ""))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
+from typing import NamedTuple
 
 SIGNIFICANT = 0.05  # p-value below which two rows count as different
 
@@ -48,13 +49,47 @@ def confidence(one: Sequence[float], other: Sequence[float]) -> float | None:
     if spread is None:
         return None
     error, freedom = spread
+    return error * _quantile(freedom)
+
+
+class Paired(NamedTuple):
+    """The mean of differences of pairs, half the width of its confidence interval, and the p-value of Student's test.
+
+    interval and p are None for fewer than two pairs, and if all differences are the same.
+    """
+
+    mean: float
+    interval: float | None
+    p: float | None
+
+
+def paired(one: Sequence[float], other: Sequence[float]) -> Paired:
+    """Test whether the mean of other − one is 0, pair by pair: Student's t-test with n − 1 degrees of freedom.
+
+    What a pair shares, such as a seed's data and order, does not count as spread.
+
+    Example:
+        >>> mean, interval, p = paired([1.0, 2.0, 3.0], [2.0, 3.5, 4.0])
+        >>> round(mean, 3), round(interval, 3), round(p, 4)
+        (1.167, 0.717, 0.0198)
+    """
+    differences = [b - a for a, b in zip(one, other, strict=True)]
+    mean, deviation = mean_and_deviation(differences)
+    if not deviation:
+        return Paired(mean, None, None)
+    error, freedom = deviation / math.sqrt(len(differences)), len(differences) - 1
+    return Paired(mean, error * _quantile(freedom), _tail(abs(mean) / error, freedom))
+
+
+def _quantile(freedom: float) -> float:
+    """Return the t with P(|T| > t) = SIGNIFICANT, by bisection."""
     low, high = 0.0, 1.0
     while _tail(high, freedom) > SIGNIFICANT:
         low, high = high, 2 * high
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if _tail(middle, freedom) > SIGNIFICANT else (low, middle)
-    return high * error
+    return high
 
 
 def _error_of_difference(one: Sequence[float], other: Sequence[float]) -> tuple[float, float] | None:

@@ -49,7 +49,7 @@ def check_out(config: Config, world: World) -> None:
     if world.is_main:
         try:
             _check(config, path)
-            _check_free(path)
+            check_free(path)
         except (ValueError, OSError) as error:
             if world.size == 1:
                 raise
@@ -83,7 +83,7 @@ def _check(config: Config, path: Path) -> None:
         load_file(path / CONFIG)
 
 
-def _check_free(path: Path) -> None:
+def check_free(path: Path) -> None:
     """Raise LockedError if another process trains in the folder: its checkpoints must not be read."""
     if fcntl is None:
         return
