@@ -1,10 +1,11 @@
-"""What every test shares: the device option and fixture, and the seed."""
+"""What every test shares: the device option and fixture, the seed, and that nothing was warned of yet."""
 
 import gc
 
 import pytest
 import torch
 
+from hypersphere._internal import checks
 from hypersphere._internal.amx import avoid_trapping_amx
 
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
@@ -57,5 +58,6 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
+def _as_new() -> None:
     torch.manual_seed(0)
+    checks._warned.clear()  # what is warned of once in a process is so in every test

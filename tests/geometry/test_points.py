@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from hypersphere import geometry
-from hypersphere._internal import checks
 from hypersphere._internal.modules import install_command
 from hypersphere.geometry import covering, points
 from hypersphere.papers.designs import spherical_design
@@ -186,8 +185,7 @@ class TestCoveringRadius:
             estimate = float(geometry.covering_radius(rows, method="estimate"))
             assert exact - 1e-3 < estimate <= exact + 1e-12
 
-    def test_auto_says_that_it_estimates(self, monkeypatch):
-        monkeypatch.setattr(checks, "_warned", set())
+    def test_auto_says_that_it_estimates(self):
         rows = geometry.random_points(200, 16)
         with pytest.warns(UserWarning, match="lower bound"):
             value = geometry.covering_radius(rows, starts=8)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import hypersphere as hs
-from hypersphere.inspection import Diagnosis, diagnose, measuring, pairs
+from hypersphere.inspection import diagnose, measuring, pairs
 from hypersphere.inspection.pairs import LISTED
 from tests import reference
 from tests.rotations import mlp
@@ -301,21 +301,6 @@ def test_nothing_lives():
 # which layers: of a model
 
 
-def test_layers_exclude_and_output_are_those_of_select():
-    net = Net()
-    for options in (
-        {},
-        {"layers": ["fc", "up"]},
-        {"layers": nn.Linear},
-        {"exclude": "*o*"},
-        {"layers": lambda name, module: "c" in name, "exclude": nn.Conv2d},
-        {"layers": hs.select(net, output="up")},
-        {"layers": hs.select(net, "*o*", output=None), "exclude": "conv"},
-    ):
-        expected = {name: neurons.is_output for name, neurons in hs.select(net, **options).items()}
-        assert {row.name: row.is_output for row in diagnose(net, **options)} == expected
-
-
 def test_nothing_to_diagnose():
     with pytest.raises(ValueError, match=r"diagnose: no layer .* none"):
         diagnose(nn.Sequential(nn.ReLU(), nn.Embedding(3, 3)))
@@ -457,21 +442,6 @@ def test_other_dtypes(dtype):
 
 
 # the result
-
-
-def test_a_sequence_of_frozen_rows():
-    found = diagnose(Net())
-    assert isinstance(found, Diagnosis)
-    assert len(found) == 4
-    assert [row.name for row in found] == [row.name for row in found.rows] == ["conv", "grouped", "up", "fc"]
-    assert found[-1].name == "fc"
-    assert isinstance(found[1:3], Diagnosis)
-    assert [row.name for row in found[1:3]] == ["grouped", "up"]
-    assert found[0] in found
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        found[0].energy = 0.0
-    with pytest.raises(IndexError):
-        found[4]
 
 
 @pytest.mark.parametrize("s", [0.0, 2.0, 400.0])

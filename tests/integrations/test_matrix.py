@@ -37,11 +37,6 @@ def _facts(network: Network) -> dict[str, object]:
     }
 
 
-@pytest.fixture(autouse=True)
-def _nothing_warned_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hypersphere._internal.checks._warned", set())
-
-
 @pytest.mark.parametrize("verb", CELLS)
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
 def test_cell(

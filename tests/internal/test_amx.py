@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hypersphere._internal import amx, checks
+from hypersphere._internal import amx
 from hypersphere.cli import main
 
 pytestmark = pytest.mark.slow
@@ -19,7 +19,6 @@ def cpu(tmp_path, monkeypatch):
     cpu_info.write_text("flags\t\t: fpu amx_bf16 avx512_fp16 amx_tile amx_int8\n")
     monkeypatch.setattr(amx, "_CPU_INFO", cpu_info)
     monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setattr(checks, "_warned", set())
     monkeypatch.setenv(amx.VARIABLE, "")  # what a test sets is taken back in the end
     monkeypatch.delenv(amx.VARIABLE)
     amx.avoid_trapping_amx.cache_clear()

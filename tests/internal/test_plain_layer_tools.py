@@ -114,8 +114,7 @@ def test_the_energy_of_lora_is_that_of_the_sum_and_trains_it():
 
 
 @pytest.mark.parametrize("change", [{"lora_variant": {"default": "dora"}}, {"parameter_name": "weight"}])
-def test_adapters_that_are_no_sum_are_warned_of(change, monkeypatch):
-    monkeypatch.setattr(checks, "_warned", set())
+def test_adapters_that_are_no_sum_are_warned_of(change):
     net = adapted()
     vars(net[2]).update(change)
     with pytest.warns(UserWarning, match=r"without the adapter 'default' of PEFT in .*only LoRA"):
@@ -123,8 +122,7 @@ def test_adapters_that_are_no_sum_are_warned_of(change, monkeypatch):
     assert value == hs.EnergyRegularizer(nn.Sequential(net[0], net[2].base_layer, net[4]))()
 
 
-def test_the_energy_of_a_frozen_model_is_warned_of(monkeypatch):
-    monkeypatch.setattr(checks, "_warned", set())
+def test_the_energy_of_a_frozen_model_is_warned_of():
     net = mlp().requires_grad_(False)
     energy = hs.EnergyRegularizer(net)
     with torch.no_grad():
@@ -132,7 +130,7 @@ def test_the_energy_of_a_frozen_model_is_warned_of(monkeypatch):
     with pytest.warns(UserWarning, match="no weight of 0, 2, 4 requires a gradient"):
         energy()
     net[0].requires_grad_()
-    monkeypatch.setattr(checks, "_warned", set())
+    checks._warned.clear()
     energy()
 
 

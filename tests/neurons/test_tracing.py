@@ -529,14 +529,13 @@ def test_the_heads_of_transformers_models():
 
 
 @pytest.mark.parametrize(("make", "match"), [(UNet, "'time.2'.*but 'last' comes after"), (Llama, "built alike")])
-def test_what_cannot_be_known_is_said_once(make, match, monkeypatch):
-    monkeypatch.setattr(checks, "_warned", set())
+def test_what_cannot_be_known_is_said_once(make, match):
     with pytest.warns(UserWarning, match=rf"not known for certain: .*{match}.*example_inputs="):
         hs.select(make())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         hs.select(make())
-        monkeypatch.setattr(checks, "_warned", set())
+        checks._warned.clear()
         hs.select(make(), output=None)
         inputs = NETS["unet"][1] if make is UNet else IDS
         hs.select(make(), example_inputs=inputs)
@@ -628,8 +627,7 @@ def test_layers_too_small_for_a_sample_stay_whole():
         hs.rotate(nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(4, 2)), sample=0.25)
 
 
-def test_a_block_size_that_does_not_fit_is_said_once(monkeypatch):
-    monkeypatch.setattr(checks, "_warned", set())
+def test_a_block_size_that_does_not_fit_is_said_once():
     net = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 16), nn.Linear(16, 2))
     with pytest.warns(UserWarning, match=r"block_size=8 does not fit 0 \(6 elements\): rotated whole"):
         hs.rotate(net, block_size=8)

@@ -11,11 +11,6 @@ import hypersphere as hs
 from hypersphere._internal import checks
 
 
-@pytest.fixture(autouse=True)
-def _nothing_warned_yet(monkeypatch):
-    monkeypatch.setattr(checks, "_warned", set())
-
-
 def grouped(model, *args, **options):
     """{group's name: the names of its parameters}; every parameter is in one group, once."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}

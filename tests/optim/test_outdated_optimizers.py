@@ -14,11 +14,6 @@ import hypersphere as hs
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(autouse=True)
-def _warnings_again(monkeypatch):
-    monkeypatch.setattr("hypersphere._internal.checks._warned", set())
-
-
 def mlp():
     return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
 

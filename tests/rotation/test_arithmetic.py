@@ -73,15 +73,6 @@ def test_strength_lasts_until_the_next_call_and_is_in_no_state():
     assert net(x).equal(full)
 
 
-def test_strength_is_a_task_of_its_own_by_combining():
-    net = tasks_of(hs.rotate(mlp(), blocks=2), "default")
-    hs.rotation.combine_tasks(net, {"default": 0.7}, into="weak")
-    hs.rotation.use_task(net, "default", strength=0.7)
-    expected = net(inputs(3, 6))
-    hs.rotation.use_task(net, "weak")
-    close(net(inputs(3, 6)), expected)
-
-
 @pytest.mark.parametrize("strength", [math.nan, -math.inf])
 def test_strength_must_be_finite(strength):
     net = tasks_of(hs.rotate(mlp()), "default", "birds")
@@ -264,17 +255,6 @@ def test_a_reflection_is_not_reached_but_the_best_rotation_is():
     sigma = torch.linalg.svdvals(w.T @ v)
     left = v.square().sum() + w.square().sum() - 2 * (sigma.sum() - 2 * sigma.min())  # a reflection has σ.sum()
     assert found.explained["0"] == pytest.approx(float(1 - left / (w - v).square().sum()), abs=1e-5)
-
-
-def test_what_was_extracted_is_an_ordinary_rotation(tmp_path):
-    base = mlp()
-    tuned = shake(hs.rotate(copy.deepcopy(base)), 0.1)
-    found = hs.rotation.extract_rotations(base, tuned)
-    hs.rotation.save_rotations(found.model, tmp_path / "r.safetensors")
-    again = hs.rotation.load_rotations(copy.deepcopy(base), tmp_path / "r.safetensors")
-    close(again[0].weight, tuned[0].weight, 1e-7)
-    hs.rotation.use_task(again, "default", strength=0)
-    close(again[0].weight, base[0].weight)
 
 
 def test_extracted_rotations_ignore_dropout():

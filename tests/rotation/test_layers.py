@@ -8,17 +8,11 @@ import torch
 from torch import nn
 
 import hypersphere as hs
-from hypersphere.cli import main
 from hypersphere.rotation.parametrization import find_rotated
 from hypersphere.rotation.plan import Plan
 from hypersphere.rotation.planning import step_cost
 from hypersphere.train import Config, Rotation, neurons
 from hypersphere.train.config import ConfigError, apply, from_tree, load_file, to_tree, to_yaml
-
-
-@pytest.fixture(autouse=True)
-def _warnings_again(monkeypatch):
-    monkeypatch.setattr("hypersphere._internal.checks._warned", set())
 
 
 def on_meta(make):
@@ -102,17 +96,6 @@ def test_the_formula_of_the_work():
     assert step_cost(Plan("none", 600), 10)[0] == 0
 
 
-WIDE = ["--model.name", "cnn3", "--model.widths", "4,4,720", "--model.fc", "4", "--rotation", "--steps", "1", "--quiet"]
-
-
-def test_the_command_line_says_so_in_one_line(tmp_path, capsys):
-    assert main(["train", *WIDE, "--out", str(tmp_path / "run")]) == 0
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("hypersphere: layer 'fc' takes")
-    assert main(["train", *WIDE, "--rotation.exclude", "fc", "--out", str(tmp_path / "other")]) == 0
-    assert capsys.readouterr().err == ""
-
-
 # layers by name in a config
 
 
@@ -167,15 +150,6 @@ def test_unknown_layers_are_refused_with_those_there_are(settings, tmp_path, cap
     with pytest.raises(ValueError, match=r"rotation\.\w+ must be .*layers of the network, 0, 2, 4; got 'f"):
         neurons.prepare(net, None, Rotation(**settings), 0)
     assert names(net) == []
-
-
-def test_unknown_layers_on_the_command_line(tmp_path, capsys):
-    out = tmp_path / "run"
-    assert main(["train", "--rotation.exclude", "fcc", "--steps", "1", "--out", str(out)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "rotation.exclude" in line
-    assert "stages.0.0, stages.1.0, stages.2.0, classifier; got 'fcc'" in line
-    assert not out.exists()
 
 
 FORMS = [
@@ -237,11 +211,3 @@ def test_inside_another_module():
     said(net)
     assert "inner.fc" not in names(net)
     assert "inner.stages.0.0" in names(net)
-
-
-def test_in_a_config_too():
-    net = on_meta(lambda: hs.models.create("cnn10.opt"))
-    with pytest.warns(UserWarning, match="skips layer 'fc'"):
-        neurons.prepare(net, None, Rotation(layers="all"), 0)
-    assert "fc" not in names(net)
-    assert "classifier" in names(net)

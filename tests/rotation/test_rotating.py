@@ -163,12 +163,8 @@ def test_transformer_encoder_layer(training):
         close(moved, plain(x), 1e-5)
 
 
-HEADS = {"am": lambda: hs.AMSoftmaxLoss(7, 6, bias=True), "plus": lambda: hs.SphereFacePlusLoss(7, 6)}
-
-
-@pytest.mark.parametrize("name", HEADS)
-def test_loss_head(name):
-    head = HEADS[name]().double()
+def test_loss_head():
+    head = hs.SphereFacePlusLoss(7, 6, bias=True).double()
     plain = copy.deepcopy(head)
     hs.rotate(head)
     x, y = inputs(4, 6), torch.tensor([0, 3, 6, 3])
@@ -186,24 +182,6 @@ def test_loss_head(name):
 # ------------------------------------------------------------------------------------------------ which layers
 
 
-def test_other_options_for_other_layers():
-    net = mlp()
-    x = inputs(3, 6)
-    before = net(x)
-    hs.rotate(net, "householder", layers="0", blocks=2)
-    hs.rotate(net, "exponential", layers="2", neurons="learned")
-    hs.rotate(net, "none", layers="4")
-    close(net(x), before)
-    assert {key: tuple(value.shape) for key, value in net.state_dict().items() if "default" in key} == {
-        "0.parametrizations.weight.0.default.householder": (2, 3, 3),
-        "2.parametrizations.weight.0.default.exponential": (1, 28),
-    }
-    assert [n for n, p in net.named_parameters() if p.requires_grad and "original" in n] == [
-        "2.parametrizations.weight.original"
-    ]
-    assert "4.parametrizations.weight.original" in net.state_dict()
-
-
 def test_one_module_at_two_places_has_one_rotation():
     layer = nn.Linear(6, 6).double()
     net = nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(6, 2).double())
@@ -217,14 +195,6 @@ def test_one_module_at_two_places_has_one_rotation():
     expected = net(x)
     close(hs.merge(net)(x), expected)
     assert net[0] is net[2]
-
-
-def test_recurrent_layers_and_embeddings_are_passed_over():
-    net = nn.ModuleDict(
-        {"words": nn.Embedding(5, 6), "rnn": nn.LSTM(6, 4), "fc": nn.Linear(4, 4), "out": nn.Linear(4, 2)}
-    )
-    hs.rotate(net)
-    assert [key for key in net.state_dict() if "original" in key] == ["fc.parametrizations.weight.original"]
 
 
 # ------------------------------------------------------------------------------------------------------- start

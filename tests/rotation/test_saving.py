@@ -292,24 +292,6 @@ def test_a_task_onto_a_rotated_model(tmp_path):
     assert all(p.requires_grad for n, p in other.named_parameters() if ".default." in n)
 
 
-def test_tasks_where_a_layer_is_not_rotated(path):
-    def make():
-        net = mlp()
-        hs.rotate(net, layers="0")
-        hs.rotate(net, "none", layers="2")
-        return net
-
-    net = make()
-    hs.rotation.add_task(net, "birds")
-    hs.rotation.use_task(net, "birds")
-    shake(net)
-    hs.rotation.save_rotations(net, path)
-    for other in (mlp(), make()):
-        hs.rotation.load_rotations(other, path)
-        close(other(inputs(3, 6)), net(inputs(3, 6)))
-        hs.rotation.use_task(other, "birds")
-
-
 def test_an_inactive_task_keeps_out_of_use(path):
     net = two_tasks()
     before = [(n, p.requires_grad) for n, p in net.named_parameters()]

@@ -1,12 +1,9 @@
 """Rotated networks with torch's training utilities: checkpointing, autocast, clipping, schedules, averages."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.optim import swa_utils
 from torch.utils.checkpoint import checkpoint
 
 import hypersphere as hs
@@ -87,39 +84,6 @@ def test_folding_under_autocast_is_exact():
 
 
 # what a training loop has besides
-
-
-@pytest.mark.parametrize("method", ["cayley", "exponential"])
-def test_moving_averages_stay_orthogonal(method):
-    model, (x, y) = rotated_net(method), rotated_batch()
-    energies = [hs.hyperspherical_energy(getattr(model, name).weight.detach()).item() for name in ROTATED]
-    averaged = swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9))
-    optimizer = optimizer_of(model, method)
-    for _ in range(40):
-        optimizer.zero_grad()
-        loss_of(model, x, y).backward()
-        optimizer.step()
-        averaged.update_parameters(model)
-    for name, before in zip(ROTATED, energies, strict=True):
-        layer = getattr(averaged.module, name)
-        r = matrix_of(layer)
-        assert error(r) <= 1e-5
-        assert (r - torch.eye(len(r))).norm() > 0.05
-        assert (r - matrix_of(getattr(model, name))).norm() > 1e-3  # the average, not the model itself
-        assert hs.hyperspherical_energy(layer.weight.detach()).item() == pytest.approx(before, rel=1e-5)
-    output, merged = averaged(x), hs.merge(copy.deepcopy(averaged.module))
-    torch.testing.assert_close(merged(x), output, rtol=0, atol=1e-5)
-
-
-def test_double_precision_and_back():
-    model, (x, _) = turned(rotated_net()), rotated_batch()
-    output = model(x)
-    model.double()
-    torch.testing.assert_close(model(x.double()).float(), output, rtol=0, atol=1e-5)
-    for name in ROTATED:
-        assert getattr(model, name).weight.dtype == torch.float64
-    model.float()
-    torch.testing.assert_close(model(x), output, rtol=0, atol=1e-5)
 
 
 def test_backward_under_autocast_is_exact():

@@ -15,7 +15,6 @@ pytestmark = pytest.mark.slow
 ORTHOGONAL = ["cayley", "exponential", "gram_schmidt", "householder", "lowdin", "canonical"]
 OPTIMIZERS = {  # fused: the same updates in half the time
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, fused=True),
-    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01, fused=True),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.01, fused=True),
 }
 D, N, CLASSES = 24, 16, 4
@@ -50,9 +49,7 @@ def train(model, optimizer, steps):
 # what must hold over many steps
 
 
-@pytest.mark.parametrize(
-    ("method", "optimizer"), [*((method, "adamw") for method in ORTHOGONAL), ("cayley", "sgd"), ("cayley", "adam")]
-)
+@pytest.mark.parametrize(("method", "optimizer"), [*((method, "adamw") for method in ORTHOGONAL), ("cayley", "sgd")])
 def test_energy_and_orthogonality_last(method, optimizer):
     """Training turns R and nothing else happens to the neurons: their energy, their lengths, R's orthogonality."""
     net = hs.rotate(small(), method, init="normal" if method == "canonical" else "identity")
@@ -172,14 +169,15 @@ def blocks_by_hand(r, k):
     return blocks, r - torch.block_diag(*blocks)
 
 
-@pytest.mark.parametrize("method", ["cayley", "gram_schmidt", "ogd"])
-@pytest.mark.parametrize("share_blocks", [False, True], ids=["independent", "shared"])
+@pytest.mark.parametrize(
+    ("method", "share_blocks"), [("cayley", True), ("gram_schmidt", False), ("ogd", False), ("ogd", True)]
+)
 def test_blocks_are_on_the_diagonal(method, share_blocks):
     net = hs.rotate(small(), method, blocks=4, share_blocks=share_blocks)
     before, numbers = energy(net[0]), numbers_of(net[0], method)
     assert len(numbers) == (1 if share_blocks else 4)
     groups = hs.param_groups(net, ogd=method == "ogd")
-    first, last = train(net, hs.OGD(groups, lr=0.05) if method == "ogd" else torch.optim.Adam(groups, lr=0.01), 100)
+    first, last = train(net, hs.OGD(groups, lr=0.05) if method == "ogd" else torch.optim.Adam(groups, lr=0.01), 40)
     assert last < first
     blocks, rest = blocks_by_hand(matrix_of(net[0]), 4)
     assert not rest.any()

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-import warnings
 from collections import OrderedDict
 
 import numpy as np
@@ -481,35 +480,6 @@ def test_a_saver_ends_its_work_when_the_program_ends(tmp_path):
     subprocess.run([sys.executable, "-c", code, tmp_path], check=True)
     assert latest(tmp_path) == tmp_path / "1"
     assert names(tmp_path) == ["1"]
-
-
-@pytest.mark.slow
-def test_a_reader_beside_the_writer(tmp_path):
-    one(tmp_path, 0, 0.0, keep=2)
-    end = threading.Event()
-
-    def write():
-        value = 0.0
-        while not end.is_set():
-            value += 1
-            one(tmp_path, 0, value, keep=2)
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        last = 0.0
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            while last < 20:
-                assert thread.is_alive()
-                assert latest(tmp_path) is not None
-                tensors, state = load(tmp_path / "0")
-                assert tensors["w"].tolist() == [state["value"]] * 3
-                assert state["value"] >= last
-                last = state["value"]
-    finally:
-        end.set()
-        thread.join()
 
 
 def test_a_reader_that_comes_while_a_checkpoint_is_aside(tmp_path, monkeypatch):

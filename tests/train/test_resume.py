@@ -79,10 +79,8 @@ def rotations_have_their_own_rate(result, lines, state):
 
 
 CNN = {"model__name": "cnn3", "model__widths": (4, 4, 6), "model__fc": 8}
-RESNET = {"model__name": "resnet20", "model__widths": (4, 4, 6), "model__similarity": "sigmoid(0.7)"}
 TEXT = {"model__name": "transformer_of_test", "model__widths": None, "data__name": "letters_of_test"}
 GRAPH = {"model__name": "gcn", "model__widths": (5,), "data__name": "graph_of_test"}
-POINTS = {"model__name": "pointnet_of_test", "model__widths": None, "data__name": "points_of_test"}
 OWN = {"model__name": "own_of_test", "model__widths": None}
 GAN = {"model__name": "generator.mhe", "model__widths": (4, 4, 4, 4), "optimizer__name": "adam", "steps": 8}
 MOMENTUM = {"schedule__name": "step", "schedule__milestones": (2,), "schedule__batch_norm": 0.5}
@@ -94,22 +92,20 @@ OGD_ADAM |= {"schedule__name": "step", "schedule__milestones": (4,)}
 SAMPLED = {"rotation__sample": 4, "rotation__every": 4}
 SHARED = {"blocks": 2, "share_blocks": True, "neurons": "learned"}
 FAST = {"optimizer__lr": 4.0}
-COSINE = {"model__similarity": "cosine", "model__scale": True}
 LEARNABLE = {"model__similarity": "learnable", "loss__name": "ga_softmax", "loss__similarity": "learnable"}
 ONE_K = {"model__similarity": "learnable(0.7)", "model__k_per": "network", "loss__name": "a_softmax"}
 ONE_K |= {"loss__bias": True, "loss__annealing_base": 10.0, "loss__annealing_rate": 0.5, "loss__annealing_floor": 0.0}
 ANGULAR = {"energy__s": 0.0, "energy__angular": True, "rotation__normalize": True}
 WARMUP = {"schedule__name": "cosine", "schedule__warmup": 5, "energy__measure": "comhe_random"}
 HELD_OUT = {"data__validation": 30, "eval_every": 2}
+BETWEEN = {"checkpoint_every": 3, "keep": 1, "optimizer__lr": 0.5}
 
 CASES = [
     # networks and plain optimizers
     case("mlp sgd", 4, workers=1),
     case("mlp sgd first step", 1, signal=TERM),
-    case("mlp sgd where it is evaluated", 5),
     case("cnn3 adam cosine warmup and comhe_random", 7, workers=1, **CNN, **ADAM, **WARMUP),
     case("cnn3 batchnorm accumulate", 11, step=6, **CNN, model__batch_norm=True, accumulate=2),
-    case("resnet20 step schedule", 4, **RESNET, schedule__name="step", schedule__milestones=(2, 5), steps=6),
     case(
         "opt transformer adamw s_softmax",
         8,
@@ -119,24 +115,13 @@ CASES = [
         rotation__method="cayley",
     ),
     case("gcn adam", 7, **GRAPH, **ADAM, optimizer__decay_layers="layers.0"),
-    case("pointnet adam", 5, **POINTS, **ADAM, signal=TERM, workers=1),
     case("own network with dropout and samples one by one", 8, **OWN, workers=2, data__name="slow_digits"),
     case(
         "plateau", 9, schedule__name="plateau", schedule__patience=0, eval_every=2, optimizer__lr=1.0, proof=rate_falls
     ),
     case("augmentation", 8, workers=1, **CNN, data__size=32, data__augment="cifar.mhe", steps=10, data__batch_size=16),
     # angles, losses and energies without a state of their own: several in one run
-    case(
-        "cosine and mhe half",
-        5,
-        **CNN,
-        model__similarity="cosine",
-        model__scale=True,
-        energy__half_space=True,
-        signal=TERM,
-    ),
     case("learnable similarities", 7, **CNN, **LEARNABLE),
-    case("a_softmax in its annealing", 6, workers=1, **CNN, loss__name="a_softmax", loss__margin=4),
     case("one k, a bias and an annealing of its own", 7, **CNN, **ONE_K, model__init="xavier"),
     # what counts its steps or draws
     case(
@@ -149,7 +134,6 @@ CASES = [
     ),
     # rotations
     case("opt exponential, angular energy, s=0, and clip", 8, **ANGULAR, rotation__method="exponential", clip=0.1),
-    case("opt ogd", 9, rotation__method="ogd", optimizer__name="ogd"),
     case("opt ogd exact beside adam", 6, **OGD_ADAM, proof=rotations_have_their_own_rate),
     case("opt shared blocks of learned neurons", 6, **CNN, rotation=SHARED),
     case("cls-opt of a head", 6, rotation__layers="all", loss__name="am_softmax"),
@@ -166,9 +150,8 @@ CASES = [
         proof=rate_falls,
     ),
     # validation
-    case("validation", 7, **HELD_OUT, optimizer__lr=0.5, proof=best_is_not_last),
     case("validation and patience", 5, **HELD_OUT, patience=2, optimizer__lr=0.5, steps=40, proof=stops_early),
-    case("validation and checkpoints between", 9, **HELD_OUT, checkpoint_every=3, keep=1, optimizer__lr=0.5),
+    case("validation and checkpoints between", 9, **HELD_OUT, **BETWEEN, proof=best_is_not_last),
     # precision
     case("float16 with a scale that changes", 5, amp="float16", proof=scale_fell),
     case("accumulate and clip", 17, step=9, accumulate=2, clip=0.5, rotation__method="cayley"),
@@ -187,7 +170,6 @@ CASES = [
     # inside an evaluation
     case("inside an evaluation", 2, step=5, training=False),
     case("inside an evaluation on validation", 3, step=4, training=False, **HELD_OUT, data__batch_size=16, workers=2),
-    case("inside an evaluation of checkpoints of their own", 2, step=5, training=False, checkpoint_every=4),
 ]
 
 
