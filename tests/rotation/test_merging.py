@@ -83,21 +83,6 @@ def test_the_plain_network_again(training):
     assert str(net) == str(many())
 
 
-@pytest.mark.parametrize("options", [{}, {"neurons": "learned"}, {"blocks": 2}, {"sample": 0.5}])
-def test_with_every_option(options):
-    net = many()
-    plain = shape_of(net)
-    hs.rotate(net, **options)
-    train(net, images(), steps=2)
-    shake(net)
-    state = copy.deepcopy(net.state_dict())
-    net.eval()
-    expected = net(images())
-    close(hs.merge(net)(images()), expected, 1e-5)
-    assert shape_of(net.train()) == plain
-    same(hs.rotation.merge_state_dict(state), net.state_dict())
-
-
 def same(a, b, atol=1e-6):
     assert list(a) == list(b)
     for key in a:
