@@ -52,7 +52,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "gram_schmidt": (lambda: hs.rotate(Net(), "gram_schmidt", init="normal"), IMAGES),
     "none": (lambda: hs.rotate(Net(), "none"), IMAGES),
     "learned": (lambda: hs.rotate(Net(), neurons="learned", blocks=2), IMAGES),
-    "activation": (lambda: hs.rotate(Net(), apply="activation", side="both", scaled=True), IMAGES),
+    "activation": (lambda: hs.rotate(Net(), layers="fc1", apply="activation", side="both", scaled=True), IMAGES),
     "sampled": (lambda: hs.rotate(Net(), sample=0.25, seed=3), IMAGES),
     "tasks": (tasks_net, IMAGES),
     "sphere": (lambda: hs.rotate(hs.spherize(Net(), "learnable", scale=True)), IMAGES),
