@@ -229,13 +229,57 @@ def test_predict_leaves_no_part_of_a_table(folder, capsys, images, digits):
 def test_predict_gives_embeddings(folder, capsys, images, digits):
     expected = load_run(folder).embed(digits.inputs[:1])
     command = ["predict", folder, "b.png", "--embeddings"]
-    assert run(capsys, *command, "--out", "x.npy")[0] == 0
+    assert run(capsys, *command, "--out", "x.npy") == (0, "wrote x.npy and x.csv: 1 rows\n", "")
     torch.testing.assert_close(torch.from_numpy(np.load("x.npy")), expected)
     header, row = csv.reader(io.StringIO(run(capsys, *command)[1]))
     assert header == ["file", *(f"e{i}" for i in range(16))]
     np.testing.assert_allclose([float(x) for x in row[1:]], expected[0], rtol=1e-6)
     (row,) = json.loads(run(capsys, *command, "--json")[1])
     np.testing.assert_allclose(row["embedding"], expected[0], rtol=1e-6)
+
+
+def test_predict_names_the_rows_of_embeddings(folder, capsys, images, digits):
+    """By file and class folder, in a table beside the array, which can be mapped."""
+    np.save("d.npy", digits.inputs[:70].numpy())
+    assert run(capsys, "predict", folder, "photos", "b.png", "d.npy", "--embeddings", "--out", "x.npy")[0] == 0
+    with open("x.csv") as file:
+        rows = list(csv.DictReader(file))
+    named = [("photos/a.png", ""), ("photos/more/c.png", "more"), ("b.png", ""), ("d.npy[0]", "")]
+    assert [(row["file"], row["label"]) for row in rows[:4]] == named
+    mapped = np.load("x.npy", mmap_mode="r")
+    assert (mapped.shape, mapped.dtype, len(rows)) == ((73, 16), np.float32, 73)
+    np.testing.assert_allclose(mapped[3:], load_run(folder).embed(digits.inputs[:70]), rtol=1e-5, atol=1e-6)
+    (images / "photos" / "test" / "cat").mkdir(parents=True)
+    shutil.copy("b.png", "photos/test/cat/d.png")  # as in a dataset with splits
+    assert run(capsys, "predict", folder, "photos", "--embeddings", "--out", "x.npy")[0] == 0
+    assert Path("x.csv").read_text().splitlines()[-1] == "photos/test/cat/d.png,cat"
+    labelled = run(capsys, "predict", folder, "photos/more", "--embeddings", "--out", "x.npy")
+    assert (labelled[0], Path("x.csv").read_text()) == (0, "file,label\nphotos/more/c.png,\n")
+
+
+def test_embeddings_and_their_names_are_of_one_command(folder, capsys, images, digits, monkeypatch):
+    """After an error both are the old ones; after a kill between the renames there is no array."""
+    command = ["predict", folder, "b.png", "--embeddings", "--out", "x.npy"]
+    assert run(capsys, *command)[0] == 0
+    before = {name: Path(name).read_bytes() for name in sorted(os.listdir()) if Path(name).is_file()}
+    (images / "bad.png").write_bytes(b"junk")
+    fails(capsys, "predict", folder, "b.png", "bad.png", "--embeddings", "--out", "x.npy")
+    os.unlink("bad.png")
+    assert {name: Path(name).read_bytes() for name in sorted(os.listdir()) if Path(name).is_file()} == before
+    replace, seen = os.replace, []
+
+    def killed(source, target):
+        seen.append((Path(target).name, os.path.exists("x.npy")))
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", killed)
+    main(command)
+    assert seen == [("x.csv", False), ("x.npy", False)]
+    assert not os.path.exists("x.npy")
+    os.mkdir("y.csv")
+    assert "argument --out: y.csv is a folder" in fails(capsys, *command[:-1], "y.npy")
 
 
 def archive():

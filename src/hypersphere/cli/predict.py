@@ -6,8 +6,8 @@ import argparse
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         metavar="FILE",
         type=file_to_write(".csv", ".npy"),
-        help="write the result to .csv, or all probabilities or embeddings to .npy",
+        help="write the result to .csv, or all probabilities to .npy; with --embeddings .npy, and a .csv of the same "
+        "name with the file and the class folder of each row",
     )
     parser.add_argument("--top", metavar="K", type=integer(1), help="print the K most likely labels (default: 1)")
     parser.add_argument("--json", action="store_true", help="print JSON only")
@@ -56,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
         total = sum(len(batch.names) for batch in batches)
         inverted: list[str] = []
         printed: list[dict[str, Any]] = []
-        with nullcontext() if options.out is None else _writer(options.out, total) as write:
+        with nullcontext() if options.out is None else _writer(options.out, total, options.embeddings) as write:
             for batch in track(batches, "predict"):
                 inputs = batch.load()
                 try:
@@ -72,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
                 else:
                     rows = _labelled(names, values, loaded.labels, options.top)
                 if write is not None:
-                    write(rows, values)
+                    write(rows, values, batch.labels)
                 if write is None or options.json:
                     printed += rows
     if inverted:
@@ -82,9 +83,10 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(printed, indent=None if options.embeddings else 2))
     elif options.out is not None:
-        print(printable(f"wrote {options.out}: {total} rows"))
+        files = map(str, _files(options.out, options.embeddings))
+        print(printable(f"wrote {' and '.join(files)}: {total} rows"))
     elif options.embeddings:
-        print(_csv(printed), end="")
+        print(_csv_text(_columns(printed)).decode(), end="")
     else:
         header, *lines = (
             [f"{cell:.4f}" if isinstance(cell, float) else escaped(cell) for cell in row] for row in _columns(printed)
@@ -96,6 +98,8 @@ def run(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> None:
     """Check the arguments before any file is read."""
     out = options.out
+    if out is not None and any(file.is_dir() for file in _files(out, options.embeddings)):
+        options.error(f"argument --out: {out.with_suffix('.csv')} is a folder, and the names of the rows go there")
     if options.top is not None and options.embeddings:
         options.error("argument --top: needs labels: remove --embeddings")
     if options.top is not None and out is not None and out.suffix.lower() == ".npy" and not options.json:
@@ -123,32 +127,50 @@ def _columns(rows: list[dict[str, Any]]) -> list[list[Any]]:
     return [header, *([row["file"], *more] for row, more in zip(rows, cells, strict=True))]
 
 
-def _csv(rows: list[dict[str, Any]]) -> str:
+def _csv_text(rows: Iterable[Iterable[Any]]) -> bytes:
     text = io.StringIO()
-    cells = [[f"{value:.9g}" if isinstance(value, float) else value for value in row] for row in _columns(rows)]
+    cells = ([f"{value:.9g}" if isinstance(value, float) else value for value in row] for row in rows)
     csv.writer(text, lineterminator="\n").writerows(cells)
-    return text.getvalue()
+    return text.getvalue().encode()
+
+
+def _files(out: Path, embeddings: bool) -> list[Path]:
+    """Return the files to write: beside an array of embeddings stands the table that names its rows."""
+    return [out, out.with_suffix(".csv")] if embeddings and out.suffix.lower() == ".npy" else [out]
 
 
 @contextmanager
-def _writer(path: Path, total: int) -> Iterator[Callable[[list[dict[str, Any]], Tensor], None]]:
+def _writer(
+    path: Path, total: int, embeddings: bool
+) -> Iterator[Callable[[list[dict[str, Any]], Tensor, list[str]], None]]:
     """Yield a function that adds rows to a table (.csv), or their values to an array of `total` rows (.npy)."""
     import numpy as np
 
     from .._internal.safe_files import replacing
 
     is_table = path.suffix.lower() == ".csv"
-    with replacing(path) as file:
+    with ExitStack() as stack:
+        file, *tables = (stack.enter_context(replacing(one)) for one in _files(path, embeddings))
+        for table in tables:
+            table.write(_csv_text([["file", "label"]]))
 
-        def write(rows: list[dict[str, Any]], values: Tensor) -> None:
+        def write(rows: list[dict[str, Any]], values: Tensor, labels: list[str]) -> None:
             is_first, array = file.tell() == 0, values.numpy()
             if is_table:
-                text = _csv(rows)
-                file.write((text if is_first else text.partition("\n")[2]).encode())
+                header, *lines = _columns(rows)
+                file.write(_csv_text([header, *lines] if is_first else lines))
                 return
             if is_first:
                 shape = {"shape": (total, *array.shape[1:]), "fortran_order": False, "descr": array.dtype.str}
                 np.lib.format.write_array_header_1_0(file, shape)
             file.write(array.tobytes())
+            for table in tables:
+                names = zip((row["file"] for row in rows), map(escaped, labels), strict=True)
+                table.write(_csv_text(names))
 
         yield write
+        if tables:
+            for written in (file, *tables):
+                written.flush()  # if the disk is full, here
+            # Killed between the two renames, the table has no array, not an older one of other rows.
+            path.unlink(missing_ok=True)

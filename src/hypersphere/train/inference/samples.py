@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -20,15 +21,19 @@ LIGHT_ON_DARK = ("digits", "mnist", "fashion_mnist")  # photos and scans are mos
 
 @dataclass(frozen=True)
 class FileBatch:
-    """Samples of files by name; `load` returns what :meth:`Run.predict` takes."""
+    """Samples of files by name; `load` returns what :meth:`Run.predict` takes.
+
+    A label is the folder that an image is in, below the folder that was given; "" without one.
+    """
 
     names: list[str]
+    labels: list[str]
     load: Callable[[], Any]
 
 
 def batches_of_files(run: Run, files: Sequence[str]) -> Iterator[FileBatch]:
     """Yield the samples of files in batches that fit in memory; ValueError for what the run does not take."""
-    images: list[str] = []
+    images: list[tuple[str, str]] = []  # path, label
     for file in files:
         if file.lower().endswith(".npy") and not os.path.isdir(file):
             yield from _image_batches(images)
@@ -40,7 +45,7 @@ def batches_of_files(run: Run, files: Sequence[str]) -> Iterator[FileBatch]:
         if os.path.isdir(file):
             images += _images_in(file)
         elif os.path.isfile(file):
-            images.append(file)
+            images.append((file, ""))
         else:
             raise ValueError(f"no such file: {file!r}")
     yield from _image_batches(images)
@@ -55,13 +60,13 @@ def find_inverted(run: Run, images: list[str]) -> list[str]:
     return [image for image, is_light in zip(images, border.tolist(), strict=True) if is_light]
 
 
-def _image_batches(images: list[str]) -> Iterator[FileBatch]:
+def _image_batches(images: list[tuple[str, str]]) -> Iterator[FileBatch]:
     for begin in range(0, len(images), BATCH):
-        names = images[begin : begin + BATCH]
-        yield FileBatch(names, names.copy)  # paths, which predict decodes
+        names, labels = map(list, zip(*images[begin : begin + BATCH], strict=True))
+        yield FileBatch(names, labels, names.copy)  # paths, which predict decodes
 
 
-def _images_in(folder: str) -> list[str]:
+def _images_in(folder: str) -> list[tuple[str, str]]:
     images = [
         os.path.join(place, name)
         for place, _, names in os.walk(folder)
@@ -70,7 +75,7 @@ def _images_in(folder: str) -> list[str]:
     ]
     if not images:
         raise ValueError(f"{folder!r} contains no image ending in {' '.join(SUFFIXES)}")
-    return sorted(images)
+    return [(image, PurePath(os.path.relpath(image, folder)).parent.name) for image in sorted(images)]
 
 
 def _map_array(file: str) -> Any:
@@ -99,7 +104,7 @@ def _array_batches(run: Run, file: str) -> Iterator[FileBatch]:
     step = max(1, min(BATCH, PIXELS // max(1, numbers)))
     for begin in range(0, len(array), step):
         rows = range(begin, min(begin + step, len(array)))
-        yield FileBatch([f"{file}[{i}]" for i in rows], partial(_load_rows, file, rows, grey))
+        yield FileBatch([f"{file}[{i}]" for i in rows], [""] * len(rows), partial(_load_rows, file, rows, grey))
 
 
 def _load_rows(file: str, rows: range, is_grey: bool) -> Any:
