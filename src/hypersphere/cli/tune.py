@@ -11,9 +11,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._internal.modules import import_extra
 from .._internal.safe_files import write_text
@@ -64,8 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(parser)
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
     """One trial; `number` is that of a stopped one, which continues."""
 
     name: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from math import prod
@@ -22,7 +22,6 @@ from .config.values import AUTO, kind_of_data, shown
 
 FACTOR = 3  # each round: 3 times the steps, a third of the trials
 MOST = 10_000  # combinations of values
-ENDED = ("COMPLETE", "PRUNED")  # states of trials that were measured
 _NUMBER = r"[-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?"
 _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})")
 _COMMA = re.compile(r",(?![^(\[]*[)\]])")  # outside of parentheses and brackets
@@ -164,19 +163,23 @@ class Search:
         study, base = self.study(), from_tree(self.base)
         space = read_space(base, self.tries)
         if not has_range(space):
-            grid = [dict(zip(space, values, strict=True)) for values in product(*space.values())]
+            grid = list(product(*space.values()))
             Random(f"tune/{base.seed}").shuffle(grid)
-            for point in grid[len(study.trials) : self.trials]:
-                study.enqueue_trial(point)
-        states = [trial.state.name for trial in study.trials]
-        left = [number for number, state in enumerate(states) if state == "RUNNING"]
-        missing = max(0, self.trials - sum(state in ENDED for state in states))
+            for values in grid[len(study.trials) : self.trials]:
+                study.enqueue_trial(dict(zip(space, values, strict=True)))
+        left = [trial.number for trial in study.trials if trial.state.name == "RUNNING"]
+        missing = max(0, self.trials - len(self.ended()))
         return [*left, *([None] * missing)][:missing]
 
     def ranking(self) -> list[TrialResult]:
         """Return the trials that ended, the best first: by steps, accuracy, loss."""
-        trials = {str(t.user_attrs["settings"]): t for t in self.study().trials if t.state.name in ENDED}  # none twice
-        return sorted(map(_result, trials.values()), key=lambda trial: trial.order)
+        once = {str(result.settings): result for result in self.ended()}.values()
+        return sorted(once, key=lambda r: (r.failed is not None, -(r.step or 0), -(r.accuracy or 0), r.loss or 0))
+
+    def ended(self) -> list[TrialResult]:
+        """Return the trials that were measured, in their order."""
+        measured = [trial for trial in self.study().trials if trial.state.name in ("COMPLETE", "PRUNED")]
+        return [TrialResult.of(trial.user_attrs) for trial in measured]
 
 
 @dataclass(frozen=True)
@@ -193,30 +196,23 @@ class TrialResult:
     total: int | None = None
     seconds: float | None = None
 
-    @property
-    def order(self) -> tuple[float, ...]:
-        """Sorts trials, the best first."""
-        if self.step is None or self.accuracy is None or self.loss is None:
-            return (1,)
-        return -self.step, -self.accuracy, self.loss
-
-
-def _result(trial: Any) -> TrialResult:
-    settings, failed = trial.user_attrs["settings"], trial.user_attrs.get("failed")
-    if failed is not None:
-        return TrialResult(settings, failed)
-    folds = trial.user_attrs["rounds"][-1]
-    accuracies = tuple(fold["accuracy"] for fold in folds)
-    return TrialResult(
-        settings,
-        folds=accuracies,
-        accuracy=fmean(accuracies),
-        deviation=stdev(accuracies) if len(accuracies) > 1 else None,
-        loss=fmean(fold["loss"] for fold in folds),
-        step=folds[0]["step"],
-        total=folds[0]["total"],
-        seconds=round(sum(fold["seconds"] for fold in folds), 1),
-    )
+    @classmethod
+    def of(cls, attributes: Mapping[str, Any]) -> TrialResult:
+        """Sum up the attributes of a trial: its settings, and the folds of its last round or why it failed."""
+        if "failed" in attributes:
+            return cls(attributes["settings"], attributes["failed"])
+        folds = attributes["rounds"][-1]
+        accuracies = tuple(fold["accuracy"] for fold in folds)
+        return cls(
+            attributes["settings"],
+            folds=accuracies,
+            accuracy=fmean(accuracies),
+            deviation=stdev(accuracies) if len(accuracies) > 1 else None,
+            loss=fmean(fold["loss"] for fold in folds),
+            step=folds[0]["step"],
+            total=folds[0]["total"],
+            seconds=round(sum(fold["seconds"] for fold in folds), 1),
+        )
 
 
 def run_trial(search: Search, number: int | None) -> TrialResult:
@@ -237,9 +233,9 @@ def run_trial(search: Search, number: int | None) -> TrialResult:
         derive(config, {"out": str(folder / (fold or "validation").replace("/", "of")), "data.fold": fold})
         for fold in search.folds
     ]
-    # The folds of each round so far: before a stop, or of a trial that ended with the same settings.
-    same = [t.user_attrs for t in study.trials if t.number == trial.number or t.state.name in ENDED]
-    rounds = max((attrs.get("rounds", []) for attrs in same if attrs.get("settings") == point), key=len)
+    # The folds of each round so far: before a stop, or of another trial with the same settings.
+    same = [t.user_attrs for t in study.trials if t.user_attrs.get("settings") == point]
+    rounds = max((attributes.get("rounds", []) for attributes in same), key=len)
     value: float | None = None
     for round in range(search.rounds):
         part = FACTOR ** (search.rounds - 1 - round)
@@ -257,7 +253,7 @@ def run_trial(search: Search, number: int | None) -> TrialResult:
         elif trial.should_prune():
             break
     study.tell(trial, value, state=None if value is not None else optuna.trial.TrialState.PRUNED)
-    return _result(study.trials[trial.number])
+    return TrialResult.of(trial.user_attrs)
 
 
 def _draw(trial: Any, base: Config, key: str, values: Sequence[str]) -> str:
