@@ -20,6 +20,7 @@ from hypersphere.papers import gan as gan  # registers it
 from hypersphere.papers.gan_networks import Discriminator, Generator
 from hypersphere.train import Config, Data, Model, Optimizer, Schedule, derive, fit, processes
 from hypersphere.train.storage import checkpoint
+from hypersphere.train.storage.reading import read
 
 # ------------------------------------------------------------------------------------------------------- data
 
@@ -222,6 +223,17 @@ def final(path):
     files = {file.name: file.read_bytes() for file in sorted((Path(path) / "final").glob("*.safetensors"))}
     assert "model.safetensors" in files
     return files
+
+
+def save_checkpoint(folder, step, tensors, state, **options):
+    saver = checkpoint.Saver()
+    saver.save(folder, step, tensors, state, **options)
+    saver.wait()
+    return Path(folder) / str(step)
+
+
+def checkpoint_problems(path):
+    return read(Path(path), keep=False)[2]
 
 
 def same_final(a, b):

@@ -1,5 +1,6 @@
 """Checkpoints: what comes back bit for bit, what stays after a kill or a full disk, and what is found damaged."""
 
+import concurrent.futures
 import json
 import os
 import subprocess
@@ -17,8 +18,10 @@ from torch import nn
 import hypersphere as hs
 from hypersphere.train.optimizers import OPTIMIZERS
 from hypersphere.train.storage import checkpoint, reading
-from hypersphere.train.storage.checkpoint import Saver, best_of, flatten, latest, load, save, unflatten, verify
+from hypersphere.train.storage.checkpoint import Saver, flatten, latest, load, unflatten
 from hypersphere.train.storage.reading import checksum
+from tests.runs import checkpoint_problems as verify
+from tests.runs import save_checkpoint as save
 
 
 def bits(tensor):
@@ -209,17 +212,17 @@ def test_what_unflatten_refuses(name):
 def test_keep_and_best(tmp_path):
     folder = tmp_path / "run" / "checkpoints"
     assert latest(folder) is None
-    assert best_of(folder) is None
+    assert latest(folder, best=True) is None
     for step in (1, 2, 9, 10, 11):
         path = one(folder, step, keep=2, best=step == 2)
         assert path == folder / str(step) == latest(folder)
     assert names(folder) == ["10", "11", "2"]
-    assert best_of(folder) == folder / "2"
+    assert latest(folder, best=True) == folder / "2"
     one(folder, 12, keep=2, best=True)
     assert names(folder) == ["11", "12"]
-    assert best_of(folder) == folder / "12"
+    assert latest(folder, best=True) == folder / "12"
     one(folder, 12, 5.0, keep=2)  # once more when the run ends: still the best
-    assert best_of(folder) == folder / "12"
+    assert latest(folder, best=True) == folder / "12"
     assert load(folder / "12")[1] == {"value": 5.0}
     one(folder, 5, keep=1)  # a run begun anew from an early one: what was just written stays
     assert names(folder) == ["11", "12", "5"]
@@ -409,7 +412,7 @@ def test_latest_passes_over_all_that_are_damaged(tmp_path):
     with pytest.warns(UserWarning, match=r"skipping damaged checkpoints: .*3/state.json .*2/tensors.safetensors"):
         assert latest(tmp_path) == tmp_path / "1"
     with pytest.warns(UserWarning, match=r"2/tensors.safetensors"):
-        assert best_of(tmp_path) == tmp_path / "1"
+        assert latest(tmp_path, best=True) == tmp_path / "1"
     (tmp_path / "1" / "state.json").unlink()
     with pytest.warns(UserWarning, match="skipping damaged"):
         assert latest(tmp_path) is None
@@ -431,9 +434,8 @@ BAD = {
 def test_wrong_arguments(name, tmp_path):
     change, said = BAD[name]
     options = {"step": 1, "tensors": {"w": torch.ones(1)}, "state": {}, "keep": 3} | change
-    for saver in (save, Saver().save):
-        with pytest.raises((TypeError, ValueError), match=said):
-            saver(tmp_path, **options)
+    with pytest.raises((TypeError, ValueError), match=said):
+        Saver().save(tmp_path, **options)
     assert names(tmp_path) == []
 
 
@@ -462,7 +464,7 @@ def test_errors_of_a_saver_surface_at_the_next_call(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", failing(os.fsync, OSError(28, "No space left"), 1))
         saver.save(tmp_path, 1, {"w": torch.ones(1)}, {})
-        saver._thread.join()
+        concurrent.futures.wait([saver._job])
     with pytest.raises(OSError, match="No space left"):
         saver.save(tmp_path, 2, {"w": torch.ones(1)}, {})
     assert names(tmp_path) == []  # the second was not begun
@@ -508,4 +510,4 @@ def test_errors_of_writing_name_the_file_that_was_asked_for(tmp_path):
     assert ".tmp" not in str(caught.value)
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"could not be written: Not a directory$"):
-        checkpoint.save(tmp_path / "file" / "checkpoints", 1, {}, {})
+        save(tmp_path / "file" / "checkpoints", 1, {}, {})

@@ -23,7 +23,7 @@ from hypersphere.train import fit, load_run
 from hypersphere.train.inference import run as run_files
 from hypersphere.train.storage import checkpoint, weights
 from hypersphere.train.storage.reading import checksum
-from tests.runs import at_forward, lines, rewritten, same_run, stopped, tiny
+from tests.runs import at_forward, lines, rewritten, same_run, save_checkpoint, stopped, tiny
 
 pytestmark = pytest.mark.slow
 
@@ -390,7 +390,7 @@ def test_indices_that_lead_nowhere(tmp_path, capsys):
     folder = tmp_path / "checkpoints" / "2"
     tensors, state = checkpoint.load(folder)
     name = next(name for name in tensors if name.endswith("dims"))
-    checkpoint.save(folder.parent, 2, tensors | {name: tensors[name] + 2**40}, state)
+    save_checkpoint(folder.parent, 2, tensors | {name: tensors[name] + 2**40}, state)
     assert "does not match the config" in fails(capsys, "train", "--resume", "--quiet", "--out", tmp_path)
 
 
@@ -485,7 +485,7 @@ def test_a_run_that_cannot_be_loaded_says_so_once(begun, capsys):
 def test_a_damaged_checkpoint_is_said_once(begun):
     """It is the best and the newest."""
     folder = begun / "checkpoints"
-    checkpoint.save(folder, 6, *checkpoint.load(folder / "5"), keep=9, best=True)
+    save_checkpoint(folder, 6, *checkpoint.load(folder / "5"), keep=9, best=True)
     shutil.rmtree(folder / "4")
     (folder / "6" / "tensors.safetensors").write_bytes(b"")
     with pytest.warns(UserWarning, match="skipping damaged") as warned:

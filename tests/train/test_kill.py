@@ -15,7 +15,7 @@ import pytest
 from hypersphere.train import derive, fit
 from hypersphere.train.config import to_tree
 from hypersphere.train.storage import checkpoint
-from tests.runs import at_forward, same_run, stopped, tiny
+from tests.runs import at_forward, checkpoint_problems, same_run, stopped, tiny
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +83,7 @@ while kills < orders["kills"]:
             kills += 1
             folder = f"{config.out}/checkpoints"
             found = [entry for entry in os.listdir(folder) if entry.isdigit()] if os.path.isdir(folder) else []
-            problems = [line for entry in found for line in checkpoint.verify(f"{folder}/{entry}")]
+            problems = [line for entry in found for line in runs.checkpoint_problems(f"{folder}/{entry}")]
             say(killed=run, steps=max(map(int, found), default=0), problems=problems)
         else:
             say(ended=run, code=os.WEXITSTATUS(status))
@@ -98,7 +98,7 @@ for order in everything["disk"]:
 
     def callback(model, step, line, order=order):
         if step == order["step"] and line["split"] == order["split"]:
-            while any(entry.name == "hypersphere checkpoint" for entry in threading.enumerate()):
+            while any(entry.name.startswith("hypersphere checkpoint") for entry in threading.enumerate()):
                 time.sleep(0.01)  # the checkpoint before is whole
             resource.setrlimit(resource.RLIMIT_FSIZE, (order["bytes"], order["bytes"]))
 
@@ -287,7 +287,7 @@ def test_damaged_checkpoints_are_passed_over(tmp_path, damage, how_many):
     with pytest.warns(UserWarning, match=f"{newest[0].name}"):
         fit(derive(parts, resume=True), progress=False)
     same_run(whole.out, parts.out)
-    assert all(checkpoint.verify(entry) == [] for entry in folder.iterdir())
+    assert all(checkpoint_problems(entry) == [] for entry in folder.iterdir())
 
 
 def test_a_run_none_of_whose_checkpoints_can_be_read_is_left_as_it_is(tmp_path):
@@ -309,7 +309,7 @@ def test_a_damaged_best_checkpoint_is_said(tmp_path):
     config = tiny(out=str(tmp_path), eval_every=2, keep=1, **{"data.validation": 30, "optimizer.lr": 0.5})
     stopped(config, at_forward(7))
     folder = tmp_path / "checkpoints"
-    best = checkpoint.best_of(folder)
+    best = checkpoint.latest(folder, best=True)
     assert int(best.name) < 7
     cut(best)
     with (
@@ -339,7 +339,7 @@ def test_a_full_disk(name, full_disk, tmp_path):
     assert not (path / "result.json").exists()
     folder = path / "checkpoints"
     left = sorted(folder.iterdir()) if folder.exists() else []
-    assert [checkpoint.verify(entry) for entry in left] == [[]] * len(left)
+    assert [checkpoint_problems(entry) for entry in left] == [[]] * len(left)
     assert bool(left) == (name != "start")
     fit(derive(config, resume=True), progress=False)
     whole = fit(tiny(out=str(tmp_path), **DISKS[name][0]), progress=False)

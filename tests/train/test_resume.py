@@ -387,7 +387,7 @@ def test_the_best_checkpoint_stays_beside_the_last(tmp_path, whole_and_parts):
     summary = resumed(parts).summary
     kept = {int(entry.name) for entry in (Path(parts.out) / "checkpoints").iterdir()}
     assert kept == {summary.best_step, 12}
-    assert checkpoint.best_of(Path(parts.out) / "checkpoints").name == str(summary.best_step)
+    assert checkpoint.latest(Path(parts.out) / "checkpoints", best=True).name == str(summary.best_step)
 
 
 # ------------------------------------------------------------------------------------------------------- found

@@ -28,7 +28,7 @@ from hypersphere.train.inference.scores import ClassScore, scores
 from hypersphere.train.networks import Classifier
 from hypersphere.train.splits import DataSpec
 from hypersphere.train.storage import checkpoint
-from tests.runs import rewritten
+from tests.runs import rewritten, save_checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -121,7 +121,7 @@ def test_before_its_end_the_latest_or_the_best(copy):
     with pytest.warns(UserWarning, match="skipping damaged checkpoints"):
         assert load_run(path).step == 10
     tensors, state = checkpoint.load(path / "checkpoints" / "10")
-    checkpoint.save(path / "checkpoints", 5, tensors, state | {"step": 5}, keep=9, best=True)
+    save_checkpoint(path / "checkpoints", 5, tensors, state | {"step": 5}, keep=9, best=True)
     assert load_run(path).step == 5
 
 
@@ -235,7 +235,7 @@ def test_a_checkpoint_without_the_network(copy):
     path = copy()
     tensors, tree = checkpoint.flatten({"generator": {"a": torch.ones(1)}})
     state = checkpoint.load(path / "checkpoints" / "20")[1]
-    saved = checkpoint.save(path / "checkpoints", 30, tensors, {**state, "tree": tree, "step": 30})
+    saved = save_checkpoint(path / "checkpoints", 30, tensors, {**state, "tree": tree, "step": 30})
     with pytest.raises(ValueError, match=r"state\.json is malformed: it must have the tensors of 'classifier'"):
         load_run(saved)
 

@@ -344,7 +344,7 @@ class Training:
             module.load_state_dict(nested[name])
 
     def _load_best(self, where: Path) -> None:
-        found = checkpoint.best_of(where)
+        found = checkpoint.latest(where, best=True)
         tensors, state = ({}, {}) if found is None else checkpoint.load(found)
         if found is not None:
             check_id(where.parent, found, state.get(RUN_ID))

@@ -12,6 +12,7 @@ import platform
 import shutil
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from .layout import CHECKPOINT_FORMAT, REPLACED, STATE, STEP, TENSORS, UNFINISHE
 from .nested import flatten, unflatten
 from .reading import State, checksum, find, is_best, read, steps, warn_damaged
 
-__all__ = ["Saver", "best_of", "flatten", "latest", "load", "save", "unflatten", "verify"]
+__all__ = ["Saver", "flatten", "latest", "load", "unflatten"]
 
 _DTYPES = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
@@ -42,90 +43,58 @@ _writing = threading.Lock()  # a temporary found at the start of a save is then 
 Folder = str | os.PathLike[str]
 
 
-def save(
-    folder: Folder, step: int, tensors: dict[str, Tensor], state: State, *, keep: int = 3, best: bool = False
-) -> Path:
-    """Write ``folder/<step>/`` and remove all but the last `keep` checkpoints and the best.
+class Saver:
+    """Write ``folder/<step>/`` in a background thread, so that training only waits for a copy of the tensors.
 
     Tensors that share memory are stored once, and share it again when loaded. An existing step is replaced, and stays
     marked if it was the best. On an error, such as a full disk, the other checkpoints stay intact and no files are left
     behind; a failed write is an OSError that names the checkpoint. Only one process may save to a folder; not to be
     called in a signal handler.
 
-    Args:
-        folder: created if missing.
-        step: >= 0.
-        tensors: by name, dense ones on any device.
-        state: a dict that survives JSON unchanged; :func:`flatten` makes one from a nested state.
-        keep: how many checkpoints up to this one stay, >= 1.
-        best: marks this one as the best so far, which stays until another is marked.
-
-    Example:
-        >>> import tempfile
-        >>> folder = tempfile.mkdtemp()
-        >>> path = save(folder, 10, {"weight": torch.ones(2)}, {"loss": 0.5})
-        >>> path.name, load(path)
-        ('10', ({'weight': tensor([1., 1.])}, {'loss': 0.5}))
-    """
-    _check(step, tensors, state, keep)
-    return _write(Path(folder), step, *unshared(tensors), state, keep, best)
-
-
-class Saver:
-    """Save in a background thread, so that training only waits for a copy of the tensors.
-
-    One checkpoint is written at a time: the next call waits for the last one, and raises its error.
-
     Example:
         >>> import tempfile
         >>> saver, folder, weight = Saver(), tempfile.mkdtemp(), torch.ones(2)
-        >>> saver.save(folder, 1, {"weight": weight}, {})
+        >>> saver.save(folder, 1, {"weight": weight}, {"loss": 0.5})
         >>> weight.zero_()
         tensor([0., 0.])
         >>> saver.wait()
         >>> load(latest(folder))
-        ({'weight': tensor([1., 1.])}, {})
+        ({'weight': tensor([1., 1.])}, {'loss': 0.5})
     """
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._job: Future[None] | None = None
 
     def save(
-        self,
-        folder: Folder,
-        step: int,
-        tensors: dict[str, Tensor],
-        state: State,
-        *,
-        keep: int = 3,
-        best: bool = False,
+        self, folder: Folder, step: int, tensors: dict[str, Tensor], state: State, *, keep: int = 3, best: bool = False
     ) -> None:
-        """Save as :func:`save` does; it is on disk after :meth:`wait` or a normal exit of the process."""
+        """Wait for the last write and begin this one; it is on disk after :meth:`wait` or a normal end of the process.
+
+        Args:
+            folder: created if missing.
+            step: >= 0.
+            tensors: by name, dense ones on any device.
+            state: a dict that survives JSON unchanged; :func:`flatten` makes one from a nested state.
+            keep: how many checkpoints up to this one stay, >= 1; the best stays too.
+            best: marks this one as the best so far, which stays until another is marked.
+        """
         self.wait()
         _check(step, tensors, state, keep)
         stored, aliases = unshared(tensors)
         theirs = {tensor.untyped_storage().data_ptr() for tensor in tensors.values()}
         copies = {k: v.clone() if v.untyped_storage().data_ptr() in theirs else v for k, v in stored.items()}
-        job = (Path(folder).absolute(), step, copies, aliases, json.loads(json.dumps(state)), keep, best)
-
-        def run() -> None:
-            try:
-                _write(*job)
-            except BaseException as error:
-                self._error = error
-
-        self._thread = threading.Thread(target=run, name="hypersphere checkpoint")
-        self._thread.start()
+        place, copy = Path(folder).absolute(), json.loads(json.dumps(state))
+        thread = ThreadPoolExecutor(1, "hypersphere checkpoint")
+        self._job = thread.submit(_write, place, step, copies, aliases, copy, keep, best)
+        thread.shutdown(wait=False)  # it ends after the write: no idle thread is there when a data loader forks
 
     def wait(self) -> None:
         """Wait for the write to finish; raise the error of a failed one."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        if self._job is not None:
+            error = self._job.exception()
+            self._job = None
+            if error is not None:
+                raise error
 
 
 def load(path: Folder) -> tuple[dict[str, Tensor], State]:
@@ -136,23 +105,13 @@ def load(path: Folder) -> tuple[dict[str, Tensor], State]:
     return tensors, state
 
 
-def verify(path: Folder) -> list[str]:
-    """Return the validation errors of a checkpoint, one line each; empty if :func:`load` would read it."""
-    return read(Path(path), keep=False)[2]
+def latest(folder: Folder, *, best: bool = False) -> Path | None:
+    """Return the newest intact checkpoint, with a warning for damaged newer ones. None if there is none.
 
-
-def latest(folder: Folder) -> Path | None:
-    """Return the newest intact checkpoint, with a warning for damaged newer ones. None if there is none."""
-    return _found(Path(folder), marked=False)
-
-
-def best_of(folder: Folder) -> Path | None:
-    """Return the newest intact checkpoint that was marked as the best. None if there is none."""
-    return _found(Path(folder), marked=True)
-
-
-def _found(folder: Path, marked: bool) -> Path | None:
-    path, damaged = find(folder, marked)
+    Args:
+        best: of those that were marked as the best.
+    """
+    path, damaged = find(Path(folder), marked=best)
     warn_damaged(damaged)
     return path
 
@@ -189,7 +148,7 @@ def _write(
     state: State,
     keep: int,
     best: bool,
-) -> Path:
+) -> None:
     target, aside = folder / str(step), folder / f"{step}{REPLACED}"
     with _writing:
         temporary, placed = temporary_name(target), False
@@ -218,7 +177,6 @@ def _write(
             raise
         _tidy(folder)
         _prune(folder, step, keep)
-    return target
 
 
 def _fill(folder: Path, tensors: dict[str, Tensor], header: Mapping[str, Any]) -> None:

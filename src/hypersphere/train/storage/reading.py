@@ -16,6 +16,7 @@ from ..._internal import checks, checksummed_json, safe_files
 from ..._internal.tensor_files import TensorFile, add_aliases, problems_of
 from ..._internal.text import one_line
 from .layout import CHECKPOINT_FORMAT, REPLACED, STATE, STEP, TENSORS
+from .records import Count, to_record
 
 State = dict[str, Any]
 """What of a checkpoint is no tensor: JSON, as flatten makes it."""
@@ -102,12 +103,18 @@ def _read_once(path: Path, keep: bool) -> tuple[dict[str, Tensor], State, list[s
 
 @dataclass(frozen=True)
 class CheckpointHeader:
-    """What is read of state.json."""
+    """state.json without format and checksum; `checksums` are of the tensors, `aliases` other names of some."""
 
     state: State
     best: bool
-    checksums: Mapping[str, Any]
+    checksums: dict[str, Any]
     aliases: dict[str, str]
+    step: Count
+    versions: dict[str, str]
+
+    def __post_init__(self) -> None:
+        if not self.aliases.keys().isdisjoint(self.checksums) or not set(self.aliases.values()) <= set(self.checksums):
+            raise ValueError("aliases must be other names of tensors that have a checksum")
 
 
 def _header(file: Path) -> CheckpointHeader:
@@ -129,17 +136,10 @@ def _header(file: Path) -> CheckpointHeader:
         matches = False
     if not matches:
         raise ValueError(f"{file} is damaged: the checksum does not match")
-    sums, aliases = header.get("checksums"), header.get("aliases")
-    if (
-        not isinstance(header.get("state"), dict)
-        or not isinstance(header.get("best"), bool)
-        or not isinstance(sums, dict)
-        or not isinstance(aliases, dict)
-        or not all(isinstance(name, str) and name in sums for name in aliases.values())
-        or any(alias in sums for alias in aliases)
-    ):
-        raise ValueError(f"{file} is malformed: it must have state, best, checksums, and aliases of tensors in them")
-    return CheckpointHeader(header["state"], header["best"], sums, aliases)
+    try:
+        return to_record(CheckpointHeader, body)
+    except ValueError as error:
+        raise ValueError(f"{file} is malformed: {error}") from None
 
 
 def is_best(path: Path) -> bool:
