@@ -51,15 +51,15 @@ class Classifier(nn.Module):
         rows: Tensor = self.head.logits(output.flatten(0, -2))  # type: ignore[operator]
         return rows.unflatten(0, output.shape[:-1])
 
-    def embed(self, inputs: Tensor) -> Tensor:
+    def embed(self, inputs: Tensor, edges: Tensor | None = None) -> Tensor:
         """Return the embeddings (B, d): the input of the last layer, or of the head."""
-        if self.head is not None:
-            embeddings: Tensor = self.network(inputs)
-            return embeddings
-        features = getattr(self.network, "embed", None) or getattr(self.network, "forward_features", None)
+        features: Any = self.network
+        if self.head is None:
+            features = getattr(self.network, "embed", None) or getattr(self.network, "forward_features", None)
         if features is None:
             raise ValueError("this network has no embeddings: it has no forward_features")
-        return features(inputs)
+        embeddings: Tensor = features(inputs) if edges is None else features(inputs, edges)
+        return embeddings
 
 
 def targets_of(inputs: Tensor, labels: Tensor, output: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from ..storage import landscapes
 from ..storage.landscapes import LandscapeSettings, StoredLandscape
 from ..storage.layout import CHECKPOINTS, FINAL
 from ..storage.layout import landscape as landscape_file
+from ..storage.records import finite, own_folder
 from .directions import DIRECTIONS, draw_direction
 from .run import Run, load_run, read_checkpoint
 from .scores import load_split
@@ -176,9 +178,9 @@ def landscape(
     if not rows.is_complete:
         measure = _measure(plane, splits, split, config, len(run.labels))
         grid = [(alpha, beta) for alpha in axis[len(rows.loss) :] for beta in axis]
-        for alpha, beta in track(grid, "landscape"):
-            plane.move(alpha, beta)
-            rows.add(*measure())
+        points = (measure(alpha, beta) for alpha, beta in track(grid, "landscape"))
+        while not rows.is_complete:
+            rows.add(islice(points, size))
     loss, error = (torch.tensor(values, dtype=torch.float64) for values in (rows.loss, rows.error))
     along = torch.tensor(axis, dtype=torch.float64)
     return Landscape(along, along, loss, error, settings)
@@ -201,8 +203,8 @@ def _choose(run: Run, splits: Splits, split: str, samples: int | None, seed: int
 
 def _measure(
     plane: _Plane, splits: Splits, split: str, config: Config, classes: int
-) -> Callable[[], tuple[float, float]]:
-    """Return a function that computes the mean loss and the error, in the batches and the order of `evaluate`."""
+) -> Callable[[float, float], tuple[float, float]]:
+    """Return a function that computes mean loss and error at a point, in the batches and the order of `evaluate`."""
     whole = splits.split(split)
     edges = whole.adjacency.to(plane.device) if isinstance(whole, Graph) else None
 
@@ -213,7 +215,8 @@ def _measure(
     fits = first.element_size() * first[0].numel() * splits.count(split) <= CACHE
     kept = list(load()) if fits else None
 
-    def measure() -> tuple[float, float]:
+    def measure(alpha: float, beta: float) -> tuple[float, float]:
+        plane.move(alpha, beta)
         totals = evaluate(plane.classifier, load() if kept is None else kept, classes, edges)
         assert totals is not None  # nothing interrupts it
         samples = int(totals.samples.sum())
@@ -282,12 +285,9 @@ class _Rows:
         self.file, self.settings, self.axis = file, settings, axis
         self.loss: list[list[float]] = []
         self.error: list[list[float]] = []
-        self.row: list[tuple[float, float]] = []  # the one that is being computed
         self.part = None if file is None else file.with_name(file.name.removesuffix(".json") + landscapes.PART)
-        if file is not None and not safe_files.is_folder(file.parent):
-            if os.path.lexists(file.parent):
-                raise ValueError(f"{file.parent} must be a folder itself, not a link or a file")
-            file.parent.mkdir(parents=True)
+        if file is not None:
+            own_folder(file.parent, make=True)
         for earlier in (file, self.part):
             if earlier is not None and os.path.lexists(earlier) and self._load(earlier):
                 break
@@ -296,19 +296,13 @@ class _Rows:
     def is_complete(self) -> bool:
         return len(self.loss) == self.settings.size
 
-    def add(self, loss: float, error: float) -> None:
-        """Add the next point; save a row that is complete."""
-        self.row.append((loss, error))
-        if len(self.row) < self.settings.size:
-            return
-        self.loss.append([point[0] for point in self.row])
-        self.error.append([point[1] for point in self.row])
-        self.row = []
+    def add(self, row: Iterable[tuple[float, float]]) -> None:
+        """Add the loss and the error of the next row's points, and save it."""
+        for rows, values in zip((self.loss, self.error), zip(*row, strict=True), strict=True):
+            rows.append([*values])
         if self.file is not None and self.part is not None:
-            rows = [[loss if math.isfinite(loss) else None for loss in row] for row in self.loss]
-            stored = StoredLandscape(
-                **vars(self.settings), alpha=self.axis, beta=self.axis, loss=rows, error=self.error
-            )
+            lines = {"alpha": self.axis, "beta": self.axis, "loss": finite(self.loss), "error": self.error}
+            stored = StoredLandscape(**vars(self.settings), **lines)
             landscapes.write(self.file if self.is_complete else self.part, stored)
             if self.is_complete:
                 self.part.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..._internal.checksummed_json import RUN_ID
-from ..._internal.safe_files import check_folder, check_plain, is_folder, is_plain
+from ..._internal.safe_files import check_folder, check_plain, is_plain
 from ..._internal.tables import NOTHING, TableResult, TextTable
 from ..._internal.text import one_line
 from ...data import Graph
@@ -28,7 +28,7 @@ from ..splits import DataSpec, augmentations
 from ..storage import checkpoint
 from ..storage.layout import CHECKPOINTS, CONFIG, FINAL, MODEL, RESULT, STATE, STEP, TENSORS, weights
 from ..storage.reading import find, warn_damaged
-from ..storage.records import check_id, is_number, to_record
+from ..storage.records import check_id, is_number, own_folder, to_record
 from ..storage.summary import read_summary
 from ..storage.weights import read_model, read_tensors, shapes_of
 from ..tasks import task_of
@@ -70,14 +70,15 @@ class Run(TableResult):
             inputs: what `preprocess` takes; of text, the character that follows is predicted.
         """
         self.check_labels()
-        logits = torch.cat([_last(self._logits(*part)) for part in self._parts(inputs)])
+        logits = torch.cat([_last(self.classifier(x, edges=edges)) for x, edges in self._parts(inputs)])
         return [self.labels[i] for i in logits.argmax(1).tolist()], logits.float().softmax(1)
 
     @torch.no_grad()
     def embed(self, inputs: Any) -> Tensor:
         """Return embeddings of length 1, (B, d). `inputs` are what `preprocess` takes."""
         self.check_labels()
-        return torch.cat([F.normalize(_last(self._features(*part)).float(), dim=1) for part in self._parts(inputs)])
+        embeddings = [_last(self.classifier.embed(*part)).float() for part in self._parts(inputs)]
+        return torch.cat([F.normalize(part, dim=1) for part in embeddings])
 
     @property
     def classifier(self) -> Classifier:
@@ -90,8 +91,8 @@ class Run(TableResult):
         if not self.labels:
             raise ValueError(f"{self.path} has no labels: its network, {self.config.model.name}, is no classifier")
 
-    def _parts(self, inputs: Any) -> Iterator[tuple[Tensor, ...]]:
-        """Yield the network's arguments in batches; a graph is one batch."""
+    def _parts(self, inputs: Any) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Yield the inputs in batches, and the edges of a graph, which is one batch."""
         batch = self.preprocess(inputs)
         first = next(self.model.parameters(), None)
         device = batch.device if first is None else first.device
@@ -99,17 +100,7 @@ class Run(TableResult):
             yield batch.to(device), inputs.adjacency.to(device)
             return
         for part in batch.split(BATCH):
-            yield (part.to(device),)
-
-    def _logits(self, inputs: Tensor, *edges: Tensor) -> Tensor:
-        return self.classifier(inputs, edges=edges[0] if edges else None)
-
-    def _features(self, inputs: Tensor, *edges: Tensor) -> Tensor:
-        if not edges:
-            return self.classifier.embed(inputs)
-        network = self.classifier.network
-        features: Any = network if self.classifier.head is not None else network.forward_features
-        return features(inputs, *edges)
+            yield part.to(device), None
 
     @property
     def rows(self) -> list[tuple[str, str]]:
@@ -162,9 +153,10 @@ def load_run(path: str | os.PathLike[str]) -> Run:
     if not os.path.lexists(path / CONFIG):
         raise ValueError(f"{path} is not a run folder: it has no {CONFIG}")
     config = _config(path)
-    if _is_finished(path, config):
+    # while a finished run is extended, result.json has another length
+    if os.path.lexists(path / RESULT) and read_summary(path).length == (config.steps, config.epochs):
         return _from_final(path, config)
-    found, damaged = find(_folder(path / CHECKPOINTS), marked=True)
+    found, damaged = find(own_folder(path / CHECKPOINTS), marked=True)
     if found is None:
         found, more = find(path / CHECKPOINTS, marked=False)
         damaged += more
@@ -180,21 +172,8 @@ def _config(path: Path) -> Config:
     return load_file(path / CONFIG)
 
 
-def _folder(path: Path) -> Path:
-    if os.path.lexists(path) and not is_folder(path):
-        raise ValueError(f"{path} must be a folder itself, not a link to one")
-    return path
-
-
-def _is_finished(path: Path, config: Config) -> bool:
-    """Return whether the training length of result.json is the config's; it is not while a finished run is extended."""
-    if not os.path.lexists(path / RESULT):
-        return False
-    return read_summary(path).length == (config.steps, config.epochs)
-
-
 def _from_final(path: Path, config: Config) -> Run:
-    source = _folder(path / FINAL)
+    source = own_folder(path / FINAL)
     described = read_model(source / MODEL)
     spec = read_spec(source / MODEL, described.data)
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from ... import data as datasets
 from ..._internal import checks
+from ..._internal.checksummed_json import checksum
+from ..._internal.safe_files import read_plain
 from ..._internal.tables import TableResult, TextTable, percent
 from ...data import Graph, Pairs
 from ...openset import EpisodeAccuracy, OperatingPoint, Verification
@@ -20,7 +22,7 @@ from ..distributed import World, device_of
 from ..evaluation import Predictions, evaluate
 from ..splits import Splits, evaluation, load
 from ..storage import predictions
-from ..storage.layout import RESULT
+from ..storage.layout import FINAL, MODEL, RESULT
 from ..storage.summary import read_summary
 from .run import Run
 
@@ -192,7 +194,8 @@ def _write_predictions(run: Run, splits: Splits, split: str, collected: Predicti
         return
     try:
         if read_summary(run.path).data.get("hash") == splits.hash():
-            predictions.write(run.path, split, predictions.model_checksum(run.path), collected.tree())
+            model = checksum(read_plain(run.path / FINAL / MODEL))
+            predictions.write(run.path, split, model, collected.tree())
     except (OSError, ValueError) as error:  # such as a folder that may only be read
         checks.warn(f"the predictions for reports were not written: {error}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ from ..config.convert import flags, flatten
 from ..config.values import AUTO
 from ..distributed import World
 from .layout import CHECKPOINTS, CONFIG, FINAL, LOCK, METRICS, MODEL, OURS, PARTS, PREDICTIONS, RESULT, weights
-from .records import new_id, read_id
+from .records import own_folder, read_id
 
 try:
     import fcntl
@@ -63,9 +64,8 @@ def _check(config: Config, path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise ValueError(f"out must be a folder, got the file {path}")
     names = [file.name for file in path.iterdir()] if path.is_dir() else []
-    for name in (FINAL, CHECKPOINTS, PREDICTIONS):  # through a link files would be written and removed elsewhere
-        if name in names and not safe_files.is_folder(path / name):
-            raise ValueError(f"{path / name} must be a folder itself, not a link; only the whole run folder may be one")
+    for name in (FINAL, CHECKPOINTS, PREDICTIONS):
+        own_folder(path / name)
     for name in (CONFIG, METRICS, RESULT):
         if name in names:
             safe_files.check_plain(path / name)
@@ -143,7 +143,7 @@ def locked(config: Config, world: World) -> Iterator[str | None]:
         safe_files.remove_temporaries(path, (CONFIG, METRICS, RESULT))
         safe_files.remove_temporaries(path / FINAL, (MODEL, *map(weights, PARTS)))
         is_new = not config.resume or not (path / CONFIG).is_file()
-        run_id = new_id() if is_new else read_id(path)
+        run_id = secrets.token_hex(16) if is_new else read_id(path)  # not from the seed: runs of one config differ
         safe_files.write_text(path / CONFIG, config_text(config, run_id))
         yield run_id
 

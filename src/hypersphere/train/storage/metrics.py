@@ -7,7 +7,7 @@ import os
 import time
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -55,25 +55,16 @@ class MetricsLine:
 
     def to_dict(self) -> Tree:
         """Return the line of the file: the values among the other fields, and no fields that are empty."""
-        tree: Tree = {"step": self.step, "epoch": self.epoch, "split": self.split, "values": self.values}
-        tree |= {name: getattr(self, name) for name in ("energies", "pair_energies", "diverged", "run_id", "seconds")}
-        line: Tree = {}
-        for name, value in tree.items():
-            if name == "values":
-                line |= value
-            elif value is not None and value is not False and value != {}:
-                line[name] = value
-        filled: Tree = finite(line)
-        return filled
+        names = ("step", "epoch", "split"), ("energies", "pair_energies", "diverged", "run_id", "seconds")
+        first, last = ({name: getattr(self, name) for name in part} for part in names)
+        empty = {name for name, value in (first | last).items() if value is None or value is False or value == {}}
+        tree: Tree = finite({**first, **self.values, **last})
+        return {name: value for name, value in tree.items() if name not in empty}
 
     @staticmethod
     def from_dict(tree: Any) -> MetricsLine:
         """Read what :meth:`to_dict` returned; ValueError for anything else."""
-        if not isinstance(tree, dict):
-            raise ValueError("a line of metrics must be an object")
-        known = {field.name for field in fields(MetricsLine)} - {"values"}
-        values = {key: value for key, value in tree.items() if key not in known}
-        return to_record(MetricsLine, {key: tree[key] for key in tree if key in known} | {"values": values})
+        return to_record(MetricsLine, tree, rest="values")
 
     def scalars(self) -> dict[str, float]:
         """Return the numbers by TensorBoard tag.

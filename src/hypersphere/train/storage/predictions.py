@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..._internal import checksummed_json, safe_files
-from .layout import FINAL, FORMAT, MODEL, PREDICTIONS
-from .records import Count, Positive, Share, read_record, write_tree
+from ..._internal import safe_files
+from .layout import FORMAT, PREDICTIONS
+from .records import Count, Positive, Share, own_folder, read_record, write_tree
 
 LARGEST_FILE = 1 << 26  # bytes
 MOST_PAIRS = 2000  # rows of `confused`
@@ -86,24 +86,15 @@ def file_of(run: Path, split: str) -> Path:
     return run / PREDICTIONS / f"{split}.json"
 
 
-def model_checksum(run: Path) -> str:
-    """Return the checksum of final/model.json, as result.json has it."""
-    return checksummed_json.checksum(safe_files.read_plain(run / FINAL / MODEL))
-
-
 def write(run: Path, split: str, model: str, tree: Mapping[str, Any]) -> None:
     """Write what :meth:`hypersphere.train.evaluation.Predictions.tree` returned, atomically, with its checksum."""
     file = file_of(run, split)
-    file.parent.mkdir(exist_ok=True)
-    if not safe_files.is_folder(file.parent):
-        raise ValueError(f"{file.parent} must be a folder itself, not a link")
-    safe_files.remove_temporaries(file.parent, (file.name,))
+    safe_files.remove_temporaries(own_folder(file.parent, make=True), (file.name,))
     write_tree(file, FORMAT, {"split": split, "model": model, **tree})
 
 
 def read(file: Path) -> StoredPredictions:
     """Read the predictions and check every field; ValueError in one line."""
-    if not safe_files.is_folder(file.parent):
-        raise ValueError(f"{file.parent} must be a folder, not a link")
+    own_folder(file.parent)
     safe_files.read_plain(file, LARGEST_FILE)  # too large: refused before it is parsed
     return read_record(StoredPredictions, file, FORMAT)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-import secrets
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -33,8 +33,11 @@ T = TypeVar("T")
 _WORDS = {int: "an integer", float: "a number", str: "text", bool: "true or false", NoneType: "null"}
 
 
-def to_record(kind: type[T], tree: Any) -> T:
+def to_record(kind: type[T], tree: Any, rest: str | None = None) -> T:
     """Build a dataclass from JSON; ValueError that names a field that is missing, unknown or of another type.
+
+    Args:
+        rest: the field that takes unknown names; None: they are errors.
 
     Example:
         >>> from dataclasses import dataclass
@@ -51,8 +54,11 @@ def to_record(kind: type[T], tree: Any) -> T:
         raise ValueError(f"it must be an object, got {shown(tree)}")
     types = get_type_hints(kind, include_extras=True)
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    if unknown := [name for name in tree if name not in names]:
-        raise ValueError(f"it has an unknown field {shown(unknown[0])}")
+    unknown = {name: value for name, value in tree.items() if name not in names or name == rest}
+    if rest is not None:
+        tree = {name: value for name, value in tree.items() if name not in unknown} | {rest: unknown}
+    elif unknown:
+        raise ValueError(f"it has an unknown field {shown(next(iter(unknown)))}")
     for field in fields(kind):  # type: ignore[arg-type]
         if field.name not in tree and field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"{field.name} is missing")
@@ -120,6 +126,17 @@ def finite(value: Any) -> Any:
 # ------------------------------------------------------------------------------------------------------- files
 
 
+def own_folder(path: Path, *, make: bool = False) -> Path:
+    """Return a folder in a run folder; ValueError if it is a link, through which files of others would be touched."""
+    if os.path.lexists(path) and not safe_files.is_folder(path):
+        raise ValueError(
+            f"{path} must be a folder itself, not a link or a file; only the whole run folder may be a link"
+        )
+    if make:
+        path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
 def read_tree(run: Path, file: Path, format: int) -> Tree:
     """Read a JSON file of a run folder: check its format, checksum and id, and remove the first two."""
     tree = checksummed_json.read(file, format)
@@ -142,11 +159,6 @@ def write_tree(file: Path, format: int, tree: Mapping[str, Any]) -> None:
     """Write ``RUN/<folder>/<file>``, atomically, with format, checksum and the run's id."""
     known = {"format": format, RUN_ID: read_id(file.parent.parent)}
     safe_files.write_text(file, checksummed_json.with_checksum({**known, **tree}))
-
-
-def new_id() -> str:
-    """Return the id of a new run; not from the seed, so that two runs of one config differ too."""
-    return secrets.token_hex(16)
 
 
 def read_id(run: Path) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ..._internal.checksummed_json import Tree
@@ -59,9 +59,7 @@ def read_summary(run: Path) -> Summary:
     """Read result.json of a run folder; ValueError in one line if it is missing, damaged or malformed."""
     file = run / RESULT
     tree = read_tree(run, file, FORMAT)
-    known = {field.name for field in fields(Summary)} - {"metrics"}
-    metrics = {key: tree.pop(key) for key in [*tree] if key not in known}
     try:
-        return to_record(Summary, {**tree, "metrics": metrics})
+        return to_record(Summary, tree, rest="metrics")
     except ValueError as error:
         raise ValueError(f"{file} is malformed: {error}") from None

@@ -19,7 +19,7 @@ from ..inference.run import read_spec
 from . import checkpoint, landscapes, layout, predictions
 from .metrics import MetricsLine, has_mark
 from .reading import find, read, steps
-from .records import check_id
+from .records import check_id, own_folder
 from .summary import read_summary
 from .weights import read_model, read_tensors
 
@@ -104,8 +104,8 @@ class _RunFiles:
         if not needed and not os.path.lexists(path):
             return
         try:
-            if path.parent != self.folder and os.path.lexists(path.parent) and not is_folder(path.parent):
-                raise ValueError(f"{path.parent} must be a folder, not a link")
+            if path.parent != self.folder:
+                own_folder(path.parent)
             check_plain(path)
             note = check(path)
         except (ValueError, OSError) as error:

@@ -12,17 +12,16 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from ..._internal import checksummed_json
-from ..._internal.safe_files import check_plain, is_folder, write_bytes, write_text
+from ..._internal.safe_files import check_plain, write_bytes, write_text
 from ..._internal.tensor_files import TensorFile, add_aliases, check_sums
 from ..._internal.tensors import checksum_of, unshared
 from . import layout
-from .records import Count, read_record
+from .records import Count, own_folder, read_record
 
 
 def write(folder: Path, parts: Mapping[str, nn.Module], described: Mapping[str, Any]) -> str:
     """Write the weights of `parts` and model.json, whose text is returned; it has `described` too."""
-    if not is_folder(folder):
-        folder.mkdir()
+    own_folder(folder, make=True)
     checksums: dict[str, dict[str, str]] = {}
     for name, module in parts.items():
         tensors, aliases = unshared(module.state_dict())
