@@ -8,6 +8,7 @@ import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, NoReturn
 
 from .._internal.tables import NOTHING, TextTable, percent
@@ -117,10 +118,8 @@ def _fit(config: Config, options: argparse.Namespace) -> Any:
 
 def _ours(error: BaseException) -> bool:
     """Return whether hypersphere itself raised it, as it does for invalid arguments and missing packages."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] == "hypersphere"
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return bool(frame.f_globals.get("__name__", "").partition(".")[0] == "hypersphere")
 
 
 def _fail(options: argparse.Namespace, error: BaseException, *, everyone: bool = True) -> NoReturn:

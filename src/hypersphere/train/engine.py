@@ -49,9 +49,7 @@ def fit(config: Config, *, callbacks: Sequence[Callback] = (), progress: bool = 
         raise TypeError(f"callbacks must be a list of functions (model, step, metrics), got {callbacks!r}")
     if restarts() and config.out is not None:
         config = derive(config, resume=True)  # torchrun restarts all processes when one has died
-    with _isolated(config) as world:
-        folder.check_out(config, world)
-        config = folder.with_recorded(config, world)
+    with _isolated(config) as (config, world):
         if config.resume and (finished := read_result(config)) is not None:
             return finished
         training = Training(config, world, callbacks)
@@ -82,9 +80,8 @@ def fit_part(config: Config, part: int = 1) -> Part:
     Args:
         config: with `out`, `resume` and a validation split.
     """
-    with _isolated(config) as world:
-        folder.check_out(config, world)
-        training = Training(folder.with_recorded(config, world), world, with_test=False)
+    with _isolated(config) as (config, world):
+        training = Training(config, world, with_test=False)
         if training.splits.validation is None:
             raise ValueError("there is no validation split: set data.validation or data.fold")
         training.end = -(-training.total // part)
@@ -101,8 +98,11 @@ def fit_part(config: Config, part: int = 1) -> Part:
 
 
 @contextmanager
-def _isolated(config: Config) -> Iterator[World]:
-    """Enter the process group; leave torch's random state and gradient modes as they were."""
+def _isolated(config: Config) -> Iterator[tuple[Config, World]]:
+    """Enter the process group, check the run folder and yield the config with what a run there recorded.
+
+    torch's random state and gradient modes are left as they were.
+    """
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
@@ -111,7 +111,8 @@ def _isolated(config: Config) -> Iterator[World]:
     ):
         if config.amp and world.device.type == "cpu" and (limited := avoid_trapping_amx()) and world.is_main:
             checks.warn_once(f"amp: {limited}")
-        yield world
+        folder.check_out(config, world)
+        yield folder.with_recorded(config, world), world
 
 
 @contextmanager

@@ -25,19 +25,14 @@ SLOW = 1.5  # slowdown against float32 that is worth a warning
 _ROUNDS = 3
 
 
-def _max_norm(config: Config) -> float | None:
-    """Return the largest gradient norm. An energy term can be steep at the start, so "auto" clips at 1 beside one."""
-    if isinstance(config.clip, str):
-        return None if config.energy is None else 1.0
-    return config.clip
-
-
 class Precision:
     """Apply autocast, loss scaling and clipping."""
 
     def __init__(self, config: Config, world: World) -> None:
         self.device = world.device.type
-        self.clip = _max_norm(config)
+        # An energy term can be steep at the start, so "auto" clips at 1 beside one.
+        automatic = None if config.energy is None else 1.0
+        self.clip = automatic if isinstance(config.clip, str) else config.clip  # the largest norm of the gradient
         names = {"bfloat16": torch.bfloat16, "float16": torch.float16}
         own = "float16" if self.device == "cuda" and not torch.cuda.is_bf16_supported() else "bfloat16"
         self.dtype = names[own if config.amp is True else str(config.amp)] if config.amp else None

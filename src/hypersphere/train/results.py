@@ -33,6 +33,8 @@ from .storage.records import finite
 from .storage.summary import Summary, read_summary
 from .tasks import TrainingTask
 
+Energies = tuple[Mapping[str, float], Mapping[str, float]]  # energies and pair energies by layer
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result(TableResult):
@@ -78,18 +80,6 @@ class Result(TableResult):
         return self.summary.to_dict()
 
 
-@dataclass(frozen=True)
-class Final:
-    """What was measured with the final weights."""
-
-    split: str
-    metrics: Mapping[str, float]
-    energies: Mapping[str, float]
-    pair_energies: Mapping[str, float]
-    diverged: bool
-    run_id: str | None
-
-
 def read_result(config: Config) -> Result | None:
     """Read the result in `out` if its training length is the config's; None if it must be trained or written again."""
     if config.out is None or not os.path.lexists(Path(config.out, layout.RESULT)):
@@ -118,24 +108,28 @@ def write_result(
     task: TrainingTask,
     progress: Progress,
     history: Metrics,
+    collected: Predictions | None,
+    *,
+    split: str,
+    metrics: Mapping[str, float],
+    energies: Energies,
     seconds: float,
-    final: Final,
-    collected: Predictions | None = None,
+    diverged: bool,
+    run_id: str | None,
 ) -> Result:
     """Merge the rotations, sum up the training and, in the main process, write final/ and then result.json."""
     config, splits, best = task.config, task.splits, progress.best
     modules = {name: _merged(module) for name, module in task.modules.items()}
-    others = {name: value for name, value in final.metrics.items() if name not in ("accuracy", "loss", "step")}
     summary = Summary(
         step=progress.step,
-        split=final.split,
-        accuracy=finite(final.metrics.get("accuracy")),
-        loss=finite(final.metrics.get("loss")),
-        metrics=finite(others),
-        energy=finite(sum(final.energies.values())),
-        energies=finite(final.energies),
-        pair_energies=finite(final.pair_energies),
-        diverged=final.diverged,
+        split=split,
+        accuracy=finite(metrics.get("accuracy")),
+        loss=finite(metrics.get("loss")),
+        metrics=finite({name: value for name, value in metrics.items() if name not in ("accuracy", "loss", "step")}),
+        energy=finite(sum(energies[0].values())),
+        energies=finite(energies[0]),
+        pair_energies=finite(energies[1]),
+        diverged=diverged,
         best_step=None if best is None else int(best["step"]),
         validation=finite(best),
         parameters={
@@ -153,7 +147,7 @@ def write_result(
             "hash": splits.hash(),
         },
         versions={"hypersphere": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        run_id=final.run_id,
+        run_id=run_id,
     )
     main = modules[task.main]
     model = main.network if isinstance(main, Classifier) and main.head is None else main

@@ -271,19 +271,16 @@ class Classification(TrainingTask):
         return networks.build_classifier(config, spec)
 
     def check_batch(self, batch: Batch) -> None:
-        self._check_logits(self.model(batch.inputs, edges=self.edges))
+        logits, classes = self.model(batch.inputs, edges=self.edges), len(self.splits.spec.classes)
+        if not isinstance(logits, Tensor) or logits.dim() < 2 or logits.shape[-1] != classes:
+            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise ValueError(f"it must return a logit for each of {classes} classes, (B, {classes}), got {got}")
 
     def _gains_by_channels_last(self) -> bool:
         spec = self.splits.spec
         is_large = spec.kind == "images" and spec.shape[1] * spec.shape[2] >= LARGE
         has_convolutions = any(isinstance(module, nn.Conv2d) for module in self.model.modules())
         return self.world.device.type == "cpu" and is_large and has_convolutions
-
-    def _check_logits(self, logits: Any) -> None:
-        classes = len(self.splits.spec.classes)
-        if not isinstance(logits, Tensor) or logits.dim() < 2 or logits.shape[-1] != classes:
-            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise ValueError(f"it must return a logit for each of {classes} classes, (B, {classes}), got {got}")
 
     def loss(self, batch: Batch) -> Tensor:
         self._count_annealing_once(batch)

@@ -41,7 +41,6 @@ FAR = 2.0  # times the first loss that count as divergence
 GRAPH_EVERY = 10  # steps between evaluations of a graph, whose epoch is a single step
 
 Callback = Callable[[nn.Module, int, dict[str, Any]], object]
-Energies = tuple[Mapping[str, float], Mapping[str, float]]  # energies and pair energies by layer
 
 
 class TrainingError(RuntimeError):
@@ -171,7 +170,7 @@ class Training:
 
     def stop_if_requested(self) -> None:
         """Save a checkpoint and stop, if any process has received a signal."""
-        if self.stop_requested or (self.world.size == 1 and self.interruptions.signal is not None):
+        if self.stop_requested or self._is_interrupted():
             self._stop()
 
     def _stop(self) -> None:
@@ -220,7 +219,7 @@ class Training:
         if self.splits.eval_split == "validation" and "accuracy" in metrics:
             self._update_best(metrics)
 
-    def _energies(self) -> Energies:
+    def _energies(self) -> results.Energies:
         return self.task.energies(), self.task.pair_energies()
 
     def _is_interrupted(self) -> bool:
@@ -243,7 +242,7 @@ class Training:
         else:
             self.done.waited += 1
 
-    def log(self, split: str, metrics: Mapping[str, float], energies: Energies = ({}, {})) -> None:
+    def log(self, split: str, metrics: Mapping[str, float], energies: results.Energies = ({}, {})) -> None:
         """Log a line of metrics to the file, the display and the callbacks."""
         step = self.done.step
         line = MetricsLine(
@@ -375,9 +374,18 @@ class Training:
             self.log(split, metrics, energies)
         self.saver.wait()
         predictions = self.task.final_predictions(split, is_current)
-        diverged = self._has_diverged(metrics.get("accuracy"), split)
-        final = results.Final(split, metrics, *energies, diverged, self.run_id)
-        return results.write_result(self.task, self.done, self.history, self.seconds(), final, predictions)
+        return results.write_result(
+            self.task,
+            self.done,
+            self.history,
+            predictions,
+            split=split,
+            metrics=metrics,
+            energies=energies,
+            seconds=self.seconds(),
+            diverged=self._has_diverged(metrics.get("accuracy"), split),
+            run_id=self.run_id,
+        )
 
     def _has_diverged(self, accuracy: float | None, split: str) -> bool:
         """Return whether a classifier ends at chance accuracy after a loss far above that of its first step.

@@ -131,16 +131,12 @@ def read(key: str, kind: Any, rule: Any, value: Any) -> Any:
     if isinstance(value, bool):
         if bool in kinds:
             return value
-    elif isinstance(value, int):
-        if int in kinds:
-            if abs(value) > LARGEST:
-                raise ConfigError(f"{key} must fit in 64 bits, got {shown(value)}")
-            return _within(key, kind, rule, int(value))
-        if float in kinds:
-            return _within(key, kind, rule, float(value))
-    elif isinstance(value, float):
-        if float in kinds:
-            return _within(key, kind, rule, float(value))
+    elif isinstance(value, int) and int in kinds:
+        if abs(value) > LARGEST:
+            raise ConfigError(f"{key} must fit in 64 bits, got {shown(value)}")
+        return _within(key, kind, rule, int(value))
+    elif isinstance(value, int | float) and float in kinds:
+        return _within(key, kind, rule, float(value))
     elif isinstance(value, str):
         if str in kinds and not ((bool in kinds or float in kinds) and value not in known(rule["names"])):
             return _text(key, rule, value)

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from traceback import walk_tb
 from types import ModuleType
 from typing import Any
 
@@ -77,13 +78,9 @@ def _as_a_script(path: Path, where: str) -> Iterator[None]:
 
 def _line(error: BaseException, file: str) -> int | None:
     """Return the line number of the innermost frame in `file`."""
-    line = error.lineno if isinstance(error, SyntaxError) and error.filename == file else None
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == file:
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return line
+    own = [error.lineno] if isinstance(error, SyntaxError) and error.filename == file else [None]
+    frames = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
+    return [*own, *frames][-1]
 
 
 def _choose(where: str, module: ModuleType, function: str | None) -> str:
