@@ -56,13 +56,13 @@ def error_code(error: Exception | None) -> int:
     return 0 if error is None else 1 + [isinstance(error, kind) for kind in _ERRORS].index(True)
 
 
-def gather_rows(x: Tensor, counts: list[int], group: Group, factor: float = 1.0) -> Tensor:
+def gather_batch(x: Tensor, counts: list[int], group: Group, factor: float = 1.0) -> Tensor:
     """Concatenate the rows of all processes; the gradient is summed over them and multiplied by `factor`.
 
     Args:
         x: (counts[rank], ...) rows of this process; gathered in x's dtype, returned in at least float32.
     """
-    rows: Tensor = apply(_GatherRows, x, counts, group, factor)
+    rows: Tensor = apply(_GatherBatch, x, counts, group, factor)
     return rows
 
 
@@ -109,7 +109,7 @@ class RowShards:
         return ((index >= self.start) & (index < self.stop)).nonzero().squeeze(1)
 
 
-class _GatherRows(Function):
+class _GatherBatch(Function):
     @staticmethod
     def forward(x: Tensor, counts: list[int], group: Group, factor: float) -> Tensor:
         return concatenate(x, counts, group).to(torch.promote_types(x.dtype, torch.float32))

@@ -26,7 +26,7 @@ from .._internal.collectives import (
     concatenate,
     error_code,
     exchange,
-    gather_rows,
+    gather_batch,
     own_gradient,
     raise_together,
 )
@@ -42,9 +42,8 @@ from .streaming import LogitRule, Sums, can_stream, make_rule, sum_over_classes
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from .softmax import AngularSoftmaxLoss
-
-H = TypeVar("H", bound="AngularSoftmaxLoss")
+Head = Any  # an AngularSoftmaxLoss, whose module imports this one
+H = TypeVar("H", bound=nn.Module)
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _MODES = ("dtype of embeddings", "head.training", "torch.is_grad_enabled()", "embeddings.requires_grad")
 _ROWS_OF_A_DRAW = 4096
@@ -80,6 +79,11 @@ def shard_head(head: H, mesh: DeviceMesh) -> H:
     """
     _check_mesh(mesh)
     _check_head(head)
+    _shard(head, mesh)
+    return head
+
+
+def _shard(head: Head, mesh: DeviceMesh) -> None:
     shards = ClassShards(mesh, head.num_classes)
     is_meta = next(head.parameters()).is_meta
     for module in head.modules():
@@ -96,10 +100,9 @@ def shard_head(head: H, mesh: DeviceMesh) -> H:
             reset: Any = getattr(module, "reset_parameters", None)
             if reset is not None:
                 reset()
-    return head
 
 
-def _has_row_per_class(parameter: Tensor, name: str, head: AngularSoftmaxLoss) -> bool:
+def _has_row_per_class(parameter: Tensor, name: str, head: Head) -> bool:
     """Return whether a parameter of a head is split: not the numbers of a rotation, even if there are C of them."""
     numbers = {"bias", "log_k", "magnitude"}
     return parameter.dim() > 0 and len(parameter) == head.num_classes and name in {"weight", "original", *numbers}
@@ -216,9 +219,7 @@ class ClassShards(RowShards):
 
     # ---------------------------------------------------------------------------------------------------- losses
 
-    def loss(
-        self, head: AngularSoftmaxLoss, embeddings: Tensor, labels: Tensor, indices_tuple: Any, sample_weight: Any
-    ) -> Tensor:
+    def loss(self, head: Head, embeddings: Tensor, labels: Tensor, indices_tuple: Any, sample_weight: Any) -> Tensor:
         """Compute the loss of the samples of all processes; with reduction "none" the losses of the own samples."""
         error = _find_error(head, embeddings, labels, indices_tuple, sample_weight)
         counts, weighted = self._meet(head, error, embeddings, sample_weight is not None)
@@ -226,15 +227,15 @@ class ClassShards(RowShards):
         if weighted:
             sample_weight = torch.ones(len(embeddings)) if sample_weight is None else sample_weight
             sample_weight = concatenate(sample_weight.to(embeddings.device, torch.float64), counts, self.group)
-        x = gather_rows(embeddings, counts, self.group, factor=float(self.mesh.size()))
+        x = gather_batch(embeddings, counts, self.group, factor=float(self.mesh.size()))
         with without_autocast(embeddings):
             loss = self._call(head, _loss, x, labels, sample_weight)
         return loss[self.rows] if head.reduction == "none" else loss
 
-    def logits(self, head: AngularSoftmaxLoss, embeddings: Tensor) -> Tensor:
+    def logits(self, head: Head, embeddings: Tensor) -> Tensor:
         """Compute the logits of the own samples for all classes."""
         counts, _ = self._meet(head, _find_error(head, embeddings), embeddings, False)
-        x = gather_rows(embeddings, counts, self.group, factor=float(self.mesh.size()))
+        x = gather_batch(embeddings, counts, self.group, factor=float(self.mesh.size()))
         with without_autocast(embeddings):
             return self._call(head, self._logits, x, counts)
 
@@ -289,7 +290,7 @@ class ClassShards(RowShards):
         """Return the numbers of the own classes; a 0-d tensor is for all classes."""
         return numbers[self.start : self.stop] if numbers is not None and numbers.dim() else numbers
 
-    def _logits(self, head: AngularSoftmaxLoss, x: Tensor, counts: list[int]) -> Tensor:
+    def _logits(self, head: Head, x: Tensor, counts: list[int]) -> Tensor:
         weight, similarity = head.weight, head.similarity
         x = x.to(accumulation_dtype(torch.promote_types(x.dtype, weight.dtype)))
         direction = unit_unchecked(x)
@@ -315,13 +316,13 @@ class _Caller(nn.Module):
         return function(self.head, *arguments)
 
 
-def _loss(head: AngularSoftmaxLoss, x: Tensor, labels: Tensor, sample_weight: Tensor | None) -> Tensor:
+def _loss(head: Head, x: Tensor, labels: Tensor, sample_weight: Tensor | None) -> Tensor:
     weights = sample_weight if sample_weight is None else sample_weight.to(accumulation_dtype(x.dtype))
     return head._loss(x, head.weight, labels, None, weights)
 
 
 def _find_error(
-    head: AngularSoftmaxLoss,
+    head: Head,
     embeddings: Any,
     labels: Any = None,
     indices_tuple: Sequence[Tensor] | None = None,
