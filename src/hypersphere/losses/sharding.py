@@ -32,6 +32,7 @@ from .._internal.collectives import (
 )
 from .._internal.draws import generator
 from .._internal.functions import apply, is_recorded, is_transformed
+from .._internal.overflow import rescale, row_divisors
 from .._internal.precision import accumulation_dtype, without_autocast
 from .._internal.sharding import is_sharded, reduce_, replicate, shard_like
 from ..layers.cosine import unit, unit_unchecked
@@ -127,14 +128,16 @@ def _check_head(head: Any) -> None:
     if head.shards is not None or any(map(is_sharded, head.parameters())):
         raise ValueError("head is sharded already")
     if not can_stream(head.similarity):
-        raise ValueError(f"head must have a similarity of hypersphere to be sharded, got {head.similarity!r}")
+        name = getattr(head.similarity, "__name__", type(head.similarity).__name__)
+        raise ValueError(f"head must have a similarity of hypersphere to be sharded, got {name}")
     if head.metric_reduction is not None:
         raise ValueError("head must have no reducer or regularizer of pytorch-metric-learning to be sharded")
     for parametrizations in getattr(head, "parametrizations", {}).values():
         for rotation in parametrizations:
             plan = getattr(rotation, "plan", None)
             if plan is None or plan.side != "input" or plan.frozen:
-                raise ValueError(f"head can be sharded if it is rotated with side='input', got {rotation}")
+                got = type(rotation).__name__ if plan is None else f"side={plan.side!r}, apply={plan.apply!r}"
+                raise ValueError(f"head to be sharded must be rotated with side='input' if at all, got {got}")
     if next(head.parameters()).is_meta:
         lost = [name for name, buffer in head.named_buffers() if name != "step"]
         if lost:
@@ -227,7 +230,7 @@ class ClassShards(RowShards):
         if weighted:
             sample_weight = torch.ones(len(embeddings)) if sample_weight is None else sample_weight
             sample_weight = concatenate(sample_weight.to(embeddings.device, torch.float64), counts, self.group)
-        x = gather_batch(embeddings, counts, self.group, factor=float(self.mesh.size()))
+        x = self._gather(head, embeddings, counts)
         with without_autocast(embeddings):
             loss = self._call(head, _loss, x, labels, sample_weight)
         return loss[self.rows] if head.reduction == "none" else loss
@@ -235,7 +238,7 @@ class ClassShards(RowShards):
     def logits(self, head: Head, embeddings: Tensor) -> Tensor:
         """Compute the logits of the own samples for all classes."""
         counts, _ = self._meet(head, _find_error(head, embeddings), embeddings, False)
-        x = gather_batch(embeddings, counts, self.group, factor=float(self.mesh.size()))
+        x = self._gather(head, embeddings, counts)
         with without_autocast(embeddings):
             return self._call(head, self._logits, x, counts)
 
@@ -257,6 +260,12 @@ class ClassShards(RowShards):
         rank = self.mesh.get_local_rank()
         self.rows = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
         return counts, any(with_weights)
+
+    def _gather(self, head: Head, embeddings: Tensor, counts: list[int]) -> Tensor:
+        """Gather the embeddings (B, d) of all processes; longer ones than a head can multiply are shortened."""
+        up = row_divisors(embeddings, head._longest(accumulation_dtype(embeddings.dtype)))
+        x = embeddings if up is None else rescale(embeddings, 1 / up, 1.0)
+        return gather_batch(x, counts, self.group, factor=float(self.mesh.size()))
 
     def own_gradient(self, losses: Tensor) -> Tensor:
         """Return the losses (B,); only those of the own samples pass a gradient."""
