@@ -36,10 +36,10 @@ def write_pairs(path, different):
 DIFFERENT = ["Di\t1\tEd\t1", "Di\t2\tFay\t1", "Ed\t2\tFay\t2", "Gus\t1\tHal\t1", "Ed\t4\tGus\t1", "Di\t3\tHal\t1"]
 
 
-@pytest.fixture
-def faces(tmp_path):
+@pytest.fixture(scope="module")
+def faces(tmp_path_factory):
     """LFW of eight people, each with a colour and some noise, in images of 8×8."""
-    folder, g = tmp_path / "faces" / "lfw64", torch.Generator().manual_seed(0)
+    folder, g = tmp_path_factory.mktemp("faces") / "lfw64", torch.Generator().manual_seed(0)
     for person, number in (TRAIN | TEST).items():
         (folder / person).mkdir(parents=True)
         colour = torch.randint(60, 190, (1, 1, 3), generator=g)
@@ -50,7 +50,7 @@ def faces(tmp_path):
         text = "".join(f"{person}\t{number}\n" for person, number in people.items())
         official.write(folder / name, f"{len(people)}\n{text}")
     write_pairs(folder / "pairsDevTest.txt", DIFFERENT)
-    return tmp_path / "faces"
+    return folder.parent
 
 
 @pytest.fixture
@@ -102,6 +102,7 @@ def test_faces_are_verified_on_people_that_were_not_trained(faces, tmp_path):
 
 def test_another_set_of_faces_is_verified_on_the_pairs_of_lfw(faces, tmp_path):
     """As the full-size rows of the papers: trained on CASIA-WebFace, tested by pairs.txt on all of LFW."""
+    faces = shutil.copytree(faces, tmp_path / "faces")
     for person in TRAIN:
         shutil.copytree(faces / "lfw64" / person, faces / "CASIA-WebFace-112X96" / f"00{person}")
     write_pairs(faces / "pairs.txt", DIFFERENT)
@@ -190,7 +191,8 @@ def test_a_training_stopped_in_an_evaluation_goes_on(tmp_path, monkeypatch):
     same_run(tmp_path / "whole", tmp_path / "part")
 
 
-def test_what_cannot_be_evaluated_is_refused_before_the_training(faces, monkeypatch, shots):
+def test_what_cannot_be_evaluated_is_refused_before_the_training(faces, monkeypatch, shots, tmp_path):
+    faces = shutil.copytree(faces, tmp_path / "faces")
     path = faces / "lfw64" / "pairsDevTest.txt"
     text = path.read_text()
     path.unlink()
@@ -217,10 +219,11 @@ def test_some_classes_in_common_are_refused(monkeypatch):
 # ------------------------------------------------------------------------------------------------- evaluate
 
 
-@pytest.fixture
-def run_of_faces(faces, tmp_path):
-    quiet(config("lfw", **{"data.root": str(faces), "out": str(tmp_path / "run")}))
-    return str(tmp_path / "run")
+@pytest.fixture(scope="module")
+def run_of_faces(faces, tmp_path_factory):
+    path = str(tmp_path_factory.mktemp("runs") / "run")
+    quiet(config("lfw", **{"data.root": str(faces), "out": path}))
+    return path
 
 
 def printed(capsys, *argv):
