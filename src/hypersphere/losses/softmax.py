@@ -300,6 +300,7 @@ class AngularSoftmaxLoss(nn.Module):
         weight = finite_gradient(weight)
         rule = self._make_rule(direction, weight, classes)
         is_product = rule.similarity is None
+        beside = x.new_full((len(x),), -math.inf)
         sum_all = sum_over_classes if self.shards is None else self.shards.sum_over_classes
         sums = sum_all(
             x if is_product and self.scale is None else direction,
@@ -310,6 +311,7 @@ class AngularSoftmaxLoss(nn.Module):
             bias=bias,
             k=similarity.k if isinstance(similarity, LearnableSigmoid) else None,
             class_weight=smooth,
+            beside=beside,
             stream=stream,
         )
         cosine = sums.at_target / (s + (s == 0)) if is_product and self.scale is None else sums.at_target
@@ -317,6 +319,7 @@ class AngularSoftmaxLoss(nn.Module):
         if self.has_margin:
             value = value + self._margin_difference(cosine, classes, x).to(dtype)
         target_logit = s * value if bias is None else s * value + bias[classes]
+        beside.copy_(target_logit.detach())
         return self._combine(target_logit, sums, classes, smooth)
 
     def _make_rule(self, direction: Tensor, weight: Tensor, classes: Tensor) -> LogitRule:

@@ -3,8 +3,9 @@
 With a_j = ⟨x, w_j⟩/‖w_j‖ the logit of class j is L_j = s·g(a_j) + b_j. One pass over blocks of classes gives, for every
 sample, log Σ exp L_j (of softmax heads) or Σ softplus(L_j) (of binary heads) over all classes but the label's, and a at
 the label. A margin changes the label's logit alone, so it is applied outside, to B numbers. The backward pass computes
-the logits of each block again. It skips blocks that add less than 2⁻²⁴ to the gradient of every sample. With K
-sub-centers a class has K rows, and a_j is the largest of theirs.
+the logits again, except those of the last blocks, which are kept up to 30 MB. It skips blocks whose probabilities are
+below the resolution of the dtype (2⁻²⁴ in float32) for every sample. With K sub-centers a class has K rows, and a_j is
+the largest of theirs.
 
 Shapes: B batch, C classes, n classes of a block, K sub-centers, d embedding size.
 """
@@ -20,12 +21,14 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from .._internal.functions import apply
+from .._internal.functions import apply, is_recorded
+from .._internal.overflow import can_read_for_free, max_abs
 from ..layers.cosine import clamp_cosine, inverse_row_norm, unit
 from ..layers.similarity import LearnableSigmoid, Similarity, sigmoid
 
-BLOCK = 4096  # classes: 4 MB of float32 logits for 256 samples
-_NEGLIGIBLE = -24 * math.log(2)
+BLOCK = 2048  # classes: 2 MB of float32 logits for 256 samples
+_SMALL = 64.5  # e^±64 times 10⁹ classes is within the range of float32
+_KEPT_BYTES = 30 * 2**20  # of products that the backward pass need not compute again
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,7 @@ def sum_over_classes(
     k: Tensor | None = None,
     class_weight: Tensor | None = None,
     multiplicity: Tensor | None = None,
+    beside: Tensor | None = None,
     stream: bool = True,
 ) -> Sums:
     """Compute the sums of a loss over the classes.
@@ -136,6 +140,8 @@ def sum_over_classes(
         k: (C,) or 0-d, of the similarity.
         class_weight: v (C,); None: the second sum is 0.
         multiplicity: (C,), for how many classes each counts, without gradient; None: one.
+        beside: (B,), the logarithm of what else is in the sum that the softmax divides by, such as the label's logit.
+            It may be filled in after this call: only the backward pass reads it, to skip blocks that are negligible.
         stream: a block of classes at a time; False: by plain operations on all logits (B, C).
     """
     if multiplicity is not None and not rule.softplus:
@@ -146,8 +152,7 @@ def sum_over_classes(
         return Sums(zero if rule.softplus else zero - math.inf, zero, zero)
     if not stream:
         return _plain_sums(x, weight, *extra, rule)
-    inverse = inverse_row_norm(weight.detach()).to(x.dtype)
-    return Sums(*apply(_Sums, x, weight, *extra, inverse, rule)[:3])
+    return Sums(*apply(_Sums, x, weight, *extra, rule, beside)[:3])
 
 
 def _plain_sums(
@@ -186,7 +191,7 @@ def _locate(target: Tensor, classes: int) -> tuple[Tensor, Tensor]:
 
 
 class _Sums(Function):
-    """The sums, and those of the blocks (B, blocks)."""
+    """The sums; and, without gradient, those of the blocks (B, blocks), 1/‖w‖ (C·K,) and products of the last blocks."""
 
     @staticmethod
     def forward(
@@ -198,26 +203,37 @@ class _Sums(Function):
         target: Tensor,
         class_weight: Tensor | None,
         multiplicity: Tensor | None,
-        inverse: Tensor,
         rule: LogitRule,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        beside: Tensor | None,
+    ) -> tuple[Tensor, ...]:
         block_sums, weighted, buffer = [], x.new_zeros(len(x)), _buffer(x, rule)
-        for block in _blocks(weight, rule):
-            products, _ = _products(x, weight, inverse, block, rule, buffer)
+        inverse, small = x.new_empty(len(weight)), _is_small(x, bias, rule)
+        blocks = list(_blocks(weight, rule))
+        kept = _allocate_kept(x, blocks, rule)
+        for i, block in enumerate(blocks):
+            rows = weight[_rows(block, rule)].to(x.dtype)
+            inverse[_rows(block, rule)] = inverse_row_norm(rows)
+            keep = kept[i - len(blocks)] if i >= len(blocks) - len(kept) else None
+            products, _ = _products(x, rows, inverse, block, rule, buffer if keep is None else keep)
             logits = rule(products, s, _of(block, bias), _of(block, k))
+            if keep is not None and logits is products:
+                logits = _view(buffer, products).copy_(products)
             if class_weight is not None:
                 weighted = weighted + _fill_target(logits, target, block, 0.0) @ class_weight[block]
             logits = _fill_target(logits, target, block, -math.inf)
-            block_sums.append(_sum_softplus(logits, _of(block, multiplicity)) if rule.softplus else _log_sum(logits))
+            if rule.softplus:
+                block_sums.append(_sum_softplus(logits, _of(block, multiplicity)))
+            else:
+                block_sums.append(logits.exp_().sum(1).log_() if small else _log_sum(logits))
         stacked = torch.stack(block_sums, 1)
         others = stacked.sum(1) if rule.softplus else torch.logsumexp(stacked, 1)
-        return others, _at_target(x, weight, inverse, target, rule)[0], weighted, stacked
+        return others, _at_target(x, weight, inverse, target, rule)[0], weighted, stacked, inverse, *kept
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.save_for_backward(*inputs[:9], output[0], output[3])
-        ctx.rule = inputs[9]
-        ctx.mark_non_differentiable(output[3])
+        ctx.save_for_backward(*inputs[:8], output[0], *output[3:])
+        ctx.rule, ctx.beside = inputs[8:]
+        ctx.mark_non_differentiable(*output[3:])
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -244,18 +260,19 @@ def _streamed_backward(
     ctx: Any, grad_others: Tensor | None, grad_at: Tensor | None, grad_weighted: Tensor | None
 ) -> list[Tensor | None]:
     """Return the gradients of x, weight, s, bias and k, a block of classes at a time."""
-    x, weight, s, bias, k, target, class_weight, multiplicity, inverse, others, block_sums = ctx.saved_tensors
+    x, weight, s, bias, k, target, class_weight, multiplicity, others, block_sums, inverse, *kept = ctx.saved_tensors
     rule, needed = ctx.rule, ctx.needs_input_grad
     grad_others = torch.zeros_like(others) if grad_others is None else grad_others
     smooth = None if class_weight is None or grad_weighted is None else grad_weighted.unsqueeze(1)
+    buffer, grad_buffer = _buffer(x, rule), _buffer(x, rule)
 
     def gradient(logits: Tensor) -> Tensor:
-        logits = logits if rule.similarity is None else logits.clone()  # else nobody needs these logits any more
+        out = _view(grad_buffer, logits)
         if rule.softplus:
-            grad = logits.sigmoid_()
+            grad = torch.sigmoid(logits, out=out)
             grad = grad if multiplicity is None else grad.mul_(multiplicity[block])
         else:
-            grad = logits.sub_(others.unsqueeze(1)).exp_()
+            grad = torch.sub(logits, others.unsqueeze(1), out=out).exp_()
         grad = grad.mul_(grad_others.unsqueeze(1))
         if smooth is not None:
             grad.addcmul_(smooth, class_weight[block])
@@ -263,33 +280,44 @@ def _streamed_backward(
 
     negligible = [False] * block_sums.shape[1]
     if smooth is None and x.device.type == "cpu" and not torch.compiler.is_compiling():
-        shares = block_sums.log() if rule.softplus else block_sums - others.unsqueeze(1)
-        negligible = (shares.amax(0) < _NEGLIGIBLE).tolist()
+        shares = _shares(block_sums, others, ctx.beside, grad_others, rule)
+        negligible = (shares < math.log(torch.finfo(x.dtype).eps / 2)).all(0).tolist()
     grad_x, grad_weight = torch.zeros_like(x), torch.empty_like(weight) if needed[1] else None
     sums = [
         torch.zeros_like(t) if t is not None and need else None
         for t, need in zip((s, bias, k), needed[2:5], strict=True)
     ]
-    buffer = _buffer(x, rule)
-    for block, skipped in zip(_blocks(weight, rule), negligible, strict=True):
+    for i, (block, skipped) in enumerate(zip(_blocks(weight, rule), negligible, strict=True)):
         of_block = _rows(block, rule)
         if skipped:
             if grad_weight is not None:
                 grad_weight[of_block].zero_()
             continue
-        (products, largest), rows = _products(x, weight, inverse, block, rule, buffer), weight[of_block].to(x.dtype)
+        rows, largest = weight[of_block].to(x.dtype), None
+        if i >= len(negligible) - len(kept):
+            products = _view(kept[i - len(negligible)], x, len(rows))
+        else:
+            products, largest = _products(x, rows, inverse, block, rule, buffer)
         grad, *rest = rule.pull_back([products, s, _of(block, bias), _of(block, k)], gradient)
+        assert grad is not None
         for total, part in zip(sums, rest, strict=True):
             if total is not None and part is not None:
                 (total if total is sums[0] or not total.dim() else total[block]).add_(part)
+        factor = inverse[of_block] * rule.product_scale
+        if grad_weight is None:
+            along = None
+        elif largest is None:  # ⟨w, gradient⟩ is Σ(gradient·product) over the samples
+            along = torch.mul(products, grad, out=_view(buffer, products)).sum(0).mul_(inverse[of_block].square())
+        else:
+            along = torch.zeros_like(factor)
+            along = along.index_add_(0, largest.flatten(), (products * grad).flatten()) * inverse[of_block].square()
         if largest is not None:
-            grad = grad.new_zeros(len(x), len(rows)).scatter_(1, largest, grad)
-        grad = grad.mul_(inverse[of_block] * rule.product_scale)
+            grad = torch.zeros(len(rows), len(x), dtype=x.dtype, device=x.device).mT.scatter_(1, largest, grad)
+        grad = grad.mul_(factor)
         grad_x.addmm_(grad, rows)
         if grad_weight is not None:
             part = grad_weight[of_block]
             out = torch.mm(grad.mT, x, out=part if part.dtype is x.dtype else None)
-            along = (rows * out).sum(1) * inverse[of_block].square()
             out.addcmul_(rows, along.unsqueeze(1), value=-1)
             if out is not part:
                 part.copy_(out)
@@ -338,14 +366,46 @@ def _buffer(x: Tensor, rule: LogitRule) -> Tensor:
     return x.new_empty(len(x) * max(rule.block, rule.centers))
 
 
+def _view(buffer: Tensor, like: Tensor, n: int | None = None) -> Tensor:
+    """View a buffer as (B, n) with the samples next to one another: so all three products are fastest."""
+    n = like.shape[1] if n is None else n
+    return buffer[: n * len(like)].view(n, len(like)).mT
+
+
+def _allocate_kept(x: Tensor, blocks: list[slice], rule: LogitRule) -> list[Tensor]:
+    """Allocate memory for the products of the last blocks, as many as _KEPT_BYTES hold."""
+    if rule.centers > 1 or is_recorded():
+        return []
+    count = min(_KEPT_BYTES // (rule.block * len(x) * x.element_size()), len(blocks))
+    return [x.new_empty((block.stop - block.start) * len(x)) for block in blocks[len(blocks) - count :]]
+
+
+def _is_small(x: Tensor, bias: Tensor | None, rule: LogitRule) -> bool:
+    """Return whether no sum of exponentials of logits can overflow or vanish, so that no maximum is needed."""
+    if rule.similarity is not None or not can_read_for_free(x):
+        return False
+    largest = rule.scale * torch.linalg.vector_norm(x, dim=1).amax().item() + (0.0 if bias is None else max_abs(bias))
+    return largest < _SMALL
+
+
+def _shares(
+    block_sums: Tensor, others: Tensor, beside: Tensor | None, grad_others: Tensor, rule: LogitRule
+) -> Tensor:
+    """Return the logarithms of the largest derivatives (B, blocks) of the loss by the logits of a block."""
+    if rule.softplus:
+        shares = block_sums.log()
+    else:
+        total = others if beside is None else torch.maximum(others, beside.to(others.dtype))
+        shares = block_sums - total.unsqueeze(1)
+    return torch.where((grad_others == 0).unsqueeze(1), -math.inf, shares)
+
+
 def _products(
-    x: Tensor, weight: Tensor, inverse: Tensor, block: slice, rule: LogitRule, buffer: Tensor
+    x: Tensor, rows: Tensor, inverse: Tensor, block: slice, rule: LogitRule, buffer: Tensor
 ) -> tuple[Tensor, Tensor | None]:
     """Compute ⟨x, w⟩/‖w‖ (B, n) of a block, in the buffer; with sub-centers also which row of the block is largest."""
-    of_block = _rows(block, rule)
-    rows = weight[of_block].to(x.dtype)
-    out = buffer[: len(x) * len(rows)].view(len(x), len(rows))
-    products = torch.mm(x, rows.mT, out=out).mul_(inverse[of_block] * rule.product_scale)
+    out = _view(buffer, x, len(rows))
+    products = torch.mm(x, rows.mT, out=out).mul_(inverse[_rows(block, rule)] * rule.product_scale)
     if rule.centers == 1:
         return products, None
     largest, index = products.unflatten(1, (-1, rule.centers)).max(2)
