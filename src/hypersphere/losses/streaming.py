@@ -191,7 +191,7 @@ def _locate(target: Tensor, classes: int) -> tuple[Tensor, Tensor]:
 
 
 class _Sums(Function):
-    """The sums; and, without gradient, those of the blocks (B, blocks), 1/‖w‖ (C·K,) and products of the last blocks."""
+    """The sums; and, without gradient, those of the blocks (B, blocks), 1/‖w‖ and products of the last blocks."""
 
     @staticmethod
     def forward(
@@ -388,9 +388,7 @@ def _is_small(x: Tensor, bias: Tensor | None, rule: LogitRule) -> bool:
     return largest < _SMALL
 
 
-def _shares(
-    block_sums: Tensor, others: Tensor, beside: Tensor | None, grad_others: Tensor, rule: LogitRule
-) -> Tensor:
+def _shares(block_sums: Tensor, others: Tensor, beside: Tensor | None, grad_others: Tensor, rule: LogitRule) -> Tensor:
     """Return the logarithms of the largest derivatives (B, blocks) of the loss by the logits of a block."""
     if rule.softplus:
         shares = block_sums.log()
