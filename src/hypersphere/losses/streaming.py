@@ -304,21 +304,18 @@ def _streamed_backward(
             if total is not None and part is not None:
                 (total if total is sums[0] or not total.dim() else total[block]).add_(part)
         factor = inverse[of_block] * rule.product_scale
-        if grad_weight is None:
-            along = None
-        elif largest is None:  # ⟨w, gradient⟩ is Σ(gradient·product) over the samples
-            along = torch.mul(products, grad, out=_view(buffer, products)).sum(0).mul_(inverse[of_block].square())
+        # ⟨w, gradient⟩ is Σ(gradient·product) over the samples
+        if largest is None:
+            along = torch.mul(products, grad, out=_view(buffer, products)).sum(0)
         else:
-            along = torch.zeros_like(factor)
-            along = along.index_add_(0, largest.flatten(), (products * grad).flatten()) * inverse[of_block].square()
-        if largest is not None:
+            along = torch.zeros_like(factor).index_add_(0, largest.flatten(), (products * grad).flatten())
             grad = torch.zeros(len(rows), len(x), dtype=x.dtype, device=x.device).mT.scatter_(1, largest, grad)
         grad = grad.mul_(factor)
         grad_x.addmm_(grad, rows)
         if grad_weight is not None:
             part = grad_weight[of_block]
             out = torch.mm(grad.mT, x, out=part if part.dtype is x.dtype else None)
-            out.addcmul_(rows, along.unsqueeze(1), value=-1)
+            out.addcmul_(rows, (along * inverse[of_block].square()).unsqueeze(1), value=-1)
             if out is not part:
                 part.copy_(out)
     if grad_at is not None:
