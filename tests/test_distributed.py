@@ -199,7 +199,6 @@ def refusals(folder, rank):
         "spherize learnable": message(hs.spherize, also_wrapped, "learnable"),
         "spherize FSDP2": message(hs.spherize, shard(small_net())),
         "load_rotations FSDP2": message(hs.rotation.load_rotations, sharded, f"{folder}/rotations{rank}"),
-        "save_rotations FSDP2": message(hs.rotation.save_rotations, sharded, f"{folder}/sharded"),
         "overlap": message(hs.Resampler, rotated, overlapping),
         "extract_rotations FSDP2": message(hs.rotation.extract_rotations, shard(small_net()), small_net()),
     }
@@ -295,7 +294,6 @@ def test_verbs_of_sharded_models(ranks):
         ("spherize FSDP2", r"layer '0' is sharded: call spherize before fully_shard"),
         ("extract_rotations", r"of base: '0.weight' is sharded: pass the model from before fully_shard"),
         ("load_rotations", r"load_rotations: '.*' is sharded: load before fully_shard"),
-        ("save_rotations", r"save_rotations: '.*' is sharded: save from an unsharded model"),
         ("overlap", r"overlap_with_ddp=True of ZeroRedundancyOptimizer"),
         ("FSDP1", r"FullyShardedDataParallel \(FSDP1\).*fully_shard \(FSDP2\)"),
     ],

@@ -6,6 +6,7 @@ FSDP1 (FullyShardedDataParallel) keeps slices of one flat tensor, or a view of f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -70,6 +71,38 @@ def replicate(tensor: Tensor, mesh: Any) -> Tensor:
     return local
 
 
+def writer_mesh(model: nn.Module) -> Any:
+    """Return the largest mesh over which a parameter is sharded, whose first process writes files; None without one."""
+    reshard(model)
+    return max(filter(None, map(mesh_of, model.parameters())), key=lambda mesh: mesh.size(), default=None)
+
+
+def gather_for_writer(tensor: Tensor, mesh: Any) -> Tensor:
+    """Return the whole tensor; with a mesh on the CPU of its first process, and an empty one in the others."""
+    if mesh is None:
+        return tensor
+    full = gather(tensor.detach())
+    return full.new_empty(0) if position_in(mesh) else full.cpu()
+
+
+def run_in_writer(write: Callable[[], None], mesh: Any) -> None:
+    """Call `write` in the first process of a mesh; if it fails, all raise its error. Without a mesh, only call it."""
+    error: Exception | None = None
+    if mesh is None or position_in(mesh) == 0:
+        try:
+            write()
+        except Exception as failure:
+            if mesh is None:
+                raise
+            error = failure
+    for dim in reversed(range(0 if mesh is None else mesh.ndim)):
+        outcome, group = [error], mesh.get_group(dim)
+        dist.broadcast_object_list(outcome, dist.get_global_rank(group, 0), group)
+        error = outcome[0]
+    if error is not None:
+        raise error
+
+
 def shard_like(target: Tensor, value: Tensor) -> Tensor:
     """Return the shard of a whole tensor, the same in every process; the tensor itself if `target` is not sharded."""
     if not is_sharded(target):
@@ -88,7 +121,7 @@ def write(target: Tensor, value: Tensor) -> None:
 def read(module: nn.Module, name: str) -> Tensor:
     """Return a tensor of a module, evaluated if it is parametrized and gathered if it is sharded."""
     tensor: Tensor
-    if not _is_distributed():
+    if not is_distributed():
         tensor = getattr(module, name)
         return tensor
     inside = f"parametrizations.{name}."
@@ -119,7 +152,7 @@ def reshard(*models: nn.Module | None) -> None:
 
     These are copies: their gradients would be averaged or lost, and writing to them changes nothing. FSDP1 is refused.
     """
-    if not _is_distributed():
+    if not is_distributed():
         return
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
@@ -139,7 +172,7 @@ def refuse_sharded(verb: str, model: nn.Module, instead: str) -> None:
             raise ValueError(f"{verb}: {name!r} is sharded: {instead}")
 
 
-def _is_distributed() -> bool:
+def is_distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 

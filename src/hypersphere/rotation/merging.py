@@ -9,20 +9,20 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from .._internal import fsdp
 from .._internal.global_hooks import record_change
-from .._internal.sharding import gather, shard_like
+from .._internal.sharding import gather, reshard, shard_like, write
 from ..orthogonal import ORTHOGONALIZERS, Orthogonalizer
 from .block_rotation import BlockRotation, rotate_weight
 from .parametrization import (
     BUFFERS,
     RotatedWeight,
-    is_sharded,
     layout_from_buffers,
     require_rotated,
     scale_numbers,
 )
 from .plan import OUTPUT
-from .rotated_class import copied_class
+from .rotated_class import class_without
 
 M = TypeVar("M", bound=nn.Module)
 _NEURONS = re.compile(r"(?P<layer>(?:.*\.)?)parametrizations\.(?P<tensor>[^.]+)\.original")
@@ -36,6 +36,9 @@ def merge(model: M) -> M:
     :func:`rotate`, and the same output. Of several tasks the active one is merged. To continue training, rotate again
     (progressive training, App. H) and make a new optimizer.
 
+    Weights that are sharded (FSDP2, tensor parallelism) are gathered layer by layer and stay sharded as they are: call
+    it in all processes.
+
     Example:
         >>> import hypersphere as hs
         >>> net = hs.rotate(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)))
@@ -43,11 +46,15 @@ def merge(model: M) -> M:
         Linear(in_features=8, out_features=16, bias=True)
     """
     layers = require_rotated("merge", model)
+    reshard(model)
     for layer in layers:
         _check_mergeable(layer)
     gone = [numbers for layer in layers for numbers in layer.rotation.parameters()]
     for layer in layers:
+        neurons = layer.neurons
         _remove_rotation(layer)
+        fsdp.move_parameter(model, neurons, layer.module, layer.tensor_name)
+    fsdp.drop_parameters(model, gone)
     record_change("merge", [(numbers, ()) for numbers in gone])
     return model
 
@@ -63,24 +70,19 @@ def _check_mergeable(layer: RotatedWeight) -> None:
         raise ValueError(
             f"merge: {layer.label} has another parametrization after its rotation ({last}): remove it first"
         )
-    if is_sharded(layer.neurons):
-        raise ValueError(
-            f"merge: {layer.label} is sharded: gather its full state_dict and call hs.rotation.merge_state_dict"
-        )
 
 
 def _remove_rotation(layer: RotatedWeight) -> None:
     module, name, rotation, neurons = layer.module, layer.tensor_name, layer.rotation, layer.neurons
     with torch.no_grad():
-        neurons.copy_(layer.merged())
+        write(neurons, layer.merged())
     del module.parametrizations[name]  # type: ignore[operator, union-attr]
     # Deepcopies share the class that parametrize made, so it must not change: the layer gets its plain class back, or
     # a new class without this property.
-    if len(module.parametrizations) == 0:  # type: ignore[arg-type]
+    last = len(module.parametrizations) == 0  # type: ignore[arg-type]
+    if last:
         del module.parametrizations
-        module.__class__ = type(module).__bases__[0]
-    else:
-        module.__class__ = copied_class(type(module), without=name)
+    module.__class__ = class_without(type(module), name, last=last)
     module.register_parameter(name, neurons)
     neurons.requires_grad_(rotation.required_grad)
     parameters = module._parameters

@@ -17,6 +17,7 @@ from .._internal.safe_files import write_bytes, write_text
 from .._internal.tensors import unshared
 from .adapter_files import CONFIG, PEFT_PREFIX, TENSORS
 from .parametrization import RotatedWeight, layer_label, scale_numbers
+from .rotated_class import plain_class
 
 _LISTS = (nn.ModuleDict, nn.ModuleList, nn.ParameterDict, nn.ParameterList)
 
@@ -26,9 +27,15 @@ def write_peft(
     model: nn.Module,
     rotated: list[RotatedWeight],
     task: str | None,
-    saved: dict[str, Tensor],
+    state: dict[str, Tensor],
+    saved: set[str],
 ) -> None:
-    """Write a folder that PEFT (0.18 or newer) loads: rotations in its exact form, the model's tensors `saved`."""
+    """Write a folder that PEFT (0.18 or newer) loads: rotations in its exact form, tensors of `state`.
+
+    Args:
+        state: the model's state_dict; the rotated neurons are not needed.
+        saved: the keys to save.
+    """
     for weight in rotated:
         _check_for_peft(weight)
     plans = [weight.rotation.plan for weight in rotated]
@@ -45,17 +52,15 @@ def write_peft(
     tensors = {}
     for weight, plan in zip(rotated, plans, strict=True):
         rotation = weight.rotation
-        numbers = rotation.tasks[task or rotation.active].rotations["cayley"].detach()
+        numbers = state[f"{weight.key}0.{task or rotation.active}.cayley"]
         tensors[f"{PEFT_PREFIX}{weight.name}.oft_R.weight"] = -scale_numbers(numbers, plan.size, plan.scaled)
     names = {weight.name for weight in rotated}
-    saved = {key: value for key, value in saved.items() if not any(key.startswith(weight.key) for weight in rotated)}
-    of_rotated = {key for key in saved if key.rpartition(".")[0] in names}
-    modules = _modules_to_save(model, names, saved.keys() - of_rotated)
+    others = {key: state[key] for key in state if key in saved and not key.startswith(tuple(w.key for w in rotated))}
+    of_rotated = {key for key in others if key.rpartition(".")[0] in names}
+    modules = _modules_to_save(model, names, others.keys() - of_rotated)
     # PEFT requires all tensors of these modules, frozen ones too
-    saved |= {
-        key: value for key, value in model.state_dict().items() if key.startswith(tuple(f"{m}." for m in modules))
-    }
-    for key, value in saved.items():
+    others |= {key: value for key, value in state.items() if key.startswith(tuple(f"{m}." for m in modules))}
+    for key, value in others.items():
         layer, _, last = key.rpartition(".")
         tensors[f"{PEFT_PREFIX}{layer}.base_layer.{last}" if key in of_rotated else PEFT_PREFIX + key] = value
     tensors, aliases = unshared(tensors)
@@ -115,7 +120,7 @@ def _modules_to_save(model: nn.Module, rotated: set[str], keys: Iterable[str]) -
 def _check_for_peft(weight: RotatedWeight) -> None:
     """Raise unless PEFT's OFT can express the rotation."""
     plan, layer = weight.rotation.plan, f"layer {layer_label(weight.name)!r}"
-    plain = type(weight.module).__bases__[0]
+    plain = plain_class(weight.module, weight.tensor_name)
     if plain is not nn.Linear or weight.tensor_name != "weight" or not weight.name:
         raise ValueError(f"format='peft' holds Linear layers inside a model, got {layer} [{plain.__name__}]")
     if plan.method != "cayley":

@@ -40,6 +40,20 @@ def copied_class(original: Any, without: str = "") -> Any:
     return type(original.__name__, original.__bases__, attributes)
 
 
+def plain_class(layer: nn.Module, name: str) -> Any:
+    """Return the class that a layer had before its tensor `name` was parametrized; FSDP may have derived from it."""
+    return next(cls for cls in type(layer).__mro__ if name in vars(cls)).__bases__[0]
+
+
+def class_without(cls: Any, name: str, *, last: bool) -> Any:
+    """Return the class of a layer whose tensor `name` is no longer parametrized; `last`: nor is another one."""
+    if name in vars(cls):
+        return cls.__bases__[0] if last else copied_class(cls, without=name)
+    bases = tuple(class_without(base, name, last=last) if hasattr(base, name) else base for base in cls.__bases__)
+    attributes = {k: v for k, v in vars(cls).items() if k not in ("__dict__", "__weakref__")}
+    return type(f"FSDP{bases[-1].__name__}", bases, attributes)  # FSDP derives from the parametrized class
+
+
 def extend_class(layer: nn.Module) -> None:
     """Add pickling and clear errors to the class that parametrize made for `layer`, and check its optimizers."""
     rotated_class = type(layer)

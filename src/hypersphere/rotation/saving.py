@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .._internal import checks
 from .._internal.adapters import refuse_adapters
 from .._internal.global_hooks import refuse_new_parameters
-from .._internal.sharding import refuse_sharded
+from .._internal.sharding import gather_for_writer, refuse_sharded, run_in_writer, writer_mesh
 from .._internal.tensors import hash_of
 from ..neurons import Neurons, select, unknown_weights, unwrapped
 from ..orthogonal import ORTHOGONALIZERS
@@ -40,6 +40,9 @@ def save_rotations(
     Fixed neurons and frozen parameters are not saved, only their hashes: loading requires the same ones. Neurons that
     training changes (``sample``, ``neurons="learned"``) are saved.
 
+    A model that is sharded (FSDP2, tensor parallelism) is gathered tensor by tensor, and the first process writes: call
+    it in all of them. The file is that of the unsharded model.
+
     Args:
         task: whose rotations; None: the active task's. They are saved at strength 1 (see :func:`use_task`).
         format: "hypersphere", or "peft": `path` is a folder that PEFT (0.18 or newer) loads as an OFT adapter. PEFT has
@@ -60,18 +63,23 @@ def save_rotations(
     checks.choice("format", format, FORMATS)
     model = unwrapped(model)
     rotated = require_rotated("save_rotations", model)
-    refuse_sharded("save_rotations", model, "save from an unsharded model")
     for weight in rotated:
         if task is not None and task not in weight.rotation.tasks:
             raise ValueError(f"task must be one of {', '.join(weight.rotation.tasks)}, got {task!r}")
     if any(weight.rotation.tasks[task or weight.rotation.active].strength != 1 for weight in rotated):
         checks.warn("save_rotations writes the task at strength 1: combine_tasks makes a strength a task of its own")
-    saved, frozen = _split_state(model, rotated, task)
+    mesh = writer_mesh(model)
+    state = model.state_dict()
+    saved, frozen = _split_state(model, state, rotated, task)
     if format == "peft":
-        write_peft(path, model, rotated, task, saved)
+        neurons = tuple(weight.key + "original" for weight in rotated)
+        state = _gather_all(model, {key: value for key, value in state.items() if key not in neurons}, mesh)
+        run_in_writer(lambda: write_peft(path, model, rotated, task, state, set(saved)), mesh)
         return
-    entries = [SavedRotation.of(weight, task, _hash(weight)) for weight in rotated]
-    write(path, RotationFile(entries, saved, {key: hash_of(value) for key, value in frozen.items()}))
+    saved = _gather_all(model, saved, mesh)
+    hashes = {key: hash_of(gather_for_writer(value, mesh)) for key, value in frozen.items()}
+    entries = [SavedRotation.of(weight, task, _hash(weight, mesh)) for weight in rotated]
+    run_in_writer(lambda: write(path, RotationFile(entries, saved, hashes)), mesh)
 
 
 def load_rotations(model: M, path: str | os.PathLike[str], *, task: str | None = None) -> M:
@@ -174,7 +182,7 @@ def _rename_task(file: RotationFile, task: str) -> RotationFile:
 
 
 def _split_state(
-    model: nn.Module, rotated: list[RotatedWeight], task: str | None
+    model: nn.Module, state: Mapping[str, Tensor], rotated: list[RotatedWeight], task: str | None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return what is saved, by key in the state_dict, and what is frozen and not saved."""
     saved: dict[str, Tensor] = {}
@@ -183,7 +191,7 @@ def _split_state(
     once = {name for name, _ in model.named_modules()}
     again = [f"{name}." for name, _ in model.named_modules(remove_duplicate=False) if name not in once]
     quantized = tuple(f"{name}." for name, module in model.named_modules() if is_quantized(module))
-    for key, value in model.state_dict().items():
+    for key, value in state.items():
         weight = next((weight for weight in rotated if key.startswith(weight.key)), None)
         if any(key.startswith(prefix) for prefix in again):  # a module with two names is saved once
             continue
@@ -198,14 +206,26 @@ def _split_state(
     return saved, frozen
 
 
+def _gather_all(model: nn.Module, tensors: dict[str, Tensor], mesh: Any) -> dict[str, Tensor]:
+    """Gather tensors of the model's state_dict for the process that writes; a tied parameter once."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    gathered: dict[int, Tensor] = {}
+    for key, value in tensors.items():
+        own = id(parameters.get(key, value))
+        gathered[own] = gathered[own] if own in gathered else gather_for_writer(value, mesh)
+    return {key: gathered[id(parameters.get(key, value))] for key, value in tensors.items()}
+
+
 def _neurons_change(plan: Plan) -> bool:
     """Return whether training changes the neurons."""
     return plan.learned or plan.redrawn
 
 
-def _hash(weight: RotatedWeight) -> str | None:
+def _hash(weight: RotatedWeight, mesh: Any) -> str | None:
     """Return the hash of neurons that the file does not hold."""
-    return None if _neurons_change(weight.rotation.plan) or weight.is_frozen else hash_of(weight.neurons)
+    if _neurons_change(weight.rotation.plan) or weight.is_frozen:
+        return None
+    return hash_of(gather_for_writer(weight.neurons, mesh))
 
 
 def _check_entry(
