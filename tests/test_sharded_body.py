@@ -1,6 +1,7 @@
 """What FSDP2 and tensor parallelism shard, in 2 and 3 real processes: as in one process, whatever the shards' sizes."""
 
 import os
+import re
 import warnings
 from datetime import timedelta
 
@@ -11,7 +12,10 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from safetensors import safe_open
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
@@ -138,6 +142,100 @@ def untrained_files(folder, wrap):
     hs.rotation.save_rotations(net, f"{folder}/{wrap.__name__}.untrained")
 
 
+def split(model):
+    """Tensor parallelism of three layers; the last has neurons in two of three processes."""
+    plan = {
+        "0": ColwiseParallel(use_local_output=False),  # 70 neurons: uneven for 3 processes
+        "2": RowwiseParallel(),
+        "4": ColwiseParallel(output_layouts=Replicate()),
+    }
+    return parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
+
+
+def narrow_net():
+    torch.manual_seed(4)
+    net = nn.Sequential(nn.Linear(7, 70), nn.Tanh(), nn.Linear(70, 6), nn.Tanh(), nn.Linear(6, 4))
+    with torch.no_grad():
+        net[2].weight[1] = 0
+    return net
+
+
+SPLIT = {  # case: how a network is made, with tensor parallelism or `same`
+    "sphere, then split": lambda parallel: parallel(hs.spherize(narrow_net(), "sigmoid", scale=True, layers="*")),
+    "split, then sphere": lambda parallel: hs.spherize(parallel(narrow_net()), "learnable", scale=True, layers="*"),
+    "split, then one k": lambda parallel: hs.spherize(
+        parallel(narrow_net()), hs.similarity.LearnableSigmoid(), layers=["0", "2"]
+    ),
+    "input": lambda parallel: hs.rotate(parallel(narrow_net()), init="normal", layers=["0", "2", "4"]),
+    "blocks": lambda parallel: hs.rotate(parallel(narrow_net()), blocks=2, neurons="learned", apply="activation"),
+    "output": lambda parallel: hs.rotate(parallel(narrow_net()), side="output", magnitude=True),
+    "both": lambda parallel: hs.rotate(parallel(narrow_net()), "ogd", side="both", layers=["2"]),
+    "sampled": lambda parallel: hs.rotate(parallel(narrow_net()), sample=3, layers=["0", "2", "4"]),
+}
+
+
+def trained_in_parts(case, parallel=lambda model: model, folder=None):
+    """Results of three steps with the energy in the loss, of what reads the weights, and after a merge."""
+    net = SPLIT[case](parallel)
+    x, y = torch.randn(9, 7, generator=torch.Generator().manual_seed(5)), torch.arange(9) % 4
+    x[0] = 0
+    groups = hs.param_groups(net, ogd=case == "both")
+    energy, optimizer = hs.EnergyRegularizer(net), hs.OGD(groups, lr=0.05)
+    resampler = hs.Resampler(net, optimizer, every=2) if case == "sampled" else None
+    values = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(x), y) + energy()
+        loss.backward()
+        optimizer.step()
+        if resampler is not None:
+            resampler.step()
+        values.append(loss.detach())
+    results = {name: whole(p) for name, p in net.named_parameters()} | {"values": torch.stack(values)}
+    results["diagnosis"] = torch.tensor([[row.energy, row.mean_angle] for row in hs.diagnose(net)])
+    results["output"] = net(x).detach()
+    if "sphere" in case or case == "split, then one k":
+        return results
+    if folder is not None:
+        hs.rotation.save_rotations(net, f"{folder}/{case}")
+        same_rank = hs.rotation.load_rotations(SPLIT[case](lambda model: model), f"{folder}/{case}")
+        torch.testing.assert_close(same_rank(x).detach(), results["output"], rtol=1e-5, atol=1e-6)
+    hs.merge(net)
+    results["merged"] = net(x).detach()
+    return results | {f"merged {name}": whole(p) for name, p in net.named_parameters()}
+
+
+def message(verb, *arguments):
+    try:
+        verb(*arguments)
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+def refusals():
+    """What is said where a layer cannot be split, or be used as it is split."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    square = init_device_mesh("cpu", (1, dist.get_world_size()))
+    copies = [Replicate()]
+    linear, conv = hs.SphereLinear(6, 4), hs.SphereConv2d(2, 3, 3)
+    linear.weight, conv.weight = (
+        nn.Parameter(distribute_tensor(layer.weight, mesh, copies)) for layer in (linear, conv)
+    )
+    other = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2))
+    other[0].weight = nn.Parameter(distribute_tensor(other[0].weight, square, [Replicate(), Shard(0)]))
+    x = distribute_tensor(torch.ones(2, 6), mesh, copies)
+    return {
+        "a rotated Linear cannot be split": message(split, hs.rotate(narrow_net())),
+        "SphereLinear with a learned similarity": message(split, hs.spherize(narrow_net(), "learnable")),
+        "SphereConv2d cannot be split": message(distribute_module, hs.SphereConv2d(2, 3, 3), mesh),
+        "SphereConv2d cannot compute": message(conv, torch.ones(1, 2, 3, 3)),
+        r"a mesh of one dimension, got 1 dimensions and the placements \(Replicate": message(linear, x),
+        "input of a layer with a split weight must be a DTensor": message(linear, torch.ones(2, 6)),
+        "rotate supports nn.Linear on a mesh of one dimension, got Linear on 2": message(hs.rotate, other),
+    }
+
+
 def _rank(rank: int, ranks: int, folder: str) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of zero neurons
@@ -151,6 +249,10 @@ def _rank(rank: int, ranks: int, folder: str) -> None:
     for wrap in (shard, only_outside):
         results[wrap.__name__] = merged_saved_diagnosed(folder, wrap, rank, ranks)
         untrained_files(folder, wrap)
+    for case in SPLIT:
+        torch.manual_seed(rank)  # starts that are drawn are those of the first process
+        results[case] = trained_in_parts(case, split, folder)
+    results["refusals"] = refusals()
     torch.save(results, f"{folder}/rank{rank}.pt")
     dist.barrier()
     os._exit(0)  # no destructors, which may wait for gloo's thread
@@ -199,3 +301,16 @@ def test_merge_diagnose_and_save_rotations_gather(results, tmp_path, how):
     restored = hs.rotation.load_rotations(RotatedNet(), results[1] / f"{how}.safetensors").state_dict()
     for key, value in hs.rotation.load_rotations(RotatedNet(), tmp_path / "alone.safetensors").state_dict().items():
         torch.testing.assert_close(restored[key], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", SPLIT)
+def test_tensor_parallelism(results, case):
+    torch.manual_seed(0)
+    check(results, case, trained_in_parts(case))
+
+
+def test_refusals(results):
+    for of_rank in results[0]:
+        for pattern, said in of_rank["refusals"].items():
+            assert re.search(pattern, said), (pattern, said)
+            assert "\n" not in said

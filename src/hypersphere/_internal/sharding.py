@@ -103,6 +103,36 @@ def run_in_writer(write: Callable[[], None], mesh: Any) -> None:
         raise error
 
 
+def split_rows(tensor: Tensor, mesh: Any) -> Tensor:
+    """Return this process's share of the first dimension of a tensor; a plain one must be the same in all processes."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    if not is_sharded(tensor):
+        tensor = DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
+    local: Tensor = tensor.redistribute(placements=[Shard(0)]).to_local()  # type: ignore[attr-defined]
+    return local
+
+
+def copy_to(mesh: Any, tensor: Tensor) -> Tensor:
+    """Return a DTensor that holds the first process's tensor in every process of the mesh."""
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    return distribute_tensor(tensor, mesh, [Replicate()] * mesh.ndim)
+
+
+class RefuseSplit:
+    """An attribute for classes of layers that torch.distributed.tensor's distribute_module, and so parallelize_module,
+    reads before it changes them; layers that were split before have their own."""
+
+    def __init__(self, reason: Callable[[Any], str]) -> None:
+        self.reason = reason
+
+    def __get__(self, layer: Any, owner: Any) -> bool:
+        if layer is not None and (reason := self.reason(layer)):
+            raise ValueError(reason)
+        return False
+
+
 def shard_like(target: Tensor, value: Tensor) -> Tensor:
     """Return the shard of a whole tensor, the same in every process; the tensor itself if `target` is not sharded."""
     if not is_sharded(target):

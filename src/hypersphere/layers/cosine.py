@@ -127,7 +127,7 @@ def _cast_for_product(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Abstra
     return x.to(dtype), weight.to(dtype), without_autocast(x)
 
 
-def _inverse_norm(squares: Tensor, dtype: torch.dtype) -> Tensor:
+def inverse_norm(squares: Tensor, dtype: torch.dtype) -> Tensor:
     """Compute 1/√squares, or 0 where the vector counts as zero; `dtype` is that of its elements."""
     info = torch.finfo(squares.dtype)
     # The gradients of a float16 vector below the smallest normal number would overflow.
@@ -152,7 +152,7 @@ class _Unit(Function):
     @staticmethod
     def forward(x: Tensor) -> tuple[Tensor, Tensor]:
         squares = x.to(accumulation_dtype(x.dtype)).square().sum(-1, keepdim=True)
-        inverse = _inverse_norm(squares, x.dtype)
+        inverse = inverse_norm(squares, x.dtype)
         return (x * inverse).to(x.dtype), inverse
 
     @staticmethod
@@ -187,7 +187,7 @@ class _Project(Function):
     def forward(
         x: Tensor, weight: Tensor, target: Tensor, norms: Tensor, headroom: float, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        inverse = _inverse_norm(norms.square(), weight.dtype)
+        inverse = inverse_norm(norms.square(), weight.dtype)
         y = F.linear(x if headroom == 1 else x * headroom, weight).mul_(inverse * (scale / headroom))
         return y, inverse, y.gather(-1, target) / scale
 
@@ -211,7 +211,8 @@ class _Project(Function):
         grad_x = (grad_product @ weight).to(dtype) if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[1]:
             return grad_x, None, None, None, None, None
-        grad_weight = grad_product.reshape(-1, len(weight)).mT @ x.reshape(-1, x.shape[-1])
+        flat = x.reshape(-1, x.shape[-1])
+        grad_weight = grad_product.reshape(len(flat), len(weight)).mT @ flat
         return grad_x, row_norm_backward(grad_weight, grad_inverse, weight, inverse).to(dtype), None, None, None, None
 
     @staticmethod
@@ -310,7 +311,7 @@ def unscaled_cosines(
     args = conv_args(stride, padding, dilation, groups)
     headroom = _headroom(x.dtype)
     squares = _group_squares(x, groups)
-    inverse = _inverse_norm(torch.convolution(squares, _box_filter(squares, weight), None, *args), x.dtype)
+    inverse = inverse_norm(torch.convolution(squares, _box_filter(squares, weight), None, *args), x.dtype)
     inverse_weight = inverse_row_norm(weight)
     short = (weight * (inverse_weight * headroom).view(-1, *[1] * (x.dim() - 1))).to(x.dtype)
     return torch.convolution(x, short, None, *args), inverse, inverse_weight, 1 / headroom
@@ -340,9 +341,9 @@ def inverse_row_norm(weight: Tensor) -> Tensor:
     norms = _row_norms(weight)
     factor = shrink_factors(weight.flatten(1), (1,)) if has_overflow(norms) else None
     if factor is None:
-        return _inverse_norm(norms.square(), weight.dtype)
+        return inverse_norm(norms.square(), weight.dtype)
     norms = _row_norms(weight.flatten(1) * factor)
-    return _inverse_norm(norms.square(), weight.dtype) * factor.squeeze(1)
+    return inverse_norm(norms.square(), weight.dtype) * factor.squeeze(1)
 
 
 def _row_norms(weight: Tensor) -> Tensor:
@@ -354,7 +355,8 @@ def row_norm_backward(grad_weight: Tensor, grad_inverse: Tensor | None, weight: 
 
     It needs Σ(gradient·y), which is ⟨w, grad_weight⟩ row by row, so y need not be kept.
     """
-    rows, grad_rows = weight.reshape(len(weight), -1), grad_weight.reshape(len(weight), -1)
+    shape = (len(weight), math.prod(weight.shape[1:]))  # not -1: there may be no rows
+    rows, grad_rows = weight.reshape(shape), grad_weight.reshape(shape)
     along = _row_dot(rows, grad_rows, inverse.dtype)
     if grad_inverse is not None:
         along = along + grad_inverse * inverse

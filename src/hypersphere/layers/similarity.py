@@ -85,6 +85,14 @@ def angle(c: Tensor) -> Tensor:
     return theta
 
 
+def learned_k(log_k: Tensor) -> Tensor:
+    """Compute k = exp(log_k) in its range, in at least float32."""
+    clamped: Tensor = apply(
+        ClampWithInwardGradient, log_k.to(accumulation_dtype(log_k.dtype)), *map(math.log, _K_RANGE)
+    )
+    return clamped.exp()
+
+
 class LearnableSigmoid(nn.Module):
     """The sigmoid similarity with a learned k = exp(log_k), which is always positive (2.5).
 
@@ -122,9 +130,7 @@ class LearnableSigmoid(nn.Module):
 
     @property
     def k(self) -> Tensor:
-        log_k = self.log_k.to(accumulation_dtype(self.log_k.dtype))
-        clamped: Tensor = apply(ClampWithInwardGradient, log_k, *map(math.log, _K_RANGE))
-        return clamped.exp()
+        return learned_k(self.log_k)
 
     def forward(self, c: Tensor) -> Tensor:
         if self.num_filters is None:

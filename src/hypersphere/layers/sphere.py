@@ -23,9 +23,11 @@ from .._internal.nearest import explain_keywords
 from .._internal.overflow import finite_gradient
 from .._internal.precision import autocast_enabled
 from .._internal.quantized import QCONFIG, refuse_quantized
+from .._internal.sharding import RefuseSplit, is_sharded
 from . import fused_conv
 from .cosine import cosine_conv, cosine_linear
 from .similarity import Similarity, chunked, cosine, resolve
+from .split_linear import split_linear
 
 SimilarityLike = str | Callable[[Tensor], Tensor]
 Scale = bool | float | str | None  # the only string is "auto"
@@ -233,6 +235,16 @@ def check_dtypes(input: Tensor, weight: Tensor) -> None:
         raise TypeError(f"input and weight must have one dtype, got {input.dtype} and {weight.dtype}")
 
 
+def _why_unsplit(layer: Any) -> str:
+    """Return why parallelize_module cannot split a sphere layer; empty if it can."""
+    if isinstance(layer, SphereLinear) and not isinstance(layer.similarity, nn.Module):
+        return ""
+    kind = f"{type(layer).__name__}{' with a learned similarity' if isinstance(layer, SphereLinear) else ''}"
+    return f"{kind} cannot be split over processes: " + (
+        "call parallelize_module before spherize" if isinstance(layer, SphereLinear) else "leave it out of the plan"
+    )
+
+
 class SphereOptions:
     """Mixin that adds `similarity` and `scale` to a torch layer class."""
 
@@ -241,6 +253,7 @@ class SphereOptions:
         "hypersphere.fuse_bn, and adapt or quantize plain layers only"
     )
     qconfig = QCONFIG
+    _distribute_module_applied = RefuseSplit(_why_unsplit)
     similarity: Callable[[Tensor], Tensor]
     scale: Tensor | float | None
 
@@ -357,6 +370,8 @@ class SphereLinear(SphereOptions, nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         if isinstance(input, Proxy):
             return call_as_leaf(self, input)
+        if is_sharded(self.weight):
+            return split_linear(input, self.weight, self.bias, self.similarity, self.scale, apply_similarity)
         return sphere_linear(input, self.weight, self.bias, self.similarity, scale=self.scale)
 
 
@@ -386,6 +401,8 @@ class _SphereConv(SphereOptions):
         if isinstance(input, Proxy):
             return call_as_leaf(self, input)
         n, padding, weight = len(self.kernel_size), self.padding, self.weight  # read once: it may be parametrized
+        if is_sharded(weight):
+            raise ValueError(f"{type(self).__name__} cannot compute with a weight that is split over processes")
         if self.padding_mode != "zeros":
             _check_conv(n, input, weight, self.groups)
             input = F.pad(finite_gradient(input), self._reversed_padding_repeated_twice, mode=self.padding_mode)

@@ -22,12 +22,13 @@ from torch.nn.utils import parametrize
 from .._internal import checks
 from .._internal.draws import stable_hash, unwrapped_name
 from .._internal.precision import accumulation_dtype
-from .._internal.sharding import gather
+from .._internal.sharding import copy_to, gather
 from .._internal.sharding import is_sharded as is_sharded
 from ..neurons import Layout
 from ..orthogonal import BUILT_IN, ORTHOGONALIZERS
 from .block_rotation import BlockRotation, rotate_weight
 from .plan import OUTPUT, Plan, RotatedSide
+from .split_weight import rotate_split_weight
 
 BUFFERS = ("dims", "output_dims", "draw", "inner", "seed", "groups", "stacked", "scaled")
 
@@ -47,10 +48,13 @@ class TaskRotation(nn.Module):
         with torch.device("meta" if like.is_meta else "cpu"):
             starts = plan.starts()
         dtype = accumulation_dtype(like.dtype)
-        for name, numbers in starts.items():
-            self.register_parameter(name, nn.Parameter(numbers.to(like.device, dtype)))
         if plan.magnitude:
-            self.magnitude = nn.Parameter(torch.ones(plan.outputs, dtype=dtype, device=like.device))
+            starts["magnitude"] = torch.ones(plan.outputs)
+        for name, start in starts.items():
+            numbers = start.to(like.device, dtype)
+            # a split layer's are the same in all processes
+            numbers = copy_to(like.device_mesh, numbers) if is_sharded(like) else numbers  # type: ignore[attr-defined]
+            self.register_parameter(name, nn.Parameter(numbers))
         buffers: dict[str, Any] = dict(plan.draw_dims(seed, 0))
         if plan.redrawn:
             buffers |= {"draw": 0, "inner": 0, "seed": seed}
@@ -168,6 +172,8 @@ class NeuronRotation(nn.Module):
         if task.method is None:
             return neurons
         rotations = task.block_rotations(self.plan, dropout=self.training and not merging)
+        if is_sharded(neurons):
+            return rotate_split_weight(neurons, rotations, task.magnitudes if magnitude else None)
         return rotate_weight(neurons, rotations, self.plan.layout, task.magnitudes if magnitude else None)
 
     def detached(self, weight: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .._internal.quantized import QCONFIG
+from .._internal.sharding import RefuseSplit, is_sharded
 from ..neurons import is_transformers_conv1d
 from . import optimizer_checks
 from .block_rotation import rotate_activations
@@ -76,9 +77,17 @@ def extend_class(layer: nn.Module) -> None:
     forward = _make_forward(plain, layer)
     if forward is not None:
         rotated_class.forward = forward
+    rotated_class._distribute_module_applied = RefuseSplit(_why_unsplit)  # type: ignore[attr-defined]
     rotated_class.not_plain = _NOT_PLAIN  # type: ignore[attr-defined]
     rotated_class.qconfig = QCONFIG  # type: ignore[attr-defined]
     optimizer_checks.ROTATED.add(layer)
+
+
+def _why_unsplit(layer: nn.Module) -> str:
+    return (
+        f"a rotated {type(layer).__bases__[0].__name__} cannot be split over processes: call parallelize_module before "
+        "rotate, or leave the layer out of the plan"
+    )
 
 
 def _rebuild(plain: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
@@ -121,7 +130,7 @@ def _compute_linear(layer: Any, x: Tensor, weight: Tensor, rotation: NeuronRotat
     """Compute the layer by its cheapest path; None: by the forward pass that reads the rotated weight."""
     plan, task = rotation.plan, rotation.task
     rows = weight.mT if plan.layout.transposed else weight
-    path = plan.apply
+    path = "weight" if is_sharded(weight) else plan.apply
     if path == "auto":
         path = cheapest_path(plan, len(rows), is_linear=True, x=x, dtype=rows.dtype)
     if path == "weight":

@@ -281,13 +281,17 @@ def check_layer(model: nn.Module, name: str, neurons: Neurons, *, by_activation:
     if not weight.numel():
         raise ValueError(f"{layer} must not be empty, got the shape {tuple(weight.shape)}")
     if is_sharded(weight):
-        raise ValueError(f"{layer} is sharded: rotate before the model is sharded")
+        _check_split(layer, neurons)
     holders = [
         f"{prefix}.{key}" if prefix else key
         for prefix, module in model.named_modules()
         for key, parameter in module._parameters.items()
         if parameter is weight
     ]
+    if len(holders) > 1 and is_sharded(weight):
+        raise ValueError(
+            f"{layer} has a tied weight ({' and '.join(holders)}) that is split over processes: exclude it"
+        )
     if len(holders) > 1 and not by_activation:
         raise ValueError(
             f"{layer} has a tied weight ({' and '.join(holders)}): rotating it would untie it; apply='activation' "
@@ -295,6 +299,18 @@ def check_layer(model: nn.Module, name: str, neurons: Neurons, *, by_activation:
         )
     checks.finite_weight(layer_label(name), weight)
     return len(holders) > 1
+
+
+def _check_split(layer: str, neurons: Neurons) -> None:
+    """Raise unless tensor parallelism split the layer, and in a way that rotations support."""
+    weight: Any = neurons.tensor
+    if getattr(neurons.module, "_is_fsdp_managed_module", False):
+        raise ValueError(f"{layer} is sharded: rotate before the model is sharded")
+    if not isinstance(neurons.module, nn.Linear) or weight.device_mesh.ndim != 1 or weight.placements[0].is_partial():
+        raise ValueError(
+            f"{layer} is split over processes: rotate supports nn.Linear on a mesh of one dimension, got "
+            f"{type(neurons.module).__name__} on {weight.device_mesh.ndim} with the placements {weight.placements}"
+        )
 
 
 def _check_options(**options: Any) -> RotationOptions:
