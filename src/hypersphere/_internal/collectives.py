@@ -66,6 +66,26 @@ def gather_batch(x: Tensor, counts: list[int], group: Group, factor: float = 1.0
     return rows
 
 
+def gather_batch(x: Tensor) -> Tensor:
+    """Concatenate the rows (B_r, ...) of all processes of the default group; x itself without torch.distributed.
+
+    For a loss that every process computes from the result and differentiates on its own. The gradient by the process's
+    rows is multiplied by the number of processes, over which data parallel training averages. The backward pass needs
+    no communication.
+    """
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return x
+    group = dist.group.WORLD
+    assert group is not None
+    numbers = exchange([len(x), x[:1].numel() if len(x) else -1], group, x.device)
+    widths = {width for _, width in numbers if width >= 0}
+    if len(widths) > 1:
+        raise ValueError(f"rows must have equal sizes on all ranks, got {', '.join(map(str, sorted(widths)))} numbers")
+    counts = [count for count, _ in numbers]
+    batch: Tensor = apply(_GatherBatch, x, counts, group)
+    return batch
+
+
 def concatenate(x: Tensor, counts: list[int], group: Group) -> Tensor:
     """Concatenate the rows of all processes, without gradient."""
     most = max(counts)
@@ -130,6 +150,22 @@ class _GatherBatch(Function):
         if most:
             dist.reduce_scatter(total, parts, group=ctx.group)
         return (total[:own] * ctx.factor).to(ctx.dtype), None, None, None
+
+
+class _GatherBatch(Function):
+    @staticmethod
+    def forward(x: Tensor, counts: list[int], group: Group) -> Tensor:
+        return concatenate(x, counts, group)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, counts, group = inputs
+        start = sum(counts[: group.rank()])
+        ctx.rows, ctx.factor = slice(start, start + counts[group.rank()]), group.size()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad[ctx.rows] * ctx.factor, None, None
 
 
 class _OwnGradient(Function):
