@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from .optim import param_groups as param_groups
     from .rotation import Resampler as Resampler
     from .rotation import merge as merge
+    from .rotation import quantize as quantize
     from .rotation import rotate as rotate
 else:
     # Importing the package does not import torch. A type checker must not see this branch: with a module __getattr__

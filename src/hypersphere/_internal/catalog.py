@@ -16,7 +16,7 @@ PUBLIC: dict[str, str] = {
     "ArcFaceLoss": "losses", "ASoftmaxLoss": "losses", "EmbeddingRegularizer": "losses", "GASoftmaxLoss": "losses",
     "SphereFacePlusLoss": "losses", "SSoftmaxLoss": "losses", "WSoftmaxLoss": "losses", "functional": "losses",
     "select": "neurons", "OGD": "optim", "param_groups": "optim", "Resampler": "rotation", "merge": "rotation",
-    "rotate": "rotation",
+    "quantize": "rotation", "rotate": "rotation",
 }
 
 #: command → what it does
