@@ -66,7 +66,7 @@ def gather_batch(x: Tensor, counts: list[int], group: Group, factor: float = 1.0
     return rows
 
 
-def gather_batch(x: Tensor) -> Tensor:
+def gather_samples(x: Tensor) -> Tensor:
     """Concatenate the rows (B_r, ...) of all processes of the default group; x itself without torch.distributed.
 
     For a loss that every process computes from the result and differentiates on its own. The gradient by the process's
@@ -82,7 +82,7 @@ def gather_batch(x: Tensor) -> Tensor:
     if len(widths) > 1:
         raise ValueError(f"rows must have equal sizes on all ranks, got {', '.join(map(str, sorted(widths)))} numbers")
     counts = [count for count, _ in numbers]
-    batch: Tensor = apply(_GatherBatch, x, counts, group)
+    batch: Tensor = apply(_GatherSamples, x, counts, group)
     return batch
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from .._internal import checks
-from .._internal.collectives import gather_batch
+from .._internal.collectives import gather_samples
 from ..energy.hyperspherical import hyperspherical_energy
 from .evenness import alignment, gor, hug, koleo, uniformity
 from .slices import sigreg, sphere_uniformity
@@ -81,7 +81,7 @@ class EmbeddingRegularizer:
         """
         rows = [embeddings, *more]
         if self.gather:
-            rows = [gather_batch(x) if i < 2 else x for i, x in enumerate(rows)]
+            rows = [gather_samples(x) if i < 2 else x for i, x in enumerate(rows)]
         options = dict(self.options)
         if self.measure in DRAWN:
             options |= {"seed": self.seed, "step": self.draws}
