@@ -152,7 +152,7 @@ class _GatherBatch(Function):
         return (total[:own] * ctx.factor).to(ctx.dtype), None, None, None
 
 
-class _GatherBatch(Function):
+class _GatherSamples(Function):
     @staticmethod
     def forward(x: Tensor, counts: list[int], group: Group) -> Tensor:
         return concatenate(x, counts, group)
