@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .._internal.tables import NOTHING, TextTable
 from ._output import integer, print_table, say, user_errors
@@ -15,6 +15,7 @@ from ._runs import add_run_arguments, shown
 if TYPE_CHECKING:
     from ..papers.reproduce.compare import TableStatus
     from ..papers.reproduce.runner import RowRun
+    from ..train.config import Config
 
 RESULTS, RUNS = "results", "runs/reproduce"
 
@@ -27,6 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", metavar="A,B", help="only these rows")
     parser.add_argument("--seeds", metavar="K", type=integer(1, 1000), help="runs of each row (default: the row's own)")
     parser.add_argument("--full", action="store_true", help="the paper's own size instead of the reduced one")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="with --full: walk one step of every row without computing it; print memory, GPU hours and disk",
+    )
     add_run_arguments(parser)
     parser.add_argument("--show", action="store_true", help="run nothing; print the results so far")
     parser.add_argument("--device", default="auto", help="auto, cpu, mps, cuda or cuda:N (default: auto)")
@@ -51,6 +57,8 @@ def run(options: argparse.Namespace) -> int:
             existing = next(part for part in (path, *path.parents) if part.exists())
             if not existing.is_dir():
                 raise ValueError(f"--{name} must be a folder, but {existing} is a file")
+        if options.dry_run:
+            return _dry_run(options, rows)
         if options.plan:
             return _run_plan(options, folder, runs, rows)
         if options.table is None:
@@ -61,6 +69,8 @@ def run(options: argparse.Namespace) -> int:
             _show(options, folder, rows)
             return 0
         tasks = runner.missing(options.table, folder, rows=rows, seeds=options.seeds, full=options.full)
+        if options.full:
+            _say_needs(options.table, tasks)
         left = _run(tasks, folder, runs, options)
         _show(options, folder, rows)
     if left:
@@ -90,6 +100,63 @@ def _run_plan(options: argparse.Namespace, folder: Path, runs: Path, names: list
     if left:
         say(_unfinished(left, tasks))
     return 0
+
+
+def _dry_run(options: argparse.Namespace, rows: list[str]) -> int:
+    """Walk one step of every full-size row and print what a run of it needs; 1 if one cannot be built."""
+    from ..papers import full_size, tables
+
+    if not options.full:
+        raise ValueError("--dry-run needs --full: rows of reduced size fit every machine")
+    if rows and options.table is None:
+        raise ValueError("--rows needs a table: hypersphere reproduce TABLE --rows A,B")
+    names = [options.table] if options.table is not None else [*tables.TABLES]
+    chosen = [(name, row) for name in names for row in tables.load(name).rows if not rows or row.name in rows]
+    for name in rows:
+        tables.load(options.table).row(name)
+    counted: dict[Config, full_size.Needs | str] = {}  # rows of several tables are often the same training
+    lines: list[dict[str, Any]] = []
+    for name, row in chosen:
+        if row.full is None:
+            continue
+        if row.full not in counted:
+            try:
+                counted[row.full] = full_size.needs(row.full)
+            except (ValueError, RuntimeError, ArithmeticError) as error:
+                counted[row.full] = " ".join(str(error).split())[:200]
+        found = counted[row.full]
+        lines.append({"table": name, "row": row.name, **({"failed": found} if isinstance(found, str) else vars(found))})
+        if not options.json:
+            say(f"{name} {row.name}: {found if isinstance(found, str) else 'fits together'}")
+    if options.json:
+        print(json.dumps(lines, indent=2))
+    else:
+        header = ["table", "row", "batch", "GB", "steps", f"hours on one {full_size.GPU}", "GB of disk"]
+        cells = [_needs_cells(line) for line in lines if "failed" not in line]
+        print_table(TextTable(header, cells, left=2))
+        print(full_size.HOW)
+    return int(any("failed" in line for line in lines))
+
+
+def _needs_cells(line: dict[str, Any]) -> list[str]:
+    sizes = [f"{line['batch']:,}", f"{line['memory'] / 1e9:.2f}", f"{line['steps']:,}"]
+    return [line["table"], line["row"], *sizes, f"{line['hours']:.2f}", f"{line['disk'] / 1e9:.2f}"]
+
+
+def _say_needs(name: str, tasks: list[RowRun]) -> None:
+    """Say what these full-size runs need, where the shape of their data is known."""
+    from ..papers import full_size, tables
+
+    configs = [config for task in tasks if (config := tables.load(name).row(task.row).full) is not None]
+    if not configs or any(config.data.name not in full_size.SHAPES for config in configs):
+        return
+    needs = {config: full_size.needs(config) for config in dict.fromkeys(configs)}
+    most = max(needs.values(), key=lambda one: one.memory)
+    hours, disk = (sum(getattr(needs[config], key) for config in configs) for key in ("hours", "disk"))
+    say(
+        f"{name} at full size: {len(configs)} runs, at most {most.memory / 1e9:.1f} GB of memory, about {hours:.1f} "
+        f"hours on one {full_size.GPU} and {disk / 1e9:.1f} GB of disk. {full_size.HOW}"
+    )
 
 
 def _unfinished(left: list[RowRun], tasks: list[RowRun]) -> str:
