@@ -148,6 +148,100 @@ def softmax_losses(x, y, weight, *, g=cosine, margin=None, scale=None, lam=None,
     return torch.stack(losses)
 
 
+# ---- heads since 2020: the loss of each sample; c (B, C) are the cosines, n (B,) the lengths of the embeddings
+
+
+def cosines(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.stack([torch.stack([torch.cos(angle(xi, w)) for w in weight]) for xi in x])
+
+
+def cross_entropy_of(target: Tensor, others: Tensor, s: float) -> Tensor:
+    """−log softmax at the target, for one sample: its logit s·target, and those of the other classes (C − 1,)."""
+    return torch.log(torch.exp(s * (torch.cat([target.reshape(1), others]) - target)).sum())
+
+
+def without(row: Tensor, j: int) -> Tensor:
+    return torch.cat([row[:j], row[j + 1 :]])
+
+
+def adaface(x, y, weight, mean, std, *, m=0.4, s=64.0, h=0.333):
+    """mean and std are the moving averages, updated by this batch already."""
+    losses = []
+    for xi, row, yi in zip(x, cosines(x, weight), y.tolist(), strict=True):
+        n = xi.norm().clamp(1e-3, 100).detach()
+        z = (h * (n - mean) / (std + 1e-3)).clamp(-1, 1)
+        theta = (torch.arccos(row[yi]) - m * z).clamp(1e-3, math.pi - 1e-3)
+        losses.append(cross_entropy_of(torch.cos(theta) - (m + m * z), without(row, yi), s))
+    return torch.stack(losses)
+
+
+def magface(x, y, weight, *, s=64.0):
+    losses = []
+    for xi, row, yi in zip(x, cosines(x, weight), y.tolist(), strict=True):
+        a = xi.norm().clamp(10, 110)
+        m = 0.45 + (0.8 - 0.45) / (110 - 10) * (a - 10)
+        target = torch.cos(torch.arccos(row[yi]) + m) if row[yi] > 0 else row[yi]
+        losses.append(cross_entropy_of(target, without(row, yi), s) + 35 * (a / 110**2 + 1 / a))
+    return torch.stack(losses)
+
+
+def curricularface(x, y, weight, t, *, m=0.5, s=64.0):
+    """t is the moving average, updated by this batch already."""
+    losses = []
+    for row, yi in zip(cosines(x, weight), y.tolist(), strict=True):
+        hardest = torch.cos(torch.arccos(row[yi]) + m).detach()
+        others = torch.stack([c * (t + c) if c > hardest else c for c in without(row, yi)])
+        losses.append(cross_entropy_of(arcface(torch.arccos(row[yi]), m), others, s))
+    return torch.stack(losses)
+
+
+def elasticface(x, y, weight, margins, *, kind="arc", plus=False, s=64.0):
+    rows = cosines(x, weight)
+    targets = [row[yi] for row, yi in zip(rows, y.tolist(), strict=True)]
+    if plus:
+        order = sorted(range(len(x)), key=lambda i: -targets[i].item())
+        given = dict(zip(order, sorted(margins.tolist()), strict=True))
+        margins = [given[i] for i in range(len(x))]
+    losses = []
+    for row, yi, c, m in zip(rows, y.tolist(), targets, map(float, margins), strict=True):
+        target = arcface(torch.arccos(c), m) if kind == "arc" else c - m
+        losses.append(cross_entropy_of(target, without(row, yi), s))
+    return torch.stack(losses)
+
+
+def sphereface_r(x, y, weight, *, version="v1", m=1.5, s=30.0, detach=True):
+    losses = []
+    for row, yi in zip(cosines(x, weight), y.tolist(), strict=True):
+        theta, changed = torch.arccos(row), row.clone()
+        if version == "v0":
+            changed[yi] = psi(theta[yi], m)
+        elif version == "v1":
+            changed[yi] = torch.cos((m * theta[yi]).clamp(max=math.pi))
+        else:
+            changed = torch.stack([row[j] if j == yi else torch.cos(theta[j] / m) for j in range(len(row))])
+        values = row + (changed - row).detach() if detach else changed
+        losses.append(50 / s * cross_entropy_of(values[yi], without(values, yi), s))
+    return torch.stack(losses)
+
+
+def sphereface2(x, y, weight, b, *, lam=0.7, r=40.0, m=0.4, t=3.0):
+    losses = []
+    for row, yi in zip(cosines(x, weight), y.tolist(), strict=True):
+        g = 2 * ((row + 1) / 2) ** t - 1
+        at_label = torch.log1p(torch.exp(-(r * (g[yi] - m) + b)))
+        at_others = torch.log1p(torch.exp(r * (without(g, yi) + m) + b)).sum()
+        losses.append(50 / r * (lam * at_label + (1 - lam) * at_others))
+    return torch.stack(losses)
+
+
+def uniface(x, y, weight, threshold, *, m=0.4, s=64.0):
+    losses = []
+    for row, yi in zip(cosines(x, weight), y.tolist(), strict=True):
+        at_label = torch.log1p(torch.exp(-(s * (row[yi] - m) - threshold)))
+        losses.append(at_label + torch.log1p(torch.exp(s * without(row, yi) - threshold)).sum())
+    return torch.stack(losses)
+
+
 # SphereNet, 2.4
 def orthonormal(rows: Tensor) -> Tensor:
     w = rows.T  # kernels are the columns of W

@@ -41,13 +41,20 @@ if TYPE_CHECKING:
     from .layers import fuse_bn as fuse_bn
     from .layers import similarity as similarity
     from .layers import spherize as spherize
+    from .losses import AdaFaceLoss as AdaFaceLoss
     from .losses import AMSoftmaxLoss as AMSoftmaxLoss
     from .losses import ArcFaceLoss as ArcFaceLoss
     from .losses import ASoftmaxLoss as ASoftmaxLoss
+    from .losses import CurricularFaceLoss as CurricularFaceLoss
+    from .losses import ElasticFaceLoss as ElasticFaceLoss
     from .losses import EmbeddingRegularizer as EmbeddingRegularizer
     from .losses import GASoftmaxLoss as GASoftmaxLoss
+    from .losses import MagFaceLoss as MagFaceLoss
+    from .losses import SphereFace2Loss as SphereFace2Loss
     from .losses import SphereFacePlusLoss as SphereFacePlusLoss
+    from .losses import SphereFaceRLoss as SphereFaceRLoss
     from .losses import SSoftmaxLoss as SSoftmaxLoss
+    from .losses import UniFaceLoss as UniFaceLoss
     from .losses import WSoftmaxLoss as WSoftmaxLoss
     from .losses import functional as functional
     from .neurons import select as select

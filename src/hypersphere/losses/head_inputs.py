@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,12 +34,26 @@ class HeadOptions(MetricOptions, total=False):
     clipped to a length of ‖w‖, as in :class:`hypersphere.EnergyRegularizer`."""
     energy_s: float
     """The power of that energy (2)."""
+    subcenters: int
+    """K weight vectors for each class (1): its cosine is that of the nearest. For noisy labels; see `outliers`. The
+    energy is that of all C·K, at the one nearest to each sample."""
+    detach_margin: bool
+    """Take the value of the margin, but the gradient of the logit without it."""
     stream: bool | int | str
     """Compute the loss a block of classes at a time, without a tensor of batch × classes: True, False, the number of
     classes at a time, or "auto": if the logits would take more than 256 MB. For the similarities of this package;
     torch.compile and torch.func take all logits at once."""
     device: torch.device | str | None
     dtype: torch.dtype | None
+
+
+def angular_margin(margin: Any) -> float:
+    """Return a margin that is an angle in [0, π); raise if it is none."""
+    number = checks.number("margin", margin)
+    if not 0 <= number < math.pi:
+        degrees = f" (radians, not degrees: {margin!r} degrees are {math.radians(number):.3g})" if number >= 0 else ""
+        raise ValueError(f"margin must be an angle in radians in [0, π), got {margin!r}{degrees}")
+    return number
 
 
 def check_embeddings(embeddings: Tensor, size: int) -> None:

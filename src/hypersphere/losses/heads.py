@@ -19,7 +19,9 @@ AMSoftmaxLoss     cosine                            cos θ − m                
 ArcFaceLoss       cosine                            cos(θ + m)                                     s
 ================  ================================  =============================================  =============
 
-SphereFacePlusLoss is ASoftmaxLoss plus the energy of the classes (MHE, Eq. 8); every head can add it.
+SphereFacePlusLoss is ASoftmaxLoss plus the energy of the classes (MHE, Eq. 8); every head can add it. Heads whose
+margin depends on the sample are in :mod:`.sample_margins`, those that change the other classes' logits in
+:mod:`.other_logits`, those without a softmax in :mod:`.binary`.
 
 ψ(θ) = g(mθ − kπ) − k·(g(0) − g(π)) with k = ⌊mθ/π⌋ continues g(mθ) so that it decreases up to θ = π. For the
 cosine this is A-Softmax, for the linear g it is 1 − 2mθ/π.
@@ -33,7 +35,6 @@ Shapes: B batch, C classes, d embedding size. Angles and margins of angles are i
 
 from __future__ import annotations
 
-import math
 from typing import Any, Unpack
 
 from torch import nn
@@ -41,10 +42,13 @@ from torch import nn
 from .._internal import checks
 from .._internal.nearest import explain_keywords
 from ..layers.sphere import SimilarityLike
+from .binary import SphereFace2Loss, UniFaceLoss
 from .embedding import CenterLoss
-from .head_inputs import Annealing, HeadOptions
+from .head_inputs import Annealing, HeadOptions, angular_margin
 from .margins import MARGINS as MARGINS
 from .margins import sphereface_annealing as sphereface_annealing
+from .other_logits import CurricularFaceLoss, SphereFaceRLoss
+from .sample_margins import AdaFaceLoss, ElasticFaceLoss, MagFaceLoss
 from .softmax import AngularSoftmaxLoss as AngularSoftmaxLoss
 
 
@@ -215,14 +219,9 @@ class ArcFaceLoss(AngularSoftmaxLoss):
         scale: float = 64.0,
         **options: Unpack[HeadOptions],
     ) -> None:
-        number = checks.number("margin", margin)
-        if not 0 <= number < math.pi:
-            degrees = (
-                f" (radians, not degrees: {margin!r} degrees are {math.radians(number):.3g})" if number >= 0 else ""
-            )
-            raise ValueError(f"margin must be an angle in radians in [0, π), got {margin!r}{degrees}")
+        m = angular_margin(margin)
         scale = checks.number("scale", scale)
-        super().__init__(num_classes, embedding_size, "cosine", ("additive_angle", number), scale, None, **options)
+        super().__init__(num_classes, embedding_size, "cosine", ("additive_angle", m), scale, None, **options)
 
 
 #: the name of a head in a config → the head
@@ -234,6 +233,13 @@ HEADS: dict[str, type[AngularSoftmaxLoss]] = {
     "am_softmax": AMSoftmaxLoss,
     "arcface": ArcFaceLoss,
     "sphereface_plus": SphereFacePlusLoss,
+    "adaface": AdaFaceLoss,
+    "magface": MagFaceLoss,
+    "curricularface": CurricularFaceLoss,
+    "elasticface": ElasticFaceLoss,
+    "sphereface_r": SphereFaceRLoss,
+    "sphereface2": SphereFace2Loss,
+    "uniface": UniFaceLoss,
 }
 
 

@@ -25,10 +25,10 @@ def additive_cosine(theta: Tensor, margin: float, g: AtAngle) -> Tensor:
     return g(theta) - margin
 
 
-def additive_angle(theta: Tensor, margin: float, g: AtAngle) -> Tensor:
+def additive_angle(theta: Tensor, margin: float | Tensor, g: AtAngle) -> Tensor:
     """Compute g(θ + m) (ArcFace); beyond θ = π − m, where it would increase again, g(θ) − m·sin m."""
-    inside = theta <= math.pi - margin
-    return torch.where(inside, g(theta + margin), g(theta) - margin * math.sin(margin))
+    sine = margin.sin() if isinstance(margin, Tensor) else math.sin(margin)
+    return torch.where(theta <= math.pi - margin, g(theta + margin), g(theta) - margin * sine)
 
 
 #: name → margin(θ, m, g)

@@ -35,10 +35,11 @@ from .._internal.functions import apply, is_recorded, is_transformed
 from .._internal.overflow import rescale, row_divisors
 from .._internal.precision import accumulation_dtype, without_autocast
 from .._internal.sharding import is_sharded, reduce_, replicate, shard_like
-from ..layers.cosine import unit, unit_unchecked
+from ..layers.cosine import unit
 from ..layers.similarity import LearnableSigmoid
 from .head_inputs import check_embeddings, check_labels, check_sample_weight, find_kept
 from .streaming import LogitRule, Sums, can_stream, make_rule, sum_over_classes
+from .subcenters import nearest_subcenters
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -138,6 +139,8 @@ def _check_head(head: Any) -> None:
             if plan is None or plan.side != "input" or plan.frozen:
                 got = type(rotation).__name__ if plan is None else f"side={plan.side!r}, apply={plan.apply!r}"
                 raise ValueError(f"head to be sharded must be rotated with side='input' if at all, got {got}")
+    if head.energy_weight and head.subcenters > 1:
+        raise ValueError(f"head can be sharded with energy_weight=0 or subcenters=1, got subcenters={head.subcenters}")
     if next(head.parameters()).is_meta:
         lost = [name for name, buffer in head.named_buffers() if name != "step"]
         if lost:
@@ -180,9 +183,10 @@ class ClassShards(RowShards):
         return torch.device(kind) if kind == "cpu" else torch.device(kind, torch.accelerator.current_device_index())
 
     def start_weight(self, weight: Tensor) -> None:
-        """Fill a sharded weight (C, d) from Xavier's normal distribution, the same for any number of processes."""
+        """Fill a sharded weight (C, d) or (C, K, d) from Xavier's normal distribution, the same for any number of
+        processes."""
         seed = self.of_first(torch.randint(2**62, ())).item()
-        local, std = weight.to_local(), (2 / sum(weight.flatten(1).shape)) ** 0.5  # type: ignore[attr-defined]
+        local, std = weight.to_local(), (2 / (weight.shape[:-1].numel() + weight.shape[-1])) ** 0.5  # type: ignore[attr-defined]
         with torch.no_grad():
             for block in range(self.start // _ROWS_OF_A_DRAW, -(-self.stop // _ROWS_OF_A_DRAW)):
                 first = block * _ROWS_OF_A_DRAW
@@ -295,21 +299,29 @@ class ClassShards(RowShards):
             sums = sums._replace(at_target=sums.at_target + weight.sum())
         return Sums(*apply(_SumOverShards, *sums, rule.softplus, self.mesh))
 
+    def label_cosines(self, directions: Tensor, weight: Tensor, classes: Tensor, centers: int) -> Tensor:
+        """Compute the cosines (B,) with the label's class, given the weight of the own classes, without gradient."""
+        here = self.find(classes)
+        cosines = directions.new_zeros(len(classes))
+        cosines[here] = nearest_subcenters(directions[here], weight, classes[here] - self.start, centers)[0]
+        return reduce_(cosines, self.mesh)
+
     def _of(self, numbers: Tensor | None) -> Tensor | None:
         """Return the numbers of the own classes; a 0-d tensor is for all classes."""
         return numbers[self.start : self.stop] if numbers is not None and numbers.dim() else numbers
 
     def _logits(self, head: Head, x: Tensor, counts: list[int]) -> Tensor:
-        weight, similarity = head.weight, head.similarity
+        weight, similarity = head.weight.flatten(0, -2), head.similarity
         x = x.to(accumulation_dtype(torch.promote_types(x.dtype, weight.dtype)))
-        direction = unit_unchecked(x)
+        direction = unit(x)
         rule = make_rule(similarity, head.scale, False)
         s = (x * direction).sum(1, keepdim=True) if head.scale is None else None
         k = self._of(similarity.k) if isinstance(similarity, LearnableSigmoid) else None
-        products = (direction @ unit(weight.to(x.dtype)).mT) * rule.product_scale
+        products = head._nearest_of(direction @ unit(weight.to(x.dtype)).mT) * rule.product_scale
         if rule.similarity is None and s is not None:
             products = products * s
-        bias = None if head.bias is None else self._of(head.bias.to(x.dtype))
+        bias = head._biases()
+        bias = None if bias is None else self._of(bias.to(x.dtype))
         own: Tensor = apply(_ToOwnRows, rule(products, s, bias, k), counts, self.sizes, self.group)
         return own
 
@@ -327,7 +339,7 @@ class _Caller(nn.Module):
 
 def _loss(head: Head, x: Tensor, labels: Tensor, sample_weight: Tensor | None) -> Tensor:
     weights = sample_weight if sample_weight is None else sample_weight.to(accumulation_dtype(x.dtype))
-    return head._loss(x, head.weight, labels, None, weights)
+    return head._loss(x, head.weight.flatten(0, -2), labels, None, weights)
 
 
 def _find_error(

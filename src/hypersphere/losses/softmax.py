@@ -24,7 +24,7 @@ from .._internal.overflow import finite_gradient, max_root, rescale, row_divisor
 from .._internal.precision import accumulation_dtype, autocast_enabled, without_autocast
 from ..energy.gradient_limit import bound_gradient
 from ..energy.hyperspherical import batch_energy, make_law, sample_energies
-from ..layers.cosine import cosine_linear, project, unit_unchecked
+from ..layers.cosine import cosine_linear, project, unit, unit_unchecked
 from ..layers.similarity import LearnableSigmoid, Similarity, angle, resolve
 from ..layers.sphere import SimilarityLike
 from .cross_entropy import CrossEntropy
@@ -41,6 +41,7 @@ from .margins import MARGINS, sphereface_annealing
 from .metric_learning import MetricOptions, make_reduction
 from .sharding import ClassShards
 from .streaming import LogitRule, Sums, can_stream, check_stream, make_rule, sum_over_classes
+from .subcenters import find_outliers, nearest_subcenters
 
 _MANY = 2**18  # logits: above this, memory counts more than the time of a Python backward pass
 _STREAM_BYTES = 2**28  # of logits: above this, stream="auto" streams
@@ -64,7 +65,7 @@ class AngularSoftmaxLoss(nn.Module):
     """The softmax shared by all heads: f = s·g(θ) + b with a margin at the label.
 
     Args:
-        num_classes, embedding_size: the shape (C, d) of `weight`.
+        num_classes, embedding_size: the shape (C, d) of `weight`; with K > 1 `subcenters` it is (C, K, d).
         similarity: g, as in the layers; "learnable" has a k for every class.
         margin: None, or (name of :data:`MARGINS`, m).
         scale: None for the norm of the embedding, or the length to which embeddings are scaled.
@@ -77,6 +78,7 @@ class AngularSoftmaxLoss(nn.Module):
     is_loss_head = True
     needs_sums = False  # whether the other classes' logits are not s·g(θ) + b, so that the loss is always from sums
     shards: ClassShards | None = None  # see :func:`shard_head`
+    loss_factor = 1.0  # by which the cross-entropy is multiplied
     step: Tensor
     class_weight: Tensor | None
 
@@ -97,6 +99,8 @@ class AngularSoftmaxLoss(nn.Module):
         reduction: str = "mean",
         energy_weight: float = 0.0,
         energy_s: float = 2.0,
+        subcenters: int = 1,
+        detach_margin: bool = False,
         stream: bool | int | str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -120,7 +124,10 @@ class AngularSoftmaxLoss(nn.Module):
         self.reduction = "none" if metric.get("reducer") is not None else reduction
         self.energy_weight = checks.number("energy_weight", energy_weight, low=0.0)
         self.energy_law = make_law(energy_s, False, False, name="energy_s")
-        self.weight = nn.Parameter(torch.empty(self.num_classes, self.embedding_size, **factory))
+        self.subcenters = checks.integer("subcenters", subcenters, low=1)
+        self.detach_margin = bool(detach_margin)
+        centers = () if self.subcenters == 1 else (self.subcenters,)
+        self.weight = nn.Parameter(torch.empty(self.num_classes, *centers, self.embedding_size, **factory))
         self.bias = nn.Parameter(torch.empty(self.num_classes, **factory)) if bias else None
         self.reset_parameters()
         watch_weight_decay(self)
@@ -141,7 +148,7 @@ class AngularSoftmaxLoss(nn.Module):
 
     def reset_parameters(self) -> None:
         if self.shards is None:
-            nn.init.xavier_normal_(self.weight)
+            nn.init.xavier_normal_(self.weight.flatten(0, -2))
         else:
             self.shards.start_weight(self.weight)
         if self.bias is not None:
@@ -180,7 +187,7 @@ class AngularSoftmaxLoss(nn.Module):
             return call_as_leaf(self, embeddings, labels, indices_tuple, sample_weight=sample_weight)
         if self.shards is not None:
             return in_dtype_of(embeddings, self.shards.loss(self, embeddings, labels, indices_tuple, sample_weight))
-        weight = self.weight  # read once: it may be parametrized
+        weight = self.weight.flatten(0, -2)  # read once: it may be parametrized
         check_embeddings(embeddings, self.embedding_size)
         check_labels(labels, len(embeddings))
         check_sample_weight(sample_weight, labels)
@@ -195,13 +202,33 @@ class AngularSoftmaxLoss(nn.Module):
         """Compute s·g(θ) + b for all classes (B, C), without a margin: for inference."""
         if self.shards is not None:
             return in_dtype_of(embeddings, self.shards.logits(self, embeddings))
-        weight = self.weight
+        weight = self.weight.flatten(0, -2)
         check_embeddings(embeddings, self.embedding_size)
         with without_autocast(embeddings):  # a logit of 30 has a resolution of 0.1 in bfloat16
             x, neurons, up = self._scale_into_range(embeddings, weight)
             logits = self._logits(x, neurons, up)[0]
             logits = logits if up is None else rescale(logits, up, up / up.amax())
         return in_dtype_of(embeddings, logits)
+
+    def outliers(self, embeddings: Tensor, labels: Tensor, threshold: float = math.radians(75)) -> Tensor:
+        """Return the indices of samples far from their class, by class: likely wrong labels (sub-center ArcFace, 3.3).
+
+        The dominant sub-center of a class is the nearest one of most of its samples; an outlier is more than
+        `threshold` (radians) away from it. Give the embeddings of all data at once.
+
+        Example:
+            >>> head = AngularSoftmaxLoss(2, 2, subcenters=2)
+            >>> head.weight.data = torch.tensor([[[1.0, 0], [0, 1]], [[-1, 0], [0, -1]]])
+            >>> x = torch.tensor([[1.0, 0.1], [0.9, 0.0], [0.0, 1.0], [-1.0, 0.0]])
+            >>> head.outliers(x, torch.tensor([0, 0, 0, 1]))
+            tensor([2])
+        """
+        check_embeddings(embeddings, self.embedding_size)
+        check_labels(labels, len(embeddings))
+        kept = find_kept(labels, self.num_classes, self.ignore_index)
+        threshold = checks.number("threshold", threshold, low=0.0, high=math.pi, hint=" (radians)")
+        found = find_outliers(unit(embeddings.detach()), self.weight.detach(), labels, threshold)
+        return found if kept is None else found[kept[found]]
 
     def get_logits(self, embeddings: Tensor) -> Tensor:
         """Compute :meth:`logits`, by its name in pytorch-metric-learning."""
@@ -237,23 +264,51 @@ class AngularSoftmaxLoss(nn.Module):
     ) -> Tensor:
         kept = find_kept(labels, self.num_classes, self.ignore_index)
         classes = labels if kept is None else torch.where(kept, labels, 0)
-        equal = kept is None and self.class_weight is None and sample_weight is None and indices_tuple is None
+        if self.training and torch.is_grad_enabled():
+            self._update(embeddings, weight, classes, kept)
+        penalty = self._sample_penalty(embeddings)
+        unweighted = self.class_weight is None and sample_weight is None and indices_tuple is None
+        equal = kept is None and penalty is None and unweighted
         stream = self._is_streamed(embeddings, weight)
         if stream or self.needs_sums or self.shards is not None:
             losses = self._losses_from_sums(embeddings, weight, classes, stream)
             losses = losses if kept is None else losses * kept
-            losses = losses if self.shards is None else self.shards.own_gradient(losses)
         else:
             losses = self._losses(embeddings, weight, labels, classes, kept, self.reduction if equal else "none")
+        if penalty is not None:
+            penalty = penalty if self.class_weight is None else penalty * self.class_weight.to(penalty.dtype)[classes]
+            losses = losses + (penalty if kept is None else penalty * kept).to(losses.dtype)
+        losses = losses if self.shards is None else self.shards.own_gradient(losses)
         if indices_tuple is not None:
             losses = losses * miner_weights(indices_tuple, labels).to(losses.dtype)
         loss = losses if losses.dim() == 0 else self._reduce(losses, classes, kept, sample_weight)
+        loss = loss if self.loss_factor == 1 else loss * self.loss_factor
         if not self.energy_weight or not len(labels):
             return loss
         counts = torch.ones_like(classes, dtype=losses.dtype) if kept is None else kept.to(losses.dtype)
         counts = counts if sample_weight is None else counts * sample_weight
         dtype = torch.promote_types(embeddings.dtype, weight.dtype)
+        if self.subcenters > 1:
+            classes = nearest_subcenters(unit(embeddings.detach().to(dtype)), weight, classes, self.subcenters)[1]
         return loss + self._energy(weight.to(dtype), classes, counts)
+
+    def _update(self, embeddings: Tensor, weight: Tensor, classes: Tensor, kept: Tensor | None) -> None:
+        """Update buffers by a batch, in training mode with grad enabled; kept (B,): which samples are not ignored."""
+        if self.annealing is not None and self.has_margin:
+            # A new tensor, because a compiled backward pass may compute λ again from the old step.
+            self.step = self.step + 1
+
+    def _sample_penalty(self, embeddings: Tensor) -> Tensor | None:
+        """Compute what is added to the loss of each sample, (B,) or None."""
+        return None
+
+    def _label_cosines(self, embeddings: Tensor, weight: Tensor, classes: Tensor) -> Tensor:
+        """Compute the cosines (B,) with the label's class, without gradient, before those with all classes."""
+        dtype = accumulation_dtype(torch.promote_types(embeddings.dtype, weight.dtype))
+        directions, rows = unit(embeddings.detach().to(dtype)), weight.detach()
+        if self.shards is not None:
+            return self.shards.label_cosines(directions, rows, classes, self.subcenters)
+        return nearest_subcenters(directions, rows, classes, self.subcenters)[0]
 
     def _losses(
         self, embeddings: Tensor, weight: Tensor, labels: Tensor, classes: Tensor, kept: Tensor | None, reduction: str
@@ -265,7 +320,7 @@ class AngularSoftmaxLoss(nn.Module):
         logits = logits.to(accumulation_dtype(logits.dtype))
         if self.has_margin:
             # Only the B target logits change: add the difference to them.
-            difference = self._margin_difference(target_cosine.squeeze(1), classes, x)
+            difference = self._difference(target_cosine.squeeze(1), classes, embeddings)
             add = logits.scatter_add if is_transformed() else logits.scatter_add_
             logits = add(1, target, (s * difference.unsqueeze(1)).to(logits.dtype))
         if up is not None:  # logits within these bounds have a finite loss
@@ -284,19 +339,21 @@ class AngularSoftmaxLoss(nn.Module):
         few = len(embeddings) * len(weight) * dtype.itemsize <= _STREAM_BYTES
         if not self.stream or (self.stream == "auto" and (few or not can_stream(self.similarity))):
             return False
-        return row_divisors(embeddings, self._longest(dtype)) is None  # very long embeddings need all logits at once
+        # with scale=None very long embeddings need all logits at once
+        return self.scale is not None or row_divisors(embeddings, self._longest(dtype)) is None
 
     def _losses_from_sums(self, embeddings: Tensor, weight: Tensor, classes: Tensor, stream: bool) -> Tensor:
         """Compute the losses (B,) from sums over the classes and the logit of the label."""
         dtype = accumulation_dtype(torch.promote_types(embeddings.dtype, weight.dtype))
-        x = finite_gradient(embeddings.to(dtype))
-        direction = unit_unchecked(x)
+        x = finite_gradient(embeddings).to(dtype)
+        direction = unit(x)
         s: Any = self.scale if self.scale is not None else (x * direction).sum(1)  # ‖x‖, with gradient 0 at x = 0
         similarity: Any = self.similarity
         smooth = None
         if self.label_smoothing:
             smooth = x.new_ones(self.num_classes) if self.class_weight is None else self.class_weight.to(dtype)
-        bias = None if self.bias is None else self.bias.to(dtype)
+        bias = self._biases()
+        bias = None if bias is None else bias.to(dtype)
         weight = finite_gradient(weight)
         rule = self._make_rule(direction, weight, classes)
         is_product = rule.similarity is None
@@ -317,14 +374,18 @@ class AngularSoftmaxLoss(nn.Module):
         cosine = sums.at_target / (s + (s == 0)) if is_product and self.scale is None else sums.at_target
         value = cosine if similarity == _COSINE else similarity.at_angle(angle(cosine), classes)
         if self.has_margin:
-            value = value + self._margin_difference(cosine, classes, x).to(dtype)
+            value = value + self._difference(cosine, classes, embeddings).to(dtype)
         target_logit = s * value if bias is None else s * value + bias[classes]
         beside.copy_(target_logit.detach())
         return self._combine(target_logit, sums, classes, smooth)
 
     def _make_rule(self, direction: Tensor, weight: Tensor, classes: Tensor) -> LogitRule:
         """Make the rule of the logits of all classes but the label's, from unit embeddings (B, d)."""
-        return make_rule(self.similarity, self.scale, self.stream)
+        return make_rule(self.similarity, self.scale, self.stream, self.subcenters)
+
+    def _biases(self) -> Tensor | None:
+        """Return what is added to the logits of the classes, (C,) or None."""
+        return self.bias
 
     def _combine(self, target_logit: Tensor, sums: Sums, classes: Tensor, smooth: Tensor | None) -> Tensor:
         """Compute the losses (B,) from the logit of the label and the sums; smooth (C,): class weights to smooth by."""
@@ -347,22 +408,37 @@ class AngularSoftmaxLoss(nn.Module):
         target_cosine = None
         if self.similarity == _COSINE:
             # s·cos is one product, without a (B, C) tensor of cosines
-            if self.scale is None:
-                logits, own = project(x, weight, target)
-                target_cosine = own / (s + (s == 0))
+            rows, own_norm = (x, s + (s == 0)) if self.scale is None else (unit_unchecked(x), 1.0)
+            if self.subcenters == 1:
+                logits, own = project(rows, weight, target, self.scale or 1.0)
             else:
-                logits, target_cosine = project(unit_unchecked(x), weight, target, self.scale)
+                products = self._nearest_of(project(rows, weight)[0])
+                logits = products * (self.scale or 1.0)
+                own = products[:, :0] if target is None else products.gather(1, target)
+            target_cosine = own / own_norm
         else:
-            cosines = finite_gradient(cosine_linear(x, weight))
+            cosines = finite_gradient(self._nearest_of(cosine_linear(x, weight)))
             target_cosine = None if target is None else cosines.gather(1, target).to(exact.dtype)
             logits = (self.similarity(cosines) * s).to(cosines.dtype)
-        if self.bias is not None:
-            bias = self.bias if up is None else rescale(self.bias, 1.0, up.amax()) / up
+        bias = self._biases()
+        if bias is not None:
+            bias = bias if up is None else rescale(bias, 1.0, up.amax()) / up
             logits = logits + bias.to(logits.dtype)
         return logits, target_cosine, s
 
+    def _nearest_of(self, products: Tensor) -> Tensor:
+        """Return the largest of the products with the sub-centers (B, C·K) of each class, (B, C)."""
+        if self.subcenters == 1:
+            return products
+        return products.unflatten(1, (products.shape[1] // self.subcenters, self.subcenters)).max(2)[0]
+
+    def _difference(self, target_cosine: Tensor, classes: Tensor, embeddings: Tensor) -> Tensor:
+        """Compute :meth:`_margin_difference`, without gradient if the head detaches the margin."""
+        difference = self._margin_difference(target_cosine, classes, embeddings)
+        return difference.detach() if self.detach_margin else difference
+
     def _margin_difference(self, target_cosine: Tensor, target: Tensor, embeddings: Tensor) -> Tensor:
-        """Compute margin(θ) − g(θ) at the label, (B,); a subclass may read more of the embeddings (B, d)."""
+        """Compute margin(θ) − g(θ) at the label, (B,); a subclass may read the length of the embeddings (B, d)."""
 
         def g(theta: Tensor) -> Tensor:
             at_angle = getattr(self.similarity, "at_angle", None)
@@ -381,9 +457,6 @@ class AngularSoftmaxLoss(nn.Module):
             difference = with_margin - plain
         if self.annealing is None:
             return difference
-        if self.training and torch.is_grad_enabled():
-            # A new tensor, because a compiled backward pass may compute λ again from the old step.
-            self.step = self.step + 1
         return difference / (1 + self.annealing(self.step))  # (λ·g + ψ)/(1 + λ) − g
 
     def _energy(self, weight: Tensor, target: Tensor, counts: Tensor) -> Tensor:
@@ -419,6 +492,8 @@ class AngularSoftmaxLoss(nn.Module):
         if self.has_margin:
             texts.append(f"margin={self.margin:g}")
         texts.append(f"scale={self.scale if self.scale is not None else 'own norm'}")
+        if self.subcenters > 1:
+            texts.append(f"subcenters={self.subcenters}")
         if self.energy_weight:
             texts.append(f"energy_weight={self.energy_weight:g}")
         return ", ".join(texts)

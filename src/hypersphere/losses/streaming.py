@@ -92,13 +92,14 @@ def check_stream(stream: Any, similarity: Any) -> bool | int | str:
     return stream
 
 
-def make_rule(similarity: Any, scale: float | None, stream: bool | int | str) -> LogitRule:
+def make_rule(similarity: Any, scale: float | None, stream: bool | int | str, centers: int = 1) -> LogitRule:
     """Make the rule of a head whose embeddings are scaled to `scale`; None: as long as they are."""
     block = stream if isinstance(stream, int) and stream > 1 else BLOCK
     if isinstance(similarity, LearnableSigmoid):
-        return LogitRule(scale or 1.0, sigmoid, block)  # type: ignore[arg-type]
+        return LogitRule(scale or 1.0, sigmoid, block, centers=centers)  # type: ignore[arg-type]
     is_cosine = similarity == Similarity("cosine")
-    return LogitRule(scale or 1.0, None if is_cosine else lambda cosines, _: similarity(cosines), block)
+    rule = None if is_cosine else lambda cosines, _: similarity(cosines)
+    return LogitRule(scale or 1.0, rule, block, centers=centers)
 
 
 class Sums(NamedTuple):
@@ -169,7 +170,7 @@ def _plain_sums(
     """Compute :func:`sum_over_classes` from all logits (B, C) at once, by operations with all derivatives."""
     products = x @ unit(weight.to(x.dtype)).mT
     if rule.centers > 1:
-        products = products.unflatten(1, (-1, rule.centers)).amax(2)
+        products = products.unflatten(1, (-1, rule.centers)).max(2)[0]  # ties: as streamed
     inside, index = _locate(target, products.shape[1])
     logits = rule(products * rule.product_scale, s, bias, k)
     at_target = torch.where(inside, products.gather(1, index.unsqueeze(1)).squeeze(1), 0.0)

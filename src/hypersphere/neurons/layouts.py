@@ -103,6 +103,8 @@ def find_layout(module: nn.Module, tensor_name: str, name: str = "", parent: nn.
     if is_transformers_conv1d(module):
         shape = stored_shape(module, tensor_name)[::-1]
         return Layout(parts=fused_parts(name, shape, parent), transposed=True)
+    if getattr(module, "subcenters", 1) > 1:  # a loss head's (classes, sub-centers, d): all are neurons of one group
+        return Layout(stacked=True)
     return find_experts(module).get(tensor_name, Layout())
 
 

@@ -14,13 +14,17 @@ from .groups import Data, Energy, Loss, Model, Optimizer, Rotation, Schedule
 from .values import AUTO, ConfigError, kind_of_data, shown
 
 _FACTOR = (1.0, math.inf, "a factor of the angle, >= 1")
+_RADIANS = (0.0, math.nextafter(math.pi, 0), "radians, >= 0 and < pi")
 _MARGINS = {
     "ga_softmax": _FACTOR,
     "a_softmax": _FACTOR,
     "sphereface_plus": _FACTOR,
     "am_softmax": (0.0, 1.0, "a cosine from 0 to 1"),
-    "arcface": (0.0, math.nextafter(math.pi, 0), "radians, >= 0 and < pi"),
+    **dict.fromkeys(("arcface", "curricularface", "elasticface"), _RADIANS),
+    **dict.fromkeys(("adaface", "sphereface2", "uniface"), (0.0, 1.0, "a number from 0 to 1")),
+    "sphereface_r": _FACTOR,
 }
+_BINARY = ("sphereface2", "uniface")
 _KINDS = {"images": "an image", "points": "a point cloud", "text": "a text", "graph": "a graph"}
 
 
@@ -132,7 +136,8 @@ def _loss(loss: Loss) -> None:
     has = catalog.LOSSES.get(loss.name, catalog.LOSSES[catalog.MARGINS[0]])
     _reject_if(is_margin and loss.margin is None, f"loss.name={loss.name} needs loss.margin")
     constants = ("annealing_base", "annealing_rate", "annealing_floor")
-    _reject_unused(loss, catalog.LOSSES, (*has, "label_smoothing", "energy_weight", "bias", *constants))
+    of_every_head = ("label_smoothing", "energy_weight", "bias", "subcenters", "detach_margin")
+    _reject_unused(loss, catalog.LOSSES, (*has, *of_every_head, *constants))
     set_keys = [key for key in constants if getattr(loss, key) is not None]
     anneals = "annealing" in has and loss.annealing is not False
     fitting = ", ".join(name for name, options in catalog.LOSSES.items() if "annealing" in options)
@@ -145,8 +150,13 @@ def _loss(loss: Loss) -> None:
     _reject_if(no_head, "loss.bias needs an angular loss; with softmax the network's last layer has its own")
     no_head = loss.energy_weight is not None and (loss.name in ("softmax", "center") or is_metric)
     _reject_if(no_head, f"loss.energy_weight needs an angular loss; with {loss.name} use energy.output_weight")
+    for key in ("subcenters", "detach_margin"):
+        no_head = getattr(loss, key) is not None and (loss.name in ("softmax", "center") or is_metric)
+        _reject_if(no_head, f"loss.{key} needs an angular loss, got loss.name={loss.name}")
+    smoothed = loss.label_smoothing and loss.name in _BINARY
+    _reject_if(smoothed, f"loss.label_smoothing must be 0 with {loss.name}, whose classes share no probability")
     if loss.margin is not None and not is_margin and not is_metric:
-        low, high, unit = _MARGINS[loss.name]
+        low, high, unit = _MARGINS["am_softmax" if loss.kind == "cos" else loss.name]
         fits = low <= loss.margin <= high
         _reject_if(not fits, f"loss.margin of {loss.name} must be {unit}, got {shown(loss.margin)}")
 

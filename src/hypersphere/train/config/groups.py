@@ -145,6 +145,13 @@ class Loss(Group):
     annealing_base: float | None = setting(None, "base of the annealing; null: 1000", above=0)
     annealing_rate: float | None = setting(None, "rate of the annealing; null: 0.12", low=0)
     annealing_floor: float | None = setting(None, "floor of the annealing; null: 5", low=0)
+    kind: str | None = setting(None, "elasticface: margin of an angle or of a cosine; null: arc", names=("arc", "cos"))
+    plus: bool | None = setting(None, "elasticface: the smallest margin to the largest cosine; null: false")
+    version: str | None = setting(None, "sphereface_r: version; null: v1", names=("v0", "v1", "v2"))
+    detach_margin: bool | None = setting(
+        None, "gradient of the logit without the margin; null: true with sphereface_r, else false"
+    )
+    subcenters: int | None = setting(None, "weight vectors of each class, of which the nearest counts; null: 1", low=1)
     bias: bool | None = setting(None, "learn a bias of each class; null: false")
     energy_weight: float | None = setting(None, "weight of the class energy of the batch", low=0)
     center_weight: float | None = setting(None, "center: weight of the squared distance to the centre", low=0)
