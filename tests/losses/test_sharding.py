@@ -47,6 +47,13 @@ HEADS = {
     "energy in logs": lambda **o: hs.ArcFaceLoss(C, D, scale=8.0, energy_weight=0.3, energy_s=6.0, **o),
     "rotated": lambda **o: rotated(hs.ArcFaceLoss(C, D, scale=8.0, bias=True, **o)),
     "rotated, magnitudes": lambda **o: rotated(hs.AMSoftmaxLoss(C, D, scale=8.0, **o), magnitude=True, blocks=2),
+    "adaface": lambda **o: hs.AdaFaceLoss(C, D, scale=8.0, rate=0.5, **o),
+    "magface": lambda **o: hs.MagFaceLoss(C, D, scale=8.0, norm_range=(0.5, 3.0), class_weight=WEIGHTS, **o),
+    "curricularface": lambda **o: hs.CurricularFaceLoss(C, D, scale=8.0, rate=0.5, subcenters=2, **o),
+    "elasticface": lambda **o: hs.ElasticFaceLoss(C, D, scale=8.0, plus=True, std=0.3, **o),
+    "sphereface_r": lambda **o: hs.SphereFaceRLoss(C, D, scale=8.0, version="v2", **o),
+    "sphereface2": lambda **o: hs.SphereFace2Loss(C, D, scale=8.0, bias=True, **o),
+    "uniface": lambda **o: hs.UniFaceLoss(C, D, scale=8.0, subcenters=3, stream=2, **o),
     "two classes": lambda **o: hs.ArcFaceLoss(2, D, scale=8.0, **o),
 }
 
