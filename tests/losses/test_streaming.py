@@ -54,6 +54,8 @@ def both(head, **options):
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("name", HEADS)
 def test_equal_to_the_loss_from_all_logits(name, options):
+    if name in ("sphereface2", "uniface"):
+        options = {key: value for key, value in options.items() if key != "label_smoothing"}
     streamed, plain = both(HEADS[name], **options)
     x, labels = batch()
     for got, expected in zip(gradients(streamed, x, labels), gradients(plain, x, labels), strict=True):
