@@ -66,6 +66,12 @@ def integer(name: str, value: Any, *, low: float = -math.inf) -> int:
     return int(value)
 
 
+def flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
 def choice(name: str, value: Any, allowed: Any) -> None:
     if value not in allowed:
         raise ValueError(unknown(name, value, allowed))

@@ -25,7 +25,7 @@ from weakref import ReferenceType, WeakSet, ref
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
+from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .adapters import has_adapters
@@ -141,6 +141,31 @@ def _check_weight_decay(optimizer: Optimizer, modules: list[nn.Module]) -> None:
 
 
 _WEIGHT_DECAY = OptimizerCheck(_check_weight_decay)
+
+
+def watch_sparse(module: nn.Module) -> None:
+    """Raise when an optimizer that cannot step sparse gradients holds this module's weight."""
+    _SPARSE.add(module)
+
+
+def _check_sparse(optimizer: Optimizer, modules: list[nn.Module]) -> None:
+    if not type(optimizer).__module__.startswith("torch.optim") or isinstance(optimizer, SparseAdam):
+        return
+    for module in modules:
+        weight: Any = module._parameters.get("weight")
+        for group in optimizer.param_groups:
+            if weight is None or not any(weight is p for p in group["params"]):
+                continue
+            plain = not group.get("weight_decay") and not group.get("momentum")
+            if not (plain and isinstance(optimizer, SGD | Adagrad)):
+                raise ValueError(
+                    f"{type(optimizer).__name__} with these options cannot step the sparse gradient of "
+                    f"{type(module).__name__}: use hypersphere.optim.RowSGD, or of torch.optim SparseAdam, or SGD or "
+                    "Adagrad without momentum and weight decay"
+                )
+
+
+_SPARSE = OptimizerCheck(_check_sparse)
 
 
 @dataclass(frozen=True)

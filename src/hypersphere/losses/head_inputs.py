@@ -43,6 +43,18 @@ class HeadOptions(MetricOptions, total=False):
     """Compute the loss a block of classes at a time, without a tensor of batch × classes: True, False, the number of
     classes at a time, or "auto": if the logits would take more than 256 MB. For the similarities of this package;
     torch.compile and torch.func take all logits at once."""
+    sample: float | int | None
+    """In training mode compute the loss from a sample of the classes, a share (0.1) or a number of them: those of the
+    labels, near ones, and others that are drawn. Eval mode and `logits` take all classes."""
+    correct: bool
+    """Count a drawn class for as many as it stands for, so that the sum over the classes has the right mean (True);
+    False: as PartialFC does, without near classes."""
+    seed: int
+    """Of these draws, which depend on it and on the number of the step (0)."""
+    sparse: bool
+    """Make `weight.grad` a sparse tensor of the rows that have a gradient, for torch.optim.SparseAdam, SGD and Adagrad
+    and :class:`hypersphere.optim.RowSGD`: with `sample` those of the sample, otherwise the rows of classes with
+    a probability above 2⁻²⁴ for any sample. Streams always. Under torch.compile the gradient is dense."""
     device: torch.device | str | None
     dtype: torch.dtype | None
 

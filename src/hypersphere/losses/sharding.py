@@ -131,6 +131,8 @@ def _check_head(head: Any) -> None:
     if not can_stream(head.similarity):
         name = getattr(head.similarity, "__name__", type(head.similarity).__name__)
         raise ValueError(f"head must have a similarity of hypersphere to be sharded, got {name}")
+    if head.sparse or head.sampler is not None:
+        raise ValueError("head must be made without sample= and sparse= to be sharded")
     if head.metric_reduction is not None:
         raise ValueError("head must have no reducer or regularizer of pytorch-metric-learning to be sharded")
     for parametrizations in getattr(head, "parametrizations", {}).values():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Unpack
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from .._internal import checks
 from .._internal.functions import apply, is_recorded, is_transformed
 from .._internal.fx import Proxy, call_as_leaf
-from .._internal.global_hooks import watch_weight_decay
+from .._internal.global_hooks import watch_sparse, watch_weight_decay
 from .._internal.nearest import explain_keywords
 from .._internal.overflow import finite_gradient, max_root, rescale, row_divisors
 from .._internal.precision import accumulation_dtype, autocast_enabled, without_autocast
@@ -39,6 +40,7 @@ from .head_inputs import (
 )
 from .margins import MARGINS, sphereface_annealing
 from .metric_learning import MetricOptions, make_reduction
+from .sampling import ClassSampler, check_sample, sum_over_sample
 from .sharding import ClassShards
 from .streaming import LogitRule, Sums, can_stream, check_stream, make_rule, sum_over_classes
 from .subcenters import find_outliers, nearest_subcenters
@@ -102,6 +104,10 @@ class AngularSoftmaxLoss(nn.Module):
         subcenters: int = 1,
         detach_margin: bool = False,
         stream: bool | int | str = "auto",
+        sample: float | int | None = None,
+        correct: bool = True,
+        seed: int = 0,
+        sparse: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         **metric: Unpack[MetricOptions],
@@ -133,6 +139,16 @@ class AngularSoftmaxLoss(nn.Module):
         watch_weight_decay(self)
         self.similarity = resolve(similarity, self.num_classes, **factory)
         self.stream = check_stream(stream, self.similarity)
+        self.sparse, count = checks.flag("sparse", sparse), check_sample(sample, self.num_classes)
+        correct, seed = checks.flag("correct", correct), checks.integer("seed", seed)
+        for name, wanted in (("sample", count is not None), ("sparse", self.sparse)):
+            if wanted:
+                self._check_parts(name, count is not None, metric)
+        self.sampler = None
+        if count is not None:
+            self.sampler = ClassSampler(self.num_classes, count, correct, seed, self.weight.device)
+        if self.sparse:
+            watch_sparse(self)
         if annealing is not None and not isinstance(annealing, bool) and not callable(annealing):
             raise TypeError(f"annealing must be True, False or a callable of the step, got {annealing!r}")
         self.annealing = sphereface_annealing if annealing is True else annealing or None
@@ -140,6 +156,19 @@ class AngularSoftmaxLoss(nn.Module):
             self.register_buffer("step", torch.zeros((), dtype=torch.int64, device=device))
         weights = as_class_weight(class_weight, self.num_classes, dtype, self.weight.device)
         self.register_buffer("class_weight", weights, persistent=False)
+
+    def _check_parts(self, option: str, sampled: bool, metric: MetricOptions) -> None:
+        """Raise if the loss has parts that need all classes, with the option `sample` or `sparse`."""
+        if self.energy_weight:
+            raise ValueError(f"energy_weight must be 0 with {option}=: it compares all classes")
+        if metric.get("weight_regularizer") is not None:
+            raise ValueError(f"weight_regularizer must be None with {option}=: it compares all classes")
+        if not can_stream(self.similarity):
+            raise ValueError(f"similarity must be one of hypersphere with {option}=, got {self.similarity!r}")
+        if option == "sparse" and self.weight.dim() > 2:
+            raise ValueError("subcenters must be 1 with sparse=True")
+        if option == "sparse" and self.label_smoothing and not sampled:
+            raise ValueError("label_smoothing must be 0 with sparse= but without sample=: every class has a gradient")
 
     @property
     def has_margin(self) -> bool:
@@ -159,11 +188,16 @@ class AngularSoftmaxLoss(nn.Module):
             state_dict.setdefault(prefix + "step", self.step)
         if self.shards is not None:
             self.shards.split(state_dict, prefix, self)
+        if self.sampler is None:  # of a head that sampled
+            for name in [key for key in state_dict if key.startswith(prefix + "sampler.")]:
+                del state_dict[name]
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         watch_weight_decay(self)
+        if self.sparse:
+            watch_sparse(self)
 
     def forward(
         self,
@@ -270,7 +304,7 @@ class AngularSoftmaxLoss(nn.Module):
         unweighted = self.class_weight is None and sample_weight is None and indices_tuple is None
         equal = kept is None and penalty is None and unweighted
         stream = self._is_streamed(embeddings, weight)
-        if stream or self.needs_sums or self.shards is not None:
+        if stream or self.needs_sums or self.shards is not None or self._is_sampled:
             losses = self._losses_from_sums(embeddings, weight, classes, stream)
             losses = losses if kept is None else losses * kept
         else:
@@ -336,11 +370,18 @@ class AngularSoftmaxLoss(nn.Module):
         if is_transformed() or is_recorded() or not len(embeddings):
             return False  # transforms and compilers take all logits at once
         dtype = accumulation_dtype(torch.promote_types(embeddings.dtype, weight.dtype))
-        few = len(embeddings) * len(weight) * dtype.itemsize <= _STREAM_BYTES
+        if self.sparse:
+            return True
+        classes = min(self.sampler.count, len(weight)) if self.sampler is not None and self._is_sampled else len(weight)
+        few = len(embeddings) * classes * dtype.itemsize <= _STREAM_BYTES
         if not self.stream or (self.stream == "auto" and (few or not can_stream(self.similarity))):
             return False
         # with scale=None very long embeddings need all logits at once
         return self.scale is not None or row_divisors(embeddings, self._longest(dtype)) is None
+
+    @property
+    def _is_sampled(self) -> bool:
+        return self.sampler is not None and self.training
 
     def _losses_from_sums(self, embeddings: Tensor, weight: Tensor, classes: Tensor, stream: bool) -> Tensor:
         """Compute the losses (B,) from sums over the classes and the logit of the label."""
@@ -354,11 +395,15 @@ class AngularSoftmaxLoss(nn.Module):
             smooth = x.new_ones(self.num_classes) if self.class_weight is None else self.class_weight.to(dtype)
         bias = self._biases()
         bias = None if bias is None else bias.to(dtype)
-        weight = finite_gradient(weight)
+        weight = weight if self.sparse else finite_gradient(weight)
         rule = self._make_rule(direction, weight, classes)
         is_product = rule.similarity is None
         beside = x.new_full((len(x),), -math.inf)
         sum_all = sum_over_classes if self.shards is None else self.shards.sum_over_classes
+        if self.sampler is not None and self.training:
+            if is_recorded() or is_transformed():
+                raise RuntimeError("sample= needs eager mode: compile the network without its head")
+            sum_all = partial(sum_over_sample, self.sampler, torch.is_grad_enabled())
         sums = sum_all(
             x if is_product and self.scale is None else direction,
             weight,
@@ -370,6 +415,7 @@ class AngularSoftmaxLoss(nn.Module):
             class_weight=smooth,
             beside=beside,
             stream=stream,
+            sparse=self.sparse and (smooth is None or self._is_sampled),
         )
         cosine = sums.at_target / (s + (s == 0)) if is_product and self.scale is None else sums.at_target
         value = cosine if similarity == _COSINE else similarity.at_angle(angle(cosine), classes)

@@ -25,6 +25,7 @@ from .._internal.functions import apply, is_recorded
 from .._internal.overflow import can_read_for_free, max_abs
 from ..layers.cosine import clamp_cosine, inverse_row_norm, unit
 from ..layers.similarity import LearnableSigmoid, Similarity, sigmoid
+from .touched_rows import TouchedRows
 
 BLOCK = 2048  # classes: 2 MB of float32 logits for 256 samples
 _SMALL = 64.5  # e^±64 times 10⁹ classes is within the range of float32
@@ -129,6 +130,7 @@ def sum_over_classes(
     multiplicity: Tensor | None = None,
     beside: Tensor | None = None,
     stream: bool = True,
+    sparse: bool = False,
 ) -> Sums:
     """Compute the sums of a loss over the classes.
 
@@ -144,6 +146,7 @@ def sum_over_classes(
         beside: (B,), the logarithm of what else is in the sum that the softmax divides by, such as the label's logit.
             It may be filled in after this call: only the backward pass reads it, to skip blocks that are negligible.
         stream: a block of classes at a time; False: by plain operations on all logits (B, C).
+        sparse: streamed, the weight's gradient is a sparse tensor of the rows whose classes are not negligible.
     """
     if multiplicity is not None and not rule.softplus:
         bias, multiplicity = multiplicity.log() if bias is None else bias + multiplicity.log(), None
@@ -153,7 +156,7 @@ def sum_over_classes(
         return Sums(zero if rule.softplus else zero - math.inf, zero, zero)
     if not stream:
         return _plain_sums(x, weight, *extra, rule)
-    return Sums(*apply(_Sums, x, weight, *extra, rule, beside)[:3])
+    return Sums(*apply(_Sums, x, weight, *extra, rule, beside, sparse)[:3])
 
 
 def _plain_sums(
@@ -206,6 +209,7 @@ class _Sums(Function):
         multiplicity: Tensor | None,
         rule: LogitRule,
         beside: Tensor | None,
+        sparse: bool,
     ) -> tuple[Tensor, ...]:
         block_sums, weighted, buffer = [], x.new_zeros(len(x)), _buffer(x, rule)
         inverse, small = x.new_empty(len(weight)), _is_small(x, bias, rule)
@@ -233,14 +237,14 @@ class _Sums(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.save_for_backward(*inputs[:8], output[0], *output[3:])
-        ctx.rule, ctx.beside = inputs[8:]
+        ctx.rule, ctx.beside, ctx.sparse = inputs[8:]
         ctx.mark_non_differentiable(*output[3:])
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         derivatives = _differentiable_backward if torch.is_grad_enabled() else _streamed_backward
-        return *derivatives(ctx, *grads[:3]), None, None, None, None, None
+        return *derivatives(ctx, *grads[:3]), None, None, None, None, None, None
 
 
 def _differentiable_backward(ctx: Any, *grads: Tensor | None) -> list[Tensor | None]:
@@ -283,7 +287,11 @@ def _streamed_backward(
     if smooth is None and x.device.type == "cpu" and not torch.compiler.is_compiling():
         shares = _shares(block_sums, others, ctx.beside, grad_others, rule)
         negligible = (shares < math.log(torch.finfo(x.dtype).eps / 2)).all(0).tolist()
-    grad_x, grad_weight = torch.zeros_like(x), torch.empty_like(weight) if needed[1] else None
+    grad_x = torch.zeros_like(x)
+    grad_weight = torch.empty_like(weight) if needed[1] and not ctx.sparse else None
+    touched = TouchedRows(weight, *_at_target(x, weight, inverse, target, rule)[1:]) if ctx.sparse else None
+    if touched is not None:  # |gradient| times this is at most the derivative by the logit of a loss of weight 1
+        relative = _relative(others, ctx.beside, grad_others, rule).unsqueeze(1)
     sums = [
         torch.zeros_like(t) if t is not None and need else None
         for t, need in zip((s, bias, k), needed[2:5], strict=True)
@@ -293,6 +301,8 @@ def _streamed_backward(
         if skipped:
             if grad_weight is not None:
                 grad_weight[of_block].zero_()
+            if touched is not None:
+                touched.add(of_block, touched.labels(of_block), None)
             continue
         rows, largest = weight[of_block].to(x.dtype), None
         if i >= len(negligible) - len(kept):
@@ -311,22 +321,44 @@ def _streamed_backward(
         else:
             along = torch.zeros_like(factor).index_add_(0, largest.flatten(), (products * grad).flatten())
             grad = torch.zeros(len(rows), len(x), dtype=x.dtype, device=x.device).mT.scatter_(1, largest, grad)
+        if touched is not None:
+            far = (grad.abs() * relative).amax(0) < torch.finfo(x.dtype).eps / 2
+            picked = (~far | touched.labels(of_block)).nonzero().squeeze(1)
+            grad, rows, factor, along = grad.mT[picked].mT, rows[picked], factor[picked], along[picked]
         grad = grad.mul_(factor)
         grad_x.addmm_(grad, rows)
-        if grad_weight is not None:
-            part = grad_weight[of_block]
-            out = torch.mm(grad.mT, x, out=part if part.dtype is x.dtype else None)
-            out.addcmul_(rows, (along * inverse[of_block].square()).unsqueeze(1), value=-1)
-            if out is not part:
-                part.copy_(out)
+        if not needed[1]:
+            continue
+        part = None if grad_weight is None else grad_weight[of_block]
+        out = torch.mm(grad.mT, x, out=part if part is not None and part.dtype is x.dtype else None)
+        norms = inverse[of_block] if touched is None else inverse[of_block][picked]
+        out.addcmul_(rows, (along * norms.square()).unsqueeze(1), value=-1)
+        if touched is not None:
+            touched.add(of_block, picked, out)
+        elif part is not None and out is not part:
+            part.copy_(out)
     if grad_at is not None:
         _, row, inside = _at_target(x, weight, inverse, target, rule)
         rows, share = weight[row].to(x.dtype), (grad_at * inside * inverse[row]).unsqueeze(1)
         grad_x.addcmul_(rows, share)
-        if grad_weight is not None:
+        if needed[1]:
             along = (rows * x).sum(1) * inverse[row].square()
-            grad_weight.index_add_(0, row, ((x - rows * along.unsqueeze(1)) * share).to(weight.dtype))
+            of_rows = ((x - rows * along.unsqueeze(1)) * share).to(weight.dtype)
+            if touched is not None:
+                touched.at_labels = (row, of_rows)
+            elif grad_weight is not None:
+                grad_weight.index_add_(0, row, of_rows)
+    if touched is not None and needed[1]:
+        grad_weight = touched.gradient()
     return [grad_x if needed[0] else None, grad_weight, *sums]
+
+
+def _relative(others: Tensor, beside: Tensor | None, grad_others: Tensor, rule: LogitRule) -> Tensor:
+    """Return what makes the derivative by a logit that of a loss of weight 1: p/|gradient of the sum|, (B,)."""
+    share = torch.ones_like(others)
+    if not rule.softplus and beside is not None:
+        share = (others - torch.maximum(others, beside.to(others.dtype))).exp()
+    return torch.where(grad_others == 0, 0.0, share / grad_others.abs())
 
 
 def _at_target(
