@@ -39,6 +39,8 @@ def pair(name, changed, **options):
 def test_a_sample_of_all_classes_is_the_loss(name, sparse, options):
     if name == "sphereface_plus":
         options = options | {"energy_weight": 0.0}
+    if name in ("sphereface2", "uniface"):
+        options = {key: value for key, value in options.items() if key != "label_smoothing"}
     plain, sampled = pair(name, {"sample": 1.0, "sparse": sparse}, **options)
     x, labels = batch()
     for got, expected in zip(gradients(sampled, x, labels), gradients(plain, x, labels), strict=True):

@@ -50,7 +50,7 @@ class HeadOptions(MetricOptions, total=False):
     """Count a drawn class for as many as it stands for, so that the sum over the classes has the right mean (True);
     False: as PartialFC does, without near classes."""
     seed: int
-    """Of these draws, which depend on it and on the number of the step (0)."""
+    """Of the draws of classes and of ElasticFace's margins, which depend on it and on the number of the step (0)."""
     sparse: bool
     """Make `weight.grad` a sparse tensor of the rows that have a gradient, for torch.optim.SparseAdam, SGD and Adagrad
     and :class:`hypersphere.optim.RowSGD`: with `sample` those of the sample, otherwise the rows of classes with

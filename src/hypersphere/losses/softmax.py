@@ -140,13 +140,13 @@ class AngularSoftmaxLoss(nn.Module):
         self.similarity = resolve(similarity, self.num_classes, **factory)
         self.stream = check_stream(stream, self.similarity)
         self.sparse, count = checks.flag("sparse", sparse), check_sample(sample, self.num_classes)
-        correct, seed = checks.flag("correct", correct), checks.integer("seed", seed)
+        correct, self.seed = checks.flag("correct", correct), checks.integer("seed", seed)
         for name, wanted in (("sample", count is not None), ("sparse", self.sparse)):
             if wanted:
                 self._check_parts(name, count is not None, metric)
         self.sampler = None
         if count is not None:
-            self.sampler = ClassSampler(self.num_classes, count, correct, seed, self.weight.device)
+            self.sampler = ClassSampler(self.num_classes, count, correct, self.seed, self.weight.device)
         if self.sparse:
             watch_sparse(self)
         if annealing is not None and not isinstance(annealing, bool) and not callable(annealing):
