@@ -1,5 +1,8 @@
 """Rotations of vectors that make them quantizable."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -96,3 +99,8 @@ def test_bad_input(vectors):
             call()
     with pytest.raises(TypeError, match=r"x must have a floating point dtype, got torch\.int64"):
         fit(torch.ones(3, 3, dtype=torch.int64))
+
+
+@pytest.mark.slow
+def test_it_is_there_when_nothing_else_was_imported():
+    subprocess.run([sys.executable, "-c", "import hypersphere as hs; hs.quantize.fit_rotation"], check=True)

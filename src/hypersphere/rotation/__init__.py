@@ -6,6 +6,7 @@
 - :func:`extract_rotations`: the rotations between a network and a fine-tuned copy
 - :func:`save_rotations`, :func:`load_rotations`
 - :func:`count_parameters`, :func:`rotation_penalty`
+- :mod:`.quantize`: rotations of vectors, for few bits a number
 
 A config reads :mod:`hypersphere.rotation.rules` without torch; everything else is imported when it is first used.
 """
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from .._internal.lazy import lazy
 
 if TYPE_CHECKING:
+    from . import quantize as quantize
     from .counting import count_parameters as count_parameters
     from .extraction import ExtractedRotations as ExtractedRotations
     from .extraction import extract_rotations as extract_rotations
@@ -39,6 +41,6 @@ else:
         "stochastic": ["Resampler"],
         "tasks": ["add_task", "combine_tasks", "use_task"],
     }
-    _HOMES = {name: home for home, names in _NAMES.items() for name in names}
+    _HOMES = {name: home for home, names in _NAMES.items() for name in names} | {"quantize": ""}
     __all__ = list(_HOMES)
     __getattr__, __dir__ = lazy(__name__, _HOMES)
