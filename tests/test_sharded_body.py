@@ -166,10 +166,10 @@ SPLIT = {  # case: how a network is made, with tensor parallelism or `same`
     "split, then one k": lambda parallel: hs.spherize(
         parallel(narrow_net()), hs.similarity.LearnableSigmoid(), layers=["0", "2"]
     ),
-    "input": lambda parallel: hs.rotate(parallel(narrow_net()), init="normal", layers=["0", "2", "4"]),
-    "blocks": lambda parallel: hs.rotate(parallel(narrow_net()), blocks=2, neurons="learned", apply="activation"),
+    "input": lambda parallel: hs.rotate(parallel(narrow_net()), "exponential", init="normal", layers=["0", "2", "4"]),
+    "blocks": lambda parallel: hs.rotate(parallel(narrow_net()), "ogd", blocks=2, neurons="learned", layers=["2", "4"]),
     "output": lambda parallel: hs.rotate(parallel(narrow_net()), side="output", magnitude=True),
-    "both": lambda parallel: hs.rotate(parallel(narrow_net()), "ogd", side="both", layers=["2"]),
+    "both": lambda parallel: hs.rotate(parallel(narrow_net()), side="both", layers=["2"], apply="activation"),
     "sampled": lambda parallel: hs.rotate(parallel(narrow_net()), sample=3, layers=["0", "2", "4"]),
 }
 
@@ -179,7 +179,7 @@ def trained_in_parts(case, parallel=lambda model: model, folder=None):
     net = SPLIT[case](parallel)
     x, y = torch.randn(9, 7, generator=torch.Generator().manual_seed(5)), torch.arange(9) % 4
     x[0] = 0
-    groups = hs.param_groups(net, ogd=case == "both")
+    groups = hs.param_groups(net, ogd=case == "blocks")
     energy, optimizer = hs.EnergyRegularizer(net), hs.OGD(groups, lr=0.05)
     resampler = hs.Resampler(net, optimizer, every=2) if case == "sampled" else None
     values = []
@@ -249,6 +249,8 @@ def _rank(rank: int, ranks: int, folder: str) -> None:
     for wrap in (shard, only_outside):
         results[wrap.__name__] = merged_saved_diagnosed(folder, wrap, rank, ranks)
         untrained_files(folder, wrap)
+    wrong = torch.tensor([5 if rank == ranks - 1 else 1])  # in one process alone
+    results["wrong labels"] = message(hs.EnergyRegularizer(shard(wide_net())), wrong)
     for case in SPLIT:
         torch.manual_seed(rank)  # starts that are drawn are those of the first process
         results[case] = trained_in_parts(case, split, folder)
@@ -311,6 +313,7 @@ def test_tensor_parallelism(results, case):
 
 def test_refusals(results):
     for of_rank in results[0]:
+        assert of_rank["wrong labels"] == "labels must be in [0, 4], got 5 among others"
         for pattern, said in of_rank["refusals"].items():
             assert re.search(pattern, said), (pattern, said)
             assert "\n" not in said

@@ -103,6 +103,28 @@ def run_in_writer(write: Callable[[], None], mesh: Any) -> None:
         raise error
 
 
+def check_in_all(check: Callable[[], None], like: Tensor, mesh: Any) -> None:
+    """Call `check` in every process of a mesh, and raise the error of one in all: nobody waits for a process that left.
+
+    Without a mesh, only call it.
+    """
+    error: Exception | None = None
+    try:
+        check()
+    except (TypeError, ValueError) as failure:
+        if mesh is None:
+            raise
+        error = failure
+    if mesh is None or not reduce_(like.new_full((1,), error is not None), mesh).item():
+        return
+    for dim in range(mesh.ndim):
+        errors: list[Exception | None] = [None] * mesh.size(dim)
+        dist.all_gather_object(errors, error, mesh.get_group(dim))
+        error = next(filter(None, errors), None)
+    assert error is not None
+    raise error
+
+
 def split_rows(tensor: Tensor, mesh: Any) -> Tensor:
     """Return this process's share of the first dimension of a tensor; a plain one must be the same in all processes."""
     from torch.distributed.tensor import DTensor, Replicate, Shard

@@ -16,7 +16,7 @@ from .._internal import checks
 from .._internal.draws import generator, not_traced, unwrapped_name
 from .._internal.nearest import explain_keywords
 from .._internal.overflow import max_root, power_of_two_divisor, rescale
-from .._internal.sharding import mesh_of, replicate, reshard, sum_over
+from .._internal.sharding import check_in_all, mesh_of, replicate, reshard, sum_over
 from ..layers.cosine import unit
 from ..neurons import Neurons, Selection, Specs, check_names, no_layer_error, select
 from .gradient_limit import bound_gradient
@@ -223,7 +223,7 @@ class EnergyRegularizer:
             return self._measure_layer(name, neurons, weight, sample=not neurons.is_output)
         rows = at_least_float32(neurons.matrix().flatten(0, 1))
         ignored, mesh = getattr(neurons.module, "ignore_index", -100), mesh_of(neurons.stored)
-        check_labels(labels, len(rows), ignored)
+        check_in_all(partial(check_labels, labels, len(rows), ignored), rows.detach(), mesh)
         counted = labels != ignored
         number = counted.sum() if mesh is None else sum_over(counted.sum(), mesh)
         shares = weight * counted.to(rows.dtype) / number.clamp(min=1)
