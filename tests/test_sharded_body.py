@@ -143,7 +143,11 @@ def untrained_files(folder, wrap):
 
 
 def split(model):
-    """Tensor parallelism of three layers; the last has neurons in two of three processes."""
+    """Tensor parallelism of three layers; the last has neurons in two of three processes.
+
+    The starts that rotations draw then are those of the first process.
+    """
+    torch.manual_seed(dist.get_rank())
     plan = {
         "0": ColwiseParallel(use_local_output=False),  # 70 neurons: uneven for 3 processes
         "2": RowwiseParallel(),
@@ -174,7 +178,12 @@ SPLIT = {  # case: how a network is made, with tensor parallelism or `same`
 }
 
 
-def trained_in_parts(case, parallel=lambda model: model, folder=None):
+def unsplit(model):
+    torch.manual_seed(0)
+    return model
+
+
+def trained_in_parts(case, parallel=unsplit, folder=None):
     """Results of three steps with the energy in the loss, of what reads the weights, and after a merge."""
     net = SPLIT[case](parallel)
     x, y = torch.randn(9, 7, generator=torch.Generator().manual_seed(5)), torch.arange(9) % 4
@@ -198,7 +207,7 @@ def trained_in_parts(case, parallel=lambda model: model, folder=None):
         return results
     if folder is not None:
         hs.rotation.save_rotations(net, f"{folder}/{case}")
-        same_rank = hs.rotation.load_rotations(SPLIT[case](lambda model: model), f"{folder}/{case}")
+        same_rank = hs.rotation.load_rotations(SPLIT[case](unsplit), f"{folder}/{case}")
         torch.testing.assert_close(same_rank(x).detach(), results["output"], rtol=1e-5, atol=1e-6)
     hs.merge(net)
     results["merged"] = net(x).detach()
@@ -252,7 +261,6 @@ def _rank(rank: int, ranks: int, folder: str) -> None:
     wrong = torch.tensor([5 if rank == ranks - 1 else 1])  # in one process alone
     results["wrong labels"] = message(hs.EnergyRegularizer(shard(wide_net())), wrong)
     for case in SPLIT:
-        torch.manual_seed(rank)  # starts that are drawn are those of the first process
         results[case] = trained_in_parts(case, split, folder)
     results["refusals"] = refusals()
     torch.save(results, f"{folder}/rank{rank}.pt")
@@ -307,7 +315,6 @@ def test_merge_diagnose_and_save_rotations_gather(results, tmp_path, how):
 
 @pytest.mark.parametrize("case", SPLIT)
 def test_tensor_parallelism(results, case):
-    torch.manual_seed(0)
     check(results, case, trained_in_parts(case))
 
 
