@@ -15,7 +15,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from tools import demo_controls, demo_table, finetune_page, networks, results_page, tested_models
+from tools import compare_heads, demo_controls, demo_table, finetune_page, networks, results_page, tested_models
 
 import hypersphere
 from hypersphere import cli, data, losses, models, orthogonal
@@ -183,13 +183,17 @@ def between_markers(page: str, name: str, table: str) -> str:
 
 def generated() -> dict[Path, str]:
     """Each file that is generated, and its text."""
-    models, figures, index = (ROOT / "docs" / name for name in ("models.md", "figures.md", "index.md"))
+    pages = ("models.md", "figures.md", "index.md", "losses.md")
+    models, figures, index, losses_page = (ROOT / "docs" / name for name in pages)
     readme, demo = ROOT / "README.md", demo_table.markdown(demo_table.read(ROOT))
     controls = json.loads((ROOT / "results" / demo_controls.FILE).read_text(encoding="utf-8"))
     return {
         readme: between_markers(readme.read_text(encoding="utf-8"), demo_table.MARKER, demo),
         index: between_markers(index.read_text(encoding="utf-8"), demo_controls.MARKER, demo_table.markdown(controls)),
         ROOT / "src" / "hypersphere" / "_internal" / "catalog.py": catalog(),
+        losses_page: between_markers(
+            losses_page.read_text(encoding="utf-8"), compare_heads.MARKER, compare_heads.markdown(ROOT)
+        ),
         models: models_page(models.read_text(encoding="utf-8")),
         figures: figures_page(figures.read_text(encoding="utf-8")),
         **results_page.generated(ROOT),

@@ -136,6 +136,8 @@ class EnergyRegularizer:
             raise ValueError(f"labels need measure='energy', got measure={self.measure!r}")
         if labels is not None and not any(neurons.is_output for neurons in self.neurons.values()):
             raise ValueError("labels must be None if no layer is the output (see the arguments output and head)")
+        if labels is not None and (most := max(getattr(n.module, "subcenters", 1) for n in self.neurons.values())) > 1:
+            raise ValueError(f"labels must be None for a head with {most} sub-centers; its energy_weight uses labels")
         reshard(*self._models)
         trainable = {name: n for name, n in self._trainable_layers().items() if name not in self._single}
         share = 1 / len(trainable) if self.average and trainable else 1.0

@@ -12,6 +12,7 @@ from .faces import identification, roc
 from .features import features3d, imbalance
 from .generated import generated
 from .growth import growth
+from .heads import heads
 from .holes import holes
 from .ideas import ideas
 from .lemmas import depth, lemmas
@@ -25,6 +26,7 @@ FIGURES: dict[str, Figure] = {
     "ideas": Figure(plain(ideas), "the ideas of the three papers on a sphere", "SphereNet, MHE, OPT"),
     "operators": Figure(plain(operators), "similarity functions g(θ)", "SphereNet, Fig. 2"),
     "margins": Figure(plain(margins), "target logit of each margin", "SphereNet, Eq. 11"),
+    "heads": Figure(plain(heads), "target logit of the heads since 2020", "docs/losses.md"),
     "pair_energy": Figure(plain(pair_energy), "the energy of a pair of neurons", "MHE, Eq. 1"),
     "sphere": Figure(regularized, "ten neurons moved by orthonormality, energy, half-space energy", "MHE, Fig. 1"),
     "weighted": Figure(weighted, "paths of neurons that weigh more than the others", "MHE, Fig. 5, 6"),
