@@ -54,6 +54,7 @@ FIGURES: dict[str, str] = {
     "ideas": "the ideas of the three papers on a sphere (SphereNet, MHE, OPT)",
     "operators": "similarity functions g(θ) (SphereNet, Fig. 2)",
     "margins": "target logit of each margin (SphereNet, Eq. 11)",
+    "heads": "target logit of the heads since 2020 (docs/losses.md)",
     "pair_energy": "the energy of a pair of neurons (MHE, Eq. 1)",
     "sphere": "ten neurons moved by orthonormality, energy, half-space energy (MHE, Fig. 1)",
     "weighted": "paths of neurons that weigh more than the others (MHE, Fig. 5, 6)",
