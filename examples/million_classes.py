@@ -8,11 +8,9 @@ is resumed by any number of them. Images are made up: each class has a binary co
 
 import argparse
 import shutil
-from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
@@ -21,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hypersphere as hs
 from hypersphere.losses import shard_head
+from hypersphere.train.distributed import World, session
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--classes", type=int, default=1_000_000)
@@ -39,17 +38,13 @@ def batch(step: int, options: argparse.Namespace) -> tuple[torch.Tensor, torch.T
     return bits + 0.3 * torch.randn(options.batch, 32, generator=generator), labels
 
 
-def main() -> None:
-    options, device = parser.parse_args(), "cuda" if torch.cuda.is_available() else "cpu"
-    dist.init_process_group(timeout=timedelta(seconds=60))  # not 30 minutes: then the others notice a dead process
-    rank, size = dist.get_rank(), dist.get_world_size()
-    if device == "cuda":
-        torch.cuda.set_device(rank % torch.cuda.device_count())
+def main(options: argparse.Namespace, world: World) -> None:
+    rank, size, device = world.rank, world.size, world.device
     torch.manual_seed(0)
     body = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, options.embedding)).to(device)
     model = DistributedDataParallel(body)
     head = hs.ArcFaceLoss(options.classes, options.embedding, device="meta")  # no process ever holds the whole weight
-    shard_head(head, init_device_mesh(device, (size,)))
+    shard_head(head, init_device_mesh(device.type, (size,)))
     modules = nn.ModuleDict({"body": body, "head": head})
     optimizer = torch.optim.SGD(hs.param_groups(modules, weight_decay=5e-4), lr=0.1, momentum=0.9)
 
@@ -73,8 +68,8 @@ def main() -> None:
             if rank == 0:
                 print(f"step {step}: loss {loss.item():.4f}", flush=True)
                 shutil.rmtree(options.out / str(step - options.every), ignore_errors=True)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    with session("auto") as world:  # torchrun's process group; after a restart it does not meet the previous one
+        main(parser.parse_args(), world)
