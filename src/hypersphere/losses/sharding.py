@@ -12,6 +12,7 @@ Shapes: B batch of all processes, C classes, n classes of this process, d embedd
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -49,6 +50,7 @@ H = TypeVar("H", bound=nn.Module)
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _MODES = ("dtype of embeddings", "head.training", "torch.is_grad_enabled()", "embeddings.requires_grad")
 _ROWS_OF_A_DRAW = 4096
+_LEAST_BLOCK = 256  # classes: less takes more time
 
 
 def shard_head(head: H, mesh: DeviceMesh) -> H:
@@ -295,7 +297,9 @@ class ClassShards(RowShards):
     ) -> Sums:
         """Compute :func:`sum_over_classes` over the classes of all processes, given the weight of these (n, d)."""
         bias, k, class_weight = (self._of(numbers) for numbers in (bias, k, class_weight))
-        target = target - self.start
+        target, size = target - self.start, self.mesh.size()
+        # a process has all samples: with this it takes as much memory as its part of the classes of one process
+        rule = replace(rule, block=max(rule.block // size, _LEAST_BLOCK), kept_bytes=rule.kept_bytes // size)
         sums = sum_over_classes(x, weight, target, rule, bias=bias, k=k, class_weight=class_weight, **options)
         if not len(weight):  # it has a gradient in every process, or those that read gradients wait for each other
             sums = sums._replace(at_target=sums.at_target + weight.sum())

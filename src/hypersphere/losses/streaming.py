@@ -29,7 +29,7 @@ from .touched_rows import TouchedRows
 
 BLOCK = 2048  # classes: 2 MB of float32 logits for 256 samples
 _SMALL = 64.5  # e^±64 times 10⁹ classes is within the range of float32
-_KEPT_BYTES = 30 * 2**20  # of products that the backward pass need not compute again
+_KEPT_BYTES = 30 * 2**20
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class LogitRule:
         block: the number of classes at a time.
         softplus: sum softplus(L_j); otherwise the sum is log Σ exp L_j.
         centers: K, the number of consecutive rows of the weight that belong to one class.
+        kept_bytes: of products that the backward pass need not compute again.
     """
 
     scale: float = 1.0
@@ -49,6 +50,7 @@ class LogitRule:
     block: int = BLOCK
     softplus: bool = False
     centers: int = 1
+    kept_bytes: int = _KEPT_BYTES
 
     def __call__(
         self, products: Tensor, s: Tensor | None = None, bias: Tensor | None = None, k: Tensor | None = None
@@ -403,10 +405,10 @@ def _view(buffer: Tensor, like: Tensor, n: int | None = None) -> Tensor:
 
 
 def _allocate_kept(x: Tensor, blocks: list[slice], rule: LogitRule) -> list[Tensor]:
-    """Allocate memory for the products of the last blocks, as many as _KEPT_BYTES hold."""
+    """Allocate memory for the products of the last blocks, as many as the rule's bytes hold."""
     if rule.centers > 1 or is_recorded():
         return []
-    count = min(_KEPT_BYTES // (rule.block * len(x) * x.element_size()), len(blocks))
+    count = min(rule.kept_bytes // (rule.block * len(x) * x.element_size()), len(blocks))
     return [x.new_empty((block.stop - block.start) * len(x)) for block in blocks[len(blocks) - count :]]
 
 
