@@ -93,6 +93,7 @@ def test_planned_rows_differ_from_explored_ones_and_share_data_and_length():
         if row.small is not None
     }
     for comparison in planned.read(RESULTS).comparisons:
+        assert {row.seeds for row in comparison.rows} == {comparison.seeds}
         assert explored.isdisjoint(comparison.configs)
         one, other = (row.small for row in comparison.rows)
         assert one.data == other.data

@@ -255,7 +255,7 @@ class PlanStatus(TableResult):
 
     def notes(self) -> list[str]:
         done = f"{self.runs - self.missing} of {self.runs} runs are finished"
-        return [f"{done}; the others take about {self.left / 60:.1f} core-hours" if self.missing else f"{done}."]
+        return [f"{done}; the others take about {self.left / 60:.1f} core-hours." if self.missing else f"{done}."]
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
