@@ -18,13 +18,14 @@ import torch
 from rich.console import Console
 from rich.table import Column, Table
 
-from . import adapters, data, energy, inspection, layers, losses, memory, report, rotation, train
+from . import adapters, classes, data, energy, inspection, layers, losses, memory, report, rotation, train
 from .measure import Measurement, Plan, quiet_process
 
 BENCHMARKS: dict[str, Callable[[Plan], Iterator[Measurement]]] = {
     "data": data.measurements,
     "layers": layers.measurements,
     "losses": losses.measurements,
+    "classes": classes.measurements,
     "memory": memory.measurements,
     "energy": energy.measurements,
     "inspection": inspection.measurements,
