@@ -41,7 +41,7 @@ class HeadOptions(MetricOptions, total=False):
     """Take the value of the margin, but the gradient of the logit without it."""
     stream: bool | int | str
     """Compute the loss a block of classes at a time, without a tensor of batch × classes: True, False, the number of
-    classes at a time, or "auto": if the logits would take more than 256 MB. For the similarities of this package;
+    classes at a time, or "auto": if the logits would take more than 32 MB. For the similarities of this package;
     torch.compile and torch.func take all logits at once."""
     sample: float | int | None
     """In training mode compute the loss from a sample of the classes, a share (0.1) or a number of them: those of the

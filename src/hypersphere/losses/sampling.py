@@ -22,7 +22,7 @@ from ..layers.cosine import unit
 from .streaming import LogitRule, Sums, sum_over_classes
 
 NEAR = 8  # classes that are remembered for each class
-REFRESH = 20  # steps from one search for near classes to the next
+_SEARCH = 3  # so a search, with one product for each class, costs about a tenth of the steps up to the next
 _BLOCK = 8192  # classes at a time in this search
 
 
@@ -48,7 +48,7 @@ class ClassSampler(nn.Module):
         seed: of the draws.
 
     Buffers: `draw`, the number of the step, and with `correct` `near` (C, K), −1 where a class has not been searched.
-    Every 20th step searches for the classes with the nearest weights to those of the batch.
+    Every (3·C/S)-th step searches for the classes with the nearest weights to those of the batch.
     """
 
     draw: Tensor
@@ -59,6 +59,7 @@ class ClassSampler(nn.Module):
     ) -> None:
         super().__init__()
         self.num_classes, self.count, self.correct, self.seed = num_classes, count, correct, seed
+        self.every = max(1, round(_SEARCH * num_classes / count))
         self.register_buffer("draw", torch.zeros((), dtype=torch.int64, device=device))
         near = torch.full((num_classes, min(NEAR, num_classes - 1)), -1, dtype=torch.int32, device=device)
         self.register_buffer("near", near if correct else None)
@@ -80,7 +81,7 @@ class ClassSampler(nn.Module):
         """
         step, positives = int(self.draw), labels.unique()
         if advance:
-            if self.near is not None and step % REFRESH == 0:
+            if self.near is not None and step % self.every == 0:
                 self.near[positives] = find_near(weight, positives, self.num_classes, self.near.shape[1])
             self.draw += 1
         sure = positives

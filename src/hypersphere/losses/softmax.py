@@ -46,7 +46,7 @@ from .streaming import LogitRule, Sums, can_stream, check_stream, make_rule, sum
 from .subcenters import find_outliers, nearest_subcenters
 
 _MANY = 2**18  # logits: above this, memory counts more than the time of a Python backward pass
-_STREAM_BYTES = 2**28  # of logits: above this, stream="auto" streams
+_STREAM_BYTES = 2**25  # of logits: above this, streaming is as fast, and stream="auto" streams
 _SOFTPLUS_THRESHOLD = 60.0  # softplus(x) = x above: exact in float64 too
 _COSINE = Similarity("cosine")
 
@@ -370,10 +370,9 @@ class AngularSoftmaxLoss(nn.Module):
         if is_transformed() or is_recorded() or not len(embeddings):
             return False  # transforms and compilers take all logits at once
         dtype = accumulation_dtype(torch.promote_types(embeddings.dtype, weight.dtype))
-        if self.sparse:
+        if self.sparse or (self._is_sampled and self.stream):
             return True
-        classes = min(self.sampler.count, len(weight)) if self.sampler is not None and self._is_sampled else len(weight)
-        few = len(embeddings) * classes * dtype.itemsize <= _STREAM_BYTES
+        few = len(embeddings) * len(weight) * dtype.itemsize <= _STREAM_BYTES
         if not self.stream or (self.stream == "auto" and (few or not can_stream(self.similarity))):
             return False
         # with scale=None very long embeddings need all logits at once
