@@ -187,7 +187,7 @@ class ElasticFaceLoss(AngularSoftmaxLoss):
         scale = checks.number("scale", scale)
         super().__init__(num_classes, embedding_size, "cosine", (name, m), scale, None, **options)
         usual = 0.05 if not plus else 0.0175 if kind == "arc" else 0.02
-        self.kind, self.plus = kind, bool(plus)
+        self.kind, self.plus = kind, checks.flag("plus", plus)
         self.key = stable_hash(self.seed, "ElasticFaceLoss")
         self.std = checks.number("std", usual if std is None else std, low=0.0)
         self.register_buffer("step", torch.zeros((), dtype=torch.int64, device=self.weight.device))

@@ -131,7 +131,7 @@ class AngularSoftmaxLoss(nn.Module):
         self.energy_weight = checks.number("energy_weight", energy_weight, low=0.0)
         self.energy_law = make_law(energy_s, False, False, name="energy_s")
         self.subcenters = checks.integer("subcenters", subcenters, low=1)
-        self.detach_margin = bool(detach_margin)
+        self.detach_margin = checks.flag("detach_margin", detach_margin)
         centers = () if self.subcenters == 1 else (self.subcenters,)
         self.weight = nn.Parameter(torch.empty(self.num_classes, *centers, self.embedding_size, **factory))
         self.bias = nn.Parameter(torch.empty(self.num_classes, **factory)) if bias else None
