@@ -132,6 +132,19 @@ def merged_saved_diagnosed(folder, wrap=lambda model: model, rank=0, ranks=1):
     return results | {f"trained {key}": whole(value) for key, value in model.state_dict().items()}
 
 
+def penalized(wrap):
+    """Gradients of the penalty after a forward pass."""
+    torch.manual_seed(6)
+    net = hs.rotate(nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 7), nn.Linear(7, 3)), "regularized")
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(0.1)
+    model, parameters = wrap(net), dict(net.named_parameters())
+    model(torch.ones(2, 5))
+    hs.rotation.rotation_penalty(model, squared=False).backward()
+    return {name: whole(p.grad) for name, p in parameters.items() if p.grad is not None}
+
+
 def untrained_files(folder, wrap):
     """Files in both formats, of the same numbers in any number of processes."""
     torch.manual_seed(3)
@@ -174,6 +187,7 @@ SPLIT = {  # case: how a network is made, with tensor parallelism or `same`
     "blocks": lambda parallel: hs.rotate(parallel(narrow_net()), "ogd", blocks=2, neurons="learned", layers=["2", "4"]),
     "output": lambda parallel: hs.rotate(parallel(narrow_net()), side="output", magnitude=True),
     "both": lambda parallel: hs.rotate(parallel(narrow_net()), side="both", layers=["2"], apply="activation"),
+    "regularized": lambda parallel: hs.rotate(parallel(narrow_net()), "regularized", layers=["0", "2", "4"]),
     "sampled": lambda parallel: hs.rotate(parallel(narrow_net()), sample=3, layers=["0", "2", "4"]),
 }
 
@@ -194,7 +208,9 @@ def trained_in_parts(case, parallel=unsplit, folder=None):
     values = []
     for _ in range(3):
         optimizer.zero_grad()
-        loss = F.cross_entropy(net(x), y) + energy()
+        loss = F.cross_entropy(net(x), y) + energy() + hs.hyperspherical_energy(net[2].weight[2:])
+        if case == "regularized":
+            loss = loss + hs.rotation.rotation_penalty(net)
         loss.backward()
         optimizer.step()
         if resampler is not None:
@@ -258,6 +274,7 @@ def _rank(rank: int, ranks: int, folder: str) -> None:
     for wrap in (shard, only_outside):
         results[wrap.__name__] = merged_saved_diagnosed(folder, wrap, rank, ranks)
         untrained_files(folder, wrap)
+        results[f"{wrap.__name__} penalty"] = penalized(wrap)
     wrong = torch.tensor([5 if rank == ranks - 1 else 1])  # in one process alone
     results["wrong labels"] = message(hs.EnergyRegularizer(shard(wide_net())), wrong)
     for case in SPLIT:
@@ -298,6 +315,7 @@ def alone(model):
 @pytest.mark.parametrize("how", ["shard", "only_outside"])
 def test_merge_diagnose_and_save_rotations_gather(results, tmp_path, how):
     """Merged layers are plain, sharded as before, and train on; the file is that of the unsharded model."""
+    check(results, f"{how} penalty", penalized(alone))
     check(results, how, merged_saved_diagnosed(tmp_path, alone))
     untrained_files(tmp_path, alone)
     for name in ("{}.untrained", "{}.peft/adapter_config.json"):

@@ -23,6 +23,7 @@ from .._internal.collectives import RowShards
 from .._internal.functions import apply, needs_naive_formula
 from .._internal.overflow import StatelessFunction
 from .._internal.precision import accumulation_dtype, without_autocast
+from .._internal.sharding import gather
 from ..layers.cosine import inverse_row_norm, unit
 from .naive import naive_energies
 from .repulsion import Law, clamp_finite
@@ -62,7 +63,7 @@ def hyperspherical_energy(
         >>> hyperspherical_energy(square[:2], half_space=True)  # the same four points
         tensor(0.4167)
     """
-    rows = checks.rows("weight", weight)
+    rows = checks.rows("weight", gather(weight))
     law = make_law(s, half_space, angular)
     checks.choice("reduction", reduction, REDUCTIONS)
     lengths = None if beta is None else _check_beta(beta, rows, law)
@@ -134,7 +135,7 @@ def class_energy(weight: Tensor, labels: Tensor, s: float = 2.0, *, angular: boo
         >>> class_energy(torch.eye(3), torch.tensor([0, 0, 2]), s=2)  # all classes are √2 apart
         tensor(0.5000)
     """
-    rows = at_least_float32(checks.rows("weight", weight))
+    rows = at_least_float32(checks.rows("weight", gather(weight)))
     if len(rows) < 2:
         raise ValueError(f"weight must have at least 2 rows, got {tuple(weight.shape)}")
     check_labels(labels, len(rows))

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from .._internal import checks
 from .._internal.precision import accumulation_dtype, without_autocast
+from .._internal.sharding import gather, reshard
 from ..energy.measures import deviation_from_orthonormal
 from .parametrization import find_rotated
 
@@ -29,10 +30,11 @@ def rotation_penalty(model: nn.Module, weight: float = 0.1, *, squared: bool = T
     rotations = [layer.rotation for layer in find_rotated(model) if layer.rotation.plan.method == "regularized"]
     if not rotations:
         raise ValueError('rotation_penalty: no layer is rotated with method="regularized"')
+    reshard(model)
     terms = []
     for rotation in rotations:
         for side in rotation.plan.sides:
-            matrix = rotation.task.rotations[side.prefix + "regularized"]
+            matrix = gather(rotation.task.rotations[side.prefix + "regularized"])
             with without_autocast(matrix):
                 # the sum over the blocks of R; a shared block counts once per use
                 square = deviation_from_orthonormal(matrix.to(accumulation_dtype(matrix.dtype))).sum()

@@ -102,7 +102,7 @@ def load_rotations(model: M, path: str | os.PathLike[str], *, task: str | None =
         check_new_name(task, "task")
     unwrapped_model, own = unwrapped(model), None if is_adapter(path) else read(path)
     refuse_adapters("load_rotations", unwrapped_model)
-    refuse_sharded("load_rotations", unwrapped_model, "load before fully_shard")
+    refuse_sharded("load_rotations", unwrapped_model, "load before fully_shard (and merge before parallelize_module)")
     rotated = {(weight.name, weight.tensor_name): weight for weight in find_rotated(unwrapped_model)}
     plain = _plain_layers(unwrapped_model)
     plain |= {(name, "weight"): frozen_neurons(m) for name, m in unwrapped_model.named_modules() if is_quantized(m)}
