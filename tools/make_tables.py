@@ -213,7 +213,12 @@ def finetuning_page() -> dict[Path, str]:
 
 
 def main() -> int:
-    stale = {path: text for path, text in generated().items() if not path.exists() or path.read_text("utf-8") != text}
+    try:
+        files = generated()
+    except ValueError as error:  # such as of a plan whose rows have changed
+        print(f"make_tables: {error}", file=sys.stderr)
+        return 1
+    stale = {path: text for path, text in files.items() if not path.exists() or path.read_text("utf-8") != text}
     for path, text in stale.items():
         print(f"{'stale' if CHECK in sys.argv else 'wrote'}: {path.relative_to(ROOT)}")
         if CHECK not in sys.argv:

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
+from tools import make_tables
 from tools import results_page as page
 
 from hypersphere.cli import main
@@ -293,3 +294,11 @@ def test_the_page_shows_the_plan_before_exploration(folder):
     (folder / page.FINDINGS).write_text('"to-fast" = "It came out."')
     with pytest.raises(ValueError, match="to-fast is not complete"):
         page.markdown(folder)
+
+
+def test_make_tables_refuses_a_plan_that_does_not_fit(folder, monkeypatch, capsys):
+    monkeypatch.setattr(make_tables, "generated", lambda: {Path("results.md"): page.markdown(folder)})
+    write(folder, entry("slow", hashes=("0" * 16, "0" * 16)))
+    assert make_tables.main() == 1
+    assert "make_tables: " in (told := capsys.readouterr().err)
+    assert "plain has changed since it was planned" in told

@@ -140,7 +140,7 @@ def missing(plan: Plan, folder: Path, names: Sequence[str] = ()) -> list[RowRun]
         for seed in plan.seeds(comparison):
             for row, runs in zip(comparison.rows, both, strict=True):
                 key = comparison.table, row.name, seed
-                if seed not in runs and key not in tasks:
+                if seed not in runs:
                     tasks[key] = RowRun(*key, SMALL, _minutes(comparison, row, both))
     return [*tasks.values()]
 
