@@ -15,7 +15,6 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.nn.parallel import DistributedDataParallel
 
 import hypersphere as hs
 from hypersphere.losses import shard_head
@@ -42,7 +41,7 @@ def main(options: argparse.Namespace, world: World) -> None:
     rank, size, device = world.rank, world.size, world.device
     torch.manual_seed(0)
     body = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, options.embedding)).to(device)
-    model = DistributedDataParallel(body)
+    model = world.wrap_ddp(body)
     head = hs.ArcFaceLoss(options.classes, options.embedding, device="meta")  # no process ever holds the whole weight
     shard_head(head, init_device_mesh(device.type, (size,)))
     modules = nn.ModuleDict({"body": body, "head": head})

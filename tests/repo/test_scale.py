@@ -1,0 +1,61 @@
+"""The examples of heads whose classes are split run, at tiny size, in two processes; the job files name what exists."""
+
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import hypersphere  # noqa: F401  (the package that the examples import)
+
+pytestmark = pytest.mark.slow
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+TORCHRUN += ["--rdzv-endpoint", "localhost:0"]
+TINY = ["--classes", "50", "--steps", "12"]
+
+
+def run(*command: str) -> str:
+    done = subprocess.run([sys.executable, *command], cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def losses(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"loss (\d+\.\d+)$", text, re.MULTILINE)]
+
+
+def test_million_classes_resumes_with_another_number_of_processes(tmp_path: Path) -> None:
+    command = [str(EXAMPLES / "million_classes.py"), "--classes", "50", "--embedding", "8", "--batch", "16"]
+    command += ["--every", "4", "--out", str(tmp_path)]
+    assert len(losses(run(*TORCHRUN, *command, "--steps", "8"))) == 2
+    alone = [text if text != "2" else "1" for text in TORCHRUN]
+    assert len(losses(run(*alone, *command, "--steps", "12"))) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["12"]
+
+
+def test_fsdp2() -> None:
+    assert len(losses(run(*TORCHRUN, str(EXAMPLES / "sharded_head_fsdp2.py"), *TINY))) == 1
+
+
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
+def test_accelerate() -> None:
+    assert len(losses(run(*TORCHRUN, str(EXAMPLES / "sharded_head_accelerate.py"), "--cpu", *TINY))) == 1
+
+
+@pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed")
+def test_lightning() -> None:
+    command = [str(EXAMPLES / "sharded_head_lightning.py"), "--accelerator", "cpu"]
+    assert len(losses(run(*command, "--classes", "50", "--steps", "6"))) == 1
+
+
+@pytest.mark.parametrize("name", ["million_classes.slurm", "million_classes.yaml"])
+def test_job_files_give_the_options_that_exist(name: str) -> None:
+    script = (EXAMPLES / "million_classes.py").read_text(encoding="utf-8")
+    text = (EXAMPLES / name).read_text(encoding="utf-8")
+    given = re.findall(r"--(\w+)[ =]", text[text.rindex("million_classes.py") :])
+    assert set(given) == set(re.findall(r'add_argument\("--(\w+)"', script))
+    assert len(script.splitlines()) <= 80
