@@ -31,7 +31,7 @@ def test_a_full_row_runs_a_step(table):
 
 
 def test_memory_of_a_graph_is_that_of_the_whole_graph():
-    found = vars(full_size.at_own_batch(tables.load("opt.9").row("cora/baseline").full, "cpu"))
+    found = vars(full_size.at_own_batch(tables.load("opt.9").row("cora/baseline").full))
     assert found["weights"] == 4 * (1433 * 16 + 16 * 7)  # no biases
     assert found["kept"] > 4 * 2708 * 1433  # the features
 
@@ -42,12 +42,12 @@ def test_memory_by_hand():
         model=Model("mlp.opt"), data=Data("mnist", batch_size=100), optimizer=Optimizer("sgd", lr=0.02, momentum=0.9)
     )
     numbers = 784 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10
-    found = vars(full_size.at_own_batch(config, "cpu"))
+    found = vars(full_size.at_own_batch(config))
     assert found["weights"] == found["gradients"] == found["state"] == 4 * numbers
     per_sample = 4 * (784 + 256 + 256)
     # and the logits, their logarithms, the labels
     assert 0 <= found["kept"] / 100 - per_sample < 4 * (10 + 10 + 2) + 100
-    more = vars(full_size.at_own_batch(derive(config, {"data.batch_size": 200}), "cpu"))
+    more = vars(full_size.at_own_batch(derive(config, {"data.batch_size": 200})))
     assert more["kept"] - found["kept"] == pytest.approx(found["kept"], rel=0.05)
 
 

@@ -192,8 +192,19 @@ def _cubic_flops() -> dict[Any, Callable[..., int]]:
     return {getattr(torch.ops.aten, name): flops(factor) for name, factor in _CUBIC.items()}
 
 
-def at_own_batch(config: Config, device: str = "meta") -> Step:
-    """Count a step at the config's own batch size; a graph is one batch."""
+def at_own_batch(config: Config) -> Step:
+    """Count a step at the config's own batch size, on the meta device: nothing is computed, no data are read.
+
+    Graphs, S-OPT and Householder reflections need values: they take small steps on the CPU.
+    """
+    try:
+        return _continued(config, "meta")
+    except NotImplementedError:  # torch's, of an operation without a kernel for the meta device
+        return _continued(config, "cpu")
+
+
+def _continued(config: Config, device: str) -> Step:
+    """Count steps of 2 and 4 samples and continue them to the config's batch size; a graph is one batch."""
     if config.data.name in GRAPHS:
         return step(config, 2, device)
     two, four = steps(config, [2, 4], device)
@@ -206,15 +217,8 @@ def at_own_batch(config: Config, device: str = "meta") -> Step:
 
 
 def needs(config: Config) -> Needs:
-    """Count what a run of a config needs, on the meta device: nothing is computed, no data are read.
-
-    Graphs, S-OPT and Householder reflections need values: they take a step of two samples on the CPU.
-    """
-    try:
-        one = at_own_batch(config)
-    except NotImplementedError:  # torch's, of an operation without a kernel for the meta device
-        one = at_own_batch(config, "cpu")
-    total = config.steps
+    """Count what a run of a config needs."""
+    one, total = at_own_batch(config), config.steps
     if total is None:
         name = config.data.name
         total = (config.epochs or 0) * (-(-SAMPLES[name] // config.data.batch_size) if name in SAMPLES else 1)
