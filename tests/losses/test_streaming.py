@@ -211,3 +211,33 @@ def test_compiled_heads_take_all_logits_at_once(similarity):
     compiled = torch.compile(head, fullgraph=True, backend="eager")
     for got, expected in zip(gradients(compiled, x, labels), gradients(head, x, labels), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("fitted", [False, True])
+@pytest.mark.parametrize("scale", [64.0, 100.0])
+def test_float32_is_as_near_to_float64_as_all_logits_at_once(scale, fitted):
+    """Without a maximum (s = 64) and with one; and where blocks are skipped."""
+    torch.manual_seed(0)
+    exact, plain, streamed = (
+        hs.ArcFaceLoss(1000, 64, scale=scale, dtype=dtype, stream=stream)
+        for dtype, stream in ((F64, False), (torch.float32, False), (torch.float32, 128))
+    )
+    for head in (exact, plain, streamed):
+        head.load_state_dict(exact.state_dict())
+    labels = torch.randint(1000, (32,))
+    x = plain.weight.detach()[labels] * 10 + 0.1 * torch.randn(32, 64) if fitted else torch.randn(32, 64)
+    results = [gradients(head, x.to(head.weight.dtype).requires_grad_(), labels) for head in (exact, plain, streamed)]
+    for expected, theirs, ours in zip(*results, strict=True):
+        error, usual = ((value - expected).abs().max() for value in (ours, theirs))
+        assert error <= 2 * usual + 1e-6 * expected.abs().max()
+    if fitted:  # the label's logit alone makes all other classes negligible
+        assert (results[2][2] == 0).all(1).sum() > 900
+        assert (results[0][2] != 0).all()
+
+
+def test_a_kept_graph_gives_the_same_gradients_again():
+    head = make(hs.ArcFaceLoss, stream=8)
+    x, labels = batch()
+    loss = head(x, labels)
+    first, second = (torch.autograd.grad(loss, [x, head.weight], retain_graph=True) for _ in range(2))
+    assert all(map(torch.equal, first, second))
