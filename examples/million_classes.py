@@ -53,7 +53,10 @@ def main(options: argparse.Namespace, world: World) -> None:
     start = max((int(path.parent.name) for path in options.out.glob("*/.metadata")), default=0)  # written last
     if start:
         saved = state()
-        dcp.load(saved, checkpoint_id=options.out / str(start))
+        try:
+            dcp.load(saved, checkpoint_id=options.out / str(start))
+        except dcp.CheckpointException as error:  # of a head with other classes, for example
+            raise SystemExit(f"{options.out / str(start)}: {next(iter(error.failures.values()))[0]}") from None
         modules.load_state_dict(saved["model"])
         set_optimizer_state_dict(modules, optimizer, saved["optimizer"])
     for step in range(start + 1, options.steps + 1):

@@ -19,9 +19,13 @@ TINY = ["--classes", "50", "--steps", "12"]
 
 
 def run(*command: str) -> str:
-    done = subprocess.run([sys.executable, *command], cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=300)
+    done = finished(*command)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+def finished(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *command], cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=300)
 
 
 def losses(text: str) -> list[float]:
@@ -35,6 +39,13 @@ def test_million_classes_resumes_with_another_number_of_processes(tmp_path: Path
     alone = [text if text != "2" else "1" for text in TORCHRUN]
     assert len(losses(run(*alone, *command, "--steps", "12"))) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["12"]
+    command[command.index("50")] = "51"
+    wrong = subprocess.run(
+        [sys.executable, *TORCHRUN, *command], cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=300
+    )
+    line = f"{tmp_path}/12: Size mismatch between saved torch.Size([50, 8]) and current: torch.Size([51, 8])"
+    assert wrong.returncode != 0
+    assert wrong.stderr.count(line) == 2, wrong.stderr
 
 
 def test_fsdp2() -> None:
