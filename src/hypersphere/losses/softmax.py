@@ -495,6 +495,9 @@ class AngularSoftmaxLoss(nn.Module):
 
         if self.margin_kind == "additive_cosine":  # −m at every angle
             difference = torch.full_like(target_cosine, -self.margin)
+        elif self.margin_kind == "additive_angle" and self.similarity == _COSINE:  # with fewer operations than below
+            theta, m = angle(target_cosine), self.margin
+            difference = torch.where(theta <= math.pi - m, (theta + m).cos() - target_cosine, -m * math.sin(m))
         else:
             theta = angle(target_cosine)
             plain = target_cosine if self.similarity == _COSINE else g(theta)
