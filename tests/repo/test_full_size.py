@@ -20,6 +20,8 @@ ROWS = {  # one of each kind of network, loss, regularizer and rotation
     "opt.8": "baseline++opt",
     "opt.9": "pubmed/cp",
     "opt.10": "cnn6/s-opt",
+    "opt.3": "plain/hr",
+    "mhe.10": "l-softmax",
 }
 
 
@@ -91,7 +93,7 @@ def test_the_command_prints_what_a_table_needs(capsys):
     out, told = capsys.readouterr()
     assert re.search(r"mlp-x/cp +100 +0.01 +55,000 +0.0", out)
     assert "hours on one A100" in out
-    assert told.count("fits together") == 2
+    assert told.count(": counted") == 2
     for wrong, message in {
         ("opt.6",): "--dry-run needs --full",
         ("opt.6", "--full", "--rows", "x"): "row must be one of mlp-n/baseline",

@@ -127,7 +127,7 @@ def _dry_run(options: argparse.Namespace, rows: list[str]) -> int:
         found = counted[row.full]
         lines.append({"table": name, "row": row.name, **({"failed": found} if isinstance(found, str) else vars(found))})
         if not options.json:
-            say(f"{name} {row.name}: {found if isinstance(found, str) else 'fits together'}")
+            say(f"{name} {row.name}: {found if isinstance(found, str) else 'counted'}")
     if options.json:
         print(json.dumps(lines, indent=2))
     else:
