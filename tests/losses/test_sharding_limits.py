@@ -154,6 +154,11 @@ def states(rank, size):
             torch.testing.assert_close(whole(head.weight.grad), plain.weight.grad)
             plain.zero_grad()
             head.zero_grad()
+    early = made()
+    optimizer = torch.optim.SGD(early.parameters(), lr=0.1)
+    shard_head(early, mesh)(x[own], y[own]).backward()
+    with pytest.warns(UserWarning, match=r"SGD was made before hypersphere.losses.shard_head"):
+        optimizer.step()
     turned = shard_head(hs.rotate(made(), init="normal", method="exponential"), mesh)
     before = turned(x[own], y[own])
     assert isinstance(hs.merge(turned).weight, DTensor)

@@ -33,6 +33,7 @@ from .._internal.collectives import (
 )
 from .._internal.draws import generator
 from .._internal.functions import apply, is_recorded, is_transformed
+from .._internal.global_hooks import record_change
 from .._internal.overflow import rescale, row_divisors
 from .._internal.precision import accumulation_dtype, without_autocast
 from .._internal.sharding import is_sharded, reduce_, replicate, shard_like
@@ -89,16 +90,19 @@ def shard_head(head: H, mesh: DeviceMesh) -> H:
 
 def _shard(head: Head, mesh: DeviceMesh) -> None:
     shards = ClassShards(mesh, head.num_classes)
-    is_meta = next(head.parameters()).is_meta
+    is_meta, replaced = next(head.parameters()).is_meta, list[tuple[Tensor, tuple[Tensor, ...]]]()
     for module in head.modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is not None:
                 by_class = _has_row_per_class(parameter, name, head)
                 module._parameters[name] = shards.distribute(parameter, by_class=by_class)
+                if module._parameters[name] is not parameter:
+                    replaced.append((parameter, ()))
         for name, buffer in list(module._buffers.items()):
             if buffer is not None:
                 module._buffers[name] = shards.of_first(buffer)
     head.shards = shards
+    record_change("losses.shard_head", replaced)
     if is_meta:
         for module in head.modules():
             reset: Any = getattr(module, "reset_parameters", None)
@@ -161,7 +165,11 @@ class ClassShards(RowShards):
     def distribute(self, parameter: nn.Parameter, *, by_class: bool) -> nn.Parameter:
         """Return the parameter as a DTensor, or as it is in the first process."""
         if not by_class:
-            return nn.Parameter(self.of_first(parameter.detach()), parameter.requires_grad)
+            value = self.of_first(parameter.detach())
+            if parameter.is_meta:
+                return nn.Parameter(value, parameter.requires_grad)
+            parameter.data = value  # the same Parameter: other layers may share it
+            return parameter
         from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
         if parameter.is_meta:
