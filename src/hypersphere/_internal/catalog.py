@@ -28,7 +28,7 @@ COMMANDS: dict[str, str] = {
     "export": "Export a run's merged network as ONNX, torch.export or safetensors.",
     "figure": "Draw a figure of the papers or of their theory: SVG, PNG or an HTML page.",
     "finetune": "Fine-tune a trained network by rotations.",
-    "inspect": "Report which layers of a model file waste neurons, or what changed between two files.",
+    "inspect": "Report which layers of a model file waste neurons, how two files differ, or what embeddings are like.",
     "landscape": "Draw the loss and the error of a run around its weights, along random directions.",
     "list": "List the names that flags take: models, data, losses, recipes, ...; or the layers of a network.",
     "predict": "Predict labels or embeddings of images, folders or arrays.",

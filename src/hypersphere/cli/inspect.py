@@ -1,11 +1,15 @@
-"""Report which layers of a model file waste neurons, or what changed between two files."""
+"""Report which layers of a model file waste neurons, how two files differ, or what embeddings are like."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from typing import TYPE_CHECKING
 
 from ._output import file_to_write, print_table, printable, user_errors
+
+if TYPE_CHECKING:
+    from ..inspection.embeddings import Transform
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -13,7 +17,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "files",
         metavar="FILE",
         nargs="+",
-        help=".safetensors file or folder of shards, .pt, .pth, .bin, .onnx, or run folder; two: what changed",
+        help=".safetensors file or folder of shards, .pt, .pth, .bin, .onnx, or run folder; two: what changed; "
+        "embeddings: .npy, .npz, .parquet, or .safetensors and .pt with one tensor",
+    )
+    parser.add_argument("--embeddings", action="store_true", help="read FILE as embeddings, not as a model")
+    parser.add_argument("--labels", metavar="FILE", help="of embeddings: .npy of integers, or .csv with a column label")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        type=file_to_write(".safetensors"),
+        help="write the map that helps embeddings most: matrix and mean, y = (x/|x| - mean) matrix^T",
     )
     parser.add_argument("--html", metavar="FILE", type=file_to_write(), help="write a page with tables and charts")
     parser.add_argument("--json", action="store_true", help="print JSON only, with angles in radians")
@@ -22,11 +35,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if len(options.files) > 2:
         options.error(f"one FILE or two, got {len(options.files)}")
-    from ..inspection import compare, inspect
+    if len(options.files) == 2 and (options.embeddings or options.labels or options.out):
+        options.error("--embeddings, --labels and --out need one FILE, got 2")
+    from ..inspection import EmbeddingInspection, compare, inspect
     from ..inspection.page import make_page
 
     with user_errors(options):
-        result = inspect(options.files[0]) if len(options.files) == 1 else compare(*options.files)
+        if len(options.files) == 2:
+            result = compare(*options.files)
+        else:
+            forced = True if options.embeddings else None
+            result = inspect(options.files[0], labels=options.labels, embeddings=forced)
+        if options.out is not None:
+            _write_transform(options, result.transform if isinstance(result, EmbeddingInspection) else None)
         if options.html is not None:
             make_page(result).write(options.html)
     if options.json:
@@ -39,3 +60,9 @@ def run(options: argparse.Namespace) -> int:
     if options.html is not None:
         print(printable(f"\npage: {options.html}"))
     return 0
+
+
+def _write_transform(options: argparse.Namespace, transform: Transform | None) -> None:
+    if transform is None:
+        raise ValueError(f"nothing to write to {options.out}: no map of {options.files[0]} helps")
+    transform.save(options.out)

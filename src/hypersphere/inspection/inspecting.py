@@ -1,20 +1,33 @@
-"""Inspect a model file without the model's code."""
+"""Inspect a model file without the model's code, or embeddings."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any, Literal, overload
 
 from .._internal.progress import track
 from ..energy.hyperspherical import make_law
+from .embeddings import EmbeddingInspection, holds_embeddings, inspect_embeddings
+from .embeddings.vectors import Array
 from .formats import open_model
 from .measuring import measure
 from .results import DUPLICATE_ANGLE, Inspection
 from .sources import layers_of_file
 
 
-def inspect(path: str | os.PathLike[str]) -> Inspection:
-    """Report for every layer in a model file how evenly its neurons are spread, and which are redundant or dead.
+@overload
+def inspect(source: Array, *, labels: Any = None, embeddings: bool | None = None) -> EmbeddingInspection: ...
+@overload
+def inspect(
+    source: str | os.PathLike[str], *, labels: Any = None, embeddings: Literal[True]
+) -> EmbeddingInspection: ...
+@overload
+def inspect(source: str | os.PathLike[str], *, labels: None = None, embeddings: Literal[False]) -> Inspection: ...
+@overload
+def inspect(source: str | os.PathLike[str], *, labels: Any = None, embeddings: bool | None = None) -> Any: ...
+def inspect(source: Any, *, labels: Any = None, embeddings: bool | None = None) -> Any:
+    """Report for every layer in a model file how evenly its neurons are spread; or answer questions about embeddings.
 
     Needs no model code and runs none: a pickle is read by ``torch.load(weights_only=True)``.
 
@@ -22,11 +35,17 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
     opposite neurons or singular values near zero.
 
     Args:
-        path: a .safetensors file or a folder of shards, a file of ``torch.save`` (.pt, .pth, .bin), an .onnx file, or a
-            run folder of ``hypersphere train``.
+        source: a model: a .safetensors file or a folder of shards, a file of ``torch.save`` (.pt, .pth, .bin), an .onnx
+            file, or a run folder of ``hypersphere train``. Or embeddings (N, d): a numpy array, a tensor, a .npy, .npz
+            or .parquet file, or a .safetensors or .pt file with one tensor whose name is not a layer's and N > d.
+        labels: of embeddings: (N,) integers, a .npy of them, or a .csv with a column ``label``.
+        embeddings: True: read the file as embeddings, False: as a model; None: as above.
+
+    Returns:
+        An :class:`Inspection` of a model, an :class:`EmbeddingInspection` of embeddings.
 
     Raises:
-        ValueError: there is no model file, it is damaged, or none of its tensors is a layer.
+        ValueError: there is no such file, it is damaged, or it holds neither a layer nor embeddings.
 
     Example:
         >>> import tempfile, torch
@@ -36,8 +55,20 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
         >>> (layer,) = inspect(path)
         >>> layer.name, layer.closest, layer.dead, str(layer.verdict)
         ('fc', (0, 1), (2,), '1 of 3 neurons is zero; 1 of 3 neurons is a near-duplicate of another')
+        >>> inspect(torch.eye(50))["duplicates"].verdict
+        'no'
     """
-    path = Path(path)
+    if not isinstance(source, str | os.PathLike):
+        return inspect_embeddings(source, labels)
+    path = Path(source)
+    if embeddings or (embeddings is None and holds_embeddings(path)):
+        return inspect_embeddings(path, labels)
+    if labels is not None:
+        raise ValueError(f"labels need embeddings, and {path} is read as a model; force it with embeddings=True")
+    return _inspect_model(path)
+
+
+def _inspect_model(path: Path) -> Inspection:
     opened = open_model(path)
     sources, skipped = layers_of_file(path, opened)
     law = make_law(2.0, False, False)

@@ -9,6 +9,8 @@ from .._internal.text import escaped
 from ..report.page import Cell, Page
 from ..report.rows import bar_chart
 from .comparing import Change, Comparison
+from .embeddings import EmbeddingInspection
+from .embeddings.page import make_page as make_embedding_page
 from .layer_report import LayerReport
 from .results import Inspection, format_excess, marks
 
@@ -16,8 +18,10 @@ MOST_BARS = 400
 MOST_LISTED = 200
 
 
-def make_page(result: Inspection | Comparison) -> Page:
+def make_page(result: Inspection | Comparison | EmbeddingInspection) -> Page:
     """Build the page: verdict, charts, every number in sortable tables."""
+    if isinstance(result, EmbeddingInspection):
+        return make_embedding_page(result)
     if isinstance(result, Inspection):
         lead = f"{result.format}, {result.bytes / 1e6:.1f} MB, {len(result)} layers"
         page = Page(f"Inspection of {result.path}", lead)

@@ -1,0 +1,273 @@
+"""`hypersphere inspect` of embeddings: each question beside its definition, files, labels and bad input."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from safetensors.torch import save_file
+
+import hypersphere as hs
+from hypersphere.cli import main
+from hypersphere.inspection import embeddings
+from hypersphere.inspection.embeddings import duplicates, hubs, spread
+from hypersphere.inspection.embeddings.vectors import Vectors
+from hypersphere.inspection.page import make_page
+
+
+def unit(x):
+    return x / x.norm(dim=1, keepdim=True)
+
+
+def clustered(n=300, d=24):
+    """Rows with a mean, unequal dimensions, three equal to row 5 and two near row 9."""
+    x = unit(torch.randn(n, d) * torch.linspace(2, 0.2, d) + 0.3)
+    x[[40, 41, 200]] = x[5].clone()
+    x[[50, 60]] = unit(x[9] + 0.004 * torch.randn(2, d))
+    return x
+
+
+def brute_groups(x):
+    """Connected components of the pairs with a cosine above 0.995."""
+    near = unit(x.double()) @ unit(x.double()).T > 0.995
+    groups, seen = set(), set()
+    for i in range(len(x)):
+        if i in seen:
+            continue
+        group, new = {i}, [i]
+        while new:
+            others = set(near[new.pop()].nonzero().flatten().tolist()) - group
+            group |= others
+            new += others
+        seen |= group
+        if len(group) > 1:
+            groups.add(frozenset(group))
+    return groups
+
+
+@pytest.mark.parametrize("d", [3, 24], ids=["chains", "pairs"])
+@pytest.mark.parametrize("is_exact", [True, False], ids=["all pairs", "buckets"])
+def test_duplicates_are_those_of_brute_force(monkeypatch, d, is_exact):
+    """In three dimensions groups are chains of many rows."""
+    x = clustered(1500, d)
+    monkeypatch.setattr(duplicates, "EXACT_UP_TO", 20_000 if is_exact else 0)
+    vectors = Vectors(x)
+    seen = spread.measure_spectrum(vectors)
+    details = duplicates.find_duplicates(vectors, seen.directions, seen.mean, None).details
+    assert {frozenset(group) for group in details["groups"]} == brute_groups(x)
+    assert details["exact_groups"] == [[5, 40, 41, 200]]
+
+
+def test_hubs_are_those_of_brute_force():
+    x = clustered()
+    answer = hs.inspect(x)["hubs"]
+    cosines = unit(x.double()) @ unit(x.double()).T
+    cosines.fill_diagonal_(-2)
+    counts = torch.bincount(cosines.topk(10).indices.flatten(), minlength=len(x)).double()
+    skewness = ((counts - counts.mean()) ** 3).mean() / counts.var(correction=0) ** 1.5
+    assert answer.details["skewness"] == pytest.approx(float(skewness), rel=0.02)  # ties between twins
+    assert answer.details["largest"] == pytest.approx(int(counts.max()), abs=1)
+    assert answer.details["never_retrieved"] == pytest.approx(float((counts == 0).double().mean()), abs=0.01)
+
+
+def test_neighbors_come_from_all_parts_of_the_database(monkeypatch):
+    monkeypatch.setattr(hubs, "CHUNK", 70)
+    x = torch.randn(300, 8)
+    found = hubs.find_neighbors(Vectors(x), 50)
+    expected = hs.openset.nearest(x, k=10)
+    assert torch.equal(found.indices, expected.indices[found.queries])
+    distances = (unit(x)[found.queries].unsqueeze(1) - unit(x)[found.indices]).norm(dim=2)
+    torch.testing.assert_close(found.distances.float(), distances)
+
+
+@pytest.mark.slow
+def test_two_nn_knows_the_dimension_and_bears_twins():
+    x = torch.zeros(2000, 20)
+    x[:, :4] = torch.randn(2000, 4)  # the sphere in four dimensions has three
+    assert hs.inspect(x)["collapsed"].details["two_nn"] == pytest.approx(3, rel=0.15)
+    twins = torch.cat([x, x * 2, x + 1e-7 * torch.randn(2000, 20)])
+    assert 0 < hs.inspect(twins)["collapsed"].details["two_nn"] < 10
+    assert spread.two_nn(torch.zeros(100, 5)) is None
+
+
+def test_moments_are_those_of_the_definition():
+    x = unit(torch.randn(500, 10) + 2)
+    details = hs.inspect(x)["collapsed"].details
+    cosines = (x.double() @ x.double().T)[~torch.eye(500, dtype=torch.bool)]
+    assert details["mean_cosine"] == pytest.approx(float(cosines.mean()), rel=1e-5)
+    assert details["mean_length"] == pytest.approx(float(x.mean(0).norm()), rel=1e-5)
+    values = torch.linalg.svdvals((x - x.mean(0)).double())
+    shares = values / values.sum()
+    assert details["effective_rank"] == pytest.approx(float(torch.special.entr(shares).sum().exp()), rel=1e-4)
+    assert details["first_share"] == pytest.approx(float(values[0] ** 2 / values.square().sum()), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_uniform_points_are_fine_and_a_cone_is_not():
+    x = torch.randn(1000, 32)
+    result = hs.inspect(x)
+    assert [row.question for row in result if not row.is_fine] == []
+    assert result["uneven"].details["excess"] == pytest.approx(0, abs=0.02)
+    assert result["hubs"].details["skewness"] == pytest.approx(result["hubs"].details["uniform_skewness"], abs=0.3)
+    cone = hs.inspect(x + 1)
+    assert "subtract the mean" in cone["collapsed"].verdict
+    assert "clustered" in cone["uneven"].verdict
+
+
+def test_broken_rows_are_named_and_left_out():
+    x = clustered()
+    x[3, 2], x[100, 0], x[77] = math.nan, math.inf, 0.0
+    x[:, 4] = 0.25
+    x[77, 4] = 0.0
+    whole = hs.inspect(x)
+    broken = whole["broken"]
+    assert (broken.details["nan_rows"], broken.details["zero_rows"]) == ([3, 100], [77])
+    assert broken.indices == (3, 77, 100)
+    assert {5, 40, 41, 200} in map(set, whole["duplicates"].details["groups"])
+    json.dumps(whole.to_dict(), allow_nan=False)
+    kept = torch.ones(len(x), dtype=torch.bool)
+    kept[list(broken.indices)] = False
+    assert hs.inspect(x[kept])["uneven"].figure == whole["uneven"].figure
+    assert [row.question for row in hs.inspect(x * math.nan)] == ["broken?"]
+    assert hs.inspect(torch.cat([x[kept], torch.full((1, 24), 0.25)]))["broken"].details["constant_dimensions"] == [4]
+
+
+def test_recall_of_a_cut_that_loses_nothing():
+    x = torch.cat([torch.randn(400, 8), torch.zeros(400, 24)], 1)
+    turned = x @ torch.linalg.qr(torch.randn(32, 32))[0]
+    details = hs.inspect(x)["may I cut"].details["recall"]
+    assert details["first"][8] == 1.0
+    answer = hs.inspect(turned)["may I cut"]
+    assert answer.details["recall"]["principal"][8] > 0.99 > answer.details["recall"]["first"][8]
+    assert answer.verdict == "yes, to 8 principal components"
+
+
+def test_rotation_helps_where_dimensions_are_unequal_and_more_bits_recall_more():
+    x = torch.randn(1000, 16) * torch.logspace(0, -1.5, 16)
+    recall = hs.inspect(x)["may I quantize"].details["recall"]
+    assert recall["1 bit"]["fit_rotation"] > recall["1 bit"]["as is"] + 0.05
+    for how in recall["1 bit"]:
+        assert recall["1 bit"][how] < recall["int4"][how] < recall["int8"][how]
+
+
+def test_labels_choose_the_map_and_the_file_applies_it(tmp_path, capsys):
+    """The class is in a direction of little variance: whitening shows it."""
+    labels = torch.arange(400) % 2
+    x = torch.randn(400, 8) * torch.tensor([9.0, 9, 9, 9, 9, 9, 9, 0.1])
+    x[:, 7] += 0.5 * (2 * labels - 1)
+    np.save(tmp_path / "e.npy", x.numpy())
+    lines = ["file,label", *(f"{i}.png,{'cat' if label else 'dog'}" for i, label in enumerate(labels.tolist()))]
+    (tmp_path / "e.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    flags = ["--labels", str(tmp_path / "e.csv"), "--out", str(tmp_path / "map.safetensors"), "--json"]
+    assert main(["inspect", str(tmp_path / "e.npy"), *flags]) == 0
+    answers = {row["question"]: row for row in json.loads(capsys.readouterr().out)["questions"]}
+    assert answers["what helps?"]["best"] == "whitening"
+    tried = answers["what helps?"]["tried"]
+    assert tried["whitening"]["same_label"] > tried["none"]["same_label"] + 0.1
+    tensors = load_file(tmp_path / "map.safetensors")
+    directions = unit(x).numpy()
+    mapped = (directions - tensors["mean"]) @ tensors["matrix"].T
+    np.testing.assert_allclose(np.cov(mapped.T), np.eye(8), atol=0.02)
+    assert torch.equal(hs.inspect(x, labels=labels).transform.matrix, torch.from_numpy(tensors["matrix"]))
+
+
+@pytest.mark.slow
+def test_files_of_every_format_give_the_same(tmp_path):
+    x = clustered()
+    np.save(tmp_path / "e.npy", x.numpy().astype(">f4"))
+    np.savez(tmp_path / "e.npz", e=x.numpy(), names=np.arange(3))
+    save_file({"embeddings": x}, tmp_path / "e.safetensors")
+    torch.save(x, tmp_path / "e.pt")
+    expected = hs.inspect(x.numpy()).to_dict()["questions"]
+    for name in ("e.npy", "e.npz", "e.safetensors", "e.pt"):
+        result = hs.inspect(tmp_path / name)
+        assert isinstance(result, embeddings.EmbeddingInspection)
+        assert result.to_dict()["questions"] == expected, name
+    save_file({"fc.weight": x}, tmp_path / "model.safetensors")
+    assert isinstance(hs.inspect(tmp_path / "model.safetensors"), hs.inspection.Inspection)
+    assert hs.inspect(tmp_path / "model.safetensors", embeddings=True).to_dict()["questions"] == expected
+    with pytest.raises(ValueError, match="read as a model"):
+        hs.inspect(tmp_path / "model.safetensors", labels=[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_types_and_scales(dtype, scale):
+    result = hs.inspect((clustered() * scale).to(dtype))
+    assert result["broken"].is_fine
+    assert {5, 40, 41, 200} in map(set, result["duplicates"].details["groups"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(3, 2), (5, 2), (11, 3), (40, 2), (60, 200)])
+def test_few_rows_and_dimensions_work(shape):
+    for x in (torch.randn(shape), torch.ones(shape), torch.eye(*shape) + 1):
+        result = hs.inspect(x)
+        assert len(result) == 8
+        json.dumps(result.to_dict(), allow_nan=False)
+        make_page(result).html()
+
+
+def test_extreme_lengths_are_no_error():
+    x = torch.randn(50, 6, dtype=torch.float64)
+    lengths = torch.logspace(-300, 300, 50, dtype=torch.float64).unsqueeze(1)
+    assert hs.inspect(x * lengths)["hubs"].details == hs.inspect(x)["hubs"].details
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (np.zeros((1, 8)), "at least 3 rows"),
+        (np.zeros((8, 1)), "2 dimensions"),
+        (np.zeros((4, 4, 4)), r"\(4, 4, 4\)"),
+        (np.zeros((9, 8), np.uint8), "integer codes"),
+        (np.zeros((3, 9000)), "8192"),
+    ],
+)
+def test_bad_arrays_end_in_one_line(tmp_path, capsys, value, why):
+    with pytest.raises(ValueError, match=why):
+        hs.inspect(value)
+    np.save(tmp_path / "bad.npy", value)
+    assert main(["inspect", str(tmp_path / "bad.npy")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "bad.npy" in line
+
+
+def test_bad_files_end_in_one_line(tmp_path):
+    np.save(tmp_path / "objects.npy", np.array([{}, []], dtype=object), allow_pickle=True)
+    np.savez(tmp_path / "two.npz", a=np.ones((5, 4)), b=np.ones((5, 4)))
+    (tmp_path / "text.npy").write_text("no array")
+    (tmp_path / "empty.npz").write_bytes(b"")
+    np.save(tmp_path / "cut.npy", np.ones((100, 8)))
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "cut.npy").read_bytes()[:500])
+    (tmp_path / "no.parquet").write_bytes(b"PAR1")
+    reasons = {
+        **{"objects.npy": "objects", "two.npz": "a, b", "text.npy": "cannot be read", "empty.npz": "cannot be read"},
+        **{"cut.npy": "cannot be read", "no.parquet": "cannot be read", "missing.npy": "does not exist"},
+    }
+    for name, why in reasons.items():
+        with pytest.raises(ValueError, match=why) as error:
+            hs.inspect(tmp_path / name)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("labels", [[0, 1], np.zeros(300), np.zeros((300, 1), int), ["a"] * 300])
+def test_wrong_labels(labels):
+    with pytest.raises(ValueError, match="labels must be 300 integers"):
+        hs.inspect(clustered(), labels=labels)
+
+
+def test_page_and_tables(tmp_path, capsys):
+    np.save(tmp_path / "e.npy", clustered().numpy())
+    assert main(["inspect", str(tmp_path / "e.npy"), "--html", str(tmp_path / "page.html")]) == 0
+    out = capsys.readouterr().out
+    assert "4 rows" not in out
+    assert "duplicates?" in out
+    html = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert html.count("<figure") == 6
+    result = hs.inspect(clustered())
+    assert "<table>" in result._repr_html_()
+    with pytest.raises(KeyError, match="the questions are"):
+        result["nothing"]
