@@ -536,3 +536,23 @@ def sphere_uniformity(x: Tensor, directions: Tensor) -> Tensor:
     d = x.shape[1]
     scaled = torch.nn.functional.normalize(x) * d**0.5
     return sigreg(scaled, directions, lambda t: torch.from_numpy(hyp0f1(d / 2, -d * t.numpy() ** 2 / 4)))
+
+
+# Pion: one step on a dense float64 matrix (m, n) with gradient G; `moments` holds (m, v) of both sides
+def cayley_of(a: Tensor) -> Tensor:
+    identity = torch.eye(len(a), dtype=a.dtype)
+    return torch.linalg.inv(identity - a / 2) @ (identity + a / 2)
+
+
+def pion_step(w: Tensor, g: Tensor, moments: dict, lr, side="both", betas=(0.9, 0.95), rms=None, turn=cayley_of):
+    sides = {"in": w.T @ g - g.T @ w, "out": g @ w.T - w @ g.T}
+    a = {"in": torch.zeros(w.shape[1], w.shape[1]).to(w), "out": torch.zeros(len(w), len(w)).to(w)}
+    for name in {"both": ("in", "out"), "input": ("in",), "output": ("out",)}[side]:
+        m, v = moments.get(name, (0.0, 0.0))
+        m = betas[0] * m + (1 - betas[0]) * sides[name]
+        v = betas[1] * v + (1 - betas[1]) * sides[name] ** 2
+        moments[name] = m, v
+        a[name] = -m / (v.sqrt() + 1e-8)
+    size = w.norm() if rms is None else rms * math.sqrt(w.numel())
+    alpha = lr * size / (a["out"] @ w + w @ a["in"]).norm()
+    return turn(alpha * a["out"]) @ w @ turn(alpha * a["in"])

@@ -8,14 +8,18 @@ from torch.optim import Optimizer
 from .._internal import checks
 from .._internal.global_hooks import OptimizerCheck
 from ..layers.sphere import SphereOptions
-from ..neurons import is_loss_head
+from ..neurons import Layout, is_loss_head, select
 from ..rotation.parametrization import find_rotated
-from .ogd import OGD, ParamGroup
+from ._shared import ParamGroup
+from .ogd import OGD
+from .pion import Pion, rotated_group
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
-def param_groups(model: nn.Module, weight_decay: float = 0.0, *, ogd: bool = False) -> list[ParamGroup]:
+def param_groups(
+    model: nn.Module, weight_decay: float = 0.0, *, ogd: bool = False, pion: bool = False
+) -> list[ParamGroup]:
     """Make parameter groups for any torch optimizer, without weight decay on scale-invariant weights.
 
     ==========  ======  ==========================================================================================
@@ -26,6 +30,9 @@ def param_groups(model: nn.Module, weight_decay: float = 0.0, *, ogd: bool = Fal
                         does not matter (SphereNet, 2.4)
     rotations   yes     the rotations of rotated layers (OPT, App. D)
     orthogonal  no      the matrices of method "ogd", only for :class:`hypersphere.OGD`; with ``orthogonal=True``
+    matrices    no      with `pion`: the weights that :func:`hypersphere.select` finds, without the output, only for
+                        :class:`hypersphere.Pion`; with ``rotated=True``, one group for every layout (fused queries,
+                        keys and values, groups of a convolution)
     ==========  ======  ==========================================================================================
 
     Empty groups, frozen parameters and the fixed neurons of rotated layers are left out, even after
@@ -36,6 +43,7 @@ def param_groups(model: nn.Module, weight_decay: float = 0.0, *, ogd: bool = Fal
         weight_decay: of the groups that decay.
         ogd: make the group "orthogonal". Without it, a model with such matrices is an error, because other optimizers
             would not keep them orthogonal; with it, optimizers other than OGD refuse the group.
+        pion: make the groups "matrices". Optimizers other than Pion refuse them.
 
     Example:
         >>> import torch, hypersphere as hs
@@ -49,8 +57,8 @@ def param_groups(model: nn.Module, weight_decay: float = 0.0, *, ogd: bool = Fal
     """
     checks.module("model", model)
     decay = checks.number("weight_decay", weight_decay, low=0.0)
-    if not isinstance(ogd, bool):
-        raise TypeError(f"ogd must be True or False, got {ogd!r}")
+    checks.flag("ogd", ogd)
+    checks.flag("pion", pion)
     no_decay = {
         parameter
         for module in model.modules()
@@ -65,9 +73,14 @@ def param_groups(model: nn.Module, weight_decay: float = 0.0, *, ogd: bool = Fal
     fixed |= {p for weight in rotated for p in weight.rotation.parameters()} - {
         p for weight in rotated for p in weight.rotation.task.parameters()
     }
+    matrices = _matrices(model) if pion else {}
+    rotated_groups: dict[Layout, list[nn.Parameter]] = {}
     groups: dict[str, list[nn.Parameter]] = {"weights": [], "no_decay": [], "rotations": [], "orthogonal": []}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad or parameter in fixed:
+            continue
+        if parameter in matrices:
+            rotated_groups.setdefault(matrices[parameter], []).append(parameter)
             continue
         if parameter in methods:
             group = "orthogonal" if methods[parameter] == "ogd" else "rotations"
@@ -76,32 +89,46 @@ def param_groups(model: nn.Module, weight_decay: float = 0.0, *, ogd: bool = Fal
         else:
             group = "weights"
         groups[group].append(parameter)
-    if groups["orthogonal"]:
-        if not ogd:
-            raise ValueError(
-                'the model has matrices of method "ogd", which only OGD keeps orthogonal: use '
-                "param_groups(model, ogd=True) with hypersphere.OGD"
-            )
-        _KEEPS_ORTHOGONAL.recheck()
+    if groups["orthogonal"] and not ogd:
+        raise ValueError(
+            'the model has matrices of method "ogd", which only OGD keeps orthogonal: use '
+            "param_groups(model, ogd=True) with hypersphere.OGD"
+        )
+    if groups["orthogonal"] or rotated_groups:
+        _MARKED.recheck()
     options: dict[str, ParamGroup] = {
         "weights": {"weight_decay": decay},
         "no_decay": {"weight_decay": 0.0},
         "rotations": {"weight_decay": decay},
         "orthogonal": {"weight_decay": 0.0, "orthogonal": True},
     }
-    return [{"params": params, "name": name, **options[name]} for name, params in groups.items() if params]
+    return [{"params": params, "name": name, **options[name]} for name, params in groups.items() if params] + [
+        {"params": params, "name": "matrices", **rotated_group(layout)} for layout, params in rotated_groups.items()
+    ]
 
 
-def _refuse_orthogonal(optimizer: Optimizer, _: list[nn.Module]) -> None:
-    """Raise if an optimizer other than OGD holds a group with ``orthogonal=True``."""
-    if isinstance(getattr(optimizer, "optim", optimizer), OGD):  # ZeroRedundancyOptimizer wraps one
-        return
+def _matrices(model: nn.Module) -> dict[nn.Parameter, Layout]:
+    """Return the parameters that Pion rotates and their layouts: what an output or an embedding shares is not."""
+    selection = select(model)
+    others = {n.tensor for n in selection.values() if n.is_output and not len(n.parametrizations)}
+    others |= {p for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) for p in m.parameters()}
+    return {
+        n.tensor: n.layout
+        for n in selection.values()
+        if not len(n.parametrizations) and isinstance(n.tensor, nn.Parameter) and n.tensor not in others
+    }
+
+
+def _refuse_marked(optimizer: Optimizer, _: list[nn.Module]) -> None:
+    """Raise if an optimizer holds a group that only OGD or Pion steps as it must be."""
+    kind = type(getattr(optimizer, "optim", optimizer))  # ZeroRedundancyOptimizer wraps one
     for i, group in enumerate(optimizer.param_groups):
-        if group.get("orthogonal"):
-            raise ValueError(
-                f"{type(optimizer).__name__} would not keep the matrices of group {group.get('name', i)!r} orthogonal: "
-                "use hypersphere.OGD(param_groups(model, ogd=True))"
-            )
+        for mark, owner, keeps in (("orthogonal", OGD, "orthogonal"), ("rotated", Pion, "with their singular values")):
+            if group.get(mark) and not issubclass(kind, owner):
+                raise ValueError(
+                    f"{type(optimizer).__name__} would not keep the matrices of group {group.get('name', i)!r} {keeps}:"
+                    f" use hypersphere.{owner.__name__}(param_groups(model, {owner.__name__.lower()}=True))"
+                )
 
 
-_KEEPS_ORTHOGONAL = OptimizerCheck(_refuse_orthogonal)
+_MARKED = OptimizerCheck(_refuse_marked)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.adam import adam
 from torch.optim.optimizer import ParamsT
 from torch.optim.sgd import sgd
 
@@ -19,8 +18,8 @@ from .._internal import checks
 from .._internal.nearest import explain_keywords
 from .._internal.precision import accumulation_dtype, without_autocast
 from .._internal.sharding import gather, shard_like, write
+from ._shared import ParamGroup, adam_step, check_betas, check_same_marks
 
-ParamGroup = dict[str, Any]  # of torch.optim
 _FAR_FROM_ORTHOGONAL = 2e-2  # max|XᵀX − I|; beyond it the series may not converge. bfloat16 rounds to 6e-3
 
 
@@ -94,15 +93,7 @@ class OGD(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state; the same groups must be orthogonal in it, or their matrices would drift silently."""
-        ours, theirs = (
-            [bool(group.get("orthogonal")) for group in groups]
-            for groups in (self.param_groups, state_dict["param_groups"])
-        )
-        if len(ours) == len(theirs) and ours != theirs:  # torch refuses another number of groups
-            raise ValueError(
-                f"state_dict must be of an optimizer with the same orthogonal groups, {ours}; got {theirs} (True: "
-                "orthogonal)"
-            )
+        check_same_marks(self, state_dict, "orthogonal")
         super().load_state_dict(state_dict)
 
     @torch.no_grad()
@@ -118,35 +109,10 @@ class OGD(Optimizer):
                     if parameter.grad is not None:
                         self._step_orthogonal(parameter, group)
             elif group["rest"] == "adam":
-                self._step_adam(group)
+                adam_step(self.state, group)
             else:
                 self._step_sgd(group)
         return loss
-
-    def _step_adam(self, group: ParamGroup) -> None:
-        params = [p for p in group["params"] if p.grad is not None]
-        for p in params:
-            if not self.state[p]:
-                self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
-                self.state[p]["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-                self.state[p]["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-        averages, squares, steps = ([self.state[p][k] for p in params] for k in ("exp_avg", "exp_avg_sq", "step"))
-        beta1, beta2 = group["betas"]
-        adam(
-            params,
-            [p.grad for p in params],
-            averages,
-            squares,
-            [],
-            steps,
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=1e-8,
-            maximize=False,
-        )
 
     def _step_sgd(self, group: ParamGroup) -> None:
         params = [p for p in group["params"] if p.grad is not None]
@@ -233,12 +199,7 @@ def _check_options(options: ParamGroup) -> None:
     if options["iterations"] is not None:
         checks.integer("iterations", options["iterations"], low=1)
     checks.choice("rest", options["rest"], ("sgd", "adam"))
-    betas = options["betas"]
-    if not (isinstance(betas, tuple | list) and len(betas) == 2):
-        raise TypeError(f"betas must be two numbers, got {betas!r}")
-    for beta in betas:
-        if checks.number("betas", beta, low=0.0) >= 1.0:
-            raise ValueError(f"betas must be >= 0 and < 1, got {betas!r}")
+    check_betas(options["betas"])
     if not isinstance(options["orthogonal"], bool):
         raise TypeError(f"orthogonal must be True or False, got {options['orthogonal']!r}")
 
