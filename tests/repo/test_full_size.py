@@ -15,7 +15,7 @@ ROWS = {  # one of each kind of network, loss, regularizer and rotation
     "spherenet.fig5": "batch-8/sphere-norm-rescaled",
     "mhe.7": "single/half-space-angular",
     "mhe.8": "m4/sphereface+",
-    "mhe.14": "mhe+spectral-norm",
+    "mhe.14": "gradient-penalty",
     "opt.1": "cnn6/gs-fixed",
     "opt.8": "baseline++opt",
     "opt.9": "pubmed/cp",

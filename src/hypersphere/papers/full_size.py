@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.module_tracker import ModuleTracker
 
 from ..data import Graph
 from ..data.augment import resolve
@@ -163,7 +164,9 @@ def _step(task: tasks.TrainingTask, batch: Batch) -> Step:
     begin, loss = time.perf_counter(), 0.0
     parameters = [p for module in task.modules.values() for p in module.parameters()]
     weights = {p.untyped_storage()._cdata for p in parameters}
-    with FlopCounterMode(display=False, custom_mapping=_cubic_flops()) as counter:
+    counter = FlopCounterMode(display=False, custom_mapping=_cubic_flops())
+    counter.mod_tracker = _NoModules()  # its hooks do not bear a penalty of gradients
+    with counter:
         for phase in task.phases:
             phase.optimizer.zero_grad()
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -181,6 +184,16 @@ def _step(task: tasks.TrainingTask, batch: Batch) -> Step:
         sum(size for (_, storage), size in kept.items() if storage not in weights),
         counter.get_total_flops() / 2,
     )
+
+
+class _NoModules(ModuleTracker):
+    """Count for the whole network only, not module by module."""
+
+    def __enter__(self) -> _NoModules:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        pass
 
 
 def _cubic_flops() -> dict[Any, Callable[..., int]]:
