@@ -70,7 +70,6 @@ def refusals(rank, size):
     said["head"] = message(shard_head, nn.Linear(2, 2), mesh)
     said["twice"] = message(shard_head, head, mesh)
     said["similarity"] = message(shard_head, made(head=AngularSoftmaxLoss, similarity=lambda c: c**3), mesh)
-    said["sample"] = message(shard_head, made(sample=0.5), mesh)
     said["sparse"] = message(shard_head, made(sparse=True), mesh)
     said["output side"] = message(shard_head, hs.rotate(made(), side="output"), mesh)
     said["rotate"] = message(hs.rotate, head)
@@ -109,8 +108,7 @@ def refused(tmp_path_factory):
         "head": "TypeError: head must be a loss head such as ArcFaceLoss, got Linear",
         "twice": "ValueError: head is sharded already",
         "similarity": "ValueError: head must have a similarity of hypersphere to be sharded",
-        "sample": "ValueError: head must be made without sample= and sparse= to be sharded",
-        "sparse": "ValueError: head must be made without sample= and sparse= to be sharded",
+        "sparse": "ValueError: head must be made without sparse= to be sharded",
         "output side": "ValueError: head to be sharded must be rotated with side='input' if at all, got side='output'",
         "rotate": r"ValueError: layer '\(root\)' is split over processes: rotate supports nn.Linear",
         "functional": "RuntimeError: a sharded head runs in eager mode only",

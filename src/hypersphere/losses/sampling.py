@@ -18,6 +18,7 @@ from torch import Generator, Tensor, nn
 
 from .._internal import checks
 from .._internal.draws import generator, not_traced
+from .._internal.sharding import is_sharded
 from ..layers.cosine import unit
 from .streaming import LogitRule, Sums, sum_over_classes
 
@@ -49,10 +50,14 @@ class ClassSampler(nn.Module):
 
     Buffers: `draw`, the number of the step, and with `correct` `near` (C, K), −1 where a class has not been searched.
     Every (3·C/S)-th step searches for the classes with the nearest weights to those of the batch.
+
+    In a sharded head every process chooses among its own classes, `first` and those after it. `near` is split as the
+    weight is; it holds numbers of all classes, of which those of this process are used.
     """
 
     draw: Tensor
     near: Tensor | None
+    first = 0
 
     def __init__(
         self, num_classes: int, count: int, correct: bool, seed: int, device: torch.device | str | None = None
@@ -77,22 +82,28 @@ class ClassSampler(nn.Module):
     def forward(self, labels: Tensor, weight: Tensor, advance: bool = True) -> tuple[Tensor, Tensor]:
         """Return the classes (S,), sorted, and how often each counts (S,), for labels (B,) and weights (C·k, d).
 
-        With `advance` it is a new step.
+        With `advance` it is a new step. Classes count from `first`.
         """
         step, positives = int(self.draw), labels.unique()
+        near: Any = self.near
+        if near is not None and is_sharded(near):
+            near = near.to_local()
         if advance:
-            if self.near is not None and step % self.every == 0:
-                self.near[positives] = find_near(weight, positives, self.num_classes, self.near.shape[1])
+            if near is not None and step % self.every == 0 and self.num_classes > 1:
+                k = min(near.shape[1], self.num_classes - 1)
+                near[positives, :k] = find_near(weight, positives, self.num_classes, k) + self.first
             self.draw += 1
         sure = positives
-        if self.near is not None:
-            near = self.near[positives].mT.flatten()  # the nearest of all labels first
-            near = near[near >= 0][: max(self.count - len(positives), 0) // 2]
-            sure = torch.cat([positives, near.long()]).unique()
+        if near is not None:
+            nearest = near[positives].mT.flatten() - self.first  # the nearest of all labels first
+            nearest = nearest[(nearest >= 0) & (nearest < self.num_classes)]
+            nearest = nearest[: max(self.count - len(positives), 0) // 2]
+            sure = torch.cat([positives, nearest.long()]).unique()
         least = max(1, self.count // 4) if self.correct else 0
         rest = self.num_classes - len(sure)
         m = min(max(self.count - len(sure), least), rest)
-        ranks = distinct(m, rest, generator(self.seed, "classes", step)).to(labels.device)
+        source = generator(self.seed, f"classes from {self.first}" if self.first else "classes", step)
+        ranks = distinct(m, rest, source).to(labels.device)
         # the r-th class of those that are not sure
         drawn = ranks + torch.searchsorted(sure - torch.arange(len(sure), device=sure.device), ranks, right=True)
         index, order = torch.cat([sure, drawn]).sort()
@@ -119,14 +130,15 @@ def sum_over_sample(
     sparse: bool = False,
     **options: Any,
 ) -> Sums:
-    """Estimate :func:`sum_over_classes` from a sample of the classes, with all labels (B,) among them."""
-    index, counts = sampler(target, weight, advance)
+    """Estimate :func:`sum_over_classes` from a sample of the classes, with all labels (B,) that are here among them."""
+    inside = (target >= 0) & (target < sampler.num_classes)
+    index, counts = sampler(target[inside], weight, advance)
     rows = index if rule.centers == 1 else _rows(index, rule.centers)
     counts = counts.to(x.dtype)
     return sum_over_classes(
         x,
         F.embedding(rows, weight, sparse=sparse),
-        torch.searchsorted(index, target),
+        torch.where(inside, torch.searchsorted(index, target), -1),
         rule,
         bias=None if bias is None else bias[index],
         k=None if k is None else k[index] if k.dim() else k,

@@ -11,6 +11,7 @@ Shapes: B batch of all processes, C classes, n classes of this process, d embedd
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -40,7 +41,7 @@ from .._internal.sharding import is_sharded, reduce_, replicate, shard_like
 from ..layers.cosine import unit
 from ..layers.similarity import LearnableSigmoid
 from .head_inputs import check_embeddings, check_labels, check_sample_weight, find_kept
-from .streaming import LogitRule, Sums, can_stream, make_rule, sum_over_classes
+from .streaming import LogitRule, Sums, can_stream, make_rule
 from .subcenters import nearest_subcenters
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ def shard_head(head: H, mesh: DeviceMesh) -> H:
       fully_shard average the gradients of the body; then the body gets the gradient of one process with all samples.
     - `logits` gives those of the own samples for all classes.
 
+    With `sample=` every process takes its share of the sample from its own classes: labels, near and drawn ones.
+
     Invalid input of one process raises the same error in all of them. Keep the head out of DDP and fully_shard.
 
     Args:
@@ -91,6 +94,7 @@ def shard_head(head: H, mesh: DeviceMesh) -> H:
 def _shard(head: Head, mesh: DeviceMesh) -> None:
     shards = ClassShards(mesh, head.num_classes)
     is_meta, replaced = next(head.parameters()).is_meta, list[tuple[Tensor, tuple[Tensor, ...]]]()
+    sampler: Any = head.sampler
     for module in head.modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is not None:
@@ -99,8 +103,12 @@ def _shard(head: Head, mesh: DeviceMesh) -> None:
                 if module._parameters[name] is not parameter:
                     replaced.append((parameter, ()))
         for name, buffer in list(module._buffers.items()):
-            if buffer is not None:
+            if buffer is not None and not (name == "near" and module is sampler):
                 module._buffers[name] = shards.of_first(buffer)
+    if sampler is not None:
+        sampler.first, sampler.num_classes = shards.start, shards.stop - shards.start
+        sampler.count = math.ceil(sampler.count * sampler.num_classes / head.num_classes)
+        sampler.near = None if sampler.near is None else shards.split_near(sampler.near)
     head.shards = shards
     record_change("losses.shard_head", replaced)
     if is_meta:
@@ -137,8 +145,8 @@ def _check_head(head: Any) -> None:
     if not can_stream(head.similarity):
         name = getattr(head.similarity, "__name__", type(head.similarity).__name__)
         raise ValueError(f"head must have a similarity of hypersphere to be sharded, got {name}")
-    if head.sparse or head.sampler is not None:
-        raise ValueError("head must be made without sample= and sparse= to be sharded")
+    if head.sparse:
+        raise ValueError("head must be made without sparse= to be sharded")
     if head.metric_reduction is not None:
         raise ValueError("head must have no reducer or regularizer of pytorch-metric-learning to be sharded")
     for parametrizations in getattr(head, "parametrizations", {}).values():
@@ -150,7 +158,7 @@ def _check_head(head: Any) -> None:
     if head.energy_weight and head.subcenters > 1:
         raise ValueError(f"head can be sharded with energy_weight=0 or subcenters=1, got subcenters={head.subcenters}")
     if next(head.parameters()).is_meta:
-        lost = [name for name, buffer in head.named_buffers() if name != "step"]
+        lost = [name for name, buffer in head.named_buffers() if name not in ("step", "sampler.draw", "sampler.near")]
         if lost:
             raise ValueError(f"head on the meta device has lost {', '.join(lost)}: make it on a device")
 
@@ -170,16 +178,26 @@ class ClassShards(RowShards):
                 return nn.Parameter(value, parameter.requires_grad)
             parameter.data = value  # the same Parameter: other layers may share it
             return parameter
-        from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-
         if parameter.is_meta:
             local = parameter.new_empty(self.stop - self.start, *parameter.shape[1:], device=self.device)
-            value = DTensor.from_local(
-                local, self.mesh, [Shard(0)], run_check=False, shape=parameter.shape, stride=parameter.stride()
-            )
-        else:
-            value = distribute_tensor(parameter.detach(), self.mesh, [Shard(0)])
-        return nn.Parameter(value, parameter.requires_grad)
+            return nn.Parameter(self._join(local, parameter), parameter.requires_grad)
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        return nn.Parameter(distribute_tensor(parameter.detach(), self.mesh, [Shard(0)]), parameter.requires_grad)
+
+    def split_near(self, near: Tensor) -> Tensor:
+        """Return the near classes of a sampler as a DTensor; on the meta device none has been searched."""
+        if near.is_meta:
+            return self._join(near.new_full((self.stop - self.start, near.shape[1]), -1, device=self.device), near)
+        return self._join(self.of_first(near)[self.start : self.stop], near)
+
+    def _join(self, local: Tensor, whole: Tensor) -> Tensor:
+        """Return the DTensor that has these rows here and the shape of `whole`."""
+        from torch.distributed.tensor import DTensor, Shard
+
+        shape, stride = whole.shape, whole.stride()
+        joined: Tensor = DTensor.from_local(local, self.mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
+        return joined
 
     def of_first(self, tensor: Tensor) -> Tensor:
         """Return a tensor of the first process in all of them; on the mesh's device zeros, if it is on meta."""
@@ -210,7 +228,7 @@ class ClassShards(RowShards):
 
     def split(self, state_dict: dict[str, Tensor], prefix: str, head: nn.Module) -> None:
         """Split the whole tensors of a state_dict, the same in every process, as the head's parameters are."""
-        for name, parameter in head.named_parameters():
+        for name, parameter in (*head.named_parameters(), *head.named_buffers()):
             value = state_dict.get(prefix + name)
             if value is None or not is_sharded(parameter):
                 continue
@@ -293,6 +311,7 @@ class ClassShards(RowShards):
 
     def sum_over_classes(
         self,
+        sum_here: Callable[..., Sums],
         x: Tensor,
         weight: Tensor,
         target: Tensor,
@@ -303,12 +322,16 @@ class ClassShards(RowShards):
         class_weight: Tensor | None = None,
         **options: Any,
     ) -> Sums:
-        """Compute :func:`sum_over_classes` over the classes of all processes, given the weight of these (n, d)."""
+        """Compute the sums over the classes of all processes, given the weight of these (n, d).
+
+        Args:
+            sum_here: :func:`.streaming.sum_over_classes`, or an estimate of it.
+        """
         bias, k, class_weight = (self._of(numbers) for numbers in (bias, k, class_weight))
         target, size = target - self.start, self.mesh.size()
         # a process has all samples: with this it takes as much memory as its part of the classes of one process
         rule = replace(rule, block=max(rule.block // size, _LEAST_BLOCK), kept_bytes=rule.kept_bytes // size)
-        sums = sum_over_classes(x, weight, target, rule, bias=bias, k=k, class_weight=class_weight, **options)
+        sums = sum_here(x, weight, target, rule, bias=bias, k=k, class_weight=class_weight, **options)
         if not len(weight):  # it has a gradient in every process, or those that read gradients wait for each other
             sums = sums._replace(at_target=sums.at_target + weight.sum())
         return Sums(*apply(_SumOverShards, *sums, rule.softplus, self.mesh))

@@ -398,11 +398,12 @@ class AngularSoftmaxLoss(nn.Module):
         rule = self._make_rule(direction, weight, classes)
         is_product = rule.similarity is None
         beside = x.new_full((len(x),), -math.inf)
-        sum_all = sum_over_classes if self.shards is None else self.shards.sum_over_classes
+        sum_all: Any = sum_over_classes
         if self.sampler is not None and self.training:
             if is_recorded() or is_transformed():
                 raise RuntimeError("sample= needs eager mode: compile the network without its head")
             sum_all = partial(sum_over_sample, self.sampler, torch.is_grad_enabled())
+        sum_all = sum_all if self.shards is None else partial(self.shards.sum_over_classes, sum_all)
         sums = sum_all(
             x if is_product and self.scale is None else direction,
             weight,
