@@ -24,6 +24,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--classes", type=int, default=1_000_000)
 parser.add_argument("--embedding", type=int, default=128, help="its size")
 parser.add_argument("--batch", type=int, default=256, help="samples of a step, over all processes")
+parser.add_argument("--sample", type=float, help="the share of the classes that take part in a step (default: all)")
 parser.add_argument("--steps", type=int, default=1000)
 parser.add_argument("--every", type=int, default=100, help="steps between checkpoints")
 parser.add_argument("--out", type=Path, required=True)
@@ -42,7 +43,8 @@ def main(options: argparse.Namespace, world: World) -> None:
     torch.manual_seed(0)
     body = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, options.embedding)).to(device)
     model = world.wrap_ddp(body)
-    head = hs.ArcFaceLoss(options.classes, options.embedding, device="meta")  # no process ever holds the whole weight
+    # on the meta device, so that no process ever holds the whole weight
+    head = hs.ArcFaceLoss(options.classes, options.embedding, sample=options.sample, device="meta")
     shard_head(head, init_device_mesh(device.type, (size,)))
     modules = nn.ModuleDict({"body": body, "head": head})
     optimizer = torch.optim.SGD(hs.param_groups(modules, weight_decay=5e-4), lr=0.1, momentum=0.9)
