@@ -271,3 +271,15 @@ def test_page_and_tables(tmp_path, capsys):
     assert "<table>" in result._repr_html_()
     with pytest.raises(KeyError, match="the questions are"):
         result["nothing"]
+
+
+def test_parquet(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    x = clustered()
+    columns = {"id": list(range(300)), "e": list(x.numpy())}
+    parquet.write_table(arrow.table(columns), tmp_path / "e.parquet", row_group_size=70)
+    assert hs.inspect(tmp_path / "e.parquet").to_dict()["questions"] == hs.inspect(x).to_dict()["questions"]
+    for name, column in {"none": [1, 2, 3], "uneven": [[1.0], [1.0, 2.0], [3.0]], "missing": [[1.0], None]}.items():
+        parquet.write_table(arrow.table({"e": column}), tmp_path / f"{name}.parquet")
+        with pytest.raises(ValueError, match=r"one column of lists of floats|several lengths, or are missing"):
+            hs.inspect(tmp_path / f"{name}.parquet")
