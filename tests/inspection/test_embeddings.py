@@ -273,6 +273,36 @@ def test_page_and_tables(tmp_path, capsys):
         result["nothing"]
 
 
+def test_two_files_of_the_same_rows(tmp_path, capsys):
+    """CKA and residual beside their definitions on whole matrices; a rotation keeps everything."""
+    x = clustered()
+    other = unit(torch.cat([x[:, :20] + 0.1 * torch.randn(300, 20), torch.randn(300, 3)], 1))
+    result = hs.inspection.compare_embeddings(x, other)
+    a, b = (rows.double() - rows.double().mean(0) for rows in (x, other))
+    cka = (a.T @ b).norm() ** 2 / (a.T @ a).norm() / (b.T @ b).norm()
+    assert result["alike"].details["linear_cka"] == pytest.approx(float(cka), rel=1e-5)
+    b = torch.nn.functional.pad(b, (0, 1))  # so that the rotation is square
+    left, scale, right = torch.linalg.svd(a.T @ b)
+    best = b - (scale.sum() / a.norm() ** 2) * a @ left @ right
+    assert result["rotated"].details["procrustes_residual"] == pytest.approx(
+        float(best.norm() ** 2 / b.norm() ** 2), rel=1e-4
+    )
+    assert 0 < result["neighbours"].details["neighbors_kept"] < 0.9
+    turned = 3 * x @ torch.linalg.qr(torch.randn(24, 24))[0]
+    turned[7] = math.nan
+    np.save(tmp_path / "a.npy", x.numpy())
+    np.save(tmp_path / "b.npy", turned.numpy())
+    html = tmp_path / "page.html"
+    assert main(["inspect", str(tmp_path / "a.npy"), str(tmp_path / "b.npy"), "--html", str(html)]) == 0
+    out = capsys.readouterr().out
+    assert "only rotated" in out
+    assert "linear CKA 1.0000" in out
+    assert html.is_file()
+    np.save(tmp_path / "b.npy", turned[:200].numpy())
+    assert main(["inspect", str(tmp_path / "a.npy"), str(tmp_path / "b.npy")]) == 2
+    assert "300 and 200" in capsys.readouterr().err
+
+
 def test_parquet(tmp_path):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     x = clustered()

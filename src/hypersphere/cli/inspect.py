@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ._output import file_to_write, print_table, printable, user_errors
@@ -20,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=".safetensors file or folder of shards, .pt, .pth, .bin, .onnx, or run folder; two: what changed; "
         "embeddings: .npy, .npz, .parquet, or .safetensors and .pt with one tensor",
     )
-    parser.add_argument("--embeddings", action="store_true", help="read FILE as embeddings, not as a model")
+    parser.add_argument("--embeddings", action="store_true", help="read each FILE as embeddings, not as a model")
     parser.add_argument("--labels", metavar="FILE", help="of embeddings: .npy of integers, or .csv with a column label")
     parser.add_argument(
         "--out",
@@ -35,14 +36,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if len(options.files) > 2:
         options.error(f"one FILE or two, got {len(options.files)}")
-    if len(options.files) == 2 and (options.embeddings or options.labels or options.out):
-        options.error("--embeddings, --labels and --out need one FILE, got 2")
-    from ..inspection import EmbeddingInspection, compare, inspect
+    if len(options.files) == 2 and (options.labels or options.out):
+        options.error("--labels and --out need one FILE, got 2")
+    from ..inspection import EmbeddingInspection, compare, compare_embeddings, inspect
+    from ..inspection.embeddings import holds_embeddings
     from ..inspection.page import make_page
 
     with user_errors(options):
         if len(options.files) == 2:
-            result = compare(*options.files)
+            are_embeddings = options.embeddings or all(holds_embeddings(Path(file)) for file in options.files)
+            result = (compare_embeddings if are_embeddings else compare)(*options.files)
         else:
             forced = True if options.embeddings else None
             result = inspect(options.files[0], labels=options.labels, embeddings=forced)

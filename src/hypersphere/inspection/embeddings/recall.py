@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -32,17 +33,22 @@ METHODS = {
 
 @dataclass(frozen=True)
 class Sample:
-    """Rows (M, d), queries among them, the true neighbours (Q, k) of these, and other rows to fit maps to."""
+    """Rows (M, d), their places (M,), queries among them, their true neighbours (Q, k), other rows to fit maps to."""
 
     fitted: Tensor
     rows: Tensor
+    places: npt.NDArray[np.int64]
     queries: Tensor
     neighbors: Tensor
 
     def recall(self, mapped: Tensor, metric: str = "cosine") -> float:
         """Return the share of the true neighbours that are neighbours after a map of the rows, (M, d')."""
+        return float(self.kept(mapped, metric).mean())
+
+    def kept(self, mapped: Tensor, metric: str = "cosine") -> Tensor:
+        """Return the share of each query, (Q,)."""
         got = _neighbors(mapped, self.queries, metric)
-        return float((got.unsqueeze(2) == self.neighbors.unsqueeze(1)).any(2).double().mean())
+        return (got.unsqueeze(2) == self.neighbors.unsqueeze(1)).any(2).double().mean(1)
 
 
 def draw_sample(vectors: Vectors) -> Sample:
@@ -50,10 +56,11 @@ def draw_sample(vectors: Vectors) -> Sample:
     n = len(vectors)
     order = torch.randperm(n, generator=draws.generator(0, "recall", n)).numpy()
     count = min(_FIT, n // 2) if n >= _FEW else 0
-    rows = vectors.unit(np.sort(order[count : count + _COMPARED]))
+    places = np.sort(order[count : count + _COMPARED])
+    rows = vectors.unit(places)
     fitted = vectors.unit(np.sort(order[:count])) if count else rows
     queries = torch.linspace(0, len(rows) - 1, min(_QUERIES, len(rows))).long()
-    return Sample(fitted, rows, queries, _neighbors(rows, queries, "cosine"))
+    return Sample(fitted, rows, places, queries, _neighbors(rows, queries, "cosine"))
 
 
 def _neighbors(rows: Tensor, queries: Tensor, metric: str) -> Tensor:
