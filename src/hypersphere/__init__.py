@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from .losses import functional as functional
     from .neurons import select as select
     from .optim import OGD as OGD
+    from .optim import Hyperball as Hyperball
     from .optim import Pion as Pion
     from .optim import param_groups as param_groups
     from .rotation import Resampler as Resampler

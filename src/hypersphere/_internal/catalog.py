@@ -17,8 +17,8 @@ PUBLIC: dict[str, str] = {
     "ElasticFaceLoss": "losses", "EmbeddingRegularizer": "losses", "GASoftmaxLoss": "losses", "MagFaceLoss": "losses",
     "SphereFace2Loss": "losses", "SphereFacePlusLoss": "losses", "SphereFaceRLoss": "losses", "SSoftmaxLoss": "losses",
     "UniFaceLoss": "losses", "WSoftmaxLoss": "losses", "functional": "losses", "select": "neurons", "OGD": "optim",
-    "Pion": "optim", "param_groups": "optim", "Resampler": "rotation", "merge": "rotation", "quantize": "rotation",
-    "rotate": "rotation",
+    "Hyperball": "optim", "Pion": "optim", "param_groups": "optim", "Resampler": "rotation", "merge": "rotation",
+    "quantize": "rotation", "rotate": "rotation",
 }
 
 #: command → what it does

@@ -28,6 +28,11 @@ def _check_rotation(name: str, groups: Mapping[nn.Parameter, Mapping[str, Any]],
     if numbers not in groups:
         if numbers.requires_grad and any(other in groups for other in weight.rotation.parameters()):
             warn_once(f"{name} holds the rotations of another task than {weight.rotation.active!r}: make one per task")
+    elif groups[numbers].get("hyperball"):
+        raise ValueError(
+            f"Hyperball would keep the norm of the rotations of layer {layer_label(weight.name)!r}, which are angles: "
+            "make its optimizer's groups with hypersphere.param_groups(model), or give their group hyperball=False"
+        )
     elif groups[numbers].get("rotated"):
         raise ValueError(
             f"{name} would rotate the rotations of layer {layer_label(weight.name)!r}: use "
