@@ -20,7 +20,7 @@ from .._internal.nearest import explain_keywords
 from .._internal.precision import accumulation_dtype, without_autocast
 from .._internal.sharding import is_sharded
 from ..neurons import Layout, from_neuron_rows, neuron_rows
-from ..orthogonal._packed import pack_difference, skew
+from ..orthogonal import pack_difference, skew
 from ._shared import ParamGroup, adam_step, check_betas, check_same_marks, keep_precision
 
 _EPS = 1e-8  # as Adam's; also the least ‖A_out W + W A_in‖_F, of ‖W‖_F: below it steps become shorter

@@ -41,6 +41,7 @@ from ._method import Product, RowsFunction, at_full_precision, from_matrix, from
 from ._packed import matrix_size as matrix_size
 from ._packed import pack as pack
 from ._packed import pack_difference as pack_difference
+from ._packed import skew as skew
 from ._polar import PolarRows
 from ._qr import QRRows
 
