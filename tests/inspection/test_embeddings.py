@@ -259,6 +259,13 @@ def test_wrong_labels(labels):
         hs.inspect(clustered(), labels=labels)
 
 
+def test_models_in_memory_are_refused():
+    with pytest.raises(TypeError, match=r"call hypersphere\.diagnose"):
+        hs.inspect({"fc.weight": torch.eye(3)})
+    with pytest.raises(TypeError, match="got list"):
+        hs.inspect([[1.0, 2.0]] * 5)
+
+
 def test_page_and_tables(tmp_path, capsys):
     np.save(tmp_path / "e.npy", clustered().numpy())
     assert main(["inspect", str(tmp_path / "e.npy"), "--html", str(tmp_path / "page.html")]) == 0

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, overload
+
+from torch import nn
 
 from .._internal.progress import track
 from ..energy.hyperspherical import make_law
@@ -58,6 +61,8 @@ def inspect(source: Any, *, labels: Any = None, embeddings: bool | None = None) 
         >>> inspect(torch.eye(50))["duplicates"].verdict
         'no'
     """
+    if isinstance(source, Mapping | nn.Module):
+        raise TypeError("source must be a path, an array or a tensor; call hypersphere.diagnose for a model in memory")
     if not isinstance(source, str | os.PathLike):
         return inspect_embeddings(source, labels)
     path = Path(source)

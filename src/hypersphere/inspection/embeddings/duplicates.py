@@ -123,6 +123,7 @@ def _join_all(vectors: Vectors, owner: npt.NDArray[np.int64]) -> None:
             if start == begin:
                 near.triu_(1)
             if bool(near.any()):
+                near &= torch.from_numpy(owner[begin : begin + len(left), None] != owner[start : start + len(right)])
                 i, j = (place.numpy() for place in near.nonzero(as_tuple=True))
                 _join(owner, i + begin, j + start)
 
