@@ -184,7 +184,8 @@ OPTIMIZERS: dict[str, tuple[str, ...]] = {
     "adam": ("weight_decay", "betas"), "adamax": ("weight_decay", "betas"), "adamw": ("weight_decay", "betas"),
     "asgd": ("weight_decay",), "nadam": ("weight_decay", "betas"), "radam": ("weight_decay", "betas"),
     "rmsprop": ("momentum", "weight_decay"), "rprop": (), "sgd": ("momentum", "weight_decay"),
-    "ogd": ("momentum", "weight_decay", "betas", "iterations", "rest"),
+    "ogd": ("momentum", "weight_decay", "betas", "iterations", "rest"), "pion": ("weight_decay", "betas", "side"),
+    "adamh": ("betas",),
 }
 
 SCHEDULES: tuple[str, ...] = (

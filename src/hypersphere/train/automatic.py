@@ -88,6 +88,9 @@ def resolve_training(config: Config, epoch: int, is_photo: bool) -> Config:
     return derive(config, changes)
 
 
+_RELATIVE_RATES = {"pion": 0.01, "adamh": 0.018}  # of steps in units of the weights' norm
+
+
 def may_use_adamw(config: Config) -> bool:
     """Return whether photos are trained by AdamW: whoever gives a rate or a momentum means SGD's."""
     optimizer = config.optimizer
@@ -97,6 +100,8 @@ def may_use_adamw(config: Config) -> bool:
 def learning_rate(config: Config) -> float:
     """Return the learning rate for `auto`: in proportion to the batch up to 64, other optimizers have torch's."""
     name = config.optimizer.name
+    if name in _RELATIVE_RATES:
+        return _RELATIVE_RATES[name]
     if name not in (AUTO, "sgd", "ogd"):
         kind = next(kind for key, kind in vars(torch.optim).items() if key.lower() == name and isinstance(kind, type))
         return float(inspect.signature(kind).parameters["lr"].default)

@@ -10,12 +10,18 @@ from torch.optim import Optimizer
 
 from .._internal import catalog
 from ..neurons import select
-from ..optim import OGD, param_groups
+from ..optim import OGD, Hyperball, Pion, param_groups
 from .automatic import learning_rate
 from .config import Config
 from .config.values import AUTO
 from .networks import Classifier
 from .neurons import as_tuple, check_layers
+
+
+def adamh(params: Any, lr: float, betas: tuple[float, float] = (0.9, 0.999)) -> Optimizer:
+    """Adam on spheres: every matrix keeps its norm."""
+    return Hyperball(torch.optim.Adam(params, lr=lr, betas=betas))
+
 
 # LBFGS needs a closure, SparseAdam sparse gradients, Muon matrices only.
 OPTIMIZERS: dict[str, Any] = {
@@ -24,14 +30,14 @@ OPTIMIZERS: dict[str, Any] = {
     if isinstance(kind, type)
     and issubclass(kind, Optimizer)
     and name not in ("Optimizer", "LBFGS", "SparseAdam", "Muon")
-} | {"ogd": OGD}
+} | {"ogd": OGD, "pion": Pion, "adamh": adamh}
 
 
 def build_optimizer(module: nn.Module, config: Config) -> Optimizer:
     """Build the optimizer of a module; no weight decay on scale-invariant weights."""
     settings = config.optimizer
     uses_ogd = config.rotation is not None and config.rotation.method == "ogd"
-    groups = param_groups(module, settings.weight_decay, ogd=uses_ogd)
+    groups = param_groups(module, settings.weight_decay, ogd=uses_ogd, pion=settings.name == "pion")
     if not groups:
         raise ValueError("no parameters to train: every parameter is fixed")
     if settings.decay_layers:

@@ -266,6 +266,11 @@ class Optimizer(Group):
     )
     iterations: int | None = setting(2, "ogd: fixed-point iterations; null: the exact step, by a linear solve", low=1)
     rest: str = setting("sgd", "ogd: optimizer of everything but the rotations", names=("sgd", "adam"))
+    side: str = setting(
+        "both",
+        "pion: rotated sides; input: keeps the neurons' lengths and angles too",
+        names=("both", "alternate", "input", "output"),
+    )
     rotation_lr: float | None = setting(None, "learning rate of rotations, on the same schedule; null: lr", above=0)
     decay_layers: str | tuple[str, ...] = setting(
         (), "the only layers with weight decay, comma-separated names and patterns; empty: all"
