@@ -26,7 +26,7 @@ PLAN = "plan.toml"
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PlannedComparison:
     """One comparison of the plan.
 
     Attributes:
@@ -59,16 +59,16 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ResultsPlan:
     """Comparisons in the order of their runs; the seeds of each begin with `first_seed`."""
 
     first_seed: int
-    comparisons: Sequence[Comparison]
+    comparisons: Sequence[PlannedComparison]
 
-    def seeds(self, comparison: Comparison) -> range:
+    def seeds(self, comparison: PlannedComparison) -> range:
         return range(self.first_seed, self.first_seed + comparison.seeds)
 
-    def chosen(self, names: Sequence[str]) -> list[Comparison]:
+    def chosen(self, names: Sequence[str]) -> list[PlannedComparison]:
         """Return the comparisons of these names, all of them for none. ValueError if there is no such name."""
         by_name = {comparison.name: comparison for comparison in self.comparisons}
         for name in names:
@@ -77,22 +77,22 @@ class Plan:
         return [comparison for comparison in self.comparisons if not names or comparison.name in names]
 
 
-def read(folder: Path) -> Plan:
+def read(folder: Path) -> ResultsPlan:
     """Read the plan of a results folder. ValueError if it is malformed, or if a row's config is another one now."""
     file = folder / PLAN
     if not file.is_file():
         raise ValueError(f"there is no plan: {file}")
     try:
         tree = tomllib.loads(file.read_text(encoding="utf-8"))
-        entries = [Comparison(**entry) for entry in tree["comparison"]]
-        plan = Plan(tree["first_seed"], entries)
+        entries = [PlannedComparison(**entry) for entry in tree["comparison"]]
+        plan = ResultsPlan(tree["first_seed"], entries)
         _check(file, plan)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is malformed: {type(error).__name__}: {error}") from None
     return plan
 
 
-def _check(file: Path, plan: Plan) -> None:
+def _check(file: Path, plan: ResultsPlan) -> None:
     names = [comparison.name for comparison in plan.comparisons]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"{file}: {', '.join(sorted(twice))} is there twice")
@@ -114,7 +114,7 @@ def _check(file: Path, plan: Plan) -> None:
             raise ValueError(f"{where}: configs must have the hashes of the 2 rows, got {len(comparison.configs)}")
 
 
-def finished_runs(plan: Plan, comparison: Comparison, folder: Path) -> tuple[dict[int, RunResult], ...]:
+def finished_runs(plan: ResultsPlan, comparison: PlannedComparison, folder: Path) -> tuple[dict[int, RunResult], ...]:
     """Return the planned runs of both rows by seed. ValueError if one is of another config than the plan's."""
     stored, runs = results.read(folder, comparison.table), []
     for row, config in zip(comparison.rows, comparison.configs, strict=True):
@@ -128,7 +128,7 @@ def finished_runs(plan: Plan, comparison: Comparison, folder: Path) -> tuple[dic
 # ------------------------------------------------------------------------------------------------- runs
 
 
-def missing(plan: Plan, folder: Path, names: Sequence[str] = ()) -> list[RowRun]:
+def missing(plan: ResultsPlan, folder: Path, names: Sequence[str] = ()) -> list[RowRun]:
     """Return the runs without a result, one comparison after the other, both rows of a seed before the next seed.
 
     Args:
@@ -145,7 +145,7 @@ def missing(plan: Plan, folder: Path, names: Sequence[str] = ()) -> list[RowRun]
     return [*tasks.values()]
 
 
-def _minutes(comparison: Comparison, row: TableRow, both: Sequence[Mapping[int, RunResult]]) -> float:
+def _minutes(comparison: PlannedComparison, row: TableRow, both: Sequence[Mapping[int, RunResult]]) -> float:
     """Estimate the core-minutes of one run from the runs of both rows, else as the table states."""
     measured = {one.name: [*runs.values()] for one, runs in zip(comparison.rows, both, strict=True)}
     return estimate(tables.load(comparison.table), row, measured)
@@ -169,7 +169,7 @@ class Judged:
         verdict: better, worse, undecided, running or diverged.
     """
 
-    comparison: Comparison
+    comparison: PlannedComparison
     done: int
     left: float
     paper: float | None
@@ -179,7 +179,7 @@ class Judged:
     verdict: str
 
 
-def judge(plan: Plan, folder: Path) -> list[Judged]:
+def judge(plan: ResultsPlan, folder: Path) -> list[Judged]:
     """Analyse the plan: complete comparisons are tested, the others are not looked at.
 
     ValueError if a comparison is called finished and seeds are missing. In Holm's correction, a comparison that is not
@@ -196,7 +196,7 @@ def judge(plan: Plan, folder: Path) -> list[Judged]:
 Runs = Sequence[Mapping[int, RunResult]]
 
 
-def _measure(plan: Plan, comparison: Comparison, folder: Path) -> tuple[Runs, Paired | None]:
+def _measure(plan: ResultsPlan, comparison: PlannedComparison, folder: Path) -> tuple[Runs, Paired | None]:
     """Return the runs of both rows and, if they are complete, the difference."""
     both, seeds = finished_runs(plan, comparison, folder), plan.seeds(comparison)
     complete = _is_complete(plan, comparison, both)
@@ -208,11 +208,11 @@ def _measure(plan: Plan, comparison: Comparison, folder: Path) -> tuple[Runs, Pa
     return both, paired(one, other)
 
 
-def _is_complete(plan: Plan, comparison: Comparison, both: Runs) -> bool:
+def _is_complete(plan: ResultsPlan, comparison: PlannedComparison, both: Runs) -> bool:
     return all(seed in runs for runs in both for seed in plan.seeds(comparison))
 
 
-def _judged(plan: Plan, comparison: Comparison, both: Runs, effect: Paired | None, p: float) -> Judged:
+def _judged(plan: ResultsPlan, comparison: PlannedComparison, both: Runs, effect: Paired | None, p: float) -> Judged:
     (base, row), (first, second) = comparison.rows, both
     judged = Judged(
         comparison=comparison,
@@ -261,7 +261,7 @@ class PlanStatus(TableResult):
         return asdict(self)
 
 
-def status(plan: Plan, folder: Path, names: Sequence[str] = ()) -> PlanStatus:
+def status(plan: ResultsPlan, folder: Path, names: Sequence[str] = ()) -> PlanStatus:
     """Return the analysis of the plan, or of these comparisons of it, and what is left to run."""
     chosen, left = plan.chosen(names), missing(plan, folder, names)
     every = {(one.table, row, seed) for one in chosen for row in (one.baseline, one.row) for seed in plan.seeds(one)}
