@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -50,17 +49,6 @@ def test_million_classes_resumes_with_another_number_of_processes(tmp_path: Path
 
 def test_fsdp2() -> None:
     assert len(losses(run(*TORCHRUN, str(EXAMPLES / "sharded_head_fsdp2.py"), *TINY))) == 1
-
-
-@pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
-def test_accelerate() -> None:
-    assert len(losses(run(*TORCHRUN, str(EXAMPLES / "sharded_head_accelerate.py"), "--cpu", *TINY))) == 1
-
-
-@pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed")
-def test_lightning() -> None:
-    command = [str(EXAMPLES / "sharded_head_lightning.py"), "--accelerator", "cpu"]
-    assert len(losses(run(*command, "--classes", "50", "--steps", "6"))) == 1
 
 
 @pytest.mark.parametrize("name", ["million_classes.slurm", "million_classes.yaml"])
