@@ -108,9 +108,13 @@ def _checkpoint(name: str, plan: Plan) -> Iterator[Measurement]:
             with open(place / "alone.safetensors", "rb+") as file:
                 os.fsync(file.fileno())
 
+        def whole() -> None:
+            saver.save(place / "whole", 1, tensors, {})
+            saver.wait()
+
         contestants: dict[str, Callable[[], object]] = {
             FILE: alone,
-            SAVE: lambda: checkpoint.save(place / "whole", 1, tensors, {}),
+            SAVE: whole,
             COPY: lambda: [value.clone() for value in tensors.values()],
             SAVER: lambda: saver.save(place / "later", 1, tensors, {}),
         }

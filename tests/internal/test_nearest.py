@@ -11,7 +11,8 @@ import hypersphere as hs
 HEAD_NAMES = {"s": "scale", "m": "margin", "in_features": "embedding_size", "out_features": "num_classes"}
 HEAD_NAMES |= {"n_classes": "num_classes", "feat_dim": "embedding_size", "num_features": "embedding_size"}
 HEAD_NAMES |= {"gamma": "scale", "weight": "class_weight", "smoothing": "label_smoothing"}
-HEAD_NAMES |= dict.fromkeys(("num_subcenters", "sub_centers", "easy_margin", "interclass_filtering_threshold"))
+HEAD_NAMES |= dict.fromkeys(("num_subcenters", "sub_centers"), "subcenters")
+HEAD_NAMES |= dict.fromkeys(("easy_margin", "interclass_filtering_threshold"))
 
 
 def net() -> nn.Sequential:

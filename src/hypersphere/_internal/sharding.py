@@ -144,13 +144,14 @@ def copy_to(mesh: Any, tensor: Tensor) -> Tensor:
 
 class RefuseSplit:
     """An attribute for classes of layers that torch.distributed.tensor's distribute_module, and so parallelize_module,
-    reads before it changes them; layers that were split before have their own."""
+    reads before it changes them; layers that were split before have their own. Without processes nobody splits a layer,
+    and what reads all attributes, such as torch.jit.trace, finds False."""
 
     def __init__(self, reason: Callable[[Any], str]) -> None:
         self.reason = reason
 
     def __get__(self, layer: Any, owner: Any) -> bool:
-        if layer is not None and (reason := self.reason(layer)):
+        if layer is not None and is_distributed() and (reason := self.reason(layer)):
             raise ValueError(reason)
         return False
 

@@ -39,6 +39,7 @@ class RowSGD(Optimizer):
         weight_decay: λ; heads do not need it, see :func:`hypersphere.param_groups`.
 
     Example:
+        >>> from torch import nn
         >>> head = nn.Embedding(1000, 8, sparse=True)
         >>> optimizer = RowSGD(head.parameters(), lr=0.1, momentum=0.9)
         >>> before = head.weight.detach().clone()
