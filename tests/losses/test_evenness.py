@@ -1,13 +1,10 @@
 """Losses of evenness against their literal formulas, at hard points, and over processes."""
 
 import math
-import os
 
 import pytest
 import scipy.special
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.nn.functional import normalize
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -15,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 import hypersphere as hs
 from hypersphere.losses.slices import _directions, _knots, _uniform
 from tests import reference
+from tests.losses.gloo import run
 
 F64 = torch.float64
 F = hs.functional
@@ -248,23 +246,15 @@ def regularizer_gradients(x):
     return gradients
 
 
-def in_process(rank, port, sizes, x, queue):
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    dist.init_process_group("gloo", rank=rank, world_size=len(sizes))
-    own = x.split(sizes)[rank]
-    queue.put((rank, {name: g.numpy() for name, g in regularizer_gradients(own).items()}))
-    dist.barrier()
-    dist.destroy_process_group()
+def gradients_of_part(rank, size, parts):
+    return regularizer_gradients(parts[rank])
 
 
 @pytest.mark.slow
-def test_processes_have_the_gradients_of_one():
+def test_processes_have_the_gradients_of_one(tmp_path):
     """With data parallel training, which averages: each process's gradient is a multiple of that of one process."""
-    x, sizes = batch(11).detach(), (4, 7)
-    queue = mp.get_context("spawn").SimpleQueue()
-    port = str(29500 + os.getpid() % 2000)
-    mp.spawn(in_process, (port, sizes, x, queue), len(sizes))
-    parts = dict(queue.get() for _ in sizes)
+    x = batch(11).detach()
+    ranks = run(2, tmp_path / "ranks", gradients_of_part, x.split((4, 7)))
     for name, expected in regularizer_gradients(x).items():
-        together = torch.cat([torch.from_numpy(parts[rank][name]) for rank in range(len(sizes))]) / len(sizes)
+        together = torch.cat([gradients[name] for gradients in ranks]) / 2
         torch.testing.assert_close(together, expected, rtol=1e-9, atol=1e-12, msg=name)

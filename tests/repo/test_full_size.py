@@ -62,7 +62,7 @@ def test_every_full_row_names_data_of_known_shape():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:layer .* of the cost of all rotations", "ignore:the Cayley transform of N")
-@pytest.mark.parametrize("table", ROWS)
+@pytest.mark.parametrize("table", [table for table in ROWS if table != "mhe.10"])  # the largest
 def test_counting_without_computing_is_counting_a_step(table):
     """The meta device counts what the CPU does; rows that need values fall back to it."""
     config = tables.load(table).row(ROWS[table]).full
