@@ -6,12 +6,11 @@ import pytest
 import scipy.special
 import torch
 from torch.nn.functional import normalize
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import hypersphere as hs
 from hypersphere.losses.slices import _directions, _knots, _uniform
 from tests import reference
+from tests.largest import Largest
 from tests.losses.gloo import run
 
 F64 = torch.float64
@@ -151,17 +150,6 @@ def test_uniformity_at_known_points():
     expected = math.log((2 * math.exp(-4) + math.exp(-8)) / 3)
     torch.testing.assert_close(F.uniformity(circle), torch.tensor(expected, dtype=F64))
     torch.testing.assert_close(F.uniformity(circle[:1].expand(5, 2)), torch.zeros((), dtype=F64))
-
-
-class Largest(TorchDispatchMode):
-    """Notes the largest number of elements of a tensor that an operation returns."""
-
-    most = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        self.most = max([self.most, *(x.numel() for x in tree_leaves(result) if isinstance(x, torch.Tensor))])
-        return result
 
 
 @pytest.mark.parametrize("name", ["koleo", "uniformity", "sphere_uniformity"])

@@ -4,14 +4,13 @@ import copy
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import hypersphere as hs
 from hypersphere.losses import AngularSoftmaxLoss
 from hypersphere.losses.heads import HEADS
 from hypersphere.losses.margins import MARGINS
 from hypersphere.losses.streaming import LogitRule, sum_over_classes
+from tests.largest import Largest
 
 F64 = torch.float64
 C, D, B = 23, 5, 9
@@ -124,18 +123,6 @@ def test_far_classes_are_skipped_and_change_nothing():
     assert expected[2][8:].any()
     for ours, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-7)
-
-
-class Largest(TorchDispatchMode):
-    """Notes the largest number of elements of a tensor that an operation returns."""
-
-    most = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        self.most = max(self.most, *sizes) if sizes else self.most
-        return result
 
 
 @pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1, "bias": True}, {"class_weight": [0.5] * 5000}])

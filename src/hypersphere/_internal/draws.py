@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Generator, Tensor
 
+from . import checks
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -58,3 +60,19 @@ def _mix(bits: Tensor) -> Tensor:
     bits = (bits ^ ((bits >> 30) & (2**34 - 1))) * (0xBF58476D1CE4E5B9 - 2**64)
     bits = (bits ^ ((bits >> 27) & (2**37 - 1))) * (0x94D049BB133111EB - 2**64)
     return bits ^ ((bits >> 31) & (2**33 - 1))
+
+
+class CountedDraws:
+    """What draws anew at each call, from a seed and the number of the draw: with the state to resume it."""
+
+    seed: int
+    draws: int
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the state that makes a resumed training draw the same."""
+        return {"draws": self.draws, "seed": self.seed}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if set(state) != {"draws", "seed"}:
+            raise ValueError(f"state must hold 'draws' and 'seed', got {', '.join(map(repr, state)) or 'nothing'}")
+        self.draws, self.seed = checks.integer("draws", state["draws"], low=0), checks.integer("seed", state["seed"])

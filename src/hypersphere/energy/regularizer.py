@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .._internal import checks
-from .._internal.draws import generator, not_traced, unwrapped_name
+from .._internal.draws import CountedDraws, generator, not_traced, unwrapped_name
 from .._internal.nearest import explain_keywords
 from .._internal.overflow import max_root, power_of_two_divisor, rescale
 from .._internal.sharding import check_in_all, mesh_of, replicate, reshard, sum_over
@@ -33,7 +33,7 @@ from .measures import (
 from .repulsion import Law
 
 
-class EnergyRegularizer:
+class EnergyRegularizer(CountedDraws):
     """Hyperspherical energy over a network (MHE, Eq. 4 and 3.7); add it to the loss.
 
         λ_h·Σ_hidden mean energy + λ_o·mean energy of the output layer + λ_w·mean ‖w‖
@@ -168,15 +168,6 @@ class EnergyRegularizer:
         with torch.no_grad():
             values = [self._measure_layer(name, neurons, 1.0, sample=False) for name, neurons in self.neurons.items()]
         return {name: value.item() for name, value in zip(self.neurons, values, strict=True)}
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the state that makes a resumed training draw the same."""
-        return {"draws": self.draws, "seed": self.seed}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        if set(state) != {"draws", "seed"}:
-            raise ValueError(f"state must hold 'draws' and 'seed', got {', '.join(map(repr, state)) or 'nothing'}")
-        self.draws, self.seed = checks.integer("draws", state["draws"], low=0), checks.integer("seed", state["seed"])
 
     def _weights(self, hidden_weight: float | None, output_weight: float | None) -> tuple[float, float]:
         """Return λ_h and λ_o: the arguments, or the measure's defaults."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .._internal import checks
 from .._internal.collectives import gather_samples
+from .._internal.draws import CountedDraws
 from ..energy.hyperspherical import hyperspherical_energy
 from .evenness import alignment, gor, hug, koleo, uniformity
 from .slices import sigreg, sphere_uniformity
@@ -28,7 +29,7 @@ DRAWN = ("sigreg", "sphere_uniformity")
 """Losses that draw new directions at each call."""
 
 
-class EmbeddingRegularizer:
+class EmbeddingRegularizer(CountedDraws):
     """Evenness of embeddings as a term of the loss: weight·measure(embeddings).
 
     With torch.distributed initialized, the batches of all processes are one: every process computes the same value, and
@@ -88,15 +89,6 @@ class EmbeddingRegularizer:
             self.draws += 1
         function = EVENNESS[self.measure] if isinstance(self.measure, str) else self.measure
         return self.weight * function(*rows, **options)
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the state that makes a resumed training draw the same."""
-        return {"draws": self.draws, "seed": self.seed}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        if set(state) != {"draws", "seed"}:
-            raise ValueError(f"state must hold 'draws' and 'seed', got {', '.join(map(repr, state)) or 'nothing'}")
-        self.draws, self.seed = checks.integer("draws", state["draws"], low=0), checks.integer("seed", state["seed"])
 
     def __repr__(self) -> str:
         measure = self.measure if isinstance(self.measure, str) else getattr(self.measure, "__name__", "a function")

@@ -30,7 +30,7 @@ from .._internal.functions import apply, is_transformed
 from .._internal.precision import without_autocast
 from ..energy.hyperspherical import at_least_float32, hyperspherical_energy
 from ..energy.repulsion import index_vectors
-from ..layers.cosine import unit
+from ..layers.cosine import unit, unit_unchecked
 from .head_inputs import check_labels
 
 _NEAREST_GRADIENT = 1e-4  # the gradient of a pair that is nearer is that of a pair at this distance
@@ -188,8 +188,7 @@ def as_rows(name: str, embeddings: Any, low: int = 2) -> Tensor:
 
 def _lengths(difference: Tensor) -> Tensor:
     """Compute the lengths of vectors (..., d), with gradient 0 at 0."""
-    squares = difference.square().sum(-1)
-    return torch.where(squares > 0, squares, 1.0).sqrt() * (squares > 0)
+    return (difference * unit_unchecked(difference)).sum(-1)
 
 
 def _find_nearest(x: Tensor, count: int) -> Tensor:
