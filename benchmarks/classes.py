@@ -1,4 +1,4 @@
-"""Heads with very many classes: streamed, sampled, with sparse gradients. Ratios in one run."""
+"""Heads with very many classes: streamed, sampled, split over processes, with sparse gradients. Ratios in one run."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing import get_context
+from multiprocessing.pool import Pool
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from pytorch_metric_learning import losses as peers
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 
 from hypersphere import ArcFaceLoss
+from hypersphere.losses import shard_head
 from hypersphere.optim import RowSGD
 
 from .measure import Contestant, Measurement, Plan, check_same, peak_bytes, seconds
@@ -34,6 +39,8 @@ def measurements(plan: Plan) -> Iterator[Measurement]:
     yield from _heads(100_000 // shrink, 512, rounds, fitted=True)
     yield from _heads(1_000_000 // shrink, 128, plan.fewer(10))
     yield from _sampled(100_000 // shrink, 512, rounds)
+    yield from _two_processes(100_000 // shrink, 512, rounds)
+    yield from _two_processes(1_000_000 // shrink, 128, plan.fewer(10))
     yield from _sparse_steps(1_000_000 // shrink, 10_000_000 // shrink, plan)
 
 
@@ -102,12 +109,59 @@ def _make_step(head: Any, optimizer: torch.optim.Optimizer, x: Tensor, labels: T
     return step
 
 
+def _two_processes(classes: int, size: int, plan: Plan) -> Iterator[Measurement]:
+    """Compare a process of two, each with half of the classes and of the batch, with one alone."""
+    case = f"{size}-d, {classes:,} classes, batch {BATCH}, shard_head"
+    results = {ranks: _in_processes(ranks, plan, _measure_rank, classes, size, plan) for ranks in (1, 2)}
+    (alone, alone_mb), *_ = results[1]
+    yield Measurement(case, "1 process", "s", alone)
+    yield Measurement(case, "1 process", MB, alone_mb)
+    slower, total = max(taken for taken, _ in results[2]), sum(mb for _, mb in results[2])
+    yield Measurement(case, "2 processes, the slower", "s", slower)
+    yield Measurement(case, "2 processes, the slower", "time / 1 process", slower / alone, 0.6)
+    yield Measurement(case, "2 processes, in sum", MB, total)
+    yield Measurement(case, "2 processes, in sum", "memory / 1 process", total / alone_mb, 1.1)
+
+
+def _pool(processes: int, plan: Plan) -> Pool:
+    return get_context("fork" if plan.quick else "spawn").Pool(processes)
+
+
+def _in_processes(ranks: int, plan: Plan, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Return what function(*arguments) returns in each of `ranks` processes that gloo joins."""
+    with TemporaryDirectory() as folder, _pool(ranks, plan) as pool:
+        joined = [pool.apply_async(_join, (function, r, ranks, folder, *arguments)) for r in range(ranks)]
+        return [result.get() for result in joined]
+
+
+def _join(function: Callable[..., Any], rank: int, ranks: int, folder: str, *arguments: Any) -> Any:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=ranks)
+    try:
+        return function(*arguments)
+    finally:
+        dist.destroy_process_group()
+
+
+def _measure_rank(classes: int, size: int, plan: Plan) -> tuple[float, float]:
+    torch.manual_seed(0)
+    ranks = dist.get_world_size()
+    head = ArcFaceLoss(classes, size, stream=True)
+    if ranks > 1:
+        shard_head(head, init_device_mesh("cpu", (ranks,)))
+    x = torch.randn(BATCH // ranks, size, requires_grad=True)
+    labels = torch.randint(classes, (len(x),))
+    contestant = Contestant("head", lambda: head(x, labels), (x, head.weight))
+    taken = seconds("", [contestant], plan)["head"]
+    return taken, (peak_bytes(contestant) - head.weight.nbytes / ranks) / 1e6
+
+
 def _sparse_steps(fewer: int, more: int, plan: Plan) -> Iterator[Measurement]:
     """Compare steps on as many drawn classes (1 % of `more`), in a process of its own for the peak memory."""
     case = f"64-d, batch {BATCH}, {more // 100:,} classes sampled, sparse=True, RowSGD"
     results = {}
     for classes in (fewer, more):
-        with get_context("fork" if plan.quick else "spawn").Pool(1) as pool:
+        with _pool(1, plan) as pool:
             results[classes] = pool.apply(_measure_steps, (classes, 64, more // 100, 3 if plan.quick else 9))
     for classes, (taken, first, peak) in results.items():
         name = f"{classes:,} classes"

@@ -86,9 +86,9 @@ def findings(folder: Path) -> dict[str, str]:
     return tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
-def markdown(folder: Path) -> str:
+def markdown(folder: Path, compared: list[TableComparison]) -> str:
     """The page."""
-    compared, said = tables_with_results(folder), findings(folder)
+    said = findings(folder)
     plan = _plan(folder, said) if (folder / planned.PLAN).exists() else ""
     sections = [HEADER, plan, EXPLORATION, _overview(compared), _decided(compared), ROW_NAMES]
     sections += [_section(table, said.get(table.table, "")) for table in compared]
@@ -287,8 +287,9 @@ def picture(table: TableComparison) -> str | None:
 def generated(root: Path) -> dict[Path, str]:
     """Each file → its text."""
     folder = root / "results"
-    files = {root / "docs" / "results.md": markdown(folder)}
-    for table in tables_with_results(folder):
+    compared = tables_with_results(folder)
+    files = {root / "docs" / "results.md": markdown(folder, compared)}
+    for table in compared:
         if (svg := picture(table)) is not None:
             files[root / "docs" / PICTURES / f"{table.table}.svg"] = svg
     return files

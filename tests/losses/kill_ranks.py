@@ -52,7 +52,7 @@ def kill_often(launcher: subprocess.Popen, out: Path, kills: int, seed: int, lim
         if done % 2 == 0:  # in the middle of the training; otherwise at any time, while it starts too
             while steps_done(out) == before and launcher.poll() is None and time.monotonic() < late:
                 time.sleep(0.05)
-        time.sleep(chance.uniform(0, 2 if done % 2 == 0 else 10))
+        time.sleep(chance.uniform(0, 2 if done % 2 == 0 else 10) if kills > 1 else 0)
         previous = set(both)
         if launcher.poll() is None and set(workers(launcher)) == previous:
             os.kill(chance.choice(both), signal.SIGKILL)

@@ -284,20 +284,20 @@ def test_the_command_runs_resumes_and_says_what_is_left(folder, monkeypatch, cap
 def test_the_page_shows_the_plan_before_exploration(folder):
     store(folder, "plain", [90.0, 91.0, 92.0])
     store(folder, "slow", [95.0, 96.01, 96.99])
-    text = page.markdown(folder)
+    text = page.markdown(folder, [])
     parts = ["## The plan", "2 comparisons: 1 better, 0 worse, 0 undecided, 1 running", "| to-slow |", "## Exploration"]
     places = [text.index(part) for part in parts]
     assert all(one < other for one, other in pairwise(places))
     assert "| running: 0 of 3 seeds |" in text
     (folder / page.FINDINGS).write_text('"to-slow" = "It came out."')
-    assert "Slower is better. It came out." in page.markdown(folder)
+    assert "Slower is better. It came out." in page.markdown(folder, [])
     (folder / page.FINDINGS).write_text('"to-fast" = "It came out."')
     with pytest.raises(ValueError, match="to-fast is not complete"):
-        page.markdown(folder)
+        page.markdown(folder, [])
 
 
 def test_make_tables_refuses_a_plan_that_does_not_fit(folder, monkeypatch, capsys):
-    monkeypatch.setattr(make_tables, "generated", lambda: {Path("results.md"): page.markdown(folder)})
+    monkeypatch.setattr(make_tables, "generated", lambda: {Path("results.md"): page.markdown(folder, [])})
     write(folder, entry("slow", hashes=("0" * 16, "0" * 16)))
     assert make_tables.main() == 1
     assert "make_tables: " in (told := capsys.readouterr().err)

@@ -474,7 +474,7 @@ def test_memory_at_full_size_is_on_the_page(tmp_path):
     parts = "(weights 0.01, gradients 0.01, state 0.01, kept 0.20)"
     lines = [f"opt.1/{row}: {size} GB at batch 128 {parts}\n" for row, size in (("cnn6/a", 0.23), ("cnn6/b", 1.2))]
     (tmp_path / "memory.txt").write_text("".join(lines))
-    assert "| OPT, Table 1 | 2 | 0.23 | 1.20 | `cnn6/b` | 128 |\n" in page.markdown(tmp_path)
+    assert "| OPT, Table 1 | 2 | 0.23 | 1.20 | `cnn6/b` | 128 |\n" in page.markdown(tmp_path, [])
 
 
 def test_interrupted(tmp_path):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -110,6 +112,26 @@ def _begin(place: torch.device) -> None:
     dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=patience, **options)
 
 
+def _wait_for_threads() -> None:
+    """Wait, a second at most, until gloo's threads have freed the tensors of their last call.
+
+    They may outlive the group, and freeing a tensor after the interpreter has ended aborts the process
+    (github.com/pytorch/pytorch/issues/190489).
+    """
+    for _ in range(20):
+        time.sleep(0.05)  # without the GIL, which they need
+        if not any(_runs_gloo(path) for path in Path("/proc/self/task").glob("*/stat")):
+            return
+
+
+def _runs_gloo(path: Path) -> bool:
+    try:
+        name, _, state = path.read_text().rpartition(") ")
+    except OSError:  # the thread has ended
+        return False
+    return "gloo" in name and state.startswith("R")
+
+
 @contextmanager
 def session(device: str) -> Iterator[World]:
     """Enter the process group that torchrun has started, or run alone."""
@@ -134,3 +156,4 @@ def session(device: str) -> Iterator[World]:
     finally:
         if not begun and world.size > 1:
             dist.destroy_process_group()
+            _wait_for_threads()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -81,6 +82,7 @@ def paired(one: Sequence[float], other: Sequence[float]) -> Paired:
     return Paired(mean, error * _quantile(freedom), _tail(abs(mean) / error, freedom))
 
 
+@cache
 def _quantile(freedom: float) -> float:
     """Return the t with P(|T| > t) = SIGNIFICANT, by bisection."""
     low, high = 0.0, 1.0
@@ -119,7 +121,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def _tail(t: float, freedom: float, pieces: int = 1000) -> float:
+@cache
+def _tail(t: float, freedom: float, pieces: int = 300) -> float:
     """Return P(|T| > t) of Student's distribution, by Simpson's rule."""
     # With t = sqrt(v)·tan(a) the density is proportional to cos(a)^(v-1), which is smooth on [0, atan(t / sqrt(v))].
     step = math.atan(t / math.sqrt(freedom)) / pieces
