@@ -160,6 +160,7 @@ class _RunFiles:
 def _length(config: Path) -> list[Any] | None:
     """Return steps and epochs of a config; None if it cannot be read, which is reported for the file itself."""
     try:
+        check_plain(config)
         tree = read_tree(config)
         return [tree.get("steps"), tree.get("epochs")] if isinstance(tree, dict) else None
     except (ValueError, OSError):
