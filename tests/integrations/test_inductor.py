@@ -1,11 +1,8 @@
 """The energy in machine code by torch.compile: here because compiling takes half a minute."""
 
-import pytest
 import torch
 
 import hypersphere as hs
-
-pytest.importorskip("peft", reason="runs in `make integrations`")
 
 
 def test_the_energy():
