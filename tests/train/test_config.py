@@ -343,7 +343,7 @@ def test_what_is_wrong_is_said_in_one_line_that_names_the_key(tree, message):
         ({"optimizer.betas": [0.9, 0.99]}, "optimizer.betas needs optimizer.name to be one of adam"),
         (
             {"optimizer.name": "adam", "optimizer.momentum": 0.9},
-            "optimizer.momentum needs optimizer.name to be one of rmsprop, sgd, ogd; got adam",
+            "optimizer.momentum needs optimizer.name to be one of rmsprop, sgd, ogd, muon, muonh; got adam",
         ),
         ({"optimizer.name": "rprop"}, "optimizer.weight_decay must be 0: rprop has no weight decay"),
         ({"loss.name": "additive_angle"}, "loss.name=additive_angle needs loss.margin"),

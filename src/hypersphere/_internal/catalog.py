@@ -185,7 +185,7 @@ OPTIMIZERS: dict[str, tuple[str, ...]] = {
     "asgd": ("weight_decay",), "nadam": ("weight_decay", "betas"), "radam": ("weight_decay", "betas"),
     "rmsprop": ("momentum", "weight_decay"), "rprop": (), "sgd": ("momentum", "weight_decay"),
     "ogd": ("momentum", "weight_decay", "betas", "iterations", "rest"), "pion": ("weight_decay", "betas", "side"),
-    "adamh": ("betas",),
+    "muon": ("momentum", "weight_decay", "betas"), "adamh": ("betas",), "muonh": ("momentum", "betas"),
 }
 
 SCHEDULES: tuple[str, ...] = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -11,12 +12,15 @@ from torch.optim import Optimizer
 from torch.optim.adam import adam
 
 from .._internal import checks
+from ..neurons import Layout, neuron_rows
 
 ParamGroup = dict[str, Any]  # of torch.optim
 
 
-def adam_step(state: MutableMapping[Tensor, dict[str, Any]], group: ParamGroup) -> None:
-    """Step a group exactly as torch.optim.Adam."""
+def adam_step(
+    state: MutableMapping[Tensor, dict[str, Any]], group: ParamGroup, decoupled_weight_decay: bool = False
+) -> None:
+    """Step a group exactly as torch.optim.Adam, or as AdamW."""
     params = [p for p in group["params"] if p.grad is not None]
     for p in params:
         if not state[p]:
@@ -39,6 +43,7 @@ def adam_step(state: MutableMapping[Tensor, dict[str, Any]], group: ParamGroup) 
         weight_decay=group["weight_decay"],
         eps=1e-8,
         maximize=False,
+        decoupled_weight_decay=decoupled_weight_decay,
     )
 
 
@@ -48,6 +53,26 @@ def check_betas(betas: Any) -> None:
     for beta in betas:
         if checks.number("betas", beta, low=0.0) >= 1.0:
             raise ValueError(f"betas must be >= 0 and < 1, got {betas!r}")
+
+
+def place_of(i: int, parameter: Tensor, group: ParamGroup, number: int | str = "") -> str:
+    """Name a parameter by its place in its group, by the group's number if that has no name."""
+    return f"parameter {i} of group {group.get('name', number)!r}, {tuple(parameter.shape)}"
+
+
+def check_matrix(parameter: Tensor, group: ParamGroup, kind: str, place: str) -> Tensor:
+    """Return a parameter as the matrices (blocks, m, n) of its group's layout; refuse what has none."""
+    layout = group["layout"]
+    if layout is not None and not (isinstance(layout, dict) and layout.keys() <= asdict(Layout()).keys()):
+        raise ValueError(f"layout must be a dict with keys of {', '.join(asdict(Layout()))}, got {layout!r}")
+    if not parameter.is_floating_point():
+        raise TypeError(f"{kind} must hold real floating point matrices, got {parameter.dtype} in {place}")
+    if parameter.dim() < 2 or not parameter.numel():
+        raise ValueError(f"{kind} must hold matrices of at least two dimensions, got {place}")
+    try:
+        return neuron_rows(parameter.detach(), Layout(**(layout or {})))
+    except (RuntimeError, TypeError, IndexError) as error:
+        raise ValueError(f"layout {layout!r} does not fit {place}") from error
 
 
 def check_same_marks(optimizer: Optimizer, state_dict: dict[str, Any], mark: str) -> None:

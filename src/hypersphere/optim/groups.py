@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from torch import nn
 from torch.optim import Optimizer
 
@@ -12,13 +14,13 @@ from ..neurons import Layout, is_loss_head, select
 from ..rotation.parametrization import find_rotated
 from ._shared import ParamGroup
 from .ogd import OGD
-from .pion import Pion, rotated_group
+from .pion import Pion
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def param_groups(
-    model: nn.Module, weight_decay: float = 0.0, *, ogd: bool = False, pion: bool = False
+    model: nn.Module, weight_decay: float = 0.0, *, ogd: bool = False, pion: bool = False, muon: bool = False
 ) -> list[ParamGroup]:
     """Make parameter groups for any torch optimizer, without weight decay on scale-invariant weights.
 
@@ -33,6 +35,7 @@ def param_groups(
     matrices    no      with `pion`: the weights that :func:`hypersphere.select` finds, without the output, only for
                         :class:`hypersphere.Pion`; with ``rotated=True``, one group for every layout (fused queries,
                         keys and values, groups of a convolution)
+    matrices    yes     with `muon`: the same weights, for :class:`hypersphere.optim.MuonAdamW`; with ``muon=True``
     ==========  ======  ==========================================================================================
 
     Empty groups, frozen parameters and the fixed neurons of rotated layers are left out, even after
@@ -43,7 +46,8 @@ def param_groups(
         weight_decay: of the groups that decay.
         ogd: make the group "orthogonal". Without it, a model with such matrices is an error, because other optimizers
             would not keep them orthogonal; with it, optimizers other than OGD refuse the group.
-        pion: make the groups "matrices". Optimizers other than Pion refuse them.
+        pion: make the groups "matrices" for Pion. Other optimizers refuse them.
+        muon: make the groups "matrices" for MuonAdamW.
 
     Example:
         >>> import torch, hypersphere as hs
@@ -59,6 +63,9 @@ def param_groups(
     decay = checks.number("weight_decay", weight_decay, low=0.0)
     checks.flag("ogd", ogd)
     checks.flag("pion", pion)
+    checks.flag("muon", muon)
+    if pion and muon:
+        raise ValueError("pion and muon both make the groups of matrices: give one")
     no_decay = {
         parameter
         for module in model.modules()
@@ -73,14 +80,14 @@ def param_groups(
     fixed |= {p for weight in rotated for p in weight.rotation.parameters()} - {
         p for weight in rotated for p in weight.rotation.task.parameters()
     }
-    matrices = _matrices(model) if pion else {}
-    rotated_groups: dict[Layout, list[nn.Parameter]] = {}
+    matrices = _matrices(model) if pion or muon else {}
+    by_layout: dict[Layout, list[nn.Parameter]] = {}
     groups: dict[str, list[nn.Parameter]] = {"weights": [], "no_decay": [], "rotations": [], "orthogonal": []}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad or parameter in fixed:
             continue
         if parameter in matrices:
-            rotated_groups.setdefault(matrices[parameter], []).append(parameter)
+            by_layout.setdefault(matrices[parameter], []).append(parameter)
             continue
         if parameter in methods:
             group = "orthogonal" if methods[parameter] == "ogd" else "rotations"
@@ -94,7 +101,7 @@ def param_groups(
             'the model has matrices of method "ogd", which only OGD keeps orthogonal: use '
             "param_groups(model, ogd=True) with hypersphere.OGD"
         )
-    if groups["orthogonal"] or rotated_groups:
+    if groups["orthogonal"] or (pion and by_layout):
         _MARKED.recheck()
     options: dict[str, ParamGroup] = {
         "weights": {"weight_decay": decay},
@@ -102,13 +109,15 @@ def param_groups(
         "rotations": {"weight_decay": decay},
         "orthogonal": {"weight_decay": 0.0, "orthogonal": True},
     }
+    of_matrices: ParamGroup = {"rotated": True, "weight_decay": 0.0} if pion else {"muon": True, "weight_decay": decay}
     return [{"params": params, "name": name, **options[name]} for name, params in groups.items() if params] + [
-        {"params": params, "name": "matrices", **rotated_group(layout)} for layout, params in rotated_groups.items()
+        {"params": params, "name": "matrices", **of_matrices, "layout": asdict(layout)}
+        for layout, params in by_layout.items()
     ]
 
 
 def _matrices(model: nn.Module) -> dict[nn.Parameter, Layout]:
-    """Return the parameters that Pion rotates and their layouts: what an output or an embedding shares is not."""
+    """Return the matrices that Pion or Muon step and their layouts, without what an output or an embedding shares."""
     selection = select(model)
     others = {n.tensor for n in selection.values() if n.is_output and not len(n.parametrizations)}
     others |= {p for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) for p in m.parameters()}

@@ -18,7 +18,7 @@ from .._internal.checks import warn_once
 from .._internal.nearest import explain_keywords
 from .._internal.precision import accumulation_dtype, without_autocast
 from .._internal.sharding import is_sharded
-from ._shared import ParamGroup, keep_precision
+from ._shared import ParamGroup, keep_precision, place_of
 
 _SMALLEST = 1e-10  # of ‖u‖: below it steps become shorter
 
@@ -32,7 +32,8 @@ class Hyperball(Optimizer):
     own scale has no effect, and no weight decay is needed: what there is only shortens u, and is warned of.
 
     A group with ``hyperball=True`` or ``False`` says whether its parameters are kept; without, those with two
-    dimensions or more are, but not rotations, and not what OGD or Pion keep. Embeddings and outputs count as matrices.
+    dimensions or more are, but not rotations, and not what OGD or Pion keep. Embeddings and outputs count as matrices,
+    but not around :class:`hypersphere.optim.MuonAdamW`, where only the groups with ``muon=True`` do.
     All other parameters are stepped by the wrapped optimizer, with the same `lr`.
 
     `param_groups` and `state` are the wrapped optimizer's own: schedules, clipping and GradScaler work on this one;
@@ -128,12 +129,13 @@ class Hyperball(Optimizer):
     def _mark(self, group: ParamGroup) -> None:
         """Decide what is kept, and refuse what cannot be."""
         apart = group.get("name") == "rotations" or group.get("orthogonal") or group.get("rotated")
+        apart = apart or not group.get("muon", True)  # what AdamW steps in MuonAdamW
         given = "hyperball" in group
         group.setdefault("hyperball", not apart and any(p.dim() > 1 for p in group["params"]))
         group.setdefault("neuron_dim", self.neuron_dim)
         checks.flag("hyperball", group["hyperball"])
         for i, p in enumerate(group["params"]):
-            place = f"parameter {i} of group {group.get('name', '')!r}, {tuple(p.shape)}"
+            place = place_of(i, p, group)
             if is_sharded(p):
                 raise ValueError(f"Hyperball cannot step sharded parameters (DTensor, FSDP2) yet, got {place}")
             if not group["hyperball"] or (p.dim() < 2 and not given):
@@ -158,7 +160,7 @@ class Hyperball(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Step the wrapped optimizer, then put the weights on their spheres; `closure` is passed on."""
         kept = [
-            (p, group, f"parameter {i} of group {group.get('name', number)!r}, {tuple(p.shape)}")
+            (p, group, place_of(i, p, group, number))
             for number, group in enumerate(self.param_groups)
             if group["hyperball"]
             for i, p in enumerate(group["params"])

@@ -7,7 +7,6 @@ transform, α the length of the step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from .._internal.precision import accumulation_dtype, without_autocast
 from .._internal.sharding import is_sharded
 from ..neurons import Layout, from_neuron_rows, neuron_rows
 from ..orthogonal import pack_difference, skew
-from ._shared import ParamGroup, adam_step, check_betas, check_same_marks, keep_precision
+from ._shared import ParamGroup, adam_step, check_betas, check_matrix, check_same_marks, keep_precision, place_of
 
 _EPS = 1e-8  # as Adam's; also the least ‖A_out W + W A_in‖_F, of ‖W‖_F: below it steps become shorter
 _LONGEST = 100.0  # of α‖A‖_F: a step this long has turned by nearly π already, and longer ones lose digits
@@ -133,7 +132,7 @@ class Pion(Optimizer):
     def _largest_gradients(self) -> dict[Tensor, float]:
         """Return the largest magnitude in all gradients, by parameter, in one synchronization; refuse NaN and Inf."""
         places = [
-            (p, f"parameter {i} of group {group.get('name', number)!r}, {tuple(p.shape)}")
+            (p, place_of(i, p, group, number))
             for number, group in enumerate(self.param_groups)
             for i, p in enumerate(group["params"])
             if p.grad is not None
@@ -229,11 +228,6 @@ def _turn(x: Tensor, wx: Tensor) -> Tensor:
     return torch.linalg.lu_solve(lu, pivots, wx * 2, left=False)
 
 
-def rotated_group(layout: Layout) -> ParamGroup:
-    """Return the options of a group with matrices of this layout."""
-    return {"weight_decay": 0.0, "rotated": True, "layout": asdict(layout)}
-
-
 def _check_options(options: ParamGroup) -> None:
     for name in ("lr", "weight_decay"):
         checks.number(name, float(options[name]) if isinstance(options[name], Tensor) else options[name], low=0.0)
@@ -247,27 +241,17 @@ def _check_options(options: ParamGroup) -> None:
             f"weight_decay must be 0 in a rotated group, got {options['weight_decay']!r}: Pion keeps ‖W‖; give it to "
             "the other groups, hypersphere.param_groups(model, weight_decay, pion=True)"
         )
-    layout = options["layout"]
-    if layout is not None and not (isinstance(layout, dict) and layout.keys() <= asdict(Layout()).keys()):
-        raise ValueError(f"layout must be a dict with keys of {', '.join(asdict(Layout()))}, got {layout!r}")
 
 
 def _check_parameter(i: int, parameter: Tensor, group: ParamGroup) -> None:
     """Refuse what Pion cannot step. Values are read once, when the optimizer is made."""
-    place = f"parameter {i} of group {group.get('name', '')!r}, {tuple(parameter.shape)}"
+    place = place_of(i, parameter, group)
     if is_sharded(parameter):
         raise ValueError(f"Pion cannot step sharded parameters (DTensor, FSDP2) yet, got {place}")
     if not group["rotated"]:
         return
-    if not parameter.is_floating_point():
-        raise TypeError(f"a rotated group must hold real floating point matrices, got {parameter.dtype} in {place}")
-    if parameter.dim() < 2 or not parameter.numel():
-        raise ValueError(f"a rotated group must hold matrices of at least two dimensions, got {place}")
-    try:
-        rows = neuron_rows(parameter.detach(), Layout(**(group["layout"] or {})))
-    except (RuntimeError, TypeError, IndexError) as error:
-        raise ValueError(f"layout {group['layout']!r} does not fit {place}") from error
-    if not parameter.is_meta and not bool(rows.flatten(1).any(1).all()):
+    matrices = check_matrix(parameter, group, "a rotated group", place)
+    if not parameter.is_meta and not bool(matrices.flatten(1).any(1).all()):
         raise ValueError(
             f"a rotated matrix must not be zero, as it would stay so, got {place}: initialize it, with a learned gain "
             "behind it if its layer must start at zero"

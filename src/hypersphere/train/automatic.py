@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..data.image_folder import read_size
-from .config import Config, Data, derive
-from .config.values import AUTO, kind_of_data
+from .config import Config, Data, Optimizer, derive
+from .config.values import AUTO, MATRIX_OPTIMIZERS, kind_of_data
 
 LEAST = 16  # pixels per side of images that are augmented; the digits have 8
 AS_THEY_ARE, LARGEST = 256, 128  # pixels: images of one size up to the first are not resized, others become the second
@@ -88,7 +88,7 @@ def resolve_training(config: Config, epoch: int, is_photo: bool) -> Config:
     return derive(config, changes)
 
 
-_RELATIVE_RATES = {"pion": 0.01, "adamh": 0.018}  # of steps in units of the weights' norm
+_RATES = {"pion": 0.01, "adamh": 0.018, "muonh": 0.018, "muon": 0.02}  # muon's is absolute, others relative to norms
 
 
 def may_use_adamw(config: Config) -> bool:
@@ -97,11 +97,16 @@ def may_use_adamw(config: Config) -> bool:
     return optimizer.name == AUTO and optimizer.lr == AUTO and optimizer.momentum is None and config.rotation is None
 
 
+def rest_rate(optimizer: Optimizer) -> float:
+    """Return the learning rate of embeddings, output and vectors if matrices are stepped apart, else that of all."""
+    return (optimizer.rest_lr or ADAM_RATE) if optimizer.name in MATRIX_OPTIMIZERS else optimizer.lr
+
+
 def learning_rate(config: Config) -> float:
     """Return the learning rate for `auto`: in proportion to the batch up to 64, other optimizers have torch's."""
     name = config.optimizer.name
-    if name in _RELATIVE_RATES:
-        return _RELATIVE_RATES[name]
+    if name in _RATES:
+        return _RATES[name]
     if name not in (AUTO, "sgd", "ogd"):
         kind = next(kind for key, kind in vars(torch.optim).items() if key.lower() == name and isinstance(kind, type))
         return float(inspect.signature(kind).parameters["lr"].default)

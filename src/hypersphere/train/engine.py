@@ -13,6 +13,7 @@ from .._internal import checks
 from .._internal.amx import avoid_trapping_amx
 from .._internal.draws import stable_hash
 from . import splits
+from .automatic import rest_rate
 from .config import Config, derive
 from .distributed import World, restarts, session
 from .results import Result, read_result
@@ -145,13 +146,14 @@ def _train(t: Training, source: Iterator[list[splits.Batch]]) -> None:
         batches = [task.to_device(batch) for batch in next(source)]
         task.step = t.done.step
         rate, rotations = t.schedule.rate(t.done.step), ratio * t.schedule.rate(t.done.step, of_rotations=True)
+        rest = rest_rate(config.optimizer) / config.optimizer.lr * rate
         for module in task.modules.values():
             set_batch_norm_momentum(module, t.schedule.batch_norm_momentum(t.done.step))
         losses = {}
         for phase in task.phases:
             if (t.done.step + 1) % phase.every:
                 continue
-            set_rate(phase.optimizer, rate, rotations)
+            set_rate(phase.optimizer, rate, rotations, rest)
             phase.optimizer.zero_grad(set_to_none=True)
             parts = []  # sum to the mean loss over the samples of the step
             for i, batch in enumerate(batches):

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from .._internal import catalog
 from ..neurons import select
-from ..optim import OGD, Hyperball, Pion, param_groups
+from ..optim import OGD, Hyperball, MuonAdamW, Pion, param_groups
 from .automatic import learning_rate
 from .config import Config
 from .config.values import AUTO
@@ -23,21 +23,32 @@ def adamh(params: Any, lr: float, betas: tuple[float, float] = (0.9, 0.999)) -> 
     return Hyperball(torch.optim.Adam(params, lr=lr, betas=betas))
 
 
-# LBFGS needs a closure, SparseAdam sparse gradients, Muon matrices only.
+def muonh(params: Any, lr: float, momentum: float = 0.95, betas: tuple[float, float] = (0.9, 0.95)) -> Optimizer:
+    """Muon on spheres: every matrix keeps its norm; Adam for the rest."""
+    return Hyperball(MuonAdamW(params, lr, momentum, betas=betas))
+
+
+# LBFGS needs a closure, SparseAdam sparse gradients; torch's Muon takes matrices only.
 OPTIMIZERS: dict[str, Any] = {
     name.lower(): kind
     for name, kind in sorted(vars(torch.optim).items(), key=lambda pair: pair[0].lower())
     if isinstance(kind, type)
     and issubclass(kind, Optimizer)
     and name not in ("Optimizer", "LBFGS", "SparseAdam", "Muon")
-} | {"ogd": OGD, "pion": Pion, "adamh": adamh}
+} | {"ogd": OGD, "pion": Pion, "muon": MuonAdamW, "adamh": adamh, "muonh": muonh}
 
 
 def build_optimizer(module: nn.Module, config: Config) -> Optimizer:
     """Build the optimizer of a module; no weight decay on scale-invariant weights."""
     settings = config.optimizer
     uses_ogd = config.rotation is not None and config.rotation.method == "ogd"
-    groups = param_groups(module, settings.weight_decay, ogd=uses_ogd, pion=settings.name == "pion")
+    groups = param_groups(
+        module,
+        settings.weight_decay,
+        ogd=uses_ogd,
+        pion=settings.name == "pion",
+        muon=settings.name in ("muon", "muonh"),
+    )
     if not groups:
         raise ValueError("no parameters to train: every parameter is fixed")
     if settings.decay_layers:

@@ -76,10 +76,11 @@ class LearningRate:
             state.factor, state.waited = state.factor * self.settings.gamma, 0
 
 
-def set_rate(optimizer: Optimizer, rate: float, rotations: float) -> None:
-    """Set the learning rate of all groups; `rotations` is that of rotations."""
+def set_rate(optimizer: Optimizer, rate: float, rotations: float, rest: float) -> None:
+    """Set the learning rate of all groups; `rotations` is that of rotations, `rate` that of matrices stepped apart."""
+    rates = {"rotations": rotations, "orthogonal": rotations, "matrices": rate}
     for group in optimizer.param_groups:
-        group["lr"] = rotations if group["name"] in ("rotations", "orthogonal") else rate
+        group["lr"] = rates.get(group["name"], rest)
 
 
 def has_batch_norm(module: nn.Module) -> bool:

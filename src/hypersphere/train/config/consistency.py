@@ -11,7 +11,7 @@ from typing import Any
 from ..._internal import catalog
 from ...rotation.rules import RotationOptions
 from .groups import Data, Energy, Loss, Model, Optimizer, Rotation, Schedule
-from .values import AUTO, ConfigError, kind_of_data, shown
+from .values import AUTO, MATRIX_OPTIMIZERS, ConfigError, kind_of_data, shown
 
 _FACTOR = (1.0, math.inf, "a factor of the angle, >= 1")
 _RADIANS = (0.0, math.nextafter(math.pi, 0), "radians, >= 0 and < pi")
@@ -235,7 +235,11 @@ def _optimizer(optimizer: Optimizer, rotation: Rotation | None) -> None:
     _reject_if(name == "ogd" and method != "ogd", f"optimizer.name=ogd needs rotation.method=ogd, got {method}")
     _reject_if(method == "ogd" and name != "ogd", f"rotation.method=ogd needs optimizer.name=ogd, got {optimizer.name}")
     has = catalog.OPTIMIZERS[name]
-    _reject_unused(optimizer, catalog.OPTIMIZERS, (*has, "lr", "weight_decay", "rotation_lr", "decay_layers"))
+    _reject_unused(
+        optimizer, catalog.OPTIMIZERS, (*has, "lr", "weight_decay", "rest_lr", "rotation_lr", "decay_layers")
+    )
+    whole = optimizer.rest_lr and name not in MATRIX_OPTIMIZERS
+    _reject_if(whole, f"optimizer.rest_lr needs optimizer.name to be one of {', '.join(MATRIX_OPTIMIZERS)}, got {name}")
     decays = optimizer.weight_decay > 0 and "weight_decay" not in has
     _reject_if(decays, f"optimizer.weight_decay must be 0: {name} has no weight decay")
     sgd = name == "ogd" and optimizer.rest == "sgd"

@@ -259,7 +259,9 @@ class Optimizer(Group):
         auto=True,
         above=0,
     )
-    momentum: float | None = setting(None, "momentum of sgd and ogd (null: 0.9) and rmsprop (null: 0)", low=0, below=1)
+    momentum: float | None = setting(
+        None, "momentum of sgd and ogd (null: 0.9), muon (null: 0.95) and rmsprop (null: 0)", low=0, below=1
+    )
     weight_decay: float = setting(5e-4, "weight decay of weights and rotations", low=0)
     betas: tuple[float, float] | None = setting(
         None, "betas of the adam family; null: torch's default", low=0, below=1, words="two numbers such as 0.9,0.999"
@@ -270,6 +272,11 @@ class Optimizer(Group):
         "both",
         "pion: rotated sides; input: keeps the neurons' lengths and angles too",
         names=("both", "alternate", "input", "output"),
+    )
+    rest_lr: float | None = setting(
+        None,
+        "pion, muon, muonh: Adam's learning rate for embeddings, output and vectors, on the same schedule; null: 0.003",
+        above=0,
     )
     rotation_lr: float | None = setting(None, "learning rate of rotations, on the same schedule; null: lr", above=0)
     decay_layers: str | tuple[str, ...] = setting(

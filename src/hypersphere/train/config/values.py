@@ -17,6 +17,7 @@ from ..._internal.nearest import nearest_few
 
 LARGEST = 2**63 - 1
 AUTO: Any = "auto"  # which no field declares among its types
+MATRIX_OPTIMIZERS = ("pion", "muon", "muonh")  # they step matrices, and Adam everything else
 _NONE: Any = type(None)
 _INTEGER = re.compile(r"[-+]?[0-9]{1,25}")  # a longer one is read as a float
 _FLOAT = re.compile(

@@ -1,0 +1,146 @@
+"""Muon for matrices and AdamW for everything else in one optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim._muon import muon
+from torch.optim.optimizer import ParamsT
+
+from .._internal import checks
+from .._internal.nearest import explain_keywords
+from ..neurons import Layout, from_neuron_rows, neuron_rows
+from ._shared import ParamGroup, adam_step, check_betas, check_matrix, check_same_marks, place_of
+
+_CONSTANTS: ParamGroup = {
+    "ns_coefficients": (3.4445, -4.7750, 2.0315),
+    "ns_steps": 5,
+    "eps": 1e-7,
+}  # of torch.optim.Muon
+
+
+class MuonAdamW(Optimizer):
+    """Step groups with ``muon=True`` exactly as torch.optim.Muon, all other groups exactly as torch.optim.AdamW.
+
+    torch.optim.Muon takes parameters of two dimensions only. Here dimensions behind the first are flattened, as in
+    convolutions, and the fused queries, keys and values of :func:`hypersphere.param_groups` are orthogonalized apart.
+
+    ``hs.Hyperball(MuonAdamW(hs.param_groups(model, muon=True), lr=0.02))`` is MuonH: the matrices keep their norms, and
+    `lr` is the angle of their step.
+
+    Args:
+        params: groups, best those of :func:`hypersphere.param_groups` with ``muon=True``. A group may have ``layout``,
+            as in :class:`hypersphere.Pion`, and every other option here as its own.
+        lr: the learning rate. AdamW mostly needs a smaller one: give its groups their own.
+        momentum: of Muon.
+        weight_decay: decoupled, w ← (1 − lr·λ)w, in all groups that have no other.
+        betas: of AdamW.
+        nesterov: of Muon.
+        adjust_lr_fn: None or "original": Muon's lr times √max(1, m/n); "match_rms_adamw": times 0.2·√max(m, n), for
+            which AdamW's learning rate fits; for a matrix of m neurons with n numbers.
+
+    Example:
+        >>> import hypersphere as hs
+        >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+        >>> groups = hs.param_groups(net, muon=True)
+        >>> for group in groups:
+        ...     group["lr"] = 0.02 if group["name"] == "matrices" else 0.003
+        >>> optimizer = hs.optim.MuonAdamW(groups, lr=0.02)
+        >>> [(group["name"], group["muon"]) for group in optimizer.param_groups]
+        [('weights', False), ('no_decay', False), ('matrices', True)]
+    """
+
+    @explain_keywords
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.95),
+        nesterov: bool = True,
+        adjust_lr_fn: str | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "betas": betas,
+            "nesterov": nesterov,
+            "adjust_lr_fn": adjust_lr_fn,
+            "muon": False,
+            "layout": None,
+        }
+        _check_options(defaults)
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: ParamGroup) -> None:
+        """Add a group; with ``muon=True`` it must hold matrices, or tensors that `layout` makes matrices."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            _check_options(group)
+            for i, parameter in enumerate(group["params"] if group["muon"] else ()):
+                check_matrix(parameter, group, "a group with muon=True", place_of(i, parameter, group))
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
+
+    def load_state_dict(self, state_dict: ParamGroup) -> None:
+        """Load a state; Muon must step the same groups in it."""
+        check_same_marks(self, state_dict, "muon")
+        super().load_state_dict(state_dict)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Take one step; `closure` evaluates the model again and returns the loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            if not group["muon"]:
+                adam_step(self.state, group, decoupled_weight_decay=True)
+                continue
+            for i, parameter in enumerate(group["params"]):
+                if parameter.grad is not None:
+                    if parameter.grad.is_sparse:
+                        place = place_of(i, parameter, group)
+                        raise ValueError(f"MuonAdamW needs dense gradients, got a sparse one for {place}")
+                    self._step(parameter, group)
+        return loss
+
+    def _step(self, parameter: Tensor, group: ParamGroup) -> None:
+        state, layout = self.state[parameter], Layout(**(group["layout"] or {}))
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        tensors = parameter, parameter.grad, state["momentum_buffer"]
+        rows = [neuron_rows(x, layout) for x in tensors]  # type: ignore[arg-type]
+        muon(
+            *map(list, rows),
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            momentum=group["momentum"],
+            nesterov=group["nesterov"],
+            adjust_lr_fn=group["adjust_lr_fn"],
+            has_complex=False,
+            **_CONSTANTS,
+        )
+        for tensor, moved in zip(tensors[::2], rows[::2], strict=True):
+            if moved.data_ptr() != tensor.data_ptr():  # a copy, not a view
+                tensor.copy_(from_neuron_rows(moved, tensor.shape, layout))
+
+
+def _check_options(options: ParamGroup) -> None:
+    for name in ("lr", "weight_decay", "momentum"):
+        checks.number(name, float(options[name]) if isinstance(options[name], Tensor) else options[name], low=0.0)
+    if options["momentum"] >= 1.0:
+        raise ValueError(f"momentum must be >= 0 and < 1, got {options['momentum']!r}")
+    check_betas(options["betas"])
+    for name in ("nesterov", "muon"):
+        checks.flag(name, options[name])
+    if options["adjust_lr_fn"] is not None:
+        checks.choice("adjust_lr_fn", options["adjust_lr_fn"], ("original", "match_rms_adamw"))
