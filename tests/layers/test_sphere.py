@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -53,9 +53,25 @@ def literal_g(text):
     return lambda theta: reference.SIMILARITIES[name](theta, *map(float, numbers))
 
 
+EVEN_KERNEL = {
+    "in_channels": 2,
+    "out_channels": 2,
+    "kernel_size": (2, 2),
+    "stride": (1, 1),
+    "padding": "same",
+    "dilation": (1, 1),
+    "groups": 1,
+    "bias": True,
+    "padding_mode": "zeros",
+    "scale": None,
+    "similarity": "cosine",
+}
+
+
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(options=conv_options(), seed=st.integers(0, 1000))
+@example(options=EVEN_KERNEL, seed=0)
 def test_convolutions_equal_cut_out_patches(options, seed):
     torch.manual_seed(seed)
     n = len(options["kernel_size"])
