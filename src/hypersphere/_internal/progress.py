@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 
 DELAY = 2.0  # seconds before `track` shows its bar
 _HERTZ = 5
-_NARROW, _WIDE = 10, 60  # columns the bar itself has at least and at most
+_WIDEST, _ROOMY = 120, 90  # columns that it takes, and from which it has its title
 _ECHO = 2  # columns left free for the ^C of a terminal: on the next line it would keep the bar from going
 
 T = TypeVar("T")
 Cell = tuple[str, str]  # a label and a value
+State = tuple[int, int | None, Sequence[Cell]]  # what is done, of how much, and what stands behind the bar
 
 
 def track(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
@@ -27,31 +28,15 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
     Args:
         description: what is being done.
         total: how many items there are; None: their len(), if they have one.
-
-    Example:
-        >>> sum(track([1, 2, 3], "adding"))
-        6
     """
-    if not is_terminal(sys.stderr):
+    if (console := terminal()) is None:
         yield from items
         return
     if total is None and isinstance(items, Sized):
         total = len(items)
-    begin, done, bar = time.monotonic(), 0, None
-
-    def cells(brief: bool) -> dict[str, Cell]:
-        of = "" if total is None else f"/{total}"
-        passed = clock(time.monotonic() - begin)
-        return {"what": ("", description), "bar": ("", ""), "done": ("", f"{done}{of}"), "time": ("", passed)}
-
-    def show() -> None:
-        nonlocal bar
-        if (console := terminal()) is not None:
-            bar = LiveLine(console, cells, lambda: done / (total or max(done, 1)), ("bar", "time", "what"))
-            bar.start()
-
-    # A timer, because the first item may be the slow one.
-    timer = Timer(DELAY, show)
+    begin, done = time.monotonic(), 0
+    bar = LiveLine(console, description, lambda: (done, total, [("", clock(time.monotonic() - begin))]))
+    timer = Timer(DELAY, bar.start)  # because the first item may be the slow one
     timer.daemon = True
     timer.start()
     try:
@@ -61,8 +46,7 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
     finally:
         timer.cancel()
         timer.join()  # it may be running
-        if bar is not None:
-            bar.stop()
+        bar.stop()
 
 
 def terminal() -> Any:
@@ -82,21 +66,13 @@ class LiveLine:
 
     Args:
         console: what :func:`terminal` returned.
-        cells: called as cells(brief) for each drawing, returns the parts of the line by name; "bar" is the bar.
-        share: returns how much of the work is done, in [0, 1].
-        dropped: the parts to leave out on a narrow terminal, in this order.
+        state: called for each drawing.
     """
 
-    def __init__(
-        self,
-        console: Any,
-        cells: Callable[[bool], dict[str, Cell]],
-        share: Callable[[], float],
-        dropped: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, console: Any, title: str, state: Callable[[], State]) -> None:
         from rich.live import Live
 
-        self.console, self._cells, self._share, self._dropped = console, cells, share, dropped
+        self.console, self.title, self.state = console, title, state
         # What others print comes above the bar too, unless it goes to a file or a pipe.
         options: dict[str, Any] = {"transient": True, "redirect_stdout": is_terminal(sys.stdout)}
         self.live = Live(console=console, get_renderable=self.render, refresh_per_second=_HERTZ, **options)
@@ -108,44 +84,25 @@ class LiveLine:
         with suppress(OSError):
             self.live.stop()
 
-    def print(self, cells: Sequence[Cell], style: str = "") -> None:
-        """Print a line above the bar; drop the last cells if there is no room."""
-        from rich.text import Text
-
-        while len(cells) > 1 and len(joined(cells)) > self.console.width:
-            cells = cells[:-1]
+    def print(self, text: str) -> None:
+        """Print a line above the bar, cut where the terminal ends."""
         with suppress(OSError):  # a closed terminal must not stop the work
-            self.console.print(Text("  ", style=style).join(map(_styled, cells)))
+            self.console.print(text, no_wrap=True, overflow="ellipsis", markup=False, highlight=False)
 
     def render(self) -> Any:
-        """Return the current line, with as many cells as fit."""
-        from rich.cells import cell_len
-        from rich.text import Text
-
-        brief = self._cells(True)
-        less = [{k: v for k, v in brief.items() if k not in self._dropped[:n]} for n in range(len(self._dropped) + 1)]
-        for cells in (self._cells(False), *less):
-            room = self.console.width - _ECHO - cell_len(joined(cells.values()))
-            if room >= ("bar" in cells) * _NARROW:
-                break
-        texts = (self._bar(min(room, _WIDE)) if name == "bar" else _styled(cell) for name, cell in cells.items())
-        return Text("  ", no_wrap=True, overflow="crop").join(texts)
-
-    def _bar(self, width: int) -> Any:
+        """Return the current line."""
         from rich.progress_bar import ProgressBar
-        from rich.text import Text
+        from rich.table import Column, Table
 
-        drawn = self.console.render(ProgressBar(total=1.0, completed=self._share(), width=width))
-        text = Text.assemble(*((piece.text, piece.style or "") for piece in drawn))
-        text.truncate(width, pad=True)
-        return text
-
-
-def _styled(cell: Cell) -> Any:
-    from rich.text import Text
-
-    label, value = cell
-    return Text.assemble((f"{label} ", "dim"), value) if label else Text(value)
+        done, total, cells = self.state()
+        width = min(self.console.width - _ECHO, _WIDEST)
+        bar = ProgressBar(total=total or max(done, 1), completed=done)
+        texts = [f"{done}" if total is None else f"{done}/{total}", joined(cells)]
+        columns = Column(no_wrap=True), Column(ratio=1, min_width=8), Column(no_wrap=True), Column(no_wrap=True)
+        line = Table.grid(*columns, padding=(0, 2, 0, 0), expand=True)
+        line.width = width
+        line.add_row(self.title if width > _ROOMY else "", bar, *texts)
+        return line
 
 
 def joined(cells: Iterable[Cell]) -> str:

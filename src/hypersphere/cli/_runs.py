@@ -24,23 +24,18 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 @contextmanager
 def shown(what: str, *, enabled: bool = True) -> Iterator[Status[Any]]:
     """Show a bar on a terminal; yield the status that it shows."""
-    from .._internal.progress import LiveLine, clock, terminal
+    from .._internal.progress import LiveLine, State, clock, terminal
 
     status, begin, console = Status[Any](), time.monotonic(), terminal() if enabled else None
-
-    def cells(brief: bool) -> dict[str, tuple[str, str]]:
-        return {
-            "what": ("", what),
-            "bar": ("", ""),
-            "done": ("", f"{status.done}/{status.total}"),
-            "time": ("", clock(time.monotonic() - begin)),
-            "running": ("", "" if brief else ", ".join(task.name for task in status.running)),
-        }
-
     if console is None:
         yield status
         return
-    bar = LiveLine(console, cells, lambda: status.done / max(1, status.total), ("bar", "time", "what"))
+
+    def state() -> State:
+        running = ", ".join(task.name for task in status.running)
+        return status.done, status.total, [("", clock(time.monotonic() - begin)), ("", running)]
+
+    bar = LiveLine(console, what, state)
     bar.start()
     try:
         yield status

@@ -155,7 +155,7 @@ class Training:
         self.window_samples += samples
         done.loss.add(loss)
         done.round.add(loss)
-        self.screen.advance(done.step, samples, loss)
+        self.screen.advance(done.step, loss)
         if done.step % self.config.log_every == 0 or done.step == self.total:
             right, of = self.world.all_sum(*self.task.count_correct(batch))
             accuracy = {"accuracy": right / of} if of else {}
