@@ -96,7 +96,10 @@ def test_what_is_no_run(argv, capsys, images):
         ("predict RUN b.png --out no/x.csv", "argument --out: must be a file in a folder that exists, got 'no/x.csv'"),
         ("export RUN --to safetensors", "--out is needed: the file to write, such as model.safetensors"),
         ("export RUN/checkpoints/10", "--out is needed: the file to write, such as model.onnx"),
-        ("export RUN --out a.bin", "--out must end in .onnx, .pt2, .safetensors, or add --to; got 'a.bin'"),
+        (
+            "export RUN --out a.bin",
+            "the file must end in .onnx, .pt2, .safetensors, or give the format as `to`; got a.bin",
+        ),
         ("export RUN --out a.safetensors --embeddings", "embeddings go with onnx and torch: a file of tensors has no"),
     ],
 )

@@ -272,7 +272,7 @@ def test_bad_input(runs, copied, tmp_path, capsys):
     )
     for size in ("1", "2", "x", "1003"):
         assert "--size: must be an integer from 3 to 1,001" in fails(capsys, plain, "--size", size)
-    assert "--size: must be odd" in fails(capsys, plain, "--size", "4")
+    assert "size must be an odd integer from 3 to 1001, got 4" in fails(capsys, plain, "--size", "4")
     for span in ("0", "-1", "nan", "inf", "x"):
         assert "--span: must be a number above 0" in fails(capsys, plain, f"--span={span}")
     assert "no validation split" in fails(capsys, plain, "--split", "validation")

@@ -569,7 +569,7 @@ def test_what_an_exported_network_takes(kind, shape, dtype, augment, said, train
 def test_export_of_what_cannot_be(trained, tmp_path, monkeypatch):
     run = load_run(trained("plain").path)
     for path, options, message in (
-        ("a.bin", {}, r"path must end in \.onnx, \.pt2, \.safetensors"),
+        ("a.bin", {}, r"the file must end in \.onnx, \.pt2, \.safetensors"),
         ("a.bin", {"to": "tflite"}, "to must be one of onnx, torch, safetensors; got 'tflite'"),
         ("a.safetensors", {"embeddings": True}, "embeddings go with onnx and torch"),
     ):
@@ -591,9 +591,3 @@ def test_export_of_what_cannot_be(trained, tmp_path, monkeypatch):
     ):
         export(run, tmp_path / "a.onnx")
     assert not list(tmp_path.iterdir())
-
-
-def test_the_command_knows_the_formats():
-    from hypersphere.cli import export as command
-
-    assert command.ENDINGS == exporting.ENDINGS

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 DELAY = 2.0  # seconds before `track` shows its bar
 _HERTZ = 5
-_WIDEST, _ROOMY = 120, 90  # columns that it takes, and from which it has its title
+_WIDEST = 120  # columns
+_BAR = 16  # columns of the bar that are kept for it rather than for the title
 _ECHO = 2  # columns left free for the ^C of a terminal: on the next line it would keep the bar from going
 
 T = TypeVar("T")
@@ -93,6 +94,7 @@ class LiveLine:
         """Return the current line."""
         from rich.progress_bar import ProgressBar
         from rich.table import Column, Table
+        from rich.text import Text
 
         done, total, cells = self.state()
         width = min(self.console.width - _ECHO, _WIDEST)
@@ -101,7 +103,8 @@ class LiveLine:
         columns = Column(no_wrap=True), Column(ratio=1, min_width=8), Column(no_wrap=True), Column(no_wrap=True)
         line = Table.grid(*columns, padding=(0, 2, 0, 0), expand=True)
         line.width = width
-        line.add_row(self.title if width > _ROOMY else "", bar, *texts)
+        has_room = sum(map(len, (self.title, *texts))) + _BAR <= width
+        line.add_row(Text(self.title if has_room else ""), bar, *map(Text, texts))
         return line
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 
-from ..train.storage.layout import FINAL
+from ..train.storage.layout import EXPORTS, FINAL
 from . import _loading
 from ._output import file_to_write, printable, user_errors
-
-ENDINGS = {"onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors"}  # as in train.exporting, which needs torch
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _loading.add_run(parser)
-    parser.add_argument("--to", choices=ENDINGS, help="format (default: by the suffix of --out, else onnx)")
+    parser.add_argument("--to", choices=EXPORTS, help="format (default: by the suffix of --out, else onnx)")
     parser.add_argument(
         "--out",
         metavar="FILE",
@@ -26,19 +24,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..train.inference.exporting import export, inputs_of
+    from ..train.inference.exporting import export, format_of, inputs_of
 
     with user_errors(options):
-        suffix = ".onnx" if options.out is None else options.out.suffix.lower()
-        to = options.to or next((name for name, ending in ENDINGS.items() if ending == suffix), "")
-        if not to:
-            raise ValueError(f"--out must end in {', '.join(ENDINGS.values())}, or add --to; got {str(options.out)!r}")
+        to = format_of(options.out or "x.onnx", options.to)
         loaded = _loading.load_options_run(options)
         out = options.out
         if out is None:
             if to == "safetensors" or loaded.source != loaded.path / FINAL:
-                raise ValueError(f"--out is needed: the file to write, such as model{ENDINGS[to]}")
-            out = loaded.source / f"model{ENDINGS[to]}"
+                raise ValueError(f"--out is needed: the file to write, such as model{EXPORTS[to]}")
+            out = loaded.source / f"model{EXPORTS[to]}"
         difference = export(loaded, out, to, options.embeddings)
     if options.json:
         written = {"path": str(out), "format": to, "step": loaded.step, "difference": difference}

@@ -25,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="normal",
         help="distribution of the directions: N(0, 1), or [0, 1] (default: normal)",
     )
-    parser.add_argument("--size", metavar="N", type=_odd, default=21, help="points along each axis, odd (default: 21)")
+    parser.add_argument(
+        "--size", metavar="N", type=integer(3, 1001), default=21, help="points along each axis, odd (default: 21)"
+    )
     span = "the grid reaches from -X to X (default: 1.5 for normal, 1 for uniform)"
     parser.add_argument("--span", metavar="X", type=real("a number above 0", lambda x: 0 < x <= 1e6), help=span)
     parser.add_argument(
@@ -36,13 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     html = "also write an HTML page with surfaces to rotate and contours"
     parser.add_argument("--html", metavar="FILE", type=file_to_write(), help=html)
     parser.add_argument("--json", action="store_true", help="print JSON only")
-
-
-def _odd(text: str) -> int:
-    value = integer(3, 1001)(text)
-    if value % 2 == 0:
-        raise argparse.ArgumentTypeError(f"must be odd, so that the run is the middle of the grid, got {text!r}")
-    return value
 
 
 def run(options: argparse.Namespace) -> int:

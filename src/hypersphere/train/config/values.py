@@ -78,32 +78,19 @@ class ConfigError(ValueError):
         self.message, self.hint = message, hint
 
 
-def setting(
-    default: Any,
-    help: str,
-    *,
-    names: str | tuple[str, ...] | None = None,
-    others: bool | None = None,
-    auto: bool | None = None,
-    low: float | None = None,
-    high: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    pattern: str | None = None,
-    words: str | None = None,
-) -> Any:
+def setting(default: Any, help: str, **rule: Any) -> Any:
     """Define a field of a config.
 
-    Args:
-        names: the allowed values, or their kind: a key of :data:`TABLES`.
-        others: whether other names may be known where the value is used.
-        auto: whether it may be "auto", which a training replaces when its data are known (train.automatic).
-        low, high, above, below: the range, of each number in a list too; above and below are not in it.
-        pattern: a regular expression of the whole text.
-        words: what is allowed, for messages, where the type and the range do not say it.
+    The rules are
+
+    - names: the allowed values, or their kind: a key of :data:`TABLES`.
+    - others: whether other names may be known where the value is used.
+    - auto: whether it may be "auto", which a training replaces when its data are known (train.automatic).
+    - low, high, above, below: the range, of each number in a list too; above and below are not in it.
+    - pattern: a regular expression of the whole text.
+    - words: what is allowed, for messages, where the type and the range do not say it.
     """
-    rule = {key: value for key, value in locals().items() if key != "default" and value is not None}
-    return dataclasses.field(default=default, metadata=rule)
+    return dataclasses.field(default=default, metadata={"help": help, **rule})
 
 
 def shown(value: Any) -> str:
@@ -181,12 +168,7 @@ def _parsed(kinds: tuple[Any, ...], text: str) -> Any:
 
 
 def parse_scalar(text: str) -> Any:
-    """Parse an unquoted scalar as YAML 1.2 does; NaN and infinity are rejected later, where the key is known.
-
-    Example:
-        >>> [parse_scalar(text) for text in ("1", "1e-3", "true", "null", "yes")]
-        [1, 0.001, True, None, 'yes']
-    """
+    """Parse an unquoted scalar as YAML 1.2 does; NaN and infinity are rejected later, where the key is known."""
     if text in ("", "~", "null", "Null", "NULL"):
         return None
     if text in ("true", "True", "TRUE", "false", "False", "FALSE"):

@@ -27,8 +27,6 @@ from ..networks import Classifier
 from ..storage import layout
 from .run import Run
 
-#: format → ending of its files
-ENDINGS = {"onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors"}
 _WRONG = 1e-2  # relative difference above rounding errors
 _EXAMPLES = 3  # batch size for tracing: sizes 0 and 1 become constants
 
@@ -47,10 +45,11 @@ class _Embeddings(nn.Module):
 def format_of(path: str | os.PathLike[str], to: str | None = None) -> str:
     """Return the format to export to: `to`, or by the file's ending."""
     if to is None:
-        to = next((name for name, ending in ENDINGS.items() if ending == Path(path).suffix.lower()), None)
+        to = next((name for name, ending in layout.EXPORTS.items() if ending == Path(path).suffix.lower()), None)
         if to is None:
-            raise ValueError(f"path must end in {', '.join(ENDINGS.values())}, or give the format as `to`; got {path}")
-    checks.choice("to", to, ENDINGS)
+            endings = ", ".join(layout.EXPORTS.values())
+            raise ValueError(f"the file must end in {endings}, or give the format as `to`; got {path}")
+    checks.choice("to", to, layout.EXPORTS)
     return to
 
 
@@ -120,29 +119,22 @@ def _metadata(run: Run) -> dict[str, str]:
 
 
 def inputs_of(run: Run) -> str:
-    """Describe the input of the exported network: type, layout, channels, range.
-
-    Example:
-        >>> import tempfile
-        >>> from hypersphere.train import Config, fit, load_run
-        >>> inputs_of(load_run(fit(Config(steps=2, out=tempfile.mkdtemp()), progress=False).path))
-        'float32 (B, 1, 8, 8): grey, (x - 127.5) / 128 of pixels x from 0 to 255'
-    """
+    """Describe the input of the exported network: type, layout, channels, range."""
     spec = run.preprocess.spec
-    layout = f"({', '.join(['B', *map(str, spec.shape)])})"
+    shape = f"({', '.join(['B', *map(str, spec.shape)])})"
     if not run.labels:
-        return f"float32 {layout}: noise, standard normal"
+        return f"float32 {shape}: noise, standard normal"
     if spec.kind == "text":
-        return f"int64 {layout}: numbers of characters, their places in labels"
+        return f"int64 {shape}: numbers of characters, their places in labels"
     if spec.kind == "graph":
-        return f"float32 {layout}: features of the nodes, of sum 1 each; and the adjacency, sparse (B, B)"
+        return f"float32 {shape}: features of the nodes, of sum 1 each; and the adjacency, sparse (B, B)"
     if spec.kind == "points":
-        return f"float32 {layout}: x, y, z of points"
+        return f"float32 {shape}: x, y, z of points"
     what = "numbers"
     if spec.kind == "images":
         what = {1: "grey", 3: "channels red, green, blue"}.get(spec.shape[0], f"{spec.shape[0]} channels")
     scale = "(x - 127.5) / 128 of pixels x from 0 to 255" if _is_normalized(run) else "scaled as in the training data"
-    return f"float32 {layout}: {what}, {scale}"
+    return f"float32 {shape}: {what}, {scale}"
 
 
 def _is_normalized(run: Run) -> bool:

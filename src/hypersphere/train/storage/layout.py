@@ -38,6 +38,9 @@ LANDSCAPE = re.compile(r"[a-z]+-[a-z]+(\.part)?\.json")
 PREDICTIONS = "predictions"
 PREDICTIONS_FILE = re.compile(r"(train|validation|test)\.json")
 
+#: format of an export → ending of its file
+EXPORTS = {"onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors"}
+
 FORMAT = 2  # of result.json, model.json, landscapes and predictions
 CHECKPOINT_FORMAT = 2
 
