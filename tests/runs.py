@@ -233,7 +233,11 @@ def save_checkpoint(folder, step, tensors, state, **options):
 
 
 def checkpoint_problems(path):
-    return read(Path(path), keep=False)[2]
+    try:
+        read(Path(path))
+    except ValueError as error:
+        return [str(error)]
+    return []
 
 
 def same_final(a, b):

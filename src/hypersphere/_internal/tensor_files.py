@@ -87,23 +87,6 @@ def add_aliases(tensors: Mapping[str, T], aliases: Mapping[str, str]) -> dict[st
     return {**tensors, **{alias: tensors[name] for alias, name in aliases.items()}}
 
 
-def problems_of(
-    path: str | os.PathLike[str],
-    tensors: Mapping[str, Tensor],
-    checksums: Mapping[str, Any],
-    compute: Callable[[Tensor], str] = checksum_of,
-) -> list[str]:
-    """Compare tensors with the checksums of those that were saved; return what is wrong, a line each."""
-    missing = [f"{path} has no tensor {name!r}" for name in checksums if name not in tensors]
-    more = [f"{path} has a tensor {name!r} that was not saved" for name in sorted(tensors.keys() - checksums.keys())]
-    damaged = [
-        f"{path} is damaged: the checksum of {name!r} does not match"
-        for name in checksums
-        if name in tensors and compute(tensors[name]) != checksums[name]
-    ]
-    return missing + more + damaged
-
-
 def check_sums(
     path: str | os.PathLike[str],
     tensors: Mapping[str, Tensor],
@@ -111,5 +94,11 @@ def check_sums(
     compute: Callable[[Tensor], str] = checksum_of,
 ) -> None:
     """Raise ValueError unless the tensors are those that were saved."""
-    if problems := problems_of(path, tensors, checksums, compute):
-        raise ValueError(problems[0])
+    for name in checksums:
+        if name not in tensors:
+            raise ValueError(f"{path} has no tensor {name!r}")
+    if more := sorted(tensors.keys() - checksums.keys()):
+        raise ValueError(f"{path} has a tensor {more[0]!r} that was not saved")
+    for name, checksum in checksums.items():
+        if compute(tensors[name]) != checksum:
+            raise ValueError(f"{path} is damaged: the checksum of {name!r} does not match")

@@ -26,17 +26,18 @@ def run(options: argparse.Namespace) -> int:
         checked = list(verify_files(folder))
         if not checked:
             raise ValueError(f"{folder} is not a run folder or a checkpoint")
-    damaged = any(file.problems for file in checked)
+    damaged = any(file.problem for file in checked)
     if options.json:
         files = [
-            {"path": str(file.path), "ok": not file.problems, "checked": not file.note, "problems": file.problems}
+            {"path": str(file.path), "ok": not file.problem, "checked": not file.note, "problem": file.problem}
             for file in checked
         ]
         print(json.dumps({"path": str(folder), "ok": not damaged, "parts": files}, indent=2))
     else:
         for file in checked:
-            lines = [f"damaged  {file.path}: {_cause(str(file.path), problem)}" for problem in file.problems]
-            print(printable("\n".join(lines) or f"ok       {file.path}{f' ({file.note})' if file.note else ''}"))
+            good = f"ok       {file.path}{f' ({file.note})' if file.note else ''}"
+            bad = f"damaged  {file.path}: {_cause(str(file.path), file.problem)}"
+            print(printable(bad if file.problem else good))
     return DAMAGED if damaged else 0
 
 

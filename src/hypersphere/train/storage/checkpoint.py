@@ -99,10 +99,7 @@ class Saver:
 
 def load(path: Folder) -> tuple[dict[str, Tensor], State]:
     """Load the tensors, on the CPU, and the state of a checkpoint. ValueError in one line if it is damaged."""
-    tensors, state, problems = read(Path(path), keep=True)
-    if problems:
-        raise ValueError(problems[0])
-    return tensors, state
+    return read(Path(path))
 
 
 def latest(folder: Folder, *, best: bool = False) -> Path | None:

@@ -1,4 +1,4 @@
-"""Read checkpoints and report validation errors, one line each."""
+"""Read checkpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from ..._internal import checks, checksummed_json, safe_files
-from ..._internal.tensor_files import TensorFile, add_aliases, problems_of
+from ..._internal.tensor_files import TensorFile, add_aliases, check_sums
 from ..._internal.text import one_line
 from .layout import CHECKPOINT_FORMAT, REPLACED, STATE, STEP, TENSORS
 from .records import Count, to_record
@@ -37,26 +37,26 @@ def find(folder: Path, marked: bool) -> tuple[Path | None, list[str]]:
         return None, []
     if not folder.is_dir():
         raise ValueError(f"folder must be a folder of checkpoints, got {str(folder)!r}")
-    valid, damaged = None, list[str]()
+    damaged = list[str]()
     for _ in range(_TRIES):
         numbered, damaged = steps(folder), []
         # A concurrent save renames: what is listed may be gone, and a listing may miss both names.
         moving = not numbered and any(folder.iterdir())
         for step in sorted(numbered, reverse=True):
             path = numbered[step]
-            asked = not marked or is_best(path)
-            problems = read(path, keep=False)[2] if asked else []
-            if asked and not problems:
-                valid = path
-                break
+            if not marked or is_best(path):
+                try:
+                    read(path, copy=False)
+                    return path, damaged
+                except ValueError as error:
+                    damaged.append(str(error))
             moving = not path.is_dir()
             if moving:
                 break
-            damaged += problems[:1]
         if not moving:
             break
         time.sleep(0.005)
-    return valid, damaged
+    return None, damaged
 
 
 def warn_damaged(damaged: list[str]) -> None:
@@ -64,16 +64,24 @@ def warn_damaged(damaged: list[str]) -> None:
         checks.warn(f"skipping damaged checkpoints: {'; '.join(dict.fromkeys(damaged))}")
 
 
-def read(path: Path, keep: bool) -> tuple[dict[str, Tensor], State, list[str]]:
-    for _ in range(_TRIES):
+def read(path: Path, *, copy: bool = True) -> tuple[dict[str, Tensor], State]:
+    """Read a checkpoint; ValueError in one line if it is damaged.
+
+    Args:
+        copy: the caller gets what was checked, not what is on disk later.
+    """
+    for attempt in range(_TRIES):
         # A save moves the folder aside and puts the new one in its place: one of these, in this order, is there.
         places = (path, path.with_name(path.name + REPLACED), path)
         place = next((place for place in places if place.is_dir()), None)
         before = _identity(place or path)
-        tensors, state, problems = _read_once(place or path, keep)
-        if not problems or place is None or (before is not None and _identity(path) == before):
-            break
-    return tensors, state, problems
+        try:
+            return _read_once(place or path, copy)
+        except ValueError:
+            is_same = place is None or (before is not None and _identity(path) == before)
+            if is_same or attempt == _TRIES - 1:
+                raise
+    raise AssertionError
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:
@@ -84,21 +92,14 @@ def _identity(path: Path) -> tuple[int, ...] | None:
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
-def _read_once(path: Path, keep: bool) -> tuple[dict[str, Tensor], State, list[str]]:
+def _read_once(path: Path, copy: bool) -> tuple[dict[str, Tensor], State]:
     if not path.is_dir():
-        return {}, {}, [f"{path} is not a checkpoint folder"]
-    try:
-        header = _header(path / STATE)
-        file = path / TENSORS
-        safe_files.check_plain(file)
-        # A copy: the caller must get what was checked, not what is on disk later.
-        tensors = TensorFile(file).read_all(copy=keep)
-        problems = problems_of(file, tensors, header.checksums)
-    except ValueError as error:
-        problems = [str(error)]
-    if problems:
-        return {}, {}, problems
-    return add_aliases(tensors, header.aliases) if keep else {}, header.state, []
+        raise ValueError(f"{path} is not a checkpoint folder")
+    header, file = _header(path / STATE), path / TENSORS
+    safe_files.check_plain(file)
+    tensors = TensorFile(file).read_all(copy=copy)
+    check_sums(file, tensors, header.checksums)
+    return add_aliases(tensors, header.aliases), header.state
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,10 @@ NO_CHECKSUM = "not compared: no checksum"
 
 @dataclass(frozen=True)
 class FileCheck:
-    """A file or checkpoint, what is wrong with it, and why it could not be compared."""
+    """A file or checkpoint, what is wrong with it, and why it could not be compared; "" if nothing is."""
 
     path: Path
-    problems: list[str]
+    problem: str = ""
     note: str = ""
 
 
@@ -39,30 +39,28 @@ def verify_files(folder: Path) -> Iterator[FileCheck]:
     """Check every file of a run folder, of its checkpoints folder, or of one checkpoint."""
     check_folder(folder)
     if any((folder / name).exists() for name in (layout.STATE, layout.TENSORS)):
-        yield FileCheck(folder, _checkpoint_problems(folder))
+        yield FileCheck(folder, _checkpoint_problem(folder))
         return
     saved = folder / layout.CHECKPOINTS if (folder / layout.CHECKPOINTS).is_dir() else folder
     for path in dict(sorted(steps(saved).items())).values():
-        problems = _checkpoint_problems(path)
+        problem = _checkpoint_problem(path)
         if path.exists():  # a run that is at work removes old ones
-            yield FileCheck(path, problems)
+            yield FileCheck(path, problem)
     if saved != folder:
         for path in sorted(saved.iterdir()):
             if layout.STEP.fullmatch(path.name) and not is_folder(path) and os.path.lexists(path):
-                yield FileCheck(path, ["it must be a folder, not a file or a link"])
+                yield FileCheck(path, "it must be a folder, not a file or a link")
     files = {path.name for path in folder.iterdir()}
     if files & {layout.CHECKPOINTS, layout.RESULT, layout.FINAL, layout.CONFIG}:
         yield from _RunFiles(folder).check()
 
 
-def _checkpoint_problems(path: Path) -> list[str]:
-    _, state, problems = read(path, keep=False)
+def _checkpoint_problem(path: Path) -> str:
     try:
-        if not problems:
-            check_id(Path(os.path.abspath(path)).parent.parent, path, state.get(RUN_ID))
+        check_id(Path(os.path.abspath(path)).parent.parent, path, read(path, copy=False)[1].get(RUN_ID))
     except ValueError as error:
-        problems = [str(error)]
-    return problems
+        return str(error)
+    return ""
 
 
 class _RunFiles:
@@ -109,9 +107,9 @@ class _RunFiles:
             check_plain(path)
             note = check(path)
         except (ValueError, OSError) as error:
-            yield FileCheck(path, [one_line(error)])
+            yield FileCheck(path, one_line(error))
         else:
-            yield FileCheck(path, [], note if isinstance(note, str) else "")
+            yield FileCheck(path, note=note if isinstance(note, str) else "")
 
     def _compare(self, path: Path, data: bytes) -> None:
         """Compare with the checksum in result.json."""
