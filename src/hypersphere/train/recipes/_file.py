@@ -90,29 +90,22 @@ def _choose(where: str, module: ModuleType, function: str | None) -> str:
         for name, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
     }
-    free = [name for name, value in ours.items() if not _needs(value)]
     if function is not None:
-        chosen = getattr(module, function, None)
-        if chosen is None or not callable(chosen):
+        if not callable(getattr(module, function, None)):
             near, listed = nearest_few(function, ours, 1), f"it has {', '.join(ours) or 'none'}"
             raise ValueError(f"{where}: {unknown_name('function', function, near, listed)}")
-        if needed := _needs(chosen):
-            raise ValueError(f"{where}: a recipe takes no arguments, but {function} needs {', '.join(needed)}")
         return function
-    if len(free) == 1:
-        return free[0]
-    if DEFAULT in free:
-        return DEFAULT
+    free = [name for name, value in ours.items() if _takes_nothing(value)]
+    if DEFAULT in free or len(free) == 1:
+        return DEFAULT if DEFAULT in free else free[0]
     if free:
         raise ValueError(f"{where} has several functions: {', '.join(free)}; name one, as in {where}:{free[0]}")
     raise ValueError(f"{where} has no function without arguments; a recipe is one that returns a Config")
 
 
-def _needs(function: Callable[..., Any]) -> list[str]:
-    """Return the arguments without a default."""
+def _takes_nothing(function: Callable[..., Any]) -> bool:
     try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some builtins have none
-        return []
-    free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [option.name for option in parameters if option.default is option.empty and option.kind not in free]
+        inspect.signature(function).bind()
+    except TypeError:
+        return False
+    return True

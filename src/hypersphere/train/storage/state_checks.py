@@ -11,26 +11,19 @@ import torch
 from torch.optim import Optimizer
 
 from ..config.values import shown
-from .records import is_number
 
 
 def load_optimizer(optimizer: Optimizer, tree: Mapping[str, Any]) -> None:
-    """Load the state of a checkpoint into an optimizer with the same groups, and try a step with it.
+    """Load the state of a checkpoint into an optimizer and try a step with it; its settings are those of the config.
 
     Whatever does not fit raises one of the usual errors.
     """
-    own, states = optimizer.state_dict()["param_groups"], tree["state"]
-    for mine, theirs in zip(own, tree["param_groups"], strict=True):
-        if not is_number(theirs["lr"]) or theirs["lr"] < 0:
-            raise ValueError(f"lr must be a number >= 0, got {shown(theirs['lr'])}")
-        for name, value in mine.items():
-            # Another torch version may have more or fewer settings; common ones must equal the config's.
-            if name != "lr" and name in theirs and not (type(theirs[name]) is type(value) and theirs[name] == value):
-                raise ValueError(f"{name} of an optimizer must be {shown(value)}, got {shown(theirs[name])}")
-        mine["lr"] = theirs["lr"]
-    if unknown := set(states) - {number for group in own for number in group["params"]}:
+    groups = optimizer.state_dict()["param_groups"]
+    for group, stored in zip(groups, tree["param_groups"], strict=True):
+        group["lr"] = stored["lr"]
+    if unknown := set(tree["state"]) - {number for group in groups for number in group["params"]}:
         raise ValueError(f"an optimizer has no parameter {shown(unknown.pop())}")
-    optimizer.load_state_dict({"state": states, "param_groups": own})
+    optimizer.load_state_dict({"state": tree["state"], "param_groups": groups})
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if optimizer.state.get(parameter):
