@@ -31,17 +31,7 @@ def checksum(data: bytes) -> str:
 
 
 def with_checksum(tree: Mapping[str, Any]) -> str:
-    """Format `tree` as JSON with its checksum.
-
-    Example:
-        >>> print(with_checksum({"a": 1}), end="")
-        {
-          "checksum": "8da47a6a",
-          "a": 1
-        }
-        >>> is_whole(with_checksum({"a": 1}).encode())
-        True
-    """
+    """Format `tree` as JSON with its checksum."""
     text = json.dumps({KEY: _ZEROS, **tree}, indent=2, allow_nan=False) + "\n"
     return text.replace(_ZEROS, checksum(text.encode()), 1)
 

@@ -71,14 +71,7 @@ def _likeness(one: str, other: str) -> float:
 
 
 def nearest_argument(name: str, allowed: Iterable[str]) -> list[str]:
-    """Return the argument that `name` may mean, in a list; empty if none is near.
-
-    Example:
-        >>> nearest_argument("s", ["margin", "scale"]), nearest_argument("n_classes", ["num_classes", "in_channels"])
-        (['scale'], ['num_classes'])
-        >>> nearest_argument("sub_centers", ["centers"])
-        []
-    """
+    """Return the argument that `name` may mean, in a list; empty if none is near."""
     meant = [ours for ours, others in OTHER_NAMES.items() if name in others.split()]
     return [argument for argument in allowed if argument in meant] if meant else nearest_few(name, allowed, 1)
 
@@ -125,12 +118,6 @@ def unknown(what: str, value: Any, allowed: Iterable[Any], also: str = "") -> st
     Args:
         what: the argument.
         also: what else is allowed, such as " or a callable".
-
-    Example:
-        >>> unknown("method", "caley", ["cayley", "givens"])
-        "unknown method 'caley', did you mean 'cayley'? (method must be one of cayley, givens)"
-        >>> unknown("method", 3, ["cayley", "givens"])
-        'method must be one of cayley, givens; got 3'
     """
     names = list(map(str, allowed))
     near = nearest_argument(value, names) if isinstance(value, str) else []
@@ -148,14 +135,7 @@ def check_options(what: str, options: Iterable[str], accepted: Iterable[inspect.
 
 
 def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
-    """Return the settings that `key` may mean, dotted as in ``optimizer.lr``; empty if none is near.
-
-    Example:
-        >>> nearest_keys("optimizer.learning_rate", ["seed", "optimizer.name", "optimizer.lr"])
-        ['optimizer.lr']
-        >>> nearest_keys("sed", ["seed", "optimizer.name", "optimizer.lr"])
-        ['seed']
-    """
+    """Return the settings that `key` may mean, dotted as in ``optimizer.lr``; empty if none is near."""
     known = list(known)
     key = key[:_LONGEST].lower().replace("-", "_")
     group, _, name = key.rpartition(".")

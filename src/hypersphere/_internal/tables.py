@@ -15,14 +15,7 @@ NOTHING = "–"  # the cell of a value that does not exist
 
 @dataclass(frozen=True)
 class TextTable:
-    """A header and rows of cells; the first `left` columns are aligned left, all others right.
-
-    Example:
-        >>> print(TextTable(["name", "N"], [["a", "12"], ["bcdef", "7"]]))
-        name    N
-        a      12
-        bcdef   7
-    """
+    """A header and rows of cells; the first `left` columns are aligned left, all others right."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -93,12 +86,7 @@ class TableResult:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Format a number with so many significant digits.
-
-    Example:
-        >>> number(0.123456), number(1234.5), number(3.2e-7), number(None), number(float("inf"))
-        ('0.1235', '1234', '3.2e-07', '–', '∞')
-    """
+    """Format a number with so many significant digits."""
     if value is None:
         return NOTHING
     if math.isinf(value):
@@ -107,22 +95,12 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def percent(share: float | None, digits: int = 2) -> str:
-    """Format a share in percent.
-
-    Example:
-        >>> percent(0.98765), percent(None)
-        ('98.77%', '–')
-    """
+    """Format a share in percent."""
     return NOTHING if share is None else f"{100 * share:.{digits}f}%"
 
 
 def degrees(radians: float | None) -> str:
-    """Format an angle in degrees, with at least two digits.
-
-    Example:
-        >>> degrees(math.pi / 3), degrees(1e-3), degrees(None)
-        ('60.0°', '0.057°', '–')
-    """
+    """Format an angle in degrees, with at least two digits."""
     if radians is None:
         return NOTHING
     angle = math.degrees(radians)

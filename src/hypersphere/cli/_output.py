@@ -17,14 +17,7 @@ from .._internal.text import printable as printable
 
 
 def print_table(table: TextTable) -> None:
-    """Print a table to stdout: by rich on a terminal that is wide enough, else as plain columns.
-
-    Example:
-        >>> print_table(TextTable(["name", "N"], [["a", "12"], ["bcdef", "7"]]))
-        name    N
-        a      12
-        bcdef   7
-    """
+    """Print a table to stdout: by rich on a terminal that is wide enough, else as plain columns."""
     if not (sys.stdout and sys.stdout.isatty() and print_rich(table)):
         print(printable(str(table)))
 

@@ -55,13 +55,6 @@ class SampleGenerator:
     Args:
         seed, epoch: >= 0.
         indices: of the samples in their dataset, (B,).
-
-    Example:
-        >>> batch, alone = SampleGenerator(0, 0, [7, 8, 9]), SampleGenerator(0, 0, [8])
-        >>> bool((batch.uniform(2)[1] == alone.uniform(2)[0]).all())
-        True
-        >>> batch.integers(0, 9).shape, batch.normal(1024, 3).shape
-        (torch.Size([3]), torch.Size([3, 1024, 3]))
     """
 
     def __init__(self, seed: int, epoch: int, indices: Any) -> None:

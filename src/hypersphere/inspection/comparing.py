@@ -16,9 +16,9 @@ from .._internal.progress import track
 from .._internal.tables import NOTHING, TextTable, degrees, number, percent
 from ..energy.hyperspherical import group_energy, make_law
 from ..layers.cosine import unit
+from ..train.storage.records import finite
 from .dead_neurons import neuron_lengths
 from .formats import open_model
-from .layer_report import to_json
 from .measuring import sample
 from .results import RowsResult, short_names
 from .sources import LayerSource, layers_of_file
@@ -102,7 +102,7 @@ class Comparison(RowsResult[Change]):
             "after": self.after,
             "angles": "radians",
             "verdict": self.verdict,
-            "layers": [to_json(asdict(change)) for change in self.rows],
+            "layers": [finite(asdict(change)) for change in self.rows],
             "different": self.different,
         }
 

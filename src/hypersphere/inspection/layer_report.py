@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from ..train.storage.records import finite
 
 
 @dataclass(frozen=True)
@@ -100,14 +101,5 @@ class LayerReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields for JSON: tuples as lists, and None for infinity."""
-        fields: dict[str, Any] = to_json(asdict(self))
+        fields: dict[str, Any] = finite(asdict(self))
         return fields
-
-
-def to_json(value: Any) -> Any:
-    """Return a value that JSON can hold: tuples as lists, and None for infinity and NaN."""
-    if isinstance(value, dict):
-        return {key: to_json(inner) for key, inner in value.items()}
-    if isinstance(value, tuple | list):
-        return [to_json(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

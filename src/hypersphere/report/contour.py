@@ -35,11 +35,6 @@ def contour_plot(
             borders of the bands, in order, or None for ten bands over the values.
         x, y: coordinates of the grid, in order.
         size: of each plot, in pixels.
-
-    Example:
-        >>> chart = contour_plot([("sum", [[0.0, 1.0], [1.0, 2.0]], None)], [0, 1], [0, 1], title="plane")
-        >>> chart.svg.startswith("<svg") and ">plane</text>" in chart.svg
-        True
     """
     if not panels or len(x) < 2 or len(y) < 2:
         raise ValueError(f"expected panels on a grid of at least 2 x 2, got {len(panels)} on {len(x)} x {len(y)}")

@@ -25,12 +25,7 @@ class Curve(NamedTuple):
 
 
 def mean_curve(runs: Sequence[Mapping[int, float]], scale: float = 1) -> Curve:
-    """Average the values of several runs by step, at each step over the runs that have it, times `scale`.
-
-    Example:
-        >>> mean_curve([{0: 1.0, 10: 2.0}, {0: 3.0}]).mean
-        array([2., 2.])
-    """
+    """Average the values of several runs by step, at each step over the runs that have it, times `scale`."""
     steps = np.unique(np.concatenate([np.array([*points], np.int64) for points in runs]))
     values = np.full((len(runs), len(steps)), np.nan)
     for row, points in zip(values, runs, strict=True):
@@ -42,12 +37,7 @@ def mean_curve(runs: Sequence[Mapping[int, float]], scale: float = 1) -> Curve:
 
 
 def thin(values: Array, intervals: int = INTERVALS) -> NDArray[np.int64]:
-    """Return the indices to draw: of each interval the first, the lowest, the highest and the last point.
-
-    Example:
-        >>> thin(np.array([0.0, 5, 1, 2, 3, 9, 3, 3, 3, 2]), intervals=2)
-        array([0, 1, 4, 5, 9])
-    """
+    """Return the indices to draw: of each interval the first, the lowest, the highest and the last point."""
     if len(values) <= 4 * intervals:
         return np.arange(len(values))
     places = [

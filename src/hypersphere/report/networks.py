@@ -87,11 +87,6 @@ def project(matrix: Tensor) -> tuple[NDArray[np.float32], float]:
     """Project unit neurons (N, d) to three dimensions, (N, 3), and return the share of their squared length kept.
 
     Up to three dimensions they stay as they are. Beyond, the three directions are those that keep the most.
-
-    Example:
-        >>> points, share = project(torch.eye(4))
-        >>> points.shape, round(share, 2)
-        ((4, 3), 0.75)
     """
     norms = matrix.norm(dim=1, keepdim=True)
     unit = matrix / norms.clamp_min(torch.finfo(matrix.dtype).tiny)

@@ -139,12 +139,7 @@ def legend_key(number: int, name: str, colour: str, x: float, y: float, room: fl
 
 
 def shorten(text: str, letters: int) -> str:
-    """Cut the middle out of a text that has more letters.
-
-    Example:
-        >>> shorten("convolution.weight", 9)
-        'conv…ight'
-    """
+    """Cut the middle out of a text that has more letters."""
     half = max(1, (letters - 1) // 2)
     return text if len(text) <= letters else f"{text[:half]}…{text[-half:]}"
 

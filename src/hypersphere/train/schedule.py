@@ -31,11 +31,6 @@ class LearningRate:
     """Compute lr(step) = base · warm-up · decay, a function of the step only; for plateau, of the losses too.
 
     The step is the number of updates done: milestone m is the first step with the smaller rate.
-
-    Example:
-        >>> schedule = LearningRate(Settings("step", milestones=(2, 3), gamma=0.5, warmup=0), base=1.0, total=4)
-        >>> [schedule.rate(step) for step in range(4)]
-        [1.0, 1.0, 0.5, 0.25]
     """
 
     def __init__(self, settings: Settings, base: float, total: int) -> None:

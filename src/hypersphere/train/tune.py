@@ -35,12 +35,7 @@ Space = dict[str, list[str]]  # setting → values as texts of its flag; a text 
 
 
 def read_space(base: Config, texts: Sequence[str]) -> Space:
-    """Read ``KEY=A,B,...``; ConfigError for a setting that cannot be tuned or a combination no config can have.
-
-    Example:
-        >>> read_space(Config(), ["model.similarity=cosine,sigmoid(0.1..1)", "optimizer.lr=0.01..1"])
-        {'model.similarity': ['cosine', 'sigmoid(0.1..1)'], 'optimizer.lr': ['0.01..1']}
-    """
+    """Read ``KEY=A,B,...``; ConfigError for a setting that cannot be tuned or a combination no config can have."""
     space: Space = {}
     for text in texts:
         key, _, values = text.partition("=")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..._internal.tables import TextTable
-from ..layer_report import to_json
+from ...train.storage.records import finite
 from ..results import RowsResult
 from .transform import Transform
 
@@ -39,7 +39,7 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything for JSON."""
-        return to_json(
+        return finite(
             {
                 **{"question": self.question, "verdict": self.verdict, "is_fine": self.is_fine},
                 **{"figure": self.figure, "uniform": self.uniform, "indices": list(self.indices)},

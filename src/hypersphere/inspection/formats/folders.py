@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from ..._internal.checksummed_json import parse
 from ..._internal.safe_files import read_plain
-from ..._internal.tensor_files import check_file
+from ..._internal.tensor_files import TensorFile, check_file
 from ...train.storage import layout
 from ...train.storage.reading import steps
 from .onnx_file import read_onnx
-from .safetensors_file import read_safetensors
-from .stored_tensors import Opened, Tensors, join, merge_rotations, rename
+from .stored_tensors import Opened, StoredTensor, Tensors, join, merge_rotations, rename
 from .torch_file import ENDINGS, read_torch
 
 _LARGEST_INDEX = 1 << 26  # bytes
@@ -109,6 +109,13 @@ def _open_file(path: Path) -> Opened:
     if head[:2] == b"PK" or (head and ending in ENDINGS and head[8:9] != b"{"):
         return read_torch(path)
     if head[8:9] == b"{" or (head and ending == ".safetensors"):
-        return read_safetensors(path)
+        return _read_safetensors(path)
     why = "neither safetensors nor ONNX nor of torch.save" if head else "it is empty"
     raise ValueError(f"{path} is not a model file: {why}")
+
+
+def _read_safetensors(path: Path) -> Opened:
+    """Read the header of a safetensors file; its tensors are read when they are needed."""
+    file = TensorFile(path)
+    tensors = {name: StoredTensor(x.dtype, x.shape, partial(file.read, name)) for name, x in file.infos.items()}
+    return Opened("safetensors", path.stat().st_size, tensors)

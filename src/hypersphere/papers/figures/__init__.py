@@ -4,7 +4,7 @@
 '<svg'
 """
 
-from .curves import margins, operators, pair_energy
+from .curves import heads, margins, operators, pair_energy
 from .drawing import Drawing as Drawing
 from .drawing import Figure as Figure
 from .drawing import plain
@@ -12,7 +12,6 @@ from .faces import identification, roc
 from .features import features3d, imbalance
 from .generated import generated
 from .growth import growth
-from .heads import heads
 from .holes import holes
 from .ideas import ideas
 from .lemmas import depth, lemmas

@@ -87,12 +87,7 @@ class Flag(NamedTuple):
 
 @cache
 def flags() -> tuple[Flag, ...]:
-    """Return all leaf flags, and one that turns each optional group on or off.
-
-    Example:
-        >>> [flag.flag for flag in flags()][:3], len(flags()) > 60
-        (['--seed', '--steps', '--epochs'], True)
-    """
+    """Return all leaf flags, and one that turns each optional group on or off."""
     flags: list[Flag] = []
     for field in fields(Config):
         kind, optional = group_of(field.name)
@@ -126,11 +121,6 @@ def apply(config: Config, changes: Mapping[str, str]) -> Config:
     """Apply flags of a command line to a config: dotted keys, and text that is parsed by the field's type.
 
     A flag of a group that is off turns it on; ``{"energy": "off"}`` turns it off.
-
-    Example:
-        >>> config = apply(Config(), {"optimizer.lr": "1e-3", "energy.half_space": "true", "model.widths": "16,32,64"})
-        >>> config.optimizer.lr, config.energy.half_space, config.model.widths
-        (0.001, True, (16, 32, 64))
     """
     return derive(config, read_changes(config, changes))
 

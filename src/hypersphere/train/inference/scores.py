@@ -143,13 +143,6 @@ def scores(
 
     Returns:
         Scores; of a split whose classes were not trained on, what :func:`open_scores` returns.
-
-    Example:
-        >>> import tempfile
-        >>> from hypersphere.train import Config, fit, load_run
-        >>> result = fit(Config(steps=2, out=tempfile.mkdtemp()), progress=False)
-        >>> scores(load_run(result.path)).accuracy == result.summary.accuracy
-        True
     """
     config = run.config if config is None else config
     splits, split = load_split(run, split, config)

@@ -27,22 +27,12 @@ RECIPES: dict[str, Callable[[], Config]] = {
 
 
 def names() -> list[str]:
-    """Return the names of the package's recipes.
-
-    Example:
-        >>> names()[:3]
-        ['plain', 'spherenet', 'mhe']
-    """
+    """Return the names of the package's recipes."""
     return list(RECIPES)
 
 
 def describe(name: str) -> str:
-    """Return the description of a recipe, one line.
-
-    Example:
-        >>> describe("plain")
-        'Train a small CNN on the digits that come with the package: the defaults, as without a recipe.'
-    """
+    """Return the description of a recipe, one line."""
     return (RECIPES[name].__doc__ or "").strip().partition("\n")[0]
 
 

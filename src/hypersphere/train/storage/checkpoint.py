@@ -50,16 +50,6 @@ class Saver:
     marked if it was the best. On an error, such as a full disk, the other checkpoints stay intact and no files are left
     behind; a failed write is an OSError that names the checkpoint. Only one process may save to a folder; not to be
     called in a signal handler.
-
-    Example:
-        >>> import tempfile
-        >>> saver, folder, weight = Saver(), tempfile.mkdtemp(), torch.ones(2)
-        >>> saver.save(folder, 1, {"weight": weight}, {"loss": 0.5})
-        >>> weight.zero_()
-        tensor([0., 0.])
-        >>> saver.wait()
-        >>> load(latest(folder))
-        ({'weight': tensor([1., 1.])}, {'loss': 0.5})
     """
 
     def __init__(self) -> None:

@@ -14,17 +14,7 @@ from .layout import EVENTS
 
 
 class Events:
-    """Write a new event file ``events.out.tfevents.<seconds>.<host>`` in `folder`, unbuffered.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> events = Events(folder)
-        >>> events.add(10, 1700000000.0, {"train/loss": 0.5})
-        >>> events.close()
-        >>> [path.stat().st_size for path in folder.glob("*tfevents*")]
-        [88]
-    """
+    """Write a new event file ``events.out.tfevents.<seconds>.<host>`` in `folder`, unbuffered."""
 
     def __init__(self, folder: Path) -> None:
         now = time.time()

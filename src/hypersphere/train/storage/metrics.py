@@ -67,12 +67,7 @@ class MetricsLine:
         return to_record(MetricsLine, tree, rest="values")
 
     def scalars(self) -> dict[str, float]:
-        """Return the numbers by TensorBoard tag.
-
-        Example:
-            >>> MetricsLine(5, "test", values={"loss": 0.25}, energies={"layers.0": 1.5}).scalars()
-            {'test/loss': 0.25, 'energy/layers.0': 1.5}
-        """
+        """Return the numbers by TensorBoard tag."""
         tags = {f"{self.split}/{name}": value for name, value in self.values.items()}
         tags |= {f"energy/{layer}": value for layer, value in self.energies.items()}
         tags |= {f"pair_energy/{layer}": value for layer, value in self.pair_energies.items()}
@@ -88,21 +83,6 @@ class Metrics:
             lines of its metrics.jsonl stay, the rest is cut off, and TensorBoard's file is rewritten from them, so
             that the history is that of an uninterrupted run.
         mark: what :meth:`mark` gave after those lines; it warns if they have changed since.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> metrics = Metrics(folder)
-        >>> metrics.write(MetricsLine(1, "train", values={"loss": 0.5}))
-        >>> metrics.write(MetricsLine(2, "train", values={"loss": float("nan")}))
-        >>> metrics.close()
-        >>> print((folder / "metrics.jsonl").read_text(), end="")
-        {"step": 1, "split": "train", "loss": 0.5}
-        {"step": 2, "split": "train", "loss": null}
-        >>> resumed = Metrics(folder, keep=1)
-        >>> [line.loss for line in resumed.lines]
-        [0.5]
-        >>> resumed.close()
     """
 
     def __init__(self, folder: Path | None, *, keep: int | None = None, mark: Mark | None = None) -> None:

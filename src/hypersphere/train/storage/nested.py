@@ -21,18 +21,6 @@ def flatten(state: Any) -> tuple[dict[str, Tensor], Any]:
     Dicts (with keys of any kind below, OrderedDict too), lists, tuples, tensors, text, integers of any length, floats,
     bools and None keep type, order and every bit (a NaN becomes the default one). Tensors come back without gradient,
     contiguous and on the CPU. Anything else, a subclass too, is a TypeError that says where it lies.
-
-    Example:
-        >>> import torch
-        >>> weight = torch.nn.Parameter(torch.ones(2))
-        >>> optimizer = torch.optim.Adam([weight])
-        >>> weight.sum().backward()
-        >>> optimizer.step()
-        >>> tensors, tree = flatten(optimizer.state_dict())
-        >>> list(tensors)
-        ['state.0.step', 'state.0.exp_avg', 'state.0.exp_avg_sq']
-        >>> unflatten(tensors, tree)["param_groups"][0]["betas"]
-        (0.9, 0.999)
     """
     tensors: dict[str, Tensor] = {}
     return tensors, _flat(state, (), tensors)

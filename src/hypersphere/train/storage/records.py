@@ -38,17 +38,6 @@ def to_record(kind: type[T], tree: Any, rest: str | None = None) -> T:
 
     Args:
         rest: the field that takes unknown names; None: they are errors.
-
-    Example:
-        >>> from dataclasses import dataclass
-        >>> @dataclass
-        ... class Point:
-        ...     x: Annotated[int, 0, 10]
-        >>> to_record(Point, {"x": 3})
-        Point(x=3)
-        >>> to_record(Point, {"x": 11})
-        Traceback (most recent call last):
-        ValueError: x must be an integer from 0 to 10, got 11
     """
     if not isinstance(tree, dict):
         raise ValueError(f"it must be an object, got {shown(tree)}")
