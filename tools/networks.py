@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hypersphere.models import create, names, preset
+from hypersphere.models.decoder import Attention, TokenNetwork
 from hypersphere.models.gcn import GCN
 from hypersphere.models.pointnet import PointNet
 from hypersphere.models.transformer import Transformer
@@ -43,6 +44,8 @@ def multiply_adds(model: nn.Module, *inputs: Tensor) -> int:
         if isinstance(module, nn.MultiheadAttention):  # its Linear is never called; plus scores and weighted sum
             batch, length, width = args[0].shape
             counts.append(batch * length * width * (4 * width + 2 * length))
+        elif isinstance(module, Attention):  # scores and weighted sum; its Linears are called
+            counts.append(2 * output.numel() * output.shape[1])
         elif isinstance(module, _TRANSPOSED):
             counts.append(args[0].numel() * module.weight[0].numel())
         elif isinstance(module, (nn.Linear, *_CONVOLUTIONS)):
@@ -83,7 +86,7 @@ def _example_input(model: nn.Module) -> tuple[str, tuple[Tensor, ...]]:
         return f"a node, {model.in_features:,}", (torch.zeros(1, model.in_features), torch.zeros(1, 1))
     if isinstance(model, PointNet):
         return f"1,024 points, {model.in_channels}", (torch.zeros(1, 1024, model.in_channels),)
-    if isinstance(model, Transformer):
+    if isinstance(model, Transformer | TokenNetwork):
         return f"{model.context} tokens", (torch.zeros(1, model.context, dtype=torch.long),)
     if isinstance(model, Generator):
         return f"noise, {model.latent}", (torch.zeros(1, model.latent),)

@@ -17,6 +17,7 @@ from hypersphere.papers import gan as gan  # registers it
 pytestmark = pytest.mark.slow
 
 LARGE = "cnn69.spherenet resnet34.mhe resnet18v2.spherenet sphereface64 gcn.opt pointnet.opt mlp.opt transformer "
+LARGE += "decoder ngpt "
 LARGE += "generator.mhe discriminator.mhe"  # the others run forward in test_tables
 
 SMALL = {  # one small network of every family
@@ -33,8 +34,11 @@ SMALL = {  # one small network of every family
     "pointnet": {"widths": (6, 8, 12), "fc": (10, 8)},
     "discriminator.mhe": {"input_size": 8, "widths": (4, 6, 8)},
     "transformer": {"width": 16, "heads": 2, "depth": 2, "context": 8},
+    "decoder": {"width": 16, "heads": 2, "depth": 2, "context": 8},
+    "ngpt": {"width": 16, "heads": 2, "depth": 2, "context": 8},
 }
 BATCH = 4
+TOKENS = ("transformer", "decoder", "ngpt")
 
 
 def inputs_of(name, *, batch=2, device="cpu", **options):
@@ -45,7 +49,7 @@ def inputs_of(name, *, batch=2, device="cpu", **options):
     if name.startswith("gcn"):
         ring = torch.eye(batch, device=device).roll(1, 0)
         return torch.rand(batch, known["in_features"], device=device), ring + ring.T
-    if name.startswith("transformer"):
+    if name in TOKENS:
         return (torch.zeros(batch, min(known["context"], 16), dtype=torch.long, device=device),)
     if name.startswith("generator"):
         return (torch.randn(batch, known["latent"], device=device),)
@@ -83,12 +87,12 @@ def test_true_size_runs_forward_and_backward(name):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_numbers_run_forward_and_backward(name, device):
-    sphere = {} if name == "transformer" else {"similarity": "sigmoid(0.3)", "scale": True}
+    sphere = {} if name in TOKENS else {"similarity": "sigmoid(0.3)", "scale": True}
     for options in ({}, sphere):
         model, inputs = small(name, **options)
         logits = model.to(device)(*(tensor.to(device) for tensor in inputs))
         assert torch.isfinite(logits).all()
-        assert logits.std(0).max() > 0 or name == "transformer"
+        assert logits.std(0).max() > 0 or name in TOKENS
         logits.square().mean().backward()
         assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
         assert sum(float(parameter.grad.abs().sum()) for parameter in model.parameters()) > 0
@@ -137,7 +141,7 @@ def test_verbs_work_on_every_family(name):
     else:
         hs.spherize(model)
         assert all(type(module).__name__.startswith("Sphere") for module in hidden(model).values())
-    assert type(model.get_classifier()) is nn.Linear
+    assert isinstance(model.get_classifier(), nn.Linear)
     assert not torch.allclose(model(*inputs), before, atol=1e-3)
 
 
@@ -158,7 +162,7 @@ def test_verbs_work_on_the_generator():
         models.create("generator.mhe", widths=(8, 6, 4), input_size=10)
 
 
-@pytest.mark.parametrize("name", ["resnet18.spherenet", *(name for name in SMALL if name != "transformer")])
+@pytest.mark.parametrize("name", ["resnet18.spherenet", *(name for name in SMALL if name not in TOKENS)])
 def test_similarity_makes_every_hidden_layer_a_sphere_layer(name):
     with torch.device("meta"):
         model = models.create(name, 5, similarity="learnable", scale=True)
@@ -369,8 +373,9 @@ def test_pointnet_does_not_see_the_order_of_points():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_transformer_sees_only_what_came_before(training):
-    model = models.create("transformer", 11, width=16, heads=2, depth=2, context=8).train(training)
+@pytest.mark.parametrize("name", TOKENS)
+def test_networks_of_tokens_see_only_what_came_before(name, training):
+    model = models.create(name, 11, width=16, heads=2, depth=2, context=8).train(training)
     tokens = torch.randint(0, 11, (2, 8))
     with torch.set_grad_enabled(training):
         logits = model(tokens)

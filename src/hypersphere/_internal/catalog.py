@@ -47,6 +47,13 @@ RECIPES: dict[str, str] = {
     "opt": "Train rotations of fixed random neurons instead of the neurons (OPT).",
     "s_opt": "Rotate a random quarter of the dimensions at a time (S-OPT).",
     "sphereface_plus": "Use a loss with an angular margin and the energy of the classes (SphereFace+).",
+    "text_adamw": "Train a small Transformer on characters by AdamW; data.root is the folder with tinyshakespeare.",
+    "text_muon": "The same by Muon: steps of the matrices are orthogonal.",
+    "text_adamh": "The same by AdamH (Hyperball): Adam on spheres, every matrix keeps its norm.",
+    "text_muonh": "The same by MuonH (Hyperball): Muon on spheres, every matrix keeps its norm.",
+    "text_pion": "The same by Pion: rotations as steps, every matrix keeps its singular values.",
+    "text_ngpt": "nGPT on the same: vectors and weights of length one, by Adam without warm-up.",
+    "text_poet": "The same by POET: fixed random neurons, rotated on both sides in blocks that are drawn anew.",
 }
 
 #: figure → what it is
@@ -81,14 +88,15 @@ MODELS: dict[str, str] = {
     "cnn45": "images", "cnn60": "images", "cnn69": "images", "cnn3.spherenet": "images", "cnn9.spherenet": "images",
     "cnn18.spherenet": "images", "cnn45.spherenet": "images", "cnn60.spherenet": "images", "cnn69.spherenet": "images",
     "cnn6.mhe": "images", "cnn9.mhe": "images", "cnn15.mhe": "images", "cnn6.opt": "images", "cnn9.opt": "images",
-    "wide_cnn9.opt": "images", "cnn10.opt": "images", "cnn4.opt": "images", "cnn_mnist.opt": "images", "gcn": "graph",
-    "gcn.opt": "graph", "mlp": "images", "mlp.opt": "images", "pointnet": "points", "pointnet.opt": "points",
-    "resnet20": "images", "resnet32": "images", "resnet18": "images", "resnet34": "images",
-    "resnet32.spherenet": "images", "resnet32w.spherenet": "images", "resnet18.spherenet": "images",
-    "resnet18v2.spherenet": "images", "resnet32.mhe": "images", "resnet18.mhe": "images", "resnet34.mhe": "images",
-    "resnet20.opt": "images", "resnet32.opt": "images", "resnet18.opt": "images", "resnet18a.opt": "images",
-    "resnet18b.opt": "images", "sphereface20": "images", "sphereface64": "images", "cnn20.opt": "images",
-    "transformer": "text", "generator.mhe": "images", "discriminator.mhe": "images",
+    "wide_cnn9.opt": "images", "cnn10.opt": "images", "cnn4.opt": "images", "cnn_mnist.opt": "images",
+    "decoder": "text", "gcn": "graph", "gcn.opt": "graph", "mlp": "images", "mlp.opt": "images", "ngpt": "text",
+    "pointnet": "points", "pointnet.opt": "points", "resnet20": "images", "resnet32": "images", "resnet18": "images",
+    "resnet34": "images", "resnet32.spherenet": "images", "resnet32w.spherenet": "images",
+    "resnet18.spherenet": "images", "resnet18v2.spherenet": "images", "resnet32.mhe": "images",
+    "resnet18.mhe": "images", "resnet34.mhe": "images", "resnet20.opt": "images", "resnet32.opt": "images",
+    "resnet18.opt": "images", "resnet18a.opt": "images", "resnet18b.opt": "images", "sphereface20": "images",
+    "sphereface64": "images", "cnn20.opt": "images", "transformer": "text", "generator.mhe": "images",
+    "discriminator.mhe": "images",
 }
 
 #: dataset → what it holds

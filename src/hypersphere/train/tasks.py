@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from .. import models
 from ..energy import EnergyRegularizer
+from ..models.ngpt import NGPT
 from ..rotation import Resampler, rotation_penalty
 from . import initial_weights, networks, neurons, openset
 from .config import Config
@@ -188,10 +189,13 @@ class TrainingTask:
         if rotation is not None and rotation.method == "regularized":
             penalty = PENALTY if rotation.penalty is None else rotation.penalty
             terms.append(partial(rotation_penalty, module, penalty, squared=rotation.penalty_squared))
-        if rotation is not None and rotation.sample is not None:
+        if rotation is not None and (rotation.sample is not None or rotation.shuffle):
             resampler = Resampler(module, optimizer, EVERY if rotation.every is None else rotation.every)
         if rotation is not None and rotation.renormalize:
             optimizer.register_step_post_hook(partial(neurons.renormalize, module))
+        for network in module.modules():
+            if isinstance(network, NGPT):
+                optimizer.register_step_post_hook(network.normalize_weights)
         return Phase(name, module, optimizer, loss, wrapped, terms, resampler)
 
     def compiled(self, module: nn.Module) -> Any:

@@ -176,7 +176,8 @@ def _rotation(rotation: Rotation) -> None:
         RotationOptions.of(rotation).check("rotation.")
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    _reject_if(rotation.every is not None and rotation.sample is None, "rotation.every needs rotation.sample")
+    redrawn = rotation.sample is not None or rotation.shuffle
+    _reject_if(rotation.every is not None and not redrawn, "rotation.every needs rotation.sample or rotation.shuffle")
     for key in ("spread_measure", "spread_half_space", "spread_steps"):
         is_set = getattr(rotation, key) is not None
         _reject_if(is_set and not rotation.spread, f"rotation.{key} needs rotation.spread")

@@ -52,6 +52,10 @@ class Model(Group):
     )
     widths: tuple[int, ...] | None = setting(None, "filters of each stage", low=1, high=1_000_000)
     fc: int | None = setting(None, "neurons of the hidden linear layer; 0: none", low=0, high=1_000_000)
+    width: int | None = setting(None, "numbers of a token's vector", low=1, high=1_000_000)
+    depth: int | None = setting(None, "blocks of a network of tokens", low=1, high=10_000)
+    heads: int | None = setting(None, "heads of attention", low=1, high=10_000)
+    norm: bool | None = setting(None, "norm layers of the decoder")
     batch_norm: bool | None = setting(None, "BatchNorm after each layer")
     relu: bool | None = setting(None, "ReLU after each layer")
     init: str | None = setting(
@@ -193,12 +197,14 @@ class Rotation(Group):
     apply: str = setting(
         "auto", "rotate a layer's weight or its activations, to the same effect", names=("auto", "activation", "weight")
     )
+    side: str = setting("input", "rotate the neurons, mix them, or both", names=("input", "output", "both"))
+    shuffle: bool = setting(False, "blocks of randomly drawn dimensions, drawn anew every so many steps (POET)")
     scaled: bool = setting(False, "divide the parameters by 2√(m−1), so that one rate serves all block sizes m")
     freeze: bool = setting(False, "train only rotations and the output layer, not biases and norms (fine-tuning)")
     sample: int | float | None = setting(
         None, "S-OPT: dimensions rotated at a time, or their share if below 1", above=0
     )
-    every: int | None = setting(None, "S-OPT: steps until other dimensions are drawn; null: 750", low=1)
+    every: int | None = setting(None, "S-OPT, shuffle: steps until other dimensions are drawn; null: 750", low=1)
     layers: str | tuple[str, ...] = setting(
         "hidden",
         "layers to rotate (output: CLS-OPT), or comma-separated names and patterns of layers",
