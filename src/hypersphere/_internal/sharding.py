@@ -6,7 +6,7 @@ FSDP1 (FullyShardedDataParallel) keeps slices of one flat tensor, or a view of f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,51 @@ def gather(tensor: Tensor) -> Tensor:
         return tensor
     full: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
     return full
+
+
+MeshPart = tuple[Any, tuple[int, ...]]  # a device mesh and some of its dimensions
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return the part that is in this process, which shares its memory; without gradients."""
+    return tensor._local_tensor if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def with_local_part(like: Tensor, part: Tensor, shape: Sequence[int] | None = None) -> Tensor:
+    """Return a tensor that is sharded as `like`, of its shape or another, from this process's part."""
+    if not is_sharded(like):
+        return part
+    from torch.distributed.tensor import DTensor, Replicate
+
+    size = like.shape if shape is None else torch.Size(shape)
+    placements = [
+        Replicate() if p.is_shard() and size[p.dim] != like.shape[p.dim] else p
+        for p in like.placements  # type: ignore[attr-defined]
+    ]
+    stride = torch.empty(size, device="meta").stride()
+    mesh = like.device_mesh  # type: ignore[attr-defined]
+    return DTensor.from_local(part, mesh, placements, run_check=False, shape=size, stride=stride)
+
+
+def split_dimensions(tensor: Tensor) -> dict[int, int]:
+    """Return the dimensions of a tensor's mesh that split it, and which of the tensor's dimensions each splits."""
+    if mesh_of(tensor) is None:
+        return {}
+    return {i: p.dim % tensor.dim() for i, p in enumerate(tensor.placements) if p.is_shard()}  # type: ignore[attr-defined]
+
+
+def sum_together(tensors: list[Tensor], meshes: list[MeshPart | None]) -> list[Tensor]:
+    """Return the sums of tensors over the processes of their meshes, by one all-reduce for each; None: as they are."""
+    sums = list(tensors)
+    for key in dict.fromkeys(m for m in meshes if m is not None):
+        numbers = [i for i, m in enumerate(meshes) if m == key]
+        flat = torch.cat([tensors[i].flatten() for i in numbers])
+        mesh, dims = key
+        for dim in dims:
+            dist.all_reduce(flat, group=mesh.get_group(dim))
+        for i, part in zip(numbers, flat.split([tensors[i].numel() for i in numbers]), strict=True):
+            sums[i] = part.view_as(tensors[i])
+    return sums
 
 
 def mesh_of(tensor: Tensor) -> Any:

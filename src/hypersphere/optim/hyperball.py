@@ -5,8 +5,10 @@ Letters: W a weight, u the base optimizer's step divided by its learning rate, R
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,10 +19,64 @@ from .._internal import checks
 from .._internal.checks import warn_once
 from .._internal.nearest import explain_keywords
 from .._internal.precision import accumulation_dtype, without_autocast
-from .._internal.sharding import is_sharded
+from .._internal.sharding import (
+    MeshPart,
+    check_in_all,
+    gather,
+    is_sharded,
+    local_part,
+    mesh_of,
+    split_dimensions,
+    sum_together,
+    with_local_part,
+)
 from ._shared import ParamGroup, keep_precision, place_of
 
 _SMALLEST = 1e-10  # of ‖u‖: below it steps become shorter
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A parameter that keeps its norms.
+
+    Attributes:
+        number, index: of its group, and its place there.
+        dims: the dimensions over which its norms sum; None: the spectral norm.
+        here: its part in this process; all of it if it is not sharded.
+        dtype: of its norms.
+    """
+
+    parameter: Tensor
+    group: ParamGroup
+    number: int
+    index: int
+    dims: tuple[int, ...] | None
+    here: Tensor
+    dtype: torch.dtype
+
+    @property
+    def place(self) -> str:
+        return place_of(self.index, self.parameter, self.group, self.number)
+
+    def mesh(self, *, summed: bool) -> MeshPart | None:
+        """Return the dimensions of the mesh that split what a norm sums, or those that split what it does not."""
+        over = self.dims or ()
+        dims = tuple(i for i, d in split_dimensions(self.parameter).items() if (d in over) == summed)
+        return (self.parameter.device_mesh, dims) if dims else None  # type: ignore[attr-defined]
+
+    def norm(self, x: Tensor) -> Tensor:
+        """Return the norms of the part here, or the spectral norm of the whole."""
+        if self.dims is None:
+            whole = gather(with_local_part(self.parameter, x))
+            return torch.linalg.matrix_norm(whole.flatten(1), 2).reshape([1] * x.dim())
+        return torch.linalg.vector_norm(x, dim=self.dims, keepdim=True)
+
+    def stored(self, radius: Tensor) -> Tensor:
+        """Return a radius as the state holds it: as a DTensor if processes have different neurons."""
+        if self.dims is None or self.mesh(summed=False) is None:
+            return radius
+        shape = [1 if d in self.dims else n for d, n in enumerate(self.parameter.shape)]
+        return with_local_part(self.parameter, radius, shape)
 
 
 class Hyperball(Optimizer):
@@ -79,6 +135,7 @@ class Hyperball(Optimizer):
             raise ValueError('norm="spectral" needs per="matrix", got per="neuron"')
         self.optimizer, self.radius, self.per, self.norm = optimizer, radius, per, norm
         self.neuron_dim = checks.integer("neuron_dim", neuron_dim)
+        self._memory: dict[Any, Tensor] = {}
         for group in self.param_groups:
             self._mark(group)
 
@@ -104,7 +161,7 @@ class Hyperball(Optimizer):
         return getattr(self.optimizer, name)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__
+        return self.__dict__ | {"_memory": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -136,8 +193,6 @@ class Hyperball(Optimizer):
         checks.flag("hyperball", group["hyperball"])
         for i, p in enumerate(group["params"]):
             place = place_of(i, p, group)
-            if is_sharded(p):
-                raise ValueError(f"Hyperball cannot step sharded parameters (DTensor, FSDP2) yet, got {place}")
             if not group["hyperball"] or (p.dim() < 2 and not given):
                 continue
             if not p.is_floating_point():
@@ -158,86 +213,129 @@ class Hyperball(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Step the wrapped optimizer, then put the weights on their spheres; `closure` is passed on."""
+        """Step the wrapped optimizer, then put the weights on their spheres; `closure` is passed on.
+
+        Memory is passed over six times beside the wrapped step: copy W, subtract, ‖u‖, W − lr·R·N(u), its norm, scale.
+        """
         kept = [
-            (p, group, place_of(i, p, group, number))
+            _Kept(p, group, number, i, self._dims(p, group), here := local_part(p), accumulation_dtype(here.dtype))
             for number, group in enumerate(self.param_groups)
             if group["hyperball"]
             for i, p in enumerate(group["params"])
             if p.dim() > 1 and (p.grad is not None or closure is not None)
         ]
-        for p, _, place in kept:
-            if p.grad is not None and p.grad.is_sparse:
-                raise ValueError(f"Hyperball needs dense gradients, got a sparse one for {place}")
-        befores = [p.clone() for p, _, _ in kept]
-        radii = self._radii(kept)
+        for k in kept:
+            if k.parameter.grad is not None and k.parameter.grad.is_sparse:
+                raise ValueError(f"Hyperball needs dense gradients, got a sparse one for {k.place}")
+        if not kept:
+            return self.optimizer.step(closure)
+        befores = [self._buffer(k.parameter, k.here) for k in kept]
+        torch._foreach_copy_(befores, [k.here for k in kept])
+        with without_autocast(kept[0].here):
+            radii = self._radii(kept)
         loss = self.optimizer.step(closure)
-        moved = [p if p.dtype == accumulation_dtype(p.dtype) else p.float() for p, _, _ in kept]
-        lengths = [
-            self._norm(after - before, group) for after, before, (_, group, _) in zip(moved, befores, kept, strict=True)
-        ]
-        for i, finite in enumerate(_all_finite(lengths)):
-            if not finite:  # a square overflowed, or the gradient is NaN
-                change, group = moved[i] - befores[i], kept[i][1]
-                largest = change.abs().amax()
-                if not bool(largest.isfinite()):
-                    for (p, _, _), before in zip(kept, befores, strict=True):
-                        p.copy_(before)
-                    raise ValueError(
-                        f"Hyperball needs finite steps, got {largest.item()} for {kept[i][2]}: its gradient or the "
-                        "optimizer's state is not finite; the matrices are as before the step"
-                    )
-                lengths[i] = self._norm(change / largest, group) * largest
-        for (p, group, _), before, radius, length in zip(kept, befores, radii, lengths, strict=True):
-            if p.grad is None:
-                continue
-            self.state[p]["radius"] = radius
-            with without_autocast(p):
-                _put(p, before, radius, length, group["lr"], lambda x, group=group: self._norm(x, group))  # type: ignore[misc]
+        with without_autocast(kept[0].here):
+            self._put(kept, befores, radii, self._lengths(kept, befores))
+        for k, radius in zip(kept, radii, strict=True):
+            if k.parameter.grad is not None:  # not before the step: optimizers make their states where there is none
+                self.state[k.parameter]["radius"] = k.stored(radius)
         return loss
 
-    def _norm(self, x: Tensor, group: ParamGroup) -> Tensor:
-        if self.norm == "spectral":
-            return torch.linalg.matrix_norm(x.flatten(1), 2).reshape([1] * x.dim())
-        own = group["neuron_dim"] % x.dim()
-        dims = [d for d in range(x.dim()) if self.per == "matrix" or d != own]
-        return torch.linalg.vector_norm(x, dim=dims, keepdim=True)
+    def _dims(self, p: Tensor, group: ParamGroup) -> tuple[int, ...] | None:
+        own = group["neuron_dim"] % p.dim() if self.per == "neuron" else None
+        return None if self.norm == "spectral" else tuple(d for d in range(p.dim()) if d != own)
 
-    def _radii(self, kept: list[tuple[Tensor, ParamGroup, str]]) -> list[Tensor]:
+    def _buffer(self, key: Any, like: Tensor) -> Tensor:
+        """Return memory for a tensor; on a CPU the same in every step, as fresh pages would cost more than the copy."""
+        buffer = self._memory.get(key)
+        if buffer is None or buffer.numel() < like.numel():
+            buffer = torch.empty(like.numel(), dtype=like.dtype, device=like.device)
+            if like.device.type == "cpu":
+                self._memory[key] = buffer
+        return buffer[: like.numel()].as_strided(like.shape, like.stride())
+
+    def _radii(self, kept: list[_Kept]) -> list[Tensor]:
         """Return the radii; those of parameters at their first step are measured, and zeros refused."""
-        radii = []
-        for p, group, place in kept:
-            radius = self.state[p].get("radius") if p in self.state else None
-            if radius is None:
-                radius = self._norm(p.to(accumulation_dtype(p.dtype)), group)
-                if not bool((radius > 0).all()):
-                    what = "a zero matrix" if self.per == "matrix" else f"{int((radius == 0).sum())} zero neurons"
+        new = [k for k in kept if "radius" not in self.state.get(k.parameter, ())]
+        norms = _norms(new, (k.here.to(k.dtype) for k in new))
+
+        def refuse_zeros() -> None:
+            for k, norm in zip(new, norms, strict=True):
+                if not bool((norm > 0).all()):
+                    what = "a zero matrix" if self.per == "matrix" else f"{int((norm == 0).sum())} zero neurons"
                     raise ValueError(
-                        f"Hyperball keeps norms, and has no direction for {what}, got {place}: initialize it, with a "
+                        f"Hyperball keeps norms, and has no direction for {what}, got {k.place}: initialize it, with a "
                         "learned gain behind it if its layer must start at zero, or give its group hyperball=False"
                     )
-                if self.radius != "initial":
-                    radius = torch.full_like(radius, float(self.radius))
-            radii.append(radius)
-        return radii
+
+        if new:
+            meshes = [mesh for k in new if (mesh := mesh_of(k.parameter)) is not None]
+            check_in_all(refuse_zeros, norms[0], meshes[0] if meshes else None)
+        if self.radius != "initial":
+            norms = [torch.full_like(n, float(self.radius)) for n in norms]
+        measured = dict(zip((k.parameter for k in new), norms, strict=True))
+        return [
+            measured[k.parameter] if k.parameter in measured else local_part(self.state[k.parameter]["radius"])
+            for k in kept
+        ]
+
+    def _lengths(self, kept: list[_Kept], befores: list[Tensor]) -> list[Tensor]:
+        """Return ‖W_after − W_before‖ of all; raise and put the matrices back if one is not finite."""
+
+        def change(k: _Kept, before: Tensor) -> Tensor:
+            if before.dtype != k.dtype:
+                return k.here.float().sub_(before)
+            return torch.sub(k.here, before, out=self._buffer((before.dtype, before.device), k.here))
+
+        lengths = _norms(kept, map(change, kept, befores))
+        sums = _sums(kept, lengths)
+        if not all(map(math.isfinite, sums)):  # a square overflowed, or a number is not finite
+            lengths = _norms(kept, (k.here.double().sub_(b) for k, b in zip(kept, befores, strict=True)))
+            sums = _sums(kept, lengths)
+        for k, total in zip(kept, sums, strict=True):
+            if not math.isfinite(total):
+                for other, before in zip(kept, befores, strict=True):
+                    other.here.copy_(before)
+                raise ValueError(
+                    f"Hyperball needs finite steps, got {total} for {k.place}: its gradient or the optimizer's state "
+                    "is not finite; the matrices are as before the step"
+                )
+        return lengths
+
+    def _put(self, kept: list[_Kept], befores: list[Tensor], radii: list[Tensor], lengths: list[Tensor]) -> None:
+        """Write R·N(W − lr·R·N(u)) into parameters that hold W_after."""
+        rates = [float(k.group["lr"]) for k in kept]
+        least = [max(lr * _SMALLEST, torch.finfo(n.dtype).tiny) for lr, n in zip(rates, lengths, strict=True)]
+        factors = torch._foreach_div(torch._foreach_mul(radii, rates), torch._foreach_clamp_min(lengths, least))
+        news = []
+        for k, before, factor in zip(kept, befores, factors, strict=True):
+            if before.dtype == k.dtype:
+                news.append(torch.lerp(before, k.here, factor.to(k.dtype), out=k.here))
+            else:
+                news.append(before.to(k.dtype).lerp_(k.here.to(k.dtype), factor.to(k.dtype)))
+        norms = torch._foreach_clamp_min(_norms(kept, news), torch.finfo(torch.float32).tiny)
+        torch._foreach_mul_(news, [x.to(n.dtype) for x, n in zip(torch._foreach_div(radii, norms), news, strict=True)])
+        for k, before, new, lr in zip(kept, befores, news, rates, strict=True):
+            if not lr or k.parameter.grad is None:  # torch.distributed.checkpoint makes states by a step with lr = 0
+                k.here.copy_(before)
+            elif new is not k.here:
+                k.here.copy_(new)
 
 
-def _put(
-    p: Tensor, before: Tensor, radius: Tensor, length: Tensor, lr: float | Tensor, norm: Callable[[Tensor], Tensor]
-) -> None:
-    """Write R·N(W − lr·R·N(u)) into a parameter that holds W_after; `length` is ‖W_before − W_after‖."""
-    smallest = torch.as_tensor(lr, dtype=length.dtype, device=length.device) * _SMALLEST
-    factor = radius * lr / torch.maximum(length, smallest).clamp_min_(torch.finfo(length.dtype).tiny)
-    if p.dtype != factor.dtype:
-        new = before.to(factor.dtype).lerp_(p.to(factor.dtype), factor.expand(p.shape))
-        p.copy_(new.mul_(radius / norm(new)))
-        return
-    torch.lerp(before, p, factor, out=p)
-    p.mul_(radius / norm(p).clamp_min_(torch.finfo(length.dtype).tiny))
+def _norms(kept: list[_Kept], tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return the norms of tensors; of those that are split over processes by one all-reduce."""
+    norms = [k.norm(x) for k, x in zip(kept, tensors, strict=True)]
+    if not any(is_sharded(k.parameter) for k in kept):
+        return norms
+    parts = [k.mesh(summed=True) for k in kept]
+    squares = sum_together([n.double().square() for n in norms], parts)
+    return [norm if part is None else square.sqrt() for norm, part, square in zip(norms, parts, squares, strict=True)]
 
 
-def _all_finite(lengths: list[Tensor]) -> list[bool]:
-    """Return whether every one is finite, by one synchronization."""
-    if not lengths:
-        return []
-    return torch.stack([x.sum().to(lengths[0].device).isfinite() for x in lengths]).tolist()
+def _sums(kept: list[_Kept], norms: list[Tensor]) -> list[float]:
+    """Return the sum of the norms of each parameter over all processes, by one synchronization."""
+    sums = norms if kept[0].dims is None or len(kept[0].dims) == kept[0].parameter.dim() else [n.sum() for n in norms]
+    if any(is_sharded(k.parameter) for k in kept):
+        sums = sum_together(list(map(Tensor.double, sums)), [k.mesh(summed=False) for k in kept])
+    values: list[float] = torch.cat([x.view(1).to(sums[0].device) for x in sums]).tolist()
+    return values
