@@ -2,6 +2,7 @@
 
 import json
 import math
+import tomllib
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
@@ -62,7 +63,9 @@ def folder(monkeypatch, tmp_path):
 
 
 def write(folder, *entries):
-    (folder / planned.PLAN).write_text("first_seed = 7\n" + "".join(entries))
+    plan = planned.ResultsPlan(7, [planned.PlannedComparison(**tomllib.loads(one)["comparison"][0]) for one in entries])
+    top = f"first_seed = 7\nseal = {planned.seal(plan)!r}\n"
+    (folder / planned.PLAN).write_text(top + "".join(entries))
 
 
 def store(folder, row, values, first=7, **facts):
@@ -121,6 +124,16 @@ def test_a_plan_that_does_not_fit_is_refused(folder, changes, message):
     if "name" in changes:
         write(folder, entry("slow", **changes), entry("fast"))
     with pytest.raises(ValueError, match=message):
+        planned.read(folder)
+
+
+@pytest.mark.parametrize("change", [("seeds = 3", "seeds = 2"), ("seed = 7", "seed = 8"), ("Slower", "Faster")])
+def test_a_plan_that_was_changed_is_refused(folder, change):
+    file = folder / planned.PLAN
+    file.write_text(file.read_text().replace("minutes = 1", "minutes = 2"))  # no promise
+    planned.read(folder)
+    file.write_text(file.read_text().replace(*change, 1))
+    with pytest.raises(ValueError, match="has changed since it was sealed"):
         planned.read(folder)
 
 

@@ -1,7 +1,8 @@
 """The plan of comparisons, results/plan.toml: its runs, what is left of them, and the analysis, paired by seed.
 
-The plan is written and committed before its runs. It holds the hashes of the configs that it compares: rows that have
-changed since are refused, and so are results of other configs.
+The plan is written and committed before its runs. It holds the hashes of the configs that it compares, and a seal over
+what it compares and with which seeds: a plan or a row that has changed since is refused, and so are results of other
+configs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..._internal.tables import NOTHING, TableResult, TextTable
 from .. import tables
 from ..table import METRICS, TableRow
 from . import results
-from .results import SMALL, RunResult, fingerprint
+from .results import SMALL, RunResult, fingerprint, short_hash
 from .runner import RowRun, estimate
 from .statistics import SIGNIFICANT, Paired, holm, paired
 
@@ -78,7 +79,7 @@ class ResultsPlan:
 
 
 def read(folder: Path) -> ResultsPlan:
-    """Read the plan of a results folder. ValueError if it is malformed, or if a row's config is another one now."""
+    """Read the plan of a results folder. ValueError if it is malformed or was changed, or if a row was."""
     file = folder / PLAN
     if not file.is_file():
         raise ValueError(f"there is no plan: {file}")
@@ -87,9 +88,18 @@ def read(folder: Path) -> ResultsPlan:
         entries = [PlannedComparison(**entry) for entry in tree["comparison"]]
         plan = ResultsPlan(tree["first_seed"], entries)
         _check(file, plan)
+        if (now := seal(plan)) != tree["seal"]:
+            raise ValueError(f"{file} has changed since it was sealed: seal = {tree['seal']!r}, now {now!r}")
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is malformed: {type(error).__name__}: {error}") from None
     return plan
+
+
+def seal(plan: ResultsPlan) -> str:
+    """Hash what a plan compares, what it claims and which seeds it runs; not the minutes, nor what is finished."""
+    left_out = {"minutes", "finished"}
+    entries = [{k: v for k, v in vars(one).items() if k not in left_out} for one in plan.comparisons]
+    return short_hash(plan.first_seed, entries)
 
 
 def _check(file: Path, plan: ResultsPlan) -> None:
