@@ -2,6 +2,9 @@
 
 import json
 import math
+import mmap
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ import hypersphere as hs
 from hypersphere.cli import main
 from hypersphere.inspection import embeddings
 from hypersphere.inspection.embeddings import duplicates, hubs, spread
+from hypersphere.inspection.embeddings.reading import open_embeddings
 from hypersphere.inspection.embeddings.vectors import Vectors
 from hypersphere.inspection.page import make_page
 
@@ -141,7 +145,7 @@ def test_recall_of_a_cut_that_loses_nothing():
     assert details["first"][8] == 1.0
     answer = hs.inspect(turned)["may I cut"]
     assert answer.details["recall"]["principal"][8] > 0.99 > answer.details["recall"]["first"][8]
-    assert answer.verdict == "yes, to 8 principal components"
+    assert answer.verdict == "yes, to 8 principal components (hs.quantize.truncate)"
 
 
 def test_rotation_helps_where_dimensions_are_unequal_and_more_bits_recall_more():
@@ -192,12 +196,41 @@ def test_files_of_every_format_give_the_same(tmp_path):
         hs.inspect(tmp_path / "model.safetensors", labels=[0])
 
 
+@pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="this system cannot let go of mapped pages")
+@pytest.mark.parametrize("name", ["e.npy", "e.npz"])
+def test_pages_of_a_mapped_file_do_not_stay_in_memory(tmp_path, name):
+    """A sparse file of 64 MB, read in order and at random."""
+    shape = (2**17, 128)
+    array = np.lib.format.open_memmap(tmp_path / "e.npy", "w+", np.float32, shape)
+    array[::1000] = 1
+    if name == "e.npz":
+        np.savez(tmp_path / "e.npz", e=array)
+    del array
+    data = open_embeddings(tmp_path / name)
+    vectors, begin = Vectors(data), data.ctypes.data
+    for _ in vectors.blocks():
+        pass
+    assert torch.equal(vectors.stored(np.arange(0, shape[0], 1000)), torch.ones(132, 128))
+    resident, inside = 0, False  # kB
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(match[1], 16) <= begin < int(match[2], 16)
+        elif inside and line.startswith("Rss:"):
+            resident = int(line.split()[1])
+    assert resident < 1000
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
 def test_types_and_scales(dtype, scale):
     result = hs.inspect((clustered() * scale).to(dtype))
     assert result["broken"].is_fine
     assert {5, 40, 41, 200} in map(set, result["duplicates"].details["groups"])
+
+
+def test_eight_bits_of_floating_point():
+    groups = hs.inspect(clustered().to(torch.float8_e4m3fn))["duplicates"].details["exact_groups"]
+    assert groups == [[5, 40, 41, 200]]
 
 
 @pytest.mark.slow
@@ -264,6 +297,9 @@ def test_models_in_memory_are_refused():
         hs.inspect({"fc.weight": torch.eye(3)})
     with pytest.raises(TypeError, match="got list"):
         hs.inspect([[1.0, 2.0]] * 5)
+    for tensor in (clustered().to_sparse(), torch.empty(9, 4, device="meta")):
+        with pytest.raises(ValueError, match="must be dense and hold values"):
+            hs.inspect(tensor)
 
 
 def test_page_and_tables(tmp_path, capsys):
@@ -284,7 +320,7 @@ def test_two_files_of_the_same_rows(tmp_path, capsys):
     """CKA and residual beside their definitions on whole matrices; a rotation keeps everything."""
     x = clustered()
     other = unit(torch.cat([x[:, :20] + 0.1 * torch.randn(300, 20), torch.randn(300, 3)], 1))
-    result = hs.inspection.compare_embeddings(x, other)
+    result = hs.inspection.compare(x, other)
     a, b = (rows.double() - rows.double().mean(0) for rows in (x, other))
     cka = (a.T @ b).norm() ** 2 / (a.T @ a).norm() / (b.T @ b).norm()
     assert result["alike"].details["linear_cka"] == pytest.approx(float(cka), rel=1e-5)
@@ -305,6 +341,9 @@ def test_two_files_of_the_same_rows(tmp_path, capsys):
     assert "only rotated" in out
     assert "linear CKA 1.0000" in out
     assert html.is_file()
+    assert hs.inspection.compare(x, tmp_path / "b.npy")["rotated"].is_fine
+    with pytest.raises(TypeError, match="after must be a numpy array"):
+        hs.inspection.compare(x, None)
     np.save(tmp_path / "b.npy", turned[:200].numpy())
     assert main(["inspect", str(tmp_path / "a.npy"), str(tmp_path / "b.npy")]) == 2
     assert "300 and 200" in capsys.readouterr().err
@@ -313,9 +352,10 @@ def test_two_files_of_the_same_rows(tmp_path, capsys):
 def test_parquet(tmp_path):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     x = clustered()
-    columns = {"id": list(range(300)), "e": list(x.numpy())}
-    parquet.write_table(arrow.table(columns), tmp_path / "e.parquet", row_group_size=70)
-    assert hs.inspect(tmp_path / "e.parquet").to_dict()["questions"] == hs.inspect(x).to_dict()["questions"]
+    for lists in (arrow.list_(arrow.float32()), arrow.large_list(arrow.float32()), arrow.list_(arrow.float32(), 24)):
+        columns = {"id": list(range(300)), "e": arrow.array(list(x.numpy()), lists)}
+        parquet.write_table(arrow.table(columns), tmp_path / "e.parquet", row_group_size=70)
+        np.testing.assert_array_equal(open_embeddings(tmp_path / "e.parquet"), x.numpy())
     for name, column in {"none": [1, 2, 3], "uneven": [[1.0], [1.0, 2.0], [3.0]], "missing": [[1.0], None]}.items():
         parquet.write_table(arrow.table({"e": column}), tmp_path / f"{name}.parquet")
         with pytest.raises(ValueError, match=r"one column of lists of floats|several lengths, or are missing"):

@@ -74,6 +74,19 @@ def test_learned_keeps_inner_products_better_than_a_random_rotation(vectors):
     assert mismatch("learned") < 0.9 * mismatch("random")
 
 
+def test_truncation_keeps_inner_products_best(vectors):
+    """What is lost of the Gram matrix are its smallest eigenvalues; no map of so many rows loses less."""
+    values = torch.linalg.eigvalsh((vectors.mT @ vectors).double())
+    gram = vectors @ vectors.mT
+    whole = hs.quantize.truncate(vectors, D)
+    for dimensions in (1, 5, D):
+        matrix = hs.quantize.truncate(vectors, dimensions)
+        assert torch.equal(matrix, whole[:dimensions])
+        torch.testing.assert_close(matrix @ matrix.mT, torch.eye(dimensions), rtol=0, atol=1e-5)
+        lost = (gram - (vectors @ matrix.mT) @ (vectors @ matrix.mT).mT).norm().square().item()
+        assert lost == pytest.approx(values[: D - dimensions].square().sum().item(), rel=1e-3, abs=1)
+
+
 def test_file(tmp_path, vectors):
     turn = hs.quantize.fit_rotation(vectors, 4, iterations=2)
     turn.save(tmp_path / "turn.safetensors")
@@ -90,6 +103,7 @@ def test_bad_input(vectors):
     for call, message in (
         (lambda: fit(vectors[0]), r"x must be \(N, d\) and not empty, got \(12,\)"),
         (lambda: fit(vectors, 2), "bits must be one of 1, 4, 8"),
+        (lambda: hs.quantize.truncate(vectors, D + 1), "dimensions must be <= 12, got 13"),
         (lambda: fit(vectors, method="pq"), "method must be one of itq, learned, random, none"),
         (lambda: fit(vectors / 0), "x must be finite, got NaN or infinity in 400 rows"),
         (lambda: fit(vectors)(vectors[:, :3]), r"x must be \(N, 12\) and not empty, got \(400, 3\)"),

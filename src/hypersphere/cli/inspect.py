@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ._output import file_to_write, print_table, printable, user_errors
@@ -38,17 +37,15 @@ def run(options: argparse.Namespace) -> int:
         options.error(f"one FILE or two, got {len(options.files)}")
     if len(options.files) == 2 and (options.labels or options.out):
         options.error("--labels and --out need one FILE, got 2")
-    from ..inspection import EmbeddingInspection, compare, compare_embeddings, inspect
-    from ..inspection.embeddings import holds_embeddings
+    from ..inspection import EmbeddingInspection, compare, inspect
     from ..inspection.page import make_page
 
     with user_errors(options):
+        embeddings = options.embeddings or None
         if len(options.files) == 2:
-            are_embeddings = options.embeddings or all(holds_embeddings(Path(file)) for file in options.files)
-            result = (compare_embeddings if are_embeddings else compare)(*options.files)
+            result = compare(*options.files, embeddings=embeddings)
         else:
-            forced = True if options.embeddings else None
-            result = inspect(options.files[0], labels=options.labels, embeddings=forced)
+            result = inspect(options.files[0], labels=options.labels, embeddings=embeddings)
         if options.out is not None:
             _write_transform(options, result.transform if isinstance(result, EmbeddingInspection) else None)
         if options.html is not None:

@@ -6,7 +6,7 @@ import math
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from ..energy.hyperspherical import group_energy, make_law
 from ..layers.cosine import unit
 from ..train.storage.records import finite
 from .dead_neurons import neuron_lengths
+from .embeddings import EmbeddingInspection, compare_embeddings, holds_embeddings
+from .embeddings.vectors import Array
 from .formats import open_model
 from .measuring import sample
 from .results import RowsResult, short_names
@@ -137,10 +139,19 @@ def _cells(change: Change) -> list[str]:
     ]
 
 
-def compare(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> Comparison:
+@overload
+def compare(before: Array, after: Any, *, embeddings: bool | None = None) -> EmbeddingInspection: ...
+@overload
+def compare(before: str | os.PathLike[str], after: Any, *, embeddings: bool | None = None) -> Any: ...
+def compare(before: Any, after: Any, *, embeddings: bool | None = None) -> Any:
     """Report for every layer of two model files how far it moved and how much of that is a rotation.
 
-    Layers are matched by name. Files are as for :func:`inspect`.
+    Layers are matched by name. Files are as for :func:`inspect`. Two embeddings of the same rows, as arrays or files,
+    are compared by :func:`compare_embeddings`.
+
+    Args:
+        before, after: models, or embeddings (N, d) and (N, d').
+        embeddings: True: read files as embeddings, False: as models; None: as embeddings if one of them holds some.
 
     Raises:
         ValueError: a file cannot be read, or no layer has the same name and shape in both.
@@ -157,6 +168,10 @@ def compare(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> Co
         >>> round(change.rotation, 6), round(math.degrees(change.mean_turn), 2)
         (1.0, 36.87)
     """
+    if embeddings is None:
+        embeddings = any(not isinstance(x, str | os.PathLike) or holds_embeddings(Path(x)) for x in (before, after))
+    if embeddings:
+        return compare_embeddings(before, after)
     old, new = ({_plain_name(source.name): source for source in _layers(Path(path))} for path in (before, after))
     different = {name: f"only in {before}" for name in old if name not in new}
     different |= {name: f"only in {after}" for name in new if name not in old}

@@ -151,6 +151,32 @@ def fit_rotation(
     return VectorRotation(matrix, mean, low, step, bits)
 
 
+def truncate(x: Any, dimensions: int) -> Tensor:
+    """Return the rotation onto fewer dimensions that keeps inner products best: M (d', d) for the vectors x Mᵀ.
+
+    Its rows are the leading eigenvectors of XᵀX, the principal components without centring. They minimize
+
+        Σ_ij (⟨x_i, x_j⟩ − ⟨M x_i, M x_j⟩)²
+
+    over all linear maps, because the Gram matrix of the mapped vectors is the best one of rank d' (Eckart & Young
+    1936). The best of fewer dimensions are the first rows, so the vectors x Mᵀ can be cut again at any length.
+
+    Args:
+        x: (N, d), a tensor or an array; some tens of thousands are enough. Rows of length one, for cosines.
+        dimensions: d' <= d.
+
+    Example:
+        >>> x = torch.randn(100, 1) * torch.tensor([[3.0, 4.0]]) / 5
+        >>> truncate(x, 1).abs()
+        tensor([[0.6000, 0.8000]])
+    """
+    rows = _check_vectors("x", torch.as_tensor(x))
+    if checks.integer("dimensions", dimensions, low=1) > rows.shape[1]:
+        raise ValueError(f"dimensions must be <= {rows.shape[1]}, got {dimensions}")
+    vectors = torch.linalg.eigh((rows.mT @ rows).double()).eigenvectors
+    return vectors.flip(1)[:, :dimensions].mT.to(rows).contiguous()
+
+
 def _procrustes_round(centred: Tensor, matrix: Tensor, bits: int) -> Tensor:
     rotated = centred @ matrix.mT
     low, step = _fit_steps(rotated, bits)

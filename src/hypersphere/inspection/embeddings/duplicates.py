@@ -87,8 +87,7 @@ def _equal_rows(vectors: Vectors) -> list[npt.NDArray[np.int64]]:
 
 
 def _stored(vectors: Vectors, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.generic]:
-    x = vectors.stored(vectors.number(rows))
-    return (x.float() if x.dtype == torch.bfloat16 else x).numpy() + 0.0  # −0 is 0
+    return vectors.stored(vectors.number(rows)).numpy() + 0.0  # −0 is 0
 
 
 def _groups(owner: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
@@ -129,19 +128,21 @@ def _join_all(vectors: Vectors, owner: npt.NDArray[np.int64]) -> None:
 
 
 def _join_buckets(vectors: Vectors, owner: npt.NDArray[np.int64], leading: Tensor, mean: Tensor) -> None:
-    bits = max(8, math.ceil(math.log2(len(vectors))) + 2)
+    bits = min(24, max(8, math.ceil(math.log2(len(vectors))) + 2))  # so that float32 holds a key
     directions = torch.randn(vectors.dimension, _TABLES * bits, generator=draws.generator(0, "tables", bits))
-    powers = 2 ** torch.arange(bits)
-    keys, places = [], []
-    for _, x in vectors.blocks():
-        signs = ((x - mean) @ directions > 0).unflatten(1, (_TABLES, bits))
-        keys.append((signs * powers).sum(2))
-        places.append(x @ leading)
-    table, place = torch.cat(keys).numpy(), torch.cat(places)
+    powers = 2.0 ** torch.arange(bits)
+    # in place: blocks that are kept between larger ones that are freed would leave holes in the memory
+    keys = torch.empty(_TABLES, len(vectors), dtype=torch.int32)
+    place = torch.empty(len(vectors), leading.shape[1])
+    for start, x in vectors.blocks():
+        signs = ((x - mean) @ directions > 0).float().unflatten(1, (_TABLES, bits))
+        keys[:, start : start + len(x)] = (signs @ powers).T
+        torch.mm(x, leading, out=place[start : start + len(x)])
+    table = keys.numpy()
     reach = 2 * (1 - NEAR) + 1e-6  # ‖x − y‖² of unit rows
     for t in range(_TABLES):
-        order = np.argsort(table[:, t], kind="stable")
-        key = table[order, t]
+        order = np.argsort(table[t], kind="stable")
+        key = table[t, order]
         for step in range(1, _MOST_IN_BUCKET):
             met = np.flatnonzero(key[step:] == key[:-step])
             if not len(met):

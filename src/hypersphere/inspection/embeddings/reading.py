@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import re
+import shutil
+import tempfile
 import zipfile
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -37,21 +40,24 @@ def holds_embeddings(path: Path) -> bool:
 
 
 def open_embeddings(path: Path) -> Array:
-    """Open the one array (N, d) of a file, mapped where the format allows it. ValueError in one line."""
+    """Map the one array (N, d) of a file into memory. ValueError in one line."""
     check_file(path)
     ending = path.suffix.lower()
     try:
         if ending == ".npy":
             return _array(np.load(path, mmap_mode="r", allow_pickle=False))
         if ending == ".npz":
-            return _one_of(path, _read_npz(path))
+            return _read_npz(path)
         if ending == ".parquet":
             return _read_parquet(path)
     except (OSError, EOFError, ValueError, MemoryError, zipfile.BadZipFile, SyntaxError) as error:
         text = "it holds objects, which could run code" if "allow_pickle" in str(error) else one_line(error)
         raise ValueError(f"{path} cannot be read: {text or 'it needs too much memory'}") from None
-    opened = open_model(path)
-    return _one_of(path, {name: tensor.read for name, tensor in opened.tensors.items() if len(tensor.shape) == 2})
+    tensors = {name: tensor for name, tensor in open_model(path).tensors.items() if len(tensor.shape) == 2}
+    try:
+        return tensors[_only(tensors)].read()
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
 
 
 def _array(value: Any) -> npt.NDArray[Any]:
@@ -60,18 +66,32 @@ def _array(value: Any) -> npt.NDArray[Any]:
     return value
 
 
-def _read_npz(path: Path) -> dict[str, Any]:
-    with np.load(path, allow_pickle=False) as file:
-        return {name: value for name in file.files if (value := file[name]).ndim == 2}
+def _only(names: Iterable[str]) -> str:
+    """Return the name of the only array with two dimensions."""
+    listed = list(names)
+    if len(listed) != 1:
+        raise ValueError(f"it must hold one array (N, d), got {len(listed)}: {', '.join(listed[:5]) or 'none'}")
+    return listed[0]
 
 
-def _one_of(path: Path, arrays: dict[str, Any]) -> Array:
-    if len(arrays) != 1:
-        names = ", ".join(list(arrays)[:5]) or "none"
-        raise ValueError(f"{path} must hold one array (N, d), got {len(arrays)} with two dimensions: {names}")
-    (value,) = arrays.values()
-    opened: Array = value() if callable(value) else value
-    return opened
+def _read_npz(path: Path) -> npt.NDArray[Any]:
+    with zipfile.ZipFile(path) as archive:
+        headers = {}
+        for name in filter(lambda name: name.endswith(".npy"), archive.namelist()):
+            with archive.open(name) as member:
+                headers[name.removesuffix(".npy")] = (name, *_read_header(member), member.tell())
+        name, shape, is_fortran, dtype, begin = headers[_only(x for x, about in headers.items() if len(about[1]) == 2)]
+        if dtype.hasobject:
+            raise ValueError("it holds objects, which could run code")
+        with archive.open(name) as member, tempfile.TemporaryFile() as file:
+            shutil.copyfileobj(member, file)
+            return np.memmap(file, dtype, "r", begin, shape, "F" if is_fortran else "C")
+
+
+def _read_header(file: Any) -> Any:
+    """Return (shape, whether it is in Fortran order, dtype) of an array."""
+    version = np.lib.format.read_magic(file)
+    return (np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0)(file)
 
 
 def _read_parquet(path: Path) -> npt.NDArray[Any]:
@@ -80,25 +100,28 @@ def _read_parquet(path: Path) -> npt.NDArray[Any]:
     except ImportError:
         raise ValueError("a parquet file needs pyarrow (pip install pyarrow)") from None
     try:
-        file = parquet.ParquetFile(path)
+        opened = parquet.ParquetFile(path)
         is_list = (arrow.types.is_list, arrow.types.is_large_list, arrow.types.is_fixed_size_list)
         columns = [
             field.name
-            for field in file.schema_arrow
+            for field in opened.schema_arrow
             if any(test(field.type) for test in is_list) and arrow.types.is_floating(field.type.value_type)
         ]
         if len(columns) != 1:
             listed = ", ".join(columns) or "none"
             raise ValueError(f"it must have one column of lists of floats, got {len(columns)}: {listed}")
-        blocks = []
-        for batch in file.iter_batches(columns=columns):
-            column = batch.column(0)
-            lengths = {*column.value_lengths().to_pylist()} if len(column) else set()
-            if len(lengths) > 1 or None in lengths or column.null_count:
-                raise ValueError(f"the lists of its column {columns[0]} have several lengths, or are missing")
-            if lengths:
-                blocks.append(column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1))
-        return np.concatenate(blocks) if blocks else np.empty((0, 0), np.float32)
+        dtype = np.dtype(opened.schema_arrow.field(columns[0]).type.value_type.to_pandas_dtype())
+        lengths: set[Any] = set()
+        with tempfile.TemporaryFile() as file:  # mapped, so that it may be larger than memory
+            for batch in opened.iter_batches(columns=columns):
+                column = batch.column(0)
+                lengths |= {*column.value_lengths().to_pylist()} | ({None} if column.null_count else set())
+                if len(lengths) > 1 or None in lengths:
+                    raise ValueError(f"the lists of its column {columns[0]} have several lengths, or are missing")
+                file.write(column.flatten().to_numpy(zero_copy_only=False).astype(dtype).data)
+            shape = (int(opened.metadata.num_rows), int(lengths.pop() if lengths else 0))
+            file.flush()
+            return np.memmap(file, dtype, "r", 0, shape) if all(shape) else np.empty(shape, dtype)
     except arrow.ArrowException as error:
         raise ValueError(one_line(error)) from None
 

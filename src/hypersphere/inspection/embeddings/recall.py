@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..._internal import draws
 from ...openset import nearest
-from ...rotation.quantize import BITS, fit_rotation
+from ...rotation.quantize import BITS, fit_rotation, truncate
 from .answers import Answer
 from .hubs import NEIGHBORS, drop_own
 from .vectors import Vectors
@@ -72,17 +72,18 @@ def may_cut(sample: Sample, even: Sample) -> Answer:
     """Measure the recall of the first d/2, d/4 and d/8 dimensions, and of as many principal components."""
     d = sample.rows.shape[1]
     sizes = [size for size in (d // 2, d // 4, d // 8) if size]
-    # cosines are of rows as they are: the components of the second moment, not of the covariance
-    basis = torch.linalg.eigh((sample.fitted.T @ sample.fitted).double()).eigenvectors.flip(1).float()
+    components = truncate(sample.fitted, sizes[0])
     recalls = {
         "first": {size: sample.recall(sample.rows[:, :size]) for size in sizes},
-        "principal": {size: sample.recall(sample.rows @ basis[:, :size]) for size in sizes},
+        "principal": {size: sample.recall(sample.rows @ components[:size].T) for size in sizes},
     }
     uniform = {size: even.recall(even.rows[:, :size]) for size in sizes}
     kept = [(size, how) for how in ("first", "principal") for size in sizes if recalls[how][size] >= ENOUGH]
     if kept:
         size, how = min(kept)
-        verdict = f"yes, to {size} {'first dimensions' if how == 'first' else 'principal components'}"
+        verdict = (
+            f"yes, to {size} {'first dimensions' if how == 'first' else 'principal components (hs.quantize.truncate)'}"
+        )
     else:
         verdict = f"no: {sizes[0]} dimensions lose more than {100 * (1 - ENOUGH):.0f} % of the neighbours"
     return Answer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,8 @@ Array = Tensor | npt.NDArray[Any]
 BLOCK = 8192  # rows that are read at once
 CHUNK = 65536  # rows of a part of the database
 _IN_MEMORY = 2**26  # numbers, 256 MB: up to this size the unit rows are computed once
+_CAN_FORGET = hasattr(mmap, "MADV_DONTNEED")
+_OF_NUMPY = (torch.float16, torch.float32, torch.float64)
 _MOST_DIMENSIONS = 8192  # a spectrum takes d³
 
 
@@ -33,6 +36,8 @@ class Vectors:
         is_real = data.is_floating_point() if isinstance(data, Tensor) else np.issubdtype(data.dtype, np.floating)
         if not is_real:
             raise ValueError(f"{name} must have a floating point dtype, got {data.dtype}: decode integer codes first")
+        if isinstance(data, Tensor) and (data.layout is not torch.strided or data.is_meta or data.is_nested):
+            raise ValueError(f"{name} must be dense and hold values, got {data.layout} on {data.device}")
         if data.ndim != 2 or data.shape[0] < 3 or data.shape[1] < 2:
             allowed = "(N, d) with at least 3 rows and 2 dimensions"
             raise ValueError(f"{name} must be {allowed}, got {tuple(data.shape)}")
@@ -54,12 +59,14 @@ class Vectors:
         return int(self.data.shape[1])
 
     def stored(self, rows: Any) -> Tensor:
-        """Return rows of the file by their places in it, as they are stored."""
+        """Return rows of the file by their places in it, in a type that numpy has."""
         part = self.data[rows]
         if isinstance(part, Tensor):
-            return part.cpu()
+            return part.cpu() if part.dtype in _OF_NUMPY else part.cpu().float()
         dtype = part.dtype.newbyteorder("=") if part.dtype.itemsize in (2, 4, 8) else np.dtype(np.float64)
-        return torch.from_numpy(part.astype(dtype))
+        copied = torch.from_numpy(part.astype(dtype))
+        _forget_pages(self.data)
+        return copied
 
     def number(self, rows: Any) -> Any:
         """Return the places in the file of rows that are not left out."""
@@ -94,6 +101,12 @@ class Vectors:
             return np.arange(len(self))
         drawn = torch.randperm(len(self), generator=draws.generator(0, "rows", count))[:count]
         return drawn.sort().values.numpy()
+
+
+def _forget_pages(data: Array) -> None:
+    """Let go of the pages of a mapped file, which count as memory of the process until the system needs them."""
+    if isinstance(data, np.memmap) and data.mode == "r" and isinstance(data.base, mmap.mmap) and _CAN_FORGET:
+        data.base.madvise(mmap.MADV_DONTNEED)
 
 
 def uniform_points(count: int, dimension: int) -> Vectors:
