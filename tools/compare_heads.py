@@ -10,6 +10,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -75,9 +76,7 @@ class Faces(Data):
         people = hs.data.load("lfw", root, "train")
         counts = people.labels.bincount()
         several = ((counts >= 2) & (counts <= 10)).nonzero().squeeze(1)
-        held_out = several[torch.randperm(len(several), generator=torch.Generator().manual_seed(0))][
-            : len(several) // 5
-        ]
+        held_out = shuffled(several)[: len(several) // 5]
         if test:
             images = hs.data.load("lfw", root, "all")
             pairs = hs.data.load_pairs("lfw", root, "test")
@@ -85,15 +84,8 @@ class Faces(Data):
             self.same, self.fold = pairs.same, hs.openset.divide_into_folds(pairs.same)
         else:
             images, used = people, torch.isin(people.labels, held_out).nonzero().squeeze(1)
-            i, j = torch.combinations(torch.arange(len(used))).unbind(1)
-            same = people.labels[used[i]] == people.labels[used[j]]
-            draw = torch.Generator().manual_seed(1)
-            equal, others = (s.nonzero().squeeze(1) for s in (same, ~same))
-            equal = equal[torch.randperm(len(equal), generator=draw)][:1000]
-            others = others[torch.randperm(len(others), generator=draw)][: len(equal)]
-            chosen = torch.cat([equal, others])
-            index, self.same = used[torch.stack([i[chosen], j[chosen]], 1)], same[chosen]
-            self.fold = hs.openset.divide_into_folds(self.same)
+            places, self.same = draw_pairs(people.labels[used])
+            index, self.fold = used[places], hs.openset.divide_into_folds(self.same)
         rows = torch.isin(people.labels, several)
         rows &= ~torch.isin(people.labels, held_out) if not test else torch.ones_like(rows)
         trained = rows.nonzero().squeeze(1)
@@ -123,6 +115,23 @@ class People(Data):
         return 100 * (guesses == self.expected).double().mean().item()
 
 
+def shuffled(items: Tensor) -> Tensor:
+    """Return the items in a random order, always the same."""
+    return items[torch.randperm(len(items), generator=torch.Generator().manual_seed(0))]
+
+
+def draw_pairs(labels: Tensor, most: int = 1000) -> tuple[Tensor, Tensor]:
+    """Return pairs of rows (P, 2), half of them of the same person, `most` of each kind, and which those are (P,)."""
+    pairs = torch.combinations(torch.arange(len(labels)))
+    same = labels[pairs[:, 0]] == labels[pairs[:, 1]]
+    draw = torch.Generator().manual_seed(1)
+    equal, others = (s.nonzero().squeeze(1) for s in (same, ~same))
+    equal = equal[torch.randperm(len(equal), generator=draw)][:most]
+    others = others[torch.randperm(len(others), generator=draw)][: len(equal)]
+    chosen = torch.cat([equal, others])
+    return pairs[chosen], same[chosen]
+
+
 def read(data: Any, rows: Tensor) -> Tensor:
     return torch.cat([small(data[i][0].unsqueeze(0)) for i in rows.tolist()])
 
@@ -148,46 +157,73 @@ def train(data: Data, name: str, setting: dict[str, Any], seed: int, kind: str) 
     scale = {key: value for key, value in setting.items() if key != "lr"}
     network = make_network().to(memory_format=torch.channels_last)
     head = make_head(int(data.labels.max()) + 1, SIZE, **own, **scale)
-    groups = hs.param_groups(nn.ModuleList([network, head]), weight_decay=5e-4)
-    optimizer = torch.optim.AdamW(groups, lr=setting["lr"])
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, setting["lr"], STEPS[kind], pct_start=0.1)
     order = torch.cat(
         [torch.randperm(len(data.labels)) for _ in range(STEPS[kind] * BATCH[kind] // len(data.labels) + 1)]
     )
-    for step in range(STEPS[kind]):
+
+    def loss_at(step: int) -> Tensor:
         rows = order[step * BATCH[kind] :][: BATCH[kind]]
         images = data.images[rows]
         flipped = torch.rand(len(rows)) < 0.5
         images = torch.where(flipped.view(-1, 1, 1, 1), images.flip(3), images)
         images = images.to(memory_format=torch.channels_last)
-        loss = head(network(images), data.labels[rows])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
+        return head(network(images), data.labels[rows])  # type: ignore[no-any-return]
+
+    optimize(nn.ModuleList([network, head]), setting["lr"], STEPS[kind], loss_at)
     network.eval()
     with torch.no_grad():
         return round(data.evaluate(network, head), 3)  # type: ignore[attr-defined]
 
 
-def measure(kind: str, root: Path) -> None:
-    """Run what is missing; write the file after each run."""
-    path = ROOT / "results" / FILE.format(kind)
+def optimize(modules: nn.Module, lr: float, steps: int, loss_at: Callable[[int], Tensor]) -> None:
+    """Train the modules by AdamW in one cycle; `loss_at(step)` is the loss."""
+    optimizer = torch.optim.AdamW(hs.param_groups(modules, weight_decay=5e-4), lr=lr)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps, pct_start=0.1)
+    for step in range(steps):
+        loss = loss_at(step)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+
+
+def run_missing(
+    path: Path,
+    options: dict[str, list[dict[str, Any]]],
+    run: Callable[[str, dict[str, Any], int, bool], Any],
+    rank: Callable[[Any], float] = float,
+) -> None:
+    """Run what is missing of each row: its settings on validation data, then the best with every seed.
+
+    Args:
+        path: of the results, written after each run.
+        options: row → its settings.
+        run: (row, setting, seed, test) → the figures of a run.
+        rank: figures → the number to choose a setting by.
+    """
     results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    make = {"orl": People, "lfw": Faces}[kind]
-    validation, test = make(root, False), make(root, True)
-    for name in HEADS:
+    for name, settings_ in options.items():
         entry = results.setdefault(name, {"validation": [], "test": [], "seconds": 0.0})
-        options = settings(name)
         while len(entry["test"]) < len(SEEDS):
             start, tried = time.process_time(), len(entry["validation"])
-            if tried < len(options):
-                entry["validation"].append(train(validation, name, options[tried], 100, kind))
+            if tried < len(settings_):
+                entry["validation"].append(run(name, settings_[tried], 100, False))
             else:
-                best = entry["setting"] = options[max(range(tried), key=entry["validation"].__getitem__)]
-                entry["test"].append(train(test, name, best, len(entry["test"]), kind))
+                best = entry["setting"] = settings_[max(range(tried), key=lambda i: rank(entry["validation"][i]))]
+                entry["test"].append(run(name, best, len(entry["test"]), True))
             entry["seconds"] = round(entry["seconds"] + time.process_time() - start, 1)
             write_text(path, json.dumps(results, indent=1) + "\n")
+
+
+def measure(kind: str, root: Path) -> None:
+    make = {"orl": People, "lfw": Faces}[kind]
+    data = {test: make(root, test) for test in (False, True)}
+    options = {name: settings(name) for name in HEADS}
+    run_missing(
+        ROOT / "results" / FILE.format(kind),
+        options,
+        lambda name, setting, seed, test: train(data[test], name, setting, seed, kind),
+    )
 
 
 def markdown(root: Path) -> str:

@@ -27,7 +27,7 @@ from hypersphere.integrations.pytorch_metric_learning import METRIC_LOSSES, PREF
 from hypersphere.layers import similarity
 from hypersphere.papers.figures import FIGURES
 from hypersphere.train import optimizers, recipes, schedule
-from hypersphere.train.config import Loss, Optimizer
+from hypersphere.train.config import Embedding, Loss, Optimizer
 
 CHECK = "--check"
 ROOT = Path(__file__).parents[1]
@@ -65,6 +65,10 @@ def tables() -> dict[str, tuple[str, Any]]:
         "MEASURES": (
             "measure → the settings it takes",
             {name: measure_settings(name) for name in measures.REGULARIZERS},
+        ),
+        "EVENNESS": (
+            "loss of evenness of a batch of embeddings → the settings it takes",
+            {name: evenness_settings(name) for name in losses.EVENNESS if name != "alignment"},  # which needs two views
         ),
         "METHODS": ("method of a rotation → its inits", method_inits()),
         "INITS": ("", orthogonal.INITS),
@@ -108,6 +112,11 @@ def loss_settings() -> dict[str, tuple[str, ...]]:
 def measure_settings(name: str) -> tuple[str, ...]:
     takes = {"half_space": measures.ENERGIES, "angular": measures.ANGULAR, "minibatch": ("energy",)}
     return tuple(key for key, names in takes.items() if name in names)
+
+
+def evenness_settings(name: str) -> tuple[str, ...]:
+    taken = inspect.signature(losses.EVENNESS[name]).parameters
+    return tuple(field.name for field in fields(Embedding) if field.name in taken and field.name != "weight")
 
 
 def method_inits() -> dict[str, tuple[str, ...]]:

@@ -84,7 +84,8 @@ def test_version_as_a_module():
         (
             ["list", "modles"],
             "hypersphere list: unknown KIND 'modles', did you mean 'models'? (KIND must be one of models, data, "
-            "similarities, losses, methods, measures, optimizers, schedules, augmentations, recipes, figures, layers)",
+            "similarities, losses, methods, measures, evenness, optimizers, schedules, augmentations, recipes, "
+            "figures, layers)",
         ),
         (
             ["export", "run", "--to", "tflite"],

@@ -16,6 +16,7 @@ from hypersphere.train.config import (
     Config,
     ConfigError,
     Data,
+    Embedding,
     Energy,
     Gan,
     Loss,
@@ -330,6 +331,12 @@ def test_what_is_wrong_is_said_in_one_line_that_names_the_key(tree, message):
             {"loss.name": "a_softmax", "loss.margin": 0.5},
             "loss.margin of a_softmax must be a factor of the angle, >= 1",
         ),
+        ({"embedding.weight": 1.0}, "embedding needs a loss whose network returns embeddings, such as s_softmax"),
+        ({"embedding.angular": True, "loss.name": "arcface"}, "embedding.angular needs embedding.measure=energy, got"),
+        (
+            {"embedding.measure": "hug", "loss.name": "arcface", "loss.subcenters": 2},
+            "embedding.measure=hug needs an angular loss with one weight vector of each class",
+        ),
         ({"energy.half_space": True, "energy.hidden_weight": 0}, "energy.half_space applies to hidden layers"),
         (
             {"energy.half_space": True, "energy.measure": "srip"},
@@ -504,10 +511,9 @@ def test_flags_tell_what_they_are():
     assert "constant, step, cosine, plateau" in by_flag["--schedule.name"].help
     assert by_flag["--energy"].help.endswith(": on or off")
     assert all(flag.help and flag.field.metadata["help"] for flag in flags())
-    leaves = sum(
-        len(dataclasses.fields(kind)) for kind in (Model, Data, Loss, Energy, Rotation, Gan, Optimizer, Schedule)
-    )
-    assert len(flags()) == leaves + len(dataclasses.fields(Config)) - 5  # three groups can be turned off by their own
+    groups = (Model, Data, Loss, Energy, Embedding, Rotation, Gan, Optimizer, Schedule)
+    leaves = sum(len(dataclasses.fields(kind)) for kind in groups)
+    assert len(flags()) == leaves + len(dataclasses.fields(Config)) - 5  # four groups can be turned off by their own
 
 
 def test_yaml_says_what_each_field_means():

@@ -132,6 +132,7 @@ CASES = [
         rotation__penalty=0.5,
         proof=draws_are_counted,
     ),
+    case("slices of embeddings", 7, step=4, accumulate=2, loss__name="arcface", embedding__measure="sigreg"),
     # rotations
     case("opt exponential, angular energy, s=0, and clip", 8, **ANGULAR, rotation__method="exponential", clip=0.1),
     case("opt ogd exact beside adam", 6, **OGD_ADAM, proof=rotations_have_their_own_rate),

@@ -76,3 +76,16 @@ def test_without_the_papers_a_gan_is_refused_in_one_line():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     line = "ValueError: network 'generator.mhe' is registered by hypersphere.papers.gan: import that first"
     assert done.stderr.splitlines()[-1] == line
+
+
+@pytest.mark.parametrize("measure", ["uniformity", "hug"])
+def test_evenness_of_embeddings_is_trained_and_logged_beside_the_loss(measure):
+    def train(weight):
+        settings = {"embedding.measure": measure, "embedding.weight": weight, "loss.name": "s_softmax"}
+        result = fit(runs.tiny(**settings, log_every=1), progress=False)
+        return [line.values for line in result.metrics if line.split == "train" and line.step]
+
+    with_it, without = train(5.0), train(0.0)
+    assert with_it[0]["loss"] == without[0]["loss"]
+    assert with_it[0]["evenness"] == without[0]["evenness"]
+    assert with_it[-1]["evenness"] < without[-1]["evenness"] - 0.02

@@ -169,6 +169,12 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "polarization": ("angular",), "covering": (), "gram_determinant": (),
 }
 
+#: loss of evenness of a batch of embeddings → the settings it takes
+EVENNESS: dict[str, tuple[str, ...]] = {
+    "koleo": (), "uniformity": (), "gor": (), "hug": (), "sigreg": (), "sphere_uniformity": (),
+    "energy": ("half_space", "angular"),
+}
+
 #: method of a rotation → its inits
 METHODS: dict[str, tuple[str, ...]] = {
     "gram_schmidt": ("identity", "normal"), "modified_gram_schmidt": ("identity", "normal"),

@@ -20,6 +20,7 @@ KINDS: dict[str, tuple[Collection[str], str, str]] = {
     "losses": (catalog.LOSSES, "--loss.name", "settings"),
     "methods": (catalog.METHODS, "--rotation.method", ""),
     "measures": (catalog.MEASURES, "--energy.measure", ""),
+    "evenness": (catalog.EVENNESS, "--embedding.measure", "settings"),
     "optimizers": (catalog.OPTIMIZERS, "--optimizer.name", ""),
     "schedules": (catalog.SCHEDULES, "--schedule.name", ""),
     "augmentations": (catalog.AUGMENTATIONS, "--data.augment", ""),

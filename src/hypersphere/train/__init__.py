@@ -10,6 +10,7 @@ from .config import (
     Config,
     ConfigError,
     Data,
+    Embedding,
     Energy,
     Gan,
     Loss,
@@ -22,9 +23,9 @@ from .config import (
 )
 from .memory import keep_memory
 
-__all__ = ["Config", "ConfigError", "Data", "Energy", "Gan", "Landscape", "Loss", "Model", "Optimizer", "Result"]
-__all__ += ["Rotation", "Run", "Schedule", "TrainingError", "derive", "fit", "keep_memory", "landscape", "load_file"]
-__all__ += ["TrainingTask", "load_run", "register_task"]
+__all__ = ["Config", "ConfigError", "Data", "Embedding", "Energy", "Gan", "Landscape", "Loss", "Model", "Optimizer"]
+__all__ += ["Result", "Rotation", "Run", "Schedule", "TrainingError", "TrainingTask", "derive", "fit", "keep_memory"]
+__all__ += ["landscape", "load_file", "load_run", "register_task"]
 
 if TYPE_CHECKING:
     from . import recipes as recipes

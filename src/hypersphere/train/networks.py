@@ -37,9 +37,7 @@ class Classifier(nn.Module):
         output = self.network(inputs) if edges is None else self.network(inputs, edges)
         if labels is None:
             return self.logits(output)
-        rows, targets = output.flatten(0, -2), targets_of(inputs, labels, output).flatten()
-        if edges is not None:  # nodes outside the split have label -100
-            rows, targets = rows[targets >= 0], targets[targets >= 0]
+        rows, targets = labelled_rows(inputs, labels, output, edges)
         if self.head is not None:
             return self.head(rows, targets), output
         return F.cross_entropy(rows.float(), targets, label_smoothing=self.label_smoothing), output
@@ -67,6 +65,14 @@ def targets_of(inputs: Tensor, labels: Tensor, output: Tensor) -> Tensor:
     if output.dim() == 3 and labels.dim() == 1:
         return torch.cat([inputs[:, 1:], labels[:, None]], 1)
     return labels
+
+
+def labelled_rows(inputs: Tensor, labels: Tensor, output: Tensor, edges: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the outputs (N, d) that have a label, and the labels (N,)."""
+    rows, targets = output.flatten(0, -2), targets_of(inputs, labels, output).flatten()
+    if edges is not None:  # nodes outside the split have label -100
+        rows, targets = rows[targets >= 0], targets[targets >= 0]
+    return rows, targets
 
 
 def build_classifier(config: Config, spec: DataSpec) -> Classifier:

@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .. import models
+from .._internal import catalog
 from ..energy import EnergyRegularizer
+from ..losses import EmbeddingRegularizer
 from ..models.ngpt import NGPT
 from ..rotation import Resampler, rotation_penalty
 from . import initial_weights, networks, neurons, openset
-from .config import Config
+from .config import Config, Embedding
 from .distributed import World
 from .evaluation import Predictions, evaluate, predictions
 from .optimizers import build_optimizer
@@ -150,6 +152,10 @@ class TrainingTask:
         """Return whether channels_last makes steps faster: a fixed rule, since results must not depend on a timing."""
         return False
 
+    def step_metrics(self) -> dict[str, float]:
+        """Return what else is logged of the last step, the same in all processes."""
+        return {}
+
     def count_correct(self, batch: Batch) -> tuple[int, int]:
         """Return the correct predictions and the samples of the last training batch; (0, 0) without classes."""
         return 0, 0
@@ -268,6 +274,8 @@ class Classification(TrainingTask):
         self.phases = [phase]
         self.run = self.compiled(phase.wrapped)
         self.output: Tensor | None = None  # of the network, in the last step
+        self.even = None if config.embedding is None else _build_evenness(config.embedding, config.seed)
+        self.evenness: Tensor | None = None  # in the last step, without its weight
         openset.check_splits(self.model, splits, f"data.name={config.data.name}")
 
     @classmethod
@@ -290,7 +298,24 @@ class Classification(TrainingTask):
         self._count_annealing_once(batch)
         loss, output = self.run(batch.inputs, batch.labels, self.edges)
         self.output = output.detach()
-        return loss
+        settings = self.config.embedding
+        return loss if settings is None else loss + settings.weight * self._evenness_term(batch, output)
+
+    def _evenness_term(self, batch: Batch, output: Tensor) -> Tensor:
+        """Return 0 with the gradient of the evenness of the batch of all processes, so that the loss stays the loss."""
+        rows, labels = networks.labelled_rows(batch.inputs, batch.labels, output, self.edges)
+        if batch.total < 2:
+            return rows.new_zeros(())
+        even: Any = self.even
+        head: Any = self.model.head
+        even.draws = self.step  # so that no state of it needs a checkpoint
+        value: Tensor = even(rows, labels, head.weight) if even.measure == "hug" else even(rows)
+        self.evenness = value.detach()
+        # batch.share is that of this process's samples; the term is of all samples of the batch
+        return (value - self.evenness) * (batch.total / (len(batch) * self.world.size))
+
+    def step_metrics(self) -> dict[str, float]:
+        return {} if self.evenness is None else {"evenness": float(self.evenness)}
 
     def _count_annealing_once(self, batch: Batch) -> None:
         """Keep the head's annealing at one count per step, however many batches a step has."""
@@ -328,6 +353,11 @@ class Classification(TrainingTask):
         if self.collected is None or not is_current:
             self.evaluate(split)
         return self.collected
+
+
+def _build_evenness(settings: Embedding, seed: int) -> EmbeddingRegularizer:
+    options = {key: getattr(settings, key) for key in catalog.EVENNESS[settings.measure]}
+    return EmbeddingRegularizer(settings.measure, seed=seed, **options)
 
 
 class NodeClassification(Classification):

@@ -158,13 +158,13 @@ class Training:
         self.screen.advance(done.step, loss)
         if done.step % self.config.log_every == 0 or done.step == self.total:
             right, of = self.world.all_sum(*self.task.count_correct(batch))
-            accuracy = {"accuracy": right / of} if of else {}
+            measured = self.task.step_metrics() | ({"accuracy": right / of} if of else {})
             others = losses if len(self.task.phases) > 1 else {}
             now = time.perf_counter()
             speed = self.window_samples / max(now - self.window, 1e-9)
             self.window, self.window_samples = now, 0
             mean = done.loss.take()
-            self.log("train", {"loss": mean, **others, **accuracy, "lr": rate, "samples_per_second": speed})
+            self.log("train", {"loss": mean, **others, **measured, "lr": rate, "samples_per_second": speed})
         if done.step % self.round == 0:
             self.schedule.observe(done.round.take())
 

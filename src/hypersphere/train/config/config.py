@@ -7,7 +7,7 @@ from functools import cache
 from typing import get_args
 
 from . import consistency
-from .groups import Data, Energy, Gan, Group, Loss, Model, Optimizer, Rotation, Schedule, types_of
+from .groups import Data, Embedding, Energy, Gan, Group, Loss, Model, Optimizer, Rotation, Schedule, types_of
 from .values import AUTO, ConfigError, read, setting, shown
 
 
@@ -66,6 +66,9 @@ class Config(Group):
     loss: Loss = field(default=Loss(), metadata={"help": "loss"})
     energy: Energy | None = field(
         default=None, metadata={"help": "hyperspherical energy added to the loss (MHE); null: off"}
+    )
+    embedding: Embedding | None = field(
+        default=None, metadata={"help": "evenness of embeddings added to an angular loss; null: off"}
     )
     rotation: Rotation | None = field(
         default=None, metadata={"help": "train rotations of fixed random neurons (OPT); null: off"}

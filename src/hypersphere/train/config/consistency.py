@@ -10,7 +10,7 @@ from typing import Any
 
 from ..._internal import catalog
 from ...rotation.rules import RotationOptions
-from .groups import Data, Energy, Loss, Model, Optimizer, Rotation, Schedule
+from .groups import Data, Embedding, Energy, Loss, Model, Optimizer, Rotation, Schedule
 from .values import AUTO, MATRIX_OPTIMIZERS, ConfigError, kind_of_data, shown
 
 _FACTOR = (1.0, math.inf, "a factor of the angle, >= 1")
@@ -36,6 +36,8 @@ def check(config: Any) -> None:
     _loss(config.loss)
     if config.energy is not None:
         _energy(config.energy)
+    if config.embedding is not None:
+        _embedding(config.embedding, config.loss)
     if config.rotation is not None:
         _rotation(config.rotation)
     if config.model.is_generator:
@@ -169,6 +171,18 @@ def _energy(energy: Energy) -> None:
         own = energy.measure not in catalog.MEASURES and key != "minibatch"  # the user's
         wrong = getattr(energy, key) and not own and energy.measure not in fitting
         _reject_if(wrong, f"energy.{key} needs energy.measure to be one of {', '.join(fitting)}; got {energy.measure}")
+
+
+def _embedding(embedding: Embedding, loss: Loss) -> None:
+    no_head = "embedding needs a loss whose network returns embeddings, such as s_softmax, arcface or pml.SupConLoss; "
+    _reject_if(loss.name == "softmax", f"{no_head}got loss.name=softmax")
+    has = catalog.EVENNESS[embedding.measure]
+    for key in ("half_space", "angular"):
+        wrong = getattr(embedding, key) and key not in has
+        _reject_if(wrong, f"embedding.{key} needs embedding.measure=energy, got {embedding.measure}")
+    no_classes = loss.name == "center" or loss.name.startswith("pml.") or loss.subcenters not in (None, 1)
+    no_classes &= embedding.measure == "hug"
+    _reject_if(no_classes, "embedding.measure=hug needs an angular loss with one weight vector of each class")
 
 
 def _rotation(rotation: Rotation) -> None:

@@ -184,6 +184,17 @@ class Energy(Group):
 
 
 @dataclass(frozen=True)
+class Embedding(Group):
+    """Evenness of the embeddings of a batch, added to the loss; of losses with a head, whose network returns them."""
+
+    prefix: ClassVar[str] = "embedding."
+    measure: str = setting("uniformity", "loss of evenness", names="evenness")
+    weight: float = setting(0.1, "its weight", low=0)
+    half_space: bool = setting(False, "energy: of the embeddings and their antipodes")
+    angular: bool = setting(False, "energy: of angles instead of distances")
+
+
+@dataclass(frozen=True)
 class Rotation(Group):
     """Rotate fixed random neurons instead of training them (OPT)."""
 

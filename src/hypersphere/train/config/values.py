@@ -33,6 +33,7 @@ TABLES: dict[str, Iterable[str]] = {
     "similarity": catalog.SIMILARITIES,
     "loss": catalog.LOSSES,
     "measure": catalog.MEASURES,
+    "evenness": catalog.EVENNESS,
     "method": catalog.METHODS,
     "init": catalog.INITS,
     "optimizer": catalog.OPTIMIZERS,
@@ -40,6 +41,7 @@ TABLES: dict[str, Iterable[str]] = {
 }
 # What `hypersphere list` calls them, if not by the plural with s; "": not at all.
 _LISTS = {"data": "data", "similarity": "similarities", "loss": "losses", "init": "", "imbalance": ""}
+_LISTS |= {"evenness": "evenness"}
 # Where users register names of their own. Only read if the module is imported already.
 _LIVE = {
     "model": ("hypersphere.models._registry", "PRESETS"),
