@@ -58,18 +58,23 @@ def split_dimensions(tensor: Tensor) -> dict[int, int]:
     return {i: p.dim % tensor.dim() for i, p in enumerate(tensor.placements) if p.is_shard()}  # type: ignore[attr-defined]
 
 
-def sum_together(tensors: list[Tensor], meshes: list[MeshPart | None]) -> list[Tensor]:
-    """Return the sums of tensors over the processes of their meshes, by one all-reduce for each; None: as they are."""
-    sums = list(tensors)
+def whole_mesh(tensor: Tensor) -> MeshPart | None:
+    mesh = mesh_of(tensor)
+    return None if mesh is None else (mesh, tuple(range(mesh.ndim)))
+
+
+def reduce_together(tensors: list[Tensor], meshes: list[MeshPart | None], op: str = "SUM") -> list[Tensor]:
+    """Reduce tensors over the processes of their meshes, by one all-reduce for each mesh; None: as they are."""
+    reduced = list(tensors)
     for key in dict.fromkeys(m for m in meshes if m is not None):
         numbers = [i for i, m in enumerate(meshes) if m == key]
         flat = torch.cat([tensors[i].flatten() for i in numbers])
         mesh, dims = key
         for dim in dims:
-            dist.all_reduce(flat, group=mesh.get_group(dim))
+            dist.all_reduce(flat, getattr(dist.ReduceOp, op), group=mesh.get_group(dim))
         for i, part in zip(numbers, flat.split([tensors[i].numel() for i in numbers]), strict=True):
-            sums[i] = part.view_as(tensors[i])
-    return sums
+            reduced[i] = part.view_as(tensors[i])
+    return reduced
 
 
 def mesh_of(tensor: Tensor) -> Any:

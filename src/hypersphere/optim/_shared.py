@@ -12,6 +12,8 @@ from torch.optim import Optimizer
 from torch.optim.adam import adam
 
 from .._internal import checks
+from .._internal.owners import Splits, collect, spread
+from .._internal.sharding import is_sharded, local_part
 from ..neurons import Layout, neuron_rows
 
 ParamGroup = dict[str, Any]  # of torch.optim
@@ -60,8 +62,17 @@ def place_of(i: int, parameter: Tensor, group: ParamGroup, number: int | str = "
     return f"parameter {i} of group {group.get('name', number)!r}, {tuple(parameter.shape)}"
 
 
-def check_matrix(parameter: Tensor, group: ParamGroup, kind: str, place: str) -> Tensor:
-    """Return a parameter as the matrices (blocks, m, n) of its group's layout; refuse what has none."""
+def layout_of(group: ParamGroup) -> Layout:
+    return Layout(**(group["layout"] or {}))
+
+
+def matrix_shape(parameter: Tensor, group: ParamGroup) -> tuple[int, ...]:
+    """Return (blocks, m, n) of the matrices of a parameter in its group's layout."""
+    return tuple(neuron_rows(torch.empty(parameter.shape, device="meta"), layout_of(group)).shape)
+
+
+def check_matrix(parameter: Tensor, group: ParamGroup, kind: str, place: str) -> None:
+    """Refuse a parameter that is no matrices in its group's layout."""
     layout = group["layout"]
     if layout is not None and not (isinstance(layout, dict) and layout.keys() <= asdict(Layout()).keys()):
         raise ValueError(f"layout must be a dict with keys of {', '.join(asdict(Layout()))}, got {layout!r}")
@@ -70,7 +81,7 @@ def check_matrix(parameter: Tensor, group: ParamGroup, kind: str, place: str) ->
     if parameter.dim() < 2 or not parameter.numel():
         raise ValueError(f"{kind} must hold matrices of at least two dimensions, got {place}")
     try:
-        return neuron_rows(parameter.detach(), Layout(**(layout or {})))
+        matrix_shape(parameter, group)
     except (RuntimeError, TypeError, IndexError) as error:
         raise ValueError(f"layout {layout!r} does not fit {place}") from error
 
@@ -94,3 +105,36 @@ def keep_precision(optimizer: Optimizer, state_dict: dict[str, Any], keys: tuple
         for key in keys:
             if key in state_dict["state"].get(i, {}):
                 optimizer.state[p][key] = state_dict["state"][i][key].to(p.device, copy=True)
+
+
+# States of sharded matrices: whole in the owner, and a tensor on the meta device of the same shape in other processes.
+
+
+def shard_states(
+    optimizer: Optimizer, state_dict: dict[str, Any], keys: tuple[str, ...], splits: Splits
+) -> dict[str, Any]:
+    """Make DTensors of these states in a state_dict, as torch.distributed.checkpoint saves and reshards them."""
+    numbers = [i for group in state_dict["param_groups"] for i in group["params"]]
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    states = dict(state_dict["state"])
+    places = [
+        (i, p, k) for i, p in zip(numbers, params, strict=True) if p in splits for k in keys if k in states.get(i, ())
+    ]
+    own = [splits[p].of_state(states[i][key]) for i, p, key in places]
+    wholes = [None if states[i][key].is_meta else states[i][key] for i, _, key in places]
+    for (i, _, key), split, part in zip(places, own, spread(wholes, own), strict=True):
+        states[i] = states[i] | {key: split.to_dtensor(part)}
+    return state_dict | {"state": states}
+
+
+def collect_states(optimizer: Optimizer, keys: tuple[str, ...], splits: Splits) -> None:
+    """Invert :func:`shard_states` in a loaded state; plain tensors are taken to be whole in every process."""
+    places = [(p, key) for p in splits for key in keys if key in optimizer.state.get(p, ())]
+    sharded = [(p, key) for p, key in places if is_sharded(optimizer.state[p][key])]
+    own = [splits[p].of_state(optimizer.state[p][key]) for p, key in sharded]
+    wholes = collect([local_part(optimizer.state[p][key]) for p, key in sharded], own)
+    found = dict(zip(sharded, wholes, strict=True))
+    for p, key in places:
+        state = optimizer.state[p][key]
+        elsewhere = torch.empty(state.shape, dtype=state.dtype, device="meta")
+        optimizer.state[p][key] = found.get((p, key), state) if splits[p].is_here else elsewhere

@@ -26,8 +26,8 @@ from .._internal.sharding import (
     is_sharded,
     local_part,
     mesh_of,
+    reduce_together,
     split_dimensions,
-    sum_together,
     with_local_part,
 )
 from ._shared import ParamGroup, keep_precision, place_of
@@ -328,7 +328,7 @@ def _norms(kept: list[_Kept], tensors: Iterable[Tensor]) -> list[Tensor]:
     if not any(is_sharded(k.parameter) for k in kept):
         return norms
     parts = [k.mesh(summed=True) for k in kept]
-    squares = sum_together([n.double().square() for n in norms], parts)
+    squares = reduce_together([n.double().square() for n in norms], parts)
     return [norm if part is None else square.sqrt() for norm, part, square in zip(norms, parts, squares, strict=True)]
 
 
@@ -336,6 +336,6 @@ def _sums(kept: list[_Kept], norms: list[Tensor]) -> list[float]:
     """Return the sum of the norms of each parameter over all processes, by one synchronization."""
     sums = norms if kept[0].dims is None or len(kept[0].dims) == kept[0].parameter.dim() else [n.sum() for n in norms]
     if any(is_sharded(k.parameter) for k in kept):
-        sums = sum_together(list(map(Tensor.double, sums)), [k.mesh(summed=False) for k in kept])
+        sums = reduce_together(list(map(Tensor.double, sums)), [k.mesh(summed=False) for k in kept])
     values: list[float] = torch.cat([x.view(1).to(sums[0].device) for x in sums]).tolist()
     return values

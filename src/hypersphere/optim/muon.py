@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim._muon import muon
+from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
 from torch.optim.optimizer import ParamsT
 
 from .._internal import checks
 from .._internal.nearest import explain_keywords
-from ..neurons import Layout, from_neuron_rows, neuron_rows
-from ._shared import ParamGroup, adam_step, check_betas, check_matrix, check_same_marks, place_of
+from .._internal.owners import assign, parts_of, whole
+from .._internal.sharding import local_part, with_local_part
+from ..neurons import from_neuron_rows, neuron_rows
+from ._shared import (
+    ParamGroup,
+    adam_step,
+    check_betas,
+    check_matrix,
+    check_same_marks,
+    layout_of,
+    matrix_shape,
+    place_of,
+)
 
-_CONSTANTS: ParamGroup = {
-    "ns_coefficients": (3.4445, -4.7750, 2.0315),
-    "ns_steps": 5,
-    "eps": 1e-7,
-}  # of torch.optim.Muon
+_CONSTANTS: Any = ((3.4445, -4.7750, 2.0315), 5, 1e-7)  # coefficients, iterations and ε of torch.optim.Muon
 
 
 class MuonAdamW(Optimizer):
@@ -106,32 +114,35 @@ class MuonAdamW(Optimizer):
                 adam_step(self.state, group, decoupled_weight_decay=True)
                 continue
             for i, parameter in enumerate(group["params"]):
-                if parameter.grad is not None:
-                    if parameter.grad.is_sparse:
-                        place = place_of(i, parameter, group)
-                        raise ValueError(f"MuonAdamW needs dense gradients, got a sparse one for {place}")
-                    self._step(parameter, group)
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    place = place_of(i, parameter, group)
+                    raise ValueError(f"MuonAdamW needs dense gradients, got a sparse one for {place}")
+        self._step_matrices()
         return loss
 
-    def _step(self, parameter: Tensor, group: ParamGroup) -> None:
-        state, layout = self.state[parameter], Layout(**(group["layout"] or {}))
+    def _step_matrices(self) -> None:
+        """Step matrices; those that are sharded are orthogonalized by one process each."""
+        stepped = [(p, g) for g in self.param_groups if g["muon"] for p in g["params"] if p.grad is not None]
+        params = [p for p, _ in stepped]
+        splits = assign(group["params"] for group in self.param_groups if group["muon"])
+        updates = whole(params, (self._update(p, group) for p, group in stepped), splits)
+        for i, (p, group) in enumerate(stepped):
+            update, layout = updates[i], layout_of(group)
+            if update is not None:
+                rows = torch.stack([_zeropower_via_newtonschulz(x, *_CONSTANTS) for x in neuron_rows(update, layout)])
+                updates[i] = from_neuron_rows(rows.to(p.dtype), p.shape, layout)
+        for (p, group), part in zip(stepped, parts_of(params, updates, splits), strict=True):
+            shape, lr = torch.Size(matrix_shape(p, group)[1:]), group["lr"]
+            local_part(p).mul_(1 - lr * group["weight_decay"])
+            local_part(p).add_(part, alpha=-_adjust_lr(lr, group["adjust_lr_fn"], shape))
+
+    def _update(self, parameter: Tensor, group: ParamGroup) -> Tensor:
+        """Return the step before it is orthogonalized, and update the momentum in place."""
+        state, grad = self.state[parameter], local_part(parameter.grad)  # type: ignore[arg-type]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        tensors = parameter, parameter.grad, state["momentum_buffer"]
-        rows = [neuron_rows(x, layout) for x in tensors]  # type: ignore[arg-type]
-        muon(
-            *map(list, rows),
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            momentum=group["momentum"],
-            nesterov=group["nesterov"],
-            adjust_lr_fn=group["adjust_lr_fn"],
-            has_complex=False,
-            **_CONSTANTS,
-        )
-        for tensor, moved in zip(tensors[::2], rows[::2], strict=True):
-            if moved.data_ptr() != tensor.data_ptr():  # a copy, not a view
-                tensor.copy_(from_neuron_rows(moved, tensor.shape, layout))
+        buffer = local_part(state["momentum_buffer"]).lerp_(grad, 1 - group["momentum"])
+        return with_local_part(parameter, grad.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer)
 
 
 def _check_options(options: ParamGroup) -> None:

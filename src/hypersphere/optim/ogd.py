@@ -16,9 +16,10 @@ from torch.optim.sgd import sgd
 
 from .._internal import checks
 from .._internal.nearest import explain_keywords
+from .._internal.owners import Splits, assign, put, whole
 from .._internal.precision import accumulation_dtype, without_autocast
-from .._internal.sharding import gather, shard_like, write
-from ._shared import ParamGroup, adam_step, check_betas, check_same_marks
+from .._internal.sharding import gather
+from ._shared import ParamGroup, adam_step, check_betas, check_same_marks, collect_states, shard_states
 
 _FAR_FROM_ORTHOGONAL = 2e-2  # max|XᵀX − I|; beyond it the series may not converge. bfloat16 rounds to 6e-3
 
@@ -32,8 +33,8 @@ class OGD(Optimizer):
     with one λ per block, then a re-orthogonalization: max|XᵀX − I| stays below 1e-6 in float32, for any lr and any
     number of steps (with full float32 products, not TF32).
     :func:`hypersphere.param_groups` with ``ogd=True`` makes the groups. Other groups are stepped exactly as by
-    torch.optim.SGD or torch.optim.Adam, so one optimizer and one schedule are enough. Matrices that FSDP2 has sharded
-    are gathered one parameter at a time, and stepped alike in every process.
+    torch.optim.SGD or torch.optim.Adam, so one optimizer and one schedule are enough. Of matrices that FSDP2 has
+    sharded each is stepped by one process.
 
     Args:
         params: parameters or groups. Those with ``orthogonal=True`` hold orthogonal matrices (..., m, m).
@@ -95,6 +96,14 @@ class OGD(Optimizer):
         """Load a state; the same groups must be orthogonal in it, or their matrices would drift silently."""
         check_same_marks(self, state_dict, "orthogonal")
         super().load_state_dict(state_dict)
+        collect_states(self, ("momentum_buffer",), self._splits())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state; of sharded matrices as DTensors, which all processes must ask for."""
+        return shard_states(self, super().state_dict(), ("momentum_buffer",), self._splits())
+
+    def _splits(self) -> Splits:
+        return assign(group["params"] for group in self.param_groups if group.get("orthogonal"))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -105,13 +114,12 @@ class OGD(Optimizer):
                 loss = closure()
         for group in self.param_groups:
             if group["orthogonal"]:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        self._step_orthogonal(parameter, group)
-            elif group["rest"] == "adam":
+                continue
+            if group["rest"] == "adam":
                 adam_step(self.state, group)
             else:
                 self._step_sgd(group)
+        self._step_orthogonal()
         return loss
 
     def _step_sgd(self, group: ParamGroup) -> None:
@@ -134,24 +142,37 @@ class OGD(Optimizer):
             for p, buffer in zip(params, buffers, strict=True):
                 self.state[p]["momentum_buffer"] = buffer
 
-    def _step_orthogonal(self, parameter: Tensor, group: ParamGroup) -> None:
-        """Step one parameter: six products of X's size beside the iterations, no synchronization."""
-        dtype, momentum, iterations = accumulation_dtype(parameter.dtype), group["momentum"], group["iterations"]
-        with without_autocast(parameter):
-            x = gather(parameter).to(dtype)
-            m = gather(parameter.grad).to(dtype).neg()  # type: ignore[arg-type]
+    def _step_orthogonal(self) -> None:
+        stepped = [(p, g) for g in self.param_groups if g["orthogonal"] for p in g["params"] if p.grad is not None]
+        params, splits = [p for p, _ in stepped], self._splits()
+        xs = whole(params, (p.detach() for p in params), splits)
+        grads = whole(params, (p.grad for p in params), splits)
+        for i, (p, group) in enumerate(stepped):
+            x, grad = xs[i], grads[i]
+            if x is not None and grad is not None:
+                xs[i] = self._turn(p, x, grad, group)
+            elif group["momentum"]:
+                self.state[p]["momentum_buffer"] = torch.empty(p.shape, dtype=p.dtype, device="meta")
+        put(params, xs, splits)
+
+    def _turn(self, parameter: Tensor, x: Tensor, grad: Tensor, group: ParamGroup) -> Tensor:
+        """Return the next X: six products of X's size beside the iterations, no synchronization."""
+        momentum, iterations, stored = group["momentum"], group["iterations"], x.dtype
+        with without_autocast(x):
+            x = x.to(accumulation_dtype(x.dtype))
+            m = grad.to(x.dtype).neg()
             if momentum and "momentum_buffer" in self.state[parameter]:
-                m.add_(gather(self.state[parameter]["momentum_buffer"]), alpha=momentum)
+                m.add_(self.state[parameter]["momentum_buffer"], alpha=momentum)
             # X(XᵀMXᵀ) = (XXᵀ)MXᵀ = MXᵀ as X is square and orthogonal: Ŵ = ½MXᵀ.
             w = m @ x.mT
             w = (w - w.mT).mul_(0.5)
             wx = w @ x
             if momentum:
-                self.state[parameter]["momentum_buffer"] = shard_like(parameter, wx.to(parameter.dtype))
+                self.state[parameter]["momentum_buffer"] = wx.to(stored)
             norm = torch.linalg.matrix_norm(w, keepdim=True)
             step = (norm + 1e-8).reciprocal_().clamp_(max=group["lr"])
             y = _cayley_step(x, w, wx, step, iterations)
-            write(parameter, _reorthogonalize(y, near=iterations is None))
+            return _reorthogonalize(y, near=iterations is None)
 
 
 def _cayley_step(x: Tensor, w: Tensor, wx: Tensor, step: float | Tensor, iterations: int | None) -> Tensor:

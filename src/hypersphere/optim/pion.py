@@ -6,7 +6,8 @@ transform, α the length of the step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,15 +17,29 @@ from torch.optim.optimizer import ParamsT
 
 from .._internal import checks
 from .._internal.nearest import explain_keywords
+from .._internal.owners import Splits, assign, put, whole
 from .._internal.precision import accumulation_dtype, without_autocast
-from .._internal.sharding import is_sharded
-from ..neurons import Layout, from_neuron_rows, neuron_rows
+from .._internal.sharding import gather, is_sharded, local_part, reduce_together, whole_mesh
+from ..neurons import from_neuron_rows, neuron_rows
 from ..orthogonal import pack_difference, skew
-from ._shared import ParamGroup, adam_step, check_betas, check_matrix, check_same_marks, keep_precision, place_of
+from ._shared import (
+    ParamGroup,
+    adam_step,
+    check_betas,
+    check_matrix,
+    check_same_marks,
+    collect_states,
+    keep_precision,
+    layout_of,
+    matrix_shape,
+    place_of,
+    shard_states,
+)
 
 _EPS = 1e-8  # as Adam's; also the least ‖A_out W + W A_in‖_F, of ‖W‖_F: below it steps become shorter
 _LONGEST = 100.0  # of α‖A‖_F: a step this long has turned by nearly π already, and longer ones lose digits
 _LARGEST = 1e15  # of gradients; larger ones are scaled down to it, so that no square overflows
+_TOGETHER = 2**20  # numbers of matrices that are rotated at once
 _MOMENTS = ("exp_avg_in", "exp_avg_sq_in", "exp_avg_out", "exp_avg_sq_out")
 
 
@@ -110,6 +125,11 @@ class Pion(Optimizer):
         check_same_marks(self, state_dict, "rotated")
         super().load_state_dict(state_dict)
         keep_precision(self, state_dict, _MOMENTS)
+        collect_states(self, _MOMENTS, self._splits())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state; of sharded matrices as DTensors, which all processes must ask for."""
+        return shard_states(self, super().state_dict(), _MOMENTS, self._splits())
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -122,12 +142,45 @@ class Pion(Optimizer):
         for group in self.param_groups:
             if not group["rotated"]:
                 adam_step(self.state, group)
-                continue
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    scale = min(1.0, _LARGEST / largest[parameter]) if largest[parameter] else 1.0
-                    self._rotate(parameter, scale, group)
+        turning = [(p, g) for g in self.param_groups if g["rotated"] for p in g["params"] if p.grad is not None]
+        params, splits = [p for p, _ in turning], self._splits()
+        weights = whole(params, (p.detach() for p in params), splits)
+        grads = whole(params, (p.grad for p in params), splits)
+        news: dict[Tensor, Tensor] = {}
+        for numbers, group, side in self._batches(turning, weights):
+            w, g = ([x for i in numbers if (x := xs[i]) is not None] for xs in (weights, grads))
+            own = [params[i] for i in numbers]
+            scales = [min(1.0, _LARGEST / largest[p]) if largest[p] else 1.0 for p in own]
+            for p, new in zip(own, self._rotate(own, w, g, scales, group, side), strict=True):
+                if is_sharded(p):
+                    news[p] = new
+                else:
+                    p.copy_(new)
+        sharded = [p for p in params if is_sharded(p)]
+        put(sharded, [news.get(p) for p in sharded], splits)
         return loss
+
+    def _splits(self) -> Splits:
+        return assign(group["params"] for group in self.param_groups if group.get("rotated"))
+
+    def _batches(
+        self, turning: list[tuple[Tensor, ParamGroup]], weights: list[Tensor | None]
+    ) -> Iterator[tuple[list[int], ParamGroup, str]]:
+        """Count the turns, and yield matrices of equal shape, which are rotated together, with their group and side."""
+        batches: dict[Any, list[int]] = {}
+        groups = {}
+        for i, (p, group) in enumerate(turning):
+            state = self.state[p]
+            turns = state["turns"] = state.get("turns", 0) + 1
+            side = ("input", "output")[(turns + 1) % 2] if group["side"] == "alternate" else group["side"]
+            groups[id(group)] = group
+            self._make_moments(p, group, p.device if weights[i] is not None else torch.device("meta"))
+            if weights[i] is not None:
+                batches.setdefault((id(group), side, p.shape, p.dtype, p.device), []).append(i)
+        for (number, side, shape, *_), numbers in batches.items():
+            count = max(1, _TOGETHER // shape.numel())
+            for start in range(0, len(numbers), count):
+                yield numbers[start : start + count], groups[number], side
 
     def _largest_gradients(self) -> dict[Tensor, float]:
         """Return the largest magnitude in all gradients, by parameter, in one synchronization; refuse NaN and Inf."""
@@ -140,46 +193,69 @@ class Pion(Optimizer):
         for p, place in places:
             if p.grad.is_sparse:
                 raise ValueError(f"Pion needs dense gradients, got a sparse one for {place}")
-        magnitudes = [p.grad.abs().amax().double() if p.numel() else torch.zeros(()).double() for p, _ in places]
+        gradients = [local_part(p.grad) for p, _ in places]
+        magnitudes = [g.abs().amax().double() if g.numel() else g.new_zeros(()).double() for g in gradients]
+        if any(is_sharded(p) for p, _ in places):
+            finite = [torch.nan_to_num(m, nan=math.inf, posinf=math.inf) for m in magnitudes]
+            magnitudes = reduce_together(finite, [whole_mesh(p) for p, _ in places], "MAX")
         values = torch.stack([m.to(magnitudes[0].device) for m in magnitudes]).tolist() if places else []
         for (_, place), value in zip(places, values, strict=True):
             if not value < float("inf"):
                 raise ValueError(f"Pion needs finite gradients, got {value} for {place}; nothing was stepped")
         return {p: value for (p, _), value in zip(places, values, strict=True)}
 
-    def _rotate(self, parameter: Tensor, scale: float, group: ParamGroup) -> None:
-        layout, dtype, state = (
-            Layout(**(group["layout"] or {})),
-            accumulation_dtype(parameter.dtype),
-            self.state[parameter],
-        )
-        with without_autocast(parameter):
-            w = neuron_rows(parameter, layout).to(dtype)
-            g = neuron_rows(parameter.grad, layout).to(dtype)  # type: ignore[arg-type]
-            if scale < 1.0:
-                g = g * scale
-            turns = state["turns"] = state.get("turns", 0) + 1
-            side = ("input", "output")[(turns + 1) % 2] if group["side"] == "alternate" else group["side"]
-            a_in = a_out = None
-            if side != "output":
-                a_in = _direction(state, "in", w.mT @ g, group["betas"])
-            if side != "input":
-                a_out = _direction(state, "out", g @ w.mT, group["betas"])
-            parameter.copy_(
-                from_neuron_rows(rotate_both(w, a_in, a_out, group["lr"], group["rms"]), parameter.shape, layout)
+    def _make_moments(self, p: Tensor, group: ParamGroup, device: torch.device) -> None:
+        """Make the moments that are not there yet, on the meta device if another process has them."""
+        state = self.state[p]
+        sides = {"input": ("in",), "output": ("out",)}.get(group["side"], ("in", "out"))
+        if all(f"exp_avg_{side}" in state for side in sides):
+            return
+        blocks, m, n = matrix_shape(p, group)
+        for side in sides:
+            size, dtype = n if side == "in" else m, accumulation_dtype(p.dtype)
+            for key in (f"exp_avg_{side}", f"exp_avg_sq_{side}"):
+                state.setdefault(key, torch.zeros(blocks, size * (size - 1) // 2, dtype=dtype, device=device))
+
+    def _rotate(
+        self,
+        params: list[Tensor],
+        weights: list[Tensor],
+        grads: list[Tensor],
+        scales: list[float],
+        group: ParamGroup,
+        side: str,
+    ) -> list[Tensor]:
+        """Return the rotated weights of parameters of equal shape, and update their moments."""
+        layout, dtype = layout_of(group), accumulation_dtype(params[0].dtype)
+        with without_autocast(params[0]):
+            w = _join([neuron_rows(x, layout).to(dtype) for x in weights])
+            g = _join(
+                [
+                    rows if scale == 1.0 else rows * scale
+                    for rows, scale in zip((neuron_rows(x, layout).to(dtype) for x in grads), scales, strict=True)
+                ]
             )
+            states = [self.state[p] for p in params]
+            a_in = None if side == "output" else _direction(states, "in", w.mT @ g, group["betas"])
+            a_out = None if side == "input" else _direction(states, "out", g @ w.mT, group["betas"])
+            new = rotate_both(w, a_in, a_out, group["lr"], group["rms"])
+        return [from_neuron_rows(rows, p.shape, layout) for p, rows in zip(params, new.chunk(len(params)), strict=True)]
 
 
-def _direction(state: dict[str, Any], side: str, product: Tensor, betas: tuple[float, float]) -> Tensor:
-    """Compute A from WᵀG or GWᵀ by Adam's rule, as packed strict triangles, and update its moments in place."""
-    gradient = pack_difference(product).clamp_(-(_LARGEST**1.2), _LARGEST**1.2)
-    average, square = f"exp_avg_{side}", f"exp_avg_sq_{side}"
-    if average not in state:
-        state[average], state[square] = torch.zeros_like(gradient), torch.zeros_like(gradient)
-    m, v = state[average], state[square]
-    m.lerp_(gradient, 1 - betas[0])
-    v.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
-    return v.sqrt().add_(_EPS).reciprocal_().mul_(m).neg_()
+def _join(blocks: list[Tensor]) -> Tensor:
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+
+def _direction(states: list[dict[str, Any]], side: str, product: Tensor, betas: tuple[float, float]) -> Tensor:
+    """Compute A from WᵀG or GWᵀ by Adam's rule, as packed strict triangles, and update the moments in place."""
+    gradients = pack_difference(product).clamp_(-(_LARGEST**1.2), _LARGEST**1.2)
+    directions = []
+    for state, gradient in zip(states, gradients.chunk(len(states)), strict=True):
+        m, v = state[f"exp_avg_{side}"], state[f"exp_avg_sq_{side}"]
+        m.lerp_(gradient, 1 - betas[0])
+        v.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
+        directions.append(v.sqrt().add_(_EPS).reciprocal_().mul_(m).neg_())
+    return _join(directions)
 
 
 def rotate_both(
@@ -187,8 +263,8 @@ def rotate_both(
 ) -> Tensor:
     """Compute Q(αA_out) W Q(αA_in) from packed A, each (..., k(k−1)/2); None: this side is not rotated.
 
-    Every side adds a small matrix to W, D_in = 2WX(I − X)⁻¹ with X = αA_in/2, so that rounding is relative to the
-    step's length and not to W's: products with Q itself would let the singular values drift by 1e-7 a step.
+    Every side adds a small matrix to W, T = 2WX(I − X)⁻¹ with X = αA_in/2, so that rounding is relative to the step's
+    length and not to W's: products with Q itself would let the singular values drift by 1e-7 a step.
     """
     x = None if a_in is None else skew(a_in)
     z = None if a_out is None else skew(a_out)
@@ -204,28 +280,23 @@ def rotate_both(
     norms = [torch.linalg.vector_norm(a, dim=-1)[..., None, None] * 2**0.5 for a in (a_in, a_out) if a is not None]
     longest = norms[0] if len(norms) == 1 else torch.maximum(*norms)
     half = torch.minimum(alpha, _LONGEST / longest.clamp_min(_EPS)) / 2
-    steps = [(m.mul_(half), product.mul_(half)) for m, product in ((x, wx), (z, zw)) if m is not None]  # type: ignore[union-attr]
-    if z is None:
-        return w + _turn(*steps[0])
-    if x is None:
-        return w + _turn(steps[0][0].mT, steps[0][1].mT).mT
-    (x, wx), (z, zw) = steps
-    if w.shape[-2] <= w.shape[-1]:  # the second side needs one more product: with the smaller of both matrices
-        turned = _turn(x, wx)
-        zw.add_(z @ turned)
-        return (w + turned).add_(_turn(z.mT, zw.mT).mT)
-    turned = _turn(z.mT, zw.mT).mT
-    wx.add_(turned @ x)
-    return (w + turned).add_(_turn(x, wx))
+    turned = None if x is None or wx is None else _solve(x.mul_(half), wx.mul_(half).mul_(2))
+    if z is None or zw is None:
+        assert turned is not None
+        return turned.add_(w)
+    z, zw = z.mul_(half), zw.mul_(half)
+    if turned is None:
+        return _solve(z.mT, zw.mul_(2).mT).mT.add(w)
+    # 2(I − Z)⁻¹Z(W + T) = 2(I − Z)⁻¹(ZW + T) − 2T, without a product with Z
+    return _solve(z.mT, zw.add_(turned).mul_(2).mT).mT.add(w).sub_(turned)
 
 
-def _turn(x: Tensor, wx: Tensor) -> Tensor:
-    """Compute W Q(2X) − W = 2WX(I − X)⁻¹ from X and WX."""
-    matrix = x.clone()
-    matrix.diagonal(dim1=-2, dim2=-1).add_(1)
+def _solve(x: Tensor, product: Tensor) -> Tensor:
+    """Compute P(I − X)⁻¹ from X, which is overwritten, and P."""
+    x.diagonal(dim1=-2, dim2=-1).add_(1)
     # I − X = (I + X)ᵀ, column-major, as LAPACK needs it. It is never singular, so the error code need not be read.
-    lu, pivots, _ = torch.linalg.lu_factor_ex(matrix.mT)
-    return torch.linalg.lu_solve(lu, pivots, wx * 2, left=False)
+    lu, pivots, _ = torch.linalg.lu_factor_ex(x.mT)
+    return torch.linalg.lu_solve(lu, pivots, product, left=False)
 
 
 def _check_options(options: ParamGroup) -> None:
@@ -246,11 +317,10 @@ def _check_options(options: ParamGroup) -> None:
 def _check_parameter(i: int, parameter: Tensor, group: ParamGroup) -> None:
     """Refuse what Pion cannot step. Values are read once, when the optimizer is made."""
     place = place_of(i, parameter, group)
-    if is_sharded(parameter):
-        raise ValueError(f"Pion cannot step sharded parameters (DTensor, FSDP2) yet, got {place}")
     if not group["rotated"]:
         return
-    matrices = check_matrix(parameter, group, "a rotated group", place)
+    check_matrix(parameter, group, "a rotated group", place)
+    matrices = neuron_rows(gather(parameter.detach()), layout_of(group))
     if not parameter.is_meta and not bool(matrices.flatten(1).any(1).all()):
         raise ValueError(
             f"a rotated matrix must not be zero, as it would stay so, got {place}: initialize it, with a learned gain "
