@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from pytorch_metric_learning import losses as peers
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from hypersphere import ArcFaceLoss
@@ -70,7 +70,9 @@ def _heads(classes: int, size: int, plan: Plan, *, peer: bool = False, fitted: b
         contestants.append(Contestant(LINEAR, lambda: F.cross_entropy(F.linear(x, weight), labels), (x, weight)))
     taken = seconds(case, contestants, plan)
     if peer and not plan.quick and hasattr(F, "linear_cross_entropy"):  # about 20 seconds
-        slow = Contestant(LINEAR_CROSS_ENTROPY, lambda: F.linear_cross_entropy(x, weight, labels), (x, weight))
+        blocks = nn.LinearCrossEntropyOptions()  # without them it is F.linear and F.cross_entropy
+        in_blocks = partial(F.linear_cross_entropy, x, weight, labels, options=blocks)
+        slow = Contestant(LINEAR_CROSS_ENTROPY, in_blocks, (x, weight))
         contestants.append(slow)
         taken |= seconds(case, [slow], Plan(rounds=1, warmup=0))
     for contestant in contestants:

@@ -233,3 +233,11 @@ def test_hostile_embeddings_are_finite(factor):
             x, labels = batch(torch.float32)
             values = gradients(head, (x * factor).detach().requires_grad_(), labels)
             assert all(value.isfinite().all() for value in values)
+
+
+def test_a_rotated_weight_has_dense_gradients():
+    torch.manual_seed(0)
+    head = hs.ArcFaceLoss(50, D, sample=0.5, sparse=True)
+    hs.rotate(head)
+    head(torch.randn(B, D), torch.arange(B)).backward()
+    assert all(p.grad is not None and not p.grad.is_sparse for p in head.parameters() if p.requires_grad)

@@ -145,7 +145,7 @@ def test_auto_streams_above_32_megabytes():
     with Largest() as many:
         head(torch.randn(8, 2), torch.zeros(8, dtype=torch.int64))
     assert few.most == 6 * 1_200_000
-    assert many.most == 1_200_000
+    assert many.most == 2 * 1_200_000  # of the gradient
 
 
 @pytest.mark.parametrize("centers", [1, 3])

@@ -45,7 +45,7 @@ def test_a_table_between_markers_leaves_the_rest_of_the_page():
 def test_what_optimizers_and_losses_take():
     """By hand, from the papers and from torch.optim."""
     with_momentum = [name for name, taken in catalog.OPTIMIZERS.items() if "momentum" in taken]
-    assert with_momentum == ["rmsprop", "sgd", "ogd", "muon", "muonh"]
+    assert with_momentum == ["rmsprop", "sgd", "ogd", "muon", "muonh", "row_sgd"]
     assert catalog.OPTIMIZERS["rprop"] == ()
     assert {"lbfgs", "sparseadam", "optimizer"}.isdisjoint(catalog.OPTIMIZERS)
     assert catalog.LOSSES["softmax"] == ()

@@ -283,6 +283,16 @@ def test_what_is_wrong_is_said_in_one_line_that_names_the_key(tree, message):
         ),
         ({"model.k_per": "layer", "model.similarity": "sigmoid"}, "model.k_per needs model.similarity=learnable"),
         ({"loss.bias": True}, "loss.bias needs an angular loss"),
+        ({"loss.sample": 0.1}, "loss.sample needs an angular loss, got loss.name=softmax"),
+        ({"loss.sample": 1.5}, "loss.sample must be a number > 0 and <= 1 or null, got 1.5"),
+        (
+            {"loss.sparse": True, "loss.name": "arcface", "optimizer.name": "adam"},
+            "loss.sparse needs optimizer.name=row_sgd, got adam",
+        ),
+        (
+            {"loss.sample": 0.1, "loss.name": "arcface", "compile": True},
+            "loss.sample and loss.sparse need compile=false",
+        ),
         (
             {"loss.annealing_rate": 0.1, "loss.name": "arcface", "loss.margin": 0.5},
             "loss.annealing_rate needs annealing and loss.name to be one of ga_softmax, a_softmax, sphereface_plus, ",
@@ -350,7 +360,7 @@ def test_what_is_wrong_is_said_in_one_line_that_names_the_key(tree, message):
         ({"optimizer.betas": [0.9, 0.99]}, "optimizer.betas needs optimizer.name to be one of adam"),
         (
             {"optimizer.name": "adam", "optimizer.momentum": 0.9},
-            "optimizer.momentum needs optimizer.name to be one of rmsprop, sgd, ogd, muon, muonh; got adam",
+            "optimizer.momentum needs optimizer.name to be one of rmsprop, sgd, ogd, muon, muonh, row_sgd; got adam",
         ),
         ({"optimizer.name": "rprop"}, "optimizer.weight_decay must be 0: rprop has no weight decay"),
         ({"loss.name": "additive_angle"}, "loss.name=additive_angle needs loss.margin"),

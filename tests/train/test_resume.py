@@ -72,6 +72,10 @@ def draws_are_counted(result, lines, state):
     return any(state["regularizer"].values())
 
 
+def rows_have_their_own_steps(result, lines, state):
+    return any(len(set(s["step"].tolist())) > 1 for s in state["optimizers"][0]["state"].values() if "step" in s)
+
+
 def rotations_have_their_own_rate(result, lines, state):
     groups = {group["name"]: group for group in state["optimizers"][0]["param_groups"]}
     rates = [round(groups[name]["lr"], 9) for name in ("orthogonal", "weights")]
@@ -90,6 +94,7 @@ OGD_ADAM = {"rotation__method": "ogd", "optimizer__name": "ogd", "optimizer__res
 OGD_ADAM |= {"optimizer__iterations": None, "optimizer__lr": 0.01, "optimizer__rotation_lr": 0.05}
 OGD_ADAM |= {"schedule__name": "step", "schedule__milestones": (4,)}
 SAMPLED = {"rotation__sample": 4, "rotation__every": 4}
+SAMPLED_CLASSES = {"loss__name": "arcface", "loss__sample": 0.4, "loss__sparse": True, "optimizer__name": "row_sgd"}
 SHARED = {"blocks": 2, "share_blocks": True, "neurons": "learned"}
 FAST = {"optimizer__lr": 4.0}
 LEARNABLE = {"model__similarity": "learnable", "loss__name": "ga_softmax", "loss__similarity": "learnable"}
@@ -124,6 +129,7 @@ CASES = [
     case("learnable similarities", 7, **CNN, **LEARNABLE),
     case("one k, a bias and an annealing of its own", 7, **CNN, **ONE_K, model__init="xavier"),
     # what counts its steps or draws
+    case("sampled classes", 7, **SAMPLED_CLASSES, clip=0.5, data__batch_size=4, proof=rows_have_their_own_steps),
     case(
         "mhe minibatch and opt regularized",
         7,

@@ -200,6 +200,7 @@ OPTIMIZERS: dict[str, tuple[str, ...]] = {
     "rmsprop": ("momentum", "weight_decay"), "rprop": (), "sgd": ("momentum", "weight_decay"),
     "ogd": ("momentum", "weight_decay", "betas", "iterations", "rest"), "pion": ("weight_decay", "betas", "side"),
     "muon": ("momentum", "weight_decay", "betas"), "adamh": ("betas",), "muonh": ("momentum", "betas"),
+    "row_sgd": ("momentum", "weight_decay"),
 }
 
 SCHEDULES: tuple[str, ...] = (

@@ -54,7 +54,8 @@ class HeadOptions(MetricOptions, total=False):
     sparse: bool
     """Make `weight.grad` a sparse tensor of the rows that have a gradient, for torch.optim.SparseAdam, SGD and Adagrad
     and :class:`hypersphere.optim.RowSGD`: with `sample` those of the sample, otherwise the rows of classes with
-    a probability above 2⁻²⁴ for any sample. Streams always. Under torch.compile the gradient is dense."""
+    a probability above 2⁻²⁴ for any sample. Streams always. Under torch.compile, and of
+    a weight that is computed from others, such as a rotated one, the gradient is dense."""
     device: torch.device | str | None
     dtype: torch.dtype | None
 

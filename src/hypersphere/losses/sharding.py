@@ -329,8 +329,8 @@ class ClassShards(RowShards):
         """
         bias, k, class_weight = (self._of(numbers) for numbers in (bias, k, class_weight))
         target, size = target - self.start, self.mesh.size()
-        # a process has all samples: with this it takes as much memory as its part of the classes of one process
-        rule = replace(rule, block=max(rule.block // size, _LEAST_BLOCK), kept_bytes=rule.kept_bytes // size)
+        # a process has all samples: with this all together take no more memory than one process with all classes
+        rule = replace(rule, block=max(rule.block // (2 * size), _LEAST_BLOCK))
         sums = sum_here(x, weight, target, rule, bias=bias, k=k, class_weight=class_weight, **options)
         if not len(weight):  # it has a gradient in every process, or those that read gradients wait for each other
             sums = sums._replace(at_target=sums.at_target + weight.sum())

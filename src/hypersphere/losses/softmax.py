@@ -415,7 +415,7 @@ class AngularSoftmaxLoss(nn.Module):
             class_weight=smooth,
             beside=beside,
             stream=stream,
-            sparse=self.sparse and (smooth is None or self._is_sampled),
+            sparse=self.sparse and weight.is_leaf and (smooth is None or self._is_sampled),
         )
         cosine = sums.at_target / (s + (s == 0)) if is_product and self.scale is None else sums.at_target
         value = cosine if similarity == _COSINE else similarity.at_angle(angle(cosine), classes)
@@ -454,14 +454,14 @@ class AngularSoftmaxLoss(nn.Module):
         target_cosine = None
         if self.similarity == _COSINE:
             # s·cos is one product, without a (B, C) tensor of cosines
-            rows, own_norm = (x, s + (s == 0)) if self.scale is None else (unit_unchecked(x), 1.0)
+            rows = x if self.scale is None else unit_unchecked(x)
             if self.subcenters == 1:
                 logits, own = project(rows, weight, target, self.scale or 1.0)
             else:
                 products = self._nearest_of(project(rows, weight)[0])
                 logits = products * (self.scale or 1.0)
                 own = products[:, :0] if target is None else products.gather(1, target)
-            target_cosine = own / own_norm
+            target_cosine = own / (s + (s == 0)) if self.scale is None else own
         else:
             cosines = finite_gradient(self._nearest_of(cosine_linear(x, weight)))
             target_cosine = None if target is None else cosines.gather(1, target).to(exact.dtype)

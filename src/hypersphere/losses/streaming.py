@@ -2,10 +2,11 @@
 
 With a_j = ⟨x, w_j⟩/‖w_j‖ the logit of class j is L_j = s·g(a_j) + b_j. One pass over blocks of classes gives, for every
 sample, log Σ exp L_j (of softmax heads) or Σ softplus(L_j) (of binary heads) over all classes but the label's, and a at
-the label. A margin changes the label's logit alone, so it is applied outside, to B numbers. The backward pass computes
-the logits again, except those of the last blocks, which are kept up to 30 MB. It skips blocks whose probabilities are
-below the resolution of the dtype (2⁻²⁴ in float32) for every sample. With K sub-centers a class has K rows, and a_j is
-the largest of theirs.
+the label. A margin changes the label's logit alone, so it is applied outside, to B numbers. The products of a block
+wait for the backward pass in memory that its gradient of the weight will take: those of all blocks if B <= d, else of
+each ⌈B/d⌉-th, and the others are computed again. The backward pass skips blocks whose probabilities are below the
+resolution of the dtype (2⁻²⁴ in float32) for every sample. With K sub-centers a class has K rows, and a_j is the
+largest of theirs.
 
 Shapes: B batch, C classes, n classes of a block, K sub-centers, d embedding size.
 """
@@ -21,15 +22,14 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from .._internal.functions import apply, is_recorded
+from .._internal.functions import apply
 from .._internal.overflow import can_read_for_free, max_abs
 from ..layers.cosine import clamp_cosine, inverse_row_norm, unit
 from ..layers.similarity import LearnableSigmoid, Similarity, sigmoid
 from .touched_rows import TouchedRows
 
-BLOCK = 2048  # classes: 2 MB of float32 logits for 256 samples
+BLOCK = 4096  # classes: 4 MB of float32 logits for 256 samples
 _SMALL = 64.5  # e^±64 times 10⁹ classes is within the range of float32
-_KEPT_BYTES = 30 * 2**20
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,6 @@ class LogitRule:
         block: the number of classes at a time.
         softplus: sum softplus(L_j); otherwise the sum is log Σ exp L_j.
         centers: K, the number of consecutive rows of the weight that belong to one class.
-        kept_bytes: of products that the backward pass need not compute again.
     """
 
     scale: float = 1.0
@@ -50,7 +49,6 @@ class LogitRule:
     block: int = BLOCK
     softplus: bool = False
     centers: int = 1
-    kept_bytes: int = _KEPT_BYTES
 
     def __call__(
         self, products: Tensor, s: Tensor | None = None, bias: Tensor | None = None, k: Tensor | None = None
@@ -158,7 +156,10 @@ def sum_over_classes(
         return Sums(zero if rule.softplus else zero - math.inf, zero, zero)
     if not stream:
         return _plain_sums(x, weight, *extra, rule)
-    return Sums(*apply(_Sums, x, weight, *extra, rule, beside, sparse)[:3])
+    gradient = None
+    if weight.requires_grad and torch.is_grad_enabled() and weight.dtype is x.dtype and not sparse:
+        gradient = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    return Sums(*apply(_Sums, x, weight, *extra, rule, beside, sparse, gradient)[:3])
 
 
 def _plain_sums(
@@ -197,7 +198,10 @@ def _locate(target: Tensor, classes: int) -> tuple[Tensor, Tensor]:
 
 
 class _Sums(Function):
-    """The sums; and, without gradient, those of the blocks (B, blocks), 1/‖w‖ and products of the last blocks."""
+    """The sums; and, without gradient, those of the blocks (B, blocks) and 1/‖w‖.
+
+    `gradient` (C·K, d) is memory for the weight's, in which products wait; None: they are computed again.
+    """
 
     @staticmethod
     def forward(
@@ -212,18 +216,17 @@ class _Sums(Function):
         rule: LogitRule,
         beside: Tensor | None,
         sparse: bool,
+        gradient: Tensor | None,
     ) -> tuple[Tensor, ...]:
         block_sums, weighted, buffer = [], x.new_zeros(len(x)), _buffer(x, rule)
         inverse, small = x.new_empty(len(weight)), _is_small(x, bias, rule)
-        blocks = list(_blocks(weight, rule))
-        kept = _allocate_kept(x, blocks, rule)
-        for i, block in enumerate(blocks):
+        for block in _blocks(weight, rule):
             rows = weight[_rows(block, rule)].to(x.dtype)
             inverse[_rows(block, rule)] = inverse_row_norm(rows)
-            keep = kept[i - len(blocks)] if i >= len(blocks) - len(kept) else None
-            products, _ = _products(x, rows, inverse, block, rule, buffer if keep is None else keep)
+            waiting = _waiting(x, block, rule, gradient)
+            products, _ = _products(x, rows, inverse, block, rule, buffer if waiting is None else waiting)
             logits = rule(products, s, _of(block, bias), _of(block, k))
-            if keep is not None and logits is products:
+            if waiting is not None and logits is products:
                 logits = _view(buffer, products).copy_(products)
             if class_weight is not None:
                 weighted = weighted + _fill_target(logits, target, block, 0.0) @ class_weight[block]
@@ -234,19 +237,19 @@ class _Sums(Function):
                 block_sums.append(logits.exp_().sum(1).log_() if small else _log_sum(logits))
         stacked = torch.stack(block_sums, 1)
         others = stacked.sum(1) if rule.softplus else torch.logsumexp(stacked, 1)
-        return others, _at_target(x, weight, inverse, target, rule)[0], weighted, stacked, inverse, *kept
+        return others, _at_target(x, weight, inverse, target, rule)[0], weighted, stacked, inverse
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.save_for_backward(*inputs[:8], output[0], *output[3:])
-        ctx.rule, ctx.beside, ctx.sparse = inputs[8:]
+        ctx.rule, ctx.beside, ctx.sparse, ctx.gradient = inputs[8:]
         ctx.mark_non_differentiable(*output[3:])
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         derivatives = _differentiable_backward if torch.is_grad_enabled() else _streamed_backward
-        return *derivatives(ctx, *grads[:3]), None, None, None, None, None, None
+        return *derivatives(ctx, *grads[:3]), *[None] * 7
 
 
 def _differentiable_backward(ctx: Any, *grads: Tensor | None) -> list[Tensor | None]:
@@ -267,8 +270,9 @@ def _streamed_backward(
     ctx: Any, grad_others: Tensor | None, grad_at: Tensor | None, grad_weighted: Tensor | None
 ) -> list[Tensor | None]:
     """Return the gradients of x, weight, s, bias and k, a block of classes at a time."""
-    x, weight, s, bias, k, target, class_weight, multiplicity, others, block_sums, inverse, *kept = ctx.saved_tensors
-    rule, needed = ctx.rule, ctx.needs_input_grad
+    x, weight, s, bias, k, target, class_weight, multiplicity, others, block_sums, inverse = ctx.saved_tensors
+    rule, needed, memory = ctx.rule, ctx.needs_input_grad, ctx.gradient
+    ctx.gradient = None  # the products in it are overwritten here: a second backward pass computes them again
     grad_others = torch.zeros_like(others) if grad_others is None else grad_others
     smooth = None if class_weight is None or grad_weighted is None else grad_weighted.unsqueeze(1)
     buffer, grad_buffer = _buffer(x, rule), _buffer(x, rule)
@@ -290,7 +294,9 @@ def _streamed_backward(
         shares = _shares(block_sums, others, ctx.beside, grad_others, rule)
         negligible = (shares < math.log(torch.finfo(x.dtype).eps / 2)).all(0).tolist()
     grad_x = torch.zeros_like(x)
-    grad_weight = torch.empty_like(weight) if needed[1] and not ctx.sparse else None
+    grad_weight = None
+    if needed[1] and not ctx.sparse:
+        grad_weight = torch.empty_like(weight) if memory is None else memory
     touched = TouchedRows(weight, *_at_target(x, weight, inverse, target, rule)[1:]) if ctx.sparse else None
     if touched is not None:  # |gradient| times this is at most the derivative by the logit of a loss of weight 1
         relative = _relative(others, ctx.beside, grad_others, rule).unsqueeze(1)
@@ -298,7 +304,7 @@ def _streamed_backward(
         torch.zeros_like(t) if t is not None and need else None
         for t, need in zip((s, bias, k), needed[2:5], strict=True)
     ]
-    for i, (block, skipped) in enumerate(zip(_blocks(weight, rule), negligible, strict=True)):
+    for block, skipped in zip(_blocks(weight, rule), negligible, strict=True):
         of_block = _rows(block, rule)
         if skipped:
             if grad_weight is not None:
@@ -307,8 +313,9 @@ def _streamed_backward(
                 touched.add(of_block, touched.labels(of_block), None)
             continue
         rows, largest = weight[of_block].to(x.dtype), None
-        if i >= len(negligible) - len(kept):
-            products = _view(kept[i - len(negligible)], x, len(rows))
+        waiting = _waiting(x, block, rule, memory)
+        if waiting is not None:
+            products = _view(waiting, x, len(rows))
         else:
             products, largest = _products(x, rows, inverse, block, rule, buffer)
         grad, *rest = rule.pull_back([products, s, _of(block, bias), _of(block, k)], gradient)
@@ -404,12 +411,15 @@ def _view(buffer: Tensor, like: Tensor, n: int | None = None) -> Tensor:
     return buffer[: n * len(like)].view(n, len(like)).mT
 
 
-def _allocate_kept(x: Tensor, blocks: list[slice], rule: LogitRule) -> list[Tensor]:
-    """Allocate memory for the products of the last blocks, as many as the rule's bytes hold."""
-    if rule.centers > 1 or is_recorded():
-        return []
-    count = min(rule.kept_bytes // (rule.block * len(x) * x.element_size()), len(blocks))
-    return [x.new_empty((block.stop - block.start) * len(x)) for block in blocks[len(blocks) - count :]]
+def _waiting(x: Tensor, block: slice, rule: LogitRule, gradient: Tensor | None) -> Tensor | None:
+    """Return where in the memory of the gradient the products of a block wait; None: they do not.
+
+    They take the gradient of ⌈B/d⌉ blocks, the first of which is this one: the others are computed after it.
+    """
+    if gradient is None or rule.centers > 1 or (block.start // rule.block) % -(-len(x) // x.shape[1]):
+        return None
+    start, size = block.start * x.shape[1], (block.stop - block.start) * len(x)
+    return gradient.view(-1)[start : start + size] if start + size <= gradient.numel() else None
 
 
 def _is_small(x: Tensor, bias: Tensor | None, rule: LogitRule) -> bool:

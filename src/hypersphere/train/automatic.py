@@ -107,7 +107,7 @@ def learning_rate(config: Config) -> float:
     name = config.optimizer.name
     if name in _RATES:
         return _RATES[name]
-    if name not in (AUTO, "sgd", "ogd"):
+    if name not in (AUTO, "sgd", "row_sgd", "ogd"):
         kind = next(kind for key, kind in vars(torch.optim).items() if key.lower() == name and isinstance(kind, type))
         return float(inspect.signature(kind).parameters["lr"].default)
     if config.model.is_generator or kind_of_data(config.data.name) not in ("images", None):

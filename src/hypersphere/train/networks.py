@@ -79,7 +79,7 @@ def build_classifier(config: Config, spec: DataSpec) -> Classifier:
     """Build the network of a config with its head, not rotated yet; ValueError if it does not fit the data."""
     has_head = config.loss.name != "softmax"
     body = build_network(config.model, spec, num_classes=0 if has_head else len(spec.classes))
-    head = _head(config.loss, spec, body) if has_head else None
+    head = _head(config.loss, spec, body, config.seed) if has_head else None
     return Classifier(body, head, config.loss.label_smoothing)
 
 
@@ -138,7 +138,7 @@ def options_of_data(spec: DataSpec) -> dict[str, Any]:
     return {"in_channels": 1, "input_size": (1, torch.Size(spec.shape).numel())}
 
 
-def _head(loss: Loss, spec: DataSpec, body: nn.Module) -> nn.Module:
+def _head(loss: Loss, spec: DataSpec, body: nn.Module, seed: int) -> nn.Module:
     size = getattr(body, "num_features", None)
     if not isinstance(size, int):
         raise ValueError(f"loss.name={loss.name} needs a network with num_features, the size of its embeddings")
@@ -146,6 +146,8 @@ def _head(loss: Loss, spec: DataSpec, body: nn.Module) -> nn.Module:
     constants = {key: options.pop(f"annealing_{key}") for key in _ANNEALING if f"annealing_{key}" in options}
     if constants:
         options["annealing"] = partial(heads.sphereface_annealing, **constants)
+    if loss.sample is not None:
+        options["seed"] = seed
     if loss.name.startswith(PREFIX):
         return MetricLoss(loss.name.removeprefix(PREFIX), len(spec.classes), size, **options)
     return heads.create(loss.name, len(spec.classes), size, **options)

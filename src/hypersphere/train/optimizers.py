@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from .._internal import catalog
 from ..neurons import select
-from ..optim import OGD, Hyperball, MuonAdamW, Pion, param_groups
+from ..optim import OGD, Hyperball, MuonAdamW, Pion, RowSGD, param_groups
 from .automatic import learning_rate
 from .config import Config
 from .config.values import AUTO
@@ -35,7 +35,7 @@ OPTIMIZERS: dict[str, Any] = {
     if isinstance(kind, type)
     and issubclass(kind, Optimizer)
     and name not in ("Optimizer", "LBFGS", "SparseAdam", "Muon")
-} | {"ogd": OGD, "pion": Pion, "muon": MuonAdamW, "adamh": adamh, "muonh": muonh}
+} | {"ogd": OGD, "pion": Pion, "muon": MuonAdamW, "adamh": adamh, "muonh": muonh, "row_sgd": RowSGD}
 
 
 def build_optimizer(module: nn.Module, config: Config) -> Optimizer:

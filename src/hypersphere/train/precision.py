@@ -69,7 +69,8 @@ class Precision:
     def gradient_norm(self, module: nn.Module, optimizer: Optimizer) -> Tensor:
         """Return the norm of all gradients, unscaled."""
         self.scaler.unscale_(optimizer)
-        return get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
+        grads = [p.grad for p in module.parameters() if p.grad is not None]
+        return get_total_norm([grad.coalesce().values() if grad.is_sparse else grad for grad in grads])
 
     def step(self, module: nn.Module, optimizer: Optimizer, norm: Tensor) -> None:
         if self.clip is not None:

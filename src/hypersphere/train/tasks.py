@@ -262,6 +262,8 @@ class Classification(TrainingTask):
                 f"data.name={config.data.name}: a classifier needs at least two classes, got {len(classes)}"
                 f"{f', {classes[0]!r}' if classes else ''}"
             )
+        if config.loss.sparse and world.size > 1:
+            raise ValueError(f"loss.sparse needs a single process, got {world.size}")
         self.model = self.build(config, splits.spec)
         if isinstance(start, nn.Module):
             initial_weights.start_from(self.model, start, str(config.init_from))

@@ -45,6 +45,10 @@ def check(config: Any) -> None:
     else:
         _reject_if(config.gan is not None, f"gan needs model.name=generator.mhe, got {config.model.name}")
     _optimizer(config.optimizer, config.rotation)
+    wrong = config.loss.sparse and config.optimizer.name != "row_sgd"
+    _reject_if(wrong, f"loss.sparse needs optimizer.name=row_sgd, got {config.optimizer.name}")
+    compiled = config.compile and (config.loss.sparse or config.loss.sample is not None)
+    _reject_if(compiled, "loss.sample and loss.sparse need compile=false: the classes differ from step to step")
     _schedule(config.schedule, config.rotation)
 
 
@@ -138,7 +142,8 @@ def _loss(loss: Loss) -> None:
     has = catalog.LOSSES.get(loss.name, catalog.LOSSES[catalog.MARGINS[0]])
     _reject_if(is_margin and loss.margin is None, f"loss.name={loss.name} needs loss.margin")
     constants = ("annealing_base", "annealing_rate", "annealing_floor")
-    of_every_head = ("label_smoothing", "energy_weight", "bias", "subcenters", "detach_margin")
+    of_angular = ("subcenters", "detach_margin", "stream", "sample", "sparse")
+    of_every_head = ("label_smoothing", "energy_weight", "bias", *of_angular)
     _reject_unused(loss, catalog.LOSSES, (*has, *of_every_head, *constants))
     set_keys = [key for key in constants if getattr(loss, key) is not None]
     anneals = "annealing" in has and loss.annealing is not False
@@ -152,7 +157,7 @@ def _loss(loss: Loss) -> None:
     _reject_if(no_head, "loss.bias needs an angular loss; with softmax the network's last layer has its own")
     no_head = loss.energy_weight is not None and (loss.name in ("softmax", "center") or is_metric)
     _reject_if(no_head, f"loss.energy_weight needs an angular loss; with {loss.name} use energy.output_weight")
-    for key in ("subcenters", "detach_margin"):
+    for key in of_angular:
         no_head = getattr(loss, key) is not None and (loss.name in ("softmax", "center") or is_metric)
         _reject_if(no_head, f"loss.{key} needs an angular loss, got loss.name={loss.name}")
     smoothed = loss.label_smoothing and loss.name in _BINARY

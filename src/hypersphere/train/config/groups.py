@@ -156,6 +156,13 @@ class Loss(Group):
         None, "gradient of the logit without the margin; null: true with sphereface_r, else false"
     )
     subcenters: int | None = setting(None, "weight vectors of each class, of which the nearest counts; null: 1", low=1)
+    stream: bool | None = setting(
+        None, "compute the loss a block of classes at a time; null: if the logits of a batch would take more than 32 MB"
+    )
+    sample: float | None = setting(
+        None, "share of the classes that take part in a training step; null: all", above=0, high=1
+    )
+    sparse: bool | None = setting(None, "sparse gradients of class weights, for optimizer.name=row_sgd; null: false")
     bias: bool | None = setting(None, "learn a bias of each class; null: false")
     energy_weight: float | None = setting(None, "weight of the class energy of the batch", low=0)
     center_weight: float | None = setting(None, "center: weight of the squared distance to the centre", low=0)
@@ -277,7 +284,7 @@ class Optimizer(Group):
         above=0,
     )
     momentum: float | None = setting(
-        None, "momentum of sgd and ogd (null: 0.9), muon (null: 0.95) and rmsprop (null: 0)", low=0, below=1
+        None, "momentum of sgd, row_sgd and ogd (null: 0.9), muon (null: 0.95) and rmsprop (null: 0)", low=0, below=1
     )
     weight_decay: float = setting(5e-4, "weight decay of weights and rotations", low=0)
     betas: tuple[float, float] | None = setting(

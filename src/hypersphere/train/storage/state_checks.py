@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from ...optim import RowSGD
 from ..config.values import shown
 
 
@@ -34,6 +35,8 @@ def _try_out(optimizer: Optimizer, group: Mapping[str, Any], parameter: torch.Te
     """Step with a copy of one parameter: only the optimizer knows what its state must be."""
     twin = parameter.detach().clone().requires_grad_()
     twin.grad = torch.zeros_like(twin)
+    if isinstance(optimizer, RowSGD) and "step" in optimizer.state[parameter]:  # of each row, if gradients are sparse
+        twin.grad = twin.grad.to_sparse(1)
     state: defaultdict[Any, Any] = defaultdict(dict)
     state[twin] = copy.deepcopy(optimizer.state[parameter])
     trial = type(optimizer).__new__(type(optimizer))
