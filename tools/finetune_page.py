@@ -10,7 +10,7 @@ from hypersphere.report import dot_plot, line_chart
 FILE = Path("results", "finetune_minilm.json")
 PICTURES = Path("pictures", "finetuning")
 NAMES = {"rotation": "rotation", "lora": "LoRA", "full": "full fine-tuning", "probe": "output layer only"}
-MARKER = "finetune_minilm"
+PAGE, MARKER = "finetuning.md", "finetune_minilm"
 
 Runs = list[dict[str, Any]]
 

@@ -1,5 +1,5 @@
 """Write what is generated: _internal/catalog.py, tables of docs/models.md and docs/figures.md, docs/results.md and
-docs/finetuning.md with their pictures, docs/tested_models.md, the tables of the demo.
+docs/finetuning.md with their pictures, docs/optimizers.md, docs/tested_models.md, the tables of the demo.
 
 `make tables` runs `python -m tools.make_tables`. With --check nothing is written, and the exit code is 1 if a file is
 stale; tests/repo/test_catalog.py runs that.
@@ -15,7 +15,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from tools import compare_heads, demo_controls, demo_table, finetune_page, networks, results_page, tested_models
+from tools import (
+    compare_heads,
+    demo_controls,
+    demo_table,
+    finetune_page,
+    networks,
+    norm_free_page,
+    results_page,
+    tested_models,
+)
 
 import hypersphere
 from hypersphere import cli, data, losses, models, orthogonal
@@ -207,17 +216,18 @@ def generated() -> dict[Path, str]:
         figures: figures_page(figures.read_text(encoding="utf-8")),
         **results_page.generated(ROOT),
         **tested_models.generated(ROOT),
-        **finetuning_page(),
+        **measured_page(finetune_page),
+        **measured_page(norm_free_page),
     }
 
 
-def finetuning_page() -> dict[Path, str]:
-    """docs/finetuning.md with what was measured between its markers, and its pictures."""
-    page, files = ROOT / "docs" / "finetuning.md", finetune_page.generated(ROOT)
-    written = {page.parent / name: text for name, text in files.items() if name != finetune_page.MARKER}
-    if finetune_page.MARKER in files:
-        text = files[finetune_page.MARKER]
-        written[page] = between_markers(page.read_text(encoding="utf-8"), finetune_page.MARKER, text)
+def measured_page(maker: Any) -> dict[Path, str]:
+    """A page with what was measured between its markers, and its pictures."""
+    page, files = ROOT / "docs" / maker.PAGE, maker.generated(ROOT)
+    text = files.pop(maker.MARKER, None)
+    written = {page.parent / name: picture for name, picture in files.items()}
+    if text is not None:
+        written[page] = between_markers(page.read_text(encoding="utf-8"), maker.MARKER, text)
     return written
 
 

@@ -66,9 +66,9 @@ def test_rotary_products_depend_on_differences_of_places():
     torch.testing.assert_close(rotary(x)[0, 0], rotated(x[0, 0]), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("norm", [True, False])
-def test_decoder_is_its_formula(norm):
-    model = randomized(models.create("decoder", 11, norm=norm, branch_scale=0.3, **SMALL))
+@pytest.mark.parametrize(("norm", "gated"), [(True, True), (False, True), (False, False)])
+def test_decoder_is_its_formula(norm, gated):
+    model = randomized(models.create("decoder", 11, norm=norm, gated=gated, branch_scale=0.3, **SMALL))
     tokens = torch.randint(0, 11, (1, 9))
     x = model.tokens.weight[tokens[0]]
 
@@ -78,7 +78,8 @@ def test_decoder_is_its_formula(norm):
     for block in model.blocks:
         x = x + 0.3 * attention(block, normed(x, block.norm1))
         y, mlp = normed(x, block.norm2), block.mlp
-        x = x + 0.3 * (F.silu(y @ mlp.gate.weight.T) * (y @ mlp.up.weight.T)) @ mlp.down.weight.T
+        up = y @ mlp.up.weight.T
+        x = x + 0.3 * (F.silu(y @ mlp.gate.weight.T) * up if gated else F.gelu(up)) @ mlp.down.weight.T
     logits = normed(x, model.norm) @ model.get_classifier().weight.T
     torch.testing.assert_close(model(tokens)[0], logits, rtol=1e-6, atol=1e-6)
 
@@ -155,6 +156,8 @@ def test_parameters():
     free = models.create("decoder", tokens, norm=False, **SMALL)
     assert sum(p.numel() for p in free.parameters()) == matrices
     assert not any(isinstance(m, nn.RMSNorm | nn.LayerNorm) for m in free.modules())
+    plain = models.create("decoder", tokens, norm=False, gated=False, **SMALL)
+    assert sum(p.numel() for p in plain.parameters()) == depth * 12 * width**2 + 2 * tokens * width
     assert len([n for n in hs.select(free).values() if not n.is_output]) == 7 * depth
 
 

@@ -212,18 +212,22 @@ def test_logarithmic_axes():
     assert max(y for _, y in points(band)) - low == pytest.approx((low - high) * 0.30103, abs=0.1)  # at half the lowest
 
 
-def test_marks_are_crosses_with_a_text_or_lines_across():
+@pytest.mark.parametrize("log", ["", "x", "xy"])
+def test_marks_are_crosses_with_a_text_or_lines_across(log):
     marks = [
         Mark("a", "diverged", 14, 9.0),
         Mark("b", "diverged", 7, None),
+        Mark("a", "", 7, 1.0),
         *(Mark("a", "x", 1, 1.0) for _ in range(6)),
     ]
-    (plot,) = ElementTree.fromstring(line_chart({"a": ([0, 14], [4.0, 9.0])}, marks=marks)).findall(f"{SVG}svg")
-    assert [text.text for text in plot.findall(f"{SVG}text")] == ["a diverged", "b diverged", *["a x"] * 4]
+    (plot,) = ElementTree.fromstring(line_chart({"a": ([1, 14], [4.0, 9.0])}, marks=marks, log=log)).findall(
+        f"{SVG}svg"
+    )
+    assert [text.text for text in plot.findall(f"{SVG}text")] == ["a diverged", "b diverged", *["a x"] * 3]
     paths = [path.get("d") for path in plot.findall(f"{SVG}path")]
     (x, y), end = map(float, re.findall(r"[\d.]+", paths[0])[:2]), points(plot.find(f"{SVG}polyline"))[-1]
     assert (x + 5, y + 5) == pytest.approx(end, abs=0.1)
-    assert len(paths) == 8
+    assert len(paths) == 9
     assert "V" in paths[1]
 
 

@@ -78,13 +78,25 @@ class SwiGLU(nn.Module):
         return out
 
 
+class MLP(nn.Module):
+    """W_down gelu(W_up x), without biases: it grows as its input, where SwiGLU grows as the square."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(F.gelu(self.up(x)))
+        return out
+
+
 class DecoderBlock(nn.Module):
     """x ← x + s·attention(norm(x)), then x ← x + s·mlp(norm(x))."""
 
-    def __init__(self, width: int, heads: int, hidden: int, norm: bool, branch_scale: float) -> None:
+    def __init__(self, width: int, heads: int, mlp: nn.Module, norm: bool, branch_scale: float) -> None:
         super().__init__()
         self.norm1, self.norm2 = (nn.RMSNorm(width) if norm else nn.Identity() for _ in range(2))
-        self.attention, self.mlp = Attention(width, heads), SwiGLU(width, hidden)
+        self.attention, self.mlp = Attention(width, heads), mlp
         self.branch_scale = branch_scale
 
     def forward(self, x: Tensor, rotary: nn.Module) -> Tensor:
@@ -143,7 +155,8 @@ class Decoder(TokenNetwork):
         vocabulary: the number of input tokens; None: num_classes, or 65 without a classifier.
         context: the largest T.
         heads: of attention; width must be a multiple of twice their number.
-        hidden: neurons of the SwiGLU; None: 8/3 of the width, rounded up to a multiple of 16.
+        gated: SwiGLU; False: a plain MLP with GELU, which grows no faster than its input.
+        hidden: neurons of the MLP; None: 8/3 of the width, rounded up to a multiple of 16, or not gated 4 times.
         norm: RMSNorm before every branch and before the classifier; False: no norm layer at all.
         branch_scale: a fixed factor of every branch; None: 1/√(2·depth), with which the sum does not grow with depth.
 
@@ -162,15 +175,21 @@ class Decoder(TokenNetwork):
         width: int = 128,
         depth: int = 4,
         heads: int = 4,
+        gated: bool = True,
         hidden: int | None = None,
         norm: bool = True,
         branch_scale: float | None = None,
     ) -> None:
         super().__init__(num_classes, vocabulary, context, width, depth, heads)
-        hidden = 16 * -(-width // 6) if hidden is None else checks.integer("hidden", hidden, low=1)
+        checks.flag("gated", gated)
         checks.flag("norm", norm)
+        if hidden is None:
+            hidden = 16 * -(-width // 6) if gated else 4 * width
+        checks.integer("hidden", hidden, low=1)
         scale = (2 * depth) ** -0.5 if branch_scale is None else checks.number("branch_scale", branch_scale, low=0.0)
-        self.blocks.extend(DecoderBlock(width, heads, hidden, norm, scale) for _ in range(depth))
+        for _ in range(depth):
+            mlp = SwiGLU(width, hidden) if gated else MLP(width, hidden)
+            self.blocks.append(DecoderBlock(width, heads, mlp, norm, scale))
         if norm:
             self.norm = nn.RMSNorm(width)
         self._start()

@@ -44,7 +44,7 @@ class Mark(NamedTuple):
 
     Attributes:
         line: the name of its line.
-        what: such as "diverged".
+        what: such as "diverged"; empty: a cross without a text.
         x, y: the place; None instead of y: a line across the chart.
     """
 
@@ -137,7 +137,7 @@ def line_chart(
     parts = [
         text_line(title, left, EDGE + TITLE * 0.8, TITLE, room=plot_width / 1.12, more='font-weight="600"'),
         *_axes(plot, x_ticks, y_ticks, xlabel, ylabel),
-        *_curves(plot, lines, filled, _place_marks(plot, lines, marks, "y" in log)),
+        *_curves(plot, lines, filled, _place_marks(plot, lines, marks, log)),
         *(_legend(lines, left, plot.bottom + below, columns, column, room=plot_width - SWATCH) if legend else []),
     ]
     return Chart(document(parts, title or ", ".join(line.name for line in lines), width, height), points)
@@ -241,26 +241,26 @@ def _curves(plot: _Plot, lines: list[_Curve], filled: bool, marks: list[str]) ->
     return [*parts, *marks, "</svg>"]
 
 
-def _place_marks(plot: _Plot, lines: list[_Curve], marks: Sequence[Mark], log: bool) -> list[str]:
+def _place_marks(plot: _Plot, lines: list[_Curve], marks: Sequence[Mark], log: str) -> list[str]:
     """Draw a cross at the place of each mark, or a line across the chart where it has no value."""
     parts: list[str] = []
     names = [line.name for line in lines]
     for number, mark in enumerate(marks):
-        if log and mark.y is not None and mark.y <= 0:
+        if ("x" in log and mark.x <= 0) or ("y" in log and mark.y is not None and mark.y <= 0):
             continue
         colour = _line_style(names.index(mark.line))[0] if mark.line in names else INK
-        x, y = plot.to_x(mark.x), plot.top + TICK
+        x, y = plot.to_x(math.log10(mark.x) if "x" in log else mark.x), plot.top + TICK
         if mark.y is None:
             parts.append(
                 f'<path d="M{x:.2f} {plot.top:.2f}V{plot.bottom:.2f}" stroke="{colour}" stroke-dasharray="2 3"/>'
             )
         else:
-            y = _clamp(plot.to_y(math.log10(mark.y) if log else mark.y))
+            y = _clamp(plot.to_y(math.log10(mark.y) if "y" in log else mark.y))
             parts.append(f'<path d="M{x - 5:.2f} {y - 5:.2f}l10 10m0 -10l-10 10" stroke="{colour}" stroke-width="2"/>')
         is_left = x <= plot.left + plot.width / 2
         place, anchor = (x + 8, "start") if is_left else (x - 8, "end")
         room = plot.right - place if is_left else place - plot.left
-        text = f"{mark.line} {mark.what}" if number < MOST_NAMED else ""
+        text = f"{mark.line} {mark.what}" if mark.what and number < MOST_NAMED else ""
         y = min(max(y - 8, plot.top + TICK), plot.bottom - 4)
         parts.append(text_line(text, place, y, TICK, anchor=anchor, room=room))
     return parts
