@@ -281,6 +281,14 @@ def test_a_run_folder_and_its_checkpoints(tmp_path):
 # ------------------------------------------------------------------------------------------------ which tensors
 
 
+def test_a_model_in_memory_is_diagnosed():
+    model = nn.Linear(3, 4)
+    assert str(hs.inspect(model)) == str(hs.diagnose(model))
+    assert str(hs.inspect(model.state_dict())) == str(hs.diagnose(model.state_dict()))
+    with pytest.raises(ValueError, match="need embeddings, got a model"):
+        inspect(model, labels=[0, 1])
+
+
 def test_what_is_a_layer(file):
     path = file(
         bn__weight=torch.randn(8),

@@ -7,18 +7,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from torch import nn
+from torch import Tensor, nn
 
 from .._internal.progress import track
 from ..energy.hyperspherical import make_law
+from .diagnosing import diagnose
 from .embeddings import EmbeddingInspection, holds_embeddings, inspect_embeddings
 from .embeddings.vectors import Array
 from .formats import open_model
 from .measuring import measure
-from .results import DUPLICATE_ANGLE, Inspection
+from .results import DUPLICATE_ANGLE, Diagnosis, Inspection
 from .sources import layers_of_file
 
 
+@overload
+def inspect(source: nn.Module | Mapping[str, Tensor]) -> Diagnosis: ...
 @overload
 def inspect(source: Array, *, labels: Any = None, embeddings: bool | None = None) -> EmbeddingInspection: ...
 @overload
@@ -30,22 +33,24 @@ def inspect(source: str | os.PathLike[str], *, labels: None = None, embeddings: 
 @overload
 def inspect(source: str | os.PathLike[str], *, labels: Any = None, embeddings: bool | None = None) -> Any: ...
 def inspect(source: Any, *, labels: Any = None, embeddings: bool | None = None) -> Any:
-    """Report for every layer in a model file how evenly its neurons are spread; or answer questions about embeddings.
+    """Report for every layer of a model how evenly its neurons are spread; or answer questions about embeddings.
 
-    Needs no model code and runs none: a pickle is read by ``torch.load(weights_only=True)``.
+    A file needs no model code and none is run: a pickle is read by ``torch.load(weights_only=True)``.
 
     Layers of float32 or less are computed in float32, to about six digits, and in float64 if they have close or
     opposite neurons or singular values near zero.
 
     Args:
-        source: a model: a .safetensors file or a folder of shards, a file of ``torch.save`` (.pt, .pth, .bin), an .onnx
+        source: a model in memory or its state_dict, for which the result is that of :func:`diagnose`, which has more
+            options. A model file: a .safetensors file or a folder of shards, a file of ``torch.save`` (.pt, .pth, .bin), an .onnx
             file, or a run folder of ``hypersphere train``. Or embeddings (N, d): a numpy array, a tensor, a .npy, .npz
             or .parquet file, or a .safetensors or .pt file with one tensor whose name is not a layer's and N > d.
         labels: of embeddings: (N,) integers, a .npy of them, or a .csv with a column ``label``.
         embeddings: True: read the file as embeddings, False: as a model; None: as above.
 
     Returns:
-        An :class:`Inspection` of a model, an :class:`EmbeddingInspection` of embeddings.
+        An :class:`Inspection` of a model file, a :class:`Diagnosis` of a model in memory, an
+        :class:`EmbeddingInspection` of embeddings.
 
     Raises:
         ValueError: there is no such file, it is damaged, or it holds neither a layer nor embeddings.
@@ -62,7 +67,9 @@ def inspect(source: Any, *, labels: Any = None, embeddings: bool | None = None) 
         'no'
     """
     if isinstance(source, Mapping | nn.Module):
-        raise TypeError("source must be a path, an array or a tensor; call hypersphere.diagnose for a model in memory")
+        if labels is not None or embeddings:
+            raise ValueError("labels and embeddings=True need embeddings, got a model")
+        return diagnose(source)
     if not isinstance(source, str | os.PathLike):
         return inspect_embeddings(source, labels)
     path = Path(source)
