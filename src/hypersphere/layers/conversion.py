@@ -147,7 +147,11 @@ def spherize(
     learned = [(n.tensor, [p for p in n.module.parameters() if p not in before]) for n in chosen.values()]
     record_change("spherize", [(weight, added) for weight, added in learned if added])
     if skipped:
-        checks.warn(f"spherize skipped {', '.join(skipped)}: their weights are read without calling the layers")
+        done = f"skipped {', '.join(skipped)}"
+        if not chosen:
+            done = f"converted nothing: it {done}"
+            hint = "; use a network that calls its Linear layers, such as hypersphere.models.create('transformer')"
+        checks.warn(f"spherize {done}: their weights are read without calling the layers" + ("" if chosen else hint))
     if variants:
         listed = ", ".join(f"{name} [{type(module).__name__}]" for name, module in variants.items())
         checks.warn(f"spherize left {listed} plain{_CONVERTIBLE}")
