@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -304,6 +305,23 @@ def test_a_wrapper_does_not_hide_which_layer_is_the_output():
 
     selected = hs.select(nn.DataParallel(Backwards()))
     assert {name: n.is_output for name, n in selected.items()} == {"module.head": True, "module.body": False}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": "body"}, r"^spherize: no layer named 'body', did you mean 'body\.\*'\?$"),
+        ({"layers": "body.O"}, r"^spherize: no layer named 'body\.O', did you mean 'body\.0'\?$"),
+        ({"layers": "x"}, r"^spherize: no layer to work on named 'x'; .* are: body\.0 \[Linear\], head \[Linear, the out"),
+        ({"exclude": "body"}, r"^spherize: unknown layer 'body' in exclude, did you mean 'body\.\*'\?$"),
+        ({"exclude": "haed"}, r"^spherize: unknown layer 'haed' in exclude, did you mean 'head'\?$"),
+    ],
+)
+def test_verbs_name_the_nearest_layer(options, message):
+    net = nn.Sequential(OrderedDict(body=nn.Sequential(nn.Linear(3, 4), nn.ReLU()), head=nn.Linear(4, 2)))
+    with pytest.raises(ValueError, match=message):
+        hs.spherize(net, **options)
+    hs.spherize(net, exclude="body.1")  # a module without neurons
 
 
 def test_a_selection_as_layers():

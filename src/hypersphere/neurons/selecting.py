@@ -7,6 +7,7 @@ what :func:`select` returned, which alone takes ``output`` and ``example_inputs`
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 
 from .._internal import checks
 from .._internal.adapters import has_adapters
+from .._internal.nearest import nearest_few
 from .._internal.sharding import reshard
 from .._internal.text import escaped
 from .eligible import eligible_layers, uncalled_linears, unknown_weights, unwrapped, why_not_eligible
@@ -139,11 +141,27 @@ def check_names(verb: str, model: nn.Module, selection: Selection, layers: Specs
     """Raise for a name or pattern in `layers`, or a name in `exclude`, that matches nothing."""
     for spec in [] if layers is None or isinstance(layers, Selection) else as_list("layers", layers):
         if isinstance(spec, str) and not any(matches(spec, k, n.module) for k, n in selection.everything.items()):
+            if near := _nearest_layers(spec, selection.everything):
+                raise ValueError(f"{verb}: no layer named {spec!r}, did you mean {near[0]!r}?")
             raise no_layer_error(selection, verb, f" named {spec!r}")
-    names = {name for name, _ in model.named_modules()} | set(selection.everything)
+    modules = {name for name, _ in model.named_modules()}
     for spec in as_list("exclude", exclude):
-        if isinstance(spec, str) and not any(sign in spec for sign in "*?[") and spec not in names:
-            raise ValueError(f"{verb}: unknown layer {spec!r} in exclude")
+        if isinstance(spec, str) and not _is_pattern(spec) and spec not in selection.everything:
+            near = _nearest_layers(spec, selection.everything)
+            if spec not in modules or near == [f"{spec}.*"]:
+                hint = f", did you mean {near[0]!r}?" if near else ""
+                raise ValueError(f"{verb}: unknown layer {spec!r} in exclude{hint}")
+
+
+def _is_pattern(name: str) -> bool:
+    return any(sign in name for sign in "*?[")
+
+
+def _nearest_layers(name: str, layers: Iterable[str]) -> list[str]:
+    """Return the layer or pattern that `name` may mean, in a list; empty if none is near, and for a pattern."""
+    if _is_pattern(name):
+        return []
+    return [f"{name}.*"] if any(layer.startswith(f"{name}.") for layer in layers) else nearest_few(name, layers, 1)
 
 
 def no_layer_error(selection: Selection, verb: str, why: str = "") -> ValueError:
