@@ -31,8 +31,17 @@ def test_names_resolved_lazily_are_the_names_that_type_checkers_see():
     assert seen == set(PUBLIC)
     assert all(getattr(hs, name) is not None for name in seen)
     assert seen <= set(dir(hs))
-    with pytest.raises(AttributeError, match="no attribute 'SphereConv4d'"):
+    with pytest.raises(AttributeError, match="no attribute 'SphereConv4d', did you mean 'SphereConv1d'"):
         hs.SphereConv4d  # noqa: B018
+    assert not hasattr(hs, "__wrapped__")
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"), [("CosFace", "AMSoftmaxLoss"), ("SphereFace", "ASoftmaxLoss"), ("NormFace", "SSoftmaxLoss")]
+)
+def test_other_names_of_losses_are_told(name, ours):
+    with pytest.raises(AttributeError, match=f"no attribute '{name}Loss'; {name} is {ours} here"):
+        getattr(hs, f"{name}Loss")
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_version_as_a_module():
         (["completion", "tcsh"], "hypersphere completion: SHELL must be one of bash, zsh, fish; got 'tcsh'"),
         (
             ["list", "modles"],
-            "hypersphere list: unknown KIND 'modles', did you mean 'models'? (KIND must be one of models, data, "
+            "hypersphere list: unknown KIND 'modles', did you mean 'models'? (one of models, data, "
             "similarities, losses, methods, measures, evenness, optimizers, schedules, augmentations, recipes, "
             "figures, layers)",
         ),

@@ -364,7 +364,7 @@ def wrong_labels():
             r"^resize images with data.size .*one shape, got \(3, \d+, \d+\) and",
         ),
         (lambda: list(batches(numbered(5), 2, augment=lambda x, g: x[:1])), "tensor of 2 samples.*got"),
-        (lambda: imbalance(numbered(5), "singel"), r"did you mean 'single'\? \(kind must be one of"),
+        (lambda: imbalance(numbered(5), "singel"), r"did you mean 'single'\? \(one of"),
         (lambda: imbalance(numbered(99), "mnist0"), "100 samples of class 0 for 'mnist0', got 99"),
         (
             lambda: imbalance(TensorDataset(torch.zeros(3)), "single"),

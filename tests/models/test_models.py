@@ -401,7 +401,7 @@ def test_unknown_names_are_met_with_the_nearest():
 def test_unknown_options_are_met_with_those_there_are():
     with pytest.raises(
         ValueError,
-        match=r"unknown cnn9 option 'width', did you mean 'widths'\? \(cnn9 option must be one of num_classes, depth",
+        match=r"unknown cnn9 option 'width', did you mean 'widths'\? \(one of num_classes, depth",
     ):
         models.create("cnn9", width=(1, 2, 3))
     with pytest.raises(ValueError, match=r"generator\.mhe option must be one of .*got .num_classes"):

@@ -55,7 +55,7 @@ def test_a_page_instead_of_the_picture_or_beside_it(tmp_path, monkeypatch, capsy
 @pytest.mark.parametrize(
     ("line", "error"),
     [
-        ("operatr", "unknown NAME 'operatr', did you mean 'operators'? (NAME must be one of "),
+        ("operatr", "unknown NAME 'operatr', did you mean 'operators'? (one of "),
         ("operators run", "operators takes no input: `hypersphere figure operators`; got 1"),
         ("operators --out x.pdf", "argument --out: must end in .svg or .png (a page: --html FILE), got 'x.pdf'"),
         ("operators --out folder.svg", "argument --out: must be a file in a folder that exists, got 'folder.svg'"),

@@ -366,8 +366,8 @@ def test_steps_to_an_accuracy(tmp_path):
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        (["opt.1x"], "unknown table 'opt.1x', did you mean 'opt.1'? (table must be one of spherenet.1, "),
-        (["opt.1", "--rows", "cnn6/gs"], "unknown row 'cnn6/gs', did you mean 'cnn6/gs-fixed'? (row must be one of "),
+        (["opt.1x"], "unknown table 'opt.1x', did you mean 'opt.1'? (one of spherenet.1, "),
+        (["opt.1", "--rows", "cnn6/gs"], "unknown row 'cnn6/gs', did you mean 'cnn6/gs-fixed'? (one of "),
         (["opt.1", "--rows", "cnn9/baseline"], "row cnn9/baseline of opt.1 does not exist at reduced size; use --full"),
         (["opt.1", "--budget", "0"], "argument --budget: must be a number of minutes above 0, got '0'"),
         (["opt.1", "--budget", "0.001"], "--budget 0.001 is too small: one run of opt.1 takes about "),

@@ -17,7 +17,11 @@ def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], 
 
     def get(name: str) -> Any:
         if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            from .nearest import public_name_hint
+
+            hint = public_name_hint(name, homes)
+            # With a name but no `obj`, Python adds no guess of its own.
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}", name=name)
         home = homes[name]
         value = getattr(import_module(f"{package}.{home}"), name) if home else import_module(f"{package}.{name}")
         setattr(sys.modules[package], name, value)

@@ -31,6 +31,13 @@ ALIASES = {
     "bf16": "amp",
 }
 
+#: class here → what papers and other packages call it, without "Loss"
+OTHER_CLASSES = {
+    "AMSoftmaxLoss": "CosFace LMCL",
+    "ASoftmaxLoss": "SphereFace",
+    "SSoftmaxLoss": "NormFace NormalizedSoftmax",
+}
+
 #: an argument here → what other packages call it; "": what has no counterpart here, although a name is similar
 OTHER_NAMES = {
     "": "easy_margin",
@@ -74,6 +81,16 @@ def nearest_argument(name: str, allowed: Iterable[str]) -> list[str]:
     """Return the argument that `name` may mean, in a list; empty if none is near."""
     meant = [ours for ours, others in OTHER_NAMES.items() if name in others.split()]
     return [argument for argument in allowed if argument in meant] if meant else nearest_few(name, allowed, 1)
+
+
+def public_name_hint(name: str, names: Iterable[str]) -> str:
+    """Return how the error for an unknown public name ends: with the name that it may mean, if there is one."""
+    other = name.removesuffix("Loss")
+    for ours in names:
+        if other in OTHER_CLASSES.get(ours, "").split():
+            return f"; {other} is {ours} here"
+    near = nearest_few(name, names, 1)
+    return f", did you mean {near[0]!r}?" if near else ""
 
 
 def explain_keywords(function: F) -> F:
@@ -121,8 +138,8 @@ def unknown(what: str, value: Any, allowed: Iterable[Any], also: str = "") -> st
     """
     names = list(map(str, allowed))
     near = nearest_argument(value, names) if isinstance(value, str) else []
-    rule = f"{what} must be one of {', '.join(names)}{also}"
-    return f"{unknown_name(what, value, near, '')} ({rule})" if near else f"{rule}; got {value!r}"
+    listed = f"one of {', '.join(names)}{also}"
+    return f"{unknown_name(what, value, near, '')} ({listed})" if near else f"{what} must be {listed}; got {value!r}"
 
 
 def check_options(what: str, options: Iterable[str], accepted: Iterable[inspect.Parameter]) -> None:
