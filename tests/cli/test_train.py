@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from hypersphere._internal import catalog
 from hypersphere._internal.catalog import COMMANDS
@@ -23,6 +24,7 @@ from hypersphere.cli._settings import COMMON
 from hypersphere.train import Data, recipes
 from hypersphere.train.config import Config, flags, from_tree, to_json
 from hypersphere.train.results import Result
+from hypersphere.train.storage.metrics import MetricsLine
 from hypersphere.train.storage.summary import Summary
 from tests.runs import rewritten
 
@@ -58,7 +60,7 @@ def fitted(monkeypatch):
 
     def fit(config, *, progress):
         calls.append((config, progress))
-        return Result(SUMMARY, [], None, Path(config.out), config)
+        return Result(SUMMARY, [], nn.Identity(), Path(config.out), config)
 
     monkeypatch.setattr("hypersphere.train.fit", fit)
     return calls
@@ -220,17 +222,30 @@ def test_what_is_printed(fitted, monkeypatch, capsys):
         assert err == ""
         if progress:
             assert out == (
-                "test accuracy    loss  energy  parameters trained  seconds\n"
-                "       96.33%  0.1200  2.5000              48,042      3.2\n"
+                "test accuracy    loss  energy (sum of layers)  parameters trained  seconds\n"
+                "       96.33%  0.1200                  2.5000              48,042      3.2\n"
                 "run: 'my run'\nnext: hypersphere predict 'my run' FILE...\n"
+                "compare: hypersphere train plain --steps=7 '--out=my run-energy' --energy=on && "
+                "hypersphere report 'my run' 'my run-energy'\n"
             )
     assert json.loads(out) == json.loads(json.dumps(SUMMARY.to_dict())) | {"path": "runs/plain"}
     assert main(["train", "--data.name=cora", "--model.name=gcn", "--data.root=."]) == 0
-    assert capsys.readouterr().out.endswith("next: hypersphere evaluate runs/gcn-cora\n")
+    assert "\nnext: hypersphere evaluate runs/gcn-cora\ncompare: " in capsys.readouterr().out
+    for argv in (["mhe"], ["opt"], ["--loss.name=arcface"], ["--out=x", "--resume"]):
+        assert main(["train", *argv]) == 0
+        assert "compare: " not in capsys.readouterr().out
     summary = replace(SUMMARY, accuracy=None, loss=1.0, energy=None)
-    monkeypatch.setattr("hypersphere.train.fit", lambda c, progress: Result(summary, [], None, Path(c.out), c))
+    monkeypatch.setattr(
+        "hypersphere.train.fit", lambda c, progress: Result(summary, lines, nn.Identity(), Path(c.out), c)
+    )
+    lines: list[MetricsLine] = []
     assert main(["train"]) == 0
     assert capsys.readouterr().out.splitlines()[1].split() == ["–", "1.0000", "–", "48,042", "3.2"]
+    lines = [MetricsLine(step, "validation", values={"accuracy": 0.6 + step % 3 / 10}) for step in (1, 2, 3)]
+    summary = replace(SUMMARY, split="validation", best_step=2, accuracy=0.8)
+    assert main(["train"]) == 0
+    line = "accuracy: best of 3 evaluations, step 2; last 60.00%; selected on the same data"
+    assert capsys.readouterr().out.splitlines()[2] == line
 
 
 def test_what_a_recipe_prints_is_not_in_the_json(fitted, capsys):

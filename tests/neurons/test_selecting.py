@@ -312,7 +312,10 @@ def test_a_wrapper_does_not_hide_which_layer_is_the_output():
     [
         ({"layers": "body"}, r"^spherize: no layer named 'body', did you mean 'body\.\*'\?$"),
         ({"layers": "body.O"}, r"^spherize: no layer named 'body\.O', did you mean 'body\.0'\?$"),
-        ({"layers": "x"}, r"^spherize: no layer to work on named 'x'; .* are: body\.0 \[Linear\], head \[Linear, the out"),
+        (
+            {"layers": "x"},
+            r"^spherize: no layer to work on named 'x'; .* are: body\.0 \[Linear\], head \[Linear, the out",
+        ),
         ({"exclude": "body"}, r"^spherize: unknown layer 'body' in exclude, did you mean 'body\.\*'\?$"),
         ({"exclude": "haed"}, r"^spherize: unknown layer 'haed' in exclude, did you mean 'head'\?$"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import os
@@ -21,10 +22,12 @@ from hypersphere.cli import main
 from hypersphere.report import networks, report_runs
 from hypersphere.report.curves import curve_chart, mean_curve, thin
 from hypersphere.report.linechart import Mark
-from hypersphere.report.run_files import changed_settings, differences, group_runs, read_runs
-from hypersphere.report.run_page import _marks, build_page
+from hypersphere.report.run_files import RunFiles, RunGroup, changed_settings, differences, group_runs, read_runs
+from hypersphere.report.run_page import _accuracy, _marks, build_page
 from hypersphere.train import Config, Optimizer, Rotation, TrainingError, fit, load_run
 from hypersphere.train.config import to_tree
+from hypersphere.train.storage.metrics import MetricsLine
+from hypersphere.train.storage.summary import Summary
 from tests.report_runs import curve, train_small, write_run
 
 
@@ -71,6 +74,17 @@ def test_names_of_groups(tmp_path, names, expected):
         write_run(tmp_path / name, curve([1.0]), i % 2, optimizer={"lr": 0.1 * (1 + i // 2)})
     groups = group_runs(read_runs([tmp_path / name for name in names]))
     assert [group.name for group in groups] == expected
+
+
+def test_a_result_that_was_selected_says_so():
+    lines = [MetricsLine(step, "validation", values={"accuracy": 0.6 + step % 3 / 10}) for step in (1, 2, 3)]
+    rest = {"energies": {}, "samples_per_second": 1.0, "seed": 0, "model": "mlp", "length": (3, None), "versions": {}}
+    summary = Summary(3, "validation", seconds=1.0, parameters={}, data={}, accuracy=0.8, best_step=2, **rest)
+    run = RunFiles(Path("a"), "a", {}, lines, summary)
+    assert _accuracy(RunGroup("a", [run])) == "80.00% (best of 3 evaluations, step 2; last 60.00%)"
+    assert _accuracy(RunGroup("a", [run, run])) == "80.00% ± 0.00% (best evaluation of each run)"
+    tested = RunFiles(Path("a"), "a", {}, lines, dataclasses.replace(summary, split="test"))
+    assert _accuracy(RunGroup("a", [tested])) == "80.00%"
 
 
 @pytest.mark.slow

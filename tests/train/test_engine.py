@@ -539,3 +539,15 @@ def test_gradients_too_large_for_their_type_are_named():
     config = tiny(**{"energy.norm_weight": 3e38})
     with pytest.raises(TrainingError, match=r"step 1: (the gradients are too large|a gradient is not finite)"):
         quiet(config)
+
+
+# ----------------------------------------------------------------------------------------------------------- display
+
+
+def test_the_second_line_says_what_is_spherical(capsys):
+    fit(tiny(steps=1), progress=True)
+    fit(tiny(steps=1, energy={}, rotation={}, loss={"name": "arcface"}, **{"model.similarity": "cosine"}))
+    first, plain, *_, second, with_all, _ = capsys.readouterr().err.splitlines()
+    assert first == second == "mlp on few_digits: 1 steps"
+    assert plain == "mlp, plain: no sphere layers, energy or rotations"
+    assert with_all == "mlp with sphere layers, loss arcface, energy, rotations"

@@ -15,6 +15,7 @@ from .._internal.tables import NOTHING, TextTable, percent
 from ..train.config import Config, ConfigError
 from ..train.config import convert as configs
 from ..train.config.values import kind_of_data
+from ..train.storage.summary import selection
 from ._output import one_line, print_table, say
 from ._settings import add_base_arguments, add_settings, base_config, expand_switches, folder_name
 
@@ -72,6 +73,8 @@ def train(options: argparse.Namespace, base_of: Callable[[argparse.Namespace], C
         print(json.dumps({**result.to_dict(), "path": str(result.path)}, indent=2))
     else:
         _print(result, options.recipe)
+        if base_of is base_config:
+            _tell_how_to_compare(result, options)
     return 0
 
 
@@ -144,11 +147,28 @@ def _tell_how_to_resume(config: Config, options: argparse.Namespace) -> None:
     if "WORLD_SIZE" in os.environ:
         say("hypersphere train: to resume, repeat the command with --resume")
         return
+    say(f"hypersphere train: to resume: {_command(options, out=config.out, resume='true')}")
+
+
+def _command(options: argparse.Namespace, **changes: Any) -> str:
+    """Return the command of the options with these changes; None removes one."""
     start = [options.recipe] if options.recipe is not None else []
     start += ["--config", options.config] if options.config is not None else []
-    changes = {**options.changes, "out": config.out, "resume": "true"}
-    words = ["hypersphere", "train", *start, *(f"--{key}={text}" for key, text in changes.items())]
-    say(f"hypersphere train: to resume: {shlex.join(words)}")
+    changes = {**options.changes, **changes}
+    flags = [f"--{key}={text}" for key, text in changes.items() if text is not None]
+    return shlex.join(["hypersphere", "train", *start, *flags])
+
+
+def _tell_how_to_compare(result: Any, options: argparse.Namespace) -> None:
+    """Of a plain classifier: print how to train it with the energy and see both."""
+    from ..train.networks import ideas_of
+
+    path, was_resumed = str(result.path), "resume" in options.changes
+    if result.config.model.is_generator or was_resumed or ideas_of(result.config, result.model):
+        return
+    other = f"{path}-energy"
+    command = _command(options, energy="on", out=other)
+    print(f"compare: {command} && {shlex.join(['hypersphere', 'report', path, other])}")
 
 
 def _print(result: Any, recipe: str | None) -> None:
@@ -156,11 +176,13 @@ def _print(result: Any, recipe: str | None) -> None:
     cells = {
         f"{summary.split} accuracy": percent(summary.accuracy),
         "loss": _cell(summary.loss, ".4f"),
-        "energy": _cell(summary.energy, ".4f"),
+        "energy (sum of layers)": _cell(summary.energy, ".4f"),
         "parameters trained": _cell(summary.parameters.get("trained"), ","),
         "seconds": _cell(summary.seconds, ".1f"),
     }
     print_table(TextTable([*cells], [[*cells.values()]], left=0))
+    if selected := selection(summary, result.metrics):
+        print(f"accuracy: {selected}; selected on the same data")
     path = shlex.quote(str(result.path))
     print(f"run: {path}\nnext: hypersphere {_next(result.config, path, recipe)}")
 

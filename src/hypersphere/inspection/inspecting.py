@@ -42,9 +42,10 @@ def inspect(source: Any, *, labels: Any = None, embeddings: bool | None = None) 
 
     Args:
         source: a model in memory or its state_dict, for which the result is that of :func:`diagnose`, which has more
-            options. A model file: a .safetensors file or a folder of shards, a file of ``torch.save`` (.pt, .pth, .bin), an .onnx
-            file, or a run folder of ``hypersphere train``. Or embeddings (N, d): a numpy array, a tensor, a .npy, .npz
-            or .parquet file, or a .safetensors or .pt file with one tensor whose name is not a layer's and N > d.
+            options. A model file: a .safetensors file or a folder of shards, a file of ``torch.save`` (.pt, .pth,
+            .bin), an .onnx file, or a run folder of ``hypersphere train``. Or embeddings (N, d): a numpy array, a
+            tensor, a .npy, .npz or .parquet file, or a .safetensors or .pt file with one tensor whose name is not a
+            layer's and N > d.
         labels: of embeddings: (N,) integers, a .npy of them, or a .csv with a column ``label``.
         embeddings: True: read the file as embeddings, False: as a model; None: as above.
 

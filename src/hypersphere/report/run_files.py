@@ -15,7 +15,7 @@ from ..train.config.convert import flags, flatten
 from ..train.storage import layout
 from ..train.storage.metrics import MetricsLine, parse_lines
 from ..train.storage.records import check_id
-from ..train.storage.summary import Summary, read_summary
+from ..train.storage.summary import Summary, read_summary, selection
 
 METRICS = ("accuracy", "loss", "energy", "seconds", "parameters")  # of the summary
 Settings = Mapping[str, Any]  # setting such as "model.name" → value; settings that are None are left out
@@ -119,6 +119,12 @@ class RunGroup:
         """The split of the metrics; None if runs differ in it."""
         splits = {run.final().split for run in self.runs}
         return splits.pop() if len(splits) == 1 else None
+
+    @property
+    def selection(self) -> str:
+        """How the accuracy was chosen among the evaluations, in words; "" if it is of the last one."""
+        chosen = [text for run in self.runs if (text := selection(run.result, run.lines))]
+        return chosen[0] if len(self.runs) == 1 and chosen else "best evaluation of each run" if chosen else ""
 
     def metric(self, key: str) -> Statistic:
         """Return mean and standard deviation over the runs that have it."""

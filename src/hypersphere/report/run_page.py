@@ -129,8 +129,7 @@ def _verdict(groups: Sequence[RunGroup]) -> str:
         best = max(ranked, key=lambda group: group.metric("accuracy").mean or 0.0)
         which = f"{best.split or 'last'} accuracy"
         which = f"Highest {which}" if len(ranked) > 1 else which.capitalize()
-        accuracy = format_metric("accuracy", best.metric("accuracy"))
-        words.append(f"{which}: {best.name}, {accuracy} ({_many(len(best.runs), 'run')}).")
+        words.append(f"{which}: {best.name}, {_accuracy(best)} ({_many(len(best.runs), 'run')}).")
     ends = [(run, run.early_end()) for group in groups for run in group.runs]
     for state, more in (("diverged", ""), ("not finished", "; their metrics are those of the last evaluation")):
         names = [f"{run.name} at step {end[1]}" for run, end in ends if end is not None and end[0] == state]
@@ -152,19 +151,30 @@ def format_metric(key: str, value: Statistic) -> str:
     return " ± ".join(f"{number:{form}}" for number in value if number is not None)
 
 
+def _accuracy(group: RunGroup) -> str:
+    """Return the accuracy of a group, and how it was chosen among evaluations."""
+    accuracy = format_metric("accuracy", group.metric("accuracy"))
+    return f"{accuracy} ({group.selection})" if group.selection else accuracy
+
+
 def _add_results(page: Page, groups: Sequence[RunGroup]) -> None:
     def cell(key: str, value: Statistic) -> Cell:
         return format_metric(key, value), value.mean
 
-    keys = ("accuracy", "loss", "energy", "parameters", "seconds")
+    keys = ("loss", "energy", "parameters", "seconds")
     rows: list[list[Cell]] = [
-        [group.name, len(group.runs), group.split or NOTHING, *(cell(key, group.metric(key)) for key in keys)]
+        [
+            *(group.name, len(group.runs), group.split or NOTHING),
+            (_accuracy(group), group.metric("accuracy").mean),
+            *(cell(key, group.metric(key)) for key in keys),
+        ]
         for group in groups
     ]
     header = ["group", "runs", "split", "accuracy", "loss", "energy", "trained parameters", "seconds"]
-    page.table(
-        header, rows, caption="Mean ± standard deviation over the runs of a group. Energy is the sum over layers."
-    )
+    caption = "Mean ± standard deviation over the runs of a group. Energy is the sum over layers."
+    if any(group.selection for group in groups):
+        caption += " Validation accuracies are the best of several evaluations, so a little too high."
+    page.table(header, rows, caption=caption)
     if len(rows) == sum(len(group.runs) for group in groups):
         return
     of_runs: list[list[Cell]] = []

@@ -60,6 +60,18 @@ class Classifier(nn.Module):
         return embeddings
 
 
+def ideas_of(config: Config, network: nn.Module) -> list[str]:
+    """Return what makes a training spherical; nothing for a plain network and loss."""
+    ideas = {
+        "sphere layers": any(isinstance(layer, SphereOptions) for layer in network.modules()),
+        "normalized weights": config.model.name == "ngpt",
+        f"loss {config.loss.name}": config.loss.name != "softmax",
+        "energy": config.energy is not None,
+        "rotations": config.rotation is not None,
+    }
+    return [idea for idea, is_on in ideas.items() if is_on]
+
+
 def targets_of(inputs: Tensor, labels: Tensor, output: Tensor) -> Tensor:
     """Return the labels; of text, the next character at every position (the label follows the window)."""
     if output.dim() == 3 and labels.dim() == 1:

@@ -24,6 +24,7 @@ from .config import Config, derive
 from .distributed import World
 from .inference.run import load_run
 from .initial_weights import check_fits
+from .networks import ideas_of
 from .precision import Precision
 from .progress import Progress
 from .schedule import LearningRate, PlateauState, has_batch_norm
@@ -111,6 +112,12 @@ class Training:
                 if self.resumed:
                     self.screen.note(f"resumed at step {self.done.step} of {self.total}")
                 else:
+                    ideas = ", ".join(ideas_of(config, self.task.modules[self.task.main]))
+                    self.screen.note(
+                        f"{config.model.name} with {ideas}"
+                        if ideas
+                        else f"{config.model.name}, plain: no sphere layers, energy or rotations"
+                    )
                     self.log("train", {}, self._energies())
                     if self.total < FEW and config.steps is None:
                         self.screen.note(f"only {self.total} steps: use more epochs or a smaller data.batch_size")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ..._internal.checksummed_json import Tree
+from ..._internal.tables import percent
 from .layout import FORMAT, RESULT
+from .metrics import MetricsLine
 from .records import Count, Finite, Positive, Share, Values, finite, read_tree, to_record
 
 
@@ -53,6 +56,15 @@ class Summary:
         """Return what result.json holds, but for format and checksums: the metrics among the other fields."""
         tree = {key: value for key, value in asdict(self).items() if key not in ("metrics", "checksums")}
         return {**finite(tree), **finite(self.metrics)}
+
+
+def selection(summary: Summary | None, lines: Sequence[MetricsLine]) -> str:
+    """Return how the accuracy was chosen if it is the best evaluation on the split that it is of; else ""."""
+    if summary is None or summary.split != "validation" or summary.best_step is None:
+        return ""
+    evaluated = [line for line in lines if line.split == summary.split]
+    last = percent(evaluated[-1].accuracy)
+    return f"best of {len(evaluated)} evaluations, step {summary.best_step}; last {last}"
 
 
 def read_summary(run: Path) -> Summary:
