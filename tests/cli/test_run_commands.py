@@ -94,7 +94,10 @@ def test_what_is_no_run(argv, capsys, images):
         ("predict RUN b.png --top 2 --out x.npy", "argument --top: needs a table, .csv or --json; .npy has all"),
         ("predict RUN b.png --out x.txt", "argument --out: must end in .csv or .npy, got 'x.txt'"),
         ("predict RUN b.png --out no/x.csv", "argument --out: must be a file in a folder that exists, got 'no/x.csv'"),
-        ("export RUN --to safetensors", "--out is needed: the file to write, such as model.safetensors"),
+        (
+            "export RUN/checkpoints/10 --to safetensors",
+            "--out is needed: the file to write, such as model.safetensors",
+        ),
         ("export RUN/checkpoints/10", "--out is needed: the file to write, such as model.onnx"),
         (
             "export RUN --out a.bin",
@@ -384,10 +387,25 @@ def test_export_by_the_ending(folder, capsys, tmp_path):
     assert torch.export.load(tmp_path / "a.pt2").module()(torch.zeros(5, 1, 8, 8)).shape == (5, 16)
 
 
+def test_export_of_tensors_has_a_default_file(folder, capsys):
+    path = load_run(folder).path / "final" / "exported.safetensors"
+    assert run(capsys, "export", folder, "--to", "safetensors") == (0, f"wrote {path}\n{TAKES}\n", "")
+    path.unlink()
+
+
+def test_export_of_an_unfinished_run_says_so(folder, capsys, tmp_path):
+    begun = shutil.copytree(folder, tmp_path / "begun", ignore=shutil.ignore_patterns("final", "result.json"))
+    assert fails(capsys, "export", begun) == (
+        f"{begun} is not finished: this is its step 20; --out is needed: the file to write, such as model.onnx"
+    )
+    _, out, _ = run(capsys, "export", begun, "--out", tmp_path / "a.safetensors")
+    assert out.splitlines()[2:] == [f"{begun} is not finished: the weights are those of step 20"]
+
+
 def test_export_names_the_package_that_is_missing(folder, capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "onnx", None)
     line = fails(capsys, "export", folder, "--out", tmp_path / "a.onnx")
-    assert line.startswith(f"exporting to ONNX needs onnx: {install_command('export')}")
+    assert line.startswith(f"exporting to ONNX needs onnx: {install_command('export')}, or export to torch (--to torch)")
     assert not list(tmp_path.iterdir())
 
 

@@ -32,9 +32,13 @@ def install_command(extra: str) -> str:
     return f"pip install {option}'{source}[{extra}]'"
 
 
-def import_extra(module: str, package: str, what: str, extra: str) -> Any:
-    """Import a module of an optional package that `what` needs. ImportError with the pip extra that has it."""
+def import_extra(module: str, package: str, what: str, extra: str, otherwise: str = "") -> Any:
+    """Import a module of an optional package that `what` needs. ImportError with the pip extra that has it.
+
+    Args:
+        otherwise: how to do without, such as ", or ...".
+    """
     try:
         return import_module(module)
     except ImportError as error:
-        raise ImportError(f"{what} needs {package}: {install_command(extra)} ({error})") from None
+        raise ImportError(f"{what} needs {package}: {install_command(extra)}{otherwise} ({error})") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from ..train.storage.layout import EXPORTS, FINAL
+from ..train.storage.layout import EXPORTS, FINAL, RESULT
 from . import _loading
 from ._output import file_to_write, printable, user_errors
 
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         metavar="FILE",
         type=file_to_write(),
-        help="output file (default for a finished run: RUN/final/model.onnx or RUN/final/model.pt2)",
+        help="output file (default for a finished run: RUN/final/model.onnx, model.pt2 or exported.safetensors)",
     )
     parser.add_argument("--embeddings", action="store_true", help="export unit embeddings instead of logits")
     parser.add_argument("--json", action="store_true", help="print JSON only")
@@ -29,17 +29,22 @@ def run(options: argparse.Namespace) -> int:
     with user_errors(options):
         to = format_of(options.out or "x.onnx", options.to)
         loaded = _loading.load_options_run(options)
-        out = options.out
+        out, is_final = options.out, loaded.source == loaded.path / FINAL
+        unfinished = "" if is_final or (loaded.path / RESULT).exists() else f"{loaded.path} is not finished"
         if out is None:
-            if to == "safetensors" or loaded.source != loaded.path / FINAL:
-                raise ValueError(f"--out is needed: the file to write, such as model{EXPORTS[to]}")
-            out = loaded.source / f"model{EXPORTS[to]}"
+            if not is_final:
+                why = f"{unfinished}: this is its step {loaded.step}; " if unfinished else ""
+                raise ValueError(f"{why}--out is needed: the file to write, such as model{EXPORTS[to]}")
+            name = "exported" if to == "safetensors" else "model"  # model.safetensors is the run's own
+            out = loaded.source / f"{name}{EXPORTS[to]}"
         difference = export(loaded, out, to, options.embeddings)
     if options.json:
         written = {"path": str(out), "format": to, "step": loaded.step, "difference": difference}
         print(json.dumps({**written, "inputs": inputs_of(loaded)}, indent=2))
     else:
         print(printable(f"wrote {out}{_compared(to, difference)}\ninputs: {inputs_of(loaded)}"))
+        if unfinished:
+            print(printable(f"{unfinished}: the weights are those of step {loaded.step}"))
     return 0
 
 

@@ -164,7 +164,8 @@ def _torch(run: Run, module: nn.Module, examples: Tensor, name: str) -> tuple[by
 
 def _onnx(run: Run, module: nn.Module, examples: Tensor, name: str) -> tuple[bytes, Tensor | None]:
     for package in ("onnx", "onnxscript"):
-        import_extra(package, package, "exporting to ONNX", "export")
+        without = ", or export to torch (--to torch), which needs no other package"
+        import_extra(package, package, "exporting to ONNX", "export", without)
 
     def make() -> bytes:
         program = torch.onnx.export(
