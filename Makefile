@@ -2,7 +2,7 @@ PYTHON ?= python3
 # make docs VENV=DIR uses an environment of your own as it is and installs nothing; so do the other commands.
 BIN := $(or $(VENV),.venv)/bin
 stamp = $(if $(VENV),,.venv/$(1).stamp)
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 # Both workers and the processes that tests start read the modules compiled by whoever was first.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 # A test that kills its worker fails alone: pytest-xdist gives up after 8 dead workers unless told otherwise.

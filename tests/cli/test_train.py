@@ -164,6 +164,8 @@ def test_of_a_flag_given_twice_the_last_counts(capsys):
         ("--energy maybe", "energy must be on or off, got 'maybe'"),
         ("plain --model.similarity cosine --model.scale big", "model.scale must be true, a number, auto or null"),
         ("plain --amp bfloat", "amp must be "),
+        ("--data photos", "unknown flag '--data', did you mean '--data.name' or '--data.root'?"),
+        ("--resume runs/c2", "--resume takes no folder; write --resume --out=runs/c2"),
         ("--resume=maybe", "resume must be true or false, got 'maybe'"),
     ],
 )

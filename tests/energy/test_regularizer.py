@@ -302,6 +302,8 @@ def test_a_model_without_layers_lists_what_is_there():
         ({"hidden_weight": math.nan}, ValueError, "hidden_weight"),
         ({"output_weight": "1"}, TypeError, "output_weight"),
         ({"norm_weight": -1e-4}, ValueError, "norm_weight"),
+        ({"hidden_weight": -1}, ValueError, "hidden_weight must be finite and >= 0"),
+        ({"output_weight": -1}, ValueError, "output_weight must be finite and >= 0"),
         ({"measure": "thomson"}, ValueError, r"measure.*energy"),
         ({"measure": 3}, (TypeError, ValueError), "measure"),
         ({"minibatch": 0}, ValueError, "minibatch"),

@@ -162,7 +162,7 @@ def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
         return [f"{near}.{name}" for near in nearest_few(group, [e.rpartition(".")[0] for e in others], 1)] or others
     settings = [setting for setting in known if setting.startswith(f"{name}.")]
     if not group and settings:  # the name of a group
-        return settings[:1]
+        return [setting for setting in settings if setting.endswith((".name", ".root"))] or settings[:1]
     of_group = [setting for setting in known if group and setting.startswith(f"{group}.")]
     if of_group:
         return [f"{group}.{near}" for near in nearest_few(name, [e.rpartition(".")[2] for e in of_group], 1)]

@@ -57,6 +57,9 @@ def run(options: argparse.Namespace) -> int:
 def train(options: argparse.Namespace, base_of: Callable[[argparse.Namespace], Config]) -> int:
     """Train the config that `base_of` makes of the options, changed by the flags."""
     try:
+        resumed = options.changes.get("resume", "")
+        if "/" in resumed or os.path.isdir(resumed):
+            raise ConfigError(f"--resume takes no folder; write --resume --out={resumed}")
         base = base_of(options)
         values = configs.read_changes(base, options.changes)
         if options.print_config:

@@ -178,8 +178,8 @@ class EnergyRegularizer(CountedDraws):
         heads = [neurons.module for neurons in self.neurons.values() if neurons.is_output]
         if any(getattr(head, "energy_weight", 0.0) for head in heads):  # the head adds the energy itself
             output = 0.0
-        hidden = hidden if hidden_weight is None else checks.number("hidden_weight", hidden_weight)
-        return hidden, output if output_weight is None else checks.number("output_weight", output_weight)
+        hidden = hidden if hidden_weight is None else checks.number("hidden_weight", hidden_weight, low=0.0)
+        return hidden, output if output_weight is None else checks.number("output_weight", output_weight, low=0.0)
 
     def _select_layers(
         self,
