@@ -405,7 +405,7 @@ def test_export_of_an_unfinished_run_says_so(folder, capsys, tmp_path):
 def test_export_names_the_package_that_is_missing(folder, capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "onnx", None)
     line = fails(capsys, "export", folder, "--out", tmp_path / "a.onnx")
-    assert line.startswith(f"exporting to ONNX needs onnx: {install_command('export')}, or export to torch (--to torch)")
+    assert line.startswith(f"exporting to ONNX needs onnx: {install_command('export')}, or export to torch")
     assert not list(tmp_path.iterdir())
 
 
