@@ -61,10 +61,11 @@ def tasks(seeds: int) -> list[Task]:
         for lr in MLP_RATES
         for method in METHODS[:4]
     ]
+    normed = [network("normed", method, 8, lr, 0) for lr in RATES[1:5] for method in METHODS]
     recipes = [recipe(name, lr, 0) for name, rates in RECIPES.items() for lr in rates]
     later = [task for seed in range(3, seeds) for task in rates(seed)]
-    first = [*rates(0), *rates(1), *kept, *rates(0, "swiglu"), *rates(2)]
-    return [*first, *recipes, *depth[16], *width, *depth[64], *later]
+    first = [*rates(0), *rates(1), *kept, *rates(0, "swiglu"), *rates(1, "swiglu")]
+    return [*first, *rates(2), *recipes, *depth[16], *normed, *width, *depth[64], *later]
 
 
 def recipe(name: str, lr: float, seed: int) -> Task:
@@ -96,8 +97,7 @@ def run(task: Task) -> Task:
     elif task["part"] == "recipes":
         result = runs.train_recipe(task["method"], task["lr"], task["seed"], task["steps"])
     else:
-        options = {"gated": task["part"] == "swiglu", "norm": task["part"] == "kept"}
-        result = runs.train(task["method"], task["depth"], task["lr"], task["seed"], task["steps"], **options)
+        result = runs.train(**task)
     return task | result
 
 

@@ -52,7 +52,7 @@ def generated(root: Path) -> dict[str, str]:
     runs = read(root)
     if not runs:
         return {}
-    parts: list[Callable[[Runs], str]] = [rates, gated, depths, kept, widths, recipes]
+    parts: list[Callable[[Runs], str]] = [rates, gated, normed, depths, kept, widths, recipes]
     files = {MARKER: "".join(part(runs) for part in parts)}
     files[f"{PICTURES / 'rates'}.svg"] = rates_chart(runs)
     if pick(runs, part="kept"):
@@ -89,15 +89,14 @@ def rates_chart(runs: Runs) -> str:
 
 def rates(runs: Runs) -> str:
     own = pick(runs, part="rates")
-    seeds = len({row["seed"] for row in own})
     text = (
         "### A Transformer without norm layers\n\n"
         "`decoder` with `norm=False` and `gated=False`: 8 layers of width 64, 4 heads, rotary positions, MLPs with "
         "GELU, every branch times 1/4, matrices drawn from N(0, 1/inputs). It learns the characters of "
-        f"tinyshakespeare in {STEPS[8]} steps of 8 × 64 characters: 20 of warm-up, linear decay, gradients clipped "
+        f"tinyshakespeare in {STEPS[8]} steps of 8 × 64 characters, 20 of warm-up, linear decay, gradients clipped "
         "at 1. Embedding and output are stepped by AdamW at 0.003 in all runs; only the steps of the matrices differ, "
         "and all have the same seven rates. The loss is that of a character of text that was not trained on, the mean "
-        f"over {seeds} seeds ± the standard deviation. A run has diverged if its loss is not finite or is above ln 65, "
+        f"over {counted(own)} ± the standard deviation. A run has diverged if its loss is not finite or above ln 65, "
         "that of guessing: a cross.\n\n"
         f"![Loss over the learning rate]({PICTURES / 'rates'}.svg)\n\n"
     )
@@ -106,9 +105,10 @@ def rates(runs: Runs) -> str:
 
 def table(own: Runs) -> str:
     """Return the losses by method and rate."""
-    text = "| |" + "".join(f" {lr:g} |" for lr in RATES) + "\n|---|" + "---|" * len(RATES) + "\n"
+    used = [lr for lr in RATES if pick(own, lr=lr)]
+    text = "| |" + "".join(f" {lr:g} |" for lr in used) + "\n|---|" + "---|" * len(used) + "\n"
     for method in METHODS:
-        cells = [cell(pick(own, method=method, lr=lr)) for lr in RATES]
+        cells = [cell(pick(own, method=method, lr=lr)) for lr in used]
         text += f"| {method} | {' | '.join(cells)} |\n"
     return text
 
@@ -119,9 +119,23 @@ def gated(runs: Runs) -> str:
         return ""
     largest = max(lr for method in METHODS for lr in trained(own, method=method))
     return (
-        "With SwiGLU instead of the MLP (`gated=True`, one seed) a branch grows as the square of its input, and "
-        f"keeping norms is not enough: the largest rate at which any method trained is {largest:g}.\n\n{table(own)}\n"
+        f"With SwiGLU in place of the MLP (`gated=True`, {counted(own)}) a branch grows as its input squared, and "
+        "keeping norms is not enough: the largest rate at which a method trained with every seed is "
+        f"{largest:g}.\n\n{table(own)}\n"
     )
+
+
+def normed(runs: Runs) -> str:
+    own = pick(runs, part="normed")
+    if not own:
+        return ""
+    return f"With RMSNorm, and the MLP again, {counted(own)}:\n\n{table(own)}\n"
+
+
+def counted(runs: Runs) -> str:
+    """Return how many seeds there are, in words."""
+    seeds = len({row["seed"] for row in runs})
+    return "one seed" if seeds == 1 else f"{seeds} seeds"
 
 
 def cell(rows: Runs) -> str:

@@ -112,8 +112,9 @@ def short(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def train(method: str, depth: int, lr: float, seed: int, steps: int, gated: bool = False, norm: bool = False) -> Row:
-    """Train the Transformer; its loss is None if it diverged. With norm layers also trace what happens to matrices."""
+def train(method: str, depth: int, lr: float, seed: int, steps: int, part: str = "rates") -> Row:
+    """Train the Transformer of a part of the study; the loss is None if it diverged. "kept" has a trace."""
+    gated, norm, traced = part == "swiglu", part in ("normed", "kept"), part == "kept"
     torch.manual_seed(seed)
     model = hs.models.create("decoder", 65, width=64, depth=depth, heads=4, context=CONTEXT, norm=norm, gated=gated)
     matrices = [neurons.tensor for neurons in hs.select(model).values() if not neurons.is_output]
@@ -121,7 +122,7 @@ def train(method: str, depth: int, lr: float, seed: int, steps: int, gated: bool
     rest = [parameter for parameter in model.parameters() if id(parameter) not in stepped]
     optimizers = [METHODS[method](matrices, lr), torch.optim.AdamW(rest, lr=REST, **ADAM)]
     bases = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
-    start, trace, last = measure(matrices) if norm else [], [], []
+    start, trace, last = measure(matrices) if traced else [], [], []
     began = time.process_time()
     for step in range(steps):
         for optimizer, rates in zip(optimizers, bases, strict=True):
@@ -139,13 +140,13 @@ def train(method: str, depth: int, lr: float, seed: int, steps: int, gated: bool
             return {"loss": None, "diverged": step, "seconds": round(time.process_time() - began, 1)}
         for optimizer in optimizers:
             optimizer.step()
-        if norm and (step + 1) % (steps // 10) == 0:
+        if traced and (step + 1) % (steps // 10) == 0:
             trace.append({"step": step + 1, **changes(start, measure(matrices))})
     value = evaluate(model)
     row: Row = {"loss": round(value, 4) if value < CHANCE else None}
     if row["loss"] is None:
         row["diverged"] = steps
-    if norm:
+    if traced:
         row["trace"] = trace
     return row | {"seconds": round(time.process_time() - began, 1)}
 

@@ -23,13 +23,13 @@ def text(monkeypatch):
 
 @pytest.mark.parametrize("method", ["Muon", "MuonH", "Pion", "Pion, series"])
 def test_a_run_keeps_what_its_method_keeps(text, method):
-    result = norm_free_runs.train(method, 1, 0.1, 0, 30, norm=True)
+    result = norm_free_runs.train(method, 1, 0.1, 0, 30, "kept")
     assert result["loss"] < CHANCE
     last = result["trace"][-1]
     assert last["step"] == 30
     assert (last["norm"] < 1e-5) == (method in ("MuonH", "Pion"))
     assert (last["singular"] < 1e-5) == (method == "Pion")
-    assert result["loss"] == norm_free_runs.train(method, 1, 0.1, 0, 30, norm=True)["loss"]
+    assert result["loss"] == norm_free_runs.train(method, 1, 0.1, 0, 30, "kept")["loss"]
 
 
 def test_divergence_is_noticed(text):
@@ -75,7 +75,7 @@ def test_the_page_says_what_the_runs_say(tmp_path):
     assert norm_free_page.generated(tmp_path) == {}
     (tmp_path / "results" / "optimizers.json").write_text(json.dumps({"runs": runs}))
     files = norm_free_page.generated(tmp_path)
-    assert "| Muon |  |  | 2.010 ± 0.010 | 1 of 3 diverged |  |  |  |" in files["norm_free"]
+    assert "| Muon | 2.010 ± 0.010 | 1 of 3 diverged |  |" in files["norm_free"]
     picture = files["pictures/optimizers/rates.svg"]
     assert picture.count("Muon diverges") == 1
     assert "MuonH diverges" not in picture

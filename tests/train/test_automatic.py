@@ -149,7 +149,7 @@ def test_a_split_of_its_own_is_not_replaced(tmp_path):
     assert resolved(derive(config, {"data.fold": "1/2"})).data.validation is None
 
 
-@pytest.mark.parametrize("name", recipes.names())
+@pytest.mark.parametrize("name", [name for name in recipes.names() if not name.startswith("text_")])
 def test_the_digits_are_trained_as_ever(name):
     """plain is what is trained without a recipe, and no recipe warms up, augments or has other batches than before."""
     assert recipes.load("plain") == Config()

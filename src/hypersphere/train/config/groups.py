@@ -56,6 +56,7 @@ class Model(Group):
     depth: int | None = setting(None, "blocks of a network of tokens", low=1, high=10_000)
     heads: int | None = setting(None, "heads of attention", low=1, high=10_000)
     norm: bool | None = setting(None, "norm layers of the decoder")
+    gated: bool | None = setting(None, "SwiGLU in the decoder; false: an MLP with GELU")
     batch_norm: bool | None = setting(None, "BatchNorm after each layer")
     relu: bool | None = setting(None, "ReLU after each layer")
     init: str | None = setting(
