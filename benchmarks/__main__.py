@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from rich.table import Column, Table
 
-from . import adapters, classes, data, energy, inspection, layers, losses, memory, report, rotation, train
+from . import adapters, classes, data, embeddings, energy, inspection, layers, losses, memory, report, rotation, train
 from .measure import Measurement, Plan, quiet_process
 
 BENCHMARKS: dict[str, Callable[[Plan], Iterator[Measurement]]] = {
@@ -28,6 +28,7 @@ BENCHMARKS: dict[str, Callable[[Plan], Iterator[Measurement]]] = {
     "classes": classes.measurements,
     "memory": memory.measurements,
     "energy": energy.measurements,
+    "embeddings": embeddings.measurements,
     "inspection": inspection.measurements,
     "report": report.measurements,
     "rotation": rotation.measurements,

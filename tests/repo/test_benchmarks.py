@@ -51,8 +51,8 @@ def test_quick_run_keeps_nothing_unasked(monkeypatch, tmp_path):
 def test_unknown_name_lists_the_known(capsys):
     with pytest.raises(SystemExit):
         main(["layer"])
-    names = "layers, losses, classes, memory, energy, inspection, report, rotation, rotation_layers, adapters, train"
-    assert f"{names}; got layer" in capsys.readouterr().err
+    names = "energy, embeddings, inspection, report, rotation, rotation_layers, adapters, train"
+    assert f"layers, losses, classes, memory, {names}; got layer" in capsys.readouterr().err
 
 
 def test_long_cases_run_fewer_rounds():

@@ -37,9 +37,9 @@ def make_page(result: EmbeddingInspection) -> Page:
     page.section("Pictures")
     for chart, caption in _charts(result):
         page.chart(chart, caption=caption)
-    page.section("Groups of duplicates")
-    groups = result["duplicates"].details["groups"][:_MOST_LISTED]
-    page.table(["rows", "group"], [[len(group), " ".join(map(str, group[:_MOST_LISTED]))] for group in groups])
+    if groups := result["duplicates"].details["groups"][:_MOST_LISTED]:
+        page.section("Groups of duplicates")
+        page.table(["rows", "group"], [[len(group), " ".join(map(str, group[:_MOST_LISTED]))] for group in groups])
     return page
 
 
