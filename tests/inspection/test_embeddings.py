@@ -150,10 +150,14 @@ def test_recall_of_a_cut_that_loses_nothing():
 
 def test_rotation_helps_where_dimensions_are_unequal_and_more_bits_recall_more():
     x = torch.randn(1000, 16) * torch.logspace(0, -1.5, 16)
-    recall = hs.inspect(x)["may I quantize"].details["recall"]
+    result = hs.inspect(x)
+    recall = result["may I quantize"].details["recall"]
     assert recall["1 bit"]["fit_rotation"] > recall["1 bit"]["as is"] + 0.05
     for how in recall["1 bit"]:
         assert recall["1 bit"][how] < recall["int4"][how] < recall["int8"][how]
+    assert result.transform.name == "fit_rotation"
+    signs = result.transform(x) > 0
+    assert (signs.float().mean(0) - 0.5).abs().max() < 0.1  # centred
 
 
 def test_labels_choose_the_map_and_the_file_applies_it(tmp_path, capsys):

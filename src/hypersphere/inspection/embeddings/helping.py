@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...openset import nearest
+from ...rotation.quantize import fit_rotation
 from .answers import Answer
 from .hubs import NEIGHBORS, drop_own, skewness
 from .recall import GAIN, Sample
@@ -62,8 +63,12 @@ def find_help(
         found.append(
             f"{name}{'' if is_more else ', if fewer hubs is the aim; give --labels to see whether it is right'}"
         )
+    best_map = next((one for one in maps if is_better and one.name == name), None)
     if gain > GAIN:
         found.append("hs.quantize.fit_rotation before 1 bit")
+        if best_map is None:
+            turn = fit_rotation(sample.fitted)
+            best_map = Transform("fit_rotation", turn.matrix, turn.mean)
     details = {"tried": tried, "rotation_gain_1_bit": gain, "criterion": key, "best": name if is_better else None}
     return Answer(
         "what helps?",
@@ -71,7 +76,7 @@ def find_help(
         not is_better,
         what + (f" → {best:.3g} by {name}" if name != "none" else "") + f"; rotation {gain:+.3f} at 1 bit",
         details=details,
-    ), next((one for one in maps if is_better and one.name == name), None)
+    ), best_map
 
 
 def _try(rows: Tensor, labels: Tensor | None) -> dict[str, float]:
