@@ -204,13 +204,15 @@ def run_missing(
     results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for name, settings_ in options.items():
         entry = results.setdefault(name, {"validation": [], "test": [], "seconds": 0.0})
-        while len(entry["test"]) < len(SEEDS):
-            start, tried = time.process_time(), len(entry["validation"])
+        while (tried := len(entry["validation"])) < len(settings_) or len(entry["test"]) < len(SEEDS):
+            start = time.process_time()
             if tried < len(settings_):
                 entry["validation"].append(run(name, settings_[tried], 100, False))
             else:
-                best = entry["setting"] = settings_[max(range(tried), key=lambda i: rank(entry["validation"][i]))]
-                entry["test"].append(run(name, best, len(entry["test"]), True))
+                entry["test"].append(run(name, entry["setting"], len(entry["test"]), True))
+            best = settings_[max(range(len(entry["validation"])), key=lambda i: rank(entry["validation"][i]))]
+            if best != entry.get("setting"):
+                entry["setting"], entry["test"] = best, []
             entry["seconds"] = round(entry["seconds"] + time.process_time() - start, 1)
             write_text(path, json.dumps(results, indent=1) + "\n")
 

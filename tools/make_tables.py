@@ -1,5 +1,6 @@
 """Write what is generated: _internal/catalog.py, tables of docs/models.md and docs/figures.md, docs/results.md and
-docs/finetuning.md with their pictures, docs/optimizers.md, docs/tested_models.md, the tables of the demo.
+docs/finetuning.md with their pictures, docs/optimizers.md, docs/embeddings.md, docs/tested_models.md, the tables of the
+demo.
 
 `make tables` runs `python -m tools.make_tables`. With --check nothing is written, and the exit code is 1 if a file is
 stale; tests/repo/test_catalog.py runs that.
@@ -19,6 +20,7 @@ from tools import (
     compare_heads,
     demo_controls,
     demo_table,
+    embeddings_page,
     finetune_page,
     networks,
     norm_free_page,
@@ -195,14 +197,21 @@ def figures_page(page: str) -> str:
     return between_markers(page, "figures", "".join(f"| {' | '.join(line)} |\n" for line in lines))
 
 
+def embeddings_text(page: str) -> str:
+    """docs/embeddings.md with what was measured between its markers."""
+    for name, text in embeddings_page.generated(ROOT).items():
+        page = between_markers(page, name, text)
+    return page
+
+
 def between_markers(page: str, name: str, table: str) -> str:
     return re.sub(rf"(?<=<!-- {name} -->\n).*?(?=<!-- end -->)", lambda _: table, page, count=1, flags=re.DOTALL)
 
 
 def generated() -> dict[Path, str]:
     """Each file that is generated, and its text."""
-    pages = ("models.md", "figures.md", "index.md", "losses.md")
-    models, figures, index, losses_page = (ROOT / "docs" / name for name in pages)
+    pages = ("models.md", "figures.md", "index.md", "losses.md", "embeddings.md")
+    models, figures, index, losses_page, embeddings = (ROOT / "docs" / name for name in pages)
     readme, demo = ROOT / "README.md", demo_table.markdown(demo_table.read(ROOT))
     controls = json.loads((ROOT / "results" / demo_controls.FILE).read_text(encoding="utf-8"))
     return {
@@ -212,6 +221,7 @@ def generated() -> dict[Path, str]:
         losses_page: between_markers(
             losses_page.read_text(encoding="utf-8"), compare_heads.MARKER, compare_heads.markdown(ROOT)
         ),
+        embeddings: embeddings_text(embeddings.read_text(encoding="utf-8")),
         models: models_page(models.read_text(encoding="utf-8")),
         figures: figures_page(figures.read_text(encoding="utf-8")),
         **results_page.generated(ROOT),
