@@ -120,7 +120,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = load()
     with ProcessPoolExecutor(options.jobs) as pool:
-        for wanted in (lambda: tasks(options.seeds), lambda: chosen(rows)):
+        for wanted in (lambda: tasks(3), lambda: chosen(rows), lambda: tasks(options.seeds)):
             done = {key(row) for row in rows}
             todo = [task for task in wanted() if key(task) not in done]
             futures = [pool.submit(run, task) for task in todo]

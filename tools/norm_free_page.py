@@ -13,6 +13,7 @@ from hypersphere.papers.reproduce.statistics import SIGNIFICANT, mean_and_deviat
 from hypersphere.report import line_chart
 from hypersphere.report.linechart import Mark
 
+ROOT = Path(__file__).parents[1]
 FILE = Path("results", "optimizers.json")
 PAGE, MARKER = "optimizers.md", "norm_free"
 PICTURES = Path("pictures", "optimizers")
@@ -294,8 +295,9 @@ def recipes(runs: Runs) -> str:
     text = (
         f"### The recipes\n\n`decoder` with RMSNorm, or nGPT, 4 layers of width 64, {own[0]['steps']} steps of 4 × 128 "
         "characters. Each had five rates, tried with seed 0; the best on validation was run with "
-        f"{RECIPE_SEEDS} seeds. The rate is that of the matrices; of all parameters for `text_adamw`, `text_adamh` and "
-        "`text_ngpt`; of the rotations for `text_poet`.\n\n"
+        f"{RECIPE_SEEDS} seeds. The rate is that of the matrices; of all parameters for `text_adamw`, and for "
+        "`text_adamh` and `text_ngpt`, whose embedding and output keep their norms too; of the "
+        "rotations for `text_poet`.\n\n"
         "| recipe | best rate | validation loss | test loss | trained numbers | trials |\n|---|---|---|---|---|---|\n"
     )
     for name in RECIPES:

@@ -7,6 +7,7 @@ import torch
 from tools import norm_free, norm_free_page, norm_free_runs
 
 import hypersphere as hs
+from hypersphere.train import recipes
 
 CHANCE = norm_free_runs.CHANCE
 
@@ -61,6 +62,17 @@ def test_best_rates_are_run_with_other_seeds():
     assert norm_free.chosen(tried[:-1]) == []
     keys = [norm_free.key(task) for task in norm_free.tasks(5)]
     assert len(keys) == len(set(keys))
+
+
+def test_the_recipes_have_the_rates_that_were_best():
+    runs = norm_free_page.read(norm_free_page.ROOT)
+    for name in norm_free.RECIPES:
+        tried = norm_free_page.pick(runs, part="recipes", method=name, seed=0)
+        best = min((row for row in tried if row["loss"] is not None), key=lambda row: row["loss"])
+        config = recipes.load(name)
+        assert config.steps == best["steps"]
+        rate = config.optimizer.rotation_lr if name == "text_poet" else config.optimizer.lr
+        assert rate == best["lr"], name
 
 
 def test_the_page_says_what_the_runs_say(tmp_path):

@@ -1,4 +1,7 @@
-"""A small Transformer on the characters of tinyshakespeare: AdamW, and the optimizers that keep something."""
+"""A small Transformer on the characters of tinyshakespeare: AdamW, and the optimizers that keep something.
+
+Each learning rate is the best on validation of five (docs/optimizers.md).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from ..config import Config, Data, Model, Optimizer, Rotation, Schedule, derive
 def text_adamw() -> Config:
     """Train a small Transformer on characters by AdamW; data.root is the folder with tinyshakespeare."""
     return Config(
-        steps=300,
+        steps=200,
         model=Model("decoder", width=64, depth=4, heads=4),
         data=Data("text", batch_size=4, validation=400),
         optimizer=Optimizer("adamw", lr=0.01, weight_decay=0.0),
@@ -24,12 +27,12 @@ def text_muon() -> Config:
 
 def text_adamh() -> Config:
     """The same by AdamH (Hyperball): Adam on spheres, every matrix keeps its norm."""
-    return derive(text_adamw(), optimizer=Optimizer("adamh", lr=0.01, weight_decay=0.0))
+    return derive(text_adamw(), optimizer=Optimizer("adamh", lr=0.03, weight_decay=0.0))
 
 
 def text_muonh() -> Config:
     """The same by MuonH (Hyperball): Muon on spheres, every matrix keeps its norm."""
-    return derive(text_adamw(), optimizer=Optimizer("muonh", lr=0.03, weight_decay=0.0))
+    return derive(text_adamw(), optimizer=Optimizer("muonh", lr=0.1, weight_decay=0.0))
 
 
 def text_pion() -> Config:
@@ -40,7 +43,7 @@ def text_pion() -> Config:
 def text_ngpt() -> Config:
     """nGPT on the same: vectors and weights of length one, by Adam without warm-up."""
     changes = {"model.name": "ngpt", "schedule.warmup": 0}
-    return derive(text_adamw(), changes, optimizer=Optimizer("adam", lr=0.01, weight_decay=0.0))
+    return derive(text_adamw(), changes, optimizer=Optimizer("adam", lr=0.03, weight_decay=0.0))
 
 
 def text_poet() -> Config:
