@@ -30,34 +30,34 @@ def versions() -> dict[str, str]:
 
 def write(root: Path, verbs: dict[str, str], networks: list[dict[str, Any]]) -> None:
     """Write the outcomes of a run."""
-    told = {"python": platform.python_version(), "versions": versions(), "verbs": verbs, "networks": networks}
-    (root / FILE).write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    tested = {"python": platform.python_version(), "versions": versions(), "verbs": verbs, "networks": networks}
+    (root / FILE).write_text(json.dumps(tested, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read(root: Path) -> dict[str, Any]:
     """Return what was written."""
-    told: dict[str, Any] = json.loads((root / FILE).read_text(encoding="utf-8"))
-    return told
+    tested: dict[str, Any] = json.loads((root / FILE).read_text(encoding="utf-8"))
+    return tested
 
 
-def markdown(told: dict[str, Any]) -> str:
+def markdown(tested: dict[str, Any]) -> str:
     """Return the page."""
-    names = [f"{name} {number}" for name, number in told["versions"].items()]
-    cells = [cell for network in told["networks"] for cell in network["cells"].values()]
+    names = [f"{name} {number}" for name, number in tested["versions"].items()]
+    cells = [cell for network in tested["networks"] for cell in network["cells"].values()]
     failed = cells.count(FAILED)
     lines = [
-        f"Run with Python {told['python']}, {', '.join(names)}.",
-        f"{len(told['networks'])} networks × {len(told['verbs'])} verbs = {len(cells)} cells: {failed} failed, "
+        f"Run with Python {tested['python']}, {', '.join(names)}.",
+        f"{len(tested['networks'])} networks × {len(tested['verbs'])} verbs = {len(cells)} cells: {failed} failed, "
         f"{cells.count('refused')} refused by name with the network left as it was. The networks have random weights "
         "and few, narrow layers; nothing is fetched.\n",
-        *(f"- `{verb}`: {text}" for verb, text in told["verbs"].items()),
+        *(f"- `{verb}`: {text}" for verb, text in tested["verbs"].items()),
         "\n0.0 is the largest difference between results that must be the same: not one bit differs.",
     ]
-    for library in dict.fromkeys(network["library"] for network in told["networks"]):
-        title = f"{library} {told['versions'][library]}" if library != "torch" else "Written in the tests"
-        lines += [f"\n## {title}\n", _row("network", "output layers", *told["verbs"], "what is special")]
-        lines.append(_row(*["---"] * (len(told["verbs"]) + 3)))
-        for network in told["networks"]:
+    for library in dict.fromkeys(network["library"] for network in tested["networks"]):
+        title = f"{library} {tested['versions'][library]}" if library != "torch" else "Written in the tests"
+        lines += [f"\n## {title}\n", _row("network", "output layers", *tested["verbs"], "what is special")]
+        lines.append(_row(*["---"] * (len(tested["verbs"]) + 3)))
+        for network in tested["networks"]:
             if network["library"] == library:
                 heads = ", ".join(f"`{head}`" for head in network["heads"]) or "none"
                 lines.append(_row(network["name"], heads, *network["cells"].values(), network["trap"]))

@@ -49,7 +49,7 @@ def test_the_losses_are_those_of_equation_20():
     assert (loss(real) + loss(-fake)).tolist() == pytest.approx((fake - real).tolist())
 
 
-def test_told_apart():
+def test_discriminator_accuracy():
     real, fake = torch.tensor([3.0, 1.0, -1.0]), torch.tensor([2.0, -1.0, -2.0])
     assert adversarial.discriminator_accuracy("logistic", real, fake).tolist() == [0.5, 1.0, 0.5]
     assert adversarial.discriminator_accuracy("wasserstein", real, fake - 1.5).tolist() == [1.0, 1.0, 1.0]
@@ -164,7 +164,10 @@ ROWS = {
 def test_a_run_loads_again_and_can_be_continued(row, tmp_path):
     config = gan(out=str(tmp_path / "run"), **ROWS[row])
     result = fit(config, progress=False)
-    assert all(math.isfinite(result.to_dict()[key]) for key in ("discriminator_loss", "generator_loss", "told_apart"))
+    assert all(
+        math.isfinite(result.to_dict()[key])
+        for key in ("discriminator_loss", "generator_loss", "discriminator_accuracy")
+    )
     noise = torch.randn(3, 4)
     assert torch.equal(load_run(tmp_path / "run").model(noise), result.model(noise))
     assert result.model.dense.out_features == (24 if row == "narrow generator" else 4)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup as Group
     from torch.distributed.device_mesh import DeviceMesh
 
-_ERRORS: tuple[type[Exception], ...] = (ValueError, TypeError)
-
 
 def exchange(numbers: list[int], group: Group, device: torch.device) -> list[list[int]]:
     """Return the integers of all processes, by rank."""
@@ -36,24 +34,15 @@ def raise_together(error: Exception | None, codes: list[int], group: Group, devi
 
     Args:
         error: this process's.
-        codes: :func:`error_code` of all processes.
+        codes: of all processes, 0 without an error.
     """
     rank = next((rank for rank, code in enumerate(codes) if code), None)
     if rank is None:
         return
-    text = str(error).encode() if error is not None and rank == group.rank() else b""
-    length = torch.tensor([len(text)], device=device)
-    dist.broadcast(length, group=group, group_src=rank)
-    letters = torch.zeros(int(length), dtype=torch.uint8, device=device)
-    if text:
-        letters.copy_(torch.tensor(list(text), dtype=torch.uint8))
-    dist.broadcast(letters, group=group, group_src=rank)
-    raise _ERRORS[codes[rank] - 1](f"rank {rank}: {bytes(letters.tolist()).decode()}")
-
-
-def error_code(error: Exception | None) -> int:
-    """Return 0 for no error, else its kind."""
-    return 0 if error is None else 1 + [isinstance(error, kind) for kind in _ERRORS].index(True)
+    errors: list[Any] = [error]
+    dist.broadcast_object_list(errors, group=group, group_src=rank, device=device)
+    kind = TypeError if isinstance(errors[0], TypeError) else ValueError
+    raise kind(f"rank {rank}: {errors[0]}")
 
 
 def gather_batch(x: Tensor, counts: list[int], group: Group, factor: float = 1.0) -> Tensor:

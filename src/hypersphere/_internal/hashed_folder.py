@@ -30,7 +30,7 @@ def checksums(tensors: Mapping[str, Tensor], files: Mapping[str, bytes]) -> dict
 
 
 def check(file: TensorFile, tensors: Mapping[str, Tensor]) -> None:
-    """Raise ValueError unless tensors and JSON files of the folder are those that were written, if that is known."""
+    """Compare tensors and JSON files of the folder with their checksums, if it has some; ValueError if one differs."""
     path, text = Path(file.path), file.metadata.get(KEY)
     if text is None:
         return

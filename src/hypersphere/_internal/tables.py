@@ -86,7 +86,7 @@ class TableResult:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Format a number with so many significant digits."""
+    """Format a number with `digits` significant digits."""
     if value is None:
         return NOTHING
     if math.isinf(value):

@@ -25,7 +25,7 @@ def add_recipe(parser: argparse.ArgumentParser, of: str) -> None:
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
-    """Add what is evaluated, and how."""
+    """Add the flags of split, dataset folder, batch size and device."""
     parser.add_argument(
         "--split",
         choices=("test", "validation", "train"),

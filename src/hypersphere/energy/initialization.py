@@ -37,7 +37,7 @@ def spread(
     No data is needed, and every neuron keeps its length. The output layer is skipped unless `layers` matches it.
 
     Args:
-        steps: at most so many steps of L-BFGS.
+        steps: largest number of L-BFGS steps.
         measure, s, half_space, angular: what to minimize, as in :class:`EnergyRegularizer`.
         seed: for measures that draw.
         layers, exclude: which layers, as in :func:`hypersphere.select`.

@@ -129,7 +129,7 @@ def cap_constant(dim: int) -> float:
 def expected_holes(n: int, dim: int) -> float:
     """Compute the expected number of holes of n random neurons, B_d·n for large n, d = dim − 1 (OPT, Eq. 55 and 56).
 
-    The convex hull of the neurons has so many facets:
+    It is the number of facets of the neurons' convex hull:
 
         B_d = 2/(d+1)·κ_{d²}/κ_d^d
 

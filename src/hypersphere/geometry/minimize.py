@@ -60,7 +60,7 @@ def minimize_energy(
         s: from 0 to 1e6, or inf.
         half_space: minimize the energy of the 2n points ±x_i (MHE, 3.3): the points stand for lines.
         starts: random starts; None: 64, fewer beyond 64 points, at least 4; twice that for s above 160.
-        steps: at most so many steps of L-BFGS; a quarter of it for each smaller s on the way to one above 160.
+        steps: largest number of L-BFGS steps; a quarter of it for each smaller s on the way to one above 160.
         tolerance: a start ends when n times the gradient of (1/s)·log energy is at most this at every point.
         seed: of the starts; a larger number of starts begins with the same ones.
         progress: show a progress bar if it takes longer than two seconds.

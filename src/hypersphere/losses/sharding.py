@@ -26,7 +26,6 @@ from torch.func import functional_call
 from .._internal.collectives import (
     RowShards,
     concatenate,
-    error_code,
     exchange,
     gather_batch,
     own_gradient,
@@ -280,7 +279,7 @@ class ClassShards(RowShards):
         self, head: nn.Module, error: Exception | None, embeddings: Any, weighted: bool
     ) -> tuple[list[int], bool]:
         """Return how many samples each process has and whether any has weights; raise the same error in all."""
-        numbers = [error_code(error), 0, 0, 0, 0, 0, 0]
+        numbers = [int(error is not None), 0, 0, 0, 0, 0, 0]
         if error is None:
             wants_grad = torch.is_grad_enabled() and embeddings.requires_grad
             modes = [_DTYPES.index(embeddings.dtype), head.training, torch.is_grad_enabled(), wants_grad]

@@ -179,7 +179,7 @@ class AdversarialTask(TrainingTask):
 
     @torch.no_grad()
     def evaluate(self, split: str, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
-        names = ("loss", "discriminator_loss", "generator_loss", "told_apart")
+        names = ("loss", "discriminator_loss", "generator_loss", "discriminator_accuracy")
         sums, count = [0.0] * len(names), 0
         for batch in evaluation(self.splits, split, self.config.data, self.world):
             if interrupted():

@@ -108,7 +108,7 @@ def scaled_milestones(config: Config, steps: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Scoring:
-    """How generated images are scored: by the network of the row `classifier`, on so many `images`."""
+    """How generated images are scored: by the network of the row `classifier`, on `images` images."""
 
     classifier: str
     images: int

@@ -248,7 +248,7 @@ class RotatedWeight:
 
     @property
     def neurons(self) -> nn.Parameter:
-        """The neurons; not for a weight that stays where it is, because it is quantized or tied."""
+        """The neurons; not of a weight that cannot be modified, because it is quantized or tied."""
         neurons = self.parametrizations.original
         assert isinstance(neurons, nn.Parameter)
         return neurons
@@ -269,7 +269,7 @@ class RotatedWeight:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether the weight stays where it is."""
+        """Whether the weight cannot be modified."""
         return self.rotation.plan.frozen
 
     @property

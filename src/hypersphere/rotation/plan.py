@@ -41,7 +41,7 @@ class Plan:
     magnitude: bool = False
     dropout: float = 0.0
     frozen: bool = False
-    """The weight stays where it is and cannot be merged: it is quantized or tied."""
+    """The weight cannot be modified, so the rotation is not merged: it is quantized or tied."""
 
     @property
     def size(self) -> int:

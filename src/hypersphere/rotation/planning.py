@@ -40,7 +40,7 @@ def make_plans(
     Args:
         options: checked already.
         first: the model's first layer, which is sampled only if it is the only one.
-        frozen: layers whose weight stays where it is.
+        frozen: layers whose weight cannot be modified (quantized or tied).
     """
     blocks = _count_blocks(layers, options) if options.splits else {}
     samples = {} if options.sample is None else _sample_sizes(layers, options.sample, first)

@@ -23,7 +23,7 @@ AS_THEY_ARE, LARGEST = 256, 128  # pixels: images of one size up to the first ar
 PROBED, DECODED = 1000, 16  # files whose size is read, and whose pixels
 BATCH, RATE, OTHER_RATE, ADAM_RATE = 64, 0.1, 0.02, 0.003
 EPOCHS, PHOTO_EPOCHS, STEPS = 12, 30, 240
-WARMUP = 20  # one in so many steps
+WARMUP = 20  # warm-up takes 1/20 of the steps
 
 
 def data_of(config: Config) -> Data:

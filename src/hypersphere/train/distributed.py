@@ -52,14 +52,9 @@ class World:
         """Return the main process's text in all processes."""
         if self.size == 1:
             return text
-        data = text.encode()
-        length = torch.tensor([len(data)], device=self.device)
-        dist.broadcast(length, 0)
-        letters = torch.zeros(int(length), dtype=torch.uint8, device=self.device)
-        if self.is_main:
-            letters.copy_(torch.tensor(list(data), dtype=torch.uint8))
-        dist.broadcast(letters, 0)
-        return bytes(letters.tolist()).decode()
+        texts = [text]
+        dist.broadcast_object_list(texts, 0, device=self.device)
+        return texts[0]
 
     def broadcast_buffers(self, module: nn.Module) -> None:
         """Broadcast the main process's buffers: running means differ, since each process sees its own samples."""

@@ -137,7 +137,7 @@ def _embed_pairs(embedder: Embedder, images: Any, pairs: Pairs, *, mirrored: boo
 
 
 def folds_of(pairs: Pairs) -> Tensor:
-    """Return the fold of each pair; a list without folds is divided into ten, or as many as it has pairs for."""
+    """Return the fold of each pair; a list without folds is divided into ten, or fewer if it has fewer pairs."""
     if pairs.folds > 1:
         return pairs.fold
     kinds = int(pairs.same.sum()), int((~pairs.same).sum())

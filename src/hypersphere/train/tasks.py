@@ -44,7 +44,7 @@ class Phase:
         wrapped: what `loss` calls, if its gradients are averaged over processes.
         terms: added to the loss, once a step.
         resampler: of stochastic OPT.
-        every: runs in every so many steps only.
+        every: steps from one run of the phase to the next.
     """
 
     name: str

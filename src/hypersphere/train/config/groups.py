@@ -156,7 +156,7 @@ class Loss(Group):
     detach_margin: bool | None = setting(
         None, "gradient of the logit without the margin; null: true with sphereface_r, else false"
     )
-    subcenters: int | None = setting(None, "weight vectors of each class, of which the nearest counts; null: 1", low=1)
+    subcenters: int | None = setting(None, "weight vectors per class; the nearest one counts; null: 1", low=1)
     stream: bool | None = setting(
         None, "compute the loss a block of classes at a time; null: if the logits of a batch would take more than 32 MB"
     )
@@ -258,9 +258,7 @@ class Gan(Group):
     clip_weights: float | None = setting(
         None, "after each step clip the discriminator's weights to ± this, such as 0.01", above=0
     )
-    discriminator_steps: int = setting(
-        1, "train the generator in every so many steps, the discriminator in each", low=1
-    )
+    discriminator_steps: int = setting(1, "steps of the discriminator for each step of the generator", low=1)
     widths: tuple[int, ...] | None = setting(
         None, "filters of each stage of the generator; model.widths are the discriminator's", low=1, high=1_000_000
     )

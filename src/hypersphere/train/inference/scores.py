@@ -109,7 +109,7 @@ class OpenScores(TableResult):
 
     @property
     def rows(self) -> list[Any]:
-        """Those of `result`."""
+        """The rows of `result`."""
         return list(self.result.rows)
 
     def tables(self) -> list[TextTable]:

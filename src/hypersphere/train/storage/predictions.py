@@ -43,7 +43,7 @@ class WorstImage:
         if not fits or self.size[2] not in (1, 3):
             raise ValueError(f"size must be height and width up to {LARGEST_IMAGE}, and 1 or 3 channels")
         if len(self.decode()) != self.size[0] * self.size[1] * self.size[2]:
-            raise ValueError("pixels must be as many as size says")
+            raise ValueError("pixels must have height × width × channels bytes, as size says")
 
     def decode(self) -> bytes:
         """Return the pixels (height, width, channels)."""
