@@ -8,8 +8,9 @@ import torch
 import hypersphere as hs
 from hypersphere.losses import AngularSoftmaxLoss
 from hypersphere.losses.heads import HEADS
+from hypersphere.losses.logit_rule import LogitRule
 from hypersphere.losses.margins import MARGINS
-from hypersphere.losses.streaming import LogitRule, sum_over_classes
+from hypersphere.losses.streaming import sum_over_classes
 from tests.largest import Largest
 
 F64 = torch.float64

@@ -15,7 +15,7 @@ from .._internal.nearest import explain_keywords, unknown
 from .._internal.overflow import finite_gradient, saturating_cast
 from ..losses.embedding import finite_result
 from ..losses.metric_learning import MetricOptions
-from ..losses.softmax import in_dtype_of
+from ..losses.result import in_dtype_of
 
 PREFIX = "pml."  # of the names of pytorch-metric-learning's losses in a config
 #: losses of pytorch-metric-learning → which of margin and scale they take

@@ -17,8 +17,8 @@ from .._internal import checks
 from .._internal.nearest import explain_keywords
 from ..layers.similarity import Similarity
 from .head_inputs import HeadOptions
+from .logit_rule import LogitRule, Sums
 from .softmax import AngularSoftmaxLoss
-from .streaming import LogitRule, Sums
 
 
 class Power(Similarity):

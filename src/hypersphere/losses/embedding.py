@@ -13,7 +13,7 @@ from .._internal import checks
 from .._internal.nearest import explain_keywords
 from .._internal.overflow import clamp_abs, finite_gradient, has_overflow, rescale, saturating_cast
 from .._internal.precision import accumulation_dtype, without_autocast
-from .softmax import in_dtype_of
+from .result import in_dtype_of
 
 
 class CenterLoss(nn.Module):

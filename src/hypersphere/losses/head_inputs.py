@@ -12,6 +12,7 @@ from torch import Tensor
 from .._internal import checks
 from .metric_learning import MetricOptions
 
+Head = Any  # an AngularSoftmaxLoss, whose module imports those that use this name
 Annealing = bool | Callable[[Tensor], Tensor | float]
 
 

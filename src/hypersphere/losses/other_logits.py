@@ -19,8 +19,8 @@ from .._internal.nearest import explain_keywords
 from .._internal.precision import accumulation_dtype
 from ..layers.similarity import angle
 from .head_inputs import HeadOptions, angular_margin
+from .logit_rule import LogitRule
 from .softmax import AngularSoftmaxLoss
-from .streaming import LogitRule
 
 
 def detached(change: Callable[[Tensor], Tensor], detach: bool) -> Callable[[Tensor, Tensor | None], Tensor]:

@@ -20,7 +20,8 @@ from .._internal import checks
 from .._internal.draws import generator, not_traced
 from .._internal.sharding import is_sharded
 from ..layers.cosine import unit
-from .streaming import LogitRule, Sums, sum_over_classes
+from .logit_rule import LogitRule, Sums
+from .streaming import sum_over_classes
 
 NEAR = 8  # classes that are remembered for each class
 _SEARCH = 3  # so a search, with one product for each class, costs about a tenth of the steps up to the next

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Unpack
 
 import torch
@@ -17,18 +16,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._internal import checks
-from .._internal.functions import apply, is_recorded, is_transformed
+from .._internal.functions import is_recorded, is_transformed
 from .._internal.fx import Proxy, call_as_leaf
 from .._internal.global_hooks import watch_sparse, watch_weight_decay
 from .._internal.nearest import explain_keywords
-from .._internal.overflow import finite_gradient, max_root, rescale, row_divisors
-from .._internal.precision import accumulation_dtype, autocast_enabled, without_autocast
+from .._internal.overflow import row_divisors
+from .._internal.precision import accumulation_dtype, without_autocast
 from ..energy.gradient_limit import bound_gradient
 from ..energy.hyperspherical import batch_energy, make_law, sample_energies
-from ..layers.cosine import cosine_linear, project, unit, unit_unchecked
-from ..layers.similarity import LearnableSigmoid, Similarity, angle, resolve
+from ..layers.cosine import unit
+from ..layers.similarity import angle, resolve
 from ..layers.sphere import SimilarityLike
-from .cross_entropy import CrossEntropy
+from .class_shards import ClassShards
+from .from_logits import logits_without_margin, longest, losses_from_logits
+from .from_sums import losses_from_sums
 from .head_inputs import (
     Annealing,
     as_class_weight,
@@ -38,29 +39,15 @@ from .head_inputs import (
     find_kept,
     miner_weights,
 )
+from .logit_rule import COSINE, LogitRule, Sums, can_stream, check_stream, make_rule
 from .margins import MARGINS, sphereface_annealing
 from .metric_learning import MetricOptions, make_reduction
-from .sampling import ClassSampler, check_sample, sum_over_sample
-from .sharding import ClassShards
-from .streaming import LogitRule, Sums, can_stream, check_stream, make_rule, sum_over_classes
+from .result import in_dtype_of, reduce_losses
+from .sampling import ClassSampler, check_sample
 from .subcenters import find_outliers, nearest_subcenters
 
-_MANY = 2**18  # logits: above this, memory counts more than the time of a Python backward pass
 _STREAM_BYTES = 2**25  # of logits: above this, streaming is as fast, and stream="auto" streams
 _SOFTPLUS_THRESHOLD = 60.0  # softplus(x) = x above: exact in float64 too
-_COSINE = Similarity("cosine")
-
-
-def in_dtype_of(embeddings: Tensor, result: Tensor) -> Tensor:
-    """Return a loss or logits in the embeddings' dtype, its largest number instead of inf; under autocast as they are.
-
-    Gradients pass beyond that number too.
-    """
-    if result.dtype is embeddings.dtype or autocast_enabled(embeddings):
-        return result
-    limit = torch.finfo(embeddings.dtype).max
-    result = rescale(result, 1.0, 1.0, limit) if limit < torch.finfo(result.dtype).max else result
-    return result.to(embeddings.dtype)
 
 
 class AngularSoftmaxLoss(nn.Module):
@@ -229,8 +216,7 @@ class AngularSoftmaxLoss(nn.Module):
             loss = self._loss(embeddings, weight, labels, indices_tuple, sample_weight)
             if self.metric_reduction is not None:
                 loss = self.metric_reduction(loss, labels != self.ignore_index, weight, embeddings, labels)
-        # a reducer may return a dict of losses
-        return in_dtype_of(embeddings, loss) if isinstance(loss, Tensor) else loss
+        return in_dtype_of(embeddings, loss) if isinstance(loss, Tensor) else loss  # a dict of losses by a reducer
 
     def logits(self, embeddings: Tensor) -> Tensor:
         """Compute s·g(θ) + b for all classes (B, C), without a margin: for inference."""
@@ -239,9 +225,7 @@ class AngularSoftmaxLoss(nn.Module):
         weight = self.weight.flatten(0, -2)
         check_embeddings(embeddings, self.embedding_size)
         with without_autocast(embeddings):  # a logit of 30 has a resolution of 0.1 in bfloat16
-            x, neurons, up = self._scale_into_range(embeddings, weight)
-            logits = self._logits(x, neurons, up)[0]
-            logits = logits if up is None else rescale(logits, up, up / up.amax())
+            logits = logits_without_margin(self, embeddings, weight)
         return in_dtype_of(embeddings, logits)
 
     def outliers(self, embeddings: Tensor, labels: Tensor, threshold: float = math.radians(75)) -> Tensor:
@@ -268,26 +252,6 @@ class AngularSoftmaxLoss(nn.Module):
         """Compute :meth:`logits`, by its name in pytorch-metric-learning."""
         return self.logits(embeddings)
 
-    def _scale_into_range(self, embeddings: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return embeddings and weight in one dtype, and the powers of two `up` (B, 1) that very long embeddings were
-        divided by.
-
-        Logits are divided by them too. Their gradients arrive multiplied by up/max(up), which is finite; the rest of
-        the factor is applied here.
-        """
-        dtype = torch.promote_types(embeddings.dtype, weight.dtype)
-        up = row_divisors(embeddings, self._longest(dtype))
-        if up is None:
-            return finite_gradient(embeddings.to(dtype)), finite_gradient(weight.to(dtype)), None
-        if self.scale is not None:  # the length of embeddings does not matter
-            return rescale(embeddings, 1 / up, 1 / up, math.inf).to(dtype), finite_gradient(weight.to(dtype)), None
-        most = up.amax()
-        return rescale(embeddings, 1 / up, most / up, math.inf).to(dtype), rescale(weight.to(dtype), 1.0, most), up
-
-    def _longest(self, dtype: torch.dtype) -> float:
-        """Return the largest number of an embedding whose logits stay within the dtype's range."""
-        return min(2.0**16, max_root(dtype, 1) / (4 * self.embedding_size**0.5))
-
     def _loss(
         self,
         embeddings: Tensor,
@@ -305,17 +269,21 @@ class AngularSoftmaxLoss(nn.Module):
         equal = kept is None and penalty is None and unweighted
         stream = self._is_streamed(embeddings, weight)
         if stream or self.needs_sums or self.shards is not None or self._is_sampled:
-            losses = self._losses_from_sums(embeddings, weight, classes, stream)
+            losses = losses_from_sums(self, embeddings, weight, classes, stream)
             losses = losses if kept is None else losses * kept
         else:
-            losses = self._losses(embeddings, weight, labels, classes, kept, self.reduction if equal else "none")
+            losses = losses_from_logits(
+                self, embeddings, weight, labels, classes, kept, self.reduction if equal else "none"
+            )
         if penalty is not None:
             penalty = penalty if self.class_weight is None else penalty * self.class_weight.to(penalty.dtype)[classes]
             losses = losses + (penalty if kept is None else penalty * kept).to(losses.dtype)
         losses = losses if self.shards is None else self.shards.own_gradient(losses)
         if indices_tuple is not None:
             losses = losses * miner_weights(indices_tuple, labels).to(losses.dtype)
-        loss = losses if losses.dim() == 0 else self._reduce(losses, classes, kept, sample_weight)
+        loss = losses
+        if losses.dim():
+            loss = reduce_losses(losses, classes, kept, sample_weight, self.class_weight, self.reduction)
         loss = loss if self.loss_factor == 1 else loss * self.loss_factor
         if not self.energy_weight or not len(labels):
             return loss
@@ -344,28 +312,6 @@ class AngularSoftmaxLoss(nn.Module):
             return self.shards.label_cosines(directions, rows, classes, self.subcenters)
         return nearest_subcenters(directions, rows, classes, self.subcenters)[0]
 
-    def _losses(
-        self, embeddings: Tensor, weight: Tensor, labels: Tensor, classes: Tensor, kept: Tensor | None, reduction: str
-    ) -> Tensor:
-        """Compute the losses (B,) from all logits (B, C); reduced, if they come from F.cross_entropy."""
-        target = classes.unsqueeze(1)
-        x, neurons, up = self._scale_into_range(embeddings, weight)
-        logits, target_cosine, s = self._logits(x, neurons, up, target)
-        logits = logits.to(accumulation_dtype(logits.dtype))
-        if self.has_margin:
-            # Only the B target logits change: add the difference to them.
-            difference = self._difference(target_cosine.squeeze(1), classes, embeddings)
-            add = logits.scatter_add if is_transformed() else logits.scatter_add_
-            logits = add(1, target, (s * difference.unsqueeze(1)).to(logits.dtype))
-        if up is not None:  # logits within these bounds have a finite loss
-            logits = rescale(logits, up, up / up.amax(), max_root(logits.dtype, 1) / (16 * max(logits.numel(), 1)))
-        weighted = self.class_weight is not None or self.label_smoothing
-        if not weighted and not is_recorded() and logits.numel() > _MANY:  # a compiler fuses anyway
-            losses: Tensor = apply(CrossEntropy, logits, target)[0]
-            return losses if kept is None else losses * kept
-        weights = None if self.class_weight is None else self.class_weight.to(logits.dtype)
-        return F.cross_entropy(logits, labels, weights, None, self.ignore_index, None, reduction, self.label_smoothing)
-
     def _is_streamed(self, embeddings: Tensor, weight: Tensor) -> bool:
         if is_transformed() or is_recorded() or not len(embeddings):
             return False  # transforms and compilers take all logits at once
@@ -376,54 +322,11 @@ class AngularSoftmaxLoss(nn.Module):
         if not self.stream or (self.stream == "auto" and (few or not can_stream(self.similarity))):
             return False
         # with scale=None very long embeddings need all logits at once
-        return self.scale is not None or row_divisors(embeddings, self._longest(dtype)) is None
+        return self.scale is not None or row_divisors(embeddings, longest(self, dtype)) is None
 
     @property
     def _is_sampled(self) -> bool:
         return self.sampler is not None and self.training
-
-    def _losses_from_sums(self, embeddings: Tensor, weight: Tensor, classes: Tensor, stream: bool) -> Tensor:
-        """Compute the losses (B,) from sums over the classes and the logit of the label."""
-        dtype = accumulation_dtype(torch.promote_types(embeddings.dtype, weight.dtype))
-        x = finite_gradient(embeddings).to(dtype)
-        direction = unit(x)
-        s: Any = self.scale if self.scale is not None else (x * direction).sum(1)  # ‖x‖, with gradient 0 at x = 0
-        similarity: Any = self.similarity
-        smooth = None
-        if self.label_smoothing:
-            smooth = x.new_ones(self.num_classes) if self.class_weight is None else self.class_weight.to(dtype)
-        bias = self._biases()
-        bias = None if bias is None else bias.to(dtype)
-        weight = weight if self.sparse else finite_gradient(weight)
-        rule = self._make_rule(direction, weight, classes)
-        is_product = rule.similarity is None
-        beside = x.new_full((len(x),), -math.inf)
-        sum_all: Any = sum_over_classes
-        if self.sampler is not None and self.training:
-            if is_recorded() or is_transformed():
-                raise RuntimeError("sample= needs eager mode: compile the network without its head")
-            sum_all = partial(sum_over_sample, self.sampler, torch.is_grad_enabled())
-        sum_all = sum_all if self.shards is None else partial(self.shards.sum_over_classes, sum_all)
-        sums = sum_all(
-            x if is_product and self.scale is None else direction,
-            weight,
-            classes,
-            rule,
-            s=s.unsqueeze(1) if self.scale is None and not is_product else None,
-            bias=bias,
-            k=similarity.k if isinstance(similarity, LearnableSigmoid) else None,
-            class_weight=smooth,
-            beside=beside,
-            stream=stream,
-            sparse=self.sparse and weight.is_leaf and (smooth is None or self._is_sampled),
-        )
-        cosine = sums.at_target / (s + (s == 0)) if is_product and self.scale is None else sums.at_target
-        value = cosine if similarity == _COSINE else similarity.at_angle(angle(cosine), classes)
-        if self.has_margin:
-            value = value + self._difference(cosine, classes, embeddings).to(dtype)
-        target_logit = s * value if bias is None else s * value + bias[classes]
-        beside.copy_(target_logit.detach())
-        return self._combine(target_logit, sums, classes, smooth)
 
     def _make_rule(self, direction: Tensor, weight: Tensor, classes: Tensor) -> LogitRule:
         """Make the rule of the logits of all classes but the label's, from unit embeddings (B, d)."""
@@ -443,41 +346,6 @@ class AngularSoftmaxLoss(nn.Module):
         spread_out = smooth.sum() * all_log_sum - sums.weighted - own_weight * target_logit
         return (1 - share) * own_weight * losses + share / self.num_classes * spread_out
 
-    def _logits(
-        self, embeddings: Tensor, weight: Tensor, up: Tensor | None, target: Tensor | None = None
-    ) -> tuple[Tensor, Any, Any]:
-        """Return logits without margin (B, C), the target's cosine (B, 1), and s as a number or (B, 1)."""
-        x, exact = embeddings, embeddings.to(accumulation_dtype(embeddings.dtype))
-        s: Any = self.scale
-        if self.scale is None:
-            s = (exact * unit_unchecked(exact)).sum(1, keepdim=True)  # ‖x‖, with gradient 0 at x = 0
-        target_cosine = None
-        if self.similarity == _COSINE:
-            # s·cos is one product, without a (B, C) tensor of cosines
-            rows = x if self.scale is None else unit_unchecked(x)
-            if self.subcenters == 1:
-                logits, own = project(rows, weight, target, self.scale or 1.0)
-            else:
-                products = self._nearest_of(project(rows, weight)[0])
-                logits = products * (self.scale or 1.0)
-                own = products[:, :0] if target is None else products.gather(1, target)
-            target_cosine = own / (s + (s == 0)) if self.scale is None else own
-        else:
-            cosines = finite_gradient(self._nearest_of(cosine_linear(x, weight)))
-            target_cosine = None if target is None else cosines.gather(1, target).to(exact.dtype)
-            logits = (self.similarity(cosines) * s).to(cosines.dtype)
-        bias = self._biases()
-        if bias is not None:
-            bias = bias if up is None else rescale(bias, 1.0, up.amax()) / up
-            logits = logits + bias.to(logits.dtype)
-        return logits, target_cosine, s
-
-    def _nearest_of(self, products: Tensor) -> Tensor:
-        """Return the largest of the products with the sub-centers (B, C·K) of each class, (B, C)."""
-        if self.subcenters == 1:
-            return products
-        return products.unflatten(1, (products.shape[1] // self.subcenters, self.subcenters)).max(2)[0]
-
     def _difference(self, target_cosine: Tensor, classes: Tensor, embeddings: Tensor) -> Tensor:
         """Compute :meth:`_margin_difference`, without gradient if the head detaches the margin."""
         difference = self._margin_difference(target_cosine, classes, embeddings)
@@ -496,12 +364,12 @@ class AngularSoftmaxLoss(nn.Module):
 
         if self.margin_kind == "additive_cosine":  # −m at every angle
             difference = torch.full_like(target_cosine, -self.margin)
-        elif self.margin_kind == "additive_angle" and self.similarity == _COSINE:  # with fewer operations than below
+        elif self.margin_kind == "additive_angle" and self.similarity == COSINE:  # with fewer operations than below
             theta, m = angle(target_cosine), self.margin
             difference = torch.where(theta <= math.pi - m, (theta + m).cos() - target_cosine, -m * math.sin(m))
         else:
             theta = angle(target_cosine)
-            plain = target_cosine if self.similarity == _COSINE else g(theta)
+            plain = target_cosine if self.similarity == COSINE else g(theta)
             with_margin = MARGINS[self.margin_kind](theta, self.margin, lambda a: plain if a is theta else g(a))
             difference = with_margin - plain
         if self.annealing is None:
@@ -519,22 +387,6 @@ class AngularSoftmaxLoss(nn.Module):
         total = torch.where(total > 0, total, 1.0)
         mean = bound_gradient(lambda r: batch_energy(r, target, share / total, law, self.shards), rows)
         return mean if self.reduction == "mean" else mean * total
-
-    def _reduce(self, losses: Tensor, target: Tensor, kept: Tensor | None, sample_weight: Tensor | None) -> Tensor:
-        if sample_weight is not None:
-            losses = losses * sample_weight.to(losses.dtype)
-        if self.reduction == "none":
-            return losses
-        total = losses.sum()
-        if self.reduction == "sum":
-            return total
-        weights = torch.ones_like(losses) if kept is None else kept.to(losses.dtype)
-        if self.class_weight is not None:
-            weights = weights * self.class_weight.to(losses.dtype)[target]
-        if sample_weight is not None:
-            weights = weights * sample_weight.to(losses.dtype)
-        share = weights.sum()
-        return total / torch.where(share > 0, share, 1.0)  # 0 if all samples are ignored
 
     def extra_repr(self) -> str:
         texts = [f"num_classes={self.num_classes}", f"embedding_size={self.embedding_size}"]
