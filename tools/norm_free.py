@@ -27,7 +27,7 @@ RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 FIRST = (0.03, 0.1, 0.3, 0.01, 1.0, 0.003, 0.001)  # in the order in which they are tried
 SOME_RATES = RATES[1:6]
 SEEDS = 5
-STEPS = {4: 200, 8: 200, 16: 200, 64: 50}  # by layers
+STEPS = {4: 200, 8: 200, 16: 200, 64: 40}  # by layers
 KEPT = {  # with norm layers, so that large rates train
     **dict.fromkeys(("Pion", "Pion, series"), (0.03, 0.1, 0.3, 1.0)),
     **dict.fromkeys(("Pion, input", "MuonH", "AdamH"), (0.03,)),
@@ -35,7 +35,7 @@ KEPT = {  # with norm layers, so that large rates train
     "AdamW": (0.003,),
 }
 WIDTHS = (64, 256, 1024)
-MLP_RATES = RATES[:5]
+MLP_STEPS, MLP_RATES = 30, {method: RATES[1:5] if method.startswith("Muon") else RATES[:4] for method in METHODS[:4]}
 RECIPES = {  # the learning rates that are tried: of all parameters, or of the matrices alone
     **dict.fromkeys(("text_adamw", "text_adamh", "text_ngpt", "text_poet"), RATES[:5]),
     **dict.fromkeys(("text_muon", "text_muonh", "text_pion"), RATES[1:6]),
@@ -44,8 +44,8 @@ RECIPE_STEPS, RECIPE_SEEDS = 200, 3
 Task = dict[str, Any]
 
 
-def tasks(seeds: int) -> list[Task]:
-    """Return all runs, the most telling first."""
+def tasks(seeds: int) -> tuple[list[Task], list[Task]]:
+    """Return the runs before and after those of :func:`chosen`, the most telling first."""
 
     def rates(seed: int, part: str = "rates") -> list[Task]:
         return [network(part, method, 8, lr, seed) for lr in FIRST for method in METHODS]
@@ -54,18 +54,21 @@ def tasks(seeds: int) -> list[Task]:
         return {"part": part, "method": method, "depth": depth, "lr": lr, "seed": seed, "steps": STEPS[depth]}
 
     kept = [network("kept", method, 4, lr, 0) for method, rates in KEPT.items() for lr in rates]
-    depth = {d: [network("depth", method, d, lr, 0) for lr in SOME_RATES for method in METHODS] for d in (16, 64)}
+    depth = {
+        layers: [network("depth", method, layers, lr, 0) for lr in used for method in METHODS]
+        for layers, used in ((16, SOME_RATES), (64, SOME_RATES[1:]))
+    }
     width = [
-        {"part": "width", "method": method, "width": width, "lr": lr, "seed": 0, "steps": 50}
+        {"part": "width", "method": method, "width": width, "lr": lr, "seed": 0, "steps": MLP_STEPS}
         for width in WIDTHS
-        for lr in MLP_RATES
-        for method in METHODS[:4]
+        for method, rates in MLP_RATES.items()
+        for lr in rates
     ]
-    normed = [network("normed", method, 8, lr, 0) for lr in RATES[1:5] for method in METHODS]
+    normed = [network("normed", method, 8, lr, 0) for lr in RATES[2:5] for method in METHODS]
     recipes = [recipe(name, lr, 0) for name, rates in RECIPES.items() for lr in rates]
     later = [task for seed in range(3, seeds) for task in rates(seed)]
     first = [*rates(0), *rates(1), *kept, *rates(0, "swiglu"), *rates(1, "swiglu")]
-    return [*first, *rates(2), *recipes, *depth[16], *normed, *width, *depth[64], *later]
+    return [*first, *rates(2), *recipes], [*depth[16], *width, *depth[64], *later, *normed]
 
 
 def recipe(name: str, lr: float, seed: int) -> Task:
@@ -118,9 +121,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="worker processes")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="seeds of the first part")
     options = parser.parse_args()
-    rows = load()
+    rows, (before, after) = load(), tasks(options.seeds)
     with ProcessPoolExecutor(options.jobs) as pool:
-        for wanted in (lambda: tasks(3), lambda: chosen(rows), lambda: tasks(options.seeds)):
+        for wanted in (lambda: before, lambda: chosen(rows), lambda: after):
             done = {key(row) for row in rows}
             todo = [task for task in wanted() if key(task) not in done]
             futures = [pool.submit(run, task) for task in todo]

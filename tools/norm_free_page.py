@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tools.norm_free import KEPT, METHODS, RATES, RECIPE_SEEDS, RECIPES, STEPS, WIDTHS
+from tools.norm_free import KEPT, METHODS, MLP_RATES, RATES, RECIPE_SEEDS, RECIPES, SOME_RATES, STEPS, WIDTHS
 
 from hypersphere.papers.reproduce.statistics import SIGNIFICANT, mean_and_deviation, welch
 from hypersphere.report import line_chart
@@ -135,8 +135,10 @@ def normed(runs: Runs) -> str:
 
 def counted(runs: Runs) -> str:
     """Return how many seeds there are, in words."""
-    seeds = len({row["seed"] for row in runs})
-    return "one seed" if seeds == 1 else f"{seeds} seeds"
+    numbers = {len(pick(runs, method=row["method"], lr=row["lr"])) for row in runs}
+    if numbers == {1}:
+        return "one seed"
+    return f"{min(numbers)} seeds" if len(numbers) == 1 else f"{min(numbers)} to {max(numbers)} seeds"
 
 
 def cell(rows: Runs) -> str:
@@ -185,11 +187,12 @@ def cell_of(values: list[float]) -> str:
 
 
 def depths(runs: Runs) -> str:
-    own = [row for row in runs if row["part"] == "depth"]
+    own = pick(runs, part="depth")
     if not own:
         return ""
+    own += [row for row in pick(runs, part="rates", seed=0) if row["lr"] in SOME_RATES]
     text = (
-        "### Which depth and which rate\n\nThe same with more layers, one seed. With 64 layers there are only "
+        "### Which depth and which rate\n\nWithout norm layers, one seed. With 64 layers there are only "
         f"{STEPS[64]} steps, so compare within a depth.\n\n"
     )
     used = [lr for lr in RATES if pick(own, lr=lr)]
@@ -223,7 +226,7 @@ def kept_chart(runs: Runs) -> str:
 
 
 def kept(runs: Runs) -> str:
-    own = [row for row in runs if row["part"] == "kept"]
+    own = pick(runs, part="kept")
     if not own:
         return ""
     depth = own[0]["depth"]
@@ -246,20 +249,20 @@ def kept(runs: Runs) -> str:
 
 
 def widths(runs: Runs) -> str:
-    own = [row for row in runs if row["part"] == "width"]
+    own = pick(runs, part="width")
     if not own:
         return ""
     steps = own[0]["steps"]
     text = (
-        f"### The best rate over widths\n\nAn MLP 784-w-w-10 on MNIST, {steps} steps of 128 images, one seed, the same "
-        "five rates; the loss on 2,000 test images at the best rate, and at the rate that is best for width 64.\n\n"
+        f"### The best rate over widths\n\nAn MLP 784-w-w-10 on MNIST, {steps} steps of 128 images, one seed, four "
+        "rates each; the loss on 2,000 test images at the best rate, and at the rate that is best for width 64.\n\n"
         "| |"
         + "".join(f" width {w}: best rate | loss | at the rate of 64 |" for w in WIDTHS)
         + "\n|---|"
         + "---|" * (3 * len(WIDTHS))
         + "\n"
     )
-    for method in METHODS[:4]:
+    for method in MLP_RATES:
         cells, narrow = [], None
         for width in WIDTHS:
             points = {
@@ -289,7 +292,7 @@ def keeps_rate(own: Runs, method: str) -> bool:
 
 
 def recipes(runs: Runs) -> str:
-    own = [row for row in runs if row["part"] == "recipes"]
+    own = pick(runs, part="recipes")
     if not own:
         return ""
     text = (

@@ -60,7 +60,7 @@ def test_best_rates_are_run_with_other_seeds():
     tried[0]["loss"] = None
     assert {(task["lr"], task["seed"]) for task in norm_free.chosen(tried)} == {(0.03, 1), (0.03, 2)}
     assert norm_free.chosen(tried[:-1]) == []
-    keys = [norm_free.key(task) for task in norm_free.tasks(5)]
+    keys = [norm_free.key(task) for part in norm_free.tasks(5) for task in part]
     assert len(keys) == len(set(keys))
 
 
