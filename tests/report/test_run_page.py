@@ -23,7 +23,7 @@ from hypersphere.report import networks, report_runs
 from hypersphere.report.curves import curve_chart, mean_curve, thin
 from hypersphere.report.linechart import Mark
 from hypersphere.report.run_files import RunFiles, RunGroup, changed_settings, differences, group_runs, read_runs
-from hypersphere.report.run_page import _accuracy, _marks, build_page
+from hypersphere.report.run_page import _accuracy, _curves, _marks, build_page
 from hypersphere.train import Config, Optimizer, Rotation, TrainingError, fit, load_run
 from hypersphere.train.config import to_tree
 from hypersphere.train.storage.metrics import MetricsLine
@@ -156,6 +156,8 @@ def test_wide_curves_are_logarithmic():
     narrow = curve_chart({"a": mean_curve([{0: 1.0, 1: 20.0}])}, title="")
     assert (">10</text>" in wide.svg, ">100</text>" in wide.svg) == (True, True)
     assert ">5</text>" in narrow.svg
+    rate = curve_chart({"a": mean_curve([{0: 0.1, 1: 1e-9}])}, title="", ylabel="lr")
+    assert ">0.04</text>" in rate.svg
 
 
 def test_diverged_run_is_marked(tmp_path):
@@ -252,16 +254,38 @@ def test_projection_is_the_best_of_three_axes(shape):
     )
 
 
+def test_evenness_is_comparable():
+    """Each line is the mean angle to the nearest neuron, layer by layer; pairs of equal neurons have 0."""
+    even, twice = torch.eye(4), torch.eye(4)[[0, 0, 1, 1]]
+    half = torch.tensor([[1.0, 0.0], [1.0, 1.0], [-3.0, 0.0]])  # 45, 45 and 135 degrees
+    chart = networks.evenness_chart({"a": {"x": even, "y": half}, "b": {"x": twice, "y": half}})
+    a, b, random = chart.lines
+    assert a.y == pytest.approx([90, 75], abs=1e-3)
+    assert b.y == pytest.approx([0, 75], abs=1e-3)
+    assert (random.name, a.x, len(random.y)) == ("random directions", [1, 2], 2)
+    assert "layer: x, y" in chart.svg
+
+
+def test_a_single_point_of_a_finished_run_is_no_curve():
+    tested = [MetricsLine(step, "test", values={"loss": 1.0}) for step in (1, 2)]
+    rest = {"energies": {}, "samples_per_second": 1.0, "seed": 0, "model": "mlp", "length": (3, None), "versions": {}}
+    summary = Summary(3, "test", seconds=1.0, parameters={}, data={}, **rest)
+    groups = [
+        RunGroup(name, [RunFiles(Path(name), name, {}, lines, result)])
+        for name, lines, result in (("a", tested, summary), ("b", tested[1:], summary), ("c", tested[1:], None))
+    ]
+    assert list(_curves(groups, "loss", "test")) == ["a", "c"]
+
+
 @pytest.mark.slow
 def test_charts_show_the_network(trained):
     run = load_run(trained[0])
     layers = networks.neurons(run)
-    shown = dict(zip(layers, networks.neurons_chart(layers, "run").scene.series, strict=True))
-    assert all(series.name.startswith(f"{name}: ") for name, series in shown.items())
-    assert "exact" in shown["head"].name
-    assert [name for name, series in shown.items() if series.is_shown] == ["head"]
+    assert [matrix.shape[1] <= 3 for matrix in layers.values()] == [False, False, True]
+    (head,) = networks.neurons_chart({"head": layers["head"]}, "run").scene.series
     weight = torch.nn.functional.normalize(run.classifier.head.weight.detach(), dim=1)
-    assert torch.allclose(torch.tensor(shown["head"].points), weight, atol=1e-6)
+    assert (head.name, head.is_shown) == ("head", True)
+    assert torch.allclose(torch.tensor(head.points), weight, atol=1e-6)
 
     found = networks.features(run, None, networks.feature_size(run))
     images = data.load("digits", None, "test")

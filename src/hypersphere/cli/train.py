@@ -167,11 +167,12 @@ def _tell_how_to_compare(result: Any, options: argparse.Namespace) -> None:
     from ..train.networks import ideas_of
 
     path, was_resumed = str(result.path), "resume" in options.changes
+    own = ["--recipe", options.recipe] if options.recipe is not None and ".py" in options.recipe else []
     if result.config.model.is_generator or was_resumed or ideas_of(result.config, result.model):
         return
     other = f"{path}-energy"
     command = _command(options, energy="on", out=other)
-    print(f"compare: {command} && {shlex.join(['hypersphere', 'report', path, other])}")
+    print(f"compare: {command} && {shlex.join(['hypersphere', 'report', path, other, *own])}")
 
 
 def _print(result: Any, recipe: str | None) -> None:

@@ -64,7 +64,8 @@ def curve_chart(
         height: of the whole picture; None: as much as its legend needs.
     """
     means = np.concatenate([curve.mean for curve in curves.values()])
-    is_wide = bool(means.min() > 0 and means.max() > _LOG * means.min())
+    # a learning rate may fall to almost nothing, which a logarithmic axis would show and nothing else
+    is_wide = ylabel != "lr" and bool(means.min() > 0 and means.max() > _LOG * means.min())
     return line_chart(
         {name: _series(curve) for name, curve in curves.items()},
         title=title,

@@ -25,6 +25,7 @@ from .svg import CLASSES, PAPER, arrange, document, escape, heading, legend_key,
 
 MOST_NEURONS = 500  # of a layer that are drawn
 MOST_LAYERS = 16
+MOST_COMPARED = 2048  # neurons of a layer whose angles are measured
 MOST_SAMPLES = 3000  # of a panel
 BINS = 24
 _PANEL, _REACH = 330, 140  # pixels: a panel of features, and the radius of its drawing
@@ -101,17 +102,43 @@ def project(matrix: Tensor) -> tuple[NDArray[np.float32], float]:
     return np.pad(points.numpy(), ((0, 0), (0, 3 - points.shape[1]))), share
 
 
+def nearest_angle(matrix: Tensor) -> float:
+    """Return the mean angle of a neuron to the nearest other one, in degrees; of large layers, of some neurons."""
+    chosen = torch.linspace(0, len(matrix) - 1, min(len(matrix), MOST_COMPARED)).round().long()
+    unit = F.normalize(matrix[chosen], dim=1)
+    cosines = (unit @ unit.T).fill_diagonal_(-1)
+    return math.degrees(cosines.amax(1).clamp(-1, 1).acos().mean())
+
+
+def evenness_chart(networks: Mapping[str, Mapping[str, Tensor]]) -> Chart:
+    """Draw the mean angle to the nearest neuron over the layers, for networks with layers of one size and at random."""
+    layers = next(iter(networks.values()))
+    draw = torch.Generator().manual_seed(0)
+    random = {name: torch.randn(matrix.shape, generator=draw) for name, matrix in layers.items()}
+    numbers = range(1, len(layers) + 1)
+    few = ": " + ", ".join(layers) if len(layers) <= 4 else ""
+    return line_chart(
+        {
+            name: (numbers, map(nearest_angle, matrices.values()))
+            for name, matrices in {**networks, "random directions": random}.items()
+        },
+        title="Angle to the nearest neuron",
+        xlabel=f"layer{few}",
+        ylabel="mean angle (degrees)",
+        width=500,
+        plot_height=240,
+    )
+
+
 def neurons_chart(layers: Mapping[str, Tensor], title: str) -> Chart:
-    """Draw the neurons of each layer on the unit sphere; the legend switches layers on and off."""
+    """Draw neurons (N, d) with d <= 3 on the unit sphere; the legend switches layers on and off."""
     series = []
-    first = next((name for name, matrix in layers.items() if matrix.shape[1] <= 3), next(iter(layers)))
     for i, (name, matrix) in enumerate(list(layers.items())[:MOST_LAYERS]):
         chosen = np.linspace(0, len(matrix) - 1, min(len(matrix), MOST_NEURONS)).round().astype(int)
-        points, share = project(matrix[chosen])
-        how = "exact" if matrix.shape[1] <= 3 else f"3 of {matrix.shape[1]} axes, {share:.0%} kept"
-        some = "" if len(chosen) == len(matrix) else f", {len(chosen)} of {len(matrix)} neurons"
+        points, _ = project(matrix[chosen])
+        some = "" if len(chosen) == len(matrix) else f": {len(chosen)} of {len(matrix)} neurons"
         places, numbers = points.tolist(), chosen.tolist() if some else ()
-        series.append(Series(f"{name}: {how}{some}", places, i, is_shown=name == first, numbers=numbers))
+        series.append(Series(f"{name}{some}", places, i, is_shown=i == 0, numbers=numbers))
     return draw_scene(Scene(series, has_sphere=True), title)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from .._internal.tables import NOTHING, percent
 from .._internal.text import one_line
@@ -242,9 +244,14 @@ def _marks(groups: Sequence[RunGroup], key: str, split: str) -> list[Mark]:
 
 
 def _curves(groups: Sequence[RunGroup], key: str, split: str) -> dict[str, Curve]:
-    points = {group.name: [run.points(key, split) for run in group.runs] for group in groups}
-    scale = 100 if key in _PERCENT else 1
-    return {name: mean_curve(runs, scale) for name, of_runs in points.items() if (runs := [*filter(None, of_runs)])}
+    scale, curves = 100 if key in _PERCENT else 1, {}
+    for group in groups:
+        if runs := [points for run in group.runs if (points := run.points(key, split))]:
+            curve = mean_curve(runs, scale)
+            # of finished runs a single point, such as the test after the end, is in the table of results
+            if len(curve.steps) > 1 or any(run.result is None for run in group.runs):
+                curves[group.name] = curve
+    return curves
 
 
 def _add_energies(page: Page, groups: Sequence[RunGroup]) -> None:
@@ -302,18 +309,7 @@ def _add_networks(page: Page, groups: Sequence[RunGroup]) -> list[str]:
     if len(groups) > MOST_NETWORKS:
         notes.append(f"The networks of the first {MOST_NETWORKS} groups are drawn, of {len(groups)}.")
 
-    spheres = [(name, layers) for name, run in loaded if (layers := networks.neurons(run))]
-    if spheres:
-        page.section("Neurons on the sphere")
-        page.text(
-            "Directions of the neurons, w/‖w‖. Neurons with up to 3 dimensions are shown exactly. All others are "
-            "projected to the three axes that keep the most of them, so they lie inside the sphere; the legend says "
-            "how much of their squared length is kept. Click a layer in the legend to show or hide it; drag or press "
-            "arrow keys to turn."
-        )
-        for name, layers in spheres:
-            page.chart(networks.neurons_chart(layers, name))
-
+    _add_neurons(page, loaded)
     learned = [(name, layers) for name, run in loaded if (layers := networks.learned_k(run))]
     if learned:
         page.section("Learned similarities")
@@ -337,6 +333,33 @@ def _add_networks(page: Page, groups: Sequence[RunGroup]) -> list[str]:
         for chart in charts:
             page.chart(chart)
     return notes
+
+
+def _add_neurons(page: Page, loaded: Sequence[tuple[str, Run]]) -> None:
+    """Add a chart for all networks with layers of equal sizes, and spheres of neurons with up to 3 dimensions."""
+    of_sizes: dict[tuple[int, ...], dict[str, Mapping[str, Tensor]]] = {}
+    few = {}
+    for name, run in loaded:
+        layers = {k: m for k, m in networks.neurons(run).items() if len(m) > 1 and bool(m.isfinite().all())}
+        few[name] = {k: m for k, m in layers.items() if m.shape[1] <= 3}
+        if layers:
+            of_sizes.setdefault(tuple(size for m in layers.values() for size in m.shape), {})[name] = layers
+    if of_sizes:
+        page.section("Neurons on the sphere")
+        page.text(
+            "How far a neuron is from the nearest other one of its layer, on average: the larger, the more evenly the "
+            "neurons are spread. Runs with layers of equal sizes share a chart, with as many random directions."
+        )
+    for alike in of_sizes.values():
+        page.chart(networks.evenness_chart(alike), csv=("group", "layer", "angle"))
+    if any(few.values()):
+        page.text(
+            "Directions w/‖w‖ of neurons with up to 3 dimensions. Click a layer in the legend to show or hide it; drag "
+            "or press arrow keys to turn."
+        )
+    for name, exact in few.items():
+        if exact:
+            page.chart(networks.neurons_chart(exact, name))
 
 
 def _load(group: RunGroup) -> tuple[Run | None, str]:
