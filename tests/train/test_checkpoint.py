@@ -396,13 +396,6 @@ def test_hostile_headers(name, tmp_path):
     damaged(path, said)
 
 
-@pytest.mark.parametrize("text", ["[1]", '{"format": 2, "checksum": "", "a": 1e999}', '{"best": true, "best": false}'])
-def test_what_is_no_header(text, tmp_path):
-    path = one(tmp_path)
-    (path / "state.json").write_text(text)
-    damaged(path, "state.json")
-
-
 def test_latest_passes_over_all_that_are_damaged(tmp_path):
     for step in (1, 2, 3):
         one(tmp_path, step, best=True)
@@ -499,14 +492,7 @@ def test_a_reader_that_comes_while_a_checkpoint_is_aside(tmp_path, monkeypatch):
         load(tmp_path / "9")
 
 
-def test_errors_of_writing_name_the_file_that_was_asked_for(tmp_path):
-    from hypersphere._internal.safe_files import write_bytes
-
-    (tmp_path / "taken").mkdir()
-    with pytest.raises(IsADirectoryError) as caught:
-        write_bytes(tmp_path / "taken", b"x")
-    assert caught.value.filename == str(tmp_path / "taken")
-    assert ".tmp" not in str(caught.value)
+def test_a_checkpoint_below_a_file_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"could not be written: Not a directory$"):
         save(tmp_path / "file" / "checkpoints", 1, {}, {})

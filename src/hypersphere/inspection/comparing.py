@@ -15,6 +15,7 @@ from .._internal.linalg import nearest_orthogonal
 from .._internal.progress import track
 from .._internal.tables import NOTHING, TextTable, degrees, number, percent
 from ..energy.hyperspherical import group_energy, make_law
+from ..geometry.points import angle_between
 from ..layers.cosine import unit
 from ..train.storage.records import finite
 from .dead_neurons import neuron_lengths
@@ -222,9 +223,7 @@ def _compare(name: str, before: Tensor, after: Tensor) -> Change | str:
     moved, length = float((new - old).norm()), float(old.norm())
     changed = moved / length if length else math.inf if moved else 0.0
     alive = (neuron_lengths(torch.stack([old, new]), exact=True) > 0).all(0)
-    turns = _angles(old, new) if alive.any() else None
-    if turns is not None:
-        turns = turns.where(alive, 0.0)
+    turns = angle_between(unit(old), unit(new)).where(alive, 0.0) if alive.any() else None
     law = make_law(2.0, False, False)
     energies = [float(group_energy(rows.view(groups, -1, d), law).mean()) for rows in (old, new)]
     rank = min(n, d)
@@ -244,12 +243,6 @@ def _compare(name: str, before: Tensor, after: Tensor) -> Change | str:
         energy_after=energies[1],
         sampled=None if index is None else len(index),
     )
-
-
-def _angles(old: Tensor, new: Tensor) -> Tensor:
-    """Compute the angle of each row before and after."""
-    u, v = unit(old), unit(new)
-    return 2 * torch.atan2((u - v).norm(dim=1), (u + v).norm(dim=1))
 
 
 def _explained(old: Tensor, new: Tensor, moved: float) -> float:

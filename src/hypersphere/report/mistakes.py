@@ -10,7 +10,7 @@ import torch
 
 from .._internal.tables import percent
 from .._internal.text import one_line
-from ..train.storage import predictions
+from ..train.storage import layout, predictions
 from .chart import Chart
 from .page import Cell, Page
 from .png import png_uri
@@ -34,7 +34,9 @@ def read_predictions(groups: Sequence[RunGroup]) -> tuple[dict[str, Tree], list[
     for group in groups:
         finished = [run for run in group.runs if run.result is not None and run.result.accuracy is not None]
         for run in finished:
-            file, model = predictions.file_of(run.path, run.final().split), run.weights_checksum()
+            assert run.result is not None
+            file = predictions.file_of(run.path, run.result.split)
+            model = run.result.checksums.get(f"{layout.FINAL}/{layout.MODEL}")
             try:
                 tree = predictions.read(file) if file.exists() else None
                 if tree is not None and model is not None and tree.model != model:

@@ -81,10 +81,6 @@ class RunFiles:
                     layers.setdefault(name, {})[line.step] = value
         return layers
 
-    def weights_checksum(self) -> str | None:
-        """Return the checksum of final/model.json in result.json; None if there is none."""
-        return None if self.result is None else self.result.checksums.get(f"{layout.FINAL}/{layout.MODEL}")
-
     def metric(self, key: str) -> float | None:
         """Return the last value of one of METRICS; None if there is none."""
         if key == "energy":

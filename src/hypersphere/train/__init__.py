@@ -35,16 +35,7 @@ if TYPE_CHECKING:
     from .results import Result
     from .tasks import TrainingTask, register_task
 else:
-    _HOME = {
-        "TrainingError": "engine",
-        "fit": "engine",
-        "Result": "results",
-        "Landscape": "inference.landscape",
-        "Run": "inference.run",
-        "landscape": "inference.landscape",
-        "load_run": "inference.run",
-        "TrainingTask": "tasks",
-        "register_task": "tasks",
-        "recipes": "",
-    }
+    _HOME = {"recipes": "", "Result": "results"} | dict.fromkeys(("TrainingTask", "register_task"), "tasks")
+    _HOME |= dict.fromkeys(("TrainingError", "fit"), "engine") | dict.fromkeys(("Run", "load_run"), "inference.run")
+    _HOME |= dict.fromkeys(("Landscape", "landscape"), "inference.landscape")
     __getattr__, __dir__ = lazy(__name__, _HOME)

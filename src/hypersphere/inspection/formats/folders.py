@@ -11,7 +11,7 @@ from ..._internal.tensor_files import TensorFile, check_file
 from ...train.storage import layout
 from ...train.storage.reading import steps
 from .onnx_file import read_onnx
-from .stored_tensors import Opened, StoredTensor, Tensors, join, merge_rotations, rename
+from .stored_tensors import Opened, StoredTensor, join, merge_rotations, rename
 from .torch_file import ENDINGS, read_torch
 
 _LARGEST_INDEX = 1 << 26  # bytes
@@ -46,8 +46,9 @@ def _open_run(run: Path) -> Opened:
     finals = {part: run / layout.FINAL / layout.weights(part) for part in layout.PARTS}
     if finals["model"].is_file():
         opened = {part: _open_file(file) for part, file in finals.items() if file.is_file()}
-        parts = [_with_prefix("" if part == "model" else f"{part}.", weights) for part, weights in opened.items()]
-        return Opened("run folder", sum(weights.size for weights in opened.values()), join(parts))
+        prefixes = {part: "" if part == "model" else f"{part}." for part in opened}
+        tensors = join({prefixes[part] + name: x for name, x in file.tensors.items()} for part, file in opened.items())
+        return Opened("run folder", sum(file.size for file in opened.values()), tensors)
     saved = run / layout.CHECKPOINTS
     if saved.is_dir() and (numbered := steps(saved)):
         return _open_checkpoint(numbered[max(numbered)])
@@ -63,10 +64,6 @@ def _open_checkpoint(folder: Path) -> Opened:
         return None if first.startswith("optim") else rest.removeprefix("network.")
 
     return Opened("checkpoint of a run", opened.size, rename(opened.tensors, short))
-
-
-def _with_prefix(prefix: str, opened: Opened) -> Tensors:
-    return rename(opened.tensors, lambda name: prefix + name)
 
 
 def _read_index(file: Path) -> list[str]:

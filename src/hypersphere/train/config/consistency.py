@@ -52,10 +52,6 @@ def check(config: Any) -> None:
     _schedule(config.schedule, config.rotation)
 
 
-def _is_held_out(data: Data) -> bool:
-    return data.validation not in (None, AUTO) or data.fold is not None
-
-
 def _reject_if(wrong: Any, message: str) -> None:
     if wrong:
         raise ConfigError(message)
@@ -75,8 +71,9 @@ def _top(config: Any) -> None:
     _reject_if(both, f"give steps or epochs, not both; got steps={config.steps} and epochs={config.epochs}")
     kind = kind_of_data(config.data.name)
     is_folder = config.data.validation == AUTO and config.data.name == "image_folder"  # which may have no test
-    held_out = _is_held_out(config.data) or is_folder or kind == "graph"  # which has a validation split
-    stops_by_test = config.patience is not None and not held_out
+    holds_out = config.data.validation not in (None, AUTO) or config.data.fold is not None
+    has_validation = holds_out or is_folder or kind == "graph"  # which has a validation split
+    stops_by_test = config.patience is not None and not has_validation
     _reject_if(stops_by_test, "patience needs data.validation: early stopping must not use the test set")
     has_layout = kind in ("images", None) or not config.channels_last
     _reject_if(not has_layout, f"channels_last is for images, but data.name={config.data.name} is {kind}")
