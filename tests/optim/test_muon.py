@@ -55,7 +55,7 @@ def test_it_is_muon_and_adamw_of_torch(decay):
         ((4, 3, 2, 2), {"groups": 2}, lambda w: w.flatten(1).chunk(2)),
         ((5, 6, 2), {"transposed": True}, lambda w: [w.transpose(0, 1).flatten(1)]),
     ],
-    ids=str,
+    ids=["parts", "groups", "transposed"],
 )
 def test_blocks_of_a_layout_are_matrices_apart(shape, layout, blocks):
     w = nn.Parameter(torch.randn(*shape))
