@@ -15,7 +15,6 @@ from .._internal.tables import NOTHING, TextTable, percent
 from ..train.config import Config, ConfigError
 from ..train.config import convert as configs
 from ..train.config.values import kind_of_data
-from ..train.storage.summary import selection
 from ._output import one_line, print_table, say
 from ._settings import add_base_arguments, add_settings, base_config, expand_switches, folder_name
 
@@ -176,6 +175,8 @@ def _tell_how_to_compare(result: Any, options: argparse.Namespace) -> None:
 
 
 def _print(result: Any, recipe: str | None) -> None:
+    from ..train.storage.summary import selection  # imports torch
+
     summary = result.summary
     cells = {
         f"{summary.split} accuracy": percent(summary.accuracy),

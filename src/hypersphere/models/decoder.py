@@ -78,7 +78,7 @@ class SwiGLU(nn.Module):
         return out
 
 
-class MLP(nn.Module):
+class FeedForward(nn.Module):
     """W_down gelu(W_up x), without biases: it grows as its input, where SwiGLU grows as the square."""
 
     def __init__(self, width: int, hidden: int) -> None:
@@ -188,7 +188,7 @@ class Decoder(TokenNetwork):
         checks.integer("hidden", hidden, low=1)
         scale = (2 * depth) ** -0.5 if branch_scale is None else checks.number("branch_scale", branch_scale, low=0.0)
         for _ in range(depth):
-            mlp = SwiGLU(width, hidden) if gated else MLP(width, hidden)
+            mlp = SwiGLU(width, hidden) if gated else FeedForward(width, hidden)
             self.blocks.append(DecoderBlock(width, heads, mlp, norm, scale))
         if norm:
             self.norm = nn.RMSNorm(width)
