@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -57,6 +57,12 @@ class _Kept:
     @property
     def place(self) -> str:
         return place_of(self.index, self.parameter, self.group, self.number)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is whole, on a CPU and of its norm's dtype."""
+        here = self.here
+        return here is self.parameter and here.is_cpu and here.dtype == self.dtype and self.dims is not None
 
     def mesh(self, *, summed: bool) -> MeshPart | None:
         """Return the dimensions of the mesh that split what a norm sums, or those that split what it does not."""
@@ -229,15 +235,19 @@ class Hyperball(Optimizer):
                 raise ValueError(f"Hyperball needs dense gradients, got a sparse one for {k.place}")
         if not kept:
             return self.optimizer.step(closure)
-        befores = [self._buffer(k.parameter, k.here) for k in kept]
+        befores = [self._buffer((k.parameter, k.here.dtype), k.here) for k in kept]
         torch._foreach_copy_(befores, [k.here for k in kept])
         with without_autocast(kept[0].here):
             radii = self._radii(kept)
         loss = self.optimizer.step(closure)
         with without_autocast(kept[0].here):
-            self._put(kept, befores, radii, self._lengths(kept, befores))
+            if all(k.is_plain for k in kept):
+                self._put_one_by_one(kept, befores, radii)
+            else:
+                self._put(kept, befores, radii, self._lengths(kept, befores))
         for k, radius in zip(kept, radii, strict=True):
-            if k.parameter.grad is not None:  # not before the step: optimizers make their states where there is none
+            # not before the step: optimizers make their states where there is none
+            if k.parameter.grad is not None and "radius" not in self.state[k.parameter]:
                 self.state[k.parameter]["radius"] = k.stored(radius)
         return loss
 
@@ -246,17 +256,18 @@ class Hyperball(Optimizer):
         return None if self.norm == "spectral" else tuple(d for d in range(p.dim()) if d != own)
 
     def _buffer(self, key: Any, like: Tensor) -> Tensor:
-        """Return memory for a tensor; on a CPU the same in every step, as fresh pages would cost more than the copy."""
-        buffer = self._memory.get(key)
-        if buffer is None or buffer.numel() < like.numel():
-            buffer = torch.empty(like.numel(), dtype=like.dtype, device=like.device)
-            if like.device.type == "cpu":
+        """Return memory like a tensor; on a CPU the same in every step, as fresh pages would cost more than the copy."""
+        buffer = self._memory.get(key) if like.is_cpu else None
+        if buffer is None or buffer.stride() != like.stride() or buffer.shape != like.shape:
+            buffer = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+            if like.is_cpu:
                 self._memory[key] = buffer
-        return buffer[: like.numel()].as_strided(like.shape, like.stride())
+        return buffer
 
     def _radii(self, kept: list[_Kept]) -> list[Tensor]:
         """Return the radii; those of parameters at their first step are measured, and zeros refused."""
-        new = [k for k in kept if "radius" not in self.state.get(k.parameter, ())]
+        radii = [self.state.get(k.parameter, {}).get("radius") for k in kept]
+        new = [k for k, radius in zip(kept, radii, strict=True) if radius is None]
         norms = _norms(new, (k.here.to(k.dtype) for k in new))
 
         def refuse_zeros() -> None:
@@ -273,39 +284,45 @@ class Hyperball(Optimizer):
             check_in_all(refuse_zeros, norms[0], meshes[0] if meshes else None)
         if self.radius != "initial":
             norms = [torch.full_like(n, float(self.radius)) for n in norms]
-        measured = dict(zip((k.parameter for k in new), norms, strict=True))
-        return [
-            measured[k.parameter] if k.parameter in measured else local_part(self.state[k.parameter]["radius"])
-            for k in kept
-        ]
+        measured = iter(norms)
+        return [next(measured) if radius is None else local_part(radius) for radius in radii]
 
     def _lengths(self, kept: list[_Kept], befores: list[Tensor]) -> list[Tensor]:
         """Return ‖W_after − W_before‖ of all; raise and put the matrices back if one is not finite."""
 
-        def change(k: _Kept, before: Tensor) -> Tensor:
-            if before.dtype != k.dtype:
-                return k.here.float().sub_(before)
-            return torch.sub(k.here, before, out=self._buffer((before.dtype, before.device), k.here))
-
-        lengths = _norms(kept, map(change, kept, befores))
+        lengths = _norms(kept, map(self._change, kept, befores))
         sums = _sums(kept, lengths)
         if not all(map(math.isfinite, sums)):  # a square overflowed, or a number is not finite
             lengths = _norms(kept, (k.here.double().sub_(b) for k, b in zip(kept, befores, strict=True)))
             sums = _sums(kept, lengths)
         for k, total in zip(kept, sums, strict=True):
             if not math.isfinite(total):
-                for other, before in zip(kept, befores, strict=True):
-                    other.here.copy_(before)
-                raise ValueError(
-                    f"Hyperball needs finite steps, got {total} for {k.place}: its gradient or the optimizer's state "
-                    "is not finite; the matrices are as before the step"
-                )
+                _put_back(kept, befores, k, total)
         return lengths
+
+    def _change(self, k: _Kept, before: Tensor) -> Tensor:
+        if before.dtype != k.dtype:
+            return k.here.float().sub_(before)
+        return torch.sub(k.here, before, out=self._buffer((before.dtype, before.shape), before))
+
+    def _put_one_by_one(self, kept: list[_Kept], befores: list[Tensor], radii: list[Tensor]) -> None:
+        """Do what :meth:`_put` does, each matrix while it is in the cache of the CPU."""
+        for k, before, radius in zip(kept, befores, radii, strict=True):
+            length, lr = k.norm(self._change(k, before)), float(k.group["lr"])
+            if not math.isfinite(length if length.numel() == 1 else length.sum()):
+                length = k.norm(k.here.double().sub_(before))
+                if not math.isfinite(total := float(length.sum())):
+                    _put_back(kept, befores, k, total)
+            if not lr or k.parameter.grad is None:
+                k.here.copy_(before)
+                continue
+            torch.lerp(before, k.here, _ratio(radius * lr, length, _least(lr, length)), out=k.here)
+            k.here.mul_(_ratio(radius, k.norm(k.here), torch.finfo(torch.float32).tiny))
 
     def _put(self, kept: list[_Kept], befores: list[Tensor], radii: list[Tensor], lengths: list[Tensor]) -> None:
         """Write R·N(W − lr·R·N(u)) into parameters that hold W_after."""
         rates = [float(k.group["lr"]) for k in kept]
-        least = [max(lr * _SMALLEST, torch.finfo(n.dtype).tiny) for lr, n in zip(rates, lengths, strict=True)]
+        least = [_least(lr, n) for lr, n in zip(rates, lengths, strict=True)]
         factors = torch._foreach_div(torch._foreach_mul(radii, rates), torch._foreach_clamp_min(lengths, least))
         news = []
         for k, before, factor in zip(kept, befores, factors, strict=True):
@@ -320,6 +337,26 @@ class Hyperball(Optimizer):
                 k.here.copy_(before)
             elif new is not k.here:
                 k.here.copy_(new)
+
+
+def _least(lr: float, lengths: Tensor) -> float:
+    return max(lr * _SMALLEST, torch.finfo(lengths.dtype).tiny)
+
+
+def _ratio(radius: Tensor, length: Tensor, least: float) -> Any:
+    """Return R/max(length, least), one of them as a number, which is faster."""
+    if radius.numel() == 1:
+        return float(radius) / max(float(length), least)
+    return (radius / length.clamp_min(least)).to(radius.dtype)
+
+
+def _put_back(kept: list[_Kept], befores: list[Tensor], bad: _Kept, length: float) -> NoReturn:
+    for k, before in zip(kept, befores, strict=True):
+        k.here.copy_(before)
+    raise ValueError(
+        f"Hyperball needs finite steps, got {length} for {bad.place}: its gradient or the optimizer's state is not "
+        "finite; the matrices are as before the step"
+    )
 
 
 def _norms(kept: list[_Kept], tensors: Iterable[Tensor]) -> list[Tensor]:
