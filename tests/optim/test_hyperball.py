@@ -137,6 +137,18 @@ def test_resume_is_bit_equal():
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), other.parameters(), strict=True))
 
 
+def test_a_state_from_before_hyperball():
+    net = mlp()
+    bare = BASES["adamw"](net.parameters())
+    steps(net, bare, 2)
+    optimizer = Hyperball(BASES["adamw"](net.parameters()))
+    optimizer.load_state_dict(bare.state_dict())
+    before = net[0].weight.norm().item()
+    steps(net, optimizer, 2)
+    assert net[0].weight.norm().item() == pytest.approx(before, rel=1e-6)
+    assert optimizer.state[net[0].weight]["step"] == 4
+
+
 def test_radii_of_half_precision_are_loaded_as_they_were():
     w = matrix(4, 6, dtype=torch.bfloat16)
     optimizer, other = Hyperball(sgd(w)), Hyperball(sgd(w))
@@ -199,10 +211,11 @@ def test_hostile_gradients_stay_finite(base):
     torch.testing.assert_close(w.detach().double().norm(dim=1), norms, rtol=1e-6, atol=0)
 
 
-def test_one_large_gradient_that_overflows_its_square():
+@pytest.mark.parametrize("options", [{}, {"per": "neuron"}, {"norm": "spectral"}], ids=["matrix", "neuron", "spectral"])
+def test_one_large_gradient_that_overflows_its_square(options):
     w = matrix(4, 6, dtype=torch.float32)
     expected = nn.Parameter(w.detach().clone())
-    optimizer, other = Hyperball(sgd(w)), Hyperball(sgd(expected))
+    optimizer, other = Hyperball(sgd(w), **options), Hyperball(sgd(expected), **options)
     w.grad = torch.randn_like(w)
     expected.grad = w.grad.clone() * 1e3
     w.grad *= 1e30
@@ -268,14 +281,15 @@ def test_sparse_gradients_are_refused():
         Hyperball(sgd(w)).step()
 
 
+@pytest.mark.parametrize("options", [{}, {"per": "neuron"}, {"norm": "spectral"}], ids=["matrix", "neuron", "spectral"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_bad_gradients_are_named_and_matrices_put_back(bad):
+def test_bad_gradients_are_named_and_matrices_put_back(bad, options):
     w, v = matrix(3, 4), matrix(2, 5)
     w.grad, v.grad = torch.ones_like(w), torch.ones_like(v)
     v.grad[0, 0] = bad
     before = [w.detach().clone(), v.detach().clone()]
     with pytest.raises(ValueError, match=r"finite steps, got .* for parameter 1 of group 0, \(2, 5\)"):
-        Hyperball(sgd(w, v)).step()
+        Hyperball(sgd(w, v), **options).step()
     assert torch.equal(w, before[0])
     assert torch.equal(v, before[1])
 

@@ -74,7 +74,9 @@ class _Kept:
         """Return the norms of the part here, or the spectral norm of the whole."""
         if self.dims is None:
             whole = gather(with_local_part(self.parameter, x))
-            return torch.linalg.matrix_norm(whole.flatten(1), 2).reshape([1] * x.dim())
+            finite = torch.nan_to_num(whole, 0.0, 0.0, 0.0)  # LAPACK refuses others; NaN is what the caller looks for
+            largest = torch.linalg.matrix_norm(finite.flatten(1), 2) + 0 * whole.sum()
+            return largest.reshape([1] * x.dim())
         return torch.linalg.vector_norm(x, dim=self.dims, keepdim=True)
 
     def stored(self, radius: Tensor) -> Tensor:
@@ -179,7 +181,11 @@ class Hyperball(Optimizer):
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        marks = [(group["hyperball"], group["neuron_dim"]) for group in self.param_groups]
         self.optimizer.load_state_dict(state_dict)
+        for group, (hyperball, neuron_dim) in zip(self.param_groups, marks, strict=True):
+            group.setdefault("hyperball", hyperball)  # not in a state of the wrapped optimizer alone
+            group.setdefault("neuron_dim", neuron_dim)
         keep_precision(self.optimizer, state_dict, ("radius",))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -256,7 +262,7 @@ class Hyperball(Optimizer):
         return None if self.norm == "spectral" else tuple(d for d in range(p.dim()) if d != own)
 
     def _buffer(self, key: Any, like: Tensor) -> Tensor:
-        """Return memory like a tensor; on a CPU the same in every step, as fresh pages would cost more than the copy."""
+        """Return memory like a tensor; on a CPU the same in every step: fresh pages would cost more than the copy."""
         buffer = self._memory.get(key) if like.is_cpu else None
         if buffer is None or buffer.stride() != like.stride() or buffer.shape != like.shape:
             buffer = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
