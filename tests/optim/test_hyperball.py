@@ -224,14 +224,16 @@ def test_one_large_gradient_that_overflows_its_square(options):
     torch.testing.assert_close(w.detach(), expected.detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_hooks_are_those_of_the_wrapped_optimizer():
-    w, seen = matrix(3, 4), []
-    optimizer = Hyperball(sgd(w))
-    optimizer.register_step_post_hook(lambda *_: seen.append(1))
+def test_post_hooks_see_the_weights_on_their_spheres():
+    w, norms = matrix(3, 4), []
+    optimizer = Hyperball(sgd(w), radius=2.0)
+    handle = optimizer.register_step_post_hook(lambda one, *_: norms.append((one is optimizer, float(w.norm()))))
     w.grad = torch.ones_like(w)
     optimizer.step()
-    assert seen == [1]
-    assert copy.deepcopy(optimizer).param_groups[0]["hyperball"]
+    handle.remove()
+    copy.deepcopy(optimizer).step()
+    optimizer.step()
+    assert norms == [(True, pytest.approx(2.0))]
 
 
 # bad input

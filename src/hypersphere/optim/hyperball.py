@@ -6,7 +6,7 @@ Letters: W a weight, u the base optimizer's step divided by its learning rate, R
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -144,10 +144,11 @@ class Hyperball(Optimizer):
         self.optimizer, self.radius, self.per, self.norm = optimizer, radius, per, norm
         self.neuron_dim = checks.integer("neuron_dim", neuron_dim)
         self._memory: dict[Any, Tensor] = {}
+        self._optimizer_step_post_hooks = OrderedDict()  # own ones: they must see the weights on their spheres
         for group in self.param_groups:
             self._mark(group)
 
-    # Hooks, groups and state are the wrapped optimizer's: Optimizer.__init__ would make others.
+    # Groups, state and other hooks are the wrapped optimizer's: Optimizer.__init__ would make others.
 
     @property
     def param_groups(self) -> list[ParamGroup]:  # type: ignore[override]
@@ -169,7 +170,7 @@ class Hyperball(Optimizer):
         return getattr(self.optimizer, name)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_memory": {}}
+        return self.__dict__ | {"_memory": {}, "_optimizer_step_post_hooks": OrderedDict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -229,6 +230,12 @@ class Hyperball(Optimizer):
 
         Memory is passed over six times beside the wrapped step: copy W, subtract, ‖u‖, W − lr·R·N(u), its norm, scale.
         """
+        loss = self._step(closure)
+        for hook in self._optimizer_step_post_hooks.values():
+            hook(self, (self, closure), {})
+        return loss
+
+    def _step(self, closure: Callable[[], float] | None) -> float | None:
         kept = [
             _Kept(p, group, number, i, self._dims(p, group), here := local_part(p), accumulation_dtype(here.dtype))
             for number, group in enumerate(self.param_groups)
