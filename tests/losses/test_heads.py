@@ -337,7 +337,11 @@ def test_logits_have_no_margin():
     [
         (lambda: hs.WSoftmaxLoss(1, 3), ValueError, "num_classes must be >= 2, got 1"),
         (lambda: hs.WSoftmaxLoss(2.0, 3), TypeError, "num_classes must be an int, got 2.0"),
-        (lambda: hs.WSoftmaxLoss(3, 3, similarity="cos"), ValueError, "unknown similarity 'cos', did you mean 'cosine'"),
+        (
+            lambda: hs.WSoftmaxLoss(3, 3, similarity="cos"),
+            ValueError,
+            "unknown similarity 'cos', did you mean 'cosine'",
+        ),
         (lambda: hs.ASoftmaxLoss(3, 3, margin=0.5), ValueError, "margin must be finite and >= 1, got 0.5.*factor"),
         (
             lambda: hs.AMSoftmaxLoss(3, 3, margin=2),

@@ -242,7 +242,13 @@ def test_post_hooks_see_the_weights_on_their_spheres():
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: Hyperball([matrix(2, 2)]), TypeError, "optimizer must be a torch optimizer, got list"),
+        (lambda: Hyperball([matrix(2, 2)]), TypeError, "optimizer must be a torch optimizer, .* got list"),
+        (lambda: Hyperball(Hyperball(sgd(matrix(2, 2)))), ValueError, "must be new, got the Hyperball of another"),
+        (
+            lambda: [Hyperball(one) for one in [sgd(matrix(2, 2))] * 2],
+            ValueError,
+            "must be new, got the SGD of another",
+        ),
         (lambda: Hyperball(sgd(matrix(2, 2)), radius=0), ValueError, "radius must be finite and > 0, got 0"),
         (lambda: Hyperball(sgd(matrix(2, 2)), radius="first"), TypeError, "radius must be a number"),
         (lambda: Hyperball(sgd(matrix(2, 2)), per="row"), ValueError, "per"),
@@ -253,7 +259,7 @@ def test_post_hooks_see_the_weights_on_their_spheres():
         (
             lambda: Hyperball(torch.optim.SGD([{"params": [matrix(4)], "hyperball": True}], lr=0.1)),
             ValueError,
-            r"must hold matrices of two dimensions or more, got parameter 0 of group '', \(4,\)",
+            r"must hold matrices of two dimensions or more, got parameter 0 of group 0, \(4,\)",
         ),
     ],
 )

@@ -109,11 +109,28 @@ def test_bad_input_is_one_line(group, error, words):
     assert "\n" not in str(caught.value)
 
 
-def test_sparse_gradients_are_refused():
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda w: MuonAdamW([{"params": [w], "muon": True}], lr=0.1),
+        lambda w: MuonAdamW([w], lr=0.1),
+        lambda w: hs.OGD([w], lr=0.1, rest="adam"),
+        lambda w: hs.Pion([w], lr=0.1),
+    ],
+    ids=["Muon", "AdamW", "Adam", "Pion"],
+)
+def test_sparse_gradients_are_refused(make):
     w = nn.Parameter(torch.randn(3, 4))
     w.grad = torch.ones(3, 4).to_sparse()
-    with pytest.raises(ValueError, match=r"dense gradients, got a sparse one for parameter 0 of group '', \(3, 4\)"):
-        MuonAdamW([{"params": [w], "muon": True}], lr=0.1).step()
+    with pytest.raises(ValueError, match=r"dense gradients, got a sparse one for parameter 0 of group 0, \(3, 4\)"):
+        make(w).step()
+
+
+@pytest.mark.parametrize(("kind", "mark"), [(MuonAdamW, "muon"), (hs.Pion, "rotated")])
+def test_a_model_without_marked_groups_is_warned_of(kind, mark):
+    with pytest.warns(UserWarning, match=f"{kind.__name__} steps all parameters by Adam, .* no group has {mark}=True"):
+        kind(net().parameters(), lr=0.1)
+    assert kind([{"params": [nn.Parameter(torch.ones(2, 2))], mark: True}], lr=torch.tensor(0.1))
 
 
 def test_one_kind_of_matrices():

@@ -312,7 +312,7 @@ def test_a_step_reads_no_value(iterations):
 
 def test_groups_may_come_later_and_have_their_own_options():
     x, y = nn.Parameter(torch.eye(3)), nn.Parameter(torch.eye(3))
-    optimizer = OGD([{"params": x, "orthogonal": True, "lr": 0.02}], lr=0.1)
+    optimizer = OGD([{"params": x, "orthogonal": True, "lr": 0.02}], lr=torch.tensor(0.1))
     optimizer.add_param_group({"params": [y], "orthogonal": True, "iterations": None, "momentum": 0.0})
     assert [g["lr"] for g in optimizer.param_groups] == [0.02, 0.1]
     x.grad = y.grad = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])

@@ -277,7 +277,7 @@ def test_closure_scheduler_scaler_and_clipping():
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: pion(matrix(4)), ValueError, r"at least two dimensions, got parameter 0 of group '', \(4,\)"),
+        (lambda: pion(matrix(4)), ValueError, r"at least two dimensions, got parameter 0 of group 0, \(4,\)"),
         (lambda: pion(matrix(0, 4)), ValueError, "at least two dimensions"),
         (lambda: pion(nn.Parameter(torch.ones(2, 2, dtype=torch.complex64))), TypeError, "real floating point"),
         (lambda: pion(nn.Parameter(torch.zeros(2, 2))), ValueError, "must not be zero"),

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.adam import adam
 
 from .._internal import checks
+from .._internal.checks import warn_once
 from .._internal.owners import Splits, collect, spread
 from .._internal.sharding import is_sharded, local_part
 from ..neurons import Layout, neuron_rows
@@ -57,9 +58,38 @@ def check_betas(betas: Any) -> None:
             raise ValueError(f"betas must be >= 0 and < 1, got {betas!r}")
 
 
-def place_of(i: int, parameter: Tensor, group: ParamGroup, number: int | str = "") -> str:
+def check_rates(options: ParamGroup) -> None:
+    """Check those of lr, weight_decay, momentum and betas that there are; the learning rate may be a tensor."""
+    for name in options.keys() & {"lr", "weight_decay", "momentum"}:
+        value = options[name]
+        value = checks.number(name, float(value) if isinstance(value, Tensor) else value, low=0.0)
+        if name == "momentum" and value >= 1.0:
+            raise ValueError(f"momentum must be >= 0 and < 1, got {value!r}")
+    if "betas" in options:
+        check_betas(options["betas"])
+
+
+def place_of(i: int, parameter: Tensor, group: ParamGroup, number: int) -> str:
     """Name a parameter by its place in its group, by the group's number if that has no name."""
     return f"parameter {i} of group {group.get('name', number)!r}, {tuple(parameter.shape)}"
+
+
+def refuse_sparse(optimizer: Optimizer, number: int) -> None:
+    """Raise if a gradient of a group is sparse."""
+    group = optimizer.param_groups[number]
+    for i, p in enumerate(group["params"]):
+        if p.grad is not None and p.grad.is_sparse:
+            place = place_of(i, p, group, number)
+            raise ValueError(f"{type(optimizer).__name__} needs dense gradients, got a sparse one for {place}")
+
+
+def warn_if_unmarked(optimizer: Optimizer, mark: str, option: str) -> None:
+    """Warn if no group is stepped as the optimizer is meant to."""
+    if not any(group[mark] for group in optimizer.param_groups):
+        warn_once(
+            f"{type(optimizer).__name__} steps all parameters by Adam, because no group has {mark}=True: make its "
+            f"groups with hypersphere.param_groups(model, {option}=True)"
+        )
 
 
 def layout_of(group: ParamGroup) -> Layout:

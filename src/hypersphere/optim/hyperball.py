@@ -134,7 +134,12 @@ class Hyperball(Optimizer):
         norm: str = "frobenius",
     ) -> None:
         if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"optimizer must be a torch optimizer, got {type(optimizer).__name__}")
+            got = getattr(optimizer, "__name__", type(optimizer).__name__)
+            raise TypeError(
+                f"optimizer must be a torch optimizer, such as torch.optim.AdamW(groups, lr=0.02), got {got}"
+            )
+        if isinstance(optimizer, Hyperball) or "_hyperball" in vars(optimizer):
+            raise ValueError(f"optimizer must be new, got the {type(optimizer).__name__} of another Hyperball")
         if radius != "initial":
             checks.number("radius", radius, low=0.0, open_low=True, hint=' (or "initial")')
         checks.choice("per", per, ("matrix", "neuron"))
@@ -145,8 +150,9 @@ class Hyperball(Optimizer):
         self.neuron_dim = checks.integer("neuron_dim", neuron_dim)
         self._memory: dict[Any, Tensor] = {}
         self._optimizer_step_post_hooks = OrderedDict()  # own ones: they must see the weights on their spheres
-        for group in self.param_groups:
-            self._mark(group)
+        for number, group in enumerate(self.param_groups):
+            self._mark(group, number)
+        optimizer._hyperball = True  # type: ignore[attr-defined]
 
     # Groups, state and other hooks are the wrapped optimizer's: Optimizer.__init__ would make others.
 
@@ -194,9 +200,9 @@ class Hyperball(Optimizer):
 
     def add_param_group(self, param_group: ParamGroup) -> None:
         self.optimizer.add_param_group(param_group)
-        self._mark(self.param_groups[-1])
+        self._mark(self.param_groups[-1], len(self.param_groups) - 1)
 
-    def _mark(self, group: ParamGroup) -> None:
+    def _mark(self, group: ParamGroup, number: int) -> None:
         """Decide what is kept, and refuse what cannot be."""
         apart = group.get("name") == "rotations" or group.get("orthogonal") or group.get("rotated")
         apart = apart or not group.get("muon", True)  # what AdamW steps in MuonAdamW
@@ -205,7 +211,7 @@ class Hyperball(Optimizer):
         group.setdefault("neuron_dim", self.neuron_dim)
         checks.flag("hyperball", group["hyperball"])
         for i, p in enumerate(group["params"]):
-            place = place_of(i, p, group)
+            place = place_of(i, p, group, number)
             if not group["hyperball"] or (p.dim() < 2 and not given):
                 continue
             if not p.is_floating_point():

@@ -19,12 +19,14 @@ from ..neurons import from_neuron_rows, neuron_rows
 from ._shared import (
     ParamGroup,
     adam_step,
-    check_betas,
     check_matrix,
+    check_rates,
     check_same_marks,
     layout_of,
     matrix_shape,
     place_of,
+    refuse_sparse,
+    warn_if_unmarked,
 )
 
 _CONSTANTS: Any = ((3.4445, -4.7750, 2.0315), 5, 1e-7)  # coefficients, iterations and ε of torch.optim.Muon
@@ -84,6 +86,7 @@ class MuonAdamW(Optimizer):
         }
         _check_options(defaults)
         super().__init__(params, defaults)
+        warn_if_unmarked(self, "muon", "muon")
 
     def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a group; with ``muon=True`` it must hold matrices, or tensors that `layout` makes matrices."""
@@ -92,7 +95,8 @@ class MuonAdamW(Optimizer):
         try:
             _check_options(group)
             for i, parameter in enumerate(group["params"] if group["muon"] else ()):
-                check_matrix(parameter, group, "a group with muon=True", place_of(i, parameter, group))
+                place = place_of(i, parameter, group, len(self.param_groups) - 1)
+                check_matrix(parameter, group, "a group with muon=True", place)
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
@@ -109,14 +113,10 @@ class MuonAdamW(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
+        for number, group in enumerate(self.param_groups):
+            refuse_sparse(self, number)
             if not group["muon"]:
                 adam_step(self.state, group, decoupled_weight_decay=True)
-                continue
-            for i, parameter in enumerate(group["params"]):
-                if parameter.grad is not None and parameter.grad.is_sparse:
-                    place = place_of(i, parameter, group)
-                    raise ValueError(f"MuonAdamW needs dense gradients, got a sparse one for {place}")
         self._step_matrices()
         return loss
 
@@ -146,11 +146,7 @@ class MuonAdamW(Optimizer):
 
 
 def _check_options(options: ParamGroup) -> None:
-    for name in ("lr", "weight_decay", "momentum"):
-        checks.number(name, float(options[name]) if isinstance(options[name], Tensor) else options[name], low=0.0)
-    if options["momentum"] >= 1.0:
-        raise ValueError(f"momentum must be >= 0 and < 1, got {options['momentum']!r}")
-    check_betas(options["betas"])
+    check_rates(options)
     for name in ("nesterov", "muon"):
         checks.flag(name, options[name])
     if options["adjust_lr_fn"] is not None:

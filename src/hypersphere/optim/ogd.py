@@ -19,7 +19,7 @@ from .._internal.nearest import explain_keywords
 from .._internal.owners import Splits, assign, put, whole
 from .._internal.precision import accumulation_dtype, without_autocast
 from .._internal.sharding import gather
-from ._shared import ParamGroup, adam_step, check_betas, check_same_marks, collect_states, shard_states
+from ._shared import ParamGroup, adam_step, check_rates, check_same_marks, collect_states, refuse_sparse, shard_states
 
 _FAR_FROM_ORTHOGONAL = 2e-2  # max|XᵀX − I|; beyond it the series may not converge. bfloat16 rounds to 6e-3
 
@@ -112,7 +112,9 @@ class OGD(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
+        for number, group in enumerate(self.param_groups):
+            if group["orthogonal"] or group["rest"] == "adam":
+                refuse_sparse(self, number)
             if group["orthogonal"]:
                 continue
             if group["rest"] == "adam":
@@ -213,14 +215,10 @@ def _reorthogonalize(y: Tensor, near: bool) -> Tensor:
 
 
 def _check_options(options: ParamGroup) -> None:
-    for name in ("lr", "weight_decay"):
-        checks.number(name, options[name], low=0.0)
-    if checks.number("momentum", options["momentum"], low=0.0) >= 1.0:
-        raise ValueError(f"momentum must be >= 0 and < 1, got {options['momentum']!r}")
+    check_rates(options)
     if options["iterations"] is not None:
         checks.integer("iterations", options["iterations"], low=1)
     checks.choice("rest", options["rest"], ("sgd", "adam"))
-    check_betas(options["betas"])
     if not isinstance(options["orthogonal"], bool):
         raise TypeError(f"orthogonal must be True or False, got {options['orthogonal']!r}")
 

@@ -25,15 +25,17 @@ from ..orthogonal import pack_difference, skew
 from ._shared import (
     ParamGroup,
     adam_step,
-    check_betas,
     check_matrix,
+    check_rates,
     check_same_marks,
     collect_states,
     keep_precision,
     layout_of,
     matrix_shape,
     place_of,
+    refuse_sparse,
     shard_states,
+    warn_if_unmarked,
 )
 
 _EPS = 1e-8  # as Adam's; also the least ‖A_out W + W A_in‖_F, of ‖W‖_F: below it steps become shorter
@@ -107,6 +109,7 @@ class Pion(Optimizer):
         }
         _check_options(defaults)
         super().__init__(params, defaults)
+        warn_if_unmarked(self, "rotated", "pion")
 
     def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a group; with ``rotated=True`` it must hold matrices, or tensors that `layout` makes matrices."""
@@ -115,7 +118,7 @@ class Pion(Optimizer):
         try:
             _check_options(group)
             for i, parameter in enumerate(group["params"]):
-                _check_parameter(i, parameter, group)
+                _check_parameter(i, parameter, group, len(self.param_groups) - 1)
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
@@ -184,15 +187,10 @@ class Pion(Optimizer):
 
     def _largest_gradients(self) -> dict[Tensor, float]:
         """Return the largest magnitude in all gradients, by parameter, in one synchronization; refuse NaN and Inf."""
-        places = [
-            (p, place_of(i, p, group, number))
-            for number, group in enumerate(self.param_groups)
-            for i, p in enumerate(group["params"])
-            if p.grad is not None
-        ]
-        for p, place in places:
-            if p.grad.is_sparse:
-                raise ValueError(f"Pion needs dense gradients, got a sparse one for {place}")
+        places = []
+        for number, group in enumerate(self.param_groups):
+            refuse_sparse(self, number)
+            places += [(p, place_of(i, p, group, number)) for i, p in enumerate(group["params"]) if p.grad is not None]
         gradients = [local_part(p.grad) for p, _ in places]
         magnitudes = [g.abs().amax().double() if g.numel() else g.new_zeros(()).double() for g in gradients]
         if any(is_sharded(p) for p, _ in places):
@@ -300,9 +298,7 @@ def _solve(x: Tensor, product: Tensor) -> Tensor:
 
 
 def _check_options(options: ParamGroup) -> None:
-    for name in ("lr", "weight_decay"):
-        checks.number(name, float(options[name]) if isinstance(options[name], Tensor) else options[name], low=0.0)
-    check_betas(options["betas"])
+    check_rates(options)
     checks.choice("side", options["side"], ("both", "alternate", "input", "output"))
     if options["rms"] is not None:
         checks.number("rms", options["rms"], low=0.0, open_low=True)
@@ -314,9 +310,9 @@ def _check_options(options: ParamGroup) -> None:
         )
 
 
-def _check_parameter(i: int, parameter: Tensor, group: ParamGroup) -> None:
+def _check_parameter(i: int, parameter: Tensor, group: ParamGroup, number: int) -> None:
     """Refuse what Pion cannot step. Values are read once, when the optimizer is made."""
-    place = place_of(i, parameter, group)
+    place = place_of(i, parameter, group, number)
     if not group["rotated"]:
         return
     check_matrix(parameter, group, "a rotated group", place)
