@@ -112,6 +112,44 @@ def test_lower_precision(dtype):
         torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("stream", [8, False])
+@pytest.mark.parametrize("options", [{}, {"subcenters": 2}, {"bias": True}])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, F64])
+def test_weights_near_the_largest_number_count_by_direction(dtype, options, stream):
+    """Their norms overflow, and their products with embeddings; a zero row beside them stays one."""
+    head = make(hs.losses.WSoftmaxLoss, dtype, stream=stream, **options)
+    head.weight.data[4] = 0
+    x, labels = batch(dtype)
+    expected = head(x, labels)
+    head.weight.data *= torch.finfo(dtype).max / head.weight.abs().max()
+    loss, *grads = gradients(head, x, labels)
+    torch.testing.assert_close(loss, expected)
+    assert all(grad.isfinite().all() for grad in grads)
+
+
+@pytest.mark.parametrize("stream", [8, False])
+def test_weights_of_one_number_near_the_largest(stream):
+    """Their norms do not overflow, their products do."""
+    head = hs.losses.WSoftmaxLoss(2, 1, stream=stream)
+    head.weight.data = torch.tensor([[1e38], [-1e38]])
+    x = torch.tensor([[20.0], [-1.0]], requires_grad=True)
+    loss, *grads = gradients(head, x, torch.tensor([0, 1]))
+    torch.testing.assert_close(loss.item(), torch.nn.functional.softplus(torch.tensor([-40.0, -2.0])).mean().item())
+    assert all(grad.isfinite().all() for grad in grads)
+
+
+@pytest.mark.parametrize("stream", [8, False])
+@pytest.mark.parametrize("of", ["embeddings", "weight"])
+def test_float16_gradients_beyond_its_range_are_its_largest_number(of, stream):
+    head = make(hs.ArcFaceLoss, torch.float16 if of == "weight" else torch.float32, scale=1000.0, stream=stream)
+    x, labels = batch(torch.float16)
+    leaf = head.weight if of == "weight" else x
+    leaf.data = torch.nn.functional.normalize(leaf.data.float()).half() / 8192
+    grads = gradients(head, x, labels)[1:]
+    assert all(grad.isfinite().all() for grad in grads)
+    assert grads[of == "weight"].abs().max() == torch.finfo(torch.float16).max
+
+
 def test_far_classes_are_skipped_and_change_nothing():
     """Blocks 1 and 2 have probabilities below 2⁻²⁴: their class weights get gradient 0."""
     streamed, plain = both(hs.AMSoftmaxLoss, scale=64.0)

@@ -27,9 +27,9 @@ def max_abs(x: Tensor) -> float:
     return max(high.item(), -low.item())
 
 
-def has_overflow(norms: Tensor) -> bool:
-    """Return whether a norm is infinite or NaN; norms are few and needed anyway, so this is cheap."""
-    return can_read_for_free(norms) and norms.numel() > 0 and not norms.sum().item() < math.inf
+def has_overflow(norms: Tensor, limit: float = math.inf) -> bool:
+    """Return whether the sum of norms reaches a limit or is NaN; norms are few and needed anyway, so this is cheap."""
+    return can_read_for_free(norms) and norms.numel() > 0 and not norms.sum().item() < limit
 
 
 def can_read_for_free(x: Tensor) -> bool:

@@ -33,6 +33,7 @@ from .._internal.overflow import (
     can_read_for_free,
     finite_gradient,
     has_overflow,
+    max_root,
     shrink_factors,
     shrink_huge,
 )
@@ -69,7 +70,7 @@ def project(x: Tensor, weight: Tensor, target: Tensor | None = None, scale: floa
     x, weight, autocast_off = _cast_for_product(x, weight)
     with autocast_off:
         norms = _row_norms(weight.detach())
-        if has_overflow(norms):
+        if has_overflow(norms, max_root(norms.dtype, 2)):  # infinite, or with one number a row near to it
             weight = shrink_huge(weight, (1,))
             norms = _row_norms(weight.detach())
         headroom = 1.0 if can_read_for_free(norms) else _headroom(x.dtype)  # norms that were read are finite

@@ -38,9 +38,9 @@ def scale_into_range(head: Head, embeddings: Tensor, weight: Tensor) -> tuple[Te
     dtype = torch.promote_types(embeddings.dtype, weight.dtype)
     up = row_divisors(embeddings, longest(head, dtype))
     if up is None:
-        return finite_gradient(embeddings.to(dtype)), finite_gradient(weight.to(dtype)), None
+        return finite_gradient(embeddings).to(dtype), finite_gradient(weight).to(dtype), None
     if head.scale is not None:  # the length of embeddings does not matter
-        return rescale(embeddings, 1 / up, 1 / up, math.inf).to(dtype), finite_gradient(weight.to(dtype)), None
+        return rescale(embeddings, 1 / up, 1 / up, math.inf).to(dtype), finite_gradient(weight).to(dtype), None
     most = up.amax()
     return rescale(embeddings, 1 / up, most / up, math.inf).to(dtype), rescale(weight.to(dtype), 1.0, most), up
 

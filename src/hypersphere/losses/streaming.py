@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .._internal.functions import apply
-from .._internal.overflow import can_read_for_free, max_abs
+from .._internal.overflow import can_read_for_free, max_abs, max_root, saturating_cast, shrink_huge
 from ..layers.cosine import inverse_row_norm, unit
 from .logit_rule import LogitRule, Sums
 from .touched_rows import TouchedRows
@@ -72,7 +72,12 @@ def sum_over_classes(
     gradient = None
     if weight.requires_grad and torch.is_grad_enabled() and weight.dtype is x.dtype and not sparse:
         gradient = torch.empty_like(weight, memory_format=torch.contiguous_format)
-    return Sums(*apply(_Sums, x, weight, *extra, rule, beside, sparse, gradient)[:3])
+    *sums, _, inverse = apply(_Sums, x, weight, *extra, rule, beside, sparse, gradient)
+    if can_read_for_free(inverse) and not inverse.amin().item() > 1 / max_root(x.dtype, 2):  # a zero or very long row
+        short = shrink_huge(weight, (1,))
+        if short is not weight:  # products may have overflowed
+            return Sums(*apply(_Sums, x, short, *extra, rule, beside, False, None)[:3])
+    return Sums(*sums)
 
 
 def _plain_sums(
@@ -258,14 +263,14 @@ def _streamed_backward(
         if touched is not None:
             touched.add(of_block, picked, out)
         elif part is not None and out is not part:
-            part.copy_(out)
+            part.copy_(saturating_cast(out, part.dtype))
     if grad_at is not None:
         _, row, inside = _at_target(x, weight, inverse, target, rule)
         rows, share = weight[row].to(x.dtype), (grad_at * inside * inverse[row]).unsqueeze(1)
         grad_x.addcmul_(rows, share)
         if needed[1]:
             along = (rows * x).sum(1) * inverse[row].square()
-            of_rows = ((x - rows * along.unsqueeze(1)) * share).to(weight.dtype)
+            of_rows = saturating_cast((x - rows * along.unsqueeze(1)) * share, weight.dtype)
             if touched is not None:
                 touched.at_labels = (row, of_rows)
             elif grad_weight is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._internal.overflow import saturating_cast
+
 
 class TouchedRows:
     """The rows of the weight that have a gradient, and that gradient as a sparse tensor.
@@ -32,7 +34,7 @@ class TouchedRows:
         picked = picked.nonzero().squeeze(1) if values is None else picked
         self.index.append(picked + of_block.start)
         zeros = self.weight.new_zeros(len(picked), self.weight.shape[1]) if values is None else values
-        self.values.append(zeros.to(self.weight.dtype))
+        self.values.append(saturating_cast(zeros, self.weight.dtype))
 
     def gradient(self) -> Tensor:
         index, values = torch.cat(self.index), torch.cat(self.values)
