@@ -1,6 +1,7 @@
 """The Transformer of today and nGPT against their formulas."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.func import functional_call
 
 import hypersphere as hs
 from hypersphere import models
-from hypersphere.models.decoder import Rotary
+from hypersphere.models.decoder import rotary_angles, turn_pairs
 
 SMALL = {"width": 12, "depth": 2, "heads": 2, "context": 9}
 
@@ -56,7 +57,8 @@ def randomized(model):
 
 
 def test_rotary_products_depend_on_differences_of_places():
-    rotary = Rotary(20, 6).double()
+    angles = rotary_angles(20, 6, torch.device("cpu"))
+    rotary = partial(turn_pairs, cos=angles.cos(), sin=angles.sin())
     x, y = (torch.randn(6, dtype=torch.float64).expand(1, 1, 20, 6) for _ in range(2))
     products = (rotary(x) @ rotary(y).mT)[0, 0]
     for offset in range(-19, 20):
@@ -142,6 +144,23 @@ def test_ngpt_keeps_its_lengths_in_training(way):
         losses.append(loss.item())
         check_lengths(model)
     assert losses[-1] < losses[0] - 0.2
+
+
+def test_ngpt_keeps_zero_rows():
+    model = models.create("ngpt", 11, **SMALL)
+    nn.init.zeros_(model.tokens.weight[3])  # a pruned neuron
+    model.normalize_weights()
+    assert not model.tokens.weight[3].any()
+    assert model.tokens.weight.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["decoder", "ngpt"])
+def test_a_state_dict_is_all_that_a_model_needs(name):
+    model, tokens = models.create(name, 11, **SMALL), torch.randint(0, 11, (2, 9))
+    with torch.device("meta"):
+        other = models.create(name, 11, **SMALL)
+    other.to_empty(device="cpu").load_state_dict(model.state_dict())
+    assert torch.equal(other(tokens), model(tokens))
 
 
 def test_parameters():

@@ -5,6 +5,9 @@ Letters: B batch, T tokens, D width, H heads.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,32 +16,22 @@ from .._internal import checks
 from ._parts import Network
 from ._registry import register
 
+Turn = Callable[[Tensor], Tensor]  # of queries and keys (B, H, T, d), by their places
 
-class Rotary(nn.Module):
-    """Turn the pairs (x_i, x_{i+d/2}) of a vector at place t by t·10000^(−2i/d) (RoPE, Eq. 34).
 
-    The inner product of two turned vectors depends on their places only by the difference.
+def rotary_angles(places: int, dimension: int, device: torch.device) -> Tensor:
+    """Compute t·10000^(−2i/d) for the places t and the pairs i of a vector of d numbers, (T, d/2) (RoPE, Eq. 34)."""
+    rates = 10000.0 ** (-torch.arange(0, dimension, 2, device=device) / dimension)
+    return torch.outer(torch.arange(places, device=device), rates)
 
-    Args:
-        context: the largest T.
-        dimension: d, of a head; even.
+
+def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the pairs (x_i, x_{i+d/2}) of vectors x (B, H, T, d) by the angles with these cos and sin (T, d/2).
+
+    By rotary angles: the inner product of two turned vectors depends on their places only by the difference.
     """
-
-    cos: Tensor
-    sin: Tensor
-
-    def __init__(self, context: int, dimension: int) -> None:
-        super().__init__()
-        rates = 10000.0 ** (-torch.arange(0, dimension, 2) / dimension)
-        angles = torch.outer(torch.arange(context), rates)
-        self.register_buffer("cos", angles.cos(), persistent=False)
-        self.register_buffer("sin", angles.sin(), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Turn x (B, H, T, d)."""
-        cos, sin = self.cos[: x.shape[-2]].to(x.dtype), self.sin[: x.shape[-2]].to(x.dtype)
-        first, second = x.chunk(2, -1)
-        return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
+    cos, sin, (first, second) = cos.to(x.dtype), sin.to(x.dtype), x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
 
 
 class Attention(nn.Module):
@@ -54,9 +47,9 @@ class Attention(nn.Module):
         self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
         self.qk_scale = qk_scale
 
-    def forward(self, x: Tensor, rotary: nn.Module) -> Tensor:
+    def forward(self, x: Tensor, turn: Turn) -> Tensor:
         query, key, value = (layer(x).unflatten(-1, (self.heads, -1)) for layer in (self.query, self.key, self.value))
-        query, key = rotary(query.transpose(1, 2)), rotary(key.transpose(1, 2))
+        query, key = turn(query.transpose(1, 2)), turn(key.transpose(1, 2))
         if self.qk_scale is not None:
             scale = self.qk_scale().to(query.dtype).unflatten(0, (self.heads, 1, -1))
             query, key = F.normalize(query, dim=-1) * scale, F.normalize(key, dim=-1) * scale
@@ -99,8 +92,8 @@ class DecoderBlock(nn.Module):
         self.attention, self.mlp = Attention(width, heads), mlp
         self.branch_scale = branch_scale
 
-    def forward(self, x: Tensor, rotary: nn.Module) -> Tensor:
-        x = x + self.branch_scale * self.attention(self.norm1(x), rotary)
+    def forward(self, x: Tensor, turn: Turn) -> Tensor:
+        x = x + self.branch_scale * self.attention(self.norm1(x), turn)
         out: Tensor = x + self.branch_scale * self.mlp(self.norm2(x))
         return out
 
@@ -123,7 +116,7 @@ class TokenNetwork(Network):
         self.context = checks.integer("context", context, low=1)
         self.depth = checks.integer("depth", depth, low=1)
         self.tokens = nn.Embedding(checks.integer("vocabulary", tokens, low=1), width)
-        self.rotary = Rotary(context, width // heads)
+        self.head_size = width // heads
         self.blocks = nn.ModuleList()
         self.norm: nn.Module = nn.Identity()
         self.set_classifier(width, num_classes, bias=False)
@@ -139,8 +132,10 @@ class TokenNetwork(Network):
         if x.dim() != 2 or x.shape[1] > self.context:
             raise ValueError(f"tokens must be (B, T) with T <= {self.context}, got {tuple(x.shape)}")
         y = self.tokens(x)
+        angles = rotary_angles(x.shape[1], self.head_size, x.device)  # no buffer, which to_empty would leave undefined
+        turn = partial(turn_pairs, cos=angles.cos(), sin=angles.sin())
         for block in self.blocks:
-            y = block(y, self.rotary)
+            y = block(y, turn)
         features: Tensor = self.norm(y)
         return features
 

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from .._internal import checks
 from ._registry import register
-from .decoder import Attention, SwiGLU, TokenNetwork
+from .decoder import Attention, SwiGLU, TokenNetwork, Turn
 
 _Weighted = nn.Linear | nn.Embedding
 ALPHA = 0.05  # first length of a step towards what a branch says
@@ -70,8 +70,8 @@ class SphereBlock(nn.Module):
         self.mlp = ScaledSwiGLU(width, hidden)
         self.attention_step, self.mlp_step = (Scale(width, ALPHA, stored) for _ in range(2))
 
-    def forward(self, x: Tensor, rotary: nn.Module) -> Tensor:
-        x = _step(x, self.attention(x, rotary), self.attention_step)
+    def forward(self, x: Tensor, turn: Turn) -> Tensor:
+        x = _step(x, self.attention(x, turn), self.attention_step)
         return _step(x, self.mlp(x), self.mlp_step)
 
 
@@ -161,7 +161,8 @@ class NGPT(TokenNetwork):
 @torch.no_grad()
 def _normalize(layer: _Weighted, dim: int) -> None:
     if not parametrize.is_parametrized(layer, "weight") and not layer.weight.is_meta:
-        layer.weight.div_(torch.linalg.vector_norm(layer.weight, dim=1 - dim, keepdim=True))
+        lengths = torch.linalg.vector_norm(layer.weight, dim=1 - dim, keepdim=True)
+        layer.weight.div_(lengths.clamp_min(torch.finfo(lengths.dtype).tiny))  # zeros, such as pruned rows, stay zeros
 
 
 register("ngpt", NGPT, paper="nGPT")
