@@ -322,7 +322,7 @@ def test_two_files_of_the_same_rows(tmp_path, capsys):
     """CKA and residual beside their definitions on whole matrices; a rotation keeps everything."""
     x = clustered()
     other = unit(torch.cat([x[:, :20] + 0.1 * torch.randn(300, 20), torch.randn(300, 3)], 1))
-    result = hs.inspection.compare(x, other)
+    result = hs.inspection.compare(x, other, embeddings=False)  # which is for files
     a, b = (rows.double() - rows.double().mean(0) for rows in (x, other))
     cka = (a.T @ b).norm() ** 2 / (a.T @ a).norm() / (b.T @ b).norm()
     assert result["alike"].details["linear_cka"] == pytest.approx(float(cka), rel=1e-5)
@@ -344,7 +344,7 @@ def test_two_files_of_the_same_rows(tmp_path, capsys):
     assert "linear CKA 1.0000" in out
     assert html.is_file()
     assert hs.inspection.compare(x, tmp_path / "b.npy")["rotated"].is_fine
-    with pytest.raises(TypeError, match="after must be a numpy array"):
+    with pytest.raises(TypeError, match="after must be a file, a numpy array"):
         hs.inspection.compare(x, None)
     np.save(tmp_path / "b.npy", turned[:200].numpy())
     assert main(["inspect", str(tmp_path / "a.npy"), str(tmp_path / "b.npy")]) == 2

@@ -197,6 +197,8 @@ def test_tokens_and_options_are_checked(name):
             model(wrong)
     with pytest.raises(ValueError, match=r"width must be a multiple of 2·heads, got width=12 and heads=4"):
         models.create(name, width=12, heads=4)
+    with pytest.raises(ValueError, match=r"unknown .* option 'n_layers', did you mean 'depth'?"):
+        models.create(name, n_layers=2)
     with pytest.raises(ValueError, match="depth must be >= 1"):
         models.create(name, depth=0)
 

@@ -35,7 +35,10 @@ ALIASES = {
 OTHER_CLASSES = {
     "AMSoftmaxLoss": "CosFace LMCL",
     "ASoftmaxLoss": "SphereFace",
+    "Hyperball": "AdamH MuonSphere",
     "SSoftmaxLoss": "NormFace NormalizedSoftmax",
+    "optim.MuonAdamW": "Muon MuonAdamW",
+    "optim.RowSGD": "RowSGD",
 }
 
 #: an argument here → what other packages call it; "": what has no counterpart here, although a name is similar
@@ -44,9 +47,12 @@ OTHER_NAMES = {
     "block_size": "oft_block_size",
     "blocks": "r",
     "class_weight": "weight weights",
+    "context": "block_size context_length max_length max_seq_len seq_len",
+    "depth": "n_layer n_layers num_hidden_layers num_layers",
     "dropout": "module_dropout",
     "embedding_size": "dim emb_size embedding_dim feat_dim feature_dim in_dim in_features input_size num_features",
     "exclude": "exclude_modules",
+    "heads": "n_head n_heads num_attention_heads num_heads",
     "hidden_weight": "lam lambda_ weight",
     "in_channels": "channels in_features input_channels",
     "in_features": "in_channels in_dim input_size",
@@ -61,6 +67,7 @@ OTHER_NAMES = {
     "similarity": "operator sim",
     "subcenters": "num_subcenters sub_centers",
     "weight_decay": "wd",
+    "width": "d_model dim embed_dim hidden_size n_embd",
 }
 
 
@@ -86,8 +93,9 @@ def nearest_argument(name: str, allowed: Iterable[str]) -> list[str]:
 def public_name_hint(name: str, names: Iterable[str]) -> str:
     """Return how the error for an unknown public name ends: with the name that it may mean, if there is one."""
     other = name.removesuffix("Loss")
-    for ours in names:
-        if other in OTHER_CLASSES.get(ours, "").split():
+    names = list(names)
+    for ours, others in OTHER_CLASSES.items():
+        if other in others.split() and ours.partition(".")[0] in names:
             return f"; {other} is {ours} here"
     near = nearest_few(name, names, 1)
     return f", did you mean {near[0]!r}?" if near else ""

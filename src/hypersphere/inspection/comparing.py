@@ -169,9 +169,8 @@ def compare(before: Any, after: Any, *, embeddings: bool | None = None) -> Any:
         >>> round(change.rotation, 6), round(math.degrees(change.mean_turn), 2)
         (1.0, 36.87)
     """
-    if embeddings is None:
-        embeddings = any(not isinstance(x, str | os.PathLike) or holds_embeddings(Path(x)) for x in (before, after))
-    if embeddings:
+    files = [Path(x) for x in (before, after) if isinstance(x, str | os.PathLike)]
+    if len(files) < 2 or embeddings or (embeddings is None and any(map(holds_embeddings, files))):
         return compare_embeddings(before, after)
     old, new = ({_plain_name(source.name): source for source in _layers(Path(path))} for path in (before, after))
     different = {name: f"only in {before}" for name in old if name not in new}

@@ -10,6 +10,7 @@ Shapes: B batch, C classes, S classes of the sample, K near classes of a class, 
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -35,6 +36,8 @@ def check_sample(sample: Any, num_classes: int) -> int | None:
     if isinstance(sample, float):
         share = checks.number("sample", sample, low=0.0, high=1.0, open_low=True, hint=" (a share of the classes)")
         return max(1, round(share * num_classes))
+    if isinstance(sample, bool) or not isinstance(sample, Integral):
+        raise TypeError(f"sample must be a share of the classes such as 0.1, their number, or None; got {sample!r}")
     count = checks.integer("sample", sample, low=1)
     if count > num_classes:
         raise ValueError(f"sample must be at most {num_classes} classes, got {count}")

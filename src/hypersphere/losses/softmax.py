@@ -147,15 +147,20 @@ class AngularSoftmaxLoss(nn.Module):
     def _check_parts(self, option: str, sampled: bool, metric: MetricOptions) -> None:
         """Raise if the loss has parts that need all classes, with the option `sample` or `sparse`."""
         if self.energy_weight:
-            raise ValueError(f"energy_weight must be 0 with {option}=: it compares all classes")
+            raise ValueError(
+                f"energy_weight must be 0 with {option}=, got {self.energy_weight:g}: it compares all classes"
+            )
         if metric.get("weight_regularizer") is not None:
             raise ValueError(f"weight_regularizer must be None with {option}=: it compares all classes")
         if not can_stream(self.similarity):
             raise ValueError(f"similarity must be one of hypersphere with {option}=, got {self.similarity!r}")
         if option == "sparse" and self.weight.dim() > 2:
-            raise ValueError("subcenters must be 1 with sparse=True")
+            raise ValueError(f"subcenters must be 1 with sparse=True, got {self.subcenters}")
         if option == "sparse" and self.label_smoothing and not sampled:
-            raise ValueError("label_smoothing must be 0 with sparse= but without sample=: every class has a gradient")
+            raise ValueError(
+                f"label_smoothing must be 0 with sparse=True, got {self.label_smoothing:g}: every class would have "
+                "a gradient; with sample= only those of the sample have one"
+            )
 
     @property
     def has_margin(self) -> bool:

@@ -32,7 +32,7 @@ class Vectors:
 
     def __init__(self, data: Array, name: str = "embeddings") -> None:
         if not isinstance(data, np.ndarray | Tensor):
-            raise TypeError(f"{name} must be a numpy array or a tensor (N, d), got {type(data).__name__}")
+            raise TypeError(f"{name} must be a file, a numpy array or a tensor (N, d), got {type(data).__name__}")
         is_real = data.is_floating_point() if isinstance(data, Tensor) else np.issubdtype(data.dtype, np.floating)
         if not is_real:
             raise ValueError(f"{name} must have a floating point dtype, got {data.dtype}: decode integer codes first")
