@@ -64,6 +64,17 @@ def test_best_rates_are_run_with_other_seeds():
     assert len(keys) == len(set(keys))
 
 
+def test_what_the_readme_says_of_the_rates():
+    runs = norm_free_page.pick(norm_free_page.read(norm_free_page.ROOT), part="rates")
+    rates = {m: list(norm_free_page.trained(runs, method=m)) for m in norm_free.METHODS}
+    everywhere = [m for m in norm_free.METHODS if rates[m] == list(norm_free.RATES)]
+    said = (
+        f"at every learning rate from {norm_free.RATES[0]:g} to {norm_free.RATES[-1]:g} by `hs.Hyperball` around Muon"
+    )
+    assert everywhere == ["MuonH"]
+    assert said in (norm_free_page.ROOT / "README.md").read_text(encoding="utf-8")
+
+
 def test_the_recipes_have_the_rates_that_were_best():
     runs = norm_free_page.read(norm_free_page.ROOT)
     for name in norm_free.RECIPES:
