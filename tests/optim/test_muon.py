@@ -93,6 +93,15 @@ def test_resume_is_bit_equal():
     assert steps(model, [optimizer], 3) == steps(again, [other], 3)
 
 
+def test_a_state_of_adamw_lacks_options_of_muon():
+    model = net()
+    plain, optimizer = torch.optim.AdamW(groups(model), lr=0.02), MuonAdamW(groups(model), lr=0.02, momentum=0.8)
+    steps(model, [plain], 1)
+    optimizer.load_state_dict(plain.state_dict())
+    steps(model, [optimizer], 1)
+    assert [(g["muon"], g["momentum"]) for g in optimizer.param_groups] == [(False, 0.8), (False, 0.8), (True, 0.8)]
+
+
 @pytest.mark.parametrize(
     ("group", "error", "words"),
     [

@@ -264,7 +264,11 @@ def test_state_of_other_groups_is_refused():
         optimizer.load_state_dict(plain.state_dict())
     assert optimizer.param_groups[0]["orthogonal"]
     layer = nn.Linear(2, 2)
-    OGD(layer.parameters(), lr=0.1).load_state_dict(torch.optim.SGD(layer.parameters(), lr=0.3).state_dict())
+    optimizer = OGD(layer.parameters(), lr=0.1)
+    optimizer.load_state_dict(torch.optim.SGD(layer.parameters(), lr=0.3).state_dict())
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["rest"]) == (0.3, "sgd")
 
 
 def test_closure_and_hooks():

@@ -116,8 +116,8 @@ def check_matrix(parameter: Tensor, group: ParamGroup, kind: str, place: str) ->
         raise ValueError(f"layout {layout!r} does not fit {place}") from error
 
 
-def check_same_marks(optimizer: Optimizer, state_dict: dict[str, Any], mark: str) -> None:
-    """Raise if other groups have this mark in a state: their parameters would be stepped in another way, silently."""
+def load_state(optimizer: Optimizer, state_dict: dict[str, Any], mark: str) -> None:
+    """Load a state; raise if other groups have this mark in it: they would be stepped in another way, silently."""
     ours, theirs = (
         [bool(group.get(mark)) for group in groups] for groups in (optimizer.param_groups, state_dict["param_groups"])
     )
@@ -125,6 +125,15 @@ def check_same_marks(optimizer: Optimizer, state_dict: dict[str, Any], mark: str
         raise ValueError(
             f"state_dict must be of an optimizer with the same {mark} groups, {ours}; got {theirs} (True: {mark})"
         )
+    before = optimizer.param_groups
+    Optimizer.load_state_dict(optimizer, state_dict)
+    keep_options(optimizer.param_groups, before)
+
+
+def keep_options(groups: list[ParamGroup], before: list[ParamGroup]) -> None:
+    """Keep the options of groups that a loaded state lacks, as that of torch's own optimizers does."""
+    for group, own in zip(groups, before, strict=True):
+        group.update({key: value for key, value in own.items() if key not in group})
 
 
 def keep_precision(optimizer: Optimizer, state_dict: dict[str, Any], keys: tuple[str, ...]) -> None:

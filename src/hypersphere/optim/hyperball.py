@@ -30,7 +30,7 @@ from .._internal.sharding import (
     split_dimensions,
     with_local_part,
 )
-from ._shared import ParamGroup, keep_precision, place_of
+from ._shared import ParamGroup, keep_options, keep_precision, place_of
 
 _SMALLEST = 1e-10  # of ‖u‖: below it steps become shorter
 
@@ -188,11 +188,9 @@ class Hyperball(Optimizer):
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        marks = [(group["hyperball"], group["neuron_dim"]) for group in self.param_groups]
+        before = self.param_groups
         self.optimizer.load_state_dict(state_dict)
-        for group, (hyperball, neuron_dim) in zip(self.param_groups, marks, strict=True):
-            group.setdefault("hyperball", hyperball)  # not in a state of the wrapped optimizer alone
-            group.setdefault("neuron_dim", neuron_dim)
+        keep_options(self.param_groups, before)  # what is not in a state of the wrapped optimizer alone
         keep_precision(self.optimizer, state_dict, ("radius",))
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -21,8 +21,8 @@ from ._shared import (
     adam_step,
     check_matrix,
     check_rates,
-    check_same_marks,
     layout_of,
+    load_state,
     matrix_shape,
     place_of,
     refuse_sparse,
@@ -103,8 +103,7 @@ class MuonAdamW(Optimizer):
 
     def load_state_dict(self, state_dict: ParamGroup) -> None:
         """Load a state; Muon must step the same groups in it."""
-        check_same_marks(self, state_dict, "muon")
-        super().load_state_dict(state_dict)
+        load_state(self, state_dict, "muon")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

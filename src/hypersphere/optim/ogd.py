@@ -19,7 +19,7 @@ from .._internal.nearest import explain_keywords
 from .._internal.owners import Splits, assign, put, whole
 from .._internal.precision import accumulation_dtype, without_autocast
 from .._internal.sharding import gather
-from ._shared import ParamGroup, adam_step, check_rates, check_same_marks, collect_states, refuse_sparse, shard_states
+from ._shared import ParamGroup, adam_step, check_rates, collect_states, load_state, refuse_sparse, shard_states
 
 _FAR_FROM_ORTHOGONAL = 2e-2  # max|XᵀX − I|; beyond it the series may not converge. bfloat16 rounds to 6e-3
 
@@ -94,8 +94,7 @@ class OGD(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state; the same groups must be orthogonal in it, or their matrices would drift silently."""
-        check_same_marks(self, state_dict, "orthogonal")
-        super().load_state_dict(state_dict)
+        load_state(self, state_dict, "orthogonal")
         collect_states(self, ("momentum_buffer",), self._splits())
 
     def state_dict(self) -> dict[str, Any]:

@@ -27,10 +27,10 @@ from ._shared import (
     adam_step,
     check_matrix,
     check_rates,
-    check_same_marks,
     collect_states,
     keep_precision,
     layout_of,
+    load_state,
     matrix_shape,
     place_of,
     refuse_sparse,
@@ -125,8 +125,7 @@ class Pion(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state; the same groups must be rotated in it."""
-        check_same_marks(self, state_dict, "rotated")
-        super().load_state_dict(state_dict)
+        load_state(self, state_dict, "rotated")
         keep_precision(self, state_dict, _MOMENTS)
         collect_states(self, _MOMENTS, self._splits())
 
