@@ -79,5 +79,6 @@ def test_rest_lr_needs_matrices():
 
 
 def test_no_decay_under_adamh():
+    assert apply(Config(), {"optimizer.name": "adamh"}).optimizer.weight_decay == 0.0
     with pytest.raises(ValueError, match=r"optimizer.weight_decay must be 0: adamh has no weight decay"):
-        apply(Config(), {"optimizer.name": "adamh"})
+        apply(Config(), {"optimizer.name": "adamh", "optimizer.weight_decay": "1e-4"})

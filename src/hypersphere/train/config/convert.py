@@ -14,6 +14,7 @@ from dataclasses import fields
 from functools import cache
 from typing import Any, NamedTuple
 
+from ..._internal import catalog
 from ..._internal.checksummed_json import Tree
 from ..._internal.nearest import nearest_keys, unknown_name
 from . import files
@@ -142,6 +143,8 @@ def read_changes(config: Config, changes: Mapping[str, str]) -> dict[str, Any]:
             raise ConfigError(f"{key} must be on or off, got {shown(text)}")
     if "model.name" in values and _family(values["model.name"]) != _family(config.model.name):
         values = {"model.widths": None, "model.fc": None} | values  # widths and fc of a recipe fit its network only
+    if "weight_decay" not in catalog.OPTIMIZERS.get(values.get("optimizer.name", ""), ("weight_decay",)):
+        values = {"optimizer.weight_decay": 0.0} | values  # the default and that of a recipe are for other optimizers
     return values
 
 
