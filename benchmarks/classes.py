@@ -24,6 +24,7 @@ from hypersphere import ArcFaceLoss
 from hypersphere.losses import shard_head
 from hypersphere.optim import RowSGD
 
+from .losses import small_measurements
 from .measure import Contestant, Measurement, Plan, check_same, peak_bytes, seconds
 
 BATCH = 256
@@ -39,9 +40,11 @@ def measurements(plan: Plan) -> Iterator[Measurement]:
     yield from _heads(100_000 // shrink, 512, rounds, fitted=True)
     yield from _heads(1_000_000 // shrink, 128, plan.fewer(10))
     yield from _sampled(100_000 // shrink, 512, rounds)
+    yield from _sampled(100_000 // shrink, 512, rounds, fitted=True)
     yield from _two_processes(100_000 // shrink, 512, rounds)
     yield from _two_processes(1_000_000 // shrink, 128, plan.fewer(10))
     yield from _sparse_steps(1_000_000 // shrink, 10_000_000 // shrink, plan)
+    yield from small_measurements(plan)
 
 
 def _heads(classes: int, size: int, plan: Plan, *, peer: bool = False, fitted: bool = False) -> Iterator[Measurement]:
@@ -49,9 +52,9 @@ def _heads(classes: int, size: int, plan: Plan, *, peer: bool = False, fitted: b
     case = f"{size}-d, {classes:,} classes, batch {BATCH}" + (", fitted embeddings" if fitted else "")
     time_goals = {WHOLE: 0.5 if fitted else 0.95 if size == 512 else 0.75, PEER: 0.45}
     head = ArcFaceLoss(classes, size, 0.5, 64.0)
-    weight, labels = head.weight, torch.randint(classes, (BATCH,))
-    x = torch.randn(BATCH, size)
-    x = (F.normalize(weight.detach()[labels]) + 0.3 / size**0.5 * x if fitted else x).requires_grad_()
+    weight = head.weight
+    x, labels = _draw_batch(weight.detach(), fitted)
+    x.requires_grad_()
 
     def streamed(stream: bool) -> Tensor:
         head.stream = stream
@@ -85,13 +88,14 @@ def _heads(classes: int, size: int, plan: Plan, *, peer: bool = False, fitted: b
         yield Measurement(case, name, MB, extra, 40.0 if name == STREAMED else None)
 
 
-def _sampled(classes: int, size: int, plan: Plan) -> Iterator[Measurement]:
+def _sampled(classes: int, size: int, plan: Plan, *, fitted: bool = False) -> Iterator[Measurement]:
+    """Measure training steps, of new samples in each; `fitted`: every embedding is near to its class."""
     case = f"{size}-d, {classes:,} classes, batch {BATCH}, with the optimizer's step"
-    x, labels = torch.randn(BATCH, size), torch.randint(classes, (BATCH,))
+    case += ", fitted embeddings" if fitted else ""
     full, sampled = ArcFaceLoss(classes, size), ArcFaceLoss(classes, size, sample=0.1, sparse=True)
     steps = {
-        "all classes, SGD": _make_step(full, torch.optim.SGD(full.parameters(), 0.1, momentum=0.9), x, labels),
-        "sample=0.1, sparse=True, RowSGD": _make_step(sampled, RowSGD(sampled.parameters(), 0.1), x, labels),
+        "all classes, SGD": _make_step(full, torch.optim.SGD(full.parameters(), 0.1, momentum=0.9), fitted),
+        "sample=0.1, sparse=True, RowSGD": _make_step(sampled, RowSGD(sampled.parameters(), 0.1), fitted),
     }
     taken = seconds(case, [Contestant(name, step) for name, step in steps.items()], plan)
     first, second = steps
@@ -100,15 +104,20 @@ def _sampled(classes: int, size: int, plan: Plan) -> Iterator[Measurement]:
     yield Measurement(case, second, "time / all classes", taken[second] / taken[first], 0.2)
 
 
-def _make_step(head: Any, optimizer: torch.optim.Optimizer, x: Tensor, labels: Tensor) -> Callable[[], Tensor]:
+def _make_step(head: Any, optimizer: torch.optim.Optimizer, fitted: bool) -> Callable[[], Tensor]:
     def step() -> Tensor:
         optimizer.zero_grad()
-        loss: Tensor = head(x, labels)
+        loss: Tensor = head(*_draw_batch(head.weight.detach(), fitted))
         loss.backward()
         optimizer.step()
         return loss
 
     return step
+
+
+def _draw_batch(weight: Tensor, fitted: bool) -> tuple[Tensor, Tensor]:
+    labels, x = torch.randint(len(weight), (BATCH,)), torch.randn(BATCH, weight.shape[1])
+    return F.normalize(weight[labels]) + 0.3 / weight.shape[1] ** 0.5 * x if fitted else x, labels
 
 
 def _two_processes(classes: int, size: int, plan: Plan) -> Iterator[Measurement]:
@@ -177,8 +186,7 @@ def _sparse_steps(fewer: int, more: int, plan: Plan) -> Iterator[Measurement]:
 def _measure_steps(classes: int, size: int, sample: int, rounds: int) -> tuple[float, float, float]:
     torch.set_num_threads(1)
     head = ArcFaceLoss(classes, size, sample=sample, sparse=True)
-    x, taken = torch.randn(BATCH, size), []
-    step = _make_step(head, RowSGD(head.parameters(), 0.1), x, torch.randint(classes, (BATCH,)))
+    step, taken = _make_step(head, RowSGD(head.parameters(), 0.1), False), []
     for _ in range(rounds):
         start = time.process_time()
         step()

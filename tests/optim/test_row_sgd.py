@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import hypersphere as hs
+from hypersphere.optim import row_sgd
 
 F64 = torch.float64
 
@@ -41,7 +42,9 @@ ROWS = ([0, 2], [2], [1, 2], [0, 1], [3], [0, 3])
 
 
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.0, 0.1), (0.9, 0.1)])
-def test_the_formula(momentum, decay):
+@pytest.mark.parametrize("piece", [3, 8, 2**17])
+def test_the_formula(piece, momentum, decay, monkeypatch):
+    monkeypatch.setattr(row_sgd, "_PIECE", piece)  # numbers: one, two or all rows at once
     grads = [(rows, torch.randn(len(rows), 3, dtype=F64)) for rows in ROWS]
     w, _ = run(lambda p: hs.optim.RowSGD(p, 0.1, momentum, decay), grads, True)
     torch.testing.assert_close(w, literal(grads, 0.1, momentum, decay), rtol=1e-12, atol=1e-12)

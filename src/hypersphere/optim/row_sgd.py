@@ -5,6 +5,7 @@ Letters: w a row of a parameter (C, ...), g its gradient, v its momentum, n the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch.optim.optimizer import ParamsT
 
 from .._internal import checks
 from .._internal.nearest import explain_keywords
+
+_PIECE = 2**17  # numbers of rows that are updated at once
 
 
 class RowSGD(Optimizer):
@@ -71,41 +74,60 @@ class RowSGD(Optimizer):
         return loss
 
     def _step(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
-        lr, momentum, decay = group["lr"], group["momentum"], group["weight_decay"]
-        state = self.state[parameter]
-        index = None
+        state, momentum = self.state[parameter], group["momentum"]
+        state["steps"] = count = state.get("steps", 0) + 1
+        index, pauses = None, None  # n, (rows, 1, ...)
         if grad.is_sparse:
             index, grad = _rows(grad)
-        state["steps"] = count = state.get("steps", 0) + 1
-        pause = None  # n, (rows, 1, ...)
-        if index is not None and (momentum or decay):
+        if index is not None and (momentum or group["weight_decay"]):
             if "step" not in state:  # of each row; torch keeps the dtype of this name alone when it loads a state
                 state["step"] = torch.full((len(parameter),), count - 1, device=parameter.device)
-            pause = (count - state["step"][index]).view(-1, *[1] * (parameter.dim() - 1)).double()
+            pauses = (count - state["step"][index]).view(-1, *[1] * (parameter.dim() - 1)).double()
             state["step"][index] = count
         elif "step" in state:
             raise ValueError("a parameter of RowSGD must have sparse gradients in all steps or in none")
-        new = parameter.clone() if index is None else parameter[index]
-        if decay:
-            new = new if pause is None else new * ((1 - lr * decay) ** (pause - 1)).to(new.dtype)
-            grad = grad.add(new, alpha=decay)
-        v = grad
-        if momentum:
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(parameter)
-            buffer = state["momentum_buffer"]
-            v = v + (buffer if index is None else buffer[index]) * (
-                momentum if pause is None else (momentum**pause).to(v.dtype)
-            )
-            if index is None:
-                buffer.copy_(v)
-            else:
-                buffer[index] = v
-        new = new.sub_(v, alpha=lr)
+        if momentum and "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        buffer = state["momentum_buffer"] if momentum else None
         if index is None:
-            parameter.copy_(new)
-        else:
-            parameter[index] = new
+            w, v = _update(parameter, grad, buffer, None, **group)
+            parameter.copy_(w)
+            if buffer is not None:
+                buffer.copy_(v)
+            return
+        for piece in _pieces(parameter, len(index)):
+            rows = index[piece]
+            before = None if buffer is None else buffer.index_select(0, rows)
+            pause = None if pauses is None else pauses[piece]
+            w, v = _update(parameter.index_select(0, rows), grad[piece], before, pause, **group)
+            parameter.index_copy_(0, rows, w)
+            if buffer is not None:
+                buffer.index_copy_(0, rows, v)
+
+
+def _update(
+    w: Tensor,
+    g: Tensor,
+    v: Tensor | None,
+    pause: Tensor | None,
+    *,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+    **others: Any,
+) -> tuple[Tensor, Tensor]:
+    """Return w and v after a step; pause: n, None for 1; v: None without momentum."""
+    if weight_decay:
+        w = w if pause is None else w * ((1 - lr * weight_decay) ** (pause - 1)).to(w.dtype)
+        g = g.add(w, alpha=weight_decay)
+    v = g if v is None else g + v * (momentum if pause is None else (momentum**pause).to(v.dtype))
+    return w.sub(v, alpha=lr), v
+
+
+def _pieces(parameter: Tensor, count: int) -> list[slice]:
+    """Return slices of `count` rows: on the CPU of as many as fit in the cache."""
+    size = count if parameter.device.type != "cpu" else max(_PIECE // max(math.prod(parameter.shape[1:]), 1), 1)
+    return [slice(start, min(start + size, count)) for start in range(0, count, max(size, 1))]
 
 
 def _rows(grad: Tensor) -> tuple[Tensor, Tensor]:
