@@ -10,8 +10,7 @@ from torch import Tensor
 from .._internal import checks
 from .._internal.collectives import gather_samples
 from .._internal.draws import CountedDraws
-from ..energy.hyperspherical import hyperspherical_energy
-from .evenness import alignment, gor, hug, koleo, uniformity
+from .evenness import alignment, energy, gor, hug, koleo, uniformity
 from .slices import sigreg, sphere_uniformity
 
 #: name → loss(embeddings (B, d), ...)
@@ -23,7 +22,7 @@ EVENNESS: dict[str, Callable[..., Tensor]] = {
     "hug": hug,
     "sigreg": sigreg,
     "sphere_uniformity": sphere_uniformity,
-    "energy": hyperspherical_energy,
+    "energy": energy,
 }
 DRAWN = ("sigreg", "sphere_uniformity")
 """Losses that draw new directions at each call."""
@@ -39,7 +38,8 @@ class EmbeddingRegularizer(CountedDraws):
 
     Args:
         measure: a key of :data:`EVENNESS`, or a function of embeddings (B, d) that returns a scalar. "energy" is the
-            mean :func:`hypersphere.hyperspherical_energy`, whose `half_space` and `angular` are options too.
+            mean :func:`hypersphere.hyperspherical_energy` of the rows that are not zero, with the options `s`,
+            `half_space` and `angular`.
         weight: the factor.
         gather: use the batches of all processes; False: only this one's.
         seed: of random directions, which depend on it and on the number of the call.

@@ -28,7 +28,7 @@ from torch.autograd import Function
 from .._internal import checks
 from .._internal.functions import apply, is_transformed
 from .._internal.precision import without_autocast
-from ..energy.hyperspherical import at_least_float32, hyperspherical_energy
+from ..energy.hyperspherical import at_least_float32, group_energy, hyperspherical_energy, make_law
 from ..energy.repulsion import index_vectors
 from ..layers.cosine import unit, unit_unchecked
 from .head_inputs import check_labels
@@ -176,6 +176,17 @@ def hug(embeddings: Tensor, labels: Tensor, weight: Tensor, *, alpha: float = 1.
         counts = torch.bincount(labels, minlength=len(rows))
         share = 1 / counts[labels].to(dtype) / (counts > 0).sum()
         return alpha * hyperspherical_energy(rows) + beta * (distances * share).sum()
+
+
+def energy(embeddings: Tensor, s: float = 2.0, *, half_space: bool = False, angular: bool = False) -> Tensor:
+    """Compute the mean :func:`hypersphere.hyperspherical_energy` of the rows (B, d) that are not zero.
+
+    Example:
+        >>> energy(torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]]))  # two points √2 apart
+        tensor(0.5000)
+    """
+    rows = as_rows("embeddings", embeddings)
+    return group_energy(rows.unsqueeze(0), make_law(s, half_space, angular)).squeeze(0)
 
 
 def as_rows(name: str, embeddings: Any, low: int = 2) -> Tensor:

@@ -28,6 +28,7 @@ from torch.autograd import Function
 
 from .._internal import checks, draws
 from .._internal.functions import apply, is_transformed
+from .._internal.overflow import shrink_huge
 from .._internal.precision import without_autocast
 from ..layers.cosine import unit
 from .evenness import as_rows
@@ -48,7 +49,7 @@ def sigreg(embeddings: Tensor, slices: int | Tensor = 1024, *, seed: int = 0, st
         >>> sigreg(torch.zeros(4, 2)) > 100 * sigreg(torch.randn(1000, 2)) / 1000
         tensor(True)
     """
-    rows = as_rows("embeddings", embeddings)
+    rows = shrink_huge(as_rows("embeddings", embeddings), (1,))  # so that products along the slices are finite
     with without_autocast(rows):
         return _compare(rows, _directions(rows, slices, seed, step), _normal())
 
