@@ -55,6 +55,16 @@ def drop_own(index: Tensor, own: Tensor) -> Tensor:
     return index[~is_own].view(len(index), -1)
 
 
+def distinct_distances(found: Found, repeated: npt.NDArray[np.bool_]) -> Tensor:
+    """Return the distances (Q', k) of queries that repeat no other row; repeated neighbours (N,) are at infinity, last.
+
+    Between two equal neighbours the ratio of distances is 1, which would make a TwoNN dimension too large.
+    """
+    is_repeated = torch.from_numpy(repeated)
+    distances = found.distances.masked_fill(is_repeated[found.indices], torch.inf)
+    return distances[~is_repeated[found.queries]].sort(1).values
+
+
 def occurrences(found: Found, rows: int) -> Tensor:
     """Count how often each of the rows is a neighbour, (rows,) int64."""
     return torch.bincount(found.indices.flatten(), minlength=rows)

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..._internal.progress import track
@@ -13,7 +14,7 @@ from .answers import Answer, EmbeddingInspection
 from .broken import find_broken
 from .duplicates import find_duplicates
 from .helping import find_help
-from .hubs import find_neighbors, has_hubs
+from .hubs import distinct_distances, find_neighbors, has_hubs
 from .reading import open_embeddings, read_labels
 from .recall import draw_sample, may_cut, may_quantize
 from .spread import is_collapsed, is_uneven, measure_spectrum, two_nn
@@ -59,7 +60,10 @@ def inspect_embeddings(source: str | os.PathLike[str] | Array, labels: Any = Non
         queries = max(1, round(len(found.queries) * len(even) / len(vectors)))
         even_found = find_neighbors(even, queries)
         next(steps)
-        dimensions = two_nn(found.distances), two_nn(even_found.distances)
+        repeated = np.zeros(len(vectors.data), bool)
+        repeated[[i for group in rows[1].details["exact_groups"] for i in group[1:]]] = True
+        distances = distinct_distances(found, repeated[vectors.number(np.arange(len(vectors)))])
+        dimensions = two_nn(distances), two_nn(even_found.distances)
         even_spectrum = measure_spectrum(even)
         rows += [is_collapsed(spectrum, even_spectrum, dimensions), is_uneven(vectors, even, rows[1].indices)]
         next(steps)

@@ -68,7 +68,8 @@ def measure_spectrum(vectors: Vectors) -> Spectrum:
 def two_nn(distances: Tensor) -> float | None:
     """Compute the TwoNN dimension (Facco et al. 2017) from the sorted distances (Q, k) of neighbours.
 
-    The slope through 0 of −log(1 − F) over log(r₂/r₁), by the 90 % smallest ratios. Twins, r₁ = 0, are passed over.
+    The slope through 0 of −log(1 − F) over log(r₂/r₁), by the 90 % smallest ratios. Twins, r₁ = 0, are passed over, and
+    so are infinite distances.
 
     Example:
         >>> points = torch.rand(1000, 2, generator=torch.Generator().manual_seed(0))
@@ -80,9 +81,10 @@ def two_nn(distances: Tensor) -> float | None:
     first = apart.int().argmax(1, keepdim=True)
     is_known = apart.any(1) & (first.squeeze(1) + 1 < distances.shape[1])
     distances, first = distances[is_known].double(), first[is_known]
-    if len(distances) < 10:
+    ratios = (distances.gather(1, first + 1).squeeze(1) / distances.gather(1, first).squeeze(1)).log()
+    ratios = ratios[ratios.isfinite()].sort().values
+    if len(ratios) < 10:
         return None
-    ratios = (distances.gather(1, first + 1).squeeze(1) / distances.gather(1, first).squeeze(1)).log().sort().values
     count = math.floor(0.9 * len(ratios))
     x, y = ratios[:count], -torch.log1p(-torch.arange(1, count + 1, dtype=torch.float64) / len(ratios))
     squares = float(x.square().sum())
