@@ -16,7 +16,7 @@ import hypersphere as hs
 from hypersphere.cli import main
 from hypersphere.inspection import embeddings
 from hypersphere.inspection.embeddings import duplicates, hubs, spread
-from hypersphere.inspection.embeddings.reading import open_embeddings
+from hypersphere.inspection.embeddings.reading import open_embeddings, read_labels
 from hypersphere.inspection.embeddings.vectors import Vectors
 from hypersphere.inspection.page import make_page
 
@@ -90,7 +90,8 @@ def test_neighbors_come_from_all_parts_of_the_database(monkeypatch):
 def test_two_nn_knows_the_dimension_and_bears_twins():
     x = torch.zeros(2000, 20)
     x[:, :4] = torch.randn(2000, 4)  # the sphere in four dimensions has three
-    assert hs.inspect(x)["collapsed"].details["two_nn"] == pytest.approx(3, rel=0.15)
+    repeated = torch.cat([x, x[:1500]])  # equal rows count once
+    assert hs.inspect(repeated)["collapsed"].details["two_nn"] == pytest.approx(3, rel=0.15)
     twins = torch.cat([x, x * 2, x + 1e-7 * torch.randn(2000, 20)])
     assert 0 < hs.inspect(twins)["collapsed"].details["two_nn"] < 10
     assert spread.two_nn(torch.zeros(100, 5)) is None
@@ -276,13 +277,16 @@ def test_bad_files_end_in_one_line(tmp_path):
     np.save(tmp_path / "objects.npy", np.array([{}, []], dtype=object), allow_pickle=True)
     np.savez(tmp_path / "two.npz", a=np.ones((5, 4)), b=np.ones((5, 4)))
     (tmp_path / "text.npy").write_text("no array")
+    torch.save(torch.ones(1000, 8), tmp_path / "cut.pt")
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "cut.pt").read_bytes()[:20_000])
     (tmp_path / "empty.npz").write_bytes(b"")
     np.save(tmp_path / "cut.npy", np.ones((100, 8)))
     (tmp_path / "cut.npy").write_bytes((tmp_path / "cut.npy").read_bytes()[:500])
     (tmp_path / "no.parquet").write_bytes(b"PAR1")
     reasons = {
-        **{"objects.npy": "objects", "two.npz": "a, b", "text.npy": "cannot be read", "empty.npz": "cannot be read"},
-        **{"cut.npy": "cannot be read", "no.parquet": "cannot be read", "missing.npy": "does not exist"},
+        **{"objects.npy": "objects", "two.npz": "a, b", "text.npy": "not a .npy file", "empty.npz": "cannot be read"},
+        **{"cut.npy": "ends too early", "cut.pt": "or damaged", "no.parquet": "cannot be read"},
+        "missing.npy": "does not exist",
     }
     for name, why in reasons.items():
         with pytest.raises(ValueError, match=why) as error:
@@ -294,6 +298,14 @@ def test_bad_files_end_in_one_line(tmp_path):
 def test_wrong_labels(labels):
     with pytest.raises(ValueError, match="labels must be 300 integers"):
         hs.inspect(clustered(), labels=labels)
+
+
+def test_tables_of_labels_as_programs_write_them(tmp_path):
+    (tmp_path / "e.csv").write_text("label, file\ndog, 1\ncat, 2\ndog, 3\n", encoding="utf-8-sig")
+    assert read_labels(tmp_path / "e.csv", 3).tolist() == [1, 0, 1]
+    (tmp_path / "e.csv").write_text("file, label\n1, dog\n2\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="row 2 has no label"):
+        read_labels(tmp_path / "e.csv", 2)
 
 
 def test_what_is_no_matrix_is_refused():

@@ -23,6 +23,7 @@ from .vectors import Array
 
 ARRAYS = (".npy", ".npz", ".parquet")
 TENSORS = (".safetensors", ".pt", ".pth")
+OBJECTS = "it holds objects, which could run code"
 _LAYER = re.compile(r"weight|bias|kernel|proj|lora|\.|^w\d*$", re.IGNORECASE)
 
 
@@ -51,13 +52,25 @@ def open_embeddings(path: Path) -> Array:
         if ending == ".parquet":
             return _read_parquet(path)
     except (OSError, EOFError, ValueError, MemoryError, zipfile.BadZipFile, SyntaxError) as error:
-        text = "it holds objects, which could run code" if "allow_pickle" in str(error) else one_line(error)
-        raise ValueError(f"{path} cannot be read: {text or 'it needs too much memory'}") from None
+        raise ValueError(f"{path} cannot be read: {_cause(error)}") from None
     tensors = {name: tensor for name, tensor in open_model(path).tensors.items() if len(tensor.shape) == 2}
     try:
         return tensors[_only(tensors)].read()
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
+
+
+def _cause(error: Exception) -> str:
+    """Return why a file was refused, where numpy's words are for programmers."""
+    text = one_line(error)
+    causes = {
+        "pickled": "it is not a .npy file",  # numpy takes all that it does not know for a pickle
+        "Object arrays": OBJECTS,
+        "Python objects": OBJECTS,
+        "mmap length": "it ends too early",
+        "malformed node": "its header is damaged",
+    }
+    return next((cause for start, cause in causes.items() if start in text), text or "it needs too much memory")
 
 
 def _array(value: Any) -> npt.NDArray[Any]:
@@ -82,7 +95,7 @@ def _read_npz(path: Path) -> npt.NDArray[Any]:
                 headers[name.removesuffix(".npy")] = (name, *_read_header(member), member.tell())
         name, shape, is_fortran, dtype, begin = headers[_only(x for x, about in headers.items() if len(about[1]) == 2)]
         if dtype.hasobject:
-            raise ValueError("it holds objects, which could run code")
+            raise ValueError(OBJECTS)
         with archive.open(name) as member, tempfile.TemporaryFile() as file:
             shutil.copyfileobj(member, file)
             return np.memmap(file, dtype, "r", begin, shape, "F" if is_fortran else "C")
@@ -142,11 +155,13 @@ def _read_label_file(path: Path) -> npt.NDArray[Any]:
     try:
         if path.suffix.lower() == ".npy":
             return _array(np.load(path, allow_pickle=False))
-        with open(path, newline="", encoding="utf-8") as file:
-            table = csv.DictReader(file)
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            table = csv.DictReader(file, skipinitialspace=True)
             if "label" not in (table.fieldnames or ()):
                 raise ValueError("it has no column `label`")
-            texts = np.array([row["label"] or "" for row in table])
+            texts = [row["label"] for row in table]
+            if not all(texts):
+                raise ValueError(f"row {[not text for text in texts].index(True) + 1} has no label")
     except (OSError, EOFError, ValueError, csv.Error) as error:
-        raise ValueError(f"{path} cannot be read: {one_line(error)}") from None
+        raise ValueError(f"{path} cannot be read: {_cause(error)}") from None
     return np.unique(texts, return_inverse=True)[1].astype(np.int64)

@@ -35,7 +35,8 @@ class Vectors:
             raise TypeError(f"{name} must be a file, a numpy array or a tensor (N, d), got {type(data).__name__}")
         is_real = data.is_floating_point() if isinstance(data, Tensor) else np.issubdtype(data.dtype, np.floating)
         if not is_real:
-            raise ValueError(f"{name} must have a floating point dtype, got {data.dtype}: decode integer codes first")
+            hint = ": decode integer codes first" if "int" in str(data.dtype) else ""
+            raise ValueError(f"{name} must have a floating point dtype, got {data.dtype}{hint}")
         if isinstance(data, Tensor) and (data.layout is not torch.strided or data.is_meta or data.is_nested):
             raise ValueError(f"{name} must be dense and hold values, got {data.layout} on {data.device}")
         if data.ndim != 2 or data.shape[0] < 3 or data.shape[1] < 2:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping
+from errno import EINVAL
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,8 @@ def read_torch(path: Path) -> Opened:
     try:
         if is_zip:
             _check_stored(path)
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+        with warnings.catch_warnings(action="ignore"):  # of what it then refuses
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except Exception as error:  # damaged files raise anything
         raise ValueError(f"{path} cannot be read: {_cause(error)}") from None
     tensors: Tensors = {}
@@ -76,7 +79,8 @@ def _cause(error: Exception) -> str:
         return "it is a TorchScript archive: save the model's state_dict"
     if isinstance(error, MemoryError) or "llocate" in text:
         return "it needs too much memory"
-    text = re.sub(r"Weights only load failed.*?WeightsUnpickler error:|This is an internal miniz.*", "", text).strip()
-    if isinstance(error, EOFError | LookupError | pickle.UnpicklingError):
+    noise = r"Weights only load failed.*?WeightsUnpickler error:|This is an internal miniz.*|Check the documentation.*"
+    text = re.sub(noise, "", text).strip()
+    if isinstance(error, EOFError | LookupError | pickle.UnpicklingError) or getattr(error, "errno", None) == EINVAL:
         text = f"it is not a file of torch.save, or damaged ({type(error).__name__}{': ' if text else ''}{text})"
     return (text or type(error).__name__)[:200]
