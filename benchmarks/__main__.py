@@ -18,7 +18,21 @@ import torch
 from rich.console import Console
 from rich.table import Column, Table
 
-from . import adapters, classes, data, embeddings, energy, inspection, layers, losses, memory, report, rotation, train
+from . import (
+    adapters,
+    classes,
+    data,
+    embeddings,
+    energy,
+    inspection,
+    layers,
+    losses,
+    memory,
+    optimizers,
+    report,
+    rotation,
+    train,
+)
 from .measure import Measurement, Plan, quiet_process
 
 BENCHMARKS: dict[str, Callable[[Plan], Iterator[Measurement]]] = {
@@ -34,6 +48,7 @@ BENCHMARKS: dict[str, Callable[[Plan], Iterator[Measurement]]] = {
     "rotation": rotation.measurements,
     "rotation_layers": rotation.layer_measurements,
     "adapters": adapters.measurements,
+    "optimizers": optimizers.measurements,
     "train": train.measurements,
 }
 RESULTS = Path(__file__).parent / "results"

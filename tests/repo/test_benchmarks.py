@@ -51,7 +51,7 @@ def test_quick_run_keeps_nothing_unasked(monkeypatch, tmp_path):
 def test_unknown_name_lists_the_known(capsys):
     with pytest.raises(SystemExit):
         main(["layer"])
-    names = "energy, embeddings, inspection, report, rotation, rotation_layers, adapters, train"
+    names = "energy, embeddings, inspection, report, rotation, rotation_layers, adapters, optimizers, train"
     assert f"layers, losses, classes, memory, {names}; got layer" in capsys.readouterr().err
 
 
