@@ -4,6 +4,7 @@ import inspect
 import re
 
 import pytest
+import torch
 from torch import nn
 
 import hypersphere as hs
@@ -49,6 +50,11 @@ def test_a_head_of_ones_own_is_called_by_its_name():
 
     with pytest.raises(TypeError, match=unexpected("Mine", "s", "scale")):
         Mine(10, s=64)
+
+
+def test_a_text_is_not_taken_for_the_number_in_it():
+    with pytest.raises(ValueError, match=r"^bits must be one of 1, 4, 8; got '1'$"):
+        hs.quantize.fit_rotation(torch.randn(9, 4), bits="1")
 
 
 def test_other_type_errors_pass():

@@ -182,6 +182,11 @@ def test_bad_input():
         (lambda: F.hug(x, torch.zeros(4, dtype=torch.int64), x[:, :2]), r"weight must be \(C, 3\), got \(4, 2\)"),
         (lambda: F.sigreg(x, torch.ones(2, 5)), r"slices must be a number or directions \(3, S\), got \(2, 5\)"),
         (lambda: hs.EmbeddingRegularizer("koleos"), "koleo"),
+        (
+            lambda: hs.EmbeddingRegularizer("koleo", half_space=True),
+            "koleo option must be one of topk; got",
+        ),
+        (lambda: hs.EmbeddingRegularizer("koleo", -1.0), "weight must be finite and >= 0, got -1"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

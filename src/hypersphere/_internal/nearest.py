@@ -145,7 +145,7 @@ def unknown(what: str, value: Any, allowed: Iterable[Any], also: str = "") -> st
         also: what else is allowed, such as " or a callable".
     """
     names = list(map(str, allowed))
-    near = nearest_argument(value, names) if isinstance(value, str) else []
+    near = nearest_argument(value, names) if isinstance(value, str) and value not in names else []
     listed = f"one of {', '.join(names)}{also}"
     return f"{unknown_name(what, value, near, '')} ({listed})" if near else f"{what} must be {listed}; got {value!r}"
 

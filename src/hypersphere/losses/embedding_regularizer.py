@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from .._internal import checks
 from .._internal.collectives import gather_samples
 from .._internal.draws import CountedDraws
+from .._internal.nearest import check_options
 from .evenness import alignment, energy, gor, hug, koleo, uniformity
 from .slices import sigreg, sphere_uniformity
 
@@ -66,10 +68,13 @@ class EmbeddingRegularizer(CountedDraws):
     ) -> None:
         if isinstance(measure, str):
             checks.choice("measure", measure, EVENNESS)
+            accepted = signature(EVENNESS[measure]).parameters.values()
+            own = [p for p in accepted if p.default is not p.empty and p.name not in ("seed", "step")]
+            check_options(measure, options, own)
         elif not callable(measure):
             raise TypeError(f"measure must be one of {', '.join(EVENNESS)} or a function, got {measure!r}")
-        self.measure, self.gather, self.options = measure, bool(gather), options
-        self.weight = checks.number("weight", weight)
+        self.measure, self.gather, self.options = measure, checks.flag("gather", gather), options
+        self.weight = checks.number("weight", weight, low=0.0)
         self.seed, self.draws = checks.integer("seed", seed), 0
 
     def __call__(self, embeddings: Tensor, *more: Tensor) -> Tensor:
