@@ -1,7 +1,10 @@
 """OGD, Pion, Muon and Hyperball on matrices that FSDP2 has sharded: as in one process, whatever the shards' sizes."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
@@ -90,17 +93,26 @@ def save(case, rank, ranks, folder, results):
     results[f"{case}, resumed"] = load(case, rank, ranks, folder)
 
 
-def load(case, rank, ranks, folder):
-    net, model, optimizer = build(case, shard)
+def load(case, rank, ranks, folder, wrap=shard):
+    net, model, optimizer = build(case, wrap)
     state = saved(net, optimizer)
-    dcp.load(state, checkpoint_id=f"{folder}/{case}")
+    dcp.load(state, checkpoint_id=f"{folder}/{case}", no_dist=ranks == 1)
     net.load_state_dict(state["net"])
     set_optimizer_state_dict(net, optimizer, state["optimizer"])
     return train(net, model, optimizer, MORE, rank, ranks, seed=2)
 
 
+def reduced(case, rank, ranks):
+    """The sizes of what a step sums over the processes."""
+    net, model, optimizer = build(case, shard)
+    train(net, model, optimizer, 1, rank, ranks)
+    with patch.object(dist, "all_reduce", side_effect=dist.all_reduce) as counted:
+        optimizer.step()
+    return [call.args[0].numel() for call in counted.call_args_list]
+
+
 def all_cases(rank, ranks, folder):
-    results = {}
+    results = {"sums": {case: reduced(case, rank, ranks) for case in ("adamh", "columns")}} if ranks == 2 else {}
     for case in OPTIMIZERS:
         if ranks == 2:
             save(case, rank, ranks, folder, results)
@@ -118,7 +130,7 @@ def all_cases(rank, ranks, folder):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    return {ranks: run(ranks, folder, all_cases, str(folder / "saved")) for ranks in (2, 3)}
+    return {ranks: run(ranks, folder, all_cases, str(folder / "saved")) for ranks in (2, 3)} | {"folder": folder}
 
 
 def same(ranks, key, expected, tolerance):
@@ -142,3 +154,10 @@ def test_as_in_one_process(trained, case):
     same(trained[2], f"{case}, more", more, tolerance)
     same(trained[2], f"{case}, resumed", trained[2][0][f"{case}, more"], 0)
     same(trained[3], f"{case}, resumed", more, tolerance)
+    alone = load(case, 0, 1, trained["folder"] / "saved", wrap=lambda net: net)
+    same([{"resumed": alone}], "resumed", more, tolerance)
+
+
+def test_all_norms_are_summed_at_once(trained):
+    """Those of u, then those of the new weights: two sums for all five matrices, and for their 35 columns."""
+    assert [rank["sums"] for rank in trained[2]] == [{"adamh": [5, 5], "columns": [35, 35]}] * 2

@@ -306,7 +306,6 @@ class Hyperball(Optimizer):
 
     def _lengths(self, kept: list[_Kept], befores: list[Tensor]) -> list[Tensor]:
         """Return ‖W_after − W_before‖ of all; raise and put the matrices back if one is not finite."""
-
         lengths = _norms(kept, map(self._change, kept, befores))
         sums = _sums(kept, lengths)
         if not all(map(math.isfinite, sums)):  # a square overflowed, or a number is not finite
