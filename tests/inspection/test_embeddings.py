@@ -354,6 +354,7 @@ def test_two_files_of_the_same_rows(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "only rotated" in out
     assert "linear CKA 1.0000" in out
+    assert "uniform" not in out  # nothing to compare with
     assert html.is_file()
     assert hs.inspection.compare(x, tmp_path / "b.npy")["rotated"].is_fine
     with pytest.raises(TypeError, match="after must be a file, a numpy array"):

@@ -56,9 +56,11 @@ def run(options: argparse.Namespace) -> int:
     for table in result.tables():
         print_table(table)
         print()
-    print(printable("\n".join(result.notes())))
+    notes = result.notes()
     if options.html is not None:
-        print(printable(f"\npage: {options.html}"))
+        notes += ([""] if notes else []) + [f"page: {options.html}"]
+    if notes:
+        print(printable("\n".join(notes)))
     return 0
 
 

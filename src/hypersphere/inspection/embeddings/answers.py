@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..._internal.tables import TextTable
+from ..._internal.tables import NOTHING, TextTable
 from ...train.storage.records import finite
 from ..results import RowsResult
 from .transform import Transform
 
 _SHOWN = 6  # indices of a row of the table
 VERDICTS = ("question", "answer")
-FIGURES = ("", "measured", "uniform", "rows")
+FIGURES = ("question", "measured", "uniform", "rows")
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Answer:
     verdict: str
     is_fine: bool
     figure: str
-    uniform: str = "–"
+    uniform: str = NOTHING
     indices: tuple[int, ...] = ()
     details: dict[str, Any] = field(default_factory=dict)
 
@@ -82,11 +82,20 @@ class EmbeddingInspection(RowsResult[Answer]):
             "questions": [row.to_dict() for row in self.rows],
         }
 
-    def tables(self) -> list[TextTable]:
-        """Return the verdicts, then the figures."""
+    def tables(self, listed: int = _SHOWN) -> list[TextTable]:
+        """Return the verdicts, then the figures with the first rows to act on."""
         verdicts = [[x.question, x.verdict] for x in self.rows]
-        figures = [[x.question, x.figure, x.uniform, _some(x.indices)] for x in self.rows]
-        return [TextTable(VERDICTS, verdicts, 2, self.title), TextTable(FIGURES, figures, 4)]
+        figures = [[x.question, x.figure, x.uniform, _some(x.indices, listed)] for x in self.rows]
+        shown = [i for i, name in enumerate(FIGURES) if self._has_uniform or name != "uniform"]
+        figures = [[line[i] for i in shown] for line in figures]
+        return [
+            TextTable(VERDICTS, verdicts, len(VERDICTS), self.title),
+            TextTable([FIGURES[i] for i in shown], figures, len(shown)),
+        ]
+
+    @property
+    def _has_uniform(self) -> bool:
+        return any(row.uniform != NOTHING for row in self.rows)
 
     @property
     def title(self) -> str:
@@ -97,6 +106,8 @@ class EmbeddingInspection(RowsResult[Answer]):
         return self.legend()
 
     def legend(self) -> list[str]:
+        if not self._has_uniform:
+            return []
         return [
             "uniform: the same figure of uniform points of the sphere of this dimension",
             "recall@10: share of the 10 nearest by cosine that stay among the 10 nearest; ~: of a sample of the rows, "
@@ -104,6 +115,11 @@ class EmbeddingInspection(RowsResult[Answer]):
         ]
 
 
-def _some(indices: tuple[int, ...]) -> str:
-    more = f" +{len(indices) - _SHOWN}" if len(indices) > _SHOWN else ""
-    return " ".join(map(str, indices[:_SHOWN])) + more
+def count(number: int, what: str) -> str:
+    """Return such as "1 row", "2 rows"."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _some(indices: tuple[int, ...], listed: int) -> str:
+    more = f" +{len(indices) - listed}" if len(indices) > listed else ""
+    return " ".join(map(str, indices[:listed])) + more

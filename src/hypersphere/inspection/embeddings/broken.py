@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .answers import Answer
+from .answers import Answer, count
 from .vectors import Vectors, blocks
 
 _UNEQUAL = 0.01  # standard deviation of the lengths, by their mean: below, they count as equal
@@ -41,11 +41,11 @@ def find_broken(vectors: Vectors) -> tuple[Answer, npt.NDArray[np.float64]]:
         mean, spread = float(scaled.mean() * lengths.max()), float(scaled.std() / scaled.mean())
     found = []
     if bad.any():
-        found.append(f"{bad.sum()} rows with NaN or infinity: embed them again")
+        found.append(f"NaN or infinity in {count(bad.sum(), 'row')}: embed again")
     if zero.any():
-        found.append(f"{zero.sum()} zero rows: empty inputs?")
+        found.append(f"{count(zero.sum(), 'zero row')}: empty inputs?")
     if constant:
-        found.append(f"{len(constant)} constant dimensions: drop them")
+        found.append(f"{count(len(constant), 'constant dimension')}: drop")
     if not found and spread > _UNEQUAL:
         found.append(f"no; lengths differ ({lengths.min():.3g} to {lengths.max():.3g}): compare by cosine")
     details = {

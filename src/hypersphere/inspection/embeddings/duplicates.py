@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..._internal import draws
-from .answers import Answer
+from .answers import Answer, count
 from .vectors import Vectors, blocks
 
 NEAR = 0.995
@@ -51,9 +51,9 @@ def find_duplicates(vectors: Vectors, spectrum: Tensor, mean: Tensor, labels: np
     about = "" if n <= EXACT_UP_TO else "~"
     verdict = "no"
     if redundant:
-        verdict = f"{exact} rows repeat another, {about}{redundant - exact} more are near one: keep one of each group"
+        verdict = f"{count(exact, 'equal row')}, {about}{redundant - exact} near: keep one of each group"
     if conflicts:
-        verdict += f"; {len(conflicts)} groups have several labels"
+        verdict += f"; {count(len(conflicts), 'group')} with several labels"
     return Answer(
         "duplicates?",
         verdict,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...openset import nearest
-from .answers import Answer
+from .answers import Answer, count
 from .vectors import CHUNK, Vectors
 
 NEIGHBORS = 10
@@ -92,7 +92,7 @@ def has_hubs(vectors: Vectors, found: Found, uniform: Vectors, even: Found) -> t
     hubs = order[: int((counts > limit).sum())]
     listed = tuple(int(i) for i in vectors.number(hubs[:_LISTED].numpy()))
     is_fine = skew <= even_skew + _SKEWED
-    verdict = f"{len(hubs)} rows are retrieved more often than any uniform point: look at them, or centre"
+    verdict = f"{count(len(hubs), 'row')} retrieved more often than any uniform point: look, or centre"
     return (
         Answer(
             "hubs?",

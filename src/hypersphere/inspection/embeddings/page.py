@@ -23,13 +23,8 @@ def make_page(result: EmbeddingInspection) -> Page:
     """Build the page."""
     page = Page("Inspection of embeddings", result.title)
     page.section("Answers")
-    page.table(
-        ["question", "answer", "measured", "uniform points", f"rows (the first {_MOST_LISTED})"],
-        [
-            [x.question, x.verdict, x.figure, x.uniform, " ".join(map(str, x.indices[:_MOST_LISTED]))]
-            for x in result.rows
-        ],
-    )
+    for table in result.tables(_MOST_LISTED):
+        page.table(table.header, table.rows)
     for line in result.legend():
         page.text(line)
     if "counts" not in result.pictures:

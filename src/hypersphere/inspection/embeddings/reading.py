@@ -62,7 +62,7 @@ def open_embeddings(path: Path) -> Array:
 
 def _cause(error: Exception) -> str:
     """Return why a file was refused, where numpy's words are for programmers."""
-    text = one_line(error)
+    text = "it needs too much memory" if isinstance(error, MemoryError) else one_line(error)
     causes = {
         "pickled": "it is not a .npy file",  # numpy takes all that it does not know for a pickle
         "Object arrays": OBJECTS,
@@ -70,7 +70,7 @@ def _cause(error: Exception) -> str:
         "mmap length": "it ends too early",
         "malformed node": "its header is damaged",
     }
-    return next((cause for start, cause in causes.items() if start in text), text or "it needs too much memory")
+    return next((cause for start, cause in causes.items() if start in text), text)
 
 
 def _array(value: Any) -> npt.NDArray[Any]:
