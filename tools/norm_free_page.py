@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from tools.norm_free import KEPT, METHODS, MLP_RATES, RATES, RECIPE_SEEDS, RECIPES, SOME_RATES, STEPS, WIDTHS
@@ -42,10 +43,6 @@ def trained(runs: Runs, **wanted: Any) -> dict[float, list[float]]:
     """Return the losses at each rate at which every run trained."""
     tried = {lr: pick(runs, lr=lr, **wanted) for lr in RATES}
     return {lr: losses(rows) for lr, rows in tried.items() if rows and len(losses(rows)) == len(rows)}
-
-
-def mean(values: list[float]) -> float:
-    return sum(values) / len(values)
 
 
 def generated(root: Path) -> dict[str, str]:
@@ -148,8 +145,7 @@ def cell(rows: Runs) -> str:
         return ""
     if len(good) < len(rows):
         return f"{len(rows) - len(good)} of {len(rows)} diverged" if len(rows) > 1 else "diverged"
-    value, deviation = mean_and_deviation(good)
-    return f"{value:.3f}" + ("" if deviation is None else f" ± {deviation:.3f}")
+    return cell_of(good)
 
 
 def verdict(own: Runs) -> str:
@@ -160,7 +156,7 @@ def verdict(own: Runs) -> str:
         tried = [lr for lr in RATES if pick(own, method=method, lr=lr)]
         if not points:
             continue
-        lr = min(points, key=lambda rate: mean(points[rate]))
+        lr = min(points, key=lambda rate: fmean(points[rate]))
         best[method] = points[lr]
         if len(points) == len(tried):
             share = f"at every rate tried: {len(tried)}, a range of {max(tried) / min(tried):.0f}"
@@ -169,7 +165,7 @@ def verdict(own: Runs) -> str:
         bad = [rate for rate in tried if rate not in points]
         where = f", diverges from {min(bad):g} on" if bad and min(bad) > max(points) else ""
         lines.append(f"- {method} trains {share}{where}; best {cell_of(points[lr])} at {lr:g}.\n")
-    order = sorted(best, key=lambda method: mean(best[method]))
+    order = sorted(best, key=lambda method: fmean(best[method]))
     if len(order) > 1:
         p = welch(best[order[0]], best[order[1]])
         close = "one seed cannot decide" if p is None else "a difference" if p < SIGNIFICANT else "a tie"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch.optim.adam import adam
 
 from .._internal import checks
 from .._internal.checks import warn_once
-from .._internal.owners import Splits, collect, spread
+from .._internal.owners import Splits, assign, collect, spread
 from .._internal.sharding import is_sharded, local_part
 from ..neurons import Layout, neuron_rows
 
@@ -83,15 +83,6 @@ def refuse_sparse(optimizer: Optimizer, number: int) -> None:
             raise ValueError(f"{type(optimizer).__name__} needs dense gradients, got a sparse one for {place}")
 
 
-def warn_if_unmarked(optimizer: Optimizer, mark: str, option: str) -> None:
-    """Warn if no group is stepped as the optimizer is meant to."""
-    if not any(group[mark] for group in optimizer.param_groups):
-        warn_once(
-            f"{type(optimizer).__name__} steps all parameters by Adam, because no group has {mark}=True: make its "
-            f"groups with hypersphere.param_groups(model, {option}=True)"
-        )
-
-
 def layout_of(group: ParamGroup) -> Layout:
     return Layout(**(group["layout"] or {}))
 
@@ -116,20 +107,6 @@ def check_matrix(parameter: Tensor, group: ParamGroup, kind: str, place: str) ->
         raise ValueError(f"layout {layout!r} does not fit {place}") from error
 
 
-def load_state(optimizer: Optimizer, state_dict: dict[str, Any], mark: str) -> None:
-    """Load a state; raise if other groups have this mark in it: they would be stepped in another way, silently."""
-    ours, theirs = (
-        [bool(group.get(mark)) for group in groups] for groups in (optimizer.param_groups, state_dict["param_groups"])
-    )
-    if len(ours) == len(theirs) and ours != theirs:  # torch refuses another number of groups
-        raise ValueError(
-            f"state_dict must be of an optimizer with the same {mark} groups, {ours}; got {theirs} (True: {mark})"
-        )
-    before = optimizer.param_groups
-    Optimizer.load_state_dict(optimizer, state_dict)
-    keep_options(optimizer.param_groups, before)
-
-
 def keep_options(groups: list[ParamGroup], before: list[ParamGroup]) -> None:
     """Keep the options of groups that a loaded state lacks, as that of torch's own optimizers does."""
     for group, own in zip(groups, before, strict=True):
@@ -144,6 +121,73 @@ def keep_precision(optimizer: Optimizer, state_dict: dict[str, Any], keys: tuple
         for key in keys:
             if key in state_dict["state"].get(i, {}):
                 optimizer.state[p][key] = state_dict["state"][i][key].to(p.device, copy=True)
+
+
+class MarkedOptimizer(Optimizer):
+    """Base of the optimizers that step groups with a mark in their own way, and all others as torch does.
+
+    Attributes:
+        mark: the option of a group that marks it.
+    """
+
+    mark: ClassVar[str]
+
+    def _check(self, group: ParamGroup, number: int) -> None:
+        """Raise if the options or parameters of a group cannot be stepped."""
+        raise NotImplementedError
+
+    def _step(self) -> None:
+        """Take a step with the gradients that there are."""
+        raise NotImplementedError
+
+    def add_param_group(self, param_group: ParamGroup) -> None:
+        """Add a group; one that is refused is not added."""
+        super().add_param_group(param_group)
+        try:
+            self._check(self.param_groups[-1], len(self.param_groups) - 1)
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Take one step; `closure` evaluates the model again and returns the loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._step()
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state; the same groups must have the mark, or they would be stepped in another way, silently."""
+        ours, theirs = (
+            [bool(group.get(self.mark)) for group in groups]
+            for groups in (self.param_groups, state_dict["param_groups"])
+        )
+        if len(ours) == len(theirs) and ours != theirs:  # torch refuses another number of groups
+            raise ValueError(
+                f"state_dict must be of an optimizer with the same {self.mark} groups, {ours}; got {theirs} (True: "
+                f"{self.mark})"
+            )
+        before = self.param_groups
+        super().load_state_dict(state_dict)
+        keep_options(self.param_groups, before)
+
+    def _marked(self) -> list[tuple[Tensor, ParamGroup]]:
+        """Return the parameters of marked groups that have a gradient, with their groups."""
+        return [(p, g) for g in self.param_groups if g[self.mark] for p in g["params"] if p.grad is not None]
+
+    def _splits(self) -> Splits:
+        return assign(group["params"] for group in self.param_groups if group.get(self.mark))
+
+    def _warn_if_unmarked(self, option: str) -> None:
+        """Warn if no group is stepped as the optimizer is meant to."""
+        if not any(group[self.mark] for group in self.param_groups):
+            warn_once(
+                f"{type(self).__name__} steps all parameters by Adam, because no group has {self.mark}=True: make its "
+                f"groups with hypersphere.param_groups(model, {option}=True)"
+            )
 
 
 # States of sharded matrices: whole in the owner, and a tensor on the meta device of the same shape in other processes.

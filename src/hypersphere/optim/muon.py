@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
 from torch.optim.optimizer import ParamsT
 
 from .._internal import checks
 from .._internal.nearest import explain_keywords
-from .._internal.owners import assign, parts_of, whole
+from .._internal.owners import parts_of, whole
 from .._internal.sharding import local_part, with_local_part
 from ..neurons import from_neuron_rows, neuron_rows
 from ._shared import (
+    MarkedOptimizer,
     ParamGroup,
     adam_step,
     check_matrix,
     check_rates,
     layout_of,
-    load_state,
     matrix_shape,
     place_of,
     refuse_sparse,
-    warn_if_unmarked,
 )
 
 _CONSTANTS: Any = ((3.4445, -4.7750, 2.0315), 5, 1e-7)  # coefficients, iterations and ε of torch.optim.Muon
 
 
-class MuonAdamW(Optimizer):
+class MuonAdamW(MarkedOptimizer):
     """Step groups with ``muon=True`` exactly as torch.optim.Muon, all other groups exactly as torch.optim.AdamW.
 
     torch.optim.Muon takes parameters of two dimensions only. Here dimensions behind the first are flattened, as in
@@ -63,6 +60,8 @@ class MuonAdamW(Optimizer):
         [('weights', False), ('no_decay', False), ('matrices', True)]
     """
 
+    mark = "muon"
+
     @explain_keywords
     def __init__(
         self,
@@ -86,44 +85,24 @@ class MuonAdamW(Optimizer):
         }
         _check_options(defaults)
         super().__init__(params, defaults)
-        warn_if_unmarked(self, "muon", "muon")
+        self._warn_if_unmarked("muon")
 
-    def add_param_group(self, param_group: ParamGroup) -> None:
-        """Add a group; with ``muon=True`` it must hold matrices, or tensors that `layout` makes matrices."""
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        try:
-            _check_options(group)
-            for i, parameter in enumerate(group["params"] if group["muon"] else ()):
-                place = place_of(i, parameter, group, len(self.param_groups) - 1)
-                check_matrix(parameter, group, "a group with muon=True", place)
-        except (TypeError, ValueError):
-            self.param_groups.pop()
-            raise
+    def _check(self, group: ParamGroup, number: int) -> None:
+        _check_options(group)
+        for i, parameter in enumerate(group["params"] if group["muon"] else ()):
+            check_matrix(parameter, group, "a group with muon=True", place_of(i, parameter, group, number))
 
-    def load_state_dict(self, state_dict: ParamGroup) -> None:
-        """Load a state; Muon must step the same groups in it."""
-        load_state(self, state_dict, "muon")
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Take one step; `closure` evaluates the model again and returns the loss."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _step(self) -> None:
         for number, group in enumerate(self.param_groups):
             refuse_sparse(self, number)
             if not group["muon"]:
                 adam_step(self.state, group, decoupled_weight_decay=True)
         self._step_matrices()
-        return loss
 
     def _step_matrices(self) -> None:
         """Step matrices; those that are sharded are orthogonalized by one process each."""
-        stepped = [(p, g) for g in self.param_groups if g["muon"] for p in g["params"] if p.grad is not None]
+        stepped, splits = self._marked(), self._splits()
         params = [p for p, _ in stepped]
-        splits = assign(group["params"] for group in self.param_groups if group["muon"])
         updates = whole(params, (self._update(p, group) for p, group in stepped), splits)
         for i, (p, group) in enumerate(stepped):
             update, layout = updates[i], layout_of(group)

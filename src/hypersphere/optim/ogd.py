@@ -5,26 +5,24 @@ Letters: X (..., m, m) orthogonal matrices, G their gradient, M the momentum, W 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 from torch.optim.sgd import sgd
 
 from .._internal import checks
 from .._internal.nearest import explain_keywords
-from .._internal.owners import Splits, assign, put, whole
+from .._internal.owners import put, whole
 from .._internal.precision import accumulation_dtype, without_autocast
 from .._internal.sharding import gather
-from ._shared import ParamGroup, adam_step, check_rates, collect_states, load_state, refuse_sparse, shard_states
+from ._shared import MarkedOptimizer, ParamGroup, adam_step, check_rates, collect_states, refuse_sparse, shard_states
 
 _FAR_FROM_ORTHOGONAL = 2e-2  # max|XᵀX − I|; beyond it the series may not converge. bfloat16 rounds to 6e-3
 
 
-class OGD(Optimizer):
+class OGD(MarkedOptimizer):
     """Orthogonality-preserving gradient descent (OPT, 3.5) for groups with ``orthogonal=True``.
 
         M ← μM − G,   Ŵ = MXᵀ − ½X(XᵀMXᵀ),   W = Ŵ − Ŵᵀ,   M ← WX,   λ = min(lr, 1/(‖W‖_F + 10⁻⁸))
@@ -57,6 +55,8 @@ class OGD(Optimizer):
         (True, True)
     """
 
+    mark = "orthogonal"
+
     @explain_keywords
     def __init__(
         self,
@@ -80,37 +80,20 @@ class OGD(Optimizer):
         _check_options(defaults)
         super().__init__(params, defaults)
 
-    def add_param_group(self, param_group: ParamGroup) -> None:
-        """Add a group; with ``orthogonal=True`` it must hold orthogonal matrices (..., m, m)."""
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        try:
-            _check_options(group)
-            for parameter in group["params"] if group["orthogonal"] else ():
-                _check_orthogonal(parameter)
-        except (TypeError, ValueError):
-            self.param_groups.pop()
-            raise
+    def _check(self, group: ParamGroup, number: int) -> None:
+        _check_options(group)
+        for parameter in group["params"] if group["orthogonal"] else ():
+            _check_orthogonal(parameter)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; the same groups must be orthogonal in it, or their matrices would drift silently."""
-        load_state(self, state_dict, "orthogonal")
+        super().load_state_dict(state_dict)
         collect_states(self, ("momentum_buffer",), self._splits())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state; of sharded matrices as DTensors, which all processes must ask for."""
         return shard_states(self, super().state_dict(), ("momentum_buffer",), self._splits())
 
-    def _splits(self) -> Splits:
-        return assign(group["params"] for group in self.param_groups if group.get("orthogonal"))
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Take one step; `closure` evaluates the model again and returns the loss."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _step(self) -> None:
         for number, group in enumerate(self.param_groups):
             if group["orthogonal"] or group["rest"] == "adam":
                 refuse_sparse(self, number)
@@ -121,7 +104,6 @@ class OGD(Optimizer):
             else:
                 self._step_sgd(group)
         self._step_orthogonal()
-        return loss
 
     def _step_sgd(self, group: ParamGroup) -> None:
         params = [p for p in group["params"] if p.grad is not None]
@@ -144,8 +126,8 @@ class OGD(Optimizer):
                 self.state[p]["momentum_buffer"] = buffer
 
     def _step_orthogonal(self) -> None:
-        stepped = [(p, g) for g in self.param_groups if g["orthogonal"] for p in g["params"] if p.grad is not None]
-        params, splits = [p for p, _ in stepped], self._splits()
+        stepped, splits = self._marked(), self._splits()
+        params = [p for p, _ in stepped]
         xs = whole(params, (p.detach() for p in params), splits)
         grads = whole(params, (p.grad for p in params), splits)
         for i, (p, group) in enumerate(stepped):

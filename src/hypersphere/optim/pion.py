@@ -7,22 +7,22 @@ transform, α the length of the step.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from .._internal import checks
 from .._internal.nearest import explain_keywords
-from .._internal.owners import Splits, assign, put, whole
+from .._internal.owners import put, whole
 from .._internal.precision import accumulation_dtype, without_autocast
 from .._internal.sharding import gather, is_sharded, local_part, reduce_together, whole_mesh
 from ..neurons import from_neuron_rows, neuron_rows
 from ..orthogonal import pack_difference, skew
 from ._shared import (
+    MarkedOptimizer,
     ParamGroup,
     adam_step,
     check_matrix,
@@ -30,12 +30,10 @@ from ._shared import (
     collect_states,
     keep_precision,
     layout_of,
-    load_state,
     matrix_shape,
     place_of,
     refuse_sparse,
     shard_states,
-    warn_if_unmarked,
 )
 
 _EPS = 1e-8  # as Adam's; also the least ‖A_out W + W A_in‖_F, of ‖W‖_F: below it steps become shorter
@@ -45,7 +43,7 @@ _TOGETHER = 2**20  # numbers of matrices that are rotated at once
 _MOMENTS = ("exp_avg_in", "exp_avg_sq_in", "exp_avg_out", "exp_avg_sq_out")
 
 
-class Pion(Optimizer):
+class Pion(MarkedOptimizer):
     """Rotate the matrices of groups with ``rotated=True``; step all other groups by torch.optim.Adam.
 
         G_in = WᵀG − GᵀW,   G_out = GWᵀ − WGᵀ
@@ -88,6 +86,8 @@ class Pion(Optimizer):
         True
     """
 
+    mark = "rotated"
+
     @explain_keywords
     def __init__(
         self,
@@ -109,23 +109,15 @@ class Pion(Optimizer):
         }
         _check_options(defaults)
         super().__init__(params, defaults)
-        warn_if_unmarked(self, "rotated", "pion")
+        self._warn_if_unmarked("pion")
 
-    def add_param_group(self, param_group: ParamGroup) -> None:
-        """Add a group; with ``rotated=True`` it must hold matrices, or tensors that `layout` makes matrices."""
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        try:
-            _check_options(group)
-            for i, parameter in enumerate(group["params"]):
-                _check_parameter(i, parameter, group, len(self.param_groups) - 1)
-        except (TypeError, ValueError):
-            self.param_groups.pop()
-            raise
+    def _check(self, group: ParamGroup, number: int) -> None:
+        _check_options(group)
+        for i, parameter in enumerate(group["params"] if group["rotated"] else ()):
+            _check_parameter(parameter, group, place_of(i, parameter, group, number))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; the same groups must be rotated in it."""
-        load_state(self, state_dict, "rotated")
+        super().load_state_dict(state_dict)
         keep_precision(self, state_dict, _MOMENTS)
         collect_states(self, _MOMENTS, self._splits())
 
@@ -133,19 +125,13 @@ class Pion(Optimizer):
         """Return the state; of sharded matrices as DTensors, which all processes must ask for."""
         return shard_states(self, super().state_dict(), _MOMENTS, self._splits())
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Take one step; `closure` evaluates the model again and returns the loss."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _step(self) -> None:
         largest = self._largest_gradients()
         for group in self.param_groups:
             if not group["rotated"]:
                 adam_step(self.state, group)
-        turning = [(p, g) for g in self.param_groups if g["rotated"] for p in g["params"] if p.grad is not None]
-        params, splits = [p for p, _ in turning], self._splits()
+        turning, splits = self._marked(), self._splits()
+        params = [p for p, _ in turning]
         weights = whole(params, (p.detach() for p in params), splits)
         grads = whole(params, (p.grad for p in params), splits)
         news: dict[Tensor, Tensor] = {}
@@ -160,10 +146,6 @@ class Pion(Optimizer):
                     p.copy_(new)
         sharded = [p for p in params if is_sharded(p)]
         put(sharded, [news.get(p) for p in sharded], splits)
-        return loss
-
-    def _splits(self) -> Splits:
-        return assign(group["params"] for group in self.param_groups if group.get("rotated"))
 
     def _batches(
         self, turning: list[tuple[Tensor, ParamGroup]], weights: list[Tensor | None]
@@ -309,11 +291,8 @@ def _check_options(options: ParamGroup) -> None:
         )
 
 
-def _check_parameter(i: int, parameter: Tensor, group: ParamGroup, number: int) -> None:
+def _check_parameter(parameter: Tensor, group: ParamGroup, place: str) -> None:
     """Refuse what Pion cannot step. Values are read once, when the optimizer is made."""
-    place = place_of(i, parameter, group, number)
-    if not group["rotated"]:
-        return
     check_matrix(parameter, group, "a rotated group", place)
     matrices = neuron_rows(gather(parameter.detach()), layout_of(group))
     if not parameter.is_meta and not bool(matrices.flatten(1).any(1).all()):
