@@ -8,7 +8,21 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from tools.norm_free import KEPT, METHODS, MLP_RATES, RATES, RECIPE_SEEDS, RECIPES, SOME_RATES, STEPS, WIDTHS
+from tools.norm_free import (
+    KEPT,
+    METHODS,
+    MLP_RATES,
+    RATES,
+    RECIPE_SEEDS,
+    RECIPES,
+    SEEDS,
+    SOME_RATES,
+    STEPS,
+    WIDTHS,
+    chosen,
+    key,
+    tasks,
+)
 
 from hypersphere.papers.reproduce.statistics import SIGNIFICANT, mean_and_deviation, welch
 from hypersphere.report import line_chart
@@ -51,11 +65,19 @@ def generated(root: Path) -> dict[str, str]:
     if not runs:
         return {}
     parts: list[Callable[[Runs], str]] = [rates, gated, normed, depths, kept, widths, recipes]
-    files = {MARKER: "".join(part(runs) for part in parts)}
+    files = {MARKER: progress(runs) + "".join(part(runs) for part in parts)}
     files[f"{PICTURES / 'rates'}.svg"] = rates_chart(runs)
     if pick(runs, part="kept"):
         files[f"{PICTURES / 'kept'}.svg"] = kept_chart(runs)
     return files
+
+
+def progress(runs: Runs) -> str:
+    """Say how many runs are still to come."""
+    before, after = tasks(SEEDS)
+    planned = {key(task) for task in [*before, *chosen(runs), *after]}
+    done = planned & {key(row) for row in runs}
+    return f"So far {len(done)} of {len(planned)} runs are there.\n\n" if len(done) < len(planned) else ""
 
 
 # Loss over the learning rate
@@ -187,10 +209,10 @@ def depths(runs: Runs) -> str:
     if not own:
         return ""
     own += [row for row in pick(runs, part="rates", seed=0) if row["lr"] in SOME_RATES]
-    text = (
-        "### Which depth and which rate\n\nWithout norm layers, one seed. With 64 layers there are only "
-        f"{STEPS[64]} steps, so compare within a depth.\n\n"
-    )
+    text = "### Which depth and which rate\n\nWithout norm layers, one seed."
+    if pick(own, depth=64):
+        text += f" With 64 layers there are only {STEPS[64]} steps, so compare within a depth."
+    text += "\n\n"
     used = [lr for lr in RATES if pick(own, lr=lr)]
     text += "| layers | |" + "".join(f" {lr:g} |" for lr in used) + "\n|---|---|" + "---|" * len(used) + "\n"
     for depth in sorted({row["depth"] for row in own}):

@@ -141,6 +141,7 @@ def same(ranks, key, expected, tolerance):
             )
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("case", OPTIMIZERS)
 def test_as_in_one_process(trained, case):
     net, model, optimizer = build(case, lambda net: net)
