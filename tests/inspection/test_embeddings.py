@@ -324,6 +324,9 @@ def test_page_and_tables(tmp_path, capsys):
     assert "duplicates?" in out
     html = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert html.count("<figure") == 6
+    labels = np.arange(300).clip(0, 12)
+    page = make_page(hs.inspect(clustered(), labels=labels)).html()
+    assert [name in page for name in ("label 12", "label 7", "label 8", "other labels")] == [True, True, False, True]
     result = hs.inspect(clustered())
     assert "<table>" in result._repr_html_()
     with pytest.raises(KeyError, match="the questions are"):

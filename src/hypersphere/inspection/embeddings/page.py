@@ -16,7 +16,7 @@ from ...report.page import Page
 from ...report.scene import draw_scene
 from .answers import EmbeddingInspection
 
-_MOST_LISTED, _MOST_LABELS, _POINTS = 200, 10, 400
+_MOST_LISTED, _MOST_LABELS, _POINTS = 200, 9, 400
 
 
 def make_page(result: EmbeddingInspection) -> Page:
@@ -95,10 +95,15 @@ def _recalls(result: EmbeddingInspection, question: str) -> dict[str, tuple[list
 def _space(drawn: tuple[npt.NDArray[np.int64], torch.Tensor], labels: npt.NDArray[np.int64] | None) -> Chart:
     rows, unit = drawn
     points, share = project(unit)
-    of_rows = np.zeros(len(rows), np.int64) if labels is None else labels[rows]
+    groups = {"rows": np.ones(len(rows), bool)}
+    if labels is not None:
+        values, sizes = np.unique(labels[rows], return_counts=True)
+        shown = values[np.argsort(-sizes, kind="stable")[:_MOST_LABELS]]
+        groups = {f"label {label}": labels[rows] == label for label in shown}
+        groups["other labels"] = ~np.isin(labels[rows], shown)
     series = [
-        Series("rows" if labels is None else f"label {label}", points[here].tolist(), i, numbers=rows[here].tolist())
-        for i, label in enumerate(np.unique(of_rows)[:_MOST_LABELS])
-        if len(here := np.flatnonzero(of_rows == label))
+        Series(name, points[here].tolist(), i, numbers=rows[here].tolist())
+        for i, (name, is_in) in enumerate(groups.items())
+        if len(here := np.flatnonzero(is_in))
     ]
     return draw_scene(Scene(series, has_sphere=True), f"{share:.0%} of the squared length")
