@@ -1,5 +1,6 @@
 """OGD, Pion, Muon and Hyperball on matrices that FSDP2 has sharded: as in one process, whatever the shards' sizes."""
 
+import copy
 from unittest.mock import patch
 
 import pytest
@@ -88,6 +89,7 @@ def save(case, rank, ranks, folder, results):
     """Train, save, train on; another optimizer that loads goes on bit by bit as this one."""
     net, model, optimizer = build(case, shard)
     results[case] = train(net, model, optimizer, STEPS, rank, ranks)
+    copy.deepcopy(optimizer.state_dict())  # users keep the best one so
     dcp.save(saved(net, optimizer), checkpoint_id=f"{folder}/{case}", no_dist=False)
     results[f"{case}, more"] = train(net, model, optimizer, MORE, rank, ranks, seed=2)
     results[f"{case}, resumed"] = load(case, rank, ranks, folder)

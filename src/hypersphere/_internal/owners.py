@@ -69,9 +69,8 @@ class Split:
 
         placements = [Shard(self.dim) if i == self.axis else Replicate() for i in range(self.mesh.ndim)]
         stride = torch.empty(self.shape, device="meta").stride()
-        return DTensor.from_local(
-            part.contiguous(), self.mesh, placements, run_check=False, shape=self.shape, stride=stride
-        )
+        own = part.clone(memory_format=torch.contiguous_format)  # deepcopy fails for a part of a larger memory
+        return DTensor.from_local(own, self.mesh, placements, run_check=False, shape=self.shape, stride=stride)
 
 
 Splits = dict[Tensor, Split]
