@@ -72,7 +72,9 @@ def test_what_the_readme_says_of_the_rates():
         f"at every learning rate from {norm_free.RATES[0]:g} to {norm_free.RATES[-1]:g} by `hs.Hyperball` around Muon"
     )
     assert everywhere == ["MuonH"]
-    assert said in (norm_free_page.ROOT / "README.md").read_text(encoding="utf-8")
+    readme = (norm_free_page.ROOT / "README.md").read_text(encoding="utf-8")
+    assert said in readme
+    assert f"{norm_free.STEPS[8]} steps, {norm_free_page.counted(runs)})" in readme
 
 
 def test_the_recipes_have_the_rates_that_were_best():
