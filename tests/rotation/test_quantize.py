@@ -87,6 +87,21 @@ def test_truncation_keeps_inner_products_best(vectors):
         assert lost == pytest.approx(values[: D - dimensions].square().sum().item(), rel=1e-3, abs=1)
 
 
+@pytest.mark.parametrize("method", quantize.METHODS)
+def test_scales_and_arrays_do_not_matter(method, vectors):
+    def fit(x):
+        return hs.quantize.fit_rotation(x, 4, method=method, iterations=3)
+
+    expected = fit(vectors)
+    array = vectors.flip(0).numpy().astype(">f4")[::-1]
+    array.flags.writeable = False
+    for x in (array, vectors * 2.0**90, vectors * 2.0**-90):
+        torch.testing.assert_close(fit(x).matrix, expected.matrix)
+        assert torch.equal(fit(x).codes(x), expected.codes(vectors))
+        torch.testing.assert_close(hs.quantize.truncate(x, 2).abs(), hs.quantize.truncate(vectors, 2).abs())
+    assert fit(torch.ones(5, 3)).matrix.isfinite().all()
+
+
 def test_file(tmp_path, vectors):
     turn = hs.quantize.fit_rotation(vectors, 4, iterations=2)
     turn.save(tmp_path / "turn.safetensors")

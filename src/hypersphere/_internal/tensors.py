@@ -1,4 +1,4 @@
-"""Hash tensors and deduplicate shared ones, for rotation files and checkpoints."""
+"""Hash tensors and deduplicate shared ones, for rotation files and checkpoints; tensors from arrays of numpy."""
 
 from __future__ import annotations
 
@@ -7,8 +7,19 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+
+def from_floats(array: npt.NDArray[Any]) -> Tensor:
+    """Copy a numpy array of floats, of any byte order and strides; long doubles become float64.
+
+    A copy, because torch warns about arrays that cannot be written to, such as mapped ones.
+    """
+    dtype = array.dtype.newbyteorder("=") if array.dtype.itemsize in (2, 4, 8) else np.dtype(np.float64)
+    return torch.from_numpy(array.astype(dtype))
 
 
 def hash_of(tensor: Tensor) -> str:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._internal import checks
+from .._internal.tensors import from_floats
 
 Rows = Tensor | npt.NDArray[np.floating[Any]]
 QUERIES, DATABASE = 1024, 4096  # rows of a block: from 32 MB on the C library returns and zeroes memory each time
@@ -56,8 +57,7 @@ def blocks(
 
     def read(name: str, rows: Rows, where: slice) -> Tensor:
         part = rows[where]
-        # a copy: a mapped array cannot be written to, and may have the other byte order
-        x = part.detach() if isinstance(part, Tensor) else torch.from_numpy(part.astype(part.dtype.newbyteorder("=")))
+        x = part.detach() if isinstance(part, Tensor) else from_floats(part)
         x = x.to(device)
         short = x.to(dtype)
         lengths = torch.linalg.vector_norm(short, dim=1, keepdim=True)

@@ -24,13 +24,16 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save
 from torch import Tensor
 
 from .._internal import checks, draws, safe_files
 from .._internal.linalg import nearest_orthogonal
+from .._internal.overflow import scale_to_one
 from .._internal.tensor_files import TensorFile
+from .._internal.tensors import from_floats
 from ..orthogonal import ORTHOGONALIZERS, gram_schmidt
 
 BITS = (1, 4, 8)
@@ -61,12 +64,12 @@ class VectorRotation:
     step: Tensor
     bits: int
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return (x − μ)Rᵀ, (N, d)."""
+    def __call__(self, x: Any) -> Tensor:
+        """Return (x − μ)Rᵀ, (N, d), of a tensor or an array."""
         rows = _check_vectors("x", x, len(self.mean))
         return (rows - self.mean) @ self.matrix.mT
 
-    def codes(self, x: Tensor) -> Tensor:
+    def codes(self, x: Any) -> Tensor:
         """Return the codes of vectors (N, d) as bytes: (N, ⌈d/8⌉) with 1 bit, (N, ⌈d/2⌉) with 4, (N, d) with 8."""
         numbers = _quantize(self(x), self.low, self.step, self.bits)
         per_byte = 8 // self.bits
@@ -132,13 +135,13 @@ def fit_rotation(
         >>> torch.dist(turn.matrix @ turn.matrix.mT, torch.eye(8)) < 1e-5
         tensor(True)
     """
-    rows = _check_vectors("x", torch.as_tensor(x))
+    rows = _check_vectors("x", x)
     checks.choice("bits", bits, BITS)
     checks.choice("method", method, METHODS)
     iterations = checks.integer("iterations", iterations, low=1)
     d = rows.shape[1]
     mean = rows.mean(0) if center else rows.new_zeros(d)
-    centred = rows - mean
+    centred = scale_to_one(rows - mean, (0, 1))  # which the rotation does not depend on
     matrix = torch.eye(d, dtype=rows.dtype, device=rows.device)
     if method != "none":
         normal = torch.randn(d, d, generator=draws.generator(checks.integer("seed", seed), "rotation", 0))
@@ -148,7 +151,7 @@ def fit_rotation(
             matrix = _procrustes_round(centred, matrix, bits)
     if method == "learned":
         matrix = _learn(centred, matrix, bits, 4 * iterations, seed)
-    low, step = _fit_steps(centred @ matrix.mT, bits)
+    low, step = _fit_steps((rows - mean) @ matrix.mT, bits)
     return VectorRotation(matrix, mean, low, step, bits)
 
 
@@ -171,7 +174,7 @@ def truncate(x: Any, dimensions: int) -> Tensor:
         >>> truncate(x, 1).abs()
         tensor([[0.6000, 0.8000]])
     """
-    rows = _check_vectors("x", torch.as_tensor(x))
+    rows = scale_to_one(_check_vectors("x", x), (0, 1))
     if checks.integer("dimensions", dimensions, low=1) > rows.shape[1]:
         raise ValueError(f"dimensions must be <= {rows.shape[1]}, got {dimensions}")
     vectors = torch.linalg.eigh((rows.mT @ rows).double()).eigenvectors
@@ -194,7 +197,7 @@ def _learn(centred: Tensor, start: Tensor, bits: int, steps: int, seed: int) -> 
     d = centred.shape[1]
     packed = torch.zeros(d * (d - 1) // 2, dtype=centred.dtype, device=centred.device, requires_grad=True)
     optimizer = torch.optim.Adam([packed], lr=1e-3)
-    spread = centred.square().mean().sqrt()
+    spread = centred.square().mean().sqrt().clamp_min(1e-30)
     for k in range(steps):
         generator = draws.generator(seed, "pairs", k)
         index = torch.randint(len(centred), (min(_PAIRS, len(centred)),), generator=generator)
@@ -233,6 +236,8 @@ def _dequantize(codes: Tensor, low: Tensor, step: Tensor, bits: int) -> Tensor:
 
 def _check_vectors(name: str, x: Any, d: int | None = None) -> Tensor:
     """Return vectors (N, d) in at least float32; raise if they are none or not finite."""
+    if isinstance(x, np.ndarray):
+        x = from_floats(x) if np.issubdtype(x.dtype, np.floating) else torch.from_numpy(x)
     checks.floating(name, x)
     if x.dim() != 2 or not x.numel() or (d is not None and x.shape[1] != d):
         raise ValueError(f"{name} must be (N, {'d' if d is None else d}) and not empty, got {tuple(x.shape)}")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..._internal import draws
+from ..._internal.tensors import from_floats
 
 Array = Tensor | npt.NDArray[Any]
 BLOCK = 8192  # rows that are read at once
@@ -64,8 +65,7 @@ class Vectors:
         part = self.data[rows]
         if isinstance(part, Tensor):
             return part.cpu() if part.dtype in _OF_NUMPY else part.cpu().float()
-        dtype = part.dtype.newbyteorder("=") if part.dtype.itemsize in (2, 4, 8) else np.dtype(np.float64)
-        copied = torch.from_numpy(part.astype(dtype))
+        copied = from_floats(part)
         _forget_pages(self.data)
         return copied
 
