@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 import hypersphere as hs
+from hypersphere.energy import tiles
 
 pytestmark = pytest.mark.slow
 
@@ -264,6 +265,7 @@ def refusals():
 def _rank(rank: int, ranks: int, folder: str) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of zero neurons
+    tiles.FEW = 65  # share the pairs of these small layers too
     dist.init_process_group(
         *("gloo", f"file://{folder}/rendezvous"),
         rank=rank,

@@ -44,7 +44,8 @@ class EnergyRegularizer(CountedDraws):
     adapts, and gets the gradient; other adapters are not read, with a warning.
 
     Weights that are sharded (FSDP2, tensor parallelism) are gathered layer by layer, and the processes share the pairs
-    of neurons: call it in all of them, outside of the model's forward pass. Labels may differ; all of them count.
+    of 256 neurons or more: call it in all of them, outside of the model's forward pass. Labels may differ; all of them
+    count.
 
     The gradient of a weighted term by a neuron w is clipped to a length of ‖w‖, so a step of SGD at learning rate 0.1
     turns no neuron by more than 0.1 rad, however close or short neurons are. `limit_gradient=False` gives Eq. 4's

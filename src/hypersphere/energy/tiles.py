@@ -38,6 +38,7 @@ from .repulsion import (
 )
 
 MIN_SIDE = 64  # of a tile
+FEW = 256  # neurons: fewer are not shared, to add up their forces takes processes longer than the pairs they would spare
 
 
 class TotalEnergy(Function):
@@ -155,7 +156,7 @@ def _sweep_pairs(
     e = p.new_full(p.shape[:2], -math.inf if law.in_logs else 0.0)
     g, all_indices = torch.zeros_like(p) if forces else p.new_empty(0), torch.arange(p.shape[1], device=p.device)
     shift = p.new_zeros(()) if shift is None else shift
-    mesh = law.mesh if p.shape[1] > MIN_SIDE else None  # one tile is not shared
+    mesh = law.mesh if p.shape[1] >= FEW else None
     for i, j in _tiles(p) if mesh is None else _own_tiles(p, mesh):
         fill_self = _fill_diagonal if i == j else None
         pair_squares = None if squares is None else (squares[:, i], squares[:, j])
