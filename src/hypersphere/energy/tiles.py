@@ -38,7 +38,7 @@ from .repulsion import (
 )
 
 MIN_SIDE = 64  # of a tile
-FEW = 256  # neurons: fewer are not shared, to add up their forces takes processes longer than the pairs they would spare
+FEW = 256  # neurons: processes do not share fewer, because adding up their forces takes longer than their pairs
 
 
 class TotalEnergy(Function):
