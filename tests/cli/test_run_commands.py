@@ -101,7 +101,7 @@ def test_what_is_no_run(argv, capsys, images):
         ("export RUN/checkpoints/10", "--out is needed: the file to write, such as model.onnx"),
         (
             "export RUN --out a.bin",
-            "the file must end in .onnx, .pt2, .safetensors, or give the format as `to`; got a.bin",
+            "the file must end in .onnx, .pt2, .safetensors, or give the format (to=, --to); got a.bin",
         ),
         ("export RUN --out a.safetensors --embeddings", "embeddings go with onnx and torch: a file of tensors has no"),
     ],

@@ -141,7 +141,7 @@ class Hyperball(Optimizer):
         if isinstance(optimizer, Hyperball) or "_hyperball" in vars(optimizer):
             raise ValueError(f"optimizer must be new, got the {type(optimizer).__name__} of another Hyperball")
         if radius != "initial":
-            checks.number("radius", radius, low=0.0, open_low=True, hint=' (or "initial")')
+            checks.number("radius", radius, low=0.0, open_low=True, hint=' ("initial" is allowed too)')
         checks.choice("per", per, ("matrix", "neuron"))
         checks.choice("norm", norm, ("frobenius", "spectral"))
         if norm == "spectral" and per == "neuron":

@@ -48,7 +48,7 @@ def format_of(path: str | os.PathLike[str], to: str | None = None) -> str:
         to = next((name for name, ending in layout.EXPORTS.items() if ending == Path(path).suffix.lower()), None)
         if to is None:
             endings = ", ".join(layout.EXPORTS.values())
-            raise ValueError(f"the file must end in {endings}, or give the format as `to`; got {path}")
+            raise ValueError(f"the file must end in {endings}, or give the format (to=, --to); got {path}")
     checks.choice("to", to, layout.EXPORTS)
     return to
 
