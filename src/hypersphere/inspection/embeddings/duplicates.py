@@ -3,7 +3,8 @@
 Up to 20,000 rows all pairs are compared. Beyond, rows are compared that fall into the same bucket of one of 16 tables,
 each of the signs of the centred row along random directions. Along a random direction two rows at an angle a have
 different signs with probability a/π. A pair at the limit, 5.7°, is met with a probability of about 0.999; a nearer one
-hardly ever escapes. All pairs that are met are compared exactly.
+hardly ever escapes. In a narrow cone the angle of the centred rows is larger: there many pairs at the limit escape, of
+the many that there are. All pairs that are met are compared exactly.
 """
 
 from __future__ import annotations

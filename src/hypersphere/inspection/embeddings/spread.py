@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...energy.hyperspherical import hyperspherical_energy
 from ...losses.evenness import uniformity
-from .answers import Answer
+from .answers import Answer, count
 from .vectors import Vectors
 
 CONE, FIRST, LOW_RANK, UNEVEN = 0.5, 0.25, 0.5, 2.0
@@ -85,8 +85,8 @@ def two_nn(distances: Tensor) -> float | None:
     ratios = ratios[ratios.isfinite()].sort().values
     if len(ratios) < 10:
         return None
-    count = math.floor(0.9 * len(ratios))
-    x, y = ratios[:count], -torch.log1p(-torch.arange(1, count + 1, dtype=torch.float64) / len(ratios))
+    kept = math.floor(0.9 * len(ratios))
+    x, y = ratios[:kept], -torch.log1p(-torch.arange(1, kept + 1, dtype=torch.float64) / len(ratios))
     squares = float(x.square().sum())
     return float((x * y).sum()) / squares if squares > 0 else None
 
@@ -100,7 +100,7 @@ def is_collapsed(seen: Spectrum, uniform: Spectrum, dimensions: tuple[float | No
     if seen.first_share > max(FIRST, 2 * uniform.first_share):
         found.append("one direction dominates: remove it")
     if seen.effective_rank < LOW_RANK * uniform.effective_rank:
-        found.append(f"{seen.effective_rank:.0f} dimensions in use: cut")
+        found.append(f"{count(round(seen.effective_rank), 'dimension')} in use: cut")
     intrinsic = [f", TwoNN {value:.3g}" if value else "" for value in dimensions]
     return Answer(
         "collapsed?",
