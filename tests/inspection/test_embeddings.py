@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 import hypersphere as hs
 from hypersphere.cli import main
 from hypersphere.inspection import embeddings
-from hypersphere.inspection.embeddings import duplicates, hubs, spread
+from hypersphere.inspection.embeddings import duplicates, hubs, spread, vectors
 from hypersphere.inspection.embeddings.reading import open_embeddings, read_labels
 from hypersphere.inspection.embeddings.vectors import Vectors
 from hypersphere.inspection.page import make_page
@@ -223,6 +223,18 @@ def test_pages_of_a_mapped_file_do_not_stay_in_memory(tmp_path, name):
         elif inside and line.startswith("Rss:"):
             resident = int(line.split()[1])
     assert resident < 1000
+
+
+def test_scattered_rows_of_a_mapped_file_are_read_in_pieces(tmp_path, monkeypatch):
+    """Each maps a whole piece of the file: 4096 of them took a gigabyte."""
+    np.save(tmp_path / "e.npy", np.random.default_rng(0).standard_normal((500, 4)))
+    sizes = []
+    monkeypatch.setattr(vectors, "from_floats", lambda part: sizes.append(len(part)) or torch.from_numpy(part.copy()))
+    rows = np.random.default_rng(1).permutation(500)[:300]
+    data = open_embeddings(tmp_path / "e.npy")
+    assert torch.equal(Vectors(data).stored(rows), torch.from_numpy(data[rows]))
+    assert sizes == [256, 44]
+    assert Vectors(data).stored(rows[:0]).shape == (0, 4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

@@ -17,6 +17,7 @@ from ..._internal.tensors import from_floats
 Array = Tensor | npt.NDArray[Any]
 BLOCK = 8192  # rows that are read at once
 CHUNK = 65536  # rows of a part of the database
+_SCATTERED = 256  # rows that are read at once from all over a mapped file: each maps some 256 kB
 _IN_MEMORY = 2**26  # numbers, 256 MB: up to this size the unit rows are computed once
 _CAN_FORGET = hasattr(mmap, "MADV_DONTNEED")
 _OF_NUMPY = (torch.float16, torch.float32, torch.float64)
@@ -62,12 +63,15 @@ class Vectors:
 
     def stored(self, rows: Any) -> Tensor:
         """Return rows of the file by their places in it, in a type that numpy has."""
-        part = self.data[rows]
-        if isinstance(part, Tensor):
-            return part.cpu() if part.dtype in _OF_NUMPY else part.cpu().float()
-        copied = from_floats(part)
-        _forget_pages(self.data)
-        return copied
+        if isinstance(self.data, Tensor):
+            part = self.data[rows].cpu()
+            return part if part.dtype in _OF_NUMPY else part.float()
+        pieces = [rows] if isinstance(rows, slice) else [rows[i] for i in blocks(max(len(rows), 1), _SCATTERED)]
+        copies = []
+        for piece in pieces:
+            copies.append(from_floats(self.data[piece]))
+            _forget_pages(self.data)
+        return copies[0] if len(copies) == 1 else torch.cat(copies)
 
     def number(self, rows: Any) -> Any:
         """Return the places in the file of rows that are not left out."""
