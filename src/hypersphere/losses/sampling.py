@@ -19,6 +19,7 @@ from torch import Generator, Tensor, nn
 
 from .._internal import checks
 from .._internal.draws import generator, not_traced
+from .._internal.overflow import finite_gradient
 from .._internal.sharding import is_sharded
 from ..layers.cosine import unit
 from .logit_rule import LogitRule, Sums
@@ -141,7 +142,7 @@ def sum_over_sample(
     counts = counts.to(x.dtype)
     return sum_over_classes(
         x,
-        F.embedding(rows, weight, sparse=sparse),
+        finite_gradient(F.embedding(rows, weight, sparse=sparse)),
         torch.where(inside, torch.searchsorted(index, target), -1),
         rule,
         bias=None if bias is None else bias[index],

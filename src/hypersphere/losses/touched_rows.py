@@ -34,13 +34,13 @@ class TouchedRows:
         picked = picked.nonzero().squeeze(1) if values is None else picked
         self.index.append(picked + of_block.start)
         zeros = self.weight.new_zeros(len(picked), self.weight.shape[1]) if values is None else values
-        self.values.append(saturating_cast(zeros, self.weight.dtype))
+        self.values.append(zeros)
 
     def gradient(self) -> Tensor:
         index, values = torch.cat(self.index), torch.cat(self.values)
         if self.at_labels is not None:
             row, of_rows = self.at_labels
             place = torch.searchsorted(index, row).clamp_max(len(index) - 1)
-            values.index_add_(0, place, of_rows * (index[place] == row).unsqueeze(1))
-        size = self.weight.shape
+            values.index_add_(0, place, (of_rows * (index[place] == row).unsqueeze(1)).to(values.dtype))
+        values, size = saturating_cast(values, self.weight.dtype), self.weight.shape
         return torch.sparse_coo_tensor(index.unsqueeze(0), values, size, check_invariants=False, is_coalesced=True)
