@@ -6,6 +6,7 @@ import math
 import resource
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.pool import Pool
@@ -147,7 +148,8 @@ def _in_processes(ranks: int, plan: Plan, function: Callable[..., Any], *argumen
 
 def _join(function: Callable[..., Any], rank: int, ranks: int, folder: str, *arguments: Any) -> Any:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=ranks)
+    file, patience = f"file://{folder}/group", timedelta(minutes=10)  # for a process that failed
+    dist.init_process_group("gloo", init_method=file, rank=rank, world_size=ranks, timeout=patience)
     try:
         return function(*arguments)
     finally:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tools import (
+    classes_page,
     compare_heads,
     demo_controls,
     demo_table,
@@ -197,9 +198,10 @@ def figures_page(page: str) -> str:
     return between_markers(page, "figures", "".join(f"| {' | '.join(line)} |\n" for line in lines))
 
 
-def embeddings_text(page: str) -> str:
-    """docs/embeddings.md with what was measured between its markers."""
-    for name, text in embeddings_page.generated(ROOT).items():
+def with_texts(path: Path, texts: dict[str, str]) -> str:
+    """A page with each text between its markers, of those that it has."""
+    page = path.read_text(encoding="utf-8")
+    for name, text in texts.items():
         page = between_markers(page, name, text)
     return page
 
@@ -210,18 +212,18 @@ def between_markers(page: str, name: str, table: str) -> str:
 
 def generated() -> dict[Path, str]:
     """Each file that is generated, and its text."""
-    pages = ("models.md", "figures.md", "index.md", "losses.md", "embeddings.md")
-    models, figures, index, losses_page, embeddings = (ROOT / "docs" / name for name in pages)
+    pages = ("models.md", "figures.md", "index.md", "losses.md", "embeddings.md", "scale.md")
+    models, figures, index, losses_page, embeddings, scale = (ROOT / "docs" / name for name in pages)
     readme, demo = ROOT / "README.md", demo_table.markdown(demo_table.read(ROOT))
     controls = json.loads((ROOT / "results" / demo_controls.FILE).read_text(encoding="utf-8"))
+    many_classes = classes_page.generated(ROOT)
     return {
         readme: between_markers(readme.read_text(encoding="utf-8"), demo_table.MARKER, demo),
         index: between_markers(index.read_text(encoding="utf-8"), demo_controls.MARKER, demo_table.markdown(controls)),
         ROOT / "src" / "hypersphere" / "_internal" / "catalog.py": catalog(),
-        losses_page: between_markers(
-            losses_page.read_text(encoding="utf-8"), compare_heads.MARKER, compare_heads.markdown(ROOT)
-        ),
-        embeddings: embeddings_text(embeddings.read_text(encoding="utf-8")),
+        losses_page: with_texts(losses_page, {compare_heads.MARKER: compare_heads.markdown(ROOT)} | many_classes),
+        scale: with_texts(scale, many_classes),
+        embeddings: with_texts(embeddings, embeddings_page.generated(ROOT)),
         models: models_page(models.read_text(encoding="utf-8")),
         figures: figures_page(figures.read_text(encoding="utf-8")),
         **results_page.generated(ROOT),
