@@ -2,7 +2,8 @@
 
     python -m tools.demo_controls
 
-The demo's tasks with other remedies (BatchNorm, weight decay), and tasks on which plain training does well already.
+The demo's MLP with another remedy (weight decay), and tasks on which plain training does well already. The controls of
+its CNNs are in docs/layers.md (tools/accuracy_by_depth.py).
 """
 
 import json
@@ -27,14 +28,9 @@ def tasks() -> dict[str, dict[str, Config]]:
     sys.path.insert(0, str(ROOT / "examples"))
     import demo  # type: ignore[import-not-found]
 
-    normalized = {"model.batch_norm": True}
     everything = {"data.validation": None}
     decays = {f"weight decay {decay:g}": derive(demo.few(), {"optimizer.weight_decay": decay}) for decay in DECAYS}
     return {
-        "deep CNN with BatchNorm": {
-            "plain": derive(demo.deep(), normalized),
-            "sphere layers": derive(demo.deep_sphere(), normalized),
-        },
         "MLP on 100 digits": {"plain": demo.few(), **decays},
         "MLP on all 1280 digits": {
             "plain": derive(demo.few(), everything),

@@ -229,21 +229,25 @@ def console() -> Console:
 
 
 def test_demo_trains_its_recipes_as_the_command_does(demo: ModuleType, console: Console, tmp_path: Path) -> None:
-    runs = demo.train_all(console, seeds=2, steps=3)
-    assert len(console.file.getvalue().splitlines()) == 12
-    assert {task: set(methods) for task, methods in runs.items()} == {t: set(m) for t, m in demo.TASKS.items()}
-    for of_seeds in (of_seeds for methods in runs.values() for of_seeds in methods.values()):
-        assert [run["seed"] for run in of_seeds] == [0, 1]
-    for task, method, name in (
-        ("deep CNN, no BatchNorm", "sphere layers", "deep_sphere"),
-        ("MLP on 100 digits", "rotations", "few_rotated"),
+    demo.DEPTHS = demo.DEPTHS[:1]
+    deep, few = demo.train_all(console, seeds=2, steps=11)
+    assert len(console.file.getvalue().splitlines()) == len(deep) + len(few) == 4 + 6
+    assert {(start, run["seed"]) for (start, _), run in deep.items()} == {(start, 0) for start in demo.DEEP}
+    assert all(run["seed"] == seed for (_, seed), run in few.items())
+    for run, name, seed in (
+        (deep["sphere layers, no ReLU", 6], "deep_sphere", 0),
+        (few["rotations", 1], "few_rotated", 1),
     ):
         recipe = hs.train.recipes.load(f"{ROOT}/examples/demo.py:{name}")
-        config = hs.train.derive(recipe, seed=1, steps=3, out=str(tmp_path / name))
+        changes = {"model.depth": 6, "optimizer.lr": demo.deep_sphere(6).optimizer.lr} if name == "deep_sphere" else {}
+        config = hs.train.derive(recipe, changes, seed=seed, steps=11, out=str(tmp_path / name))
         summary = hs.train.fit(config, progress=False).summary
-        assert runs[task][method][1]["loss"] == pytest.approx(summary.loss, rel=1e-3)  # another order of sums
-        assert summary.data["train"] == (1280 if name.startswith("deep") else 100)
-    assert demo.draw_curves(runs).count(">rotations<") == 2  # the dot's title and the legend
+        assert run["loss"] == pytest.approx(summary.loss, rel=1e-3)  # another order of sums
+        assert summary.data["train"] == (1024 if name == "deep_sphere" else 100)
+    assert demo.draw(deep, few).count(">rotations<") == 2  # the line's title and the legend
+    assert demo.draw(deep, few).count(">BatchNorm<") == 2
+    console.print(demo.make_deep_table(deep))
+    assert f"{100 * deep['BatchNorm', 6]['accuracy']:.1f}" in console.file.getvalue()
 
 
 def test_demo_says_what_the_runs_say(demo: ModuleType, console: Console) -> None:
@@ -251,13 +255,13 @@ def test_demo_says_what_the_runs_say(demo: ModuleType, console: Console) -> None
         return {"accuracy": accuracy, "seconds": 2.0, "parameters": {"trained": 12345}}
 
     accuracies = {"plain": (0.96, 0.98), "energy": (0.97, 0.97), "rotations": (0.99, 0.99)}
-    runs = {method: [run(first), run(second)] for method, (first, second) in accuracies.items()}
-    console.print(demo.make_table({"MLP on 100 digits": runs}))
+    few = {(method, seed): run(values[seed]) for method, values in accuracies.items() for seed in (0, 1)}
+    console.print(demo.make_table(few))
     shown = console.file.getvalue()
     assert "of 2 runs" in shown
     for cell in ("97.0 ± 1.4", "+0.0 ± 1.4", "+2.0 ± 1.4", "12,345", "2.0 ± 0.0"):
         assert cell in shown
-    lines = demo_table.markdown(json.loads(demo.to_json({"MLP on 100 digits": runs}))).splitlines()
+    lines = demo_table.markdown(json.loads(demo.to_json(few))).splitlines()
     assert lines[2] == "| MLP on 100 digits | plain | 97.0 ± 1.4 | | 12,345 |"
     assert lines[4] == "| | rotations | **99.0 ± 0.0** | +2.0 ± 1.4 | 12,345 |"
 
@@ -269,7 +273,6 @@ def test_the_controls_of_the_demo_are_those_that_the_tool_trains(monkeypatch: py
     for task, methods in stored.items():
         assert {*methods} <= {*trained[task]}
         assert all(len(runs["accuracies"]) == len(demo_controls.SEEDS) for runs in methods.values())
-    assert trained["deep CNN with BatchNorm"]["plain"].model.batch_norm
     means = {runs["validation"] for runs in stored["MLP on 100 digits"].values()}
     assert None not in means  # the weight decay was chosen by them
 
