@@ -1,6 +1,6 @@
 """Write what is generated: _internal/catalog.py, tables of docs/models.md and docs/figures.md, docs/results.md and
-docs/finetuning.md with their pictures, docs/optimizers.md, docs/embeddings.md, docs/tested_models.md, the tables of the
-demo.
+docs/finetuning.md with their pictures, docs/optimizers.md, docs/embeddings.md, docs/tested_models.md, a part of
+docs/layers.md, the tables of the demo.
 
 `make tables` runs `python -m tools.make_tables`. With --check nothing is written, and the exit code is 1 if a file is
 stale; tests/repo/test_catalog.py runs that.
@@ -21,6 +21,7 @@ from tools import (
     compare_heads,
     demo_controls,
     demo_table,
+    depth_page,
     embeddings_page,
     finetune_page,
     networks,
@@ -230,6 +231,7 @@ def generated() -> dict[Path, str]:
         **tested_models.generated(ROOT),
         **measured_page(finetune_page),
         **measured_page(norm_free_page),
+        **measured_page(depth_page),
     }
 
 
