@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from .._internal.functions import is_recorded, is_transformed
-from .._internal.overflow import finite_gradient
+from .._internal.overflow import finite_gradient, rescale, row_divisors
 from .._internal.precision import accumulation_dtype
 from ..layers.cosine import unit
 from ..layers.similarity import LearnableSigmoid, angle
+from .from_logits import longest
 from .head_inputs import Head
 from .logit_rule import COSINE
 from .sampling import sum_over_sample
@@ -27,6 +28,9 @@ def losses_from_sums(head: Head, embeddings: Tensor, weight: Tensor, classes: Te
     """Compute the losses (B,) from sums over the classes and the logit of the label."""
     dtype = accumulation_dtype(torch.promote_types(embeddings.dtype, weight.dtype))
     x = finite_gradient(embeddings).to(dtype)
+    up = row_divisors(x, longest(head, dtype)) if head.scale is None else None
+    if up is not None:  # with `sample` or `sparse`: others take all logits at once
+        x = rescale(x, 1 / up, 1.0)
     direction = unit(x)
     s: Any = head.scale if head.scale is not None else (x * direction).sum(1)  # ‖x‖, with gradient 0 at x = 0
     similarity: Any = head.similarity
