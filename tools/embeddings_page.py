@@ -1,4 +1,4 @@
-"""The measured part of docs/embeddings.md, "Train with them": results of tools.compare_evenness and of embed_minilm."""
+"""The tables of docs/embeddings.md: results of the benchmark, of tools.compare_evenness and of embed_minilm."""
 
 import json
 from pathlib import Path
@@ -11,18 +11,78 @@ from hypersphere.papers.reproduce.statistics import SIGNIFICANT, mean_and_deviat
 
 MINILM, MINILM_MARKER = "embed_minilm.json", "embed_minilm"
 ROTATIONS = {None: "as it is", "none": "centred", "random": "rotated at random", "itq": "rotated by ITQ"}
+BENCHMARK = "embeddings.json"
+#: row of the table of codes → its contestant
+CODES = {
+    "signs as they are": "as is",
+    "centred": "centred",
+    "random rotation": "random rotation",
+    "`fit_rotation`": "fit_rotation",
+    '`fit_rotation(method="learned")`': "fit_rotation, learned",
+    "faiss, `ITQMatrix`": "faiss ITQMatrix",
+    "faiss, `OPQMatrix`, then signs": "faiss OPQMatrix",
+    "`fit_rotation`, queries not coded": "fit_rotation, queries not coded",
+    "faiss, OPQ and PQ of as many bytes, queries not coded": "faiss OPQ + PQ, as many bytes",
+}
 FIGURES = ("recall", "pairs", "recall_1bit", "rank")
+
+
+Measured = dict[str, dict[tuple[str, str], float]]
+"""case → (contestant, figure) → value"""
 
 
 def generated(root: Path) -> dict[str, str]:
     """Return the text between each pair of markers."""
     texts = {f"evenness_{kind}": evenness(root, kind) for kind in ("labels", "views")}
+    text = (root / "benchmarks" / "results" / BENCHMARK).read_text(encoding="utf-8")
+    measured: Measured = {}
+    for one in json.loads(text)["measurements"]:
+        measured.setdefault(one["case"], {})[one["contestant"], one["name"]] = one["value"]
+    texts |= {"embedding_codes": codes(measured), "embedding_costs": costs(measured)}
     return texts | {MINILM_MARKER: minilm(read(root, MINILM))}
 
 
 def read(root: Path, name: str) -> dict[str, Any]:
     path = root / "results" / name
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def codes(measured: Measured) -> str:
+    """Return the table of recall@10 with one bit, and of the seconds to fit, from 0.01 on."""
+    cases = {case.removeprefix("1 bit a dimension: "): measured[case] for case in measured if case.startswith("1 bit")}
+    lines = [f"| | {' | fit | '.join(cases)} | fit |", f"|---{'|---' * 2 * len(cases)}|"]
+    for name, contestant in CODES.items():
+        cells = [name]
+        for values in cases.values():
+            recall, seconds = (values.get((contestant, figure)) for figure in ("recall@10", "fit s"))
+            cells += [
+                "not run" if recall is None else f"{recall:.3f}",
+                f"{seconds:.2g} s" if seconds and seconds >= 0.01 else "",
+            ]
+        lines.append(f"| {' | '.join(cells)} |".replace("|  |", "| |"))
+    return "\n".join(lines) + "\n"
+
+
+def costs(measured: Measured) -> str:
+    """Return the table of time and memory of an inspection and of two losses."""
+    lines = ["| | time | memory | beside |", "|---|---|---|---|"]
+    for case, values in measured.items():
+        if case.startswith("inspect "):
+            lines.append(f"| {case} | {values['inspect', 's']:.0f} s | {values['inspect', 'GB']:.2f} GB with torch | |")
+        for loss, peer in (("uniformity", "torch.pdist"), ("sigreg", "lightly")):
+            if (loss, "ms") in values:
+                ours, theirs = (cost(values, name) for name in (loss, peer))
+                lines.append(f"| {case} | {' | '.join(ours)} | {peer}: {', '.join(theirs)} |")
+    return "\n".join(lines) + "\n"
+
+
+def cost(values: dict[tuple[str, str], float], contestant: str) -> list[str]:
+    """Return the time and the memory of a contestant."""
+    if (contestant, "ms") not in values:
+        return ["not run"]
+    ratio = values.get((contestant, "time / X·Xᵀ"))
+    time = f"{values[contestant, 'ms'] / 1e3:.2g} s" + (f", {ratio:.1f} times X·Xᵀ" if ratio else "")
+    return [time, f"{values[contestant, 'peak MB']:,.0f} MB"]
 
 
 def evenness(root: Path, kind: str) -> str:

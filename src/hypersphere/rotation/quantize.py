@@ -116,7 +116,7 @@ def fit_rotation(
 ) -> VectorRotation:
     """Fit a rotation of vectors that makes them quantizable; see the module for the methods.
 
-    On good embeddings the gain is modest (MiniLM sentences with 1 bit: recall@10 0.51 as they are, 0.57 by itq); where
+    On good embeddings the gain is modest (MiniLM sentences with 1 bit: recall@10 0.51 as they are, 0.56 by itq); where
     coordinates are very unequal it is large. :func:`hypersphere.inspect` of the vectors says which. "learned" was no
     better than "itq" on what was measured. Queries need no codes: ``turn(queries) @ turn.decode(codes).mT``.
 
