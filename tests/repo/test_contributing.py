@@ -21,6 +21,7 @@ COPIED = (
     "src/hypersphere",
     "tests",
     "tools",
+    "benchmarks",
     "docs",
     "results",
     "README.md",
