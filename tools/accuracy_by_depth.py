@@ -3,7 +3,7 @@
     python -m tools.accuracy_by_depth [--jobs 1]
 
 The network is the demo's, on the handwritten digits of the package. Runs are processes of one thread; finished ones are
-kept, so an interrupted call continues. About 25 minutes on two idle cores.
+kept, so an interrupted call continues. About a quarter of an hour of processor time.
 """
 
 from __future__ import annotations
