@@ -3,7 +3,7 @@
     HYPERSPHERE_DATA=... python -m tools.norm_free [--jobs 2] [--seeds 5]
 
 Runs are processes of one thread; finished ones are kept in results/optimizers.json, so an interrupted call continues.
-About 24 minutes on two idle cores.
+About 23 minutes on two cores.
 """
 
 from __future__ import annotations
