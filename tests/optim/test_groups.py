@@ -60,7 +60,17 @@ def test_decay_goes_to_the_weights_only():
     groups = {group["name"]: group for group in hs.param_groups(everything(), 5e-4)}
     assert groups["weights"]["weight_decay"] == 5e-4
     assert groups["no_decay"]["weight_decay"] == 0
-    assert all(group["weight_decay"] == 0 for group in hs.param_groups(everything()))
+    for options in ({}, {"muon": True}):  # None: the optimizer's own
+        groups = {group["name"]: group for group in hs.param_groups(everything(), **options)}
+        assert [name for name, group in groups.items() if "weight_decay" in group] == ["no_decay"]
+    adamw = torch.optim.AdamW(hs.param_groups(everything()), weight_decay=0.1)
+    assert [(g["name"], g["weight_decay"]) for g in adamw.param_groups] == [("weights", 0.1), ("no_decay", 0)]
+
+
+@pytest.mark.parametrize("optimizer", [hs.OGD, hs.Pion, hs.optim.MuonAdamW])
+def test_a_model_instead_of_its_parameters(optimizer):
+    with pytest.raises(TypeError, match=r"params must be .*hypersphere.param_groups\(model\), got the Linear itself"):
+        optimizer(nn.Linear(3, 3), lr=0.01)
 
 
 def test_the_plain_projection_of_an_lstm_is_a_weight():

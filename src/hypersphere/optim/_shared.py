@@ -7,9 +7,10 @@ from dataclasses import asdict
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.adam import adam
+from torch.optim.optimizer import ParamsT
 
 from .._internal import checks
 from .._internal.checks import warn_once
@@ -131,6 +132,14 @@ class MarkedOptimizer(Optimizer):
     """
 
     mark: ClassVar[str]
+
+    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+        if isinstance(params, nn.Module):
+            raise TypeError(
+                "params must be parameters or groups of them, such as hypersphere.param_groups(model), got the "
+                f"{type(params).__name__} itself"
+            )
+        super().__init__(params, defaults)
 
     def _check(self, group: ParamGroup, number: int) -> None:
         """Raise if the options or parameters of a group cannot be stepped."""

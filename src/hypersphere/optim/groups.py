@@ -20,7 +20,12 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm
 
 
 def param_groups(
-    model: nn.Module, weight_decay: float = 0.0, *, ogd: bool = False, pion: bool = False, muon: bool = False
+    model: nn.Module,
+    weight_decay: float | None = None,
+    *,
+    ogd: bool = False,
+    pion: bool = False,
+    muon: bool = False,
 ) -> list[ParamGroup]:
     """Make parameter groups for any torch optimizer, without weight decay on scale-invariant weights.
 
@@ -43,7 +48,7 @@ def param_groups(
 
     Args:
         model: the network.
-        weight_decay: of the groups that decay.
+        weight_decay: of the groups that decay; None: the optimizer's own.
         ogd: make the group "orthogonal". Without it, a model with such matrices is an error, because other optimizers
             would not keep them orthogonal; with it, optimizers other than OGD refuse the group.
         pion: make the groups "matrices" for Pion. Other optimizers refuse them.
@@ -55,12 +60,17 @@ def param_groups(
         >>> optimizer = torch.optim.SGD(param_groups(net, weight_decay=5e-4), lr=0.1)
         >>> [(g["name"], g["weight_decay"], len(g["params"])) for g in optimizer.param_groups]
         [('weights', 0.0005, 1), ('no_decay', 0.0, 3)]
+        >>> optimizer = torch.optim.AdamW(param_groups(net), lr=0.001, weight_decay=0.01)
+        >>> [(g["name"], g["weight_decay"]) for g in optimizer.param_groups]
+        [('weights', 0.01), ('no_decay', 0.0)]
         >>> optimizer = hs.OGD(param_groups(hs.rotate(net, "ogd"), weight_decay=5e-4, ogd=True), lr=0.1)
         >>> [(g["name"], g["weight_decay"], len(g["params"])) for g in optimizer.param_groups]
         [('weights', 0.0005, 1), ('no_decay', 0.0, 2), ('orthogonal', 0.0, 1)]
     """
     checks.module("model", model)
-    decay = checks.number("weight_decay", weight_decay, low=0.0)
+    decay: ParamGroup = {}
+    if weight_decay is not None:
+        decay = {"weight_decay": checks.number("weight_decay", weight_decay, low=0.0)}
     checks.flag("ogd", ogd)
     checks.flag("pion", pion)
     checks.flag("muon", muon)
@@ -104,12 +114,12 @@ def param_groups(
     if groups["orthogonal"] or (pion and by_layout):
         _MARKED.recheck()
     options: dict[str, ParamGroup] = {
-        "weights": {"weight_decay": decay},
+        "weights": decay,
         "no_decay": {"weight_decay": 0.0},
-        "rotations": {"weight_decay": decay},
+        "rotations": decay,
         "orthogonal": {"weight_decay": 0.0, "orthogonal": True},
     }
-    of_matrices: ParamGroup = {"rotated": True, "weight_decay": 0.0} if pion else {"muon": True, "weight_decay": decay}
+    of_matrices: ParamGroup = {"rotated": True, "weight_decay": 0.0} if pion else {"muon": True, **decay}
     return [{"params": params, "name": name, **options[name]} for name, params in groups.items() if params] + [
         {"params": params, "name": "matrices", **of_matrices, "layout": asdict(layout)}
         for layout, params in by_layout.items()
