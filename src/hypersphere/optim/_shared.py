@@ -124,6 +124,14 @@ def keep_precision(optimizer: Optimizer, state_dict: dict[str, Any], keys: tuple
                 optimizer.state[p][key] = state_dict["state"][i][key].to(p.device, copy=True)
 
 
+def evaluate(closure: Callable[[], float] | None) -> float | None:
+    """Return the loss of a step's closure, which computes gradients; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
 class MarkedOptimizer(Optimizer):
     """Base of the optimizers that step groups with a mark in their own way, and all others as torch does.
 
@@ -161,10 +169,7 @@ class MarkedOptimizer(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Take one step; `closure` evaluates the model again and returns the loss."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate(closure)
         self._step()
         return loss
 

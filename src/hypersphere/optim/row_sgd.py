@@ -16,6 +16,7 @@ from torch.optim.optimizer import ParamsT
 
 from .._internal import checks
 from .._internal.nearest import explain_keywords
+from ._shared import evaluate
 
 _PIECE = 2**17  # numbers of rows that are updated at once
 
@@ -63,10 +64,7 @@ class RowSGD(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Take one step; `closure` evaluates the model again and returns the loss."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate(closure)
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
