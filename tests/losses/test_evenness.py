@@ -122,6 +122,7 @@ def test_first_and_second_derivatives(name):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, F64])
 @pytest.mark.parametrize("name", SELF)
+@pytest.mark.filterwarnings("ignore:.*embeddings are zero")
 def test_hard_points_are_finite(name, dtype):
     """Twins, antipodes, zero, tiny and huge rows."""
     huge = torch.finfo(dtype).max / 4
@@ -192,6 +193,32 @@ def test_bad_input():
             call()
     with pytest.raises(TypeError, match="embeddings must have a floating point dtype"):
         F.uniformity(torch.ones(3, 3, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("name", ["energy", "uniformity", "gor", "koleo"])
+def test_zero_embeddings_warn_once(name, recwarn):
+    even, x = hs.EmbeddingRegularizer(name), torch.cat([torch.zeros(2, 3), torch.eye(3)])
+    even(x[2:])
+    assert not recwarn
+    with pytest.warns(UserWarning, match=rf"2 of 5 embeddings are zero: .* so '{name}' neither"):
+        even(x)
+    even(torch.zeros(4, 3))  # has said it
+    assert not recwarn
+
+
+def test_regularizer_names_the_inputs_of_its_measure():
+    x, labels = torch.randn(4, 3), torch.arange(4)
+    for name, more, message in (
+        ("uniformity", (labels,), "measure 'uniformity' takes embeddings, got 2 arguments"),
+        ("alignment", (), "measure 'alignment' takes embeddings, others, got 1 argument"),
+        ("gor", (x, x), "measure 'gor' takes embeddings, others, got 3 arguments"),
+        ("hug", (labels,), "measure 'hug' takes embeddings, labels, weight, got 2 arguments"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            hs.EmbeddingRegularizer(name)(x, *more)
+    with pytest.raises(TypeError, match=r"got the module Linear \(EnergyRegularizer takes a model"):
+        hs.EmbeddingRegularizer(torch.nn.Linear(3, 3))
+    assert hs.EmbeddingRegularizer("gor")(x, x).isfinite()
 
 
 def test_regularizer_calls_the_losses_and_draws_anew():
