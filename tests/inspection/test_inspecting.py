@@ -271,11 +271,15 @@ def test_a_run_folder_and_its_checkpoints(tmp_path):
     assert (final.format, saved.format) == ("run folder", "checkpoint of a run")
     energies = {layer.name: layer.energy for layer in saved}
     assert energies == pytest.approx({layer.name: layer.energy for layer in final}, rel=1e-5)
+    for layer in (*final, *saved):
+        assert not layer.assumed, layer.name
     change = compare(tmp_path / "run" / "checkpoints" / "2", tmp_path / "run")
     assert max(row.changed for row in change) < 1e-5
     for part in (tmp_path / "run" / "final").iterdir():
         part.unlink()
     assert len(inspect(tmp_path / "run")) == len(final)
+    (tmp_path / "run" / "config.json").unlink()
+    assert [layer.name for layer in inspect(tmp_path / "run") if layer.assumed]  # convolutions
 
 
 # ------------------------------------------------------------------------------------------------ which tensors

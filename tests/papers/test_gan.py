@@ -234,3 +234,16 @@ def test_whole_rotations_of_the_paper_s_gan_are_refused_on_a_cpu(monkeypatch):
         adversarial.check_cost(*networks, Rotation(**fields))
     with pytest.raises(ValueError, match="8192 dimensions"):
         adversarial.check_cost(*networks, Rotation("ogd"))
+
+
+def test_inspect_knows_the_layers_of_both_networks(tmp_path):
+    """Their layers have the same names, and those of square transposed convolutions only the network tells."""
+    run = tmp_path / "run"
+    fit(gan(steps=1, checkpoint_every=1, out=str(run)), progress=False)
+    final, saved = hs.inspect(run), hs.inspect(run / "checkpoints" / "1")
+    assert {layer.name for layer in final} >= {"layers.3", "discriminator.layers.2"}
+    assert not [layer.name for layer in (*final, *saved) if layer.assumed]
+    energies = {layer.name: layer.energy for layer in saved}
+    assert energies == pytest.approx({layer.name: layer.energy for layer in final}, rel=1e-5)
+    weight = load_file(run / "final" / "model.safetensors")["layers.3.weight"]
+    assert energies["layers.3"] == pytest.approx(float(hs.hyperspherical_energy(weight.transpose(0, 1))), rel=1e-5)

@@ -39,6 +39,7 @@ def run(options: argparse.Namespace) -> int:
         options.error("--labels and --out need one FILE, got 2")
     from ..inspection import EmbeddingInspection, compare, inspect
     from ..inspection.page import make_page
+    from ..papers import gan as gan  # registers it
 
     with user_errors(options):
         embeddings = options.embeddings or None

@@ -139,6 +139,10 @@ class AdversarialTask(TrainingTask):
         return build_gan(config, spec)[0]
 
     @classmethod
+    def build_all(cls, config: Config, spec: DataSpec) -> dict[str, nn.Module]:
+        return dict(zip(("generator", "discriminator"), build_gan(config, spec), strict=True))
+
+    @classmethod
     def input_spec(cls, module: nn.Module, spec: DataSpec) -> DataSpec:
         return DataSpec("other", (int(module.latent),), "float32", [])  # type: ignore[arg-type]
 

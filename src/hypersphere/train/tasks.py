@@ -93,6 +93,11 @@ class TrainingTask:
         raise NotImplementedError
 
     @classmethod
+    def build_all(cls, config: Config, spec: DataSpec) -> dict[str, nn.Module]:
+        """Build all modules, not rotated, by their names in checkpoints: by default the main module only."""
+        return {cls.main: cls.build(config, spec)}
+
+    @classmethod
     def input_spec(cls, module: nn.Module, spec: DataSpec) -> DataSpec:
         """Return what the main module takes: by default the data."""
         return spec

@@ -8,10 +8,11 @@ from pathlib import Path
 from ..._internal.checksummed_json import parse
 from ..._internal.safe_files import read_plain
 from ..._internal.tensor_files import TensorFile, check_file
+from ...neurons import Layout, select
 from ...train.storage import layout
 from ...train.storage.reading import steps
 from .onnx_file import read_onnx
-from .stored_tensors import Opened, StoredTensor, join, merge_rotations, rename
+from .stored_tensors import Opened, StoredTensor, Tensors, join, merge_rotations, rename
 from .torch_file import ENDINGS, read_torch
 
 _LARGEST_INDEX = 1 << 26  # bytes
@@ -48,7 +49,8 @@ def _open_run(run: Path) -> Opened:
         opened = {part: _open_file(file) for part, file in finals.items() if file.is_file()}
         prefixes = {part: "" if part == "model" else f"{part}." for part in opened}
         tensors = join({prefixes[part] + name: x for name, x in file.tensors.items()} for part, file in opened.items())
-        return Opened("run folder", sum(file.size for file in opened.values()), tensors)
+        size = sum(file.size for file in opened.values())
+        return Opened("run folder", size, tensors, _layouts(run, run / layout.FINAL, tensors))
     saved = run / layout.CHECKPOINTS
     if saved.is_dir() and (numbered := steps(saved)):
         return _open_checkpoint(numbered[max(numbered)])
@@ -57,13 +59,31 @@ def _open_run(run: Path) -> Opened:
 
 def _open_checkpoint(folder: Path) -> Opened:
     opened = _open_file(folder / layout.TENSORS)
+    tensors = merge_rotations(rename(opened.tensors, _name_in_final), str(folder))
+    return Opened("checkpoint of a run", opened.size, tensors, _layouts(folder.parent.parent, folder, tensors))
 
-    def short(name: str) -> str | None:
-        """<task>.network.<name> → <name>; other modules of the task keep theirs; optimizers are left out."""
-        first, _, rest = name.partition(".")
-        return None if first.startswith("optim") else rest.removeprefix("network.")
 
-    return Opened("checkpoint of a run", opened.size, rename(opened.tensors, short))
+def _name_in_final(name: str) -> str | None:
+    """Return the name of a checkpoint's tensor in final/, where the main module's have no prefix; optimizers: None."""
+    first, _, rest = name.partition(".")
+    if first.startswith("optim"):
+        return None
+    return name if first in layout.PARTS else rest.removeprefix("network.")
+
+
+def _layouts(run: Path, source: Path, tensors: Tensors) -> dict[str, Layout]:
+    """Return how the tensors of a run hold neurons, which its config tells; none if the network cannot be built."""
+    from ...train.inference.run import outlines  # imports the networks
+
+    layouts = {}
+    for part, module in outlines(run, source).items():
+        names = {child: name for name, child in module.named_modules()}
+        for neurons in select(module, output=None).values():
+            key = ".".join(filter(None, (part, names[neurons.module], neurons.tensor_name)))
+            name = _name_in_final(key)
+            if name in tensors and tensors[name].shape == tuple(neurons.stored.shape):
+                layouts[name] = neurons.layout
+    return layouts
 
 
 def _read_index(file: Path) -> list[str]:

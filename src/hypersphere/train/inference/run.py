@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -27,12 +27,14 @@ from ..networks import Classifier
 from ..splits import DataSpec, augmentations
 from ..storage import checkpoint
 from ..storage.layout import CHECKPOINTS, CONFIG, FINAL, MODEL, RESULT, STATE, STEP, TENSORS, weights
-from ..storage.reading import find, warn_damaged
+from ..storage.reading import find, read_state, warn_damaged
 from ..storage.records import check_id, is_number, own_folder, to_record
 from ..storage.summary import read_summary
 from ..storage.weights import read_model, read_tensors, shapes_of
 from ..tasks import task_of
 from .inputs import DTYPES, KINDS, Preprocess
+
+T = TypeVar("T")
 
 BATCH = 256  # samples per forward pass
 
@@ -244,12 +246,32 @@ def _network(config: Config, spec: DataSpec) -> nn.Module:
         return task_of(config, spec).build(config, spec)
 
 
+def outlines(path: Path, source: Path) -> dict[str, nn.Module]:
+    """Build the modules of a run on the meta device, by their names in checkpoints; none if that fails.
+
+    Args:
+        path: the run's folder.
+        source: the folder in it that the weights are from, ``final`` or a checkpoint.
+    """
+    try:
+        config, is_final = _config(path), source.name == FINAL
+        file = source / (MODEL if is_final else STATE)
+        spec = read_spec(file, read_model(file).data if is_final else read_state(source).get("data"))
+    except (ValueError, OSError):
+        return {}
+    return _on_meta(lambda: task_of(config, spec).build_all(config, spec)) or {}
+
+
 def _outline(config: Config, spec: DataSpec) -> nn.Module | None:
     """Build the network on the meta device, without memory; None if that fails."""
+    return _on_meta(lambda: _network(config, spec))
+
+
+def _on_meta(build: Callable[[], T]) -> T | None:
     try:
-        with torch.device("meta"), warnings.catch_warnings():
+        with torch.device("meta"), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return _network(config, spec)
+            return build()
     except Exception:  # a user's network may raise anything; _build reports errors of the config
         return None
 

@@ -84,6 +84,11 @@ def read(path: Path, *, copy: bool = True) -> tuple[dict[str, Tensor], State]:
     raise AssertionError
 
 
+def read_state(path: Path) -> State:
+    """Read what of a checkpoint is no tensor; ValueError in one line if it is damaged."""
+    return _header(path / STATE).state
+
+
 def _identity(path: Path) -> tuple[int, ...] | None:
     try:
         status = path.stat()
