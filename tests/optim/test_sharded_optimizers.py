@@ -113,8 +113,23 @@ def reduced(case, rank, ranks):
     return [call.args[0].numel() for call in counted.call_args_list]
 
 
+def opposed():
+    """The norm of a float32 matrix, and the sums of its step, whose length is nearly the radius, towards zero."""
+    torch.manual_seed(0)
+    net = fully_shard(nn.Linear(40, 30, bias=False))
+    start = net.weight.full_tensor()
+    optimizer = hs.Hyperball(torch.optim.SGD(net.parameters(), lr=0.98))
+    net.weight.grad = net.weight.detach() + 0.01 * torch.randn_like(net.weight)
+    with patch.object(dist, "all_reduce", side_effect=dist.all_reduce) as counted:
+        optimizer.step()
+    sums = [call.args[0].numel() for call in counted.call_args_list]
+    return {"sums": sums, "change": float((net.weight.full_tensor().double().norm() / start.double().norm() - 1).abs())}
+
+
 def all_cases(rank, ranks, folder):
-    results = {"sums": {case: reduced(case, rank, ranks) for case in ("adamh", "columns")}} if ranks == 2 else {}
+    results = {}
+    if ranks == 2:
+        results = {"sums": {case: reduced(case, rank, ranks) for case in ("adamh", "columns")}, "opposed": opposed()}
     for case in OPTIMIZERS:
         if ranks == 2:
             save(case, rank, ranks, folder, results)
@@ -162,5 +177,11 @@ def test_as_in_one_process(trained, case):
 
 
 def test_all_norms_are_summed_at_once(trained):
-    """Those of u, then those of the new weights: two sums for all five matrices, and for their 35 columns."""
-    assert [rank["sums"] for rank in trained[2]] == [{"adamh": [5, 5], "columns": [35, 35]}] * 2
+    """‖u‖², ⟨W, u⟩ and ‖W‖² of all five matrices, and of their 35 columns."""
+    assert [rank["sums"] for rank in trained[2]] == [{"adamh": [15], "columns": [105]}] * 2
+
+
+def test_norms_are_measured_where_sums_lose_digits(trained):
+    for rank in trained[2]:
+        assert rank["opposed"]["change"] < 5e-7
+        assert rank["opposed"]["sums"] == [1, 1, 3, 1]  # the radius, its check, the step, the new matrix

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -19,72 +18,11 @@ from .._internal import checks
 from .._internal.checks import warn_once
 from .._internal.nearest import explain_keywords
 from .._internal.precision import accumulation_dtype, without_autocast
-from .._internal.sharding import (
-    MeshPart,
-    check_in_all,
-    gather,
-    is_sharded,
-    local_part,
-    mesh_of,
-    reduce_together,
-    split_dimensions,
-    with_local_part,
-)
+from .._internal.sharding import check_in_all, local_part, mesh_of
+from ._kept_norms import Kept, measure, new_norms, norms_of
 from ._shared import ParamGroup, keep_options, keep_precision, place_of
 
 _SMALLEST = 1e-10  # of ‖u‖: below it steps become shorter
-
-
-@dataclass(slots=True)
-class _Kept:
-    """A parameter that keeps its norms.
-
-    Attributes:
-        number, index: of its group, and its place there.
-        dims: the dimensions over which its norms sum; None: the spectral norm.
-        here: its part in this process; all of it if it is not sharded.
-        dtype: of its norms.
-    """
-
-    parameter: Tensor
-    group: ParamGroup
-    number: int
-    index: int
-    dims: tuple[int, ...] | None
-    here: Tensor
-    dtype: torch.dtype
-
-    @property
-    def place(self) -> str:
-        return place_of(self.index, self.parameter, self.group, self.number)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is whole, on a CPU and of its norm's dtype."""
-        here = self.here
-        return here is self.parameter and here.is_cpu and here.dtype == self.dtype and self.dims is not None
-
-    def mesh(self, *, summed: bool) -> MeshPart | None:
-        """Return the dimensions of the mesh that split what a norm sums, or those that split what it does not."""
-        over = self.dims or ()
-        dims = tuple(i for i, d in split_dimensions(self.parameter).items() if (d in over) == summed)
-        return (self.parameter.device_mesh, dims) if dims else None  # type: ignore[attr-defined]
-
-    def norm(self, x: Tensor) -> Tensor:
-        """Return the norms of the part here, or the spectral norm of the whole."""
-        if self.dims is None:
-            whole = gather(with_local_part(self.parameter, x))
-            finite = torch.nan_to_num(whole, 0.0, 0.0, 0.0)  # LAPACK refuses others; NaN is what the caller looks for
-            largest = torch.linalg.matrix_norm(finite.flatten(1), 2) + 0 * whole.sum()
-            return largest.reshape([1] * x.dim())
-        return torch.linalg.vector_norm(x, dim=self.dims, keepdim=True)
-
-    def stored(self, radius: Tensor) -> Tensor:
-        """Return a radius as the state holds it: as a DTensor if processes have different neurons."""
-        if self.dims is None or self.mesh(summed=False) is None:
-            return radius
-        shape = [1 if d in self.dims else n for d, n in enumerate(self.parameter.shape)]
-        return with_local_part(self.parameter, radius, shape)
 
 
 class Hyperball(Optimizer):
@@ -241,7 +179,7 @@ class Hyperball(Optimizer):
 
     def _step(self, closure: Callable[[], float] | None) -> float | None:
         kept = [
-            _Kept(p, group, number, i, self._dims(p, group), here := local_part(p), accumulation_dtype(here.dtype))
+            Kept(p, group, number, i, self._dims(p, group), here := local_part(p), accumulation_dtype(here.dtype))
             for number, group in enumerate(self.param_groups)
             if group["hyperball"]
             for i, p in enumerate(group["params"])
@@ -261,7 +199,7 @@ class Hyperball(Optimizer):
             if all(k.is_plain for k in kept):
                 self._put_one_by_one(kept, befores, radii)
             else:
-                self._put(kept, befores, radii, self._lengths(kept, befores))
+                self._put(kept, befores, radii)
         for k, radius in zip(kept, radii, strict=True):
             # not before the step: optimizers make their states where there is none
             if k.parameter.grad is not None and "radius" not in self.state[k.parameter]:
@@ -281,11 +219,11 @@ class Hyperball(Optimizer):
                 self._memory[key] = buffer
         return buffer
 
-    def _radii(self, kept: list[_Kept]) -> list[Tensor]:
+    def _radii(self, kept: list[Kept]) -> list[Tensor]:
         """Return the radii; those of parameters at their first step are measured, and zeros refused."""
         radii = [self.state.get(k.parameter, {}).get("radius") for k in kept]
         new = [k for k, radius in zip(kept, radii, strict=True) if radius is None]
-        norms = _norms(new, (k.here.to(k.dtype) for k in new))
+        norms = norms_of(new, (k.here.to(k.dtype) for k in new))
 
         def refuse_zeros() -> None:
             for k, norm in zip(new, norms, strict=True):
@@ -304,24 +242,12 @@ class Hyperball(Optimizer):
         measured = iter(norms)
         return [next(measured) if radius is None else local_part(radius) for radius in radii]
 
-    def _lengths(self, kept: list[_Kept], befores: list[Tensor]) -> list[Tensor]:
-        """Return ‖W_after − W_before‖ of all; raise and put the matrices back if one is not finite."""
-        lengths = _norms(kept, map(self._change, kept, befores))
-        sums = _sums(kept, lengths)
-        if not all(map(math.isfinite, sums)):  # a square overflowed, or a number is not finite
-            lengths = _norms(kept, (k.here.double().sub_(b) for k, b in zip(kept, befores, strict=True)))
-            sums = _sums(kept, lengths)
-        for k, total in zip(kept, sums, strict=True):
-            if not math.isfinite(total):
-                _put_back(kept, befores, k, total)
-        return lengths
-
-    def _change(self, k: _Kept, before: Tensor) -> Tensor:
+    def _change(self, k: Kept, before: Tensor) -> Tensor:
         if before.dtype != k.dtype:
             return k.here.float().sub_(before)
         return torch.sub(k.here, before, out=self._buffer((before.dtype, before.shape), before))
 
-    def _put_one_by_one(self, kept: list[_Kept], befores: list[Tensor], radii: list[Tensor]) -> None:
+    def _put_one_by_one(self, kept: list[Kept], befores: list[Tensor], radii: list[Tensor]) -> None:
         """Do what :meth:`_put` does, each matrix while it is in the cache of the CPU."""
         for k, before, radius in zip(kept, befores, radii, strict=True):
             length, lr = k.norm(self._change(k, before)), float(k.group["lr"])
@@ -335,9 +261,16 @@ class Hyperball(Optimizer):
             torch.lerp(before, k.here, _ratio(radius * lr, length, _least(lr, length)), out=k.here)
             k.here.mul_(_ratio(radius, k.norm(k.here), torch.finfo(torch.float32).tiny))
 
-    def _put(self, kept: list[_Kept], befores: list[Tensor], radii: list[Tensor], lengths: list[Tensor]) -> None:
+    def _put(self, kept: list[Kept], befores: list[Tensor], radii: list[Tensor]) -> None:
         """Write R·N(W − lr·R·N(u)) into parameters that hold W_after."""
-        rates = [float(k.group["lr"]) for k in kept]
+        rates, tiny = [float(k.group["lr"]) for k in kept], torch.finfo(torch.float32).tiny
+        lengths, products, totals = measure(kept, befores, map(self._change, kept, befores))
+        if not all(map(math.isfinite, totals)):  # a square overflowed, or a number is not finite
+            changes = (k.here.double().sub_(b) for k, b in zip(kept, befores, strict=True))
+            lengths, products, totals = measure(kept, befores, changes)
+        for k, total in zip(kept, totals, strict=True):
+            if not math.isfinite(total):
+                _put_back(kept, befores, k, total)
         least = [_least(lr, n) for lr, n in zip(rates, lengths, strict=True)]
         factors = torch._foreach_div(torch._foreach_mul(radii, rates), torch._foreach_clamp_min(lengths, least))
         news = []
@@ -346,7 +279,7 @@ class Hyperball(Optimizer):
                 news.append(torch.lerp(before, k.here, factor.to(k.dtype), out=k.here))
             else:
                 news.append(before.to(k.dtype).lerp_(k.here.to(k.dtype), factor.to(k.dtype)))
-        norms = torch._foreach_clamp_min(_norms(kept, news), torch.finfo(torch.float32).tiny)
+        norms = torch._foreach_clamp_min(new_norms(kept, news, products, factors), tiny)
         torch._foreach_mul_(news, [x.to(n.dtype) for x, n in zip(torch._foreach_div(radii, norms), news, strict=True)])
         for k, before, new, lr in zip(kept, befores, news, rates, strict=True):
             if not lr or k.parameter.grad is None:  # torch.distributed.checkpoint makes states by a step with lr = 0
@@ -366,29 +299,10 @@ def _ratio(radius: Tensor, length: Tensor, least: float) -> Any:
     return (radius / length.clamp_min(least)).to(radius.dtype)
 
 
-def _put_back(kept: list[_Kept], befores: list[Tensor], bad: _Kept, length: float) -> NoReturn:
+def _put_back(kept: list[Kept], befores: list[Tensor], bad: Kept, length: float) -> NoReturn:
     for k, before in zip(kept, befores, strict=True):
         k.here.copy_(before)
     raise ValueError(
         f"Hyperball needs finite steps, got {length} for {bad.place}: its gradient or the optimizer's state is not "
         "finite; the matrices are as before the step"
     )
-
-
-def _norms(kept: list[_Kept], tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Return the norms of tensors; of those that are split over processes by one all-reduce."""
-    norms = [k.norm(x) for k, x in zip(kept, tensors, strict=True)]
-    if not any(is_sharded(k.parameter) for k in kept):
-        return norms
-    parts = [k.mesh(summed=True) for k in kept]
-    squares = reduce_together([n.double().square() for n in norms], parts)
-    return [norm if part is None else square.sqrt() for norm, part, square in zip(norms, parts, squares, strict=True)]
-
-
-def _sums(kept: list[_Kept], norms: list[Tensor]) -> list[float]:
-    """Return the sum of the norms of each parameter over all processes, by one synchronization."""
-    sums = norms if kept[0].dims is None or len(kept[0].dims) == kept[0].parameter.dim() else [n.sum() for n in norms]
-    if any(is_sharded(k.parameter) for k in kept):
-        sums = reduce_together(list(map(Tensor.double, sums)), [k.mesh(summed=False) for k in kept])
-    values: list[float] = torch.cat([x.view(1).to(sums[0].device) for x in sums]).tolist()
-    return values
