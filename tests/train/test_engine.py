@@ -14,8 +14,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, MultiStepLR, ReduceLROnP
 import hypersphere as hs
 from hypersphere import data
 from hypersphere.models._registry import PRESETS
+from hypersphere.train import Optimizer, TrainingError, automatic, derive, fit, load_run, networks, splits, tasks
 from hypersphere.train import Schedule as Settings
-from hypersphere.train import TrainingError, derive, fit, load_run, networks, splits, tasks
 from hypersphere.train.schedule import LearningRate
 from hypersphere.train.storage import checkpoint
 from tests import runs
@@ -544,10 +544,14 @@ def test_gradients_too_large_for_their_type_are_named():
 # ----------------------------------------------------------------------------------------------------------- display
 
 
-def test_the_second_line_says_what_is_spherical(capsys):
-    fit(tiny(steps=1), progress=True)
-    fit(tiny(steps=1, energy={}, rotation={}, loss={"name": "arcface"}, **{"model.similarity": "cosine"}))
-    first, plain, *_, second, with_all, _ = capsys.readouterr().err.splitlines()
+def test_the_first_lines_say_what_is_trained_and_how(capsys):
+    fit(tiny(steps=1, optimizer={"lr": "auto"}), progress=True)
+    spherical = {"energy": {}, "rotation": {}, "loss": {"name": "arcface"}, "model.similarity": "cosine"}
+    fit(tiny(steps=1, **spherical, optimizer={"name": "adamw", "lr": 0.02}))
+    first, sgd, plain, *_, second, adamw, with_all, _ = capsys.readouterr().err.splitlines()
     assert first == second == "mlp on few_digits: 1 steps"
+    assert sgd == "optimizer sgd, learning rate 0.05"  # chosen: half a batch of 64
+    assert adamw == "optimizer adamw, learning rate 0.02"
+    assert automatic.describe_rate(Optimizer("muon", 0.1)).endswith("rate 0.1, 0.003 for the rest")
     assert plain == "mlp, plain: no sphere layers, energy or rotations"
     assert with_all == "mlp with sphere layers, loss arcface, energy, rotations"

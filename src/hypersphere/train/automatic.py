@@ -102,6 +102,12 @@ def rest_rate(optimizer: Optimizer) -> float:
     return (optimizer.rest_lr or ADAM_RATE) if optimizer.name in MATRIX_OPTIMIZERS else optimizer.lr
 
 
+def describe_rate(optimizer: Optimizer) -> str:
+    """Return the optimizer and its learning rate in words, once both are known."""
+    rest = f", {rest_rate(optimizer):g} for the rest" if optimizer.name in MATRIX_OPTIMIZERS else ""
+    return f"optimizer {optimizer.name}, learning rate {optimizer.lr:g}{rest}"
+
+
 def learning_rate(config: Config) -> float:
     """Return the learning rate for `auto`: in proportion to the batch up to 64, other optimizers have torch's."""
     name = config.optimizer.name

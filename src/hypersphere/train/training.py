@@ -107,6 +107,7 @@ class Training:
         self.window_samples = 0
         with self.screen, self.interruptions:
             try:
+                self.screen.note(automatic.describe_rate(config.optimizer))
                 if config.compile:
                     self.screen.note("compiling the network: the first steps take longer")
                 if self.resumed:
