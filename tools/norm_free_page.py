@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
@@ -32,7 +33,6 @@ ROOT = Path(__file__).parents[1]
 FILE = Path("results", "optimizers.json")
 PAGE, MARKER = "optimizers.md", "norm_free"
 PICTURES = Path("pictures", "optimizers")
-LOW, HIGH = 2.05, 3.05  # of the loss in the picture
 
 Row = dict[str, Any]
 Runs = list[Row]
@@ -84,26 +84,23 @@ def progress(runs: Runs) -> str:
 
 
 def rates_chart(runs: Runs) -> str:
-    """Draw the mean loss over the learning rate; a cross where a run diverged, one row for each method."""
-    series, first, others = {}, [], []
-    for number, method in enumerate(METHODS):
+    """Draw the mean loss over the learning rate; a cross above the plot where a run diverged."""
+    series, marks = {}, []
+    for method in METHODS:
         points = trained(runs, part="rates", method=method)
         if points:
             means = [mean_and_deviation(points[lr]) for lr in points]
             series[method] = ([*points], [m for m, _ in means], [deviation or 0.0 for _, deviation in means])
         diverged = sorted({row["lr"] for row in pick(runs, part="rates", method=method) if row["loss"] is None})
-        height = HIGH - 0.08 - 0.085 * number
-        marks = [Mark(method, "diverges" * (i == 0), lr, height) for i, lr in enumerate(diverged)]
-        first, others = first + marks[:1], others + marks[1:]
+        marks += [Mark(method, "diverged", lr, math.inf) for lr in diverged]
     return line_chart(
         series,
         title="A Transformer without norm layers",
         xlabel="learning rate of the matrices",
         ylabel="validation loss a character",
-        xlim=(0.6 * RATES[0], 1.2 * RATES[-1]),
-        ylim=(LOW, HIGH),
+        xlim=(0.6 * RATES[0], 1.5 * RATES[-1]),
         log="x",
-        marks=[*first, *others],  # only the first six have a text
+        marks=marks,
     ).svg
 
 
@@ -117,7 +114,7 @@ def rates(runs: Runs) -> str:
         "at 1. Embedding and output are stepped by AdamW at 0.003 in all runs; only the steps of the matrices differ, "
         "and all have the same seven rates. The loss is that of a character of text that was not trained on, the mean "
         f"over {counted(own)} ± the standard deviation. A run has diverged if its loss is not finite or above ln 65, "
-        "that of guessing: a cross.\n\n"
+        "that of guessing: a cross above the plot.\n\n"
         f"![Loss over the learning rate]({PICTURES / 'rates'}.svg)\n\n"
     )
     return text + table(own) + "\n" + verdict(own) + "\n"

@@ -1,5 +1,6 @@
 """The chart is parsed as XML and its lines are read back as numbers."""
 
+import math
 import os
 import re
 import stat
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from hypersphere._internal.safe_files import write_text
 from hypersphere.report import bar_chart, dot_plot, linechart
 from hypersphere.report.linechart import DASHES, Mark
-from hypersphere.report.svg import PALETTE, shorten, ticks
+from hypersphere.report.svg import PALETTE, shorten, text_line, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -197,7 +198,7 @@ def test_logarithmic_axes():
     assert (x1 - x0) / (x2 - x0) == pytest.approx(1 / 3, abs=1e-3)
     assert (y1 - y0) / (y2 - y0) == pytest.approx(1 / 2, abs=1e-3)
     assert {"0.01", "100", "1000"} <= {*texts(svg)}
-    narrow = line_chart({"a": ([2, 2.5, 3], [1, 2, 3])}, log="x")
+    narrow = line_chart({"a": ([2, 2.01, 3], [1, 2, 3])}, log="x")
     assert "2.4" in texts(narrow)
     for options, error in (
         ({"log": "z"}, 'log must be "", "x", "y" or "xy", got \'z\''),
@@ -249,3 +250,48 @@ def test_bars_start_at_zero_and_dots_may_be_logarithmic():
     ]
     assert dots[0][2] - dots[0][1] == pytest.approx(dots[0][1] - dots[0][0], abs=0.2)
     assert len(dots[1]) == 3 + 2  # and the legend's two
+
+
+@pytest.mark.parametrize("log", ["", "xy"])
+def test_runs_beyond_all_values_are_crosses_in_a_row_above_the_plot(log):
+    """Side by side around their x, which the axis shows although no line has it; the row is named at the axis."""
+    marks = [Mark("b", "diverged", 30, math.inf), Mark("a", "diverged", 30, math.inf), Mark("a", "", 3, 2.0)]
+    series = {"a": ([1, 3], [4.0, 2.0]), "b": ([1, 3, 10], [3.0, 2.0, 1.0])}
+    root = ElementTree.fromstring(line_chart(series, marks=marks, log=log))
+    groups = root.findall(f"{SVG}g")
+    crosses = [list(map(float, re.findall(r"[\d.]+", group[0].get("d"))[:2])) for group in groups]
+    (left, y), (right, other) = crosses
+    (plot,) = root.findall(f"{SVG}svg")
+    assert y == other < float(plot.get("y"))
+    (axis,) = [
+        path.get("d") for path in root.findall(f"{SVG}path") if path.get("stroke") == "#888" and "H" in path.get("d")
+    ]
+    assert (left + right) / 2 + 5 == pytest.approx(float(axis.rpartition("H")[2]), abs=0.1)  # 30 is the end
+    assert right - left > 10
+    assert [group[1].text for group in groups] == ["b diverged, 30", "a diverged, 30"]
+    assert [group[0].get("stroke") for group in groups] == [PALETTE[1], PALETTE[0]]
+    (name,) = [text for text in root.findall(f"{SVG}text") if text.text == "diverged"]
+    assert name.get("text-anchor") == "end"
+    assert len(plot.findall(f"{SVG}path")) == 1  # the other mark is where it says
+
+
+def test_a_logarithmic_axis_has_ticks_at_few_numbers_of_its_lines():
+    def numbers(x):
+        svg = line_chart({"a": (x, [(1 + i) / 8 for i in range(len(x))])}, log="x")
+        return [text for text in texts(svg) if text and text.isdecimal()]
+
+    assert numbers([6, 24, 96, 12, 48]) == ["6", "12", "24", "48", "96"]
+    assert numbers([6, 24, 96, 12, 48, 6.2]) == ["10", "20", "50"]  # 6 and 6.2 would touch
+
+
+def test_a_line_of_several_charts_has_one_colour():
+    svg = line_chart({"c": ([0, 1], [0, 1]), "a": ([0, 1], [0, 1])}, names=["a", "b", "c"])
+    assert [line.get("stroke") for line in drawn(svg, "polyline")] == [PALETTE[2], PALETTE[0]]
+
+
+def test_a_bold_title_fits():
+    sizes = [
+        float(re.search('font-size="([^"]+)"', text_line("n" * 30, 0, 0, 16, room=260, more=more)).group(1))
+        for more in ("", 'font-weight="600"')
+    ]
+    assert sizes == [pytest.approx(260 / 30 / 0.56, abs=0.1), pytest.approx(260 / 30 / 0.56 / 1.15, abs=0.1)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from .chart import Chart, Line
@@ -22,6 +23,7 @@ from .svg import (
     escape,
     is_empty_range,
     log_ticks,
+    number_ticks,
     text_line,
     text_width,
     ticks,
@@ -34,6 +36,8 @@ SWATCH = 32  # width of the legend's line sample with the gap to its name
 BLEED = 3  # pixels beyond the plot that are not clipped, so that lines along the border keep their width
 SMALLEST_PLOT = 80  # pixels, in both directions
 MOST_NAMED = 6  # marks with a text
+CROSS = 13  # pixels between crosses side by side
+MOST_TICKS = 8  # at the numbers of the lines themselves
 
 Numbers = Iterable[float]
 Series = Mapping[str, tuple[Numbers, Numbers] | tuple[Numbers, Numbers, Numbers]]
@@ -45,7 +49,7 @@ class Mark(NamedTuple):
     Attributes:
         line: the name of its line.
         what: such as "diverged"; empty: a cross without a text.
-        x, y: the place; None instead of y: a line across the chart.
+        x, y: the place; None instead of y: a line across the chart; inf: in a row above the plot, named after `what`.
     """
 
     line: str
@@ -66,6 +70,7 @@ def line_chart(
     legend: bool = True,
     filled: bool = False,
     marks: Sequence[Mark] = (),
+    names: Sequence[str] = (),
     width: float = 720,
     height: float = 420,
     plot_height: float | None = None,
@@ -83,6 +88,7 @@ def line_chart(
         legend: below the plot; without it the lines have no names, as in a panel beside others.
         filled: fill the area below the lines.
         marks: what happened at points of lines; the first six have a text.
+        names: lines of all charts that belong together; the place of a line's name sets its colour. (): in order.
         width: of the whole picture, in pixels.
         height: of the whole picture with the legend.
         plot_height: of the plot alone; the picture is as high as it needs.
@@ -95,20 +101,23 @@ def line_chart(
     if log not in ("", "x", "y", "xy"):
         raise ValueError(f'log must be "", "x", "y" or "xy", got {log!r}')
     points = [_parse_line(name, values, xlabel) for name, values in series.items()]
-    lines = _to_log(points, log)
+    lines = _to_log(points, log, [*dict.fromkeys([*names, *series])])
     if not lines:
         raise ValueError("series must have at least one name -> (x, y), got none")
 
-    xs = [x for line in lines for x, _ in line.points]
+    above = [mark for mark in marks if mark.y == math.inf and ("x" not in log or mark.x > 0)]
+    values = sorted({*(x for line in points for x in line.x), *(float(mark.x) for mark in above)})
+    xs = _exponents("x", values) if "x" in log else values
     x_range = _check_range("xlim", xlim, "x" in log) if xlim is not None else data_range(xs, margin=0.0)
     seen = [y for line in lines for y in line.reach(*x_range)] or [y for line in lines for y in line.reach()]
     y_range = _check_range("ylim", ylim, "y" in log) if ylim is not None else data_range(seen, margin=0.05)
 
     # The plot gets the space that the texts leave.
-    top = EDGE + (TITLE + 14 if title else 0)
+    top = EDGE + (TITLE + 14 if title else 0) + (ROW if above else 0)
     room = height if plot_height is None else plot_height + 100
     y_ticks = log_ticks(*y_range, wanted=room / 40) if "y" in log else ticks(*y_range, wanted=room / 70)
-    left = EDGE + (LABEL + 10 if ylabel else 0) + max(text_width(label, TICK) for _, label in y_ticks) + 8
+    y_names = [label for _, label in y_ticks] + [mark.what for mark in above[:1]]
+    left = EDGE + (LABEL + 10 if ylabel else 0) + max(map(_tick_width, y_names)) + 8
     plot_width = width - left - 2 * EDGE
     if plot_width < SMALLEST_PLOT:
         raise ValueError(f"width must be at least {math.ceil(width - plot_width + SMALLEST_PLOT)} here, got {width}")
@@ -129,15 +138,16 @@ def line_chart(
     for spacing in (80, 110, 150):  # fewer ticks if the labels would touch
         wanted = plot_width / spacing
         if "x" in log:
-            x_ticks = log_ticks(*x_range, wanted=wanted)
+            x_ticks = _few(plot, values) or log_ticks(*x_range, wanted=wanted)
         else:
             x_ticks = ticks(*x_range, wanted=wanted, smallest_step=1.0 if whole else 0.0)
-        if sum(text_width(label, TICK) + 14 for _, label in x_ticks) < plot_width:
+        if sum(_tick_width(label) + 14 for _, label in x_ticks) < plot_width:
             break
     parts = [
-        text_line(title, left, EDGE + TITLE * 0.8, TITLE, room=plot_width / 1.12, more='font-weight="600"'),
+        text_line(title, left, EDGE + TITLE * 0.8, TITLE, room=plot_width, more='font-weight="600"'),
         *_axes(plot, x_ticks, y_ticks, xlabel, ylabel),
-        *_curves(plot, lines, filled, _place_marks(plot, lines, marks, log)),
+        *_marks_above(plot, lines, above, log),
+        *_curves(plot, lines, filled, _place_marks(plot, lines, [mark for mark in marks if mark.y != math.inf], log)),
         *(_legend(lines, left, plot.bottom + below, columns, column, room=plot_width - SWATCH) if legend else []),
     ]
     return Chart(document(parts, title or ", ".join(line.name for line in lines), width, height), points)
@@ -151,6 +161,7 @@ class _Curve:
     """A line as it is drawn: logarithmic axes have exponents of ten."""
 
     name: str
+    style: int
     points: list[tuple[float, float]]
     band: list[tuple[float, float]]  # along its upper edge and back along the lower; empty: none
 
@@ -192,6 +203,14 @@ class _Plot:
         return " ".join(f"{_clamp(to_x):.2f},{_clamp(to_y):.2f}" for to_x, to_y in places)
 
 
+def _few(plot: _Plot, values: Sequence[float]) -> list[tuple[float, str]]:
+    """Return ticks of a logarithmic axis at every x that lines have, if they are few and the labels do not touch."""
+    found = number_ticks(values) if 3 <= len(values) <= MOST_TICKS else []
+    shown = [(plot.to_x(x), _tick_width(label) / 2 + 4) for x, label in found]
+    is_free = all(a + room <= b - more for (a, room), (b, more) in pairwise(shown))
+    return found if is_free else []
+
+
 def _axes(
     plot: _Plot, x_ticks: list[tuple[float, str]], y_ticks: list[tuple[float, str]], xlabel: str, ylabel: str
 ) -> list[str]:
@@ -222,12 +241,12 @@ def _curves(plot: _Plot, lines: list[_Curve], filled: bool, marks: list[str]) ->
         f'<svg x="{left}" y="{top}" width="{width}" height="{height}" '
         f'viewBox="{left} {top} {width} {height}" overflow="hidden">'
     ]
-    for index, line in enumerate(lines):  # bands first, so that none covers a line
+    for line in lines:  # bands first, so that none covers a line
         if line.band:
-            colour, _ = _line_style(index)
+            colour, _ = _line_style(line.style)
             parts.append(f'<polygon points="{plot.points(line.band)}" fill="{colour}" fill-opacity="0.18"/>')
-    for index, line in enumerate(lines):
-        colour, dash = _line_style(index)
+    for line in lines:
+        colour, dash = _line_style(line.style)
         if len(line.points) == 1:
             x, y = line.points[0]
             at = f'cx="{plot.to_x(x):.2f}" cy="{plot.to_y(y):.2f}"'
@@ -244,19 +263,21 @@ def _curves(plot: _Plot, lines: list[_Curve], filled: bool, marks: list[str]) ->
 def _place_marks(plot: _Plot, lines: list[_Curve], marks: Sequence[Mark], log: str) -> list[str]:
     """Draw a cross at the place of each mark, or a line across the chart where it has no value."""
     parts: list[str] = []
-    names = [line.name for line in lines]
     for number, mark in enumerate(marks):
         if ("x" in log and mark.x <= 0) or ("y" in log and mark.y is not None and mark.y <= 0):
             continue
-        colour = _line_style(names.index(mark.line))[0] if mark.line in names else INK
-        x, y = plot.to_x(math.log10(mark.x) if "x" in log else mark.x), plot.top + TICK
+        colour, x, y = (
+            _mark_colour(mark, lines),
+            plot.to_x(math.log10(mark.x) if "x" in log else mark.x),
+            plot.top + TICK,
+        )
         if mark.y is None:
             parts.append(
                 f'<path d="M{x:.2f} {plot.top:.2f}V{plot.bottom:.2f}" stroke="{colour}" stroke-dasharray="2 3"/>'
             )
         else:
             y = _clamp(plot.to_y(math.log10(mark.y) if "y" in log else mark.y))
-            parts.append(f'<path d="M{x - 5:.2f} {y - 5:.2f}l10 10m0 -10l-10 10" stroke="{colour}" stroke-width="2"/>')
+            parts.append(_cross(x, y, colour))
         is_left = x <= plot.left + plot.width / 2
         place, anchor = (x + 8, "start") if is_left else (x - 8, "end")
         room = plot.right - place if is_left else place - plot.left
@@ -266,12 +287,40 @@ def _place_marks(plot: _Plot, lines: list[_Curve], marks: Sequence[Mark], log: s
     return parts
 
 
+def _marks_above(plot: _Plot, lines: list[_Curve], marks: Sequence[Mark], log: str) -> list[str]:
+    """Draw the row above the plot: crosses at the same x stand side by side."""
+    if not marks:
+        return []
+    y = plot.top - ROW / 2
+    parts = [f'<path d="M{plot.left:.2f} {y:.2f}H{plot.right:.2f}" stroke="{GRID}" stroke-dasharray="2 3"/>']
+    parts.append(text_line(marks[0].what, plot.left - 8, y + TICK * 0.35, TICK, anchor="end"))
+    for x in dict.fromkeys(mark.x for mark in marks):
+        same = [mark for mark in marks if mark.x == x]
+        for i, mark in enumerate(same):
+            at = plot.to_x(math.log10(x) if "x" in log else x) + CROSS * (i - (len(same) - 1) / 2)
+            hint = escape(f"{mark.line} {mark.what}, {x:g}")
+            parts.append(f"<g>{_cross(at, y, _mark_colour(mark, lines))}<title>{hint}</title></g>")
+    return parts
+
+
+def _cross(x: float, y: float, colour: str) -> str:
+    return f'<path d="M{x - 5:.2f} {y - 5:.2f}l10 10m0 -10l-10 10" stroke="{colour}" stroke-width="2"/>'
+
+
+def _mark_colour(mark: Mark, lines: Sequence[_Curve]) -> str:
+    return next((_line_style(line.style)[0] for line in lines if line.name == mark.line), INK)
+
+
+def _tick_width(label: str) -> float:
+    return text_width(label, TICK)
+
+
 def _legend(lines: list[_Curve], left: float, top: float, columns: int, column: float, room: float) -> list[str]:
     parts = []
     for index, line in enumerate(lines):
         x = left + index % columns * column
         y = top + (index // columns + 0.5) * ROW
-        colour, dash = _line_style(index)
+        colour, dash = _line_style(line.style)
         if len(line.points) == 1:
             parts.append(f'<circle cx="{x + 12:.2f}" cy="{y:.2f}" r="4" fill="{colour}"/>')
         else:
@@ -311,7 +360,7 @@ def _parse_floats(argument: str, values: Numbers) -> list[float]:
     return numbers
 
 
-def _to_log(lines: Sequence[Line], log: str) -> list[_Curve]:
+def _to_log(lines: Sequence[Line], log: str, names: Sequence[str]) -> list[_Curve]:
     """Replace the numbers of logarithmic axes by their exponents of ten; bands end at half the lowest y there."""
     curves = []
     floor = min((y for line in lines for y in line.y), default=1.0) / 2 if "y" in log else -math.inf
@@ -323,7 +372,7 @@ def _to_log(lines: Sequence[Line], log: str) -> list[_Curve]:
             for axis, numbers in (("x", line.x), ("y", line.y), ("y", edges[0]), ("y", edges[1]))
         )
         band = [*zip(x, high, strict=False), *reversed([*zip(x, low, strict=False)])]
-        curves.append(_Curve(line.name, [*zip(x, y, strict=True)], band))
+        curves.append(_Curve(line.name, names.index(line.name), [*zip(x, y, strict=True)], band))
     return curves
 
 
