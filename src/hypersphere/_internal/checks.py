@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import warnings
 from numbers import Integral, Real
@@ -17,7 +18,7 @@ from .nearest import unknown
 from .quantized import dequantized
 
 _warned: set[str] = set()
-_INSIDE = tuple(str(Path(file).parent) for file in (torch.__file__, Path(__file__).parent))
+_INSIDE = tuple(str(Path(file).parent) + os.sep for file in (torch.__file__, Path(__file__).parent))
 
 
 class HypersphereWarning(UserWarning):
@@ -28,15 +29,15 @@ def warn_once(message: str) -> None:
     """Warn once per process."""
     if message not in _warned:
         _warned.add(message)
-        warn(message, 5)
+        warn(message)
 
 
-def warn(message: str, level: int = 4) -> None:
-    """Warn, pointing at the caller's line outside of this package and torch; before Python 3.12 at a fixed level."""
-    if sys.version_info >= (3, 12):
-        warnings.warn(message, HypersphereWarning, skip_file_prefixes=_INSIDE, stacklevel=2)
-    else:
-        warnings.warn(message, HypersphereWarning, stacklevel=level)
+def warn(message: str) -> None:
+    """Warn, pointing at the caller's line outside of this package and torch."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, HypersphereWarning, stacklevel=level)  # skip_file_prefixes needs Python 3.12
 
 
 def number(
