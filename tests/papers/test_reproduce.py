@@ -297,13 +297,23 @@ def test_the_minutes_at_reduced_size_are_not_those_of_the_full_size(tmp_path):
     assert {task.minutes for task in runner.missing("mhe.8", tmp_path, full=True)} == {0.0}
 
 
-def test_a_row_that_fails_is_one_line(tmp_path, capsys, monkeypatch):
-    monkeypatch.delenv("HYPERSPHERE_DATA", raising=False)
-    argv = ["reproduce", "opt.1", "--rows", "cnn6/baseline", "--seeds", "1", "--data.root", str(tmp_path)]
+@pytest.mark.parametrize("size", [[], ["--full"]])
+def test_missing_data_are_one_line_before_anything_begins(size, tmp_path, capsys):
+    argv = ["reproduce", "opt.1", *size, "--data.root", str(tmp_path)]
     assert main([*argv, "--results", str(tmp_path / "r"), "--runs", str(tmp_path / "runs")]) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("hypersphere reproduce: opt.1 cnn6/baseline seed 0: ")
-    assert str(tmp_path) in last
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"hypersphere reproduce: cifar100 not found in {tmp_path}: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_data_that_some_rows_have_are_enough_to_begin(own_tables, tmp_path):
+    tasks = [
+        runner.RowRun(table, row, 0, "small", 1.0)
+        for table, row in (("opt.1", "cnn6/baseline"), ("opt.computed", "one"))
+    ]
+    runner.check_data(tasks, str(tmp_path))
+    with pytest.raises(ValueError, match="cifar100 not found"):
+        runner.check_data(tasks[:1], str(tmp_path))
 
 
 @pytest.mark.parametrize(

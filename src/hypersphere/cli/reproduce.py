@@ -69,8 +69,6 @@ def run(options: argparse.Namespace) -> int:
             _show(options, folder, rows)
             return 0
         tasks = runner.missing(options.table, folder, rows=rows, seeds=options.seeds, full=options.full)
-        if options.full:
-            _say_needs(options.table, tasks)
         left = _run(tasks, folder, runs, options)
         _show(options, folder, rows)
     if left:
@@ -173,6 +171,9 @@ def _run(tasks: list[RowRun], folder: Path, runs: Path, options: argparse.Namesp
     least = min(0.0 if runner.has_started(task, runs) else task.minutes for task in tasks)
     if options.budget is not None and options.budget < least:
         raise ValueError(f"--budget {options.budget:g} is too small: one run of {what} takes about {least:.1f} minutes")
+    runner.check_data(tasks, options.root)
+    if options.full:
+        _say_needs(options.table, tasks)
     wanted = {key: getattr(options, key) for key in ("jobs", "budget", "device", "root")}
     try:
         with shown(what) as status:

@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ...train import splits
+from ...train.config import Config, derive
 from ...train.processes import RunFailed as RunFailed
 from ...train.processes import Status, run_all
 from ...train.storage import folder as run_folders
@@ -109,6 +111,28 @@ def missing(
                 minutes = estimate(table, row, finished) if known else 0.0
                 tasks.append(RowRun(name, row.name, seed, size, minutes))
     return tasks
+
+
+def check_data(tasks: Sequence[RowRun], root: str | None) -> None:
+    """Raise the ValueError of the first task's data if no task has its data."""
+    error: ValueError | None = None
+    for name, row_name, size in dict.fromkeys((task.table, task.row, task.size) for task in tasks):
+        row = tables.load(name).row(row_name)
+        config = row.full if size == FULL else row.small
+        if row.compute is not None or config is None:
+            return
+        try:
+            splits.load(data_from(config, root).data, config.seed)
+            return
+        except ValueError as problem:
+            error = error or problem
+    if error is not None:
+        raise error
+
+
+def data_from(config: Config, root: str | None) -> Config:
+    """Return the config with its data in the folder `root`; None: as it is."""
+    return config if root is None or config.data.name == "digits" else derive(config, {"data.root": root})
 
 
 def has_started(task: RowRun, runs: Path) -> bool:

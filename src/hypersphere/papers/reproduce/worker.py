@@ -22,6 +22,7 @@ from .. import tables
 from ..table import PaperTable, TableRow
 from .metrics import metrics_of
 from .results import FULL, RunResult, fingerprint, machine, run_folder
+from .runner import data_from
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,11 @@ class RunLocation:
         path = self.folder(row, seed)
         path.parent.mkdir(parents=True, exist_ok=True)
         changes = {"seed": seed, "out": str(path), "resume": True, "device": self.device}
-        if self.root is not None and config.data.name != "digits":
-            changes["data.root"] = self.root
         if row.start is not None:
             changes["init_from"] = str(self.train(self.table.row(row.start), seed).path)
-        return wait_for_lock(lambda: fit(derive(config, changes), progress=False))  # another run may need it too
+        return wait_for_lock(
+            lambda: fit(derive(data_from(config, self.root), changes), progress=False)
+        )  # another run may need it too
 
 
 def run(request: Mapping[str, Any]) -> RunResult:
