@@ -71,7 +71,6 @@ def test_version_as_a_module():
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        ([], f"hypersphere: a command is needed: {', '.join(COMMANDS)}"),
         (["thomsen", "5"], "hypersphere: unknown command 'thomsen', did you mean 'thomson'?"),
         (["zzz"], f"hypersphere: unknown command 'zzz', must be one of {', '.join(COMMANDS)}"),
         (["--hlp"], "hypersphere: unknown flag '--hlp', did you mean '--help'?"),
@@ -97,6 +96,13 @@ def test_version_as_a_module():
 def test_what_the_user_can_mend(argv, line, capsys):
     assert main(argv) == 2
     assert capsys.readouterr() == ("", line + "\n")
+
+
+def test_without_a_command_the_help_is_printed(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert main([]) == 2
+    assert capsys.readouterr() == ("", text)
 
 
 def test_interrupted(monkeypatch, capsys):

@@ -137,7 +137,8 @@ def _main(argv: Sequence[str]) -> int:
         return int(command.run(parser.read(rest if expand is None else expand(rest))))
     parser = top_parser()
     parser.read(argv)
-    parser.error(f"a command is needed: {', '.join(catalog.COMMANDS)}")
+    parser.print_help(sys.stderr)  # without a command, as uv, ruff and click do
+    return 2
 
 
 def top_parser() -> Parser:
