@@ -34,6 +34,7 @@ KEPT = {  # with norm layers, so that large rates train
     "Muon": (0.01,),
     "AdamW": (0.003,),
 }
+HEADS, HEADS_LR, HEADS_STEPS, HEADS_SEEDS = ("Pion", "Pion, heads", "Muon", "Muon, heads"), 0.03, 600, 3
 WIDTHS = (64, 256, 1024)
 MLP_STEPS, MLP_RATES = 30, {method: RATES[1:5] if method.startswith("Muon") else RATES[:4] for method in METHODS[:4]}
 RECIPES = {  # the learning rates that are tried: of all parameters, or of the matrices alone
@@ -65,10 +66,15 @@ def tasks(seeds: int) -> tuple[list[Task], list[Task]]:
         for lr in rates
     ]
     normed = [network("normed", method, 8, lr, 0) for lr in RATES[2:5] for method in METHODS]
+    heads = [
+        network("heads", method, 4, HEADS_LR, seed) | {"steps": HEADS_STEPS}
+        for seed in range(HEADS_SEEDS)
+        for method in HEADS
+    ]
     recipes = [recipe(name, lr, 0) for name, rates in RECIPES.items() for lr in rates]
     later = [task for seed in range(3, seeds) for task in rates(seed)]
     first = [*rates(0), *rates(1), *kept, *rates(0, "swiglu"), *rates(1, "swiglu")]
-    return [*first, *rates(2), *recipes], [*depth[16], *width, *depth[64], *later, *normed]
+    return [*first, *rates(2), *recipes], [*depth[16], *width, *depth[64], *later, *normed, *heads]
 
 
 def recipe(name: str, lr: float, seed: int) -> Task:

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from tools.norm_free import (
+    HEADS_LR,
     KEPT,
     METHODS,
     MLP_RATES,
@@ -64,7 +65,7 @@ def generated(root: Path) -> dict[str, str]:
     runs = read(root)
     if not runs:
         return {}
-    parts: list[Callable[[Runs], str]] = [rates, gated, normed, depths, kept, widths, recipes]
+    parts: list[Callable[[Runs], str]] = [rates, gated, normed, depths, kept, heads, widths, recipes]
     files = {MARKER: progress(runs) + "".join(part(runs) for part in parts)}
     files[f"{PICTURES / 'rates'}.svg"] = rates_chart(runs)
     if pick(runs, part="kept"):
@@ -258,6 +259,39 @@ def kept(runs: Runs) -> str:
                 numbers = [f"{last[name]:.1e}" if last else "" for name in ("singular", "norm", "energy")]
                 text += f"| {method} | {lr:g} | {' | '.join(numbers)} | {cell([row])} |\n"
     return text + f"\n![Singular values over training]({PICTURES / 'kept'}.svg)\n\n"
+
+
+# Heads
+
+
+def heads(runs: Runs) -> str:
+    own = pick(runs, part="heads")
+    if not own:
+        return ""
+    width, count = 768, 12
+    few, more = (2 * parts * (triangle(width // split) + triangle(width)) for parts, split in ((3, 1), (36, 12)))
+    text = (
+        f"### Heads apart\n\n`decoder` with RMSNorm and MLP, 4 layers with 4 heads of 16, {own[0]['steps']} steps at "
+        f"{HEADS_LR:g}, otherwise as above. With `param_groups(model, ..., split_heads=True)` every head of queries, "
+        "keys and values is a matrix of its own; the difference is paired by seed.\n\n"
+        "| | loss | heads apart | difference |\n|---|---|---|---|\n"
+    )
+    for method in ("Pion", "Muon"):
+        together, apart = (
+            {row["seed"]: row["loss"] for row in pick(own, method=m)} for m in (method, f"{method}, heads")
+        )
+        changes = [apart[seed] - loss for seed, loss in together.items()]
+        cells = (cell(pick(own, method=m)) for m in (method, f"{method}, heads"))
+        text += f"| {method} | {' | '.join(cells)} | {cell_of(changes)} |\n"
+    return text + (
+        f"\nPion then has a rotation of all inputs for every head: with {count} heads in width {width} its moments of "
+        f"queries, keys and values are {more / 1e6:.0f} million numbers instead of {few / 1e6:.1f}, and a step solves "
+        f"{count} times as many systems of that size. So it is off unless you ask for it.\n\n"
+    )
+
+
+def triangle(size: int) -> int:
+    return size * (size - 1) // 2
 
 
 # One rate for all widths

@@ -56,6 +56,8 @@ METHODS: dict[str, Any] = {
     "Pion": lambda matrices, lr: hs.Pion([{"params": matrices, "rotated": True}], lr=lr),
     "Pion, input": lambda matrices, lr: hs.Pion([{"params": matrices, "rotated": True}], lr=lr, side="input"),
     "Pion, series": lambda matrices, lr: Series(matrices, lr),
+    "Pion, heads": lambda groups, lr: hs.Pion(groups, lr=lr),
+    "Muon, heads": lambda groups, lr: hs.optim.MuonAdamW(groups, lr=lr),
 }
 
 
@@ -114,13 +116,17 @@ def short(value: float) -> float:
 
 def train(method: str, depth: int, lr: float, seed: int, steps: int, part: str = "rates") -> Row:
     """Train the Transformer of a part of the study; the loss is None if it diverged. "kept" has a trace."""
-    gated, norm, traced = part == "swiglu", part in ("normed", "kept"), part == "kept"
+    gated, norm, traced = part == "swiglu", part in ("normed", "kept", "heads"), part == "kept"
     torch.manual_seed(seed)
     model = hs.models.create("decoder", 65, width=64, depth=depth, heads=4, context=CONTEXT, norm=norm, gated=gated)
     matrices = [neurons.tensor for neurons in hs.select(model).values() if not neurons.is_output]
     stepped = {id(matrix) for matrix in matrices}
     rest = [parameter for parameter in model.parameters() if id(parameter) not in stepped]
-    optimizers = [METHODS[method](matrices, lr), torch.optim.AdamW(rest, lr=REST, **ADAM)]
+    stepping: list[Any] = matrices
+    if method.endswith(", heads"):
+        named = {"pion": True} if method.startswith("Pion") else {"muon": True}
+        stepping = [g for g in hs.param_groups(model, split_heads=True, **named) if g["name"] == "matrices"]
+    optimizers = [METHODS[method](stepping, lr), torch.optim.AdamW(rest, lr=REST, **ADAM)]
     bases = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     start, trace, last = measure(matrices) if traced else [], [], []
     began = time.process_time()
@@ -166,7 +172,11 @@ def train_mlp(method: str, width: int, lr: float, seed: int, steps: int) -> Row:
     matrices = [model[0].weight, model[2].weight]
     kept = {id(matrix) for matrix in matrices}
     rest = [p for p in model.parameters() if id(p) not in kept]
-    optimizers = [METHODS[method](matrices, lr), torch.optim.AdamW(rest, lr=REST, **ADAM)]
+    stepping: list[Any] = matrices
+    if method.endswith(", heads"):
+        named = {"pion": True} if method.startswith("Pion") else {"muon": True}
+        stepping = [g for g in hs.param_groups(model, split_heads=True, **named) if g["name"] == "matrices"]
+    optimizers = [METHODS[method](stepping, lr), torch.optim.AdamW(rest, lr=REST, **ADAM)]
     images, labels = digits("train")
     generator, began = torch.Generator().manual_seed(seed), time.process_time()
     for step in range(steps):

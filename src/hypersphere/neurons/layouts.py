@@ -21,7 +21,7 @@ ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"
 EMBEDDING, RECURRENT = "an embedding", "a recurrent layer"  # why a layer is passed over
 # Names of a Linear that computes query, key and value one after the other. Not query_key_value and qkv_proj: some
 # networks compute them head by head under these names.
-_FUSED = ("qkv", "Wqkv", "to_qkv", "in_proj", "c_attn", "att_proj")
+FUSED = ("qkv", "Wqkv", "to_qkv", "in_proj", "c_attn", "att_proj")
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def fused_parts(name: str, shape: tuple[int, ...], parent: nn.Module | None = No
     Networks that compute them head by head say so by ``head_first``.
     """
     in_order = not getattr(parent, "head_first", False)
-    fused = len(shape) == 2 and shape[0] == 3 * shape[1] and name.rpartition(".")[2] in _FUSED
+    fused = len(shape) == 2 and shape[0] == 3 * shape[1] and name.rpartition(".")[2] in FUSED
     return 3 if fused and in_order else 1
 
 

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from .._internal import checks
 from .._internal.global_hooks import OptimizerCheck
 from ..layers.sphere import SphereOptions
-from ..neurons import Layout, is_loss_head, select
+from ..neurons import Layout, head_layouts, is_loss_head, select
 from ..rotation.parametrization import find_rotated
 from ._shared import ParamGroup
 from .ogd import OGD
@@ -26,6 +26,7 @@ def param_groups(
     ogd: bool = False,
     pion: bool = False,
     muon: bool = False,
+    split_heads: bool = False,
 ) -> list[ParamGroup]:
     """Make parameter groups for any torch optimizer, without weight decay on scale-invariant weights.
 
@@ -53,6 +54,9 @@ def param_groups(
             would not keep them orthogonal; with it, optimizers other than OGD refuse the group.
         pion: make the groups "matrices" for Pion. Other optimizers refuse them.
         muon: make the groups "matrices" for MuonAdamW.
+        split_heads: with `pion` or `muon`, step every head of queries, keys and values apart. Pion then has an input
+            rotation for each: better losses, more memory and time (docs/optimizers.md). The attention module must tell
+            the size or the number of its heads, as those of torch, timm and transformers do.
 
     Example:
         >>> import torch, hypersphere as hs
@@ -76,6 +80,8 @@ def param_groups(
     checks.flag("muon", muon)
     if pion and muon:
         raise ValueError("pion and muon both make the groups of matrices: give one")
+    if checks.flag("split_heads", split_heads) and not (pion or muon):
+        raise ValueError("split_heads has no effect without pion=True or muon=True")
     no_decay = {
         parameter
         for module in model.modules()
@@ -90,7 +96,7 @@ def param_groups(
     fixed |= {p for weight in rotated for p in weight.rotation.parameters()} - {
         p for weight in rotated for p in weight.rotation.task.parameters()
     }
-    matrices = _matrices(model) if pion or muon else {}
+    matrices = _matrices(model, split_heads) if pion or muon else {}
     by_layout: dict[Layout, list[nn.Parameter]] = {}
     groups: dict[str, list[nn.Parameter]] = {"weights": [], "no_decay": [], "rotations": [], "orthogonal": []}
     for name, parameter in model.named_parameters():
@@ -126,14 +132,15 @@ def param_groups(
     ]
 
 
-def _matrices(model: nn.Module) -> dict[nn.Parameter, Layout]:
+def _matrices(model: nn.Module, split_heads: bool) -> dict[nn.Parameter, Layout]:
     """Return the matrices that Pion or Muon step and their layouts, without what an output or an embedding shares."""
     selection = select(model)
     others = {n.tensor for n in selection.values() if n.is_output and not len(n.parametrizations)}
     others |= {p for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) for p in m.parameters()}
+    of_heads = head_layouts(model, selection) if split_heads else {}
     return {
-        n.tensor: n.layout
-        for n in selection.values()
+        n.tensor: of_heads.get(name, n.layout)
+        for name, n in selection.items()
         if not len(n.parametrizations) and isinstance(n.tensor, nn.Parameter) and n.tensor not in others
     }
 
