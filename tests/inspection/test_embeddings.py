@@ -161,6 +161,24 @@ def test_rotation_helps_where_dimensions_are_unequal_and_more_bits_recall_more()
     assert (signs.float().mean(0) - 0.5).abs().max() < 0.1  # centred
 
 
+@pytest.mark.parametrize(("d", "unequal", "away"), [(8, 0.0, 0.0), (8, 1.0, 2.0), (16, 1.0, 0.5)])
+def test_the_last_two_answers_agree_on_what_comes_before_codes(d, unequal, away):
+    x = torch.randn(300, d) * torch.arange(1, d + 1) ** -unequal + away
+    result = hs.inspect(x)
+    quantize, helps = result["may I quantize"], result["what helps"]
+    names = {"centred": "centring", "rotated at random": 'method="random")', "fit_rotation": "quantize.fit_rotation"}
+    for code, how in quantize.details["best"].items():
+        recall = quantize.details["recall"][code]
+        others = [value for name, value in recall.items() if list(recall).index(name) < list(recall).index(how)]
+        assert how in ("as is", "fit_rotation") or recall[how] > max(others) + 0.01
+        assert f"{code} {recall[how]:.3f} {how}" in quantize.figure
+        said = [part for part in helps.verdict.split("; ") if re.search(rf"before .*{code}", part)]
+        assert [names[how] in part for part in said] == ([] if how == "as is" else [True])
+    needs_map = set(quantize.details["best"].values()) != {"as is"}
+    assert (result.transform is None) == (helps.verdict == "nothing that was tried")
+    assert not needs_map or result.transform is not None
+
+
 def test_labels_choose_the_map_and_the_file_applies_it(tmp_path, capsys):
     """The class is in a direction of little variance: whitening shows it."""
     labels = torch.arange(400) % 2

@@ -73,7 +73,7 @@ def inspect_embeddings(source: str | os.PathLike[str] | Array, labels: Any = Non
         next(steps)
         rows.append(may_quantize(sample, even_sample))
         next(steps)
-        helping, transform = find_help(vectors, spectrum, sample, rows[-1].details["recall"], known)
+        helping, transform = find_help(vectors, spectrum, sample, rows[-1].details, known)
         rows.append(helping)
         pictures |= {
             **{"variances": spectrum.variances, "uniform_variances": even_spectrum.variances},

@@ -11,24 +11,26 @@ from torch import Tensor
 
 from ..._internal import draws
 from ...openset import nearest
-from ...rotation.quantize import BITS, fit_rotation, truncate
+from ...rotation.quantize import fit_rotation, truncate
 from .answers import Answer
 from .hubs import NEIGHBORS, drop_own
 from .vectors import Vectors
 
 ENOUGH = 0.9  # recall
-GAIN = 0.01  # of recall, above which a rotation is worth its cost
+GAIN = 0.01  # of recall, above which centring or a rotation is worth its cost
 _COMPARED, _QUERIES = 10_000, 1024
 _FIT = 4096  # rows that components and rotations are fitted to, at most half
 _FEW = 40  # rows, below which the same are fitted to and compared
 _ROUNDS = {1: 20, 4: 5, 8: 5}
-_NAMES = {1: "1 bit", 4: "int4", 8: "int8"}
+CODES = {"int8": 8, "int4": 4, "1 bit": 1}
 METHODS = {
     "as is": ("none", False),
     "centred": ("none", True),
     "rotated at random": ("random", True),
     "fit_rotation": ("itq", True),
 }
+"""How rows are mapped before they are quantized → method and center of :func:`fit_rotation`."""
+_ROTATIONS = ("rotated at random", "fit_rotation")
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,8 @@ def may_cut(sample: Sample, even: Sample) -> Answer:
 
 def may_quantize(sample: Sample, even: Sample) -> Answer:
     """Measure the recall of codes of 8, 4 and 1 bits: as is, centred, rotated at random, and by fit_rotation."""
-    recalls = {_NAMES[bits]: {how: quantized_recall(sample, bits, how) for how in METHODS} for bits in reversed(BITS)}
-    uniform = {_NAMES[bits]: quantized_recall(even, bits, "as is") for bits in reversed(BITS)}
+    recalls = {name: {how: quantized_recall(sample, bits, how) for how in METHODS} for name, bits in CODES.items()}
+    uniform = {name: quantized_recall(even, bits, "as is") for name, bits in CODES.items()}
     best = {name: _best(of) for name, of in recalls.items()}
     enough = [name for name in recalls if recalls[name][best[name]] >= ENOUGH]
     how = f"to {enough[-1]} {best[enough[-1]]}" if enough else "no"
@@ -111,14 +113,20 @@ def may_quantize(sample: Sample, even: Sample) -> Answer:
         True,
         "recall@10 " + ", ".join(f"{name} {of[best[name]]:.3f} {best[name]}" for name, of in recalls.items()),
         ", ".join(f"{value:.3f}" for value in uniform.values()),
-        details={"recall": recalls, "uniform_recall": uniform, "rows_compared": len(sample.rows)},
+        details={"recall": recalls, "best": best, "uniform_recall": uniform, "rows_compared": len(sample.rows)},
     )
 
 
+def rotation_gain(recalls: dict[str, float]) -> float:
+    """Return by how much the better rotation is above the better of no map and centring."""
+    return max(recalls[how] for how in _ROTATIONS) - max(recalls["as is"], recalls["centred"])
+
+
 def _best(recalls: dict[str, float]) -> str:
-    """Return the best method; "as is" unless it is worth its cost."""
-    name = max(recalls, key=lambda how: recalls[how])
-    return name if recalls[name] > recalls["as is"] + GAIN else "as is"
+    """Return the best method; a rotation, or centring, only if it is worth its cost."""
+    if rotation_gain(recalls) > GAIN:
+        return max(_ROTATIONS, key=lambda how: recalls[how])
+    return "centred" if recalls["centred"] > recalls["as is"] + GAIN else "as is"
 
 
 def quantized_recall(sample: Sample, bits: int, how: str) -> float:
