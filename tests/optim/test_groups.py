@@ -60,9 +60,10 @@ def test_decay_goes_to_the_weights_only():
     groups = {group["name"]: group for group in hs.param_groups(everything(), 5e-4)}
     assert groups["weights"]["weight_decay"] == 5e-4
     assert groups["no_decay"]["weight_decay"] == 0
-    for options in ({}, {"muon": True}):  # None: the optimizer's own
+    for options in ({}, {"muon": True}):  # the optimizer's own
         groups = {group["name"]: group for group in hs.param_groups(everything(), **options)}
         assert [name for name, group in groups.items() if "weight_decay" in group] == ["no_decay"]
+    assert {group["weight_decay"] for group in hs.param_groups(everything(), 0.0)} == {0}  # given
     adamw = torch.optim.AdamW(hs.param_groups(everything()), weight_decay=0.1)
     assert [(g["name"], g["weight_decay"]) for g in adamw.param_groups] == [("weights", 0.1), ("no_decay", 0)]
 

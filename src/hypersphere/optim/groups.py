@@ -16,12 +16,18 @@ from ._shared import ParamGroup
 from .ogd import OGD
 from .pion import Pion
 
+
+class _Own(float):
+    """A default of 0.0 that differs from a 0.0 that was given."""
+
+
+_OWN = _Own(0.0)
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def param_groups(
     model: nn.Module,
-    weight_decay: float | None = None,
+    weight_decay: float = _OWN,
     *,
     ogd: bool = False,
     pion: bool = False,
@@ -49,7 +55,7 @@ def param_groups(
 
     Args:
         model: the network.
-        weight_decay: of the groups that decay; None: the optimizer's own.
+        weight_decay: of the groups that decay. Without it the optimizer's own holds: 0 in SGD and Adam, 0.01 in AdamW.
         ogd: make the group "orthogonal". Without it, a model with such matrices is an error, because other optimizers
             would not keep them orthogonal; with it, optimizers other than OGD refuse the group.
         pion: make the groups "matrices" for Pion. Other optimizers refuse them.
@@ -73,7 +79,7 @@ def param_groups(
     """
     checks.module("model", model)
     decay: ParamGroup = {}
-    if weight_decay is not None:
+    if weight_decay is not _OWN:
         decay = {"weight_decay": checks.number("weight_decay", weight_decay, low=0.0)}
     checks.flag("ogd", ogd)
     checks.flag("pion", pion)
