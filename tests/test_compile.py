@@ -81,6 +81,18 @@ ROTATIONS = [
 ]
 
 
+def test_gradients_of_float16_stay_finite():
+    torch.manual_seed(0)
+    head = hs.ArcFaceLoss(10, 8).half()
+    with torch.no_grad():
+        head.weight.mul_(1e-3)
+    x = (1e-3 * torch.randn(4, 8)).half().requires_grad_()
+    (1000 * torch.compile(head, fullgraph=True, backend="aot_eager")(x, torch.arange(4))).backward()
+    largest = torch.finfo(torch.float16).max
+    assert x.grad.abs().max() == largest
+    assert head.weight.grad.abs().max() == largest
+
+
 def test_every_rotation_in_one_graph():
     net = Branches(
         turned(hs.rotate(nn.Sequential(nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 4)), method, **options), method)

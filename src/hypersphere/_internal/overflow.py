@@ -106,7 +106,7 @@ def finite_gradient(x: Tensor, *more: torch.dtype) -> Tensor:
 
     Not under autocast, where a GradScaler checks for infinity.
     """
-    if x.dtype not in (torch.float16, *more) or not x.requires_grad or torch.compiler.is_compiling() or x.is_meta:
+    if x.dtype not in (torch.float16, *more) or not x.requires_grad or x.is_meta:
         return x
     return x if torch.is_autocast_enabled(x.device.type) else rescale(x, 1.0, 1.0)
 
