@@ -77,7 +77,7 @@ DEPTHS = (6, 12, 24, 48)
 def deep(depth: int, rate: float, **model) -> Config:
     """Train a CNN of so many convolutions; `model` says how they start."""
     data, optimizer = Data(batch_size=32, validation=256), Optimizer("adam", lr=rate, weight_decay=0)
-    config = Config(steps=100, eval_every=100, model=Model("deep_cnn", depth=depth, **model), data=data)
+    config = Config(steps=100, eval_every=100, log_every=10, model=Model("deep_cnn", depth=depth, **model), data=data)
     return derive(config, optimizer=optimizer, schedule=Schedule("cosine", warmup=10))
 
 
@@ -133,6 +133,12 @@ FEW = {"plain": few, "energy": few_energy, "rotations": few_rotated}
 Runs = dict[tuple[str, int], dict]  # (start, depth) or (method, seed) -> the summary of a run and its curve
 
 
+def name_of(job: tuple[str, int]) -> str:
+    """Return the name of a run; runs of one method differ in the seed."""
+    first, number = job
+    return f"{first}, {number} convolutions" if first in DEEP else f"MLP, {first}, seed {number}"
+
+
 # ------------------------------------------------------------------------------------------------- train and compare
 
 
@@ -153,19 +159,18 @@ def train_all(console: Console, seeds: int, steps: int | None = None, folder: st
     deepest_first = DEPTHS[::-1]
     deep = {(start, depth): recipe(depth) for depth in deepest_first for start, recipe in DEEP.items()}
     few = {(method, seed): derive(recipe(), seed=seed) for method, recipe in FEW.items() for seed in range(seeds)}
-    names = {job: "{}, {} convolutions".format(*job) for job in deep} | {job: "{}, seed {}".format(*job) for job in few}
     bar, ignore_sigint = Progress(console=console, disable=not console.is_terminal), (signal.SIGINT, signal.SIG_IGN)
     with bar, get_context("spawn").Pool(min(os.cpu_count() or 1, 8), signal.signal, ignore_sigint) as pool:
         pending, runs = {}, {}
         for job, config in (deep | few).items():
             config = config if steps is None else derive(config, steps=steps)
             if folder is not None:
-                config = derive(config, out=f"{folder}/{names[job]}", checkpoint_every=config.steps)
+                config = derive(config, out=f"{folder}/{name_of(job)}", checkpoint_every=config.steps)
             pending[job] = pool.apply_async(train, (config,))
         for job, result in bar.track(pending.items(), description=f"{len(pending)} runs"):
             runs[job] = run = result.get()
             accuracy = f"{100 * run['accuracy']:5.1f} %  {run['seconds']:4.1f} s"
-            console.print(names[job].ljust(50), accuracy, soft_wrap=True)
+            console.print(name_of(job).ljust(50), accuracy, soft_wrap=True)
     return {job: runs[job] for job in deep}, {job: runs[job] for job in few}
 
 
@@ -238,6 +243,19 @@ def draw(deep: Runs, few: Runs) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 920 410">\n{"".join(panels)}</svg>\n'
 
 
+def write_page(few: Runs, folder: str | Path, path: Path) -> None:
+    """Write the report of all runs, in the order of the picture."""
+    from hypersphere.report.run_files import group_runs, read_runs
+    from hypersphere.report.run_page import build_page
+
+    jobs = [(start, depth) for start in DEEP for depth in DEPTHS] + [*few]
+    page = build_page(group_runs(read_runs([f"{folder}/{name_of(job)}" for job in jobs])))
+    page.title = "Deep CNNs, and an MLP on 100 digits"
+    what = "CNNs without shortcuts, by depth and start; an MLP, plain, with the energy in the loss, and with rotations."
+    page.lead = f"Handwritten digits. {what} {page.lead}"
+    page.write(path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5, help="number of runs of each MLP (default: 5)")
@@ -250,12 +268,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         deep, few = train_all(console, options.seeds, folder=folder)
 
-        from hypersphere.report import report_runs, write_text
+        from hypersphere.report import write_text
 
         path = options.out.resolve()
         write_text(path, draw(deep, few))
         page = path.with_suffix(".html")
-        report_runs(sorted(Path(folder).iterdir()), html=page)
+        write_page(few, folder, page)
     if options.json is not None:
         write_text(options.json, to_json(few))
     console.print(make_deep_table(deep))

@@ -26,6 +26,7 @@ from tools import demo_controls, demo_table, make_pictures
 
 import hypersphere as hs
 from hypersphere.cli import tune
+from tests.report_runs import write_run
 from tests.runs import workers_in_this_process
 
 pytestmark = pytest.mark.slow
@@ -228,8 +229,10 @@ def console() -> Console:
     return Console(file=io.StringIO(), width=120)
 
 
-def test_demo_trains_its_recipes_as_the_command_does(demo: ModuleType, console: Console, tmp_path: Path) -> None:
-    demo.DEPTHS = demo.DEPTHS[:1]
+def test_demo_trains_its_recipes_as_the_command_does(
+    demo: ModuleType, console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "DEPTHS", demo.DEPTHS[:1])
     deep, few = demo.train_all(console, seeds=2, steps=11)
     assert len(console.file.getvalue().splitlines()) == len(deep) + len(few) == 4 + 6
     assert {(start, run["seed"]) for (start, _), run in deep.items()} == {(start, 0) for start in demo.DEEP}
@@ -248,6 +251,26 @@ def test_demo_trains_its_recipes_as_the_command_does(demo: ModuleType, console: 
     assert demo.draw(deep, few).count(">BatchNorm<") == 2
     console.print(demo.make_deep_table(deep))
     assert f"{100 * deep['BatchNorm', 6]['accuracy']:.1f}" in console.file.getvalue()
+
+
+def test_the_page_of_the_demo_begins_with_the_lines_of_its_picture(demo: ModuleType, tmp_path: Path) -> None:
+    jobs = {(start, depth): recipe(depth) for start, recipe in demo.DEEP.items() for depth in demo.DEPTHS}
+    jobs |= {(method, seed): recipe() for method, recipe in demo.FEW.items() for seed in range(2)}
+    for (first, number), config in jobs.items():
+        settings = {**hs.train.config.to_tree(config), "seed": 0 if first in demo.DEEP else number}
+        lines = [{"step": 100, "split": "test", "loss": 1.0, "accuracy": number / 100}]
+        write_run(tmp_path / demo.name_of((first, number)), lines, **settings)
+    demo.write_page([job for job in jobs if job[0] in demo.FEW], tmp_path, tmp_path / "demo.html")
+    page = (tmp_path / "demo.html").read_text()
+    assert re.findall("<h2>(.*?)</h2>", page)[0] == "Accuracy over depth"
+    legend = re.findall(r'font-size="13"[^>]*>([^<]+)</text>', page[: page.index("</figure>")])
+    assert legend[2:] == [*demo.DEEP]  # after the names of the axes
+    table = page[page.index("<table") : page.index("</table>")]
+    assert re.findall('button">(.*?)<', table) == ["depth", *map(str, demo.DEPTHS)]
+    shares = [f"{depth:.2f}%" for depth in demo.DEPTHS]
+    assert re.findall(r"[\d.]+%", table) == shares * len(demo.DEEP)
+    groups = [f"MLP, {method}" for method in demo.FEW]
+    assert [name for name in re.findall("<tr><td>(.*?)</td>", page) if name in groups][:3] == groups
 
 
 def test_demo_says_what_the_runs_say(demo: ModuleType, console: Console) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypersphere._internal.safe_files import write_text
 from hypersphere.report import bar_chart, dot_plot, linechart
 from hypersphere.report.linechart import DASHES, Mark
-from hypersphere.report.svg import PALETTE, shorten, text_line, ticks
+from hypersphere.report.svg import PALETTE, shorten, text_line, text_width, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -272,6 +272,7 @@ def test_runs_beyond_all_values_are_crosses_in_a_row_above_the_plot(log):
     assert [group[0].get("stroke") for group in groups] == [PALETTE[1], PALETTE[0]]
     (name,) = [text for text in root.findall(f"{SVG}text") if text.text == "diverged"]
     assert name.get("text-anchor") == "end"
+    assert float(name.get("x")) > text_width("diverged", 12)
     assert len(plot.findall(f"{SVG}path")) == 1  # the other mark is where it says
 
 

@@ -94,7 +94,9 @@ def test_charts_keep_their_numbers():
     page = Page("title")
     page.chart(line_chart({"a": ([1, 2**31], [0.1, 3e8], [0.25, 1 / 3])}))
     assert data_of(page) == {
-        "lines": [{"name": "a", "x": [1, 2**31], "y": [0.1, 3e8], "spread": [0.25, 0.3333333], "xlabel": ""}]
+        "lines": [
+            {"name": "a", "x": [1, 2**31], "y": [0.1, 3e8], "spread": [0.25, 0.3333333], "xlabel": "", "panel": ""}
+        ]
     }
     page = Page("title")
     page.chart(Chart("<svg></svg>", grids=[Grid(1, 2, 3, [0.5], [1.5], [[None]])]))

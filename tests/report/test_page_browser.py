@@ -147,6 +147,35 @@ def test_a_legend_switches_its_line(opened):
         assert key.get_attribute("aria-pressed") == str(is_on).lower()
 
 
+def test_a_legend_of_panels_switches_the_lines_of_all(opened, tmp_path):
+    """Nine groups over a number, with hostile names: their curves are panels."""
+    runs = [
+        write_run(tmp_path / f"{name}<b>, {depth}", curve([2.0, 1.0 / depth]), model={"name": name, "depth": depth})
+        for name in ("&amp;", "b", "c")
+        for depth in (2, 4, 8)
+    ]
+    report_runs(runs, html=tmp_path / "page.html")
+    other = Opened(opened.page.context.browser, tmp_path / "page.html")
+    chart = other.chart("loss, train, by depth")
+    assert [text for text in chart.locator("svg text").all_text_contents() if "<b>" in text] == [
+        "&amp;<b>",
+        "b<b>",
+        "c<b>",
+    ]
+    lines = chart.locator("polyline")
+    for is_on in (False, True):
+        chart.get_by_role("button", name="depth 4").click()
+        assert [line.is_visible() for line in lines.all()] == [True, is_on, True] * 3
+    lines.nth(5).hover()
+    assert other.tip().splitlines()[0].startswith("step ")
+    assert "depth 8: " in other.tip()
+    chart.evaluate("chart => chart.id = 'panels'")
+    header, *rows = csv_of(other, "#panels > .csv")
+    assert header == ["line", "group", "step", "loss", "standard deviation"]
+    assert rows[:2] == [["&amp;<b>", "depth 2", "0", "2", ""], ["&amp;<b>", "depth 2", "10", "0.5", ""]]
+    assert other.problems == []
+
+
 def test_a_sphere_turns(opened):
     """By dragging and by arrow keys; its legend switches layers."""
     canvas = opened.chart("small").locator("canvas")

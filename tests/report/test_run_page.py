@@ -22,9 +22,10 @@ from hypersphere.cli import main
 from hypersphere.report import networks, report_runs
 from hypersphere.report.curves import curve_chart, mean_curve, thin
 from hypersphere.report.linechart import Mark
+from hypersphere.report.run_curves import _curves, _marks
 from hypersphere.report.run_files import RunFiles, RunGroup, changed_settings, differences, group_runs, read_runs
-from hypersphere.report.run_page import _accuracy, _curves, _marks, build_page
-from hypersphere.train import Config, Optimizer, Rotation, TrainingError, fit, load_run
+from hypersphere.report.run_page import _accuracy, build_page
+from hypersphere.train import Config, Energy, Optimizer, Rotation, TrainingError, fit, load_run
 from hypersphere.train.config import to_tree
 from hypersphere.train.storage.metrics import MetricsLine
 from hypersphere.train.storage.summary import Summary
@@ -74,6 +75,15 @@ def test_names_of_groups(tmp_path, names, expected):
         write_run(tmp_path / name, curve([1.0]), i % 2, optimizer={"lr": 0.1 * (1 + i // 2)})
     groups = group_runs(read_runs([tmp_path / name for name in names]))
     assert [group.name for group in groups] == expected
+
+
+def test_groups_are_named_by_settings_that_are_not_the_default(tmp_path):
+    energies = (None, to_tree(Config(energy=Energy()))["energy"])
+    for i in range(4):
+        write_run(tmp_path / str(i), curve([1.0]), i % 2, energy=energies[i // 2])
+    groups = group_runs(read_runs([tmp_path / str(i) for i in range(4)]))
+    assert len(differences(groups)) > 5
+    assert [group.name for group in groups] == ["measure=None", "measure=energy"]
 
 
 def test_a_result_that_was_selected_says_so():

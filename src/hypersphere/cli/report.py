@@ -21,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from ..papers import gan as gan  # registers it
-    from ..report.run_files import group_runs, read_runs
-    from ..report.run_page import build_page, format_metric, summarize
+    from ..report.run_files import format_metric, group_runs, read_runs
+    from ..report.run_page import build_page, summarize
 
     out = options.html
     with user_errors(options):

@@ -14,13 +14,14 @@ TURN, TILT = 40.0, 12.0  # degrees, from where scenes are seen: no dot of a sphe
 
 @dataclass(frozen=True)
 class Line:
-    """A named line: its points, unless empty the spread of y at each, and what x is."""
+    """A named line: its points, unless empty the spread of y at each, what x is, and its panel if there are several."""
 
     name: str
     x: list[float]
     y: list[float]
     spread: list[float]
     xlabel: str = ""
+    panel: str = ""
 
 
 @dataclass(frozen=True)

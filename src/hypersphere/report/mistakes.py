@@ -20,8 +20,7 @@ from .svg import EDGE, GRID, LABEL, PALETTE, TICK, TITLE, document, escape, shor
 
 MOST_CLASSES = 40  # of a matrix; of more the most confused pairs are drawn
 MOST_ROWS = 25  # of bars, of more classes or pairs
-MOST_GROUPS = 8
-MOST_IMAGES = 12  # of each of several groups
+MOST_IMAGES = 10  # of each of several groups: a row
 _LONGEST = 22  # letters of a class at an axis
 _WIDTH = 500  # pixels of a chart
 
@@ -48,7 +47,7 @@ def read_predictions(groups: Sequence[RunGroup]) -> tuple[dict[str, Tree], list[
                 continue
             if tree is not None:
                 tree = replace(tree, classes=[_shown(name) for name in tree.classes])
-                trees[group.name if len(group.runs) == 1 else f"{group.name} ({run.name})"] = tree
+                trees[group.name_of(run.name)] = tree
                 break
         else:
             without += finished[:1]
@@ -59,13 +58,14 @@ def read_predictions(groups: Sequence[RunGroup]) -> tuple[dict[str, Tree], list[
     return trees, notes
 
 
-def add_mistakes(page: Page, predicted: Mapping[str, Tree]) -> list[str]:
-    """Add the pictures; return notes on what was left out."""
+def add_mistakes(page: Page, predicted: Mapping[str, Tree], which: str) -> None:
+    """Add the pictures; `which` says which groups they are of."""
     if not predicted:
-        return []
+        return
     page.section("Mistakes")
-    shown = dict(list(predicted.items())[:MOST_GROUPS])
-    for classes, trees in _by_classes(shown):
+    if which:
+        page.text(which)
+    for classes, trees in _by_classes(predicted):
         rows = _worst_classes(classes, trees)
         some = f"the {len(rows)} worst of {len(classes)} classes" if len(rows) < len(classes) else "each class"
         shares = {name: _shares(tree) for name, tree in trees.items()}
@@ -77,22 +77,19 @@ def add_mistakes(page: Page, predicted: Mapping[str, Tree]) -> list[str]:
         page.chart(bar_chart(labels, percents, title=f"accuracy of {some}", xlabel="accuracy, %", xlim=(0.0, 102.0)))
         for name, tree in trees.items():
             page.chart(_matrix(tree, name) if len(classes) <= MOST_CLASSES else _pairs(tree, name))
-    if any(len(tree.classes) <= MOST_CLASSES for tree in shown.values()):
+    if any(len(tree.classes) <= MOST_CLASSES for tree in predicted.values()):
         page.text("In a matrix, numbers are samples; the colour is the share of the class that is predicted so.")
-    for name, tree in shown.items():
-        worst = tree.worst[: MOST_IMAGES if len(shown) > 1 else None]
+    if any(tree.worst for tree in predicted.values()):
+        page.text("Images predicted wrong with the highest loss: label → prediction, and how sure the network was.")
+    for name, tree in predicted.items():
+        worst = tree.worst[: MOST_IMAGES if len(predicted) > 1 else None]
         if worst:
-            page.images(
-                [(_picture(image), *_caption(tree, image)) for image in worst],
-                caption=f"{name}: images of {tree.split} predicted wrong with the highest loss. "
-                "Below them: label → prediction, and how sure the network was.",
-            )
-    return [f"Mistakes of the first {MOST_GROUPS} groups are drawn."] if len(predicted) > MOST_GROUPS else []
+            page.images([(_picture(image), *_caption(tree, image)) for image in worst], caption=f"{name}, {tree.split}")
 
 
 def add_tables(page: Page, predicted: Mapping[str, Tree]) -> None:
     """Add the accuracy of each class, and the most confused pairs."""
-    for classes, trees in _by_classes(dict(list(predicted.items())[:MOST_GROUPS])):
+    for classes, trees in _by_classes(predicted):
         shares = {name: _shares(tree) for name, tree in trees.items()}
         first = next(iter(trees.values()))
         rows: list[list[Cell]] = [

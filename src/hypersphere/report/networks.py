@@ -122,7 +122,7 @@ def evenness_chart(networks: Mapping[str, Mapping[str, Tensor]]) -> Chart:
             name: (numbers, map(nearest_angle, matrices.values()))
             for name, matrices in {**networks, "random directions": random}.items()
         },
-        title="Angle to the nearest neuron",
+        title=f"Angle to the nearest neuron, {len(layers)} layers",
         xlabel=f"layer{few}",
         ylabel="mean angle (degrees)",
         width=500,

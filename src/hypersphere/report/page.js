@@ -313,7 +313,7 @@
     });
     svg.addEventListener("pointerleave", () => plots.forEach(({ rule }) => rule.setAttribute("d", "")));
     if (csv) addDownload(chart, "append", () => svg.getAttribute("aria-label"), () => [
-      csv, ...lines.flatMap(({ name, x, y, spread }) => x.map((value, i) => [name, value, y[i], spread[i]].slice(0, csv.length))),
+      csv, ...lines.flatMap(({ panel, name, x, y, spread }) => x.map((value, i) => [...(panel ? [panel] : []), name, value, y[i], spread[i]].slice(0, csv.length))),
     ]);
     if (scene) addScene(plot, svg, scene);
   }

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .._internal import checks, checksummed_json, safe_files
+from .._internal.tables import NOTHING, percent
 from ..train.config.convert import flags, flatten
 from ..train.storage import layout
 from ..train.storage.metrics import MetricsLine, parse_lines
@@ -18,6 +19,7 @@ from ..train.storage.records import check_id
 from ..train.storage.summary import Summary, read_summary, selection
 
 METRICS = ("accuracy", "loss", "energy", "seconds", "parameters")  # of the summary
+PERCENT = ("accuracy", "top5")
 Settings = Mapping[str, Any]  # setting such as "model.name" → value; settings that are None are left out
 #: settings that runs of one group may differ in; data.root too, unless it is a folder of the user's own images
 OF_A_RUN = ("seed", "out", "resume", "data.root")
@@ -122,12 +124,35 @@ class RunGroup:
         chosen = [text for run in self.runs if (text := selection(run.result, run.lines))]
         return chosen[0] if len(self.runs) == 1 and chosen else "best evaluation of each run" if chosen else ""
 
+    def name_of(self, run: str) -> str:
+        """Name a run of the group, as charts of single runs do."""
+        if len(self.runs) == 1:
+            return self.name
+        return run if run.startswith(self.name) else f"{self.name} ({run})"
+
     def metric(self, key: str) -> Statistic:
         """Return mean and standard deviation over the runs that have it."""
         values = [value for run in self.runs if (value := run.metric(key)) is not None]
         if not values:
             return Statistic(None)
         return Statistic(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+
+def format_metric(key: str, value: Statistic) -> str:
+    """Format a metric as mean ± standard deviation."""
+    if value.mean is None:
+        return NOTHING
+    if key in PERCENT:
+        return " ± ".join(percent(number) for number in value if number is not None)
+    if key == "parameters":
+        return f"{value.mean:,.0f}"
+    form = ".1f" if key == "seconds" else ".4f" if abs(value.mean) < 1e4 else ".4g"
+    return " ± ".join(f"{number:{form}}" for number in value if number is not None)
+
+
+def with_unit(key: str) -> str:
+    """Name a metric at an axis."""
+    return key.replace("_", " ") + (" %" if key in PERCENT else "")
 
 
 def read_runs(paths: Iterable[str | os.PathLike[str]]) -> list[RunFiles]:
@@ -190,13 +215,21 @@ def group_runs(runs: Sequence[RunFiles]) -> list[RunGroup]:
         by_settings.setdefault(key, []).append(run)
     groups = [RunGroup(_group_name([run.name for run in members]), members) for members in by_settings.values()]
     if any(not group.name for group in groups):
-        changed = differences(groups)
+        changed, _ = changed_settings(groups)
         groups = [RunGroup(group.name or _settings_name(i, changed), group.runs) for i, group in enumerate(groups)]
     names = [group.name for group in groups]
     return [
         group if group.name and names.count(group.name) == 1 else RunGroup(group.runs[0].name, group.runs)
         for group in groups
     ]
+
+
+def describe(groups: Sequence[RunGroup]) -> str:
+    """Say which networks were trained on which data."""
+    names = dict.fromkeys(
+        f"{group.config.get('model.name', '?')} on {group.config.get('data.name', '?')}" for group in groups
+    )
+    return ", ".join(names) if len(names) <= 3 else f"{len(groups)} groups of runs"
 
 
 def _settings_name(index: int, changed: dict[str, list[Any]]) -> str:

@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from .._internal.tables import NOTHING, percent
+from .._internal.tables import NOTHING
 from .._internal.text import one_line
 from ..train.inference.run import Run, load_run
 from ..train.storage import landscapes, layout
 from ..train.storage.records import is_number
 from . import networks
-from .curves import INTERVALS, Curve, curve_chart, mean_curve
 from .landscape import add_landscape
-from .linechart import Mark
 from .mistakes import add_mistakes, add_tables, read_predictions
 from .page import Cell, Page
+from .run_curves import MAIN, add_curves, add_energies
 from .run_files import (
     METRICS,
     RunGroup,
     Statistic,
     changed_settings,
-    curve_names,
+    describe,
     differences,
+    format_metric,
     group_runs,
     read_runs,
 )
+from .sweep import MOST_GROUPS, add_sweep, choose, find_sweep
 
 MOST_NETWORKS = 24  # groups whose networks are drawn
-_MAIN = ("loss", "accuracy", "top5")
-_PERCENT = ("accuracy", "top5")
 
 
 def report_runs(runs: Iterable[str | os.PathLike[str]], html: str | os.PathLike[str] | None = None) -> dict[str, Any]:
@@ -89,31 +87,35 @@ def build_page(groups: Sequence[RunGroup]) -> Page:
     """Build the report: pictures, then tables. Networks that cannot be loaded are named in it, with the reason."""
     count = sum(len(group.runs) for group in groups)
     what = f"{_many(count, 'run')} in {_many(len(groups), 'group')} of equal settings but the seed."
-    page = Page(_title(groups), f"{_verdict(groups)} {what if count > 1 else ''}")
-    _add_curves(page, groups, "Training and test curves", lambda key: key in _MAIN)
+    page = Page(describe(groups), f"{_verdict(groups)} {what if count > 1 else ''}")
+    sweep = find_sweep(groups)
+    if sweep is not None:
+        add_sweep(page, sweep)
+    chosen, which = choose(groups, sweep)
+    panels = sweep if which else None  # so many groups that their curves would crowd one chart
+    add_curves(page, groups, panels, "Training and test curves", lambda key: key in MAIN)
     notes = _add_networks(page, groups)
-    mistakes, more = read_predictions(groups)
-    notes += more + add_mistakes(page, mistakes)
-    _add_energies(page, groups)
+    mistakes, more = read_predictions(chosen)
+    notes += more
+    add_mistakes(page, mistakes, which)
+    add_energies(page, chosen, which)
     notes += _add_landscapes(page, groups)
-    _add_curves(page, groups, "Other curves", lambda key: key not in _MAIN)
+    add_curves(page, groups, panels, "Other curves", lambda key: key not in MAIN)
     page.section("Results")
     _add_results(page, groups)
     add_tables(page, mistakes)
     page.section("Settings")
-    _add_settings(page, groups)
+    if panels is None:
+        _add_settings(page, groups)
+    else:
+        for part in (panels.groups, panels.rest(groups)):
+            _add_settings(page, part, f"{describe(part)}: ")
+    page.text(f"All others have their defaults; {layout.CONFIG} in the run folder lists them.")
     if notes:
         page.section("Notes")
         for note in notes:
             page.text(note)
     return page
-
-
-def _title(groups: Sequence[RunGroup]) -> str:
-    names = dict.fromkeys(
-        f"{group.config.get('model.name', '?')} on {group.config.get('data.name', '?')}" for group in groups
-    )
-    return ", ".join(names) if len(names) <= 3 else f"{len(groups)} groups of runs"
 
 
 def _many(count: int, what: str) -> str:
@@ -139,18 +141,6 @@ def _verdict(groups: Sequence[RunGroup]) -> str:
             some = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
             words.append(f"{state.capitalize()}: {some}{more}.")
     return " ".join(words) or "No accuracies."
-
-
-def format_metric(key: str, value: Statistic) -> str:
-    """Format a metric as mean ± standard deviation."""
-    if value.mean is None:
-        return NOTHING
-    if key in _PERCENT:
-        return " ± ".join(percent(number) for number in value if number is not None)
-    if key == "parameters":
-        return f"{value.mean:,.0f}"
-    form = ".1f" if key == "seconds" else ".4f" if abs(value.mean) < 1e4 else ".4g"
-    return " ± ".join(f"{number:{form}}" for number in value if number is not None)
 
 
 def _accuracy(group: RunGroup) -> str:
@@ -189,90 +179,24 @@ def _add_results(page: Page, groups: Sequence[RunGroup]) -> None:
     page.table(["run", "group", "seed", "state", "step", *METRICS[:4]], of_runs, caption="Every run.")
 
 
-def _add_settings(page: Page, groups: Sequence[RunGroup]) -> None:
+def _add_settings(page: Page, groups: Sequence[RunGroup], whose: str = "") -> None:
     differ, other = changed_settings(groups)
     if differ:
+        header = ["setting", *(group.name for group in groups)]
         rows = [[key, *map(_setting, values)] for key, values in differ.items()]
-        page.table(["setting", *(group.name for group in groups)], rows, caption="Settings in which groups differ.")
+        if len(groups) > max(len(differ), MOST_GROUPS):  # rows are easier to read than as many columns
+            header, *rows = map(list, zip(["group", *header[1:]], *rows, strict=True))
+        page.table(header, rows, caption=f"{whose}settings in which groups differ.")
     if other:
         rows = [[key, _setting(values[0])] for key, values in other.items()]
         same = "" if len(groups) == 1 else ", the same in all groups"
-        page.table(["setting", "value"], rows, caption=f"Settings that are not the default{same}.")
-    page.text(f"All others have their defaults; {layout.CONFIG} in the run folder lists them.")
+        page.table(["setting", "value"], rows, caption=f"{whose}settings that are not the default{same}.")
 
 
 def _setting(value: Any) -> str:
     if value is None or value == []:
         return NOTHING
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-# Curves
-
-
-def _add_curves(page: Page, groups: Sequence[RunGroup], title: str, is_chosen: Callable[[str], bool]) -> None:
-    names = curve_names([run for group in groups for run in group.runs])
-    charts = {(key, split): _curves(groups, key, split) for key, split in names if is_chosen(key)}
-    drawn = {name: curves for name, curves in charts.items() if any(len(curve.steps) > 1 for curve in curves.values())}
-    if not drawn:
-        return
-    page.section(title)
-    for (key, split), curves in drawn.items():
-        label = key.replace("_", " ") + (" %" if key in _PERCENT else "")
-        name = f"{key.replace('_', ' ')}, {split}" if split else key
-        marks = _marks(groups, key, split) if is_chosen("loss") else []
-        columns = ("group", "step", label, "standard deviation")
-        page.chart(curve_chart(curves, title=name, ylabel=label, marks=marks), csv=columns)
-    if any(len(group.runs) > 1 for group in groups):
-        page.text("Lines are means over the runs of a group, bands one standard deviation to both sides.")
-    if any(len(curve.steps) > 4 * INTERVALS for curves in drawn.values() for curve in curves.values()):
-        page.text("Of long curves the lowest and the highest point of every interval are drawn, so no peak is lost.")
-
-
-def _marks(groups: Sequence[RunGroup], key: str, split: str) -> list[Mark]:
-    """Return where runs diverged or have not finished, at the last value they had by then."""
-    marks = []
-    for group in groups:
-        for run in group.runs:
-            if (end := run.early_end()) is not None:
-                before = [value for step, value in run.points(key, split).items() if step <= end[1]]
-                value = (100 if key in _PERCENT else 1) * before[-1] if before else None
-                if value is not None or end[0] == "diverged":
-                    name = "" if len(group.runs) == 1 else f" (seed {run.config.get('seed')})"
-                    marks.append(Mark(group.name, f"{end[0]}{name}", end[1], value))
-    return marks
-
-
-def _curves(groups: Sequence[RunGroup], key: str, split: str) -> dict[str, Curve]:
-    scale, curves = 100 if key in _PERCENT else 1, {}
-    for group in groups:
-        if runs := [points for run in group.runs if (points := run.points(key, split))]:
-            curve = mean_curve(runs, scale)
-            # of finished runs a single point, such as the test after the end, is in the table of results
-            if len(curve.steps) > 1 or any(run.result is None for run in group.runs):
-                curves[group.name] = curve
-    return curves
-
-
-def _add_energies(page: Page, groups: Sequence[RunGroup]) -> None:
-    of_groups = {group.name: _energies(group) for group in groups}
-    of_groups = {name: layers for name, layers in of_groups.items() if layers}
-    if not of_groups:
-        return
-    page.section("Energy of the layers")
-    page.text(
-        "Hyperspherical energy of the neurons of each layer, computed with the energy settings of the run itself: low "
-        "means evenly spread. Compare layers of groups only where these settings are equal."
-    )
-    for name, layers in of_groups.items():
-        columns = ("layer", "step", "energy", "standard deviation")
-        page.chart(curve_chart(layers, title=name, ylabel="energy"), csv=columns)
-
-
-def _energies(group: RunGroup) -> dict[str, Curve]:
-    runs = [run.energies() for run in group.runs]
-    names = dict.fromkeys(name for layers in runs for name in layers)
-    return {name: mean_curve([layers[name] for layers in runs if name in layers]) for name in names}
 
 
 # Networks
@@ -301,11 +225,11 @@ def _add_networks(page: Page, groups: Sequence[RunGroup]) -> list[str]:
     """
     loaded, notes = [], []
     for group in groups[:MOST_NETWORKS]:
-        run, problem = _load(group)
+        run, text = _load(group)
         if run is None:
-            notes.append(f"{group.name}: {problem}.")
+            notes.append(f"{group.name}: {text}.")
         else:
-            loaded.append((group.name if len(group.runs) == 1 else f"{group.name} ({Path(run.path).name})", run))
+            loaded.append((group.name_of(text), run))
     if len(groups) > MOST_NETWORKS:
         notes.append(f"The networks of the first {MOST_NETWORKS} groups are drawn, of {len(groups)}.")
 
@@ -363,10 +287,11 @@ def _add_neurons(page: Page, loaded: Sequence[tuple[str, Run]]) -> None:
 
 
 def _load(group: RunGroup) -> tuple[Run | None, str]:
+    """Return the first run that can be loaded and its name, or None and the reason."""
     problem = ""
     for run in group.runs:
         try:
-            return load_run(run.path), ""
+            return load_run(run.path), run.name
         except (OSError, ImportError, ValueError) as error:
             problem = problem or f"its network is not drawn: {one_line(error)}"
     return None, problem
