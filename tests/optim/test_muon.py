@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import hypersphere as hs
+from hypersphere._internal import checks
 from hypersphere.optim import MuonAdamW
 
 
@@ -135,11 +136,29 @@ def test_sparse_gradients_are_refused(make):
         make(w).step()
 
 
-@pytest.mark.parametrize(("kind", "mark"), [(MuonAdamW, "muon"), (hs.Pion, "rotated")])
-def test_a_model_without_marked_groups_is_warned_of(kind, mark):
-    with pytest.warns(UserWarning, match=f"{kind.__name__} steps all parameters by Adam, .* no group has {mark}=True"):
+@pytest.mark.parametrize(
+    ("kind", "mark", "rest"), [(MuonAdamW, "muon", "Adam"), (hs.Pion, "rotated", "Adam"), (hs.OGD, "orthogonal", "SGD")]
+)
+def test_a_model_without_marked_groups_is_warned_of(kind, mark, rest, monkeypatch):
+    monkeypatch.setattr(checks, "_warned", set())
+    with pytest.warns(
+        UserWarning, match=f"{kind.__name__} steps all parameters by {rest}, .* no group has {mark}=True"
+    ):
         kind(net().parameters(), lr=0.1)
-    assert kind([{"params": [nn.Parameter(torch.ones(2, 2))], mark: True}], lr=torch.tensor(0.1))
+    assert kind([{"params": [nn.Parameter(torch.eye(2))], mark: True}], lr=torch.tensor(0.1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "words"),
+    [
+        (hs.Pion, "muon", r"'matrices' has muon=True, .* hypersphere\.optim\.MuonAdamW: .* of Pion with .*pion=True\)"),
+        (MuonAdamW, "pion", r"'matrices' has rotated=True, .* hypersphere\.Pion: .* MuonAdamW with .*muon=True\)"),
+        (hs.OGD, "muon", r"'matrices' has muon=True, .* of OGD with .*ogd=True\)"),
+    ],
+)
+def test_groups_of_another_optimizer_are_refused(kind, option, words):
+    with pytest.raises(ValueError, match=words):
+        kind(hs.param_groups(net(), **{option: True}), lr=0.1)
 
 
 def test_one_kind_of_matrices():

@@ -332,8 +332,8 @@ def test_rotations_and_matrices_of_ogd_are_not_for_pion():
     with pytest.raises(ValueError, match="Pion would rotate the rotations of layer "):
         steps(net, optimizer, 1)
     net = hs.rotate(mlp(), "ogd")
-    with pytest.raises(ValueError, match="Pion would not keep the matrices"):
-        steps(net, Pion(hs.param_groups(net, ogd=True), lr=0.1), 1)
+    with pytest.raises(ValueError, match=r"'orthogonal' has orthogonal=True, which is for hypersphere\.OGD"):
+        Pion(hs.param_groups(net, ogd=True), lr=0.1)
 
 
 def test_cayley_of_the_reference_is_orthogonal():

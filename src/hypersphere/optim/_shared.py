@@ -20,6 +20,9 @@ from ..neurons import Layout, neuron_rows
 
 ParamGroup = dict[str, Any]  # of torch.optim
 
+#: the mark of a group → the optimizer that it is for, and the option of param_groups that makes it
+_MARKS = {"orthogonal": ("OGD", "ogd"), "rotated": ("Pion", "pion"), "muon": ("optim.MuonAdamW", "muon")}
+
 
 def adam_step(
     state: MutableMapping[Tensor, dict[str, Any]], group: ParamGroup, decoupled_weight_decay: bool = False
@@ -161,6 +164,7 @@ class MarkedOptimizer(Optimizer):
         """Add a group; one that is refused is not added."""
         super().add_param_group(param_group)
         try:
+            self._refuse_foreign(self.param_groups[-1], len(self.param_groups) - 1)
             self._check(self.param_groups[-1], len(self.param_groups) - 1)
         except (TypeError, ValueError):
             self.param_groups.pop()
@@ -195,12 +199,21 @@ class MarkedOptimizer(Optimizer):
     def _splits(self) -> Splits:
         return assign(group["params"] for group in self.param_groups if group.get(self.mark))
 
-    def _warn_if_unmarked(self, option: str) -> None:
+    def _refuse_foreign(self, group: ParamGroup, number: int) -> None:
+        """Raise if a group is marked for another optimizer."""
+        for mark, (owner, _) in _MARKS.items():
+            if mark != self.mark and group.get(mark):
+                raise ValueError(
+                    f"group {group.get('name', number)!r} has {mark}=True, which is for hypersphere.{owner}: make the "
+                    f"groups of {type(self).__name__} with hypersphere.param_groups(model, {_MARKS[self.mark][1]}=True)"
+                )
+
+    def _warn_if_unmarked(self, rest: str = "Adam", hint: str = "") -> None:
         """Warn if no group is stepped as the optimizer is meant to."""
         if not any(group[self.mark] for group in self.param_groups):
             warn_once(
-                f"{type(self).__name__} steps all parameters by Adam, because no group has {self.mark}=True: make its "
-                f"groups with hypersphere.param_groups(model, {option}=True)"
+                f"{type(self).__name__} steps all parameters by {rest}, because no group has {self.mark}=True: make "
+                f"its groups with hypersphere.param_groups(model, {_MARKS[self.mark][1]}=True){hint}"
             )
 
 

@@ -85,7 +85,7 @@ class MuonAdamW(MarkedOptimizer):
         }
         _check_options(defaults)
         super().__init__(params, defaults)
-        self._warn_if_unmarked("muon")
+        self._warn_if_unmarked()
 
     def _check(self, group: ParamGroup, number: int) -> None:
         _check_options(group)

@@ -79,6 +79,7 @@ class OGD(MarkedOptimizer):
         }
         _check_options(defaults)
         super().__init__(params, defaults)
+        self._warn_if_unmarked("Adam" if rest == "adam" else "SGD", ', after hypersphere.rotate(model, "ogd")')
 
     def _check(self, group: ParamGroup, number: int) -> None:
         _check_options(group)

@@ -109,7 +109,7 @@ class Pion(MarkedOptimizer):
         }
         _check_options(defaults)
         super().__init__(params, defaults)
-        self._warn_if_unmarked("pion")
+        self._warn_if_unmarked()
 
     def _check(self, group: ParamGroup, number: int) -> None:
         _check_options(group)
