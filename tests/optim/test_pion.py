@@ -243,6 +243,23 @@ def test_moments_of_half_precision_are_loaded_as_they_were():
         assert torch.equal(other.state[w][key], optimizer.state[w][key])
 
 
+def test_a_state_of_other_matrices_is_refused():
+    """Also where the groups agree in number and size."""
+    net = nn.ModuleDict({"attention": nn.MultiheadAttention(6, 2), "out": nn.Linear(6, 3)})
+    whole, split = (Pion(hs.param_groups(net, pion=True, split_heads=split), lr=0.1) for split in (False, True))
+    with pytest.raises(ValueError, match=r"same split_heads: group 2 \('matrices'\) has parts=6, got parts=3"):
+        split.load_state_dict(whole.state_dict())
+    split.load_state_dict(split.state_dict())
+    w = matrix(4, 6)
+    optimizer = pion(w)
+    w.grad = torch.ones_like(w)
+    optimizer.step()
+    state = optimizer.state_dict()
+    with pytest.raises(ValueError, match=r"exp_avg_in must be \(1, 10\) for parameter 0 of .*, got \(1, 15\)"):
+        pion(matrix(4, 5)).load_state_dict(state)
+    optimizer.load_state_dict(state)
+
+
 def test_closure_scheduler_scaler_and_clipping():
     net = mlp()
     optimizer = Pion(hs.param_groups(net, pion=True), lr=0.02)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -117,6 +118,8 @@ class Pion(MarkedOptimizer):
             _check_parameter(parameter, group, place_of(i, parameter, group, number))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state of the same parameters in the same layouts."""
+        _check_state(self.param_groups, state_dict)
         super().load_state_dict(state_dict)
         keep_precision(self, state_dict, _MOMENTS)
         collect_states(self, _MOMENTS, self._splits())
@@ -289,6 +292,31 @@ def _check_options(options: ParamGroup) -> None:
             f"weight_decay must be 0 in a rotated group, got {options['weight_decay']!r}: Pion keeps ‖W‖; give it to "
             "the other groups, hypersphere.param_groups(model, weight_decay, pion=True)"
         )
+
+
+def _check_state(groups: list[ParamGroup], state_dict: dict[str, Any]) -> None:
+    """Refuse a state whose moments are of other matrices. What else differs, torch or the base class refuses."""
+    for number, (group, theirs) in enumerate(zip(groups, state_dict["param_groups"], strict=False)):
+        if not (group["rotated"] and theirs.get("rotated")):
+            continue
+        ours, loaded = (asdict(layout_of({"layout": None} | g)) for g in (group, theirs))
+        if differ := [key for key in ours if ours[key] != loaded[key]]:
+            has, got = (", ".join(f"{key}={layout[key]!r}" for key in differ) for layout in (ours, loaded))
+            raise ValueError(
+                f"state_dict must be of a Pion with the same layouts, as by the same split_heads: group {number} "
+                f"({group.get('name')!r}) has {has}, got {got}"
+            )
+        for i, (p, key) in enumerate(zip(group["params"], theirs["params"], strict=False)):
+            blocks, m, n = matrix_shape(p, group)
+            for name in _MOMENTS:
+                size = n if name.endswith("in") else m
+                shape = (blocks, size * (size - 1) // 2)
+                state = state_dict["state"].get(key, {}).get(name)
+                if state is not None and tuple(state.shape) != shape:
+                    raise ValueError(
+                        f"state_dict must be of matrices of the same shapes: {name} must be {shape} for "
+                        f"{place_of(i, p, group, number)}, got {tuple(state.shape)}"
+                    )
 
 
 def _check_parameter(parameter: Tensor, group: ParamGroup, place: str) -> None:
