@@ -280,6 +280,15 @@ def test_zeros_are_refused_with_the_remedy():
         Hyperball(sgd(v), per="neuron").step()
 
 
+def test_a_named_parameter_is_refused_by_name():
+    net = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    nn.init.zeros_(net[1].weight)
+    optimizer = Hyperball(torch.optim.SGD(net.named_parameters(), lr=0.1))
+    net(torch.ones(1, 3)).sum().backward()
+    with pytest.raises(ValueError, match=r"a zero matrix, got parameter '1\.weight' of group 0, \(2, 2\)"):
+        optimizer.step()
+
+
 def test_sparse_gradients_are_refused():
     w = matrix(3, 4)
     w.grad = torch.ones_like(w).to_sparse()

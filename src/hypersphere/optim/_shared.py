@@ -74,8 +74,10 @@ def check_rates(options: ParamGroup) -> None:
 
 
 def place_of(i: int, parameter: Tensor, group: ParamGroup, number: int) -> str:
-    """Name a parameter by its place in its group, by the group's number if that has no name."""
-    return f"parameter {i} of group {group.get('name', number)!r}, {tuple(parameter.shape)}"
+    """Name a parameter by its name, if torch was given it, or its place in its group, and a group by name or number."""
+    names = group.get("param_names", ())  # of an optimizer of named_parameters()
+    which = repr(names[i]) if i < len(names) else i
+    return f"parameter {which} of group {group.get('name', number)!r}, {tuple(parameter.shape)}"
 
 
 def refuse_sparse(optimizer: Optimizer, number: int) -> None:
