@@ -57,7 +57,6 @@ METHODS: dict[str, Any] = {
     "Pion, input": lambda matrices, lr: hs.Pion([{"params": matrices, "rotated": True}], lr=lr, side="input"),
     "Pion, series": lambda matrices, lr: Series(matrices, lr),
     "Pion, heads": lambda groups, lr: hs.Pion(groups, lr=lr),
-    "Muon, heads": lambda groups, lr: hs.optim.MuonAdamW(groups, lr=lr),
 }
 
 
@@ -124,8 +123,8 @@ def train(method: str, depth: int, lr: float, seed: int, steps: int, part: str =
     rest = [parameter for parameter in model.parameters() if id(parameter) not in stepped]
     stepping: list[Any] = matrices
     if method.endswith(", heads"):
-        named = {"pion": True} if method.startswith("Pion") else {"muon": True}
-        stepping = [g for g in hs.param_groups(model, split_heads=True, **named) if g["name"] == "matrices"]
+        groups = hs.param_groups(model, pion=True, split_heads=True)
+        stepping = [group for group in groups if group["name"] == "matrices"]
     optimizers = [METHODS[method](stepping, lr), torch.optim.AdamW(rest, lr=REST, **ADAM)]
     bases = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     start, trace, last = measure(matrices) if traced else [], [], []
@@ -174,8 +173,8 @@ def train_mlp(method: str, width: int, lr: float, seed: int, steps: int) -> Row:
     rest = [p for p in model.parameters() if id(p) not in kept]
     stepping: list[Any] = matrices
     if method.endswith(", heads"):
-        named = {"pion": True} if method.startswith("Pion") else {"muon": True}
-        stepping = [g for g in hs.param_groups(model, split_heads=True, **named) if g["name"] == "matrices"]
+        groups = hs.param_groups(model, pion=True, split_heads=True)
+        stepping = [group for group in groups if group["name"] == "matrices"]
     optimizers = [METHODS[method](stepping, lr), torch.optim.AdamW(rest, lr=REST, **ADAM)]
     images, labels = digits("train")
     generator, began = torch.Generator().manual_seed(seed), time.process_time()
