@@ -387,6 +387,13 @@ def test_export_by_the_ending(folder, capsys, tmp_path):
     assert torch.export.load(tmp_path / "a.pt2").module()(torch.zeros(5, 1, 8, 8)).shape == (5, 16)
 
 
+def test_exported_embeddings_do_not_replace_the_network(folder, capsys):
+    path = load_run(folder).path / "final" / "embeddings.pt2"
+    out = run(capsys, "export", folder, "--to", "torch", "--embeddings")[1]
+    assert out.startswith(f"wrote {path} ")
+    path.unlink()
+
+
 def test_export_of_tensors_has_a_default_file(folder, capsys):
     path = load_run(folder).path / "final" / "exported.safetensors"
     assert run(capsys, "export", folder, "--to", "safetensors") == (0, f"wrote {path}\n{TAKES}\n", "")

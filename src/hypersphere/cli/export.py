@@ -17,7 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         metavar="FILE",
         type=file_to_write(),
-        help="output file (default for a finished run: RUN/final/model.onnx, model.pt2 or exported.safetensors)",
+        help="output file (default for a finished run: RUN/final/model.onnx, model.pt2 or exported.safetensors; "
+        "with --embeddings embeddings.onnx or embeddings.pt2)",
     )
     parser.add_argument("--embeddings", action="store_true", help="export unit embeddings instead of logits")
     parser.add_argument("--json", action="store_true", help="print JSON only")
@@ -35,7 +36,8 @@ def run(options: argparse.Namespace) -> int:
             if not is_final:
                 why = f"{unfinished}: this is its step {loaded.step}; " if unfinished else ""
                 raise ValueError(f"{why}--out is needed: the file to write, such as model{EXPORTS[to]}")
-            name = "exported" if to == "safetensors" else "model"  # model.safetensors is the run's own
+            # model.safetensors is the run's own
+            name = "embeddings" if options.embeddings else "exported" if to == "safetensors" else "model"
             out = loaded.source / f"{name}{EXPORTS[to]}"
         difference = export(loaded, out, to, options.embeddings)
     if options.json:
