@@ -198,6 +198,9 @@ def test_labels_choose_the_map_and_the_file_applies_it(tmp_path, capsys):
     mapped = (directions - tensors["mean"]) @ tensors["matrix"].T
     np.testing.assert_allclose(np.cov(mapped.T), np.eye(8), atol=0.02)
     assert torch.equal(hs.inspect(x, labels=labels).transform.matrix, torch.from_numpy(tensors["matrix"]))
+    assert main(["inspect", str(tmp_path / "e.npy"), *flags[:-1]]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"wrote {tmp_path / 'map.safetensors'}: whitening, 8 → 8 dimensions"
 
 
 @pytest.mark.slow

@@ -47,8 +47,9 @@ def run(options: argparse.Namespace) -> int:
             result = compare(*options.files, embeddings=embeddings)
         else:
             result = inspect(options.files[0], labels=options.labels, embeddings=embeddings)
+        written = []
         if options.out is not None:
-            _write_transform(options, result.transform if isinstance(result, EmbeddingInspection) else None)
+            written = [_write_transform(options, result.transform if isinstance(result, EmbeddingInspection) else None)]
         if options.html is not None:
             make_page(result).write(options.html)
     if options.json:
@@ -59,13 +60,18 @@ def run(options: argparse.Namespace) -> int:
         print()
     notes = result.notes()
     if options.html is not None:
-        notes += ([""] if notes else []) + [f"page: {options.html}"]
+        written.append(f"page: {options.html}")
+    notes += ([""] if notes and written else []) + written
     if notes:
         print(printable("\n".join(notes)))
     return 0
 
 
-def _write_transform(options: argparse.Namespace, transform: Transform | None) -> None:
+def _write_transform(options: argparse.Namespace, transform: Transform | None) -> str:
+    """Write the map; return what is printed about it."""
     if transform is None:
         raise ValueError(f"nothing to write to {options.out}: no map of {options.files[0]} helps")
     transform.save(options.out)
+    return (
+        f"wrote {options.out}: {transform.name}, {transform.matrix.shape[1]} → {transform.matrix.shape[0]} dimensions"
+    )
