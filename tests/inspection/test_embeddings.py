@@ -147,6 +147,9 @@ def test_recall_of_a_cut_that_loses_nothing():
     answer = hs.inspect(turned)["may I cut"]
     assert answer.details["recall"]["principal"][8] > 0.99 > answer.details["recall"]["first"][8]
     assert answer.verdict == "yes, to 8 principal components (hs.quantize.truncate)"
+    of_8 = {how: of[8] for how, of in answer.details["recall"].items()}
+    assert answer.figure == f"recall@10 of 8: first {of_8['first']:.3f}, principal {of_8['principal']:.3f}"
+    assert answer.uniform == f"{answer.details['uniform_recall'][8]:.3f}"
 
 
 def test_rotation_helps_where_dimensions_are_unequal_and_more_bits_recall_more():

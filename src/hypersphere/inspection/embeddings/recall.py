@@ -81,19 +81,20 @@ def may_cut(sample: Sample, even: Sample) -> Answer:
     }
     uniform = {size: even.recall(even.rows[:, :size]) for size in sizes}
     kept = [(size, how) for how in ("first", "principal") for size in sizes if recalls[how][size] >= ENOUGH]
+    size = sizes[0]  # the figure shown is the one that decides
     if kept:
         size, how = min(kept)
         verdict = (
             f"yes, to {size} {'first dimensions' if how == 'first' else 'principal components (hs.quantize.truncate)'}"
         )
     else:
-        verdict = f"no: {sizes[0]} dimensions lose more than {100 * (1 - ENOUGH):.0f} % of the neighbours"
+        verdict = f"no: {size} dimensions lose more than {100 * (1 - ENOUGH):.0f} % of the neighbours"
     return Answer(
         "may I cut?",
         verdict,
         True,
-        f"recall@10 of {sizes[0]}: " + ", ".join(f"{how} {of[sizes[0]]:.3f}" for how, of in recalls.items()),
-        f"{uniform[sizes[0]]:.3f}",
+        f"recall@10 of {size}: " + ", ".join(f"{how} {of[size]:.3f}" for how, of in recalls.items()),
+        f"{uniform[size]:.3f}",
         details={"recall": recalls, "uniform_recall": uniform, "rows_compared": len(sample.rows)},
     )
 
