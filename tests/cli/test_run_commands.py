@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 import hypersphere as hs
+from hypersphere._internal import progress
 from hypersphere._internal.modules import install_command
 from hypersphere.cli import main
 from hypersphere.cli.export import _compared
@@ -167,6 +168,13 @@ def test_predict_prints_a_table(folder, capsys, images, digits):
     rows = zip(names, labels, probabilities.amax(1).tolist(), strict=True)
     expected = [["file", "label", "probability"], *([name, label, f"{p:.4f}"] for name, label, p in rows)]
     assert [line.split() for line in out.splitlines()] == expected
+
+
+def test_predict_quietly(folder, capsys, images, monkeypatch):
+    shown = []
+    monkeypatch.setattr(progress, "track", lambda items, what: shown.append(what) or items)
+    tables = [run(capsys, "predict", folder, "b.png", *flags)[1] for flags in ([], ["--quiet"])]
+    assert (shown, tables[0]) == (["predict"], tables[1])
 
 
 def test_predict_writes_csv(folder, capsys, images, digits):

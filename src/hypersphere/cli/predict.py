@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "name with the file and the class folder of each row",
     )
     parser.add_argument("--top", metavar="K", type=integer(1), help="print the K most likely labels (default: 1)")
+    parser.add_argument("--quiet", action="store_true", help="hide the progress bar")
     parser.add_argument("--json", action="store_true", help="print JSON only")
 
 
@@ -58,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
         inverted: list[str] = []
         printed: list[dict[str, Any]] = []
         with nullcontext() if options.out is None else _writer(options.out, total, options.embeddings) as write:
-            for batch in track(batches, "predict"):
+            for batch in batches if options.quiet else track(batches, "predict"):
                 inputs = batch.load()
                 try:
                     values = (loaded.embed(inputs) if options.embeddings else loaded.predict(inputs)[1]).cpu()
