@@ -355,6 +355,8 @@ def test_what_is_wrong_is_said_in_one_line_that_names_the_key(tree, message):
         ({"model.name": "generator.mhe", "loss.name": "a_softmax"}, "loss.name needs a classifier"),
         ({"model.name": "generator.mhe", "rotation.layers": "all"}, "rotation.layers must be hidden"),
         ({"data.name": "modelnet", "model.name": "pointnet", "data.size": 32}, "data.size: only images have one"),
+        ({"data.name": "cora", "model.name": "gcn", "data.channels": 1}, "data.channels: only images have them"),
+        ({"data.channels": 2}, "data.channels must be 1, 3 or null, got 2"),
         ({"optimizer.name": "ogd"}, "optimizer.name=ogd needs rotation.method=ogd, got none at all"),
         ({"rotation.method": "ogd"}, "rotation.method=ogd needs optimizer.name=ogd, got auto"),
         ({"optimizer.betas": [0.9, 0.99]}, "optimizer.betas needs optimizer.name to be one of adam"),

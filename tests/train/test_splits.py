@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -13,7 +14,7 @@ from hypersphere import data, models
 from hypersphere.data._dataset import ArrayDataset
 from hypersphere.data._registry import DATASETS
 from hypersphere.models._registry import PRESETS
-from hypersphere.train import Config, TrainingError, derive, fit
+from hypersphere.train import Config, Data, TrainingError, derive, fit, splits
 from tests import runs
 from tests.runs import one_line, quiet, tiny
 
@@ -208,3 +209,22 @@ def test_class_balanced_batches_in_a_training(tmp_path, monkeypatch):
 )
 def test_class_balanced_batches_that_cannot_be(changes, message):
     assert message in one_line(tiny(**{"data.images_per_class": 4, **changes}))
+
+
+@pytest.mark.parametrize(("stored", "channels"), [(3, 1), (1, 3), (3, 3)])
+def test_channels_of_stored_images_are_those_of_pillow(stored, channels):
+    pixels = torch.randint(256, (6, stored, 5, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    data.register("own", lambda root, split: ArrayDataset(pixels, torch.arange(6) % 2, ["a", "b"]))
+    loaded = splits.load(Data("own", channels=channels), 0)
+    image = Image.fromarray(pixels[0].permute(1, 2, 0).squeeze(2).numpy()).convert("L" if channels == 1 else "RGB")
+    expected = torch.from_numpy(np.array(image)).reshape(5, 4, channels).permute(2, 0, 1)
+    assert loaded.spec.shape == (channels, 5, 4)
+    assert torch.equal(loaded.train[0][0], expected)
+    assert loaded.test.labels.tolist() == [0, 1] * 3
+
+
+def test_only_pixels_have_channels_to_convert():
+    data.register("own", lambda root, split: ArrayDataset(torch.rand(6, 3, 5, 4), torch.arange(6) % 2, ["a", "b"]))
+    assert splits.load(Data("own", channels=3), 0).spec.shape == (3, 5, 4)
+    with pytest.raises(ValueError, match=r"data\.channels=1 needs uint8 images .* got torch\.float32 \(3, 5, 4\)"):
+        splits.load(Data("own", channels=1), 0)

@@ -19,6 +19,7 @@ from .._internal.tensors import hash_of
 from ..data import Graph, LazyDataset, Pairs
 from ..data.augment import AUGMENTATIONS, Augmentation, Compose, Resize, resolve
 from ..data.batching import bounds, num_batches
+from ..data.channels import convert
 from ..data.image_folder import ResizedOnce
 from . import automatic
 from .config import Config, Data
@@ -181,7 +182,7 @@ def load(data: Data, seed: int, *, with_test: bool = True) -> Splits:
     options: dict[str, Any] = {"context": CONTEXT} if data.name == "text" else {}
     if data.labels is not None:
         options["labels"] = data.labels
-    train = datasets.load(data.name, data.root, "train", **options)
+    train = read_split(data, "train", options)
     if isinstance(train, Graph):
         return _graph(train, with_test, automatic.resolve_graph(data))
     data = automatic.resolve_samples(data, train, lambda: _test(data, options) is None)
@@ -207,7 +208,7 @@ def load(data: Data, seed: int, *, with_test: bool = True) -> Splits:
             pairs = datasets.load_pairs(data.name, data.root)
         elif validation is None and data.name != "image_folder":  # whose val is taken for a missing test
             with suppress(ValueError):
-                validation = datasets.load(data.name, data.root, "val", **options)
+                validation = read_split(data, "val", options)
     if test is None and validation is None and with_test:
         raise ValueError(
             f"data.name={data.name}: {data.root or 'the data'} has no split test; data.validation=0.2 holds out a fifth"
@@ -244,11 +245,17 @@ def _is_disjoint(train: Any, test: Any) -> bool:
 def _test(data: Data, options: Mapping[str, Any]) -> Any:
     """Load the split test; of image folders val if there is no test, and None if there is neither."""
     if data.name != "image_folder":
-        return datasets.load(data.name, data.root, "test", **options)
+        return read_split(data, "test", options)
     for split in ("test", "val"):
         with suppress(datasets.MissingSplit):
-            return datasets.load(data.name, data.root, split)
+            return read_split(data, split, options)
     return None
+
+
+def read_split(data: Data, split: str, options: Mapping[str, Any]) -> Any:
+    """Load one split of a dataset, its images with as many channels as the settings say."""
+    dataset = datasets.load(data.name, data.root, split, **options)
+    return dataset if data.channels is None else convert(dataset, data.channels)
 
 
 def _classes(name: str, train: Any, test: Any) -> list[str]:

@@ -107,6 +107,9 @@ def _data(data: Data, model: Model) -> None:
         _reject_if(too_small, message)
     sized = data.size not in (None, AUTO) and kind not in ("images", None)
     _reject_if(sized, f"data.size: only images have one, got {data.name}")
+    _reject_if(data.channels == 2, "data.channels must be 1, 3 or null, got 2")
+    coloured = data.channels is not None and kind not in ("images", None)
+    _reject_if(coloured, f"data.channels: only images have them, got {data.name}")
     other = data.labels is not None and data.name != "cifar100"
     _reject_if(other, f"data.labels: only cifar100 has fine and coarse labels, got data.name={data.name}")
     too_large = isinstance(data.validation, float) and data.validation >= 1

@@ -101,6 +101,7 @@ class Data(Group):
         low=1,
         high=10_000,
     )
+    channels: int | None = setting(None, "convert images to 1 channel, grey, or 3; null: as they are", low=1, high=3)
     augment: str | None = setting(
         "auto",
         "augmentation; null: none; auto: images from 16 pixels on are shifted, and flipped if they have colours",

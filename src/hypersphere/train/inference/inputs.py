@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ...data import Graph, SampleGenerator
 from ...data.augment import Augmentation
-from ...data.image_folder import PIXELS, STRIP, decode
+from ...data.channels import with_channels
+from ...data.image_folder import PIXELS, decode
 from ..splits import DataSpec
 
-_LUMA = (19595, 38470, 7471)  # of red, green and blue in 65536: ITU-R 601, as Pillow has it
 #: dtypes of stored samples
 DTYPES = {name: getattr(torch, name) for name in ("uint8", "float16", "bfloat16", "float32", "float64", "int64")}
 _NORMALIZED = 10.0  # larger numbers are pixels that were not normalized
@@ -77,7 +77,7 @@ class Preprocess:
         if self.spec.dtype != "uint8":
             raise TypeError(f"inputs must be {self.spec.dtype}, as the network was trained on, got pixels of uint8")
         channels, *size = self.spec.shape
-        pixels = _with_channels(pixels, channels)
+        pixels = with_channels(pixels, channels)
         if list(pixels.shape[2:]) != size and not self._resizes():
             pixels = F.interpolate(pixels.contiguous(), size, mode="bilinear", antialias=True, align_corners=False)
         return self._checked(self._augmented(pixels))
@@ -220,22 +220,3 @@ def _channels_first(pixels: Tensor, shape: tuple[int, ...]) -> Tensor:
         kinds = " or ".join(map(str, sorted(known)))
         raise ValueError(f"inputs must have {kinds} channels, first or last, got {tuple(pixels.shape)}")
     return rows if first else rows.permute(0, 3, 1, 2)
-
-
-def _with_channels(pixels: Tensor, channels: int) -> Tensor:
-    """Convert uint8 (N, 1 or 3, H, W) to `channels` channels."""
-    if not pixels.numel():
-        raise ValueError(f"inputs must hold pixels, got (N, C, H, W) = {tuple(pixels.shape)}")
-    stored = pixels.shape[1]
-    if stored == channels:
-        return pixels
-    if stored == 1:
-        return pixels.expand(-1, channels, -1, -1)
-    if stored == 3 and channels == 1:
-        weight = torch.tensor(_LUMA, dtype=torch.int32).view(1, 3, 1, 1)
-        grey = torch.empty_like(pixels[:, :1])
-        rows = max(1, STRIP // (len(pixels) * pixels.shape[3]))
-        for strip, out in zip(pixels.split(rows, 2), grey.split(rows, 2), strict=True):
-            out.copy_((strip.int() * weight).sum(1, keepdim=True, dtype=torch.int32) + 32768 >> 16)
-        return grey
-    raise ValueError(f"inputs must have {channels} channels, got {stored}")

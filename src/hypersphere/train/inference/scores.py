@@ -20,7 +20,7 @@ from .. import neurons, openset
 from ..config import Config
 from ..distributed import World, device_of
 from ..evaluation import Predictions, evaluate
-from ..splits import Splits, evaluation, load
+from ..splits import Splits, evaluation, load, read_split
 from ..storage import predictions
 from ..storage.layout import FINAL, MODEL, RESULT
 from ..storage.summary import read_summary
@@ -230,7 +230,7 @@ def open_scores(
     images = splits.split(split)
     if pairs is not None and datasets.has_pairs(config.data.name):  # a list may name images of any split
         with suppress(ValueError):  # a dataset of the user's own may not have such a split
-            images = datasets.load(config.data.name, config.data.root, "all")
+            images = read_split(config.data, "all", {})
     if measure == "pairs":
         if pairs is None:
             pairs = datasets.load_pairs(config.data.name, config.data.root, split)
